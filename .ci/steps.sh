@@ -1,0 +1,39 @@
+# What .ci/run and .ci/full share. Sourced, not run.
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+unset KERAS_BACKEND  # the tests choose theirs; no choice is the default, TensorFlow
+export TF_CPP_MIN_LOG_LEVEL=2 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
+
+step() {  # prints a heading with the minutes so far
+    printf '\n=== %02d:%02d  %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$*"
+}
+
+find_python() {  # the first of the given minor versions of Python 3 that starts, on the PATH or under pyenv
+    local minor candidate
+    for minor in "$@"; do
+        for candidate in "python3.$minor" python3 "${PYENV_ROOT:-$HOME/.pyenv}/versions/3.$minor".*/bin/python; do
+            if "$candidate" -c "import sys, venv; sys.exit(sys.version_info[:2] != (3, $minor))" 2>/dev/null; then
+                echo "$candidate"
+                return
+            fi
+        done
+    done
+    return 1
+}
+
+make_venv() {  # make_venv FOLDER PYTHON: empty, with a pip that reads metadata without downloading wheels
+    "$2" -m venv --clear "$1"
+    "$1/bin/python" -m pip install --quiet "pip>=25,<27"
+}
+
+resolve() {  # resolve PYTHON EXTRA [pip options]: which versions the extra would get; nothing is installed
+    local python=$1 extra=$2 report
+    shift 2
+    report=$(mktemp)
+    # fast-deps reads a wheel's metadata by range requests where the index has no metadata files of its own:
+    # seconds instead of 4 GB for gpu.
+    "$python" -m pip install --dry-run --ignore-installed --use-feature=fast-deps --no-build-isolation -qq \
+        --report "$report" "$@" ".[$extra]" &&
+        "$python" .ci/resolved.py "$report" "$extra" &&
+        rm "$report"
+}

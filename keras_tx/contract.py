@@ -1,0 +1,146 @@
+"""The exported folder: file names, tensor names and the manifest. Standard library only."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+FORMAT_VERSION = 1
+
+MANIFEST = "keras_tx.json"
+CONFIG = "config.json"
+PREPROCESSOR = "preprocessor_config.json"
+MODEL = "onnx/model.onnx"
+MODEL_DATA = "onnx/model.onnx_data"
+
+EXTERNAL_DATA_FROM = 64 * 2**20  # bytes of weights; below it they stay inside the graph file
+
+PIXEL_VALUES = "pixel_values"  # float32 (batch, channels, height, width), already normalized
+PIXELS = "pixels"  # uint8 (batch, height, width, channels), the transform is in the graph
+LOGITS = "logits"
+LAST_HIDDEN_STATE = "last_hidden_state"
+IMAGE_EMBEDS = "image_embeds"
+BATCH_AXIS = "batch_size"
+
+IMAGE_CLASSIFICATION = "image-classification"
+IMAGE_FEATURES = "image-feature-extraction"
+
+# The IR version that onnx wrote when each opset was its newest; a newer stamp
+# makes older runtimes refuse a graph that they could run.
+IR_VERSIONS = {17: 8, 18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11, 24: 12, 25: 13, 26: 13}
+DEFAULT_OPSET = 23
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorSpec:
+    """An input or output of the graph; a string in `shape` names a dynamic axis."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class FileRecord:
+    """What a file of the folder must be."""
+
+    size: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Parity:
+    """What the comparison of onnxruntime with Keras found, before the folder got its name."""
+
+    max_difference: float
+    tolerance: float
+    cases: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """keras_tx.json: what the folder holds and how it came to be."""
+
+    keras_tx_version: str
+    task: str | None
+    opset: int
+    precisions: dict[str, str]  # {"fp32": "onnx/model.onnx"}
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    tiers: dict[str, str]  # {"block_0/attention": "registered"}
+    files: dict[str, FileRecord]
+    parity: Parity | None = None
+    labels: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
+    format_version: int = FORMAT_VERSION
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False)
+        Path(folder, MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """Raises ValueError for whatever is not a manifest of this format."""
+        try:
+            raw = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"it is not JSON ({error})") from None
+        if not isinstance(raw, dict) or "format_version" not in raw:
+            raise ValueError("it has no format_version")
+        if raw["format_version"] != FORMAT_VERSION:
+            raise ValueError(
+                f"its format_version is {raw['format_version']!r}, this keras-tx reads {FORMAT_VERSION}"
+            )
+        return cls._from_fields(raw)
+
+    @classmethod
+    def _from_fields(cls, raw: dict[str, Any]) -> Manifest:
+        try:
+            return cls(
+                keras_tx_version=_expect(raw, "keras_tx_version", str),
+                task=None if raw.get("task") is None else _expect(raw, "task", str),
+                opset=_expect(raw, "opset", int),
+                precisions={str(k): str(v) for k, v in _expect(raw, "precisions", dict).items()},
+                inputs=tuple(_tensor(t) for t in _expect(raw, "inputs", list)),
+                outputs=tuple(_tensor(t) for t in _expect(raw, "outputs", list)),
+                tiers=dict(_expect(raw, "tiers", dict)),
+                files={
+                    name: FileRecord(int(r["size"]), str(r["sha256"]))
+                    for name, r in _expect(raw, "files", dict).items()
+                },
+                parity=_parity(raw.get("parity")),
+                labels=None
+                if raw.get("labels") is None
+                else tuple(str(x) for x in _expect(raw, "labels", list)),
+                notes=tuple(raw.get("notes", ())),
+            )
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(f"a field is missing or of the wrong kind ({error})") from None
+
+
+def _expect(raw: dict[str, Any], field: str, kind: type) -> Any:
+    value = raw[field]
+    if not isinstance(value, kind):
+        raise TypeError(f"{field} is {type(value).__name__}, expected {kind.__name__}")
+    return value
+
+
+def _tensor(raw: dict[str, Any]) -> TensorSpec:
+    return TensorSpec(str(raw["name"]), str(raw["dtype"]), tuple(raw["shape"]))
+
+
+def _parity(raw: dict[str, Any] | None) -> Parity | None:
+    if raw is None:
+        return None
+    return Parity(float(raw["max_difference"]), float(raw["tolerance"]), tuple(raw["cases"]))
+
+
+def describe_file(path: str | os.PathLike[str]) -> FileRecord:
+    """Size and hash of a file, read in pieces."""
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return FileRecord(size=file.tell(), sha256=digest)

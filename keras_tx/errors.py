@@ -1,0 +1,58 @@
+"""Errors that the user can act on; the command line prints them as one line."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+
+class KerasTxError(Exception):
+    """What was wrong, what was expected, and what to do, in one sentence or two."""
+
+
+class ConfigError(KerasTxError, ValueError):
+    """A model, layer or transform was asked for that cannot exist."""
+
+
+class ExportError(KerasTxError, RuntimeError):
+    """The model could not become an ONNX folder; nothing was left under the final name."""
+
+
+class FolderError(KerasTxError, ValueError):
+    """A folder is not a sound export: damaged, incomplete, or pointing outside itself."""
+
+
+class ImageError(KerasTxError, ValueError):
+    """An image could not be read, or is not what the model takes."""
+
+
+class InputError(KerasTxError, ValueError):
+    """What was given to a loaded model is not what its graph takes."""
+
+
+class ProviderError(KerasTxError, RuntimeError):
+    """The execution provider that was asked for cannot run here."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The names closest to a mistyped one, ready to end an error message."""
+    known = list(known)
+    close = [k for k in known if k.lower() == name.lower()] or difflib.get_close_matches(
+        name, known, cutoff=0.4
+    )
+    return (
+        f"Did you mean {', '.join(map(repr, close))}?" if close else f"Known: {', '.join(map(repr, known))}."
+    )
+
+
+def whole_number(name: str, value: Any) -> int:
+    """The value of an argument that counts something, or a ConfigError that names it."""
+    try:
+        number = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ConfigError(f"{name} is {value!r}, expected a whole number, 1 or more.")
+    return number

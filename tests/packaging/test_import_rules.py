@@ -1,0 +1,204 @@
+"""Who may import what, read off the syntax tree: the rooms and arrows of the design, and no others."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {"keras_tx": ROOT / "keras_tx", "keras_tx_onnx": ROOT / "export" / "keras_tx_onnx"}
+SOURCES = sorted(path for folder in PACKAGES.values() for path in folder.rglob("*.py"))
+EVERYWHERE = {"contract", "errors", "processing"}
+
+# room: (the rooms it may enter, the packages of others that it may import)
+RULES: dict[str, tuple[set[str], set[str]]] = {
+    "errors": (set(), set()),
+    "contract": ({"errors"}, set()),
+    "sampling": ({"errors"}, {"numpy"}),
+    "processing": ({"contract", "errors"}, {"numpy", "PIL", "tokenizers"}),
+    "runtime": (EVERYWHERE | {"sampling"}, {"numpy", "onnxruntime"}),
+    "layers": ({"contract", "errors"}, {"keras", "numpy"}),
+    "losses": (EVERYWHERE, {"keras", "numpy"}),
+    "metrics": (EVERYWHERE, {"keras", "numpy"}),
+    "training": (EVERYWHERE, {"keras", "numpy"}),
+    "heads": (EVERYWHERE | {"layers", "losses", "metrics"}, {"keras", "numpy"}),
+    "models": (EVERYWHERE | {"layers", "heads", "losses", "metrics", "training"}, {"keras", "numpy", "h5py"}),
+    "costs": (EVERYWHERE | {"layers", "models"}, {"keras", "numpy"}),
+    "saving": (EVERYWHERE | {"layers", "models"}, {"keras"}),
+    "weights": (EVERYWHERE | {"models", "heads"}, {"keras", "numpy", "safetensors", "keras_hub"}),
+    "generation": (EVERYWHERE | {"models", "sampling"}, {"keras", "numpy"}),
+    "inspect": (EVERYWHERE | {"layers", "models", "runtime"}, {"keras", "numpy"}),
+    "keras_tx_onnx": (
+        EVERYWHERE | {"layers", "models", "heads", "weights", "metrics", "runtime"},
+        {"keras", "numpy", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "tf2onnx"},
+    ),
+}
+# These reach everything, but only from inside a function: `keras-tx --help` must not wait for TensorFlow.
+LAZY = {"cli", "commands", "demo", "doctor", "facts", "bench"}
+
+# Keras promises nothing about keras.src: each use has its reason, and pyproject.toml's ceiling on Keras.
+KERAS_SRC = {
+    "export/keras_tx_onnx/graph.py",  # the walk
+    "keras_tx/costs.py",  # counts a model without allocating its weights
+    "keras_tx/layers/attention.py",  # get_keras_mask has no public name
+}
+PRIVATE_GRAPH = {
+    "_functional",
+    "_inbound_nodes",
+    "_keras_history",
+    "_nodes",
+    "_nodes_by_depth",
+    "_operations",
+    "_outbound_nodes",
+    "_run_through_graph",
+}
+EXECUTES_ITS_INPUT = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def room_of(path: Path) -> str:
+    """The first name below keras_tx; "" for keras_tx itself, and the whole of keras_tx_onnx is one room."""
+    package = "keras_tx_onnx" if path.is_relative_to(PACKAGES["keras_tx_onnx"]) else "keras_tx"
+    if package == "keras_tx_onnx":
+        return package
+    first = path.relative_to(PACKAGES[package]).parts[0]
+    return first.removesuffix(".py").removesuffix("__init__")
+
+
+def imports_of(tree: ast.AST) -> Iterator[str]:
+    """Dotted names of what is imported: `from a import b` gives a.b, since b may be a module.
+
+    `import keras_tx` gives keras_tx.b for each use of it, since the lazy table leads on to the rooms.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name != "keras_tx")
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "keras_tx":
+            yield f"keras_tx.{node.attr}"
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import, write the whole name"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def at_import(tree: ast.Module) -> ast.Module:
+    """What runs when the module is imported: without function bodies and `if TYPE_CHECKING`."""
+
+    class Prune(ast.NodeTransformer):
+        def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+            return None
+
+        def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+            return None
+
+        def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+            if ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+                return node.orelse
+            return self.generic_visit(node)
+
+    return Prune().visit(tree)
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"), name_of(path))
+
+
+def forbidden(name: str, rooms: set[str], others: set[str]) -> bool:
+    top, *rest = name.split(".")
+    if top in PACKAGES:
+        room = top if top == "keras_tx_onnx" else rest[0]
+        return room not in rooms and room != "__version__"
+    return top not in sys.stdlib_module_names and top not in others
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_a_module_imports_only_what_its_room_may(path: Path):
+    tree, room = parse(path), room_of(path)
+    if room in LAZY or not room:
+        bad = [
+            name
+            for name in imports_of(at_import(tree))
+            if forbidden(name, {"contract", "errors"} | LAZY, set())
+        ]
+        assert not bad, f"{bad} at module level: import it inside the function that needs it"
+    else:
+        assert room in RULES, f"{room!r} is a new room: give it its arrows in RULES, as the design has them"
+        rooms, others = RULES[room]
+        bad = [name for name in imports_of(tree) if forbidden(name, rooms | {room}, others)]
+        assert not bad, f"{room} may not import {bad}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_private_interfaces_stay_where_they_are_watched(path: Path):
+    tree = parse(path)
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    source = [name for name in imports_of(tree) if name.startswith("keras.src")]
+    source += [ast.unparse(node) for node in attributes if ast.unparse(node) == "keras.src"]
+    assert not source or name_of(path) in KERAS_SRC, f"{source}: keras.src only with a reason in KERAS_SRC"
+    walk = sorted({node.attr for node in attributes} & PRIVATE_GRAPH)
+    assert not walk or name_of(path) == "export/keras_tx_onnx/graph.py", f"{walk} belong to graph.py"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_nothing_that_is_read_can_execute(path: Path):
+    tree = parse(path)
+    bad = [name for name in imports_of(tree) if name.split(".")[0] in EXECUTES_ITS_INPUT]
+    bad += [
+        f"line {node.value.lineno}: {node.arg}={ast.unparse(node.value)}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False"
+    ]
+    assert not bad
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_imports_by_string_are_lazy_tables(path: Path):
+    """A name in a string would walk around the rules above."""
+    words = {ast.unparse(node.func) for node in ast.walk(parse(path)) if isinstance(node, ast.Call)}
+    dynamic = words & {"importlib.import_module", "import_module", "__import__"}
+    assert not dynamic or path.name == "__init__.py" or room_of(path) in LAZY, dynamic
+
+
+def test_modules_are_short_and_named_for_what_they_do():
+    for path in [*SOURCES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]:
+        assert path.stem not in {"utils", "util", "helpers", "misc", "common"}, name_of(path)
+        lines = len(path.read_text("utf-8").splitlines())
+        assert lines <= 400, f"{name_of(path)} has {lines} lines"
+
+
+def new_modules(code: str) -> set[str]:
+    """The packages, other than the standard library's, that the code loads in a fresh process."""
+    code = f"import sys\nbefore = set(sys.modules)\n{code}\nprint(*(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return {name.split(".")[0] for name in done.stdout.split()} - sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("name", ["keras_tx", "keras_tx.runtime"])
+def test_importing_loads_nothing_of_others(name: str):
+    assert new_modules(f"import {name}") == {"keras_tx"}
+
+
+def test_serving_works_where_training_packages_raise():
+    """Each module of the inference path, where Keras, its backends and onnx cannot be imported."""
+    serving = [path for path in SOURCES if room_of(path) in {"runtime", "processing", "sampling", "contract"}]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in serving]
+    blocked = ["keras", "keras_hub", "tensorflow", "torch", "jax", "onnx", "onnx_ir", "keras_tx_onnx"]
+    code = f"""
+import importlib
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked}:
+            raise ImportError(name + " may not be imported here")
+sys.meta_path.insert(0, Blocker())
+for name in {names}:
+    importlib.import_module(name.removesuffix(".__init__"))
+"""
+    assert not new_modules(code) & set(blocked)
