@@ -1,0 +1,91 @@
+"""FeedForward: the two (or, gated, three) dense layers of a transformer block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tx.errors import ConfigError, nearest
+from keras_tx.layers.shape import Shape
+
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "swiglu")
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+class FeedForward(keras.layers.Layer):
+    """Widens each token to `hidden`, applies the activation, and projects it back.
+
+    `gelu` is the exact one (ViT, BERT), `gelu_tanh` its approximation (GPT-2), `swiglu` is gated:
+    `down(silu(gate(x)) * up(x))` (Llama).
+
+    >>> import numpy as np
+    >>> tuple(FeedForward(hidden=64, activation="swiglu")(np.zeros((2, 5, 16), "float32")).shape)
+    (2, 5, 16)
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        activation: str = "gelu",
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        kernel_initializer: Any = "glorot_uniform",
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        if activation not in ACTIVATIONS:
+            raise ConfigError(
+                f"activation={activation!r} is unknown. {nearest(str(activation), ACTIVATIONS)}"
+            )
+        if hidden < 1:
+            raise ConfigError(f"FeedForward(hidden={hidden!r}): expected a positive integer.")
+        self.hidden = hidden
+        self.activation = activation
+        self.dropout = dropout
+        self.use_bias = use_bias
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.up = self._dense(hidden, "up")
+        self.gate = self._dense(hidden, "gate") if activation == "swiglu" else None
+        self.hidden_dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="hidden_dropout")
+
+    def _dense(self, units: int, name: str) -> keras.layers.Dense:
+        return keras.layers.Dense(
+            units,
+            use_bias=self.use_bias,
+            kernel_initializer=self.kernel_initializer.clone(),
+            dtype=self.dtype_policy,
+            name=name,
+        )
+
+    def build(self, input_shape: Shape) -> None:
+        width = input_shape[-1]
+        self.up.build(input_shape)
+        if self.gate is not None:
+            self.gate.build(input_shape)
+        self.down = self._dense(width, "down")
+        self.down.build((*input_shape[:-1], self.hidden))
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        if self.gate is not None:
+            hidden = ops.multiply(ops.silu(self.gate(inputs)), self.up(inputs))
+        elif self.activation == "relu":
+            hidden = ops.relu(self.up(inputs))
+        else:
+            hidden = ops.gelu(self.up(inputs), approximate=self.activation == "gelu_tanh")
+        return self.down(self.hidden_dropout(hidden, training=training))
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "hidden": self.hidden,
+            "activation": self.activation,
+            "dropout": self.dropout,
+            "use_bias": self.use_bias,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+        }

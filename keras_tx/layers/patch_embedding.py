@@ -1,0 +1,118 @@
+"""PatchEmbedding: an image or a signal becomes a sequence of projected patches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tx.errors import ConfigError
+from keras_tx.layers.shape import Shape
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+class PatchEmbedding(keras.layers.Layer):
+    """Cuts an image (or a 1-D signal) into patches that do not overlap and projects each to `width`.
+
+    Input is (batch, height, width, channels) or (batch, length, channels); output is
+    (batch, patches, width), patches in reading order. The projection is a convolution whose
+    stride is its kernel, which is what checkpoints store.
+
+    >>> import numpy as np
+    >>> tuple(PatchEmbedding(768, patch_size=16)(np.zeros((2, 224, 224, 3), "float32")).shape)
+    (2, 196, 768)
+
+    Args:
+        width: width of the embedding.
+        patch_size: side of a square patch, or (height, width), or the length of a 1-D patch.
+        use_bias: whether the projection has a bias.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        patch_size: int | tuple[int, ...],
+        use_bias: bool = True,
+        kernel_initializer: Any = "glorot_uniform",
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        self.width = width
+        self.patch_size: int | tuple[int, ...] = (
+            patch_size if isinstance(patch_size, int) else tuple(patch_size)
+        )
+        self.use_bias = use_bias
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        sides = (patch_size,) if isinstance(patch_size, int) else tuple(patch_size)
+        if width < 1 or not all(isinstance(side, int) and side > 0 for side in sides):
+            raise ConfigError(
+                f"PatchEmbedding(width={width!r}, patch_size={patch_size!r}): both must be positive integers."
+            )
+
+    def build(self, input_shape: Shape) -> None:
+        self._grid(input_shape)
+        self.kernel = self.add_weight(
+            shape=(*self.patch(len(input_shape) - 2), input_shape[-1], self.width),
+            initializer=self.kernel_initializer.clone(),
+            name="kernel",
+        )
+        self.bias = None
+        if self.use_bias:
+            self.bias = self.add_weight(shape=(self.width,), initializer="zeros", name="bias")
+
+    def call(self, inputs: Any) -> Any:
+        patches = ops.conv(
+            inputs,
+            self.kernel,
+            strides=self.patch(len(inputs.shape) - 2),
+            padding="valid",
+            data_format="channels_last",
+        )
+        if self.bias is not None:
+            patches = ops.add(patches, self.bias)
+        count = self.compute_output_shape(inputs.shape)[1]
+        if count is None:
+            return ops.reshape(patches, (ops.shape(patches)[0], -1, self.width))
+        return ops.reshape(patches, (-1, count, self.width))  # (b, h, w, d) -> (b, h*w, d)
+
+    def patch(self, rank: int) -> tuple[int, ...]:
+        """The patch as one size for each of `rank` axes."""
+        if isinstance(self.patch_size, int):
+            return (self.patch_size,) * rank
+        if len(self.patch_size) != rank:
+            raise ConfigError(
+                f"Layer {self.name!r}: patch_size={self.patch_size} has {len(self.patch_size)} sides, "
+                f"but the input has {rank} spatial axes."
+            )
+        return self.patch_size
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        grid = self._grid(input_shape)
+        count = None if None in grid else math.prod(side for side in grid if side is not None)
+        return (input_shape[0], count, self.width)
+
+    def _grid(self, input_shape: Shape) -> list[int | None]:
+        if len(input_shape) not in (3, 4) or input_shape[-1] is None:
+            raise ConfigError(
+                f"Layer {self.name!r} got an input of shape {tuple(input_shape)}; expected "
+                "(batch, height, width, channels) or (batch, length, channels), channels known."
+            )
+        spatial = input_shape[1:-1]
+        patch = self.patch(len(spatial))
+        if any(side is not None and (side < p or side % p) for side, p in zip(spatial, patch, strict=True)):
+            raise ConfigError(
+                f"Layer {self.name!r}: an input of {' x '.join(map(str, spatial))} is not divisible into "
+                f"patches of {' x '.join(map(str, patch))}. Resize the input or choose another patch_size."
+            )
+        return [None if side is None else side // p for side, p in zip(spatial, patch, strict=True)]
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "width": self.width,
+            "patch_size": self.patch_size,
+            "use_bias": self.use_bias,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+        }

@@ -1,0 +1,66 @@
+"""Tables of positions, in NumPy: sine-cosine, Fourier features, and the resizing of learned ones."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def sine_cosine(grid: tuple[int, ...], width: int) -> np.ndarray:
+    """Fixed positions (tokens, width) of a sequence or a grid.
+
+    A sequence has sine and cosine in turn, PE(p, 2i) = sin(p / 10000^(2i/width)), as in Vaswani et al.;
+    a grid has half of the width for the row and half for the column, each of it sines and then cosines,
+    as in Beyer et al., "Better plain ViT baselines".
+    """
+    if len(grid) == 1:
+        angles = np.outer(np.arange(grid[0]), 10000.0 ** (-np.arange(0, width, 2) / width))
+        return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(grid[0], width).astype("float32")
+    quarter = width // 4
+    frequencies = 10000.0 ** (-np.arange(quarter) / max(quarter - 1, 1))
+    rows, columns = (np.outer(axis.ravel(), frequencies) for axis in np.indices(grid))
+    parts = [np.sin(columns), np.cos(columns), np.sin(rows), np.cos(rows)]
+    return np.concatenate(parts, axis=-1).astype("float32")
+
+
+def fourier_features(grid: tuple[int, ...], bands: int) -> np.ndarray:
+    """Coordinates in -1..1 with sines and cosines of them, (tokens, axes * (2 * bands + 1)).
+
+    Frequencies are spread evenly from 1 to half the resolution, the highest that the grid can
+    carry, as in Jaegle et al., "Perceiver".
+    """
+    features = []
+    for size, index in zip(grid, np.indices(grid), strict=True):
+        coordinate = np.linspace(-1.0, 1.0, size)[index.ravel()] if size > 1 else np.zeros(index.size)
+        angles = math.pi * np.outer(coordinate, np.linspace(1.0, max(size / 2, 1.0), bands))
+        features += [coordinate[:, None], np.sin(angles), np.cos(angles)]
+    return np.concatenate(features, axis=-1).astype("float32")
+
+
+def resize_grid(table: np.ndarray, old: tuple[int, ...], new: tuple[int, ...]) -> np.ndarray:
+    """A table (prod(old), width) resized to (prod(new), width), bicubically on each axis.
+
+    The kernel is PyTorch's (a = -0.75, half-pixel centres, edges repeated, no antialiasing), with which
+    published checkpoints were resized.
+    """
+    values = table.reshape(*old, -1).astype("float64")
+    for axis, (before, after) in enumerate(zip(old, new, strict=True)):
+        if before != after:
+            values = np.moveaxis(np.tensordot(_cubic(before, after), values, axes=(1, axis)), 0, axis)
+    return values.reshape(math.prod(new), -1).astype(table.dtype)
+
+
+def _cubic(before: int, after: int) -> np.ndarray:
+    """The matrix (after, before) that resizes one axis."""
+    a = -0.75
+    centre = (np.arange(after) + 0.5) * before / after - 0.5
+    left = np.floor(centre).astype(int)
+    matrix = np.zeros((after, before))
+    for offset in range(-1, 3):
+        distance = np.abs(centre - (left + offset))
+        near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+        far = ((distance - 5) * distance + 8) * distance * a - 4 * a
+        weight = np.where(distance <= 1, near, far)
+        np.add.at(matrix, (np.arange(after), np.clip(left + offset, 0, before - 1)), weight)
+    return matrix

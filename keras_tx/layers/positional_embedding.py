@@ -1,0 +1,192 @@
+"""PositionalEmbedding: learned and fixed positions, added to a sequence or a grid of tokens."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_tx.errors import ConfigError, nearest
+from keras_tx.layers.position_tables import fourier_features, resize_grid, sine_cosine
+from keras_tx.layers.shape import Shape
+
+KINDS = ("none", "learned", "learned-2d", "sine-cosine", "fourier")
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+class PositionalEmbedding(keras.layers.Layer):
+    """Adds a position to each token of (batch, prefix_tokens + tokens, width).
+
+    Kinds:
+        "none": nothing is added.
+        "learned": a table with one row a token (ViT, BERT, GPT).
+        "learned-2d": a table for rows and one for columns of the grid, half of the width each.
+        "sine-cosine": the fixed table of "Attention Is All You Need" for a sequence; for a grid, half
+            of the width for each axis.
+        "fourier": sines and cosines of the coordinates at `bands` frequencies, projected to the width by
+            a learned matrix.
+
+    >>> import numpy as np
+    >>> tuple(PositionalEmbedding((14, 14), prefix_tokens=1)(np.zeros((2, 197, 768), "float32")).shape)
+    (2, 197, 768)
+
+    Args:
+        grid: number of tokens of a sequence, or (rows, columns) of a grid.
+        prefix_tokens: tokens before the grid (class token, registers). A learned kind has a row for each;
+            the fixed kinds leave them alone.
+        bands: number of frequencies of "fourier".
+    """
+
+    def __init__(
+        self,
+        grid: int | tuple[int, ...],
+        kind: str = "learned",
+        prefix_tokens: int = 0,
+        bands: int = 16,
+        initializer: Any = None,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.grid: tuple[int, ...] = (grid,) if isinstance(grid, int) else tuple(grid)
+        self.kind = kind
+        self.prefix_tokens = prefix_tokens
+        self.bands = bands
+        self.initializer = keras.initializers.get(initializer or keras.initializers.RandomNormal(stddev=0.02))
+        if kind not in KINDS:
+            raise ConfigError(f"kind={kind!r} is unknown. {nearest(str(kind), KINDS)}")
+        if len(self.grid) not in (1, 2) or not all(isinstance(n, int) and n > 0 for n in self.grid):
+            raise ConfigError(f"grid={grid!r}: expected a positive length or (rows, columns).")
+        if prefix_tokens < 0 or bands < 1:
+            raise ConfigError(
+                f"prefix_tokens={prefix_tokens!r}, bands={bands!r}: expected at least 0 and at least 1."
+            )
+        if kind == "learned-2d" and len(self.grid) != 2:
+            raise ConfigError(f"kind='learned-2d' needs grid=(rows, columns), got {grid!r}.")
+
+    @property
+    def length(self) -> int:
+        """Number of tokens with a position, the prefix included."""
+        return self.prefix_tokens + math.prod(self.grid)
+
+    def build(self, input_shape: Shape) -> None:
+        self._check(input_shape)
+        width = input_shape[-1]
+        axes = len(self.grid)
+        self.prefix = None
+        divisor = {"sine-cosine": 2 * axes, "learned-2d": 2}.get(self.kind, 1)
+        if width % divisor:
+            raise ConfigError(
+                f"Layer {self.name!r}: kind={self.kind!r} on a grid of {axes} axes needs a width divisible "
+                f"by {divisor}, got {width}."
+            )
+        if self.kind == "learned":
+            self.table = self._weight("table", (self.length, width))
+        elif self.kind == "learned-2d":
+            if self.prefix_tokens:
+                self.prefix = self._weight("prefix", (self.prefix_tokens, width))
+            self.rows = self._weight("rows", (self.grid[0], width // 2))
+            self.columns = self._weight("columns", (self.grid[1], width // 2))
+        elif self.kind == "sine-cosine":
+            self.fixed = sine_cosine(self.grid, width)
+        elif self.kind == "fourier":
+            self.fixed = fourier_features(self.grid, self.bands)
+            self.kernel = self._weight("kernel", (self.fixed.shape[-1], width))
+
+    def _weight(self, name: str, shape: tuple[int, ...]) -> Any:
+        return self.add_weight(shape=shape, initializer=self.initializer.clone(), name=name)
+
+    def _check(self, input_shape: Shape) -> None:
+        if len(input_shape) != 3 or input_shape[-1] is None:
+            raise ConfigError(
+                f"Layer {self.name!r} got an input of shape {tuple(input_shape)}; "
+                "expected (batch, tokens, width)."
+            )
+        tokens = input_shape[1]
+        if tokens is not None and (tokens > self.length or (len(self.grid) == 2 and tokens != self.length)):
+            raise ConfigError(
+                f"Layer {self.name!r} has positions for {self.prefix_tokens} + "
+                f"{' x '.join(map(str, self.grid))} = {self.length} tokens, but the input has {tokens}."
+            )
+
+    def positions(self, dtype: str | None = None) -> Any:
+        """The table (length, width) that is added, prefix rows first; the fixed kinds in `dtype`."""
+        dtype = dtype or self.compute_dtype
+        if self.kind == "learned":
+            return self.table
+        prefix = self.prefix
+        if self.kind == "learned-2d":
+            rows, columns = self.grid
+            half = self.rows.shape[-1]
+            grid = ops.concatenate(
+                [
+                    ops.broadcast_to(ops.expand_dims(self.rows, 1), (rows, columns, half)),
+                    ops.broadcast_to(ops.expand_dims(self.columns, 0), (rows, columns, half)),
+                ],
+                axis=-1,
+            )
+            grid = ops.reshape(grid, (rows * columns, 2 * half))
+        elif self.kind == "sine-cosine":
+            grid = ops.convert_to_tensor(self.fixed, dtype=dtype)
+        else:
+            grid = ops.matmul(ops.convert_to_tensor(self.fixed, dtype=dtype), self.kernel)
+        if not self.prefix_tokens:
+            return grid
+        if prefix is None:
+            prefix = ops.zeros((self.prefix_tokens, grid.shape[-1]), dtype=dtype)
+        return ops.concatenate([prefix, grid], axis=0)
+
+    def call(self, inputs: Any) -> Any:
+        self._check(inputs.shape)
+        if self.kind == "none":
+            return inputs
+        table = self.positions()
+        if inputs.shape[1] != self.length:  # a shorter sequence, or one whose length is not known yet
+            table = table[: ops.shape(inputs)[1]]
+        return ops.add(inputs, ops.expand_dims(table, 0))
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        self._check(input_shape)
+        return input_shape
+
+    def resize_from(self, other: PositionalEmbedding) -> None:
+        """Takes the learned positions of a layer with another grid, bicubically resized; prefix rows stay.
+
+        >>> import numpy as np
+        >>> small, large = (PositionalEmbedding((n, n), prefix_tokens=1) for n in (14, 24))
+        >>> _ = small(np.zeros((1, 197, 8), "float32")), large(np.zeros((1, 577, 8), "float32"))
+        >>> large.resize_from(small)
+        """
+        here, there = ((x.kind, x.prefix_tokens, len(x.grid)) for x in (self, other))
+        if here != there:
+            raise ConfigError(
+                f"Layer {self.name!r} (kind={self.kind!r}, {self.prefix_tokens} prefix tokens, "
+                f"grid {self.grid}) cannot take the positions of {other.name!r} (kind={other.kind!r}, "
+                f"{other.prefix_tokens} prefix tokens, grid {other.grid})."
+            )
+        for layer in (self, other):
+            if not layer.built:
+                raise ConfigError(f"Layer {layer.name!r} has no positions yet: build it, or call it once.")
+        for mine, theirs in zip(self.weights, other.weights, strict=True):
+            mine.assign(self._resized(mine, ops.convert_to_numpy(theirs), other.grid))
+
+    def _resized(self, weight: Any, value: np.ndarray, old_grid: tuple[int, ...]) -> np.ndarray:
+        if self.kind == "learned":
+            prefix, grid = value[: self.prefix_tokens], value[self.prefix_tokens :]
+            return np.concatenate([prefix, resize_grid(grid, old_grid, self.grid)])
+        if self.kind == "learned-2d" and weight is not self.prefix:
+            return resize_grid(value, (value.shape[0],), (weight.shape[0],))
+        return value
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "grid": self.grid,
+            "kind": self.kind,
+            "prefix_tokens": self.prefix_tokens,
+            "bands": self.bands,
+            "initializer": keras.initializers.serialize(self.initializer),
+        }

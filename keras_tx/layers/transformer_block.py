@@ -1,0 +1,161 @@
+"""TransformerBlock: attention and feed-forward, each with norm and residual."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tx.errors import ConfigError, nearest
+from keras_tx.layers.attention import MultiHeadAttention
+from keras_tx.layers.feed_forward import FeedForward
+from keras_tx.layers.shape import Shape
+
+NORMS = {"layer": keras.layers.LayerNormalization, "rms": keras.layers.RMSNormalization}
+NORM_POSITIONS = ("pre", "post")
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+class TransformerBlock(keras.layers.Layer):
+    """One block of an encoder or decoder.
+
+    `norm_position="pre"` is x + f(norm(x)) (ViT, GPT), `"post"` is norm(x + f(x)) (BERT).
+
+    >>> import numpy as np
+    >>> tuple(TransformerBlock(num_heads=4, mlp_dim=64)(np.zeros((2, 5, 16), "float32")).shape)
+    (2, 5, 16)
+
+    Args:
+        num_heads, kv_heads, head_dim, causal, rotary_base: see MultiHeadAttention.
+        mlp_dim, activation: see FeedForward.
+        norm: "layer" or "rms".
+        dropout: rate on the output of each half and inside the feed-forward.
+        attention_dropout: rate on the attention weights.
+        drop_path: rate at which a half is skipped for a whole sample (stochastic depth).
+        layer_scale: initial value of a learned factor for each channel of a half's output; None for none.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        mlp_dim: int,
+        head_dim: int | None = None,
+        kv_heads: int | None = None,
+        causal: bool = False,
+        rotary_base: float | None = None,
+        activation: str = "gelu",
+        norm: str = "layer",
+        norm_position: str = "pre",
+        norm_epsilon: float = 1e-6,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        drop_path: float = 0.0,
+        layer_scale: float | None = None,
+        use_bias: bool = True,
+        kernel_initializer: Any = "glorot_uniform",
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        for name, value, known in (("norm", norm, NORMS), ("norm_position", norm_position, NORM_POSITIONS)):
+            if value not in known:
+                raise ConfigError(f"{name}={value!r} is unknown. {nearest(str(value), known)}")
+        self.supports_masking = True
+        self.norm = norm
+        self.norm_position = norm_position
+        self.norm_epsilon = norm_epsilon
+        self.dropout = dropout
+        self.drop_path = drop_path
+        self.layer_scale = layer_scale
+        shared = {
+            "use_bias": use_bias,
+            "kernel_initializer": keras.initializers.get(kernel_initializer),
+            "dtype": self.dtype_policy,
+        }
+        self.attention = MultiHeadAttention(
+            num_heads,
+            head_dim=head_dim,
+            kv_heads=kv_heads,
+            causal=causal,
+            rotary_base=rotary_base,
+            dropout=attention_dropout,
+            name="attention",
+            **shared,
+        )
+        self.feed_forward = FeedForward(mlp_dim, activation, dropout=dropout, name="feed_forward", **shared)
+        self.attention_norm = self._norm("attention_norm")
+        self.feed_forward_norm = self._norm("feed_forward_norm")
+        self.residual_dropout = keras.layers.Dropout(
+            dropout, dtype=self.dtype_policy, name="residual_dropout"
+        )
+        self.path_dropout = keras.layers.Dropout(
+            drop_path, noise_shape=(None, 1, 1), dtype=self.dtype_policy, name="path_dropout"
+        )
+
+    def _norm(self, name: str) -> keras.layers.Layer:
+        norm = NORMS[self.norm](epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
+        norm.supports_masking = True  # it takes each token alone, which RMSNormalization does not declare
+        return norm
+
+    def build(self, input_shape: Shape) -> None:
+        for layer in (self.attention_norm, self.attention, self.feed_forward_norm, self.feed_forward):
+            layer.build(input_shape)
+        self.attention_scale = self.feed_forward_scale = None
+        if self.layer_scale is not None:
+            self.attention_scale = self._scale("attention_scale", input_shape[-1])
+            self.feed_forward_scale = self._scale("feed_forward_scale", input_shape[-1])
+
+    def _scale(self, name: str, width: int) -> Any:
+        return self.add_weight(
+            shape=(width,), initializer=keras.initializers.Constant(self.layer_scale), name=name
+        )
+
+    def call(
+        self,
+        inputs: Any,
+        padding_mask: Any = None,
+        bias: Any = None,
+        positions: Any = None,
+        past: tuple[Any, Any] | None = None,
+        training: bool | None = None,
+    ) -> Any:
+        given = {"padding_mask": padding_mask, "bias": bias, "positions": positions, "past": past}
+        pre = self.norm_position == "pre"
+        x = inputs
+        attended = self.attention(self.attention_norm(x) if pre else x, training=training, **given)
+        present = None
+        if past is not None:
+            attended, present = attended
+        x = ops.add(x, self._branch(attended, self.attention_scale, training))
+        if not pre:
+            x = self.attention_norm(x)
+        widened = self.feed_forward(self.feed_forward_norm(x) if pre else x, training=training)
+        x = ops.add(x, self._branch(widened, self.feed_forward_scale, training))
+        if not pre:
+            x = self.feed_forward_norm(x)
+        return x if past is None else (x, present)
+
+    def _branch(self, x: Any, scale: Any, training: bool | None) -> Any:
+        x = self.residual_dropout(x, training=training)
+        if scale is not None:
+            x = ops.multiply(x, scale)
+        return self.path_dropout(x, training=training)
+
+    def get_config(self) -> dict[str, Any]:
+        attention = self.attention.get_config()
+        feed_forward = self.feed_forward.get_config()
+        return {
+            **super().get_config(),
+            **{key: attention[key] for key in ("num_heads", "head_dim", "kv_heads", "causal", "rotary_base")},
+            "attention_dropout": attention["dropout"],
+            "mlp_dim": feed_forward["hidden"],
+            "activation": feed_forward["activation"],
+            "use_bias": feed_forward["use_bias"],
+            "kernel_initializer": feed_forward["kernel_initializer"],
+            "norm": self.norm,
+            "norm_position": self.norm_position,
+            "norm_epsilon": self.norm_epsilon,
+            "dropout": self.dropout,
+            "drop_path": self.drop_path,
+            "layer_scale": self.layer_scale,
+        }

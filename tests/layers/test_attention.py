@@ -1,0 +1,398 @@
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx.errors import ConfigError
+from keras_tx.layers import FeedForward, MultiHeadAttention, PositionalEmbedding, TransformerBlock
+from tests.drawing import as_numpy, built, draw, redraw
+from tests.tolerances import FP32, HALF, UNIT_ROUNDOFF, assert_close
+
+PADDING = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], bool)
+NO_KEYS = np.array([[0, 0, 0, 0, 0], [1, 1, 0, 1, 1]], bool)  # the first sample has none
+
+
+def identity(width: int, **config) -> MultiHeadAttention:
+    """One head whose projections change nothing."""
+    layer = MultiHeadAttention(1, use_bias=False, **config)
+    layer.build((None, None, width))
+    for weight in layer.weights:
+        weight.assign(np.eye(width))
+    return layer
+
+
+# --- by hand -------------------------------------------------------------------------------------------
+
+
+def test_softmax_of_scaled_products_by_hand():
+    """Q = K = V = x. Q K^T / sqrt(2) of the two rows of x:
+
+        (1, 0): 1/sqrt(2) = 0.7071, 0                   -> e^0.7071 = 2.0281, e^0 = 1 -> 0.6698, 0.3302
+        (0, 2): 0,                  4/sqrt(2) = 2.8284  -> e^0 = 1, e^2.8284 = 16.919 -> 0.0558, 0.9442
+
+    The output is the weights times the rows (1, 0) and (0, 2).
+    """
+    x = np.array([[[1, 0], [0, 2]]], "float32")
+    output, weights = as_numpy(identity(2)(x, return_weights=True))
+    np.testing.assert_allclose(weights[0, 0], [[0.669762, 0.330238], [0.055807, 0.944193]], atol=1e-6)
+    np.testing.assert_allclose(output[0], [[0.669762, 0.660477], [0.055807, 1.888386]], atol=2e-6)
+
+
+def test_look_ahead_mask_by_hand():
+    """Equal tokens share equally what they may see: 1; 1/2, 1/2; 1/3, 1/3, 1/3. The rest is exactly 0."""
+    _, weights = as_numpy(identity(2, causal=True)(np.ones((1, 3, 2), "float32"), return_weights=True))
+    np.testing.assert_allclose(
+        weights[0, 0], [[1, 0, 0], [1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]], atol=1e-7
+    )
+    assert (weights[0, 0][np.triu_indices(3, 1)] == 0).all()
+
+
+def test_nine_tokens_of_512_in_eight_heads_of_64():
+    x = draw(2, 9, 512)
+    layer = MultiHeadAttention(8, causal=True)
+    empty = np.zeros((2, 8, 0, 64), "float32")
+    output, (key, value), weights = layer(x, past=(empty, empty), return_weights=True)
+    assert tuple(output.shape) == (2, 9, 512)
+    assert tuple(key.shape) == tuple(value.shape) == (2, 8, 9, 64)
+    assert tuple(weights.shape) == (2, 8, 9, 9)
+
+
+def test_a_grouped_head_width_of_its_own():
+    layer = built(MultiHeadAttention(4, head_dim=6, kv_heads=2), draw(1, 3, 10))
+    shapes = {w.path.split("/", 1)[-1]: tuple(w.shape) for w in layer.weights}
+    assert shapes == {
+        **{"query/kernel": (10, 24), "query/bias": (24,), "key/kernel": (10, 12), "key/bias": (12,)},
+        **{"value/kernel": (10, 12), "value/bias": (12,), "output/kernel": (24, 10), "output/bias": (10,)},
+    }
+
+
+# --- properties ----------------------------------------------------------------------------------------
+
+
+def test_the_future_changes_nothing_before_it():
+    x = draw(2, 6, 8)
+    changed = np.concatenate([x[:, :4], draw(2, 2, 8, seed=9)], axis=1)
+    layer = built(MultiHeadAttention(2, causal=True), x)
+    before, after = as_numpy(layer(x)), as_numpy(layer(changed))
+    np.testing.assert_array_equal(before[:, :4], after[:, :4])
+    assert (before[:, 4:] != after[:, 4:]).all()
+
+
+def test_permuting_tokens_permutes_outputs_without_positions():
+    x, order = draw(2, 6, 8), np.array([3, 0, 5, 1, 4, 2])
+    plain, rotary = (built(MultiHeadAttention(2, rotary_base=base), x) for base in (None, 1e4))
+    assert_close(as_numpy(plain(x[:, order])), as_numpy(plain(x))[:, order])
+    with pytest.raises(AssertionError):
+        assert_close(as_numpy(rotary(x[:, order])), as_numpy(rotary(x))[:, order])
+
+
+def test_rotary_sees_distances_alone():
+    x, positions = draw(2, 6, 8), np.arange(6)[None]
+    layer = built(MultiHeadAttention(2, rotary_base=1e4), x)
+    np.testing.assert_array_equal(as_numpy(layer(x)), as_numpy(layer(x, positions=positions)))
+    assert_close(as_numpy(layer(x, positions=positions + 30)), as_numpy(layer(x)))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", [None, PADDING, NO_KEYS], ids=["no mask", "padding", "no keys"])
+def test_weights_of_a_row_sum_to_one_or_to_zero(mask, causal):
+    x = draw(2, 5, 8)
+    layer = built(MultiHeadAttention(2, causal=causal), x)
+    _, weights = as_numpy(layer(x, padding_mask=mask, return_weights=True))
+    allowed = np.ones((2, 1, 5, 5), bool) if mask is None else mask[:, None, None, :].repeat(5, axis=2)
+    allowed = np.broadcast_to(allowed & np.tril(np.ones((5, 5), bool)) if causal else allowed, (2, 2, 5, 5))
+    np.testing.assert_allclose(weights.sum(-1), allowed.any(-1).astype("float32"), atol=FP32)
+    assert (weights[~allowed] == 0).all() and (weights[allowed] > 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32", "float32"])
+def test_padding_mask_of_any_dtype(dtype):
+    x = draw(2, 5, 8)
+    layer = built(MultiHeadAttention(2), x)
+    expected = as_numpy(layer(x, padding_mask=PADDING))
+    np.testing.assert_array_equal(as_numpy(layer(x, padding_mask=PADDING.astype(dtype))), expected)
+
+
+def test_padding_is_as_if_absent():
+    x = draw(2, 5, 8)
+    layer = built(MultiHeadAttention(2), x)
+    assert_close(as_numpy(layer(x, padding_mask=PADDING))[:1, :3], as_numpy(layer(x[:1, :3])))
+
+
+def test_dropout_acts_on_the_weights_in_training_alone():
+    x = np.ones((1, 40, 4), "float32")
+    layer = identity(4, dropout=0.5)
+    np.testing.assert_allclose(as_numpy(layer(x)), x, atol=FP32)
+    # How many of the 40 weights of 1/40 stayed, each doubled.
+    trained = as_numpy(layer(x, training=True))[0, :, 0] * 20
+    np.testing.assert_allclose(trained, trained.round(), atol=1e-4)
+    assert len(np.unique(trained.round())) > 3 and 10 < trained.mean() < 30
+
+
+# --- a query without keys ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["float32", *HALF])
+@pytest.mark.parametrize(
+    "config", [{}, {"causal": True}, {"causal": True, "kv_heads": 1, "rotary_base": 1e4}]
+)
+def test_a_row_without_keys_is_zero_before_the_output_projection(config, policy):
+    x = draw(2, 5, 8)
+    layer = MultiHeadAttention(2, **config, dtype=policy)
+    output = as_numpy(built(layer, x)(x, padding_mask=NO_KEYS))
+    bias = as_numpy(keras.ops.cast(layer.output_projection.bias, layer.compute_dtype))
+    np.testing.assert_array_equal(output[0], np.broadcast_to(bias, (5, 8)))
+    assert np.isfinite(output).all()
+
+
+@pytest.mark.parametrize("policy", ["float32", *HALF])
+def test_a_row_without_keys_has_a_finite_gradient(policy):
+    ids, mask = keras.Input((5,), dtype="int32"), keras.Input((5,), dtype="bool")
+    x = keras.layers.Embedding(10, 8)(ids)
+    x = MultiHeadAttention(2, causal=True, dtype=policy)(x, padding_mask=mask)
+    model = redraw(keras.Model([ids, mask], x))
+    before = [as_numpy(w) + 0 for w in model.weights]
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.train_on_batch([np.arange(10).reshape(2, 5), NO_KEYS], draw(2, 5, 8))
+    steps = [as_numpy(w) - b for w, b in zip(model.weights, before, strict=True)]
+    assert all(np.isfinite(step).all() for step in steps)
+    assert (steps[0][:5] == 0).all() and (steps[0][5:7] != 0).any()  # tokens of the sample without keys
+
+
+@pytest.mark.parametrize("policy", HALF)
+def test_half_precision_with_padding_and_causal_mask(policy):
+    x = draw(2, 5, 8)
+    config = {"causal": True, "rotary_base": 1e4}
+    exact, half = MultiHeadAttention(2, **config), MultiHeadAttention(2, **config, dtype=policy)
+    built(exact, x), built(half, x)
+    given = {"padding_mask": NO_KEYS, "bias": draw(1, 2, 5, 5, seed=4)}
+    assert_close(as_numpy(half(x, **given)), as_numpy(exact(x, **given)), HALF[policy])
+
+
+@pytest.mark.parametrize("policy", HALF)
+def test_scores_and_bias_are_added_in_float32(policy):
+    """1000 more for every key changes no weight. In bfloat16 it would round scores to multiples of 4."""
+    x = draw(2, 5, 8)
+    layer = built(MultiHeadAttention(2, dtype=policy), x)
+    _, plain = as_numpy(layer(x, return_weights=True))
+    _, shifted = as_numpy(layer(x, bias=np.full((1, 1, 5, 5), 1000, "float32"), return_weights=True))
+    assert_close(shifted, plain, 2 * UNIT_ROUNDOFF[policy.removeprefix("mixed_")])
+
+
+# --- Keras masks ---------------------------------------------------------------------------------------
+
+
+def test_keras_mask_is_honoured_and_passed_on():
+    """Embedding(mask_zero=True), then everything that must carry its mask, compiled and not."""
+    ids = np.array([[1, 2, 3, 0, 0], [4, 1, 2, 3, 5]])
+    tokens = keras.Input((5,), dtype="int32")
+    layers = [
+        PositionalEmbedding(5, "sine-cosine"),
+        FeedForward(8),
+        MultiHeadAttention(2),
+        TransformerBlock(2, 8),
+        TransformerBlock(2, 8, norm="rms"),
+        TransformerBlock(2, 8, norm="rms", norm_position="post"),
+    ]
+    embedding = keras.layers.Embedding(6, 8, mask_zero=True)
+    x = embedding(tokens)
+    for layer in layers:
+        x = layer(x)
+    model = redraw(keras.Model(tokens, x))
+
+    expected = as_numpy(keras.ops.take(embedding.embeddings, ids, axis=0))
+    for layer in layers:
+        attends = isinstance(layer, (MultiHeadAttention, TransformerBlock))
+        expected = as_numpy(layer(expected, padding_mask=ids != 0) if attends else layer(expected))
+    assert_close(as_numpy(model(ids)), expected)
+    assert_close(model.predict(ids, verbose=0), expected)
+
+
+def test_the_mask_of_the_context_is_honoured():
+    ids, query = np.array([[1, 2, 0, 0, 0], [4, 1, 2, 3, 0]]), draw(2, 3, 8)
+    tokens, queries = keras.Input((5,), dtype="int32"), keras.Input((3, 8))
+    embedding, layer = keras.layers.Embedding(6, 8, mask_zero=True), MultiHeadAttention(2)
+    model = redraw(keras.Model([tokens, queries], layer(queries, embedding(tokens))))
+    context = as_numpy(keras.ops.take(embedding.embeddings, ids, axis=0))
+    expected = as_numpy(layer(query, context, padding_mask=ids != 0))
+    assert_close(model.predict([ids, query], verbose=0), expected)
+
+
+def test_an_explicit_mask_goes_before_the_keras_mask():
+    ids, layer = np.array([[1, 0, 0]]), MultiHeadAttention(2)
+    x = keras.layers.Embedding(2, 8, mask_zero=True)(ids)
+    explicit = as_numpy(built(layer, x)(x, padding_mask=np.ones((1, 3), bool)))
+    assert_close(explicit, as_numpy(layer(as_numpy(x))))
+
+
+# --- against code of others ----------------------------------------------------------------------------
+
+
+def projected(layer: MultiHeadAttention, name: str, x: np.ndarray, heads: int) -> np.ndarray:
+    dense = getattr(layer, name)
+    y = x @ as_numpy(dense.kernel) + as_numpy(dense.bias)
+    return y.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)  # (b, heads, s, d)
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("masked", [False, True], ids=["", "padding"])
+@pytest.mark.parametrize("kind", ["self", "causal", "cross"])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_equals_torch(kv_heads, kind, masked, biased):
+    torch = pytest.importorskip("torch", reason='needs torch: pip install "keras-tx[parity]"')
+    x = draw(2, 5, 12)
+    context = draw(2, 7, 10, seed=2) if kind == "cross" else x
+    layer = MultiHeadAttention(4, kv_heads=kv_heads, causal=kind == "causal")
+    args = (x, context) if kind == "cross" else (x,)
+    built(layer, *args)
+    keys = context.shape[1]
+    padding = np.random.default_rng(5).random((2, keys)) > 0.4
+    padding[:, 0] = True  # torch gives NaN where nothing is allowed
+    bias = draw(1, 4, 5, keys, seed=3)
+
+    mask = np.zeros((2, 4, 5, keys), "float32") + (bias if biased else 0)
+    mask = np.where(padding[:, None, None, :] if masked else True, mask, -np.inf)
+    mask = np.where(np.tril(np.ones((5, keys), bool)) if kind == "causal" else True, mask, -np.inf)
+    q, k, v = (
+        torch.from_numpy(projected(layer, name, source, heads))
+        for name, source, heads in (("query", x, 4), ("key", context, kv_heads), ("value", context, kv_heads))
+    )
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=torch.from_numpy(mask.astype("float32")), enable_gqa=kv_heads < 4
+    )
+    attended = attended.numpy().transpose(0, 2, 1, 3).reshape(2, 5, -1)
+    expected = attended @ as_numpy(layer.output_projection.kernel)
+    given = {"padding_mask": padding if masked else None, "bias": bias if biased else None}
+    assert_close(as_numpy(layer(*args, **given)), expected + as_numpy(layer.output_projection.bias))
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["", "padding"])
+@pytest.mark.parametrize("kind", ["self", "causal", "cross"])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_equals_keras(kv_heads, kind, masked):
+    x = draw(2, 5, 12)
+    context = draw(2, 7, 10, seed=2) if kind == "cross" else x
+    ours = MultiHeadAttention(4, kv_heads=kv_heads, causal=kind == "causal")
+    args = (x, context) if kind == "cross" else (x,)
+    built(ours, *args)
+    theirs = (
+        keras.layers.MultiHeadAttention(4, 3)
+        if kv_heads == 4
+        else keras.layers.GroupQueryAttention(3, 4, kv_heads)
+    )
+    theirs.build(x.shape, context.shape)
+    theirs.set_weights([w.reshape(v.shape) for w, v in zip(ours.get_weights(), theirs.weights, strict=True)])
+    padding = np.arange(context.shape[1])[None] < np.array([[3], [context.shape[1]]])
+    mask = padding if masked else None
+    expected, scores = theirs(
+        x,
+        context,
+        attention_mask=mask[:, None, :].repeat(5, axis=1) if masked else None,
+        use_causal_mask=kind == "causal",
+        return_attention_scores=True,
+    )
+    output, weights = ours(*args, padding_mask=mask, return_weights=True)
+    assert_close(as_numpy(output), as_numpy(expected))
+    assert_close(as_numpy(weights), as_numpy(scores))
+
+
+# --- past and present ----------------------------------------------------------------------------------
+
+
+def in_chunks(layer, x, chunks, mask=None, positions=None, heads=2, size=4):
+    """The outputs of the chunks, each given what those before it passed on; and the last of that."""
+    past = (np.zeros((len(x), heads, 0, size), "float32"),) * 2
+    outputs, start = [], 0
+    for length in chunks:
+        stop = start + length
+        given = {} if mask is None else {"padding_mask": mask[:, :stop]}
+        if positions is not None:
+            given["positions"] = positions[:, start:stop]
+        output, past = layer(x[:, start:stop], past=past, **given)
+        outputs.append(as_numpy(output))
+        start = stop
+    return np.concatenate(outputs, axis=1), past
+
+
+ROTARY = {"num_heads": 4, "kv_heads": 2, "head_dim": 4, "rotary_base": 1e4}
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["", "left-padded"])
+@pytest.mark.parametrize(
+    "cls, config, chunks",
+    [
+        (MultiHeadAttention, {"num_heads": 2}, (1, 1, 5)),
+        (MultiHeadAttention, ROTARY, (3, 2, 1, 1)),
+        (TransformerBlock, ROTARY | {"mlp_dim": 16}, (3, 2, 1, 1)),
+    ],
+    ids=["plain", "rotary and grouped", "block"],
+)
+def test_chunks_with_past_equal_the_whole(cls, config, chunks, padded):
+    x = draw(2, 7, 8)
+    layer = built(cls(**config, causal=True), x)
+    given = {}
+    if padded:
+        mask = np.array([[0, 0, 1, 1, 1, 1, 1], [1] * 7], bool)
+        given = {"mask": mask}
+        if "rotary_base" in config:
+            given["positions"] = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
+    whole = as_numpy(
+        layer(x, padding_mask=given["mask"], positions=given.get("positions")) if padded else layer(x)
+    )
+    pieces, (key, value) = in_chunks(layer, x, chunks, **given)
+    assert_close(pieces, whole)
+    assert tuple(key.shape) == tuple(value.shape) == (2, 2, 7, 4)
+    if padded:  # the same as the sequence without its padding
+        assert_close(pieces[:1, 2:], as_numpy(layer(x[:1, 2:])))
+
+
+def test_present_is_the_key_and_value_of_all_tokens():
+    x = draw(2, 7, 8)
+    layer = built(MultiHeadAttention(2, causal=True), x)
+    _, (key, value) = in_chunks(layer, x, (3, 4))
+    assert_close(as_numpy(key), projected(layer, "key", x, 2))
+    assert_close(as_numpy(value), projected(layer, "value", x, 2))
+
+
+def test_positions_without_rotary_are_refused():
+    with pytest.raises(ConfigError, match="has no rotary_base, so `positions` would change nothing"):
+        MultiHeadAttention(2)(draw(1, 3, 8), positions=np.arange(3)[None])
+
+
+# --- refusals ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "config, shape, said",
+    [
+        ({"num_heads": 4, "kv_heads": 3}, None, ["'mix'", "num_heads=4", "kv_heads=3", "same number"]),
+        ({"num_heads": 0}, None, ["num_heads=0"]),
+        ({"num_heads": 4, "kv_heads": 0}, None, ["kv_heads=0"]),
+        ({"num_heads": 4, "head_dim": 0}, None, ["head_dim=0", "positive"]),
+        ({"num_heads": 4, "head_dim": 5, "rotary_base": 1e4}, None, ["head_dim=5", "even"]),
+        ({"num_heads": 7}, (1, 5, 768), ["'mix'", "width of 768", "num_heads=7", "give head_dim"]),
+        ({"num_heads": 4, "rotary_base": 1e4}, (1, 5, 12), ["'mix'", "12 / 4 = 3", "even"]),
+    ],
+)
+def test_refusals_name_what_is_wrong(config, shape, said):
+    with pytest.raises(ConfigError) as error:
+        MultiHeadAttention(**config, name="mix").build(shape)
+    assert all(part in str(error.value) for part in said), str(error.value)
+
+
+@pytest.mark.parametrize("config", [{"causal": True}, {"rotary_base": 1e4}])
+def test_cross_attention_refuses_an_order(config):
+    x = draw(1, 3, 8)
+    with pytest.raises(ConfigError, match=r"'mix'.*`context` is for cross-attention"):
+        MultiHeadAttention(2, **config, name="mix")(x, x)
+    past = np.zeros((1, 2, 0, 4), "float32")
+    with pytest.raises(ConfigError, match="or past"):
+        MultiHeadAttention(2)(x, x, past=(past, past))
+
+
+def test_a_padding_mask_of_another_length_is_refused():
+    """A mask of one key would spread over all of them in silence."""
+    layer, past = MultiHeadAttention(2, causal=True, name="mix"), np.zeros((1, 2, 3, 4), "float32")
+    with pytest.raises(ConfigError, match="'mix': padding_mask covers 1 keys, but there are 4"):
+        layer(draw(1, 1, 8), past=(past, past), padding_mask=np.ones((1, 1), bool))

@@ -1,0 +1,189 @@
+"""What every layer owes: Keras's own checks, a .keras round trip, half precision, weights of its own."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+import keras_tx.layers
+from keras_tx.layers import (
+    ClassToken,
+    FeedForward,
+    MultiHeadAttention,
+    PatchEmbedding,
+    PositionalEmbedding,
+    RelativePositionBias,
+    TransformerBlock,
+)
+from tests.drawing import as_numpy, built, draw, redraw
+from tests.tolerances import HALF, assert_close
+
+TOKENS = (2, 6, 8)
+
+# layer, config, input shape, output shape, number of weights
+CASES = [
+    (PatchEmbedding, {"width": 8, "patch_size": 4}, (2, 8, 12, 3), TOKENS, 2),
+    (PatchEmbedding, {"width": 8, "patch_size": (2, 4), "use_bias": False}, (2, 4, 12, 1), TOKENS, 1),
+    (PatchEmbedding, {"width": 8, "patch_size": 5, "kernel_initializer": "ones"}, (2, 30, 2), TOKENS, 2),
+    (ClassToken, {}, TOKENS, (2, 7, 8), 1),
+    (ClassToken, {"count": 4, "after": 1, "initializer": "random_normal"}, TOKENS, (2, 10, 8), 1),
+    (PositionalEmbedding, {"grid": 6, "kind": "none"}, TOKENS, TOKENS, 0),
+    (PositionalEmbedding, {"grid": 9}, TOKENS, TOKENS, 1),
+    (PositionalEmbedding, {"grid": (1, 5), "prefix_tokens": 1}, TOKENS, TOKENS, 1),
+    (PositionalEmbedding, {"grid": (2, 2), "kind": "learned-2d", "prefix_tokens": 2}, TOKENS, TOKENS, 3),
+    (PositionalEmbedding, {"grid": 6, "kind": "sine-cosine"}, TOKENS, TOKENS, 0),
+    (PositionalEmbedding, {"grid": (1, 4), "kind": "sine-cosine", "prefix_tokens": 2}, TOKENS, TOKENS, 0),
+    (PositionalEmbedding, {"grid": (3, 2), "kind": "fourier", "bands": 3}, TOKENS, TOKENS, 1),
+    (MultiHeadAttention, {"num_heads": 2}, TOKENS, TOKENS, 8),
+    (MultiHeadAttention, {"num_heads": 2, "head_dim": 6, "use_bias": False}, TOKENS, TOKENS, 4),
+    (
+        MultiHeadAttention,
+        {"num_heads": 4, "kv_heads": 2, "causal": True, "rotary_base": 1e4, "dropout": 0.1},
+        TOKENS,
+        TOKENS,
+        8,
+    ),
+    (RelativePositionBias, {"num_heads": 2}, TOKENS, (1, 2, 6, 6), 1),
+    (
+        RelativePositionBias,
+        {"num_heads": 3, "buckets": 8, "max_distance": 16, "bidirectional": False},
+        TOKENS,
+        (1, 3, 6, 6),
+        1,
+    ),
+    (FeedForward, {"hidden": 12}, TOKENS, TOKENS, 4),
+    (FeedForward, {"hidden": 12, "activation": "gelu_tanh", "dropout": 0.1}, TOKENS, TOKENS, 4),
+    (FeedForward, {"hidden": 12, "activation": "relu"}, TOKENS, TOKENS, 4),
+    (FeedForward, {"hidden": 12, "activation": "swiglu", "use_bias": False}, TOKENS, TOKENS, 3),
+    (TransformerBlock, {"num_heads": 2, "mlp_dim": 12}, TOKENS, TOKENS, 16),
+    (
+        TransformerBlock,
+        {"num_heads": 2, "mlp_dim": 12, "norm_position": "post", "dropout": 0.1, "attention_dropout": 0.1},
+        TOKENS,
+        TOKENS,
+        16,
+    ),
+    (
+        TransformerBlock,
+        {
+            "num_heads": 4,
+            "mlp_dim": 12,
+            "head_dim": 6,
+            "kv_heads": 2,
+            "causal": True,
+            "rotary_base": 1e4,
+            "activation": "swiglu",
+            "norm": "rms",
+            "norm_epsilon": 1e-5,
+            "drop_path": 0.2,
+            "layer_scale": 0.1,
+            "use_bias": False,
+            "kernel_initializer": "he_normal",
+        },
+        TOKENS,
+        TOKENS,
+        11,
+    ),
+]
+every_case = pytest.mark.parametrize(
+    "cls, config, shape, output_shape, count",
+    CASES,
+    ids=[f"{cls.__name__}-{'-'.join(map(str, config.values())) or 'default'}" for cls, config, *_ in CASES],
+)
+
+
+def test_every_public_layer_has_a_case():
+    assert {cls.__name__ for cls, *_ in CASES} == set(keras_tx.layers.__all__)
+
+
+def harness(test):
+    """Keras's harness trips over Keras's warnings: it fits from a generator, and layers without weights."""
+    for warning in ("`shuffle=True` was passed", "The model does not have any trainable weights"):
+        test = pytest.mark.filterwarnings(f"ignore:{warning}:UserWarning")(test)
+    return test
+
+
+@harness
+@every_case
+def test_keras_own_checks(run_layer_test, cls, config, shape, output_shape, count):
+    run_layer_test(
+        cls,
+        config,
+        input_shape=shape,
+        expected_output_shape=output_shape,
+        expected_num_trainable_weights=count,
+        expected_num_non_trainable_weights=0,
+        expected_num_losses=0,
+        supports_masking=cls not in (PatchEmbedding, ClassToken),
+    )
+
+
+@pytest.mark.parametrize("cls", (MultiHeadAttention, RelativePositionBias))
+def test_keras_own_checks_with_context(run_layer_test, cls):
+    shapes = {"query_shape": (2, 6, 8), "context_shape": (2, 5, 10)}
+    run_layer_test(
+        cls,
+        {"num_heads": 2},
+        input_shape=shapes,
+        expected_output_shape=(2, 6, 8) if cls is MultiHeadAttention else (1, 2, 6, 5),
+        run_training_check=False,  # Keras's training step feeds one tensor
+    )
+
+
+@every_case
+def test_saved_model_gives_equal_bits(tmp_path, cls, config, shape, output_shape, count):
+    inputs = keras.Input(shape[1:])
+    model = redraw(keras.Model(inputs, cls(**config)(inputs)))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.layers[-1].get_config() == model.layers[-1].get_config()
+    assert [w.path for w in loaded.weights] == [w.path for w in model.weights]
+    x = draw(*shape)
+    np.testing.assert_array_equal(as_numpy(loaded(x)), as_numpy(model(x)))
+
+
+@every_case
+def test_unknown_sizes(cls, config, shape, output_shape, count):
+    """A functional model over unknown batch and length gives what the layer gives."""
+    layer = built(cls(**config), draw(*shape))
+    unknown = keras.Input((None,) * (len(shape) - 2) + shape[-1:])
+    model = keras.Model(unknown, layer(unknown))
+    assert model.output_shape[-1] == output_shape[-1] or cls is RelativePositionBias
+    x = draw(*shape)
+    assert_close(as_numpy(model(x)), as_numpy(layer(x)))
+
+
+@pytest.mark.parametrize("policy", HALF)
+@every_case
+def test_half_precision(policy, cls, config, shape, output_shape, count):
+    x = draw(*shape)
+    exact = built(cls(**config), x)
+    half = cls(**config, dtype=policy)
+    half.build(shape)
+    half.set_weights(exact.get_weights())
+    outputs = half(x)
+    assert keras.backend.standardize_dtype(outputs.dtype) == policy.removeprefix("mixed_")
+    assert_close(as_numpy(outputs), as_numpy(exact(x)), HALF[policy])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda init: PatchEmbedding(8, 2, kernel_initializer=init),
+        lambda init: ClassToken(2, initializer=init),
+        lambda init: PositionalEmbedding(4, initializer=init),
+        lambda init: MultiHeadAttention(2, kernel_initializer=init),
+        lambda init: RelativePositionBias(2, initializer=init),
+        lambda init: FeedForward(8, activation="swiglu", kernel_initializer=init),
+        lambda init: TransformerBlock(2, 8, kernel_initializer=init),
+    ],
+)
+def test_one_initializer_draws_afresh_for_each_weight(make):
+    initializer = keras.initializers.RandomNormal()
+    matrices = []
+    for _ in range(2):
+        layer = make(initializer)
+        layer.build((1, 4, 4, 8) if isinstance(layer, PatchEmbedding) else (1, 4, 8))
+        matrices += [w for w in layer.get_weights() if w.ndim > 1]
+    assert len({w.tobytes() for w in matrices}) == len(matrices) > 1

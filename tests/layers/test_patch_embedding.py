@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from keras_tx.errors import ConfigError
+from keras_tx.layers import PatchEmbedding
+from tests.drawing import as_numpy, built, draw
+from tests.tolerances import assert_close
+
+
+def by_hand(x: np.ndarray, patch: tuple[int, ...], kernel: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """Each patch in reading order, flattened, times the flattened kernel."""
+    grid = [side // p for side, p in zip(x.shape[1:-1], patch, strict=True)]
+    tokens = []
+    for index in itertools.product(*map(range, grid)):
+        window = tuple(slice(i * p, (i + 1) * p) for i, p in zip(index, patch, strict=True))
+        flat = x[(slice(None), *window)].reshape(len(x), -1).astype("float64")
+        tokens.append(flat @ kernel.reshape(flat.shape[1], -1).astype("float64"))
+    return np.stack(tokens, axis=1) + (0 if bias is None else bias)
+
+
+@pytest.mark.parametrize(
+    "shape, patch_size, patch",
+    [
+        ((2, 8, 8, 3), 4, (4, 4)),
+        ((2, 6, 12, 1), 3, (3, 3)),  # an image that is not square
+        ((2, 8, 9, 4), (2, 3), (2, 3)),  # nor its patches
+        ((2, 8, 6, 3), (8, 1), (8, 1)),  # columns
+        ((2, 20, 3), 5, (5,)),  # a signal of three channels
+        ((2, 20, 1), (4,), (4,)),
+        ((1, 4, 4, 3), 4, (4, 4)),  # one patch
+    ],
+)
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_equals_an_explicit_loop_over_patches(shape, patch_size, patch, use_bias):
+    x = draw(*shape)
+    layer = built(PatchEmbedding(7, patch_size, use_bias=use_bias), x)
+    bias = as_numpy(layer.bias) if use_bias else None
+    assert_close(as_numpy(layer(x)), by_hand(x, patch, as_numpy(layer.kernel), bias))
+
+
+def test_vit_base_16_at_224():
+    assert PatchEmbedding(768, 16)(np.zeros((2, 224, 224, 3), "float32")).shape == (2, 196, 768)
+
+
+def test_another_image_size_after_building():
+    layer = built(PatchEmbedding(5, 4), draw(1, 8, 8, 3))
+    assert layer(draw(1, 12, 4, 3)).shape == (1, 3, 5)
+    with pytest.raises(ConfigError, match="12 x 6 is not divisible into patches of 4 x 4"):
+        layer(draw(1, 12, 6, 3))
+
+
+@pytest.mark.parametrize(
+    "width, patch_size, shape, said",
+    [
+        (0, 4, None, ["width=0", "patch_size=4", "positive integers"]),
+        (8, 0, None, ["width=8", "patch_size=0", "positive integers"]),
+        (8, (4, -1), None, ["patch_size=(4, -1)", "positive integers"]),
+        (8, (4, 1.5), None, ["patch_size=(4, 1.5)", "positive integers"]),
+        (8, 16, (1, 224, 225, 3), ["'patches'", "224 x 225", "16 x 16", "choose another patch_size"]),
+        (8, 16, (1, 8, 8, 3), ["8 x 8 is not divisible"]),
+        (8, 3, (1, 10, 1), ["input of 10", "patches of 3"]),
+        (8, (4, 4), (1, 16, 1), ["'patches'", "patch_size=(4, 4) has 2 sides", "1 spatial axes"]),
+        (8, 4, (1, 8), ["shape (1, 8)", "(batch, height, width, channels)"]),
+        (8, 4, (1, 8, 8, None), ["channels known"]),
+    ],
+)
+def test_refusals_name_what_is_wrong(width, patch_size, shape, said):
+    with pytest.raises(ConfigError) as error:
+        PatchEmbedding(width, patch_size, name="patches").build(shape)
+    assert all(part in str(error.value) for part in said), str(error.value)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx.layers.rotary import rotate
+from tests.drawing import as_numpy, draw
+from tests.tolerances import FP32, UNIT_ROUNDOFF, assert_close
+
+
+def rotated(x: np.ndarray, positions: list[list[int]], base: float = 1e4) -> np.ndarray:
+    return as_numpy(rotate(np.asarray(x, "float32"), np.array(positions, "int32"), base))
+
+
+def test_by_hand():
+    """Size 4, base 100: channels 0 and 2 turn by p, channels 1 and 3 by p / 10."""
+    turned = rotated([[[[1, 1, 0, 0], [1, 1, 0, 0]]]], [[1, 20]], base=100.0)
+    expected = [
+        [0.5403023, 0.9950042, 0.8414710, 0.0998334],  # cos 1, cos 0.1, sin 1, sin 0.1
+        [0.4080821, -0.4161468, 0.9129453, 0.9092974],  # cos 20, cos 2, sin 20, sin 2
+    ]
+    np.testing.assert_allclose(turned[0, 0], expected, atol=1e-6)
+
+
+def test_position_zero_turns_nothing():
+    x = draw(2, 3, 5, 8)
+    np.testing.assert_array_equal(rotated(x, [[0] * 5]), x)
+
+
+def test_products_depend_on_the_distance_alone():
+    q, k = draw(1, 1, 1, 8), draw(1, 1, 1, 8, seed=1)
+    at = [np.vdot(rotated(q, [[p]]), rotated(k, [[p - 3]])) for p in (3, 7, 40)]
+    np.testing.assert_allclose(at, at[0], atol=10 * FP32)
+    assert abs(at[0] - np.vdot(q, k)) > 0.01
+
+
+# An angle is position x frequency, each rounded: at position p it is off by up to 2 p unit roundoffs in each
+# program, so by 4 p between two.
+@pytest.mark.parametrize("last, tolerance", [(40, FP32), (8000, 4 * 8000 * UNIT_ROUNDOFF["float32"])])
+@pytest.mark.parametrize("size, base", [(8, 1e4), (64, 1e4), (16, 5e5)])
+def test_equals_llama(size, base, last, tolerance):
+    torch = pytest.importorskip("torch", reason='needs torch: pip install "keras-tx[parity]"')
+    llama = pytest.importorskip(
+        "transformers.models.llama.modeling_llama",
+        reason='needs transformers: pip install "keras-tx[parity]"',
+    )
+    config = llama.LlamaConfig(
+        hidden_size=2 * size,
+        num_attention_heads=2,
+        max_position_embeddings=2 * last,
+        rope_parameters={"rope_type": "default", "rope_theta": base},
+    )
+    q, k = draw(2, 4, 6, size), draw(2, 2, 6, size, seed=1)
+    positions = np.stack([np.arange(6), np.linspace(0, last, 6)]).astype("int64")
+    cosine, sine = llama.LlamaRotaryEmbedding(config)(torch.from_numpy(q), torch.from_numpy(positions))
+    theirs = llama.apply_rotary_pos_emb(torch.from_numpy(q), torch.from_numpy(k), cosine, sine)
+    for x, expected in zip((q, k), theirs, strict=True):
+        assert_close(rotated(x, positions.tolist(), base), expected.numpy(), tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_turns_in_float32(dtype):
+    """An angle of 3001 would be off by 1 in float16, by 7 in bfloat16."""
+    x = draw(1, 1, 1, 8)
+    half = as_numpy(rotate(keras.ops.cast(x, dtype), np.array([[3001]]), 1e4))
+    # The input and the result are rounded once each.
+    assert_close(half, rotated(x, [[3001]]), 4 * UNIT_ROUNDOFF[dtype])

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from keras_tx.errors import ConfigError
+from keras_tx.layers import TransformerBlock
+from tests.drawing import as_numpy, built, draw
+from tests.tolerances import HALF, assert_close
+
+PADDING = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], bool)
+
+
+def normalized(layer, x: np.ndarray, kind: str, epsilon: float) -> np.ndarray:
+    x = x.astype("float64")
+    gamma, *beta = map(as_numpy, layer.weights)
+    if kind == "rms":
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * gamma
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + epsilon) * gamma + beta[0]
+
+
+@pytest.mark.parametrize("layer_scale", [None, 0.1])
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_is_attention_and_feed_forward_with_norm_and_residual(norm_position, norm, layer_scale):
+    x = draw(2, 5, 8)
+    epsilon = 0.3  # large enough to show
+    config = {
+        "norm": norm,
+        "norm_position": norm_position,
+        "norm_epsilon": epsilon,
+        "layer_scale": layer_scale,
+    }
+    block = built(TransformerBlock(2, 12, **config), x)
+
+    def half(x, sublayer, norm_layer, scale):
+        pre = norm_position == "pre"
+        inner = normalized(norm_layer, x, norm, epsilon) if pre else x
+        factor = 1.0 if scale is None else as_numpy(scale)
+        y = x + factor * as_numpy(sublayer(inner.astype("float32")))
+        return y if pre else normalized(norm_layer, y, norm, epsilon)
+
+    expected = half(x, block.attention, block.attention_norm, block.attention_scale)
+    expected = half(expected, block.feed_forward, block.feed_forward_norm, block.feed_forward_scale)
+    assert_close(as_numpy(block(x)), expected)
+
+
+def test_layer_scale_starts_at_its_value():
+    block = TransformerBlock(2, 12, layer_scale=1e-5)
+    block.build((None, None, 8))
+    for scale in (block.attention_scale, block.feed_forward_scale):
+        np.testing.assert_array_equal(as_numpy(scale), np.full(8, 1e-5, "float32"))
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["", "padding"])
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_equals_torch(norm_position, activation, masked):
+    torch = pytest.importorskip("torch", reason='needs torch: pip install "keras-tx[parity]"')
+    x = draw(2, 5, 8)
+    ours = built(
+        TransformerBlock(2, 12, activation=activation, norm_position=norm_position, norm_epsilon=1e-5), x
+    )
+    theirs = torch.nn.TransformerEncoderLayer(
+        8,
+        2,
+        12,
+        activation=activation,
+        batch_first=True,
+        norm_first=norm_position == "pre",
+        layer_norm_eps=1e-5,
+    ).eval()
+
+    def weights(*layers):
+        return [
+            torch.from_numpy(np.concatenate([as_numpy(getattr(layer, name)).T for layer in layers]))
+            for name in (("gamma", "beta") if hasattr(layers[0], "gamma") else ("kernel", "bias"))
+        ]
+
+    attention, feed_forward = ours.attention, ours.feed_forward
+    theirs.load_state_dict(
+        {
+            f"{name}weight" if i == 0 else f"{name}bias": value
+            for name, layers in {
+                "self_attn.in_proj_": (attention.query, attention.key, attention.value),
+                "self_attn.out_proj.": (attention.output_projection,),
+                "linear1.": (feed_forward.up,),
+                "linear2.": (feed_forward.down,),
+                "norm1.": (ours.attention_norm,),
+                "norm2.": (ours.feed_forward_norm,),
+            }.items()
+            for i, value in enumerate(weights(*layers))
+        }
+    )
+    ignored = torch.from_numpy(~PADDING) if masked else None
+    expected = theirs(torch.from_numpy(x), src_key_padding_mask=ignored).detach().numpy()
+    assert_close(as_numpy(ours(x, padding_mask=PADDING if masked else None)), expected)
+
+
+def test_passes_bias_and_positions_to_its_attention():
+    x, bias, positions = draw(2, 5, 8), draw(1, 2, 5, 5, seed=3), np.array([[0, 1, 1, 4, 9]])
+    block = built(TransformerBlock(2, 12, rotary_base=1e4, causal=True), x)
+    plain = as_numpy(block(x))
+    given = as_numpy(block(x, bias=bias, positions=positions))
+    assert (given[:, 1:] != plain[:, 1:]).any(axis=-1).all()
+    inner = block.attention_norm(x)
+    y = x + as_numpy(block.attention(inner, bias=bias, positions=positions))
+    assert_close(given, y + as_numpy(block.feed_forward(block.feed_forward_norm(y))))
+
+
+# --- drop path and dropout -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("half", ["attention", "feed_forward"])
+def test_drop_path_drops_whole_samples_and_scales_the_others(half):
+    """With the other half silent, a sample is either its input or the input plus the branch / (1 - rate)."""
+    x = draw(200, 3, 8)
+    block = built(TransformerBlock(2, 12, drop_path=0.25), x)
+    silent = block.feed_forward.down if half == "attention" else block.attention.output_projection
+    for weight in silent.weights:
+        weight.assign(np.zeros(weight.shape))
+    branch = as_numpy(block(x)) - x
+    trained = as_numpy(block(x, training=True)) - x
+    dropped = (trained == 0).all(axis=(1, 2))
+    assert_close(trained[~dropped], branch[~dropped] / 0.75)
+    assert 20 < dropped.sum() < 80  # 50 +- 5 standard deviations of sqrt(200 x 0.25 x 0.75)
+
+
+def test_drop_path_draws_for_each_half():
+    x = draw(200, 1, 8)
+    block = built(TransformerBlock(2, 12, drop_path=0.5, layer_scale=1.0), x)
+    for scale, value in ((block.attention_scale, 1e3), (block.feed_forward_scale, 1e6)):
+        scale.assign(np.full(8, value))
+    size = np.abs(as_numpy(block(x, training=True)) - x).max(axis=(1, 2))
+    kinds = [(size == 0).sum(), ((size > 0) & (size < 1e5)).sum(), (size >= 1e5).sum()]
+    assert min(kinds) > 20  # none 50, the first alone 50, the second or both 100, of 200
+
+
+@pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "drop_path"])
+def test_rates_act_in_training_alone(rate):
+    x = draw(20, 5, 8)
+    plain, block = (built(TransformerBlock(2, 12, **config), x) for config in ({}, {rate: 0.5}))
+    np.testing.assert_array_equal(as_numpy(block(x)), as_numpy(plain(x)))
+    np.testing.assert_array_equal(as_numpy(block(x, training=False)), as_numpy(plain(x)))
+    assert (as_numpy(block(x, training=True)) != as_numpy(plain(x))).any()
+    assert (as_numpy(block(x, training=True)) != as_numpy(block(x, training=True))).any()
+
+
+@pytest.mark.parametrize("policy", HALF)
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_half_precision_with_padding(policy, norm_position):
+    x, empty = draw(2, 5, 8), np.array([[0] * 5, [1, 1, 1, 1, 0]], bool)
+    config = {
+        "num_heads": 2,
+        "mlp_dim": 12,
+        "causal": True,
+        "layer_scale": 0.5,
+        "norm_position": norm_position,
+    }
+    exact, half = (built(TransformerBlock(**config, dtype=dtype), x) for dtype in ("float32", policy))
+    assert_close(as_numpy(half(x, padding_mask=empty)), as_numpy(exact(x, padding_mask=empty)), HALF[policy])
+
+
+@pytest.mark.parametrize(
+    "config, said",
+    [
+        ({"norm": "Layer"}, ["norm='Layer'", "'layer'"]),
+        ({"norm": "batch"}, ["norm='batch'", "'layer'", "'rms'"]),
+        ({"norm_position": "prefix"}, ["norm_position='prefix'", "'pre'"]),
+        ({"activation": "silu"}, ["activation='silu'", "swiglu"]),
+        ({"kv_heads": 3}, ["num_heads=4", "kv_heads=3"]),
+    ],
+)
+def test_refusals_name_what_is_wrong(config, said):
+    with pytest.raises(ConfigError) as error:
+        TransformerBlock(4, 12, **config)
+    assert all(part in str(error.value) for part in said), str(error.value)
