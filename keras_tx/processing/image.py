@@ -1,0 +1,267 @@
+"""The image transform: resize, rescale, normalize. NumPy and Pillow only."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from keras_tx.errors import ConfigError, ImageError, nearest, whole_number
+from keras_tx.processing.image_file import read_image
+from keras_tx.processing.preprocessor_config import PROCESSOR_TYPES, RAW_PIXELS, fields_from
+
+ImageSource = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
+Images = ImageSource | Sequence[ImageSource]
+
+RESAMPLING = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageTransform:
+    """Images of any kind to the array that the model takes; the same for training and inference.
+
+    An image is a path, the bytes of a file, a Pillow image, or a NumPy array: (height, width) for
+    grey, or (height, width, channels); uint8, or float in 0..1. A call takes one, a list, or a 4-D
+    batch, and gives a batch.
+
+    Files are turned upright by their EXIF tag and converted as Pillow does, which is what torchvision,
+    Keras and Hugging Face train with: grey is repeated into three channels, alpha is dropped (not
+    blended with white), 16-bit grey is scaled. An array is taken as it is: its channels must be the
+    transform's, but a 2-D array is a grey image and is repeated like one. Resizing is Pillow's, on 8
+    bits, for all of them; an image that already has the right size is not resampled, and a float array
+    is then not rounded to 8 bits either.
+
+    Args:
+        size: (height, width), or one number for a square. Afterwards always the pair.
+        channels: 3 for colour, 1 for grey. With another number only arrays are accepted.
+        resample: "nearest", "bilinear", "bicubic" or "lanczos".
+        rescale: factor on the 8-bit value.
+        mean, std: after rescaling, (value - mean) / std; one number, or one for each channel.
+            Afterwards always a tuple with one for each channel.
+
+    >>> transform = ImageTransform(size=2, channels=1)
+    >>> transform(np.array([[0, 255], [255, 0]], "uint8"))[0, :, :, 0]
+    array([[-1.,  1.],
+           [ 1., -1.]], dtype=float32)
+    """
+
+    size: int | tuple[int, int]
+    channels: int = 3
+    resample: str = "bilinear"
+    rescale: float = 1 / 255
+    mean: float | tuple[float, ...] = 0.5
+    std: float | tuple[float, ...] = 0.5
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", _pair(self.size))
+        object.__setattr__(self, "channels", whole_number("channels", self.channels))
+        if not isinstance(self.resample, str) or self.resample not in RESAMPLING:
+            remedy = nearest(str(self.resample), RESAMPLING)
+            raise ConfigError(f"resample is {self.resample!r}, expected the name of a filter. {remedy}")
+        (rescale,) = _numbers("rescale", self.rescale, 1)
+        if rescale <= 0:
+            raise ConfigError(f"rescale is {self.rescale!r}, expected a positive number such as 1/255.")
+        object.__setattr__(self, "rescale", rescale)
+        object.__setattr__(self, "mean", _numbers("mean", self.mean, self.channels))
+        std = _numbers("std", self.std, self.channels)
+        if min(std) <= 0:
+            raise ConfigError(
+                f"std is {self.std!r}, expected positive numbers: the pixels are divided by it."
+            )
+        object.__setattr__(self, "std", std)
+
+    @property
+    def height(self) -> int:
+        return _pair(self.size)[0]
+
+    @property
+    def width(self) -> int:
+        return _pair(self.size)[1]
+
+    def __call__(self, images: Images) -> np.ndarray:
+        """Normalized float32 (batch, height, width, channels)."""
+        items, several = _items(images)
+        return self._stack(items, 0 if several else None, np.float32)
+
+    def resize(self, images: Images) -> np.ndarray:
+        """The right size and nothing more, uint8 (batch, height, width, channels): for a raw-pixels graph."""
+        items, several = _items(images)
+        return self._stack(items, 0 if several else None, np.uint8)
+
+    def batches(self, images: Images, batch_size: int, *, raw_pixels: bool = False) -> Iterator[np.ndarray]:
+        """What a call gives, or `resize` with `raw_pixels`, in pieces: of a long list of files, only
+        `batch_size` are in memory at a time."""
+        items, several = _items(images)
+        batch_size = whole_number("batch_size", batch_size)
+        for first in range(0, len(items), batch_size):
+            piece = items[first : first + batch_size]
+            yield self._stack(piece, first if several else None, np.uint8 if raw_pixels else np.float32)
+
+    def to_preprocessor_config(self, raw_pixels: bool = False) -> dict[str, Any]:
+        """The preprocessor_config.json of Hugging Face; `raw_pixels` for a graph that rescales by itself."""
+        config: dict[str, Any] = {
+            "image_processor_type": PROCESSOR_TYPES[0],
+            "do_resize": True,
+            "size": {"height": self.height, "width": self.width},
+            "resample": int(RESAMPLING[self.resample]),
+            "do_convert_rgb": self.channels == 3,  # transformers.js converts even grey unless told
+            "do_rescale": not raw_pixels,
+            "rescale_factor": self.rescale,
+            "do_normalize": not raw_pixels,
+            "image_mean": list(_numbers("mean", self.mean, self.channels)),
+            "image_std": list(_numbers("std", self.std, self.channels)),
+        }
+        return config | {RAW_PIXELS: True} if raw_pixels else config
+
+    @classmethod
+    def from_preprocessor_config(cls, config: Mapping[str, Any]) -> ImageTransform:
+        """Every field is honoured or refused by name; a missing one means what ViTImageProcessor takes.
+
+        >>> ImageTransform.from_preprocessor_config({"size": {"height": 32, "width": 48}}).size
+        (32, 48)
+        """
+        return cls(**fields_from(config))
+
+    def _stack(self, items: Sequence[Any] | np.ndarray, first: int | None, dtype: type) -> np.ndarray:
+        batch = np.empty((len(items), self.height, self.width, self.channels), dtype)
+        finish: Callable[[np.ndarray], np.ndarray] = _to_8_bits if dtype is np.uint8 else self._normalize
+        for i, item in enumerate(items):
+            batch[i] = finish(self._pixels(item, _name(item, None if first is None else first + i)))
+        return batch
+
+    def _normalize(self, pixels: np.ndarray) -> np.ndarray:
+        # The factors are worked out in float64, so that a float image under rescale 1/255,
+        # mean 0 and std 1 comes out as it went in, to the last bit.
+        std = np.asarray(self.std)
+        unit = 1.0 if pixels.dtype == np.uint8 else 255.0
+        factor = (unit * self.rescale / std).astype(np.float32)
+        offset = (np.asarray(self.mean) / std).astype(np.float32)
+        return pixels.astype(np.float32) * factor - offset
+
+    def _pixels(self, source: Any, name: str) -> np.ndarray:
+        """One image of the right size: (height, width, channels), uint8, or float in 0..1."""
+        if isinstance(source, np.ndarray):
+            array = self._checked(source, name)
+            if array.shape[:2] == self.size:
+                return array
+            return self._resample(_to_8_bits(array))
+        if not isinstance(source, str | os.PathLike | bytes | Image.Image):
+            raise ImageError(
+                f"{name} is {type(source).__module__}.{type(source).__qualname__}, expected a path, bytes, "
+                "a Pillow image or a NumPy array; numpy.asarray makes an array of most tensors."
+            )
+        if self.channels not in (1, 3):
+            raise ImageError(
+                f"{name} is a picture, and this transform takes {self.channels} channels, which a picture "
+                "cannot give; pass a NumPy array (height, width, channels)."
+            )
+        image = read_image(source, "L" if self.channels == 1 else "RGB", name)
+        if image.size != (self.width, self.height):
+            image = image.resize((self.width, self.height), RESAMPLING[self.resample])
+        return np.asarray(image).reshape(self.height, self.width, self.channels)
+
+    def _checked(self, array: np.ndarray, name: str) -> np.ndarray:
+        if array.ndim == 2 and self.channels in (1, 3):
+            array = np.repeat(array[:, :, None], self.channels, axis=2)
+        if array.ndim != 3 or array.shape[-1] != self.channels:
+            raise ImageError(
+                f"{name} is an array of shape {array.shape}, expected (height, width, {self.channels})"
+                f"{_shape_remedy(array.shape, self.channels)}."
+            )
+        if array.size == 0:
+            raise ImageError(f"{name} has no pixels: its shape is {array.shape}.")
+        if array.dtype == np.uint8:
+            return array
+        if not np.issubdtype(array.dtype, np.floating):
+            raise ImageError(
+                f"{name} has dtype {array.dtype}, expected uint8 (0..255) or float (0..1); "
+                "use .astype('uint8') for values in 0..255, divide by the largest possible value otherwise."
+            )
+        low, high = array.min(), array.max()
+        if not (low >= 0 and high <= 1):  # written so that NaN, too, fails
+            raise ImageError(
+                f"{name} has float values from {low:g} to {high:g}, expected 0..1 and no NaN; for values in "
+                "0..255 divide by 255 or use .astype('uint8'). Do not normalize before: the transform does."
+            )
+        return array
+
+    def _resample(self, array: np.ndarray) -> np.ndarray:
+        to, filter_ = (self.width, self.height), RESAMPLING[self.resample]
+        # Pillow has no image of two or of five channels; it treats each channel on its own anyway
+        planes = [array] if self.channels == 3 else np.moveaxis(array, -1, 0)
+        resized = [np.asarray(Image.fromarray(np.ascontiguousarray(p)).resize(to, filter_)) for p in planes]
+        return resized[0] if self.channels == 3 else np.stack(resized, axis=-1)
+
+
+def are_several(images: Any) -> bool:
+    """Whether a list, a tuple or a 4-D batch was given, and not one image."""
+    return isinstance(images, list | tuple) or (isinstance(images, np.ndarray) and images.ndim == 4)
+
+
+def _items(images: Any) -> tuple[Sequence[Any] | np.ndarray, bool]:
+    """The images one by one, and whether they came as several: then errors say which."""
+    several = are_several(images)
+    return (images if several else [images]), several
+
+
+def _name(source: Any, index: int | None) -> str:
+    place = "" if index is None else f"images[{index}]"
+    if isinstance(source, str | os.PathLike):
+        return f"{place} {os.fspath(source)!r}".lstrip()
+    return place or "the image"
+
+
+def _shape_remedy(shape: tuple[int, ...], channels: int) -> str:
+    if len(shape) == 3 and shape[0] == channels:
+        return "; if its channels come first, numpy.moveaxis(image, 0, -1)"
+    if len(shape) == 3 and shape[-1] == 4 and channels == 3:
+        return "; drop its alpha channel: image[..., :3]"
+    if len(shape) == 3 and shape[-1] == 1:
+        return "; a grey image may also be given as (height, width): image[..., 0]"
+    if len(shape) == 3:
+        return "; a batch of grey images needs a channel axis: images[..., None]"
+    if len(shape) == 4:
+        return "; pass a 4-D batch by itself, not in a list"
+    return ""
+
+
+def _to_8_bits(pixels: np.ndarray) -> np.ndarray:
+    return pixels if pixels.dtype == np.uint8 else np.rint(pixels.astype(np.float32) * 255).astype(np.uint8)
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    if isinstance(size, list | tuple):
+        if len(size) != 2:
+            raise ConfigError(f"size is {size!r}, expected (height, width) or one number for a square.")
+        return whole_number("height in size", size[0]), whole_number("width in size", size[1])
+    side = whole_number("size", size)
+    return side, side
+
+
+def _numbers(name: str, value: Any, count: int) -> tuple[float, ...]:
+    values = tuple(value) if isinstance(value, list | tuple) else (value,) * count
+    if len(values) != count:
+        raise ConfigError(
+            f"{name} is {value!r}, expected {count} numbers, one for each channel, or one number."
+        )
+    for each in values:
+        if isinstance(each, bool | str) or not _finite(each):
+            raise ConfigError(f"{name} is {value!r}, expected finite numbers.")
+    return tuple(float(each) for each in values)
+
+
+def _finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except (TypeError, OverflowError):
+        return False

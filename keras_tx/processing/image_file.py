@@ -1,0 +1,134 @@
+"""A file, its bytes or a Pillow image -> an upright Pillow image of 8 bits, grey ("L") or "RGB"."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from keras_tx.errors import ImageError
+
+# Above this, Pillow itself warns of a decompression bomb: a file of some kilobytes can
+# declare an image that fills the memory. Decoded to RGB it is 268 MB.
+MAX_PIXELS = 89_478_485
+
+# Pillow hands these to other programs or to the operating system, which nobody wants
+# to happen to a picture that a stranger uploaded.
+REFUSED_FORMATS = frozenset({"EPS", "WMF"})
+
+_READ_INSTEAD = "JPEG, PNG, WebP, TIFF, BMP or GIF"
+_TIFF_BITS_PER_SAMPLE = 258
+_TIFF_PHOTOMETRIC = 262
+
+
+def read_image(source: str | os.PathLike[str] | bytes | Image.Image, mode: str, name: str) -> Image.Image:
+    """Decodes, turns upright and converts to `mode`, "L" or "RGB"; errors begin with `name`.
+
+    Colours are converted as Pillow's `convert` does, which is what torchvision, Keras and
+    Hugging Face train with: alpha and palette transparency are dropped, not blended; of an
+    animation, the first frame counts. Samples of 16 bits are scaled to 8, not clipped.
+    """
+    if isinstance(source, Image.Image):
+        return _decode(source, mode, name)
+    if isinstance(source, bytes):
+        if not source:
+            raise ImageError(f"{name} is empty (0 bytes); expected the content of an image file.")
+        return _decode(_identify(io.BytesIO(source), name), mode, name)
+    path = Path(source)
+    _check_path(path, name)
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise ImageError(f"{name} cannot be opened: {error.strerror}. Check its permissions.") from error
+    with stream:
+        return _decode(_identify(stream, name), mode, name)
+
+
+def _check_path(path: Path, name: str) -> None:
+    try:
+        if path.is_dir():
+            raise ImageError(
+                f"{name} is a directory; expected an image file. Pass a list of the files in it."
+            )
+        if not path.exists():
+            raise ImageError(f"{name}: there is no such file. The working directory is {Path.cwd()}.")
+        if not path.is_file():  # reading a pipe or a device could wait for ever
+            raise ImageError(f"{name} is not a regular file; read it yourself and pass its bytes.")
+        if path.stat().st_size == 0:
+            raise ImageError(f"{name} is empty (0 bytes); download or copy it again.")
+    except OSError as error:
+        raise ImageError(f"{name} cannot be reached: {error.strerror}.") from error
+
+
+def _identify(stream: BinaryIO, name: str) -> Image.Image:
+    """Reads the header only."""
+    try:
+        return Image.open(stream)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ImageError(f"{name} declares too many pixels: {error} {_remedy_for_size()}") from error
+    except UnidentifiedImageError as error:
+        stream.seek(0)
+        raise ImageError(
+            f"{name} is not an image that Pillow {Image.__version__} can read, or its header is damaged: "
+            f"it begins with {stream.read(12)!r}. Expected {_READ_INSTEAD}."
+        ) from error
+    except Exception as error:  # the exceptions of Pillow's plugins for damaged headers are not a closed set
+        raise ImageError(_damaged(name, error)) from error
+
+
+def _decode(image: Image.Image, mode: str, name: str) -> Image.Image:
+    if image.format in REFUSED_FORMATS:
+        raise ImageError(f"{name} is {image.format}, which is not read; convert it to {_READ_INSTEAD}.")
+    if image.width * image.height > MAX_PIXELS:
+        raise ImageError(
+            f"{name} has {image.width} x {image.height} pixels, at most {MAX_PIXELS} are read. "
+            + _remedy_for_size()
+        )
+    if image.width * image.height == 0:
+        raise ImageError(f"{name} has no pixels: it is {image.width} x {image.height}.")
+    try:
+        upright = ImageOps.exif_transpose(image)
+        if upright.mode in ("I", "F") or upright.mode.startswith("I;"):
+            upright = _deep_grey_to_8_bits(upright, image, name)
+        return _convert(upright, mode)
+    except ImageError:
+        raise
+    except Exception as error:  # see _identify
+        raise ImageError(_damaged(name, error)) from error
+
+
+def _deep_grey_to_8_bits(upright: Image.Image, opened: Image.Image, name: str) -> Image.Image:
+    tags = getattr(opened, "tag_v2", {})  # only a TIFF file has them; the upright copy has lost them
+    if upright.mode.startswith("I;16"):
+        white = (1 << tags.get(_TIFF_BITS_PER_SAMPLE, (16,))[0]) - 1
+    elif upright.mode == "I" and opened.format in ("PNG", "PPM"):
+        white = 65535  # some versions of Pillow widen their 16 bits to 32
+    else:
+        raise ImageError(
+            f"{name} has 32-bit samples (Pillow mode {upright.mode!r}), and nothing says which value is "
+            "white; scale them yourself and pass a NumPy array, uint8 or float in 0..1."
+        )
+    samples = np.asarray(upright).astype(np.int64)
+    if tags.get(_TIFF_PHOTOMETRIC) == 0:
+        samples = white - samples  # "white is zero": Pillow inverts it up to 8 bits only
+    return Image.fromarray(((samples * 255 + white // 2) // white).astype(np.uint8))
+
+
+def _convert(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode in ("P", "PA"):
+        image = image.convert("RGBA")  # straight to RGB, Pillow warns about the transparency that it drops
+    if mode == "L" and image.mode not in ("1", "L", "LA", "RGB", "RGBA"):
+        image = image.convert("RGB")  # CMYK, YCbCr, HSV: Pillow knows no direct way to grey
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _damaged(name: str, error: Exception) -> str:
+    return f"{name} is damaged or truncated ({error}); open it in a viewer, or download or copy it again."
+
+
+def _remedy_for_size() -> str:
+    return "Make it smaller first: Image.open(file).reduce(4), and pass the result."

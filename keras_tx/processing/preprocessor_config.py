@@ -1,0 +1,107 @@
+"""Hugging Face's preprocessor_config.json -> the fields of an ImageTransform."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from PIL import Image
+
+from keras_tx.errors import ConfigError
+
+# Other processors read the same keys but give the missing ones another meaning.
+PROCESSOR_TYPES = ("ViTImageProcessor", "ViTImageProcessorFast", "ViTFeatureExtractor")
+
+# Our own key, which Hugging Face passes over. Without it, "do_rescale": false would mean that
+# nobody rescales; with it, the graph does, by the factors that the file still states.
+RAW_PIXELS = "raw_pixels"
+
+_WITHOUT_EFFECT = frozenset(
+    {
+        "image_processor_type",
+        "feature_extractor_type",
+        "processor_class",
+        "_processor_class",
+        "_valid_processor_keys",
+        "crop_size",  # cropping and padding themselves are refused
+        "pad_size",
+        "device",
+        "return_tensors",
+        "disable_grouping",
+    }
+)
+
+
+def fields_from(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Every field is honoured or refused by name; a missing one means what ViTImageProcessor takes."""
+    fields = {key: value for key, value in config.items() if value is not None}
+    kind = fields.get("image_processor_type", fields.get("feature_extractor_type", PROCESSOR_TYPES[0]))
+    if kind not in PROCESSOR_TYPES:
+        raise ConfigError(f"image_processor_type is {kind!r}, expected one of {', '.join(PROCESSOR_TYPES)}.")
+    if not _switch(fields, "do_resize", True):
+        raise ConfigError("do_resize is False, expected True: the graph takes one size only.")
+    size, resample = _size(fields), _resample(fields)
+    rescale = fields.pop("rescale_factor", 1 / 255)
+    mean, std = fields.pop("image_mean", 0.5), fields.pop("image_std", 0.5)
+    channels = len(mean) if isinstance(mean, list | tuple) else 3
+    do_rescale, do_normalize = _switch(fields, "do_rescale", True), _switch(fields, "do_normalize", True)
+    in_graph = _switch(fields, RAW_PIXELS, False)
+    if in_graph and (do_rescale or do_normalize):
+        raise ConfigError(
+            f"raw_pixels is True but do_rescale is {do_rescale} and do_normalize is {do_normalize}, "
+            "expected False for both: the graph does them."
+        )
+    if not (do_rescale or in_graph):
+        rescale = 1.0
+    if not (do_normalize or in_graph):
+        mean, std = 0.0, 1.0
+    _refuse_the_rest(fields, channels)
+    return {
+        "size": size,
+        "channels": channels,
+        "resample": resample,
+        "rescale": rescale,
+        "mean": mean,
+        "std": std,
+    }
+
+
+def _switch(fields: dict[str, Any], key: str, default: bool) -> bool:
+    value = fields.pop(key, default)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{key} is {value!r}, expected true or false.")
+    return value
+
+
+def _size(fields: dict[str, Any]) -> Any:
+    size = fields.pop("size", 224)
+    square = _switch(fields, "default_to_square", True)
+    if isinstance(size, Mapping) and set(size) == {"height", "width"}:
+        return size["height"], size["width"]
+    if isinstance(size, int) and square:
+        return size
+    raise ConfigError(
+        f'size is {size!r}, expected {{"height": ..., "width": ...}}: other forms keep the aspect.'
+    )
+
+
+def _resample(fields: dict[str, Any]) -> str:
+    number = fields.pop("resample", Image.Resampling.BILINEAR)
+    try:
+        return Image.Resampling(number).name.lower()
+    except ValueError:
+        raise ConfigError(f"resample is {number!r}, expected Pillow's number of a filter, 0 to 3.") from None
+
+
+def _refuse_the_rest(fields: dict[str, Any], channels: int) -> None:
+    for key, value in fields.items():
+        if key in _WITHOUT_EFFECT or (key.startswith("do_") and value is False):
+            continue
+        if key == "do_convert_rgb" and value is True and channels == 3:
+            continue
+        if key in ("data_format", "input_data_format") and value == "channels_first":
+            continue  # what leaves the Hugging Face processor, and what the graph takes
+        raise ConfigError(
+            f"{key} is {value!r}; expected only resize, rescale and normalize, which is all that this "
+            "transform does. Remove the field if it is without effect, or prepare the images yourself."
+        )

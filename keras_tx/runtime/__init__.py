@@ -1,0 +1,72 @@
+"""Runs exported folders with NumPy and onnxruntime: no Keras, no TensorFlow, no PyTorch, no onnx.
+
+>>> from keras_tx.runtime import load
+>>> load("flowers")("rose.jpg")  # doctest: +SKIP
+[{'label': 'rose', 'score': 0.98}, {'label': 'tulip', 'score': 0.01}]
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keras_tx.runtime.folder import Folder, open_folder, verify_hashes
+    from keras_tx.runtime.session import Session
+    from keras_tx.runtime.tasks import GenericModel, ImageClassifier, ImageEmbedder, LoadedModel
+
+_HOMES = {
+    "Folder": "folder",
+    "GenericModel": "tasks",
+    "ImageClassifier": "tasks",
+    "ImageEmbedder": "tasks",
+    "LoadedModel": "tasks",
+    "Session": "session",
+    "open_folder": "folder",
+    "verify_hashes": "folder",
+}
+
+__all__ = [
+    "Folder",
+    "GenericModel",
+    "ImageClassifier",
+    "ImageEmbedder",
+    "LoadedModel",
+    "Session",
+    "load",
+    "open_folder",
+    "verify_hashes",
+]
+
+
+def load(
+    folder: str | os.PathLike[str], *, provider: str = "auto", threads: int | None = None
+) -> LoadedModel:
+    """Opens an exported folder, ready to run.
+
+    >>> model = load("flowers")  # doctest: +SKIP
+    >>> model  # doctest: +SKIP
+    <ImageClassifier 'flowers': pixel_values float32 (batch_size, 3, 224, 224) on cpu, 5 labels>
+    >>> model(["rose.jpg", "tulip.jpg"], top_k=1)  # doctest: +SKIP
+    [[{'label': 'rose', 'score': 0.98}], [{'label': 'tulip', 'score': 0.97}]]
+
+    Args:
+        folder: what `export_onnx` wrote. A folder that is damaged, or that points outside itself, is refused.
+        provider: "cuda", "cpu", or "auto": CUDA where it works, otherwise the CPU, with a warning where an
+            onnxruntime that was built for CUDA cannot use it. `.provider` of the result says which it is.
+        threads: for one operation on the CPU; None leaves it to onnxruntime.
+
+    Returns:
+        An `ImageClassifier`, an `ImageEmbedder`, or a `GenericModel` for a model of no known task.
+    """
+    from keras_tx.runtime.tasks import open_model
+
+    return open_model(folder, provider, threads)
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a name when it is first used: importing this package costs nothing."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

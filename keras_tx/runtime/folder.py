@@ -1,0 +1,228 @@
+"""Opens an exported folder: nothing of it reaches onnxruntime before it was found to be what was exported."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import posixpath
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError, FolderError
+from keras_tx.processing import ImageTransform
+from keras_tx.runtime.external_data import external_locations
+
+_GRAPHS = posixpath.dirname(contract.MODEL)
+_MAX_JSON = 64 * 2**20  # bytes; a manifest lists files and layers, not weights
+# Besides separators and drives: onnxruntime gives paths with an asterisk a meaning of their own,
+# and Windows cannot store the others.
+_FORBIDDEN = frozenset('\\:*?"<>|')
+_REMEDY = "Copy the whole folder again, or export again."
+
+
+@dataclasses.dataclass(frozen=True)
+class Folder:
+    """An exported folder that passed the checks of `open_folder`."""
+
+    path: Path
+    manifest: contract.Manifest
+    graph: Path
+    config: Mapping[str, Any] | None
+    transform: ImageTransform | None
+
+
+def open_folder(path: str | os.PathLike[str]) -> Folder:
+    """Checks everything but the hashes of the large files; for those, `verify_hashes`.
+
+    The manifest is sound; every file that it lists is a regular file inside the folder, reached
+    through no link, and has the size that it had; the graph has its hash, and names no data outside
+    the folder. Of several graphs, the fp32 one is taken.
+
+    >>> open_folder("flowers").manifest.task  # doctest: +SKIP
+    'image-classification'
+    """
+    root = Path(path)
+    if not root.exists():
+        raise FolderError(f"{root}: there is no such folder. Expected one that export_onnx wrote.")
+    if not root.is_dir():
+        raise FolderError(f"{root} is a file, expected the folder around it that export_onnx wrote.")
+    manifest = _manifest(root)
+    for name, record in manifest.files.items():
+        _check_file(root, name, record)
+    graph = _graph(root, manifest)
+    config = _json(root, contract.CONFIG, manifest)
+    preprocessor = _json(root, contract.PREPROCESSOR, manifest)
+    transform = None if preprocessor is None else _transform(root, preprocessor)
+    if config is not None:
+        _check_agreement(root, manifest, config, transform)
+    return Folder(root, manifest, graph, config, transform)
+
+
+def verify_hashes(folder: Folder) -> None:
+    """Reads every file whole and compares it with the manifest, which `load` spares the large ones."""
+    changed = [
+        name
+        for name, record in folder.manifest.files.items()
+        if contract.describe_file(folder.path / name).sha256 != record.sha256
+    ]
+    if changed:
+        raise FolderError(
+            f"{folder.path}: the sha256 of {', '.join(changed)} differs from {contract.MANIFEST}: "
+            f"changed or damaged since the export. {_REMEDY}"
+        )
+
+
+def _manifest(root: Path) -> contract.Manifest:
+    path = root / contract.MANIFEST
+    if not os.path.lexists(path):
+        raise FolderError(
+            f"{root} has no {contract.MANIFEST}, expected a folder that export_onnx wrote. "
+            "If it was copied, copy all of it."
+        )
+    size = _regular_file(root, contract.MANIFEST).st_size
+    if size > _MAX_JSON:
+        raise FolderError(f"{path} has {size} bytes, at most {_MAX_JSON} are read. {_REMEDY}")
+    try:
+        return contract.Manifest.from_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FolderError(f"{path} is not a sound manifest: {error}. {_REMEDY}") from error
+
+
+def _check_file(root: Path, name: str, record: contract.FileRecord) -> None:
+    if not _is_plain(name):
+        raise FolderError(
+            f"{root / contract.MANIFEST} lists {name!r}, expected relative paths inside the folder, "
+            "with '/' and without '..'. The folder is not to be trusted: export again."
+        )
+    size = _regular_file(root, name).st_size
+    if size != record.size:
+        raise FolderError(
+            f"{root / name} has {size} bytes, expected {record.size}: truncated or changed. {_REMEDY}"
+        )
+
+
+def _is_plain(name: str) -> bool:
+    parts = name.split("/")
+    return all(
+        part not in ("", ".", "..") and part.isprintable() and not _FORBIDDEN.intersection(part)
+        for part in parts
+    )
+
+
+def _regular_file(root: Path, name: str) -> os.stat_result:
+    """What lstat says, once each component of the path was seen to be no link."""
+    *directories, _ = steps = [root.joinpath(*name.split("/")[: i + 1]) for i in range(name.count("/") + 1)]
+    try:
+        for directory in directories:
+            _refuse_link(directory, os.lstat(directory))
+        info = os.lstat(steps[-1])
+    except FileNotFoundError:
+        raise FolderError(f"{root / name} is missing, but {contract.MANIFEST} lists it. {_REMEDY}") from None
+    except OSError as error:
+        raise FolderError(f"{root / name} cannot be reached: {error.strerror}. {_REMEDY}") from error
+    _refuse_link(steps[-1], info)
+    if not stat.S_ISREG(info.st_mode):
+        raise FolderError(f"{root / name} is not a regular file, expected one. {_REMEDY}")
+    if info.st_nlink > 1:
+        raise FolderError(
+            f"{root / name} is a hard link ({info.st_nlink} names for one file), expected a file of its own: "
+            "through a link the graph could read outside the folder. Copy the folder with cp -rL."
+        )
+    return info
+
+
+def _refuse_link(path: Path, info: os.stat_result) -> None:
+    if stat.S_ISLNK(info.st_mode):
+        raise FolderError(
+            f"{path} is a symbolic link, expected a real file or directory: through a link the graph could "
+            "read outside the folder. Copy the folder with cp -rL."
+        )
+
+
+def _graph(root: Path, manifest: contract.Manifest) -> Path:
+    graphs = manifest.precisions
+    if not graphs:
+        raise FolderError(f"{root / contract.MANIFEST} names no graph in precisions, expected one. {_REMEDY}")
+    precision = "fp32" if "fp32" in graphs else next(iter(graphs))
+    name = graphs[precision]
+    if name not in manifest.files or posixpath.dirname(name) != _GRAPHS or not name.endswith(".onnx"):
+        raise FolderError(
+            f"{root / contract.MANIFEST} gives {name!r} as the {precision} graph, expected a listed file "
+            f"{_GRAPHS}/*.onnx. {_REMEDY}"
+        )
+    found, expected = contract.describe_file(root / name).sha256, manifest.files[name].sha256
+    if found != expected:
+        raise FolderError(
+            f"{root / name} has sha256 {found}, expected {expected}: damaged or changed since the "
+            f"export. {_REMEDY}"
+        )
+    for location in external_locations(root / name):
+        # listed names were seen to be plain, so this also refuses "..", absolute paths and the like
+        if f"{_GRAPHS}/{location}" not in manifest.files:
+            raise FolderError(
+                f"{root / name} keeps weights in {location!r}, expected a file of {_GRAPHS}/ that "
+                f"{contract.MANIFEST} lists. The folder is not to be trusted: export again."
+            )
+    return root / name
+
+
+def _json(root: Path, name: str, manifest: contract.Manifest) -> dict[str, Any] | None:
+    """The content of a listed JSON file; one that is not listed was not exported, and is not read."""
+    if name not in manifest.files:
+        return None
+    if manifest.files[name].size > _MAX_JSON:
+        raise FolderError(
+            f"{root / name} has {manifest.files[name].size} bytes, at most {_MAX_JSON} are read."
+        )
+    try:
+        content = json.loads((root / name).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FolderError(f"{root / name} is not JSON ({error}). {_REMEDY}") from error
+    if not isinstance(content, dict):
+        raise FolderError(f"{root / name} holds a {type(content).__name__}, expected an object. {_REMEDY}")
+    return content
+
+
+def _transform(root: Path, preprocessor: Mapping[str, Any]) -> ImageTransform:
+    try:
+        return ImageTransform.from_preprocessor_config(preprocessor)
+    except ConfigError as error:
+        raise FolderError(f"{root / contract.PREPROCESSOR}: {error}") from error
+
+
+def _check_agreement(
+    root: Path, manifest: contract.Manifest, config: Mapping[str, Any], transform: ImageTransform | None
+) -> None:
+    """Other clients read config.json, we read the manifest: both must get the same answers."""
+    names = config.get("id2label")
+    if manifest.labels is not None and names is not None:
+        expected = {str(i): label for i, label in enumerate(manifest.labels)}
+        if names != expected:
+            raise FolderError(
+                f"{root / contract.CONFIG} and {contract.MANIFEST} disagree on the labels: id2label is "
+                f"{_short(names)}, expected {_short(expected)}. Export again."
+            )
+    if transform is None:
+        return
+    size = config.get("image_size")
+    pair = tuple(size) if isinstance(size, list) else (size, size)
+    if size is not None and pair != transform.size:
+        raise FolderError(
+            f"{root / contract.CONFIG} has image_size {size!r}, but {contract.PREPROCESSOR} resizes to "
+            f"{transform.size}. Export again."
+        )
+    channels = config.get("num_channels", transform.channels)
+    if channels != transform.channels:
+        raise FolderError(
+            f"{root / contract.CONFIG} has num_channels {channels!r}, but {contract.PREPROCESSOR} gives "
+            f"{transform.channels}. Export again."
+        )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."

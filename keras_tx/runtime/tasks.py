@@ -1,0 +1,248 @@
+"""What an exported folder does: images in, labels or embeddings out; or any arrays in and out."""
+
+from __future__ import annotations
+
+import abc
+import os
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from keras_tx import contract
+from keras_tx.errors import FolderError, InputError, nearest, whole_number
+from keras_tx.processing import ImageTransform
+from keras_tx.processing.image import Images, are_several
+from keras_tx.runtime.folder import Folder, open_folder
+from keras_tx.runtime.session import Session, describe
+
+
+class LoadedModel(abc.ABC):
+    """What `load` gives; close it, or use it in a with statement, to give the memory back."""
+
+    def __init__(self, folder: Folder, session: Session) -> None:
+        self.folder = folder
+        self.session = session
+
+    @abc.abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    @property
+    def provider(self) -> str:
+        """Where it really runs: "cpu" or "cuda"."""
+        return self.session.provider
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The names of the classes, in the order of the logits; None where there are none."""
+        return self.folder.manifest.labels
+
+    def close(self) -> None:
+        self.session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(describe(spec) for spec in self.session.inputs)
+        labels = f", {len(self.labels)} labels" if self.labels else ""
+        return f"<{type(self).__name__} {str(self.folder.path)!r}: {inputs} on {self.provider}{labels}>"
+
+
+class _ImageModel(LoadedModel):
+    """One image input, `pixel_values` or `pixels`, fed through the transform of the folder."""
+
+    def __init__(self, folder: Folder, session: Session, outputs: tuple[str, ...]) -> None:
+        super().__init__(folder, session)
+        self.transform = _transform_for(folder, session)
+        self._output = _output_of(folder, session, outputs)
+
+    def _outputs(self, images: Images, batch_size: int) -> Iterator[np.ndarray]:
+        """The output for each image in turn, `batch_size` of them computed at a time."""
+        name = self.session.inputs[0].name
+        raw = name == contract.PIXELS
+        for batch in self.transform.batches(images, batch_size, raw_pixels=raw):
+            # (batch, height, width, channels) -> (batch, channels, height, width)
+            fed = batch if raw else np.ascontiguousarray(batch.transpose(0, 3, 1, 2))
+            yield from self.session.run({name: fed})[self._output]
+
+
+class ImageClassifier(_ImageModel):
+    """Images to labels with scores.
+
+    >>> classify = load("flowers")  # doctest: +SKIP
+    >>> classify("rose.jpg", top_k=2)  # doctest: +SKIP
+    [{'label': 'rose', 'score': 0.98}, {'label': 'tulip', 'score': 0.01}]
+    """
+
+    def __init__(self, folder: Folder, session: Session) -> None:
+        super().__init__(folder, session, (contract.LOGITS,))
+        self._labels = _labels_for(folder, session)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self._labels
+
+    def __call__(self, images: Images, top_k: int = 5, batch_size: int = 32) -> list[Any]:
+        """The `top_k` best labels of an image, best first; of a list or a 4-D batch, a list of those.
+
+        An image is whatever `ImageTransform` takes: a path, bytes, a Pillow image, a NumPy array.
+        Scores are the softmax over all classes.
+        """
+        top_k = min(whole_number("top_k", top_k), len(self.labels))
+        found = [self._best(logits, top_k) for logits in self._outputs(images, batch_size)]
+        return found if are_several(images) else found[0]
+
+    def _best(self, logits: np.ndarray, top_k: int) -> list[dict[str, Any]]:
+        scores = softmax(logits)
+        best = np.argsort(-scores, kind="stable")[:top_k]
+        return [{"label": self.labels[i], "score": float(scores[i])} for i in best]
+
+
+class ImageEmbedder(_ImageModel):
+    """Images to vectors, one an image, or one a token where the model was exported without pooling.
+
+    >>> load("features")(["a.jpg", "b.jpg"]).shape  # doctest: +SKIP
+    (2, 768)
+    """
+
+    def __init__(self, folder: Folder, session: Session) -> None:
+        super().__init__(folder, session, (contract.IMAGE_EMBEDS, contract.LAST_HIDDEN_STATE))
+
+    def embed(self, images: Images, batch_size: int = 32) -> np.ndarray:
+        """For one image its embedding; for a list or a 4-D batch, those stacked."""
+        found = list(self._outputs(images, batch_size))
+        if not found:
+            shape = next(spec.shape for spec in self.session.outputs if spec.name == self._output)
+            return np.empty((0, *(0 if isinstance(axis, str) else axis for axis in shape[1:])), np.float32)
+        return np.stack(found) if are_several(images) else found[0]
+
+    def __call__(self, images: Images, batch_size: int = 32) -> np.ndarray:
+        """The same as `embed`."""
+        return self.embed(images, batch_size)
+
+
+class GenericModel(LoadedModel):
+    """A graph of any other kind, with the names and shapes of the model that was exported.
+
+    >>> load("anything")({"a": a, "b": b})["sum"]  # doctest: +SKIP
+    """
+
+    def __call__(self, inputs: Mapping[str, np.ndarray] | np.ndarray) -> dict[str, np.ndarray]:
+        """All outputs by name. An array by itself is enough where the graph has one input."""
+        if isinstance(inputs, Mapping):
+            return self.session.run(inputs)
+        expected = ", ".join(describe(spec) for spec in self.session.inputs)
+        if not isinstance(inputs, np.ndarray):
+            raise InputError(
+                f"inputs is a {type(inputs).__name__}, expected a NumPy array or a dict: {expected}."
+            )
+        if len(self.session.inputs) != 1:
+            raise InputError(f"inputs is one array, expected a dict: {expected}.")
+        return self.session.run({self.session.inputs[0].name: inputs})
+
+
+_TASKS: dict[str | None, type[ImageClassifier] | type[ImageEmbedder] | type[GenericModel]] = {
+    contract.IMAGE_CLASSIFICATION: ImageClassifier,
+    contract.IMAGE_FEATURES: ImageEmbedder,
+    None: GenericModel,
+}
+
+
+def open_model(path: str | os.PathLike[str], provider: str, threads: int | None) -> LoadedModel:
+    """Checks the folder, starts the graph and gives it the shape of its task."""
+    folder = open_folder(path)
+    task = folder.manifest.task
+    if task not in _TASKS:
+        known = [name for name in _TASKS if name is not None]
+        raise FolderError(
+            f"{folder.path} is for the task {task!r}, which this keras-tx does not run: upgrade it. "
+            f"{nearest(str(task), known)}"
+        )
+    session = Session(folder.graph, provider, threads)
+    try:
+        _check_manifest(folder, session)
+        return _TASKS[task](folder, session)
+    except FolderError:
+        session.close()
+        raise
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Over the last axis, in float64; the largest logit is taken off first, so that none overflows."""
+    exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def _check_manifest(folder: Folder, session: Session) -> None:
+    for kind, stated, real in (
+        ("inputs", folder.manifest.inputs, session.inputs),
+        ("outputs", folder.manifest.outputs, session.outputs),
+    ):
+        if [(spec.name, spec.dtype) for spec in stated] != [(spec.name, spec.dtype) for spec in real]:
+            raise FolderError(
+                f"{folder.path}: {contract.MANIFEST} gives the {kind} {', '.join(map(describe, stated))}, "
+                f"but the graph has {', '.join(map(describe, real))}. Export again."
+            )
+
+
+def _transform_for(folder: Folder, session: Session) -> ImageTransform:
+    transform = folder.transform
+    if transform is None:
+        raise FolderError(
+            f"{folder.path} has no {contract.PREPROCESSOR}, which its task {folder.manifest.task!r} needs. "
+            "Export again."
+        )
+    height, width, channels = transform.height, transform.width, transform.channels
+    expected = {
+        contract.PIXEL_VALUES: ("float32", (channels, height, width)),
+        contract.PIXELS: ("uint8", (height, width, channels)),
+    }
+    specs = session.inputs
+    if len(specs) != 1 or specs[0].name not in expected:
+        raise FolderError(
+            f"{folder.path}: the graph takes {', '.join(map(describe, specs)) or 'nothing'}, expected one "
+            f"input, {' or '.join(expected)}. Export again."
+        )
+    dtype, shape = expected[specs[0].name]
+    fits = len(specs[0].shape) == 4 and all(
+        isinstance(axis, str) or axis == length
+        for axis, length in zip(specs[0].shape[1:], shape, strict=True)
+    )
+    if specs[0].dtype != dtype or not fits:
+        raise FolderError(
+            f"{folder.path}: the graph takes {describe(specs[0])}, but {contract.PREPROCESSOR} gives {dtype} "
+            f"(batch, {', '.join(map(str, shape))}). Export again."
+        )
+    return transform
+
+
+def _output_of(folder: Folder, session: Session, names: tuple[str, ...]) -> str:
+    present = [spec.name for spec in session.outputs]
+    for name in names:
+        if name in present:
+            return name
+    raise FolderError(
+        f"{folder.path}: the graph gives {', '.join(present)}, expected {' or '.join(names)} for the task "
+        f"{folder.manifest.task!r}. Export again."
+    )
+
+
+def _labels_for(folder: Folder, session: Session) -> tuple[str, ...]:
+    spec = next(spec for spec in session.outputs if spec.name == contract.LOGITS)
+    labels = folder.manifest.labels
+    classes = spec.shape[-1] if len(spec.shape) == 2 else None
+    if not isinstance(classes, int) or (labels is not None and len(labels) != classes):
+        wanted = "classes" if labels is None else len(labels)
+        raise FolderError(
+            f"{folder.path}: the graph gives {describe(spec)}, expected (batch, {wanted}) for "
+            f"{'fixed classes' if labels is None else f'{len(labels)} labels'}. Export again."
+        )
+    # the names that Hugging Face invents
+    return labels if labels is not None else tuple(f"LABEL_{i}" for i in range(classes))

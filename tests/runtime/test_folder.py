@@ -1,0 +1,287 @@
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from keras_tx import contract
+from keras_tx.errors import FolderError
+from keras_tx.runtime import open_folder, verify_hashes
+
+
+def refused(path: Path, message: str) -> None:
+    with pytest.raises(FolderError, match=message):
+        open_folder(path)
+
+
+def test_a_sound_folder(make_image_folder):
+    built = make_image_folder(external=True)
+    folder = open_folder(str(built.path))
+    assert folder.manifest == built.manifest
+    assert folder.graph == built.graph
+    assert folder.config == {"model_type": "vit"}
+    assert folder.transform is not None
+    assert folder.transform.size == (4, 6)
+    verify_hashes(folder)
+
+
+def test_a_folder_without_images(generic_folder):
+    folder = open_folder(generic_folder.path)
+    assert folder.transform is None
+    assert folder.config is None
+
+
+def test_a_linked_folder_is_the_users_own_choice(generic_folder, tmp_path: Path):
+    (tmp_path / "latest").symlink_to(generic_folder.path)
+    assert open_folder(tmp_path / "latest").manifest == generic_folder.manifest
+
+
+def test_files_that_are_not_listed_are_not_looked_at(generic_folder):
+    (generic_folder.path / contract.PREPROCESSOR).write_text("{")
+    (generic_folder.path / "NOTES.md").write_text("mine")
+    assert open_folder(generic_folder.path).transform is None
+
+
+def test_no_folder(tmp_path: Path):
+    refused(tmp_path / "none", r"none: there is no such folder\. Expected one that export_onnx wrote")
+    (tmp_path / "file").touch()
+    refused(tmp_path / "file", "file is a file, expected the folder around it")
+    refused(tmp_path, r"has no keras_tx\.json, expected a folder that export_onnx wrote.*copy all of it")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"keras_tx\.json is not a sound manifest: it is not JSON .*export again"),
+        ("[" * 100_000, "it is not JSON"),
+        ("[]", "it has no format_version"),
+        ('{"format_version": 2}', "its format_version is 2, this keras-tx reads 1"),
+        ('{"format_version": 1}', "a field is missing or of the wrong kind .*keras_tx_version"),
+    ],
+)
+def test_a_bad_manifest(text: str, message: str, generic_folder):
+    (generic_folder.path / contract.MANIFEST).write_text(text)
+    refused(generic_folder.path, message)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("task", 7),
+        ("precisions", ["onnx/model.onnx"]),
+        ("inputs", {}),
+        ("inputs", [{"name": "a"}]),
+        ("files", []),
+        ("files", {"onnx/model.onnx": {"size": "many", "sha256": ""}}),
+        ("files", {"onnx/model.onnx": {"size": 1e999, "sha256": ""}}),
+        ("files", {"onnx/model.onnx": 3}),
+        ("labels", "abc"),
+        ("parity", {"max_difference": None}),
+    ],
+)
+def test_a_manifest_with_a_wrong_field(field: str, value: Any, generic_folder):
+    path = generic_folder.path / contract.MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    refused(generic_folder.path, r"keras_tx\.json is not a sound manifest: ")
+
+
+def test_a_manifest_that_is_not_text_or_too_large(generic_folder, monkeypatch: pytest.MonkeyPatch):
+    (generic_folder.path / contract.MANIFEST).write_bytes(b"\xff\xfe")
+    refused(generic_folder.path, "is not a sound manifest")
+    monkeypatch.setattr("keras_tx.runtime.folder._MAX_JSON", 1)
+    refused(generic_folder.path, "has 2 bytes, at most 1 are read")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../secret",
+        "onnx/../../secret",
+        "onnx/./model.onnx",
+        "onnx//model.onnx",
+        "onnx/",
+        "",
+        ".",
+        "..",
+        "/etc/passwd",
+        "C:/secret",
+        "C:secret",
+        "onnx\\..\\..\\secret",
+        "\\\\server\\share",
+        "onnx/a\nb",
+        "onnx/a\0b",
+        "onnx/*/_ORT_MEM_ADDR_/*",
+        "onnx/model.onnx:stream",
+    ],
+)
+def test_a_path_that_is_not_plain_is_refused_before_it_is_touched(name: str, generic_folder):
+    generic_folder.list_file(name)
+    refused(generic_folder.path, re.escape(f"lists {name!r}, expected relative paths inside the folder"))
+
+
+def test_a_missing_truncated_or_changed_file(make_image_folder):
+    built = make_image_folder(external=True)
+    data = built.path / contract.MODEL_DATA
+    content = data.read_bytes()
+    data.write_bytes(content[:-1])
+    refused(built.path, r"model\.onnx_data has 47 bytes, expected 48: truncated or changed.*Copy the whole")
+    data.unlink()
+    refused(built.path, r"model\.onnx_data is missing, but keras_tx\.json lists it")
+    data.mkdir()
+    refused(built.path, r"model\.onnx_data is not a regular file")
+
+
+def test_a_changed_graph_is_found_at_once(make_image_folder):
+    built = make_image_folder()
+    content = bytearray(built.graph.read_bytes())
+    content[-1] ^= 1
+    built.graph.write_bytes(content)
+    refused(built.path, r"model\.onnx has sha256 [0-9a-f]{64}, expected [0-9a-f]{64}: damaged or changed")
+
+
+def test_changed_weights_are_found_by_verify(make_image_folder):
+    built = make_image_folder(external=True)
+    data = built.path / contract.MODEL_DATA
+    data.write_bytes(bytes(data.stat().st_size))
+    folder = open_folder(built.path)
+    with pytest.raises(FolderError, match=r"the sha256 of onnx/model\.onnx_data differs from keras_tx\.json"):
+        verify_hashes(folder)
+
+
+@pytest.mark.parametrize(
+    "name", [contract.MODEL, contract.MODEL_DATA, contract.PREPROCESSOR, contract.MANIFEST]
+)
+def test_a_symbolic_link_is_refused(name: str, make_image_folder, tmp_path: Path):
+    built = make_image_folder(external=True)
+    (built.path / name).rename(tmp_path / "elsewhere")
+    (built.path / name).symlink_to(tmp_path / "elsewhere")
+    refused(built.path, re.escape(name) + r" is a symbolic link, expected a real file.*cp -rL")
+
+
+def test_a_linked_directory_inside_is_refused(generic_folder, tmp_path: Path):
+    (generic_folder.path / "onnx").rename(tmp_path / "elsewhere")
+    (generic_folder.path / "onnx").symlink_to(tmp_path / "elsewhere")
+    refused(generic_folder.path, "onnx is a symbolic link")
+
+
+def test_a_dangling_manifest_is_a_link_not_an_absence(generic_folder):
+    (generic_folder.path / contract.MANIFEST).unlink()
+    (generic_folder.path / contract.MANIFEST).symlink_to("nowhere")
+    refused(generic_folder.path, r"keras_tx\.json is a symbolic link")
+
+
+@pytest.mark.parametrize("name", [contract.MODEL, contract.MODEL_DATA, contract.MANIFEST])
+def test_a_hard_link_is_refused(name: str, make_image_folder, tmp_path: Path):
+    built = make_image_folder(external=True)
+    os.link(built.path / name, tmp_path / "secret")
+    refused(built.path, re.escape(name) + r" is a hard link \(2 names for one file\)")
+
+
+def test_a_pipe_is_refused(generic_folder):
+    os.mkfifo(generic_folder.path / "onnx/pipe")
+    generic_folder.list_file("onnx/pipe", 0)
+    refused(generic_folder.path, "pipe is not a regular file")
+
+
+def test_a_file_used_as_a_directory(generic_folder):
+    generic_folder.list_file("onnx/model.onnx/inner")
+    refused(generic_folder.path, "inner cannot be reached: Not a directory")
+
+
+@pytest.mark.parametrize(
+    ("precisions", "message"),
+    [
+        ({}, "names no graph in precisions"),
+        ({"fp32": "onnx/none.onnx"}, "gives 'onnx/none.onnx' as the fp32 graph, expected a listed file"),
+        ({"fp32": "config.json"}, "gives 'config.json' as the fp32 graph"),
+        ({"fp16": "../model.onnx"}, r"gives '\.\./model\.onnx' as the fp16 graph"),
+    ],
+)
+def test_the_graph_must_be_a_listed_onnx_file(precisions: dict[str, str], message: str, make_image_folder):
+    built = make_image_folder()
+    built.seal(precisions=precisions)
+    refused(built.path, message)
+
+
+def test_the_only_precision_is_taken(make_image_folder):
+    built = make_image_folder()
+    built.graph.rename(built.path / "onnx/model_fp16.onnx")
+    built.seal(precisions={"fp16": "onnx/model_fp16.onnx"})
+    assert open_folder(built.path).graph.name == "model_fp16.onnx"
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "../secret",
+        "/etc/passwd",
+        "..\\secret",
+        "",
+        ".",
+        "sub/../model.onnx_data",
+        "unlisted",
+        "*/_ORT_MEM_ADDR_/*",
+    ],
+)
+def test_a_graph_that_reads_elsewhere_is_refused(location: str, make_image_folder):
+    built = make_image_folder(external=True)
+    model = onnx.load(built.graph, load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = location
+    built.graph.write_bytes(model.SerializeToString())
+    built.seal()
+    refused(
+        built.path,
+        re.escape(f"keeps weights in {location!r}, expected a file of onnx/ that keras_tx.json lists"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[]", "holds a list, expected an object"),
+        (
+            '{"do_center_crop": true}',
+            r"preprocessor_config\.json: do_center_crop is True; expected only resize",
+        ),
+        ('{"size": {"shortest_edge": 1}}', r"preprocessor_config\.json: size is {'shortest_edge': 1}"),
+    ],
+)
+def test_a_bad_preprocessor_config(content: str, message: str, make_image_folder):
+    built = make_image_folder()
+    (built.path / contract.PREPROCESSOR).write_text(content)
+    built.seal()
+    refused(built.path, message)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"id2label": {"0": "rose"}},
+            r"disagree on the labels: id2label is {'0': 'rose'}, expected {'0': 'rose', '1'",
+        ),
+        ({"id2label": {str(i): "x" * 99 for i in range(9)}}, r"id2label is .{117}\.\.\., expected"),
+        ({"image_size": 6}, r"image_size 6, but preprocessor_config\.json resizes to \(4, 6\)"),
+        ({"image_size": [6, 4]}, r"image_size \[6, 4\]"),
+        ({"num_channels": 1}, r"num_channels 1, but preprocessor_config\.json gives 3"),
+    ],
+)
+def test_files_that_disagree(config: dict[str, Any], message: str, make_image_folder):
+    built = make_image_folder()
+    built.write_json(contract.CONFIG, config)
+    refused(built.path, message)
+
+
+def test_files_that_agree(make_image_folder):
+    built = make_image_folder()
+    labels = {str(i): label for i, label in enumerate(built.manifest.labels)}
+    built.write_json(contract.CONFIG, {"id2label": labels, "image_size": [4, 6], "num_channels": 3})
+    assert open_folder(built.path).config is not None

@@ -1,0 +1,42 @@
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import keras_tx.runtime
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(command: list[str]) -> str:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_is_light(without_training_packages: Callable[[str], list[str]]):
+    code = "import keras_tx.runtime\nprint({'numpy', 'PIL', 'onnxruntime'} & set(sys.modules))"
+    assert run(without_training_packages(code)) == "set()\n"
+
+
+def test_a_folder_runs_where_keras_cannot_be_imported(
+    make_image_folder, without_training_packages: Callable[[str], list[str]]
+):
+    folder = make_image_folder(external=True).path
+    image = folder.parent / "image.npy"
+    np.save(image, np.full((4, 6, 3), (255, 0, 0), "uint8"))
+    code = (
+        "import numpy, keras_tx.runtime as runtime\n"
+        f"with runtime.load({str(folder)!r}, provider='cpu', threads=1) as model:\n"
+        f"    print(model(numpy.load({str(image)!r}), top_k=1)[0]['label'])\n"
+    )
+    assert run(without_training_packages(code)) == "rose\n"
+
+
+def test_every_public_name_is_there_and_others_are_not():
+    for name in keras_tx.runtime.__all__:
+        assert getattr(keras_tx.runtime, name).__doc__
+    with pytest.raises(AttributeError, match=r"module 'keras_tx\.runtime' has no attribute 'lod'"):
+        _ = keras_tx.runtime.lod  # pyright: ignore[reportAttributeAccessIssue]
