@@ -1,0 +1,113 @@
+"""Parameters and floating-point operations of a model, layer by layer."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import keras
+from keras.src.backend.common import global_state
+
+from keras_tx.errors import ConfigError
+from keras_tx.layers import FeedForward, MultiHeadAttention, PatchEmbedding, TransformerBlock
+from keras_tx.models.vit import ViT, ViTConfig
+
+FREE = (  # no matrix products: a few operations an element, which the papers do not count
+    "Activation Add AlphaDropout Average BatchNormalization ClassToken Concatenate Dropout Flatten GetItem "
+    "GlobalAveragePooling1D InputLayer LayerNormalization Multiply PositionalEmbedding RMSNormalization "
+    "Rescaling Reshape Softmax"
+).split()
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCost:
+    name: str
+    kind: str
+    params: int
+    flops: int | None  # None: there is no formula for this kind of layer
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What one sample costs. Printed, it is a table."""
+
+    layers: tuple[LayerCost, ...]
+
+    @property
+    def params(self) -> int:
+        return sum(layer.params for layer in self.layers)
+
+    @property
+    def flops(self) -> int:
+        """Two for each multiply-add of the matrix products, as the papers count, for one sample."""
+        return sum(layer.flops or 0 for layer in self.layers)
+
+    def __str__(self) -> str:
+        rows = [("layer", "kind", "parameters", "MFLOPs")]
+        for layer in self.layers:
+            flops = "not counted" if layer.flops is None else f"{layer.flops / 1e6:,.1f}"
+            rows.append((layer.name, layer.kind, f"{layer.params:,}", flops))
+        rows.append(("total", "", f"{self.params:,}", f"{self.flops / 1e6:,.1f}"))
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        return "\n".join(
+            f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}  {d:>{widths[3]}}" for a, b, c, d in rows
+        )
+
+
+def cost(model: Any) -> Cost:
+    """Parameters and FLOPs of a functional model, or of a config whose model is too large to build here.
+
+    >>> import keras_tx
+    >>> total = keras_tx.cost(keras_tx.ViTConfig.variant("B/16"))
+    >>> f"{total.params / 1e6:.0f} M, {total.flops / 1e9:.1f} GFLOPs"
+    '86 M, 35.1 GFLOPs'
+    """
+    if isinstance(model, ViTConfig):
+        model = _without_weights(model)
+    if not isinstance(model, keras.Model) or not hasattr(model, "operations"):
+        raise ConfigError(f"cost() takes a functional Keras model or a config, got {type(model).__name__}.")
+    rows = []
+    for operation in model.operations:
+        kind = type(operation).__name__
+        variables = operation.weights if isinstance(operation, keras.layers.Layer) else []
+        params = sum(math.prod(variable.shape) for variable in variables)
+        if params or kind not in FREE:
+            rows.append(LayerCost(operation.name, kind, params, _flops(operation)))
+    return Cost(tuple(rows))
+
+
+def _without_weights(config: ViTConfig) -> ViT:
+    """The model with variables that have a shape and no values."""
+    waiting = list(global_state.get_global_attribute("uninitialized_variables") or [])
+    with keras.StatelessScope(initialize_variables=False):
+        model = ViT.assemble(config, head=None, processing=None, name=None, dtype=None)
+    # Keras would fill them at its next opportunity.
+    global_state.set_global_attribute("uninitialized_variables", waiting)
+    return model
+
+
+def _flops(operation: Any) -> int | None:
+    if type(operation).__name__ in FREE:
+        return 0
+    shape = operation.input.shape
+    if isinstance(operation, PatchEmbedding):
+        return 2 * operation.compute_output_shape(shape)[1] * math.prod(operation.kernel.shape)
+    if isinstance(operation, keras.layers.Dense):
+        return 2 * math.prod(shape[1:-1]) * math.prod(operation.kernel.shape)
+    if isinstance(operation, FeedForward):
+        return _feed_forward(operation, shape[1])
+    if isinstance(operation, MultiHeadAttention):
+        return _attention(operation, shape[1])
+    if isinstance(operation, TransformerBlock):
+        return _attention(operation.attention, shape[1]) + _feed_forward(operation.feed_forward, shape[1])
+    return None
+
+
+def _feed_forward(layer: FeedForward, tokens: int) -> int:
+    return 2 * tokens * sum(math.prod(v.shape) for v in layer.weights if len(v.shape) == 2)
+
+
+def _attention(layer: MultiHeadAttention, tokens: int) -> int:
+    projections = 2 * tokens * sum(math.prod(v.shape) for v in layer.weights if len(v.shape) == 2)
+    return projections + 2 * 2 * layer.num_heads * layer.size * tokens * tokens  # scores, weighted values

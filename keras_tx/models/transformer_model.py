@@ -1,0 +1,179 @@
+"""TransformerModel: a functional keras.Model that knows its config, and that its heads give logits."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+import h5py
+import keras
+
+from keras_tx.errors import ConfigError, nearest
+from keras_tx.losses import on_logits
+from keras_tx.processing import ImageTransform
+from keras_tx.training.optimizers import AdamW
+
+
+class TransformerModel(keras.Model):
+    """Base of the families; made by their factories, not by hand.
+
+    It is a functional model in every respect (`summary`, `save`, `fit`, callbacks ...), and adds its
+    config, which is what is saved, and a `compile` whose losses are on logits.
+    """
+
+    config_class: type
+    task: str
+
+    def __init__(
+        self, inputs: Any, outputs: Any, *, config: Any, head: Any, processing: ImageTransform, **kwargs: Any
+    ):
+        super().__init__(inputs=inputs, outputs=outputs, **kwargs)
+        self.config = config
+        self.head = head
+        self.processing = processing
+
+    def compile(  # type: ignore[override]
+        self,
+        optimizer: Any = None,
+        loss: Any = None,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """As keras.Model.compile, for a model that gives logits.
+
+        Without arguments: AdamW and the head's own loss and metrics. A loss by name is the one on
+        logits; an object that expects probabilities is refused.
+        """
+        if loss is None and self.head is not None:
+            loss = self.head.loss()
+            metrics = self.head.metrics() if metrics is None else metrics
+        super().compile(
+            optimizer=AdamW() if optimizer is None else optimizer,
+            loss=on_logits(loss),
+            metrics=on_logits(metrics, kind="metrics"),
+            weighted_metrics=on_logits(weighted_metrics, kind="metrics"),
+            **kwargs,
+        )
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        # Keras skips this for a class with a compile of its own, and a reloaded model would forget
+        # its optimizer.
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            "config": dataclasses.asdict(self.config),
+            "head": None if self.head is None else keras.saving.serialize_keras_object(self.head),
+            "processing": dataclasses.asdict(self.processing),
+            "name": self.name,
+            "dtype": keras.dtype_policies.serialize(self.layers_policy),
+            "frozen": self.frozen(),
+        }
+
+    @property
+    def layers_policy(self) -> keras.DTypePolicy:
+        """The policy that the body was made with; the head is always float32."""
+        return self.layers[1].dtype_policy
+
+    def load_weights(self, filepath: Any, **options: Any) -> None:  # type: ignore[override]
+        """As keras.Model.load_weights, but whole or not at all: weights that do not fit change nothing."""
+        before = self.get_weights()
+        try:
+            with warnings.catch_warnings():
+                # Keras goes through the model by several ways and warns of those that the file does not have.
+                warnings.filterwarnings("ignore", "Skipping nested container", UserWarning)
+                super().load_weights(filepath, **options)
+            self._check_all_used(filepath)
+        except OSError as error:
+            raise ConfigError(
+                f"{filepath} cannot be read as a weights file: {error}. Save or copy it again."
+            ) from error
+        except ValueError as error:
+            self.set_weights(before)
+            # Keras ends with the values of the variable and with a list of all layers.
+            said = " ".join(str(error).split("Target variable:")[0].split("List of objects")[0].split())
+            raise ConfigError(
+                f"The weights in {filepath} do not fit model {self.name!r} ({self.config}): {said} Load them "
+                "into a model of the config that they were saved from; keras_tx.load_model does that with a "
+                ".keras file."
+            ) from error
+
+    def _check_all_used(self, filepath: Any) -> None:
+        """Keras takes a file with more layers than the model without a word."""
+        if not str(filepath).endswith(".weights.h5"):
+            return
+        saved: list[str] = []
+        with h5py.File(filepath) as file:
+            file["layers"].visititems(
+                lambda name, x: saved.append(name) if isinstance(x, h5py.Dataset) else None
+            )
+        if len(saved) != len(self.weights):
+            raise ValueError(f"the file has {len(saved)} weights, the model {len(self.weights)}.")
+
+    def with_policy(self, dtype: Any) -> TransformerModel:
+        """A copy with the same weights under another dtype policy."""
+        options = {"head": self.head, "processing": self.processing, "name": self.name, "dtype": dtype}
+        copy = self.assemble(self.config, **options)
+        copy.set_weights(self.get_weights())
+        copy.freeze(self.frozen())
+        return copy
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> TransformerModel:
+        model = cls.assemble(
+            make_config(cls.config_class, config["config"]),
+            head=None if config["head"] is None else keras.saving.deserialize_keras_object(config["head"]),
+            processing=ImageTransform(**config["processing"]),
+            name=config["name"],
+            dtype=keras.dtype_policies.get(config["dtype"]),
+        )
+        model.freeze(config["frozen"])
+        return model
+
+    @classmethod
+    def assemble(
+        cls, config: Any, *, head: Any, processing: ImageTransform | None, name: str | None, dtype: Any
+    ) -> TransformerModel:
+        """The functional model of a config; each family writes its own."""
+        raise NotImplementedError
+
+    def freeze(self, paths: list[str]) -> None:
+        """Makes the layers with these paths not trainable.
+
+        >>> import keras_tx
+        >>> model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+        >>> model.freeze(["patch_embedding", "block_0/attention"])
+        """
+        layers = self._parts()
+        unknown = [path for path in paths if path not in layers]
+        if unknown:
+            raise ConfigError(
+                f"Model {self.name!r} has no layer {unknown[0]!r}. {nearest(unknown[0], layers)}"
+            )
+        for path in paths:
+            layers[path].trainable = False
+
+    def frozen(self) -> list[str]:
+        """The paths of the layers that are not trainable."""
+        return [path for path, layer in self._parts().items() if not layer.trainable]
+
+    def _parts(self) -> dict[str, keras.layers.Layer]:
+        """Every layer with weights, however deep, by its path in this model."""
+        return {
+            top.name + part.path.removeprefix(top.path): part
+            for top in self.layers
+            for part in top._flatten_layers()
+            if part.weights
+        }
+
+
+def make_config(config_class: type, fields: dict[str, Any]) -> Any:
+    """A config from keywords, with the nearest names where one is unknown."""
+    known = [field.name for field in dataclasses.fields(config_class)]
+    for name in fields:
+        if name not in known:
+            raise ConfigError(f"{config_class.__name__} has no field {name!r}. {nearest(name, known)}")
+    return config_class(**fields)

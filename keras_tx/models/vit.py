@@ -1,0 +1,258 @@
+"""ViT: "An Image is Worth 16x16 Words" (Dosovitskiy et al.), its sizes and its later refinements."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import keras
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError, nearest, whole_number
+from keras_tx.heads import ClassifierHead
+from keras_tx.layers import ClassToken, PatchEmbedding, PositionalEmbedding, TransformerBlock
+from keras_tx.models.transformer_model import TransformerModel, make_config
+from keras_tx.processing import ImageTransform
+
+POOLINGS = ("token", "average", "none")
+
+# patch, width, depth, mlp, heads: table 1 of Dosovitskiy et al.; Ti from Touvron et al., "DeiT"; the small s,
+# g and G from Zhai et al., "Scaling Vision Transformers", table 2. Names are case-sensitive, as there.
+VARIANTS: dict[str, tuple[int, int, int, int, int]] = {
+    "Mu/2": (2, 32, 1, 128, 2),  # a toy for tests
+    "s/28": (28, 256, 6, 1024, 8),
+    "s/16": (16, 256, 6, 1024, 8),
+    "Ti/16": (16, 192, 12, 768, 3),
+    "S/32": (32, 384, 12, 1536, 6),
+    "S/16": (16, 384, 12, 1536, 6),
+    "B/32": (32, 768, 12, 3072, 12),
+    "B/28": (28, 768, 12, 3072, 12),
+    "B/16": (16, 768, 12, 3072, 12),
+    "L/32": (32, 1024, 24, 4096, 16),
+    "L/16": (16, 1024, 24, 4096, 16),
+    "H/14": (14, 1280, 32, 5120, 16),
+    "g/14": (14, 1408, 40, 6144, 16),
+    "G/14": (14, 1664, 48, 8192, 16),
+}
+ALIASES = {  # torchvision's builders
+    "vit_b_16": "B/16",
+    "vit_b_32": "B/32",
+    "vit_l_16": "L/16",
+    "vit_l_32": "L/32",
+    "vit_h_14": "H/14",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ViTConfig:
+    """Everything that shapes a ViT; `ViTConfig.variant("B/16")` starts from a published one."""
+
+    patch_size: int
+    width: int
+    depth: int
+    mlp_dim: int
+    num_heads: int
+    image_size: int | tuple[int, int] = 224  # (height, width) where not square
+    channels: int = 3
+    pooling: str = "token"  # "average" has no class token; "none" gives all tokens
+    positions: str = "learned"  # a kind of PositionalEmbedding
+    registers: int = 0  # extra tokens without positions, behind the class token
+    activation: str = "gelu"
+    norm_epsilon: float = 1e-6
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    drop_path: float = 0.0  # of the last block; earlier ones linearly less
+    layer_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        size = self.image_size
+        for name in ("patch_size", "width", "depth", "mlp_dim", "num_heads", "channels"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        if isinstance(size, list | tuple):
+            pair = tuple(whole_number("image_size", side) for side in size)
+            object.__setattr__(self, "image_size", pair)
+        else:
+            object.__setattr__(self, "image_size", whole_number("image_size", size))
+        if self.width % self.num_heads:
+            raise ConfigError(f"width={self.width} is not divisible by num_heads={self.num_heads}.")
+        if len(self.size) != 2:
+            raise ConfigError(f"image_size={size!r}: expected a positive integer or (height, width).")
+        if any(side % self.patch_size for side in self.size):
+            near = tuple(max(round(side / self.patch_size), 1) * self.patch_size for side in self.size)
+            raise ConfigError(
+                f"image_size={size!r} is not divisible by patch_size={self.patch_size}. "
+                f"The nearest that is: {near[0] if near[0] == near[1] else near}."
+            )
+        if self.pooling not in POOLINGS:
+            raise ConfigError(f"pooling={self.pooling!r} is unknown. {nearest(str(self.pooling), POOLINGS)}")
+        for name in ("dropout", "attention_dropout", "drop_path"):
+            rate = getattr(self, name)
+            if not isinstance(rate, int | float) or not 0 <= rate < 1:
+                raise ConfigError(f"{name}={rate!r}: expected a rate from 0 up to, not including, 1.")
+
+    @classmethod
+    def variant(cls, name: str, **overrides: Any) -> ViTConfig:
+        """The config of a published size.
+
+        >>> ViTConfig.variant("S/16").width
+        384
+        """
+        known = ALIASES.get(name, name)
+        if known not in VARIANTS:
+            raise ConfigError(f"variant={name!r} is unknown. {nearest(str(name), [*VARIANTS, *ALIASES])}")
+        patch_size, width, depth, mlp_dim, num_heads = VARIANTS[known]
+        sizes = {
+            "patch_size": patch_size,
+            "width": width,
+            "depth": depth,
+            "mlp_dim": mlp_dim,
+            "num_heads": num_heads,
+        }
+        return make_config(cls, {**sizes, **overrides})
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) of the image."""
+        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(rows, columns) of patches."""
+        return (self.size[0] // self.patch_size, self.size[1] // self.patch_size)
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+class ViT(TransformerModel):
+    """A vision transformer; see `vit`."""
+
+    config_class = ViTConfig
+
+    @property
+    def task(self) -> str:  # type: ignore[override]
+        return contract.IMAGE_FEATURES if self.head is None else contract.IMAGE_CLASSIFICATION
+
+    @classmethod
+    def assemble(
+        cls, config: ViTConfig, *, head: Any, processing: ImageTransform | None, name: str | None, dtype: Any
+    ) -> ViT:
+        processing = processing or ImageTransform(config.size, channels=config.channels)
+        if (processing.size, processing.channels) != (config.size, config.channels):
+            raise ConfigError(
+                f"processing gives images of {processing.size} with {processing.channels} channels, but the "
+                f"model takes {config.size} with {config.channels}."
+            )
+        if head is not None and config.pooling == "none":
+            raise ConfigError(
+                "pooling='none' gives all tokens, which a classifier cannot take. Use 'token' or 'average'."
+            )
+        images = keras.Input((*config.size, config.channels), name="images")
+        features = _encode(config, images, dtype)
+        outputs = features if head is None else head(features)
+        return cls(images, outputs, config=config, head=head, processing=processing, name=name or "vit")
+
+    def at_image_size(self, image_size: int | tuple[int, int]) -> ViT:
+        """A copy for images of another size: the same weights, learned positions resized bicubically.
+
+        >>> vit("Mu/2", image_size=8, classes=3).at_image_size(12).config.grid
+        (6, 6)
+        """
+        config = dataclasses.replace(self.config, image_size=image_size)
+        processing = dataclasses.replace(self.processing, size=config.size)
+        copy = self.assemble(
+            config, head=self.head, processing=processing, name=self.name, dtype=self.layers_policy
+        )
+        for mine, theirs in zip(self.layers, copy.layers, strict=True):
+            if isinstance(theirs, PositionalEmbedding):
+                theirs.resize_from(mine)
+            else:
+                theirs.set_weights(mine.get_weights())
+        copy.freeze(self.frozen())
+        return copy
+
+
+def vit(
+    variant: str = "B/16",
+    *,
+    classes: int | None = None,
+    head: ClassifierHead | None = None,
+    processing: ImageTransform | None = None,
+    name: str | None = None,
+    dtype: Any = None,
+    **overrides: Any,
+) -> ViT:
+    """A vision transformer as a functional keras.Model.
+
+    It takes float32 images (batch, height, width, channels) that `model.processing` made, and gives logits
+    (batch, classes); without `classes` or `head` it gives features.
+
+    >>> import keras_tx
+    >>> model = keras_tx.vit("Mu/2", image_size=32, classes=10)
+    >>> model.output_shape
+    (None, 10)
+
+    Args:
+        variant: a size as the papers name it, "B/16" or "s/28" (case-sensitive), or torchvision's "vit_b_16".
+        classes: number of classes; short for `head=ClassifierHead(classes)`.
+        head: the head, where more than the number of classes is to be said.
+        processing: how files and arrays become the model's input; by default resized to the image size and
+            normalized to -1..1.
+        dtype: a dtype policy ("mixed_bfloat16"); by default Keras's global one.
+        overrides: any field of ViTConfig: `image_size=384`, `pooling="average"`, `drop_path=0.1` ...
+    """
+    if classes is not None and head is not None:
+        raise ConfigError(f"classes={classes} and head={head} were both given; one of them says it.")
+    if classes is not None:
+        head = ClassifierHead(classes)
+    config = ViTConfig.variant(variant, **overrides)
+    return ViT.assemble(config, head=head, processing=processing, name=name, dtype=dtype)
+
+
+def _encode(config: ViTConfig, images: Any, dtype: Any) -> Any:
+    initializer = keras.initializers.TruncatedNormal(stddev=0.02)
+    has_class_token = config.pooling != "average"
+    x = PatchEmbedding(
+        config.width, config.patch_size, kernel_initializer=initializer, dtype=dtype, name="patch_embedding"
+    )(images)
+    if has_class_token:
+        x = ClassToken(initializer=initializer, dtype=dtype, name="class_token")(x)
+    x = PositionalEmbedding(
+        config.grid,
+        config.positions,
+        prefix_tokens=int(has_class_token),
+        initializer=initializer,
+        dtype=dtype,
+        name="positions",
+    )(x)
+    if config.registers:
+        x = ClassToken(
+            config.registers,
+            after=int(has_class_token),
+            initializer=initializer,
+            dtype=dtype,
+            name="registers",
+        )(x)
+    if config.dropout:
+        x = keras.layers.Dropout(config.dropout, dtype=dtype, name="dropout")(x)
+    for index in range(config.depth):
+        x = TransformerBlock(
+            config.num_heads,
+            config.mlp_dim,
+            activation=config.activation,
+            norm_epsilon=config.norm_epsilon,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
+            drop_path=config.drop_path * index / max(config.depth - 1, 1),
+            layer_scale=config.layer_scale,
+            kernel_initializer=initializer,
+            dtype=dtype,
+            name=f"block_{index}",
+        )(x)
+    x = keras.layers.LayerNormalization(epsilon=config.norm_epsilon, dtype=dtype, name="norm")(x)
+    if config.pooling == "token":
+        return x[:, 0]
+    if config.pooling == "average":
+        x = x[:, config.registers :] if config.registers else x
+        return keras.layers.GlobalAveragePooling1D(data_format="channels_last", dtype=dtype, name="average")(
+            x
+        )
+    return x

@@ -1,0 +1,26 @@
+"""Loading saved models, with our classes known to Keras."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import keras
+
+import keras_tx.layers
+import keras_tx.models  # noqa: F401  importing both registers their classes with Keras
+
+
+def load_model(path: str | os.PathLike[str], *, compile: bool = True) -> Any:
+    """keras.models.load_model in safe mode, for a process that has used nothing of keras_tx yet.
+
+    `import keras_tx` alone loads no Keras and so registers nothing; where a layer or model of ours was
+    used before, Keras's own function does as well.
+
+    >>> import keras_tx, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     keras_tx.vit("Mu/2", image_size=8, classes=3).save(folder + "/model.keras")
+    ...     keras_tx.load_model(folder + "/model.keras").task
+    'image-classification'
+    """
+    return keras.models.load_model(path, compile=compile, safe_mode=True)

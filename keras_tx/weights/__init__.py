@@ -1,0 +1,1 @@
+"""The way between our models and other people's checkpoints and configs."""

@@ -1,0 +1,134 @@
+"""compile() knows that heads give logits."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx.errors import ConfigError
+from keras_tx.losses import on_logits
+from keras_tx.models import vit
+from tests.drawing import as_numpy, draw, redraw
+
+
+@pytest.fixture
+def model():
+    return redraw(vit("Mu/2", image_size=8, classes=3))
+
+
+def expected_loss(model, images, labels) -> float:
+    logits = as_numpy(model(images)).astype("float64")
+    log_sum = np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1)) + logits.max(1)
+    return float((log_sum - logits[np.arange(len(labels)), labels]).mean())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"optimizer": "adamw", "loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]},
+        {"loss": "SparseCategoricalCrossentropy"},
+        {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)},
+        {"loss": ["sparse_categorical_crossentropy"]},
+        {"loss": {"logits": "sparse_categorical_crossentropy"}},
+        {"metrics": ["sparse_categorical_crossentropy"]},
+    ],
+    ids=str,
+)
+def test_the_loss_is_on_logits(model, arguments: dict):
+    images, labels = draw(8, 8, 8, 3), np.arange(8) % 3
+    model.compile(**arguments)
+    result = model.evaluate(images, labels, verbose=0, return_dict=True)
+    assert result["loss"] == pytest.approx(expected_loss(model, images, labels), rel=1e-5)
+    if "sparse_categorical_crossentropy" in result:
+        assert result["sparse_categorical_crossentropy"] == pytest.approx(result["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (keras.losses.SparseCategoricalCrossentropy(), "SparseCategoricalCrossentropy.*from_logits=True"),
+        (keras.losses.CategoricalFocalCrossentropy(), "CategoricalFocalCrossentropy.*from_logits=True"),
+        (keras.losses.sparse_categorical_crossentropy, "'sparse_categorical_crossentropy'"),
+        ({"logits": keras.losses.CategoricalCrossentropy()}, "CategoricalCrossentropy.*probabilities"),
+        ("kl_divergence", "'kl_divergence' is defined on probabilities"),
+        ("KLDivergence", "defined on probabilities"),
+        (keras.losses.KLDivergence(), "defined on probabilities"),
+        (keras.losses.kl_divergence, "defined on probabilities"),
+        (keras.losses.Poisson(), "defined on probabilities"),
+        ("KLD", "defined on probabilities"),
+        ("dice", "'dice' is defined on probabilities"),
+        (keras.losses.Tversky(), "'tversky' is defined on probabilities"),
+        (keras.losses.dice, "'dice' is defined on probabilities"),
+    ],
+    ids=str,
+)
+def test_a_loss_on_probabilities_is_refused(model, loss, message: str):
+    with pytest.raises(ConfigError, match=message):
+        model.compile(loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (keras.metrics.BinaryCrossentropy(), "BinaryCrossentropy.*from_logits=True"),
+        (keras.metrics.AUC(), "AUC.*from_logits=True"),
+        (keras.metrics.Precision(), "'Precision' is defined on probabilities"),
+        ("binary_accuracy", "'binary_accuracy' is defined on probabilities"),
+        ("crossentropy", "Say which one"),
+    ],
+    ids=str,
+)
+def test_a_metric_on_probabilities_is_refused(model, metric, message: str):
+    with pytest.raises(ConfigError, match=message):
+        model.compile(metrics=[metric])
+
+
+@pytest.mark.parametrize("name", ["bce", "BCE", "binary_crossentropy", "BinaryCrossentropy"])
+def test_every_alias_of_a_loss_is_on_logits(name: str):
+    for kind in ("losses", "metrics"):
+        assert type(on_logits(name, kind)).__name__ == "BinaryCrossentropy"
+        assert on_logits(on_logits(name, kind), kind) is not None
+
+
+def test_what_does_not_care_stays():
+    for name in ("mse", "MSE", "mae", "accuracy", "acc", "sparse_categorical_accuracy", "no_such_loss"):
+        assert on_logits(name, "metrics") == name
+    own = keras.metrics.MeanMetricWrapper(lambda y, logits: logits)
+    assert on_logits(own, "metrics") is own
+
+
+@pytest.mark.parametrize(
+    "loss", ["mse", keras.losses.MeanSquaredError(), lambda y, logits: logits[:, 0]], ids=str
+)
+def test_other_losses_stay(model, loss):
+    model.compile(loss=loss)
+    model.fit(draw(4, 8, 8, 3), draw(4, 3), verbose=0)
+
+
+def test_without_arguments_weights_decay_but_biases_do_not(model):
+    model.compile()
+    assert isinstance(model.optimizer, keras.optimizers.AdamW)
+    model.optimizer.build(model.trainable_variables)
+    decayed = {v.path for v in model.trainable_variables if model.optimizer._use_weight_decay(v)}
+    kernels = {v.path for v in model.trainable_variables if v.path.endswith("kernel")}
+    assert decayed == kernels
+
+
+def test_a_loaded_model_trains_on(model, tmp_path):
+    images, labels = draw(8, 8, 8, 3), np.arange(8) % 3
+    model.compile(metrics=["accuracy"])
+    model.fit(images, labels, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert int(loaded.optimizer.iterations) == int(model.optimizer.iterations) == 1
+    for m in (model, loaded):
+        m.fit(images, labels, verbose=0, shuffle=False)
+    np.testing.assert_allclose(as_numpy(loaded(images)), as_numpy(model(images)), rtol=1e-5, atol=1e-6)
+
+
+def test_headless_models_need_a_loss_of_the_user():
+    model = vit("Mu/2", image_size=8)
+    model.compile(loss="mse")
+    model.fit(draw(4, 8, 8, 3), draw(4, 32), verbose=0)

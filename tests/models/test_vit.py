@@ -1,0 +1,257 @@
+"""The ViT's sizes, options, saving, and errors."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+
+import keras_tx
+from keras_tx.errors import ConfigError
+from keras_tx.models import ViT, ViTConfig, vit
+from tests.drawing import as_numpy, draw, redraw
+
+# width, depth, mlp, heads, million parameters, GFLOPs at 224 and at 384, as the papers print them
+PAPERS = """
+s/28   256  6 1024  8  5.4   0.7    2.0
+s/16   256  6 1024  8  5.0   2.2    7.8
+S/32   384 12 1536  6   22   2.3    6.9
+Ti/16  192 12  768  3  5.5   2.5    9.5
+B/32   768 12 3072 12   87   8.7   26.0
+S/16   384 12 1536  6   22   9.2   31.2
+B/28   768 12 3072 12   87  11.3   30.5
+B/16   768 12 3072 12   86  35.1  111.3
+L/16  1024 24 4096 16  303 122.9  382.8
+L/32  1024 24 4096 16  307     -      -
+H/14  1280 32 5120 16  632     -      -
+g/14  1408 40 6144 16 1011 533.1 1596.4
+G/14  1664 48 8192 16 1843 965.3 2859.9
+"""
+
+
+@pytest.mark.parametrize("row", [line.split() for line in PAPERS.split("\n") if line], ids=lambda row: row[0])
+def test_sizes_are_those_of_the_papers(row: list[str]):
+    name, *sizes = row
+    config = ViTConfig.variant(name)
+    assert [config.width, config.depth, config.mlp_dim, config.num_heads] == [int(n) for n in sizes[:4]]
+    cost = keras_tx.cost(config)
+    assert cost.params / 1e6 == pytest.approx(float(sizes[4]), rel=0.03)
+    if sizes[5] != "-":
+        assert cost.flops / 1e9 == pytest.approx(float(sizes[5]), rel=0.03)
+        # 384 is no multiple of 14 or 28: the papers count the patches that fit, the model wants them to fit.
+        side = 384 // config.patch_size * config.patch_size
+        larger = keras_tx.cost(dataclasses.replace(config, image_size=side))
+        assert larger.flops / 1e9 == pytest.approx(float(sizes[6]), rel=0.03)
+
+
+@pytest.mark.parametrize("alias", ["vit_b_16", "vit_b_32", "vit_l_16", "vit_l_32", "vit_h_14"])
+def test_torchvision_names(alias: str):
+    _, size, patch = alias.split("_")
+    assert ViTConfig.variant(alias) == ViTConfig.variant(f"{size.upper()}/{patch}")
+
+
+def test_exact_parameters_of_b16():
+    # torchvision documents 86,567,656 for vit_b_16 with 1,000 classes
+    assert keras_tx.cost(ViTConfig.variant("B/16")).params + 768 * 1000 + 1000 == 86_567_656
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ({"classes": 3}, (2, 3)),
+        ({}, (2, 32)),
+        ({"pooling": "average"}, (2, 32)),
+        ({"pooling": "none"}, (2, 25, 32)),
+        ({"pooling": "none", "registers": 4}, (2, 29, 32)),
+        ({"classes": 3, "pooling": "average", "registers": 2}, (2, 3)),
+        ({"classes": 3, "image_size": (8, 12), "channels": 1}, (2, 3)),
+        ({"positions": "none"}, (2, 32)),
+        ({"positions": "learned-2d"}, (2, 32)),
+        ({"positions": "sine-cosine"}, (2, 32)),
+        ({"positions": "fourier"}, (2, 32)),
+        ({"layer_scale": 1e-4, "drop_path": 0.2, "dropout": 0.1, "attention_dropout": 0.1}, (2, 32)),
+    ],
+    ids=str,
+)
+def test_options(options: dict, shape: tuple):
+    options = {"image_size": 8, **options}
+    model = vit("Mu/2", **options)
+    images = draw(2, *model.config.size, model.config.channels)
+    expected = (shape[0], *((17 + options.get("registers", 0),) if len(shape) == 3 else ()), shape[-1])
+    assert tuple(model(images).shape) == expected
+
+
+def test_average_pooling_leaves_registers_out():
+    model = redraw(vit("Mu/2", image_size=8, pooling="average", registers=2))
+    tokens = keras.Model(model.input, model.get_layer("norm").output)
+    images = draw(2, 8, 8, 3)
+    np.testing.assert_allclose(
+        as_numpy(model(images)), as_numpy(tokens(images))[:, 2:].mean(1), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_drop_path_grows_with_depth():
+    model = vit("Mu/2", image_size=8, depth=3, drop_path=0.2)
+    rates = [model.get_layer(f"block_{i}").drop_path for i in range(3)]
+    assert rates == pytest.approx([0.0, 0.1, 0.2])
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
+def test_logits_are_float32_under_every_policy(policy: str):
+    model = vit("Mu/2", image_size=8, classes=3, dtype=policy)
+    logits = model(draw(2, 8, 8, 3))
+    assert keras.backend.standardize_dtype(logits.dtype) == "float32"
+    assert model.get_layer("block_0").compute_dtype == policy.removeprefix("mixed_")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"classes": 3, "dtype": "mixed_bfloat16"},
+        {"pooling": "average", "registers": 1, "positions": "learned-2d", "image_size": (8, 12)},
+        {"head": keras_tx.ClassifierHead(4, dropout=0.1), "layer_scale": 0.1, "activation": "gelu_tanh"},
+    ],
+    ids=str,
+)
+def test_saved_and_loaded_is_the_same_model(options: dict, tmp_path):
+    model = redraw(vit("Mu/2", **{"image_size": 8, **options}))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert type(loaded) is ViT
+    assert loaded.get_config() == model.get_config()
+    assert (loaded.config, loaded.head, loaded.processing) == (model.config, model.head, model.processing)
+    images = draw(2, *model.config.size, 3)
+    np.testing.assert_array_equal(as_numpy(loaded(images)), as_numpy(model(images)))
+
+
+@pytest.mark.parametrize("options", [{"width": 64}, {"depth": 2}, {"classes": 4}], ids=str)
+def test_weights_that_do_not_fit_change_nothing(options: dict, tmp_path):
+    path = tmp_path / "other.weights.h5"
+    redraw(vit("Mu/2", **{"image_size": 8, "classes": 3, **options})).save_weights(path)
+    model = redraw(vit("Mu/2", image_size=8, classes=3))
+    before = model.get_weights()
+    with pytest.raises(
+        ConfigError, match=r"other.weights.h5 do not fit model 'vit' \(ViTConfig\(.*keras_tx.load_model"
+    ):
+        model.load_weights(path)
+    for mine, kept in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, kept)
+
+
+def test_weights_that_fit(tmp_path):
+    model, other = (redraw(vit("Mu/2", image_size=8, classes=3), seed=seed) for seed in (1, 2))
+    model.save_weights(tmp_path / "vit.weights.h5")
+    other.load_weights(tmp_path / "vit.weights.h5")
+    for mine, theirs in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a weights file"], ids=str)
+def test_a_damaged_weights_file(content: bytes | None, tmp_path):
+    path = tmp_path / "bad.weights.h5"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match="bad.weights.h5 cannot be read as a weights file.*open file"):
+        vit("Mu/2", image_size=8).load_weights(path)
+
+
+def test_from_config_of_get_config():
+    model = vit("Mu/2", image_size=8, classes=3)
+    assert ViT.from_config(model.get_config()).get_config() == model.get_config()
+
+
+def test_frozen_layers_stay_frozen_when_saved(tmp_path):
+    model = vit("Mu/2", image_size=8, classes=3)
+    model.freeze(["patch_embedding", "block_0/attention"])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert [v.path for v in loaded.trainable_variables] == [v.path for v in model.trainable_variables]
+    assert len(loaded.trainable_variables) < len(loaded.variables)
+
+
+def test_copies_stay_frozen():
+    model = vit("Mu/2", image_size=8, classes=3)
+    model.freeze(["block_0/attention"])
+    for copy in (model.at_image_size(12), model.with_policy("mixed_bfloat16")):
+        assert copy.frozen() == model.frozen()
+
+
+def test_frozen_in_a_name_scope(tmp_path):
+    with keras.name_scope("teacher"):
+        model = vit("Mu/2", image_size=8, classes=3)
+    model.freeze(["patch_embedding"])
+    model.save(tmp_path / "model.keras")
+    assert keras.models.load_model(tmp_path / "model.keras").frozen() == ["patch_embedding"]
+
+
+def test_the_image_data_format_of_keras_does_not_matter():
+    keras.config.set_image_data_format("channels_first")
+    try:
+        assert vit("Mu/2", image_size=8, pooling="average").output_shape == (None, 32)
+    finally:
+        keras.config.set_image_data_format("channels_last")
+
+
+def test_numbers_of_numpy_are_numbers():
+    labels = np.array([0, 2, 1])
+    assert vit("Mu/2", image_size=np.int64(8), classes=labels.max() + 1).output_shape == (None, 3)
+
+
+def test_freeze_names_the_nearest_layer():
+    with pytest.raises(ConfigError, match="no layer 'patch_embeding'.*'patch_embedding'"):
+        vit("Mu/2", image_size=8).freeze(["patch_embeding"])
+
+
+def test_another_image_size_keeps_the_weights():
+    model = redraw(vit("Mu/2", image_size=8, classes=3))
+    larger = model.at_image_size((8, 16))
+    assert larger.config.grid == (4, 8)
+    assert (larger.processing.height, larger.processing.width) == (8, 16)
+    for mine, theirs in zip(model.weights, larger.weights, strict=True):
+        if "positions" not in mine.path:
+            np.testing.assert_array_equal(as_numpy(mine), as_numpy(theirs))
+    same = larger.at_image_size(8)
+    table = "positions"
+    first, back = (as_numpy(m.get_layer(table).table)[0] for m in (model, same))
+    np.testing.assert_array_equal(first, back)  # the class token's row is left alone
+
+
+def test_plain_keras_tools_understand_it(capsys):
+    model = vit("Mu/2", image_size=8, classes=3)
+    model.summary()
+    assert "patch_embedding" in capsys.readouterr().out
+    assert isinstance(model, keras.Model)
+    assert type(keras.Model(model.input, model.get_layer("norm").output)) is not ViT
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: vit("b/16"), r"variant='b/16' is unknown.*'B/16'"),
+        (lambda: vit("vit_b16"), r"variant='vit_b16' is unknown.*'vit_b_16'"),
+        (lambda: vit("B/16", image_size=225), r"image_size=225 is not divisible by patch_size=16.*224"),
+        (lambda: vit("g/14", image_size=384), r"image_size=384 is not divisible by patch_size=14.*378"),
+        (lambda: vit("B/16", num_heads=7), r"width=768 is not divisible by num_heads=7"),
+        (lambda: vit("B/16", witdh=7), r"no field 'witdh'.*'width'"),
+        (lambda: vit("B/16", depth=0), r"depth is 0, expected a whole number"),
+        (lambda: vit("B/16", width=True), r"width is True, expected a whole number"),
+        (lambda: vit("B/16", image_size=(224,)), r"image_size=\(224,\)"),
+        (lambda: vit("B/16", pooling="tokens"), r"pooling='tokens' is unknown.*'token'"),
+        (lambda: vit("B/16", dropout=1.0), r"dropout=1.0.*rate"),
+        (lambda: vit("Mu/2", positions="learnt"), r"kind='learnt' is unknown.*'learned'"),
+        (lambda: vit("Mu/2", activation="gel"), r"activation='gel' is unknown.*'gelu'"),
+        (lambda: vit("Mu/2", classes=1), r"classes=1.*at least 2"),
+        (lambda: vit("Mu/2", classes=3, head=keras_tx.ClassifierHead(3)), r"both given"),
+        (lambda: vit("Mu/2", classes=3, pooling="none"), r"pooling='none'.*'token' or 'average'"),
+        (
+            lambda: vit("Mu/2", image_size=8, processing=keras_tx.ImageTransform(16)),
+            r"processing gives images of \(16, 16\).*takes \(8, 8\)",
+        ),
+    ],
+    ids=str,
+)
+def test_errors(call, message: str):
+    with pytest.raises(ConfigError, match=message):
+        call()

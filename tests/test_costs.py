@@ -1,0 +1,61 @@
+"""cost(): parameters and FLOPs by layer."""
+
+from __future__ import annotations
+
+import gc
+
+import keras
+import pytest
+from keras.src.backend.common import global_state
+
+import keras_tx
+from keras_tx.errors import ConfigError
+
+
+def test_counts_every_parameter_of_a_real_model():
+    model = keras_tx.vit("Mu/2", image_size=8, classes=3, registers=2, layer_scale=0.1)
+    cost = keras_tx.cost(model)
+    assert cost.params == model.count_params()
+    assert {layer.name for layer in cost.layers if layer.params} == {
+        part.name for part in model.layers if part.weights
+    }
+
+
+def test_flops_worked_by_hand():
+    # 16 patches of 2x2x3 into 32; 17 tokens; one block of width 32, mlp 128; a head for 3 classes
+    patches = 2 * 16 * (2 * 2 * 3) * 32
+    attention = 2 * 17 * (4 * 32 * 32) + 2 * 2 * 17 * 17 * 32
+    feed_forward = 2 * 17 * (2 * 32 * 128)
+    cost = keras_tx.cost(keras_tx.vit("Mu/2", image_size=8, classes=3))
+    assert {layer.name: layer.flops for layer in cost.layers if layer.flops} == {
+        "patch_embedding": patches,
+        "block_0": attention + feed_forward,
+        "logits": 2 * 32 * 3,
+    }
+    assert cost.flops == patches + attention + feed_forward + 2 * 32 * 3
+
+
+def test_prints_a_table():
+    text = str(keras_tx.cost(keras_tx.vit("Mu/2", image_size=8, classes=3)))
+    assert "block_0" in text
+    assert text.splitlines()[-1].split()[:2] == ["total", "13,859"]
+
+
+def test_says_what_it_cannot_count():
+    inputs = keras.Input((8, 8, 3))
+    model = keras.Model(inputs, keras.layers.Conv2D(2, 3, name="conv")(inputs))
+    (row,) = keras_tx.cost(model).layers
+    assert row.flops is None
+    assert "not counted" in str(keras_tx.cost(model))
+
+
+def test_a_large_config_allocates_nothing():
+    keras_tx.cost(keras_tx.ViTConfig.variant("G/14"))
+    gc.collect()
+    assert not global_state.get_global_attribute("uninitialized_variables")
+    assert keras_tx.vit("Mu/2", image_size=8).count_params() > 0  # the next model is an ordinary one
+
+
+def test_refuses_what_is_no_model():
+    with pytest.raises(ConfigError, match="functional Keras model or a config, got str"):
+        keras_tx.cost("B/16")

@@ -1,0 +1,51 @@
+"""The lazy public names: all there, all documented, and cheap until used."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import keras_tx
+
+MODULES = ["costs", "models.vit", "models.transformer_model", "saving", "training.optimizers"]
+
+
+@pytest.mark.parametrize("name", keras_tx.__all__)
+def test_every_name_is_there_and_documented(name: str):
+    value = getattr(keras_tx, name)
+    assert value is getattr(keras_tx, name)
+    assert inspect.getdoc(value)
+    assert name in dir(keras_tx)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'vitt'"):
+        _ = keras_tx.vitt
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_docstring_examples_run(module: str):
+    results = doctest.testmod(importlib.import_module(f"keras_tx.{module}"))
+    assert results.failed == 0
+    assert results.attempted
+
+
+def test_the_exporters_docstring_example_runs():
+    results = doctest.testmod(importlib.import_module("keras_tx_onnx.export"))
+    assert (results.failed, results.attempted > 0) == (0, True)
+
+
+def test_a_fresh_process_loads_a_saved_model(tmp_path):
+    keras_tx.vit("Mu/2", image_size=8, classes=3).save(tmp_path / "model.keras")
+    script = (
+        f"import sys; sys.path[:0] = {sys.path!r}\n"
+        "import keras_tx\n"
+        f"print(type(keras_tx.load_model({str(tmp_path / 'model.keras')!r})).__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "ViT"
