@@ -1,0 +1,7 @@
+"""Keras models to verified ONNX folders."""
+
+from keras_tx_onnx.export import export_onnx
+from keras_tx_onnx.registry import lowers
+from keras_tx_onnx.report import Report
+
+__all__ = ["Report", "export_onnx", "lowers"]

@@ -1,0 +1,175 @@
+"""Attention: one node from opset 23 on, written out in older nodes below it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+
+from keras_tx.layers.rotary import inverse_frequencies
+from keras_tx_onnx.context import Context, shape_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Heads:
+    """How many query and key-value heads there are, and how wide each is."""
+
+    queries: int
+    keys: int
+    size: int
+
+
+def attend(
+    cx: Context,
+    heads: Heads,
+    q: ir.Value,
+    k: ir.Value,
+    v: ir.Value,
+    *,
+    causal: bool = False,
+    padding_mask: ir.Value | None = None,
+    bias: ir.Value | None = None,
+    past: tuple[ir.Value, ir.Value] | None = None,
+    weights: bool = False,
+) -> tuple[ir.Value, tuple[ir.Value, ir.Value] | None, ir.Value | None]:
+    """Attends with projected q, k, v (batch, tokens, heads * size).
+
+    Gives the result in the same form, the (key, value) that the next step needs where there is a past, and
+    the weights where asked. Attention's own output of weights is not used: shape inference fails on it.
+    """
+    if cx.opset < 23 or weights:
+        return _written_out(cx, heads, q, k, v, causal, padding_mask, bias, past)
+
+    mask, seen = None, None
+    if padding_mask is not None:
+        # onnxruntime refuses a mask of one row for all queries.
+        length = cx.op.Concat([1, 1], cx.op.Shape(q, start=1, end=2), [1], axis=0)
+        mask = cx.op.Expand(_real_keys(cx, padding_mask), length)
+    if bias is not None:
+        allowed = _allowed(cx, q, k, past, causal, padding_mask)
+        mask = bias if allowed is None else cx.op.Where(allowed, bias, -1e30)
+        if shape_of(bias)[2] in (1, None):
+            rows = cx.op.Concat([1, 1], cx.op.Shape(q, start=1, end=2), [1], axis=0)
+            mask = cx.op.Expand(mask, rows)
+        seen = allowed if padding_mask is not None else None
+        causal = False
+    result = cx.op.Attention(
+        q,
+        k,
+        v,
+        mask,
+        *(past or ()),
+        outputs=1 if past is None else 3,
+        q_num_heads=heads.queries,
+        kv_num_heads=heads.keys,
+        is_causal=int(causal),
+    )
+    y, present = (result, None) if past is None else (result[0], (result[1], result[2]))
+    if seen is not None:
+        # With a mask of numbers a row that sees nothing would be uniform; it shall be zero.
+        some = cx.op.ReduceMax(cx.op.Cast(seen, to=ir.DataType.FLOAT), [3], keepdims=0)  # (b, 1, queries)
+        y = cx.op.Mul(y, cx.op.Unsqueeze(cx.op.Squeeze(some, [1]), [2]))
+    return y, present, None
+
+
+def _written_out(
+    cx: Context,
+    heads: Heads,
+    q: ir.Value,
+    k: ir.Value,
+    v: ir.Value,
+    causal: bool,
+    padding_mask: ir.Value | None,
+    bias: ir.Value | None,
+    past: tuple[ir.Value, ir.Value] | None,
+) -> tuple[ir.Value, tuple[ir.Value, ir.Value] | None, ir.Value]:
+    allowed = _allowed(cx, q, k, past, causal, padding_mask)
+    q = cx.op.Mul(_split(cx, q, heads.queries, heads.size), heads.size**-0.5)
+    k = _split(cx, k, heads.keys, heads.size)
+    v = _split(cx, v, heads.keys, heads.size)
+    present = None
+    if past is not None:
+        k, v = cx.op.Concat(past[0], k, axis=2), cx.op.Concat(past[1], v, axis=2)
+        present = (k, v)
+    if heads.keys != heads.queries:
+        k, v = _shared(cx, k, heads), _shared(cx, v, heads)
+    scores = cx.op.MatMul(q, cx.op.Transpose(k, perm=[0, 1, 3, 2]))
+    if bias is not None:
+        scores = cx.op.Add(scores, bias)
+    if allowed is not None:
+        scores = cx.op.Where(allowed, scores, -1e30)
+    weights = cx.op.Softmax(scores, axis=-1)
+    if allowed is not None:
+        weights = cx.op.Where(allowed, weights, 0.0)
+    y = cx.op.Transpose(cx.op.MatMul(weights, v), perm=[0, 2, 1, 3])
+    return cx.op.Reshape(y, [0, 0, heads.queries * heads.size]), present, weights
+
+
+def _split(cx: Context, x: ir.Value, heads: int, size: int) -> ir.Value:
+    return cx.op.Transpose(cx.op.Reshape(x, [0, 0, heads, size]), perm=[0, 2, 1, 3])
+
+
+def _shared(cx: Context, x: ir.Value, heads: Heads) -> ir.Value:
+    """(b, keys, t, d) -> (b, queries, t, d), each head repeated."""
+    x = cx.op.Expand(cx.op.Unsqueeze(x, [2]), [1, 1, heads.queries // heads.keys, 1, 1])
+    return cx.op.Reshape(x, [0, heads.queries, -1, heads.size])
+
+
+def _real_keys(cx: Context, padding_mask: ir.Value) -> ir.Value:
+    """(b, keys) of any type -> boolean (b, 1, 1, keys)."""
+    return cx.op.Unsqueeze(cx.op.Cast(padding_mask, to=ir.DataType.BOOL), [1, 2])
+
+
+def _allowed(
+    cx: Context,
+    q: ir.Value,
+    k: ir.Value,
+    past: tuple[ir.Value, ir.Value] | None,
+    causal: bool,
+    padding_mask: ir.Value | None,
+) -> ir.Value | None:
+    """Boolean, broadcasting to (b, heads, queries, keys); None where everything is allowed."""
+    allowed = None
+    if causal:
+        start = length(cx, past[0], 2) if past is not None else np.int64(0)
+        queries = cx.op.Add(counting(cx, length(cx, q, 1)), start)
+        keys = counting(cx, cx.op.Add(length(cx, k, 1), start))
+        allowed = cx.op.LessOrEqual(cx.op.Unsqueeze(keys, [0]), cx.op.Unsqueeze(queries, [1]))
+    if padding_mask is not None:
+        real = _real_keys(cx, padding_mask)
+        allowed = real if allowed is None else cx.op.And(allowed, real)
+    return allowed
+
+
+def length(cx: Context, x: ir.Value, axis: int) -> ir.Value:
+    """The size of an axis, as a scalar of the graph."""
+    return cx.op.Squeeze(cx.op.Shape(x, start=axis, end=axis + 1), [0])
+
+
+def counting(cx: Context, count: ir.Value) -> ir.Value:
+    """0, 1, 2 ... up to `count`."""
+    return cx.op.Range(np.int64(0), count, np.int64(1))
+
+
+def rotary_angles(
+    cx: Context, x: ir.Value, positions: ir.Value, size: int, base: float
+) -> tuple[ir.Value, ir.Value]:
+    """Cosine and sine (batch, tokens, size / 2) of the angle of each token and pair of channels."""
+    positions = cx.op.Expand(cx.op.Cast(positions, to=ir.DataType.FLOAT), cx.op.Shape(x, start=0, end=2))
+    angles = cx.op.Mul(cx.op.Unsqueeze(positions, [2]), inverse_frequencies(size, base))
+    return cx.op.Cos(angles), cx.op.Sin(angles)
+
+
+def rotate(cx: Context, x: ir.Value, angles: tuple[ir.Value, ir.Value], heads: int, size: int) -> ir.Value:
+    """Rotary positions on (batch, tokens, heads * size)."""
+    if cx.opset >= 23:
+        return cx.op.RotaryEmbedding(x, *angles, num_heads=heads)
+    cosine, sine = (cx.op.Unsqueeze(angle, [2]) for angle in angles)  # (b, s, 1, size / 2)
+    first, second = cx.op.Split(cx.op.Reshape(x, [0, 0, heads, size]), [size // 2] * 2, outputs=2, axis=-1)
+    turned = cx.op.Concat(
+        cx.op.Sub(cx.op.Mul(first, cosine), cx.op.Mul(second, sine)),
+        cx.op.Add(cx.op.Mul(second, cosine), cx.op.Mul(first, sine)),
+        axis=-1,
+    )
+    return cx.op.Reshape(turned, [0, 0, heads * size])

@@ -1,0 +1,315 @@
+"""The folder: its files, its report, and nothing left behind when something fails."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+
+import keras_tx
+from keras_tx import contract
+from keras_tx.errors import ConfigError, ExportError
+from keras_tx.runtime import load
+from keras_tx.runtime.folder import open_folder, verify_hashes
+from keras_tx_onnx import aside, export, export_onnx
+from tests.drawing import redraw
+from tests.export.exporting import nodes_of, outputs_of
+
+
+@pytest.fixture(scope="module")
+def model():
+    return redraw(keras_tx.vit("Mu/2", image_size=8, classes=3, depth=2))
+
+
+def test_the_nodes_of_a_vit(model, tmp_path):
+    report = export_onnx(model, tmp_path / "out")
+    depth = model.config.depth
+    assert report.nodes["LayerNormalization"] == 2 * depth + 1
+    assert report.nodes["Attention"] == depth
+    assert report.nodes["Gelu"] == depth
+    assert report.nodes["Conv"] == 1
+    assert nodes_of(tmp_path / "out") == report.nodes
+    # NCHW comes in and the convolution wants it: no transposition but that of the patches
+    assert report.nodes["Transpose"] == 1
+
+
+def test_the_folder_follows_the_contract(model, tmp_path):
+    export_onnx(model, tmp_path / "out", labels=["daisy", "rose", "tulip"])
+    files = {
+        path.relative_to(tmp_path / "out").as_posix()
+        for path in (tmp_path / "out").rglob("*")
+        if path.is_file()
+    }
+    assert files == {"config.json", "preprocessor_config.json", "keras_tx.json", "onnx/model.onnx"}
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["model_type"] == "vit"
+    assert config["id2label"] == {"0": "daisy", "1": "rose", "2": "tulip"}
+    assert config["label2id"] == {"daisy": 0, "rose": 1, "tulip": 2}
+    proto = onnx.load(tmp_path / "out" / "onnx" / "model.onnx")
+    assert (proto.opset_import[0].version, proto.ir_version) == (23, 11)
+    (given,), (taken,) = proto.graph.input, proto.graph.output
+    assert (given.name, taken.name) == ("pixel_values", "logits")
+    dims = [dim.dim_param or dim.dim_value for dim in given.type.tensor_type.shape.dim]
+    assert dims == ["batch_size", 3, 8, 8]
+    assert [dim.dim_param or dim.dim_value for dim in taken.type.tensor_type.shape.dim] == ["batch_size", 3]
+    folder = open_folder(tmp_path / "out")
+    verify_hashes(folder)
+    assert folder.manifest.labels == ("daisy", "rose", "tulip")
+    assert folder.manifest.parity.max_difference <= folder.manifest.parity.tolerance
+    assert set(folder.manifest.tiers.values()) == {"registered", "opened"}
+    assert folder.manifest.tiers["block_0"] == "opened"
+    assert folder.manifest.tiers["block_0/attention"] == "registered"
+
+
+def test_transformers_reads_the_configs(model, tmp_path):
+    transformers = pytest.importorskip("transformers", reason='pip install "keras-tx[parity]"')
+    export_onnx(model, tmp_path / "out", labels=["daisy", "rose", "tulip"])
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "out")
+    assert type(config).__name__ == "ViTConfig"
+    assert (config.hidden_size, config.num_hidden_layers, config.patch_size, config.id2label[1]) == (
+        32,
+        2,
+        2,
+        "rose",
+    )
+
+
+def test_every_shape_has_a_name_or_a_number(model, tmp_path):
+    export_onnx(model, tmp_path / "out")
+    graph = onnx.load(tmp_path / "out" / "onnx" / "model.onnx").graph
+    for info in graph.value_info:
+        assert info.type.tensor_type.HasField("shape"), info.name
+    shapes = {info.name: info.type.tensor_type.shape.dim for info in graph.value_info}
+    assert [d.dim_param or d.dim_value for d in shapes["block_0/attention/Attention"]] == [
+        "batch_size",
+        17,
+        32,
+    ]
+
+
+@pytest.mark.parametrize("opset", sorted(contract.IR_VERSIONS))
+def test_every_opset(model, opset: int, tmp_path):
+    report = export_onnx(model, tmp_path / "out", opset=opset)
+    proto = onnx.load(tmp_path / "out" / "onnx" / "model.onnx")
+    assert (proto.opset_import[0].version, proto.ir_version) == (opset, contract.IR_VERSIONS[opset])
+    assert bool(report.nodes["Attention"]) == (opset >= 23)
+    assert bool(report.nodes["Gelu"]) == (opset >= 20)
+
+
+def test_raw_pixels_put_the_transform_into_the_graph(model, tmp_path):
+    transform = keras_tx.ImageTransform(8, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+    export_onnx(model, tmp_path / "raw", raw_pixels=True, image=transform)
+    config = json.loads((tmp_path / "raw" / "preprocessor_config.json").read_text())
+    assert (config["do_rescale"], config["do_normalize"]) == (False, False)
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), "uint8")
+    with load(tmp_path / "raw", provider="cpu") as runtime:
+        assert [spec.dtype for spec in runtime.session.inputs] == ["uint8"]
+        got = runtime.session.run({"pixels": pixels})["logits"]
+    (expected,) = outputs_of(model, transform(pixels))
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_large_weights_go_to_a_file_of_their_own(tmp_path):
+    model = redraw(
+        keras_tx.vit("Mu/2", image_size=8, classes=3, depth=4, width=512, num_heads=8, mlp_dim=3328)
+    )
+    report = export_onnx(model, tmp_path / "out")
+    data = tmp_path / "out" / contract.MODEL_DATA
+    weights = 4 * model.count_params()
+    assert contract.EXTERNAL_DATA_FROM < weights <= data.stat().st_size <= 1.05 * weights
+    assert (tmp_path / "out" / contract.MODEL).stat().st_size < 100_000
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["transformers.js_config"] == {"use_external_data_format": {"model.onnx": True}}
+    for tensor in onnx.load(tmp_path / "out" / contract.MODEL, load_external_data=False).graph.initializer:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if entries and int(entries["length"]) >= 2**20:
+            assert int(entries["offset"]) % 16384 == 0, tensor.name
+    assert contract.MODEL_DATA in report.manifest.files
+
+
+def test_the_report_says_what_matters(model, tmp_path):
+    text = str(export_onnx(model, tmp_path / "out"))
+    for part in (
+        "opset 23",
+        "pixel_values float32 [batch_size, 3, 8, 8]",
+        "5 LayerNormalization",
+        "tolerance 1e-04",
+        "opened",
+    ):
+        assert part in text
+    assert "NOT VERIFIED" in str(export_onnx(model, tmp_path / "other", verify=False))
+    assert open_folder(tmp_path / "other").manifest.parity is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"registers": 2}, {"pooling": "average"}, {"positions": "sine-cosine"}, {"layer_scale": 0.1}],
+    ids=str,
+)
+def test_what_hugging_face_cannot_say_is_said(options: dict, tmp_path):
+    report = export_onnx(keras_tx.vit("Mu/2", image_size=8, classes=3, **options), tmp_path / "out")
+    assert "model_type" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    name = next(iter(options))
+    assert any("no model_type" in note and name in note for note in report.manifest.notes)
+    with load(tmp_path / "out", provider="cpu") as runtime:
+        assert len(runtime(np.zeros((8, 8, 3), "uint8"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"opset": 16}, ConfigError, "opset=16: expected one of 17 to 26"),
+        ({"opset": 27}, ConfigError, "opset=27"),
+        ({"labels": ["a", "b"]}, ConfigError, "2 labels were given, but the model tells 3 classes apart"),
+        ({"labels": ["a", "b", "a"]}, ConfigError, "'a' more than once"),
+        ({"labels": {0: "a", 1: "b", 2: "c"}}, ConfigError, "expected a list of names"),
+        ({"labels": ["a", "b", None]}, ConfigError, "expected a list of names"),
+        ({"image": "x"}, ConfigError, "image='x': expected a keras_tx.ImageTransform"),
+        ({"opset": 23.0}, ConfigError, "opset=23.0: expected one of"),
+        (
+            {"image": keras_tx.ImageTransform(16)},
+            ConfigError,
+            r"\(16, 16, 3\), but the model takes \(8, 8, 3\)",
+        ),
+    ],
+    ids=str,
+)
+def test_bad_arguments_leave_nothing(model, options: dict, error: type, message: str, tmp_path):
+    with pytest.raises(error, match=message):
+        export_onnx(model, tmp_path / "out", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_labels_need_a_head_and_a_family(tmp_path):
+    import keras
+
+    headless = keras_tx.vit("Mu/2", image_size=8)
+    with pytest.raises(ConfigError, match="no classifier head"):
+        export_onnx(headless, tmp_path / "out", labels=["a"])
+    generic = keras.Model(headless.input, headless.output)
+    with pytest.raises(ConfigError, match="labels=.*exports with its own inputs and outputs"):
+        export_onnx(generic, tmp_path / "out", labels=["a"])
+
+
+def test_an_existing_folder_is_kept_unless_told(model, tmp_path):
+    out = tmp_path / "out"
+    export_onnx(model, out)
+    before = (out / contract.MANIFEST).read_bytes()
+    with pytest.raises(ExportError, match="exists.*overwrite=True"):
+        export_onnx(model, out)
+    assert (out / contract.MANIFEST).read_bytes() == before
+    export_onnx(model, out, opset=20, overwrite=True)
+    assert open_folder(out).manifest.opset == 20
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_somebody_elses_folder_is_never_overwritten(model, tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("precious")
+    with pytest.raises(ExportError, match="is not an export, and is not overwritten"):
+        export_onnx(model, tmp_path / "thesis", overwrite=True)
+    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "precious"
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ExportError, match="is not a folder"):
+        export_onnx(model, tmp_path / "file", overwrite=True)
+    (tmp_path / "link").symlink_to(tmp_path / "thesis")
+    with pytest.raises(ExportError, match="is not a folder"):
+        export_onnx(model, tmp_path / "link", overwrite=True)
+
+
+def test_files_of_the_user_in_a_former_export_are_kept(model, tmp_path):
+    export_onnx(model, tmp_path / "out")
+    (tmp_path / "out" / "NOTES.md").write_text("precious")
+    with pytest.raises(ExportError, match="holds 'NOTES.md', which no export wrote"):
+        export_onnx(model, tmp_path / "out", overwrite=True)
+    assert (tmp_path / "out" / "NOTES.md").read_text() == "precious"
+
+
+def test_what_is_no_model_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="model is a str, expected a Keras model"):
+        export_onnx("model.keras", tmp_path / "out")
+
+
+def test_a_name_that_the_disk_refuses(model, tmp_path):
+    with pytest.raises(ExportError, match="could not be written: File name too long"):
+        export_onnx(model, tmp_path / ("x" * 250))
+    assert not list(tmp_path.iterdir())
+
+
+def test_places_that_cannot_be_written(model, tmp_path, monkeypatch):
+    with pytest.raises(ExportError, match="nowhere does not exist"):
+        export_onnx(model, tmp_path / "nowhere" / "out")
+    monkeypatch.setattr(aside.os, "access", lambda path, mode: False)
+    with pytest.raises(ExportError, match="no permission to write"):
+        export_onnx(model, tmp_path / "out")
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("step", ["write_graph", "_check", "_write_json", "_verified", "_manifest"])
+def test_a_full_disk_leaves_nothing(model, step: str, existing: bool, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    if existing:
+        export_onnx(model, out)
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(export, step, full)
+    with pytest.raises(ExportError, match="out could not be written: No space left on device"):
+        export_onnx(model, out, opset=20, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == (["out"] if existing else [])
+    if existing:
+        assert open_folder(out).manifest.opset == 23
+
+
+def test_a_failed_exchange_puts_the_old_folder_back(model, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    export_onnx(model, out)
+    rename = aside.Path.rename
+
+    def fails(self, target):
+        if self.name.endswith(".partial"):
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(aside.Path, "rename", fails)
+    with pytest.raises(ExportError, match="Input/output error"):
+        export_onnx(model, out, opset=20, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert open_folder(out).manifest.opset == 23
+
+
+def test_an_interruption_leaves_nothing(model, tmp_path, monkeypatch):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(export, "_manifest", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        export_onnx(model, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_killed_at_the_last_moment_nothing_has_the_final_name(tmp_path):
+    script = (
+        "import os, signal, sys, keras_tx\n"
+        "from keras_tx_onnx import aside, export_onnx\n"
+        "aside._replace = lambda new, folder: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "export_onnx(keras_tx.vit('Mu/2', image_size=8, classes=3), sys.argv[1])\n"
+    )
+    paths = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "out")],
+        env={**os.environ, "PYTHONPATH": paths},
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert not (tmp_path / "out").exists()
+    assert next(path.name for path in tmp_path.iterdir()).endswith(".partial")

@@ -1,0 +1,23 @@
+"""The tolerance of the export is what float32 costs, measured against float64, with room and no more."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+
+import keras_tx
+from keras_tx_onnx import tolerances
+from tests.drawing import as_numpy, draw, redraw
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX has no float64 unless it is switched on")
+@pytest.mark.parametrize(("depth", "width"), [(1, 32), (12, 192)])
+def test_derived_from_the_rounding_error_of_the_reference(depth: int, width: int):
+    model = redraw(
+        keras_tx.vit("Mu/2", image_size=16, classes=10, depth=depth, width=width, mlp_dim=4 * width)
+    )
+    images = draw(2, 16, 16, 3)
+    exact = as_numpy(model.with_policy("float64")(images.astype("float64")))
+    error = tolerances.difference(exact, as_numpy(model(images)))
+    assert 1e-8 < error < 3e-6
+    assert 10 * 2 * error < tolerances.FLOAT32
