@@ -1,0 +1,1 @@
+"""The commands of `keras-tx`, one a file. Importing them loads nothing heavy: that happens in `execute`."""

@@ -1,0 +1,136 @@
+"""keras-tx export: a saved Keras model becomes a verified ONNX folder."""
+
+from __future__ import annotations
+
+import argparse
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from keras_tx import contract
+from keras_tx.commands.arguments import refuse_existing
+from keras_tx.commands.quiet import import_keras, quiet_start
+from keras_tx.errors import ExportError
+
+SUMMARY = "turn a saved .keras model into a verified ONNX folder"
+DESCRIPTION = """\
+Loads a model that model.save("name.keras") wrote, walks its graph into ONNX, compares onnxruntime with Keras,
+and only then gives the folder its name: whatever goes wrong, nothing is left behind. The model is loaded in
+Keras's safe mode: a file that carries Python code (a Lambda layer) is refused.
+"""
+EPILOG = """\
+examples:
+  keras-tx export flowers.keras flowers --labels daisy,rose,tulip
+  keras-tx export flowers.keras flowers --labels-file names.txt --overwrite
+  keras-tx export flowers.keras camera --raw-pixels            uint8 images in, the transform is in the graph
+  keras-tx export flowers.keras old-server --opset 17          for onnxruntime before 1.23
+
+A model with layers of your own is exported from Python, where those classes are known:
+`from keras_tx_onnx import export_onnx; export_onnx(model, "folder")`.
+"""
+OPSETS = sorted(contract.IR_VERSIONS)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL.keras", help="what model.save() wrote")
+    parser.add_argument("folder", metavar="FOLDER", help="where to write")
+    labels = parser.add_mutually_exclusive_group()
+    labels.add_argument("--labels", metavar="A,B,C", help="names of the classes, in order")
+    labels.add_argument("--labels-file", metavar="FILE", help="the same, one a line, UTF-8")
+    parser.add_argument(
+        "--raw-pixels",
+        action="store_true",
+        help="the graph takes uint8 pixels and normalizes them itself",
+    )
+    parser.add_argument(
+        "--opset",
+        type=int,
+        default=contract.DEFAULT_OPSET,
+        choices=OPSETS,
+        metavar="N",
+        help=f"{OPSETS[0]} to {OPSETS[-1]} (default: {contract.DEFAULT_OPSET})",
+    )
+    parser.add_argument(
+        "--no-verify", action="store_true", help="do not compare with Keras; the folder tells"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a former export in FOLDER")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    folder, path = Path(arguments.folder), Path(arguments.model)
+    _check_model_file(path)
+    refuse_existing(folder, arguments.overwrite)
+    labels = read_labels(arguments.labels, arguments.labels_file)
+    import_keras()
+    with quiet_start():
+        from keras_tx_onnx import export_onnx
+    report = export_onnx(
+        load(path),
+        folder,
+        labels=labels,
+        raw_pixels=arguments.raw_pixels,
+        opset=arguments.opset,
+        verify=not arguments.no_verify,
+        overwrite=arguments.overwrite,
+    )
+    print(report)
+    return 0
+
+
+def read_labels(listed: str | None, file: str | None) -> list[str] | None:
+    """The labels of either option, or None."""
+    if file is not None:
+        try:
+            labels = Path(file).read_text(encoding="utf-8-sig").splitlines()
+        except UnicodeDecodeError as error:
+            raise ExportError(
+                f"--labels-file {file} is not UTF-8 text ({error.reason}). Save it as UTF-8."
+            ) from error
+        labels = [label.strip() for label in labels]
+        while labels and not labels[-1]:
+            labels.pop()
+        option = f"--labels-file {file}"
+    elif listed is not None:
+        labels = [label.strip() for label in listed.split(",")]
+        option = f"--labels {listed!r}"
+    else:
+        return None
+    if "" in labels or not labels:
+        place = f"label {labels.index('') + 1} is empty" if labels else "there is no label in it"
+        raise ExportError(f"{option}: {place}. Expected a name for each class, in order.")
+    return labels
+
+
+def load(path: Path) -> Any:
+    """The model of a .keras file, without its optimizer."""
+    from keras_tx.saving import load_model
+
+    try:
+        return load_model(path, compile=False)
+    except Exception as error:  # Keras raises whatever went wrong inside
+        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ExportError(
+            f"{path} cannot be loaded: {said} If it is damaged, save it again; if it has layers of your own, "
+            "export it from Python with keras_tx_onnx.export_onnx."
+        ) from error
+
+
+def _check_model_file(path: Path) -> None:
+    """Before Keras is loaded, which takes seconds."""
+    if path.is_dir():
+        raise ExportError(f"{path} is a directory, expected a .keras file that model.save() wrote.")
+    if not path.exists():
+        raise ExportError(f"{path}: there is no such file. The working directory is {Path.cwd()}.")
+    if path.suffix != ".keras":
+        raise ExportError(
+            f"{path} is not a .keras file. Load it in Python as it was saved, then "
+            f"model.save({path.stem + '.keras'!r})."
+        )
+    if not zipfile.is_zipfile(path):
+        raise ExportError(f"{path} is not a whole .keras file: damaged or truncated. Save or copy it again.")
+    with zipfile.ZipFile(path) as archive:
+        missing = {"config.json", "model.weights.h5"}.difference(archive.namelist())
+    if missing:
+        raise ExportError(
+            f"{path} has no {min(missing)} in it, expected what model.save() writes. Save it again."
+        )

@@ -1,0 +1,63 @@
+"""What a terminal can show: bars, small pictures, and text that a stranger wrote."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+SHADES = " ░▒▓█"
+PLAIN_SHADES = " .:*#"
+
+
+def draws_blocks() -> bool:
+    """Whether standard output can encode block characters."""
+    try:
+        (EIGHTHS + SHADES).encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def bar(share: float, width: int = 20) -> str:
+    """A share of 1 as a bar, to an eighth of a character.
+
+    >>> bar(0.5, 4)
+    '██'
+    """
+    if not draws_blocks():
+        return "#" * round(share * width)
+    eighths = round(share * width * 8)
+    return ("█" * (eighths // 8) + EIGHTHS[eighths % 8]).rstrip()
+
+
+def picture(image: Any) -> list[str]:
+    """A grey uint8 image (height, width) as lines of shades, two characters a pixel."""
+    shades = SHADES if draws_blocks() else PLAIN_SHADES
+    return ["".join(shades[int(value) * len(shades) // 256] * 2 for value in row) for row in image]
+
+
+def beside(columns: Sequence[list[str]], gap: int = 3) -> str:
+    """Blocks of lines, side by side.
+
+    >>> beside([["ab", "c"], ["d"]], gap=1)
+    'ab d\\nc'
+    """
+    height = max(len(lines) for lines in columns)
+    widths = [max(len(line) for line in lines) for lines in columns]
+    rows = [
+        (" " * gap).join(
+            (lines[row] if row < len(lines) else "").ljust(width)
+            for lines, width in zip(columns, widths, strict=True)
+        )
+        for row in range(height)
+    ]
+    return "\n".join(row.rstrip() for row in rows)
+
+
+def printable(text: str) -> str:
+    """A label of somebody's folder, without what would steer the terminal or not be encoded."""
+    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+    safe = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return safe.encode(encoding, "backslashreplace").decode(encoding)

@@ -1,0 +1,204 @@
+"""keras-tx verify: whether a folder is still what was exported, and runs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keras_tx import contract
+from keras_tx.errors import FolderError, KerasTxError
+
+if TYPE_CHECKING:
+    from keras_tx.runtime import Folder, Session
+
+SUMMARY = "check an exported folder: hashes, links, graph, inputs and outputs"
+DESCRIPTION = """\
+Checks an exported folder, whole: its manifest, sizes, links and external data, whether config.json and
+preprocessor_config.json agree with it, the sha256 of every file (load checks only the graph's), the ONNX
+checker where the onnx package is installed, whether onnxruntime opens the graph, has the inputs and outputs
+that the manifest says, and computes finite numbers. At the end it repeats what the export measured against
+Keras. Needs neither Keras nor TensorFlow. The hashes tell damage from health; against somebody who changed
+the folder and its manifest they cannot help.
+"""
+EPILOG = """\
+examples:
+  keras-tx verify flowers
+  keras-tx verify flowers && scp -r flowers server:
+
+exit codes: 0 every check passed; 1 a check failed; 2 it is not an exported folder at all.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One line of the list. `passed` is None where nothing was to be decided."""
+
+    name: str
+    passed: bool | None
+    detail: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", help="what export wrote")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    root = Path(arguments.folder)
+    if not os.path.lexists(root / contract.MANIFEST):
+        from keras_tx.runtime import open_folder
+
+        open_folder(root)  # says what it is instead
+    failed = False
+    for check in checks(root):
+        mark = {True: "ok", False: "FAILED", None: "-"}[check.passed]
+        print(f"{mark:<8}{check.name:<16}{check.detail}", flush=True)
+        failed |= check.passed is False
+    print(f"\n{root} {'FAILED: do not use it; copy or export it again.' if failed else 'is sound.'}")
+    return 1 if failed else 0
+
+
+def checks(root: Path) -> Iterator[Check]:
+    """Each check in turn; where a failure leaves nothing to look at, the last."""
+    from keras_tx.runtime import Session, open_folder, verify_hashes
+
+    try:
+        folder = open_folder(root)
+    except FolderError as error:
+        yield Check("folder", False, _said(error))
+        return
+    files = folder.manifest.files
+    yield Check(
+        "folder",
+        True,
+        f"manifest; {len(files)} files, their sizes, no links, no data outside; labels, image size",
+    )
+    try:
+        verify_hashes(folder)
+    except FolderError as error:
+        yield Check("hashes", False, _said(error))
+        return
+    yield Check("hashes", True, f"sha256 of {len(files)} files")
+    yield _unlisted(folder)
+    yield _opset(folder)
+    yield _checker(folder)
+    try:
+        session = Session(folder.graph, provider="cpu")
+    except KerasTxError as error:
+        yield Check("onnxruntime", False, _said(error))
+        return
+    with session:
+        yield Check("onnxruntime", True, f"opens {folder.graph.name}, on the CPU")
+        yield _tensors(folder, session)
+        yield _task(root)
+        yield _runs(folder, session)
+    yield _parity(folder)
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _unlisted(folder: Folder) -> Check:
+    known = {*folder.manifest.files, contract.MANIFEST}
+    paths = (path.relative_to(folder.path).as_posix() for path in folder.path.rglob("*") if not path.is_dir())
+    more = sorted(set(paths) - known)
+    if not more:
+        return Check("other files", True, "none")
+    return Check("other files", None, f"not part of the export, and never read: {', '.join(more)}")
+
+
+def _opset(folder: Folder) -> Check:
+    stated = folder.manifest.opset
+    if stated not in contract.IR_VERSIONS:
+        known = f"{min(contract.IR_VERSIONS)} to {max(contract.IR_VERSIONS)}"
+        return Check("opset", False, f"the manifest says {stated}, expected {known}")
+    try:
+        import onnx
+    except ImportError:
+        return Check("opset", None, f"{stated} by the manifest; not compared: onnx is not installed")
+    model = onnx.load(os.fspath(folder.graph), load_external_data=False)
+    real = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
+    if real.get("ai.onnx") != stated:
+        return Check("opset", False, f"the manifest says {stated}, the graph has {real}")
+    return Check("opset", True, f"{stated}, IR version {model.ir_version}")
+
+
+def _checker(folder: Folder) -> Check:
+    try:
+        import onnx
+    except ImportError:
+        return Check("ONNX checker", None, "skipped: onnx is not installed")
+    try:
+        onnx.checker.check_model(os.fspath(folder.graph), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        return Check("ONNX checker", False, _said(error))
+    return Check("ONNX checker", True, f"onnx {onnx.__version__}")
+
+
+def _tensors(folder: Folder, session: Session) -> Check:
+    from keras_tx.runtime.session import describe
+
+    for kind, stated, real in (
+        ("inputs", folder.manifest.inputs, session.inputs),
+        ("outputs", folder.manifest.outputs, session.outputs),
+    ):
+        said, found = ", ".join(map(describe, stated)), ", ".join(map(describe, real))
+        if said != found:
+            return Check("tensors", False, f"the manifest has the {kind} {said}; the graph has {found}")
+    return Check("tensors", True, ", ".join(map(describe, (*session.inputs, *session.outputs))))
+
+
+def _task(root: Path) -> Check:
+    """What `load` asks for: the transform, the labels and the graph of a task fit together."""
+    from keras_tx.runtime import load
+
+    try:
+        with load(root, provider="cpu") as model:
+            return Check("task", True, f"{model.folder.manifest.task or 'none'}, as {type(model).__name__}")
+    except KerasTxError as error:
+        return Check("task", False, _said(error))
+
+
+def _runs(folder: Folder, session: Session) -> Check:
+    import numpy as np
+
+    known = (
+        folder.manifest.task is not None
+    )  # a graph of any other kind may rightly give infinities for zeros
+    if any(isinstance(axis, str) for spec in session.inputs for axis in spec.shape[1:]):
+        return Check("runs", None, "not run: nothing says what size its dynamic axes may have")
+    batches = (1, 2)
+    try:
+        for batch in batches:
+            for name, value in session.run(_zeros(session, batch)).items():
+                if known and np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
+                    return Check("runs", False, f"{name} is not finite for zeros, batch {batch}")
+    except Exception as error:  # onnxruntime's exceptions have no base class of their own
+        return Check("runs", False, _said(error))
+    return Check("runs", True, f"on zeros, batches of {' and '.join(map(str, batches))}")
+
+
+def _zeros(session: Session, batch: int) -> dict[str, Any]:
+    import numpy as np
+
+    return {
+        spec.name: np.zeros([n if isinstance(n, int) else batch for n in spec.shape], spec.dtype)
+        for spec in session.inputs
+    }
+
+
+def _parity(folder: Folder) -> Check:
+    parity = folder.manifest.parity
+    if parity is None:
+        return Check("parity", None, "NOT compared with Keras when it was exported (--no-verify)")
+    within = parity.max_difference <= parity.tolerance
+    return Check(
+        "parity",
+        within,
+        f"at export within {parity.max_difference:.1e} of Keras, in units of the output's scale "
+        f"(tolerance {parity.tolerance:.0e}; {', '.join(parity.cases)})",
+    )

@@ -1,0 +1,115 @@
+"""The demo, once as it is: its accuracy is promised in the README."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from keras_tx import demo
+from keras_tx.demo import DemoResult
+from keras_tx.errors import ConfigError, ExportError
+from keras_tx.runtime import load
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory) -> DemoResult:
+    return demo.run(tmp_path_factory.mktemp("demo") / "digits", verbose=0)
+
+
+def test_it_reaches_what_it_promises(result):
+    assert result.keras_accuracy >= 0.97
+    assert result.onnx_accuracy >= 0.97
+    assert result.agreement == 1
+    assert len(result.predictions) == 360
+
+
+def test_the_folder_opens_everywhere(result):
+    assert not result.report.manifest.notes  # a real model_type, so that other clients open it too
+    with load(result.folder) as model:
+        assert model.labels == demo.LABELS
+        assert model.folder.config["model_type"] == "vit"
+
+
+def test_the_picture_is_a_test_digit(result):
+    assert result.picture == result.folder.with_name("digits.png")
+    np.testing.assert_array_equal(
+        np.asarray(Image.open(result.picture)), result.digits.test_images[0, ..., 0]
+    )
+
+
+def test_the_summary(result):
+    text = str(result)
+    assert f"{result.onnx_accuracy:.1%} by onnxruntime" in text
+    assert "100.0% of the 360 test images" in text
+    assert result.confusions.total() == (result.predictions != result.digits.test_labels).sum()
+
+
+def test_the_command_shows_digits_and_what_to_do_next(tx, monkeypatch, tmp_path, result):
+    given = {}
+
+    def run(folder, **options):
+        given.update(options, folder=folder)
+        options["say"]("Training.")
+        return result
+
+    monkeypatch.setattr(demo, "run", run)
+    ran = tx("demo", "--folder", tmp_path / "new", "--seed", 7)
+    assert (ran.code, ran.err) == (0, "")
+    assert (given["folder"], given["epochs"], given["seed"]) == (tmp_path / "new", demo.EPOCHS, 7)
+    assert "█" in ran.out
+    assert "onnxruntime within" in ran.out
+    assert f"  keras-tx run {result.folder} {result.picture}\n" in ran.out
+    assert tx("run", result.folder, result.picture).code == 0
+    assert tx("verify", result.folder).code == 0
+
+
+def test_the_help_names_the_default(capsys, tx):
+    with pytest.raises(SystemExit):
+        tx("demo", "--help")
+    assert f"(default: {demo.EPOCHS})" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["digits", "digits.png"])
+def test_nothing_is_written_over(tx, tmp_path, name):
+    (tmp_path / name).mkdir()
+    ran = tx("demo", "--folder", tmp_path / "digits")
+    assert ran.err.startswith(f"keras-tx: error: {tmp_path / name} exists. Add --overwrite to replace it")
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    with pytest.raises(ExportError, match="exists"):
+        demo.run(tmp_path / "digits")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"epochs": 0}, "epochs is 0, expected a whole number, 1 or more"),
+        ({"epochs": "ten"}, "epochs is 'ten'"),
+        ({"seed": -1}, "seed is -1, expected a whole number from 0"),
+        ({"seed": 1.5}, "seed is 1.5"),
+    ],
+)
+def test_bad_arguments(tmp_path, options, expected):
+    with pytest.raises(ConfigError, match=expected):
+        demo.run(tmp_path / "digits", **options)
+
+
+def test_a_folder_without_a_parent(tx, tmp_path):
+    ran = tx("demo", "--folder", tmp_path / "none" / "digits")
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert "does not exist" in ran.err
+
+
+def test_the_split_is_stratified_and_the_variations_are_small():
+    digits = demo.load_digits(3)
+    assert digits.train_images.dtype == np.uint8
+    assert digits.train_images.max() == 255
+    counts = np.bincount(digits.test_labels)
+    assert counts.sum() == 360
+    assert counts.min() >= 34
+    images, labels = demo.with_variations(digits.train_images[:50], digits.train_labels[:50], 0)
+    assert images.shape == (50 * (1 + demo.COPIES), 8, 8, 1)
+    np.testing.assert_array_equal(images[:50], digits.train_images[:50])
+    assert labels[50] == labels[0]
+    different = np.abs(images[50:100].astype(int) - images[:50]).mean()
+    assert 5 < different < 40

@@ -1,0 +1,376 @@
+"""The doctor's judgements, on facts of many machines, and the gathering on this one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from keras_tx import facts as gathering
+from keras_tx.doctor import (
+    DRIVER_FOR,
+    PYTHON,
+    SUPPORTED,
+    Facts,
+    Finding,
+    Framework,
+    Gpu,
+    OnnxRuntime,
+    diagnose,
+    release,
+)
+
+ROOT = Path(__file__).parents[2]
+CPU = ("CPUExecutionProvider",)
+CUDA = ("CUDAExecutionProvider", *CPU)
+L4 = Gpu(("NVIDIA L4",), "580.65", "13.0")
+OLD_L4 = Gpu(("NVIDIA L4",), "535.10", "12.2")
+
+WORKSHOP = Facts(
+    python="3.12.4",
+    system="Linux x86_64",
+    versions={
+        "keras": "3.15.1",
+        "keras-hub": "0.32.0",
+        "keras-nlp": "0.32.0",
+        "tensorflow": "2.21.0",
+        "onnx": "1.23.2",
+        "onnxruntime": "1.31.1",
+        "numpy": "2.4.6",
+    },
+    onnxruntime=OnnxRuntime(CPU),
+)
+SERVER = Facts(
+    "3.13.1", "Linux x86_64", {"onnxruntime": "1.31.1", "numpy": "2.4.6"}, onnxruntime=OnnxRuntime(CPU)
+)
+
+
+def changed(facts: Facts, *without: str, more: dict[str, str] | None = None, **fields) -> Facts:
+    versions = {name: version for name, version in facts.versions.items() if name not in without}
+    return dataclasses.replace(facts, versions=versions | (more or {}), **fields)
+
+
+GPU_WORKSHOP = changed(
+    WORKSHOP,
+    "onnxruntime",
+    more={"onnxruntime-gpu": "1.26.0", "nvidia-cudnn-cu12": "9.10", "nvidia-cuda-runtime-cu12": "12.9"},
+    onnxruntime=OnnxRuntime(CUDA, starts_cuda=True),
+    gpu=L4,
+)
+GPU_SERVER = changed(
+    SERVER,
+    "onnxruntime",
+    more={"onnxruntime-gpu": "1.31.1", "nvidia-cudnn-cu13": "9.15", "nvidia-cuda-runtime": "13.0.96"},
+    onnxruntime=OnnxRuntime(CUDA, starts_cuda=True),
+    gpu=L4,
+)
+
+
+@pytest.mark.parametrize("facts", [WORKSHOP, SERVER, GPU_WORKSHOP, GPU_SERVER])
+def test_what_fits_is_left_alone(facts):
+    assert {finding.level for finding in diagnose(facts)} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "text", "remedy"),
+    [
+        (
+            changed(WORKSHOP, more={"onnxruntime-gpu": "1.26.0"}),
+            "problem",
+            "are both installed",
+            'pip uninstall -y onnxruntime onnxruntime-gpu && pip install "keras-tx[cpu]"',
+        ),
+        (
+            changed(GPU_SERVER, more={"onnxruntime": "1.31.1"}),
+            "problem",
+            "are both installed",
+            'pip uninstall -y onnxruntime onnxruntime-gpu && pip install "keras-tx[runtime-gpu]"',
+        ),
+        (
+            changed(SERVER, "onnxruntime", onnxruntime=None),
+            "problem",
+            "not installed: nothing can be run",
+            'pip install "keras-tx[runtime]"',
+        ),
+        (
+            changed(SERVER, onnxruntime=OnnxRuntime(imports=False, said="DLL load failed")),
+            "problem",
+            "cannot be imported (DLL load failed)",
+            'pip install --force-reinstall "onnxruntime"',
+        ),
+        (
+            changed(SERVER, more={"onnxruntime": "1.22.1"}),
+            "problem",
+            "1.22.1 is installed; it cannot open opset 23, which exports have by default",
+            'pip install "onnxruntime>=1.28,<2"',
+        ),
+        (
+            changed(SERVER, more={"onnxruntime": "1.27.0"}),
+            "warning",
+            "rows of which every key is padding do not come out as in Keras",
+            'pip install "onnxruntime>=1.28,<2"',
+        ),
+        (
+            changed(WORKSHOP, more={"keras": "3.11.3"}),
+            "problem",
+            "3.11.3 is installed, keras-tx was tried with 3.12 up to, not including, 3.16",
+            'pip install "keras>=3.12,<3.16"',
+        ),
+        (
+            changed(WORKSHOP, more={"keras": "3.16.0"}),
+            "problem",
+            "3.16.0 is installed",
+            'pip install "keras>=3.12,<3.16"',
+        ),
+        (
+            changed(WORKSHOP, more={"tensorflow": "2.19.1"}),
+            "warning",
+            "2.19.1 is installed",
+            'pip install "tensorflow>=2.20,<2.22"',
+        ),
+        (
+            dataclasses.replace(SERVER, python="3.10.12"),
+            "warning",
+            "3.10.12 is installed",
+            "a virtual environment with Python 3.11",
+        ),
+        (
+            changed(GPU_WORKSHOP, more={"onnxruntime-gpu": "1.27.0"}),
+            "problem",
+            "tensorflow 2.21.0 uses CUDA 12, but onnxruntime-gpu 1.27.0 wants CUDA 13",
+            'pip install "onnxruntime-gpu[cuda,cudnn]>=1.24,<1.27"',
+        ),
+        (
+            changed(GPU_SERVER, more={"onnxruntime-gpu": "1.26.0"}),
+            "problem",
+            "onnxruntime-gpu 1.26.0 wants CUDA 12, pip has installed CUDA 13",
+            'pip install "onnxruntime-gpu[cuda,cudnn]>=1.28,<2"',
+        ),
+        (
+            changed(GPU_SERVER, more={"torch": "2.13.0+cu126"}),
+            "warning",
+            "torch 2.13.0+cu126 brings CUDA 12, onnxruntime-gpu wants 13",
+            "a torch for CUDA 13",
+        ),
+        (
+            dataclasses.replace(GPU_SERVER, gpu=OLD_L4),
+            "problem",
+            "the NVIDIA driver 535.10 supports CUDA up to 12.2, 13 is wanted",
+            "a driver of version 580 or newer",
+        ),
+        (
+            dataclasses.replace(GPU_SERVER, onnxruntime=OnnxRuntime(CPU, False, "libcudnn.so.9 not found")),
+            "problem",
+            "was built with CUDA but cannot start it (libcudnn.so.9 not found)",
+            'pip install "onnxruntime-gpu[cuda,cudnn]>=1.28,<2"',
+        ),
+        (
+            dataclasses.replace(GPU_WORKSHOP, onnxruntime=OnnxRuntime(CPU, False)),
+            "problem",
+            "cannot start it (it does not say why)",
+            'pip install "onnxruntime-gpu[cuda,cudnn]>=1.24,<1.27"',
+        ),
+        (
+            dataclasses.replace(GPU_SERVER, gpu=None, onnxruntime=OnnxRuntime(CPU, False, "no driver")),
+            "warning",
+            "onnxruntime-gpu is installed, but nvidia-smi shows no GPU",
+            'pip uninstall -y onnxruntime-gpu && pip install "keras-tx[runtime]"',
+        ),
+        (
+            dataclasses.replace(SERVER, gpu=L4),
+            "warning",
+            "there is a GPU, but this onnxruntime was built without CUDA",
+            'pip uninstall -y onnxruntime && pip install "keras-tx[runtime-gpu]"',
+        ),
+        (
+            changed(GPU_WORKSHOP, "nvidia-cudnn-cu12", "nvidia-cuda-runtime-cu12"),
+            "warning",
+            "TensorFlow's CUDA 12 libraries were not installed by pip",
+            'pip install "keras-tx[gpu]"',
+        ),
+        (
+            dataclasses.replace(WORKSHOP, backend="jax"),
+            "problem",
+            "Keras would take jax (KERAS_BACKEND or ~/.keras/keras.json), which is not there",
+            'pip install "keras-tx[jax]"',
+        ),
+        (
+            changed(WORKSHOP, more={"keras-hub": "0.31.0"}),
+            "warning",
+            "keras-hub 0.31.0 and keras-nlp 0.32.0 differ",
+            'pip install "keras-hub==0.32.0"',
+        ),
+        (
+            dataclasses.replace(GPU_WORKSHOP, frameworks={"tensorflow": Framework()}),
+            "problem",
+            "sees no GPU, although nvidia-smi shows one",
+            'pip install "keras-tx[gpu]"',
+        ),
+        (
+            dataclasses.replace(GPU_WORKSHOP, frameworks={"torch": Framework()}),
+            "warning",
+            "sees no GPU, although nvidia-smi shows one",
+            "a torch with CUDA",
+        ),
+        (
+            dataclasses.replace(WORKSHOP, frameworks={"tensorflow": Framework(said="Illegal instruction")}),
+            "problem",
+            "cannot be asked for its devices (Illegal instruction)",
+            "pip install --force-reinstall tensorflow",
+        ),
+    ],
+)
+def test_a_conflict_and_its_remedy(facts, level, text, remedy):
+    wrong = [finding for finding in diagnose(facts) if finding.level != "ok"]
+    found = [finding for finding in wrong if text in finding.text]
+    assert len(found) == 1, wrong
+    assert found[0].level == level
+    assert remedy in found[0].remedy
+    assert all(finding.remedy for finding in wrong)
+
+
+def test_what_is_worth_saying_without_being_wrong():
+    said = {finding.subject: finding.text for finding in diagnose(SERVER)}
+    assert said["keras"].startswith("not installed: this machine runs and verifies folders")
+    assert said["GPU"].startswith("no NVIDIA GPU")
+    assert said["onnxruntime"] == "1.31.1, CPUExecutionProvider"
+    asked = dataclasses.replace(WORKSHOP, frameworks={"tensorflow": Framework(), "torch": Framework(("L4",))})
+    said = {finding.subject: finding.text for finding in diagnose(asked)}
+    assert said["tensorflow"] == "sees no GPU, as nvidia-smi does not"
+    assert said["torch"] == "sees L4"
+
+
+def test_problems_come_first():
+    facts = changed(WORKSHOP, more={"keras": "3.11", "numpy": "1.26"})
+    assert [finding.level for finding in diagnose(facts)][:3] == ["problem", "warning", "ok"]
+
+
+def test_the_ranges_are_those_of_pyproject():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [line for extra in project["optional-dependencies"].values() for line in extra]
+    ranges: dict[str, set[str]] = {}
+    for line in [*lines, *project["dependencies"]]:
+        name, wanted = re.match(r"([a-z0-9-]+)(?:\[.*?\])?([^;]*)", line).groups()
+        ranges.setdefault(name, set()).add(wanted.strip())
+    assert ranges.pop("onnxruntime-gpu") == {">=1.24,<1.27", ">=1.28,<2"}  # the doctor knows where they meet
+    judged = {name: {f">={low},<{below}"} for name, (low, below) in SUPPORTED.items()}
+    assert judged.pop("onnxruntime-gpu") == {">=1.24,<2"}
+    assert judged == {name: ranges[name] for name in judged}
+    assert project["requires-python"] == f">={PYTHON[0]},<{PYTHON[1]}"
+    assert set(DRIVER_FOR) == {12, 13}
+
+
+@pytest.mark.parametrize(
+    ("version", "numbers"),
+    [("2.13.0+cpu", (2, 13, 0)), ("1.24.0rc1", (1, 24, 0)), ("3", (3,)), ("odd", (0,))],
+)
+def test_versions_are_compared_by_their_numbers(version, numbers):
+    assert release(version) == numbers
+
+
+def test_cuda_majors():
+    assert GPU_WORKSHOP.cuda_majors == {12}
+    assert GPU_SERVER.cuda_majors == {13}
+    assert WORKSHOP.cuda_majors == frozenset()
+
+
+def test_this_machine_is_read():
+    facts = gathering.gather()
+    assert facts.versions["numpy"] == np.__version__
+    assert facts.onnxruntime is not None
+    assert facts.onnxruntime.imports
+    assert facts.onnxruntime.providers == tuple(onnxruntime.get_available_providers())
+    assert facts.frameworks is None
+
+
+def test_the_graph_that_tries_cuda_is_sound():
+    onnx.checker.check_model(gathering.IDENTITY, full_check=True)
+    session = onnxruntime.InferenceSession(gathering.IDENTITY, providers=["CPUExecutionProvider"])
+    assert session.run(None, {"x": np.ones(1, "float32")}) == [np.ones(1, "float32")]
+
+
+@pytest.mark.parametrize("source", ["environment", "file", "damaged", "none"])
+def test_the_backend_is_the_one_that_keras_would_take(monkeypatch, tmp_path, source):
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    if source == "environment":
+        monkeypatch.setenv("KERAS_BACKEND", "jax")
+    if source == "file":
+        (tmp_path / "keras.json").write_text(json.dumps({"backend": "torch"}))
+    if source == "damaged":
+        (tmp_path / "keras.json").write_text("[")
+    assert gathering.keras_backend() == {"environment": "jax", "file": "torch"}.get(source, "tensorflow")
+
+
+def test_nvidia_smi_is_read():
+    table = "| NVIDIA-SMI 580.65.06    Driver Version: 580.65.06    CUDA Version: 13.0     |"
+    gpu = gathering.read_nvidia_smi(table, "NVIDIA L4, 580.65.06\nNVIDIA L4, 580.65.06\n")
+    assert gpu == Gpu(("NVIDIA L4", "NVIDIA L4"), "580.65.06", "13.0")
+    assert gathering.read_nvidia_smi("", "No devices were found") is None
+    assert gathering.read_nvidia_smi("", "") is None
+
+
+def test_a_process_that_dies_is_reported(monkeypatch):
+    assert gathering._ask("import os; os.abort()")[0] is None
+    answer, said = gathering._ask("import sys; sys.exit('libfoo.so is missing')")
+    assert (answer, said) == (None, "libfoo.so is missing")
+
+    def slow(*_, **__):
+        raise subprocess.TimeoutExpired("python", 1)
+
+    monkeypatch.setattr(subprocess, "run", slow)
+    assert gathering._ask("1", seconds=1) == (None, "no answer in 1 seconds")
+
+
+def test_the_frameworks_are_asked_in_processes_of_their_own(monkeypatch):
+    monkeypatch.setattr(gathering, "_FRAMEWORKS", {"numpy": "print('[\"a GPU\"]')"})
+    assert gathering.gather(deep=True).frameworks == {"numpy": Framework(("a GPU",))}
+
+
+def test_the_table(tx, monkeypatch):
+    monkeypatch.setattr(gathering, "gather", lambda deep: GPU_WORKSHOP)
+    ran = tx("doctor")
+    assert (ran.code, ran.err) == (0, "")
+    assert "Python            3.12.4, Linux x86_64" in ran.out
+    assert "CUDA by pip       nvidia-cuda-runtime-cu12 12.9, nvidia-cudnn-cu12 9.10" in ran.out
+    assert "ok       GPU: NVIDIA L4; driver 580.65, CUDA up to 13.0" in ran.out
+
+
+def test_a_problem_is_exit_code_1(tx, monkeypatch):
+    monkeypatch.setattr(gathering, "gather", lambda deep: changed(SERVER, "onnxruntime", onnxruntime=None))
+    ran = tx("doctor")
+    assert ran.code == 1
+    assert "PROBLEM  onnxruntime: not installed" in ran.out
+    assert '\n         -> pip install "keras-tx[runtime]"' in ran.out
+    report = tx("doctor", "--json")
+    assert report.code == 1
+    content = json.loads(report.out)
+    assert content["facts"]["versions"]["numpy"] == "2.4.6"
+    assert Finding(**content["findings"][0]).level == "problem"
+
+
+def test_a_warning_is_exit_code_0(tx, monkeypatch):
+    monkeypatch.setattr(gathering, "gather", lambda deep: dataclasses.replace(SERVER, python="3.10.1"))
+    ran = tx("doctor", "--deep")
+    assert ran.code == 0
+    assert "warning  Python: 3.10.1" in ran.out
+
+
+def test_nothing_heavy_is_imported():
+    code = (
+        "import sys\n"
+        "from keras_tx.cli import main\n"
+        "main(['doctor'])\n"
+        "print({'keras', 'tensorflow', 'torch', 'jax', 'onnxruntime', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.endswith("\nset()\n"), done.stdout + done.stderr

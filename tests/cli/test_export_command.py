@@ -1,0 +1,113 @@
+"""keras-tx export: a .keras file in, a folder out, and files that are none."""
+
+from __future__ import annotations
+
+import zipfile
+
+import keras
+import pytest
+
+from keras_tx.runtime import load, open_folder
+
+
+def test_the_folder_and_its_report(tx, exports, tmp_path):
+    folder = tmp_path / "out"
+    ran = tx("export", exports / "flowers.keras", folder, "--labels", "daisy, rose ,tulip")
+    assert (ran.code, ran.err) == (0, "")
+    assert f"folder     {folder}" in ran.out
+    assert "onnxruntime within" in ran.out
+    with load(folder) as model:
+        assert model.labels == ("daisy", "rose", "tulip")
+
+
+def test_every_option(tx, exports, tmp_path):
+    names = tmp_path / "names.txt"
+    names.write_text("dé\n rose\ntulip\n\n", encoding="utf-8")
+    folder = tmp_path / "out"
+    options = ["--labels-file", names, "--raw-pixels", "--opset", 17, "--no-verify", "--overwrite"]
+    for _ in range(2):
+        ran = tx("export", exports / "flowers.keras", folder, *options)
+        assert (ran.code, ran.err) == (0, "")
+    manifest = open_folder(folder).manifest
+    assert (manifest.labels, manifest.opset, manifest.parity) == (("dé", "rose", "tulip"), 17, None)
+    assert manifest.inputs[0].name == "pixels"
+
+
+def test_an_existing_folder_is_not_touched(tx, exports, tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "mine.txt").write_text("mine")
+    ran = tx("export", exports / "flowers.keras", folder)
+    assert (
+        ran.err
+        == f"keras-tx: error: {folder} exists. Add --overwrite to replace it, or choose another name.\n"
+    )
+    ran = tx("export", exports / "flowers.keras", folder, "--overwrite")
+    assert (ran.code, "is not an export" in ran.err) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (folder / "mine.txt").read_text() == "mine"
+
+
+def write_zip(path, *names):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            archive.writestr(name, "{}")
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "expected"),
+    [
+        ("none.keras", None, "there is no such file"),
+        ("folder.keras", lambda path: path.mkdir(), "is a directory, expected a .keras file"),
+        ("model.h5", lambda path: path.write_bytes(b"\x89HDF"), "is not a .keras file. Load it in Python"),
+        ("cut.keras", lambda path: path.write_bytes(b"PK\x03\x04cut"), "is not a whole .keras file"),
+        ("other.keras", lambda path: write_zip(path, "a.txt"), "has no config.json in it"),
+        ("odd.keras", lambda path: write_zip(path, "config.json", "model.weights.h5"), "cannot be loaded"),
+    ],
+)
+def test_files_that_are_no_model(tx, tmp_path, name, write, expected):
+    path = tmp_path / name
+    if write:
+        write(path)
+    ran = tx("export", path, tmp_path / "out")
+    assert (ran.code, ran.out) == (2, "")
+    assert expected in ran.err
+    assert ran.err.startswith(f"keras-tx: error: {path}")
+    assert ran.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_code_in_a_file_is_refused(tx, tmp_path):
+    inputs = keras.Input((2,))
+    path = tmp_path / "lambda.keras"
+    keras.Model(inputs, keras.layers.Lambda(lambda x: x + 1)(inputs)).save(path)
+    ran = tx("export", path, tmp_path / "out")
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert "cannot be loaded" in ran.err
+    assert "Lambda" in ran.err or "lambda" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [("a,b", "2 labels were given"), ("a,,c", "label 2 is empty"), ("a,a,b", "more than once")],
+)
+def test_wrong_labels(tx, exports, tmp_path, labels, expected):
+    ran = tx("export", exports / "flowers.keras", tmp_path / "out", "--labels", labels)
+    assert (ran.code, expected in ran.err) == (2, True), ran.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"), [(b"\xff\xfe\x00", "is not UTF-8 text"), (b"\n\n", "there is no label in it")]
+)
+def test_wrong_label_files(tx, exports, tmp_path, content, expected):
+    names = tmp_path / "names.txt"
+    names.write_bytes(content)
+    ran = tx("export", exports / "flowers.keras", tmp_path / "out", "--labels-file", names)
+    assert (ran.code, expected in ran.err, ran.err.count("\n")) == (2, True, 1)
+
+
+def test_a_missing_label_file(tx, exports, tmp_path):
+    names = tmp_path / "names.txt"
+    ran = tx("export", exports / "flowers.keras", tmp_path / "out", "--labels-file", names)
+    assert ran.err.startswith(f"keras-tx: error: {names}: No such file or directory.")

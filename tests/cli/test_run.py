@@ -1,0 +1,103 @@
+"""keras-tx run: labels, embeddings, JSON, and images that cannot be read."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from keras_tx.commands import terminal
+from keras_tx.runtime import load
+
+LABELS = {"daisy", "rose", "tulip"}
+
+
+def test_a_table_of_labels(tx, exports, picture):
+    ran = tx("run", exports / "flowers", picture)
+    first, second, *rows = ran.out.splitlines()
+    assert (ran.code, ran.err) == (0, "")
+    assert first == f"{exports / 'flowers'}: image-classification on cpu"
+    assert second == str(picture)
+    assert {row.split()[0] for row in rows} == LABELS
+    assert all(row.endswith("%") for row in rows)  # no bar: not a terminal
+
+
+def test_a_bar_in_a_terminal(tx, exports, picture, monkeypatch):
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: True)
+    assert "█" in tx("run", exports / "flowers", picture, "--top-k", 1).out.splitlines()[-1]
+
+
+def test_json_is_what_python_gives(tx, exports, picture):
+    ran = tx("run", exports / "flowers", picture, picture, "--json", "--top-k", 2)
+    lines = [json.loads(line) for line in ran.out.splitlines()]
+    with load(exports / "flowers") as model:
+        assert lines == [{"image": str(picture), "predictions": model(picture, top_k=2)}] * 2
+
+
+def test_an_embedding(tx, exports, picture):
+    ran = tx("run", exports / "features", picture)
+    assert ran.out.splitlines()[-1] == "  embedding of shape (32,); --json prints its numbers"
+    answer = json.loads(tx("run", exports / "features", picture, "--json").out)
+    with load(exports / "features") as model:
+        expected = model.embed(picture)
+    assert answer["shape"] == [32]
+    np.testing.assert_array_equal(np.array(answer["embedding"], "float32"), expected)
+
+
+def test_a_bad_image_is_named_and_the_others_are_run(tx, exports, picture, tmp_path):
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"not a picture")
+    ran = tx("run", exports / "flowers", bad, tmp_path / "none.png", picture)
+    assert ran.code == 2
+    assert ran.out.splitlines()[1] == str(picture)
+    assert len(ran.out.splitlines()) == 2 + len(LABELS)
+    first, second = ran.err.splitlines()
+    assert first.startswith(f"keras-tx: error: {str(bad)!r} is not an image")
+    assert second.startswith(f"keras-tx: error: {str(tmp_path / 'none.png')!r}: there is no such file")
+
+
+@pytest.mark.parametrize(
+    ("folder", "more", "expected"),
+    [
+        ("none", [], "there is no such folder"),
+        ("generic", [], "is a generic model, which takes arrays and not images. Use it from Python: "),
+        (
+            "flowers",
+            ["--provider", "cuda"],
+            "provider is 'cuda', but this onnxruntime was built without CUDA",
+        ),
+    ],
+)
+def test_errors(tx, exports, picture, folder, more, expected):
+    ran = tx("run", exports / folder, picture, *more)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("keras-tx: error: ")
+    assert expected in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_the_generic_remedy_names_the_inputs(tx, exports, picture):
+    error = tx("run", exports / "generic", picture).err
+    assert "'a': float32 ['batch_size', 3]" in error
+    assert "'b': float32 ['batch_size', 3]" in error
+
+
+class Ascii:
+    encoding = "ascii"
+
+
+def test_what_a_terminal_cannot_show(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Ascii())
+    assert terminal.bar(0.5, 4) == "##"
+    assert terminal.picture(np.array([[0, 255]])) == ["  ##"]
+    assert terminal.printable("r\x1b[2Jösé") == r"r\x1b[2J\xf6s\xe9"
+
+
+def test_what_it_can():
+    assert terminal.bar(1.0, 3) == "███"
+    assert terminal.bar(0.0) == ""
+    assert terminal.picture(np.array([[0, 128, 255]])) == ["  ▒▒██"]
+    assert terminal.beside([["ab", "c"], ["d"]], gap=1) == "ab d\nc"
+    assert terminal.printable("rosé\x07") == r"rosé\x07"

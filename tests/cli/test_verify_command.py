@@ -1,0 +1,150 @@
+"""keras-tx verify: a sound folder, and one test for each way to spoil it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+
+import onnx
+import pytest
+
+from keras_tx import contract
+from keras_tx.contract import Manifest, Parity, TensorSpec
+
+MARKS = {"ok", "FAILED", "-"}
+
+
+def status(out: str) -> dict[str, str]:
+    """The mark of each check."""
+    return {line[8:24].strip(): line[:8].strip() for line in out.splitlines() if line[:8].strip() in MARKS}
+
+
+@pytest.mark.parametrize("name", ["flowers", "features", "generic"])
+def test_a_sound_folder(tx, exports, name):
+    ran = tx("verify", exports / name)
+    assert (ran.code, ran.err) == (0, "")
+    assert set(status(ran.out).values()) == {"ok"}, ran.out
+    assert len(status(ran.out)) == 10
+    assert ran.out.endswith(f"{exports / name} is sound.\n")
+    assert "tolerance 1e-04" in ran.out
+
+
+def test_what_is_no_export_is_an_error(tx, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    for name, expected in (
+        ("none", "no such folder"),
+        ("file", "is a file"),
+        ("empty", "has no keras_tx.json"),
+    ):
+        ran = tx("verify", tmp_path / name)
+        assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+        assert expected in ran.err
+
+
+def failed(tx, folder, check: str) -> str:
+    ran = tx("verify", folder)
+    assert (ran.code, ran.err) == (1, "")
+    assert [name for name, mark in status(ran.out).items() if mark == "FAILED"] == [check], ran.out
+    assert "FAILED: do not use it" in ran.out
+    return next(line for line in ran.out.splitlines() if line.startswith("FAILED"))
+
+
+def test_a_file_that_changed_without_changing_its_size(tx, copied):
+    folder = copied("flowers")
+    config = folder / contract.CONFIG
+    config.write_bytes(config.read_bytes()[:-1] + b" ")
+    assert contract.CONFIG in failed(tx, folder, "hashes")
+
+
+def test_a_truncated_file(tx, copied):
+    folder = copied("flowers")
+    os.truncate(folder / contract.MODEL, 100)
+    assert "has 100 bytes" in failed(tx, folder, "folder")
+
+
+def test_a_link(tx, copied, tmp_path):
+    folder = copied("flowers")
+    (folder / contract.CONFIG).rename(tmp_path / "elsewhere.json")
+    (folder / contract.CONFIG).symlink_to(tmp_path / "elsewhere.json")
+    assert "symbolic link" in failed(tx, folder, "folder")
+
+
+def test_labels_that_disagree(tx, copied, reseal):
+    folder = copied("flowers")
+    config = json.loads((folder / contract.CONFIG).read_text())
+    config["id2label"]["0"] = "weed"
+    (folder / contract.CONFIG).write_text(json.dumps(config))
+    reseal(folder)
+    assert "disagree on the labels" in failed(tx, folder, "folder")
+
+
+def test_a_manifest_that_is_not_json(tx, copied):
+    folder = copied("flowers")
+    (folder / contract.MANIFEST).write_text("{")
+    assert "not a sound manifest" in failed(tx, folder, "folder")
+
+
+@pytest.mark.parametrize("opset", [22, 99])
+def test_an_opset_that_is_not_the_graphs(tx, copied, reseal, opset):
+    folder = copied("flowers")
+    reseal(folder, opset=opset)
+    assert f"the manifest says {opset}" in failed(tx, folder, "opset")
+
+
+def test_a_shape_that_is_not_the_graphs(tx, copied, reseal):
+    folder = copied("generic")
+    manifest = Manifest.from_json((folder / contract.MANIFEST).read_text())
+    first, second = manifest.inputs
+    reseal(folder, inputs=(first, dataclasses.replace(second, shape=("batch_size", 4))))
+    assert "the graph has" in failed(tx, folder, "tensors")
+
+
+def test_a_name_that_is_not_the_graphs(tx, copied, reseal):
+    folder = copied("flowers")
+    reseal(folder, outputs=(TensorSpec("scores", "float32", ("batch_size", 3)),))
+    ran = tx("verify", folder)
+    assert ran.code == 1
+    assert {name for name, mark in status(ran.out).items() if mark == "FAILED"} == {"tensors", "task"}
+
+
+def test_a_graph_that_no_runtime_opens(tx, copied, reseal):
+    folder = copied("flowers")
+    model = onnx.load(folder / contract.MODEL)
+    model.graph.node[0].op_type = "NoSuchOperator"
+    onnx.save(model, folder / contract.MODEL)
+    reseal(folder)
+    ran = tx("verify", folder)
+    assert ran.code == 1
+    marks = status(ran.out)
+    assert (marks["ONNX checker"], marks["onnxruntime"]) == ("FAILED", "FAILED")
+
+
+def test_weights_that_are_not_finite(tx, copied, reseal):
+    folder = copied("flowers")
+    model = onnx.load(folder / contract.MODEL)
+    weights = next(t for t in model.graph.initializer if "logits" in t.name and len(t.dims) == 2)
+    values = onnx.numpy_helper.to_array(weights).copy()
+    values[:] = float("nan")
+    weights.CopyFrom(onnx.numpy_helper.from_array(values, weights.name))
+    onnx.save(model, folder / contract.MODEL)
+    reseal(folder)
+    assert "logits is not finite" in failed(tx, folder, "runs")
+
+
+def test_a_parity_above_its_tolerance(tx, copied, reseal):
+    folder = copied("flowers")
+    reseal(folder, parity=Parity(0.5, 1e-4, ("batch 1",)))
+    assert "within 5.0e-01" in failed(tx, folder, "parity")
+
+
+def test_notes_that_are_no_failures(tx, copied, reseal):
+    folder = copied("flowers")
+    reseal(folder, parity=None)
+    (folder / "README.md").write_text("mine")
+    ran = tx("verify", folder)
+    assert ran.code == 0
+    assert {name for name, mark in status(ran.out).items() if mark == "-"} == {"other files", "parity"}
+    assert "README.md" in ran.out
+    assert "NOT compared" in ran.out
