@@ -1,0 +1,1 @@
+"""Measurements. Each prints what it measured; none is a test."""
