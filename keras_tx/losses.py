@@ -86,6 +86,5 @@ def _from_logits(loss: Any) -> bool:
 def _refuse(name: str) -> None:
     raise ConfigError(
         f"{name!r} is defined on probabilities, but the model gives logits. Use a cross-entropy or "
-        "'accuracy', or a "
-        "function of your own that applies softmax to y_pred first."
+        "'accuracy', or a function of your own that applies softmax to y_pred first."
     )

@@ -142,8 +142,12 @@ class Context:
         )
 
     def floating(self, x: ir.Value) -> ir.Value:
-        """A value as float32: Keras casts integers where a layer computes with floats."""
-        if keras.backend.is_float_dtype(x.meta[KERAS_TENSOR].dtype):
+        """A value as float32: Keras casts integers where a layer computes with floats.
+
+        A value that Keras does not know is a step inside a lowering, and float already.
+        """
+        known = x.meta.get(KERAS_TENSOR)
+        if known is None or keras.backend.is_float_dtype(known.dtype):
             return x
         return self.op.Cast(x, to=ir.DataType.FLOAT)
 

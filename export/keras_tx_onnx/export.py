@@ -80,9 +80,7 @@ def export_onnx(
     with written_aside(folder) as aside:
         path = aside / contract.MODEL
         with _timed(seconds, "lower"):
-            context = _lowered(function, outside, opset)
-            onnx_model = context.model()
-            passes.simplify(onnx_model)
+            context, onnx_model = _lowered(function, outside, outside.outputs, opset)
         with _timed(seconds, "write"):
             external = write_graph(onnx_model, path)
             _check(path)
@@ -105,12 +103,16 @@ def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
     seconds[step] = time.perf_counter() - start
 
 
-def _lowered(function: Any, outside: Interface, opset: int) -> Context:
+def _lowered(
+    function: Any, outside: Interface, outputs: Sequence[str], opset: int
+) -> tuple[Context, ir.Model]:
     context = Context(function.name, opset)
     values = lower(context, function, outside.open(context))
-    for value, name in zip(values, outside.outputs, strict=True):
+    for value, name in zip(values, outputs, strict=True):
         context.output(value, name)
-    return context
+    model = context.model()
+    passes.simplify(model)
+    return context, model
 
 
 def write_graph(model: ir.Model, path: Path) -> bool:
@@ -147,21 +149,22 @@ def _verified(model: Any, outside: Interface, lowered: Context, path: Path) -> c
     reference = verify.in_float32(model)
     cases = [(f"batch {batch}", *outside.example(batch, random)) for batch in verify.BATCHES]
     try:
-        return verify.verify(path, reference, cases, [str(value.name) for value in lowered.graph.outputs])
+        return verify.verify(path, reference, cases, _names(lowered))
     except ExportError as error:
 
         def write(probe: Any, path: Path) -> list[str]:
-            function = graph.function_of(probe)
-            context = Context(probe.name, lowered.opset)
-            for index, value in enumerate(lower(context, function, outside.open(context))):
-                context.output(value, f"output_{index}")
-            onnx_model = context.model()
-            passes.simplify(onnx_model)
+            outputs = [f"output_{index}" for index in range(len(probe.outputs))]
+            context, onnx_model = _lowered(graph.function_of(probe), outside, outputs, lowered.opset)
             write_graph(onnx_model, path)
-            return [str(value.name) for value in context.graph.outputs]
+            return _names(context)
 
         where = next(filter(None, (verify.first_difference(reference, case, write) for case in cases)), None)
         raise ExportError(f"{error} {where or ''} No folder was left.".replace("  ", " ")) from None
+
+
+def _names(context: Context) -> list[str]:
+    """The outputs as the graph has them: a name that was taken got a number."""
+    return [str(value.name) for value in context.graph.outputs]
 
 
 def _manifest(

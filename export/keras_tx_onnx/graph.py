@@ -98,11 +98,11 @@ def open_layer(layer: Any, args: Any, kwargs: Any) -> Any:
 @contextmanager
 def _untouched(layer: Any) -> Iterator[None]:
     """Takes back the nodes that symbolic calls leave behind in a layer and its parts."""
-    parts = list(layer._flatten_layers())
-    before = [(len(part._inbound_nodes), len(part._outbound_nodes)) for part in parts]
+    inside = parts(layer)
+    before = [(len(part._inbound_nodes), len(part._outbound_nodes)) for part in inside]
     try:
         yield
     finally:
-        for part, (inbound, outbound) in zip(parts, before, strict=True):
+        for part, (inbound, outbound) in zip(inside, before, strict=True):
             del part._inbound_nodes[inbound:]
             del part._outbound_nodes[outbound:]

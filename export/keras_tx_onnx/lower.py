@@ -53,14 +53,13 @@ def _lower_operation(context: Context, operation: Any, args: tuple, kwargs: dict
         kwargs.pop("training", None)
         if graph.is_function(operation):
             function = graph.function_of(operation)
-            inputs = [x for x in tree.flatten((args, kwargs)) if isinstance(x, ir.Value)]
+            inputs = _values(args, kwargs)
             if len(inputs) > 1 and tree.lists_to_tuples(tree.map_structure(lambda x: 0, args[0])) != (
                 tree.lists_to_tuples(tree.map_structure(lambda x: 0, function.input))
             ):
                 raise ExportError(
                     f"The model {context.scope!r} is called with its inputs in another structure than it "
-                    "was built "
-                    "with. Call it with the same keys, or the same list."
+                    "was built with. Call it with the same keys, or the same list."
                 )
             return lower(context, function, inputs)
         lowering = registry.find(operation)
@@ -88,8 +87,7 @@ def _refuse_mask(context: Context, layer: Any, args: tuple) -> None:
     if layer.compute_mask(inputs, tree.map_structure(lambda x: None, inputs)) is not None:
         raise ExportError(
             f"The layer {context.scope!r} makes a Keras mask, which an export does not carry. Give the "
-            "mask to the "
-            "layers that need it as an argument (padding_mask), and make this one without."
+            "mask to the layers that need it as an argument (padding_mask), and make this one without."
         )
 
 
@@ -107,14 +105,11 @@ def _check_call(context: Context, operation: Any, kwargs: dict) -> None:
         if mode is not None:
             raise ExportError(
                 f"The layer {part.path!r} is quantized ({mode}) in Keras, which has no lowering. Export "
-                "the model "
-                "as it was before."
+                "the model as it was before."
             )
 
 
 def _open(context: Context, layer: Any, args: tuple, kwargs: dict) -> list[ir.Value]:
-    inputs = [x for x in tree.flatten((args, kwargs)) if isinstance(x, ir.Value)]
-
     def fresh(x: Any) -> Any:
         if not isinstance(x, ir.Value):
             return x
@@ -122,7 +117,11 @@ def _open(context: Context, layer: Any, args: tuple, kwargs: dict) -> list[ir.Va
         return keras.KerasTensor(known.shape, known.dtype)
 
     function = graph.open_layer(layer, *tree.map_structure(fresh, (args, kwargs)))
-    return lower(context, function, inputs)
+    return lower(context, function, _values(args, kwargs))
+
+
+def _values(args: tuple, kwargs: dict) -> list[ir.Value]:
+    return [x for x in tree.flatten((args, kwargs)) if isinstance(x, ir.Value)]
 
 
 def _unknown(context: Context, operation: Any) -> str:

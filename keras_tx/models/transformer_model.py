@@ -88,6 +88,7 @@ class TransformerModel(keras.Model):
                 super().load_weights(filepath, **options)
             self._check_all_used(filepath)
         except OSError as error:
+            self.set_weights(before)  # a truncated file may have been read in part
             raise ConfigError(
                 f"{filepath} cannot be read as a weights file: {error}. Save or copy it again."
             ) from error

@@ -157,6 +157,21 @@ def test_a_damaged_weights_file(content: bytes | None, tmp_path):
         vit("Mu/2", image_size=8).load_weights(path)
 
 
+def test_a_file_that_breaks_off_changes_nothing(monkeypatch):
+    model = redraw(vit("Mu/2", image_size=8))
+    before = model.get_weights()
+
+    def breaks_off(self, *args, **kwargs):
+        self.set_weights([np.zeros_like(weight) for weight in before])
+        raise OSError("the file ends early")
+
+    monkeypatch.setattr(keras.Model, "load_weights", breaks_off)
+    with pytest.raises(ConfigError, match="cannot be read as a weights file: the file ends early"):
+        model.load_weights("half.weights.h5")
+    for mine, kept in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, kept)
+
+
 def test_from_config_of_get_config():
     model = vit("Mu/2", image_size=8, classes=3)
     assert ViT.from_config(model.get_config()).get_config() == model.get_config()

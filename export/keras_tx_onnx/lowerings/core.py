@@ -9,7 +9,7 @@ import onnx_ir as ir
 from keras import layers
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx.context import KERAS_TENSOR, Context, shape_of
+from keras_tx_onnx.context import Context, shape_of
 from keras_tx_onnx.lowerings.activations import activate
 from keras_tx_onnx.registry import lowers
 
@@ -26,7 +26,7 @@ def dense(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
 
 def project(cx: Context, layer: Any, x: ir.Value) -> ir.Value:
     """A dense layer without its activation."""
-    x = cx.op.MatMul(cx.floating(x) if KERAS_TENSOR in x.meta else x, cx.weight(layer.kernel))
+    x = cx.op.MatMul(cx.floating(x), cx.weight(layer.kernel))
     return x if layer.bias is None else cx.op.Add(x, cx.weight(layer.bias))
 
 
