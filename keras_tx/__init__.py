@@ -9,49 +9,110 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AdamW": "training",
+    "Bert": "models",
+    "BertConfig": "models",
+    "Bias": "layers",
+    "BitsPerByte": "metrics",
+    "CausalLMHead": "heads",
     "ClassToken": "layers",
     "ClassifierHead": "heads",
+    "ContrastiveLoss": "losses",
+    "EntityF1": "metrics",
+    "F1": "metrics",
     "FeedForward": "layers",
+    "GPT": "models",
+    "GPTConfig": "models",
     "ImageTransform": "processing",
+    "MaskedLMHead": "heads",
+    "Matthews": "metrics",
     "MultiHeadAttention": "layers",
+    "NearestIsAlike": "metrics",
+    "NextSentenceHead": "heads",
     "PatchEmbedding": "layers",
+    "Perplexity": "metrics",
     "PositionalEmbedding": "layers",
+    "PretrainingHead": "heads",
+    "RegressionHead": "heads",
     "RelativePositionBias": "layers",
+    "SentenceEmbeddingHead": "heads",
+    "SpanExactMatch": "metrics",
+    "SpanF1": "metrics",
+    "SpanHead": "heads",
+    "Spearman": "metrics",
+    "TextTransform": "processing",
+    "TokenAccuracy": "metrics",
+    "TokenClassifierHead": "heads",
+    "TokenCrossentropy": "losses",
+    "TokenEmbedding": "layers",
     "TransformerBlock": "layers",
     "ViT": "models",
     "ViTConfig": "models",
+    "WarmupCosine": "training",
+    "WarmupLinear": "training",
+    "bert": "models",
     "cost": "costs",
+    "finetune_recipe": "training",
+    "generate": "generation",
+    "gpt": "models",
     "load_model": "saving",
     "vit": "models",
 }
 
-__all__ = ["export_onnx", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
+_EXPORT = ("ExportCallback", "export_onnx")  # the exporter has its own package
+
+__all__ = [*_EXPORT, *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
     from keras_tx.costs import cost
-    from keras_tx.heads import ClassifierHead
+    from keras_tx.generation import generate
+    from keras_tx.heads import (
+        CausalLMHead,
+        ClassifierHead,
+        MaskedLMHead,
+        NextSentenceHead,
+        PretrainingHead,
+        RegressionHead,
+        SentenceEmbeddingHead,
+        SpanHead,
+        TokenClassifierHead,
+    )
     from keras_tx.layers import (
+        Bias,
         ClassToken,
         FeedForward,
         MultiHeadAttention,
         PatchEmbedding,
         PositionalEmbedding,
         RelativePositionBias,
+        TokenEmbedding,
         TransformerBlock,
     )
-    from keras_tx.models import ViT, ViTConfig, vit
-    from keras_tx.processing import ImageTransform
+    from keras_tx.losses import ContrastiveLoss, TokenCrossentropy
+    from keras_tx.metrics import (
+        F1,
+        BitsPerByte,
+        EntityF1,
+        Matthews,
+        NearestIsAlike,
+        Perplexity,
+        SpanExactMatch,
+        SpanF1,
+        Spearman,
+        TokenAccuracy,
+    )
+    from keras_tx.models import GPT, Bert, BertConfig, GPTConfig, ViT, ViTConfig, bert, gpt, vit
+    from keras_tx.processing import ImageTransform, TextTransform
     from keras_tx.saving import load_model
-    from keras_tx.training import AdamW
-    from keras_tx_onnx import export_onnx
+    from keras_tx.training import AdamW, WarmupCosine, WarmupLinear, finetune_recipe
+    from keras_tx_onnx import ExportCallback, export_onnx
 
 
 def __getattr__(name: str) -> Any:
     """Loads a public name when it is first used, so that `import keras_tx` costs nothing."""
     if name in _HOMES:
         return getattr(importlib.import_module(f"keras_tx.{_HOMES[name]}"), name)
-    if name == "export_onnx":
-        return importlib.import_module("keras_tx_onnx").export_onnx
+    if name in _EXPORT:
+        return getattr(importlib.import_module("keras_tx_onnx"), name)
     raise AttributeError(f"module 'keras_tx' has no attribute {name!r}")
 
 

@@ -14,6 +14,18 @@ FORMAT_VERSION = 1
 MANIFEST = "keras_tx.json"
 CONFIG = "config.json"
 PREPROCESSOR = "preprocessor_config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
+GENERATION_CONFIG = "generation_config.json"
+GENAI_CONFIG = "genai_config.json"
+VOCAB = "vocab.txt"  # WordPiece: a token a line, in the order of the ids
+VOCAB_JSON = "vocab.json"  # byte-level BPE, with the next
+MERGES = "merges.txt"
+MODULES = "modules.json"  # of sentence-transformers, as the next three
+POOLING = "1_Pooling/config.json"
+NORMALIZE = "2_Normalize/config.json"
+SENTENCE_BERT = "sentence_bert_config.json"
 MODEL = "onnx/model.onnx"
 MODEL_DATA = "onnx/model.onnx_data"
 
@@ -21,13 +33,38 @@ EXTERNAL_DATA_FROM = 64 * 2**20  # bytes of weights; below it they stay inside t
 
 PIXEL_VALUES = "pixel_values"  # float32 (batch, channels, height, width), already normalized
 PIXELS = "pixels"  # uint8 (batch, height, width, channels), the transform is in the graph
+INPUT_IDS = "input_ids"  # int64 (batch, sequence), as are the next three
+ATTENTION_MASK = "attention_mask"  # 1 where a token is real, 0 at padding
+TOKEN_TYPE_IDS = "token_type_ids"  # 0 in the first text, 1 in the second
+POSITION_IDS = "position_ids"
+PAST = ("past_key_values.{}.key", "past_key_values.{}.value")  # (batch, key-value heads, past, head width)
+PRESENT = ("present.{}.key", "present.{}.value")  # the same, with the tokens of this run
+NUM_LOGITS_TO_KEEP = "num_logits_to_keep"  # int64, may be left out: of the last tokens only; 0 for all
 LOGITS = "logits"
+START_LOGITS = "start_logits"
+END_LOGITS = "end_logits"
 LAST_HIDDEN_STATE = "last_hidden_state"
+POOLER_OUTPUT = "pooler_output"
+SENTENCE_EMBEDDING = "sentence_embedding"
 IMAGE_EMBEDS = "image_embeds"
+PREDICTION_LOGITS = "prediction_logits"  # with the next, as BertForPreTraining names them
+SEQ_RELATIONSHIP_LOGITS = "seq_relationship_logits"
 BATCH_AXIS = "batch_size"
+SEQUENCE_AXIS = "sequence_length"
+PAST_AXIS = "past_sequence_length"
+LOGITS_AXIS = "num_logits"  # sequence_length, or as many of the last tokens as are kept
+TOTAL_AXIS = "total_sequence_length"  # past and sequence
+
+NO_LABEL = -100  # the label of a token at which nothing is to be learned or measured
 
 IMAGE_CLASSIFICATION = "image-classification"
 IMAGE_FEATURES = "image-feature-extraction"
+TEXT_CLASSIFICATION = "text-classification"
+TOKEN_CLASSIFICATION = "token-classification"
+QUESTION_ANSWERING = "question-answering"
+FILL_MASK = "fill-mask"
+FEATURE_EXTRACTION = "feature-extraction"
+TEXT_GENERATION = "text-generation"
 
 # The IR version that onnx wrote when each opset was its newest; a newer stamp
 # makes older runtimes refuse a graph that they could run.

@@ -10,14 +10,16 @@ import keras
 from keras.src.backend.common import global_state
 
 from keras_tx.errors import ConfigError
-from keras_tx.layers import FeedForward, MultiHeadAttention, PatchEmbedding, TransformerBlock
-from keras_tx.models.vit import ViT, ViTConfig
+from keras_tx.layers import FeedForward, MultiHeadAttention, PatchEmbedding, TokenEmbedding, TransformerBlock
+from keras_tx.models import GPT, Bert, TransformerModel, ViT
 
 FREE = (  # no matrix products: a few operations an element, which the papers do not count
-    "Activation Add AlphaDropout Average BatchNormalization ClassToken Concatenate Dropout Flatten GetItem "
-    "GlobalAveragePooling1D InputLayer LayerNormalization Multiply PositionalEmbedding RMSNormalization "
-    "Rescaling Reshape Softmax"
+    "Activation Add AlphaDropout Average BatchNormalization Bias Cast ClassToken Concatenate Cumsum Divide "
+    "Dropout ExpandDims Flatten Gelu GetItem GlobalAveragePooling1D Identity InputLayer LayerNormalization "
+    "Maximum Multiply NotEqual PositionalEmbedding Relu RMSNormalization Rescaling Reshape Softmax Sqrt "
+    "Square Sum Where"
 ).split()
+FAMILIES: tuple[type[TransformerModel], ...] = (ViT, Bert, GPT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,42 +57,58 @@ class Cost:
         )
 
 
-def cost(model: Any) -> Cost:
+def cost(model: Any, *, tokens: int | None = None) -> Cost:
     """Parameters and FLOPs of a functional model, or of a config whose model is too large to build here.
+
+    `tokens` is the length of a text, which a text model leaves open; by default its longest.
 
     >>> import keras_tx
     >>> total = keras_tx.cost(keras_tx.ViTConfig.variant("B/16"))
     >>> f"{total.params / 1e6:.0f} M, {total.flops / 1e9:.1f} GFLOPs"
     '86 M, 35.1 GFLOPs'
     """
-    if isinstance(model, ViTConfig):
-        model = _without_weights(model)
+    for family in FAMILIES:
+        if isinstance(model, family.config_class):
+            model = _without_weights(family, model)
     if not isinstance(model, keras.Model) or not hasattr(model, "operations"):
         raise ConfigError(f"cost() takes a functional Keras model or a config, got {type(model).__name__}.")
+    if tokens is None and isinstance(model, TransformerModel):
+        tokens = getattr(model.config, "max_length", None)
     rows = []
     for operation in model.operations:
         kind = type(operation).__name__
         variables = operation.weights if isinstance(operation, keras.layers.Layer) else []
         params = sum(math.prod(variable.shape) for variable in variables)
         if params or kind not in FREE:
-            rows.append(LayerCost(operation.name, kind, params, _flops(operation)))
+            rows.append(LayerCost(operation.name, kind, params, _flops(model, operation, tokens)))
     return Cost(tuple(rows))
 
 
-def _without_weights(config: ViTConfig) -> ViT:
+def _without_weights(family: type[TransformerModel], config: Any) -> TransformerModel:
     """The model with variables that have a shape and no values."""
     waiting = list(global_state.get_global_attribute("uninitialized_variables") or [])
     with keras.StatelessScope(initialize_variables=False):
-        model = ViT.assemble(config, head=None, processing=None, name=None, dtype=None)
+        model = family.assemble(config, head=family.default_head())
     # Keras would fill them at its next opportunity.
     global_state.set_global_attribute("uninitialized_variables", waiting)
     return model
 
 
-def _flops(operation: Any) -> int | None:
+def _flops(model: keras.Model, operation: Any, tokens: int | None) -> int | None:
     if type(operation).__name__ in FREE:
         return 0
-    shape = operation.input.shape
+    if isinstance(operation, TokenEmbedding):
+        if not isinstance(model, TransformerModel):
+            return None  # it may be the projection too, which Keras does not tell
+        tied = model.head is not None and model.head.is_tied(model.config)
+        if not tied or operation.name != "token_embedding":
+            return 0
+        return 2 * tokens * math.prod(operation.table.shape) if tokens else None
+    inputs = operation.input  # several, where there is a mask: what is computed on comes first
+    given = (inputs[0] if isinstance(inputs, list) else inputs).shape
+    shape: tuple[Any, ...] = tuple(tokens if axis and n is None else n for axis, n in enumerate(given))
+    if None in shape[1:]:
+        return None
     if isinstance(operation, PatchEmbedding):
         return 2 * operation.compute_output_shape(shape)[1] * math.prod(operation.kernel.shape)
     if isinstance(operation, keras.layers.Dense):

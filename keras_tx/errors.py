@@ -36,6 +36,10 @@ class ProviderError(KerasTxError, RuntimeError):
     """The execution provider that was asked for cannot run here."""
 
 
+class TextError(KerasTxError, ValueError):
+    """A text is not what the model takes: empty, too long, or no text at all."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The names closest to a mistyped one, ready to end an error message."""
     known = list(known)

@@ -49,8 +49,17 @@ def test_says_what_it_cannot_count():
     assert "not counted" in str(keras_tx.cost(model))
 
 
-def test_a_large_config_allocates_nothing():
-    keras_tx.cost(keras_tx.ViTConfig.variant("G/14"))
+@pytest.mark.parametrize(
+    "config",
+    [
+        keras_tx.ViTConfig.variant("G/14"),
+        keras_tx.BertConfig.variant("base"),
+        keras_tx.GPTConfig.variant("124M", tied=False),
+    ],
+    ids=lambda config: type(config).__name__,
+)
+def test_a_large_config_allocates_nothing(config):
+    keras_tx.cost(config)
     gc.collect()
     assert not global_state.get_global_attribute("uninitialized_variables")
     assert keras_tx.vit("Mu/2", image_size=8).count_params() > 0  # the next model is an ordinary one

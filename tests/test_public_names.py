@@ -12,7 +12,12 @@ import pytest
 
 import keras_tx
 
-MODULES = ["costs", "models.vit", "models.transformer_model", "saving", "training.optimizers"]
+MODULES = """
+    costs losses saving training.optimizers training.recipes training.schedules
+    metrics.classes metrics.entities metrics.ranks metrics.spans metrics.tokens
+    processing.vocabularies
+    models.bert models.gpt models.text_model models.transformer_model models.vit
+""".split()
 
 
 @pytest.mark.parametrize("name", keras_tx.__all__)
@@ -35,8 +40,9 @@ def test_docstring_examples_run(module: str):
     assert results.attempted
 
 
-def test_the_exporters_docstring_example_runs():
-    results = doctest.testmod(importlib.import_module("keras_tx_onnx.export"))
+@pytest.mark.parametrize("module", ["callback", "export"])
+def test_the_exporters_docstring_examples_run(module: str):
+    results = doctest.testmod(importlib.import_module(f"keras_tx_onnx.{module}"))
     assert (results.failed, results.attempted > 0) == (0, True)
 
 

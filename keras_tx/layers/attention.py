@@ -9,6 +9,7 @@ from keras import ops
 from keras.src.backend import get_keras_mask  # no public name; JAX tracers carry no `_keras_mask`
 
 from keras_tx.errors import ConfigError
+from keras_tx.layers.caching import open_cache
 from keras_tx.layers.rotary import rotate
 from keras_tx.layers.shape import Shape
 
@@ -136,12 +137,17 @@ class MultiHeadAttention(keras.layers.Layer):
                 f"Layer {self.name!r} has no rotary_base, so `positions` would change nothing. Leave them "
                 "out."
             )
-        if padding_mask is None:
+        cache = open_cache() if self.causal and past is None else None
+        if cache is not None:
+            padding_mask = cache.mask
+        elif padding_mask is None:
             padding_mask = get_keras_mask(keys)
 
         q = self._heads(self.query(query), self.num_heads)  # (b, heads, s, d)
         k = self._heads(self.key(keys), self.kv_heads)
         v = self._heads(self.value(keys), self.kv_heads)
+        if cache is not None:
+            past = cache.past_of(self, k)
         if self.rotary_base is not None:
             if positions is None:
                 start = 0 if past is None else ops.shape(past[0])[2]
@@ -159,7 +165,9 @@ class MultiHeadAttention(keras.layers.Layer):
             attended, (ops.shape(attended)[0], ops.shape(attended)[1], self.num_heads * self.size)
         )
         extra: list[Any] = []
-        if past is not None:
+        if cache is not None:
+            cache.presents[self.path] = (k, v)
+        elif past is not None:
             extra.append((k, v))
         if return_weights:
             extra.append(weights)

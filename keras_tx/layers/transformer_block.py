@@ -30,9 +30,12 @@ class TransformerBlock(keras.layers.Layer):
         num_heads, kv_heads, head_dim, causal, rotary_base: see MultiHeadAttention.
         mlp_dim, activation: see FeedForward.
         norm: "layer" or "rms".
-        dropout: rate on the output of each half and inside the feed-forward.
+        dropout: rate on the output of each half.
+        hidden_dropout: rate inside the feed-forward; by default that of `dropout`, as in ViT. BERT and GPT
+            have none there.
         attention_dropout: rate on the attention weights.
         drop_path: rate at which a half is skipped for a whole sample (stochastic depth).
+        use_bias: whether the dense layers have biases, and norms of kind "layer" theirs.
         layer_scale: initial value of a learned factor for each channel of a half's output; None for none.
     """
 
@@ -49,6 +52,7 @@ class TransformerBlock(keras.layers.Layer):
         norm_position: str = "pre",
         norm_epsilon: float = 1e-6,
         dropout: float = 0.0,
+        hidden_dropout: float | None = None,
         attention_dropout: float = 0.0,
         drop_path: float = 0.0,
         layer_scale: float | None = None,
@@ -82,9 +86,12 @@ class TransformerBlock(keras.layers.Layer):
             name="attention",
             **shared,
         )
-        self.feed_forward = FeedForward(mlp_dim, activation, dropout=dropout, name="feed_forward", **shared)
-        self.attention_norm = self._norm("attention_norm")
-        self.feed_forward_norm = self._norm("feed_forward_norm")
+        hidden_dropout = dropout if hidden_dropout is None else hidden_dropout
+        self.feed_forward = FeedForward(
+            mlp_dim, activation, dropout=hidden_dropout, name="feed_forward", **shared
+        )
+        self.attention_norm = self._norm("attention_norm", use_bias)
+        self.feed_forward_norm = self._norm("feed_forward_norm", use_bias)
         self.residual_dropout = keras.layers.Dropout(
             dropout, dtype=self.dtype_policy, name="residual_dropout"
         )
@@ -92,8 +99,9 @@ class TransformerBlock(keras.layers.Layer):
             drop_path, noise_shape=(None, 1, 1), dtype=self.dtype_policy, name="path_dropout"
         )
 
-    def _norm(self, name: str) -> keras.layers.Layer:
-        norm = NORMS[self.norm](epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name)
+    def _norm(self, name: str, use_bias: bool) -> keras.layers.Layer:
+        options = {"center": use_bias} if self.norm == "layer" else {}
+        norm = NORMS[self.norm](epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name, **options)
         norm.supports_masking = True  # it takes each token alone, which RMSNormalization does not declare
         return norm
 
@@ -156,6 +164,7 @@ class TransformerBlock(keras.layers.Layer):
             "norm_position": self.norm_position,
             "norm_epsilon": self.norm_epsilon,
             "dropout": self.dropout,
+            "hidden_dropout": feed_forward["dropout"],
             "drop_path": self.drop_path,
             "layer_scale": self.layer_scale,
         }

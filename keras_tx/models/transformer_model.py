@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from typing import Any
 
 import h5py
 import keras
 
+from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
-from keras_tx.losses import on_logits
+from keras_tx.heads import Head
+from keras_tx.losses import TokenCrossentropy, on_logits
+from keras_tx.metrics import TokenAccuracy
+from keras_tx.models.config import make_config
 from keras_tx.processing import ImageTransform
 from keras_tx.training.optimizers import AdamW
+
+CROSSENTROPIES: dict[str, Any] = dict.fromkeys(
+    ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy"), TokenCrossentropy
+)
+ACCURACIES: dict[str, Any] = dict.fromkeys(
+    ("accuracy", "acc", "sparse_categorical_accuracy", "SparseCategoricalAccuracy"),
+    functools.partial(TokenAccuracy, name="accuracy"),
+)
 
 
 class TransformerModel(keras.Model):
@@ -23,15 +36,24 @@ class TransformerModel(keras.Model):
     """
 
     config_class: type
-    task: str
+    processing_class: type = ImageTransform
+    task: str | None
 
     def __init__(
-        self, inputs: Any, outputs: Any, *, config: Any, head: Any, processing: ImageTransform, **kwargs: Any
+        self,
+        inputs: Any,
+        outputs: Any,
+        *,
+        config: Any,
+        head: Head | None,
+        processing: Any = None,
+        **kwargs: Any,
     ):
         super().__init__(inputs=inputs, outputs=outputs, **kwargs)
         self.config = config
         self.head = head
         self.processing = processing
+        self.joint_metrics = [] if head is None else head.joint_metrics()
 
     def compile(  # type: ignore[override]
         self,
@@ -44,18 +66,34 @@ class TransformerModel(keras.Model):
         """As keras.Model.compile, for a model that gives logits.
 
         Without arguments: AdamW and the head's own loss and metrics. A loss by name is the one on
-        logits; an object that expects probabilities is refused.
+        logits, and for tokens the one that leaves out the label -100, as does "accuracy"; an object that
+        expects probabilities is refused.
         """
         if loss is None and self.head is not None:
             loss = self.head.loss()
             metrics = self.head.metrics() if metrics is None else metrics
         super().compile(
             optimizer=AdamW() if optimizer is None else optimizer,
-            loss=on_logits(loss),
-            metrics=on_logits(metrics, kind="metrics"),
-            weighted_metrics=on_logits(weighted_metrics, kind="metrics"),
+            loss=on_logits(self._of_tokens(loss, CROSSENTROPIES)),
+            metrics=on_logits(self._of_tokens(metrics, ACCURACIES), kind="metrics"),
+            weighted_metrics=on_logits(self._of_tokens(weighted_metrics, ACCURACIES), kind="metrics"),
             **kwargs,
         )
+
+    def _of_tokens(self, given: Any, names: dict[str, Any], output: str = contract.LOGITS) -> Any:
+        """Names of losses or metrics that would learn or count the label -100, replaced."""
+        if isinstance(given, dict):
+            return {name: self._of_tokens(value, names, name) for name, value in given.items()}
+        if isinstance(given, list | tuple):
+            return [self._of_tokens(value, names, output) for value in given]
+        if not isinstance(given, str) or self.head is None or output not in self.head.token_outputs:
+            return given
+        return names[given]() if given in names else given
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+        for metric in self.joint_metrics:
+            metric.update_state(y, y_pred, sample_weight)
+        return super().compute_metrics(x, y, y_pred, sample_weight)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         # Keras skips this for a class with a compile of its own, and a reloaded model would forget
@@ -67,7 +105,7 @@ class TransformerModel(keras.Model):
         return {
             "config": dataclasses.asdict(self.config),
             "head": None if self.head is None else keras.saving.serialize_keras_object(self.head),
-            "processing": dataclasses.asdict(self.processing),
+            "processing": None if self.processing is None else dataclasses.asdict(self.processing),
             "name": self.name,
             "dtype": keras.dtype_policies.serialize(self.layers_policy),
             "frozen": self.frozen(),
@@ -76,7 +114,8 @@ class TransformerModel(keras.Model):
     @property
     def layers_policy(self) -> keras.DTypePolicy:
         """The policy that the body was made with; the head is always float32."""
-        return self.layers[1].dtype_policy
+        body = (layer for layer in self.layers if not isinstance(layer, keras.layers.InputLayer))
+        return next(body).dtype_policy
 
     def load_weights(self, filepath: Any, **options: Any) -> None:  # type: ignore[override]
         """As keras.Model.load_weights, but whole or not at all: weights that do not fit change nothing."""
@@ -124,10 +163,11 @@ class TransformerModel(keras.Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> TransformerModel:
+        processing = config["processing"]
         model = cls.assemble(
             make_config(cls.config_class, config["config"]),
             head=None if config["head"] is None else keras.saving.deserialize_keras_object(config["head"]),
-            processing=ImageTransform(**config["processing"]),
+            processing=None if processing is None else cls.processing_class(**processing),
             name=config["name"],
             dtype=keras.dtype_policies.get(config["dtype"]),
         )
@@ -135,8 +175,19 @@ class TransformerModel(keras.Model):
         return model
 
     @classmethod
+    def default_head(cls) -> Head | None:
+        """The head that a config means where none is named."""
+        return None
+
+    @classmethod
     def assemble(
-        cls, config: Any, *, head: Any, processing: ImageTransform | None, name: str | None, dtype: Any
+        cls,
+        config: Any,
+        *,
+        head: Any = None,
+        processing: Any = None,
+        name: str | None = None,
+        dtype: Any = None,
     ) -> TransformerModel:
         """The functional model of a config; each family writes its own."""
         raise NotImplementedError
@@ -169,12 +220,3 @@ class TransformerModel(keras.Model):
             for part in top._flatten_layers()
             if part.weights
         }
-
-
-def make_config(config_class: type, fields: dict[str, Any]) -> Any:
-    """A config from keywords, with the nearest names where one is unknown."""
-    known = [field.name for field in dataclasses.fields(config_class)]
-    for name in fields:
-        if name not in known:
-            raise ConfigError(f"{config_class.__name__} has no field {name!r}. {nearest(name, known)}")
-    return config_class(**fields)

@@ -11,7 +11,8 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest, whole_number
 from keras_tx.heads import ClassifierHead
 from keras_tx.layers import ClassToken, PatchEmbedding, PositionalEmbedding, TransformerBlock
-from keras_tx.models.transformer_model import TransformerModel, make_config
+from keras_tx.models.config import check_rates, check_sizes, make_config
+from keras_tx.models.transformer_model import TransformerModel
 from keras_tx.processing import ImageTransform
 
 POOLINGS = ("token", "average", "none")
@@ -66,8 +67,7 @@ class ViTConfig:
 
     def __post_init__(self) -> None:
         size = self.image_size
-        for name in ("patch_size", "width", "depth", "mlp_dim", "num_heads", "channels"):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        check_sizes(self, "patch_size", "width", "depth", "mlp_dim", "num_heads", "channels")
         if isinstance(size, list | tuple):
             pair = tuple(whole_number("image_size", side) for side in size)
             object.__setattr__(self, "image_size", pair)
@@ -85,10 +85,7 @@ class ViTConfig:
             )
         if self.pooling not in POOLINGS:
             raise ConfigError(f"pooling={self.pooling!r} is unknown. {nearest(str(self.pooling), POOLINGS)}")
-        for name in ("dropout", "attention_dropout", "drop_path"):
-            rate = getattr(self, name)
-            if not isinstance(rate, int | float) or not 0 <= rate < 1:
-                raise ConfigError(f"{name}={rate!r}: expected a rate from 0 up to, not including, 1.")
+        check_rates(self, "dropout", "attention_dropout", "drop_path")
 
     @classmethod
     def variant(cls, name: str, **overrides: Any) -> ViTConfig:
@@ -126,6 +123,7 @@ class ViT(TransformerModel):
     """A vision transformer; see `vit`."""
 
     config_class = ViTConfig
+    processing: ImageTransform  # type: ignore[assignment]  # a ViT always has it
 
     @property
     def task(self) -> str:  # type: ignore[override]
@@ -133,7 +131,13 @@ class ViT(TransformerModel):
 
     @classmethod
     def assemble(
-        cls, config: ViTConfig, *, head: Any, processing: ImageTransform | None, name: str | None, dtype: Any
+        cls,
+        config: ViTConfig,
+        *,
+        head: Any = None,
+        processing: ImageTransform | None = None,
+        name: str | None = None,
+        dtype: Any = None,
     ) -> ViT:
         processing = processing or ImageTransform(config.size, channels=config.channels)
         if (processing.size, processing.channels) != (config.size, config.channels):
@@ -145,6 +149,8 @@ class ViT(TransformerModel):
             raise ConfigError(
                 "pooling='none' gives all tokens, which a classifier cannot take. Use 'token' or 'average'."
             )
+        if head is not None and not isinstance(head, ClassifierHead):
+            raise ConfigError(f"A ViT takes a ClassifierHead, or head=None for its features, not {head!r}.")
         images = keras.Input((*config.size, config.channels), name="images")
         features = _encode(config, images, dtype)
         outputs = features if head is None else head(features)

@@ -21,6 +21,8 @@ class AdamW(keras.optimizers.AdamW):
         learning_rate, weight_decay, global_clipnorm: as in Keras, with the defaults that small
             transformers train well with.
         without_decay: parts of the names of variables that do not decay.
+        rate_factors: factors on the learning rate, and so on the decay, of layers: {"block_0": 0.5}.
+            A layer that is not named has the whole rate.
     """
 
     def __init__(
@@ -29,13 +31,41 @@ class AdamW(keras.optimizers.AdamW):
         weight_decay: float = 0.05,
         global_clipnorm: float | None = 1.0,
         without_decay: tuple[str, ...] = WITHOUT_DECAY,
+        rate_factors: dict[str, float] | None = None,
         **options: Any,
     ):
         super().__init__(
             learning_rate=learning_rate, weight_decay=weight_decay, global_clipnorm=global_clipnorm, **options
         )
         self.without_decay = tuple(without_decay)
+        self.rate_factors = dict(rate_factors or {})
         self.exclude_from_weight_decay(var_names=list(without_decay))
 
+    def build(self, variables: list[Any]) -> None:
+        super().build(variables)
+        self._factors = [self._factor_at(variable.path) for variable in variables]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(gradient, variable, learning_rate * self._factor(variable))
+
+    def _apply_weight_decay(self, variables: list[Any]) -> None:
+        # Each backend has a way of its own to decay; it is called for the variables of each factor.
+        whole = self.weight_decay
+        if whole is None:
+            return
+        try:
+            for factor in dict.fromkeys(map(self._factor, variables)):
+                self.weight_decay = whole * factor
+                super()._apply_weight_decay([v for v in variables if self._factor(v) == factor])
+        finally:
+            self.weight_decay = whole
+
+    def _factor(self, variable: Any) -> float:
+        return self._factors[self._get_variable_index(variable)]
+
+    def _factor_at(self, path: str) -> float:
+        return next((self.rate_factors[part] for part in path.split("/") if part in self.rate_factors), 1.0)
+
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "without_decay": self.without_decay}
+        ours = {"without_decay": self.without_decay, "rate_factors": self.rate_factors}
+        return {**super().get_config(), **ours}

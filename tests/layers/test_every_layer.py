@@ -8,12 +8,14 @@ import pytest
 
 import keras_tx.layers
 from keras_tx.layers import (
+    Bias,
     ClassToken,
     FeedForward,
     MultiHeadAttention,
     PatchEmbedding,
     PositionalEmbedding,
     RelativePositionBias,
+    TokenEmbedding,
     TransformerBlock,
 )
 from tests.drawing import as_numpy, built, draw, redraw
@@ -52,6 +54,10 @@ CASES = [
         (1, 3, 6, 6),
         1,
     ),
+    (TokenEmbedding, {"vocabulary": 7, "width": 8}, (2, 6), TOKENS, 1),
+    (TokenEmbedding, {"vocabulary": 5, "width": 8, "initializer": "ones"}, (2, 6), TOKENS, 1),
+    (Bias, {}, TOKENS, TOKENS, 1),
+    (Bias, {"initializer": "ones"}, TOKENS, TOKENS, 1),
     (FeedForward, {"hidden": 12}, TOKENS, TOKENS, 4),
     (FeedForward, {"hidden": 12, "activation": "gelu_tanh", "dropout": 0.1}, TOKENS, TOKENS, 4),
     (FeedForward, {"hidden": 12, "activation": "relu"}, TOKENS, TOKENS, 4),
@@ -59,11 +65,19 @@ CASES = [
     (TransformerBlock, {"num_heads": 2, "mlp_dim": 12}, TOKENS, TOKENS, 16),
     (
         TransformerBlock,
-        {"num_heads": 2, "mlp_dim": 12, "norm_position": "post", "dropout": 0.1, "attention_dropout": 0.1},
+        {
+            "num_heads": 2,
+            "mlp_dim": 12,
+            "norm_position": "post",
+            "dropout": 0.1,
+            "hidden_dropout": 0.0,
+            "attention_dropout": 0.1,
+        },
         TOKENS,
         TOKENS,
         16,
     ),
+    (TransformerBlock, {"num_heads": 2, "mlp_dim": 12, "use_bias": False}, TOKENS, TOKENS, 8),
     (
         TransformerBlock,
         {
@@ -93,6 +107,13 @@ every_case = pytest.mark.parametrize(
 )
 
 
+def inputs_of(cls: type, shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers, or ids for a table that has five rows or more."""
+    if cls is TokenEmbedding:
+        return np.random.default_rng(0).integers(0, 5, shape).astype("int32")
+    return draw(*shape)
+
+
 def test_every_public_layer_has_a_case():
     assert {cls.__name__ for cls, *_ in CASES} == set(keras_tx.layers.__all__)
 
@@ -111,6 +132,7 @@ def test_keras_own_checks(run_layer_test, cls, config, shape, output_shape, coun
         cls,
         config,
         input_shape=shape,
+        input_dtype="int32" if cls is TokenEmbedding else None,
         expected_output_shape=output_shape,
         expected_num_trainable_weights=count,
         expected_num_non_trainable_weights=0,
@@ -133,31 +155,32 @@ def test_keras_own_checks_with_context(run_layer_test, cls):
 
 @every_case
 def test_saved_model_gives_equal_bits(tmp_path, cls, config, shape, output_shape, count):
-    inputs = keras.Input(shape[1:])
+    x = inputs_of(cls, shape)
+    inputs = keras.Input(shape[1:], dtype=x.dtype)
     model = redraw(keras.Model(inputs, cls(**config)(inputs)))
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert loaded.layers[-1].get_config() == model.layers[-1].get_config()
     assert [w.path for w in loaded.weights] == [w.path for w in model.weights]
-    x = draw(*shape)
     np.testing.assert_array_equal(as_numpy(loaded(x)), as_numpy(model(x)))
 
 
 @every_case
 def test_unknown_sizes(cls, config, shape, output_shape, count):
     """A functional model over unknown batch and length gives what the layer gives."""
-    layer = built(cls(**config), draw(*shape))
-    unknown = keras.Input((None,) * (len(shape) - 2) + shape[-1:])
+    x = inputs_of(cls, shape)
+    layer = built(cls(**config), x)
+    last = () if cls is TokenEmbedding else shape[-1:]
+    unknown = keras.Input((None,) * (len(shape) - 1 - len(last)) + last, dtype=x.dtype)
     model = keras.Model(unknown, layer(unknown))
     assert model.output_shape[-1] == output_shape[-1] or cls is RelativePositionBias
-    x = draw(*shape)
     assert_close(as_numpy(model(x)), as_numpy(layer(x)))
 
 
 @pytest.mark.parametrize("policy", HALF)
 @every_case
 def test_half_precision(policy, cls, config, shape, output_shape, count):
-    x = draw(*shape)
+    x = inputs_of(cls, shape)
     exact = built(cls(**config), x)
     half = cls(**config, dtype=policy)
     half.build(shape)
@@ -175,6 +198,7 @@ def test_half_precision(policy, cls, config, shape, output_shape, count):
         lambda init: PositionalEmbedding(4, initializer=init),
         lambda init: MultiHeadAttention(2, kernel_initializer=init),
         lambda init: RelativePositionBias(2, initializer=init),
+        lambda init: TokenEmbedding(8, 4, initializer=init),
         lambda init: FeedForward(8, activation="swiglu", kernel_initializer=init),
         lambda init: TransformerBlock(2, 8, kernel_initializer=init),
     ],

@@ -6,9 +6,10 @@ import keras
 import numpy as np
 import pytest
 
+import keras_tx
 from keras_tx.errors import ConfigError
 from keras_tx.losses import on_logits
-from keras_tx.models import vit
+from keras_tx.models import bert, vit
 from tests.drawing import as_numpy, draw, redraw
 
 
@@ -126,6 +127,43 @@ def test_a_loaded_model_trains_on(model, tmp_path):
     for m in (model, loaded):
         m.fit(images, labels, verbose=0, shuffle=False)
     np.testing.assert_allclose(as_numpy(loaded(images)), as_numpy(model(images)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]},
+        {"loss": {"logits": "SparseCategoricalCrossentropy"}, "metrics": {"logits": ["acc"]}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("head", [keras_tx.MaskedLMHead(), keras_tx.TokenClassifierHead(4)], ids=str)
+def test_losses_and_accuracies_of_tokens_leave_out_what_has_no_label(head, arguments: dict):
+    model = redraw(bert("tiny", head=head, width=16, num_heads=2, depth=1, vocabulary=4, max_length=8))
+    ids = np.random.default_rng(0).integers(0, 4, (4, 6))
+    labels = np.where(np.arange(6) < 4, ids, -100)
+    model.compile(**arguments)
+    named = model.evaluate(ids, labels, verbose=0, return_dict=True)
+    model.compile()
+    own = model.evaluate(ids, labels, verbose=0, return_dict=True)
+    assert named == pytest.approx(own)
+    assert own["accuracy"] == pytest.approx((as_numpy(model(ids)).argmax(-1) == labels).sum() / 16)
+
+
+def test_names_mean_what_each_output_needs():
+    options = {"width": 16, "num_heads": 2, "depth": 1, "vocabulary": 4, "max_length": 8}
+    model = redraw(bert("tiny", head=keras_tx.PretrainingHead(), **options))
+    ids = np.random.default_rng(0).integers(0, 4, (4, 6))
+    labels = {
+        "prediction_logits": np.where(np.arange(6) < 4, ids, -100),
+        "seq_relationship_logits": np.arange(4) % 2,
+    }
+    found = []
+    names = dict.fromkeys(labels, "sparse_categorical_crossentropy")
+    for arguments in ({}, {"loss": names, "metrics": {name: ["accuracy"] for name in labels}}):
+        model.compile(**arguments)
+        found.append(model.evaluate(ids, labels, verbose=0, return_dict=True))
+    assert found[1] == pytest.approx(found[0])
 
 
 def test_headless_models_need_a_loss_of_the_user():

@@ -1,0 +1,86 @@
+"""Heads that answer for a whole sample: a class, a number, whether a sentence follows."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import keras
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError, whole_number
+from keras_tx.heads.head import Head, check_rate, project
+from keras_tx.metrics import Spearman
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+@dataclasses.dataclass(frozen=True)
+class ClassifierHead(Head):
+    """One label for each sample: dropout, then a dense layer that gives logits (batch, classes).
+
+    For images, and for a text or a pair of texts.
+    """
+
+    classes: int
+    dropout: float = 0.0
+
+    takes_sample: ClassVar[bool] = True
+    task: ClassVar[str | None] = contract.TEXT_CLASSIFICATION
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", whole_number("classes", self.classes))
+        if self.classes < 2:
+            raise ConfigError(f"classes={self.classes!r}: a classifier tells at least 2 classes apart.")
+        check_rate("dropout", self.dropout)
+
+    def __call__(self, features: Any) -> Any:
+        return project(features, self.classes, contract.LOGITS, self.dropout)
+
+    def loss(self) -> keras.losses.Loss:
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def metrics(self) -> list[Any]:
+        return ["accuracy"]
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+@dataclasses.dataclass(frozen=True)
+class RegressionHead(Head):
+    """Numbers for each sample (batch, outputs), such as how alike two sentences are."""
+
+    outputs: int = 1
+    dropout: float = 0.0
+
+    takes_sample: ClassVar[bool] = True
+    task: ClassVar[str | None] = contract.TEXT_CLASSIFICATION  # with one label, as Hugging Face has it
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "outputs", whole_number("outputs", self.outputs))
+        check_rate("dropout", self.dropout)
+
+    def __call__(self, features: Any) -> Any:
+        return project(features, self.outputs, contract.LOGITS, self.dropout)
+
+    def loss(self) -> keras.losses.Loss:
+        return keras.losses.MeanSquaredError()
+
+    def metrics(self) -> list[Any]:
+        return [Spearman()] if self.outputs == 1 else ["mean_absolute_error"]
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+@dataclasses.dataclass(frozen=True)
+class NextSentenceHead(Head):
+    """Whether the second text follows the first: class 0 that it does, 1 that it is a random one."""
+
+    takes_sample: ClassVar[bool] = True
+    task: ClassVar[str | None] = contract.TEXT_CLASSIFICATION
+
+    def __call__(self, features: Any) -> Any:
+        return project(features, 2, contract.LOGITS)
+
+    def loss(self) -> keras.losses.Loss:
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def metrics(self) -> list[Any]:
+        return ["accuracy"]

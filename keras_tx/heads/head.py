@@ -1,0 +1,77 @@
+"""What the heads share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import keras
+
+from keras_tx.errors import ConfigError
+from keras_tx.layers import TokenEmbedding
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+    """What a text model gives to a head that takes more than one vector a sample."""
+
+    tokens: Any  # (batch, sequence, width)
+    mask: Any  # (batch, sequence), nonzero where a token is real
+    embedding: TokenEmbedding | None  # that logits are tied to; None where they have weights of their own
+    config: Any  # of the model
+    pool: Callable[[], Any] | None = None  # makes the vector (batch, width) of the whole sample
+
+
+class Head:
+    """Base of the heads, which are frozen dataclasses: turned into logits, loss, metrics and a config.
+
+    Logits stay float32 under mixed precision: the losses take their exponentials.
+    """
+
+    takes_sample: ClassVar[bool] = False  # one vector a sample (batch, width); if not, an Encoded
+    task: ClassVar[str | None] = None  # of a text model with this head
+    token_outputs: ClassVar[tuple[str, ...]] = ()  # outputs with a label for each token, -100 for none
+
+    def __call__(self, features: Any) -> Any:
+        raise NotImplementedError
+
+    def loss(self) -> Any:
+        """What `compile` takes where no loss is given."""
+        raise NotImplementedError
+
+    def metrics(self) -> Any:
+        """What `compile` takes where neither loss nor metrics are given."""
+        raise NotImplementedError
+
+    def is_tied(self, config: Any) -> bool:
+        """Whether the token embedding gives the logits, in a model of this config."""
+        return False
+
+    def joint_metrics(self) -> list[keras.metrics.Metric]:
+        """Metrics that need all the outputs at once, which Keras's `compile` does not know."""
+        return []
+
+    def get_config(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        return cls(**config)
+
+
+def check_rate(name: str, rate: Any) -> None:
+    if not isinstance(rate, int | float) or not 0 <= rate < 1:
+        raise ConfigError(f"{name}={rate!r}: expected a rate from 0 up to, not including, 1.")
+
+
+def project(features: Any, units: int, name: str, dropout: float = 0.0) -> Any:
+    """Dropout, then the dense layer that gives logits."""
+    if dropout:
+        features = keras.layers.Dropout(dropout, dtype="float32", name="head_dropout")(features)
+    dense = keras.layers.Dense(units, kernel_initializer=initializer(), dtype="float32", name=name)
+    return dense(features)
+
+
+def initializer() -> keras.initializers.Initializer:
+    return keras.initializers.TruncatedNormal(stddev=0.02)

@@ -1,0 +1,20 @@
+"""Metrics that the tasks report and Keras lacks. They take logits, as heads give them."""
+
+from keras_tx.metrics.classes import F1, Matthews
+from keras_tx.metrics.entities import EntityF1
+from keras_tx.metrics.ranks import NearestIsAlike, Spearman
+from keras_tx.metrics.spans import SpanExactMatch, SpanF1
+from keras_tx.metrics.tokens import BitsPerByte, Perplexity, TokenAccuracy
+
+__all__ = [
+    "F1",
+    "BitsPerByte",
+    "EntityF1",
+    "Matthews",
+    "NearestIsAlike",
+    "Perplexity",
+    "SpanExactMatch",
+    "SpanF1",
+    "Spearman",
+    "TokenAccuracy",
+]

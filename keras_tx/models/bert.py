@@ -1,0 +1,228 @@
+"""BERT: "Pre-training of Deep Bidirectional Transformers" (Devlin et al.), its sizes and relatives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError, nearest, whole_number
+from keras_tx.heads import CausalLMHead, Encoded, Head
+from keras_tx.layers import PositionalEmbedding, TokenEmbedding, TransformerBlock
+from keras_tx.models.config import check_rates, check_sizes, make_config
+from keras_tx.models.text_model import TextModel, as_processed, fitting
+from keras_tx.processing import TextTransform
+
+POOLERS = ("tanh", "relu")
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
+
+# depth, width, heads: the 24 of Turc et al., "Well-Read Students Learn Better", under the names of their
+# checkpoints; large from Devlin et al., section 3; the last two from Wang et al., "MiniLM". The mlp is four
+# times as wide.
+VARIANTS: dict[str, tuple[int, int, int]] = {
+    **{
+        f"L-{depth}_H-{width}": (depth, width, width // 64)
+        for depth in (2, 4, 6, 8, 10, 12)
+        for width in (128, 256, 512, 768)
+    },
+    "large": (24, 1024, 16),
+    "minilm-l6": (6, 384, 12),
+    "minilm-l12": (12, 384, 12),
+}
+ALIASES = {
+    "tiny": "L-2_H-128",
+    "mini": "L-4_H-256",
+    "small": "L-4_H-512",
+    "medium": "L-8_H-512",
+    "base": "L-12_H-768",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+    """Everything that shapes a BERT; `BertConfig.variant("base")` starts from a published one.
+
+    RoBERTa is `vocabulary=50265, segments=0, position_offset=2, pad_id=1, norm_epsilon=1e-5`, and
+    `pooler=None` where its checkpoint has none; DistilBERT is `depth=6, segments=0, pooler=None`, and
+    `pooler="relu"` with a classifier.
+    """
+
+    width: int
+    depth: int
+    num_heads: int
+    mlp_dim: int
+    vocabulary: int = 30522
+    max_length: int = 512
+    segments: int = 2  # 0: no token_type_ids
+    position_offset: int = 0  # above 0, real tokens count from here on and padding is at the position before
+    pad_id: int = 0  # tokens with this id are padding, where no attention_mask says so
+    pooler: str | None = (
+        "tanh"  # activation of the dense layer on the class token; None for the class token itself
+    )
+    activation: str = "gelu"
+    norm_epsilon: float = 1e-12
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "width", "depth", "num_heads", "mlp_dim", "vocabulary", "max_length")
+        check_sizes(self, "segments", "position_offset", "pad_id", least=0)
+        check_rates(self, "dropout", "attention_dropout")
+        if self.width % self.num_heads:
+            raise ConfigError(f"width={self.width} is not divisible by num_heads={self.num_heads}.")
+        if self.pad_id >= self.vocabulary:
+            raise ConfigError(f"pad_id={self.pad_id} is not in a vocabulary of {self.vocabulary}.")
+        if self.pooler is not None and self.pooler not in POOLERS:
+            raise ConfigError(f"pooler={self.pooler!r} is unknown. {nearest(str(self.pooler), POOLERS)}")
+        if self.activation not in ACTIVATIONS:
+            raise ConfigError(
+                f"activation={self.activation!r} is unknown. {nearest(str(self.activation), ACTIVATIONS)}"
+            )
+
+    @classmethod
+    def variant(cls, name: str, **overrides: Any) -> BertConfig:
+        """The config of a published size.
+
+        >>> BertConfig.variant("medium").width
+        512
+        """
+        known = ALIASES.get(name, name)
+        if known not in VARIANTS:
+            raise ConfigError(f"variant={name!r} is unknown. {nearest(str(name), [*ALIASES, *VARIANTS])}")
+        depth, width, num_heads = VARIANTS[known]
+        fields = {"width": width, "depth": depth, "num_heads": num_heads, **overrides}
+        fields.setdefault("mlp_dim", 4 * whole_number("width", fields["width"]))
+        return make_config(cls, fields)
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+class Bert(TextModel):
+    """A bidirectional encoder of text; see `bert`."""
+
+    config_class = BertConfig
+
+    @property
+    def task(self) -> str | None:  # type: ignore[override]
+        return contract.FEATURE_EXTRACTION if self.head is None else self.head.task
+
+    @classmethod
+    def assemble(
+        cls,
+        config: BertConfig,
+        *,
+        head: Head | None = None,
+        processing: TextTransform | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+    ) -> Bert:
+        if isinstance(head, CausalLMHead):
+            raise ConfigError(
+                "BERT sees what comes next, so it cannot learn to predict it: use MaskedLMHead."
+            )
+        if head is not None and not isinstance(head, Head):
+            raise ConfigError(f"head={head!r}: expected a head such as keras_tx.ClassifierHead(2), or None.")
+        names = [contract.INPUT_IDS, contract.ATTENTION_MASK]
+        if config.segments:
+            names.append(contract.TOKEN_TYPE_IDS)
+        inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in names}
+        encoded, pool = _encode(config, inputs, dtype)
+        if head is not None:
+            outputs = head(pool() if head.takes_sample else encoded)
+        else:
+            outputs = {contract.LAST_HIDDEN_STATE: encoded.tokens}
+            if config.pooler is not None:
+                outputs[contract.POOLER_OUTPUT] = pool()
+        processing = fitting(processing, config, segments=config.segments > 0)
+        return cls(inputs, outputs, config=config, head=head, processing=processing, name=name or "bert")
+
+    def derive(self, given: dict[str, Any]) -> dict[str, Any]:
+        self.derive_mask(given)
+        if self.config.segments and contract.TOKEN_TYPE_IDS not in given:
+            given[contract.TOKEN_TYPE_IDS] = ops.zeros_like(given[contract.INPUT_IDS])
+        return given
+
+
+def bert(
+    variant: str = "base",
+    *,
+    head: Head | None = None,
+    processing: TextTransform | None = None,
+    name: str | None = None,
+    dtype: Any = None,
+    **overrides: Any,
+) -> Bert:
+    """A bidirectional encoder of text as a functional keras.Model.
+
+    It takes `input_ids` (batch, sequence), alone or in a dict with `attention_mask` (by default 0 where the
+    id is `pad_id`) and `token_type_ids` (by default 0: one text). It gives what its head gives; without one,
+    {"last_hidden_state": (batch, sequence, width), "pooler_output": (batch, width)}.
+
+    >>> import numpy as np
+    >>> import keras_tx
+    >>> model = keras_tx.bert("tiny", head=keras_tx.ClassifierHead(2), vocabulary=100)
+    >>> tuple(model(np.array([[2, 15, 3, 0], [2, 15, 27, 3]])).shape)
+    (2, 2)
+
+    Args:
+        variant: a size as the papers name it: "base", "large", "tiny", "mini", "small", "medium", any of the
+            24 miniatures as "L-10_H-256", "minilm-l6" or "minilm-l12".
+        head: MaskedLMHead, NextSentenceHead, PretrainingHead, ClassifierHead, RegressionHead,
+            TokenClassifierHead, SpanHead or SentenceEmbeddingHead.
+        processing: how texts become ids; vocabulary and pad_id are then its own, and it cuts texts to the
+            positions of the model.
+        dtype: a dtype policy ("mixed_bfloat16"); by default Keras's global one.
+        overrides: any field of BertConfig: `vocabulary=8000`, `segments=0`, `dropout=0.0` ...
+    """
+    config = BertConfig.variant(variant, **as_processed(processing, overrides))
+    return Bert.assemble(config, head=head, processing=processing, name=name, dtype=dtype)
+
+
+def _encode(config: BertConfig, inputs: dict[str, Any], dtype: Any) -> tuple[Encoded, Callable[[], Any]]:
+    ids, mask = inputs[contract.INPUT_IDS], inputs[contract.ATTENTION_MASK]
+    initializer = keras.initializers.TruncatedNormal(stddev=0.02)
+    shared = {"initializer": initializer, "dtype": dtype}
+    embedding = TokenEmbedding(config.vocabulary, config.width, name="token_embedding", **shared)
+    x = embedding(ids)
+    if config.segments:
+        segments = TokenEmbedding(config.segments, config.width, name="segments", **shared)
+        x = ops.add(x, segments(inputs[contract.TOKEN_TYPE_IDS]))
+    if config.position_offset:
+        table = TokenEmbedding(
+            config.max_length + config.position_offset, config.width, name="positions", **shared
+        )
+        real = ops.cast(ops.not_equal(ids, config.pad_id), "int32")
+        places = ops.add(ops.multiply(ops.cumsum(real, axis=1), real), config.position_offset - 1)
+        x = ops.add(x, table(places))
+    else:
+        x = PositionalEmbedding(config.max_length, name="positions", **shared)(x)
+    x = keras.layers.LayerNormalization(epsilon=config.norm_epsilon, dtype=dtype, name="embedding_norm")(x)
+    if config.dropout:
+        x = keras.layers.Dropout(config.dropout, dtype=dtype, name="dropout")(x)
+    for index in range(config.depth):
+        x = TransformerBlock(
+            config.num_heads,
+            config.mlp_dim,
+            activation=config.activation,
+            norm_position="post",
+            norm_epsilon=config.norm_epsilon,
+            dropout=config.dropout,
+            hidden_dropout=0.0,
+            attention_dropout=config.attention_dropout,
+            kernel_initializer=initializer,
+            dtype=dtype,
+            name=f"block_{index}",
+        )(x, padding_mask=mask)
+
+    def pool() -> Any:
+        first = x[:, 0]
+        if config.pooler is None:
+            return first
+        return keras.layers.Dense(
+            config.width, config.pooler, kernel_initializer=initializer, dtype=dtype, name="pooler"
+        )(first)
+
+    return Encoded(x, mask, embedding, config, pool), pool

@@ -1,0 +1,241 @@
+"""GPT: "Language Models are Unsupervised Multitask Learners" (Radford et al.), and what came after."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError, nearest, whole_number
+from keras_tx.heads import CausalLMHead, Encoded, Head
+from keras_tx.layers import TokenEmbedding, TransformerBlock
+from keras_tx.models.config import check_rates, check_sizes, make_config
+from keras_tx.models.text_model import TextModel, as_processed, fitting
+from keras_tx.processing import TextTransform
+
+POSITIONS = ("learned", "rotary")
+CAUSAL_LM = CausalLMHead()
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    # depth, width, heads: table 2 of Radford et al., whose parameter counts were corrected later
+    "124M": {"depth": 12, "width": 768, "num_heads": 12},
+    "355M": {"depth": 24, "width": 1024, "num_heads": 16},
+    "774M": {"depth": 36, "width": 1280, "num_heads": 20},
+    "1558M": {"depth": 48, "width": 1600, "num_heads": 25},
+    # nanoGPT's configuration for characters: exact gelu, no biases, Shakespeare's 65 characters
+    "char": {
+        "depth": 6,
+        "width": 384,
+        "num_heads": 6,
+        "vocabulary": 65,
+        "max_length": 256,
+        "activation": "gelu",
+        "use_bias": False,
+        "dropout": 0.2,
+        "attention_dropout": 0.2,
+    },
+    "nano": {"depth": 3, "width": 48, "num_heads": 3},  # minGPT's
+    "pico": {"depth": 2, "width": 32, "num_heads": 2, "vocabulary": 256, "max_length": 64},  # a toy for tests
+    # the shape of Touvron et al., "Llama 2", at the size of a toy
+    "llama-tiny": {
+        "depth": 2,
+        "width": 64,
+        "num_heads": 4,
+        "kv_heads": 2,
+        "mlp_dim": 176,
+        "vocabulary": 256,
+        "max_length": 128,
+        "positions": "rotary",
+        "norm": "rms",
+        "activation": "swiglu",
+        "use_bias": False,
+        "tied": False,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class GPTConfig:
+    """Everything that shapes a GPT; `GPTConfig.variant("124M")` starts from a published one."""
+
+    width: int
+    depth: int
+    num_heads: int
+    mlp_dim: int
+    vocabulary: int = 50257
+    max_length: int = 1024
+    kv_heads: int | None = None  # by default as many as num_heads
+    positions: str = "learned"  # "rotary" turns queries and keys
+    rotary_base: float = 10000.0
+    norm: str = "layer"  # "rms"
+    activation: str = "gelu_tanh"  # "gelu", "relu", "swiglu"
+    use_bias: bool = True  # in dense layers, and in norms of kind "layer"
+    tied: bool = True  # whether the token embedding gives the logits
+    pad_id: int | None = None  # tokens with this id are padding, where no attention_mask says so
+    norm_epsilon: float = 1e-5
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "width", "depth", "num_heads", "mlp_dim", "vocabulary", "max_length")
+        check_rates(self, "dropout", "attention_dropout")
+        if self.width % self.num_heads:
+            raise ConfigError(f"width={self.width} is not divisible by num_heads={self.num_heads}.")
+        if self.kv_heads is not None:
+            object.__setattr__(self, "kv_heads", whole_number("kv_heads", self.kv_heads))
+            if self.num_heads % self.kv_heads:
+                raise ConfigError(f"num_heads={self.num_heads} is not divisible by kv_heads={self.kv_heads}.")
+        if self.pad_id is not None:
+            check_sizes(self, "pad_id", least=0)
+            if self.pad_id >= self.vocabulary:
+                raise ConfigError(f"pad_id={self.pad_id} is not in a vocabulary of {self.vocabulary}.")
+        if self.positions not in POSITIONS:
+            raise ConfigError(
+                f"positions={self.positions!r} is unknown. {nearest(str(self.positions), POSITIONS)}"
+            )
+
+    @classmethod
+    def variant(cls, name: str, **overrides: Any) -> GPTConfig:
+        """The config of a published size.
+
+        >>> GPTConfig.variant("774M").width
+        1280
+        """
+        if name not in VARIANTS:
+            raise ConfigError(f"variant={name!r} is unknown. {nearest(str(name), VARIANTS)}")
+        fields = {**VARIANTS[name], **overrides}
+        fields.setdefault("mlp_dim", 4 * whole_number("width", fields["width"]))
+        return make_config(cls, fields)
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+class GPT(TextModel):
+    """A decoder of text; see `gpt`."""
+
+    config_class = GPTConfig
+
+    @property
+    def task(self) -> str | None:  # type: ignore[override]
+        return contract.FEATURE_EXTRACTION if self.head is None else self.head.task
+
+    @classmethod
+    def default_head(cls) -> Head:
+        return CAUSAL_LM
+
+    @classmethod
+    def assemble(
+        cls,
+        config: GPTConfig,
+        *,
+        head: Head | None = None,
+        processing: TextTransform | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+    ) -> GPT:
+        if head is not None and not isinstance(head, CausalLMHead):
+            raise ConfigError(
+                f"A GPT takes a CausalLMHead, or head=None for its hidden states, not {head!r}. For other "
+                "tasks, put layers of your own on the hidden states, or use a BERT."
+            )
+        names = (contract.INPUT_IDS, contract.ATTENTION_MASK, contract.POSITION_IDS)
+        inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in names}
+        encoded = _decode(config, inputs, dtype)
+        outputs = encoded.tokens if head is None else head(encoded)
+        processing = fitting(processing, config, segments=False)
+        return cls(inputs, outputs, config=config, head=head, processing=processing, name=name or "gpt")
+
+    def derive(self, given: dict[str, Any]) -> dict[str, Any]:
+        self.derive_mask(given)
+        if contract.POSITION_IDS not in given:
+            # Counted along the real tokens, so that padding on the left moves no position.
+            count = ops.cumsum(given[contract.ATTENTION_MASK], axis=1)
+            given[contract.POSITION_IDS] = ops.cast(ops.maximum(count - 1, 0), "int32")
+        return given
+
+
+def gpt(
+    variant: str = "124M",
+    *,
+    head: Head | None = CAUSAL_LM,
+    processing: TextTransform | None = None,
+    name: str | None = None,
+    dtype: Any = None,
+    **overrides: Any,
+) -> GPT:
+    """A decoder of text as a functional keras.Model.
+
+    It takes `input_ids` (batch, sequence), alone or in a dict with `attention_mask` (by default 1; 0 where
+    the id is `pad_id`, if there is one) and `position_ids` (by default counted along the mask), and gives
+    logits (batch, sequence, vocabulary) of the token that follows each.
+
+    >>> import numpy as np
+    >>> import keras_tx
+    >>> model = keras_tx.gpt("pico")
+    >>> tuple(model(np.array([[5, 17, 99]])).shape)
+    (1, 3, 256)
+
+    Args:
+        variant: "124M", "355M", "774M" or "1558M" (GPT-2), "char" (nanoGPT's for characters), "nano", "pico",
+            or "llama-tiny".
+        head: CausalLMHead; None for the hidden states (batch, sequence, width).
+        processing: how texts become ids; vocabulary and pad_id are then its own, and it cuts texts to the
+            positions of the model.
+        dtype: a dtype policy ("mixed_bfloat16"); by default Keras's global one.
+        overrides: any field of GPTConfig: `vocabulary=8000`, `max_length=256`, `dropout=0.0`,
+            `positions="rotary"` ...
+    """
+    config = GPTConfig.variant(variant, **as_processed(processing, overrides))
+    model = GPT.assemble(config, head=head, processing=processing, name=name, dtype=dtype)
+    # Radford et al., section 2.3: what is added to the residual starts smaller the more blocks there are.
+    for index in range(model.config.depth):
+        block = model.get_layer(f"block_{index}")
+        for layer in (block.attention.output_projection, block.feed_forward.down):
+            layer.kernel.assign(layer.kernel / math.sqrt(2 * model.config.depth))
+    return model
+
+
+def _decode(config: GPTConfig, inputs: dict[str, Any], dtype: Any) -> Encoded:
+    ids, mask = inputs[contract.INPUT_IDS], inputs[contract.ATTENTION_MASK]
+    position_ids = inputs[contract.POSITION_IDS]
+    initializer = keras.initializers.RandomNormal(stddev=0.02)
+    shared = {"initializer": initializer, "dtype": dtype}
+    embedding = TokenEmbedding(config.vocabulary, config.width, name="token_embedding", **shared)
+    x = embedding(ids)
+    turned = {}
+    if config.positions == "rotary":
+        turned["positions"] = position_ids
+    else:
+        table = TokenEmbedding(config.max_length, config.width, name="positions", **shared)
+        x = ops.add(x, table(position_ids))
+    if config.dropout:
+        x = keras.layers.Dropout(config.dropout, dtype=dtype, name="dropout")(x)
+    for index in range(config.depth):
+        x = TransformerBlock(
+            config.num_heads,
+            config.mlp_dim,
+            kv_heads=config.kv_heads,
+            causal=True,
+            rotary_base=config.rotary_base if turned else None,
+            activation=config.activation,
+            norm=config.norm,
+            norm_epsilon=config.norm_epsilon,
+            dropout=config.dropout,
+            hidden_dropout=0.0,
+            attention_dropout=config.attention_dropout,
+            use_bias=config.use_bias,
+            kernel_initializer=initializer,
+            dtype=dtype,
+            name=f"block_{index}",
+        )(x, padding_mask=mask, **turned)
+    options = {"epsilon": config.norm_epsilon, "dtype": dtype, "name": "norm"}
+    if config.norm == "rms":
+        x = keras.layers.RMSNormalization(**options)(x)
+    else:
+        x = keras.layers.LayerNormalization(center=config.use_bias, **options)(x)
+    return Encoded(x, mask, embedding if config.tied else None, config)

@@ -1,0 +1,166 @@
+"""TextModel: what BERT and GPT share, above all inputs that may be left out."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError, nearest
+from keras_tx.models.transformer_model import TransformerModel
+from keras_tx.processing import TextTransform
+
+
+class TextModel(TransformerModel):
+    """Base of the text families.
+
+    Its graph has all the inputs that the exported folder has. Of them `input_ids` must be given, alone or in
+    a dict; the rest is derived where it is left out, in training and prediction alike.
+    """
+
+    processing_class = TextTransform
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(self.complete(inputs), *args, **kwargs)
+
+    def stateless_call(self, trainable: Any, other: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        # JAX's training step comes in here.
+        return super().stateless_call(trainable, other, self.complete(inputs), *args, **kwargs)
+
+    def complete(self, inputs: Any) -> dict[str, Any]:
+        """All inputs of the graph, from the ids alone or from a dict of some of them.
+
+        >>> import keras_tx
+        >>> model = keras_tx.bert("tiny", vocabulary=50, depth=1)
+        >>> sorted(model.complete([[7, 8, 9, 0]]))
+        ['attention_mask', 'input_ids', 'token_type_ids']
+        """
+        given = dict(inputs) if isinstance(inputs, dict) else {contract.INPUT_IDS: inputs}
+        given = {name: value for name, value in given.items() if value is not None}
+        known = list(self.input)
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"Model {self.name!r} has no input {name!r}. {nearest(name, known)}")
+        if contract.INPUT_IDS not in given:
+            raise ConfigError(f"Model {self.name!r} needs 'input_ids'; it was given {sorted(given)}.")
+        given = {name: self._integers(name, value) for name, value in given.items()}
+        ids = given[contract.INPUT_IDS]
+        length, longest = ids.shape[1], self.config.max_length
+        if length is not None and length > longest:
+            raise ConfigError(
+                f"input_ids has {length} tokens a text, but model {self.name!r} has positions for {longest}. "
+                f"Truncate the texts, or make the model with max_length={length} or more."
+            )
+        for name, value in given.items():
+            if tuple(value.shape) != tuple(ids.shape) and None not in (*value.shape, *ids.shape):
+                raise ConfigError(
+                    f"{name} has the shape {tuple(value.shape)}, but input_ids has {tuple(ids.shape)}."
+                )
+        return self.derive(given) if set(given) != set(known) else given
+
+    def derive(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The inputs that can be derived, added to those given; each family writes its own."""
+        raise NotImplementedError
+
+    def derive_mask(self, given: dict[str, Any]) -> None:
+        """Adds the attention mask: 0 where the id is that of padding."""
+        if contract.ATTENTION_MASK in given:
+            return
+        ids, padding = given[contract.INPUT_IDS], self.config.pad_id
+        given[contract.ATTENTION_MASK] = (
+            ops.ones_like(ids) if padding is None else ops.cast(ops.not_equal(ids, padding), "int32")
+        )
+
+    def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        self.check(x)
+        return super().fit(x, *args, **kwargs)
+
+    def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        self.check(x)
+        return super().evaluate(x, *args, **kwargs)
+
+    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        self.check(x)
+        return super().predict(x, *args, **kwargs)
+
+    def check(self, inputs: Any) -> None:
+        """Refuses NumPy arrays with numbers that the model has no row for; a graph could not.
+
+        >>> import keras_tx, numpy as np
+        >>> keras_tx.bert("tiny", vocabulary=50, depth=1).check(np.array([[7, 8, 50]]))
+        Traceback (most recent call last):
+        keras_tx.errors.ConfigError: input_ids has 50 in row 0, but model 'bert' takes 0 to 49 there.
+        """
+        config = self.config
+        limits = {
+            contract.INPUT_IDS: config.vocabulary,
+            contract.ATTENTION_MASK: 2,
+            contract.TOKEN_TYPE_IDS: getattr(config, "segments", 0),
+            contract.POSITION_IDS: config.max_length,
+        }
+        for name, array in (inputs if isinstance(inputs, dict) else {contract.INPUT_IDS: inputs}).items():
+            if not isinstance(array, np.ndarray) or array.dtype.kind not in "biu" or array.ndim != 2:
+                continue  # what it is, is judged where it is used
+            limit = limits.get(name)
+            if limit is None or not array.size or (array.min() >= 0 and array.max() < limit):
+                continue
+            wrong = (array < 0) | (array >= limit)
+            row = int(np.argmax(wrong.any(axis=1)))
+            number = array[row][wrong[row]][0]
+            raise ConfigError(
+                f"{name} has {number} in row {row}, but model {self.name!r} takes 0 to {limit - 1} there."
+            )
+
+    def _integers(self, name: str, value: Any) -> Any:
+        """A tensor of int32 (batch, sequence)."""
+        if isinstance(value, list | tuple | np.ndarray):
+            try:
+                array = np.asarray(value)
+            except ValueError as error:
+                raise ConfigError(f"{name} has rows of different lengths: pad them to one.") from error
+            if array.dtype.kind not in "biu":
+                raise ConfigError(f"{name} is {array.dtype}, expected whole numbers.")
+            self.check({name: array})
+            value = array.astype("int32")
+        if not isinstance(value, keras.KerasTensor):
+            value = ops.convert_to_tensor(value)
+        kind = keras.backend.standardize_dtype(value.dtype)
+        if "int" not in kind and kind != "bool":
+            raise ConfigError(f"{name} is {kind}, expected whole numbers.")
+        if len(value.shape) != 2:
+            raise ConfigError(f"{name} has the shape {tuple(value.shape)}, expected (batch, sequence).")
+        return value if kind == "int32" else ops.cast(value, "int32")
+
+
+def as_processed(processing: TextTransform | None, overrides: dict[str, Any]) -> dict[str, Any]:
+    """The overrides of a config, with the vocabulary of the transform where they do not say it."""
+    if processing is None:
+        return overrides
+    told = {"vocabulary": processing.vocabulary_size}
+    if processing.pad_token is not None:
+        told["pad_id"] = processing.pad_id
+    return {**told, **overrides}
+
+
+def fitting(processing: TextTransform | None, config: Any, segments: bool) -> TextTransform | None:
+    """The transform as a model of this config takes it, or an error where it cannot."""
+    if processing is None:
+        return None
+    if not isinstance(processing, TextTransform):
+        raise ConfigError(f"processing is {type(processing).__name__}, expected a keras_tx.TextTransform.")
+    if processing.vocabulary_size > config.vocabulary:
+        raise ConfigError(
+            f"processing has a vocabulary of {processing.vocabulary_size} tokens, but the model has "
+            f"{config.vocabulary} vectors. Make it with vocabulary={processing.vocabulary_size}."
+        )
+    if processing.pad_token is not None and config.pad_id not in (None, processing.pad_id):
+        raise ConfigError(
+            f"processing pads with {processing.pad_token!r}, id {processing.pad_id}, but the model has "
+            f"pad_id={config.pad_id}."
+        )
+    length = min(processing.max_length or config.max_length, config.max_length)
+    return dataclasses.replace(processing, max_length=length, segments=segments)

@@ -1,0 +1,58 @@
+"""What may be given as texts; whatever may not is named with its row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_tx.errors import TextError
+
+
+def check_texts(name: str, texts: Any) -> list[str]:
+    """A list of texts, from one text or any sequence of them."""
+    if isinstance(texts, str):
+        texts = [texts]
+    items = _as_list(name, texts, "a text or a list of texts")
+    for index, item in enumerate(items):
+        _check_text(f"{name}[{index}]", item)
+    return items
+
+
+def check_words(name: str, texts: Any) -> list[list[str]]:
+    """A list of lists of words."""
+    if isinstance(texts, str):
+        raise TextError(f"{name} is a text, expected lists of words.")
+    rows = []
+    for index, words in enumerate(_as_list(name, texts, "a list of lists of words")):
+        if isinstance(words, str):
+            raise TextError(f"{name}[{index}] is a text, expected a list of words; {name}.split() makes one.")
+        rows.append(_as_list(f"{name}[{index}]", words, "a list of words"))
+        for place, word in enumerate(rows[-1]):
+            _check_text(f"{name}[{index}][{place}]", word)
+    return rows
+
+
+def _as_list(name: str, items: Any, expected: str) -> list[Any]:
+    if isinstance(items, str | bytes):
+        pass
+    elif isinstance(items, Sequence):
+        return list(items)
+    elif getattr(items, "ndim", None) == 1:  # an array, or a column of a data frame
+        return list(np.asarray(items, object))
+    raise TextError(f"{name} is {type(items).__module__}.{type(items).__qualname__}, expected {expected}.")
+
+
+def _check_text(name: str, text: Any) -> None:
+    if not isinstance(text, str):
+        remedy = "; .decode('utf-8') makes a text of bytes" if isinstance(text, bytes) else ""
+        raise TextError(f"{name} is {text!r:.60} ({type(text).__name__}), expected a text{remedy}.")
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise TextError(
+                f"{name} has {text[error.start]!r} at character {error.start}, which is half of a character. "
+                "Read the text with errors='replace'."
+            ) from None

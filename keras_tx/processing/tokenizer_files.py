@@ -1,0 +1,173 @@
+"""The tokenizer's files in a folder, as Hugging Face names them. tokenizer.json is the truth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError
+from keras_tx.processing import tokenizer_kinds as kinds
+
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+SPECIAL_TOKENS_MAP = "special_tokens_map.json"
+VOCAB_TXT = "vocab.txt"
+VOCAB_JSON = "vocab.json"
+MERGES_TXT = "merges.txt"
+
+SPECIAL_TOKENS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_token", "eos_token")
+OURS = "keras_tx"  # our own key, which Hugging Face passes over
+OPTIONS = ("too_long", "multiple")
+UNLIMITED = 10**9  # above it, model_max_length says that there is no limit
+
+
+def files_of(transform: Any) -> dict[str, str]:
+    """The text of each file, by its name."""
+    special = {name: getattr(transform, name) for name in SPECIAL_TOKENS if getattr(transform, name)}
+    inputs = [contract.INPUT_IDS, contract.ATTENTION_MASK]
+    if transform.segments:
+        inputs.insert(1, contract.TOKEN_TYPE_IDS)
+    config = {
+        # The class that takes tokenizer.json as it is; BertTokenizer and others build their own.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": transform.max_length or 10**30,
+        "model_input_names": inputs,
+        "padding_side": transform.padding_side,
+        "truncation_side": "right",
+        "clean_up_tokenization_spaces": False,
+        **special,
+        OURS: {name: getattr(transform, name) for name in OPTIONS},
+    }
+    tokenizer = Tokenizer.from_str(transform.tokenizer)
+    return {
+        TOKENIZER: tokenizer.to_str(pretty=True) + "\n",
+        TOKENIZER_CONFIG: _json(config),
+        SPECIAL_TOKENS_MAP: _json(special),
+        **_vocabulary_files(tokenizer),
+    }
+
+
+def _vocabulary_files(tokenizer: Tokenizer) -> dict[str, str]:
+    """The vocabulary in the form of its kind, where that form can hold it."""
+    model = json.loads(tokenizer.to_str())["model"]
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    in_order = sorted(ids, key=ids.__getitem__)
+    if model["type"] == "WordPiece":
+        can_be_lines = sorted(ids.values()) == list(range(len(ids))) and not any("\n" in x for x in ids)
+        return {VOCAB_TXT: "".join(f"{token}\n" for token in in_order)} if can_be_lines else {}
+    if model["type"] not in ("BPE", "WordLevel"):
+        return {}
+    files = {VOCAB_JSON: _json({token: ids[token] for token in in_order})}
+    if model["type"] == "BPE":
+        pairs = [x if isinstance(x, str) else " ".join(x) for x in model["merges"]]
+        files[MERGES_TXT] = "\n".join(["#version: 0.2", *pairs, ""])
+    return files
+
+
+def fields_of(path: Path) -> dict[str, Any]:
+    """The fields of a TextTransform from a folder, or from one tokenizer.json."""
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist; expected a folder with {TOKENIZER}, or such a file.")
+    folder, file = (path, path / TOKENIZER) if path.is_dir() else (path.parent, path)
+    config = _read_json(folder / TOKENIZER_CONFIG) if path.is_dir() else {}
+    special = _special(_read_json(folder / SPECIAL_TOKENS_MAP) if path.is_dir() else {})
+    special.update(_special(config))
+    if config.get("truncation_side", "right") != "right":
+        raise ConfigError(f"{folder / TOKENIZER_CONFIG}: truncation_side is not 'right', which is all we do.")
+    if file.is_file():
+        tokenizer = parse(file.read_text("utf-8"), str(file))
+    else:
+        tokenizer, special = _from_vocabulary(folder, config, special)
+    kind = json.loads(tokenizer.to_str())["model"]["type"]
+    if not special:
+        special = _usual(tokenizer, kind)
+    longest = config.get("model_max_length")
+    ours = config.get(OURS, {})
+    return {
+        "tokenizer": tokenizer.to_str(),
+        "max_length": int(longest) if longest and longest < UNLIMITED else None,
+        "padding_side": config.get("padding_side", "right"),
+        "segments": _has_segments(config, kind),
+        **special,
+        **{name: ours[name] for name in OPTIONS if name in ours},
+    }
+
+
+def parse(text: str, name: str = "tokenizer") -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_str(text)
+    except Exception as error:  # tokenizers raises nothing more precise
+        raise ConfigError(f"{name} is not a tokenizer.json: {error}.") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _from_vocabulary(
+    folder: Path, config: Mapping[str, Any], special: dict[str, str]
+) -> tuple[Tokenizer, dict[str, str]]:
+    if (folder / VOCAB_TXT).is_file():
+        special = {**kinds.BERT_TOKENS, **special}
+        lowercase = config.get("do_lower_case", True)
+        tokenizer = kinds.wordpiece_tokenizer(
+            kinds.read_vocabulary(folder / VOCAB_TXT),
+            special,
+            lowercase=lowercase,
+            strip_accents=config.get("strip_accents"),
+            split_chinese=config.get("tokenize_chinese_chars", True),
+        )
+        return tokenizer, special
+    if (folder / VOCAB_JSON).is_file() and (folder / MERGES_TXT).is_file():
+        vocabulary = kinds.read_vocabulary(folder / VOCAB_JSON)
+        if not special:
+            special = kinds.ROBERTA_TOKENS if "<mask>" in vocabulary else kinds.GPT_TOKENS
+        tokenizer = kinds.byte_bpe_tokenizer(
+            vocabulary,
+            kinds.read_merges(folder / MERGES_TXT),
+            special,
+            add_prefix_space=config.get("add_prefix_space", False),
+        )
+        return tokenizer, dict(special)
+    raise ConfigError(
+        f"{folder} has no tokenizer: expected {TOKENIZER}, or {VOCAB_TXT}, or {VOCAB_JSON} with {MERGES_TXT}."
+    )
+
+
+def _special(config: Mapping[str, Any]) -> dict[str, str]:
+    found = {name: config[name] for name in SPECIAL_TOKENS if config.get(name)}
+    return {name: x["content"] if isinstance(x, Mapping) else str(x) for name, x in found.items()}
+
+
+def _usual(tokenizer: Tokenizer, kind: str) -> dict[str, str]:
+    """What the special tokens are where only tokenizer.json is there, which does not name them."""
+    known = kinds.BERT_TOKENS if kind == "WordPiece" else kinds.GPT_TOKENS
+    if tokenizer.token_to_id("<mask>") is not None:
+        known = kinds.ROBERTA_TOKENS
+    return {name: token for name, token in known.items() if tokenizer.token_to_id(token) is not None}
+
+
+def _has_segments(config: Mapping[str, Any], kind: str) -> bool:
+    if "model_input_names" in config:
+        return contract.TOKEN_TYPE_IDS in config["model_input_names"]
+    return kind == "WordPiece" and not str(config.get("tokenizer_class")).startswith("DistilBert")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON ({error}).") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} is not a JSON object.")
+    return value

@@ -1,0 +1,223 @@
+"""Text transforms from a vocabulary, and vocabularies learned from texts."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from keras_tx.errors import ConfigError, TextError, whole_number
+from keras_tx.processing import tokenizer_kinds as kinds
+from keras_tx.processing.text import TextTransform
+
+NEXT, FIRST = 0x100000, 0xF0000  # planes of private characters: a letter inside a word, and at its beginning
+
+
+def wordpiece(
+    vocabulary: kinds.Vocabulary,
+    *,
+    lowercase: bool = True,
+    strip_accents: bool | None = None,
+    split_chinese: bool = True,
+    **options: Any,
+) -> TextTransform:
+    """BERT's tokenizer on a vocabulary: a vocab.txt, or its tokens.
+
+    >>> transform = wordpiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "##ness", "!"])
+    >>> transform("Goodness!")["input_ids"]
+    array([[2, 5, 6, 7, 3]])
+
+    Args:
+        lowercase: whether the vocabulary is an uncased one.
+        strip_accents: whether letters lose their accents; by default those of an uncased vocabulary do.
+        split_chinese: whether each Chinese character is a word of its own.
+        options: fields of TextTransform: `max_length=128`, `mask_token="<mask>"` ...
+    """
+    special = {name: options.pop(name, token) for name, token in kinds.BERT_TOKENS.items()}
+    tokenizer = kinds.wordpiece_tokenizer(
+        kinds.read_vocabulary(vocabulary),
+        special,
+        lowercase=lowercase,
+        strip_accents=strip_accents,
+        split_chinese=split_chinese,
+    )
+    return TextTransform(tokenizer.to_str(), **special, **options)
+
+
+def byte_bpe(
+    vocabulary: str | os.PathLike[str] | Mapping[str, int],
+    merges: str | os.PathLike[str] | Iterable[Any],
+    *,
+    add_prefix_space: bool = False,
+    **options: Any,
+) -> TextTransform:
+    """GPT-2's tokenizer on a vocab.json and merges.txt, or RoBERTa's where the vocabulary has a <mask>.
+
+    Args:
+        add_prefix_space: whether the first word is taken as if a space were before it.
+        options: fields of TextTransform; special tokens that are named there are all that there are.
+    """
+    ids = kinds.read_vocabulary(vocabulary)
+    special = {name: options.pop(name) for name in list(options) if name.endswith("_token")}
+    if not special:
+        special = kinds.ROBERTA_TOKENS if "<mask>" in ids else kinds.GPT_TOKENS
+    pairs = kinds.read_merges(merges)
+    tokenizer = kinds.byte_bpe_tokenizer(ids, pairs, special, add_prefix_space=add_prefix_space)
+    return TextTransform(tokenizer.to_str(), **{"segments": False, **special, **options})
+
+
+def characters(alphabet: str | Sequence[str], **options: Any) -> TextTransform:
+    """A tokenizer whose tokens are characters, with the ids of their order.
+
+    A character outside the alphabet is an error that names it, unless there is an `unk_token`. Special
+    tokens come after the characters where the alphabet does not have them.
+
+    >>> transform = characters("abc")
+    >>> transform(["cab", "b"])["input_ids"].tolist(), transform.decode([2, 0, 1])
+    ([[2, 0, 1], [1, 0, 0]], 'cab')
+    """
+    tokens = list(alphabet)
+    special = {name: options.pop(name) for name in list(options) if name.endswith("_token")}
+    tokens += [token for token in dict.fromkeys(special.values()) if token not in tokens]
+    tokenizer = kinds.character_tokenizer(kinds.read_vocabulary(tokens), special)
+    return TextTransform(tokenizer.to_str(), **{"segments": False, **special, **options})
+
+
+def character_vocabulary(texts: Iterable[str], **options: Any) -> TextTransform:
+    """`characters` on the characters that occur in the texts, sorted.
+
+    >>> character_vocabulary(["hello"])("hole")["input_ids"]
+    array([[1, 3, 2, 0]])
+    """
+    found: set[str] = set()
+    for text in _checked(texts):
+        found.update(text)
+    return characters(sorted(found), **options)
+
+
+def train_byte_bpe(
+    texts: Iterable[str],
+    size: int,
+    *,
+    min_count: int = 2,
+    add_prefix_space: bool = False,
+    **options: Any,
+) -> TextTransform:
+    """Learns a byte-level BPE vocabulary of at most `size` tokens, all bytes among them.
+
+    The same texts give the same vocabulary. Special tokens, by default GPT-2's <|endoftext|>, get the first
+    ids; options are fields of TextTransform.
+    """
+    special = {name: options.pop(name) for name in list(options) if name.endswith("_token")}
+    special = special or dict(kinds.GPT_TOKENS)
+    tokens = list(dict.fromkeys(special.values()))
+    _check_size(size, len(tokens) + 256, "256 bytes and the special tokens")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)  # type: ignore
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        min_frequency=min_count,
+        special_tokens=tokens,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_checked(texts), trainer)
+    vocabulary, merges = _learned(tokenizer)
+    return byte_bpe(vocabulary, merges, add_prefix_space=add_prefix_space, **special, **options)
+
+
+def train_wordpiece(
+    texts: Iterable[str],
+    size: int,
+    *,
+    lowercase: bool = True,
+    strip_accents: bool | None = None,
+    split_chinese: bool = True,
+    min_count: int = 2,
+    max_characters: int = 1000,
+    **options: Any,
+) -> TextTransform:
+    """Learns a WordPiece vocabulary of at most `size` tokens, by merging the most frequent pairs.
+
+    The same texts give the same vocabulary, which with `tokenizers`' own trainer they do not: it numbers the
+    letters as a hash table has them, and equal counts fall one way or the other.
+
+    Args:
+        min_count: how often a piece must occur.
+        max_characters: characters that are kept, the most frequent ones; words with others are unknown.
+        lowercase, strip_accents, split_chinese, options: as in `wordpiece`.
+    """
+    tokens = [options.get(name, token) for name, token in kinds.BERT_TOKENS.items()]
+    normalizer = kinds.bert_normalizer(lowercase, strip_accents, split_chinese)
+    split = pre_tokenizers.BertPreTokenizer()
+    words: collections.Counter[str] = collections.Counter()
+    for text in _checked(texts):
+        words.update(word for word, _ in split.pre_tokenize_str(normalizer.normalize_str(text)))
+    kept = _most_frequent(words, whole_number("max_characters", max_characters))
+    # A letter inside a word becomes a character of its own, so that BPE learns "##" pieces without knowing.
+    first = {ord(c): chr(FIRST + i) for i, c in enumerate(kept)}
+    inside = {ord(c): chr(NEXT + i) for i, c in enumerate(kept)}
+    alphabet = {chr(FIRST + i): c for i, c in enumerate(kept)} | {
+        chr(NEXT + i): c for i, c in enumerate(kept)
+    }
+    letters = set(kept)
+    coded = {
+        word[0].translate(first) + word[1:].translate(inside): count
+        for word, count in sorted(words.items())
+        if letters.issuperset(word)
+    }
+    single = sorted({letter for word in coded for letter in word})
+    _check_size(size, len(tokens) + len(single), f"the special tokens and {len(single)} letters")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore
+    trainer = trainers.BpeTrainer(vocab_size=size - len(tokens), min_frequency=min_count, show_progress=False)
+    tokenizer.train_from_iterator(_repeated(coded), trainer)
+    ids = tokenizer.get_vocab()
+
+    def spelled(token: str) -> str:
+        return ("##" if token[0] >= chr(NEXT) else "") + "".join(alphabet[letter] for letter in token)
+
+    learned = [spelled(token) for token in sorted(ids, key=ids.__getitem__)]
+    vocabulary = [*tokens, *(token for token in learned if token not in tokens)]
+    return wordpiece(
+        vocabulary, lowercase=lowercase, strip_accents=strip_accents, split_chinese=split_chinese, **options
+    )
+
+
+def _most_frequent(words: Mapping[str, int], most: int) -> list[str]:
+    counts: collections.Counter[str] = collections.Counter()
+    for word, count in words.items():
+        for character in word:
+            counts[character] += count
+    kept = sorted(counts, key=lambda character: (-counts[character], character))[:most]
+    return sorted(kept)
+
+
+def _repeated(words: Mapping[str, int], longest: int = 10_000) -> Iterator[str]:
+    """Texts in which each word stands as often as it was counted."""
+    for word, count in words.items():
+        for done in range(0, count, longest):
+            yield " ".join([word] * min(longest, count - done))
+
+
+def _learned(tokenizer: Tokenizer) -> tuple[dict[str, int], list[Any]]:
+    model = json.loads(tokenizer.to_str())["model"]
+    return model["vocab"], model["merges"]
+
+
+def _checked(texts: Iterable[str]) -> Iterator[str]:
+    if isinstance(texts, str):
+        raise TextError("texts is one text, expected several; a list of its paragraphs, or [text].")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TextError(f"texts[{index}] is {text!r:.60} ({type(text).__name__}), expected a text.")
+        yield text
+
+
+def _check_size(size: int, least: int, holds: str) -> None:
+    if whole_number("size", size) < least:
+        raise ConfigError(f"size={size} is below {least}, which {holds} take alone.")

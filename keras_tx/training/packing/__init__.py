@@ -1,0 +1,20 @@
+"""From texts to batches with their labels, for `model.fit`: as a keras PyDataset, or as tf.data."""
+
+from keras_tx.training.packing.answers import answer_spans
+from keras_tx.training.packing.batches import Batches
+from keras_tx.training.packing.in_tf_data import keras_hub_tokenizer, tokenizing
+from keras_tx.training.packing.labelled import labelled_texts, labelled_words
+from keras_tx.training.packing.language import masked_language, sentence_pairs
+from keras_tx.training.packing.masking import mask_tokens
+
+__all__ = [
+    "Batches",
+    "answer_spans",
+    "keras_hub_tokenizer",
+    "labelled_texts",
+    "labelled_words",
+    "mask_tokens",
+    "masked_language",
+    "sentence_pairs",
+    "tokenizing",
+]

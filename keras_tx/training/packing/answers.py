@@ -1,0 +1,95 @@
+"""Batches of questions with their answers as spans of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_tx import contract
+from keras_tx.errors import TextError
+from keras_tx.processing import Row, TextTransform
+from keras_tx.training.packing.batches import Batches
+
+NAMES = (contract.START_LOGITS, contract.END_LOGITS)
+
+
+def answer_spans(
+    questions: Sequence[str],
+    documents: Sequence[str],
+    answers: Sequence[tuple[int, int] | None],
+    transform: TextTransform,
+    *,
+    overlap: int = 128,
+    batch_size: int = 32,
+    shuffle: bool = True,
+    seed: int = 0,
+    **options: Any,
+) -> Batches:
+    """Batches for a SpanHead. A long document becomes several rows, which overlap by so many tokens.
+
+    Args:
+        answers: of each document, the first character of the answer and the one after its last;
+            None where it has none. The rows that do not hold all of it point to the class token.
+    """
+    if not len(questions) == len(documents) == len(answers):
+        raise TextError(
+            f"There are {len(questions)} questions, {len(documents)} documents and {len(answers)} answers; "
+            "one of each is expected."
+        )
+    for index, (document, answer) in enumerate(zip(documents, answers, strict=True)):
+        if answer is not None and not 0 <= answer[0] < answer[1] <= len(document):
+            raise TextError(
+                f"answers[{index}] is {tuple(answer)}, expected two places in a document of {len(document)} "
+                "characters, the second after the first."
+            )
+    rows = transform.windows(questions, documents, overlap=overlap)
+    spans = np.array(_spans(rows, answers), "int64")
+    answered = {row.text for row, span in zip(rows, spans, strict=True) if span.any()}
+    for index, answer in enumerate(answers):
+        if answer is not None and index not in answered:
+            raise TextError(
+                f"answers[{index}], {documents[index][slice(*answer)]!r:.60}, is within no row: raise "
+                f"overlap from {overlap} to the tokens of the longest answer, shorten it, or give None."
+            )
+
+    def pack(chosen: np.ndarray, random: np.random.Generator) -> tuple[Any, Any]:
+        some = [rows[number] for number in chosen]
+        batch = transform.pad(some)
+        length = batch[contract.INPUT_IDS].shape[1]
+        shift = np.array([transform.place(row, length).start for row in some])
+        return batch, {name: spans[chosen, side] + shift for side, name in enumerate(NAMES)}
+
+    lengths = [len(row) for row in rows]
+    return Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, **options)
+
+
+def _spans(rows: Sequence[Row], answers: Sequence[tuple[int, int] | None]) -> list[tuple[int, int]]:
+    """First and last token of the answer in each row; 0, 0 in those that do not hold all of it."""
+    found = [token_span(row, answers[row.text]) for row in rows]
+    # Characters at the edges of an answer may have no token, so its tokens over all rows say how far it goes.
+    begins: dict[int, int] = {}
+    stops: dict[int, int] = {}
+    for row, span in zip(rows, found, strict=True):
+        if span is not None:
+            start, stop = row.offsets[span[0], 0], row.offsets[span[1], 1]
+            begins[row.text] = min(begins.get(row.text, start), start)
+            stops[row.text] = max(stops.get(row.text, stop), stop)
+
+    def whole(row: Row, span: tuple[int, int]) -> bool:
+        return (row.offsets[span[0], 0], row.offsets[span[1], 1]) == (begins[row.text], stops[row.text])
+
+    return [
+        span if span is not None and whole(row, span) else (0, 0)
+        for row, span in zip(rows, found, strict=True)
+    ]
+
+
+def token_span(row: Row, answer: tuple[int, int] | None) -> tuple[int, int] | None:
+    """First and last token in the second text of a row that has characters of the answer."""
+    if answer is None:
+        return None
+    starts, ends = row.offsets[:, 0], row.offsets[:, 1]
+    within = np.flatnonzero((row.parts == 1) & (ends > answer[0]) & (starts < answer[1]))
+    return (int(within[0]), int(within[-1])) if within.size else None

@@ -1,0 +1,99 @@
+"""Batches: samples in a seeded order, packed when they are asked for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_tx.errors import ConfigError, whole_number
+
+Pack = Callable[[np.ndarray, np.random.Generator], tuple[Any, Any]]
+POOL = 50  # batches among which samples of a like length are looked for
+
+
+class Batches(keras.utils.PyDataset):
+    """What `model.fit` takes: batches of inputs and labels, in another order each epoch.
+
+    Order and draws depend on the seed, the epoch and the number of the batch alone: neither on threads nor
+    on what was read before. `tf_data()` gives the same batches as a tf.data.Dataset.
+
+    Args:
+        pack: inputs and labels of the samples with these numbers; what it draws, it draws from the generator.
+        lengths: of each sample. Batches are filled with samples of a like length, so that there is little
+            padding.
+        shuffle: whether samples are reordered. If not, they come as given, for validation.
+        options: those of keras.utils.PyDataset: `workers`, `max_queue_size` ...
+    """
+
+    def __init__(
+        self,
+        pack: Pack,
+        lengths: Sequence[int] | np.ndarray,
+        batch_size: int = 32,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        self.pack = pack
+        self.lengths = np.asarray(lengths)
+        self.batch_size = whole_number("batch_size", batch_size)
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        if not self.lengths.size:
+            raise ConfigError("There is no sample to make batches of.")
+        self._order = self._ordered(self.epoch)
+
+    def __len__(self) -> int:
+        return -(-self.lengths.size // self.batch_size)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"Batch {index} of {len(self)}.")
+        return self._packed(self._order, self.epoch, index)
+
+    def on_epoch_end(self) -> None:
+        self.epoch += 1
+        self._order = self._ordered(self.epoch)
+
+    def tf_data(self) -> Any:
+        """A tf.data.Dataset of the same batches, made ahead of the step; each pass over it is an epoch."""
+        import tensorflow as tf
+
+        epochs = itertools.count()
+
+        def epoch() -> Iterator[tuple[Any, Any]]:
+            # Counted when a pass begins: whether one that was left early ran on ahead is a matter of timing.
+            number = next(epochs)
+            order = self._ordered(number)
+            for index in range(len(order)):
+                yield self._packed(order, number, index)
+
+        def spec(array: np.ndarray) -> Any:
+            return tf.TensorSpec((None,) * array.ndim, array.dtype)
+
+        signature = keras.tree.map_structure(spec, self[0])
+        data = tf.data.Dataset.from_generator(epoch, output_signature=signature)
+        return data.apply(tf.data.experimental.assert_cardinality(len(self))).prefetch(tf.data.AUTOTUNE)
+
+    def _packed(self, order: list[np.ndarray], epoch: int, index: int) -> tuple[Any, Any]:
+        return self.pack(order[index], np.random.default_rng([self.seed, epoch, index]))
+
+    def _ordered(self, epoch: int) -> list[np.ndarray]:
+        """The numbers of the samples of each batch."""
+        count, size = self.lengths.size, self.batch_size
+        if not self.shuffle:
+            return [np.arange(first, min(first + size, count)) for first in range(0, count, size)]
+        random = np.random.default_rng([self.seed, epoch])
+        order, batches = random.permutation(count), []
+        for first in range(0, count, size * POOL):
+            pool = order[first : first + size * POOL]
+            pool = pool[np.argsort(self.lengths[pool], kind="stable")]
+            batches += [pool[start : start + size] for start in range(0, pool.size, size)]
+        return [batches[index] for index in random.permutation(len(batches))]

@@ -1,0 +1,116 @@
+"""Batches of texts with a label each, and of words with a label each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_tx import contract
+from keras_tx.errors import TextError, nearest
+from keras_tx.processing import TextTransform
+from keras_tx.training.packing.batches import Batches
+
+Classes = int | Sequence[str] | None
+
+
+def labelled_texts(
+    texts: Any,
+    labels: Any,
+    transform: TextTransform,
+    *,
+    pairs: Any = None,
+    classes: Classes = None,
+    batch_size: int = 32,
+    shuffle: bool = True,
+    seed: int = 0,
+    **options: Any,
+) -> Batches:
+    """Batches for a ClassifierHead, a RegressionHead (labels are then not whole) or a SentenceEmbeddingHead.
+
+    Args:
+        pairs: second texts, where a sample is a pair.
+        classes: how many there are, to check the labels; or their names, where labels are names.
+    """
+    rows = transform.encode(texts, pairs)
+    if len(labels) != len(rows):
+        raise TextError(f"There are {len(rows)} texts but {len(labels)} labels.")
+    numbers = _values(labels, classes, "labels")
+
+    def pack(chosen: np.ndarray, random: np.random.Generator) -> tuple[Any, Any]:
+        return transform.pad([rows[number] for number in chosen]), numbers[chosen]
+
+    lengths = [len(row) for row in rows]
+    return Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, **options)
+
+
+def labelled_words(
+    texts: Sequence[Sequence[str]],
+    labels: Sequence[Sequence[Any]],
+    transform: TextTransform,
+    *,
+    classes: Classes = None,
+    all_pieces: bool = False,
+    batch_size: int = 32,
+    shuffle: bool = True,
+    seed: int = 0,
+    **options: Any,
+) -> Batches:
+    """Batches for a TokenClassifierHead, from lists of words and of their labels.
+
+    The label of a word is that of its first piece, and its other pieces have none (-100); with `all_pieces`
+    each has it. A label -100 stays.
+    """
+    if len(labels) != len(texts):
+        raise TextError(f"There are {len(texts)} texts but labels for {len(labels)}.")
+    known = []
+    for index, (words, given) in enumerate(zip(texts, labels, strict=True)):
+        if len(words) != len(given):
+            raise TextError(f"texts[{index}] has {len(words)} words but {len(given)} labels.")
+        known.append(_values(given, classes, f"labels[{index}]", whole=True))
+    rows = transform.encode(texts, words=True)
+
+    def pack(chosen: np.ndarray, random: np.random.Generator) -> tuple[Any, Any]:
+        batch = transform.pad([rows[number] for number in chosen])
+        shape = batch[contract.INPUT_IDS].shape
+        targets = np.full(shape, contract.NO_LABEL, "int64")
+        for index, number in enumerate(chosen):
+            row = rows[number]
+            has_label = row.words >= 0
+            if not all_pieces:
+                has_label[1:] &= row.words[1:] != row.words[:-1]
+            of_row = np.where(has_label, known[number][np.maximum(row.words, 0)], contract.NO_LABEL)
+            targets[index, transform.place(row, shape[1])] = of_row
+        return batch, targets
+
+    lengths = [len(row) for row in rows]
+    return Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, **options)
+
+
+def _values(labels: Any, classes: Classes, name: str, whole: bool = False) -> np.ndarray:
+    """Labels as whole numbers; as float32 where they are not and need not be."""
+    if classes is not None and not isinstance(classes, int):
+        names = {label: number for number, label in enumerate(classes)}
+        for index, label in enumerate(labels):
+            if label not in names:
+                raise TextError(f"{name}[{index}] is {label!r}. {nearest(str(label), names)}")
+        return np.array([names[label] for label in labels], "int64")
+    values = np.asarray(labels)
+    if values.dtype.kind == "f" and not whole and classes is None:
+        bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+        if bad.size:
+            raise TextError(f"{name}[{bad[0]}] is {values[bad[0]]}, expected a finite number.")
+        return values.astype("float32")
+    if values.dtype.kind not in "biu":
+        raise TextError(
+            f"{name} are {values.dtype}, expected whole numbers; or say their names: classes=[...]."
+        )
+    values = values.astype("int64")
+    least = values != contract.NO_LABEL if whole else np.ones(values.shape, bool)
+    most = np.inf if classes is None else classes
+    bad = np.flatnonzero(least & ((values < 0) | (values >= most)))
+    if bad.size:
+        upto = "0 or more" if classes is None else f"0 to {classes - 1}"
+        raise TextError(f"{name}[{bad[0]}] is {values[bad[0]]}, expected {upto}.")
+    return values

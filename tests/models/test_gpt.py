@@ -1,0 +1,200 @@
+"""GPT's sizes, inputs, saving, and errors."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+import keras_tx
+from keras_tx.errors import ConfigError
+from keras_tx.models import GPT, GPTConfig, gpt
+from tests.drawing import as_numpy, redraw
+from tests.tolerances import HALF, assert_close
+
+TINY = {"width": 16, "num_heads": 2, "mlp_dim": 24, "vocabulary": 30, "max_length": 12}
+IDS = np.array([[2, 7, 8, 3, 9, 0], [5, 11, 3, 0, 2, 29]])
+VARIANTS = pytest.mark.parametrize("variant", ["pico", "llama-tiny", "char"])
+
+
+def tiny(variant: str = "pico", **options) -> GPT:
+    return redraw(gpt(variant, **{**TINY, "depth": 2, **options}))
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    # GPT-2's checkpoints; nanoGPT prints 10.65 M for "char", which is without positions
+    [
+        ("124M", 124_439_808),
+        ("355M", 354_823_168),
+        ("774M", 774_030_080),
+        ("1558M", 1_557_611_200),
+        ("char", 10_646_784 + 256 * 384),
+    ],
+)
+def test_exact_parameters(name: str, count: int):
+    assert keras_tx.cost(GPTConfig.variant(name)).params == count
+
+
+@VARIANTS
+def test_cost_counts_every_parameter_of_a_real_model(variant: str):
+    model = tiny(variant)
+    cost = keras_tx.cost(model, tokens=8)
+    assert cost.params == model.count_params()
+    assert None not in [layer.flops for layer in cost.layers]
+    logits = 2 * 8 * 16 * 30
+    flops = {layer.name: layer.flops for layer in cost.layers if layer.flops}
+    assert flops.pop("token_embedding" if model.config.tied else "logits") == logits
+    kv = (model.config.kv_heads or 2) * 8
+    gated = 3 if model.config.activation == "swiglu" else 2
+    block = 2 * 8 * (2 * 16 * 16 + 2 * 16 * kv) + 2 * 2 * 8 * 8 * 16 + 2 * 8 * gated * 16 * 24
+    assert flops == {"block_0": block, "block_1": block}
+
+
+@VARIANTS
+def test_inputs_that_are_left_out_are_derived(variant: str):
+    model = tiny(variant)
+    whole = {
+        "input_ids": IDS,
+        "attention_mask": np.ones_like(IDS),
+        "position_ids": np.broadcast_to(np.arange(6), IDS.shape),
+    }
+    expected = as_numpy(model(whole))
+    for inputs in (IDS, IDS.tolist(), {"input_ids": IDS}, {"input_ids": IDS, "attention_mask": None}):
+        np.testing.assert_array_equal(as_numpy(model(inputs)), expected)
+    assert_close(model.predict(IDS, verbose=0), expected)
+
+
+@VARIANTS
+def test_no_token_sees_a_later_one(variant: str):
+    model = tiny(variant)
+    before, after = as_numpy(model(IDS)), as_numpy(model(np.where(np.arange(6) == 4, 1, IDS)))
+    assert_close(after[:, :4], before[:, :4])
+    assert np.abs(after[:, 4:] - before[:, 4:]).max() > 1e-2
+
+
+@VARIANTS
+def test_padding_on_either_side_changes_nothing(variant: str):
+    model = tiny(variant, pad_id=29)
+    plain = as_numpy(model(IDS[:1]))
+    for left, right in ((3, 0), (0, 4), (2, 2)):
+        padded = np.pad(IDS[:1], ((0, 0), (left, right)), constant_values=29)
+        assert_close(as_numpy(model(padded))[:, left : left + 6], plain)
+        masked = {"input_ids": np.where(padded == 29, 1, padded), "attention_mask": padded != 29}
+        assert_close(as_numpy(model(masked))[:, left : left + 6], plain)
+
+
+@VARIANTS
+def test_a_row_of_only_padding_is_finite(variant: str):
+    logits = tiny(variant)({"input_ids": IDS, "attention_mask": np.zeros_like(IDS)})
+    assert np.isfinite(as_numpy(logits)).all()
+
+
+def test_positions_that_are_given_count():
+    for variant in ("pico", "llama-tiny"):
+        model = tiny(variant)
+        later = {"input_ids": IDS, "position_ids": np.broadcast_to([0, 1, 2, 7, 8, 9], IDS.shape)}
+        assert np.abs(as_numpy(model(later)) - as_numpy(model(IDS))).max() > 1e-3
+
+
+def test_rotary_positions_are_relative():
+    model = tiny("llama-tiny")
+    shifted = {"input_ids": IDS, "position_ids": np.broadcast_to(np.arange(6) + 5, IDS.shape)}
+    assert_close(as_numpy(model(shifted)), as_numpy(model(IDS)))
+
+
+def test_without_biases_there_is_none():
+    assert not [v.path for v in tiny("char").weights if v.name in ("bias", "beta")]
+    assert not [v.path for v in tiny("llama-tiny").weights if v.name in ("bias", "beta")]
+
+
+def test_tied_logits_are_one_variable():
+    for tied, count in ((True, 1), (False, 2)):
+        shapes = [sorted(v.shape) for v in tiny(tied=tied).weights]
+        assert shapes.count([16, 30]) == count
+
+
+def test_headless_gives_hidden_states():
+    model, headless = tiny(), gpt("pico", **TINY, depth=2, head=None)
+    headless.set_weights(model.get_weights())
+    assert headless.output_shape == (None, None, 16)
+    table = as_numpy(model.get_layer("token_embedding").table)
+    assert_close(as_numpy(headless(IDS)) @ table.T, as_numpy(model(IDS)))
+
+
+def test_starts_as_the_paper_says():
+    model = gpt("pico", width=64, depth=8)
+    block = model.get_layer("block_3")
+    for layer in (block.attention.query, block.feed_forward.up, model.get_layer("token_embedding")):
+        assert as_numpy(layer.weights[0]).std() == pytest.approx(0.02, rel=0.05)
+    for layer in (block.attention.output_projection, block.feed_forward.down):
+        assert as_numpy(layer.kernel).std() == pytest.approx(0.02 / 4, rel=0.05)
+
+
+@VARIANTS
+def test_it_trains_is_saved_and_trains_on(variant: str, tmp_path):
+    head = keras_tx.CausalLMHead(label_smoothing=0.1)
+    model = tiny(variant, depth=1, head=head, dropout=0.0, attention_dropout=0.0)
+    tokens = np.tile(np.arange(8), (4, 1)) + np.arange(4)[:, None]
+    x, y = tokens[:, :-1], np.where(tokens[:, 1:] == 5, -100, tokens[:, 1:])
+    model.compile(keras_tx.AdamW(3e-3), jit_compile=False)
+    history = model.fit(x, y, epochs=3, verbose=0, shuffle=False).history
+    assert history["loss"][-1] < history["loss"][0]
+    assert set(history) == {"loss", "accuracy", "perplexity"}
+    model.save(tmp_path / "model.keras")
+    loaded = keras_tx.load_model(tmp_path / "model.keras")
+    assert type(loaded) is GPT
+    assert (loaded.config, loaded.head) == (model.config, head)
+    assert loaded.get_config() == model.get_config()
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+    assert int(loaded.optimizer.iterations) == 3
+    loaded.run_eagerly = True
+    assert loaded.fit(x, y, verbose=0, shuffle=False).history["loss"][0] < history["loss"][0]
+
+
+@VARIANTS
+@pytest.mark.parametrize("policy", HALF)
+def test_logits_are_float32_under_every_policy(variant: str, policy: str):
+    model = tiny(variant, depth=1)
+    half = model.with_policy(policy)
+    logits = half(IDS)
+    assert keras.backend.standardize_dtype(logits.dtype) == "float32"
+    assert_close(as_numpy(logits), as_numpy(model(IDS)), 3 * HALF[policy])  # embedding, block, norm
+
+
+def test_from_config_of_get_config():
+    for variant in ("pico", "llama-tiny"):
+        model = tiny(variant)
+        assert GPT.from_config(model.get_config()).get_config() == model.get_config()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: gpt("124m"), r"variant='124m' is unknown.*'124M'"),
+        (lambda: gpt("pico", block_size=7), r"no field 'block_size'"),
+        (lambda: gpt("pico", num_heads=5), r"width=32 is not divisible by num_heads=5"),
+        (lambda: gpt("pico", width="wide"), r"width is 'wide', expected a whole number"),
+        (lambda: gpt("llama-tiny", kv_heads=3), r"num_heads=4 is not divisible by kv_heads=3"),
+        (lambda: gpt("pico", kv_heads=0), r"kv_heads is 0"),
+        (lambda: gpt("pico", positions="rotery"), r"positions='rotery' is unknown.*'rotary'"),
+        (lambda: gpt("pico", positions="rotary", width=6), r"must be even"),
+        (lambda: gpt("pico", norm="rmsnorm"), r"norm='rmsnorm' is unknown.*'rms'"),
+        (lambda: gpt("pico", activation="gelu_new"), r"activation='gelu_new' is unknown.*'gelu'"),
+        (lambda: gpt("pico", pad_id=256), r"pad_id=256 is not in a vocabulary of 256"),
+        (lambda: gpt("pico", dropout=-0.1), r"dropout=-0.1.*rate"),
+        (lambda: gpt("pico", head=keras_tx.MaskedLMHead()), r"takes a CausalLMHead.*not MaskedLMHead"),
+        (lambda: keras_tx.CausalLMHead(label_smoothing=1), r"label_smoothing=1"),
+        (lambda: tiny()(np.ones((1, 13), "int32")), r"13 tokens a text.*positions for 12.*max_length=13"),
+        (lambda: tiny()(np.array([[30]])), r"input_ids has 30 in row 0.*takes 0 to 29"),
+        (
+            lambda: tiny()({"input_ids": IDS, "position_ids": IDS + 5}),
+            r"position_ids has 12 in row 0.*0 to 11",
+        ),
+        (lambda: tiny()({"input_ids": IDS, "token_type_ids": IDS}), r"no input 'token_type_ids'"),
+    ],
+    ids=str,
+)
+def test_errors(call, message: str):
+    with pytest.raises(ConfigError, match=message):
+        call()

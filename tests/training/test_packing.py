@@ -1,0 +1,260 @@
+"""Batches from texts: their labels, their statistics, and that a seed repeats them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import keras_tx
+from keras_tx.errors import ConfigError, TextError
+from keras_tx.processing import train_wordpiece, wordpiece
+from keras_tx.training.packing import (
+    answer_spans,
+    labelled_texts,
+    labelled_words,
+    mask_tokens,
+    masked_language,
+    sentence_pairs,
+)
+
+WORDS = "alpha beta gamma delta epsilon zeta theta iota kappa omega".split()
+RANDOM = np.random.default_rng(0)
+TEXTS = [" ".join(RANDOM.choice(WORDS, n)) for n in RANDOM.integers(3, 12, 40)]
+TRANSFORM = train_wordpiece(TEXTS, 60, max_length=24)
+DOCUMENTS = [[f"{a} {b} {a}" for b in WORDS] for a in WORDS]
+
+
+def every(batches: Any) -> list[Any]:
+    return [keras.tree.map_structure(np.asarray, batches[index]) for index in range(len(batches))]
+
+
+def same(first: Any, second: Any) -> bool:
+    one, two = keras.tree.flatten(first), keras.tree.flatten(second)
+    return len(one) == len(two) and all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def masked(rate: float, whole: bool, rows: int = 400) -> tuple[np.ndarray, ...]:
+    random = np.random.default_rng(3)
+    ids = random.integers(5, 1000, (rows, 60))
+    allowed = np.ones(ids.shape, bool)
+    allowed[:, [0, 30]] = False
+    allowed[:, 50:] = False
+    words = np.cumsum(random.random(ids.shape) < 0.6, axis=1)
+    hidden, labels = mask_tokens(
+        ids, allowed, random, mask_id=4, replacements=np.arange(5, 1000), rate=rate,
+        words=words if whole else None,
+    )  # fmt: skip
+    return ids, allowed, words, hidden, labels
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("rate", [0.15, 0.4])
+def test_masking_has_the_shares_of_the_paper(rate, whole):
+    ids, allowed, _, hidden, labels = masked(rate, whole)
+    chosen = labels != -100
+    assert not (chosen & ~allowed).any()
+    assert abs(chosen.sum() / allowed.sum() - rate) < 0.01
+    np.testing.assert_array_equal(labels[chosen], ids[chosen])
+    np.testing.assert_array_equal(hidden[~chosen], ids[~chosen])
+    share = {
+        "mask": (hidden == 4)[chosen].mean(),
+        "same": (hidden == ids)[chosen].mean(),
+    }
+    four_sigma = 4 * np.sqrt(0.8 * 0.2 / chosen.sum())
+    assert abs(share["mask"] - 0.8) < four_sigma
+    assert abs(share["same"] - 0.1) < four_sigma
+    places = np.flatnonzero(allowed[0])
+    of_place = chosen[:, places].mean(axis=0)
+    assert of_place.std() < 0.04  # no place is preferred
+
+
+def test_without_whole_words_each_row_has_exactly_its_share():
+    *_, labels = masked(0.15, whole=False)
+    assert ((labels != -100).sum(axis=1) == round(0.15 * 48)).all()
+
+
+def test_words_are_masked_whole():
+    _, allowed, words, _, labels = masked(0.15, whole=True)
+    for row in range(len(words)):
+        for word in np.unique(words[row][allowed[row]]):
+            of_word = (labels[row] != -100)[(words[row] == word) & allowed[row]]
+            assert of_word.all() or not of_word.any()
+
+
+def test_a_row_of_one_token_still_learns_and_a_row_of_none_does_not():
+    ids = np.array([[7, 8, 9], [7, 8, 9]])
+    allowed = np.array([[False, True, False], [False, False, False]])
+    _, labels = mask_tokens(ids, allowed, np.random.default_rng(0), mask_id=4, replacements=np.arange(5, 9))
+    assert labels.tolist() == [[-100, 8, -100], [-100] * 3]
+    with pytest.raises(ConfigError, match="rate=1.5"):
+        mask_tokens(ids, allowed, np.random.default_rng(0), mask_id=4, replacements=ids[0], rate=1.5)
+
+
+def test_masked_language_never_masks_special_tokens_and_changes_each_epoch():
+    texts = [*TEXTS, "alpha [MASK] beta [SEP] xyzzy"]
+    batches = masked_language(texts, TRANSFORM, whole_words=True, batch_size=8, shuffle=False)
+    first = every(batches)
+    for inputs, labels in first:
+        special = np.isin(inputs["input_ids"], sorted(TRANSFORM.special_ids()))
+        assert not np.isin(labels, sorted(TRANSFORM.special_ids())).any()
+        assert (labels != -100).any(axis=1).all()
+        assert ((labels == -100) | ~special | (inputs["input_ids"] == 4)).all()
+        assert (inputs["attention_mask"][labels != -100] == 1).all()
+    assert same(
+        first, every(masked_language(texts, TRANSFORM, whole_words=True, batch_size=8, shuffle=False))
+    )
+    batches.on_epoch_end()
+    assert not same(first, every(batches))
+    long = masked_language([" ".join(TEXTS)], TRANSFORM)
+    assert long.lengths.sum() - 2 * long.lengths.size == sum(len(piece) for piece in TRANSFORM.pieces(TEXTS))
+    with pytest.raises(ConfigError, match="has no mask_token"):
+        masked_language(TEXTS, dataclasses.replace(TRANSFORM, mask_token=None))
+
+
+def test_half_of_the_second_sentences_follow():
+    batches = sentence_pairs(DOCUMENTS, TRANSFORM, rate=None, batch_size=9)
+    labels = []
+    for _ in range(8):
+        for inputs, label in every(batches):
+            for ids, segments, random in zip(
+                inputs["input_ids"], inputs["token_type_ids"], label, strict=True
+            ):
+                real = ~np.isin(ids, sorted(TRANSFORM.special_ids()))
+                first = TRANSFORM.decode(ids[real & (segments == 0)]).split()
+                second = TRANSFORM.decode(ids[real & (segments == 1)]).split()
+                assert (first[0] != second[0]) == random  # documents differ by the first word of a sentence
+            labels += label.tolist()
+        batches.on_epoch_end()
+    assert abs(np.mean(labels) - 0.5) < 4 * 0.5 / np.sqrt(len(labels))
+
+
+def test_pretraining_has_both_labels_and_fills_its_rows():
+    inputs, labels = sentence_pairs(DOCUMENTS, TRANSFORM, batch_size=16)[0]
+    assert set(labels) == {"prediction_logits", "seq_relationship_logits"}
+    assert labels["prediction_logits"].shape == inputs["input_ids"].shape
+    assert 12 < inputs["input_ids"].shape[1] <= 24
+    with pytest.raises(TextError, match=r"documents\[0\] is a text"):
+        sentence_pairs(["a b", "c d"], TRANSFORM)
+    with pytest.raises(TextError, match="There are 1 documents"):
+        sentence_pairs(DOCUMENTS[:1], TRANSFORM)
+    with pytest.raises(TextError, match=r"documents\[1\]: texts\[0\] gives no token"):
+        sentence_pairs([DOCUMENTS[0], [""]], TRANSFORM)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_answers_are_found_at_their_characters(side):
+    transform = dataclasses.replace(TRANSFORM, padding_side=side)
+    documents = [f"  {TEXTS[0]}\u200b, {' '.join(TEXTS)}", TEXTS[1], TEXTS[2]]
+    start = documents[0].index(TEXTS[7])
+    answers = [(start, start + len(" ".join(TEXTS[7].split()[:2]))), None, (0, len(TEXTS[2].split()[0]))]
+    batches = answer_spans(["iota", "zeta?", "omega"], documents, answers, transform, overlap=8, batch_size=4)
+    found = {0: 0, 1: 0, 2: 0}
+    question = {transform.pieces(q)[0].ids[0]: i for i, q in enumerate(["iota", "zeta?", "omega"])}
+    for inputs, labels in every(batches):
+        starts, ends = labels["start_logits"], labels["end_logits"]
+        for ids, mask, first, last in zip(
+            inputs["input_ids"], inputs["attention_mask"], starts, ends, strict=True
+        ):
+            text = question[ids[np.argmax(mask) + 1]]
+            if first == last == np.argmax(mask):
+                continue
+            found[text] += 1
+            answer = answers[text]
+            assert answer is not None
+            assert transform.decode(ids[first : last + 1]) == documents[text][slice(*answer)]
+    assert found[0] >= 1 and found[1] == 0 and found[2] == 1
+    assert batches.lengths.size > 10
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ((3, 3), r"answers\[1\] is \(3, 3\), expected two places in a document of"),
+        ((0, 999), r"answers\[1\] is \(0, 999\)"),
+        ((5, 6), r"answers\[1\], ' ', is within no row"),
+    ],
+)
+def test_an_answer_that_is_none_is_refused_by_row(answer, says):
+    with pytest.raises(TextError, match=says):
+        answer_spans(["a", "b"], ["alpha", "alpha beta"], [None, answer], TRANSFORM, overlap=2)
+
+
+def test_labels_of_words_stand_at_their_first_piece():
+    transform = wordpiece([*"[PAD] [UNK] [CLS] [SEP] [MASK]".split(), "good", "##ness", "bad"])
+    words, labels = [["goodness", "bad"], ["bad"]], [["B-X", "O"], ["I-X"]]
+    classes = ["O", "B-X", "I-X"]
+    (_, first), *_ = every(labelled_words(words, labels, transform, classes=classes, shuffle=False))
+    assert first.tolist() == [[-100, 1, -100, 0, -100], [-100, 2, -100, -100, -100]]
+    (_, pieces), *_ = every(
+        labelled_words(words, labels, transform, classes=classes, shuffle=False, all_pieces=True)
+    )
+    assert pieces[0].tolist() == [-100, 1, 1, 0, -100]
+    with pytest.raises(TextError, match=r"labels\[0\]\[1\] is 'Q'. Known: 'O', 'B-X', 'I-X'"):
+        labelled_words([["bad", "bad"]], [["O", "Q"]], transform, classes=classes)
+    with pytest.raises(TextError, match=r"labels\[1\]\[0\] is 3, expected 0 to 2"):
+        labelled_words(words, [[-100, 1], [3]], transform, classes=3)
+    with pytest.raises(TextError, match=r"texts\[1\] has 1 words but 2 labels"):
+        labelled_words(words, [[0, 1], [1, 1]], transform)
+
+
+def test_labels_of_texts_are_checked():
+    batches = labelled_texts(TEXTS, np.arange(40) % 3, TRANSFORM, classes=3, batch_size=16)
+    seen = np.concatenate([labels for _, labels in every(batches)])
+    assert np.bincount(seen).tolist() == [14, 13, 13]
+    named = labelled_texts(["alpha", "beta"], ["no", "yes"], TRANSFORM, classes=["no", "yes"], shuffle=False)
+    assert named[0][1].tolist() == [0, 1]
+    assert labelled_texts(["alpha", "beta"], [0.5, 1], TRANSFORM)[0][1].dtype == np.float32
+    for labels, says in (
+        ([0, 2], r"labels\[1\] is 2, expected 0 to 1"),
+        ([0, -1], r"labels\[1\] is -1"),
+        ([0, 1, 1], "2 texts but 3 labels"),
+        (["a", "b"], "expected whole numbers; or say their names"),
+        ([0.0, 1.0], "labels are float64, expected whole numbers"),
+    ):
+        with pytest.raises(TextError, match=says):
+            labelled_texts(["alpha", "beta"], labels, TRANSFORM, classes=2)
+    with pytest.raises(TextError, match=r"labels\[0\] is nan"):
+        labelled_texts(["alpha", "beta"], [float("nan"), 1], TRANSFORM)
+
+
+def test_batches_hold_every_sample_once_with_little_padding():
+    batches = labelled_texts(TEXTS, np.arange(40), TRANSFORM, batch_size=7)
+    for _ in range(2):
+        everything = every(batches)
+        assert sorted(np.concatenate([labels for _, labels in everything]).tolist()) == list(range(40))
+        padding = np.mean([1 - inputs["attention_mask"].mean() for inputs, _ in everything])
+        assert padding < 0.12
+        batches.on_epoch_end()
+    with pytest.raises(IndexError):
+        batches[len(batches)]
+
+
+def test_tf_data_gives_the_same_batches_each_epoch():
+    pytest.importorskip("tensorflow", reason='pip install "keras-tx[cpu]"')
+    one, two = (masked_language(TEXTS, TRANSFORM, batch_size=8, seed=5) for _ in range(2))
+    data = two.tf_data()
+    assert len(data) == len(one)
+    next(iter(data))  # a pass that is left early is an epoch, too
+    one.on_epoch_end()
+    for _ in range(2):
+        assert same(every(one), [keras.tree.map_structure(np.asarray, x) for x in data.as_numpy_iterator()])
+        one.on_epoch_end()
+
+
+@pytest.mark.parametrize("source", ["PyDataset", "tf.data"])
+def test_a_bert_learns_from_the_batches(source):
+    if source == "tf.data":
+        pytest.importorskip("tensorflow", reason='pip install "keras-tx[cpu]"')
+    keras.utils.set_random_seed(0)
+    model = keras_tx.bert(
+        "tiny", depth=1, width=64, processing=TRANSFORM, head=keras_tx.PretrainingHead(), dropout=0.0
+    )
+    model.compile(keras_tx.AdamW(3e-3))
+    batches = sentence_pairs(DOCUMENTS, TRANSFORM, batch_size=16)
+    data = batches.tf_data() if source == "tf.data" else batches
+    losses = model.fit(data, epochs=6, verbose=0, shuffle=False).history["loss"]
+    assert losses[-1] < losses[0] - 0.5

@@ -1,0 +1,128 @@
+"""The recipe against PyTorch's AdamW with transformers' schedules, and what it freezes."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+import keras_tx
+from keras_tx.errors import ConfigError
+from keras_tx.training import AdamW, WarmupCosine, WarmupLinear, finetune_recipe
+
+BACKEND = keras.backend.backend()
+
+
+def model(depth: int = 3, **options) -> keras_tx.Bert:
+    head = keras_tx.ClassifierHead(2)
+    return keras_tx.bert("tiny", depth=depth, width=64, vocabulary=30, head=head, dropout=0.0, **options)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "name"),
+    [(WarmupLinear, "get_linear_schedule_with_warmup"), (WarmupCosine, "get_cosine_schedule_with_warmup")],
+)
+@pytest.mark.parametrize("warmup", [0, 7, 0.25])
+def test_schedules_have_the_numbers_of_transformers(schedule, name, warmup):
+    torch = pytest.importorskip("torch", reason='pip install "keras-tx[parity]"')
+    transformers = pytest.importorskip("transformers", reason='pip install "keras-tx[parity]"')
+    ours = schedule(3e-4, steps=40, warmup=warmup)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=3e-4)
+    theirs = getattr(transformers, name)(optimizer, ours.warmup_steps, 40)
+    for step in range(45):
+        expected = optimizer.param_groups[0]["lr"] if step <= 40 else 0.0
+        assert float(keras.ops.convert_to_numpy(ours(step))) == pytest.approx(expected, rel=1e-5, abs=1e-10)
+        optimizer.step()
+        theirs.step()
+
+
+def test_a_schedule_is_saved_and_checked():
+    schedule = WarmupLinear(1e-3, steps=30, warmup=0.5)
+    again = keras.optimizers.schedules.deserialize(keras.optimizers.schedules.serialize(schedule))
+    assert again.get_config() == schedule.get_config()
+    for wrong in ({"warmup": 30}, {"warmup": -1}, {"warmup": 1.5}, {"steps": 0}, {"peak": 0}):
+        with pytest.raises(ConfigError, match="expected"):
+            WarmupLinear(**{"peak": 1e-3, "steps": 30, **wrong})
+
+
+def test_a_step_is_that_of_torch_with_a_group_for_each_layer():
+    torch = pytest.importorskip("torch", reason='pip install "keras-tx[parity]"')
+    ours = model()
+    for index, variable in enumerate(ours.trainable_variables):
+        variable.assign(np.random.default_rng(index).normal(1, 0.5, variable.shape))
+    before = [keras.ops.convert_to_numpy(variable) for variable in ours.trainable_variables]
+    recipe = {"learning_rate": 0.1, "warmup": 2, "weight_decay": 0.3, "layer_decay": 0.5}
+    optimizer = finetune_recipe(ours, 6, **recipe, global_clipnorm=None, epsilon=1e-8)
+    optimizer.build(ours.trainable_variables)
+    groups, theirs = [], []
+    for variable, value in zip(ours.trainable_variables, before, strict=True):
+        top, name = variable.path.split("/")[0], variable.path.split("/")[-1]
+        layer = {"pooler": 4, "logits": 4, "block_2": 3, "block_1": 2, "block_0": 1}.get(top, 0)
+        decays = name in ("kernel", "table")
+        theirs.append(torch.nn.Parameter(torch.tensor(np.array(value))))
+        group = {"params": [theirs[-1]], "lr": 0.1 * 0.5 ** (4 - layer), "weight_decay": 0.3 * decays}
+        groups.append({**group, "peak": group["lr"]})
+    reference = torch.optim.AdamW(groups, eps=1e-8)
+    for step in range(6):
+        random = np.random.default_rng(100 + step)
+        gradients = [random.normal(0, 1, value.shape).astype("float32") for value in before]
+        optimizer.apply([keras.ops.convert_to_tensor(gradient) for gradient in gradients])
+        for group, parameter, gradient in zip(reference.param_groups, theirs, gradients, strict=True):
+            group["lr"] = group["peak"] * (step / 2 if step < 2 else (6 - step) / 4)
+            parameter.grad = torch.tensor(gradient)
+        reference.step()
+    for variable, parameter, value in zip(ours.trainable_variables, theirs, before, strict=True):
+        after = keras.ops.convert_to_numpy(variable)
+        assert np.abs(after - value).max() > 1e-3
+        np.testing.assert_allclose(after, parameter.detach().numpy(), atol=2e-5, err_msg=variable.path)
+
+
+def test_frozen_blocks_keep_their_weights_and_the_rest_learns():
+    bert = model()
+    bert.compile(finetune_recipe(bert, 8, learning_rate=1e-2, frozen_blocks=2, layer_decay=0.8, warmup=1))
+    before = {w.path: np.array(keras.ops.convert_to_numpy(w)) for w in bert.weights}
+    ids = np.random.default_rng(0).integers(1, 30, (16, 5))
+    history = bert.fit(ids, ids[:, 1] % 2, batch_size=4, epochs=2, verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+    for weight in bert.weights:
+        same = np.array_equal(keras.ops.convert_to_numpy(weight), before[weight.path])
+        assert same == (weight.path.split("/")[0] not in ("block_2", "pooler", "logits")), weight.path
+
+
+def test_the_optimizer_comes_back_with_the_model(tmp_path):
+    bert = model(depth=2)
+    bert.compile(finetune_recipe(bert, 8, frozen_blocks=1, layer_decay=0.7))
+    ids = np.random.default_rng(0).integers(1, 30, (8, 5))
+    bert.fit(ids, ids[:, 1] % 2, verbose=0)
+    bert.save(tmp_path / "model.keras")
+    again = keras_tx.load_model(tmp_path / "model.keras")
+    assert isinstance(again.optimizer, AdamW)
+    assert again.optimizer.rate_factors == bert.optimizer.rate_factors
+    assert again.optimizer.without_decay == bert.optimizer.without_decay
+    assert again.frozen() == bert.frozen()
+    # Not the weights a step later: where a gradient is nearly 0, Adam makes a whole step of its rounding.
+    for mine, theirs in zip(again.optimizer.variables, bert.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(
+            keras.ops.convert_to_numpy(mine), keras.ops.convert_to_numpy(theirs), err_msg=theirs.path
+        )
+    again.fit(ids, ids[:, 1] % 2, verbose=0)
+
+
+def test_it_serves_other_families_and_refuses_what_has_no_blocks():
+    gpt = keras_tx.gpt("pico")
+    optimizer = finetune_recipe(gpt, 10, layer_decay=0.5)
+    assert optimizer.rate_factors == {
+        "token_embedding": 0.125,
+        "positions": 0.125,
+        "block_0": 0.25,
+        "block_1": 0.5,
+    }
+    vit = keras_tx.vit("Mu/2", image_size=8, classes=3)
+    finetune_recipe(vit, 10, frozen_blocks=1)
+    assert "patch_embedding" in vit.frozen()
+    with pytest.raises(ConfigError, match="has no layers named block_0"):
+        finetune_recipe(keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]), 10)
+    with pytest.raises(ConfigError, match="frozen_blocks=3, expected 0 to 2"):
+        finetune_recipe(gpt, 10, frozen_blocks=3)
+    with pytest.raises(ConfigError, match="layer_decay=0"):
+        finetune_recipe(gpt, 10, layer_decay=0)
