@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import keras_tx
-from keras_tx.commands import demo, doctor, export, run, verify
+from keras_tx.commands import demo, doctor, export, generate, run, verify
 from keras_tx.errors import KerasTxError
 
-COMMANDS = (demo, export, run, verify, doctor)
+COMMANDS = (demo, export, run, generate, verify, doctor)
 
 DESCRIPTION = """\
-The shortest way from model.fit to a transformer that runs anywhere ONNX runs. Build and train a ViT with
-Keras 3, export it in about a second to a folder that was compared with Keras before it got its name, and
-run that folder with onnxruntime on a machine that has neither Keras nor TensorFlow.
+The shortest way from model.fit to a transformer that runs anywhere ONNX runs. Build and train a ViT or
+a GPT with Keras 3, export it in about a second to a folder that was compared with Keras before it got its
+name, and run that folder with onnxruntime on a machine that has neither Keras nor TensorFlow.
 """
 
 EPILOG = """\
@@ -28,6 +28,7 @@ examples:
   keras-tx demo                                   train, export and run a small ViT, in about a minute
   keras-tx run digits digits.png                  what the demo's folder says about a picture
   keras-tx export flowers.keras flowers           a saved Keras model becomes an ONNX folder
+  keras-tx generate poet "To be"                  an exported GPT continues a text
   keras-tx verify flowers                         is the folder still what was exported?
   keras-tx doctor                                 what is installed, and what does not fit together
 

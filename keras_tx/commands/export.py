@@ -10,7 +10,7 @@ from typing import Any
 from keras_tx import contract
 from keras_tx.commands.arguments import refuse_existing
 from keras_tx.commands.quiet import import_keras, quiet_start
-from keras_tx.errors import ExportError
+from keras_tx.errors import ConfigError, ExportError
 
 SUMMARY = "turn a saved .keras model into a verified ONNX folder"
 DESCRIPTION = """\
@@ -23,6 +23,7 @@ examples:
   keras-tx export flowers.keras flowers --labels daisy,rose,tulip
   keras-tx export flowers.keras flowers --labels-file names.txt --overwrite
   keras-tx export flowers.keras camera --raw-pixels            uint8 images in, the transform is in the graph
+  keras-tx export poet.keras poet --tokenizer tokenizer.json   a GPT, for keras-tx generate
   keras-tx export flowers.keras old-server --opset 17          for onnxruntime before 1.23
 
 A model with layers of your own is exported from Python, where those classes are known:
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     labels = parser.add_mutually_exclusive_group()
     labels.add_argument("--labels", metavar="A,B,C", help="names of the classes, in order")
     labels.add_argument("--labels-file", metavar="FILE", help="the same, one a line, UTF-8")
+    parser.add_argument("--tokenizer", metavar="FILE", help="the tokenizer.json of a text model")
     parser.add_argument(
         "--raw-pixels",
         action="store_true",
@@ -61,6 +63,7 @@ def execute(arguments: argparse.Namespace) -> int:
     _check_model_file(path)
     refuse_existing(folder, arguments.overwrite)
     labels = read_labels(arguments.labels, arguments.labels_file)
+    tokenizer = None if arguments.tokenizer is None else _tokenizer(arguments.tokenizer)
     import_keras()
     with quiet_start():
         from keras_tx_onnx import export_onnx
@@ -68,6 +71,7 @@ def execute(arguments: argparse.Namespace) -> int:
         load(path),
         folder,
         labels=labels,
+        tokenizer=tokenizer,
         raw_pixels=arguments.raw_pixels,
         opset=arguments.opset,
         verify=not arguments.no_verify,
@@ -75,6 +79,22 @@ def execute(arguments: argparse.Namespace) -> int:
     )
     print(report)
     return 0
+
+
+def _tokenizer(file: str) -> Any:
+    from keras_tx.processing.pieces import read_tokenizer
+
+    with open(file, "rb"):  # which says better than tokenizers why a file cannot be opened
+        pass
+    try:
+        return read_tokenizer(file)
+    except ImportError:
+        raise
+    except Exception as error:  # tokenizers has no class of its own for what it cannot read
+        raise ConfigError(
+            f"--tokenizer {file} is not a tokenizer that tokenizers can read ({error}). Save it with "
+            "tokenizer.save(FILE)."
+        ) from error
 
 
 def read_labels(listed: str | None, file: str | None) -> list[str] | None:

@@ -1,4 +1,4 @@
-"""keras-tx run: what an exported folder says about images. Needs onnxruntime, not Keras."""
+"""keras-tx run: what an exported folder says about images or texts. Needs onnxruntime, not Keras."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from keras_tx.commands import run_text
 from keras_tx.commands.arguments import whole
 from keras_tx.commands.terminal import bar, printable
-from keras_tx.errors import ImageError, InputError
+from keras_tx.errors import ImageError, InputError, TextError
 
 if TYPE_CHECKING:
     from keras_tx.runtime import LoadedModel
 
-SUMMARY = "classify or embed images with an exported folder"
+SUMMARY = "classify, embed or answer with an exported folder: images or texts"
 DESCRIPTION = """\
-Loads an exported folder with onnxruntime and runs it on images. Needs neither Keras nor TensorFlow, only
-pip install "keras-tx[runtime]". A classifier answers with its best labels and their scores; a model without
-a classifier with an embedding: its shape here, its numbers with --json. An image that cannot be read is named
-on standard error, the others are still run, and the exit code is then 2.
+Loads an exported folder with onnxruntime and runs it on images or texts, whichever it was made for. Needs
+neither Keras nor TensorFlow, only pip install "keras-tx[runtime]". A classifier answers with its best labels
+and their scores; a model without a classifier with an embedding: its shape here, its numbers with --json. In
+texts it also finds entities, fills masks, and answers a --question. An image or text that cannot be read is
+named on standard error, the others are still run, and the exit code is then 2.
 """
 EPILOG = """\
 examples:
@@ -29,12 +31,22 @@ examples:
   keras-tx run flowers rose.jpg --provider cuda   on the GPU, or an error that says what is missing
   keras-tx run flowers rose.jpg --json            one object a line: {"image": ..., "predictions": [...]}
   keras-tx run features rose.jpg --json           {"image": ..., "shape": [768], "embedding": [...]}
+  keras-tx run reviews "A very good film."
+  keras-tx run paraphrases "A cat." --pair "A kitten."
+  keras-tx run squad "Ada lives in London." --question "Who lives in London?"
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="FOLDER", help="what export wrote")
-    parser.add_argument("images", metavar="IMAGE", nargs="+", help="JPEG, PNG, WebP, TIFF, BMP or GIF")
+    parser.add_argument(
+        "inputs",
+        metavar="INPUT",
+        nargs="+",
+        help="an image file (JPEG, PNG, WebP, TIFF, BMP or GIF), or a text in quotes",
+    )
+    parser.add_argument("--pair", metavar="TEXT", help="the second text, where the model takes pairs")
+    parser.add_argument("--question", metavar="TEXT", help="what to answer from each text")
     parser.add_argument("--top-k", type=whole, default=5, metavar="K", help="how many labels (default: 5)")
     parser.add_argument(
         "--provider",
@@ -45,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", type=whole, default=None, metavar="N", help="for one operation on the CPU"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line for each image")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line for each input")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -53,13 +65,19 @@ def execute(arguments: argparse.Namespace) -> int:
 
     failed = False
     with load(arguments.folder, provider=arguments.provider, threads=arguments.threads) as model:
-        _check_takes_images(model, arguments.folder)
+        _check_is_for_files(model, arguments.folder)
+        run_text.check_options(model, arguments.pair, arguments.question)
         if not arguments.json:
             print(f"{arguments.folder}: {model.folder.manifest.task} on {model.provider}")
-        for image in arguments.images:
+        for given in arguments.inputs:
             try:
-                answer = _answer(model, image, arguments.top_k)
-            except ImageError as error:
+                if run_text.takes_text(model):
+                    answer = run_text.answer(
+                        model, given, arguments.top_k, arguments.pair, arguments.question
+                    )
+                else:
+                    answer = _answer(model, given, arguments.top_k)
+            except (ImageError, TextError) as error:
                 print(f"keras-tx: error: {' '.join(str(error).split())}", file=sys.stderr)
                 failed = True
                 continue
@@ -68,9 +86,13 @@ def execute(arguments: argparse.Namespace) -> int:
     return 2 if failed else 0
 
 
-def _check_takes_images(model: LoadedModel, folder: str) -> None:
-    from keras_tx.runtime import GenericModel
+def _check_is_for_files(model: LoadedModel, folder: str) -> None:
+    from keras_tx.runtime import GenericModel, TextGenerator
 
+    if isinstance(model, TextGenerator):
+        raise InputError(
+            f"{folder} continues texts, and does not take images: keras-tx generate {folder} PROMPT."
+        )
     if isinstance(model, GenericModel):
         inputs = ", ".join(f"{spec.name!r}: {spec.dtype} {list(spec.shape)}" for spec in model.session.inputs)
         raise InputError(
@@ -89,9 +111,12 @@ def _answer(model: Any, image: str, top_k: int) -> dict[str, Any]:
 
 
 def _lines(answer: dict[str, Any]) -> Iterator[str]:
-    yield printable(answer["image"])
+    yield printable(answer["image"] if "image" in answer else answer["text"])
     if "shape" in answer:
         yield f"  embedding of shape {tuple(answer['shape'])}; --json prints its numbers"
+        return
+    if "predictions" not in answer:
+        yield from run_text.lines(answer)
         return
     names = [printable(found["label"]) for found in answer["predictions"]]
     width = max(map(len, names))

@@ -13,16 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from keras_tx.runtime.folder import Folder, open_folder, verify_hashes
+    from keras_tx.runtime.generate import TextGenerator
+    from keras_tx.runtime.loaded import LoadedModel
     from keras_tx.runtime.session import Session
-    from keras_tx.runtime.tasks import GenericModel, ImageClassifier, ImageEmbedder, LoadedModel
+    from keras_tx.runtime.tasks import GenericModel, ImageClassifier, ImageEmbedder
+    from keras_tx.runtime.text_answers import QuestionAnswerer, TextTagger
+    from keras_tx.runtime.text_tasks import MaskFiller, TextClassifier, TextEmbedder
 
 _HOMES = {
     "Folder": "folder",
     "GenericModel": "tasks",
     "ImageClassifier": "tasks",
     "ImageEmbedder": "tasks",
-    "LoadedModel": "tasks",
+    "LoadedModel": "loaded",
+    "MaskFiller": "text_tasks",
+    "QuestionAnswerer": "text_answers",
     "Session": "session",
+    "TextClassifier": "text_tasks",
+    "TextEmbedder": "text_tasks",
+    "TextGenerator": "generate",
+    "TextTagger": "text_answers",
     "open_folder": "folder",
     "verify_hashes": "folder",
 }
@@ -33,7 +43,13 @@ __all__ = [
     "ImageClassifier",
     "ImageEmbedder",
     "LoadedModel",
+    "MaskFiller",
+    "QuestionAnswerer",
     "Session",
+    "TextClassifier",
+    "TextEmbedder",
+    "TextGenerator",
+    "TextTagger",
     "load",
     "open_folder",
     "verify_hashes",
@@ -58,7 +74,9 @@ def load(
         threads: for one operation on the CPU; None leaves it to onnxruntime.
 
     Returns:
-        An `ImageClassifier`, an `ImageEmbedder`, or a `GenericModel` for a model of no known task.
+        An `ImageClassifier` or `ImageEmbedder`; a `TextClassifier`, `TextTagger`, `QuestionAnswerer`,
+        `MaskFiller` or `TextEmbedder`; a `TextGenerator`; or a `GenericModel`, for a model of no known task
+        and for a text model without tokenizer.
     """
     from keras_tx.runtime.tasks import open_model
 

@@ -33,6 +33,8 @@ class Folder:
     graph: Path
     config: Mapping[str, Any] | None
     transform: ImageTransform | None
+    generation: Mapping[str, Any] | None = None
+    tokenizer: Path | None = None
 
 
 def open_folder(path: str | os.PathLike[str]) -> Folder:
@@ -59,7 +61,9 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
     transform = None if preprocessor is None else _transform(root, preprocessor)
     if config is not None:
         _check_agreement(root, manifest, config, transform)
-    return Folder(root, manifest, graph, config, transform)
+    generation = _json(root, contract.GENERATION_CONFIG, manifest)
+    tokenizer = root / contract.TOKENIZER if contract.TOKENIZER in manifest.files else None
+    return Folder(root, manifest, graph, config, transform, generation, tokenizer)
 
 
 def verify_hashes(folder: Folder) -> None:

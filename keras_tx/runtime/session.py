@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -43,15 +43,57 @@ class Session:
         )
         self.inputs = tuple(_spec(node) for node in self._session.get_inputs())
         self.outputs = tuple(_spec(node) for node in self._session.get_outputs())
-        self._optional = tuple(_spec(node) for node in self._session.get_overridable_initializers())
+        self.optional = tuple(_spec(node) for node in self._session.get_overridable_initializers())
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """All outputs by name. What the graph does not take is refused here, by name."""
+        session = self._open()
+        self._check(inputs)
+        values = session.run(None, dict(inputs))
+        return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
+
+    def advance(
+        self, inputs: Mapping[str, Any], kept: Sequence[str], wanted: str
+    ) -> tuple[list[Any], np.ndarray]:
+        """One step of a loop: outputs that the next step takes stay where they were computed.
+
+        Args:
+            inputs: arrays, and what an earlier step kept. Not checked: `run` does that.
+            kept: the outputs to keep, as onnxruntime's own values on the session's device.
+            wanted: the output to give as an array.
+        """
+        session = self._open()
+        if any(spec.name in inputs for spec in self.optional):  # which a binding does not know
+            given = {
+                name: self._value(value, "cpu") if isinstance(value, np.ndarray) else value
+                for name, value in inputs.items()
+            }
+            *values, last = session.run_with_ort_values([*kept, wanted], given)
+            return values, last.numpy().copy()
+        binding = session.io_binding()  # a new one each time: a second run would overwrite what it gave
+        for name, value in inputs.items():
+            if isinstance(value, np.ndarray):
+                binding.bind_cpu_input(name, value)
+            else:
+                binding.bind_ortvalue_input(name, value)
+        for name in kept:
+            binding.bind_output(name, self.provider)
+        binding.bind_output(wanted, "cpu")
+        session.run_with_iobinding(binding)
+        *values, last = binding.get_outputs()
+        return values, last.numpy().copy()
+
+    def device_value(self, array: np.ndarray) -> Any:
+        """An array as a value that `advance` takes, on the session's device."""
+        return self._value(array, self.provider)
+
+    def _value(self, array: np.ndarray, device: str) -> Any:
+        return _onnxruntime().OrtValue.ortvalue_from_numpy(array, device)
+
+    def _open(self) -> Any:
         if self._session is None:
             raise KerasTxError(f"The session on {self.graph} is closed, expected an open one; load it again.")
-        self._check(inputs)
-        values = self._session.run(None, dict(inputs))
-        return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
+        return self._session
 
     def close(self) -> None:
         """Gives the memory back; a second time does nothing."""
@@ -66,7 +108,7 @@ class Session:
         self.close()
 
     def _check(self, inputs: Mapping[str, np.ndarray]) -> None:
-        known = {spec.name: spec for spec in (*self.inputs, *self._optional)}
+        known = {spec.name: spec for spec in (*self.inputs, *self.optional)}
         missing = [spec.name for spec in self.inputs if spec.name not in inputs]
         unknown = [name for name in inputs if name not in known]
         if missing or unknown:
@@ -118,6 +160,7 @@ def _start(graph: Path, provider: str, threads: int | None) -> tuple[str, Any]:
 
 def _create(onnxruntime: Any, graph: Path, wanted: list[str], threads: int | None) -> Any:
     options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors: it warns of each initializer that may be overridden
     if threads is not None:
         options.intra_op_num_threads = threads
     try:

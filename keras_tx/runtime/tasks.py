@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import abc
 import os
 from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -15,44 +13,12 @@ from keras_tx.errors import FolderError, InputError, nearest, whole_number
 from keras_tx.processing import ImageTransform
 from keras_tx.processing.image import Images, are_several
 from keras_tx.runtime.folder import Folder, open_folder
+from keras_tx.runtime.generate import TextGenerator
+from keras_tx.runtime.loaded import LoadedModel
 from keras_tx.runtime.session import Session, describe
-
-
-class LoadedModel(abc.ABC):
-    """What `load` gives; close it, or use it in a with statement, to give the memory back."""
-
-    def __init__(self, folder: Folder, session: Session) -> None:
-        self.folder = folder
-        self.session = session
-
-    @abc.abstractmethod
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-
-    @property
-    def provider(self) -> str:
-        """Where it really runs: "cpu" or "cuda"."""
-        return self.session.provider
-
-    @property
-    def labels(self) -> tuple[str, ...] | None:
-        """The names of the classes, in the order of the logits; None where there are none."""
-        return self.folder.manifest.labels
-
-    def close(self) -> None:
-        self.session.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        inputs = ", ".join(describe(spec) for spec in self.session.inputs)
-        labels = f", {len(self.labels)} labels" if self.labels else ""
-        return f"<{type(self).__name__} {str(self.folder.path)!r}: {inputs} on {self.provider}{labels}>"
+from keras_tx.runtime.text_answers import QuestionAnswerer, TextTagger
+from keras_tx.runtime.text_model import check_ids, softmax
+from keras_tx.runtime.text_tasks import MaskFiller, TextClassifier, TextEmbedder
 
 
 class _ImageModel(LoadedModel):
@@ -137,6 +103,7 @@ class GenericModel(LoadedModel):
     def __call__(self, inputs: Mapping[str, np.ndarray] | np.ndarray) -> dict[str, np.ndarray]:
         """All outputs by name. An array by itself is enough where the graph has one input."""
         if isinstance(inputs, Mapping):
+            check_ids(self.folder, inputs)
             return self.session.run(inputs)
         expected = ", ".join(describe(spec) for spec in self.session.inputs)
         if not isinstance(inputs, np.ndarray):
@@ -148,10 +115,21 @@ class GenericModel(LoadedModel):
         return self.session.run({self.session.inputs[0].name: inputs})
 
 
-_TASKS: dict[str | None, type[ImageClassifier] | type[ImageEmbedder] | type[GenericModel]] = {
+_TEXT: dict[str | None, Any] = {
+    contract.TEXT_CLASSIFICATION: TextClassifier,
+    contract.TOKEN_CLASSIFICATION: TextTagger,
+    contract.QUESTION_ANSWERING: QuestionAnswerer,
+    contract.FILL_MASK: MaskFiller,
+    contract.FEATURE_EXTRACTION: TextEmbedder,
+}
+
+
+_TASKS: dict[str | None, Any] = {
     contract.IMAGE_CLASSIFICATION: ImageClassifier,
     contract.IMAGE_FEATURES: ImageEmbedder,
+    contract.TEXT_GENERATION: TextGenerator,
     None: GenericModel,
+    **_TEXT,
 }
 
 
@@ -168,16 +146,12 @@ def open_model(path: str | os.PathLike[str], provider: str, threads: int | None)
     session = Session(folder.graph, provider, threads)
     try:
         _check_manifest(folder, session)
+        if task in _TEXT and contract.TOKENIZER not in folder.manifest.files:
+            return GenericModel(folder, session)  # which takes ids
         return _TASKS[task](folder, session)
     except FolderError:
         session.close()
         raise
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Over the last axis, in float64; the largest logit is taken off first, so that none overflows."""
-    exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
-    return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
 def _check_manifest(folder: Folder, session: Session) -> None:

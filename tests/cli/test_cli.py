@@ -59,7 +59,7 @@ def test_help_describes_and_gives_examples(command, capsys):
     [
         ([], "the following arguments are required: COMMAND. See keras-tx --help."),
         (["rum"], "invalid choice: 'rum'"),
-        (["run"], "the following arguments are required: FOLDER, IMAGE. See keras-tx run --help."),
+        (["run"], "the following arguments are required: FOLDER, INPUT. See keras-tx run --help."),
         (["run", "a", "b", "--top-k", "0"], "--top-k: '0' is not a whole number, 1 or more"),
         (["run", "a", "b", "--top-k", "many"], "--top-k: 'many' is not a whole number, 1 or more"),
         (["run", "a", "b", "--provider", "gpu"], "--provider: invalid choice: 'gpu'"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 
 import keras
 import pytest
 
+import keras_tx
 from keras_tx.runtime import load, open_folder
 
 
@@ -31,6 +33,26 @@ def test_every_option(tx, exports, tmp_path):
     manifest = open_folder(folder).manifest
     assert (manifest.labels, manifest.opset, manifest.parity) == (("dé", "rose", "tulip"), 17, None)
     assert manifest.inputs[0].name == "pixels"
+
+
+def test_a_gpt_with_its_tokenizer(tx, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    from tests.runtime.counting_decoder import byte_tokenizer
+
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    keras_tx.gpt("pico").save(tmp_path / "poet.keras")
+    options = ["--tokenizer", tmp_path / "tokenizer.json"]
+    ran = tx("export", tmp_path / "poet.keras", tmp_path / "poet", *options)
+    assert (ran.code, ran.err) == (0, "")
+    assert "in pieces" in ran.out
+    ran = tx("generate", tmp_path / "poet", "ab", "--max-new-tokens", 5, "--json")
+    assert len(json.loads(ran.out)["ids"]) == 5
+    assert tokenizers.Tokenizer.from_file(str(tmp_path / "poet" / "tokenizer.json"))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    ran = tx("export", tmp_path / "poet.keras", tmp_path / "again", *options)
+    assert "tokenizer.json is not a tokenizer that tokenizers can read" in ran.err
+    ran = tx("export", tmp_path / "poet.keras", tmp_path / "again", "--tokenizer", tmp_path / "none.json")
+    assert "none.json: No such file or directory" in ran.err
 
 
 def test_an_existing_folder_is_not_touched(tx, exports, tmp_path):

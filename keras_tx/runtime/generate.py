@@ -1,0 +1,130 @@
+"""Text that goes on: an exported decoder in onnxruntime, with its cache of keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_tx import contract
+from keras_tx.errors import FolderError
+from keras_tx.processing.pieces import read_tokenizer
+from keras_tx.runtime.folder import Folder
+from keras_tx.runtime.loaded import LoadedModel
+from keras_tx.runtime.session import Session, describe
+from keras_tx.sampling import Generator
+
+
+class TextGenerator(LoadedModel, Generator):
+    """Continues texts, streams them, and says how likely they are.
+
+    >>> poet = load("poet")  # doctest: +SKIP
+    >>> for piece in poet.stream("To be", max_new_tokens=64, top_k=40, seed=0):  # doctest: +SKIP
+    ...     print(piece, end="")
+    >>> poet.generate(["To be", "Or not"], stop="\\n")[1].text  # doctest: +SKIP
+
+    A prompt is a string where the folder has a tokenizer, else token ids; ids are always taken. An empty one
+    starts from the end-of-text token.
+    """
+
+    def __init__(self, folder: Folder, session: Session) -> None:
+        LoadedModel.__init__(self, folder, session)
+        decoder = CachedGraph(folder, session)
+        tokenizer = None if folder.tokenizer is None else _tokenizer(folder.tokenizer, decoder.vocabulary)
+        stop_ids = _stop_ids(folder, decoder.vocabulary)
+        Generator.__init__(self, decoder, stop_ids, str(folder.path), tokenizer)
+
+    @property
+    def context(self) -> int:
+        """How many tokens the model sees at most."""
+        return self.decoder.context
+
+    def __repr__(self) -> str:
+        size = f"{self.decoder.vocabulary} tokens, context {self.context}"
+        return f"<{type(self).__name__} {str(self.folder.path)!r}: {size}, on {self.provider}>"
+
+    def __call__(self, prompts: Any, **options: Any) -> Any:
+        """The same as `generate`."""
+        return self.generate(prompts, **options)
+
+
+class CachedGraph:
+    """The graph as keras_tx.sampling's Decoder: the past stays on the session's device."""
+
+    def __init__(self, folder: Folder, session: Session) -> None:
+        names = {spec.name for spec in session.inputs}
+        self._session = session
+        self._ports = [spec for spec in session.inputs if spec.name.startswith("past_key_values.")]
+        self._presents = [
+            spec.name for spec in session.outputs if spec.name.startswith("present.")
+        ]  # in the order of the ports, as the exporter writes them
+        logits = next((spec for spec in session.outputs if spec.name == contract.LOGITS), None)
+        needed = {contract.INPUT_IDS, contract.ATTENTION_MASK, contract.POSITION_IDS}
+        if not self._ports or len(self._ports) != len(self._presents) or logits is None or needed - names:
+            raise FolderError(
+                f"{folder.path}: the graph takes {', '.join(map(describe, session.inputs))}, expected "
+                f"{', '.join(sorted(needed))} and a cache. Export it again, with cache=True."
+            )
+        self._short = contract.NUM_LOGITS_TO_KEEP in {spec.name for spec in session.optional}
+        self.vocabulary = int(logits.shape[-1])
+        self.context = _context(folder)
+
+    def run(
+        self, ids: np.ndarray, mask: np.ndarray, positions: np.ndarray, past: Any, every: bool
+    ) -> tuple[np.ndarray, Any]:
+        feed: dict[str, Any] = {
+            contract.INPUT_IDS: np.ascontiguousarray(ids),
+            contract.ATTENTION_MASK: np.ascontiguousarray(mask),
+            contract.POSITION_IDS: np.ascontiguousarray(positions),
+        }
+        if self._short and not every and ids.shape[1] > 1:
+            feed[contract.NUM_LOGITS_TO_KEEP] = np.array(1)
+        for spec, value in zip(self._ports, past or self._empty(len(ids)), strict=True):
+            feed[spec.name] = value
+        values, logits = self._session.advance(feed, self._presents, contract.LOGITS)
+        return logits if every else logits[:, -1:], values
+
+    def select(self, past: Any, rows: Sequence[int]) -> Any:
+        return [self._session.device_value(value.numpy()[list(rows)]) for value in past]
+
+    def _empty(self, batch: int) -> list[np.ndarray]:
+        sizes = [(batch, int(spec.shape[1]), 0, int(spec.shape[3])) for spec in self._ports]
+        return [np.zeros(size, spec.dtype) for size, spec in zip(sizes, self._ports, strict=True)]
+
+
+def _tokenizer(path: Path, vocabulary: int) -> Any:
+    try:
+        tokenizer = read_tokenizer(path)
+    except ImportError:
+        raise
+    except Exception as error:  # tokenizers has no class of its own for what it cannot read
+        raise FolderError(f"{path} is not a tokenizer that tokenizers can read ({error}).") from error
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    if size > vocabulary:
+        raise FolderError(f"{path} has {size} tokens, but the graph gives {vocabulary} logits. Export again.")
+    return tokenizer
+
+
+def _stop_ids(folder: Folder, vocabulary: int) -> frozenset[int]:
+    """What generation_config.json says ends a text: one id, or several."""
+    found = (folder.generation or {}).get("eos_token_id")
+    ids = [] if found is None else found if isinstance(found, list) else [found]
+    if not all(isinstance(i, int) and 0 <= i < vocabulary for i in ids):
+        raise FolderError(
+            f"{folder.path}: {contract.GENERATION_CONFIG} has eos_token_id {found!r}, but the vocabulary "
+            f"goes from 0 to {vocabulary - 1}. Export again."
+        )
+    return frozenset(ids)
+
+
+def _context(folder: Folder) -> int:
+    config = folder.config or {}
+    for name in ("n_positions", "max_position_embeddings"):
+        if isinstance(config.get(name), int):
+            return int(config[name])
+    raise FolderError(
+        f"{folder.path}: {contract.CONFIG} says neither n_positions nor max_position_embeddings, so the "
+        "length of its context is not known. Export again."
+    )

@@ -1,0 +1,135 @@
+"""What the text tasks share: texts become rows, rows of like length run together, answers come in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError, FolderError, InputError, whole_number
+from keras_tx.processing import Row, TextTransform
+from keras_tx.runtime.folder import Folder
+from keras_tx.runtime.loaded import LoadedModel
+from keras_tx.runtime.session import Session, describe
+
+MULTIPLE = 16  # rows are padded up to it: fewer shapes, for each of which onnxruntime plans its memory anew
+INPUTS = {contract.INPUT_IDS, contract.ATTENTION_MASK, contract.TOKEN_TYPE_IDS}
+
+
+class TextModel(LoadedModel):
+    """A graph of an encoder, fed through the tokenizer of the folder."""
+
+    def __init__(self, folder: Folder, session: Session, outputs: Sequence[str]) -> None:
+        super().__init__(folder, session)
+        self.transform = _transform_for(folder)
+        given = {spec.name for spec in session.inputs}
+        if not {contract.INPUT_IDS, contract.ATTENTION_MASK} <= given <= INPUTS:
+            raise FolderError(
+                f"{folder.path}: the graph takes {', '.join(map(describe, session.inputs))}, which is not "
+                "what a tokenizer gives. Export again."
+            )
+        known = {spec.name: spec for spec in session.outputs}
+        missing = [name for name in outputs if name not in known]
+        if missing:
+            raise FolderError(
+                f"{folder.path}: the graph gives {', '.join(known)}, expected {' and '.join(outputs)} for "
+                f"the task {folder.manifest.task!r}. Export again."
+            )
+        self._of_tokens = {name for name, spec in known.items() if contract.SEQUENCE_AXIS in spec.shape}
+
+    def run_rows(
+        self, rows: Sequence[Row], read: Callable[[Row, dict[str, np.ndarray]], Any], batch_size: int
+    ) -> list[Any]:
+        """What `read` makes of each row and its outputs, in the order of the rows.
+
+        Rows of like length run together, long ones first, so that memory is at its largest at once. Outputs
+        for tokens come without those of padding.
+        """
+        batch_size = whole_number("batch_size", batch_size)
+        answers: list[Any] = [None] * len(rows)
+        names = [spec.name for spec in self.session.inputs]
+        for bucket in _buckets(rows, batch_size):
+            batch = self.transform.pad([rows[index] for index in bucket], length=self._length(rows, bucket))
+            found = self.session.run({name: batch[name] for name in names})
+            for place, index in enumerate(bucket):
+                where = self.transform.place(rows[index], batch[contract.INPUT_IDS].shape[1])
+                own = {
+                    name: value[place, where] if name in self._of_tokens else value[place]
+                    for name, value in found.items()
+                }
+                answers[index] = read(rows[index], own)
+        return answers
+
+    def _length(self, rows: Sequence[Row], bucket: Sequence[int]) -> int:
+        longest = max(len(rows[index]) for index in bucket)
+        padded = -(-longest // MULTIPLE) * MULTIPLE
+        return (
+            padded
+            if self.transform.max_length is None
+            else max(longest, min(padded, self.transform.max_length))
+        )
+
+
+def check_ids(folder: Folder, inputs: Mapping[str, Any]) -> None:
+    """Names the row of an id that is not in the vocabulary of the model, where config.json tells it."""
+    size = None if folder.config is None else folder.config.get("vocab_size")
+    ids = inputs.get(contract.INPUT_IDS)
+    if (
+        not isinstance(size, int)
+        or not isinstance(ids, np.ndarray)
+        or ids.ndim != 2
+        or ids.dtype.kind not in "iu"
+    ):
+        return
+    wrong = (ids < 0) | (ids >= size)
+    rows = np.flatnonzero(wrong.any(axis=1))
+    if rows.size:
+        raise InputError(
+            f"input_ids has {ids[rows[0]][wrong[rows[0]]][0]} in row {rows[0]}, but the vocabulary goes from "
+            f"0 to {size - 1}."
+        )
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Over the last axis, in float64; the largest logit is taken off first, so that none overflows."""
+    exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def labels_for(folder: Folder, session: Session) -> tuple[str, ...]:
+    """The names of what the last axis of the logits tells apart."""
+    spec = next(spec for spec in session.outputs if spec.name == contract.LOGITS)
+    labels, count = folder.manifest.labels, spec.shape[-1]
+    if not isinstance(count, int) or (labels is not None and len(labels) != count):
+        wanted = "a fixed number of labels" if labels is None else f"{len(labels)} labels"
+        raise FolderError(
+            f"{folder.path}: the graph gives {describe(spec)}, expected {wanted}. Export again."
+        )
+    return labels if labels is not None else tuple(f"LABEL_{index}" for index in range(count))
+
+
+def _buckets(rows: Sequence[Row], batch_size: int) -> Iterator[list[int]]:
+    order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
+    for start in range(0, len(order), batch_size):
+        yield order[start : start + batch_size]
+
+
+def _transform_for(folder: Folder) -> TextTransform:
+    missing = [
+        name for name in (contract.TOKENIZER, contract.TOKENIZER_CONFIG) if name not in folder.manifest.files
+    ]
+    if missing:
+        raise FolderError(f"{folder.path} has no {missing[0]}, which its task needs. Export again.")
+    try:
+        transform = TextTransform.load(folder.path)
+    except ConfigError as error:
+        raise FolderError(f"{folder.path}: {error}") from error
+    size = (folder.config or {}).get("vocab_size")
+    if isinstance(size, int) and transform.vocabulary_size > size:
+        raise FolderError(
+            f"{folder.path}: {contract.TOKENIZER} has ids up to {transform.vocabulary_size - 1}, but "
+            f"{contract.CONFIG} a vocab_size of {size}. Export again."
+        )
+    return transform

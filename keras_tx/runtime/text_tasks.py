@@ -1,0 +1,163 @@
+"""Texts to labels, to the words behind a mask, and to vectors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from keras_tx import contract
+from keras_tx.errors import FolderError, InputError, nearest, whole_number
+from keras_tx.processing import Row
+from keras_tx.runtime.folder import Folder
+from keras_tx.runtime.session import Session
+from keras_tx.runtime.text_model import TextModel, labels_for, softmax
+
+POOLINGS = ("mean", "class")
+
+
+class TextClassifier(TextModel):
+    """Texts, or pairs of texts, to labels with scores; of a regression, to numbers.
+
+    >>> classify = load("reviews")  # doctest: +SKIP
+    >>> classify("A very good film.", top_k=1)  # doctest: +SKIP
+    [{'label': 'positive', 'score': 0.98}]
+    """
+
+    def __init__(self, folder: Folder, session: Session) -> None:
+        super().__init__(folder, session, (contract.LOGITS,))
+        self._labels = labels_for(folder, session)
+        self.is_regression = (folder.config or {}).get("problem_type") == "regression"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self._labels
+
+    def classify(self, texts: Any, pairs: Any = None, *, top_k: int = 5, batch_size: int = 32) -> list[Any]:
+        """The `top_k` best labels of a text, best first; of a list, a list of those.
+
+        Scores are the softmax over all labels; those of a regression are the numbers themselves, in order.
+        """
+        top_k = min(whole_number("top_k", top_k), len(self.labels))
+        found = self.run_rows(
+            self.transform.encode(texts, pairs),
+            lambda row, out: self._best(out[contract.LOGITS], top_k),
+            batch_size,
+        )
+        return found[0] if isinstance(texts, str) else found
+
+    __call__ = classify
+
+    def _best(self, logits: np.ndarray, top_k: int) -> list[dict[str, Any]]:
+        scores = logits if self.is_regression else softmax(logits)
+        best = np.arange(len(scores)) if self.is_regression else np.argsort(-scores, kind="stable")[:top_k]
+        return [{"label": self.labels[i], "score": float(scores[i])} for i in best]
+
+
+class MaskFiller(TextModel):
+    """Which tokens fit in the place of a mask.
+
+    >>> load("bert")("Paris is the [MASK] of France.", top_k=1)  # doctest: +SKIP
+    [{'token': 'capital', 'id': 3007, 'score': 0.99, 'text': 'paris is the capital of france.'}]
+    """
+
+    def __init__(self, folder: Folder, session: Session) -> None:
+        super().__init__(folder, session, (contract.LOGITS,))
+        if self.transform.mask_token is None:
+            raise FolderError(
+                f"{folder.path}: the tokenizer has no mask_token. Export again with one that has."
+            )
+        self._mask = self.transform.id_of(self.transform.mask_token)
+        self._tokens = {number: token for token, number in self.transform.vocabulary.items()}
+
+    def fill(self, texts: Any, *, top_k: int = 5, batch_size: int = 32) -> list[Any]:
+        """The `top_k` best tokens for the mask of a text, best first; of a list of texts, a list of those.
+
+        A text with several masks gives such a list for each of them, and `text` then fills just the one.
+        """
+        top_k = whole_number("top_k", top_k)
+        rows = self.transform.encode(texts)
+        for row in rows:
+            if self._mask not in row.ids:
+                raise InputError(
+                    f"texts[{row.text}] has no {self.transform.mask_token} within what the model reads. Put "
+                    "it where a word is to be filled in."
+                )
+        found = self.run_rows(
+            rows, lambda row, out: self._filled(row, out[contract.LOGITS], top_k), batch_size
+        )
+        return found[0] if isinstance(texts, str) else found
+
+    __call__ = fill
+
+    def _filled(self, row: Row, logits: np.ndarray, top_k: int) -> list[Any]:
+        answers = []
+        for place in np.flatnonzero(row.ids == self._mask):
+            scores = softmax(logits[place])
+            best = np.argsort(-scores, kind="stable")[:top_k]
+            answers.append([self._answer(row, int(place), int(i), float(scores[i])) for i in best])
+        return answers[0] if len(answers) == 1 else answers
+
+    def _answer(self, row: Row, place: int, number: int, score: float) -> dict[str, Any]:
+        ids = row.ids.copy()
+        ids[place] = number
+        token = self._tokens.get(number, "")  # a model may have more rows than its tokenizer tokens
+        return {"token": token, "id": number, "score": score, "text": self.transform.decode(ids)}
+
+
+class TextEmbedder(TextModel):
+    """Texts to vectors that are near to each other where the texts mean the same.
+
+    >>> load("minilm")(["A cat.", "A kitten."]).shape  # doctest: +SKIP
+    (2, 384)
+    """
+
+    def __init__(self, folder: Folder, session: Session) -> None:
+        super().__init__(folder, session, (contract.LAST_HIDDEN_STATE,))
+        self._pooled = contract.SENTENCE_EMBEDDING in {spec.name for spec in session.outputs}
+        self._pooling, self._normalize = _made_with(folder)
+
+    def embed(
+        self, texts: Any, *, pooling: str | None = None, normalize: bool | None = None, batch_size: int = 32
+    ) -> np.ndarray:
+        """The vector of a text; of a list, those stacked.
+
+        Without `pooling` ("mean", or "class" for the first token) and `normalize` as the model was made; one
+        without a head of its own gives the mean of its tokens, normalized.
+        """
+        if pooling is not None and pooling not in POOLINGS:
+            raise InputError(f"pooling={pooling!r} is unknown. {nearest(str(pooling), POOLINGS)}")
+        own = self._pooled and pooling is None and normalize is None
+        by_class = (pooling or self._pooling) == "class"
+        of_length_1 = self._normalize if normalize is None else normalize
+
+        def read(row: Row, out: dict[str, np.ndarray]) -> np.ndarray:
+            if own:
+                return out[contract.SENTENCE_EMBEDDING].copy()
+            tokens = out[contract.LAST_HIDDEN_STATE]
+            vector = tokens[0].copy() if by_class else tokens.mean(axis=0)
+            return vector / max(float(np.linalg.norm(vector)), 1e-12) if of_length_1 else vector
+
+        found = self.run_rows(self.transform.encode(texts), read, batch_size)
+        if isinstance(texts, str):
+            return found[0]
+        spec = next(spec for spec in self.session.outputs if spec.name == contract.LAST_HIDDEN_STATE)
+        width = spec.shape[-1] if isinstance(spec.shape[-1], int) else 0
+        return np.stack(found) if found else np.empty((0, width), np.float32)
+
+    __call__ = embed
+
+
+def _made_with(folder: Folder) -> tuple[str, bool]:
+    """Pooling and normalization, as the files for sentence-transformers say them."""
+    if contract.POOLING not in folder.manifest.files:
+        return "mean", True
+    try:
+        said = json.loads((folder.path / contract.POOLING).read_text(encoding="utf-8"))
+        by_class = bool(said["pooling_mode_cls_token"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FolderError(
+            f"{folder.path / contract.POOLING} is damaged ({error!r}). Export again."
+        ) from error
+    return "class" if by_class else "mean", contract.NORMALIZE in folder.manifest.files

@@ -1,0 +1,280 @@
+"""What a user calls: prompts to texts, streams and scores, over any model with a cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError, InputError, nearest, whole_number
+from keras_tx.processing.pieces import Pieces
+from keras_tx.sampling.choice import Sampling
+from keras_tx.sampling.loop import Decoder, Limits, Memory, Token, checked, decode, score
+
+Prompt = str | Sequence[int] | np.ndarray
+SAMPLING = tuple(field.name for field in dataclasses.fields(Sampling))
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """How a prompt goes on. `str()` of it is the text.
+
+    `finish` says why it ends: "stop" (a stop token, which is then the last id, or a stop string), "length",
+    "context", "deadline" or "cancelled". `text` is None where the folder has no tokenizer; it ends before the
+    stop.
+    """
+
+    text: str | None
+    ids: tuple[int, ...]
+    finish: str
+    log_probabilities: tuple[float, ...] | None = None
+
+    def __str__(self) -> str:
+        return str(list(self.ids)) if self.text is None else self.text
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """The log probability of each token of a text but the first, given those before it."""
+
+    ids: tuple[int, ...]
+    log_probabilities: tuple[float, ...]
+
+    @property
+    def total(self) -> float:
+        return math.fsum(self.log_probabilities)
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(-self.total / len(self.log_probabilities))
+
+
+class Generator:
+    """Continues texts, streams them, and says how likely they are.
+
+    A prompt is a string where there is a tokenizer, else token ids; ids are always taken. An empty one starts
+    from the end-of-text token.
+
+    Args:
+        decoder: the model.
+        stop_ids: the end-of-text tokens.
+        name: of the model, for messages.
+        tokenizer: the tokenizers.Tokenizer, or None.
+    """
+
+    def __init__(self, decoder: Decoder, stop_ids: frozenset[int], name: str, tokenizer: Any) -> None:
+        self.decoder = decoder
+        self.stop_ids = stop_ids
+        self.name = name
+        self.tokenizer = tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        samples: int | None = None,
+        max_new_tokens: int = 128,
+        stop: str | Sequence[str] = (),
+        stop_tokens: Sequence[int] | None = None,
+        log_probabilities: bool = False,
+        deadline: float | None = None,
+        cancelled: Callable[[], bool] | None = None,
+        at_context: str = "stop",
+        **sampling: Any,
+    ) -> Any:
+        """A Generation; a list of them for several prompts, or for several samples of one.
+
+        Prompts of different lengths are computed together, and each gives what it gives alone.
+
+        Args:
+            samples: continuations of each prompt, which is read once for all; the result then has a list for
+                each prompt. They differ only where tokens are drawn.
+            max_new_tokens: at most so many tokens are added.
+            stop: strings that end a text; they need a tokenizer.
+            stop_tokens: ids that end a text, in place of the folder's own end-of-text; [] for none.
+            log_probabilities: whether to give each token's, as the model has it: before penalty, temperature
+                and the like.
+            deadline: seconds, after which no further token is begun.
+            cancelled: asked before each token; true ends all texts.
+            at_context: "stop", or "slide" to go on beyond the model's context with the last half of it.
+            sampling: do_sample, temperature, top_k, top_p, min_p, repetition_penalty, seed; see
+                keras_tx.sampling.Sampling. Greedy where none is given.
+        """
+        single = _is_one(prompts)
+        ids = self._ids([prompts] if single else prompts)
+        count = 1 if samples is None else whole_number("samples", samples)
+        limits = self._limits(max_new_tokens, stop_tokens, deadline, cancelled, at_context)
+        made = [_Text(self.tokenizer, _strings(stop, self.tokenizer), p) for p in ids for _ in range(count)]
+        if not made:
+            return []
+        steps = decode(
+            self.decoder,
+            ids,
+            _sampling(sampling),
+            limits,
+            samples=count,
+            log_probabilities=log_probabilities,
+            ends=lambda row, token: made[row].ends(token, limits),
+        )
+        for step in steps:
+            for token in step:
+                made[token.row].add(token)
+        done = [text.done(log_probabilities) for text in made]
+        if samples is None:
+            return done[0] if single else done
+        grouped = [done[i : i + count] for i in range(0, len(done), count)]
+        return grouped[0] if single else grouped
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 128,
+        stop: str | Sequence[str] = (),
+        stop_tokens: Sequence[int] | None = None,
+        deadline: float | None = None,
+        cancelled: Callable[[], bool] | None = None,
+        at_context: str = "stop",
+        as_ids: bool = False,
+        memory: Memory | None = None,
+        **sampling: Any,
+    ) -> Iterator[Any]:
+        """The text of one prompt piece by piece, or its ids with `as_ids` and where there is no tokenizer.
+
+        A piece has whole characters only, and never a part of a stop string. The iterator may be left at any
+        time; the model stays as it was. With the same `memory` in several calls, what a prompt has in common
+        with the text of the call before is not read again.
+        """
+        if not _is_one(prompt):
+            raise InputError(f"stream takes one prompt, but got {len(prompt)}; generate takes several.")
+        (ids,) = self._ids([prompt])
+        limits = self._limits(max_new_tokens, stop_tokens, deadline, cancelled, at_context)
+        text = _Text(self.tokenizer, _strings(stop, self.tokenizer), ids)
+        options = _sampling(sampling)
+
+        def ends(row: int, token: int) -> bool:
+            return text.ends(token, limits)
+
+        def pieces() -> Iterator[Any]:
+            for (token,) in decode(self.decoder, [ids], options, limits, ends=ends, memory=memory):
+                if as_ids or text.pieces is None:
+                    yield token.id
+                elif text.last:
+                    yield text.last
+            if not as_ids and text.pieces is not None and (rest := text.pieces.end()):
+                yield rest
+
+        return pieces()
+
+    def score(self, texts: Prompt | Sequence[Prompt]) -> Any:
+        """How likely a text is, token by token: a Scored, or a list of them."""
+        single = _is_one(texts)
+        found = []
+        for ids in self._ids([texts] if single else texts, empty=False):
+            if len(ids) < 2:
+                raise InputError(
+                    f"The text has {len(ids)} tokens, expected two or more: the first has nothing before it."
+                )
+            found.append(Scored(tuple(map(int, ids)), tuple(score(self.decoder, ids).tolist())))
+        return found[0] if single else found
+
+    def _ids(self, prompts: Any, empty: bool = True) -> list[list[int]]:
+        found = []
+        for index, prompt in enumerate(prompts):
+            if isinstance(prompt, str):
+                if self.tokenizer is None:
+                    raise InputError(
+                        f"prompt {index} is text, but {self.name} has no {contract.TOKENIZER}. Give token "
+                        "ids, or export with tokenizer=."
+                    )
+                prompt = self.tokenizer.encode(prompt).ids
+            if len(prompt) == 0 and empty:
+                if not self.stop_ids:
+                    raise InputError(
+                        f"prompt {index} is empty, and {self.name} names no end-of-text token to "
+                        "start from. Give at least one token."
+                    )
+                prompt = [min(self.stop_ids)]
+            found.append(checked(self.decoder, f"prompt {index}", prompt))
+        return found
+
+    def _limits(
+        self,
+        max_new_tokens: int,
+        stop_tokens: Sequence[int] | None,
+        deadline: float | None,
+        cancelled: Callable[[], bool] | None,
+        at_context: str,
+    ) -> Limits:
+        ids = self.stop_ids if stop_tokens is None else frozenset(stop_tokens)
+        for i in ids:
+            if not isinstance(i, int | np.integer) or not 0 <= i < self.decoder.vocabulary:
+                raise InputError(
+                    f"stop_tokens has {i!r}, expected ids from 0 to {self.decoder.vocabulary - 1}; strings "
+                    "go into stop."
+                )
+        return Limits(max_new_tokens, ids, deadline, cancelled, at_context)
+
+
+class _Text:
+    """A text that is being made."""
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str], prompt: Sequence[int]) -> None:
+        self.pieces = None if tokenizer is None else Pieces(tokenizer.decode, stop, prompt)
+        self.last = ""
+        self._parts: list[str] = []
+        self._tokens: list[Token] = []
+
+    def ends(self, token: int, limits: Limits) -> bool:
+        """Takes the token's text, and says whether a stop string is reached."""
+        self.last = ""
+        if self.pieces is None or token in limits.stop_ids:
+            return False
+        self.last = self.pieces.add(token)
+        return self.pieces.stopped
+
+    def add(self, token: Token) -> None:
+        self._tokens.append(token)
+        self._parts.append(self.last)
+
+    def done(self, log_probabilities: bool) -> Generation:
+        text = None if self.pieces is None else "".join(self._parts) + self.pieces.end()
+        finish = self._tokens[-1].finish
+        assert finish is not None
+        found = tuple(t.log_probability for t in self._tokens if t.log_probability is not None)
+        return Generation(
+            text, tuple(t.id for t in self._tokens), finish, found if log_probabilities else None
+        )
+
+
+def _is_one(prompts: Any) -> bool:
+    if isinstance(prompts, str):
+        return True
+    if isinstance(prompts, np.ndarray):
+        return prompts.ndim == 1
+    if not isinstance(prompts, Sequence):
+        raise InputError(
+            f"The prompt is a {type(prompts).__name__}, expected text, token ids, or a list of these."
+        )
+    return bool(prompts) and all(isinstance(x, int | np.integer) for x in prompts)
+
+
+def _sampling(options: Mapping[str, Any]) -> Sampling:
+    for name in options:
+        if name not in SAMPLING:
+            known = (*SAMPLING, "max_new_tokens", "samples", "stop", "stop_tokens", "deadline", "at_context")
+            raise ConfigError(f"There is no option {name!r}. {nearest(name, known)}")
+    return Sampling(**options)
+
+
+def _strings(stop: str | Sequence[str], tokenizer: Any) -> list[str]:
+    strings = [stop] if isinstance(stop, str) else list(stop)
+    if not all(isinstance(s, str) and s for s in strings):
+        raise ConfigError(f"stop is {stop!r}, expected strings that are not empty; ids go into stop_tokens.")
+    if strings and tokenizer is None:
+        raise InputError("stop has strings, but the folder has no tokenizer to find them. Use stop_tokens.")
+    return strings

@@ -1,0 +1,145 @@
+"""keras-tx generate: streams, samples, JSON, ids, and errors of one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keras_tx.runtime import TextGenerator, load
+from keras_tx.runtime.generate import CachedGraph
+from tests.runtime.counting_decoder import byte_tokenizer, continued, make
+
+
+@pytest.fixture
+def counter(tmp_path: Path) -> Path:
+    return make(tmp_path / "counter", end=None)
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Path:
+    pytest.importorskip("tokenizers")
+    return make(tmp_path / "writer", tokenizer=byte_tokenizer())
+
+
+def text_of(folder: Path, prompt: str, **options: Any) -> str:
+    with load(folder, provider="cpu") as model:
+        assert isinstance(model, TextGenerator)
+        return str(model.generate(prompt, **options))
+
+
+def test_streams_the_text(tx, writer):
+    expected = text_of(writer, "ab", max_new_tokens=20, temperature=40.0, seed=1)
+    ran = tx("generate", writer, "ab", "--max-new-tokens", 20, "--temperature", 40, "--seed", 1)
+    assert (ran.code, ran.out, ran.err) == (0, f"{expected}\n", "")
+    assert tx("generate", writer, "ab", "--max-new-tokens", 5, "--prompt").out.startswith("ab")
+
+
+def test_stops_at_a_text(tx, writer):
+    options = ["--max-new-tokens", 30, "--temperature", 40, "--seed", 1]
+    whole = tx("generate", writer, "ab", *options).out
+    ran = tx("generate", writer, "ab", *options, "--stop", whole[3:5])
+    assert ran.out.rstrip("\n") == whole[: whole.index(whole[3:5])]
+
+
+def test_samples(tx, writer):
+    options = ["--seed", 0, "--temperature", 40, "--max-new-tokens", 9]
+    ran = tx("generate", writer, "ab", "--samples", 3, *options)
+    assert len(ran.out.split("\n---\n")) == 3
+    first = tx("generate", writer, "ab", *options)
+    assert ran.out.split("\n---\n")[0] == first.out.rstrip("\n")
+
+
+def test_json(tx, counter):
+    answer = json.loads(tx("generate", counter, "5 17", "--ids", "--max-new-tokens", 4, "--json").out)
+    assert answer["ids"] == continued([5, 17], 4)
+    assert answer["finish"] == "length"
+    assert answer["text"] is None
+    assert len(answer["log_probabilities"]) == 4
+
+
+def test_ids_and_standard_input(tx, counter, monkeypatch):
+    expected = " ".join(map(str, continued([5, 17], 6)))
+    ran = tx("generate", counter, "5 17", "--ids", "--max-new-tokens", 6, "--stats")
+    assert ran.out.rstrip() == expected
+    assert ran.err.startswith("first after ")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("5\n17\n"))
+    assert tx("generate", counter, "-", "--ids", "--max-new-tokens", 6).out.rstrip() == expected
+
+
+def test_beyond_the_context(tx, counter):
+    short = tx("generate", counter, "1", "--ids").out.split()
+    long = tx("generate", counter, "1", "--ids", "--slide").out.split()
+    assert (len(short), len(long)) == (40, 128)
+
+
+def test_a_model_cannot_steer_the_terminal(tx, writer, monkeypatch):
+    monkeypatch.setattr(TextGenerator, "stream", lambda *a, **k: iter(["a\x1b[2Jb\n", "\tc"]))
+    assert tx("generate", writer, "ab").out == "a\\x1b[2Jb\n\tc\n"
+
+
+def test_an_interruption(tx, writer, monkeypatch):
+    def stream(*arguments, **options):
+        yield "a"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TextGenerator, "stream", stream)
+    ran = tx("generate", writer, "ab")
+    assert (ran.code, ran.out, ran.err) == (130, "a\n", "")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "more", "expected"),
+    [
+        ("text", [], r"prompt 0 is text, but "),
+        ("5 x", ["--ids"], "With --ids the prompt is '5 x'"),
+        ("99", ["--ids"], "prompt 0 has the id 99, but the model's vocabulary goes from 0 to 30"),
+        ("1 " * 50, ["--ids"], "prompt 0 has 50 tokens, but the model's context is 40"),
+        ("", ["--ids"], "names no end-of-text token"),
+        ("5", ["--ids", "--temperature", "-1"], "temperature is -1.0"),
+        ("5", ["--ids", "--top-p", "2"], "top_p is 2.0"),
+    ],
+)
+def test_errors(tx, counter, prompt, more, expected):
+    ran = tx("generate", counter, prompt, *more)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("keras-tx: error: ")
+    assert expected in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_folders_of_another_task(tx, exports, counter, picture):
+    assert "continues no text" in tx("generate", exports / "flowers", "To be").err
+    assert "continues texts, and does not take images" in tx("run", counter, picture).err
+
+
+def test_line_by_line(tx, counter, monkeypatch):
+    read = []
+    run = CachedGraph.run
+
+    def counted(self, ids, *more, **options):
+        read.append(ids.shape[1])
+        return run(self, ids, *more, **options)
+
+    monkeypatch.setattr(CachedGraph, "run", counted)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n8 9\n3\n"))
+    ran = tx("generate", counter, "5 17", "--ids", "--max-new-tokens", 3, "--interactive")
+    first = continued([5, 17], 3)
+    second = continued([5, 17, *first, 8, 9], 3)
+    third = continued([5, 17, *first, 8, 9, *second, 3], 3)
+    assert (ran.code, ran.err) == (0, "")
+    assert [list(map(int, line.split())) for line in ran.out.splitlines()] == [first, second, third]
+    assert read == [2, 1, 1, 3, 1, 1, 2, 1, 1]
+    assert "Leave --json" in tx("generate", counter, "5", "--ids", "--json", "--interactive").err
+    assert "the conversation" in tx("generate", counter, "-", "--ids", "--interactive").err
+
+
+def test_line_by_line_as_text(tx, writer, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a b\n"))
+    ran = tx("generate", writer, "ab", "--max-new-tokens", 3, "--interactive", "--slide")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.count("\n") >= 2

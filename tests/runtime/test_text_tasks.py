@@ -1,0 +1,237 @@
+"""The text tasks of the runtime give what Keras gives, for texts of any length, in their order."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import keras_tx
+from keras_tx.errors import InputError, KerasTxError
+from keras_tx.processing import TextTransform
+from keras_tx.runtime import load
+from keras_tx.runtime.text_answers import merged
+from keras_tx_onnx import export_onnx
+from tests.drawing import as_numpy, redraw
+from tests.tolerances import assert_close
+from tests.wordpiece import VOCABULARY, WORDS, wordpiece
+
+TINY = {
+    "width": 16,
+    "depth": 2,
+    "num_heads": 2,
+    "mlp_dim": 24,
+    "vocabulary": len(VOCABULARY),
+    "max_length": 24,
+}
+TEXTS = ["The cat sat on the mat.", "Ada!", "I love the film, it is very good and I hated the cats.", "Paris"]
+
+
+def exported(folder: Path, head: Any, **options: Any) -> tuple[Any, Any, TextTransform]:
+    """A model, what load gives of it, and its transform."""
+    model = redraw(keras_tx.bert("tiny", head=head, **TINY))
+    export_onnx(model, folder, tokenizer=wordpiece(), verify=False, **options)
+    return model, load(folder, provider="cpu"), TextTransform.load(folder)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(x - x.max(-1, keepdims=True))
+    return exponentials / exponentials.sum(-1, keepdims=True)
+
+
+def keras_outputs(model: Any, arrays: dict[str, np.ndarray]) -> Any:
+    return as_numpy(model({name: arrays[name] for name in model.input}))
+
+
+@pytest.mark.parametrize("unpad", [True, False])
+def test_classify(unpad: bool, tmp_path):
+    names = ["bad", "fair", "good"]
+    model, classify, transform = exported(
+        tmp_path / "x", keras_tx.ClassifierHead(3), labels=names, unpad=unpad
+    )
+    expected = softmax(keras_outputs(model, transform(TEXTS)))
+    for answer, scores in zip(classify(TEXTS, batch_size=2), expected, strict=True):
+        assert [a["label"] for a in answer] == [names[i] for i in np.argsort(-scores)]
+        assert_close(np.array([a["score"] for a in answer]), np.sort(scores)[::-1])
+    (one,) = classify(TEXTS[0], top_k=1)
+    assert one["label"] == names[int(np.argmax(expected[0]))]
+    assert classify([]) == []
+
+
+def test_classify_pairs(tmp_path):
+    model, classify, transform = exported(tmp_path / "x", keras_tx.NextSentenceHead())
+    pairs = TEXTS[::-1]
+    expected = softmax(keras_outputs(model, transform(TEXTS, pairs)))
+    for answer, scores in zip(classify(TEXTS, pairs), expected, strict=True):
+        found = {a["label"]: a["score"] for a in answer}
+        assert_close(np.array([found["IS_NEXT"], found["NOT_NEXT"]]), scores)
+
+
+def test_regression_gives_numbers(tmp_path):
+    model, score, transform = exported(tmp_path / "x", keras_tx.RegressionHead(2), labels=["a", "b"])
+    expected = keras_outputs(model, transform(TEXTS))
+    found = score(TEXTS)
+    assert [a["label"] for a in found[0]] == ["a", "b"]
+    assert_close(np.array([[a["score"] for a in answer] for answer in found]), expected)
+
+
+def test_embed(tmp_path):
+    for index, head in enumerate(
+        (keras_tx.SentenceEmbeddingHead(), keras_tx.SentenceEmbeddingHead("class", False))
+    ):
+        model, embedder, transform = exported(tmp_path / str(index), head)
+        assert_close(embedder(TEXTS, batch_size=3), keras_outputs(model, transform(TEXTS)))
+        assert embedder("Ada").shape == (16,)
+        plain = embedder(TEXTS, normalize=False)
+        assert_close(plain / np.linalg.norm(plain, axis=1, keepdims=True), embedder(TEXTS, normalize=True))
+        assert_close(embedder(TEXTS, normalize=not index), embedder(TEXTS))  # as each was made
+        assert embedder([]).shape == (0, 16)
+
+
+def test_embed_without_a_head(tmp_path):
+    model, embedder, transform = exported(tmp_path / "x", None)
+    arrays = transform(TEXTS)
+    tokens, mask = keras_outputs(model, arrays)["last_hidden_state"], arrays["attention_mask"][..., None]
+    mean = (tokens * mask).sum(1) / mask.sum(1)
+    assert_close(embedder(TEXTS, normalize=False), mean)
+    assert_close(embedder(TEXTS), mean / np.linalg.norm(mean, axis=1, keepdims=True))
+    assert_close(embedder(TEXTS, pooling="class", normalize=False), tokens[:, 0])
+    with pytest.raises(InputError, match="pooling='max' is unknown"):
+        embedder(TEXTS, pooling="max")
+
+
+def test_fill(tmp_path):
+    model, fill, transform = exported(tmp_path / "x", keras_tx.MaskedLMHead())
+    texts = ["the [MASK] sat.", "i love [MASK] and [MASK]!"]
+    arrays = transform(texts)
+    scores = softmax(keras_outputs(model, arrays))
+    one, two = fill(texts, top_k=2)
+    places = [np.flatnonzero(row == 4) for row in arrays["input_ids"]]
+    best = int(np.argmax(scores[0, places[0][0]]))
+    assert (one[0]["id"], one[0]["token"]) == (best, VOCABULARY[best])
+    assert one[0]["score"] == pytest.approx(scores[0, places[0][0], best], rel=1e-5)
+    assert [len(answers) for answers in two] == [2, 2]
+    assert two[1][0]["id"] == int(np.argmax(scores[1, places[1][1]]))
+    with pytest.raises(InputError, match=r"texts\[1\] has no \[MASK\]"):
+        fill(["[MASK]", "the cat"])
+
+
+def test_tag(tmp_path):
+    labels = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+    model, tag, transform = exported(tmp_path / "x", keras_tx.TokenClassifierHead(5), labels=labels)
+    text = "  Ada Lovelace lives in LONDON, Paris"
+    arrays = transform([text], offsets=True)
+    scores = softmax(keras_outputs(model, arrays))[0]
+    words = tag(text, merge=False)
+    assert [word["text"] for word in words] == ["Ada", "Lovelace", "lives", "in", "LONDON", ",", "Paris"]
+    for word in words:
+        place = next(i for i, (a, b) in enumerate(arrays["offset_mapping"][0]) if b and a == word["start"])
+        assert word["label"] == labels[int(np.argmax(scores[place]))]
+        assert word["score"] == pytest.approx(scores[place].max(), rel=1e-5)
+    (entities,) = tag([text])
+    for entity in entities:
+        assert entity["text"] == text[entity["start"] : entity["end"]]
+    assert len(tag(TEXTS)) == len(TEXTS)
+
+
+def test_words_merge_to_entities():
+    text = "Ada Lovelace met Max in New York City"
+    words = [("B-PER", 0.9, 0, 3), ("I-PER", 0.7, 4, 12), ("O", 1.0, 13, 16), ("B-PER", 0.6, 17, 20)]
+    words += [("O", 1.0, 21, 23), ("I-LOC", 0.5, 24, 27), ("I-LOC", 0.7, 28, 32), ("B-LOC", 0.9, 33, 37)]
+    assert [(e["label"], e["text"], round(e["score"], 6)) for e in merged(text, words)] == [
+        ("PER", "Ada Lovelace", 0.8),
+        ("PER", "Max", 0.6),
+        ("LOC", "New York", 0.6),
+        ("LOC", "City", 0.9),
+    ]
+    plain = [("LOC", 0.5, 24, 27), ("LOC", 0.7, 28, 32), ("PER", 0.9, 33, 37)]
+    assert [e["text"] for e in merged(text, plain)] == ["New York", "City"]
+
+
+def test_long_texts_are_tagged_in_windows(tmp_path):
+    *_, tag, _ = exported(tmp_path / "x", keras_tx.TokenClassifierHead(3))
+    text = " ".join(word for word in WORDS * 4 if word.isalpha())
+    words = tag(text, merge=False)
+    assert [word["text"] for word in words] == text.split()
+    assert [text[word["start"] : word["end"]] for word in words] == text.split()
+
+
+def test_answer(tmp_path):
+    model, answer, transform = exported(tmp_path / "x", keras_tx.SpanHead())
+    question, text = "Who lives in Paris?", "Ada  lives in PARIS. The cat sat."
+    arrays = transform([question], [text], offsets=True)
+    out = keras_outputs(model, arrays)
+    second = arrays["token_type_ids"][0].astype(bool)
+    second[-1] = False  # the separator at the end
+    places = [0, *np.flatnonzero(second)]
+    start, end = (softmax(out[name][0][places]) for name in ("start_logits", "end_logits"))
+    best: list[tuple[float, int, int]] = [(start[0] * end[0], 0, 0)]
+    for i in range(1, len(places)):
+        for j in range(i, min(len(places), i + 3)):
+            offsets = arrays["offset_mapping"][0]
+            best.append((start[i] * end[j], offsets[places[i], 0], offsets[places[j], 1]))
+    best.sort(reverse=True)
+    found = answer(question, text, top_k=4, max_tokens=3)
+    for (score, first, last), answered in zip(best[:4], found, strict=True):
+        assert answered["score"] == pytest.approx(score, rel=1e-4)
+        assert (answered["start"], answered["end"], answered["answer"]) == (first, last, text[first:last])
+        assert answered["no_answer"] == pytest.approx(start[0] * end[0], rel=1e-4)
+    assert answer([question] * 2, text, max_tokens=3) == [found[:1]] * 2
+
+
+def test_answers_in_long_texts(tmp_path):
+    *_, answer, _ = exported(tmp_path / "x", keras_tx.SpanHead())
+    text = " ".join(word for word in WORDS * 6 if word.isalpha())
+    found = answer("Who is good?", text, top_k=50, max_tokens=4)
+    assert len(found) > 20 and max(entry["start"] for entry in found) > len(text) / 3
+    for entry in found:
+        assert entry["answer"] == text[entry["start"] : entry["end"]]
+        assert len(entry["answer"].split()) <= 4
+    with pytest.raises(InputError, match="There are 2 questions but 1 texts"):
+        answer(["who", "where"], ["the cat"])
+
+
+def test_order_is_kept_over_buckets(tmp_path):
+    *_, embedder, _ = exported(tmp_path / "x", keras_tx.SentenceEmbeddingHead())
+    random = np.random.default_rng(0)
+    texts = [" ".join(random.choice(WORDS[:20], n)) for n in random.integers(1, 20, 30)]
+    alone = np.stack([embedder(text) for text in texts])
+    assert_close(embedder(texts, batch_size=4), alone)
+
+
+def test_bad_texts(tmp_path):
+    *_, classify, _ = exported(tmp_path / "x", keras_tx.ClassifierHead(2))
+    with pytest.raises(KerasTxError, match=r"texts\[1\] gives no token"):
+        classify(["the cat", "  "])
+    with pytest.raises(KerasTxError, match=r"texts\[0\] is 7 \(int\), expected a text"):
+        classify([7])
+    with pytest.warns(UserWarning, match="1 of 2 texts are longer than max_length=24"):
+        classify(["the cat", "the cat " * 40])
+
+
+def test_without_a_tokenizer_it_takes_ids(tmp_path):
+    model = redraw(keras_tx.bert("tiny", head=keras_tx.ClassifierHead(2), **TINY))
+    export_onnx(model, tmp_path / "x", verify=False)
+    ids = np.array([[2, 7, 3], [2, 99, 3]])
+    given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    with load(tmp_path / "x", provider="cpu") as runtime:
+        with pytest.raises(InputError, match="input_ids has 99 in row 1, but the vocabulary goes from 0 to"):
+            runtime(given)
+        assert runtime({name: value[:1] for name, value in given.items()})["logits"].shape == (1, 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak is told otherwise")
+def test_memory_stays_flat_over_many_lengths(tmp_path):
+    resource = pytest.importorskip("resource")
+    *_, embedder, _ = exported(tmp_path / "x", keras_tx.SentenceEmbeddingHead())
+    random = np.random.default_rng(0)
+    lengths = random.integers(1, 20, 500)
+    texts = [" ".join(random.choice(WORDS[:20], n)) for n in lengths]
+    embedder(texts)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for start in range(0, 500, 5):
+        embedder(texts[start : start + 5], batch_size=2)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # kB on Linux
