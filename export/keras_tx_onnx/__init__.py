@@ -1,7 +1,9 @@
 """Keras models to verified ONNX folders."""
 
+from keras_tx_onnx.callback import ExportCallback
+from keras_tx_onnx.coverage import coverage
 from keras_tx_onnx.export import export_onnx
 from keras_tx_onnx.registry import lowers
 from keras_tx_onnx.report import Report
 
-__all__ = ["Report", "export_onnx", "lowers"]
+__all__ = ["ExportCallback", "Report", "coverage", "export_onnx", "lowers"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import keras
@@ -12,13 +13,50 @@ import onnx_ir as ir
 from keras import ops
 
 from keras_tx import contract
+from keras_tx_onnx.cache import Cache
 
+MADE = ("tiers", "warnings", "_names", "_weights", "_constants")  # what grows with the graph
 KERAS_TENSOR = "keras_tensor"  # where a value remembers what Keras knows of its shape and dtype
 
 
 def shape_of(value: ir.Value) -> tuple[Any, ...]:
     """The shape that Keras knows: integers, and None for what is dynamic."""
     return value.meta[KERAS_TENSOR].shape
+
+
+def onnx_dtype(dtype: str) -> ir.DataType:
+    """How the file holds a Keras dtype: every float as float32, every integer as int64."""
+    if dtype == "bool":
+        return ir.DataType.BOOL
+    return ir.DataType.FLOAT if keras.backend.is_float_dtype(dtype) else ir.DataType.INT64
+
+
+def _kept(dtype: Any) -> ir.DataType:
+    """How the file holds a variable: as any value of its dtype, and what was quantized as it is."""
+    name = keras.backend.standardize_dtype(dtype)
+    return ir.DataType.INT8 if name == "int8" else onnx_dtype(name)
+
+
+def array_of(variable: Any) -> np.ndarray:
+    """The numbers of a weight, read only, in the backend's own memory where it lends them.
+
+    keras.ops.convert_to_numpy copies twice, and JAX keeps one of the copies as long as the weight.
+    """
+    tensor = variable.value if isinstance(variable, keras.Variable) else variable
+    if hasattr(tensor, "read_value"):  # a variable of TensorFlow
+        tensor = tensor.read_value()
+    if hasattr(tensor, "detach"):  # a parameter of PyTorch
+        tensor = tensor.detach()
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    if dtype == "bfloat16":  # NumPy has none, and TensorFlow warns where it lends its own
+        tensor = ops.cast(tensor, "float32")
+    if dtype == "float32":
+        for lend in (np.from_dlpack, memoryview):
+            with suppress(
+                AttributeError, BufferError, RuntimeError, TypeError
+            ):  # not on the CPU, or not here
+                return np.asarray(lend(tensor))
+    return ops.convert_to_numpy(tensor)
 
 
 class Context:
@@ -32,7 +70,13 @@ class Context:
         self.opset = opset
         self.graph = ir.Graph([], [], nodes=[], opset_imports={"": opset}, name=name)
         self.tiers: dict[str, str] = {}
+        self.warnings: list[str] = []
         self.op = Nodes(self)
+        self.open_function: Callable[[Context, Any, ir.Value], ir.Value] | None = None
+        self.cache: Cache | None = None  # where the graph decodes with a cache
+        self.misled = False  # whether a layer turned out to give another shape than it promised
+        self.rank = 0  # of the first result of the layer that is being lowered
+        self._inner = self.graph
         self._scopes: list[str] = []
         self._names: set[str] = set()
         self._weights: dict[tuple, ir.Value] = {}
@@ -53,6 +97,24 @@ class Context:
         finally:
             self._scopes.pop()
 
+    @contextmanager
+    def attempt(self, values: Sequence[ir.Value]) -> Iterator[None]:
+        """What is added within, and noted of the values that are there, is taken back where it fails."""
+        notes = [dict(value.meta) for value in values]
+        kept = {name: copy.copy(vars(self)[name]) for name in MADE}
+        graph, count, initializers = self._inner, len(self._inner), set(self.graph.initializers)
+        try:
+            yield
+        except Exception:
+            graph.remove(list(graph)[count:], safe=True)
+            for name in set(self.graph.initializers) - initializers:
+                del self.graph.initializers[name]
+            vars(self).update(kept)
+            for value, before in zip(values, notes, strict=True):
+                value.meta.clear()
+                value.meta.update(before)
+            raise
+
     def unique(self, name: str) -> str:
         """`name`, or with a number where it is taken. A final slash stays final."""
         stem, end = (name[:-1], "/") if name.endswith("/") else (name, "")
@@ -68,6 +130,16 @@ class Context:
         self.graph.inputs.append(value)
         return value
 
+    @contextmanager
+    def body(self, inputs: Sequence[ir.Value]) -> Iterator[ir.Graph]:
+        """The graph inside a node such as Scan: nodes that are added within go there, weights do not."""
+        name = self.unique(f"{self.scope}/body")
+        outer, self._inner = self._inner, ir.Graph(inputs, [], nodes=[], name=name)
+        try:
+            yield self._inner
+        finally:
+            self._inner = outer
+
     def output(self, value: ir.Value, name: str) -> None:
         """Makes a value an output; one that is an input or an output already gets an Identity."""
         if value.producer() is None or value in self.graph.outputs:
@@ -76,38 +148,70 @@ class Context:
         value.name = self.unique(name)
         self.graph.outputs.append(value)
 
-    def weight(self, variable: Any, permute: tuple[int, ...] | None = None) -> ir.Value:
-        """A Keras variable under its path, its axes in another order where asked; stored once.
+    def weight(
+        self, variable: Any, permute: tuple[int, ...] | None = None, shape: tuple[int, ...] | None = None
+    ) -> ir.Value:
+        """A Keras variable under its path, its axes in another order and then another shape where asked.
 
-        A kernel with LoRA is not a variable but a sum, and is named after its layer.
+        It is stored once.
+
+        A kernel with LoRA is not a variable but a sum, and is named after its layer. A value of the graph is
+        brought into the same form by nodes: a layer that was opened may compute its kernel.
         """
+        if isinstance(variable, ir.Value):
+            turned = self.op.Transpose(variable, perm=permute) if permute else variable
+            return self.op.Reshape(turned, shape) if shape else turned
         order = permute or tuple(range(len(variable.shape)))
+        shape = shape or tuple(variable.shape[axis] for axis in order)
         return self._stored(
-            (id(variable), order),
+            (id(variable), order, shape),
             getattr(variable, "path", f"{self.scope}/kernel"),
-            [variable.shape[axis] for axis in order],
-            lambda: ops.convert_to_numpy(variable).transpose(order),
+            shape,
+            lambda: array_of(variable).transpose(order).reshape(shape),
+            _kept(variable.dtype),
         )
 
-    def packed(self, name: str, variables: Sequence[Any], axis: int) -> ir.Value:
-        """Several variables side by side as one weight; stored once."""
-        shape = list(variables[0].shape)
-        shape[axis] = sum(variable.shape[axis] for variable in variables)
-        return self._stored(
-            (*map(id, variables), axis),
-            name,
-            shape,
-            lambda: np.concatenate([ops.convert_to_numpy(variable) for variable in variables], axis=axis),
-        )
+    def packed(
+        self,
+        name: str,
+        variables: Sequence[Any],
+        axis: int,
+        shapes: Sequence[tuple[int, ...]] | None = None,
+    ) -> ir.Value:
+        """Several variables side by side as one weight, each in another shape where asked; stored once."""
+        parts = [tuple(variable.shape) for variable in variables] if shapes is None else list(shapes)
+        shape = list(parts[0])
+        shape[axis] = sum(part[axis] for part in parts)
+
+        def read() -> np.ndarray:
+            pairs = zip(variables, parts, strict=True)
+            return np.concatenate([array_of(v).reshape(part) for v, part in pairs], axis=axis)
+
+        return self._stored((*map(id, variables), axis, *parts), name, shape, read)
+
+    def made_of(
+        self, name: str, variables: Sequence[Any], shape: Sequence[int], make: Callable[..., np.ndarray]
+    ) -> ir.Value:
+        """A weight that `make` computes of variables when the file is written; stored once for each name."""
+
+        def read() -> np.ndarray:
+            return make(*(array_of(variable) for variable in variables))
+
+        return self._stored((*map(id, variables), name), name, shape, read)
 
     def _stored(
-        self, key: tuple, name: str, shape: Sequence[int], read: Callable[[], np.ndarray]
+        self,
+        key: tuple,
+        name: str,
+        shape: Sequence[int],
+        read: Callable[[], np.ndarray],
+        dtype: ir.DataType = ir.DataType.FLOAT,
     ) -> ir.Value:
         if key not in self._weights:
             name = self.unique(name)
             tensor = ir.LazyTensor(
-                lambda: ir.tensor(np.ascontiguousarray(read(), dtype="float32"), name=name),
-                dtype=ir.DataType.FLOAT,
+                lambda: ir.tensor(np.ascontiguousarray(read(), dtype=dtype.numpy()), name=name),
+                dtype=dtype,
                 shape=ir.Shape(shape),
                 name=name,
             )
@@ -126,6 +230,13 @@ class Context:
             self._constants[key] = self._initializer(name, ir.tensor(array, name=name))
         return self._constants[key]
 
+    def vector(self, numbers: Sequence[Any]) -> ir.Value:
+        """Integers, some of which may be scalars of the graph, as one vector."""
+        if not any(isinstance(n, ir.Value) for n in numbers):
+            return self.constant(list(numbers), "int64")
+        parts = [self.op.Unsqueeze(n, [0]) if isinstance(n, ir.Value) else [int(n)] for n in numbers]
+        return self.op.Concat(*parts, axis=0)
+
     def _initializer(self, name: str, tensor: Any) -> ir.Value:
         value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
         self.graph.register_initializer(value)
@@ -140,6 +251,13 @@ class Context:
         return self.constant(
             x if isinstance(x, (bool, int, float, list, tuple, np.ndarray)) else ops.convert_to_numpy(x)
         )
+
+    def opened(self, function: Callable[[Any], Any], x: ir.Value) -> ir.Value:
+        """What a function of keras.ops, such as an activation, does to a step inside a lowering."""
+        if KERAS_TENSOR not in x.meta:
+            x.meta[KERAS_TENSOR] = keras.KerasTensor((None,) * self.rank, "float32")
+        assert self.open_function is not None
+        return self.open_function(self, function, x)
 
     def floating(self, x: ir.Value) -> ir.Value:
         """A value as float32: Keras casts integers where a layer computes with floats.
@@ -167,7 +285,7 @@ class Context:
             outputs=[ir.Value(name=n) for n in names],
             name=name,
         )
-        self.graph.append(node)
+        self._inner.append(node)
         return node.outputs[0] if outputs == 1 else tuple(node.outputs)
 
     def model(self) -> ir.Model:

@@ -6,26 +6,29 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import onnx
 import onnx_ir as ir
 
 import keras_tx
 from keras_tx import contract
-from keras_tx.errors import ConfigError, ExportError
+from keras_tx.errors import ConfigError, ExportError, KerasTxError
 from keras_tx.processing import ImageTransform
-from keras_tx_onnx import graph, passes, verify
+from keras_tx_onnx import dims, graph, passes, tolerances, verify
 from keras_tx_onnx.aside import check_target, written_aside
+from keras_tx_onnx.cases import cases_of
 from keras_tx_onnx.context import Context
-from keras_tx_onnx.interface import Interface, interface_of
+from keras_tx_onnx.decoder import decoder_of
+from keras_tx_onnx.encoder import encoder_of
+from keras_tx_onnx.interface import Interface, axis_names, interface_of
 from keras_tx_onnx.lower import lower
 from keras_tx_onnx.report import Report
+from keras_tx_onnx.signature import Functional, as_functional
 
 
 def export_onnx(
@@ -33,9 +36,13 @@ def export_onnx(
     folder: str | os.PathLike[str],
     *,
     labels: Sequence[str] | None = None,
+    tokenizer: Any = None,
     image: ImageTransform | None = None,
     raw_pixels: bool = False,
+    input_signature: Any = None,
     opset: int = contract.DEFAULT_OPSET,
+    cache: bool | None = None,
+    unpad: bool = True,
     verify: bool = True,
     overwrite: bool = False,
 ) -> Report:
@@ -52,14 +59,21 @@ def export_onnx(
     1
 
     Args:
-        model: a built functional Keras model. What keras_tx.vit() made gets the names that clients expect;
-            any other keeps its own inputs and outputs.
+        model: a Keras model. What keras_tx.vit(), keras_tx.bert() or keras_tx.gpt() made gets the names that
+            clients expect; any other keeps its own inputs and outputs.
         folder: where to write.
         labels: names of the classes, in order.
+        tokenizer: of a text model: a tokenizers.Tokenizer, or the path of a tokenizer.json.
         image: the image transform to store, in place of `model.processing`.
         raw_pixels: whether the graph takes uint8 pixels (batch, height, width, channels) and normalizes them
             itself, in place of `pixel_values`.
+        input_signature: what a model takes whose class has a `call` of its own: keras.InputSpec(shape, dtype,
+            name), in the structure of its call's arguments, None for each dynamic size.
         opset: 17 to 26. Below 23 Attention, below 20 Gelu are written out in older nodes.
+        cache: whether the graph takes and gives keys and values of earlier tokens, so that it can generate.
+            By default where the model can: one that keras_tx.gpt() made, with its head. True insists on it.
+        unpad: whether what takes each token for itself leaves out padding, in the graph of keras_tx.bert().
+            Accelerators that want fixed shapes do better without.
         verify: whether to compare with Keras. The report says so when it was not done.
         overwrite: whether a former export in the folder may be replaced.
     """
@@ -72,28 +86,51 @@ def export_onnx(
         raise ConfigError(
             f"opset={opset!r}: expected one of {min(contract.IR_VERSIONS)} to {max(contract.IR_VERSIONS)}."
         )
+    functional = as_functional(model, input_signature)
+    outside = _outside(functional, labels, tokenizer, image, raw_pixels, cache, unpad)
+    model = outside.model or functional.model
     function = graph.function_of(model)
-    outside = interface_of(model, labels, image, raw_pixels)
     check_target(folder, overwrite)
 
     seconds: dict[str, float] = {}
     with written_aside(folder) as aside:
         path = aside / contract.MODEL
         with _timed(seconds, "lower"):
-            context, onnx_model = _lowered(function, outside, outside.outputs, opset)
+            context, onnx_model = _lowered(function, outside, outside.outputs, opset, outside.passes)
         with _timed(seconds, "write"):
             external = write_graph(onnx_model, path)
             _check(path)
-            _write_json(aside, outside, external)
+            _write_files(aside, outside, external)
         parity = None
         if verify:
             with _timed(seconds, "verify"):
                 parity = _verified(model, outside, context, path)
         with _timed(seconds, "hash"):
-            manifest = _manifest(aside, outside, context, opset, parity)
+            manifest = _manifest(aside, outside, context, opset, parity, _precision(model))
             manifest.save(aside)
     nodes = Counter(node.op_type for node in onnx_model.graph)
     return Report(folder, manifest, nodes, model.count_params(), seconds)
+
+
+def _outside(
+    functional: Functional,
+    labels: Sequence[str] | None,
+    tokenizer: Any,
+    image: ImageTransform | None,
+    raw_pixels: bool,
+    cache: bool | None,
+    unpad: bool,
+) -> Interface:
+    """The contract's interface for our families, the model's own for any other."""
+    others = {"image": image, "raw_pixels": raw_pixels or None}
+    found = decoder_of(functional, cache, tokenizer, {"labels": labels, **others})
+    found = found or encoder_of(functional, labels, tokenizer, unpad, others)
+    if found is None and tokenizer is not None:
+        raise ConfigError(
+            f"tokenizer was given, but {functional.model.name!r} is a {type(functional.model).__name__}, no "
+            "text model of keras_tx. Leave it out."
+        )
+    return found or interface_of(functional, labels, image, raw_pixels)
 
 
 @contextmanager
@@ -104,15 +141,31 @@ def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
 
 
 def _lowered(
-    function: Any, outside: Interface, outputs: Sequence[str], opset: int
+    function: Any,
+    outside: Interface,
+    outputs: Sequence[str],
+    opset: int,
+    further: Sequence[Callable[[ir.Model], int]] = (),
 ) -> tuple[Context, ir.Model]:
     context = Context(function.name, opset)
     values = lower(context, function, outside.open(context))
     for value, name in zip(values, outputs, strict=True):
         context.output(value, name)
+    outside.close(context)
     model = context.model()
-    passes.simplify(model)
+    passes.simplify(model, further)
+    dims.name_axes(context.graph)
+    for value in context.graph.outputs:
+        _name_what_is_left(value)
     return context, model
+
+
+def _name_what_is_left(output: ir.Value) -> None:
+    """Sizes that nobody could trace to an input are called after the output that has them."""
+    assert output.shape is not None and output.name is not None
+    known = [None if dims.is_nameless(n) else n for n in output.shape]
+    names = axis_names(tuple(n if isinstance(n, int) else None for n in known), output.name)
+    output.shape = ir.Shape([b if a is None else a for a, b in zip(known, names, strict=True)])
 
 
 def write_graph(model: ir.Model, path: Path) -> bool:
@@ -135,21 +188,27 @@ def _check(path: Path) -> None:
         raise ExportError(f"The ONNX checker refuses the graph, so a lowering is wrong: {error}") from error
 
 
-def _write_json(aside: Path, outside: Interface, external: bool) -> None:
+def _write_files(aside: Path, outside: Interface, external: bool) -> None:
     for name, content in outside.files.items():
         if name == contract.CONFIG and external:
             use = {"use_external_data_format": {Path(contract.MODEL).name: True}}
             content = {**content, "transformers.js_config": use}
-        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        (aside / name).write_text(text, encoding="utf-8")
+        if not isinstance(content, str):
+            content = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        (aside / name).parent.mkdir(exist_ok=True)
+        (aside / name).write_text(content, encoding="utf-8", newline="\n")
+
+
+def _precision(model: Any) -> str:
+    """fp32, whatever the policy; int8 where Keras quantized a layer."""
+    return "int8" if any(part.quantization_mode == "int8" for part in graph.parts(model)) else "fp32"
 
 
 def _verified(model: Any, outside: Interface, lowered: Context, path: Path) -> contract.Parity:
-    random = np.random.default_rng(verify.SEED)
-    reference = verify.in_float32(model)
-    cases = [(f"batch {batch}", *outside.example(batch, random)) for batch in verify.BATCHES]
+    precision = _precision(model)
+    found = cases_of(outside, lambda inputs: outside.expected(verify.run_keras(model, inputs), inputs))
     try:
-        return verify.verify(path, reference, cases, _names(lowered))
+        return verify.verify(path, found, _names(lowered)[: len(outside.outputs)], precision)
     except ExportError as error:
 
         def write(probe: Any, path: Path) -> list[str]:
@@ -158,8 +217,13 @@ def _verified(model: Any, outside: Interface, lowered: Context, path: Path) -> c
             write_graph(onnx_model, path)
             return _names(context)
 
-        where = next(filter(None, (verify.first_difference(reference, case, write) for case in cases)), None)
-        raise ExportError(f"{error} {where or ''} No folder was left.".replace("  ", " ")) from None
+        try:
+            tolerance = tolerances.TOLERANCES[precision]
+            places = (verify.first_difference(model, case, write, lowered.tiers, tolerance) for case in found)
+            where = next(filter(None, places), None) or "No single layer differs by that much."
+        except KerasTxError as other:
+            where = f"Layer by layer they could not be compared: {other}"
+        raise ExportError(f"{error} {where} No folder was left.") from None
 
 
 def _names(context: Context) -> list[str]:
@@ -168,15 +232,20 @@ def _names(context: Context) -> list[str]:
 
 
 def _manifest(
-    aside: Path, outside: Interface, context: Context, opset: int, parity: contract.Parity | None
+    aside: Path,
+    outside: Interface,
+    context: Context,
+    opset: int,
+    parity: contract.Parity | None,
+    precision: str,
 ) -> contract.Manifest:
     files = sorted(path for path in aside.rglob("*") if path.is_file())
     return contract.Manifest(
         keras_tx_version=keras_tx.__version__,
         task=outside.task,
         opset=opset,
-        precisions={"fp32": contract.MODEL},
-        inputs=tuple(_spec(value) for value in context.graph.inputs),
+        precisions={precision: contract.MODEL},
+        inputs=tuple(_spec(value) for value in context.graph.inputs if not value.is_initializer()),
         outputs=tuple(_spec(value) for value in context.graph.outputs),
         tiers=context.tiers,
         files={path.relative_to(aside).as_posix(): contract.describe_file(path) for path in files},
@@ -187,6 +256,6 @@ def _manifest(
 
 
 def _spec(value: ir.Value) -> contract.TensorSpec:
-    assert value.name and value.shape and value.dtype
+    assert value.name and value.shape is not None and value.dtype
     shape = tuple(n if isinstance(n, int) else str(n.value) for n in value.shape)
     return contract.TensorSpec(value.name, value.dtype.numpy().name, shape)

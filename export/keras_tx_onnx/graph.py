@@ -2,34 +2,68 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import keras
+import onnx_ir as ir
 from keras import tree
+from keras.src.activations import activations as operations_activations
+from keras.src.backend import AutocastScope, get_keras_mask, set_keras_mask
+from keras.src.layers import layer as layer_module
+from keras.src.ops import core as operations_core
+from keras.src.ops import image as operations_image
+from keras.src.ops import linalg as operations_linalg
+from keras.src.ops import math as operations_math
+from keras.src.ops import nn as operations_nn
+from keras.src.ops import numpy as operations_numpy
+from keras.src.ops.node import Node
 
 from keras_tx.errors import ExportError
+from keras_tx_onnx.errors import NotLowered
+from keras_tx_onnx.sized import as_usual, is_usual
 
-Call = Callable[[Any, tuple, dict, list], Any]
+_OPERATIONS = (
+    operations_core,
+    operations_numpy,
+    operations_nn,
+    operations_math,
+    operations_image,
+    operations_linalg,
+    operations_activations,
+)
+
+set_mask = set_keras_mask
+get_mask = get_keras_mask
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """An operation of a graph as it is called there.
+
+    Arguments have values in the place of Keras tensors; `outputs` are the Keras tensors that the
+    operation made. Where a graph has a twin, `twin` is the same call there, with its Keras tensors.
+    """
+
+    operation: Any
+    args: tuple
+    kwargs: dict
+    outputs: list
+    twin: Call | None = None
 
 
 def function_of(model: Any) -> Any:
-    """The functional graph of a model."""
-    function = getattr(model, "_functional", model)  # keras.Sequential holds one
-    if not model.built or not hasattr(function, "_nodes_by_depth"):
-        state = "was never built: call it on data once" if not model.built else "is not functional"
-        raise ExportError(
-            f"Model {model.name!r} ({type(model).__name__}) {state}. Functional models can be exported, such "
-            "as those of keras_tx.vit() or keras.Model(inputs, outputs)."
-        )
-    if not type(model).call.__module__.startswith("keras.src."):
-        raise ExportError(
-            f"Model {model.name!r} ({type(model).__name__}) has a `call` of its own, which its graph does "
-            "not show. "
-            "Export the functional model inside it."
-        )
-    return function
+    """The functional graph of a model; keras.Sequential holds one."""
+    return getattr(model, "_functional", model)
+
+
+def has_own_call(model: Any) -> bool:
+    """Whether a model computes something else than its graph shows."""
+    return not type(model).call.__module__.startswith("keras.src.")
 
 
 def parts(layer: Any) -> list[Any]:
@@ -39,21 +73,56 @@ def parts(layer: Any) -> list[Any]:
 
 def is_function(operation: Any) -> bool:
     """Whether a node of a graph is a model with a graph of its own."""
-    return hasattr(getattr(operation, "_functional", operation), "_nodes_by_depth")
+    return hasattr(function_of(operation), "_nodes_by_depth")
+
+
+def call_arguments(model: Any) -> list[str]:
+    """The names of what a model's `call` takes, without those that Keras gives by itself."""
+    given = ("self", "training", "mask")
+    parameters = inspect.signature(model.call).parameters.values()
+    usable = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [p.name for p in usable if p.name not in given]
+
+
+def shapes_of_first_call(model: Any) -> list[Any]:
+    """What Keras remembers of the arguments of the call that built a model."""
+    return list((model._build_shapes_dict or {}).values()) if model.built else []
 
 
 def is_keras_operation(operation: Any) -> bool:
-    """Whether this is one of keras.ops, and not a layer."""
-    return not isinstance(operation, keras.layers.Layer) and type(operation).__module__.startswith(
-        "keras.src.ops."
-    )
+    """Whether this is one of keras.ops or keras.activations, and not a layer."""
+    module = type(operation).__module__
+    known = module.startswith(("keras.src.ops.", "keras.src.activations."))
+    return known and not isinstance(operation, keras.layers.Layer)
 
 
-def walk(function: Any, inputs: list[Any], call: Call) -> list[Any]:
-    """Runs `call(operation, args, kwargs, outputs)` for each operation in order; gives the outputs' values.
+def name_of(operation: Any) -> str:
+    """The name, without the number by which Keras counts all operations that a process ever made."""
+    stem, _, number = operation.name.rpartition("_")
+    counted = number.isdigit() and stem.replace("_", "") == type(operation).__name__.lower()
+    return stem if counted and not isinstance(operation, keras.layers.Layer) else operation.name
 
-    `inputs` are the values of the function's inputs, flat. Arguments arrive with values in the place of
-    Keras tensors; `outputs` are the Keras tensors that the operation made.
+
+def operation_classes() -> dict[str, list[type]]:
+    """The classes behind keras.ops and keras.activations, by the module of Keras that holds them."""
+    found = {}
+    for module in _OPERATIONS:
+        classes = [x for x in vars(module).values() if isinstance(x, type)]
+        own = [x for x in classes if issubclass(x, keras.Operation) and x.__module__ == module.__name__]
+        found[module.__name__.rsplit(".", 1)[-1]] = sorted(own, key=lambda kind: kind.__name__)
+    return found
+
+
+@functools.cache
+def operation_names() -> frozenset[str]:
+    """The names of these classes; a newer Keras has more."""
+    return frozenset(kind.__name__ for kinds in operation_classes().values() for kind in kinds)
+
+
+def walk(function: Any, inputs: list[Any], lower: Callable[[Call], Any], twin: Any = None) -> list[Any]:
+    """Runs `lower` for each call of a graph, in order, and gives the values of its outputs.
+
+    `inputs` are the values of the function's inputs, flat.
     """
     expected = function.inputs
     if len(inputs) != len(expected):
@@ -61,42 +130,236 @@ def walk(function: Any, inputs: list[Any], call: Call) -> list[Any]:
             f"{function.name!r} takes {len(expected)} inputs, but is called with {len(inputs)}."
         )
     values = dict(zip(map(id, expected), inputs, strict=True))
-    for depth in sorted(function._nodes_by_depth, reverse=True):
-        for node in function._nodes_by_depth[depth]:
-            if node.is_input or any(id(x) not in values for x in node.input_tensors):
-                continue
-            args, kwargs = node.arguments.fill_in(values)
-            results = tree.flatten(call(node.operation, args, kwargs, node.outputs))
-            if len(results) != len(node.outputs):
-                raise ExportError(
-                    f"The lowering of {node.operation.name!r} gave {len(results)} values for "
-                    f"{len(node.outputs)} outputs."
-                )
-            values.update(zip(map(id, node.outputs), results, strict=True))
+    for node, other in _pairs(function, twin):
+        if node.is_input or any(id(x) not in values for x in node.input_tensors):
+            continue
+        args, kwargs = node.arguments.fill_in(values)
+        same = None
+        if other is not None:
+            same = Call(other.operation, other.arguments.args, other.arguments.kwargs, other.outputs)
+        results = tree.flatten(lower(Call(node.operation, args, kwargs, node.outputs, same)))
+        if len(results) != len(node.outputs):
+            raise ExportError(
+                f"The lowering of {node.operation.name!r} gave {len(results)} values for "
+                f"{len(node.outputs)} outputs."
+            )
+        values.update(zip(map(id, node.outputs), results, strict=True))
     return [values[id(x)] for x in function.outputs]
+
+
+def _nodes(function: Any) -> list[Any]:
+    by_depth = function._nodes_by_depth
+    return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
+
+
+def _pairs(function: Any, twin: Any) -> list[tuple[Any, Any]]:
+    """The nodes of a function, each with the node of its twin, or None."""
+    nodes = _nodes(function)
+    if twin is None:
+        return [(node, None) for node in nodes]
+    others = _nodes(twin)
+    if [type(node.operation) for node in nodes] != [type(node.operation) for node in others]:
+        raise NotLowered(
+            f"The call of {function.name!r} takes another way when its inputs have another size. An ONNX "
+            "graph takes one way for all sizes."
+        )
+    return list(zip(nodes, others, strict=True))
 
 
 def operations(function: Any) -> Iterator[tuple[Any, list[Any]]]:
     """Each operation of a graph with the Keras tensors that it makes, in order."""
-    for depth in sorted(function._nodes_by_depth, reverse=True):
-        for node in function._nodes_by_depth[depth]:
-            if not node.is_input:
-                yield node.operation, node.outputs
+    for node in _nodes(function):
+        if not node.is_input:
+            yield node.operation, node.outputs
 
 
-def open_layer(layer: Any, args: Any, kwargs: Any) -> Any:
-    """What a layer's `call` does, as a function of the Keras tensors among its arguments.
+def distinct_values(structure: Any) -> list[ir.Value]:
+    """The values in a structure, each once, in order."""
+    found = {id(x): x for x in tree.flatten(structure) if isinstance(x, ir.Value)}
+    return list(found.values())
 
-    The layer is left as it was.
-    """
-    with _untouched(layer):
-        outputs = layer.call(*args, **kwargs)
-        tensors = [x for x in tree.flatten((args, kwargs)) if isinstance(x, keras.KerasTensor)]
-        return keras.Function(tensors, outputs, name=layer.name)
+
+def function_of_call(layer: Any, call: Callable, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
+    """What a method of a layer does, as a function of the given Keras tensors; the layer stays as it was."""
+    with untouched(layer), _whole_symbolic_calls(), drawing_nothing():
+        return keras.Function(tensors, _without_none(call(*args, **kwargs)), name=layer.name)
+
+
+def sequential_at(model: Any, inputs: keras.KerasTensor) -> Any:
+    """A Sequential model's layers, the same ones, as a functional model of an input of another shape."""
+    made = []
+
+    def call() -> Any:
+        x = inputs
+        for layer in model.layers:
+            x = layer(x)
+        made.append(keras.Model(inputs, x, name=model.name))
+        return x
+
+    function_of_call(model, call, (), {}, [inputs])
+    return made[0]
+
+
+def _without_none(results: Any) -> list[Any]:
+    """A layer may give None beside its result, such as a cache that it was not asked for."""
+    return [y for y in tree.flatten(results) if y is not None]
+
+
+_trust = [True]
 
 
 @contextmanager
-def _untouched(layer: Any) -> Iterator[None]:
+def trusting(promises: bool) -> Iterator[None]:
+    """Within, whether layers are taken to give the shapes that they promise; some promise wrong ones."""
+    _trust.append(promises)
+    try:
+        yield
+    finally:
+        _trust.pop()
+
+
+@contextmanager
+def _whole_symbolic_calls() -> Iterator[None]:
+    """Within, every size of the result of a layer is known, and a layer may give None beside its result.
+
+    Some layers promise a shape with None in it even where they are called on tensors of known size.
+    """
+
+    def node(operation: Any, call_args: Any, call_kwargs: Any, outputs: Any) -> Node:
+        return Node(operation, call_args, call_kwargs, _without_none(outputs))
+
+    def symbolic_call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        # What computes the shape may not know arguments that only subclasses have.
+        kwargs = {name: x for name, x in kwargs.items() if x is not None}
+        if isinstance(layer, keras.Sequential) and layer.built and len(args) == 1:
+            with suppress(Exception):  # such as a model whose first layer takes a list
+                return _spec_of_sequential(layer, args[0])
+        if type(layer).compute_output_shape is keras.layers.Layer.compute_output_shape:
+            with suppress(Exception):  # whatever its code raises; the backend may run it, which takes longer
+                return _spec_of_call(layer, args, kwargs)
+        with as_usual():
+            try:
+                outputs = layer.compute_output_spec(*args, **kwargs)
+            except TypeError:
+                outputs = keras.Operation.compute_output_spec(layer, *args, **kwargs)
+        if not _trust[-1] and not type(layer).__module__.startswith("keras.src."):
+            with as_usual():
+                return keras.Operation.compute_output_spec(layer, *args, **kwargs)
+        if any(None in y.shape for y in tree.flatten(outputs) if isinstance(y, keras.KerasTensor)):
+            with as_usual():
+                return _computed_spec(layer, outputs, args, kwargs)
+        return outputs
+
+    kept = keras.layers.Layer.symbolic_call
+    keras.layers.Layer.symbolic_call = symbolic_call
+    layer_module.Node = node
+    try:
+        yield
+    finally:
+        keras.layers.Layer.symbolic_call = kept
+        layer_module.Node = Node
+
+
+def _spec_of_call(layer: Any, args: tuple, kwargs: dict) -> Any:
+    """What a layer gives, by its call on Keras tensors of its own."""
+    if type(layer).compute_output_spec is not keras.layers.Layer.compute_output_spec:
+        raise NotImplementedError
+
+    def fresh(x: Any) -> Any:
+        return keras.Input(batch_shape=x.shape, dtype=x.dtype) if isinstance(x, keras.KerasTensor) else x
+
+    def spec(x: Any) -> Any:
+        return keras.KerasTensor(x.shape, x.dtype) if isinstance(x, keras.KerasTensor) else x
+
+    args, kwargs = tree.map_structure(fresh, (args, kwargs))
+    return tree.map_structure(spec, layer.call(*args, **kwargs))
+
+
+def _spec_of_sequential(layer: Any, x: Any) -> Any:
+    """What a Sequential gives for a tensor; its own graph may be that of the data that built it."""
+    (y,) = sequential_at(layer, keras.Input(batch_shape=x.shape, dtype=x.dtype)).outputs
+    return keras.KerasTensor(y.shape, y.dtype)
+
+
+def _computed_spec(layer: Any, outputs: Any, args: tuple, kwargs: dict) -> Any:
+    """What a layer gives, by running its call rather than by what it promises."""
+    if isinstance(layer, keras.layers.EinsumDense) and isinstance(outputs, keras.KerasTensor):
+        given, _, result = layer.equation.replace(" ", "").partition("->")
+        x = args[0] if args else kwargs["inputs"]
+        if "..." not in given:  # the same as below, but it takes no time
+            sizes = dict(zip(given.split(",")[0], x.shape, strict=True))
+            shape = [sizes.get(axis, n) for axis, n in zip(result, outputs.shape, strict=True)]
+            return keras.KerasTensor(shape, outputs.dtype)
+    return keras.Operation.compute_output_spec(layer, *args, **kwargs)
+
+
+@contextmanager
+def drawing_nothing() -> Iterator[None]:
+    """Within, code that draws random numbers fails: in a file they would be the same at every call.
+
+    Where Keras only asks for a shape, it draws as usual and forgets it.
+    """
+    usual = keras.random.SeedGenerator.next
+
+    def refuse(generator: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_usual():
+            return usual(generator, *args, **kwargs)
+        raise NotLowered("It draws random numbers at inference. Give it the numbers as an input.")
+
+    keras.random.SeedGenerator.next = refuse
+    try:
+        yield
+    finally:
+        keras.random.SeedGenerator.next = usual
+
+
+@contextmanager
+def weights_as_tensors(layer: Any) -> Iterator[dict[int, tuple[keras.KerasTensor, Any]]]:
+    """Within, the layer's own variables are Keras tensors; gives (tensor, variable) by the tensor's id.
+
+    What its code does to a variable alone, such as taking the first rows of a table, becomes part of the
+    graph.
+    """
+    attributes = vars(layer)
+    kept = {name: x for name, x in attributes.items() if isinstance(x, keras.Variable)}
+    made = {}
+    for name, variable in kept.items():
+        floating = keras.backend.is_float_dtype(variable.dtype)
+        dtype = layer.compute_dtype if floating else variable.dtype
+        tensor = keras.Input(batch_shape=variable.shape, dtype=dtype)
+        attributes[name] = tensor
+        made[id(tensor)] = (tensor, variable)
+    try:
+        yield made
+    finally:
+        attributes.update(kept)
+
+
+@contextmanager
+def in_float32(model: Any) -> Iterator[None]:
+    """Within, layers that compute in half precision compute in float32, with their variables as they are."""
+    half = [part for part in parts(model) if part.compute_dtype in ("float16", "bfloat16")]
+    kept = [part._dtype_policy for part in half]
+    for part in half:
+        mode = part.quantization_mode
+        part._dtype_policy = keras.dtype_policies.get(f"{mode}_from_float32" if mode else "float32")
+    try:
+        with AutocastScope("float32"):
+            yield
+    finally:
+        for part, policy in zip(half, kept, strict=True):
+            part._dtype_policy = policy
+
+
+def uses(function: Any, tensor: Any) -> bool:
+    """Whether an input of a function is used in it."""
+    return any(x is tensor for node in _nodes(function) for x in node.input_tensors) or any(
+        x is tensor for x in function.outputs
+    )
+
+
+@contextmanager
+def untouched(layer: Any) -> Iterator[None]:
     """Takes back the nodes that symbolic calls leave behind in a layer and its parts."""
     inside = parts(layer)
     before = [(len(part._inbound_nodes), len(part._outbound_nodes)) for part in inside]

@@ -15,9 +15,9 @@ from keras_tx.errors import ConfigError
 from keras_tx.models import TransformerModel, ViT
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.huggingface import vit_to_config
-from keras_tx_onnx import graph
-from keras_tx_onnx.context import Context
-from keras_tx_onnx.lower import onnx_dtype
+from keras_tx_onnx import cases, dims, graph
+from keras_tx_onnx.context import Context, onnx_dtype
+from keras_tx_onnx.signature import Functional
 
 Example = tuple[dict[str, np.ndarray], list[np.ndarray]]  # what onnxruntime gets, what Keras gets
 
@@ -26,32 +26,53 @@ Example = tuple[dict[str, np.ndarray], list[np.ndarray]]  # what onnxruntime get
 class Interface:
     """The outside of a graph.
 
-    `open` adds the graph's inputs and gives the values of the model's inputs; `example` makes a batch
-    for both sides; `files` are the JSON files that tell clients about the model.
+    `open` adds the graph's inputs and gives the values of the model's inputs; `example(batch, length,
+    random)` makes inputs for both sides, `length` being the size of every other dynamic axis; `files` are the
+    files that tell clients about the model, by name: text, or what becomes JSON.
     """
 
     task: str | None
     open: Callable[[Context], list[ir.Value]]
     outputs: list[str]
-    example: Callable[[int, np.random.Generator], Example]
-    files: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    example: Callable[[int, int, np.random.Generator], Example]
+    files: dict[str, Any] = dataclasses.field(default_factory=dict)
     labels: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
+    dynamic: bool = False  # whether an axis beside the batch is dynamic
+    batch: int | None = None  # where the model has a fixed one
+    further: Callable[[cases.Case], list[cases.Case]] = lambda case: []  # other ways to run a case
+    close: Callable[[Context], None] = lambda cx: None  # adds outputs behind those of the model
+    masked: bool = False  # whether examples of more than one row are padded
+    model: Any = None  # what is exported, where it is not the model itself
+    passes: tuple[Callable[[ir.Model], int], ...] = ()  # over the graph, behind those of every model
+    # What the graph shall give, from what Keras gives for these inputs.
+    expected: Callable[[list[np.ndarray], list[np.ndarray]], list[np.ndarray]] = lambda outputs, inputs: (
+        outputs
+    )
+
+    def case(self, batch: int, length: int) -> str:
+        """What an example is called in the report."""
+        name = f"batch {self.batch or batch}"
+        if self.dynamic:
+            name += f", length {length}"
+        return f"{name}, padded" if self.masked and batch > 1 else name
 
 
 def interface_of(
-    model: Any, labels: Sequence[str] | None, image: ImageTransform | None, raw_pixels: bool
+    functional: Functional, labels: Sequence[str] | None, image: ImageTransform | None, raw_pixels: bool
 ) -> Interface:
     """The contract's interface for our families, the model's own for any other."""
+    model = functional.model
     if isinstance(model, ViT):
-        return _vision(model, _checked(model, labels), _transform(model, image), raw_pixels)
+        classes = getattr(model.head, "classes", None)
+        return _vision(model, checked_labels(model, labels, classes), _transform(model, image), raw_pixels)
     for name, value in (("labels", labels), ("image", image), ("raw_pixels", raw_pixels or None)):
         if value is not None:
             raise ConfigError(
                 f"{name}={value!r} was given, but {model.name!r} is a {type(model).__name__}, which exports "
                 "with its own inputs and outputs. Leave it out, or export a model as keras_tx.vit() gives it."
             )
-    return _generic(model)
+    return _generic(functional)
 
 
 def _vision(model: ViT, labels: list[str] | None, transform: ImageTransform, raw_pixels: bool) -> Interface:
@@ -84,7 +105,7 @@ def _vision(model: ViT, labels: list[str] | None, transform: ImageTransform, raw
         with cx.inside("channels_last"):
             return [cx.op.Transpose(values, perm=[0, 2, 3, 1])]
 
-    def example(batch: int, random: np.random.Generator) -> Example:
+    def example(batch: int, length: int, random: np.random.Generator) -> Example:
         pixels = random.integers(
             0, 256, (batch, transform.height, transform.width, transform.channels), "uint8"
         )
@@ -117,41 +138,44 @@ def _transform(model: ViT, image: ImageTransform | None) -> ImageTransform:
     return transform
 
 
-def _checked(model: TransformerModel, labels: Sequence[str] | None) -> list[str] | None:
-    """The labels of a classifier; LABEL_0, LABEL_1 ... where none were given."""
-    if model.head is None:
+def checked_labels(
+    model: TransformerModel, labels: Sequence[str] | None, count: int | None, default: list[str] | None = None
+) -> list[str] | None:
+    """The labels of a model that gives `count` logits; LABEL_0, LABEL_1 ... where none were given."""
+    if count is None:
         if labels is not None:
             raise ConfigError(f"labels were given, but model {model.name!r} has no classifier head.")
         return None
-    classes = model.head.classes
     if labels is None:
-        return [f"LABEL_{index}" for index in range(classes)]
+        return default or [f"LABEL_{index}" for index in range(count)]
     if not isinstance(labels, list | tuple) or not all(isinstance(x, str) and x for x in labels):
         raise ConfigError(f"labels={labels!r}: expected a list of names, one for each class in order.")
     labels = list(labels)
-    if len(labels) != classes:
-        raise ConfigError(f"{len(labels)} labels were given, but the model tells {classes} classes apart.")
+    if len(labels) != count:
+        raise ConfigError(f"{len(labels)} labels were given, but the model tells {count} classes apart.")
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:
         raise ConfigError(f"labels has {twice[0]!r} more than once; each class needs a name of its own.")
     return labels
 
 
-def _generic(model: Any) -> Interface:
+def _generic(functional: Functional) -> Interface:
+    model = functional.model
     function = graph.function_of(model)
     tensors: list[keras.KerasTensor] = list(function.inputs)
     names = _distinct([_plain(tensor.name) for tensor in tensors])
 
-    def shape(name: str, tensor: keras.KerasTensor) -> list[int | str]:
-        axes = enumerate(tensor.shape)
-        return [contract.BATCH_AXIS if i == 0 else (f"{name}_axis_{i}" if n is None else n) for i, n in axes]
+    owners = [_owner(name, names) for name in names]
 
     def open_graph(cx: Context) -> list[ir.Value]:
-        return [cx.input(n, onnx_dtype(t.dtype), shape(n, t)) for n, t in zip(names, tensors, strict=True)]
+        known = zip(names, owners, tensors, strict=True)
+        return [cx.input(n, onnx_dtype(t.dtype), axis_names(t.shape, owner)) for n, owner, t in known]
 
-    def example(batch: int, random: np.random.Generator) -> Example:
-        length = 2 * batch + 2  # another one for each batch, or a frozen size would not be noticed
-        arrays = [_random(batch, length, tensor, random) for tensor in tensors]
+    uses = cases.uses_of(function)
+
+    def example(batch: int, length: int, random: np.random.Generator) -> Example:
+        pairs = zip(tensors, uses, strict=True)
+        arrays = [cases.draw(tensor, use, batch, length, random) for tensor, use in pairs]
         return dict(zip(names, arrays, strict=True)), arrays
 
     kind = type(model).__name__
@@ -159,7 +183,49 @@ def _generic(model: Any) -> Interface:
         f"Exported as a generic model, with its own inputs and outputs: {model.name!r} is a {kind}, not what "
         "keras_tx.vit() made."
     )
-    return Interface(None, open_graph, [_plain(n) for n in function.output_names], example, notes=(note,))
+    outputs = [_plain(name) for name in functional.outputs]
+    dynamic = any(None in tensor.shape[1:] for tensor in tensors)
+    masked = any(map(cases.is_mask, tensors)) or any(use.zero_is_padding for use in uses)
+    batch = tensors[0].shape[0] if tensors and tensors[0].shape else None
+    return Interface(
+        None,
+        open_graph,
+        outputs,
+        example,
+        notes=(note, *functional.notes),
+        dynamic=dynamic,
+        batch=batch,
+        masked=masked,
+    )
+
+
+def axis_names(shape: tuple[int | None, ...], owner: str) -> list[int | str]:
+    """Dynamic axes by the names that people know; each input's own where there are several inputs.
+
+    One name for two inputs would say that they are always equally long.
+    """
+    names = {4: ("height", "width"), 5: ("depth", "height", "width")}.get(len(shape), ("sequence_length",))
+    first = 2 if len(shape) > 3 and shape[1] is not None and shape[-1] is None else 1  # behind the channels
+    found: list[int | str] = []
+    for index, size in enumerate(shape):
+        if size is not None:
+            found.append(size)
+        elif index == 0:
+            found.append(contract.BATCH_AXIS)
+        else:
+            name = names[index - first] if 0 <= index - first < len(names) else f"axis_{index}"
+            found.append(f"{owner}_{name}" if owner else name)
+    return found
+
+
+def _owner(name: str, names: list[str]) -> str:
+    """Whose dynamic axes an input has; nobody's where there is one input, or one text."""
+    text = dims.text_of(name, names)
+    return "" if len(names) == 1 else name if text is None else _without_end(text).rstrip("_")
+
+
+def _without_end(text: str) -> str:
+    return text.removesuffix(next(end for end in dims.TOKENS if text.endswith(end)))
 
 
 def _distinct(names: list[str]) -> list[str]:
@@ -170,12 +236,3 @@ def _distinct(names: list[str]) -> list[str]:
 def _plain(name: str) -> str:
     """Keras names without the number of the output, `dense:0`."""
     return name.split(":")[0]
-
-
-def _random(batch: int, length: int, tensor: keras.KerasTensor, random: np.random.Generator) -> np.ndarray:
-    shape = [batch, *(length if n is None else n for n in tensor.shape[1:])]
-    if tensor.dtype == "bool":
-        return random.random(shape) < 0.7
-    if keras.backend.is_float_dtype(tensor.dtype):
-        return random.standard_normal(shape, "float32")
-    return random.integers(0, 2, shape, "int64")

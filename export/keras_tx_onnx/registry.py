@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from keras_tx_onnx.graph import is_keras_operation
+from keras_tx.errors import nearest
+from keras_tx_onnx.graph import is_keras_operation, operation_names
 
 Target = type | str  # a layer's class, or the name of an operation of keras.ops
 
@@ -21,6 +22,7 @@ class Lowering:
     example: Callable[..., Any]
     shape: tuple[int | None, ...]
     nodes: Counter[str]
+    takes_sizes: bool = False
 
     @property
     def name(self) -> str:
@@ -28,10 +30,16 @@ class Lowering:
 
 
 _LOWERINGS: dict[Target, Lowering] = {}
+unknown: list[str] = []  # operations that we know of, and that the installed Keras does not have yet
 
 
 def lowers(
-    target: Target, *, example: Callable[..., Any], shape: tuple[int | None, ...], nodes: str
+    target: Target,
+    *,
+    example: Callable[..., Any],
+    shape: tuple[int | None, ...],
+    nodes: str,
+    takes_sizes: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers `function(context, operation, *args, **kwargs)`, which gives the output values.
 
@@ -41,10 +49,12 @@ def lowers(
         example: gives an output for a Keras input; a test exports it.
         shape: shape of that input, without the batch.
         nodes: what the example must become, "MatMul Add".
+        takes_sizes: whether an integer among the arguments or attributes may be a scalar of the graph,
+            because a layer that was opened took it from the size of a tensor.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        _register(Lowering(target, function, example, shape, Counter(nodes.split())))
+        _register(Lowering(target, function, example, shape, Counter(nodes.split()), takes_sizes))
         return function
 
     return register
@@ -56,6 +66,13 @@ def opens(target: type, *, example: Callable[..., Any], shape: tuple[int | None,
 
 
 def _register(lowering: Lowering) -> None:
+    if isinstance(lowering.target, str) and lowering.target not in operation_names():
+        if lowering.function is not None and lowering.function.__module__.startswith("keras_tx_onnx."):
+            unknown.append(lowering.target)
+            return
+        raise ValueError(
+            f"keras.ops has no operation {lowering.target!r}. {nearest(lowering.target, operation_names())}"
+        )
     if lowering.target in _LOWERINGS:
         raise ValueError(
             f"{lowering.name} is registered already; there is one lowering for each layer or operation."
@@ -66,6 +83,8 @@ def _register(lowering: Lowering) -> None:
 def find(operation: Any) -> Lowering | None:
     """The lowering of an operation in a Keras graph."""
     target = type(operation).__name__ if is_keras_operation(operation) else type(operation)
+    if isinstance(target, type) and target.__module__.startswith("keras_hub."):
+        import keras_tx_onnx.lowerings.hub  # noqa: F401  fills the registry; only here, as it loads keras-hub
     return _LOWERINGS.get(target)
 
 

@@ -30,7 +30,7 @@ class Report:
             ("inputs", ", ".join(f"{t.name} {t.dtype} {_shape(t.shape)}" for t in manifest.inputs)),
             ("outputs", ", ".join(f"{t.name} {t.dtype} {_shape(t.shape)}" for t in manifest.outputs)),
             ("graph", f"opset {manifest.opset}, {self.nodes.total()} nodes: {most} ..."),
-            ("parameters", f"{self.parameters:,}, computed in float32"),
+            ("parameters", f"{self.parameters:,}, computed in {self._arithmetic()}"),
             ("layers", ", ".join(f"{count} {tier}" for tier, count in tiers.items()) or "none"),
             ("parity", self._parity()),
             ("seconds", ", ".join(f"{name} {value:.2f}" for name, value in self.seconds.items())),
@@ -40,13 +40,21 @@ class Report:
 
     __repr__ = __str__
 
+    def _arithmetic(self) -> str:
+        return (
+            "int8 where Keras quantized, float32 elsewhere"
+            if "int8" in self.manifest.precisions
+            else "float32"
+        )
+
     def _parity(self) -> str:
         parity = self.manifest.parity
         if parity is None:
             return "NOT VERIFIED (verify=False)"
         return (
             f"onnxruntime within {parity.max_difference:.1e} of Keras, in units of the output's scale "
-            f"(tolerance {parity.tolerance:.0e}; {', '.join(parity.cases)})"
+            f"({', '.join(self.manifest.precisions)} tolerance {parity.tolerance:.0e}; "
+            f"{', '.join(parity.cases)})"
         )
 
 

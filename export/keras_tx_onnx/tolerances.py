@@ -9,6 +9,13 @@ import numpy as np
 # two sides together by at most twice that. 1e-4 leaves room for deep models and is far below any mistake.
 FLOAT32 = 1e-4
 
+# Layers that Keras quantized to int8 round what they take to 255 steps. A number on the border of two steps
+# may fall to either side: one step is 1/127 of the largest number of a row, and one of many that are summed.
+# A wrong scale or kernel is off by the whole output.
+INT8 = 2e-2
+
+TOLERANCES = {"fp32": FLOAT32, "int8": INT8}  # by the precision of a graph, as the manifest names it
+
 
 def difference(reference: np.ndarray, got: np.ndarray) -> float:
     """The largest difference, in units of the reference's scale."""

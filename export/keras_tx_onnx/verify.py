@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,106 +12,112 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import ExportError, KerasTxError
-from keras_tx.models import TransformerModel
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import graph, tolerances
-
-BATCHES = (1, 3)
-SEED = 0
-HALF = ("float16", "bfloat16")
-
-Inputs = dict[str, np.ndarray]
-Case = tuple[str, Inputs, list[np.ndarray]]  # its name, what onnxruntime gets, what Keras gets
+from keras_tx_onnx.cases import Case, graph_inputs
 
 
-def verify(path: Path, model: Any, cases: list[Case], outputs: list[str]) -> contract.Parity:
-    """Runs both sides on every case; raises where they differ by more than the tolerance."""
+def verify(path: Path, cases: Sequence[Case], outputs: list[str], precision: str = "fp32") -> contract.Parity:
+    """Runs the graph on every case; raises where it differs from Keras by more than the tolerance."""
+    tolerance = tolerances.TOLERANCES[precision]
     worst = 0.0
     with Session(path, provider="cpu") as session:
-        for name, given, keras_inputs in cases:
-            try:
-                got = session.run(given)
-            except KerasTxError:
-                raise
-            except Exception as error:  # onnxruntime's exceptions have no base class of their own
-                said = str(error).strip().splitlines()[0]
-                raise ExportError(f"onnxruntime cannot run the graph in the case {name!r}: {said}") from error
-            reference = run_keras(model, keras_inputs)
-            for output, expected in zip(outputs, reference, strict=True):
+        for case in cases:
+            got = _run(case, lambda given, run=case.run: run(session, given))
+            for output, expected in zip(outputs, case.expected, strict=True):
                 found = tolerances.difference(expected, got[output])
-                if found > tolerances.FLOAT32:
+                if found > tolerance:
                     raise ExportError(
                         f"Output {output!r} differs from Keras by {found:.1e} of its scale in the case "
-                        f"{name!r} (tolerance {tolerances.FLOAT32:.0e})."
+                        f"{case.name!r} ({precision} tolerance {tolerance:.0e})."
                     )
                 worst = max(worst, found)
-    return contract.Parity(worst, tolerances.FLOAT32, tuple(name for name, _, _ in cases))
+    return contract.Parity(worst, tolerance, tuple(case.name for case in cases))
+
+
+def _run(case: Case, run: Callable[[Any], Mapping[str, np.ndarray]]) -> Mapping[str, np.ndarray]:
+    try:
+        return run(case.given)
+    except KerasTxError:
+        raise
+    except Exception as error:  # onnxruntime's exceptions have no base class of their own
+        said = str(error).strip().splitlines()[0]
+        raise ExportError(
+            f"onnxruntime cannot run the graph in the case {case.name!r}, which Keras runs: {said}"
+        ) from error
 
 
 def run_keras(model: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    """The outputs at inference, flat; on the CPU, because a GPU rounds the factors of a product to TF32."""
+    """The outputs at inference, flat: in float32, as the file computes, whatever the model's policy.
+
+    Comparing with half precision would hide mistakes. On the CPU, because a GPU rounds the factors of a
+    product to TF32.
+    """
     packed = keras.tree.pack_sequence_as(graph.function_of(model).input, inputs)
-    with keras.device("cpu"):
+    with keras.device("cpu"), graph.in_float32(model):
         return [keras.ops.convert_to_numpy(y) for y in keras.tree.flatten(model(packed, training=False))]
 
 
-def in_float32(model: Any) -> Any:
-    """The model, or where its policy computes in less than float32, a copy that does not.
+def first_difference(
+    model: Any,
+    case: Case,
+    write: Callable[[Any, Path], list[str]],
+    tiers: Mapping[str, str],
+    tolerance: float = tolerances.FLOAT32,
+) -> str | None:
+    """The first layer whose output differs, inside nested models too, and by how much.
 
-    The file computes in float32; comparing it with half precision would hide mistakes.
+    `write(probe, path)` lowers a model as the export did; `tiers` says by which tier each layer went.
     """
-    if not _reduced(model):
-        return model
-    if isinstance(model, TransformerModel):
-        return model.with_policy("float32")
-
-    def clone(operation: Any) -> Any:
-        config = operation.get_config()
-        if isinstance(operation, keras.layers.Layer):
-            config["dtype"] = "float32"
-        return type(operation).from_config(config)
-
-    if isinstance(model, keras.Sequential):
-        copy = keras.models.clone_model(model, clone_function=clone)
-    else:
-        copy = keras.models.clone_model(model, clone_function=clone, recursive=True)
-    copy.set_weights(model.get_weights())
-    left = _reduced(copy)
-    if left:
-        raise ExportError(
-            f"Layer {left[0].name!r} computes in {left[0].compute_dtype}, and its config leaves no way to "
-            "make a float32 copy of it to compare with. Build the model under a float32 policy, or pass "
-            "verify=False."
-        )
-    return copy
-
-
-def _reduced(model: Any) -> list[Any]:
-    """The layers that compute in half precision."""
-    return [
-        layer
-        for layer in model._flatten_layers(include_self=False)
-        if layer.compute_dtype in HALF and not isinstance(layer, keras.layers.InputLayer | keras.Model)
-    ]
-
-
-def first_difference(model: Any, case: Case, write: Callable[[Any, Path], list[str]]) -> str | None:
-    """The first layer whose output differs, and by how much.
-
-    `write(probe, path)` lowers a model as the export did.
-    """
-    _, given, keras_inputs = case
-    made = [
-        (op.name, tensor) for op, tensors in graph.operations(graph.function_of(model)) for tensor in tensors
-    ]
-    probe = keras.Model(model.inputs, [tensor for _, tensor in made], name="probe")
+    probe, made = _probe(model)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "probe.onnx")
         names = write(probe, path)
         with Session(path, provider="cpu") as session:
-            got = session.run(given)
-    for (layer, _), name, expected in zip(made, names, run_keras(probe, keras_inputs), strict=True):
-        found = tolerances.difference(expected, got[name])
-        if found > tolerances.FLOAT32:
-            return f"The first layer that differs is {layer!r}, by {found:.1e} of its output's scale."
+            got = _run(case, session.run)
+    expected = run_keras(probe, case.inputs)
+    in_order = zip(made, names[: len(made)], expected, strict=True)  # behind them come those of a cache
+    for (layer, operation), name, value in in_order:
+        found = tolerances.difference(value, got[name])
+        if found > tolerance:
+            kind = type(operation).__name__
+            tier = tiers.get(layer, "an operation of keras.ops")
+            return (
+                f"The first layer that differs is {layer!r} ({kind}, {tier}), by {found:.1e} of its output's "
+                f"scale in the case {case.name!r}."
+            )
     return None
+
+
+def _probe(model: Any) -> tuple[Any, list[tuple[str, Any]]]:
+    """The model with nested models unpacked and every intermediate value as an output.
+
+    Also the layers, or operations, that made these, in order and as paths.
+    """
+    function = graph.function_of(model)
+    inputs = [keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name) for x in function.inputs]
+    made: list[tuple[str, Any]] = []
+    tensors: list[Any] = []
+    probes: list[Any] = []
+
+    def unpacked(function: Any, values: list[Any], inside: str) -> list[Any]:
+        def visit(call: graph.Call) -> list[Any]:
+            path = f"{inside}{call.operation.name}"
+            if graph.is_function(call.operation) and not graph.has_own_call(call.operation):
+                given = graph_inputs(call, keras.KerasTensor)
+                return unpacked(graph.function_of(call.operation), given, f"{path}/")
+            results = keras.tree.flatten(call.operation(*call.args, **call.kwargs))
+            made.extend((path, call.operation) for _ in results)
+            tensors.extend(results)
+            return results
+
+        return graph.walk(function, values, visit)
+
+    def build() -> Any:
+        outputs = unpacked(function, inputs, "")
+        packed = keras.tree.pack_sequence_as(function.input, inputs)
+        probes.append(keras.Model(packed, tensors, name="probe"))
+        return outputs
+
+    graph.function_of_call(model, build, (), {}, inputs)
+    return probes[0], made

@@ -252,7 +252,7 @@ def test_places_that_cannot_be_written(model, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("existing", [False, True])
-@pytest.mark.parametrize("step", ["write_graph", "_check", "_write_json", "_verified", "_manifest"])
+@pytest.mark.parametrize("step", ["write_graph", "_check", "_write_files", "_verified", "_manifest"])
 def test_a_full_disk_leaves_nothing(model, step: str, existing: bool, tmp_path, monkeypatch):
     out = tmp_path / "out"
     if existing:
@@ -313,3 +313,17 @@ def test_killed_at_the_last_moment_nothing_has_the_final_name(tmp_path):
     assert done.returncode == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
     assert next(path.name for path in tmp_path.iterdir()).endswith(".partial")
+
+
+def test_a_sequential_that_was_built_by_a_batch_takes_any(tmp_path):
+    import keras
+
+    model = keras.Sequential([keras.layers.Dense(3, activation="relu", name="a"), keras.layers.Dense(2)])
+    model(np.zeros((4, 5), "float32"))
+    redraw(model)
+    nodes = [len(layer._inbound_nodes) for layer in model.layers]
+    report = export_onnx(model, tmp_path / "out")
+    assert report.manifest.inputs[0].shape == ("batch_size", 5)
+    assert report.manifest.parity.cases == ("batch 1", "batch 3")
+    assert set(report.manifest.tiers) == {layer.name for layer in model.layers}
+    assert nodes == [len(layer._inbound_nodes) for layer in model.layers]

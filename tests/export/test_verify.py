@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
 import keras
 import numpy as np
@@ -12,6 +13,7 @@ import keras_tx
 from keras_tx.errors import ExportError
 from keras_tx.layers import FeedForward
 from keras_tx_onnx import export_onnx, registry, tolerances, verify
+from keras_tx_onnx.context import array_of
 from tests.drawing import redraw
 
 
@@ -67,8 +69,9 @@ def test_nan_is_a_difference():
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "bfloat16", "float16"])
 def test_half_precision_is_compared_in_float32(policy: str, tmp_path):
     model = redraw(keras_tx.vit("Mu/2", image_size=8, classes=3, dtype=policy))
-    assert verify.in_float32(model) is not model
+    policies = [layer.dtype_policy for layer in model._flatten_layers()]
     assert export_onnx(model, tmp_path / "out").manifest.parity.max_difference < 1e-5
+    assert policies == [layer.dtype_policy for layer in model._flatten_layers()]
     wrapped = keras.Model(model.input, keras.layers.Dense(2, dtype=policy)(model.output))
     redraw(wrapped)
     assert export_onnx(wrapped, tmp_path / "wrapped").manifest.parity.max_difference < 1e-5
@@ -98,22 +101,94 @@ def test_the_search_survives_a_norm_without_shift(break_lowering, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_float32_needs_no_copy():
-    model = keras_tx.vit("Mu/2", image_size=8)
-    assert verify.in_float32(model) is model
-
-
-def test_a_layer_that_cannot_be_copied_to_float32_is_named(tmp_path):
+def test_a_layer_whose_config_cannot_copy_it_is_compared_in_float32(tmp_path):
     class Stubborn(FeedForward):
         def __init__(self, **kwargs):
             super().__init__(**{**kwargs, "dtype": "mixed_bfloat16"})
 
     x = keras.Input((4, 8), name="x")
-    model = keras.Model(x, Stubborn(hidden=8, name="stubborn")(x))
-    with pytest.raises(ExportError, match="'stubborn' computes in bfloat16.*verify=False"):
-        verify.in_float32(model)
+    model = redraw(keras.Model(x, Stubborn(hidden=8, name="stubborn")(x)))
+    assert export_onnx(model, tmp_path / "out").manifest.parity.max_difference < 1e-5
 
 
 def test_one_case_for_each_batch(tmp_path):
     report = export_onnx(keras_tx.vit("Mu/2", image_size=8, classes=3), tmp_path / "out")
     assert report.manifest.parity.cases == ("batch 1", "batch 3")
+
+
+def nested_model():
+    """Two models inside each other, the inner one called twice, and a mask that goes in."""
+    x = keras.Input((6, 4), name="x")
+    inner = keras.Model(
+        x, keras.layers.Dense(4, name="deep")(keras.layers.LeakyReLU(name="relu")(x)), name="inner"
+    )
+    middle = keras.Model(x, inner(inner(keras.layers.LayerNormalization(name="norm")(x))), name="middle")
+    y = keras.layers.Dense(4, name="first")(x)
+    return redraw(keras.Model(x, keras.layers.Dense(2, name="last")(middle(y)), name="outer"))
+
+
+@pytest.mark.parametrize(
+    ("target", "found"),
+    [
+        (keras.layers.Dense, r"'first' \(Dense, registered\)"),
+        (keras.layers.LayerNormalization, r"'middle/norm' \(LayerNormalization, registered\)"),
+        (keras.layers.LeakyReLU, r"'middle/inner/relu' \(LeakyReLU, registered\)"),
+    ],
+    ids=str,
+)
+def test_a_wrong_layer_inside_nested_models_is_named(break_lowering, target, found: str, tmp_path):
+    model = nested_model()
+    nodes = [len(layer._inbound_nodes) for layer in model._flatten_layers()]
+    break_lowering(target, lambda cx, x: cx.op.Mul(x, 1.01))
+    with pytest.raises(
+        ExportError, match=rf"fp32 tolerance 1e-04.*first layer that differs is {found}, by 1.0e-02 of its"
+    ):
+        export_onnx(model, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+    assert nodes == [len(layer._inbound_nodes) for layer in model._flatten_layers()]
+
+
+def test_where_layer_by_layer_fails_the_difference_is_still_said(break_lowering, tmp_path, monkeypatch):
+    break_lowering(keras.layers.Dense, lambda cx, x: cx.op.Mul(x, 1.01))
+
+    def fails(*args):
+        raise ExportError("no probe")
+
+    monkeypatch.setattr(verify, "first_difference", fails)
+    with pytest.raises(ExportError, match="differs from Keras.*could not be compared: no probe No folder"):
+        export_onnx(nested_model(), tmp_path / "out")
+
+
+def test_a_graph_that_does_not_run_is_an_export_error(break_lowering, tmp_path):
+    x = keras.Input((None, 4), name="x")
+    model = keras.Model(x, keras.layers.Dense(4)(x))
+    # The checker does not see that a length of 32 has no 7 parts.
+    break_lowering(keras.layers.Dense, lambda cx, y: cx.op.Reshape(cx.op.Reshape(y, [7, -1]), cx.op.Shape(y)))
+    with pytest.raises(ExportError, match="onnxruntime cannot run the graph.*could not be compared"):
+        export_onnx(model, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="there Keras's own conversions warn")
+def test_bfloat16_weights_are_read_without_a_warning():
+    layer = keras.layers.Dense(3, dtype="bfloat16")
+    layer.build((None, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert array_of(layer.kernel).dtype == "float32"
+
+
+class OtherWayWhenShort(keras.layers.Layer):
+    def compute_output_shape(self, shape):
+        return shape
+
+    def call(self, x):
+        length = x.shape[1]
+        return x if length is not None and length <= 8 else x * 2
+
+
+def test_code_that_takes_another_way_for_a_short_text_is_found_out(tmp_path):
+    x = keras.Input((None, 4), name="x")
+    model = keras.Model(x, OtherWayWhenShort(name="odd")(x))
+    with pytest.raises(ExportError, match="batch 2, length 4.*'odd'"):
+        export_onnx(model, tmp_path / "out")

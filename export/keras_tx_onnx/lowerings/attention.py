@@ -18,6 +18,14 @@ class Heads:
     queries: int
     keys: int
     size: int
+    value_size: int | None = None  # of queries and keys where none is given
+
+    @property
+    def values(self) -> int:
+        return self.value_size or self.size
+
+
+LOWEST = -65504.0  # finite in float16, too
 
 
 def attend(
@@ -29,29 +37,43 @@ def attend(
     *,
     causal: bool = False,
     padding_mask: ir.Value | None = None,
+    mask: ir.Value | None = None,
     bias: ir.Value | None = None,
     past: tuple[ir.Value, ir.Value] | None = None,
     weights: bool = False,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    tokens: ir.Value | None = None,
 ) -> tuple[ir.Value, tuple[ir.Value, ir.Value] | None, ir.Value | None]:
     """Attends with projected q, k, v (batch, tokens, heads * size).
+
+    `padding_mask` (batch, keys) says which keys are real; `mask` is any boolean mask that broadcasts to
+    (batch, heads, queries, keys), and comes without the other, bias and past. A row that sees nothing gives
+    zero. `tokens` is the number of queries as a vector of one, where a layer knows it to be that of others:
+    their masks are then one.
 
     Gives the result in the same form, the (key, value) that the next step needs where there is a past, and
     the weights where asked. Attention's own output of weights is not used: shape inference fails on it.
     """
-    if cx.opset < 23 or weights:
-        return _written_out(cx, heads, q, k, v, causal, padding_mask, bias, past)
+    # Attention's own softcap comes behind the mask in opset 23, and lifts it.
+    if cx.opset < 23 or weights or soft_cap is not None:
+        allowed = _allowed(cx, q, k, past, causal, padding_mask) if mask is None else mask
+        return _written_out(cx, heads, q, k, v, allowed, bias, past, scale, soft_cap)
 
-    mask, seen = None, None
-    if padding_mask is not None:
-        # onnxruntime refuses a mask of one row for all queries.
-        length = cx.op.Concat([1, 1], cx.op.Shape(q, start=1, end=2), [1], axis=0)
-        mask = cx.op.Expand(_real_keys(cx, padding_mask), length)
+    seen = None
+
+    def for_every_query(mask: ir.Value) -> ir.Value:
+        """onnxruntime refuses a mask of one row for all queries."""
+        count = cx.op.Shape(q, start=1, end=2) if tokens is None else tokens
+        return cx.op.Expand(mask, cx.op.Concat([1, 1], count, [1], axis=0))
+
+    if padding_mask is not None and bias is None:
+        mask = for_every_query(_real_keys(cx, padding_mask))
     if bias is not None:
         allowed = _allowed(cx, q, k, past, causal, padding_mask)
-        mask = bias if allowed is None else cx.op.Where(allowed, bias, -1e30)
+        mask = scores = bias if allowed is None else cx.op.Where(allowed, bias, LOWEST)
         if shape_of(bias)[2] in (1, None):
-            rows = cx.op.Concat([1, 1], cx.op.Shape(q, start=1, end=2), [1], axis=0)
-            mask = cx.op.Expand(mask, rows)
+            mask = for_every_query(scores)
         seen = allowed if padding_mask is not None else None
         causal = False
     result = cx.op.Attention(
@@ -64,6 +86,7 @@ def attend(
         q_num_heads=heads.queries,
         kv_num_heads=heads.keys,
         is_causal=int(causal),
+        **({} if scale is None else {"scale": scale}),
     )
     y, present = (result, None) if past is None else (result[0], (result[1], result[2]))
     if seen is not None:
@@ -79,41 +102,45 @@ def _written_out(
     q: ir.Value,
     k: ir.Value,
     v: ir.Value,
-    causal: bool,
-    padding_mask: ir.Value | None,
+    allowed: ir.Value | None,
     bias: ir.Value | None,
     past: tuple[ir.Value, ir.Value] | None,
+    scale: float | None,
+    soft_cap: float | None,
 ) -> tuple[ir.Value, tuple[ir.Value, ir.Value] | None, ir.Value]:
-    allowed = _allowed(cx, q, k, past, causal, padding_mask)
-    q = cx.op.Mul(_split(cx, q, heads.queries, heads.size), heads.size**-0.5)
+    q = _split(cx, q, heads.queries, heads.size)
+    if scale != 1.0:
+        q = cx.op.Mul(q, heads.size**-0.5 if scale is None else scale)
     k = _split(cx, k, heads.keys, heads.size)
-    v = _split(cx, v, heads.keys, heads.size)
+    v = _split(cx, v, heads.keys, heads.values)
     present = None
     if past is not None:
         k, v = cx.op.Concat(past[0], k, axis=2), cx.op.Concat(past[1], v, axis=2)
         present = (k, v)
     if heads.keys != heads.queries:
-        k, v = _shared(cx, k, heads), _shared(cx, v, heads)
+        k, v = _shared(cx, k, heads, heads.size), _shared(cx, v, heads, heads.values)
     scores = cx.op.MatMul(q, cx.op.Transpose(k, perm=[0, 1, 3, 2]))
+    if soft_cap is not None:
+        scores = cx.op.Mul(cx.op.Tanh(cx.op.Div(scores, float(soft_cap))), float(soft_cap))
     if bias is not None:
         scores = cx.op.Add(scores, bias)
     if allowed is not None:
-        scores = cx.op.Where(allowed, scores, -1e30)
+        scores = cx.op.Where(allowed, scores, LOWEST)
     weights = cx.op.Softmax(scores, axis=-1)
     if allowed is not None:
         weights = cx.op.Where(allowed, weights, 0.0)
     y = cx.op.Transpose(cx.op.MatMul(weights, v), perm=[0, 2, 1, 3])
-    return cx.op.Reshape(y, [0, 0, heads.queries * heads.size]), present, weights
+    return cx.op.Reshape(y, [0, 0, heads.queries * heads.values]), present, weights
 
 
 def _split(cx: Context, x: ir.Value, heads: int, size: int) -> ir.Value:
     return cx.op.Transpose(cx.op.Reshape(x, [0, 0, heads, size]), perm=[0, 2, 1, 3])
 
 
-def _shared(cx: Context, x: ir.Value, heads: Heads) -> ir.Value:
+def _shared(cx: Context, x: ir.Value, heads: Heads, size: int) -> ir.Value:
     """(b, keys, t, d) -> (b, queries, t, d), each head repeated."""
     x = cx.op.Expand(cx.op.Unsqueeze(x, [2]), [1, 1, heads.queries // heads.keys, 1, 1])
-    return cx.op.Reshape(x, [0, heads.queries, -1, heads.size])
+    return cx.op.Reshape(x, [0, heads.queries, -1, size])
 
 
 def _real_keys(cx: Context, padding_mask: ir.Value) -> ir.Value:

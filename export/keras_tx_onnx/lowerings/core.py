@@ -1,15 +1,16 @@
-"""Layers of keras.layers that are one or two nodes: dense, dropout, merging, reshaping, pooling."""
+"""Dense layers, embeddings, and the layers that do nothing at inference."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from keras import layers
 
 from keras_tx.errors import ExportError
 from keras_tx_onnx.context import Context, shape_of
+from keras_tx_onnx.lowerings import quantized
 from keras_tx_onnx.lowerings.activations import activate
 from keras_tx_onnx.registry import lowers
 
@@ -26,88 +27,73 @@ def dense(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
 
 def project(cx: Context, layer: Any, x: ir.Value) -> ir.Value:
     """A dense layer without its activation."""
-    x = cx.op.MatMul(cx.floating(x), cx.weight(layer.kernel))
+    x = _times(cx, layer, cx.floating(x), tuple(layer.kernel.shape))
     return x if layer.bias is None else cx.op.Add(x, cx.weight(layer.bias))
 
 
-@lowers(layers.Dropout, example=lambda x: layers.Dropout(0.5)(x), shape=(4,), nodes="")
-def dropout(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
-    return inputs
-
-
-@lowers(layers.Activation, example=lambda x: layers.Activation("tanh")(x), shape=(4,), nodes="Tanh")
-def activation(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
-    return activate(cx, layer.activation, inputs)
-
-
-@lowers(layers.Softmax, example=lambda x: layers.Softmax()(x), shape=(4,), nodes="Softmax")
-def softmax(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
-    if not isinstance(layer.axis, int):
-        raise ExportError(
-            f"Layer {cx.scope!r} has axis={layer.axis!r}; a softmax over one axis has a lowering."
-        )
-    return cx.op.Softmax(inputs, axis=layer.axis)
-
-
-@lowers(layers.Add, example=lambda x: layers.Add()([x, x, x]), shape=(4,), nodes="Add Add")
-def add(cx: Context, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
-    return _fold(cx, cx.op.Add, inputs)
-
-
-@lowers(layers.Multiply, example=lambda x: layers.Multiply()([x, x]), shape=(4,), nodes="Mul")
-def multiply(cx: Context, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
-    return _fold(cx, cx.op.Mul, inputs)
-
-
-def _fold(cx: Context, node: Any, inputs: list[ir.Value]) -> ir.Value:
-    ranks = {len(shape_of(x)) for x in inputs}
-    if len(ranks) > 1:
-        raise ExportError(
-            f"Layer {cx.scope!r} merges inputs of {sorted(ranks)} axes; equal ranks have a lowering."
-        )
-    result = inputs[0]
-    for x in inputs[1:]:
-        result = node(result, x)
-    return result
-
-
 @lowers(
-    layers.Concatenate, example=lambda x: layers.Concatenate(axis=1)([x, x]), shape=(4, 3), nodes="Concat"
-)
-def concatenate(cx: Context, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
-    return cx.op.Concat(*inputs, axis=layer.axis)
-
-
-@lowers(layers.Rescaling, example=lambda x: layers.Rescaling(2.0, 1.0)(x), shape=(4,), nodes="Mul Add")
-def rescaling(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
-    scale, offset = np.float32(layer.scale), np.float32(layer.offset)
-    return cx.op.Add(cx.op.Mul(cx.floating(inputs), scale), offset)
-
-
-@lowers(layers.Flatten, example=lambda x: layers.Flatten()(x), shape=(4, 3), nodes="Reshape")
-def flatten(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
-    if layer.data_format == "channels_first":
-        raise ExportError(f"Layer {cx.scope!r} has data_format='channels_first', which has no lowering.")
-    return cx.op.Reshape(inputs, [0, -1])
-
-
-@lowers(layers.Reshape, example=lambda x: layers.Reshape((6, 2))(x), shape=(4, 3), nodes="Reshape")
-def reshape(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
-    return cx.op.Reshape(inputs, [0, *layer.target_shape])
-
-
-@lowers(
-    layers.GlobalAveragePooling1D,
-    example=lambda x: layers.GlobalAveragePooling1D()(x),
+    layers.EinsumDense,
+    example=lambda x: layers.EinsumDense("abc,cd->abd", (None, 4), bias_axes="d")(x),
     shape=(5, 8),
-    nodes="ReduceMean",
+    nodes="MatMul Add",
 )
-def global_average_pooling_1d(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
-    axis = 1 if layer.data_format == "channels_last" else 2
-    return reduce_mean(cx, inputs, axis, keepdims=layer.keepdims)
+def einsum_dense(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    x = _product(cx, layer, inputs)
+    if layer.bias is not None:
+        x = cx.op.Add(x, cx.weight(layer.bias))
+    return activate(cx, layer.activation, x)
 
 
-def reduce_mean(cx: Context, x: ir.Value, axis: int, keepdims: bool) -> ir.Value:
-    if cx.opset >= 18:
-        return cx.op.ReduceMean(x, [axis], keepdims=int(keepdims))
-    return cx.op.ReduceMean(x, axes=[axis], keepdims=int(keepdims))
+def _times(cx: Context, layer: Any, x: ir.Value, shape: tuple[int, ...]) -> ir.Value:
+    """x times the kernel of a dense layer as a matrix of this shape."""
+    kernel = cx.weight(layer.kernel, shape=shape)
+    if quantized.is_quantized(layer):
+        return quantized.product(cx, layer, x, kernel, quantized.flat_scale(cx, layer.kernel_scale))
+    return cx.op.MatMul(x, kernel)
+
+
+def _product(cx: Context, layer: Any, x: ir.Value) -> ir.Value:
+    """A MatMul where the summed axes are the last of x and the first of the kernel, else an Einsum."""
+    equation = layer.equation.replace(" ", "")
+    left, _, result = equation.partition("->")
+    given, _, kernel = left.partition(",")
+    given, kernel, result = (part.replace("...", "…") for part in (given, kernel, result))
+    summed = "".join(axis for axis in given if axis in kernel and axis not in result)
+    kept = kernel.removeprefix(summed)
+    free = given.removesuffix(summed)
+    plain = summed and kernel == summed + kept and given == free + summed and result == free + kept
+    if not plain or set(free) & set(kept):
+        if quantized.is_quantized(layer):
+            raise ExportError(
+                f"Layer {cx.scope!r} is quantized in Keras and has equation={equation!r}; one that is a "
+                "plain product has a lowering. Export the model as it was before."
+            )
+        return cx.op.Einsum(x, cx.weight(layer.kernel), equation=equation)
+    shape = tuple(layer.kernel.shape)
+    inner, outer = shape[: len(summed)], shape[len(summed) :]
+    same = [0] * (len(shape_of(x)) - len(inner))  # in a Reshape: the size of the same axis before
+    width = math.prod(inner)
+    if len(inner) > 1:
+        x = cx.op.Reshape(x, [*same, width])
+    x = _times(cx, layer, x, (width, math.prod(outer)))
+    return cx.op.Reshape(x, [*same, *outer]) if len(outer) != 1 else x
+
+
+@lowers(layers.Identity, example=lambda x: layers.Identity()(x), shape=(4,), nodes="")
+@lowers(layers.Dropout, example=lambda x: layers.Dropout(0.5)(x), shape=(4,), nodes="")
+@lowers(layers.AlphaDropout, example=lambda x: layers.AlphaDropout(0.5)(x), shape=(4,), nodes="")
+@lowers(layers.GaussianDropout, example=lambda x: layers.GaussianDropout(0.5)(x), shape=(4,), nodes="")
+@lowers(layers.GaussianNoise, example=lambda x: layers.GaussianNoise(0.5)(x), shape=(4,), nodes="")
+@lowers(layers.SpatialDropout1D, example=lambda x: layers.SpatialDropout1D(0.5)(x), shape=(4, 3), nodes="")
+@lowers(layers.SpatialDropout2D, example=lambda x: layers.SpatialDropout2D(0.5)(x), shape=(4, 5, 3), nodes="")
+@lowers(
+    layers.SpatialDropout3D, example=lambda x: layers.SpatialDropout3D(0.5)(x), shape=(4, 5, 2, 3), nodes=""
+)
+@lowers(
+    layers.ActivityRegularization,
+    example=lambda x: layers.ActivityRegularization(0.1)(x),
+    shape=(4,),
+    nodes="",
+)
+def nothing_at_inference(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    return inputs

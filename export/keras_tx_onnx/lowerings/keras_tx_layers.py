@@ -9,9 +9,12 @@ import onnx_ir as ir
 from keras import ops
 
 from keras_tx import layers
+from keras_tx.errors import ExportError
 from keras_tx_onnx.context import Context, shape_of
+from keras_tx_onnx.dims import axis_length
 from keras_tx_onnx.lowerings.attention import Heads, attend, counting, length, rotary_angles, rotate
 from keras_tx_onnx.lowerings.core import project
+from keras_tx_onnx.lowerings.sequences import scores
 from keras_tx_onnx.registry import lowers, opens
 
 
@@ -58,6 +61,11 @@ def class_token(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
 def positional_embedding(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
     if layer.kind == "none":
         return inputs
+    if cx.cache is not None:
+        raise ExportError(
+            f"The layer {cx.scope!r} counts positions from the first token given, and with a cache that is "
+            "not the first of the text. Look positions up by position_ids, or export with cache=False."
+        )
     if layer.kind == "learned":
         table = cx.weight(layer.table)
     else:
@@ -86,6 +94,15 @@ def multi_head_attention(
     return_weights: bool = False,
 ) -> Any:
     heads = Heads(layer.num_heads, layer.kv_heads, layer.size)
+    if cx.cache is not None:
+        if past is not None or not layer.causal or not (context is None and bias is None):
+            raise ExportError(
+                f"The layer {cx.scope!r} cannot decode with a cache: it is not causal, or attends to another "
+                "sequence, or takes a bias or a past of its own. Export with cache=False."
+            )
+        past = cx.cache.ports(cx, heads.keys, heads.size)
+        padding_mask = cx.cache.mask_for(padding_mask)
+        positions = cx.cache.positions if positions is None else positions
     if context is None:
         q, k, v = _packed_projection(cx, layer, query, heads)
     else:
@@ -112,7 +129,11 @@ def multi_head_attention(
         bias=bias,
         past=past,
         weights=return_weights,
+        tokens=axis_length(cx, query, 1),
     )
+    if cx.cache is not None:
+        cx.cache.keep(present)
+        present = None
     output = project(cx, layer.output_projection, attended)
     extra = [x for x in (present, weights if return_weights else None) if x is not None]
     return (output, *extra) if extra else output
@@ -151,6 +172,23 @@ def relative_position_bias(
         bucket = cx.op.Add(bucket, cx.op.Mul(later, np.int64(layer.buckets // 2)))
     bias = cx.op.Gather(cx.weight(layer.table), bucket, axis=0)  # (queries, keys, heads)
     return cx.op.Unsqueeze(cx.op.Transpose(bias, perm=[2, 0, 1]), [0])
+
+
+@lowers(
+    layers.TokenEmbedding,
+    example=lambda x: layers.TokenEmbedding(7, 4)(x, reverse=True),
+    shape=(None, 4),
+    nodes="Shape Concat Reshape Gemm Reshape",
+)
+def token_embedding(cx: Context, layer: Any, /, inputs: ir.Value, reverse: bool = False) -> ir.Value:
+    if reverse:
+        return scores(cx, cx.weight(layer.table), inputs)
+    return cx.op.Gather(cx.weight(layer.table), inputs, axis=0)
+
+
+@lowers(layers.Bias, example=lambda x: layers.Bias()(x), shape=(5, 4), nodes="Add")
+def bias(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    return cx.op.Add(inputs, cx.weight(layer.bias))
 
 
 opens(

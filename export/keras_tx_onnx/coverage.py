@@ -1,0 +1,110 @@
+"""Which layers and operations of Keras can be exported, read from the registry."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections import Counter
+
+from keras import layers
+
+import keras_tx_onnx.lowerings  # noqa: F401  fills the registry
+from keras_tx_onnx import graph, registry
+
+STATES = ("registered", "opened", "nothing at inference", "not covered")
+
+STRINGS = "strings do not enter the graph: prepare them before it"
+FOREIGN = "its code is not Keras's: write it with keras.ops, or export it by its own framework"
+BASE = "a base class: layers that derive from it are opened"
+
+# Why a public layer of Keras has no lowering. A test asks for one for each.
+REASONS: dict[str, str] = {
+    "AutoContrast": "image preparation: belongs before the graph",
+    "CategoryEncoding": "preparation of features: belongs before the graph",
+    "ContrastLimitedAdaptiveHistogramEqualization": "image preparation: belongs before the graph",
+    "ConvLSTM1D": "ONNX has no convolutional LSTM; use RNN with a cell written with keras.ops",
+    "ConvLSTM2D": "ONNX has no convolutional LSTM; use RNN with a cell written with keras.ops",
+    "ConvLSTM3D": "ONNX has no convolutional LSTM; use RNN with a cell written with keras.ops",
+    "Equalization": "image preparation: belongs before the graph",
+    "FlaxLayer": FOREIGN,
+    "HashedCrossing": STRINGS,
+    "Hashing": STRINGS,
+    "InputLayer": "it is the input of the graph",
+    "IntegerLookup": "preparation of features: belongs before the graph",
+    "JaxLayer": FOREIGN,
+    "Layer": BASE,
+    "MelSpectrogram": "audio preparation: belongs before the graph",
+    "STFTSpectrogram": "audio preparation: belongs before the graph",
+    "StringLookup": STRINGS,
+    "TFSMLayer": FOREIGN,
+    "TextVectorization": STRINGS,
+    "TorchModuleWrapper": FOREIGN,
+    "Wrapper": BASE,
+}
+NO_OPERATION = "no lowering: compute it another way, or register one with @keras_tx_onnx.lowers"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A layer or an operation: `state` is one of STATES, `note` the nodes of its example, or a reason."""
+
+    group: str
+    name: str
+    state: str
+    note: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Coverage:
+    """What `coverage` gives. Printed, it is a table."""
+
+    rows: tuple[Row, ...]
+
+    def __str__(self) -> str:
+        lines = []
+        width = max(len(row.name) for row in self.rows)
+        for group in dict.fromkeys(row.group for row in self.rows):
+            rows = [row for row in self.rows if row.group == group]
+            counts = Counter(row.state for row in rows)
+            said = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+            lines += ["", f"{group}: {said}"]
+            lines += [f"  {row.name:<{width}}  {row.state:<20}  {row.note}".rstrip() for row in rows]
+        return "\n".join(lines[1:])
+
+
+def coverage() -> Coverage:
+    """Every public layer of Keras and of keras_tx and every operation of keras.ops: how it is exported."""
+    known = {lowering.target: lowering for lowering in registry.registered()}
+    names = {
+        kind: kind.__name__ for kind in known if isinstance(kind, type) and issubclass(kind, layers.Layer)
+    }
+    for name, kind in vars(layers).items():
+        if inspect.isclass(kind) and issubclass(kind, layers.Layer):
+            # Some have two public names, and some another one inside Keras.
+            names[kind] = kind.__name__ if hasattr(layers, kind.__name__) else name
+    rows = [
+        _row(group, name, known.get(kind), REASONS.get(name, ""))
+        for group, name, kind in sorted(
+            ((_group(kind), name, kind) for kind, name in names.items()), key=lambda known: known[:2]
+        )
+    ]
+    for module, operations in graph.operation_classes().items():
+        for kind in operations:
+            rows.append(_row(f"keras.ops ({module})", kind.__name__, known.get(kind.__name__), NO_OPERATION))
+    return Coverage(tuple(rows))
+
+
+def _group(kind: type) -> str:
+    parts = kind.__module__.split(".")
+    if parts[:2] != ["keras", "src"]:
+        return f"{parts[0]}.layers"
+    return f"keras.layers ({parts[3] if parts[2] == 'layers' else parts[2]})"
+
+
+def _row(group: str, name: str, lowering: registry.Lowering | None, reason: str) -> Row:
+    if lowering is None:
+        return Row(group, name, "not covered", reason)
+    nodes = " ".join(f"{count} {op}" if count > 1 else op for op, count in lowering.nodes.items())
+    if lowering.function is None:
+        return Row(group, name, "opened", nodes)
+    return Row(group, name, "registered" if nodes else "nothing at inference", nodes)

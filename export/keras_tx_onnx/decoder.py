@@ -1,0 +1,209 @@
+"""The interface of a decoder: one graph for the prompt and for each step, with a cache of keys and values."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import keras
+import numpy as np
+import onnx_ir as ir
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError
+from keras_tx.models import GPT
+from keras_tx.runtime.session import Session
+from keras_tx.weights import huggingface
+from keras_tx_onnx import dims, graph
+from keras_tx_onnx.cache import Cache
+from keras_tx_onnx.cases import KEPT, Case
+from keras_tx_onnx.context import KERAS_TENSOR, Context
+from keras_tx_onnx.interface import Example, Interface
+from keras_tx_onnx.signature import Functional
+
+BODY = "norm"  # the last layer of a GPT in front of its head
+SINGLE = 8  # of the tokens of a case, how many come in steps of their own
+
+# Which tokens of a tokenizer begin and end a text, by the names that they usually have.
+ENDS = ("<|endoftext|>", "</s>", "<eos>", "[EOS]", "<|end_of_text|>", "<|eos|>", "[SEP]")
+BEGINS = ("<|endoftext|>", "<s>", "<bos>", "[BOS]", "<|begin_of_text|>", "<|bos|>", "[CLS]")
+
+
+def decoder_of(
+    functional: Functional, cache: bool | None, tokenizer: Any, others: dict[str, Any]
+) -> Interface | None:
+    """The interface of what keras_tx.gpt() made; None for any other model.
+
+    `others` are the arguments of the export that are not for text.
+    """
+    model = functional.model
+    if not isinstance(model, GPT):
+        kind = f"{model.name!r} is a {type(model).__name__}, not what keras_tx.gpt() made"
+        if cache:
+            raise ConfigError(
+                f"cache=True was given, but {kind}: of another graph nobody knows which inputs are tokens, "
+                "mask and positions. Leave it out."
+            )
+        return None
+    for name, value in others.items():
+        if value is not None:
+            raise ConfigError(f"{name}={value!r} was given, but {model.name!r} takes text. Leave it out.")
+    if cache and model.head is None:
+        raise ConfigError(
+            f"cache=True was given, but {model.name!r} has head=None: without logits it generates no tokens, "
+            "and needs no cache. Give it a CausalLMHead, or leave cache out."
+        )
+    return _decoder(model, tokenizer, model.head is not None if cache is None else bool(cache))
+
+
+def _decoder(model: GPT, tokenizer: Any, cache: bool) -> Interface:
+    """The contract's graph of a GPT, with past ports or, where cache is False, without."""
+    config = model.config
+    special = _special(model, tokenizer)
+    content, beyond = huggingface.gpt_to_config(model, special)
+    notes = []
+    if beyond:
+        notes.append(
+            f"config.json has no model_type: neither Hugging Face's GPT-2 nor its Llama can have "
+            f"{', '.join(beyond)}. Clients that need one (Optimum, transformers.js) will not open the "
+            "folder; onnxruntime, onnxruntime-genai and keras_tx.runtime do."
+        )
+    files = {contract.CONFIG: content}
+    if cache:
+        files[contract.GENERATION_CONFIG] = {k: v for k, v in special.items() if v is not None}
+        files[contract.GENAI_CONFIG] = huggingface.genai_config(model, special)
+    elif model.head is not None:
+        notes.append("Exported with cache=False: the graph computes every token anew, and does not generate.")
+    if tokenizer is not None:
+        files.update(_tokenizer_files(tokenizer, special, config.max_length))
+
+    heads, size = config.kv_heads or config.num_heads, config.width // config.num_heads
+
+    def open_graph(cx: Context) -> list[ir.Value]:
+        values = _open(cx, cached=cache)
+        return [values[_name(tensor)] for tensor in graph.function_of(model).inputs]
+
+    def example(batch: int, length: int, random: np.random.Generator) -> Example:
+        real = [
+            max(1, round(length * KEPT[row % len(KEPT)])) if batch > 1 else length for row in range(batch)
+        ]
+        mask = (np.arange(length) >= length - np.reshape(real, (-1, 1))).astype("int64")
+        given = {
+            contract.INPUT_IDS: random.integers(0, config.vocabulary, (batch, length), "int64"),
+            contract.ATTENTION_MASK: mask,
+            contract.POSITION_IDS: np.maximum(mask.cumsum(axis=1) - 1, 0),
+        }
+        inputs = [given[_name(tensor)] for tensor in graph.function_of(model).inputs]
+        if cache:
+            for index in range(config.depth):
+                for port in contract.PAST:
+                    given[port.format(index)] = np.zeros((batch, heads, 0, size), "float32")
+        return given, inputs
+
+    return Interface(
+        task=contract.TEXT_GENERATION if cache else None,
+        open=open_graph,
+        outputs=[contract.LAST_HIDDEN_STATE if model.head is None else contract.LOGITS],
+        example=example,
+        files=files,
+        notes=tuple(notes),
+        dynamic=True,
+        masked=True,
+        **({"further": _in_pieces, "close": _close} if cache else {}),
+    )
+
+
+def _name(tensor: keras.KerasTensor) -> str:
+    return tensor.name.split(":")[0]
+
+
+def _open(cx: Context, cached: bool) -> dict[str, ir.Value]:
+    """The inputs of the graph that Keras's graph knows, all as long as the ids."""
+    tokens = [contract.BATCH_AXIS, contract.SEQUENCE_AXIS]
+    total = [contract.BATCH_AXIS, contract.TOTAL_AXIS] if cached else tokens
+    ids = cx.input(contract.INPUT_IDS, ir.DataType.INT64, tokens)
+    mask = cx.input(contract.ATTENTION_MASK, ir.DataType.INT64, total)
+    positions = cx.input(contract.POSITION_IDS, ir.DataType.INT64, tokens)
+    inside = mask
+    if cached:
+        inside = ir.val("attention_mask_of_tokens", dtype=ir.DataType.INT64, shape=tokens)
+        cx.cache = Cache(mask, inside, positions, BODY)
+    sizes = (dims.Size(ids, 0), dims.Size(ids, 1))
+    for value in (ids, inside, positions):
+        value.meta[KERAS_TENSOR] = keras.KerasTensor((None, None), "int32")
+        value.meta[dims.SIZES] = sizes
+    return {contract.INPUT_IDS: ids, contract.ATTENTION_MASK: inside, contract.POSITION_IDS: positions}
+
+
+def _close(cx: Context) -> None:
+    assert cx.cache is not None
+    cx.cache.close(cx)
+    for value in cx.graph.outputs:
+        if value.name == contract.LOGITS:
+            assert value.shape is not None
+            value.shape = ir.Shape([contract.BATCH_AXIS, contract.LOGITS_AXIS, value.shape[2]])
+
+
+def _in_pieces(case: Case) -> list[Case]:
+    """The same tokens as a prompt, a chunk behind it, and single steps."""
+    length = case.given[contract.INPUT_IDS].shape[1]
+    pieces = [length // 2, length // 4]
+    single = min(SINGLE, length - sum(pieces))
+    pieces = [n for n in (*pieces, length - sum(pieces) - single, *[1] * single) if n]
+
+    def run(session: Session, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return run_in_pieces(session, given, pieces)
+
+    return [case._replace(name=f"{case.name}, in pieces", run=run)] if len(pieces) > 1 else []
+
+
+def run_in_pieces(session: Session, given: dict[str, np.ndarray], pieces: list[int]) -> dict[str, np.ndarray]:
+    """The logits of all tokens, computed piece by piece with the keys and values of those before."""
+    past = {name: x for name, x in given.items() if name.startswith("past_key_values.")}
+    start, logits = 0, []
+    for count in pieces:
+        end = start + count
+        feed = {
+            contract.INPUT_IDS: given[contract.INPUT_IDS][:, start:end],
+            contract.ATTENTION_MASK: given[contract.ATTENTION_MASK][:, :end],
+            contract.POSITION_IDS: given[contract.POSITION_IDS][:, start:end],
+        }
+        got = session.run({**feed, **past})
+        past = {name: got[name.replace("past_key_values", "present")] for name in past}
+        logits.append(got[contract.LOGITS])
+        start = end
+    return {contract.LOGITS: np.concatenate(logits, axis=1)}
+
+
+def _special(model: GPT, tokenizer: Any) -> dict[str, int | None]:
+    """The ids that begin, end and pad a text; None where nobody knows."""
+    found: dict[str, int | None] = {"bos_token_id": None, "eos_token_id": None}
+    if tokenizer is not None:
+        if not callable(getattr(tokenizer, "token_to_id", None)):
+            raise ConfigError(f"tokenizer is a {type(tokenizer).__name__}, expected a tokenizers.Tokenizer.")
+        size = tokenizer.get_vocab_size(with_added_tokens=True)
+        if size > model.config.vocabulary:
+            raise ConfigError(
+                f"tokenizer has {size} tokens, but model {model.name!r} has rows for "
+                f"{model.config.vocabulary}. Make the model with vocabulary={size}."
+            )
+        for key, names in (("bos_token_id", BEGINS), ("eos_token_id", ENDS)):
+            ids = (tokenizer.token_to_id(name) for name in names)
+            found[key] = next((i for i in ids if i is not None), None)
+    return {**found, "pad_token_id": model.config.pad_id}
+
+
+def _tokenizer_files(
+    tokenizer: Any, special: dict[str, int | None], length: int
+) -> dict[str, dict[str, Any]]:
+    names = {key.removesuffix("_id"): tokenizer.id_to_token(i) for key, i in special.items() if i is not None}
+    return {
+        contract.TOKENIZER: json.loads(tokenizer.to_str()),
+        contract.TOKENIZER_CONFIG: {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": length,
+            "clean_up_tokenization_spaces": False,
+            **names,
+        },
+        contract.SPECIAL_TOKENS: names,
+    }

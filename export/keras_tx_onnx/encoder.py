@@ -1,0 +1,172 @@
+"""What the exported graph of a BERT takes and gives, and the files that tell clients about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import onnx_ir as ir
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError
+from keras_tx.heads import Head, MaskedLMHead, NextSentenceHead, SentenceEmbeddingHead
+from keras_tx.models import Bert
+from keras_tx.processing.tokenizer_file import TokenizerFile
+from keras_tx.weights.huggingface_bert import PREFIXES, bert_to_config, family_of
+from keras_tx_onnx import cases, graph
+from keras_tx_onnx.context import Context
+from keras_tx_onnx.interface import Example, Interface, checked_labels
+from keras_tx_onnx.sequence_sizes import sizes_of_ids
+from keras_tx_onnx.signature import Functional
+from keras_tx_onnx.unpad import unpad
+
+INPUTS = (contract.INPUT_IDS, contract.ATTENTION_MASK, contract.TOKEN_TYPE_IDS)
+NEXT_SENTENCE = ["IS_NEXT", "NOT_NEXT"]
+
+
+def encoder_of(
+    functional: Functional,
+    labels: Sequence[str] | None,
+    tokenizer: Any,
+    unpadded: bool,
+    others: Mapping[str, Any],
+) -> Interface | None:
+    """The contract's interface of a model that keras_tx.bert made; None for any other.
+
+    `others` are arguments of the export that a text model has no use for.
+    """
+    model = functional.model
+    if not isinstance(model, Bert):
+        return None
+    for name, value in others.items():
+        if value is not None:
+            raise ConfigError(
+                f"{name}={value!r} was given, but {model.name!r} is a model of text. Leave it out."
+            )
+    names = _labels(model, labels)
+    config, beyond = bert_to_config(model, names)
+    notes = []
+    if beyond:
+        notes.append(
+            f"config.json has no model_type: Hugging Face's {PREFIXES[family_of(model.config)]} cannot have "
+            f"{', '.join(beyond)}. Clients that need one (Optimum, transformers.js) will not open the "
+            "folder; onnxruntime and keras_tx.runtime do."
+        )
+    inputs = [name for name in INPUTS if name in model.input]
+    files: dict[str, Any] = {contract.CONFIG: config}
+    tokenizer = model.processing if tokenizer is None else tokenizer
+    if tokenizer is None:
+        notes.append("The folder has no tokenizer: the runtime takes ids, not text. Give tokenizer=.")
+    else:
+        files |= _tokenizer_files(model, tokenizer, inputs)
+    replaced = None
+    if isinstance(model.head, SentenceEmbeddingHead):
+        replaced = _with_tokens(model)
+        files |= _sentence_files(model, model.head)
+    exported = model if replaced is None else replaced
+    outputs = _outputs(exported)
+
+    def open_graph(cx: Context) -> list[ir.Value]:
+        shape = [contract.BATCH_AXIS, contract.SEQUENCE_AXIS]
+        values = {name: cx.input(name, ir.DataType.INT64, shape) for name in inputs}
+        return [values[tensor.name] for tensor in graph.function_of(exported).inputs]
+
+    def example(batch: int, length: int, random: np.random.Generator) -> Example:
+        given = _example(model, batch, length, random)
+        return given, [given[tensor.name] for tensor in graph.function_of(exported).inputs]
+
+    def expected(outputs_of_keras: list[np.ndarray], given: list[np.ndarray]) -> list[np.ndarray]:
+        """Unpadded, what is at padding is not computed: it is 0, or for spans what Keras has there."""
+        position = [tensor.name for tensor in graph.function_of(exported).inputs].index(
+            contract.ATTENTION_MASK
+        )
+        mask = given[position]
+        return [
+            np.where(mask[..., None] != 0, y, 0).astype(y.dtype) if y.ndim == 3 and unpadded else y
+            for y in outputs_of_keras
+        ]
+
+    return Interface(
+        task=model.task,
+        open=open_graph,
+        outputs=outputs,
+        example=example,
+        files=files,
+        labels=None if names is None else tuple(names),
+        notes=tuple(notes),
+        dynamic=True,
+        masked=True,
+        model=replaced,
+        expected=expected,
+        passes=(sizes_of_ids, unpad) if unpadded else (sizes_of_ids,),
+    )
+
+
+def _labels(model: Bert, labels: Sequence[str] | None) -> list[str] | None:
+    head = model.head
+    if isinstance(head, NextSentenceHead):
+        return checked_labels(model, labels, 2, NEXT_SENTENCE)
+    count = getattr(head, "classes", None) or getattr(head, "outputs", None)
+    return checked_labels(model, labels, count)
+
+
+def _outputs(model: Any) -> list[str]:
+    """The names of the outputs, in order: the keys of a dict, and `logits` for a single one."""
+    return sorted(model.output) if isinstance(model.output, dict) else [contract.LOGITS]
+
+
+def _with_tokens(model: Bert) -> keras.Model:
+    """The model with its tokens as one more output, which other clients pool by themselves."""
+    tokens = model.get_layer(f"block_{model.config.depth - 1}").output
+    outputs = {contract.LAST_HIDDEN_STATE: tokens, contract.SENTENCE_EMBEDDING: model.output}
+    return keras.Model(model.input, outputs, name=model.name)
+
+
+def _example(model: Bert, batch: int, length: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+    config = model.config
+    kept = cases.kept_of([batch, length], padded=batch > 1)
+    ids = random.integers(0, config.vocabulary, (batch, length), "int64")
+    other = 0 if config.pad_id else min(1, config.vocabulary - 1)
+    ids = np.where(ids == config.pad_id, other, ids)
+    given = {
+        contract.INPUT_IDS: np.where(kept, ids, config.pad_id),
+        contract.ATTENTION_MASK: kept.astype("int64"),
+    }
+    if config.segments:
+        given[contract.TOKEN_TYPE_IDS] = random.integers(0, config.segments, (batch, length), "int64") * kept
+    return given
+
+
+def _tokenizer_files(model: Bert, tokenizer: Any, inputs: list[str]) -> dict[str, Any]:
+    needed = ["pad_token", "unk_token", "cls_token", "sep_token"]
+    if isinstance(model.head, MaskedLMHead):
+        needed.append("mask_token")
+    file = TokenizerFile.of(tokenizer)
+    file.check(model.config.vocabulary, model.config.pad_id, needed)
+    return file.files(model.config.max_length, inputs)
+
+
+def _sentence_files(model: Bert, head: Head) -> dict[str, Any]:
+    """For sentence-transformers, which without them takes a mean and does not normalize it."""
+    assert isinstance(head, SentenceEmbeddingHead)
+    steps = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    files: dict[str, Any] = {
+        contract.SENTENCE_BERT: {"max_seq_length": model.config.max_length, "do_lower_case": False},
+        contract.POOLING: {
+            "word_embedding_dimension": model.config.width,
+            "pooling_mode_cls_token": head.pooling == "class",
+            "pooling_mode_mean_tokens": head.pooling == "mean",
+            "pooling_mode_max_tokens": False,
+            "pooling_mode_mean_sqrt_len_tokens": False,
+        },
+    }
+    if head.normalize:
+        steps.append(("2_Normalize", "Normalize"))
+        files[contract.NORMALIZE] = {}
+    files[contract.MODULES] = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(steps)
+    ]
+    return files

@@ -1,0 +1,278 @@
+"""Dense layers and norms on the real tokens alone, (tokens, width) in the place of (batch, sequence, width).
+
+The embeddings look up only real tokens, and what takes each token for itself goes on with them. What mixes
+tokens, above all attention, gets them with padding, which is zeros; and so do the outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from keras_tx import contract
+from keras_tx_onnx.sequence_sizes import of_sequence
+
+ELEMENTWISE = frozenset(
+    "Abs Add Cast Clip Div Erf Gelu Identity Mul Pow Relu Round Sigmoid Sqrt Sub Tanh".split()
+)
+NORMS = ("LayerNormalization", "RMSNormalization")
+TOKENS_AXIS = "tokens"  # how many real tokens a batch has
+
+
+def unpad(model: ir.Model) -> int:
+    """Rewrites the graph of an encoder with the contract's inputs; gives how many nodes lost padding.
+
+    The shapes of its values must be known: sizes_of_ids comes before.
+    """
+    return _Unpad(model.graph).run()
+
+
+class _Unpad:
+    def __init__(self, graph: ir.Graph):
+        self.graph = graph
+        self.nodes = list(graph)
+        self.first = self.nodes[0]
+        self.inputs = {value.name: value for value in graph.inputs}
+        self.packed: set[ir.Value] = set()  # (tokens, width) already
+        self.done: set[ir.Node] = set()
+        self.made: dict[Any, ir.Value] = {}  # what was added, by what it is
+
+    def run(self) -> int:
+        self._find_tokens()
+        count = 0
+        for node in self.nodes:
+            if node in self.done:
+                continue
+            if self._on_real_tokens(node):
+                count += 1
+            else:
+                self._give_padding(node)
+        for index, value in enumerate(list(self.graph.outputs)):
+            if self._can_be_packed(value):  # what is at padding shall be zero, however it came to be
+                name, value.name = value.name, f"{value.name}/{TOKENS_AXIS}"
+                padded = self._with_padding(self._packed(value))
+                padded.name = name
+                self.graph.outputs[index] = padded
+        return count
+
+    def _find_tokens(self) -> None:
+        """The places (tokens, 2) of real tokens, as row and column, and the shape (batch, sequence)."""
+        mask, ids = self.inputs[contract.ATTENTION_MASK], self.inputs[contract.INPUT_IDS]
+        found = self._add("NonZero", [mask], [2, TOKENS_AXIS])
+        self.places = self._add("Transpose", [found], [TOKENS_AXIS, 2], perm=[1, 0])
+        self.columns = self._add("Gather", [found, self._constant("one", 1)], [TOKENS_AXIS], axis=0)
+        self.shape = self._add("Shape", [ids], [2])
+
+    def _on_real_tokens(self, node: ir.Node) -> bool:
+        """Rewrites a node that works on each token for itself; says whether it is one."""
+        kind = node.op_type
+        if kind == "Gather":
+            return self._lookup(node)
+        if kind == "Reshape":
+            return self._product_between_reshapes(node)
+        if kind in ELEMENTWISE:
+            return self._elementwise(node)
+        x = node.inputs[0] if node.inputs else None
+        if x is None:
+            return False
+        if kind == "MatMul" and _is_table(node.inputs[1]) and self._can_be_packed(x):
+            node.replace_input_with(0, self._packed(x))
+        elif x not in self.packed:
+            return False
+        elif kind in NORMS and node.attributes.get_int("axis", -1) in (-1, 2):
+            node.attributes["axis"] = ir.AttrInt64("axis", -1)
+        elif not (kind == "MatMulInteger" and _is_table(node.inputs[1])) and not _is_largest_of_each(node):
+            return False
+        self._now_packed(node.outputs[0])
+        return True
+
+    def _lookup(self, node: ir.Node) -> bool:
+        """Rows of a table for each token are looked up for the real ones."""
+        table, ids = node.inputs
+        if (
+            not _is_table(table)
+            or ids is None
+            or not of_sequence(ids)
+            or node.attributes.get_int("axis", 0) != 0
+        ):
+            return False
+        node.replace_input_with(1, self._gathered(ids))
+        self._now_packed(node.outputs[0])
+        return True
+
+    def _elementwise(self, node: ir.Node) -> bool:
+        first = node.inputs[0]
+        # The first step of what quantizes the input of a dense layer.
+        begins = node.op_type == "Abs" and first is not None and self._is_tokens(first)
+        if not begins and not any(x in self.packed for x in node.inputs):
+            return False
+        fitting = [None if x is None else self._beside_packed(x) for x in node.inputs]
+        if any(x is None for x in fitting):
+            return False
+        for index, x in enumerate(fitting):
+            node.replace_input_with(index, x)
+        self._now_packed(node.outputs[0])
+        return True
+
+    def _beside_packed(self, x: ir.Value) -> ir.Value | None:
+        """An operand as it goes with (tokens, width); None where it does not."""
+        if self._can_be_packed(x):
+            return self._packed(x)
+        if x.const_value is not None:
+            sizes = x.const_value.shape.numpy()
+            return x if len(sizes) <= 2 and all(size == 1 for size in sizes[:-1]) else None
+        table = _table_of_positions(x)
+        if table is None:
+            return None
+        return self._once(
+            ("positions", table),
+            lambda: self._add(
+                "Gather", [table, self.columns], [TOKENS_AXIS, table.shape[1]], table.dtype, axis=0
+            ),
+        )
+
+    def _product_between_reshapes(self, node: ir.Node) -> bool:
+        """Reshape, Gemm, Reshape, which is how a tied table scores tokens: the Gemm alone."""
+        x, flat = node.inputs[0], node.outputs[0]
+        gemm, back = _only_use(flat), None
+        if gemm is not None and gemm.op_type == "Gemm" and gemm.inputs[0] is flat:
+            back = _only_use(gemm.outputs[0])
+        if x not in self.packed or back is None or back.op_type != "Reshape" or _rank(flat) != 2:
+            return False
+        result = back.outputs[0]
+        if gemm is None or not self._is_tokens(result) or result.is_graph_output():
+            return False
+        gemm.replace_input_with(0, x)
+        self._now_packed(gemm.outputs[0])
+        result.replace_all_uses_with(gemm.outputs[0])
+        self.done |= {gemm, back}
+        return True
+
+    def _give_padding(self, node: ir.Node) -> None:
+        for index, x in enumerate(node.inputs):
+            if x is not None and x in self.packed:
+                node.replace_input_with(index, self._with_padding(x))
+
+    def _can_be_packed(self, x: ir.Value) -> bool:
+        return x in self.packed or self._is_tokens(x)
+
+    def _is_tokens(self, x: ir.Value) -> bool:
+        """Whether a value is (batch, sequence, width)."""
+        return x.const_value is None and x.dtype == ir.DataType.FLOAT and _rank(x) == 3 and of_sequence(x)
+
+    def _packed(self, x: ir.Value) -> ir.Value:
+        return x if x in self.packed else self._gathered(x)
+
+    def _now_packed(self, x: ir.Value) -> None:
+        assert x.shape is not None
+        x.shape = ir.Shape([TOKENS_AXIS, x.shape[-1]])
+        self.packed.add(x)
+
+    def _gathered(self, x: ir.Value) -> ir.Value:
+        """Of (batch, sequence, ...), what is at real tokens."""
+        assert x.shape is not None
+        shape = [TOKENS_AXIS, *x.shape[2:]]
+        return self._once(
+            ("gathered", x), lambda: self._add("GatherND", [x, self.places], shape, x.dtype, after=x)
+        )
+
+    def _with_padding(self, x: ir.Value) -> ir.Value:
+        """(tokens, width) as (batch, sequence, width), zero at padding."""
+        assert x.shape is not None
+        width = x.shape[1]
+
+        def zeros() -> ir.Value:
+            sizes = self._add("Concat", [self.shape, self._constant("width", [width])], [3], axis=0)
+            assert x.dtype is not None
+            zero = ir.tensor(np.zeros(1, x.dtype.numpy()))
+            return self._add("ConstantOfShape", [sizes], [None, None, width], x.dtype, value=zero)
+
+        def padded() -> ir.Value:
+            shape = [None, None, width]
+            given = [self._once(("zeros", width, x.dtype), zeros), self.places, x]
+            scattered = self._add("ScatterND", given, shape, x.dtype, after=x)
+            # Without it, shape inference takes the width for unknown and Attention for 0.
+            same = self._constant("same", [0, 0, width])
+            sizes = [contract.BATCH_AXIS, contract.SEQUENCE_AXIS, width]
+            return self._add("Reshape", [scattered, same], sizes, x.dtype, after=scattered)
+
+        return self._once(("padded", x), padded)
+
+    def _once(self, key: Any, make: Any) -> ir.Value:
+        if key not in self.made:
+            self.made[key] = make()
+        return self.made[key]
+
+    def _constant(self, name: str, numbers: Any) -> ir.Value:
+        array = np.asarray(numbers, "int64")
+        name = f"unpad/{name}_{'x'.join(map(str, array.flat))}"
+
+        def make() -> ir.Value:
+            tensor = ir.tensor(array, name=name)
+            value = ir.Value(
+                name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+            )
+            self.graph.register_initializer(value)
+            return value
+
+        return self._once(name, make)
+
+    def _add(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value],
+        shape: Sequence[Any],
+        dtype: ir.DataType | None = ir.DataType.INT64,
+        after: ir.Value | None = None,
+        **attributes: Any,
+    ) -> ir.Value:
+        """A node before all others, or right behind the one that made `after`."""
+        name = f"unpad/{op_type}_{len(self.made)}_{len(self.packed)}_{len(self.graph)}"
+        value = ir.Value(name=name, shape=ir.Shape(shape))
+        value.type = None if dtype is None else ir.TensorType(dtype)
+        node = ir.node(op_type, inputs=inputs, attributes=attributes, outputs=[value], name=name)
+        producer = None if after is None else after.producer()
+        if producer is None:
+            self.graph.insert_before(self.first, node)
+        else:
+            self.graph.insert_after(producer, node)
+        return value
+
+
+def _rank(x: ir.Value) -> int | None:
+    return None if x.shape is None else len(x.shape)
+
+
+def _is_table(x: ir.Value | None) -> bool:
+    """Whether a value is a weight with two axes."""
+    return x is not None and x.is_initializer() and _rank(x) == 2
+
+
+def _is_largest_of_each(node: ir.Node) -> bool:
+    """Whether a node gives the largest number of each token, which quantizing divides by."""
+    axes = node.attributes.get_ints("axes", None)
+    if len(node.inputs) == 2 and node.inputs[1] is not None and node.inputs[1].const_value is not None:
+        axes = node.inputs[1].const_value.numpy().tolist()
+    kept = node.attributes.get_int("keepdims", 1) == 1
+    return node.op_type == "ReduceMax" and kept and axes is not None and list(axes) == [-1]
+
+
+def _table_of_positions(x: ir.Value) -> Any:
+    """The table of which a value is the first rows, one for each column; None where it is none."""
+    node = x.producer()
+    if node is None or node.op_type != "Slice" or not _is_table(node.inputs[0]) or len(node.inputs) != 4:
+        return None
+    start, axes = node.inputs[1], node.inputs[3]
+    zeros = all(
+        value is not None and value.const_value is not None and value.const_value.numpy().tolist() == [0]
+        for value in (start, axes)
+    )
+    return node.inputs[0] if zeros else None
+
+
+def _only_use(x: ir.Value) -> ir.Node | None:
+    users = [use.node for use in x.uses()]
+    return users[0] if len(users) == 1 and not x.is_graph_output() else None

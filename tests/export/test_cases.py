@@ -1,0 +1,160 @@
+"""The comparison uses what a model is made for: its vocabulary, its masks, the lengths that it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from keras_tx.errors import ExportError
+from keras_tx_onnx import cases, export_onnx, registry, verify
+from tests.drawing import redraw
+
+RANDOM = np.random.default_rng(0)
+
+
+def ids(name: str = "ids", length: int | None = None):
+    return keras.Input((length,), dtype="int32", name=name)
+
+
+def drawn(model, batch: int = 3, length: int = 8) -> list[np.ndarray]:
+    pairs = zip(model.inputs, cases.uses_of(model), strict=True)
+    return [cases.draw(tensor, use, batch, length, RANDOM) for tensor, use in pairs]
+
+
+def test_integers_stay_in_the_smallest_vocabulary():
+    tokens, segments, free = ids(), ids("segments"), ids("free")
+    x = layers.Embedding(50, 4)(tokens) + layers.Embedding(3, 4)(segments)
+    nested = keras.Model([tokens, segments], x)
+    y = nested([tokens + 0, segments])
+    y = y + layers.Embedding(20, 4)(tokens) + keras.ops.cast(free, "float32")[..., None]
+    model = keras.Model([tokens, segments, free], y)
+    assert [use.vocabulary for use in cases.uses_of(model)] == [20, 3, 2]
+    for array, largest in zip(drawn(model, 8, 64), (19, 2, 1), strict=True):
+        assert (array.min(), array.max(), array.dtype) == (0, largest, "int64")
+
+
+def test_floats_made_of_integers_are_no_indices():
+    tokens = ids()
+    rounded = keras.ops.cast(keras.ops.sigmoid(layers.Embedding(50, 4)(tokens)) > 0.5, "int32")
+    model = keras.Model(tokens, layers.Embedding(2, 4)(rounded))
+    assert cases.uses_of(model)[0].vocabulary == 50
+
+
+def test_masks_are_whole_once_and_padded_once():
+    mask, flags = keras.Input((None,), name="padding_mask", dtype="int32"), keras.Input((None,), dtype="bool")
+    wide = keras.Input((None, None), name="attention_mask")
+    tokens = ids()
+    x = layers.Embedding(9, 4, mask_zero=True)(tokens)
+    y = x * keras.ops.cast(mask, "float32")[..., None] * keras.ops.cast(flags, "float32")[..., None]
+    model = keras.Model([mask, flags, wide, tokens], [y, wide + 0.0])
+    whole, padded = drawn(model, 1), drawn(model, 3)
+    assert [array.dtype.name for array in padded] == ["int64", "bool", "float32", "int64"]
+    for array in whole:
+        assert array.all()
+    rows = [[1] * 8, [1] * 6 + [0] * 2, [1] * 4 + [0] * 4]
+    for array in (padded[0], padded[1], padded[3] > 0, padded[2][:, 0], padded[2][:, 7]):
+        np.testing.assert_array_equal(array, rows)
+
+
+@pytest.fixture
+def takes(monkeypatch):
+    """Lets Keras take only these lengths, as a model with a table of positions does."""
+
+    def limit(allowed, error):
+        def run(model, inputs):
+            if inputs[0].shape[1] not in allowed:
+                raise error
+            return run_keras(model, inputs)
+
+        run_keras = verify.run_keras
+        monkeypatch.setattr(verify, "run_keras", run)
+
+    return limit
+
+
+def dynamic_model():
+    x = keras.Input((None, 4), name="x")
+    return redraw(keras.Model(x, layers.Dense(3)(x)))
+
+
+def test_a_table_of_positions_limits_the_length(takes, tmp_path):
+    takes(range(33), IndexError("beyond the table"))
+    report = export_onnx(dynamic_model(), tmp_path / "out")
+    assert report.manifest.parity.cases == ("batch 1, length 32", "batch 3, length 16", "batch 2, length 4")
+    assert "fp32 tolerance 1e-04; batch 1, length 32, batch 3, length 16" in str(report)
+
+
+def test_one_length_serves_twice_where_there_is_no_other(takes, tmp_path):
+    takes([96], ValueError("too short"))
+    report = export_onnx(dynamic_model(), tmp_path / "out")
+    assert report.manifest.parity.cases == ("batch 1, length 96", "batch 3, length 96", "batch 2, length 96")
+
+
+def test_what_needs_more_gets_more(tmp_path):
+    x = keras.Input((None, 2), name="x")
+    model = redraw(keras.Model(x, layers.Conv1D(2, 80)(x)))
+    report = export_onnx(model, tmp_path / "out")
+    assert report.manifest.parity.cases == (
+        "batch 1, length 96",
+        "batch 3, length 128",
+        "batch 2, length 224",
+    )
+
+
+def test_a_fixed_batch_is_kept(tmp_path):
+    x = keras.Input(batch_shape=(2, 4), name="x")
+    report = export_onnx(redraw(keras.Model(x, layers.Dense(3)(x))), tmp_path / "out")
+    assert report.manifest.inputs[0].shape == (2, 4)
+    assert report.manifest.parity.cases == ("batch 2", "batch 2")
+
+
+def test_what_no_input_satisfies_is_said(takes, tmp_path):
+    takes([], ValueError("only between 500 and 600"))
+    with pytest.raises(
+        ExportError, match="Keras itself cannot run.*only between 500.*fixed one.*verify=False"
+    ):
+        export_onnx(dynamic_model(), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+    assert export_onnx(dynamic_model(), tmp_path / "out", verify=False).manifest.parity is None
+
+
+def test_weights_that_are_not_finite_are_said(tmp_path):
+    x = keras.Input((4,), name="x")
+    model = redraw(keras.Model(x, layers.Dense(3)(x)))
+    model.layers[-1].bias.assign([1.0, np.nan, 1.0])
+    with pytest.raises(ExportError, match="Keras's own outputs are not finite in the case 'batch 1'"):
+        export_onnx(model, tmp_path / "out")
+
+
+def test_a_mask_that_is_lost_is_found(tmp_path, monkeypatch):
+    tokens, mask = ids(), keras.Input((None,), name="padding_mask")
+    x = layers.Embedding(9, 4)(tokens)
+    x = layers.Multiply(name="masked")([x, mask[..., None]])
+    model = redraw(keras.Model([tokens, mask], layers.Dense(2)(x)))
+    report = export_onnx(model, tmp_path / "right")
+    assert report.manifest.parity.cases == (
+        "batch 1, length 32",
+        "batch 3, length 64, padded",
+        "batch 2, length 4, padded",
+    )
+    right = registry._LOWERINGS[layers.Multiply]
+    wrong = dataclasses.replace(right, function=lambda cx, layer, inputs: cx.op.Identity(inputs[0]))
+    monkeypatch.setitem(registry._LOWERINGS, layers.Multiply, wrong)
+    with pytest.raises(
+        ExportError,
+        match=r"case 'batch 3, length 64, padded'.*'masked' \(Multiply, registered\), by 1.0e\+00",
+    ):
+        export_onnx(model, tmp_path / "wrong")
+
+
+@pytest.mark.filterwarnings("ignore:Layer 'inner' .of type Functional. was passed an input with a mask")
+def test_a_mask_that_goes_into_a_nested_model_is_no_input_of_it():
+    x = keras.Input((None, 4), name="x")
+    inner = keras.Model(x, layers.Dense(2)(x), name="inner")
+    tokens = ids()
+    model = keras.Model(tokens, inner(layers.Embedding(7, 4, mask_zero=True)(tokens)))
+    assert cases.uses_of(model) == [cases.Use(7, zero_is_padding=True)]

@@ -1,0 +1,218 @@
+"""The graph of a decoder: prompt, chunks, steps and padding, against Keras without a cache."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import keras_tx
+from keras_tx import contract
+from keras_tx.errors import ConfigError, ExportError
+from keras_tx.runtime.session import Session
+from keras_tx_onnx import cache, decoder, export_onnx
+from keras_tx_onnx.lowerings import keras_tx_layers
+from tests.drawing import as_numpy, redraw
+from tests.tolerances import assert_close
+
+SMALL = {"max_length": 24, "vocabulary": 50}
+CASES = [
+    (variant, opset, options)
+    for variant, options in (("pico", {}), ("llama-tiny", {}), ("pico", {"use_bias": False, "tied": False}))
+    for opset in (17, 23)
+]
+
+
+def gpt(variant: str = "pico", **options: Any) -> Any:
+    return redraw(keras_tx.gpt(variant, **{**SMALL, **options}))
+
+
+def given(model: Any, rows: list[int], length: int) -> dict[str, np.ndarray]:
+    """Texts of so many tokens, padded on the left, and an empty past."""
+    config = model.config
+    mask = (np.arange(length) >= length - np.reshape(rows, (-1, 1))).astype("int64")
+    ids = np.random.default_rng(3).integers(0, config.vocabulary, mask.shape)
+    positions = np.maximum(mask.cumsum(axis=1) - 1, 0)
+    heads, size = config.kv_heads or config.num_heads, config.width // config.num_heads
+    past = {
+        port.format(i): np.zeros((len(rows), heads, 0, size), "float32")
+        for i in range(config.depth)
+        for port in contract.PAST
+    }
+    return {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **past}
+
+
+@pytest.mark.parametrize(("variant", "opset", "options"), CASES, ids=str)
+def test_any_pieces_give_what_keras_gives_at_once(variant, opset, options, tmp_path):
+    model = gpt(variant, **options)
+    export_onnx(model, tmp_path / "poet", opset=opset)
+    inputs = given(model, [12, 5, 1], 12)
+    expected = as_numpy(model({name: inputs[name] for name in list(inputs)[:3]}, training=False))
+    with Session(tmp_path / "poet" / contract.MODEL, provider="cpu") as session:
+        for pieces in ([12], [7, 5], [3, 1, 4, 1, 1, 2], [1] * 12):
+            got = decoder.run_in_pieces(session, inputs, pieces)[contract.LOGITS]
+            assert_close(got, expected, 3e-5)
+
+
+def test_the_contract(tmp_path):
+    report = export_onnx(gpt("llama-tiny"), tmp_path / "poet")
+    ports = [
+        (f"past_key_values.{i}.{kind}", "float32", ("batch_size", 2, "past_sequence_length", 16))
+        for i in range(2)
+        for kind in ("key", "value")
+    ]
+    tokens = ("batch_size", "sequence_length")
+    assert [(t.name, t.dtype, t.shape) for t in report.manifest.inputs] == [
+        ("input_ids", "int64", tokens),
+        ("attention_mask", "int64", ("batch_size", "total_sequence_length")),
+        ("position_ids", "int64", tokens),
+        *ports,
+    ]
+    assert [t.name for t in report.manifest.outputs] == [
+        "logits",
+        *(name.replace("past_key_values", "present") for name, *_ in ports),
+    ]
+    assert report.manifest.task == "text-generation"
+    assert report.manifest.parity and len(report.manifest.parity.cases) == 6
+    graph = onnx.load(tmp_path / "poet" / contract.MODEL).graph
+    assert {node.domain for node in graph.node} == {""}
+    assert report.nodes["Attention"] == 2
+
+
+def test_only_the_last_logits_where_no_others_are_wanted(tmp_path):
+    model = gpt()
+    export_onnx(model, tmp_path / "poet")
+    inputs = given(model, [9, 4], 9)
+    with Session(tmp_path / "poet" / contract.MODEL, provider="cpu") as session:
+        every = session.run(inputs)["logits"]
+        for count in (1, 3, 20):
+            some = session.run({**inputs, "num_logits_to_keep": np.array(count)})["logits"]
+            assert_close(some, every[:, -count:])
+
+
+def test_without_a_cache(tmp_path):
+    report = export_onnx(gpt(), tmp_path / "graph", cache=False)
+    assert [t.name for t in report.manifest.inputs] == ["input_ids", "attention_mask", "position_ids"]
+    assert report.manifest.task is None
+    assert "does not generate" in report.manifest.notes[0]
+    hidden = export_onnx(gpt(head=None), tmp_path / "hidden")
+    assert [t.name for t in hidden.manifest.outputs] == ["last_hidden_state"]
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (lambda: gpt(head=None), {"cache": True}, "head=None: without logits"),
+        (lambda: keras_tx.vit("Mu/2", image_size=8), {"cache": True}, "is a ViT, not what keras_tx.gpt"),
+        (lambda: keras_tx.vit("Mu/2", image_size=8), {"tokenizer": object()}, "Leave it out"),
+        (gpt, {"labels": ["a"]}, r"labels=\['a'\] was given, but 'gpt' takes text"),
+        (gpt, {"tokenizer": "gpt2"}, "tokenizer is a str, expected a tokenizers.Tokenizer"),
+    ],
+)
+def test_what_cannot_be(make, options, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        export_onnx(make(), tmp_path / "poet", **options)
+    assert not (tmp_path / "poet").exists()
+
+
+@pytest.mark.parametrize(
+    ("variant", "options"), [("pico", {"causal": False}), ("llama-tiny", {"causal": False})], ids=str
+)
+def test_an_attention_that_looks_ahead_is_refused(variant, options, tmp_path):
+    model = gpt(variant)
+    model.get_layer("block_1").attention.causal = options["causal"]
+    with pytest.raises(ExportError, match="'block_1/attention' cannot decode with a cache"):
+        export_onnx(model, tmp_path / "poet")
+
+
+def test_a_cache_that_is_wrong_is_found(tmp_path, monkeypatch):
+    """Keys are taken for values: one run of the prompt does not show it, a step does."""
+    keep = cache.Cache.keep
+
+    def swapped(self, present):
+        keep(self, (present[1], present[0]))
+
+    monkeypatch.setattr(cache.Cache, "keep", swapped)
+    with pytest.raises(ExportError, match="in pieces"):
+        export_onnx(gpt(), tmp_path / "poet")
+    assert not (tmp_path / "poet").exists()
+
+
+def test_the_first_layer_that_differs_is_named(tmp_path, monkeypatch):
+    attend = keras_tx_layers.attend
+    monkeypatch.setattr(keras_tx_layers, "attend", lambda *a, causal, **k: attend(*a, causal=False, **k))
+    with pytest.raises(ExportError, match=r"batch 1, length 16'.* The first layer that differs is 'block_0'"):
+        export_onnx(gpt(), tmp_path / "poet")
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_half_precision_computes_in_float32(policy, tmp_path):
+    report = export_onnx(gpt(dtype=policy), tmp_path / "poet")
+    assert report.manifest.parity and report.manifest.parity.max_difference < 1e-5
+
+
+def read(folder: Path, name: str) -> dict[str, Any]:
+    return json.loads((folder / name).read_text())
+
+
+def test_files_for_clients(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.models.WordLevel({"<|endoftext|>": 0, "to": 1, "be": 2}, unk_token="<|endoftext|>")
+    export_onnx(gpt(), tmp_path / "poet", tokenizer=tokenizers.Tokenizer(words))
+    config = read(tmp_path / "poet", "config.json")
+    assert config["model_type"] == "gpt2"
+    assert (config["eos_token_id"], config["pad_token_id"]) == (0, None)
+    assert read(tmp_path / "poet", "generation_config.json") == {"bos_token_id": 0, "eos_token_id": 0}
+    genai = read(tmp_path / "poet", "genai_config.json")
+    assert genai["model"]["type"] == "decoder"
+    assert genai["model"]["decoder"]["filename"] == contract.MODEL
+    assert genai["search"]["past_present_share_buffer"] is False
+    assert read(tmp_path / "poet", "tokenizer_config.json")["eos_token"] == "<|endoftext|>"
+    again = tokenizers.Tokenizer.from_file(str(tmp_path / "poet" / "tokenizer.json"))
+    assert again.token_to_id("be") == 2
+    small = gpt(vocabulary=2)
+    with pytest.raises(ConfigError, match="tokenizer has 3 tokens, but model 'gpt' has rows for 2"):
+        export_onnx(small, tmp_path / "small", tokenizer=again)
+
+
+def test_a_config_that_no_client_knows_has_no_type(tmp_path):
+    report = export_onnx(gpt(use_bias=False), tmp_path / "poet")
+    assert "model_type" not in read(tmp_path / "poet", "config.json")
+    assert "use_bias=False with learned positions" in report.manifest.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("variant", "options"),
+    [
+        ("pico", {"activation": "gelu"}),
+        ("pico", {"norm_epsilon": 0.01, "tied": False}),
+        ("llama-tiny", {"rotary_base": 100.0, "tied": True}),
+        ("llama-tiny", {"kv_heads": 1, "norm_epsilon": 0.01}),
+    ],
+    ids=str,
+)
+def test_config_json_honours_every_field(variant, options, tmp_path):
+    """transformers builds a model of config.json alone; with our weights it gives our logits."""
+    for package in ("torch", "transformers"):
+        pytest.importorskip(package, reason='pip install "keras-tx[parity]"')
+    import torch
+    import transformers
+
+    from tests.models.reference_gpt import load
+
+    model = gpt(variant, **options)
+    export_onnx(model, tmp_path / "poet")
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "poet")
+    theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
+    torch.manual_seed(0)
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    load(model, {name: x.detach().numpy() for name, x in theirs.state_dict().items()})
+    ids = np.random.default_rng(0).integers(0, 50, (2, 9))
+    with torch.no_grad():
+        expected = theirs(torch.as_tensor(ids)).logits.numpy()
+    assert_close(as_numpy(model(ids)), expected)

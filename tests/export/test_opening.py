@@ -1,0 +1,250 @@
+"""Layers without a lowering are opened: sizes become computations, and what cannot be is refused by name."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+from keras_tx.errors import ExportError
+from keras_tx_onnx import export_onnx
+from keras_tx_onnx.opening import Axis, Sizes
+from tests.drawing import as_numpy, draw, redraw
+from tests.export.exporting import exported, nodes_of, outputs_of, run
+from tests.tolerances import assert_close
+
+
+class OwnAttention(layers.Layer):
+    """Attention as people write it: with the sizes that `ops.shape` gives."""
+
+    def __init__(self, heads: int = 4, **kwargs):
+        super().__init__(**kwargs)
+        self.heads = heads
+        self.qkv, self.out = layers.Dense(48), layers.Dense(16)
+
+    def build(self, shape):
+        self.qkv.build(shape)
+        self.out.build(shape)
+
+    def call(self, x):
+        batch, length, width = ops.shape(x)
+        split = ops.reshape(self.qkv(x), (batch, length, 3, self.heads, width // self.heads))
+        query, key, value = ops.unstack(ops.transpose(split, (2, 0, 3, 1, 4)), 3)
+        weights = ops.softmax(ops.matmul(query, ops.transpose(key, (0, 1, 3, 2))) / 2.0)
+        mixed = ops.transpose(ops.matmul(weights, value), (0, 2, 1, 3))
+        return self.out(ops.reshape(mixed, (batch, length, width)))
+
+
+class Table(layers.Layer):
+    """Positions: the first rows of a table."""
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=(128, shape[-1]), name="table")
+
+    def call(self, x):
+        return x + self.table[: ops.shape(x)[1]]
+
+
+class Ranges(layers.Layer):
+    def call(self, x):
+        length = ops.shape(x)[1]
+        steps = ops.arange(length, dtype="float32")
+        earlier = ops.expand_dims(steps, 0) <= ops.expand_dims(steps, 1)
+        return x + ops.expand_dims(steps, -1) + ops.sum(ops.cast(earlier, "float32"), -1, keepdims=True)
+
+
+class Scaled(layers.Layer):
+    def compute_output_shape(self, shape):
+        return shape
+
+    def call(self, x):
+        length = ops.shape(x)[1]
+        return x / ops.cast(length, x.dtype) + 2 * ops.cast(length, "float32")
+
+
+class Filling(layers.Layer):
+    def call(self, x):
+        batch, length, width = ops.shape(x)
+        return ops.concatenate(
+            [x, ops.ones((batch, length + 2, width)), ops.zeros((batch, 2 * length, width))], 1
+        )
+
+
+class TwoLengths(layers.Layer):
+    def call(self, x, context):
+        ones = ops.ones((ops.shape(x)[0], ops.shape(x)[1], ops.shape(context)[1]))
+        return x + ops.matmul(ones, context)
+
+
+class Masked(layers.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def call(self, x, mask=None):
+        return x if mask is None else x * ops.cast(ops.expand_dims(mask, -1), x.dtype)
+
+
+@pytest.mark.parametrize("opset", [17, 23])
+@pytest.mark.parametrize(
+    "layer", [OwnAttention, Table, Ranges, Scaled, Filling], ids=lambda layer: layer.__name__
+)
+def test_one_file_serves_every_size(layer: type, opset: int, tmp_path):
+    if layer is Table and keras.backend.backend() != "tensorflow":
+        pytest.skip("Keras itself cannot infer the shape: it tries the layer at a length beyond the table")
+    x = keras.Input((None, 16), name="x")
+    model = redraw(keras.Model(x, layer(name="own")(x)))
+    folder = exported(model, tmp_path / "out", opset=opset)
+    for batch, length in ((1, 2), (2, 9), (5, 64)):
+        tokens = draw(batch, length, 16)
+        for got, expected in zip(run(folder, tokens), outputs_of(model, tokens), strict=True):
+            assert_close(got, expected)
+
+
+def test_two_inputs_of_unlike_length(tmp_path):
+    x, context = keras.Input((None, 16), name="x"), keras.Input((None, 16), name="context")
+    model = keras.Model([x, context], TwoLengths()(x, context))
+    folder = exported(model, tmp_path / "out")
+    arrays = draw(2, 3, 16), draw(2, 7, 16, seed=1)
+    assert_close(*run(folder, *arrays), *outputs_of(model, *arrays))
+
+
+def test_the_report_names_the_tier_and_the_weights_their_variable(tmp_path):
+    x = keras.Input((8, 16), name="x")
+    model = redraw(keras.Model(x, Table(name="positions")(x)))
+    report = export_onnx(model, tmp_path / "out")
+    assert report.manifest.tiers["positions"] == "opened"
+    assert nodes_of(tmp_path / "out")["Add"] == 1
+
+
+def test_the_layer_is_left_as_it_was(tmp_path):
+    x = keras.Input((None, 16), name="x")
+    layer = OwnAttention(name="own")
+    model = redraw(keras.Model(x, layer(x)))
+    tokens = draw(2, 5, 16)
+    before, arange = as_numpy(model(tokens)), ops.arange
+    weights, variables = layer.get_weights(), [id(v) for v in layer.variables]
+    parts = [(part, len(part._inbound_nodes)) for part in layer._flatten_layers()]
+    for index in range(2):
+        export_onnx(model, tmp_path / str(index))
+    assert ops.arange is arange
+    assert parts == [(part, len(part._inbound_nodes)) for part in layer._flatten_layers()]
+    assert variables == [id(v) for v in layer.variables]
+    for mine, kept in zip(layer.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(mine, kept)
+    np.testing.assert_array_equal(as_numpy(model(tokens)), before)
+
+
+def test_a_mask_reaches_a_layer_that_is_opened(tmp_path):
+    x = keras.Input((None, 16), name="x")
+    model = keras.Model(x, Masked()(layers.Masking()(x)))
+    tokens = draw(2, 5, 16)
+    tokens[0, 2:] = 0
+    folder = exported(model, tmp_path / "out")
+    assert_close(*run(folder, tokens), *outputs_of(model, tokens))
+
+
+class Frozen(layers.Layer):
+    def compute_output_shape(self, shape):
+        return shape
+
+    def call(self, x):
+        return x + np.arange(x.shape[1], dtype="float32")[None, :, None] if x.shape[1] else x
+
+
+class Halved(Frozen):
+    def call(self, x):
+        return x / (ops.shape(x)[1] / 2) if isinstance(ops.shape(x)[1], int) else x
+
+
+class Branching(Frozen):
+    def call(self, x):
+        length = ops.shape(x)[1]
+        return x + 1 if not isinstance(length, int) or length > 15 else x * 2
+
+
+class Squared(Frozen):
+    def call(self, x):
+        length = ops.shape(x)[1]
+        return x + ops.ones((1, length, 16))[:, : length**3] if isinstance(length, int) else x
+
+
+class NotAtAll(Frozen):
+    def call(self, x):
+        return np.asarray(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (Frozen, "'odd/.*' has a constant that depends on the size of an input: an array of shape"),
+        (Halved, "'odd/.*' has a constant that depends on the size of an input: 5.5 at one size and 12.5"),
+        (Branching, "'odd' takes another way when its inputs have another size"),
+        (Squared, "not a sum, difference or product of sizes"),
+        (
+            NotAtAll,
+            "(?s)'odd' .*NotAtAll.*keras.ops.*tier 2.*does not run on Keras tensors.*tier 3, tf2onnx: ",
+        ),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_what_cannot_be_a_graph_is_refused(layer: type, message: str, tmp_path):
+    x = keras.Input((None, 16), name="x")
+    with pytest.raises(ExportError, match=message):
+        export_onnx(keras.Model(x, layer(name="odd")(x)), tmp_path / "out", verify=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_number_that_did_not_change_stays_a_number():
+    sizes = Sizes(None, (Axis(None, 1, (11, 17)),))
+    assert sizes.resolve((4, "a", None, 2.5), (4, "a", None, 2.5)) == (4, "a", None, 2.5)
+
+
+class Neighbours(layers.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.one, self.other = layers.Dense(1), layers.Dense(1)
+
+    def call(self, nodes, adjacency):
+        scores = self.one(nodes) + ops.swapaxes(self.other(nodes), 1, 2)
+        weights = ops.softmax(ops.where(adjacency > 0, scores, -1e9), axis=-1)
+        return ops.matmul(weights, nodes)
+
+
+@pytest.mark.filterwarnings("ignore:You are using a softmax over axis")
+def test_axes_that_must_be_equal(tmp_path):
+    nodes, adjacency = keras.Input((None, 4), name="nodes"), keras.Input((None, None), name="adjacency")
+    model = redraw(keras.Model([nodes, adjacency], Neighbours(name="odd")(nodes, adjacency)))
+    folder = exported(model, tmp_path / "out")
+    for batch, length in ((1, 3), (4, 7)):
+        given = draw(batch, length, 4), (draw(batch, length, length, seed=2) > -0.5).astype("float32")
+        assert_close(*run(folder, *given), *outputs_of(model, *given))
+    assert "Loop" not in nodes_of(folder) and nodes_of(folder)["Softmax"] == 1
+
+
+class Noisy(layers.Layer):
+    def __init__(self, seed=None, **kwargs):
+        super().__init__(**kwargs)
+        self.seed = seed
+
+    def call(self, x):
+        return x + keras.random.normal((2, 16), seed=self.seed)
+
+
+def test_random_numbers_would_be_the_same_at_every_call(tmp_path):
+    x = keras.Input((16,), batch_size=2, name="x")
+    generator = keras.random.SeedGenerator(3)
+    model = keras.Model(x, Noisy(generator, name="odd")(x))
+    before = keras.ops.convert_to_numpy(generator.state)
+    with pytest.raises(ExportError, match="'odd'.*\n.*\n.*It draws random numbers at inference"):
+        export_onnx(model, tmp_path / "out", verify=False)
+    np.testing.assert_array_equal(generator.state, before)
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_of_a_fixed_seed_are_a_constant(tmp_path):
+    x = keras.Input((16,), batch_size=2, name="x")
+    model = keras.Model(x, Noisy(5)(x))
+    given = draw(2, 16)
+    assert_close(*run(exported(model, tmp_path / "out"), given), *outputs_of(model, given))

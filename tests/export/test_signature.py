@@ -1,0 +1,181 @@
+"""Models with a `call` of their own: what they take is remembered from their first call, or said."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import onnx
+import pytest
+from keras import layers, ops
+
+from keras_tx.errors import ConfigError, ExportError
+from keras_tx_onnx import export_onnx
+from keras_tx_onnx.interface import axis_names
+from tests.drawing import draw, redraw
+from tests.export.exporting import outputs_of, run
+from tests.tolerances import assert_close
+
+
+class Subclassed(keras.Model):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.hidden, self.answer = layers.Dense(8, activation="relu"), layers.Dense(3)
+        self.drop = layers.Dropout(0.5)
+
+    def call(self, x, training=False):
+        return self.answer(self.drop(self.hidden(x), training=training) + x)
+
+
+class Pair(keras.Model):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.table, self.mix = layers.Embedding(9, 4), layers.Dense(4)
+
+    def call(self, tokens, context=None):
+        vectors = self.table(tokens)
+        return {"tokens": vectors + ops.mean(self.mix(context), axis=1, keepdims=True), "table": vectors * 2}
+
+
+def names(folder) -> tuple[list, list]:
+    graph = onnx.load(folder / "onnx" / "model.onnx").graph
+
+    def spec(value):
+        return value.name, [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+
+    return [spec(v) for v in graph.input], [spec(v) for v in graph.output]
+
+
+def test_called_once_it_remembers(tmp_path):
+    model = Subclassed(name="mine")
+    model(draw(2, 8))
+    redraw(model)
+    before = [(layer, len(layer._inbound_nodes)) for layer in model._flatten_layers()]
+    report = export_onnx(model, tmp_path / "out")
+    assert any("only its batch is dynamic" in note for note in report.manifest.notes)
+    assert names(tmp_path / "out")[0] == [("x", ["batch_size", 8])]
+    assert [name for name, _ in names(tmp_path / "out")[1]] == ["output"]
+    x = draw(5, 8)
+    assert_close(*run(tmp_path / "out", x), *outputs_of(model, x))
+    assert before == [(layer, len(layer._inbound_nodes)) for layer in model._flatten_layers()]
+    assert report.manifest.tiers["mine"] == "opened"
+
+
+def test_it_trains_on_and_exports_again(tmp_path):
+    model = Subclassed()
+    model.compile("sgd", "mse")
+    x, y = draw(4, 8), draw(4, 3, seed=1)
+    model.fit(x, y, verbose=0)
+    export_onnx(model, tmp_path / "out")
+    model.fit(x, y, verbose=0)
+    export_onnx(model, tmp_path / "out", overwrite=True)
+    assert_close(*run(tmp_path / "out", x), *outputs_of(model, x))
+
+
+def test_a_signature_gives_names_dtypes_and_dynamic_sizes(tmp_path):
+    model = Pair(name="pair")
+    tokens = keras.InputSpec(shape=(None, None), dtype="int32")
+    context = keras.InputSpec(shape=(None, None, 6), dtype="float32", name="around")
+    export_onnx(model, tmp_path / "out", input_signature=[tokens, context])
+    inputs, outputs = names(tmp_path / "out")
+    assert inputs == [
+        ("tokens", ["batch_size", "tokens_sequence_length"]),
+        ("around", ["batch_size", "around_sequence_length", 6]),
+    ]
+    assert [name for name, _ in outputs] == ["table", "tokens_1"]
+    for length, other in ((3, 5), (9, 2)):
+        given = np.arange(2 * length).reshape(2, length) % 9, draw(2, other, 6)
+        expected = model(*given)
+        got = run(tmp_path / "out", *given)
+        assert_close(got[0], np.asarray(expected["table"]))
+        assert_close(got[1], np.asarray(expected["tokens"]))
+
+
+def test_a_sequential_that_was_never_built(tmp_path):
+    model = keras.Sequential([layers.Dense(4), layers.Dense(2)])
+    export_onnx(model, tmp_path / "out", input_signature=keras.InputSpec(shape=(None, 3), dtype="float32"))
+    x = draw(2, 3)
+    assert_close(*run(tmp_path / "out", x), *outputs_of(model, x))
+
+
+class Broken(keras.Model):
+    def call(self, x):
+        raise ValueError("it rains")
+
+
+@pytest.mark.parametrize(
+    ("model", "signature", "error", "message"),
+    [
+        (Subclassed, None, ExportError, "was never built.*Call it on data once, or pass input_signature"),
+        (lambda: keras.Sequential([layers.Dense(2)]), None, ExportError, "was never built"),
+        (Subclassed, (2, 8), ConfigError, "input_signature has 2 parts, but the call of .* takes 1: x"),
+        (Subclassed, "float32", ConfigError, "'float32' for 'x': expected keras.InputSpec"),
+        (
+            Broken,
+            keras.InputSpec(shape=(None, 2), dtype="float32"),
+            ExportError,
+            "cannot be called on Keras tensors: ValueError.*",
+        ),
+        (
+            lambda: keras.Sequential([keras.Input((2,)), layers.Dense(2)]),
+            keras.InputSpec(shape=(None, 2), dtype="float32"),
+            ConfigError,
+            "is a functional model and knows its inputs",
+        ),
+    ],
+)
+def test_what_nobody_knows_is_asked_for(model, signature, error, message, tmp_path):
+    with pytest.raises(error, match=message):
+        export_onnx(model(), tmp_path / "out", input_signature=signature)
+    assert not list(tmp_path.iterdir())
+
+
+class Heads(layers.Layer):
+    """Its code asks for the batch."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.mix = layers.Dense(8)
+
+    def call(self, x):
+        batch, length = ops.shape(x)[0], ops.shape(x)[1]
+        y = ops.reshape(self.mix(x), (batch, length, 2, 4))
+        return ops.reshape(ops.transpose(y, (0, 2, 1, 3)), (batch, 2, length * 4))[:, :, :3]
+
+
+class OfSequentials(keras.Model):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = keras.Sequential([layers.Dense(4), Heads(), keras.Sequential([layers.Dense(2)])])
+
+    def call(self, x):
+        return {"answer": self.inner(x)}
+
+
+@pytest.mark.parametrize("length", [5, None], ids=["fixed", "dynamic"])
+def test_sequentials_inside_that_a_batch_built_take_any(length, tmp_path):
+    model = OfSequentials()
+    model(draw(4, 5, 3))
+    redraw(model)
+    signature = keras.InputSpec(shape=(None, length, 3), dtype="float32")
+    report = export_onnx(model, tmp_path / "out", input_signature=signature)
+    assert names(tmp_path / "out")[1] == [("answer", ["batch_size", 2, 2])]
+    assert "tf2onnx" not in report.manifest.tiers.values()
+    for shape in ((1, 5, 3), (7, length or 9, 3)):
+        x = draw(*shape)
+        (expected,) = keras.tree.flatten(model(x))
+        assert_close(*run(tmp_path / "out", x), keras.ops.convert_to_numpy(expected))
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((None, None, None, 3), ["batch_size", "height", "width", 3]),
+        ((None, 3, None, None), ["batch_size", 3, "height", "width"]),
+        ((None, 16, None, 1), ["batch_size", 16, "width", 1]),
+        ((None, 2, None, None, None), ["batch_size", 2, "depth", "height", "width"]),
+        ((None, None, None, None), ["batch_size", "height", "width", "axis_3"]),
+    ],
+    ids=str,
+)
+def test_the_names_of_dynamic_axes(shape: tuple, expected: list):
+    assert axis_names(shape, "") == expected
