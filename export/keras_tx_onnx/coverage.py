@@ -71,6 +71,8 @@ class Coverage:
             lines += [f"  {row.name:<{width}}  {row.state:<20}  {row.note}".rstrip() for row in rows]
         return "\n".join(lines[1:])
 
+    __repr__ = __str__
+
 
 def coverage() -> Coverage:
     """Every public layer of Keras and of keras_tx and every operation of keras.ops: how it is exported."""
