@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 # The lowest version that is permitted, and the first that is not, as in pyproject.toml; a test compares.
 SUPPORTED: dict[str, tuple[str, str]] = {
-    "keras": ("3.12", "3.16"),
+    "keras": ("3.15", "3.16"),
     "tensorflow": ("2.20", "2.22"),
-    "keras-nlp": ("0.25", "0.33"),
+    "keras-nlp": ("0.32", "0.33"),
     "onnx": ("1.21", "1.24"),
     "onnx-ir": ("1.1", "2"),
     "onnxscript": ("0.6", "0.8"),

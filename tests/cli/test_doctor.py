@@ -122,14 +122,14 @@ def test_what_fits_is_left_alone(facts):
         (
             changed(WORKSHOP, more={"keras": "3.11.3"}),
             "problem",
-            "3.11.3 is installed, keras-tx was tried with 3.12 up to, not including, 3.16",
-            'pip install "keras>=3.12,<3.16"',
+            "3.11.3 is installed, keras-tx was tried with 3.15 up to, not including, 3.16",
+            'pip install "keras>=3.15,<3.16"',
         ),
         (
             changed(WORKSHOP, more={"keras": "3.16.0"}),
             "problem",
             "3.16.0 is installed",
-            'pip install "keras>=3.12,<3.16"',
+            'pip install "keras>=3.15,<3.16"',
         ),
         (
             changed(WORKSHOP, more={"tensorflow": "2.19.1"}),

@@ -18,6 +18,11 @@ from keras_tx_onnx.masks import MASK, mask_of
 from keras_tx_onnx.registry import lowers
 
 
+def window_and_gate(layer: Any) -> tuple[Any, bool]:
+    """How far a query of Keras's attention sees, and whether it is gated: older versions have neither."""
+    return getattr(layer, "_sliding_window", None), getattr(layer, "_use_gate", False)
+
+
 @lowers(
     layers.MultiHeadAttention,
     example=lambda x: layers.MultiHeadAttention(4, 3)(x, x),
@@ -37,9 +42,8 @@ def multi_head_attention(cx: Context, layer: Any, /, *args: Any, **kwargs: Any) 
         )
     # Keras reads the mask of the query from the tensor alone, and takes it from all three.
     own = mask_of(query)
-    output = _attention(
-        cx, layer, heads, layer._sliding_window, layer._use_gate, **{**call, "query_mask": own}
-    )
+    window, gated = window_and_gate(layer)
+    output = _attention(cx, layer, heads, window, gated, **{**call, "query_mask": own})
     for x in inputs:
         x.meta.pop(MASK, None)
     if own is not None:
@@ -56,7 +60,8 @@ def multi_head_attention(cx: Context, layer: Any, /, *args: Any, **kwargs: Any) 
 def group_query_attention(cx: Context, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     call = inspect.signature(layer.call).bind(*args, **kwargs).arguments
     heads = Heads(layer.num_query_heads, layer.num_key_value_heads, layer.head_dim)
-    return _attention(cx, layer, heads, layer.sliding_window, layer.use_gate, **call)
+    window, gated = getattr(layer, "sliding_window", None), getattr(layer, "use_gate", False)
+    return _attention(cx, layer, heads, window, gated, **call)
 
 
 def _attention(
@@ -89,14 +94,14 @@ def _attention(
         masks.append(_boolean(cx, attention_mask))
     mask = _all_of(cx, masks)
 
-    q, k, v = _projected(cx, layer, heads, query, key, value)
+    q, k, v = projected(cx, layer, heads, query, key, value)
     if mask is not None:
         rank = 3 if attention_mask is None else max(3, len(shape_of(attention_mask)))
         per_head = rank == 4 and attention_mask is not None and shape_of(attention_mask)[1] != 1
         mask = mask if rank == 4 else cx.op.Unsqueeze(mask, [-3])
         # Where Keras takes its fused path, a query without any key gets the mean of all values, else zero.
         if not return_attention_scores and layer.dropout == 0:
-            q, mask = _mean_where_nothing_is_seen(cx, heads, q, mask, per_head)
+            q, mask = mean_where_nothing_is_seen(cx, heads, q, mask, per_head)
         if any(x is not None for x in masks[1:3]) and query is value and attention_mask is None:
             mask = _of_full_size(cx, mask, mask, mask, axis=-1)  # the same for layers that share the mask
         else:
@@ -107,7 +112,7 @@ def _attention(
     if gated:
         gate = _dense(cx, layer._gate_dense, query, heads.queries * heads.values)
         y = cx.op.Mul(y, cx.op.Sigmoid(gate))
-    y = _output(cx, layer._output_dense, y)
+    y = output_of(cx, layer._output_dense, y)
     return (y, weights) if return_attention_scores else y
 
 
@@ -134,7 +139,7 @@ def _all_of(cx: Context, masks: list[ir.Value | None]) -> ir.Value | None:
     return result
 
 
-def _mean_where_nothing_is_seen(
+def mean_where_nothing_is_seen(
     cx: Context, heads: Heads, q: ir.Value, mask: ir.Value, per_head: bool
 ) -> tuple[ir.Value, ir.Value]:
     """A query that sees nothing becomes zero and sees all: equal scores, without a number as a mask."""
@@ -157,7 +162,7 @@ def _of_full_size(cx: Context, mask: ir.Value, q: ir.Value, k: ir.Value, axis: i
     return cx.op.Expand(mask, cx.op.Concat([1, 1], rows, columns, axis=0))
 
 
-def _projected(
+def projected(
     cx: Context, layer: Any, heads: Heads, query: ir.Value, key: ir.Value, value: ir.Value
 ) -> tuple[ir.Value, ...]:
     parts = (layer._query_dense, layer._key_dense, layer._value_dense)
@@ -180,7 +185,7 @@ def _dense(cx: Context, dense: Any, x: ir.Value, size: int) -> ir.Value:
     return x if dense.bias is None else cx.op.Add(x, cx.weight(dense.bias, shape=(size,)))
 
 
-def _output(cx: Context, dense: Any, y: ir.Value) -> ir.Value:
+def output_of(cx: Context, dense: Any, y: ir.Value) -> ir.Value:
     shape = tuple(dense.kernel.shape)
     width = math.prod(shape[2:])
     y = cx.op.MatMul(y, cx.weight(dense.kernel, shape=(shape[0] * shape[1], width)))
@@ -218,7 +223,7 @@ def attention(
     if of_value is not None:
         seen = _seen(cx, of_value, use_causal_mask, query, key, 1, 1)
         assert seen is not None
-        query, seen = _mean_where_nothing_is_seen(cx, heads, query, cx.op.Unsqueeze(seen, [1]), False)
+        query, seen = mean_where_nothing_is_seen(cx, heads, query, cx.op.Unsqueeze(seen, [1]), False)
         seen = _of_full_size(cx, seen, query, key, axis=1)
     y, _, weights = attend(
         cx,

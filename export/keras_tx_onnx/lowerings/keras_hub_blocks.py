@@ -12,7 +12,12 @@ from keras_tx_onnx.context import KERAS_TENSOR, Context, shape_of
 from keras_tx_onnx.dims import axis_length
 from keras_tx_onnx.lowerings.attention import Heads, attend, counting
 from keras_tx_onnx.lowerings.core import dense
-from keras_tx_onnx.lowerings.keras_attention import _mean_where_nothing_is_seen, _output, _projected
+from keras_tx_onnx.lowerings.keras_attention import (
+    mean_where_nothing_is_seen,
+    output_of,
+    projected,
+    window_and_gate,
+)
 from keras_tx_onnx.lowerings.keras_hub import described, uncached
 from keras_tx_onnx.lowerings.norm import layer_normalization
 from keras_tx_onnx.masks import mask_of
@@ -40,7 +45,7 @@ def cached_attention(
     return_attention_scores: bool = False,
 ) -> Any:
     uncached(cx, cache=cache, cache_update_index=cache_update_index)
-    if layer.attention_axes != (1,) or len(shape_of(query)) != 3 or layer._use_gate or layer._sliding_window:
+    if layer.attention_axes != (1,) or len(shape_of(query)) != 3 or any(window_and_gate(layer)):
         return NotImplemented
     if attention_mask is not None and len(shape_of(attention_mask)) == 4:
         return NotImplemented
@@ -90,14 +95,14 @@ def _attended(
     fused = layer.dropout == 0 and not weights
     if causal and mask is not None and (fused or cx.opset < 23):
         mask, causal = cx.op.And(mask, causal_mask(cx, *at)), False
-    q, k, v = _projected(cx, layer, heads, query, value if key is None else key, value)
+    q, k, v = projected(cx, layer, heads, query, value if key is None else key, value)
     if mask is not None:
         whole = cx.op.Unsqueeze(mask, [1])
         if fused:
-            q, whole = _mean_where_nothing_is_seen(cx, heads, q, whole, False)
+            q, whole = mean_where_nothing_is_seen(cx, heads, q, whole, False)
         mask = full_mask(cx, whole, *at)
     y, _, scores = attend(cx, heads, q, k, v, causal=causal, mask=mask, weights=weights)
-    y = _output(cx, layer._output_dense, y)
+    y = output_of(cx, layer._output_dense, y)
     return (y, scores) if weights else y
 
 
