@@ -1,6 +1,6 @@
 """Tokenizing inside tf.data, with the ids that the exported folder will give.
 
-`tokenizing` calls the transform itself from the pipeline: equal on every text, and as fast, since a batch
+`tokenizing` calls the transform itself from the pipeline: equal on every text, and not slow, since a batch
 is tokenized outside of Python. `keras_hub_tokenizer` is the tokenizer of keras-hub (keras-nlp) on the same
 vocabulary, in TensorFlow operations only. It is not equal everywhere. For uncased vocabularies it writes
 compatibility characters out, so that an ellipsis is three dots and the sharp s two letters; control
