@@ -30,7 +30,6 @@ class Lowering:
 
 
 _LOWERINGS: dict[Target, Lowering] = {}
-unknown: list[str] = []  # operations that we know of, and that the installed Keras does not have yet
 
 
 def lowers(
@@ -67,9 +66,6 @@ def opens(target: type, *, example: Callable[..., Any], shape: tuple[int | None,
 
 def _register(lowering: Lowering) -> None:
     if isinstance(lowering.target, str) and lowering.target not in operation_names():
-        if lowering.function is not None and lowering.function.__module__.startswith("keras_tx_onnx."):
-            unknown.append(lowering.target)
-            return
         raise ValueError(
             f"keras.ops has no operation {lowering.target!r}. {nearest(lowering.target, operation_names())}"
         )

@@ -105,10 +105,6 @@ class Bert(TextModel):
 
     config_class = BertConfig
 
-    @property
-    def task(self) -> str | None:  # type: ignore[override]
-        return contract.FEATURE_EXTRACTION if self.head is None else self.head.task
-
     @classmethod
     def assemble(
         cls,

@@ -120,10 +120,6 @@ class GPT(TextModel):
 
     config_class = GPTConfig
 
-    @property
-    def task(self) -> str | None:  # type: ignore[override]
-        return contract.FEATURE_EXTRACTION if self.head is None else self.head.task
-
     @classmethod
     def default_head(cls) -> Head:
         return CAUSAL_LM

@@ -24,6 +24,10 @@ class TextModel(TransformerModel):
 
     processing_class = TextTransform
 
+    @property
+    def task(self) -> str | None:  # type: ignore[override]
+        return contract.FEATURE_EXTRACTION if self.head is None else self.head.task
+
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         return super().__call__(self.complete(inputs), *args, **kwargs)
 

@@ -13,13 +13,6 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.processing import tokenizer_kinds as kinds
 
-TOKENIZER = "tokenizer.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
-SPECIAL_TOKENS_MAP = "special_tokens_map.json"
-VOCAB_TXT = "vocab.txt"
-VOCAB_JSON = "vocab.json"
-MERGES_TXT = "merges.txt"
-
 SPECIAL_TOKENS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_token", "eos_token")
 OURS = "keras_tx"  # our own key, which Hugging Face passes over
 OPTIONS = ("too_long", "multiple")
@@ -45,9 +38,9 @@ def files_of(transform: Any) -> dict[str, str]:
     }
     tokenizer = Tokenizer.from_str(transform.tokenizer)
     return {
-        TOKENIZER: tokenizer.to_str(pretty=True) + "\n",
-        TOKENIZER_CONFIG: _json(config),
-        SPECIAL_TOKENS_MAP: _json(special),
+        contract.TOKENIZER: tokenizer.to_str(pretty=True) + "\n",
+        contract.TOKENIZER_CONFIG: _json(config),
+        contract.SPECIAL_TOKENS: _json(special),
         **_vocabulary_files(tokenizer),
     }
 
@@ -59,26 +52,30 @@ def _vocabulary_files(tokenizer: Tokenizer) -> dict[str, str]:
     in_order = sorted(ids, key=ids.__getitem__)
     if model["type"] == "WordPiece":
         can_be_lines = sorted(ids.values()) == list(range(len(ids))) and not any("\n" in x for x in ids)
-        return {VOCAB_TXT: "".join(f"{token}\n" for token in in_order)} if can_be_lines else {}
+        return {contract.VOCAB: "".join(f"{token}\n" for token in in_order)} if can_be_lines else {}
     if model["type"] not in ("BPE", "WordLevel"):
         return {}
-    files = {VOCAB_JSON: _json({token: ids[token] for token in in_order})}
+    files = {contract.VOCAB_JSON: _json({token: ids[token] for token in in_order})}
     if model["type"] == "BPE":
         pairs = [x if isinstance(x, str) else " ".join(x) for x in model["merges"]]
-        files[MERGES_TXT] = "\n".join(["#version: 0.2", *pairs, ""])
+        files[contract.MERGES] = "\n".join(["#version: 0.2", *pairs, ""])
     return files
 
 
 def fields_of(path: Path) -> dict[str, Any]:
     """The fields of a TextTransform from a folder, or from one tokenizer.json."""
     if not path.exists():
-        raise ConfigError(f"{path} does not exist; expected a folder with {TOKENIZER}, or such a file.")
-    folder, file = (path, path / TOKENIZER) if path.is_dir() else (path.parent, path)
-    config = _read_json(folder / TOKENIZER_CONFIG) if path.is_dir() else {}
-    special = _special(_read_json(folder / SPECIAL_TOKENS_MAP) if path.is_dir() else {})
+        raise ConfigError(
+            f"{path} does not exist; expected a folder with {contract.TOKENIZER}, or such a file."
+        )
+    folder, file = (path, path / contract.TOKENIZER) if path.is_dir() else (path.parent, path)
+    config = _read_json(folder / contract.TOKENIZER_CONFIG) if path.is_dir() else {}
+    special = _special(_read_json(folder / contract.SPECIAL_TOKENS) if path.is_dir() else {})
     special.update(_special(config))
     if config.get("truncation_side", "right") != "right":
-        raise ConfigError(f"{folder / TOKENIZER_CONFIG}: truncation_side is not 'right', which is all we do.")
+        raise ConfigError(
+            f"{folder / contract.TOKENIZER_CONFIG}: truncation_side is not 'right', which is all we do."
+        )
     if file.is_file():
         tokenizer = parse(file.read_text("utf-8"), str(file))
     else:
@@ -111,30 +108,31 @@ def parse(text: str, name: str = "tokenizer") -> Tokenizer:
 def _from_vocabulary(
     folder: Path, config: Mapping[str, Any], special: dict[str, str]
 ) -> tuple[Tokenizer, dict[str, str]]:
-    if (folder / VOCAB_TXT).is_file():
+    if (folder / contract.VOCAB).is_file():
         special = {**kinds.BERT_TOKENS, **special}
         lowercase = config.get("do_lower_case", True)
         tokenizer = kinds.wordpiece_tokenizer(
-            kinds.read_vocabulary(folder / VOCAB_TXT),
+            kinds.read_vocabulary(folder / contract.VOCAB),
             special,
             lowercase=lowercase,
             strip_accents=config.get("strip_accents"),
             split_chinese=config.get("tokenize_chinese_chars", True),
         )
         return tokenizer, special
-    if (folder / VOCAB_JSON).is_file() and (folder / MERGES_TXT).is_file():
-        vocabulary = kinds.read_vocabulary(folder / VOCAB_JSON)
+    if (folder / contract.VOCAB_JSON).is_file() and (folder / contract.MERGES).is_file():
+        vocabulary = kinds.read_vocabulary(folder / contract.VOCAB_JSON)
         if not special:
             special = kinds.ROBERTA_TOKENS if "<mask>" in vocabulary else kinds.GPT_TOKENS
         tokenizer = kinds.byte_bpe_tokenizer(
             vocabulary,
-            kinds.read_merges(folder / MERGES_TXT),
+            kinds.read_merges(folder / contract.MERGES),
             special,
             add_prefix_space=config.get("add_prefix_space", False),
         )
         return tokenizer, dict(special)
     raise ConfigError(
-        f"{folder} has no tokenizer: expected {TOKENIZER}, or {VOCAB_TXT}, or {VOCAB_JSON} with {MERGES_TXT}."
+        f"{folder} has no tokenizer: expected {contract.TOKENIZER}, or {contract.VOCAB}, or "
+        f"{contract.VOCAB_JSON} with {contract.MERGES}."
     )
 
 

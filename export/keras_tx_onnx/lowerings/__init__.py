@@ -1,10 +1,9 @@
 """The lowerings, a file for each kind of layer. Importing this package fills the registry."""
 
-from keras import layers
-
 from keras_tx_onnx.lowerings import (
     activation_layers,
     activation_operations,
+    adaptive_pooling,
     applications,
     attention,
     cells,
@@ -38,12 +37,10 @@ from keras_tx_onnx.lowerings import (
     wrappers,
 )
 
-if hasattr(layers, "AdaptiveMaxPooling1D"):
-    from keras_tx_onnx.lowerings import adaptive_pooling
-
 __all__ = [
     "activation_layers",
     "activation_operations",
+    "adaptive_pooling",
     "applications",
     "attention",
     "cells",

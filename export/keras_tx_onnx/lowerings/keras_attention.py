@@ -18,11 +18,6 @@ from keras_tx_onnx.masks import MASK, mask_of
 from keras_tx_onnx.registry import lowers
 
 
-def window_and_gate(layer: Any) -> tuple[Any, bool]:
-    """How far a query of Keras's attention sees, and whether it is gated: older versions have neither."""
-    return getattr(layer, "_sliding_window", None), getattr(layer, "_use_gate", False)
-
-
 @lowers(
     layers.MultiHeadAttention,
     example=lambda x: layers.MultiHeadAttention(4, 3)(x, x),
@@ -42,8 +37,9 @@ def multi_head_attention(cx: Context, layer: Any, /, *args: Any, **kwargs: Any) 
         )
     # Keras reads the mask of the query from the tensor alone, and takes it from all three.
     own = mask_of(query)
-    window, gated = window_and_gate(layer)
-    output = _attention(cx, layer, heads, window, gated, **{**call, "query_mask": own})
+    output = _attention(
+        cx, layer, heads, layer._sliding_window, layer._use_gate, **{**call, "query_mask": own}
+    )
     for x in inputs:
         x.meta.pop(MASK, None)
     if own is not None:
@@ -60,8 +56,7 @@ def multi_head_attention(cx: Context, layer: Any, /, *args: Any, **kwargs: Any) 
 def group_query_attention(cx: Context, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     call = inspect.signature(layer.call).bind(*args, **kwargs).arguments
     heads = Heads(layer.num_query_heads, layer.num_key_value_heads, layer.head_dim)
-    window, gated = getattr(layer, "sliding_window", None), getattr(layer, "use_gate", False)
-    return _attention(cx, layer, heads, window, gated, **call)
+    return _attention(cx, layer, heads, layer.sliding_window, layer.use_gate, **call)
 
 
 def _attention(
@@ -194,6 +189,14 @@ def output_of(cx: Context, dense: Any, y: ir.Value) -> ir.Value:
     return y if len(shape) == 3 else cx.op.Reshape(y, [0, 0, *shape[2:]])
 
 
+def _given(cx: Context, inputs: list[ir.Value], mask: list[ir.Value | None] | None) -> tuple[Any, ...]:
+    """Query, value and key, which is the value where there is none, and the masks of the first two."""
+    query, value = (cx.floating(x) for x in inputs[:2])
+    key = cx.floating(inputs[2]) if len(inputs) > 2 else value
+    of_query, of_value = (None, None) if mask is None else mask[:2]
+    return query, value, key, of_query, of_value
+
+
 @lowers(
     layers.Attention,
     example=lambda x: layers.Attention()([x, x]),
@@ -209,9 +212,7 @@ def attention(
     return_attention_scores: bool = False,
     use_causal_mask: bool = False,
 ) -> Any:
-    query, value = (cx.floating(x) for x in inputs[:2])
-    key = cx.floating(inputs[2]) if len(inputs) > 2 else value
-    of_query, of_value = (None, None) if mask is None else mask[:2]
+    query, value, key, of_query, of_value = _given(cx, inputs, mask)
     if layer.score_mode == "concat" or len(shape_of(inputs[0])) != 3:
         scores = _scores(cx, layer, query, key)
         seen = _seen(cx, of_value, use_causal_mask, scores, scores, -2, -1)
@@ -255,9 +256,7 @@ def additive_attention(
     return_attention_scores: bool = False,
     use_causal_mask: bool = False,
 ) -> Any:
-    query, value = (cx.floating(x) for x in inputs[:2])
-    key = cx.floating(inputs[2]) if len(inputs) > 2 else value
-    of_query, of_value = (None, None) if mask is None else mask[:2]
+    query, value, key, of_query, of_value = _given(cx, inputs, mask)
     both = cx.op.Tanh(_sums(cx, query, key))
     if layer.scale is None:
         scores = cx.op.ReduceSum(both, [-1], keepdims=0)

@@ -16,7 +16,6 @@ from keras_tx_onnx.lowerings.keras_attention import (
     mean_where_nothing_is_seen,
     output_of,
     projected,
-    window_and_gate,
 )
 from keras_tx_onnx.lowerings.keras_hub import described, uncached
 from keras_tx_onnx.lowerings.norm import layer_normalization
@@ -45,7 +44,7 @@ def cached_attention(
     return_attention_scores: bool = False,
 ) -> Any:
     uncached(cx, cache=cache, cache_update_index=cache_update_index)
-    if layer.attention_axes != (1,) or len(shape_of(query)) != 3 or any(window_and_gate(layer)):
+    if layer.attention_axes != (1,) or len(shape_of(query)) != 3 or layer._use_gate or layer._sliding_window:
         return NotImplemented
     if attention_mask is not None and len(shape_of(attention_mask)) == 4:
         return NotImplemented
