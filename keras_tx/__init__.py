@@ -17,6 +17,7 @@ _HOMES = {
     "ClassToken": "layers",
     "ClassifierHead": "heads",
     "ContrastiveLoss": "losses",
+    "DistilledClassifierHead": "heads",
     "EntityF1": "metrics",
     "F1": "metrics",
     "FeedForward": "layers",
@@ -34,6 +35,7 @@ _HOMES = {
     "PretrainingHead": "heads",
     "RegressionHead": "heads",
     "RelativePositionBias": "layers",
+    "SampleText": "sampling_callback",
     "SentenceEmbeddingHead": "heads",
     "SpanExactMatch": "metrics",
     "SpanF1": "metrics",
@@ -52,9 +54,14 @@ _HOMES = {
     "bert": "models",
     "cost": "costs",
     "finetune_recipe": "training",
+    "fit_resumable": "training",
+    "from_checkpoint": "weights",
     "generate": "generation",
     "gpt": "models",
     "load_model": "saving",
+    "pretrain_recipe": "training",
+    "save_checkpoint": "weights",
+    "to_keras_hub": "weights",
     "vit": "models",
 }
 
@@ -68,6 +75,7 @@ if TYPE_CHECKING:
     from keras_tx.heads import (
         CausalLMHead,
         ClassifierHead,
+        DistilledClassifierHead,
         MaskedLMHead,
         NextSentenceHead,
         PretrainingHead,
@@ -102,8 +110,17 @@ if TYPE_CHECKING:
     )
     from keras_tx.models import GPT, Bert, BertConfig, GPTConfig, ViT, ViTConfig, bert, gpt, vit
     from keras_tx.processing import ImageTransform, TextTransform
+    from keras_tx.sampling_callback import SampleText
     from keras_tx.saving import load_model
-    from keras_tx.training import AdamW, WarmupCosine, WarmupLinear, finetune_recipe
+    from keras_tx.training import (
+        AdamW,
+        WarmupCosine,
+        WarmupLinear,
+        finetune_recipe,
+        fit_resumable,
+        pretrain_recipe,
+    )
+    from keras_tx.weights import from_checkpoint, save_checkpoint, to_keras_hub
     from keras_tx_onnx import ExportCallback, export_onnx
 
 

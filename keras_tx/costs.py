@@ -7,17 +7,17 @@ import math
 from typing import Any
 
 import keras
-from keras.src.backend.common import global_state
 
 from keras_tx.errors import ConfigError
 from keras_tx.layers import FeedForward, MultiHeadAttention, PatchEmbedding, TokenEmbedding, TransformerBlock
 from keras_tx.models import GPT, Bert, TransformerModel, ViT
+from keras_tx.models.sketch import sketch
 
 FREE = (  # no matrix products: a few operations an element, which the papers do not count
     "Activation Add AlphaDropout Average BatchNormalization Bias Cast ClassToken Concatenate Cumsum Divide "
     "Dropout ExpandDims Flatten Gelu GetItem GlobalAveragePooling1D Identity InputLayer LayerNormalization "
-    "Maximum Multiply NotEqual PositionalEmbedding Relu RMSNormalization Rescaling Reshape Softmax Sqrt "
-    "Square Sum Where"
+    "MaskToken Maximum Multiply NotEqual PositionalEmbedding Relu RMSNormalization Rescaling Reshape Softmax "
+    "Sqrt Square Sum Where"
 ).split()
 FAMILIES: tuple[type[TransformerModel], ...] = (ViT, Bert, GPT)
 
@@ -69,7 +69,7 @@ def cost(model: Any, *, tokens: int | None = None) -> Cost:
     """
     for family in FAMILIES:
         if isinstance(model, family.config_class):
-            model = _without_weights(family, model)
+            model = sketch(family, model, head=family.default_head())
     if not isinstance(model, keras.Model) or not hasattr(model, "operations"):
         raise ConfigError(f"cost() takes a functional Keras model or a config, got {type(model).__name__}.")
     if tokens is None and isinstance(model, TransformerModel):
@@ -82,16 +82,6 @@ def cost(model: Any, *, tokens: int | None = None) -> Cost:
         if params or kind not in FREE:
             rows.append(LayerCost(operation.name, kind, params, _flops(model, operation, tokens)))
     return Cost(tuple(rows))
-
-
-def _without_weights(family: type[TransformerModel], config: Any) -> TransformerModel:
-    """The model with variables that have a shape and no values."""
-    waiting = list(global_state.get_global_attribute("uninitialized_variables") or [])
-    with keras.StatelessScope(initialize_variables=False):
-        model = family.assemble(config, head=family.default_head())
-    # Keras would fill them at its next opportunity.
-    global_state.set_global_attribute("uninitialized_variables", waiting)
-    return model
 
 
 def _flops(model: keras.Model, operation: Any, tokens: int | None) -> int | None:

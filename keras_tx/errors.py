@@ -36,6 +36,10 @@ class ProviderError(KerasTxError, RuntimeError):
     """The execution provider that was asked for cannot run here."""
 
 
+class RunError(KerasTxError, RuntimeError):
+    """A loaded model failed while it ran; it can be used again."""
+
+
 class TextError(KerasTxError, ValueError):
     """A text is not what the model takes: empty, too long, or no text at all."""
 

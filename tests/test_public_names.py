@@ -15,8 +15,9 @@ import keras_tx
 MODULES = """
     costs losses saving training.optimizers training.recipes training.schedules
     metrics.classes metrics.entities metrics.ranks metrics.spans metrics.tokens
-    processing.vocabularies
+    processing.token_file processing.vocabularies sampling_callback
     models.bert models.gpt models.text_model models.transformer_model models.vit
+    weights.saving weights.starting
 """.split()
 
 

@@ -1,6 +1,7 @@
 """What a model answers: a head turns features into logits, and knows the loss and metrics for them."""
 
 from keras_tx.heads.classifying import ClassifierHead, NextSentenceHead, RegressionHead
+from keras_tx.heads.distilled import DistilledClassifierHead
 from keras_tx.heads.head import Encoded, Head
 from keras_tx.heads.language import CausalLMHead, MaskedLMHead, PretrainingHead
 from keras_tx.heads.sentence import SentenceEmbeddingHead
@@ -9,6 +10,7 @@ from keras_tx.heads.tagging import SpanHead, TokenClassifierHead
 __all__ = [
     "CausalLMHead",
     "ClassifierHead",
+    "DistilledClassifierHead",
     "Encoded",
     "Head",
     "MaskedLMHead",

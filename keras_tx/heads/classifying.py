@@ -9,7 +9,7 @@ import keras
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, whole_number
-from keras_tx.heads.head import Head, check_rate, project
+from keras_tx.heads.head import Head, check_labels, check_rate, project
 from keras_tx.metrics import Spearman
 
 
@@ -18,11 +18,13 @@ from keras_tx.metrics import Spearman
 class ClassifierHead(Head):
     """One label for each sample: dropout, then a dense layer that gives logits (batch, classes).
 
-    For images, and for a text or a pair of texts.
+    For images, and for a text or a pair of texts. `labels` are the names of the classes, in order; the
+    exported folder has them.
     """
 
     classes: int
     dropout: float = 0.0
+    labels: tuple[str, ...] | None = None
 
     takes_sample: ClassVar[bool] = True
     task: ClassVar[str | None] = contract.TEXT_CLASSIFICATION
@@ -32,9 +34,14 @@ class ClassifierHead(Head):
         if self.classes < 2:
             raise ConfigError(f"classes={self.classes!r}: a classifier tells at least 2 classes apart.")
         check_rate("dropout", self.dropout)
+        if self.labels is not None:
+            object.__setattr__(self, "labels", check_labels(self.labels, self.classes))
 
     def __call__(self, features: Any) -> Any:
         return project(features, self.classes, contract.LOGITS, self.dropout)
+
+    def classes_of(self, config: Any) -> dict[str, int]:
+        return {contract.LOGITS: self.classes}
 
     def loss(self) -> keras.losses.Loss:
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -46,10 +53,14 @@ class ClassifierHead(Head):
 @keras.saving.register_keras_serializable("keras_tx")
 @dataclasses.dataclass(frozen=True)
 class RegressionHead(Head):
-    """Numbers for each sample (batch, outputs), such as how alike two sentences are."""
+    """Numbers for each sample (batch, outputs), such as how alike two sentences are.
+
+    `labels` are the names of the numbers.
+    """
 
     outputs: int = 1
     dropout: float = 0.0
+    labels: tuple[str, ...] | None = None
 
     takes_sample: ClassVar[bool] = True
     task: ClassVar[str | None] = contract.TEXT_CLASSIFICATION  # with one label, as Hugging Face has it
@@ -57,6 +68,8 @@ class RegressionHead(Head):
     def __post_init__(self) -> None:
         object.__setattr__(self, "outputs", whole_number("outputs", self.outputs))
         check_rate("dropout", self.dropout)
+        if self.labels is not None:
+            object.__setattr__(self, "labels", check_labels(self.labels, self.outputs))
 
     def __call__(self, features: Any) -> Any:
         return project(features, self.outputs, contract.LOGITS, self.dropout)
@@ -78,6 +91,9 @@ class NextSentenceHead(Head):
 
     def __call__(self, features: Any) -> Any:
         return project(features, 2, contract.LOGITS)
+
+    def classes_of(self, config: Any) -> dict[str, int]:
+        return {contract.LOGITS: 2}
 
     def loss(self) -> keras.losses.Loss:
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -44,6 +44,10 @@ class Head:
         """What `compile` takes where neither loss nor metrics are given."""
         raise NotImplementedError
 
+    def classes_of(self, config: Any) -> dict[str, int]:
+        """How many classes a label may name, by output: whole numbers from 0 on, or -100 for a token."""
+        return {}
+
     def is_tied(self, config: Any) -> bool:
         """Whether the token embedding gives the logits, in a model of this config."""
         return False
@@ -58,6 +62,18 @@ class Head:
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
         return cls(**config)
+
+
+def check_labels(labels: Any, count: int) -> tuple[str, ...]:
+    """Names of the classes, in order; a ConfigError says what is wrong with them."""
+    if not isinstance(labels, list | tuple) or not all(isinstance(x, str) and x for x in labels):
+        raise ConfigError(f"labels={labels!r}: expected a list of names, one for each class in order.")
+    if len(labels) != count:
+        raise ConfigError(f"{len(labels)} labels were given, but the model tells {count} classes apart.")
+    twice = sorted({label for label in labels if labels.count(label) > 1})
+    if twice:
+        raise ConfigError(f"labels has {twice[0]!r} more than once; each class needs a name of its own.")
+    return tuple(labels)
 
 
 def check_rate(name: str, rate: Any) -> None:

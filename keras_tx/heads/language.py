@@ -10,10 +10,13 @@ from keras import ops
 
 from keras_tx import contract
 from keras_tx.contract import PREDICTION_LOGITS, SEQ_RELATIONSHIP_LOGITS
+from keras_tx.errors import ConfigError, nearest
 from keras_tx.heads.head import Encoded, Head, check_rate, initializer, project
 from keras_tx.layers import Bias
 from keras_tx.losses import TokenCrossentropy
 from keras_tx.metrics import Perplexity, TokenAccuracy
+
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 
 
 @keras.saving.register_keras_serializable("keras_tx")
@@ -21,15 +24,32 @@ from keras_tx.metrics import Perplexity, TokenAccuracy
 class MaskedLMHead(Head):
     """Which token was masked: a dense layer, activation, norm, then logits (batch, sequence, vocabulary).
 
-    The projection is the token embedding itself, with a bias of its own. Activation and norm are those
-    of the encoder. Labels are (batch, sequence), -100 where nothing was masked.
+    The projection is the token embedding itself, with a bias of its own. Labels are (batch, sequence), -100
+    where nothing was masked.
+
+    Args:
+        activation, norm_epsilon: by default the encoder's.
     """
+
+    activation: str | None = None
+    norm_epsilon: float | None = None
 
     task: ClassVar[str | None] = contract.FILL_MASK
     token_outputs: ClassVar[tuple[str, ...]] = (contract.LOGITS,)
 
+    def __post_init__(self) -> None:
+        if self.activation not in (None, *ACTIVATIONS):
+            raise ConfigError(
+                f"activation={self.activation!r} is unknown. {nearest(str(self.activation), ACTIVATIONS)}"
+            )
+        if self.norm_epsilon is not None and not 0 < self.norm_epsilon < 1:
+            raise ConfigError(f"norm_epsilon={self.norm_epsilon!r}: expected a number between 0 and 1.")
+
     def __call__(self, features: Encoded) -> Any:
-        return _masked_lm(features, contract.LOGITS)
+        return _masked_lm(features, contract.LOGITS, self.activation, self.norm_epsilon)
+
+    def classes_of(self, config: Any) -> dict[str, int]:
+        return {contract.LOGITS: config.vocabulary}
 
     def is_tied(self, config: Any) -> bool:
         return True
@@ -59,6 +79,9 @@ class PretrainingHead(Head):
             SEQ_RELATIONSHIP_LOGITS: project(features.pool(), 2, SEQ_RELATIONSHIP_LOGITS),
         }
 
+    def classes_of(self, config: Any) -> dict[str, int]:
+        return {PREDICTION_LOGITS: config.vocabulary, SEQ_RELATIONSHIP_LOGITS: 2}
+
     def is_tied(self, config: Any) -> bool:
         return True
 
@@ -75,15 +98,17 @@ class PretrainingHead(Head):
         }
 
 
-def _masked_lm(features: Encoded, name: str) -> Any:
+def _masked_lm(
+    features: Encoded, name: str, activation: str | None = None, norm_epsilon: float | None = None
+) -> Any:
     config = features.config
+    activation = activation or config.activation
+    epsilon = config.norm_epsilon if norm_epsilon is None else norm_epsilon
     x = keras.layers.Dense(
         config.width, kernel_initializer=initializer(), dtype="float32", name="prediction_dense"
     )(features.tokens)
-    x = ops.relu(x) if config.activation == "relu" else ops.gelu(x, config.activation == "gelu_tanh")
-    x = keras.layers.LayerNormalization(epsilon=config.norm_epsilon, dtype="float32", name="prediction_norm")(
-        x
-    )
+    x = ops.relu(x) if activation == "relu" else ops.gelu(x, activation == "gelu_tanh")
+    x = keras.layers.LayerNormalization(epsilon=epsilon, dtype="float32", name="prediction_norm")(x)
     assert features.embedding is not None
     return Bias(dtype="float32", name=name)(features.embedding(x, reverse=True))
 
@@ -118,6 +143,9 @@ class CausalLMHead(Head):
             name=contract.LOGITS,
         )
         return dense(features.tokens)
+
+    def classes_of(self, config: Any) -> dict[str, int]:
+        return {contract.LOGITS: config.vocabulary}
 
     def is_tied(self, config: Any) -> bool:
         return config.tied

@@ -10,7 +10,7 @@ from keras import ops
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, whole_number
-from keras_tx.heads.head import Encoded, Head, check_rate, project
+from keras_tx.heads.head import Encoded, Head, check_labels, check_rate, project
 from keras_tx.losses import TokenCrossentropy
 from keras_tx.metrics import SpanExactMatch, SpanF1, TokenAccuracy
 
@@ -23,11 +23,13 @@ class TokenClassifierHead(Head):
     """One label for each token: logits (batch, sequence, classes).
 
     Labels are (batch, sequence), -100 where none is to be learned: padding, and all pieces of a word but
-    its first. `keras_tx.metrics.EntityF1` counts whole entities where labels are B-, I- and O.
+    its first. `keras_tx.metrics.EntityF1` counts whole entities where labels are B-, I- and O. The field
+    `labels` has the names of the classes, in order; the exported folder has them, too.
     """
 
     classes: int
     dropout: float = 0.0
+    labels: tuple[str, ...] | None = None
 
     task: ClassVar[str | None] = contract.TOKEN_CLASSIFICATION
     token_outputs: ClassVar[tuple[str, ...]] = (contract.LOGITS,)
@@ -37,9 +39,14 @@ class TokenClassifierHead(Head):
         if self.classes < 2:
             raise ConfigError(f"classes={self.classes!r}: a classifier tells at least 2 classes apart.")
         check_rate("dropout", self.dropout)
+        if self.labels is not None:
+            object.__setattr__(self, "labels", check_labels(self.labels, self.classes))
 
     def __call__(self, features: Encoded) -> Any:
         return project(features.tokens, self.classes, contract.LOGITS, self.dropout)
+
+    def classes_of(self, config: Any) -> dict[str, int]:
+        return {contract.LOGITS: self.classes}
 
     def loss(self) -> keras.losses.Loss:
         return TokenCrossentropy()

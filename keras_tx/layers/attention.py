@@ -10,7 +10,7 @@ from keras.src.backend import get_keras_mask  # no public name; JAX tracers carr
 
 from keras_tx.errors import ConfigError
 from keras_tx.layers.caching import open_cache
-from keras_tx.layers.rotary import rotate
+from keras_tx.layers.rotary import check_scaling, rotate
 from keras_tx.layers.shape import Shape
 
 
@@ -32,7 +32,11 @@ class MultiHeadAttention(keras.layers.Layer):
         kv_heads: number of key and value heads, each shared by `num_heads / kv_heads` query heads.
         causal: whether a token sees only itself and those before it.
         rotary_base: base of rotary positions (10,000 in Llama); None for no rotation.
+        rotary_scaling: how they are stretched beyond the trained length: {"rope_type": "linear",
+            "factor": 4.0}, or "llama3" with the four numbers of Llama 3.1.
         dropout: rate of dropout on the attention weights.
+        use_bias: whether the dense layers have biases.
+        qkv_bias: whether query, key and value have them, where that differs from `use_bias`.
 
     Call arguments:
         query: (batch, queries, width).
@@ -55,8 +59,10 @@ class MultiHeadAttention(keras.layers.Layer):
         kv_heads: int | None = None,
         causal: bool = False,
         rotary_base: float | None = None,
+        rotary_scaling: Any = None,
         dropout: float = 0.0,
         use_bias: bool = True,
+        qkv_bias: bool | None = None,
         kernel_initializer: Any = "glorot_uniform",
         **kwargs: Any,
     ):
@@ -67,8 +73,10 @@ class MultiHeadAttention(keras.layers.Layer):
         self.kv_heads = num_heads if kv_heads is None else kv_heads
         self.causal = causal
         self.rotary_base = rotary_base
+        self.rotary_scaling = check_scaling(rotary_scaling)
         self.dropout = dropout
         self.use_bias = use_bias
+        self.qkv_bias = use_bias if qkv_bias is None else qkv_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.weights_dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="weights_dropout")
         if head_dim is not None and head_dim < 1:
@@ -81,6 +89,12 @@ class MultiHeadAttention(keras.layers.Layer):
         if rotary_base is not None and head_dim is not None and head_dim % 2:
             raise ConfigError(
                 f"Layer {self.name!r}: rotary positions turn pairs, so head_dim={head_dim} must be even."
+            )
+
+        if rotary_base is None and rotary_scaling is not None:
+            raise ConfigError(
+                f"Layer {self.name!r} has no rotary_base, so rotary_scaling would change nothing. Leave it "
+                "out."
             )
 
     def build(self, query_shape: Shape, context_shape: Shape | None = None) -> None:
@@ -97,17 +111,16 @@ class MultiHeadAttention(keras.layers.Layer):
                 f"Layer {self.name!r}: rotary positions turn pairs, so the head width "
                 f"{width} / {self.num_heads} = {self.size} must be even."
             )
-        self.query = self._project(self.num_heads * self.size, "query", query_shape)
-        self.key = self._project(self.kv_heads * self.size, "key", context_shape)
-        self.value = self._project(self.kv_heads * self.size, "value", context_shape)
-        self.output_projection = self._project(
-            width, "output", (*query_shape[:-1], self.num_heads * self.size)
-        )
+        self.query = self._project(self.num_heads * self.size, "query", query_shape, self.qkv_bias)
+        self.key = self._project(self.kv_heads * self.size, "key", context_shape, self.qkv_bias)
+        self.value = self._project(self.kv_heads * self.size, "value", context_shape, self.qkv_bias)
+        attended_shape = (*query_shape[:-1], self.num_heads * self.size)
+        self.output_projection = self._project(width, "output", attended_shape, self.use_bias)
 
-    def _project(self, units: int, name: str, input_shape: Shape) -> keras.layers.Dense:
+    def _project(self, units: int, name: str, input_shape: Shape, use_bias: bool) -> keras.layers.Dense:
         dense = keras.layers.Dense(
             units,
-            use_bias=self.use_bias,
+            use_bias=use_bias,
             kernel_initializer=self.kernel_initializer.clone(),
             dtype=self.dtype_policy,
             name=name,
@@ -152,8 +165,8 @@ class MultiHeadAttention(keras.layers.Layer):
             if positions is None:
                 start = 0 if past is None else ops.shape(past[0])[2]
                 positions = ops.expand_dims(ops.arange(ops.shape(q)[2]) + start, 0)
-            q = rotate(q, positions, self.rotary_base)
-            k = rotate(k, positions, self.rotary_base)
+            q = rotate(q, positions, self.rotary_base, self.rotary_scaling)
+            k = rotate(k, positions, self.rotary_base, self.rotary_scaling)
         if past is not None:
             k = ops.concatenate([ops.cast(past[0], k.dtype), k], axis=2)
             v = ops.concatenate([ops.cast(past[1], v.dtype), v], axis=2)
@@ -225,7 +238,9 @@ class MultiHeadAttention(keras.layers.Layer):
             "kv_heads": self.kv_heads,
             "causal": self.causal,
             "rotary_base": self.rotary_base,
+            "rotary_scaling": self.rotary_scaling,
             "dropout": self.dropout,
             "use_bias": self.use_bias,
+            "qkv_bias": self.qkv_bias,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
         }

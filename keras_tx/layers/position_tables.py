@@ -38,23 +38,42 @@ def fourier_features(grid: tuple[int, ...], bands: int) -> np.ndarray:
     return np.concatenate(features, axis=-1).astype("float32")
 
 
-def resize_grid(table: np.ndarray, old: tuple[int, ...], new: tuple[int, ...]) -> np.ndarray:
+def resize_grid(
+    table: np.ndarray, old: tuple[int, ...], new: tuple[int, ...], kind: str = "plain"
+) -> np.ndarray:
     """A table (prod(old), width) resized to (prod(new), width), bicubically on each axis.
 
-    The kernel is PyTorch's (a = -0.75, half-pixel centres, edges repeated, no antialiasing), with which
-    published checkpoints were resized.
+    The kinds are PyTorch's, with which published checkpoints were resized: "plain" (a = -0.75, half-pixel
+    centres, edges repeated), "aligned" (the same, with the corners' centres on each other) and "antialiased"
+    (a = -0.5, the kernel as wide as a new cell, and cut off at the edges).
     """
     values = table.reshape(*old, -1).astype("float64")
     for axis, (before, after) in enumerate(zip(old, new, strict=True)):
         if before != after:
-            values = np.moveaxis(np.tensordot(_cubic(before, after), values, axes=(1, axis)), 0, axis)
+            matrix = _antialiased(before, after) if kind == "antialiased" else _cubic(before, after, kind)
+            values = np.moveaxis(np.tensordot(matrix, values, axes=(1, axis)), 0, axis)
     return values.reshape(math.prod(new), -1).astype(table.dtype)
 
 
-def _cubic(before: int, after: int) -> np.ndarray:
+def _antialiased(before: int, after: int) -> np.ndarray:
+    """The matrix (after, before) that resizes one axis with Pillow's kernel."""
+    a = -0.5
+    scale = before / after
+    widened = max(scale, 1.0)
+    centre = (np.arange(after)[:, None] + 0.5) * scale
+    distance = np.abs(np.arange(before) + 0.5 - centre) / widened
+    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    far = ((distance - 5) * distance + 8) * distance * a - 4 * a
+    matrix = np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
+    return matrix / matrix.sum(axis=1, keepdims=True)
+
+
+def _cubic(before: int, after: int, kind: str) -> np.ndarray:
     """The matrix (after, before) that resizes one axis."""
     a = -0.75
     centre = (np.arange(after) + 0.5) * before / after - 0.5
+    if kind == "aligned":
+        centre = np.arange(after) * (before - 1) / max(after - 1, 1)
     left = np.floor(centre).astype(int)
     matrix = np.zeros((after, before))
     for offset in range(-1, 3):

@@ -152,8 +152,10 @@ class PositionalEmbedding(keras.layers.Layer):
         self._check(input_shape)
         return input_shape
 
-    def resize_from(self, other: PositionalEmbedding) -> None:
+    def resize_from(self, other: PositionalEmbedding, kind: str = "plain") -> None:
         """Takes the learned positions of a layer with another grid, bicubically resized; prefix rows stay.
+
+        `kind` is "plain", "antialiased" or "aligned", as checkpoints were resized; see position_tables.
 
         >>> import numpy as np
         >>> small, large = (PositionalEmbedding((n, n), prefix_tokens=1) for n in (14, 24))
@@ -171,14 +173,14 @@ class PositionalEmbedding(keras.layers.Layer):
             if not layer.built:
                 raise ConfigError(f"Layer {layer.name!r} has no positions yet: build it, or call it once.")
         for mine, theirs in zip(self.weights, other.weights, strict=True):
-            mine.assign(self._resized(mine, ops.convert_to_numpy(theirs), other.grid))
+            mine.assign(self._resized(mine, ops.convert_to_numpy(theirs), other.grid, kind))
 
-    def _resized(self, weight: Any, value: np.ndarray, old_grid: tuple[int, ...]) -> np.ndarray:
+    def _resized(self, weight: Any, value: np.ndarray, old_grid: tuple[int, ...], kind: str) -> np.ndarray:
         if self.kind == "learned":
             prefix, grid = value[: self.prefix_tokens], value[self.prefix_tokens :]
-            return np.concatenate([prefix, resize_grid(grid, old_grid, self.grid)])
+            return np.concatenate([prefix, resize_grid(grid, old_grid, self.grid, kind)])
         if self.kind == "learned-2d" and weight is not self.prefix:
-            return resize_grid(value, (value.shape[0],), (weight.shape[0],))
+            return resize_grid(value, (value.shape[0],), (weight.shape[0],), kind)
         return value
 
     def get_config(self) -> dict[str, Any]:

@@ -2,22 +2,68 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from keras import ops
 
+from keras_tx.errors import ConfigError, nearest
 
-def inverse_frequencies(size: int, base: float) -> np.ndarray:
+# What each way of stretching positions beyond the trained length needs to know, in Hugging Face's words.
+SCALINGS = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+
+
+def check_scaling(scaling: Any) -> dict[str, Any] | None:
+    """The scaling as a plain dict, or a ConfigError that says what is wrong with it."""
+    if scaling is None:
+        return None
+    kind = scaling.get("rope_type") if isinstance(scaling, Mapping) else None
+    if kind not in SCALINGS:
+        raise ConfigError(
+            f"rotary_scaling={scaling!r}: expected a dict whose 'rope_type' is one of "
+            f"{', '.join(map(repr, SCALINGS))}. {nearest(str(kind), SCALINGS)}"
+        )
+    if set(scaling) != {"rope_type", *SCALINGS[kind]}:
+        raise ConfigError(
+            f"rotary_scaling={dict(scaling)!r}: {kind!r} is made of {', '.join(SCALINGS[kind])}, all of them."
+        )
+    for name in SCALINGS[kind]:
+        value = scaling[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ConfigError(f"rotary_scaling has {name}={value!r}, expected a positive number.")
+    if kind == "llama3" and scaling["low_freq_factor"] >= scaling["high_freq_factor"]:
+        raise ConfigError(
+            f"rotary_scaling has low_freq_factor={scaling['low_freq_factor']}, which is not below "
+            f"high_freq_factor={scaling['high_freq_factor']}."
+        )
+    return dict(scaling)
+
+
+def inverse_frequencies(size: int, base: float, scaling: Mapping[str, Any] | None = None) -> np.ndarray:
     """The angle for one step of position, for each of the size / 2 pairs of channels."""
-    return (1.0 / base ** (np.arange(0, size, 2) / size)).astype("float32")
+    frequencies = 1.0 / base ** (np.arange(0, size, 2) / size)
+    if scaling is not None:
+        slow = frequencies / scaling["factor"]
+        # How many turns a pair makes over the trained length decides: many stay, few are slowed down.
+        kept = 0.0
+        if scaling["rope_type"] == "llama3":
+            turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+            low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+            kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        frequencies = (1 - kept) * slow + kept * frequencies
+    return frequencies.astype("float32")
 
 
-def rotate(x: Any, positions: Any, base: float) -> Any:
+def rotate(x: Any, positions: Any, base: float, scaling: Mapping[str, Any] | None = None) -> Any:
     """Turns `x` (batch, heads, tokens, size); channel i is paired with channel i + size / 2, as in Llama."""
     half = x.shape[-1] // 2
     positions = ops.cast(positions, "float32")[:, None, :, None]  # (b, 1, s, 1)
-    angles = ops.multiply(positions, inverse_frequencies(x.shape[-1], base))  # (b, 1, s, size / 2)
+    angles = ops.multiply(positions, inverse_frequencies(x.shape[-1], base, scaling))  # (b, 1, s, size / 2)
     # Angles reach the context length, far beyond what half precision resolves: turn in float32.
     cosine, sine = ops.cos(angles), ops.sin(angles)
     first, second = ops.cast(x[..., :half], "float32"), ops.cast(x[..., half:], "float32")

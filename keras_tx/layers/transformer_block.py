@@ -14,6 +14,7 @@ from keras_tx.layers.shape import Shape
 
 NORMS = {"layer": keras.layers.LayerNormalization, "rms": keras.layers.RMSNormalization}
 NORM_POSITIONS = ("pre", "post")
+ATTENTION = ("num_heads", "head_dim", "kv_heads", "causal", "rotary_base", "rotary_scaling", "qkv_bias")
 
 
 @keras.saving.register_keras_serializable("keras_tx")
@@ -27,7 +28,7 @@ class TransformerBlock(keras.layers.Layer):
     (2, 5, 16)
 
     Args:
-        num_heads, kv_heads, head_dim, causal, rotary_base: see MultiHeadAttention.
+        num_heads, kv_heads, head_dim, causal, rotary_base, rotary_scaling, qkv_bias: see MultiHeadAttention.
         mlp_dim, activation: see FeedForward.
         norm: "layer" or "rms".
         dropout: rate on the output of each half.
@@ -47,6 +48,7 @@ class TransformerBlock(keras.layers.Layer):
         kv_heads: int | None = None,
         causal: bool = False,
         rotary_base: float | None = None,
+        rotary_scaling: Any = None,
         activation: str = "gelu",
         norm: str = "layer",
         norm_position: str = "pre",
@@ -57,6 +59,7 @@ class TransformerBlock(keras.layers.Layer):
         drop_path: float = 0.0,
         layer_scale: float | None = None,
         use_bias: bool = True,
+        qkv_bias: bool | None = None,
         kernel_initializer: Any = "glorot_uniform",
         **kwargs: Any,
     ):
@@ -82,7 +85,9 @@ class TransformerBlock(keras.layers.Layer):
             kv_heads=kv_heads,
             causal=causal,
             rotary_base=rotary_base,
+            rotary_scaling=rotary_scaling,
             dropout=attention_dropout,
+            qkv_bias=qkv_bias,
             name="attention",
             **shared,
         )
@@ -154,7 +159,7 @@ class TransformerBlock(keras.layers.Layer):
         feed_forward = self.feed_forward.get_config()
         return {
             **super().get_config(),
-            **{key: attention[key] for key in ("num_heads", "head_dim", "kv_heads", "causal", "rotary_base")},
+            **{key: attention[key] for key in ATTENTION},
             "attention_dropout": attention["dropout"],
             "mlp_dim": feed_forward["hidden"],
             "activation": feed_forward["activation"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 from keras import ops
@@ -12,7 +12,7 @@ from keras import ops
 from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest, whole_number
 from keras_tx.heads import CausalLMHead, Encoded, Head
-from keras_tx.layers import PositionalEmbedding, TokenEmbedding, TransformerBlock
+from keras_tx.layers import Bias, PositionalEmbedding, TokenEmbedding, TransformerBlock
 from keras_tx.models.config import check_rates, check_sizes, make_config
 from keras_tx.models.text_model import TextModel, as_processed, fitting
 from keras_tx.processing import TextTransform
@@ -46,7 +46,7 @@ ALIASES = {
 class BertConfig:
     """Everything that shapes a BERT; `BertConfig.variant("base")` starts from a published one.
 
-    RoBERTa is `vocabulary=50265, segments=0, position_offset=2, pad_id=1, norm_epsilon=1e-5`, and
+    RoBERTa is `vocabulary=50265, segments=1, position_offset=2, pad_id=1, norm_epsilon=1e-5`, and
     `pooler=None` where its checkpoint has none; DistilBERT is `depth=6, segments=0, pooler=None`, and
     `pooler="relu"` with a classifier.
     """
@@ -57,7 +57,7 @@ class BertConfig:
     mlp_dim: int
     vocabulary: int = 30522
     max_length: int = 512
-    segments: int = 2  # 0: no token_type_ids
+    segments: int = 2  # with 1 every token is of the same, as in RoBERTa, and 0 has none: no token_type_ids
     position_offset: int = 0  # above 0, real tokens count from here on and padding is at the position before
     pad_id: int = 0  # tokens with this id are padding, where no attention_mask says so
     pooler: str | None = (
@@ -67,6 +67,9 @@ class BertConfig:
     norm_epsilon: float = 1e-12
     dropout: float = 0.1
     attention_dropout: float = 0.1
+
+    # What may differ from the checkpoint that a model starts from.
+    FREE: ClassVar[frozenset[str]] = frozenset({"attention_dropout", "dropout", "max_length", "pooler"})
 
     def __post_init__(self) -> None:
         check_sizes(self, "width", "depth", "num_heads", "mlp_dim", "vocabulary", "max_length")
@@ -122,7 +125,7 @@ class Bert(TextModel):
         if head is not None and not isinstance(head, Head):
             raise ConfigError(f"head={head!r}: expected a head such as keras_tx.ClassifierHead(2), or None.")
         names = [contract.INPUT_IDS, contract.ATTENTION_MASK]
-        if config.segments:
+        if config.segments > 1:
             names.append(contract.TOKEN_TYPE_IDS)
         inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in names}
         encoded, pool = _encode(config, inputs, dtype)
@@ -132,12 +135,12 @@ class Bert(TextModel):
             outputs = {contract.LAST_HIDDEN_STATE: encoded.tokens}
             if config.pooler is not None:
                 outputs[contract.POOLER_OUTPUT] = pool()
-        processing = fitting(processing, config, segments=config.segments > 0)
+        processing = fitting(processing, config, segments=config.segments > 1)
         return cls(inputs, outputs, config=config, head=head, processing=processing, name=name or "bert")
 
     def derive(self, given: dict[str, Any]) -> dict[str, Any]:
         self.derive_mask(given)
-        if self.config.segments and contract.TOKEN_TYPE_IDS not in given:
+        if self.config.segments > 1 and contract.TOKEN_TYPE_IDS not in given:
             given[contract.TOKEN_TYPE_IDS] = ops.zeros_like(given[contract.INPUT_IDS])
         return given
 
@@ -146,6 +149,7 @@ def bert(
     variant: str = "base",
     *,
     head: Head | None = None,
+    weights: Any = None,
     processing: TextTransform | None = None,
     name: str | None = None,
     dtype: Any = None,
@@ -168,11 +172,19 @@ def bert(
             24 miniatures as "L-10_H-256", "minilm-l6" or "minilm-l12".
         head: MaskedLMHead, NextSentenceHead, PretrainingHead, ClassifierHead, RegressionHead,
             TokenClassifierHead, SpanHead or SentenceEmbeddingHead.
+        weights: what to start from: a Hugging Face folder, a .safetensors file, "hf://owner/name", a
+            keras-hub preset or model, a .keras or .weights.h5 file. The model takes its config, and the
+            variant must be that of the checkpoint; keras_tx.from_checkpoint finds it by itself.
         processing: how texts become ids; vocabulary and pad_id are then its own, and it cuts texts to the
             positions of the model.
         dtype: a dtype policy ("mixed_bfloat16"); by default Keras's global one.
         overrides: any field of BertConfig: `vocabulary=8000`, `segments=0`, `dropout=0.0` ...
     """
+    if weights is not None:
+        from keras_tx.weights.starting import start  # weights know the families
+
+        options = {"head": head, "processing": processing, "name": name, "dtype": dtype}
+        return start(Bert, variant, weights, **options, overrides=overrides)
     config = BertConfig.variant(variant, **as_processed(processing, overrides))
     return Bert.assemble(config, head=head, processing=processing, name=name, dtype=dtype)
 
@@ -183,9 +195,11 @@ def _encode(config: BertConfig, inputs: dict[str, Any], dtype: Any) -> tuple[Enc
     shared = {"initializer": initializer, "dtype": dtype}
     embedding = TokenEmbedding(config.vocabulary, config.width, name="token_embedding", **shared)
     x = embedding(ids)
-    if config.segments:
+    if config.segments > 1:
         segments = TokenEmbedding(config.segments, config.width, name="segments", **shared)
         x = ops.add(x, segments(inputs[contract.TOKEN_TYPE_IDS]))
+    elif config.segments:
+        x = Bias(initializer, dtype=dtype, name="segments")(x)
     if config.position_offset:
         table = TokenEmbedding(
             config.max_length + config.position_offset, config.width, name="positions", **shared

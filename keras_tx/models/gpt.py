@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 from keras import ops
@@ -13,6 +13,7 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest, whole_number
 from keras_tx.heads import CausalLMHead, Encoded, Head
 from keras_tx.layers import TokenEmbedding, TransformerBlock
+from keras_tx.layers.rotary import check_scaling
 from keras_tx.models.config import check_rates, check_sizes, make_config
 from keras_tx.models.text_model import TextModel, as_processed, fitting
 from keras_tx.processing import TextTransform
@@ -71,8 +72,10 @@ class GPTConfig:
     vocabulary: int = 50257
     max_length: int = 1024
     kv_heads: int | None = None  # by default as many as num_heads
+    head_dim: int | None = None  # by default width / num_heads
     positions: str = "learned"  # "rotary" turns queries and keys
     rotary_base: float = 10000.0
+    rotary_scaling: dict[str, Any] | None = None  # see MultiHeadAttention
     norm: str = "layer"  # "rms"
     activation: str = "gelu_tanh"  # "gelu", "relu", "swiglu"
     use_bias: bool = True  # in dense layers, and in norms of kind "layer"
@@ -81,6 +84,9 @@ class GPTConfig:
     norm_epsilon: float = 1e-5
     dropout: float = 0.1
     attention_dropout: float = 0.1
+
+    # What may differ from the checkpoint that a model starts from.
+    FREE: ClassVar[frozenset[str]] = frozenset({"attention_dropout", "dropout", "max_length", "pad_id"})
 
     def __post_init__(self) -> None:
         check_sizes(self, "width", "depth", "num_heads", "mlp_dim", "vocabulary", "max_length")
@@ -91,6 +97,10 @@ class GPTConfig:
             object.__setattr__(self, "kv_heads", whole_number("kv_heads", self.kv_heads))
             if self.num_heads % self.kv_heads:
                 raise ConfigError(f"num_heads={self.num_heads} is not divisible by kv_heads={self.kv_heads}.")
+        if self.head_dim is not None:
+            check_sizes(self, "head_dim")
+            if self.head_dim == self.width // self.num_heads:
+                object.__setattr__(self, "head_dim", None)
         if self.pad_id is not None:
             check_sizes(self, "pad_id", least=0)
             if self.pad_id >= self.vocabulary:
@@ -99,6 +109,17 @@ class GPTConfig:
             raise ConfigError(
                 f"positions={self.positions!r} is unknown. {nearest(str(self.positions), POSITIONS)}"
             )
+        object.__setattr__(self, "rotary_scaling", check_scaling(self.rotary_scaling))
+        if self.rotary_scaling is not None and self.positions != "rotary":
+            raise ConfigError(
+                f"rotary_scaling={self.rotary_scaling} would change nothing with "
+                f"positions={self.positions!r}. Leave it out."
+            )
+
+    @property
+    def head_size(self) -> int:
+        """The width of a head."""
+        return self.head_dim or self.width // self.num_heads
 
     @classmethod
     def variant(cls, name: str, **overrides: Any) -> GPTConfig:
@@ -159,6 +180,7 @@ def gpt(
     variant: str = "124M",
     *,
     head: Head | None = CAUSAL_LM,
+    weights: Any = None,
     processing: TextTransform | None = None,
     name: str | None = None,
     dtype: Any = None,
@@ -180,12 +202,20 @@ def gpt(
         variant: "124M", "355M", "774M" or "1558M" (GPT-2), "char" (nanoGPT's for characters), "nano", "pico",
             or "llama-tiny".
         head: CausalLMHead; None for the hidden states (batch, sequence, width).
+        weights: what to start from: a Hugging Face folder, a .safetensors file, "hf://owner/name", a
+            keras-hub preset or model, a .keras or .weights.h5 file. The model takes its config, and the
+            variant must be that of the checkpoint; keras_tx.from_checkpoint finds it by itself.
         processing: how texts become ids; vocabulary and pad_id are then its own, and it cuts texts to the
             positions of the model.
         dtype: a dtype policy ("mixed_bfloat16"); by default Keras's global one.
         overrides: any field of GPTConfig: `vocabulary=8000`, `max_length=256`, `dropout=0.0`,
             `positions="rotary"` ...
     """
+    if weights is not None:
+        from keras_tx.weights.starting import start  # weights know the families
+
+        options = {"head": head, "processing": processing, "name": name, "dtype": dtype}
+        return start(GPT, variant, weights, **options, overrides=overrides)
     config = GPTConfig.variant(variant, **as_processed(processing, overrides))
     model = GPT.assemble(config, head=head, processing=processing, name=name, dtype=dtype)
     # Radford et al., section 2.3: what is added to the residual starts smaller the more blocks there are.
@@ -216,8 +246,10 @@ def _decode(config: GPTConfig, inputs: dict[str, Any], dtype: Any) -> Encoded:
             config.num_heads,
             config.mlp_dim,
             kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
             causal=True,
             rotary_base=config.rotary_base if turned else None,
+            rotary_scaling=config.rotary_scaling,
             activation=config.activation,
             norm=config.norm,
             norm_epsilon=config.norm_epsilon,

@@ -79,13 +79,13 @@ class TextModel(TransformerModel):
             ops.ones_like(ids) if padding is None else ops.cast(ops.not_equal(ids, padding), "int32")
         )
 
-    def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         self.check(x)
-        return super().fit(x, *args, **kwargs)
+        return super().fit(x, y, *args, **kwargs)
 
-    def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         self.check(x)
-        return super().evaluate(x, *args, **kwargs)
+        return super().evaluate(x, y, *args, **kwargs)
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         self.check(x)
@@ -100,6 +100,13 @@ class TextModel(TransformerModel):
         keras_tx.errors.ConfigError: input_ids has 50 in row 0, but model 'bert' takes 0 to 49 there.
         """
         config = self.config
+        vocabulary = getattr(inputs, "vocabulary", None)  # token_blocks knows it of its file
+        if isinstance(vocabulary, int) and vocabulary > config.vocabulary:
+            raise ConfigError(
+                f"The token file has a vocabulary of {vocabulary}, but model {self.name!r} has "
+                f"{config.vocabulary} vectors. Make it with vocabulary={vocabulary}, or with the "
+                "processing= of the file's folder."
+            )
         limits = {
             contract.INPUT_IDS: config.vocabulary,
             contract.ATTENTION_MASK: 2,
@@ -150,20 +157,22 @@ def as_processed(processing: TextTransform | None, overrides: dict[str, Any]) ->
     return {**told, **overrides}
 
 
-def fitting(processing: TextTransform | None, config: Any, segments: bool) -> TextTransform | None:
+def fitting(
+    processing: TextTransform | None, config: Any, segments: bool, name: str = "processing"
+) -> TextTransform | None:
     """The transform as a model of this config takes it, or an error where it cannot."""
     if processing is None:
         return None
     if not isinstance(processing, TextTransform):
-        raise ConfigError(f"processing is {type(processing).__name__}, expected a keras_tx.TextTransform.")
+        raise ConfigError(f"{name} is {type(processing).__name__}, expected a keras_tx.TextTransform.")
     if processing.vocabulary_size > config.vocabulary:
         raise ConfigError(
-            f"processing has a vocabulary of {processing.vocabulary_size} tokens, but the model has "
+            f"{name} has a vocabulary of {processing.vocabulary_size} tokens, but the model has "
             f"{config.vocabulary} vectors. Make it with vocabulary={processing.vocabulary_size}."
         )
     if processing.pad_token is not None and config.pad_id not in (None, processing.pad_id):
         raise ConfigError(
-            f"processing pads with {processing.pad_token!r}, id {processing.pad_id}, but the model has "
+            f"{name} pads with {processing.pad_token!r}, id {processing.pad_id}, but the model has "
             f"pad_id={config.pad_id}."
         )
     length = min(processing.max_length or config.max_length, config.max_length)

@@ -9,6 +9,7 @@ from typing import Any
 
 import h5py
 import keras
+import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
@@ -89,6 +90,47 @@ class TransformerModel(keras.Model):
         if not isinstance(given, str) or self.head is None or output not in self.head.token_outputs:
             return given
         return names[given]() if given in names else given
+
+    def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As keras.Model.fit; labels that no class has are refused before the first step."""
+        self.check_labels(y)
+        held_out = kwargs.get("validation_data")
+        if isinstance(held_out, tuple | list) and len(held_out) > 1:
+            self.check_labels(held_out[1])
+        return super().fit(x, y, *args, **kwargs)
+
+    def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
+        self.check_labels(y)
+        return super().evaluate(x, y, *args, **kwargs)
+
+    def check_labels(self, labels: Any) -> None:
+        """Refuses NumPy arrays with labels that the head has no class for; a loss would be NaN, or worse.
+
+        >>> import keras_tx, numpy as np
+        >>> model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+        >>> model.check_labels(np.array([0, 2, 3]))
+        Traceback (most recent call last):
+        keras_tx.errors.ConfigError: The label 3 in row 2 is none of model 'vit', which has classes 0 to 2.
+        """
+        classes = {} if self.head is None else self.head.classes_of(self.config)
+        given = labels if isinstance(labels, dict) else dict.fromkeys(classes, labels)
+        if not isinstance(labels, dict) and len(classes) > 1:
+            return  # a list by output, or something that Keras refuses
+        for output, count in classes.items():
+            array = given.get(output)
+            if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" or not array.size:
+                continue
+            wrong = (array < 0) | (array >= count)
+            assert self.head is not None
+            if output in self.head.token_outputs:
+                wrong &= array != contract.NO_LABEL
+            if wrong.any():
+                row = int(np.argmax(wrong.reshape(len(array), -1).any(axis=1)))
+                first = np.ravel(array[row])[np.argmax(wrong[row])]
+                raise ConfigError(
+                    f"The label {first} in row {row} is none of model {self.name!r}, "
+                    f"which has classes 0 to {count - 1}."
+                )
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
         for metric in self.joint_metrics:

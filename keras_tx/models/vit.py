@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
+import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest, whole_number
-from keras_tx.heads import ClassifierHead
+from keras_tx.heads import ClassifierHead, DistilledClassifierHead
 from keras_tx.layers import ClassToken, PatchEmbedding, PositionalEmbedding, TransformerBlock
+from keras_tx.layers.mask_token import MaskToken
+from keras_tx.layers.position_tables import resize_grid
 from keras_tx.models.config import check_rates, check_sizes, make_config
 from keras_tx.models.transformer_model import TransformerModel
 from keras_tx.processing import ImageTransform
 
-POOLINGS = ("token", "average", "none")
+POOLINGS = ("token", "average", "token+average", "none")
+POOLERS = ("tanh",)
 
 # patch, width, depth, mlp, heads: table 1 of Dosovitskiy et al.; Ti from Touvron et al., "DeiT"; the small s,
 # g and G from Zhai et al., "Scaling Vision Transformers", table 2. Names are case-sensitive, as there.
@@ -55,15 +59,29 @@ class ViTConfig:
     num_heads: int
     image_size: int | tuple[int, int] = 224  # (height, width) where not square
     channels: int = 3
-    pooling: str = "token"  # "average" has no class token; "none" gives all tokens
+    pooling: str = "token"  # "average" of the patches, "token+average" side by side, "none": all tokens
+    class_token: bool | None = None  # None: unless pooling is "average"
     positions: str = "learned"  # a kind of PositionalEmbedding
     registers: int = 0  # extra tokens without positions, behind the class token
+    distillation: bool = False  # DeiT's second token, behind the class token
+    mask_token: bool = False  # DINOv2's, which only its pre-training used: kept with the weights
+    patch_bias: bool = True
+    qkv_bias: bool = True
+    pre_norm: bool = False  # a norm before the first block, as CLIP has it
+    pooled_norm: bool = False  # the last norm stands behind the pooling
+    pooler: str | None = None  # activation of a dense layer behind the pooling: "tanh"
+    pooler_dim: int | None = None  # its units, where they are not the width
     activation: str = "gelu"
     norm_epsilon: float = 1e-6
     dropout: float = 0.0
     attention_dropout: float = 0.0
     drop_path: float = 0.0  # of the last block; earlier ones linearly less
     layer_scale: float | None = None
+
+    # What may differ from the checkpoint that a model starts from.
+    FREE: ClassVar[frozenset[str]] = frozenset(
+        {"attention_dropout", "drop_path", "dropout", "image_size", "pooler", "pooling"}
+    )
 
     def __post_init__(self) -> None:
         size = self.image_size
@@ -85,7 +103,40 @@ class ViTConfig:
             )
         if self.pooling not in POOLINGS:
             raise ConfigError(f"pooling={self.pooling!r} is unknown. {nearest(str(self.pooling), POOLINGS)}")
+        check_sizes(self, "registers", least=0)
         check_rates(self, "dropout", "attention_dropout", "drop_path")
+        self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        takes = {"pooling=" + repr(self.pooling): "token" in self.pooling, "distillation": self.distillation}
+        for what, given in takes.items():
+            if given and not self.has_class_token:
+                raise ConfigError(f"{what} needs the class token: leave class_token=False out.")
+        if self.pooler is None and self.pooler_dim is not None:
+            raise ConfigError(f"pooler_dim={self.pooler_dim} says the width of a pooler: give pooler='tanh'.")
+        if self.pooler is not None and self.pooler not in POOLERS:
+            raise ConfigError(f"pooler={self.pooler!r} is unknown. {nearest(str(self.pooler), POOLERS)}")
+        if self.pooler_dim is not None:
+            check_sizes(self, "pooler_dim")
+        for name in ("pooler", "pooled_norm"):
+            if getattr(self, name) and self.pooling == "none":
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} comes behind a pooling, but pooling='none'."
+                )
+
+    @property
+    def has_class_token(self) -> bool:
+        return self.pooling != "average" if self.class_token is None else self.class_token
+
+    @property
+    def positioned(self) -> int:
+        """Tokens before the patches that have a position: class and distillation."""
+        return int(self.has_class_token) + int(self.distillation)
+
+    @property
+    def resizing(self) -> str:
+        """How positions are resized: DINOv2's with registers, the published ones, are with antialiasing."""
+        return "antialiased" if self.registers else "plain"
 
     @classmethod
     def variant(cls, name: str, **overrides: Any) -> ViTConfig:
@@ -151,9 +202,14 @@ class ViT(TransformerModel):
             )
         if head is not None and not isinstance(head, ClassifierHead):
             raise ConfigError(f"A ViT takes a ClassifierHead, or head=None for its features, not {head!r}.")
+        if isinstance(head, DistilledClassifierHead):
+            _check_distilled(config)
         images = keras.Input((*config.size, config.channels), name="images")
-        features = _encode(config, images, dtype)
-        outputs = features if head is None else head(features)
+        tokens, features = _features(config, images, dtype)
+        if isinstance(head, DistilledClassifierHead):
+            outputs = head(tokens[:, :2])
+        else:
+            outputs = features if head is None else head(features)
         return cls(images, outputs, config=config, head=head, processing=processing, name=name or "vit")
 
     def at_image_size(self, image_size: int | tuple[int, int]) -> ViT:
@@ -169,7 +225,7 @@ class ViT(TransformerModel):
         )
         for mine, theirs in zip(self.layers, copy.layers, strict=True):
             if isinstance(theirs, PositionalEmbedding):
-                theirs.resize_from(mine)
+                theirs.resize_from(mine, self.config.resizing)
             else:
                 theirs.set_weights(mine.get_weights())
         copy.freeze(self.frozen())
@@ -181,6 +237,7 @@ def vit(
     *,
     classes: int | None = None,
     head: ClassifierHead | None = None,
+    weights: Any = None,
     processing: ImageTransform | None = None,
     name: str | None = None,
     dtype: Any = None,
@@ -200,6 +257,9 @@ def vit(
         variant: a size as the papers name it, "B/16" or "s/28" (case-sensitive), or torchvision's "vit_b_16".
         classes: number of classes; short for `head=ClassifierHead(classes)`.
         head: the head, where more than the number of classes is to be said.
+        weights: what to start from: a Hugging Face folder, a .safetensors file, "hf://owner/name", a
+            keras-hub preset or model, a .keras or .weights.h5 file. The model takes its config, and the
+            variant must be that of the checkpoint; keras_tx.from_checkpoint finds it by itself.
         processing: how files and arrays become the model's input; by default resized to the image size and
             normalized to -1..1.
         dtype: a dtype policy ("mixed_bfloat16"); by default Keras's global one.
@@ -209,22 +269,75 @@ def vit(
         raise ConfigError(f"classes={classes} and head={head} were both given; one of them says it.")
     if classes is not None:
         head = ClassifierHead(classes)
+    if weights is not None:
+        from keras_tx.weights.starting import start  # weights know the families
+
+        options = {"head": head, "processing": processing, "name": name, "dtype": dtype}
+        return start(ViT, variant, weights, **options, overrides=overrides)
     config = ViTConfig.variant(variant, **overrides)
     return ViT.assemble(config, head=head, processing=processing, name=name, dtype=dtype)
 
 
-def _encode(config: ViTConfig, images: Any, dtype: Any) -> Any:
+def resize_positions(
+    table: np.ndarray, old: tuple[int, int], config: ViTConfig, kind: str = "plain"
+) -> np.ndarray:
+    """Learned positions of an `old` grid for that of the config; those of the tokens before it stay."""
+    grid = resize_grid(table[config.positioned :], old, config.grid, kind)
+    return np.concatenate([table[: config.positioned], grid])
+
+
+def _check_distilled(config: ViTConfig) -> None:
+    if not config.distillation:
+        raise ConfigError("DistilledClassifierHead takes a distillation token: give distillation=True.")
+    other = {"pooling": "token", "pooler": None, "pooled_norm": False}
+    for name, expected in other.items():
+        if getattr(config, name) != expected:
+            raise ConfigError(
+                f"DistilledClassifierHead takes two tokens as they are: {name}={getattr(config, name)!r} "
+                f"does not go with it, {name}={expected!r} does."
+            )
+
+
+def _features(config: ViTConfig, images: Any, dtype: Any) -> tuple[Any, Any]:
+    """All tokens, and what a head takes."""
+    tokens, norm = _encode(config, images, dtype)
+    if config.pooling == "none":
+        return tokens, tokens
+    features = _pool(config, tokens, dtype)
+    if config.pooled_norm:
+        features = norm(features)
+    if config.pooler is not None:
+        features = keras.layers.Dense(
+            config.pooler_dim or config.width,
+            config.pooler,
+            kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
+            dtype=dtype,
+            name="pooler",
+        )(features)
+    return tokens, features
+
+
+def _encode(config: ViTConfig, images: Any, dtype: Any) -> tuple[Any, keras.layers.Layer]:
+    """The tokens of the last block, through the last norm unless that is for later; and this norm."""
     initializer = keras.initializers.TruncatedNormal(stddev=0.02)
-    has_class_token = config.pooling != "average"
     x = PatchEmbedding(
-        config.width, config.patch_size, kernel_initializer=initializer, dtype=dtype, name="patch_embedding"
+        config.width,
+        config.patch_size,
+        use_bias=config.patch_bias,
+        kernel_initializer=initializer,
+        dtype=dtype,
+        name="patch_embedding",
     )(images)
-    if has_class_token:
+    if config.mask_token:
+        x = MaskToken(dtype=dtype, name="mask_token")(x)
+    if config.has_class_token:
         x = ClassToken(initializer=initializer, dtype=dtype, name="class_token")(x)
+    if config.distillation:
+        x = ClassToken(after=1, initializer=initializer, dtype=dtype, name="distillation_token")(x)
     x = PositionalEmbedding(
         config.grid,
         config.positions,
-        prefix_tokens=int(has_class_token),
+        prefix_tokens=config.positioned,
         initializer=initializer,
         dtype=dtype,
         name="positions",
@@ -232,13 +345,15 @@ def _encode(config: ViTConfig, images: Any, dtype: Any) -> Any:
     if config.registers:
         x = ClassToken(
             config.registers,
-            after=int(has_class_token),
+            after=config.positioned,
             initializer=initializer,
             dtype=dtype,
             name="registers",
         )(x)
     if config.dropout:
         x = keras.layers.Dropout(config.dropout, dtype=dtype, name="dropout")(x)
+    if config.pre_norm:
+        x = keras.layers.LayerNormalization(epsilon=config.norm_epsilon, dtype=dtype, name="pre_norm")(x)
     for index in range(config.depth):
         x = TransformerBlock(
             config.num_heads,
@@ -249,16 +364,23 @@ def _encode(config: ViTConfig, images: Any, dtype: Any) -> Any:
             attention_dropout=config.attention_dropout,
             drop_path=config.drop_path * index / max(config.depth - 1, 1),
             layer_scale=config.layer_scale,
+            qkv_bias=config.qkv_bias,
             kernel_initializer=initializer,
             dtype=dtype,
             name=f"block_{index}",
         )(x)
-    x = keras.layers.LayerNormalization(epsilon=config.norm_epsilon, dtype=dtype, name="norm")(x)
-    if config.pooling == "token":
-        return x[:, 0]
-    if config.pooling == "average":
-        x = x[:, config.registers :] if config.registers else x
-        return keras.layers.GlobalAveragePooling1D(data_format="channels_last", dtype=dtype, name="average")(
-            x
+    norm = keras.layers.LayerNormalization(epsilon=config.norm_epsilon, dtype=dtype, name="norm")
+    return x if config.pooled_norm else norm(x), norm
+
+
+def _pool(config: ViTConfig, tokens: Any, dtype: Any) -> Any:
+    """(batch, tokens, width) -> (batch, features)."""
+    parts = [tokens[:, 0]] if "token" in config.pooling else []
+    if "average" in config.pooling:
+        before = config.positioned + config.registers
+        patches = tokens[:, before:] if before else tokens
+        average = keras.layers.GlobalAveragePooling1D(
+            data_format="channels_last", dtype=dtype, name="average"
         )
-    return x
+        parts.append(average(patches))
+    return parts[0] if len(parts) == 1 else keras.layers.Concatenate(dtype=dtype, name="both")(parts)

@@ -1,11 +1,20 @@
-"""Hugging Face's names for what a BERT, RoBERTa or DistilBERT of ours is."""
+"""Hugging Face's BERT, RoBERTa and DistilBERT: their config.json, in both directions.
+
+Of a config.json counts what the code of transformers reads; a field that it reads and that would make another
+computation than ours is refused by name. XLM-RoBERTa and CamemBERT are RoBERTa with another vocabulary.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import numpy as np
+
+from keras_tx.errors import ConfigError, nearest
 from keras_tx.heads import (
     ClassifierHead,
+    Head,
     MaskedLMHead,
     NextSentenceHead,
     PretrainingHead,
@@ -14,8 +23,16 @@ from keras_tx.heads import (
     TokenClassifierHead,
 )
 from keras_tx.models.bert import Bert, BertConfig
+from keras_tx.weights import sentence_transformers
+from keras_tx.weights.bert_tensors import canonical, has_pooler, plan
+from keras_tx.weights.config_json import Fields, labels_of
 from keras_tx.weights.huggingface import ACTIVATIONS
+from keras_tx.weights.origin import Origin
+from keras_tx.weights.tensors import Checkpoint, Tensors
 
+__all__ = ["MODEL_TYPES", "bert_to_config", "family_of", "origin", "plan"]
+
+MODEL_TYPES = ("bert", "roberta", "distilbert", "xlm-roberta", "camembert")
 PREFIXES = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert"}
 HEADS = {
     MaskedLMHead: "ForMaskedLM",
@@ -26,6 +43,158 @@ HEADS = {
     TokenClassifierHead: "ForTokenClassification",
     SpanHead: "ForQuestionAnswering",
 }
+# All names that transformers has for the three functions.
+THEIR_ACTIVATIONS = {
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"),
+    "relu": "relu",
+}
+POOLERS = {"bert": "tanh", "roberta": "tanh", "distilbert": "relu"}
+
+
+def origin(checkpoint: Checkpoint) -> Origin:
+    """What a checkpoint makes; a ConfigError names what of its config.json we have not."""
+    assert checkpoint.config is not None
+    tensors = checkpoint.tensors
+    config = Fields(checkpoint.config, tensors.where)
+    kind = config.text("model_type", MODEL_TYPES)
+    family = kind if kind in PREFIXES else "roberta"
+    fields = _distilbert_fields(config) if family == "distilbert" else _bert_fields(config, family)
+    config.refuse("is_encoder_decoder", False)
+    config.refuse("pruned_heads", {})
+    config.refuse("quantization_config", None)
+    head, stored = _head_of(checkpoint, config, family, fields)
+
+    def adapted(made: BertConfig, head: Head | None, overrides: dict[str, Any]) -> BertConfig:
+        """The pooler is the head's first layer; alone, it is there where the checkpoint has one."""
+        if "pooler" in overrides:
+            return made
+        pooler = POOLERS[family] if head is not None or has_pooler(tensors) else None
+        return dataclasses.replace(made, pooler=pooler)
+
+    return Origin(
+        where=tensors.where,
+        family=Bert,
+        fields=fields,
+        head=head,
+        processing=sentence_transformers.text_transform(checkpoint.folder),
+        tensors=tensors,
+        plan=lambda model: plan(model, tensors, stored),
+        adapted=adapted,
+    )
+
+
+def _bert_fields(config: Fields, family: str) -> dict[str, Any]:
+    for name in ("is_decoder", "add_cross_attention"):
+        config.refuse(name, False)
+    config.refuse("position_embedding_type", "absolute")
+    padding = config.number("pad_token_id", 1 if family == "roberta" else 0, none=family == "bert")
+    fields = {
+        "width": config.number("hidden_size", 768),
+        "depth": config.number("num_hidden_layers", 12),
+        "num_heads": config.number("num_attention_heads", 12),
+        "mlp_dim": config.number("intermediate_size", 3072),
+        "vocabulary": config.number("vocab_size", 50265 if family == "roberta" else 30522),
+        "max_length": config.number("max_position_embeddings", 512),
+        "segments": config.number("type_vocab_size", 2),
+        "pad_id": padding or 0,
+        "activation": THEIR_ACTIVATIONS[config.text("hidden_act", THEIR_ACTIVATIONS, "gelu")],
+        "norm_epsilon": config.real("layer_norm_eps", 1e-12),
+        "dropout": config.real("hidden_dropout_prob", 0.1),
+        "attention_dropout": config.real("attention_probs_dropout_prob", 0.1),
+    }
+    if family == "roberta":  # padding has a position, and real tokens count from the next
+        fields["position_offset"] = fields["pad_id"] + 1
+        fields["max_length"] -= fields["position_offset"]
+    return fields
+
+
+def _distilbert_fields(config: Fields) -> dict[str, Any]:
+    # sinusoidal_pos_embds says how the table began; it is in the file like a learned one.
+    return {
+        "width": config.number("dim", 768),
+        "depth": config.number("n_layers", 6),
+        "num_heads": config.number("n_heads", 12),
+        "mlp_dim": config.number("hidden_dim", 3072),
+        "vocabulary": config.number("vocab_size", 30522),
+        "max_length": config.number("max_position_embeddings", 512),
+        "segments": 0,
+        "pad_id": config.number("pad_token_id", 0, none=True) or 0,
+        "activation": THEIR_ACTIVATIONS[config.text("activation", THEIR_ACTIVATIONS, "gelu")],
+        "norm_epsilon": 1e-12,
+        "dropout": config.real("dropout", 0.1),
+        "attention_dropout": config.real("attention_dropout", 0.1),
+    }
+
+
+def _head_of(
+    checkpoint: Checkpoint, config: Fields, family: str, fields: dict[str, Any]
+) -> tuple[Head | ConfigError | None, Head | None]:
+    """The head that the checkpoint means, or why we have none like it; and the one whose tensors it holds."""
+    sentence = sentence_transformers.head_of(checkpoint.folder)
+    if sentence is not None:
+        return sentence, None
+    said = config.architecture()
+    name = said.removeprefix({"xlm-roberta": "XLM", "camembert": "Camembert"}.get(config["model_type"], ""))
+    name = name.removeprefix(PREFIXES[family])
+    dropout = fields["dropout"]
+    if name == "Model":
+        return None, None
+    if name in ("ForMaskedLM", "ForPreTraining") and not config.get("tie_word_embeddings", True):
+        untied = _untied(checkpoint.tensors, config.where)
+        if untied is not None:
+            return untied, None
+    # RobertaLMHead has this activation, whatever the config says.
+    other = "gelu" if family == "roberta" and fields["activation"] != "gelu" else None
+    plain = {
+        "ForMaskedLM": MaskedLMHead(other),
+        "ForPreTraining": PretrainingHead(),
+        "ForNextSentencePrediction": NextSentenceHead(),
+        "ForQuestionAnswering": SpanHead(config.real("qa_dropout", 0.1) if family == "distilbert" else 0.0),
+    }
+    if name in plain and (family == "bert" or name in ("ForMaskedLM", "ForQuestionAnswering")):
+        return plain[name], plain[name]
+    if name not in ("ForSequenceClassification", "ForTokenClassification"):
+        known = ["Model", *dict.fromkeys(HEADS.values())]
+        return ConfigError(
+            f"{config.where}: config.json has the architecture {said!r}, whose head we have not "
+            f"({nearest(name, known)}) Give the head that you want: head=None takes the encoder alone."
+        ), None
+    if family == "distilbert":
+        if name == "ForSequenceClassification":
+            dropout = config.real("seq_classif_dropout", 0.2)
+    elif config.get("classifier_dropout") is not None:
+        dropout = config.real("classifier_dropout", 0.0)
+    count, labels = labels_of(config)
+    if name == "ForTokenClassification":
+        head: Head = TokenClassifierHead(count, dropout, labels)
+        return head, head
+    numbers = RegressionHead(count, dropout, labels)
+    problem = config.get("problem_type")
+    if problem == "multi_label_classification":
+        return ConfigError(
+            f"{config.where}: config.json has problem_type={problem!r}, several labels for one text, and we "
+            f"have no such head. Give head=keras_tx.RegressionHead({count}): its numbers are the logits."
+        ), numbers
+    if problem == "regression" or count == 1:
+        return numbers, numbers
+    head = ClassifierHead(count, dropout, labels)
+    return head, head
+
+
+def _untied(tensors: Tensors, where: str) -> ConfigError | None:
+    """tie_word_embeddings=false is ours only where the two tables are equal all the same."""
+    names = {canonical(name): name for name in tensors.shapes}
+    table = names.get("embeddings.word_embeddings.weight")
+    for name in ("cls.predictions.decoder.weight", "lm_head.decoder.weight", "vocab_projector.weight"):
+        if name in names and table is not None:
+            if np.array_equal(tensors.read(names[name]), tensors.read(table)):
+                return None
+            return ConfigError(
+                f"{where}: config.json has tie_word_embeddings=False and {names[name]} is another table than "
+                f"{table}; in our masked-language heads they are one. Give head=None, or another head."
+            )
+    return None
 
 
 def bert_to_config(model: Bert, labels: list[str] | None) -> tuple[dict[str, Any], list[str]]:
@@ -68,8 +237,7 @@ def _bert(model: Bert, family: str) -> dict[str, Any]:
         "attention_probs_dropout_prob": config.attention_dropout,
         "classifier_dropout": getattr(model.head, "dropout", None),
         "max_position_embeddings": config.max_length + config.position_offset,
-        # RoBERTa's single type, which every token has, is part of the positions here.
-        "type_vocab_size": config.segments or 1,
+        "type_vocab_size": config.segments or 1,  # where there is none, one of zeros
         "initializer_range": 0.02,
         "layer_norm_eps": config.norm_epsilon,
         "position_embedding_type": "absolute",
@@ -108,12 +276,16 @@ def _beyond(model: Bert, family: str) -> list[str]:
         differences[f"position_offset={config.position_offset} with pad_id={config.pad_id}"] = (
             config.position_offset != config.pad_id + 1
         )
-        # RobertaLMHead has this activation, whatever the config says.
-        differences[f"a MaskedLMHead with activation={config.activation!r}"] = (
-            isinstance(head, MaskedLMHead) and config.activation != "gelu"
-        )
     if family == "distilbert":
         differences[f"norm_epsilon={config.norm_epsilon}"] = config.norm_epsilon != 1e-12
+    if isinstance(head, MaskedLMHead):
+        theirs = "gelu" if family == "roberta" else config.activation
+        ours = head.activation or config.activation
+        differences[f"a MaskedLMHead with activation={ours!r}"] = ours != theirs
+        differences[f"a MaskedLMHead with norm_epsilon={head.norm_epsilon}"] = head.norm_epsilon not in (
+            None,
+            config.norm_epsilon,
+        )
     if family != "bert":
         differences["a PretrainingHead"] = isinstance(head, PretrainingHead)
     pooler = {"bert": ("tanh",), "roberta": ("tanh",), "distilbert": ("relu",)}[family]

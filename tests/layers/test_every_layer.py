@@ -39,6 +39,7 @@ CASES = [
     (PositionalEmbedding, {"grid": (3, 2), "kind": "fourier", "bands": 3}, TOKENS, TOKENS, 1),
     (MultiHeadAttention, {"num_heads": 2}, TOKENS, TOKENS, 8),
     (MultiHeadAttention, {"num_heads": 2, "head_dim": 6, "use_bias": False}, TOKENS, TOKENS, 4),
+    (MultiHeadAttention, {"num_heads": 2, "use_bias": False, "qkv_bias": True}, TOKENS, TOKENS, 7),
     (
         MultiHeadAttention,
         {"num_heads": 4, "kv_heads": 2, "causal": True, "rotary_base": 1e4, "dropout": 0.1},
@@ -78,6 +79,7 @@ CASES = [
         16,
     ),
     (TransformerBlock, {"num_heads": 2, "mlp_dim": 12, "use_bias": False}, TOKENS, TOKENS, 8),
+    (TransformerBlock, {"num_heads": 2, "mlp_dim": 12, "qkv_bias": False}, TOKENS, TOKENS, 13),
     (
         TransformerBlock,
         {

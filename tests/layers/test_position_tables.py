@@ -66,12 +66,17 @@ def test_fourier_features_have_a_column_for_each(grid, bands):
         ((9, 9), (1, 1)),
     ],
 )
-def test_resize_equals_torch_bicubic(old, new):
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("plain", {}), ("aligned", {"align_corners": True}), ("antialiased", {"antialias": True})],
+)
+def test_resize_equals_torch_bicubic(old, new, kind, options):
     torch = pytest.importorskip("torch", reason='needs torch: pip install "keras-tx[parity]"')
     table = draw(math.prod(old), 6)
     image = torch.from_numpy(table.reshape(1, *old, 6)).permute(0, 3, 1, 2)
-    resized = torch.nn.functional.interpolate(image, size=new, mode="bicubic", align_corners=False)
-    assert_close(resize_grid(table, old, new), resized.permute(0, 2, 3, 1).reshape(-1, 6).numpy())
+    resized = torch.nn.functional.interpolate(image, size=new, mode="bicubic", **options)
+    expected = resized.permute(0, 2, 3, 1).reshape(-1, 6).numpy()
+    assert_close(resize_grid(table, old, new, kind), expected)
 
 
 def test_resize_of_one_axis_equals_torch_bicubic():

@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_tx.layers.rotary import rotate
+from keras_tx.errors import ConfigError
+from keras_tx.layers.rotary import check_scaling, inverse_frequencies, rotate
 from tests.drawing import as_numpy, draw
 from tests.tolerances import FP32, UNIT_ROUNDOFF, assert_close
 
@@ -66,3 +67,44 @@ def test_half_precision_turns_in_float32(dtype):
     half = as_numpy(rotate(keras.ops.cast(x, dtype), np.array([[3001]]), 1e4))
     # The input and the result are rounded once each.
     assert_close(half, rotated(x, [[3001]]), 4 * UNIT_ROUNDOFF[dtype])
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def test_linear_scaling_stretches_positions():
+    x = draw(1, 1, 2, 8)
+    stretched = as_numpy(rotate(x, np.array([[4, 8]]), 1e4, {"rope_type": "linear", "factor": 4.0}))
+    assert_close(stretched, rotated(x, [[1, 2]]))
+
+
+def test_llama3_slows_down_what_turns_seldom():
+    plain, scaled = inverse_frequencies(16, 1e4), inverse_frequencies(16, 1e4, LLAMA3)
+    turns = 64 * plain / (2 * np.pi)
+    np.testing.assert_array_equal(scaled[turns > 4], plain[turns > 4])
+    np.testing.assert_allclose(scaled[turns < 1], plain[turns < 1] / 8, rtol=1e-6)
+    between = (turns > 1) & (turns < 4)
+    assert between.any() and (scaled < plain)[between].all() and (scaled > plain / 8)[between].all()
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        ("linear", "'linear': expected a dict"),
+        ({"rope_type": "yarn", "factor": 2.0}, "one of 'linear', 'llama3'"),
+        ({"rope_type": "linear"}, "'linear' is made of factor"),
+        ({"rope_type": "linear", "factor": 2.0, "low_freq_factor": 1.0}, "'linear' is made of factor"),
+        ({"rope_type": "linear", "factor": 0.0}, "factor=0.0, expected a positive number"),
+        ({"rope_type": "linear", "factor": "2"}, "factor='2', expected a positive number"),
+        ({**LLAMA3, "low_freq_factor": 4.0}, "low_freq_factor=4.0, which is not below high_freq_factor=4.0"),
+    ],
+)
+def test_a_scaling_that_is_none(scaling, message):
+    with pytest.raises(ConfigError, match=message):
+        check_scaling(scaling)

@@ -13,6 +13,7 @@ from keras_tx.errors import ConfigError
 from keras_tx.models import Bert, BertConfig, bert
 from keras_tx.models.bert import VARIANTS
 from tests.drawing import as_numpy, redraw
+from tests.naming import shown
 from tests.tolerances import HALF, assert_close
 
 TINY = {"width": 16, "depth": 2, "num_heads": 2, "mlp_dim": 24, "vocabulary": 30, "max_length": 12}
@@ -94,7 +95,7 @@ def test_flops_worked_by_hand():
     assert longest.flops == keras_tx.cost(bert("tiny", head=keras_tx.MaskedLMHead(), **TINY), tokens=12).flops
 
 
-@pytest.mark.parametrize("options", [{}, {"segments": 0, "position_offset": 2, "pad_id": 1}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"segments": 0, "position_offset": 2, "pad_id": 1}], ids=shown)
 def test_inputs_that_are_left_out_are_derived(options: dict):
     model = tiny(**options)
     padding = model.config.pad_id
@@ -131,7 +132,7 @@ def test_no_answer_is_at_padding():
         np.testing.assert_array_equal(logits == -1e4, IDS == 0)
 
 
-@pytest.mark.parametrize("head", [None, *HEADS], ids=str)
+@pytest.mark.parametrize("head", [None, *HEADS], ids=shown)
 def test_a_row_of_only_padding_is_finite(head):
     model = tiny(head=head)
     for value in keras.tree.flatten(as_numpy(model(np.zeros((2, 5), "int32")))):
@@ -183,7 +184,7 @@ def test_sentence_embeddings_are_means_of_real_tokens():
     assert_close(as_numpy(model(IDS)), mean / np.linalg.norm(mean, axis=-1, keepdims=True))
 
 
-@pytest.mark.parametrize("head", HEADS, ids=str)
+@pytest.mark.parametrize("head", HEADS, ids=shown)
 def test_every_head_trains_is_saved_and_trains_on(head, tmp_path):
     if hasattr(head, "dropout"):
         head = dataclasses.replace(head, dropout=0.0)  # the loss shall fall, not jump
@@ -214,7 +215,7 @@ def test_every_head_trains_is_saved_and_trains_on(head, tmp_path):
 
 
 @pytest.mark.parametrize("policy", [*HALF, "float32"])
-@pytest.mark.parametrize("head", HEADS, ids=str)
+@pytest.mark.parametrize("head", HEADS, ids=shown)
 def test_logits_are_float32_under_every_policy(head, policy: str):
     model = tiny(head=head, depth=1)
     half = model.with_policy(policy)
@@ -274,7 +275,7 @@ def test_from_config_of_get_config():
     assert Bert.from_config(model.get_config()).get_config() == model.get_config()
 
 
-@pytest.mark.parametrize("head", HEADS, ids=str)
+@pytest.mark.parametrize("head", HEADS, ids=shown)
 def test_heads_from_config_of_get_config(head):
     assert type(head).from_config(head.get_config()) == head
 
@@ -328,7 +329,7 @@ def test_heads_from_config_of_get_config(head):
         (lambda: keras_tx.SpanHead(dropout=2), r"dropout=2.*rate"),
         (lambda: keras_tx.RegressionHead(0), r"outputs is 0"),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_errors(call, message: str):
     with pytest.raises(ConfigError, match=message):

@@ -11,6 +11,7 @@ from keras_tx.errors import ConfigError
 from keras_tx.losses import on_logits
 from keras_tx.models import bert, vit
 from tests.drawing import as_numpy, draw, redraw
+from tests.naming import shown
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def expected_loss(model, images, labels) -> float:
         {"loss": {"logits": "sparse_categorical_crossentropy"}},
         {"metrics": ["sparse_categorical_crossentropy"]},
     ],
-    ids=str,
+    ids=shown,
 )
 def test_the_loss_is_on_logits(model, arguments: dict):
     images, labels = draw(8, 8, 8, 3), np.arange(8) % 3
@@ -63,7 +64,7 @@ def test_the_loss_is_on_logits(model, arguments: dict):
         (keras.losses.Tversky(), "'tversky' is defined on probabilities"),
         (keras.losses.dice, "'dice' is defined on probabilities"),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_a_loss_on_probabilities_is_refused(model, loss, message: str):
     with pytest.raises(ConfigError, match=message):
@@ -79,7 +80,7 @@ def test_a_loss_on_probabilities_is_refused(model, loss, message: str):
         ("binary_accuracy", "'binary_accuracy' is defined on probabilities"),
         ("crossentropy", "Say which one"),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_a_metric_on_probabilities_is_refused(model, metric, message: str):
     with pytest.raises(ConfigError, match=message):
@@ -101,7 +102,7 @@ def test_what_does_not_care_stays():
 
 
 @pytest.mark.parametrize(
-    "loss", ["mse", keras.losses.MeanSquaredError(), lambda y, logits: logits[:, 0]], ids=str
+    "loss", ["mse", keras.losses.MeanSquaredError(), lambda y, logits: logits[:, 0]], ids=shown
 )
 def test_other_losses_stay(model, loss):
     model.compile(loss=loss)
@@ -135,9 +136,9 @@ def test_a_loaded_model_trains_on(model, tmp_path):
         {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]},
         {"loss": {"logits": "SparseCategoricalCrossentropy"}, "metrics": {"logits": ["acc"]}},
     ],
-    ids=str,
+    ids=shown,
 )
-@pytest.mark.parametrize("head", [keras_tx.MaskedLMHead(), keras_tx.TokenClassifierHead(4)], ids=str)
+@pytest.mark.parametrize("head", [keras_tx.MaskedLMHead(), keras_tx.TokenClassifierHead(4)], ids=shown)
 def test_losses_and_accuracies_of_tokens_leave_out_what_has_no_label(head, arguments: dict):
     model = redraw(bert("tiny", head=head, width=16, num_heads=2, depth=1, vocabulary=4, max_length=8))
     ids = np.random.default_rng(0).integers(0, 4, (4, 6))

@@ -10,6 +10,7 @@ import keras_tx
 from keras_tx.errors import ConfigError
 from keras_tx.models import GPT, GPTConfig, gpt
 from tests.drawing import as_numpy, redraw
+from tests.naming import shown
 from tests.tolerances import HALF, assert_close
 
 TINY = {"width": 16, "num_heads": 2, "mlp_dim": 24, "vocabulary": 30, "max_length": 12}
@@ -193,7 +194,7 @@ def test_from_config_of_get_config():
         ),
         (lambda: tiny()({"input_ids": IDS, "token_type_ids": IDS}), r"no input 'token_type_ids'"),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_errors(call, message: str):
     with pytest.raises(ConfigError, match=message):

@@ -12,6 +12,8 @@ import keras_tx
 from keras_tx.errors import ConfigError
 from keras_tx.models import ViT, ViTConfig, vit
 from tests.drawing import as_numpy, draw, redraw
+from tests.naming import shown
+from tests.tolerances import assert_close
 
 # width, depth, mlp, heads, million parameters, GFLOPs at 224 and at 384, as the papers print them
 PAPERS = """
@@ -63,24 +65,32 @@ def test_exact_parameters_of_b16():
         ({"classes": 3}, (2, 3)),
         ({}, (2, 32)),
         ({"pooling": "average"}, (2, 32)),
-        ({"pooling": "none"}, (2, 25, 32)),
-        ({"pooling": "none", "registers": 4}, (2, 29, 32)),
+        ({"pooling": "none"}, (2, 17, 32)),
+        ({"pooling": "none", "registers": 4}, (2, 21, 32)),
         ({"classes": 3, "pooling": "average", "registers": 2}, (2, 3)),
         ({"classes": 3, "image_size": (8, 12), "channels": 1}, (2, 3)),
         ({"positions": "none"}, (2, 32)),
         ({"positions": "learned-2d"}, (2, 32)),
         ({"positions": "sine-cosine"}, (2, 32)),
         ({"positions": "fourier"}, (2, 32)),
+        ({"pooling": "token+average"}, (2, 64)),
+        ({"pooling": "average", "class_token": True, "pooled_norm": True}, (2, 32)),
+        ({"pooling": "none", "class_token": False}, (2, 16, 32)),
+        ({"pooling": "none", "distillation": True}, (2, 18, 32)),
+        ({"pooler": "tanh"}, (2, 32)),
+        ({"pooler": "tanh", "pooler_dim": 5}, (2, 5)),
+        ({"distillation": True, "head": keras_tx.DistilledClassifierHead(3, dropout=0.1)}, (2, 3)),
+        ({"pre_norm": True, "patch_bias": False, "qkv_bias": False, "mask_token": True}, (2, 32)),
+        ({"activation": "swiglu"}, (2, 32)),
         ({"layer_scale": 1e-4, "drop_path": 0.2, "dropout": 0.1, "attention_dropout": 0.1}, (2, 32)),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_options(options: dict, shape: tuple):
     options = {"image_size": 8, **options}
     model = vit("Mu/2", **options)
     images = draw(2, *model.config.size, model.config.channels)
-    expected = (shape[0], *((17 + options.get("registers", 0),) if len(shape) == 3 else ()), shape[-1])
-    assert tuple(model(images).shape) == expected
+    assert tuple(model(images).shape) == shape
 
 
 def test_average_pooling_leaves_registers_out():
@@ -90,6 +100,32 @@ def test_average_pooling_leaves_registers_out():
     np.testing.assert_allclose(
         as_numpy(model(images)), as_numpy(tokens(images))[:, 2:].mean(1), rtol=1e-5, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("more", [{}, {"registers": 2}, {"distillation": True}], ids=shown)
+def test_what_the_poolings_take(more: dict):
+    """The class token, and the patches without the tokens before them."""
+    options = {"image_size": 8, "class_token": True, **more}
+    both, pooled = (
+        redraw(vit("Mu/2", **options, **x))
+        for x in ({"pooling": "token+average"}, {"pooling": "average", "pooled_norm": True})
+    )
+    images = draw(2, 8, 8, 3)
+    tokens = as_numpy(keras.Model(both.input, both.get_layer("norm").output)(images))
+    patches = tokens[:, -16:].mean(1)
+    assert_close(as_numpy(both(images)), np.concatenate([tokens[:, 0], patches], axis=-1))
+    raw = as_numpy(keras.Model(pooled.input, pooled.get_layer("block_0").output)(images))
+    norm = pooled.get_layer("norm")
+    assert_close(as_numpy(pooled(images)), as_numpy(norm(raw[:, -16:].mean(1))))
+
+
+def test_a_distilled_head_is_the_mean_of_two():
+    model = redraw(vit("Mu/2", image_size=8, distillation=True, head=keras_tx.DistilledClassifierHead(3)))
+    images = draw(2, 8, 8, 3)
+    tokens = as_numpy(keras.Model(model.input, model.get_layer("norm").output)(images))
+    heads = [model.get_layer(name) for name in ("class_logits", "distillation_logits")]
+    logits = [as_numpy(head(tokens[:, index])) for index, head in enumerate(heads)]
+    assert_close(as_numpy(model(images)), (logits[0] + logits[1]) / 2)
 
 
 def test_drop_path_grows_with_depth():
@@ -111,9 +147,11 @@ def test_logits_are_float32_under_every_policy(policy: str):
     [
         {"classes": 3, "dtype": "mixed_bfloat16"},
         {"pooling": "average", "registers": 1, "positions": "learned-2d", "image_size": (8, 12)},
+        {"head": keras_tx.DistilledClassifierHead(3), "distillation": True, "mask_token": True},
+        {"pooling": "token+average", "qkv_bias": False, "pre_norm": True, "pooler": "tanh", "pooler_dim": 5},
         {"head": keras_tx.ClassifierHead(4, dropout=0.1), "layer_scale": 0.1, "activation": "gelu_tanh"},
     ],
-    ids=str,
+    ids=shown,
 )
 def test_saved_and_loaded_is_the_same_model(options: dict, tmp_path):
     model = redraw(vit("Mu/2", **{"image_size": 8, **options}))
@@ -126,7 +164,7 @@ def test_saved_and_loaded_is_the_same_model(options: dict, tmp_path):
     np.testing.assert_array_equal(as_numpy(loaded(images)), as_numpy(model(images)))
 
 
-@pytest.mark.parametrize("options", [{"width": 64}, {"depth": 2}, {"classes": 4}], ids=str)
+@pytest.mark.parametrize("options", [{"width": 64}, {"depth": 2}, {"classes": 4}], ids=shown)
 def test_weights_that_do_not_fit_change_nothing(options: dict, tmp_path):
     path = tmp_path / "other.weights.h5"
     redraw(vit("Mu/2", **{"image_size": 8, "classes": 3, **options})).save_weights(path)
@@ -148,7 +186,7 @@ def test_weights_that_fit(tmp_path):
         np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"not a weights file"], ids=str)
+@pytest.mark.parametrize("content", [None, b"", b"not a weights file"], ids=shown)
 def test_a_damaged_weights_file(content: bytes | None, tmp_path):
     path = tmp_path / "bad.weights.h5"
     if content is not None:
@@ -257,6 +295,21 @@ def test_plain_keras_tools_understand_it(capsys):
         (lambda: vit("B/16", dropout=1.0), r"dropout=1.0.*rate"),
         (lambda: vit("Mu/2", positions="learnt"), r"kind='learnt' is unknown.*'learned'"),
         (lambda: vit("Mu/2", activation="gel"), r"activation='gel' is unknown.*'gelu'"),
+        (lambda: vit("Mu/2", class_token=False), r"pooling='token' needs the class token"),
+        (lambda: vit("Mu/2", distillation=True, pooling="average"), r"distillation needs the class token"),
+        (lambda: vit("Mu/2", pooler="gelu"), r"pooler='gelu' is unknown.*'tanh'"),
+        (lambda: vit("Mu/2", pooler_dim=5), r"pooler_dim=5.*give pooler='tanh'"),
+        (lambda: vit("Mu/2", pooler="tanh", pooling="none"), r"pooler='tanh' comes behind a pooling"),
+        (lambda: vit("Mu/2", pooled_norm=True, pooling="none"), r"pooled_norm=True comes behind a pooling"),
+        (lambda: vit("Mu/2", registers=-1), r"registers is -1, expected a whole number"),
+        (
+            lambda: vit("Mu/2", head=keras_tx.DistilledClassifierHead(3)),
+            r"DistilledClassifierHead takes a distillation token",
+        ),
+        (
+            lambda: vit("Mu/2", head=keras_tx.DistilledClassifierHead(3), distillation=True, pooler="tanh"),
+            r"pooler='tanh' does not go with it, pooler=None does",
+        ),
         (lambda: vit("Mu/2", classes=1), r"classes=1.*at least 2"),
         (lambda: vit("Mu/2", classes=3, head=keras_tx.ClassifierHead(3)), r"both given"),
         (lambda: vit("Mu/2", classes=3, pooling="none"), r"pooling='none'.*'token' or 'average'"),
@@ -265,7 +318,7 @@ def test_plain_keras_tools_understand_it(capsys):
             r"processing gives images of \(16, 16\).*takes \(8, 8\)",
         ),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_errors(call, message: str):
     with pytest.raises(ConfigError, match=message):

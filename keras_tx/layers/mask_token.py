@@ -1,0 +1,28 @@
+"""MaskToken: a learned token that a checkpoint has and that only its pre-training used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_tx.layers.shape import Shape
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+class MaskToken(keras.layers.Layer):
+    """Passes its input on, and keeps the token that stood for hidden patches in DINOv2's pre-training.
+
+    So a checkpoint can be given back whole. The token is not trained.
+    """
+
+    def build(self, input_shape: Shape) -> None:
+        self.token = self.add_weight(
+            shape=(input_shape[-1],), initializer="zeros", trainable=False, name="token"
+        )
+
+    def call(self, inputs: Any) -> Any:
+        return inputs
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        return input_shape

@@ -1,0 +1,177 @@
+"""Opens other people's checkpoints: a folder or a file with safetensors. No pickle is ever opened."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError
+from keras_tx.weights.tensor_file import open_tensors
+from keras_tx.weights.tensors import Checkpoint, Tensors
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SUFFIX = ".safetensors"
+LONGEST_JSON = 64 * 2**20  # bytes
+NAMED = 12  # of a long list
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
+HOW_TO_CONVERT = """\
+Convert it once, where PyTorch and safetensors are installed:
+    import torch, safetensors.torch
+    state = torch.load({path!r}, map_location="cpu", weights_only=True)
+    safetensors.torch.save_file({{name: x.clone().contiguous() for name, x in state.items()}}, {target!r})"""
+OTHER_FORMATS = {
+    ".npz": "NumPy arrays",
+    ".npy": "a NumPy array",
+    ".h5": "TensorFlow's or an older Keras's weights",
+    ".hdf5": "TensorFlow's or an older Keras's weights",
+    ".msgpack": "Flax's weights",
+    ".gguf": "llama.cpp's weights",
+    ".onnx": "an ONNX graph",
+}
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """A folder with config.json and safetensors, in one file or in shards with an index, or a lone file."""
+    if not path.is_dir():
+        return Checkpoint(_lone_file(path))
+    tensors = _weights(path)
+    if not (path / contract.CONFIG).is_file():
+        raise ConfigError(
+            f"{path} has no {contract.CONFIG}, which says what model its tensors are. If you know it, give a "
+            "safetensors file as weights= to keras_tx.vit, bert or gpt."
+        )
+    return Checkpoint(tensors, read_json(path, contract.CONFIG), path)
+
+
+def read_json(folder: Path, name: str, kind: type = dict) -> Any:
+    """A JSON object of the folder, or a list. NaN and infinity are no JSON, whatever Python says."""
+    path = inside(folder, name)
+    try:
+        size = path.stat().st_size
+        if size > LONGEST_JSON:
+            raise ConfigError(f"{path} has {size} bytes, at most {LONGEST_JSON} are read.")
+        found = json.loads(path.read_text("utf-8"), parse_constant=_refused, parse_float=_finite)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} is not JSON ({error}). Download or copy it again.") from error
+    if not isinstance(found, kind):
+        expected = "a JSON object" if kind is dict else "a list"
+        raise ConfigError(f"{path} holds a {type(found).__name__}, expected {expected}.")
+    return found
+
+
+def _refused(constant: str) -> float:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    if math.isinf(float(text)):
+        raise ValueError(f"{text} is too large a number")
+    return float(text)
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The path of a file of the folder, or a ConfigError where the name or a link leads elsewhere.
+
+    In the cache of huggingface_hub, snapshots/REVISION holds links to blobs/ beside it; those are followed.
+    """
+    if not name or name in (".", "..") or any(character in name for character in "/\\:\0"):
+        raise ConfigError(f"{folder} names the file {name!r}, expected the name of a file inside the folder.")
+    path = folder / name
+    real, home = path.resolve(), folder.resolve()
+    snapshots = (place.parent for place in (home, home.parent) if place.parent.name == "snapshots")
+    allowed = [home, *(place.parent / "blobs" for place in snapshots)]
+    if not any(real.is_relative_to(place) for place in allowed):
+        raise ConfigError(
+            f"{path} is a link to {real}, outside the folder, and is not followed. Copy the folder with "
+            "cp -rL."
+        )
+    return path
+
+
+def _weights(folder: Path) -> Tensors:
+    if (folder / WEIGHTS).is_file():
+        return open_tensors(inside(folder, WEIGHTS))
+    if (folder / INDEX).is_file():
+        return _sharded(folder)
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
+    others = [name for name in names if name.endswith(SUFFIX)]
+    if others:
+        raise ConfigError(
+            f"{folder} has {_list(others)}, but neither {WEIGHTS} nor {INDEX}. Give the path of the "
+            "safetensors file that is meant, or rename it."
+        )
+    for name in names:
+        if name.endswith((*PICKLES, ".h5", ".msgpack")):
+            _refuse(folder / name)
+    raise ConfigError(f"{folder} has no weights: expected {WEIGHTS}, or {INDEX} and its shards.")
+
+
+def _sharded(folder: Path) -> Tensors:
+    where = folder / INDEX
+    index = read_json(folder, INDEX).get("weight_map")
+    if not isinstance(index, dict) or not index or not all(isinstance(x, str) for x in index.values()):
+        raise ConfigError(f"{where} has no weight_map from the names of tensors to those of files.")
+    shards: dict[str, Tensors] = {}
+    for name in sorted(set(index.values())):
+        path = inside(folder, name)
+        if not name.endswith(SUFFIX):
+            raise ConfigError(f"{where} names the file {name!r}, expected names that end in {SUFFIX}.")
+        if not path.is_file():
+            raise ConfigError(f"{path} is missing, but {where} names it. Download all of the folder.")
+        shards[name] = open_tensors(path)
+    there = {tensor: name for name, shard in shards.items() for tensor in shard.shapes}
+    wrong = [tensor for tensor, name in index.items() if tensor not in shards[name].shapes]
+    if wrong:
+        raise ConfigError(f"{where} places {_list(wrong)} in files that do not have them. Download it again.")
+    unlisted = [x for name, shard in shards.items() for x in shard.shapes if index.get(x) != name]
+    if unlisted:
+        raise ConfigError(
+            f"The files of {folder} have {_list(unlisted)}, which {INDEX} does not list there. "
+            "Download it again."
+        )
+    return Tensors(
+        where=str(folder),
+        shapes={tensor: shards[name].shapes[tensor] for tensor, name in there.items()},
+        read=lambda tensor: shards[there[tensor]].read(tensor),
+        nbytes=sum(shard.nbytes for shard in shards.values()),
+        dtypes={tensor: shards[name].dtypes[tensor] for tensor, name in there.items()},
+    )
+
+
+def _lone_file(path: Path) -> Tensors:
+    if path.name.endswith(SUFFIX):
+        return open_tensors(path)
+    _refuse(path)
+    raise ConfigError(
+        f"{path} is no file of weights that is read here: expected {SUFFIX}, .keras or .weights.h5, or a "
+        "folder."
+    )
+
+
+def _refuse(path: Path) -> None:
+    """Formats that are not read, with what to do instead."""
+    if path.name.endswith(PICKLES):
+        raise ConfigError(
+            f"{path} is a pickle, which can execute any code when it is opened, and is not read.\n"
+            + HOW_TO_CONVERT.format(path=str(path), target=str(path.with_name(WEIGHTS)))
+        )
+    for suffix, meaning in OTHER_FORMATS.items():
+        if path.name.endswith(suffix):
+            raise ConfigError(
+                f"{path} is {meaning}; weights are read from {SUFFIX} files. Write one with the library that "
+                "it comes from (save_pretrained of transformers does), or with safetensors.numpy.save_file."
+            )
+
+
+def _list(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(map(repr, names[:NAMED])) + more

@@ -1,0 +1,80 @@
+"""A config.json read field by field: each with the kind that it must have, or an error that names it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection
+from typing import Any
+
+from keras_tx.errors import ConfigError, nearest
+
+
+class Fields(dict[str, Any]):
+    """The fields of a config.json of `where`."""
+
+    def __init__(self, config: dict[str, Any], where: str):
+        super().__init__(config)
+        self.where = where
+
+    def error(self, name: str, expected: str) -> ConfigError:
+        return ConfigError(f"{self.where}: config.json has {name}={self.get(name)!r}; {expected}.")
+
+    def number(self, name: str, default: int, *, none: bool = False) -> Any:
+        """A whole number, 0 or more; with `none` also null."""
+        value = self.get(name, default)
+        if (none and value is None) or (type(value) is int and value >= 0):
+            return value
+        raise self.error(name, "expected a whole number, 0 or more")
+
+    def real(self, name: str, default: float) -> float:
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise self.error(name, "expected a number, 0 or more")
+        return value
+
+    def text(self, name: str, known: Collection[str], default: str | None = None) -> str:
+        value = self.get(name, default)
+        if not isinstance(value, str) or value not in known:
+            raise self.error(name, f"we have {nearest(str(value), known)}".rstrip("."))
+        return value
+
+    def refuse(self, name: str, only: Any) -> None:
+        """For what the reference implementation can do, and we cannot; null is what is left out."""
+        if self.get(name) not in (None, only):
+            raise self.error(name, f"a model of ours is only ever {name}={only!r}")
+
+    def architecture(self) -> str:
+        """The class that wrote it."""
+        said = self.get("architectures") or []
+        if not isinstance(said, list) or not all(isinstance(x, str) for x in said):
+            raise self.error("architectures", "expected a list of names")
+        if not said:
+            raise self.error(
+                "architectures", "expected the class that wrote it: which head it has stands there"
+            )
+        return said[0]
+
+
+def labels_of(config: Fields) -> tuple[int, tuple[str, ...] | None]:
+    """How many classes there are, and their names; None where nobody has named them."""
+    names = config.get("id2label")
+    if names is None:
+        return config.number("num_labels", 2), None
+    try:
+        labels = [names[key] for key in sorted(names, key=int)]
+        numbers = sorted(map(int, names))
+    except (TypeError, ValueError, AttributeError):
+        raise config.error("id2label", "expected an object of numbers and names") from None
+    if numbers != list(range(len(labels))) or not all(isinstance(x, str) and x for x in labels):
+        raise config.error("id2label", "expected a name for each number from 0 on")
+    if labels == [f"LABEL_{number}" for number in numbers]:
+        return len(labels), None
+    twice = sorted({label for label in labels if labels.count(label) > 1})
+    if twice:  # ImageNet has two cranes
+        warnings.warn(
+            f"{config.where}: id2label of config.json calls several classes {twice[0]!r}; such names get the "
+            "number of their class behind them.",
+            stacklevel=2,
+        )
+        labels = [f"{x} ({number})" if x in twice else x for number, x in enumerate(labels)]
+    return len(labels), tuple(labels)

@@ -1,0 +1,108 @@
+"""keras-hub's tokenizers as text transforms, and back."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Any
+
+from keras_tx.errors import ConfigError
+from keras_tx.processing import TextTransform, byte_bpe, wordpiece
+from keras_tx.processing.tokenizer_kinds import BERT_TOKENS, ROBERTA_TOKENS
+
+
+def text_transform(preprocessor: Any, where: str) -> TextTransform | None:
+    """Of a preprocessor of keras-hub, or of a tokenizer; None without one, and, with a warning, where we have
+    none like it."""
+    tokenizer = getattr(preprocessor, "tokenizer", preprocessor)
+    if tokenizer is None:
+        return None
+    names = {kind.__name__ for kind in type(tokenizer).__mro__}
+    longest = getattr(preprocessor, "sequence_length", None)
+    try:
+        if "WordPieceTokenizer" in names:
+            return _wordpiece(tokenizer, longest)
+        if "BytePairTokenizer" in names:
+            return _byte_pairs(tokenizer, longest)
+        reason = "which is neither WordPiece nor byte-level BPE"
+    except ConfigError as error:
+        reason = str(error)
+    warnings.warn(
+        f"{where}: its tokenizer, a {type(tokenizer).__name__}, is not taken: {reason}. Give processing=.",
+        stacklevel=2,
+    )
+    return None
+
+
+def _wordpiece(tokenizer: Any, longest: int | None) -> TextTransform:
+    config = tokenizer.get_config()
+    differing = {"split": True, "suffix_indicator": "##", "oov_token": BERT_TOKENS["unk_token"]}
+    for name, only in differing.items():
+        if config[name] != only:
+            raise ConfigError(f"it has {name}={config[name]!r}, ours only {only!r}")
+    return wordpiece(
+        list(tokenizer.get_vocabulary()),
+        lowercase=bool(config["lowercase"]),
+        strip_accents=bool(config["strip_accents"]),
+        split_chinese=bool(config.get("split_on_cjk", True)),
+        max_length=longest,
+    )
+
+
+def _byte_pairs(tokenizer: Any, longest: int | None) -> TextTransform:
+    vocabulary = dict(tokenizer.vocabulary)
+    special = {name: token for name, token in ROBERTA_TOKENS.items() if token in vocabulary}
+    if not {"cls_token", "sep_token"} <= set(special):
+        special = {}  # GPT-2's, which byte_bpe knows
+    return byte_bpe(
+        vocabulary,
+        list(tokenizer.merges),
+        add_prefix_space=bool(tokenizer.add_prefix_space),
+        max_length=longest,
+        **special,
+    )
+
+
+def tokenizer_of(transform: TextTransform, name: str) -> Any:
+    """keras-hub's tokenizer class of that name with the vocabulary of a transform; a ConfigError says why
+    there is none."""
+    import keras_hub
+
+    said = json.loads(transform.tokenizer)
+    model, normalizer = said["model"], said["normalizer"] or {}
+    kind = getattr(keras_hub.models, name)
+    if issubclass(kind, keras_hub.tokenizers.WordPieceTokenizer):
+        expected = (model["type"], normalizer.get("type"), (said["pre_tokenizer"] or {}).get("type"))
+        if expected != ("WordPiece", "BertNormalizer", "BertPreTokenizer"):
+            raise ConfigError(f"it is made of {expected}")
+        _check_names(transform, BERT_TOKENS)
+        lowercase, accents = normalizer["lowercase"], normalizer["strip_accents"]
+        return kind(
+            vocabulary=_in_order(transform),
+            lowercase=lowercase,
+            strip_accents=lowercase if accents is None else accents,
+            split_on_cjk=normalizer["handle_chinese_chars"],
+        )
+    if model["type"] != "BPE" or (said["pre_tokenizer"] or {}).get("type") != "ByteLevel":
+        raise ConfigError(f"it is no byte-level BPE, but {model['type']}")
+    _check_names(transform, {name: token for name, token in ROBERTA_TOKENS.items() if name != "unk_token"})
+    merges = [x if isinstance(x, str) else " ".join(x) for x in model["merges"]]
+    return kind(
+        vocabulary=transform.vocabulary,
+        merges=merges,
+        add_prefix_space=said["pre_tokenizer"]["add_prefix_space"],
+    )
+
+
+def _check_names(transform: TextTransform, expected: dict[str, str]) -> None:
+    for name, token in expected.items():
+        if getattr(transform, name) != token:
+            raise ConfigError(f"its {name} is {getattr(transform, name)!r}, theirs {token!r}")
+
+
+def _in_order(transform: TextTransform) -> list[str]:
+    ids = transform.vocabulary
+    tokens = sorted(ids, key=ids.__getitem__)
+    if [ids[token] for token in tokens] != list(range(len(tokens))):
+        raise ConfigError("its ids do not count from 0 on")
+    return tokens

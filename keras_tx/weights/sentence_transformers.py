@@ -1,0 +1,119 @@
+"""Folders of sentence-transformers: how tokens become one vector, and how texts are cut."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError
+from keras_tx.heads import Head, SentenceEmbeddingHead
+from keras_tx.processing import TextTransform
+from keras_tx.weights.checkpoint import inside, read_json
+
+SETTINGS = "config_sentence_transformers.json"
+MODES = {"mean": "mean", "cls": "class"}
+OLD_MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "class"}
+TOKENIZERS = (contract.TOKENIZER, contract.VOCAB, contract.VOCAB_JSON)
+
+
+def head_of(folder: Path | None) -> SentenceEmbeddingHead | ConfigError | None:
+    """The pooling of a folder; None where it has no such modules, an error where ours are not like them."""
+    if folder is None or not (folder / contract.MODULES).is_file():
+        return None
+    modules = read_json(folder, contract.MODULES, list)
+    if not all(isinstance(module, dict) for module in modules):
+        raise ConfigError(f"{folder / contract.MODULES} is not a list of modules.")
+    kinds = [str(module.get("type")).rsplit(".", 1)[-1] for module in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        return ConfigError(
+            f"{folder / contract.MODULES} has the modules {', '.join(kinds)}; ours are Transformer, Pooling "
+            "and perhaps Normalize. Give a head: head=None takes the encoder alone."
+        )
+    settings = _read(folder, SETTINGS)
+    if settings.get("default_prompt_name"):
+        return ConfigError(
+            f"{folder / SETTINGS} has default_prompt_name={settings['default_prompt_name']!r}: a "
+            "text before every other, which we have not. Give head=keras_tx.SentenceEmbeddingHead(...), "
+            "and put it before the texts yourself."
+        )
+    pooling = _pooling(inside(folder, str(modules[1].get("path"))))
+    if isinstance(pooling, ConfigError):
+        return pooling
+    return SentenceEmbeddingHead(pooling, normalize=len(kinds) == 3)
+
+
+def _pooling(folder: Path) -> str | ConfigError:
+    path = folder / contract.CONFIG
+    config = _read(folder, contract.CONFIG)
+    said = config.get("pooling_mode")
+    if said is not None:
+        found = [str(said)] if isinstance(said, str) else [str(x) for x in said]
+        known: list[str | None] = [MODES.get(x) for x in found]
+    else:
+        found = [name for name, on in config.items() if name.startswith("pooling_mode_") and on]
+        known = [OLD_MODES.get(x) for x in found]
+    if len(known) != 1 or known[0] is None:
+        return ConfigError(
+            f"{path} pools by {', '.join(found) or 'nothing'}; ours are the mean of the tokens and the class "
+            "token. Give a head: head=None takes the encoder alone."
+        )
+    return known[0]
+
+
+def text_transform(folder: Path | None) -> TextTransform | None:
+    """The tokenizer of a folder; its sentence_bert_config.json may cut texts shorter and lowercase them."""
+    if folder is None or not any((folder / name).is_file() for name in TOKENIZERS):
+        return None
+    transform = TextTransform.load(folder)
+    config = _read(folder, contract.SENTENCE_BERT)
+    longest = config.get("max_seq_length")
+    if longest is not None:
+        if type(longest) is not int or longest < 1:
+            name = folder / contract.SENTENCE_BERT
+            raise ConfigError(f"{name} has max_seq_length={longest!r}, expected a number above 0.")
+        transform = dataclasses.replace(transform, max_length=min(longest, transform.max_length or longest))
+    return _lowercased(transform) if config.get("do_lower_case") else transform
+
+
+def _lowercased(transform: TextTransform) -> TextTransform:
+    tokenizer = json.loads(transform.tokenizer)
+    old = tokenizer["normalizer"]
+    lowercase = {"type": "Lowercase"}
+    tokenizer["normalizer"] = (
+        lowercase if old is None else {"type": "Sequence", "normalizers": [lowercase, old]}
+    )
+    return dataclasses.replace(transform, tokenizer=json.dumps(tokenizer))
+
+
+def sentence_files(head: Head | None, width: int, max_length: int) -> dict[str, Any]:
+    """The files of a folder, by name; without them sentence-transformers takes a mean and does not normalize
+    it. Empty for a model with no head or another one."""
+    if not isinstance(head, SentenceEmbeddingHead):
+        return {}
+    steps = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    files: dict[str, Any] = {
+        contract.SENTENCE_BERT: {"max_seq_length": max_length, "do_lower_case": False},
+        contract.POOLING: {
+            "word_embedding_dimension": width,
+            "pooling_mode_cls_token": head.pooling == "class",
+            "pooling_mode_mean_tokens": head.pooling == "mean",
+            "pooling_mode_max_tokens": False,
+            "pooling_mode_mean_sqrt_len_tokens": False,
+        },
+    }
+    if head.normalize:
+        steps.append(("2_Normalize", "Normalize"))
+        files[contract.NORMALIZE] = {}
+    files[contract.MODULES] = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(steps)
+    ]
+    return files
+
+
+def _read(folder: Path, name: str) -> dict[str, Any]:
+    """What a JSON file says; nothing where there is none."""
+    return read_json(folder, name) if (folder / name).is_file() else {}

@@ -1,0 +1,32 @@
+"""The way back to keras-hub."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_tx.errors import ConfigError
+from keras_tx.models.bert import Bert
+from keras_tx.models.gpt import GPT
+from keras_tx.models.vit import ViT
+from keras_tx.weights import keras_hub_bert, keras_hub_gpt, keras_hub_vit
+
+WRITERS: dict[type, Any] = {ViT: keras_hub_vit, Bert: keras_hub_bert, GPT: keras_hub_gpt}
+
+
+def to_keras_hub(model: Any) -> Any:
+    """A keras-hub backbone or task with the weights of a model, and equal outputs.
+
+    What keras-hub's classes cannot have is refused with the reasons; `save_to_preset` of the result makes a
+    preset.
+
+    >>> import keras_tx
+    >>> type(keras_tx.to_keras_hub(keras_tx.gpt("pico"))).__name__
+    'GPT2CausalLM'
+    """
+    for family, writer in WRITERS.items():
+        if isinstance(model, family):
+            return writer.to_keras_hub(model)
+    raise ConfigError(
+        f"model is a {type(model).__name__}, expected what keras_tx.vit, bert or gpt gives: other models "
+        "have no counterpart in keras-hub."
+    )

@@ -1,0 +1,45 @@
+"""A small model of each family and head, for tests of what goes in and out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import keras_tx
+from tests.drawing import as_numpy
+
+LABELS = ("yes", "no", "perhaps")
+HEADS = {
+    "none": None,
+    "classes": keras_tx.ClassifierHead(3, labels=LABELS),
+    "number": keras_tx.RegressionHead(),
+    "masked": keras_tx.MaskedLMHead(),
+    "next": keras_tx.NextSentenceHead(),
+    "both": keras_tx.PretrainingHead(),
+    "tags": keras_tx.TokenClassifierHead(4),
+    "span": keras_tx.SpanHead(),
+    "sentence": keras_tx.SentenceEmbeddingHead(),
+}
+MODELS: dict[str, Any] = {
+    **{f"bert, {name}": lambda head=head: bert(head, width=16, depth=1) for name, head in HEADS.items()},
+    "gpt": lambda: keras_tx.gpt("pico"),
+    "gpt, none": lambda: keras_tx.gpt("pico", head=None),
+    "llama": lambda: keras_tx.gpt("llama-tiny"),
+    "vit": lambda: keras_tx.vit("Mu/2", image_size=8, classes=3, drop_path=0.1),
+    "deit": lambda: keras_tx.vit(
+        "Mu/2", image_size=8, distillation=True, head=keras_tx.DistilledClassifierHead(3)
+    ),
+    "vit, none": lambda: keras_tx.vit("Mu/2", image_size=8),
+}
+
+
+def bert(head: Any = None, **options: Any) -> Any:
+    return keras_tx.bert("tiny", head=head, **{"vocabulary": 40, "max_length": 16, **options})
+
+
+def assert_same_weights(one: Any, other: Any) -> None:
+    ours, theirs = ({x.path: as_numpy(x) for x in model.weights} for model in (one, other))
+    assert set(ours) == set(theirs)
+    for path, value in ours.items():
+        np.testing.assert_array_equal(value, theirs[path], err_msg=path)

@@ -1,0 +1,322 @@
+"""Hugging Face's GPT-2, Llama and Mistral become ours and back: equal outputs, tensors bit for bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import keras_tx
+from keras_tx import runtime
+from keras_tx.errors import ConfigError
+from keras_tx.weights import huggingface_gpt
+from keras_tx_onnx import export_onnx
+from tests.drawing import as_numpy
+from tests.tolerances import assert_close
+from tests.weights.states import State, loaded, put, state_of, write
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+FOLDERS = ("gpt2-v4", "gpt2-v5", "llama-v4", "llama-v5")
+INPUTS = ("input_ids", "attention_mask", "position_ids")
+
+
+def opened(name: str) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, np.ndarray]]:
+    """State, config and expected outputs of a golden folder."""
+    folder = GOLDEN / name
+    config = json.loads((folder / "config.json").read_text())
+    return load_file(folder / "model.safetensors"), config, load_file(folder / "expected.safetensors")
+
+
+def assert_same(one: State, other: State) -> None:
+    assert set(one) == set(other)
+    for name, x in one.items():
+        assert x.dtype == other[name].dtype
+        np.testing.assert_array_equal(x, other[name], err_msg=name)
+
+
+def compare(model: Any, expected: State) -> None:
+    """Hidden states and logits at every real token, with positions given and as they are counted here."""
+    inputs = {name: expected[name] for name in INPUTS}
+    real = expected["attention_mask"].astype(bool)
+    first = "dropout" if model.config.dropout else "token_embedding"
+    blocks = [f"block_{index}" for index in range(model.config.depth - 1)]
+    parts = keras.Model(model.input, [model.get_layer(name).output for name in (first, *blocks, "norm")])
+    for mine, theirs in zip(parts(model.complete(inputs)), expected["hidden"], strict=True):
+        assert_close(as_numpy(mine)[real], theirs[real])
+    theirs = expected["logits"] if "logits" in expected else expected["hidden"][-1]
+    assert_close(as_numpy(model(inputs))[real], theirs[real])
+    del inputs["position_ids"]
+    assert_close(as_numpy(model(inputs))[real], theirs[real])
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_equals_the_golden_folders(name: str):
+    _, _, expected = opened(name)
+    model = keras_tx.from_checkpoint(GOLDEN / name)
+    compare(model, expected)
+    greedy = keras_tx.generate(model, expected["input_ids"][0].tolist(), max_new_tokens=6)
+    assert list(greedy.ids) == expected["greedy"][0].tolist()
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_in_and_out_and_in_again(name: str, tmp_path):
+    state, config, _ = opened(name)
+    model = keras_tx.from_checkpoint(GOLDEN / name)
+    folder = keras_tx.save_checkpoint(model, tmp_path / "again")
+    assert_same(load_file(folder / "model.safetensors"), state)
+    assert json.loads((folder / "config.json").read_text())["architectures"] == config["architectures"]
+    again = keras_tx.from_checkpoint(folder)
+    assert again.config == model.config
+    for mine, theirs in zip(again.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(as_numpy(mine), as_numpy(theirs))
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_the_exported_folder_goes_on_with_the_same_tokens(name: str, tmp_path):
+    _, _, expected = opened(name)
+    export_onnx(keras_tx.from_checkpoint(GOLDEN / name), tmp_path / "poet")
+    with runtime.load(tmp_path / "poet") as poet:
+        made = poet.generate(expected["input_ids"][0].tolist(), max_new_tokens=6, stop_tokens=[])
+    assert list(made.ids) == expected["greedy"][0].tolist()
+
+
+def test_old_spellings_of_gpt2():
+    """The first checkpoints have no prefix, and buffers and the tied head beside the weights."""
+    state, config, expected = opened("gpt2-v4")
+    old = {name.removeprefix("transformer."): x for name, x in state.items()}
+    for index in range(2):
+        old[f"h.{index}.attn.bias"] = np.ones((1, 1, 20, 20), "float32")
+        old[f"h.{index}.attn.masked_bias"] = np.float32(-1e4).reshape(())
+    old["lm_head.weight"] = old["wte.weight"]
+    compare(loaded(old, config), expected)
+
+
+def test_old_spellings_of_llama():
+    state, config, expected = opened("llama-v4")
+    state = {**state, "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2, "float32")}
+    state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    config["rope_scaling"]["type"] = config["rope_scaling"].pop("rope_type")
+    compare(loaded(state, config), expected)
+
+
+def test_a_tied_head_that_differs_is_refused():
+    state, config, _ = opened("gpt2-v4")
+    state["lm_head.weight"] = state["transformer.wte.weight"] + 1
+    with pytest.raises(ConfigError, match=r"lm_head.weight differs from transformer.wte.weight"):
+        loaded(state, config)
+
+
+def test_a_body_alone(tmp_path):
+    state, config, expected = opened("gpt2-v4")
+    config["architectures"] = ["GPT2Model"]
+    body = {name.removeprefix("transformer."): x for name, x in state.items()}
+    model = loaded(body, config)
+    assert model.head is None
+    assert_close(as_numpy(model(expected["input_ids"][:1])), expected["hidden"][-1][:1])
+    folder = keras_tx.save_checkpoint(model, tmp_path / "body")
+    assert_same(load_file(folder / "model.safetensors"), body)
+
+
+def test_the_body_of_a_classifier():
+    state, config, _ = opened("llama-v5")
+    config["architectures"] = ["LlamaForSequenceClassification"]
+    state["score.weight"] = state.pop("lm_head.weight")[:2]
+    with pytest.raises(ConfigError, match=r"LlamaForSequenceClassification.*head=None"):
+        loaded(state, config)
+    with pytest.warns(UserWarning, match=r"not used, because the model has no such part: score.weight"):
+        assert loaded(state, config, head=None).head is None
+
+
+def test_a_fresh_head_on_an_old_body():
+    state, config, _ = opened("llama-v5")
+    del state["lm_head.weight"]
+    with pytest.raises(
+        ConfigError, match="says that it has a CausalLMHead, but its tensors are not those of one"
+    ):
+        loaded(state, config)
+    with pytest.warns(UserWarning, match="new, not yet trained: logits/kernel"):
+        loaded(state, config, head=keras_tx.CausalLMHead())
+
+
+def test_fewer_positions():
+    state, config, expected = opened("gpt2-v4")
+    ids = expected["input_ids"]
+    assert_close(as_numpy(loaded(state, config, max_length=9)(ids)), as_numpy(loaded(state, config)(ids)))
+    with pytest.raises(ConfigError, match="has 20 positions of width 16, and the model needs 21"):
+        loaded(state, config, max_length=21)
+
+
+REFUSED = [
+    ("gpt2-v4", "scale_attn_weights", False, "scale_attn_weights=False"),
+    ("gpt2-v4", "scale_attn_by_inverse_layer_idx", True, "scale_attn_by_inverse_layer_idx=True"),
+    ("gpt2-v4", "add_cross_attention", True, "add_cross_attention=True"),
+    ("gpt2-v4", "activation_function", "silu", "activation_function='silu'.*'gelu'"),
+    ("gpt2-v4", "n_embd", -16, "n_embd=-16; expected a whole number"),
+    ("gpt2-v4", "n_embd", 10**12, "width=1000000000000"),
+    ("gpt2-v4", "n_positions", 10**12, "max_length=1000000000000"),
+    ("gpt2-v4", "n_inner", 10**12, "mlp_dim=1000000000000"),
+    ("gpt2-v4", "n_layer", 10**12, "depth=1000000000000"),
+    ("gpt2-v4", "n_head", 3, "width=16 is not divisible by num_heads=3"),
+    ("gpt2-v4", "tie_word_embeddings", "yes", "tie_word_embeddings='yes'.*true or false"),
+    ("gpt2-v4", "layer_norm_epsilon", "1e-5", "layer_norm_epsilon='1e-5'.*a number"),
+    ("gpt2-v4", "quantization_config", {"bits": 4}, "quantization_config="),
+    ("gpt2-v4", "model_type", "qwen2", "model_type='qwen2'"),
+    ("llama-v4", "hidden_act", "gelu", "hidden_act='gelu'"),
+    ("llama-v4", "mlp_bias", True, "mlp_bias=True"),
+    ("llama-v4", "attention_bias", True, "mlp_bias=False"),
+    ("llama-v4", "rope_scaling", {"rope_type": "yarn", "factor": 2.0}, "rope_scaling=.*'linear', 'llama3'"),
+    ("llama-v4", "rope_scaling", {"rope_type": "llama3", "factor": 2.0}, "'llama3' is made of"),
+    ("llama-v4", "rope_scaling", [2.0], r"rope_scaling=\[2.0\].*an object"),
+    ("llama-v4", "rope_parameters", {"rope_type": "default", "rope_theta": 9.0}, "rope_theta=500.0.*9.0"),
+    ("llama-v4", "rope_theta", "many", "rope_theta='many'"),
+    ("llama-v4", "partial_rotary_factor", 0.5, "partial_rotary_factor=0.5"),
+    ("llama-v4", "rope_interleaved", True, "rope_interleaved=True"),
+    ("llama-v4", "num_key_value_heads", 3, "num_heads=4 is not divisible by kv_heads=3"),
+]
+
+
+@pytest.mark.parametrize(("name", "field", "value", "message"), REFUSED, ids=lambda x: str(x)[:30])
+def test_a_config_that_is_refused(name: str, field: str, value: Any, message: str):
+    state, config, _ = opened(name)
+    with pytest.raises(ConfigError, match=message):
+        loaded(state, {**config, field: value})
+
+
+def test_two_rates_of_dropout_are_said():
+    state, config, _ = opened("gpt2-v4")
+    with pytest.warns(UserWarning, match="here one rate is for both, and that of resid_pdrop was taken"):
+        assert loaded(state, {**config, "resid_pdrop": 0.3}).config.dropout == 0.3
+
+
+def test_turned_positions_may_be_many():
+    """A small model of a long context has fewer numbers than positions."""
+    state, config, _ = opened("llama-v5")
+    assert loaded(state, {**config, "max_position_embeddings": 131072}).config.max_length == 131072
+
+
+def test_padding_that_is_the_end_of_a_text_is_no_padding():
+    state, config, _ = opened("llama-v4")
+    for pad, expected in ((0, None), (7, 7), (-1, None), (None, None)):
+        assert loaded(state, {**config, "pad_token_id": pad}).config.pad_id == expected
+
+
+def test_a_window_as_long_as_the_model_is_none():
+    state, config, _ = opened("llama-v5")
+    for name in [name for name in state if name.endswith("bias")]:
+        del state[name]
+    config = {**config, "model_type": "mistral", "attention_bias": None, "mlp_bias": None}
+    for window in ({"sliding_window": 20}, {"sliding_window": None}, {}):
+        loaded(state, {**config, **window})
+    with pytest.raises(ConfigError, match="sliding_window=19"):
+        loaded(state, {**config, "sliding_window": 19})
+    with pytest.raises(ConfigError, match="sliding_window=4096"):  # what is meant where nothing is said
+        loaded(state, {**config, "max_position_embeddings": 5000})
+
+
+def test_what_neither_can_have_is_refused_both_ways():
+    model = keras_tx.gpt("char", depth=1)
+    with pytest.raises(ConfigError, match="use_bias=False with learned positions"):
+        huggingface_gpt.plan(model)
+
+
+def test_missing_and_unexpected_tensors_in_one_error():
+    state, _, _ = opened("llama-v5")
+    state["model.extra"] = state.pop("model.norm.weight")
+    model = loaded(*opened("llama-v5")[:2])
+    before = as_numpy(model.weights[0])
+    with pytest.raises(ConfigError, match=r"(?s)missing: model.norm.weight 16.*not expected: model.extra 16"):
+        put(model, state)
+    np.testing.assert_array_equal(as_numpy(model.weights[0]), before)
+
+
+LIVE = [
+    ("GPT2Model", {}),
+    ("GPT2LMHeadModel", {}),
+    ("GPT2LMHeadModel", {"tie_word_embeddings": False}),
+    ("GPT2LMHeadModel", {"activation_function": "gelu"}),
+    ("GPT2LMHeadModel", {"activation_function": "gelu_new"}),
+    ("GPT2LMHeadModel", {"activation_function": "gelu_fast"}),
+    ("GPT2LMHeadModel", {"activation_function": "relu"}),
+    ("GPT2LMHeadModel", {"layer_norm_epsilon": 0.01}),
+    ("GPT2LMHeadModel", {"n_inner": None}),
+    ("GPT2LMHeadModel", {"reorder_and_upcast_attn": True}),
+    ("LlamaModel", {}),
+    ("LlamaForCausalLM", {}),
+    ("LlamaForCausalLM", {"tie_word_embeddings": True}),
+    ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    ("LlamaForCausalLM", {"rms_norm_eps": 0.01}),
+    ("LlamaForCausalLM", {"num_key_value_heads": 1}),
+    ("LlamaForCausalLM", {"num_key_value_heads": 4}),
+    ("LlamaForCausalLM", {"head_dim": 6}),
+    ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
+    ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 3.0}}),
+    ("LlamaForCausalLM", {"rope_parameters": "llama3"}),
+    ("MistralForCausalLM", {}),
+    ("MistralForCausalLM", {"sliding_window": 20}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), LIVE, ids=str)
+def test_equals_transformers(name: str, changes: dict[str, Any], tmp_path, caplog):
+    for package in ("torch", "transformers"):
+        pytest.importorskip(package, reason='pip install "keras-tx[parity]"')
+    import torch
+    import transformers
+
+    from tests.golden import make_gpt
+
+    config = {"GPT2": make_gpt.GPT2, "Llam": make_gpt.LLAMA, "Mist": make_gpt.MISTRAL}[name[:4]]
+    if changes.get("rope_parameters") == "llama3":
+        changes = {"rope_parameters": {**make_gpt.LLAMA3, "rope_theta": 100.0}}
+    theirs = make_gpt.redrawn(name, {**config, **changes}, seed=3)
+    said = {**theirs.config.to_dict(), "architectures": [name]}
+    model = loaded(state_of(theirs), said)
+    outputs = make_gpt.outputs(theirs, seed=4)
+    compare(model, outputs)
+    if "greedy" in outputs:
+        count = outputs["greedy"].shape[1]
+        greedy = keras_tx.generate(model, outputs["input_ids"][0].tolist(), max_new_tokens=count)
+        assert list(greedy.ids) == outputs["greedy"][0].tolist()
+    folder = keras_tx.save_checkpoint(model, tmp_path / "back")
+    # A Mistral goes back as the Llama that computes the same.
+    again_class = getattr(transformers, name.replace("Mistral", "Llama"))
+    caplog.clear()
+    transformers.utils.logging.enable_propagation()  # or caplog would see nothing
+    again, notes = again_class.from_pretrained(folder, output_loading_info=True)
+    assert not caplog.records
+    assert not any(notes.values()), notes
+    assert_same(state_of(again), state_of(theirs))
+    inputs = {key: torch.from_numpy(outputs[key]) for key in INPUTS}
+    real = outputs["attention_mask"].astype(bool)
+    with torch.no_grad():
+        got = again(**inputs)[0].numpy()
+    assert_close(got[real], outputs.get("logits", outputs["hidden"][-1])[real])
+
+
+def test_the_tokenizer_of_the_folder(tmp_path):
+    transform = keras_tx.processing.byte_bpe(
+        {token: index for index, token in enumerate(["<|endoftext|>", "a", "b", "ab", "Ġ"])},
+        [("a", "b")],
+        bos_token="<|endoftext|>",
+        eos_token="<|endoftext|>",
+    )
+    transform.save(tmp_path)
+    write(tmp_path, *opened("gpt2-v4")[:2])
+    model = keras_tx.from_checkpoint(tmp_path)
+    assert model.processing("ab a")["input_ids"].tolist() == [[3, 4, 1]]
+    folder = keras_tx.save_checkpoint(model, tmp_path / "again")
+    content = json.loads((folder / "config.json").read_text())
+    assert (content["bos_token_id"], content["eos_token_id"], content["pad_token_id"]) == (0, 0, None)
+    assert keras_tx.from_checkpoint(folder).processing == model.processing
+
+
+def test_a_tokenizer_that_is_not_read_is_said(tmp_path):
+    write(tmp_path, *opened("llama-v4")[:2])
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    with pytest.warns(UserWarning, match=r"tokenizer.model but no tokenizer.json"):
+        assert keras_tx.from_checkpoint(tmp_path).processing is None

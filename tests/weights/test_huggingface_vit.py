@@ -1,0 +1,359 @@
+"""Hugging Face's ViT, DeiT and DINOv2 give here what they give there, and are given back whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import keras_tx
+from keras_tx import ClassifierHead, DistilledClassifierHead, from_checkpoint
+from keras_tx.errors import ConfigError
+from keras_tx.weights.saving import save_checkpoint
+from tests.drawing import as_numpy, draw, redraw
+from tests.tolerances import assert_close
+from tests.weights.vit_comparing import compare, compare_resized, expected_of
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "vit"
+FOLDERS = sorted(path.name for path in GOLDEN.glob("transformers*"))
+LIVE = [
+    "vit",
+    "vit_body",
+    "vit_no_qkv_bias",
+    "deit",
+    "deit_plain",
+    "deit_body",
+    "dinov2",
+    "dinov2_body",
+    "dinov2_swiglu",
+    "dinov2_without_mask_token",
+    "registers",
+    "registers_body",
+]
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A checkpoint that a test may change."""
+    return shutil.copytree(GOLDEN / "transformers4_vit", tmp_path / "checkpoint")
+
+
+def changed(folder: Path, file: str = "config.json", **fields: Any) -> Path:
+    path = folder / file
+    config = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(config | fields))
+    return folder
+
+
+def tensors_of(folder: Path) -> dict[str, np.ndarray]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same_tensors(mine: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
+    assert mine.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert mine[name].dtype == value.dtype
+        np.testing.assert_array_equal(mine[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_equals_the_golden_file(name: str):
+    compare(from_checkpoint(GOLDEN / name), expected_of(GOLDEN / name))
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_positions_for_another_image_size(name: str):
+    def load(**options: Any) -> Any:
+        return from_checkpoint(GOLDEN / name, **options)
+
+    compare_resized(load, expected_of(GOLDEN / name))
+
+
+@pytest.mark.parametrize("name", [name for name in FOLDERS if name.startswith("transformers4")])
+def test_in_and_out_again_is_bit_equal(name: str, tmp_path):
+    model = from_checkpoint(GOLDEN / name)
+    back = save_checkpoint(model, tmp_path / "back")
+    assert_same_tensors(tensors_of(back), tensors_of(GOLDEN / name))
+    again = from_checkpoint(back)
+    assert (again.config, again.head) == (model.config, model.head)
+
+
+def reference() -> Any:
+    for package in ("torch", "transformers"):
+        pytest.importorskip(package, reason='pip install "keras-tx[parity]"')
+    from tests.golden import make_vit
+
+    return make_vit
+
+
+@pytest.mark.parametrize("case", LIVE)
+def test_equals_transformers(case: str, tmp_path):
+    """Outputs, positions for other sizes, the way back, and the names of both versions of transformers."""
+    make_vit = reference()
+    assert list(make_vit.CASES) == LIVE
+    written = make_vit.write_transformers(case, tmp_path / "files", seed=1)
+    expected = expected_of(tmp_path / "files")
+    model = from_checkpoint(tmp_path / "files")
+    compare(model, expected)
+    compare_resized(lambda **options: from_checkpoint(tmp_path / "files", **options), expected)
+
+    back = save_checkpoint(model, tmp_path / "back")
+    assert_same_tensors(tensors_of(back), tensors_of(tmp_path / "files"))
+    opened, said = type(written).from_pretrained(back, output_loading_info=True)
+    assert not any(said.values()), said
+    opened.set_attn_implementation("eager")
+    np.testing.assert_array_equal(make_vit.of_transformers(opened, 1)["output"], expected["output"])
+
+    make_vit.write_transformers(case, tmp_path / "classes", seed=1, names_of_classes=True)
+    other = from_checkpoint(tmp_path / "classes")
+    for mine, theirs in zip(model.weights, other.weights, strict=True):
+        np.testing.assert_array_equal(as_numpy(mine), as_numpy(theirs))
+
+
+OURS = {
+    "vit": {"classes": 3},
+    "vit not square": {"classes": 3, "image_size": (8, 12), "channels": 1},
+    "vit features": {},
+    "vit tokens": {"pooling": "none"},
+    "vit pooler": {"pooler": "tanh", "pooler_dim": 5},
+    "deit": {"head": DistilledClassifierHead(3), "distillation": True},
+    "dinov2": {"layer_scale": 0.5, "classes": 3, "pooling": "token+average", "depth": 2},
+    "dinov2 features": {"layer_scale": 0.5, "mask_token": True, "drop_path": 0.1},
+    "registers": {"layer_scale": 0.5, "registers": 3, "pooling": "token+average", "classes": 3},
+    "registers and mask": {"layer_scale": 0.5, "registers": 3, "mask_token": True},
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_model_of_ours_opens_in_transformers_without_a_warning(name: str, tmp_path, caplog):
+    reference()
+    import torch
+    import transformers
+
+    model = redraw(keras_tx.vit("Mu/2", **{"image_size": 8, **OURS[name]}))
+    folder = save_checkpoint(model, tmp_path / "given")
+    architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
+    transformers.utils.logging.enable_propagation()
+    opened, said = getattr(transformers, architecture).from_pretrained(folder, output_loading_info=True)
+    assert not any(said.values()), said
+    assert not caplog.records
+    images = draw(2, *model.config.size, model.config.channels)
+    with torch.no_grad():
+        found = opened.eval()(torch.from_numpy(images.transpose(0, 3, 1, 2).copy()))
+    theirs = found.logits if model.head is not None else found.last_hidden_state
+    if model.head is None and model.config.pooling == "token":
+        theirs = found.pooler_output if model.config.pooler else theirs[:, 0]
+    assert_close(as_numpy(model(images)), theirs.numpy())
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_model_of_ours_comes_back(name: str, tmp_path):
+    model = redraw(keras_tx.vit("Mu/2", **{"image_size": 8, **OURS[name]}))
+    if model.config.mask_token:
+        model.get_layer("mask_token").token.assign(draw(model.config.width))
+    back = from_checkpoint(
+        save_checkpoint(model, tmp_path / "given"), **({"pooling": "none"} if name == "vit tokens" else {})
+    )
+    assert (back.config, back.head) == (model.config, model.head)
+    for mine, theirs in zip(model.weights, back.weights, strict=True):
+        np.testing.assert_array_equal(as_numpy(mine), as_numpy(theirs))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"pooling": "average", "classes": 3}, "pooling='average'"),
+        ({"pooling": "none", "class_token": False}, "class_token=False"),
+        ({"positions": "sine-cosine"}, "positions='sine-cosine'"),
+        ({"activation": "swiglu"}, "activation='swiglu'"),
+        ({"patch_bias": False}, "patch_bias=False"),
+        ({"pre_norm": True}, "pre_norm=True"),
+        ({"pooled_norm": True}, "pooled_norm=True"),
+        ({"pooler": "tanh", "classes": 3}, "pooler='tanh'"),
+        ({"registers": 2}, "registers=2 without layer_scale"),
+        ({"registers": 2, "distillation": True}, "registers=2 with a distillation token"),
+        ({"layer_scale": 0.1, "distillation": True}, "layer_scale=0.1 with a distillation token"),
+        ({"layer_scale": 0.1, "classes": 3}, "pooling='token'"),
+        ({"layer_scale": 0.1, "image_size": (8, 12)}, r"image_size=\(8, 12\)"),
+        ({"layer_scale": 0.1, "mlp_dim": 33}, "mlp_dim=33 with width=32"),
+        ({"mask_token": True}, "mask_token=True"),
+    ],
+    ids=str,
+)
+def test_what_no_class_can_be_like(options: dict, reason: str, tmp_path):
+    model = keras_tx.vit("Mu/2", **{"image_size": 8, **options})
+    with pytest.raises(ConfigError, match=f"{reason}.*no class of transformers"):
+        save_checkpoint(model, tmp_path / "given")
+    assert not (tmp_path / "given").exists()
+
+
+def test_a_body_without_its_pooler(tmp_path):
+    """A classifier of theirs has none; tokens have none; and where there is none, zeros are written."""
+    folder = GOLDEN / "transformers4_vit_body"
+    with pytest.warns(UserWarning, match=r"new, not yet trained: logits/kernel.*not used.*pooler.dense"):
+        model = from_checkpoint(folder, head=ClassifierHead(5))
+    assert model.config.pooler is None
+    with pytest.warns(UserWarning, match="not used.*pooler.dense"):
+        tokens = from_checkpoint(folder, pooling="none")
+    expected = expected_of(folder)
+    assert_close(as_numpy(tokens(expected["images"])), expected["tokens"])
+    with pytest.warns(UserWarning, match="not used.*pooler.dense"):
+        token = from_checkpoint(folder, pooler=None)
+    assert from_checkpoint(save_checkpoint(token, tmp_path / "given")).config.pooler is None
+
+
+def test_another_head_on_the_body():
+    with pytest.warns(UserWarning, match=r"new.*logits/kernel.*not used.*classifier.weight"):
+        model = from_checkpoint(GOLDEN / "transformers4_vit", head=ClassifierHead(5))
+    assert model.output_shape == (None, 5)
+    with pytest.warns(UserWarning, match="not used.*cls_classifier.weight"):
+        plain = from_checkpoint(GOLDEN / "transformers4_deit", head=None)
+    expected = expected_of(GOLDEN / "transformers4_deit")
+    assert_close(as_numpy(plain(expected["images"])), expected["tokens"][:, 0])
+    with pytest.warns(UserWarning, match="new.*logits/kernel"):
+        wide = from_checkpoint(GOLDEN / "transformers5_deit_body", head=ClassifierHead(4))
+    assert wide.config.pooling == "token"
+    with pytest.warns(UserWarning, match="not used.*classifier"):
+        features = from_checkpoint(GOLDEN / "transformers4_dinov2", head=None)
+    assert features.config.pooling == "token"
+
+
+def test_a_family_with_weights(folder):
+    options = {"patch_size": 2, "width": 8, "depth": 2, "mlp_dim": 12, "num_heads": 2}
+    expected = expected_of(folder)
+    model = keras_tx.vit("Mu/2", classes=3, weights=folder / "model.safetensors", image_size=6, **options)
+    compare(model, expected)
+    with pytest.raises(ConfigError, match="The variant 'Mu/2' has width=32.*has width=8"):
+        keras_tx.vit("Mu/2", classes=3, weights=folder)
+
+
+def test_labels_are_kept(folder, tmp_path):
+    names = ["crane", "rose", "tulip"]
+    labels = {"id2label": dict(enumerate(names)), "label2id": {x: i for i, x in enumerate(names)}}
+    model = from_checkpoint(changed(folder, **labels))
+    assert model.head == ClassifierHead(3, labels=("crane", "rose", "tulip"))
+    written = json.loads((save_checkpoint(model, tmp_path / "given") / "config.json").read_text())
+    assert written["id2label"] == {"0": "crane", "1": "rose", "2": "tulip"}
+
+
+def test_two_classes_of_one_name(folder):
+    with pytest.warns(UserWarning, match="several classes 'crane'"):
+        model = from_checkpoint(changed(folder, id2label={"0": "crane", "1": "rose", "2": "crane"}))
+    assert model.head.labels == ("crane (0)", "rose", "crane (2)")
+
+
+def test_the_image_transform(folder):
+    fields = {
+        "image_processor_type": "ViTImageProcessor",
+        "size": {"height": 6, "width": 6},
+        "image_mean": [0.1, 0.2, 0.3],
+        "image_std": [0.4, 0.5, 0.6],
+        "resample": 3,
+    }
+    model = from_checkpoint(changed(folder, "preprocessor_config.json", **fields))
+    expected = keras_tx.ImageTransform(6, resample="bicubic", mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    assert model.processing == expected
+    larger = from_checkpoint(folder, image_size=(8, 10)).processing
+    assert (larger.size, larger.mean) == ((8, 10), expected.mean)
+
+
+def test_an_image_transform_that_crops_is_said(folder):
+    """DeiT's and DINOv2's: the short side to 256, and the middle of it."""
+    fields = {
+        "image_processor_type": "BitImageProcessor",
+        "size": {"shortest_edge": 8},
+        "do_center_crop": True,
+        "crop_size": {"height": 6, "width": 6},
+        "image_mean": [0.1, 0.2, 0.3],
+        "image_std": [0.4, 0.5, 0.6],
+        "resample": 3,
+    }
+    changed(folder, "preprocessor_config.json", **fields)
+    with pytest.warns(UserWarning, match=r"BitImageProcessor.*resized to 6 x 6 as a whole"):
+        model = from_checkpoint(folder)
+    expected = keras_tx.ImageTransform(6, resample="bicubic", mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    assert model.processing == expected
+
+
+@pytest.mark.parametrize(
+    ("golden", "fields", "message"),
+    [
+        ("vit", {"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu'; we have"),
+        ("vit", {"qkv_bias": "yes"}, "qkv_bias='yes'; expected true or false"),
+        ("vit", {"head_dim": 5}, "head_dim=5; a model of ours is only ever head_dim=4"),
+        ("vit", {"is_decoder": True}, "is_decoder=True"),
+        ("vit", {"pruned_heads": {"0": [1]}}, "pruned_heads"),
+        ("vit", {"quantization_config": {}}, "quantization_config"),
+        ("vit", {"patch_size": [2, 3]}, r"patch_size=\[2, 3\]; expected one number"),
+        ("vit", {"image_size": "6"}, "image_size='6'; expected a number, or height and width"),
+        ("vit", {"image_size": 7}, "impossible config: image_size=7 is not divisible by patch_size=2"),
+        ("vit", {"num_attention_heads": 3}, "impossible config: width=8 is not divisible by num_heads=3"),
+        ("vit", {"num_attention_heads": 0}, "impossible config: num_heads is 0"),
+        ("vit", {"hidden_size": -8}, "hidden_size=-8; expected a whole number"),
+        ("vit", {"num_hidden_layers": 10**12}, "num_hidden_layers|depth"),
+        ("vit", {"hidden_dropout_prob": 2}, "dropout=2"),
+        ("vit", {"layer_norm_eps": None}, "layer_norm_eps=None; expected a number"),
+        ("vit", {"architectures": None}, "architectures"),
+        ("vit", {"architectures": ["ViTForMaskedImageModeling"]}, "'ViTForMaskedImageModeling', whose head"),
+        ("vit", {"problem_type": "multi_label_classification"}, "problem_type='multi_label_classification'"),
+        ("vit", {"id2label": {"0": "yes"}}, "1 labels; our heads"),
+        ("vit", {"num_hidden_layers": 3}, r"missing: vit.encoder.layer.2"),
+        ("vit", {"intermediate_size": 13}, r"shape: vit.encoder.layer.0.intermediate.dense.weight is 12 x 8"),
+        ("vit", {"qkv_bias": False}, r"not expected: vit.encoder.layer.0.attention.attention.key.bias"),
+        ("vit", {"image_size": 8}, "shape: vit.embeddings.position_embeddings is 1 x 10 x 8.*1 x 17 x 8"),
+        ("vit_body", {"pooler_act": "relu"}, "pooler_act='relu'; a model of ours is only ever"),
+        ("dinov2", {"image_size": [6, 8]}, r"image_size=\[6, 8\]; DINOv2 takes its positions"),
+        ("dinov2", {"use_swiglu_ffn": True}, "missing: dinov2.encoder.layer.0.mlp.weights_in.weight"),
+        ("registers", {"num_register_tokens": 0}, "num_register_tokens=0; expected 1 or more"),
+        ("registers", {"num_register_tokens": 3}, "shape: .*register_tokens is 1 x 2 x 8"),
+    ],
+    ids=str,
+)
+def test_configs_that_are_refused(golden: str, fields: dict, message: str, tmp_path):
+    folder = shutil.copytree(GOLDEN / f"transformers4_{golden}", tmp_path / "checkpoint")
+    with pytest.raises(ConfigError, match=message):
+        from_checkpoint(changed(folder, **fields))
+
+
+def test_a_pooler_of_another_width(folder, tmp_path):
+    """Both the config and the tensors say so."""
+    folder = shutil.copytree(GOLDEN / "transformers4_vit_body", tmp_path / "body")
+    state = tensors_of(folder)
+    state["pooler.dense.weight"], state["pooler.dense.bias"] = draw(5, 8), draw(5)
+    save_file(state, folder / "model.safetensors")
+    model = from_checkpoint(changed(folder, pooler_output_size=5))
+    assert model.output_shape == (None, 5)
+
+
+@pytest.mark.parametrize("name", ["transformers4_vit", "transformers4_registers"])
+def test_a_loaded_model_for_another_image_size(name: str):
+    """at_image_size resizes as loading does."""
+    loaded = from_checkpoint(GOLDEN / name, image_size=4)
+    copied = from_checkpoint(GOLDEN / name).at_image_size(4)
+    for mine, theirs in zip(loaded.weights, copied.weights, strict=True):
+        np.testing.assert_array_equal(as_numpy(mine), as_numpy(theirs))
+
+
+def test_the_same_number_of_positions_in_another_grid(tmp_path):
+    """4 x 4 patches to 2 x 8: as many rows, but others."""
+    model = redraw(keras_tx.vit("Mu/2", image_size=8, classes=3))
+    folder = save_checkpoint(model, tmp_path / "given")
+    wide = from_checkpoint(folder, image_size=(4, 16))
+    tables = [as_numpy(x.get_layer("positions").table) for x in (model, wide)]
+    assert tables[0].shape == tables[1].shape
+    expected = as_numpy(model.at_image_size((4, 16)).get_layer("positions").table)
+    np.testing.assert_array_equal(tables[1], expected)
+    assert not np.array_equal(tables[0], tables[1])
+
+
+def test_nothing_is_said_of_a_checkpoint_that_is_taken_whole():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for name in FOLDERS:
+            from_checkpoint(GOLDEN / name)
