@@ -1,4 +1,4 @@
-"""A BERT that sorts texts, from nothing: vocabulary, masked language, then a classifier.
+"""A BERT that sorts texts, from nothing: vocabulary, masked language, a classifier, and its exported folder.
 
     command   python examples/bert_reviews.py
               python examples/bert_reviews.py --csv reviews.csv --text review --label sentiment
@@ -25,7 +25,9 @@ import numpy as np
 
 import keras_tx
 from keras_tx.processing import TextTransform, train_wordpiece
+from keras_tx.runtime import load
 from keras_tx.training.packing import labelled_texts, masked_language
+from keras_tx_onnx import export_onnx
 
 TOPICS = {
     "statements": "compound assignment import async execmodel try with function".split(),
@@ -104,6 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", type=Path, help="where the model goes: classifier.keras")
+    parser.add_argument("--out", type=Path, help="where the exported folder goes, which is then tested, too")
     options = parser.parse_args(arguments)
 
     keras.utils.set_random_seed(options.seed)
@@ -129,6 +132,11 @@ def main(arguments: Sequence[str] | None = None) -> float:
     print(f"test accuracy {accuracy:.3f}; the most frequent label alone would give {most:.3f}")
     if options.save:
         model.save(options.save)
+    if options.out:
+        print(export_onnx(model, options.out, labels=names, overwrite=True))
+        answers = load(options.out)(test[0], top_k=1)
+        right = [answer[0]["label"] == label for answer, label in zip(answers, test[1], strict=True)]
+        print(f"test accuracy {np.mean(right):.3f} from {options.out}, without Keras")
     return float(accuracy)
 
 

@@ -1,8 +1,10 @@
 """From files, arrays and texts to what the model takes: the same code feeds `model.fit` and the runtime."""
 
+from keras_tx.processing.corpus import write_tokens
 from keras_tx.processing.image import ImageTransform
 from keras_tx.processing.rows import Row
 from keras_tx.processing.text import TextTransform
+from keras_tx.processing.token_file import TokenFile, TokenWriter
 from keras_tx.processing.vocabularies import (
     byte_bpe,
     character_vocabulary,
@@ -16,10 +18,13 @@ __all__ = [
     "ImageTransform",
     "Row",
     "TextTransform",
+    "TokenFile",
+    "TokenWriter",
     "byte_bpe",
     "character_vocabulary",
     "characters",
     "train_byte_bpe",
     "train_wordpiece",
     "wordpiece",
+    "write_tokens",
 ]

@@ -10,22 +10,22 @@ import numpy as np
 from keras_tx.errors import TextError
 
 
-def check_texts(name: str, texts: Any) -> list[str]:
-    """A list of texts, from one text or any sequence of them."""
+def check_texts(name: str, texts: Any, start: int = 0) -> list[str]:
+    """A list of texts, from one text or any sequence of them; `start` is the number of the first."""
     if isinstance(texts, str):
         texts = [texts]
     items = _as_list(name, texts, "a text or a list of texts")
-    for index, item in enumerate(items):
+    for index, item in enumerate(items, start):
         _check_text(f"{name}[{index}]", item)
     return items
 
 
-def check_words(name: str, texts: Any) -> list[list[str]]:
-    """A list of lists of words."""
+def check_words(name: str, texts: Any, start: int = 0) -> list[list[str]]:
+    """A list of lists of words; `start` is the number of the first."""
     if isinstance(texts, str):
         raise TextError(f"{name} is a text, expected lists of words.")
     rows = []
-    for index, words in enumerate(_as_list(name, texts, "a list of lists of words")):
+    for index, words in enumerate(_as_list(name, texts, "a list of lists of words"), start):
         if isinstance(words, str):
             raise TextError(f"{name}[{index}] is a text, expected a list of words; {name}.split() makes one.")
         rows.append(_as_list(f"{name}[{index}]", words, "a list of words"))

@@ -89,6 +89,20 @@ class TextTransform:
         merges.txt, or from a tokenizer.json; `options` are fields that shall be otherwise."""
         return cls(**{**tokenizer_files.fields_of(Path(path)), **options})
 
+    @classmethod
+    def of(cls, tokenizer: Any) -> TextTransform:
+        """From a TextTransform, which stays as it is, a tokenizers.Tokenizer, or what `load` takes."""
+        if isinstance(tokenizer, TextTransform):
+            return tokenizer
+        if isinstance(tokenizer, Tokenizer):
+            return cls(**tokenizer_files.fields_of_tokenizer(tokenizer))
+        if not isinstance(tokenizer, str | os.PathLike):
+            raise ConfigError(
+                f"tokenizer is a {type(tokenizer).__name__}, expected a TextTransform, a "
+                f"tokenizers.Tokenizer, or the path of a {contract.TOKENIZER} or of its folder."
+            )
+        return cls.load(tokenizer)
+
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes the tokenizer's files of the exported folder; AutoTokenizer.from_pretrained opens it."""
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -132,12 +146,13 @@ class TextTransform:
         """The arrays of a padded batch; with `offsets` also `offset_mapping` (batch, sequence, 2)."""
         return self.pad(self.encode(texts, pairs), offsets=offsets)
 
-    def encode(self, texts: Any, pairs: Any = None, *, words: bool = False) -> list[Row]:
+    def encode(self, texts: Any, pairs: Any = None, *, words: bool = False, start: int = 0) -> list[Row]:
         """The rows of texts before padding; with `words`, of texts that are lists of words.
 
-        What is too long is cut, of a pair the longer text first.
+        What is too long is cut, of a pair the longer text first. Where these are part of a longer list,
+        `start` is the number of the first, for messages.
         """
-        first, second = self._pieces(texts, pairs, words)
+        first, second = self._pieces(texts, pairs, words, start)
         partners = [None] * len(first) if second is None else second
         rows = [
             self.join(one, two, index) for index, (one, two) in enumerate(zip(first, partners, strict=True))
@@ -147,7 +162,7 @@ class TextTransform:
             lengths = [
                 len(one) + (0 if two is None else len(two)) for one, two in zip(first, partners, strict=True)
             ]
-            self._report(np.asarray(lengths), room, "texts" if second is None else "texts and pairs")
+            self._report(np.asarray(lengths), room, "texts" if second is None else "texts and pairs", start)
         return rows
 
     def pieces(self, texts: Texts) -> list[Piece]:
@@ -164,15 +179,19 @@ class TextTransform:
             first, second = first[: kept[0]], second[: kept[1]]
         return self._frame(True).row(index, first, second)
 
-    def windows(self, texts: Any, pairs: Any = None, *, overlap: int = 128) -> list[Row]:
-        """Rows that together hold all of every text; those of a long one overlap by so many tokens.
+    def windows(
+        self, texts: Any, pairs: Any = None, *, overlap: int = 128, words: bool = False, start: int = 0
+    ) -> list[Row]:
+        """Rows that together hold all of every text; those of a long one overlap by so many tokens. With
+        `words`, of texts that are lists of words.
 
         Of pairs the second text is long, a document, and the first, a question, stands in every
-        row. `row.text` says of which text a row is, its offsets where in the text its tokens are.
+        row. `row.text` says of which text a row is, its offsets where in the text its tokens are. `start` as
+        for `encode`.
         """
         if isinstance(overlap, bool) or not isinstance(overlap, int) or overlap < 0:
             raise ConfigError(f"overlap is {overlap!r}, expected a whole number, 0 or more.")
-        first, second = self._pieces(texts, pairs, False)
+        first, second = self._pieces(texts, pairs, words, start)
         frame, room = self._frame(second is not None), self._room(second is not None)
         if room is None:
             raise ConfigError("windows needs a max_length: dataclasses.replace(transform, max_length=384).")
@@ -181,13 +200,13 @@ class TextTransform:
             document = one if second is None else second[index]
             left = room - (0 if second is None else len(one))
             if left <= overlap:
-                of = "" if second is None else f", of which texts[{index}] takes {len(one)}"
+                of = "" if second is None else f", of which texts[{start + index}] takes {len(one)}"
                 raise TextError(
                     f"max_length={self.max_length} leaves room for {room} tokens{of}; windows that overlap "
                     f"by {overlap} do not fit. Lower overlap, raise max_length, or shorten the question."
                 )
-            starts = range(0, max(1, len(document) - overlap), left - overlap)
-            for piece in (document[start : start + left] for start in starts):
+            places = range(0, max(1, len(document) - overlap), left - overlap)
+            for piece in (document[place : place + left] for place in places):
                 rows.append(frame.row(index, piece) if second is None else frame.row(index, one, piece))
         return rows
 
@@ -240,19 +259,21 @@ class TextTransform:
             raise ConfigError(f"max_length={self.max_length} leaves no room beside {special} special tokens.")
         return self.max_length - special
 
-    def _pieces(self, texts: Any, pairs: Any, words: bool) -> tuple[list[Piece], list[Piece] | None]:
+    def _pieces(
+        self, texts: Any, pairs: Any, words: bool, start: int = 0
+    ) -> tuple[list[Piece], list[Piece] | None]:
         check = check_words if words else check_texts
-        first = self._encoded(check("texts", texts), "texts", words)
+        first = self._encoded(check("texts", texts, start), "texts", words, start)
         if pairs is None:
             return first, None
-        second = self._encoded(check("pairs", pairs), "pairs", words)
+        second = self._encoded(check("pairs", pairs, start), "pairs", words, start)
         if len(first) != len(second):
             raise TextError(
                 f"There are {len(first)} texts but {len(second)} pairs: one for each is expected."
             )
         return first, second
 
-    def _encoded(self, texts: list[Any], name: str, words: bool) -> list[Piece]:
+    def _encoded(self, texts: list[Any], name: str, words: bool, start: int) -> list[Piece]:
         encode = functools.partial(
             self._tokenizer.encode_batch, is_pretokenized=words, add_special_tokens=False
         )
@@ -264,13 +285,13 @@ class TextTransform:
                     encode([text])
                 except Exception:
                     reason = self._reason(error, text)
-                    raise TextError(f"{name}[{index}] cannot be encoded: {reason}.") from error
+                    raise TextError(f"{name}[{start + index}] cannot be encoded: {reason}.") from error
             raise
         for index, piece in enumerate(pieces):
             if not len(piece):
                 raise TextError(
-                    f"{name}[{index}] gives no token: it is {texts[index]!r:.60}. Remove the row, or put a "
-                    "word in its place."
+                    f"{name}[{start + index}] gives no token: it is {texts[index]!r:.60}. Remove the "
+                    "row, or put a word in its place."
                 )
         return pieces
 
@@ -281,7 +302,7 @@ class TextTransform:
             return f"the vocabulary has no {''.join(outside)!r:.60}, and no unk_token"
         return str(error)
 
-    def _report(self, lengths: np.ndarray, room: int, name: str) -> None:
+    def _report(self, lengths: np.ndarray, room: int, name: str, start: int) -> None:
         over = np.flatnonzero(lengths > room)
         if not over.size or self.too_long == "cut":
             return
@@ -289,13 +310,13 @@ class TextTransform:
         if self.too_long == "raise":
             index = int(over[0])
             raise TextError(
-                f"Row {index} of {name} has {lengths[index]} tokens; max_length={self.max_length} leaves "
-                f"room for {room}. Shorten it, split it into windows, or let too_long='warn' cut it."
+                f"Row {start + index} of {name} has {lengths[index]} tokens; max_length={self.max_length} "
+                f"leaves room for {room}. Shorten it, split it into windows, or let too_long='warn' cut it."
             )
         lost = int((lengths[over] - room).sum())
         warnings.warn(
             f"{over.size} of {lengths.size} texts are longer than max_length={self.max_length} and lost "
-            f"{100 * lost / lengths.sum():.1f} % of all tokens; row {worst} lost the most, "
+            f"{100 * lost / lengths.sum():.1f} % of all tokens; row {start + worst} lost the most, "
             f"{lengths[worst] - room} of its {lengths[worst]}. Split them into windows, raise max_length, or "
             "say too_long='cut' or 'raise'.",
             stacklevel=4,

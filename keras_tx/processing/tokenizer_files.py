@@ -1,4 +1,7 @@
-"""The tokenizer's files in a folder, as Hugging Face names them. tokenizer.json is the truth."""
+"""The tokenizer's files in a folder, as Hugging Face names them. tokenizer.json is the truth.
+
+Written for the clients: what each needs was tried (tests/clients).
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,14 @@ OURS = "keras_tx"  # our own key, which Hugging Face passes over
 OPTIONS = ("too_long", "multiple")
 UNLIMITED = 10**9  # above it, model_max_length says that there is no limit
 
+# What begins, ends and pads a text, by the names that decoders usually have for it.
+OF_DECODERS = {
+    "bos_token": ("<|endoftext|>", "<s>", "<bos>", "[BOS]", "<|begin_of_text|>", "<|bos|>"),
+    "eos_token": ("<|endoftext|>", "</s>", "<eos>", "[EOS]", "<|end_of_text|>", "<|eos|>"),
+    "pad_token": ("<pad>", "[PAD]", "<|pad|>"),
+    "unk_token": ("<unk>", "[UNK]", "<|endoftext|>"),
+}
+
 
 def files_of(transform: Any) -> dict[str, str]:
     """The text of each file, by its name."""
@@ -25,8 +36,13 @@ def files_of(transform: Any) -> dict[str, str]:
     inputs = [contract.INPUT_IDS, contract.ATTENTION_MASK]
     if transform.segments:
         inputs.insert(1, contract.TOKEN_TYPE_IDS)
+    ours = {name: getattr(transform, name) for name in OPTIONS}
+    if transform.padding_side == "left" and "pad_token" not in special and "eos_token" in special:
+        # A client that gets prompts of different lengths needs a token to pad with; nobody looks at it.
+        special["pad_token"] = special["eos_token"]
+        ours["pad_token"] = None
     config = {
-        # The class that takes tokenizer.json as it is; BertTokenizer and others build their own.
+        # The class that takes tokenizer.json as it is; others build their own.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": transform.max_length or 10**30,
         "model_input_names": inputs,
@@ -34,8 +50,18 @@ def files_of(transform: Any) -> dict[str, str]:
         "truncation_side": "right",
         "clean_up_tokenization_spaces": False,
         **special,
-        OURS: {name: getattr(transform, name) for name in OPTIONS},
+        OURS: ours,
     }
+    if transform.segments and is_plain_wordpiece(transform.tokenizer, special):
+        # transformers.js numbers the texts of a pair under this name, and under no general one;
+        # transformers from 5 on then builds the tokenizer from the vocabulary and what is said here.
+        normalizer = json.loads(transform.tokenizer)["normalizer"]
+        config |= {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": normalizer["lowercase"],
+            "strip_accents": normalizer["strip_accents"],
+            "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
+        }
     tokenizer = Tokenizer.from_str(transform.tokenizer)
     return {
         contract.TOKENIZER: tokenizer.to_str(pretty=True) + "\n",
@@ -43,6 +69,29 @@ def files_of(transform: Any) -> dict[str, str]:
         contract.SPECIAL_TOKENS: _json(special),
         **_vocabulary_files(tokenizer),
     }
+
+
+def is_plain_wordpiece(tokenizer: str, special: Mapping[str, str]) -> bool:
+    """Whether a tokenizer is what BertTokenizer builds of a vocabulary, so that the name alone says it."""
+    content = json.loads(tokenizer)
+    if content["model"]["type"] != "WordPiece" or not special.keys() >= kinds.BERT_TOKENS.keys():
+        return False
+    normalizer = content["normalizer"] or {}
+    if normalizer.get("type") != "BertNormalizer":
+        return False
+    built = kinds.wordpiece_tokenizer(
+        content["model"]["vocab"],
+        {name: special[name] for name in kinds.BERT_TOKENS},
+        lowercase=normalizer["lowercase"],
+        strip_accents=normalizer["strip_accents"],
+        split_chinese=normalizer["handle_chinese_chars"],
+    )
+    known, given = json.loads(built.to_str()), Tokenizer.from_str(tokenizer)
+    framed = [
+        [(x.ids, x.type_ids) for x in (each.encode("a"), each.encode("a", "b"))] for each in (built, given)
+    ]
+    parts = ("model", "normalizer", "pre_tokenizer")
+    return framed[0] == framed[1] and all(content[part] == known[part] for part in parts)
 
 
 def _vocabulary_files(tokenizer: Tokenizer) -> dict[str, str]:
@@ -80,11 +129,13 @@ def fields_of(path: Path) -> dict[str, Any]:
         tokenizer = parse(file.read_text("utf-8"), str(file))
     else:
         tokenizer, special = _from_vocabulary(folder, config, special)
-    kind = json.loads(tokenizer.to_str())["model"]["type"]
+    kind = _kind(tokenizer)
     if not special:
-        special = _usual(tokenizer, kind)
+        special = usual(tokenizer)
     longest = config.get("model_max_length")
     ours = config.get(OURS, {})
+    if "pad_token" in ours:
+        special.pop("pad_token", None)
     return {
         "tokenizer": tokenizer.to_str(),
         "max_length": int(longest) if longest and longest < UNLIMITED else None,
@@ -141,12 +192,27 @@ def _special(config: Mapping[str, Any]) -> dict[str, str]:
     return {name: x["content"] if isinstance(x, Mapping) else str(x) for name, x in found.items()}
 
 
-def _usual(tokenizer: Tokenizer, kind: str) -> dict[str, str]:
+def fields_of_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The fields of a TextTransform from a tokenizer by itself."""
+    text = tokenizer.to_str()
+    return {"tokenizer": text, "segments": _kind(tokenizer) == "WordPiece", **usual(parse(text))}
+
+
+def usual(tokenizer: Tokenizer) -> dict[str, str]:
     """What the special tokens are where only tokenizer.json is there, which does not name them."""
-    known = kinds.BERT_TOKENS if kind == "WordPiece" else kinds.GPT_TOKENS
-    if tokenizer.token_to_id("<mask>") is not None:
+    names = tokenizer.get_vocab()
+    if "<mask>" in names:
         known = kinds.ROBERTA_TOKENS
-    return {name: token for name, token in known.items() if tokenizer.token_to_id(token) is not None}
+    elif _kind(tokenizer) == "WordPiece" or "[CLS]" in names:
+        known = kinds.BERT_TOKENS
+    else:
+        found = {use: [name for name in usually if name in names] for use, usually in OF_DECODERS.items()}
+        return {use: several[0] for use, several in found.items() if several}
+    return {name: token for name, token in known.items() if token in names}
+
+
+def _kind(tokenizer: Tokenizer) -> str:
+    return json.loads(tokenizer.to_str())["model"]["type"]
 
 
 def _has_segments(config: Mapping[str, Any], kind: str) -> bool:

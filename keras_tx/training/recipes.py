@@ -6,7 +6,7 @@ from typing import Any
 
 from keras_tx.errors import ConfigError
 from keras_tx.training.optimizers import AdamW
-from keras_tx.training.schedules import WarmupLinear
+from keras_tx.training.schedules import WarmupCosine, WarmupLinear
 
 BLOCK = "block_"  # the families name their blocks block_0, block_1 ...
 # As the paper's code and those after it have it: tables of embeddings do decay.
@@ -69,4 +69,41 @@ def finetune_recipe(
         without_decay=WITHOUT_DECAY,
         rate_factors=factors,
         **{"epsilon": 1e-6, **options},
+    )
+
+
+def pretrain_recipe(
+    steps: int,
+    *,
+    learning_rate: float = 6e-4,
+    warmup: int | float = 0.02,
+    floor: float = 0.1,
+    weight_decay: float = 0.1,
+    beta_2: float = 0.95,
+    global_clipnorm: float | None = 1.0,
+    **options: Any,
+) -> AdamW:
+    """The optimizer that GPTs are trained from scratch with, after Brown et al. and nanoGPT.
+
+    AdamW that decays matrices and tables, not biases and norms, a rate that rises in a line and falls along
+    a cosine, clipped gradients. nanoGPT's for characters is
+    `pretrain_recipe(5000, learning_rate=1e-3, warmup=100, beta_2=0.99)`.
+
+    >>> optimizer = pretrain_recipe(1000, learning_rate=1e-3, warmup=100)
+    >>> optimizer.beta_1, optimizer.beta_2, optimizer.weight_decay
+    (0.9, 0.95, 0.1)
+
+    Args:
+        steps: of the whole training: batches of an epoch times epochs.
+        learning_rate, warmup, floor: see WarmupCosine.
+        beta_2: nearer to 1 the fewer tokens a batch has.
+        options: of the optimizer: `beta_1`, `epsilon` ...
+    """
+    return AdamW(
+        WarmupCosine(learning_rate, steps, warmup, floor),
+        weight_decay=weight_decay,
+        global_clipnorm=global_clipnorm,
+        without_decay=WITHOUT_DECAY,
+        beta_2=beta_2,
+        **{"epsilon": 1e-8, **options},
     )

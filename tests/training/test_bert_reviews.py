@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import keras_tx
+from keras_tx.runtime import load
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "bert_reviews.py"
 SMALL = ["--variant", "L-2_H-128", "--max-length", "32", "--vocabulary", "600", "--pretrain-epochs", "1"]
@@ -45,10 +46,13 @@ def test_a_csv_is_learned_and_saved(script, tmp_path, capsys):
             )
         writer.writerow(["  ", "good"])
     options = ["--csv", str(path), "--text", "review", "--label", "sentiment", "--epochs", "15"]
-    accuracy = script.main([*SMALL, *options, "--vocabulary", "120", "--save", str(tmp_path / "model.keras")])
+    places = ["--save", str(tmp_path / "model.keras"), "--out", str(tmp_path / "folder")]
+    accuracy = script.main([*SMALL, *options, "--vocabulary", "120", *places])
     said = capsys.readouterr().out
     assert "1 of 126 rows have no text" in said
     assert accuracy > 0.9
+    assert f"test accuracy {accuracy:.3f} from" in said
+    assert load(tmp_path / "folder")("A superb film", top_k=1)[0]["label"] == "good"
     model = keras_tx.load_model(tmp_path / "model.keras")
     assert np.argmax(model(model.processing(["A superb film", "an awful film"])), axis=-1).tolist() == [1, 0]
     with pytest.raises(SystemExit, match="has no column 'stars'; it has"):

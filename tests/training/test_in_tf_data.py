@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from keras_tx.errors import ConfigError, TextError
-from keras_tx.processing import train_byte_bpe, train_wordpiece, wordpiece
+from keras_tx.processing import character_vocabulary, train_byte_bpe, train_wordpiece, wordpiece
 from keras_tx.training.packing import keras_hub_tokenizer, tokenizing
 
 tf = pytest.importorskip("tensorflow", reason='pip install "keras-tx[cpu]"')
@@ -64,9 +64,28 @@ def test_where_keras_hub_parts_the_row_is_named(text):
         keras_hub_tokenizer(transform, ["the fox", text])
 
 
-def test_keras_hub_has_wordpiece_only():
-    with pytest.raises(ConfigError, match="not BERT's WordPiece"):
-        keras_hub_tokenizer(train_byte_bpe(CORPUS, 300), CORPUS)
+BYTES = train_byte_bpe(CORPUS, 340)
+BYTES_IN_TF = keras_hub_tokenizer(BYTES, CORPUS)
+
+
+@settings(deadline=None)
+@given(words=st.lists(st.text(st.one_of(LETTERS, CHINESE, EMOJI, st.sampled_from(".,!?'-0123")), min_size=1)))
+def test_keras_hubs_byte_level_bpe_agrees_where_white_space_is_single(words):
+    text = " ".join(["the", *words])
+    assert np.asarray(BYTES_IN_TF(text)).tolist() == BYTES.pieces(text)[0].ids.tolist()
+
+
+def test_keras_hubs_byte_level_bpe_keeps_the_end_of_text():
+    ids = np.asarray(BYTES_IN_TF("the fox<|endoftext|>the")).tolist()
+    assert BYTES.id_of("<|endoftext|>") in ids
+    breaks = train_byte_bpe(["the fox\n\n"] * 3, 300)  # with a token for two line breaks
+    with pytest.raises(TextError, match=r"corpus\[0\], .* other ids from keras_hub"):
+        keras_hub_tokenizer(breaks, ["the fox\n\nthe dog"])
+
+
+def test_keras_hub_has_these_two_only():
+    with pytest.raises(ConfigError, match="not BERT's WordPiece and no byte-level BPE"):
+        keras_hub_tokenizer(character_vocabulary(CORPUS), CORPUS)
 
 
 @settings(deadline=None, max_examples=50)

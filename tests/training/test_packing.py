@@ -201,6 +201,29 @@ def test_labels_of_words_stand_at_their_first_piece():
         labelled_words(words, [[0, 1], [1, 1]], transform)
 
 
+@pytest.mark.parametrize("overlap", [0, 1, 3])
+def test_long_documents_become_windows_with_all_their_labels(overlap):
+    vocabulary = [*"[PAD] [UNK] [CLS] [SEP] [MASK]".split(), "good", "##ness", "bad"]
+    transform = wordpiece(vocabulary, max_length=7)  # five beside the special tokens
+    random = np.random.default_rng(overlap)
+    texts = [list(random.choice(["goodness", "bad"], n)) for n in (11, 1, 30, 5)]
+    labels = [list(range(sum(map(len, texts[:i])), sum(map(len, texts[: i + 1])))) for i in range(4)]
+    batches = labelled_words(texts, labels, transform, overlap=overlap, shuffle=False, batch_size=100)
+    inputs, targets = batches[0]
+    found = {}
+    for ids, row in zip(inputs["input_ids"], targets, strict=True):
+        for token, label in zip(ids, row, strict=True):
+            assert (label == -100) == (
+                token in (0, 2, 3, 6)
+            )  # special tokens, and what is not the first piece
+            if label != -100:
+                found.setdefault(int(label), set()).add(int(token))
+    words = [word for text in texts for word in text]
+    assert found == {i: {5 if word == "goodness" else 7} for i, word in enumerate(words)}
+    with pytest.raises(TextError, match="Row 0 of texts has"):
+        labelled_words(texts, labels, dataclasses.replace(transform, too_long="raise"))
+
+
 def test_labels_of_texts_are_checked():
     batches = labelled_texts(TEXTS, np.arange(40) % 3, TRANSFORM, classes=3, batch_size=16)
     seen = np.concatenate([labels for _, labels in every(batches)])

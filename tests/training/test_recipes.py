@@ -8,7 +8,7 @@ import pytest
 
 import keras_tx
 from keras_tx.errors import ConfigError
-from keras_tx.training import AdamW, WarmupCosine, WarmupLinear, finetune_recipe
+from keras_tx.training import AdamW, WarmupCosine, WarmupLinear, finetune_recipe, pretrain_recipe
 
 BACKEND = keras.backend.backend()
 
@@ -126,3 +126,31 @@ def test_it_serves_other_families_and_refuses_what_has_no_blocks():
         finetune_recipe(gpt, 10, frozen_blocks=3)
     with pytest.raises(ConfigError, match="layer_decay=0"):
         finetune_recipe(gpt, 10, layer_decay=0)
+
+
+def test_a_rate_may_end_above_nothing():
+    """nanoGPT's rate: up in a line, then a cosine down to a tenth, and it stays there."""
+    schedule = WarmupCosine(1e-3, 2000, 100, floor=0.1)
+    for step in (0, 1, 99, 100, 101, 1050, 1999, 2000, 3000):
+        done = min(1.0, (step - 100) / 1900)
+        expected = 1e-5 * step if step < 100 else 1e-4 + 0.5 * (1 + np.cos(np.pi * done)) * 9e-4
+        assert float(schedule(step)) == pytest.approx(expected, rel=1e-5)
+    assert WarmupCosine.from_config(schedule.get_config()).floor == 0.1
+    assert float(WarmupLinear(1.0, 10, 0, floor=0.5)(10)) == 0.5
+    for floor in (-0.1, 1.5, "low", True):
+        with pytest.raises(ConfigError, match="floor="):
+            WarmupCosine(1.0, 10, 1, floor=floor)
+
+
+def test_the_recipe_for_training_from_nothing():
+    gpt = keras_tx.gpt("pico")
+    optimizer = pretrain_recipe(100, learning_rate=1e-3, warmup=10, beta_1=0.8)
+    gpt.compile(optimizer)
+    optimizer.build(gpt.trainable_variables)
+    decayed = {v.path.split("/")[-1] for v in gpt.trainable_variables if optimizer._use_weight_decay(v)}
+    assert decayed == {"kernel", "table"}
+    assert {len(v.shape) for v in gpt.trainable_variables if optimizer._use_weight_decay(v)} == {2}
+    assert (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon) == (0.8, 0.95, 1e-8)
+    assert (optimizer.weight_decay, optimizer.global_clipnorm) == (0.1, 1.0)
+    with pytest.raises(ConfigError, match="warmup=100"):
+        pretrain_recipe(100, warmup=100)

@@ -2,6 +2,7 @@
 
 from keras_tx.training.packing.answers import answer_spans
 from keras_tx.training.packing.batches import Batches
+from keras_tx.training.packing.blocks import token_blocks
 from keras_tx.training.packing.in_tf_data import keras_hub_tokenizer, tokenizing
 from keras_tx.training.packing.labelled import labelled_texts, labelled_words
 from keras_tx.training.packing.language import masked_language, sentence_pairs
@@ -16,5 +17,6 @@ __all__ = [
     "mask_tokens",
     "masked_language",
     "sentence_pairs",
+    "token_blocks",
     "tokenizing",
 ]

@@ -46,21 +46,36 @@ class Batches(keras.utils.PyDataset):
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
+        self._first = 0  # batches of this epoch that are not given any more
         if not self.lengths.size:
             raise ConfigError("There is no sample to make batches of.")
         self._order = self._ordered(self.epoch)
 
     def __len__(self) -> int:
-        return -(-self.lengths.size // self.batch_size)
+        return len(self._order) - self._first
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         if not 0 <= index < len(self):
             raise IndexError(f"Batch {index} of {len(self)}.")
-        return self._packed(self._order, self.epoch, index)
+        return self._packed(self._order, self.epoch, self._first + index)
 
     def on_epoch_end(self) -> None:
-        self.epoch += 1
-        self._order = self._ordered(self.epoch)
+        self.seek(self.epoch + 1)
+
+    def seek(self, epoch: int, batch: int = 0) -> None:
+        """The next pass is over this epoch, from this batch on; the one after it is whole again."""
+        if epoch != self.epoch:
+            self._order = self._ordered(epoch)
+        if epoch < 0 or not 0 <= batch < len(self._order):
+            raise ConfigError(
+                f"There is no batch {batch} in epoch {epoch}: an epoch has {len(self._order)} batches."
+            )
+        self.epoch, self._first = epoch, batch
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What has to be the same for the same batches to come."""
+        order = {"batch_size": self.batch_size, "shuffle": self.shuffle, "seed": self.seed}
+        return {**order, "samples": int(self.lengths.size)}
 
     def tf_data(self) -> Any:
         """A tf.data.Dataset of the same batches, made ahead of the step; each pass over it is an epoch."""
@@ -80,7 +95,8 @@ class Batches(keras.utils.PyDataset):
 
         signature = keras.tree.map_structure(spec, self[0])
         data = tf.data.Dataset.from_generator(epoch, output_signature=signature)
-        return data.apply(tf.data.experimental.assert_cardinality(len(self))).prefetch(tf.data.AUTOTUNE)
+        counted = data.apply(tf.data.experimental.assert_cardinality(len(self._order)))
+        return counted.prefetch(tf.data.AUTOTUNE)
 
     def _packed(self, order: list[np.ndarray], epoch: int, index: int) -> tuple[Any, Any]:
         return self.pack(order[index], np.random.default_rng([self.seed, epoch, index]))

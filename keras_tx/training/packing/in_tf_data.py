@@ -5,7 +5,8 @@ is tokenized outside of Python. `keras_hub_tokenizer` is the tokenizer of keras-
 vocabulary, in TensorFlow operations only. It is not equal everywhere. For uncased vocabularies it writes
 compatibility characters out, so that an ellipsis is three dots and the sharp s two letters; control
 characters and the zero-width space separate words there and vanish here; a word is too long from 100 bytes
-on, not 100 characters. So it is given only for a corpus on which it was compared.
+on, not 100 characters. A byte-level BPE it cuts otherwise at two line breaks in a row, where the
+vocabulary has a token for both. So it is given only for a corpus on which it was compared.
 """
 
 from __future__ import annotations
@@ -51,36 +52,20 @@ def tokenizing(transform: TextTransform) -> Callable[..., dict[str, Any]]:
 
 
 def keras_hub_tokenizer(transform: TextTransform, corpus: Sequence[str]) -> Any:
-    """keras_hub's WordPieceTokenizer with the vocabulary of the transform, if both agree on the corpus.
+    """keras_hub's tokenizer with the vocabulary of a WordPiece or byte-level BPE, if both agree on a corpus.
 
     It gives the ids of a text without the special tokens around it. A text of the corpus that it cuts
     otherwise is an error that names the row: use `tokenizing`, or leave the text out.
     """
-    from keras_hub.tokenizers import WordPieceTokenizer
-
     parts = json.loads(transform.tokenizer)
-    normalizer = parts["normalizer"] or {}
-    if parts["model"]["type"] != "WordPiece" or normalizer.get("type") != "BertNormalizer":
+    kinds = {"WordPiece": ("normalizer", "BertNormalizer"), "BPE": ("pre_tokenizer", "ByteLevel")}
+    part, expected = kinds.get(parts["model"]["type"], ("", ""))
+    if not part or (parts[part] or {}).get("type") != expected:
         raise ConfigError(
-            "The transform is not BERT's WordPiece, which is what keras_hub has. Use `tokenizing`."
+            "The transform is not BERT's WordPiece and no byte-level BPE, which are what keras_hub has. Use "
+            "`tokenizing`."
         )
-    ids = transform.vocabulary
-    if sorted(ids.values()) != list(range(len(ids))):
-        raise ConfigError(
-            "The vocabulary has gaps in its ids, which keras_hub cannot have. Use `tokenizing`."
-        )
-    lowercase, strip = normalizer["lowercase"], normalizer["strip_accents"]
-    special = transform.special_ids()
-    tokenizer = WordPieceTokenizer(
-        sorted(ids, key=ids.__getitem__),
-        lowercase=lowercase,
-        strip_accents=lowercase if strip is None else strip,
-        split_on_cjk=normalizer["handle_chinese_chars"],
-        suffix_indicator=parts["model"]["continuing_subword_prefix"],
-        oov_token=transform.unk_token,
-        special_tokens=[token for token, number in ids.items() if number in special],
-        special_tokens_in_strings=True,
-    )
+    tokenizer = _word_pieces(transform, parts) if part == "normalizer" else _byte_pairs(transform, parts)
     for first in range(0, len(corpus), COMPARED_AT_ONCE):
         texts = list(corpus[first : first + COMPARED_AT_ONCE])
         rows = zip(texts, transform.pieces(texts), tokenizer(texts), strict=True)
@@ -91,3 +76,37 @@ def keras_hub_tokenizer(transform: TextTransform, corpus: Sequence[str]) -> Any:
                     "tokenizer. Use `tokenizing`, which is equal on every text, or leave this one out."
                 )
     return tokenizer
+
+
+def _word_pieces(transform: TextTransform, parts: dict[str, Any]) -> Any:
+    from keras_hub.tokenizers import WordPieceTokenizer
+
+    ids = transform.vocabulary
+    if sorted(ids.values()) != list(range(len(ids))):
+        raise ConfigError(
+            "The vocabulary has gaps in its ids, which keras_hub cannot have. Use `tokenizing`."
+        )
+    normalizer, special = parts["normalizer"], transform.special_ids()
+    lowercase, strip = normalizer["lowercase"], normalizer["strip_accents"]
+    return WordPieceTokenizer(
+        sorted(ids, key=ids.__getitem__),
+        lowercase=lowercase,
+        strip_accents=lowercase if strip is None else strip,
+        split_on_cjk=normalizer["handle_chinese_chars"],
+        suffix_indicator=parts["model"]["continuing_subword_prefix"],
+        oov_token=transform.unk_token,
+        special_tokens=[token for token, number in ids.items() if number in special],
+        special_tokens_in_strings=True,
+    )
+
+
+def _byte_pairs(transform: TextTransform, parts: dict[str, Any]) -> Any:
+    from keras_hub.tokenizers import BytePairTokenizer
+
+    ids, special = transform.vocabulary, transform.special_ids()
+    return BytePairTokenizer(
+        vocabulary=ids,
+        merges=[pair if isinstance(pair, str) else " ".join(pair) for pair in parts["model"]["merges"]],
+        add_prefix_space=parts["pre_tokenizer"]["add_prefix_space"],
+        unsplittable_tokens=[token for token, number in ids.items() if number in special],
+    )

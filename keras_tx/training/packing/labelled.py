@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import TextError, nearest
-from keras_tx.processing import TextTransform
+from keras_tx.processing import Row, TextTransform
 from keras_tx.training.packing.batches import Batches
 
 Classes = int | Sequence[str] | None
@@ -52,6 +53,7 @@ def labelled_words(
     *,
     classes: Classes = None,
     all_pieces: bool = False,
+    overlap: int | None = None,
     batch_size: int = 32,
     shuffle: bool = True,
     seed: int = 0,
@@ -60,7 +62,8 @@ def labelled_words(
     """Batches for a TokenClassifierHead, from lists of words and of their labels.
 
     The label of a word is that of its first piece, and its other pieces have none (-100); with `all_pieces`
-    each has it. A label -100 stays.
+    each has it. A label -100 stays. What is longer than max_length is cut, as the transform's `too_long`
+    says; with `overlap` it becomes several rows instead, windows that share so many tokens.
     """
     if len(labels) != len(texts):
         raise TextError(f"There are {len(texts)} texts but labels for {len(labels)}.")
@@ -69,7 +72,11 @@ def labelled_words(
         if len(words) != len(given):
             raise TextError(f"texts[{index}] has {len(words)} words but {len(given)} labels.")
         known.append(_values(given, classes, f"labels[{index}]", whole=True))
-    rows = transform.encode(texts, words=True)
+    if overlap is None:
+        rows = transform.encode(texts, words=True)
+    else:
+        rows = transform.windows(texts, overlap=overlap, words=True)
+    begun = _begun(rows, overlap or 0)
 
     def pack(chosen: np.ndarray, random: np.random.Generator) -> tuple[Any, Any]:
         batch = transform.pad([rows[number] for number in chosen])
@@ -80,12 +87,24 @@ def labelled_words(
             has_label = row.words >= 0
             if not all_pieces:
                 has_label[1:] &= row.words[1:] != row.words[:-1]
-            of_row = np.where(has_label, known[number][np.maximum(row.words, 0)], contract.NO_LABEL)
+                has_label &= row.words != begun[number]
+            of_row = np.where(has_label, known[row.text][np.maximum(row.words, 0)], contract.NO_LABEL)
             targets[index, transform.place(row, shape[1])] = of_row
         return batch, targets
 
     lengths = [len(row) for row in rows]
     return Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, **options)
+
+
+def _begun(rows: Sequence[Row], overlap: int) -> list[int]:
+    """The word of each row whose first piece stands in the window before it; -2 where there is none."""
+    begun = [-2]
+    for before, row in itertools.pairwise(rows):
+        words, earlier = (x.words[x.parts >= 0] for x in (row, before))
+        shared = len(earlier) - overlap  # tokens of the window before until this one begins
+        continues = before.text == row.text and shared > 0 and earlier[shared - 1] == words[0]
+        begun.append(int(words[0]) if continues else -2)
+    return begun
 
 
 def _values(labels: Any, classes: Classes, name: str, whole: bool = False) -> np.ndarray:

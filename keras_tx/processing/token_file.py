@@ -1,0 +1,220 @@
+"""Token files: the ids of a corpus as raw numbers behind a short header, read without loading them.
+
+The first 4096 bytes are a JSON object and spaces; `head -c 4096 train.tokens` shows it. Behind it are the
+ids, little-endian, uint16 where the vocabulary fits, else uint32. Each document ends with the end-of-text
+token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_tx.errors import ConfigError, TextError, whole_number
+
+FORMAT, VERSION = "keras-tx tokens", 1
+HEADER = 4096  # bytes; a page, so that the ids are aligned whatever their size
+DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """What the first bytes of a token file say."""
+
+    dtype: str
+    tokens: int
+    documents: int
+    text_bytes: int  # of the texts as UTF-8, which is what bits per byte are counted over
+    vocabulary: int
+    end_of_text: int | None
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "documents", "text_bytes", "vocabulary"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}, expected a whole number, 0 or more")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype is {self.dtype!r}, expected {' or '.join(DTYPES)}")
+        if not 0 < self.vocabulary <= np.iinfo(DTYPES[self.dtype]).max + 1:
+            raise ConfigError(f"vocabulary is {self.vocabulary}, which {self.dtype} cannot hold")
+        end = self.end_of_text
+        if end is not None and (type(end) is not int or not 0 <= end < self.vocabulary):
+            raise ConfigError(f"end_of_text is {end!r}, expected an id below {self.vocabulary}, or null")
+
+
+class TokenFile:
+    """A token file, opened for reading; what is read of it is what is loaded.
+
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "few.tokens")
+    >>> with TokenWriter(path, vocabulary=50, end_of_text=49) as writer:
+    ...     writer.add([7, 8, 9], text_bytes=5)
+    ...     writer.end_document()
+    >>> tokens = TokenFile(path)
+    >>> len(tokens), tokens[1:], tokens.bytes_per_token
+    (4, array([ 8,  9, 49]), 1.25)
+
+    Args:
+        path: what `keras-tx tokens`, `write_tokens` or a TokenWriter wrote.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.header = read_header(self.path)
+        dtype = DTYPES[self.header.dtype]
+        expected = HEADER + self.header.tokens * dtype.itemsize
+        size = self.path.stat().st_size
+        if size != expected:
+            what = "cut off" if size < expected else "damaged"
+            raise ConfigError(
+                f"{self.path} is {what}: it has {size} bytes, but {self.header.tokens} tokens of "
+                f"{self.header.dtype}, as its header says, are {expected}. Copy or write it again."
+            )
+        if not self.header.tokens:
+            raise ConfigError(f"{self.path} has no tokens. Write it again from texts that are not empty.")
+        self._ids = np.memmap(self.path, dtype, "r", HEADER)
+
+    def __len__(self) -> int:
+        return self.header.tokens
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        """The ids of a slice, as int64, each of them looked at."""
+        return self.checked(np.asarray(self._ids[part], "int64"))
+
+    @property
+    def vocabulary(self) -> int:
+        return self.header.vocabulary
+
+    @property
+    def end_of_text(self) -> int | None:
+        return self.header.end_of_text
+
+    @property
+    def bytes_per_token(self) -> float:
+        """The mean over the file, for keras_tx.BitsPerByte; the end-of-text tokens have no bytes."""
+        return self.header.text_bytes / self.header.tokens
+
+    def at(self, places: np.ndarray) -> np.ndarray:
+        """The ids at these places, in their shape."""
+        return self.checked(self._ids[places].astype("int64"))
+
+    def documents(self, at_once: int = 1 << 22) -> tuple[np.ndarray, np.ndarray]:
+        """Where each document begins, and the place behind it. Reads the whole file, a part at a time."""
+        if self.end_of_text is None:
+            return np.array([0]), np.array([len(self)])
+        found = [
+            first + np.flatnonzero(self[first : first + at_once] == self.end_of_text)
+            for first in range(0, len(self), at_once)
+        ]
+        ends = np.concatenate(found) + 1
+        if not ends.size or ends[-1] < len(self):
+            ends = np.append(ends, len(self))
+        return np.concatenate([[0], ends[:-1]]), ends
+
+    def checked(self, ids: np.ndarray) -> np.ndarray:
+        """The ids, or an error where the vocabulary that the header states cannot be theirs."""
+        if ids.size and int(ids.max()) >= self.vocabulary:
+            raise ConfigError(
+                f"{self.path} has the id {int(ids.max())}, but its header says that the vocabulary goes "
+                f"from 0 to {self.vocabulary - 1}: it is damaged, or was put together by hand. Write it "
+                "again."
+            )
+        return ids
+
+
+def read_header(path: Path) -> Header:
+    """The header of a token file, or a ConfigError that says why it is none."""
+    try:
+        with path.open("rb") as file:
+            first = file.read(HEADER)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}. Expected a file that keras-tx tokens wrote."
+        ) from error
+    try:
+        if len(first) < HEADER:
+            raise ConfigError(f"it has {len(first)} bytes, fewer than a header")
+        content = json.loads(first.decode("ascii"))
+        if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+            raise ConfigError("its header does not say so")
+        version = content.pop("version", None)
+        if version != VERSION:
+            raise ConfigError(f"its version is {version!r}, expected {VERSION}")
+        names = [field.name for field in dataclasses.fields(Header)]
+        if sorted(content) != sorted(names):
+            raise ConfigError(f"its header has {sorted(content)}, expected {sorted(names)}")
+        return Header(**content)
+    except (ValueError, RecursionError) as error:
+        said = str(error) if isinstance(error, ConfigError) else "it does not begin with a header"
+        raise ConfigError(
+            f"{path} is not a token file: {said}. Write one with keras-tx tokens FOLDER TEXT."
+        ) from None
+
+
+class TokenWriter:
+    """Writes a token file aside, and gives it its name when all is written; a failure leaves nothing.
+
+    Args:
+        path: an existing file is replaced.
+        vocabulary: how many ids there are.
+        end_of_text: the id behind each document; None writes none.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], vocabulary: int, end_of_text: int | None = None) -> None:
+        self.path = Path(path)
+        vocabulary = whole_number("vocabulary", vocabulary)
+        dtype = "uint16" if vocabulary <= 1 << 16 else "uint32"
+        self._header = Header(dtype, 0, 0, 0, vocabulary, end_of_text)
+        self._aside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        self._file: Any = None
+
+    def __enter__(self) -> TokenWriter:
+        self._file = self._aside.open("wb")
+        self._file.write(bytes(HEADER))
+        return self
+
+    @property
+    def header(self) -> Header:
+        """What is written so far."""
+        return self._header
+
+    def add(self, ids: Sequence[int] | np.ndarray, text_bytes: int = 0) -> None:
+        """Ids of the current document, and how many bytes their text has."""
+        array = np.asarray(ids)
+        if array.size:
+            if array.ndim != 1 or array.dtype.kind not in "iu":
+                raise TextError(f"ids are {array.dtype} {array.shape}, expected a list of whole numbers.")
+            if int(array.min()) < 0 or int(array.max()) >= self._header.vocabulary:
+                wrong = int(array.min()) if int(array.min()) < 0 else int(array.max())
+                raise TextError(f"ids have {wrong}, expected 0 to {self._header.vocabulary - 1}.")
+            self._file.write(array.astype(DTYPES[self._header.dtype]).tobytes())
+        self._count(tokens=array.size, text_bytes=text_bytes)
+
+    def end_document(self) -> None:
+        if self._header.end_of_text is not None:
+            self.add([self._header.end_of_text])
+        self._count(documents=1)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            if kind is None:
+                text = json.dumps({"format": FORMAT, "version": VERSION, **dataclasses.asdict(self._header)})
+                self._file.seek(0)
+                self._file.write(text.encode("ascii").ljust(HEADER - 1) + b"\n")
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            self._file.close()
+            if kind is None:
+                os.replace(self._aside, self.path)
+        finally:
+            self._file.close()
+            self._aside.unlink(missing_ok=True)
+
+    def _count(self, **more: int) -> None:
+        counted = {name: getattr(self._header, name) + number for name, number in more.items()}
+        self._header = dataclasses.replace(self._header, **counted)

@@ -1,0 +1,251 @@
+"""Training that goes on where it was interrupted, with the batches and numbers that would have come."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_tx.errors import ConfigError, whole_number
+from keras_tx.training.packing.batches import Batches
+
+VERSION = 1
+ABOUT = "about"  # the entry that is JSON
+
+
+def fit_resumable(
+    model: Any,
+    batches: Batches,
+    path: str | os.PathLike[str],
+    *,
+    epochs: int,
+    every: int | None = None,
+    callbacks: Sequence[Any] = (),
+    **options: Any,
+) -> keras.callbacks.History:
+    """`model.fit` that can be interrupted at any time: called again, it goes on from the last saved step.
+
+    What follows is what would have followed: the same batches in the same order, the same dropout, optimizer
+    and learning rate, and an epoch's loss and metrics over the whole epoch.
+    (keras.callbacks.BackupAndRestore goes back to the beginning of the epoch, with weights that have seen a
+    part of it.) The state is one file, written aside and renamed, so that an interruption while it is
+    written leaves the one before.
+
+        model.compile(pretrain_recipe(epochs * len(blocks)))
+        fit_resumable(model, blocks, "run.state", epochs=epochs, every=500, validation_data=validation)
+
+    When training is done, the file stays: a call with more epochs goes on, and one with no more gives the
+    trained model. To begin anew, remove it.
+
+    Args:
+        model: compiled, and built the same way each time.
+        batches: what token_blocks, masked_language and the like give, with the same arguments each time.
+        path: the file of the state.
+        epochs: in all, those before an interruption included.
+        every: steps between two saves; the end of an epoch is always saved.
+        callbacks: where an epoch is resumed in its middle, `fit` runs twice, for the rest of it and for the
+            others, and so do their on_train_begin and on_train_end. What they remember is not saved.
+        options: of `fit`: validation_data, validation_steps, verbose ...
+
+    Returns:
+        The History of all epochs, those before an interruption included.
+    """
+    epochs = whole_number("epochs", epochs)
+    every = None if every is None else whole_number("every", every)
+    if not isinstance(batches, Batches):
+        raise ConfigError(
+            f"batches is a {type(batches).__name__}, whose position cannot be restored; expected what "
+            "token_blocks or another function of keras_tx.training.packing gives."
+        )
+    if getattr(model, "optimizer", None) is None:
+        raise ConfigError(f"Model {model.name!r} is not compiled: call model.compile first.")
+    for name in ("initial_epoch", "steps_per_epoch", "shuffle", "x", "y"):
+        if name in options:
+            raise ConfigError(f"fit_resumable takes no {name}: order and position are those of the batches.")
+    if not Path(path).parent.is_dir():
+        raise ConfigError(f"{path} cannot be written: {Path(path).parent} is not a folder.")
+    keeper = _Keeper(model, batches, Path(path), every)
+    while keeper.epoch < epochs and not keeper.stopped:
+        batches.seek(keeper.epoch, keeper.step)
+        until = keeper.epoch + 1 if keeper.step else epochs
+        model.fit(
+            batches,
+            initial_epoch=keeper.epoch,
+            epochs=until,
+            shuffle=False,
+            callbacks=[*callbacks, keeper],
+            **options,
+        )
+    history = keras.callbacks.History()
+    history.set_model(model)
+    history.history = keeper.history
+    history.epoch = list(range(keeper.epoch))
+    model.history = history
+    return history
+
+
+class _Keeper(keras.callbacks.Callback):
+    """Restores when it is made, puts the batches into position, and saves."""
+
+    def __init__(self, model: Any, batches: Batches, path: Path, every: int | None) -> None:
+        super().__init__()
+        self.batches, self.path, self.every = batches, path, every
+        self.epoch, self.step = 0, 0  # done: whole epochs, and steps of the next
+        self.history: dict[str, list[float]] = {}
+        self.stopped = False
+        self._metrics: list[np.ndarray] = []
+        self._random: dict[str, np.ndarray] = {}
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        if path.exists():
+            self._restore(model)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.batches.seek(epoch, self.step)
+        self._first, self._saved = self.step, self.step
+        if not self.step:
+            self._restore_random()
+        if self._metrics:  # of the part of the epoch that is done
+            self._restore_metrics(self.model)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._restore_random()  # in the middle of an epoch only now: PyTorch's loader draws when it begins
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.step = self._first + batch + 1
+        if self.every is not None and self.step // self.every > self._saved // self.every:
+            self._saved = self.step
+            self._save(self.model)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        for name, value in (logs or {}).items():
+            self.history.setdefault(name, []).append(float(value))
+        self.epoch, self.step = epoch + 1, 0
+        self.stopped = bool(self.model.stop_training)
+        self._save(self.model)  # on JAX `self.model` brings the variables up to date
+
+    def _save(self, model: Any) -> None:
+        about: dict[str, Any] = {
+            "version": VERSION,
+            "epoch": self.epoch,
+            "step": self.step,
+            "history": self.history,
+            "batches": self.batches.fingerprint(),
+        }
+        arrays: dict[str, np.ndarray] = {}
+        for group, variables in _groups(model).items():
+            about[group] = [_described(variable) for variable in variables]
+            for index, variable in enumerate(variables):
+                arrays[f"{group}/{index}"] = _exact(variable)
+        for name, state in _random_states().items():
+            arrays[f"random/{name}"] = state
+        arrays[ABOUT] = np.array(json.dumps(about))
+        aside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            with aside.open("wb") as file:
+                np.savez(file, **arrays)  # type: ignore[arg-type]
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, self.path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def _restore(self, model: Any) -> None:
+        try:
+            with self.path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
+                arrays = {name: saved[name] for name in saved.files}
+            about = json.loads(str(arrays[ABOUT]))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise ConfigError(
+                f"{self.path} is no state of a training, or damaged ({error}). Remove it to begin anew."
+            ) from error
+        self._compare("version", about.get("version"), VERSION)
+        now = self.batches.fingerprint()
+        for name in {**now, **about["batches"]}:
+            self._compare(f"batches: {name}", about["batches"].get(name), now.get(name))
+        groups = _groups(model)
+        for group in ("model", "optimizer"):
+            self._compare_variables(group, about[group], [_described(x) for x in groups[group]])
+        for group in ("model", "optimizer"):
+            for index, variable in enumerate(groups[group]):
+                variable.assign(arrays[f"{group}/{index}"])
+        self.epoch, self.step, self.history = about["epoch"], about["step"], about["history"]
+        self._random = {
+            name.removeprefix("random/"): x for name, x in arrays.items() if name.startswith("random/")
+        }
+        if self.step:
+            self._metrics = [arrays[f"metrics/{index}"] for index in range(len(about["metrics"]))]
+
+    def _restore_random(self) -> None:
+        _restore_random_states(self._random)
+        self._random = {}
+
+    def _restore_metrics(self, model: Any) -> None:
+        x, y = self.batches[0]
+        predicted = model(x, training=False)
+        model.compute_loss(x, y, predicted)  # these two make the variables, if no step has yet
+        model.compute_metrics(x, y, predicted)
+        self._compare("metrics", len(self._metrics), len(model.metrics_variables))
+        for variable, value in zip(model.metrics_variables, self._metrics, strict=True):
+            variable.assign(value)
+        self._metrics = []
+
+    def _compare(self, name: str, saved: Any, given: Any) -> None:
+        if saved != given:
+            raise ConfigError(
+                f"{self.path} was saved with {name} {saved!r}, now it is {given!r}: what follows would not "
+                "be what was interrupted. Make it as it was, or remove the file to begin anew."
+            )
+
+    def _compare_variables(self, group: str, saved: list[Any], given: list[Any]) -> None:
+        for index, (one, other) in enumerate(zip(saved, given, strict=False)):
+            self._compare(f"variable {index} of the {group}", one, other)
+        self._compare(f"variables of the {group}:", len(saved), len(given))
+
+
+def _groups(model: Any) -> dict[str, list[Any]]:
+    return {
+        "model": model.variables,  # the states of dropout's random generators among them
+        "optimizer": model.optimizer.variables,
+        "metrics": model.metrics_variables,
+    }
+
+
+def _random_states() -> dict[str, np.ndarray]:
+    """What dropout draws from on PyTorch, where it does not use the generators of its layers."""
+    if keras.backend.backend() != "torch":
+        return {}
+    import torch
+
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states |= {str(index): state for index, state in enumerate(torch.cuda.get_rng_state_all())}
+    return {name: state.numpy() for name, state in states.items()}
+
+
+def _restore_random_states(states: dict[str, np.ndarray]) -> None:
+    if not states or keras.backend.backend() != "torch":
+        return
+    import torch
+
+    for name, state in states.items():
+        if name == "cpu":
+            torch.set_rng_state(torch.from_numpy(state))
+        elif int(name) < torch.cuda.device_count():
+            torch.cuda.set_rng_state(torch.from_numpy(state), int(name))
+
+
+def _described(variable: Any) -> list[Any]:
+    # Not the whole path: Keras numbers random generators throughout the process.
+    return [variable.path.split("/")[-1], list(variable.shape)]
+
+
+def _exact(variable: Any) -> np.ndarray:
+    array = keras.ops.convert_to_numpy(variable)
+    return array.astype("float32") if array.dtype.name == "bfloat16" else array
