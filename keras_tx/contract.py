@@ -28,6 +28,16 @@ NORMALIZE = "2_Normalize/config.json"
 SENTENCE_BERT = "sentence_bert_config.json"
 MODEL = "onnx/model.onnx"
 MODEL_DATA = "onnx/model.onnx_data"
+SHARED = "_shared"  # of a decoder's graph beside the first: it writes its cache in place
+
+# The files of the ladder, best first. A suffix is what transformers.js looks for: int8 is its q8.
+PRECISIONS = {
+    "fp32": MODEL,
+    "fp16": "onnx/model_fp16.onnx",
+    "int8": "onnx/model_quantized.onnx",
+    "int8-blocks": "onnx/model_int8.onnx",
+    "int4": "onnx/model_q4.onnx",
+}
 
 EXTERNAL_DATA_FROM = 64 * 2**20  # bytes of weights; below it they stay inside the graph file
 
@@ -99,6 +109,24 @@ class Parity:
 
 
 @dataclasses.dataclass(frozen=True)
+class Variant:
+    """A file of lower precision: how it was made, and how it compares with the fp32 file on random inputs.
+
+    `noise` is the largest difference of an output in units of its scale; `agreement` the share of rows for
+    which the largest number of the first output is the same. `inputs` and `outputs` only where they are of
+    another dtype than those of fp32.
+    """
+
+    recipe: str
+    noise: float
+    agreement: float | None = None
+    kept: tuple[str, ...] = ()  # layers that stayed in fp32, because it was asked for
+    notes: tuple[str, ...] = ()
+    inputs: tuple[TensorSpec, ...] | None = None
+    outputs: tuple[TensorSpec, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Manifest:
     """keras_tx.json: what the folder holds and how it came to be."""
 
@@ -113,6 +141,7 @@ class Manifest:
     parity: Parity | None = None
     labels: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
+    variants: dict[str, Variant] = dataclasses.field(default_factory=dict)  # by precision
     format_version: int = FORMAT_VERSION
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -154,6 +183,7 @@ class Manifest:
                 if raw.get("labels") is None
                 else tuple(str(x) for x in _expect(raw, "labels", list)),
                 notes=tuple(raw.get("notes", ())),
+                variants={str(k): _variant(v) for k, v in raw.get("variants", {}).items()},
             )
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"a field is missing or of the wrong kind ({error})") from None
@@ -174,6 +204,31 @@ def _parity(raw: dict[str, Any] | None) -> Parity | None:
     if raw is None:
         return None
     return Parity(float(raw["max_difference"]), float(raw["tolerance"]), tuple(raw["cases"]))
+
+
+def _variant(raw: dict[str, Any]) -> Variant:
+    def tensors(name: str) -> tuple[TensorSpec, ...] | None:
+        return None if raw.get(name) is None else tuple(_tensor(t) for t in raw[name])
+
+    agreement = raw.get("agreement")
+    return Variant(
+        recipe=_expect(raw, "recipe", str),
+        noise=float(raw["noise"]),
+        agreement=None if agreement is None else float(agreement),
+        kept=tuple(str(x) for x in raw.get("kept", ())),
+        notes=tuple(str(x) for x in raw.get("notes", ())),
+        inputs=tensors("inputs"),
+        outputs=tensors("outputs"),
+    )
+
+
+def shared_name(graph: str) -> str:
+    """The graph that shares the buffers of its cache, by the name of the one that does not.
+
+    >>> shared_name("onnx/model.onnx")
+    'onnx/model_shared.onnx'
+    """
+    return f"{graph.removesuffix('.onnx')}{SHARED}.onnx"
 
 
 def describe_file(path: str | os.PathLike[str]) -> FileRecord:

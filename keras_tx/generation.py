@@ -12,13 +12,19 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.layers.caching import KeyValueCache, caching
 from keras_tx.models import GPT
+from keras_tx.processing import tokenizer_files
 from keras_tx.sampling import Generator
 
 STEP = 64  # by how many tokens the cache grows: at each new size JAX compiles anew
 
 
 def generate(
-    model: GPT, prompts: Any, *, tokenizer: Any = None, stop_tokens: Sequence[int] = (), **options: Any
+    model: GPT,
+    prompts: Any,
+    *,
+    tokenizer: Any = None,
+    stop_tokens: Sequence[int] | None = None,
+    **options: Any,
 ) -> Any:
     """Continues prompts with a model in training or just trained.
 
@@ -33,10 +39,10 @@ def generate(
     Args:
         model: what keras_tx.gpt() made, with its head.
         prompts: token ids, or text where there is a tokenizer; or a list of these.
-        tokenizer: a tokenizers.Tokenizer.
-        stop_tokens: ids that end a text.
+        tokenizer: a tokenizers.Tokenizer; by default that of `model.processing`.
+        stop_tokens: ids that end a text; by default the eos_token of `model.processing`.
         options: as `generate` of a loaded folder takes them: max_new_tokens, samples, stop, temperature,
-            top_k, top_p, min_p, repetition_penalty, seed, log_probabilities, deadline, at_context ...
+            top_k, top_p, min_p, repetition_penalty, seed, num_beams, log_probabilities, deadline ...
 
     Returns:
         A keras_tx.sampling.Generation (`.text`, `.ids`, `.finish`); lists where `prompts` is a list.
@@ -45,17 +51,27 @@ def generate(
 
 
 def stream(
-    model: GPT, prompt: Any, *, tokenizer: Any = None, stop_tokens: Sequence[int] = (), **options: Any
+    model: GPT,
+    prompt: Any,
+    *,
+    tokenizer: Any = None,
+    stop_tokens: Sequence[int] | None = None,
+    **options: Any,
 ) -> Iterator[Any]:
     """The continuation of one prompt piece by piece: text where there is a tokenizer, else ids."""
     return _generator(model, tokenizer, stop_tokens).stream(prompt, **options)
 
 
-def _generator(model: GPT, tokenizer: Any, stop_tokens: Sequence[int]) -> Generator:
+def _generator(model: GPT, tokenizer: Any, stop_tokens: Sequence[int] | None) -> Generator:
     if not isinstance(model, GPT) or model.head is None:
         kind = "a GPT with head=None" if isinstance(model, GPT) else f"a {type(model).__name__}"
         raise ConfigError(f"model is {kind}, expected what keras_tx.gpt() made, with its CausalLMHead.")
-    return Generator(_CachedModel(model), frozenset(stop_tokens), f"model {model.name!r}", tokenizer)
+    transform: Any = model.processing
+    if tokenizer is None and transform is not None:
+        tokenizer = tokenizer_files.parse(transform.tokenizer)
+        if stop_tokens is None and transform.eos_token is not None:
+            stop_tokens = [transform.id_of(transform.eos_token)]
+    return Generator(_CachedModel(model), frozenset(stop_tokens or ()), f"model {model.name!r}", tokenizer)
 
 
 class _CachedModel:
@@ -70,7 +86,13 @@ class _CachedModel:
         self.context: int = model.config.max_length
 
     def run(
-        self, ids: np.ndarray, mask: np.ndarray, positions: np.ndarray, past: Any, every: bool
+        self,
+        ids: np.ndarray,
+        mask: np.ndarray,
+        positions: np.ndarray,
+        past: Any,
+        every: bool,
+        room: int = 0,
     ) -> tuple[np.ndarray, Any]:
         count, total = ids.shape[1], mask.shape[1]
         given = {
@@ -92,7 +114,7 @@ class _CachedModel:
         found = ops.convert_to_numpy(logits if every else logits[:, -1:])
         return found.astype("float32"), presents
 
-    def select(self, past: Any, rows: Sequence[int]) -> Any:
+    def select(self, past: Any, rows: Sequence[int], first: int = 0) -> Any:
         return {name: tuple(ops.take(x, list(rows), axis=0) for x in pair) for name, pair in past.items()}
 
 

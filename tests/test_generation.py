@@ -99,28 +99,15 @@ def test_equals_generate_of_transformers(name, tmp_path):
     for package in ("torch", "transformers"):
         pytest.importorskip(package, reason='pip install "keras-tx[parity]"')
     import torch
-    import transformers
 
     from tests.golden import make_gpt
-    from tests.models.reference_gpt import load as put
+    from tests.weights.states import loaded, state_of
 
     llama = name.startswith("Llama")
     length = {"max_position_embeddings" if llama else "n_positions": 120}
     config = {**(make_gpt.LLAMA if llama else make_gpt.GPT2), **length}
-    state, _ = make_gpt.reference(5, name, config)
-    model_class = getattr(transformers, name)
-    theirs = model_class(model_class.config_class(**config)).eval()
-    theirs.load_state_dict({key: torch.from_numpy(value) for key, value in state.items()})
-    ours = keras_tx.gpt(
-        "llama-tiny" if llama else "pico",
-        width=16,
-        depth=2,
-        num_heads=4,
-        mlp_dim=24,
-        vocabulary=40,
-        max_length=120,
-    )
-    put(ours, state)
+    theirs = make_gpt.redrawn(name, config, seed=5)
+    ours = loaded(state_of(theirs), {**theirs.config.to_dict(), "architectures": [name]})
     prompts = [[5, 17, 9], [1], [20, 3, 3, 39, 7, 9]]
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
@@ -131,3 +118,26 @@ def test_equals_generate_of_transformers(name, tmp_path):
     with exported(ours, tmp_path / "poet") as poet:
         made = poet.generate(prompts, max_new_tokens=100)
     assert [list(text.ids) for text in made] == expected
+
+
+def test_the_tokenizer_and_the_end_are_the_models_own(tmp_path):
+    corpus = ["To be, or not to be: that is the question."] * 4
+    model = keras_tx.gpt("pico", processing=keras_tx.processing.train_byte_bpe(corpus, 270), vocabulary=270)
+    with exported(model, tmp_path / "poet") as poet:
+        for options in ({}, {"stop_tokens": []}):
+            expected = poet.generate("To be", max_new_tokens=30, **options)
+            assert generate(model, "To be", max_new_tokens=30, **options) == expected
+
+
+def test_a_stop_token_repeats_no_text():
+    corpus = ["To be, or not to be: that is the question."] * 4
+    processing = keras_tx.processing.train_byte_bpe(corpus, 270)
+    model = keras_tx.gpt("pico", processing=processing, vocabulary=270)
+    options = {"do_sample": True, "seed": 0}
+    ids = generate(model, "To be", max_new_tokens=12, stop_tokens=[], **options).ids
+    place = next(i for i, x in enumerate(ids) if i > 2 and x not in ids[:i])
+    expected = generate(model, "To be", max_new_tokens=place, stop_tokens=[], **options)
+    made = generate(model, "To be", max_new_tokens=12, stop_tokens=[ids[place]], **options)
+    assert (made.text, made.ids, made.finish) == (expected.text, ids[: place + 1], "stop")
+    pieces = stream(model, "To be", max_new_tokens=12, stop_tokens=[ids[place]], **options)
+    assert "".join(pieces) == expected.text

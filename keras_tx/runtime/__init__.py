@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from keras_tx.runtime.batching import MicroBatcher
     from keras_tx.runtime.folder import Folder, open_folder, verify_hashes
     from keras_tx.runtime.generate import TextGenerator
     from keras_tx.runtime.loaded import LoadedModel
@@ -27,6 +28,7 @@ _HOMES = {
     "ImageEmbedder": "tasks",
     "LoadedModel": "loaded",
     "MaskFiller": "text_tasks",
+    "MicroBatcher": "batching",
     "QuestionAnswerer": "text_answers",
     "Session": "session",
     "TextClassifier": "text_tasks",
@@ -44,6 +46,7 @@ __all__ = [
     "ImageEmbedder",
     "LoadedModel",
     "MaskFiller",
+    "MicroBatcher",
     "QuestionAnswerer",
     "Session",
     "TextClassifier",
@@ -57,7 +60,11 @@ __all__ = [
 
 
 def load(
-    folder: str | os.PathLike[str], *, provider: str = "auto", threads: int | None = None
+    folder: str | os.PathLike[str],
+    *,
+    provider: str = "auto",
+    threads: int | None = None,
+    precision: str | None = None,
 ) -> LoadedModel:
     """Opens an exported folder, ready to run.
 
@@ -69,9 +76,13 @@ def load(
 
     Args:
         folder: what `export_onnx` wrote. A folder that is damaged, or that points outside itself, is refused.
-        provider: "cuda", "cpu", or "auto": CUDA where it works, otherwise the CPU, with a warning where an
-            onnxruntime that was built for CUDA cannot use it. `.provider` of the result says which it is.
+        provider: "cpu", "cuda", "tensorrt", "openvino", "coreml" or "directml", and nothing else is taken; or
+            "auto": CUDA where it works, otherwise the CPU, with a warning where an onnxruntime that was built
+            for CUDA cannot use it. `.provider` of the result says which it is, and
+            `.session.placement()` how many nodes run where.
         threads: for one operation on the CPU; None leaves it to onnxruntime.
+        precision: which file of the folder to run, "fp32", "fp16", "int8", "int8-blocks" or "int4"; by
+            default fp32, or the only one that is there. `keras-tx quantize` adds others.
 
     Returns:
         An `ImageClassifier` or `ImageEmbedder`; a `TextClassifier`, `TextTagger`, `QuestionAnswerer`,
@@ -80,7 +91,7 @@ def load(
     """
     from keras_tx.runtime.tasks import open_model
 
-    return open_model(folder, provider, threads)
+    return open_model(folder, provider, threads, precision)
 
 
 def __getattr__(name: str) -> Any:

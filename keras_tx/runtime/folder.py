@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_tx import contract
-from keras_tx.errors import ConfigError, FolderError
+from keras_tx.errors import ConfigError, FolderError, nearest
 from keras_tx.processing import ImageTransform
 from keras_tx.runtime.external_data import external_locations
 
@@ -35,14 +35,29 @@ class Folder:
     transform: ImageTransform | None
     generation: Mapping[str, Any] | None = None
     tokenizer: Path | None = None
+    shared: Path | None = None  # the graph again, with a cache that is written in place
+    precision: str = "fp32"  # of the graph
+
+    @property
+    def inputs(self) -> tuple[contract.TensorSpec, ...]:
+        """What the graph of this precision takes, by the manifest."""
+        variant = self.manifest.variants.get(self.precision)
+        return self.manifest.inputs if variant is None or variant.inputs is None else variant.inputs
+
+    @property
+    def outputs(self) -> tuple[contract.TensorSpec, ...]:
+        """What it gives, by the manifest."""
+        variant = self.manifest.variants.get(self.precision)
+        return self.manifest.outputs if variant is None or variant.outputs is None else variant.outputs
 
 
-def open_folder(path: str | os.PathLike[str]) -> Folder:
+def open_folder(path: str | os.PathLike[str], precision: str | None = None) -> Folder:
     """Checks everything but the hashes of the large files; for those, `verify_hashes`.
 
     The manifest is sound; every file that it lists is a regular file inside the folder, reached
-    through no link, and has the size that it had; the graph has its hash, and names no data outside
-    the folder. Of several graphs, the fp32 one is taken.
+    through no link, and has the size that it had; the graph, and the one with a shared cache, has its
+    hash, and names no data outside the folder. Of several graphs, the one of `precision` is taken; by
+    default fp32, or the only one.
 
     >>> open_folder("flowers").manifest.task  # doctest: +SKIP
     'image-classification'
@@ -55,7 +70,8 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
     manifest = _manifest(root)
     for name, record in manifest.files.items():
         _check_file(root, name, record)
-    graph = _graph(root, manifest)
+    precision = _precision(root, manifest, precision)
+    graph = _graph(root, manifest, precision)
     config = _json(root, contract.CONFIG, manifest)
     preprocessor = _json(root, contract.PREPROCESSOR, manifest)
     transform = None if preprocessor is None else _transform(root, preprocessor)
@@ -63,7 +79,9 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
         _check_agreement(root, manifest, config, transform)
     generation = _json(root, contract.GENERATION_CONFIG, manifest)
     tokenizer = root / contract.TOKENIZER if contract.TOKENIZER in manifest.files else None
-    return Folder(root, manifest, graph, config, transform, generation, tokenizer)
+    beside = contract.shared_name(graph.relative_to(root).as_posix())
+    shared = _checked_graph(root, manifest, beside) if beside in manifest.files else None
+    return Folder(root, manifest, graph, config, transform, generation, tokenizer, shared, precision)
 
 
 def verify_hashes(folder: Folder) -> None:
@@ -147,17 +165,35 @@ def _refuse_link(path: Path, info: os.stat_result) -> None:
         )
 
 
-def _graph(root: Path, manifest: contract.Manifest) -> Path:
+def _precision(root: Path, manifest: contract.Manifest, wanted: str | None) -> str:
+    """The precision to open: what was asked for, fp32, or the first that is there."""
     graphs = manifest.precisions
     if not graphs:
         raise FolderError(f"{root / contract.MANIFEST} names no graph in precisions, expected one. {_REMEDY}")
-    precision = "fp32" if "fp32" in graphs else next(iter(graphs))
-    name = graphs[precision]
+    if wanted is None:
+        return "fp32" if "fp32" in graphs else next(iter(graphs))
+    if wanted in graphs:
+        return wanted
+    there = f"precision is {wanted!r}, but {root} has {', '.join(graphs)}."
+    if wanted not in contract.PRECISIONS:
+        raise ConfigError(f"{there} {nearest(str(wanted), contract.PRECISIONS)}")
+    if "fp32" in graphs:
+        raise ConfigError(f"{there} This adds it: keras-tx quantize {root} --precision {wanted}")
+    raise ConfigError(f"{there} Export again with precision={[*graphs, wanted]}.")
+
+
+def _graph(root: Path, manifest: contract.Manifest, precision: str) -> Path:
+    name = manifest.precisions[precision]
     if name not in manifest.files or posixpath.dirname(name) != _GRAPHS or not name.endswith(".onnx"):
         raise FolderError(
             f"{root / contract.MANIFEST} gives {name!r} as the {precision} graph, expected a listed file "
             f"{_GRAPHS}/*.onnx. {_REMEDY}"
         )
+    return _checked_graph(root, manifest, name)
+
+
+def _checked_graph(root: Path, manifest: contract.Manifest, name: str) -> Path:
+    """A graph that has its hash, and names no data outside the folder."""
     found, expected = contract.describe_file(root / name).sha256, manifest.files[name].sha256
     if found != expected:
         raise FolderError(

@@ -13,8 +13,14 @@ from keras_tx.errors import FolderError
 from keras_tx.processing.pieces import read_tokenizer
 from keras_tx.runtime.folder import Folder
 from keras_tx.runtime.loaded import LoadedModel
-from keras_tx.runtime.session import Session, describe
+from keras_tx.runtime.ports import Ports
+from keras_tx.runtime.session import Session
+from keras_tx.runtime.shared_cache import SharedGraph, difference
 from keras_tx.sampling import Generator
+
+# How far two graphs of one model may be apart: in float32; and with rounding to a few bits, where a number on
+# the border of two steps may fall to either side. A wrong graph is off by the whole output.
+EXACT, ROUNDED = 1e-4, 0.1
 
 
 class TextGenerator(LoadedModel, Generator):
@@ -31,7 +37,8 @@ class TextGenerator(LoadedModel, Generator):
 
     def __init__(self, folder: Folder, session: Session) -> None:
         LoadedModel.__init__(self, folder, session)
-        decoder = CachedGraph(folder, session)
+        kind = SharedGraph if session.graph == folder.shared else CachedGraph
+        decoder = kind(session, context_of(folder))
         tokenizer = None if folder.tokenizer is None else _tokenizer(folder.tokenizer, decoder.vocabulary)
         stop_ids = _stop_ids(folder, decoder.vocabulary)
         Generator.__init__(self, decoder, stop_ids, str(folder.path), tokenizer)
@@ -53,45 +60,48 @@ class TextGenerator(LoadedModel, Generator):
 class CachedGraph:
     """The graph as keras_tx.sampling's Decoder: the past stays on the session's device."""
 
-    def __init__(self, folder: Folder, session: Session) -> None:
-        names = {spec.name for spec in session.inputs}
+    def __init__(self, session: Session, context: int) -> None:
+        self._ports = Ports.of(session)
         self._session = session
-        self._ports = [spec for spec in session.inputs if spec.name.startswith("past_key_values.")]
-        self._presents = [
-            spec.name for spec in session.outputs if spec.name.startswith("present.")
-        ]  # in the order of the ports, as the exporter writes them
-        logits = next((spec for spec in session.outputs if spec.name == contract.LOGITS), None)
-        needed = {contract.INPUT_IDS, contract.ATTENTION_MASK, contract.POSITION_IDS}
-        if not self._ports or len(self._ports) != len(self._presents) or logits is None or needed - names:
-            raise FolderError(
-                f"{folder.path}: the graph takes {', '.join(map(describe, session.inputs))}, expected "
-                f"{', '.join(sorted(needed))} and a cache. Export it again, with cache=True."
-            )
-        self._short = contract.NUM_LOGITS_TO_KEEP in {spec.name for spec in session.optional}
-        self.vocabulary = int(logits.shape[-1])
-        self.context = _context(folder)
+        self.vocabulary = self._ports.vocabulary
+        self.context = context
 
     def run(
-        self, ids: np.ndarray, mask: np.ndarray, positions: np.ndarray, past: Any, every: bool
+        self,
+        ids: np.ndarray,
+        mask: np.ndarray,
+        positions: np.ndarray,
+        past: Any,
+        every: bool,
+        room: int = 0,
     ) -> tuple[np.ndarray, Any]:
         feed: dict[str, Any] = {
             contract.INPUT_IDS: np.ascontiguousarray(ids),
             contract.ATTENTION_MASK: np.ascontiguousarray(mask),
             contract.POSITION_IDS: np.ascontiguousarray(positions),
         }
-        if self._short and not every and ids.shape[1] > 1:
+        if self._ports.short and not every and ids.shape[1] > 1:
             feed[contract.NUM_LOGITS_TO_KEEP] = np.array(1)
-        for spec, value in zip(self._ports, past or self._empty(len(ids)), strict=True):
+        for spec, value in zip(self._ports.pasts, past or self._empty(len(ids)), strict=True):
             feed[spec.name] = value
-        values, logits = self._session.advance(feed, self._presents, contract.LOGITS)
+        values, logits = self._session.advance(feed, self._ports.presents, contract.LOGITS)
         return logits if every else logits[:, -1:], values
 
-    def select(self, past: Any, rows: Sequence[int]) -> Any:
+    def select(self, past: Any, rows: Sequence[int], first: int = 0) -> Any:
+        if list(rows) == list(range(past[0].shape()[0])):
+            return past
         return [self._session.device_value(value.numpy()[list(rows)]) for value in past]
 
     def _empty(self, batch: int) -> list[np.ndarray]:
-        sizes = [(batch, int(spec.shape[1]), 0, int(spec.shape[3])) for spec in self._ports]
-        return [np.zeros(size, spec.dtype) for size, spec in zip(sizes, self._ports, strict=True)]
+        pasts = self._ports.pasts
+        return [np.zeros((batch, int(p.shape[1]), 0, int(p.shape[3])), p.dtype) for p in pasts]
+
+
+def same_logits(graph: Path, beside: Path, context: int, exact: bool) -> tuple[float, float]:
+    """How far the graph with a shared cache is from the other one, and how far it may be."""
+    with Session(graph, "cpu") as plain, Session(beside, "cpu") as shared:
+        found = difference(CachedGraph(plain, context), SharedGraph(shared, context), batched=exact)
+    return found, EXACT if exact else ROUNDED
 
 
 def _tokenizer(path: Path, vocabulary: int) -> Any:
@@ -119,7 +129,7 @@ def _stop_ids(folder: Folder, vocabulary: int) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _context(folder: Folder) -> int:
+def context_of(folder: Folder) -> int:
     config = folder.config or {}
     for name in ("n_positions", "max_position_embeddings"):
         if isinstance(config.get(name), int):

@@ -6,6 +6,11 @@ import abc
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
+from keras_tx import contract
+from keras_tx.errors import InputError, nearest, whole_number
+from keras_tx.runtime.calls import awaited
 from keras_tx.runtime.folder import Folder
 from keras_tx.runtime.session import Session, describe
 
@@ -29,6 +34,37 @@ class LoadedModel(abc.ABC):
     def labels(self) -> tuple[str, ...] | None:
         """The names of the classes, in the order of the logits; None where there are none."""
         return self.folder.manifest.labels
+
+    async def awaited(self, *args: Any, **options: Any) -> Any:
+        """The same as a call, in a thread: `await model.awaited("rose.jpg", top_k=1)`.
+
+        Where the task that waits is cancelled, the graph stops at its next node.
+        """
+        return await awaited(self, *args, **options)
+
+    def warm_up(self, **sizes: int) -> None:
+        """Runs the graph once on zeros, so that the first request is not the slow one.
+
+        >>> model.warm_up(sequence_length=128)  # doctest: +SKIP
+
+        Args:
+            sizes: of dynamic axes, by their names; 1 for those that are not named, and 0 for the past.
+        """
+        axes = {axis for spec in self.session.inputs for axis in spec.shape if isinstance(axis, str)}
+        for name in sizes:
+            if name not in axes:
+                raise InputError(f"{self.folder.path} has no dynamic axis {name!r}. {nearest(name, axes)}")
+            whole_number(name, sizes[name])
+        given = {contract.PAST_AXIS: 0, **sizes}
+        given.setdefault(contract.TOTAL_AXIS, given.get(contract.SEQUENCE_AXIS, 1))
+        self.session.run(
+            {
+                spec.name: np.zeros(
+                    [n if isinstance(n, int) else given.get(n, 1) for n in spec.shape], spec.dtype
+                )
+                for spec in self.session.inputs
+            }
+        )
 
     def close(self) -> None:
         self.session.close()

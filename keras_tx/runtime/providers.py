@@ -9,7 +9,18 @@ from keras_tx.errors import ProviderError, nearest
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
-NAMES = ("auto", "cpu", "cuda")
+TENSORRT = "TensorrtExecutionProvider"
+
+# Beside cpu and cuda: onnxruntime's name, and what brings it. None of these was run by our own tests.
+OTHERS = {
+    "tensorrt": (TENSORRT, 'Linux with an NVIDIA GPU: pip install "keras-tx[runtime-gpu]", and TensorRT 10'),
+    "openvino": ("OpenVINOExecutionProvider", "Intel: pip install onnxruntime-openvino, without onnxruntime"),
+    "coreml": ("CoreMLExecutionProvider", "macOS, where onnxruntime itself has it"),
+    "directml": ("DmlExecutionProvider", "Windows: pip install onnxruntime-directml, without onnxruntime"),
+}
+DEVICES = {"cuda": "cuda", "tensorrt": "cuda", "directml": "dml"}  # the others compute in the CPU's memory
+NAMES = ("auto", "cpu", "cuda", *OTHERS)
+_NAME_OF = {CPU: "cpu", CUDA: "cuda", **{theirs: name for name, (theirs, _) in OTHERS.items()}}
 
 
 def check_name(provider: str) -> None:
@@ -18,6 +29,11 @@ def check_name(provider: str) -> None:
             f"provider is {provider!r}, expected one of {', '.join(map(repr, NAMES))}. "
             + nearest(str(provider), NAMES)
         )
+
+
+def name_of(theirs: str) -> str:
+    """Our name for one of onnxruntime's, or its own where we have none."""
+    return _NAME_OF.get(theirs, theirs)
 
 
 def choose(provider: str, available: Sequence[str], *, gpu_wheel: bool, reason: str = "") -> list[str]:
@@ -34,6 +50,16 @@ def choose(provider: str, available: Sequence[str], *, gpu_wheel: bool, reason: 
     check_name(provider)
     if provider == "cpu":
         return [CPU]
+    if provider in OTHERS:
+        theirs, source = OTHERS[provider]
+        if theirs not in available:
+            raise ProviderError(
+                f"provider is {provider!r}, but this onnxruntime has only "
+                f"{', '.join(name_of(one) for one in available)}. It comes with {source}. "
+                'Otherwise provider="cpu".'
+            )
+        # What TensorRT cannot do, CUDA does.
+        return [theirs, *([CUDA] if theirs == TENSORRT and CUDA in available else []), CPU]
     if CUDA in available:
         return [CUDA, CPU]
     if gpu_wheel:
@@ -48,13 +74,21 @@ def choose(provider: str, available: Sequence[str], *, gpu_wheel: bool, reason: 
 
 
 def settle(provider: str, running: Sequence[str], reason: str = "") -> str:
-    """ "cuda" or "cpu", by what the session really has; to be called where CUDA was asked for."""
+    """Our name for what the session really has; to be called where more than the CPU was asked for."""
+    said = f" ({reason})" if reason else ""
+    if provider in OTHERS:
+        theirs, source = OTHERS[provider]
+        if theirs not in running:
+            raise ProviderError(
+                f"provider is {provider!r}. onnxruntime has it, but could not start it{said}. It needs "
+                f'{source}; or provider="cpu".'
+            )
+        return provider
     if CUDA in running:
         return "cuda"
     problem = (
-        "onnxruntime was built with CUDA, but could not start it"
-        + (f" ({reason})" if reason else "")
-        + ": the CUDA libraries, cuDNN or the driver are missing, or of another version, or there is no GPU."
+        f"onnxruntime was built with CUDA, but could not start it{said}: the CUDA libraries, cuDNN or the "
+        "driver are missing, or of another version, or there is no GPU."
     )
     remedy = 'See nvidia-smi and keras-tx doctor, and pip install "keras-tx[runtime-gpu]" for the libraries'
     if provider == "cuda":

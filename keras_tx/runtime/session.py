@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from keras_tx.contract import TensorSpec
-from keras_tx.errors import FolderError, InputError, KerasTxError, ProviderError, whole_number
+from keras_tx.errors import FolderError, InputError, KerasTxError, ProviderError, RunError, whole_number
 from keras_tx.runtime import providers
+from keras_tx.runtime.calls import quiet_options, run_options
 
 _DTYPES = {"float": "float32", "double": "float64"}  # onnxruntime's other names are NumPy's
 _UNNAMED = "?"
@@ -41,6 +43,8 @@ class Session:
         self.provider, self._session = _start(
             self.graph, provider, None if threads is None else whole_number("threads", threads)
         )
+        self._process = os.getpid()
+        self._quiet = quiet_options()
         self.inputs = tuple(_spec(node) for node in self._session.get_inputs())
         self.outputs = tuple(_spec(node) for node in self._session.get_outputs())
         self.optional = tuple(_spec(node) for node in self._session.get_overridable_initializers())
@@ -49,7 +53,10 @@ class Session:
         """All outputs by name. What the graph does not take is refused here, by name."""
         session = self._open()
         self._check(inputs)
-        values = session.run(None, dict(inputs))
+        try:
+            values = session.run(None, dict(inputs), run_options() or self._quiet)
+        except Exception as error:  # onnxruntime's exceptions have no base class of their own
+            raise self._failed(error, inputs) from error
         return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
 
     def advance(
@@ -63,37 +70,66 @@ class Session:
             wanted: the output to give as an array.
         """
         session = self._open()
-        if any(spec.name in inputs for spec in self.optional):  # which a binding does not know
-            given = {
-                name: self._value(value, "cpu") if isinstance(value, np.ndarray) else value
-                for name, value in inputs.items()
-            }
-            *values, last = session.run_with_ort_values([*kept, wanted], given)
-            return values, last.numpy().copy()
         binding = session.io_binding()  # a new one each time: a second run would overwrite what it gave
         for name, value in inputs.items():
-            if isinstance(value, np.ndarray):
-                binding.bind_cpu_input(name, value)
-            else:
-                binding.bind_ortvalue_input(name, value)
+            given = self._value(value, "cpu") if isinstance(value, np.ndarray) else value
+            binding.bind_ortvalue_input(name, given)
         for name in kept:
-            binding.bind_output(name, self.provider)
+            binding.bind_output(name, self.device)
         binding.bind_output(wanted, "cpu")
         session.run_with_iobinding(binding)
         *values, last = binding.get_outputs()
         return values, last.numpy().copy()
 
+    def binding(self, shared: Sequence[tuple[str, str, np.ndarray]]) -> Binding:
+        """The loop on the CPU of a graph that writes into the memory that it reads: nothing is allocated.
+
+        Args:
+            shared: an input, an output, and the array that is both.
+        """
+        return Binding(self, shared)
+
     def device_value(self, array: np.ndarray) -> Any:
         """An array as a value that `advance` takes, on the session's device."""
-        return self._value(array, self.provider)
+        return self._value(array, self.device)
 
     def _value(self, array: np.ndarray, device: str) -> Any:
         return _onnxruntime().OrtValue.ortvalue_from_numpy(array, device)
 
+    @property
+    def device(self) -> str:
+        """Where the provider's memory is, in onnxruntime's words."""
+        return providers.DEVICES.get(self.provider, "cpu")
+
+    def placement(self) -> dict[str, int]:
+        """How many nodes of the graph each provider runs, as onnxruntime optimized it: {"cpu": 126}."""
+        found: Counter[str] = Counter()
+        for part in self._open().get_provider_graph_assignment_info():
+            found[providers.name_of(part.ep_name)] += len(part.get_nodes())
+        return dict(found)
+
     def _open(self) -> Any:
         if self._session is None:
             raise KerasTxError(f"The session on {self.graph} is closed, expected an open one; load it again.")
+        if os.getpid() != self._process:
+            raise KerasTxError(
+                f"The session on {self.graph} was opened in process {self._process}, and this is its fork "
+                f"{os.getpid()}, in which onnxruntime's threads do not exist: it would wait for ever. Load "
+                "the folder after the fork, in each process."
+            )
         return self._session
+
+    def _failed(self, error: Exception, inputs: Mapping[str, Any]) -> KerasTxError:
+        said = " ".join(str(error).split())
+        given = ", ".join(f"{name} {list(value.shape)}" for name, value in inputs.items())
+        if "terminate flag" in said.lower():
+            return RunError(f"{self.graph}: the call was cancelled while it ran.")
+        if any(word in said for word in ("bad_alloc", "allocate memory", "bad allocation", "out of memory")):
+            return RunError(
+                f"{self.graph}: there is not enough memory for {given} ({said:.200}). Give a smaller batch "
+                "or shorter texts; the model can be used again."
+            )
+        return RunError(f"{self.graph} failed with {given}: {said:.400}")
 
     def close(self) -> None:
         """Gives the memory back; a second time does nothing."""
@@ -133,17 +169,47 @@ class Session:
                     )
 
 
+class Binding:
+    """Inputs and outputs of a session that stay bound from run to run."""
+
+    def __init__(self, owner: Session, shared: Sequence[tuple[str, str, np.ndarray]]) -> None:
+        self._owner = owner
+        self._binding = owner._open().io_binding()
+        self._bound: dict[str, np.ndarray] = {}
+        for taken, given, array in shared:
+            value = owner._value(array, "cpu")
+            self._binding.bind_ortvalue_input(taken, value)
+            self._binding.bind_ortvalue_output(given, value)
+
+    def run(self, inputs: Mapping[str, np.ndarray], wanted: str, out: np.ndarray) -> None:
+        """Computes; the output `wanted` is written into `out`.
+
+        An array that is that of the run before, with other numbers in it, costs nothing to give.
+        """
+        session = self._owner._open()
+        for name, array in inputs.items():
+            if self._bound.get(name) is not array:
+                self._binding.bind_ortvalue_input(name, self._owner._value(array, "cpu"))
+                self._bound[name] = array
+        if self._bound.get(wanted) is not out:
+            self._binding.bind_ortvalue_output(wanted, self._owner._value(out, "cpu"))
+            self._bound[wanted] = out
+        session.run_with_iobinding(self._binding)
+
+
 def describe(spec: TensorSpec) -> str:
     """For messages: name, dtype and shape as the graph has them."""
     return f"{spec.name} {spec.dtype} ({', '.join(map(str, spec.shape))})"
 
 
+def stays_on_cpu(provider: str) -> bool:
+    """Whether a session will run on the CPU whatever its graph is."""
+    return provider == "cpu" or (provider == "auto" and not _gpu_wheel(_onnxruntime()))
+
+
 def _start(graph: Path, provider: str, threads: int | None) -> tuple[str, Any]:
     onnxruntime = _onnxruntime()
-    gpu_wheel = (
-        bool(getattr(onnxruntime, "cuda_version", ""))
-        or providers.CUDA in onnxruntime.get_available_providers()
-    )
+    gpu_wheel = _gpu_wheel(onnxruntime)
     reason = "" if provider == "cpu" or not gpu_wheel else _load_cuda_libraries(onnxruntime)
     wanted = providers.choose(
         provider, onnxruntime.get_available_providers(), gpu_wheel=gpu_wheel, reason=reason
@@ -158,8 +224,14 @@ def _start(graph: Path, provider: str, threads: int | None) -> tuple[str, Any]:
     return providers.settle(provider, session.get_providers(), reason), session
 
 
+def _gpu_wheel(onnxruntime: Any) -> bool:
+    built_with_cuda = bool(getattr(onnxruntime, "cuda_version", ""))
+    return built_with_cuda or providers.CUDA in onnxruntime.get_available_providers()
+
+
 def _create(onnxruntime: Any, graph: Path, wanted: list[str], threads: int | None) -> Any:
     options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     options.log_severity_level = 3  # errors: it warns of each initializer that may be overridden
     if threads is not None:
         options.intra_op_num_threads = threads

@@ -15,7 +15,7 @@ from keras_tx.processing.image import Images, are_several
 from keras_tx.runtime.folder import Folder, open_folder
 from keras_tx.runtime.generate import TextGenerator
 from keras_tx.runtime.loaded import LoadedModel
-from keras_tx.runtime.session import Session, describe
+from keras_tx.runtime.session import Session, describe, stays_on_cpu
 from keras_tx.runtime.text_answers import QuestionAnswerer, TextTagger
 from keras_tx.runtime.text_model import check_ids, softmax
 from keras_tx.runtime.text_tasks import MaskFiller, TextClassifier, TextEmbedder
@@ -133,9 +133,11 @@ _TASKS: dict[str | None, Any] = {
 }
 
 
-def open_model(path: str | os.PathLike[str], provider: str, threads: int | None) -> LoadedModel:
+def open_model(
+    path: str | os.PathLike[str], provider: str, threads: int | None, precision: str | None = None
+) -> LoadedModel:
     """Checks the folder, starts the graph and gives it the shape of its task."""
-    folder = open_folder(path)
+    folder = open_folder(path, precision)
     task = folder.manifest.task
     if task not in _TASKS:
         known = [name for name in _TASKS if name is not None]
@@ -143,7 +145,8 @@ def open_model(path: str | os.PathLike[str], provider: str, threads: int | None)
             f"{folder.path} is for the task {task!r}, which this keras-tx does not run: upgrade it. "
             f"{nearest(str(task), known)}"
         )
-    session = Session(folder.graph, provider, threads)
+    shared = folder.shared if task == contract.TEXT_GENERATION and stays_on_cpu(provider) else None
+    session = Session(shared or folder.graph, provider, threads)
     try:
         _check_manifest(folder, session)
         if task in _TEXT and contract.TOKENIZER not in folder.manifest.files:
@@ -156,8 +159,8 @@ def open_model(path: str | os.PathLike[str], provider: str, threads: int | None)
 
 def _check_manifest(folder: Folder, session: Session) -> None:
     for kind, stated, real in (
-        ("inputs", folder.manifest.inputs, session.inputs),
-        ("outputs", folder.manifest.outputs, session.outputs),
+        ("inputs", folder.inputs, session.inputs),
+        ("outputs", folder.outputs, session.outputs),
     ):
         if [(spec.name, spec.dtype) for spec in stated] != [(spec.name, spec.dtype) for spec in real]:
             raise FolderError(

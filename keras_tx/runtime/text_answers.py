@@ -33,7 +33,13 @@ class TextTagger(TextModel):
         return self._labels
 
     def tag(
-        self, texts: Any, *, merge: bool = True, overlap: int | None = None, batch_size: int = 32
+        self,
+        texts: Any,
+        *,
+        merge: bool = True,
+        overlap: int | None = None,
+        batch_size: int = 32,
+        progress: bool = False,
     ) -> list[Any]:
         """The entities of a text in order; of a list of texts, a list of those.
 
@@ -42,14 +48,18 @@ class TextTagger(TextModel):
         `start` and `end` are characters of the text as it was given. A long text is read in windows that
         overlap, and each word is taken from the one where it has most around it.
         """
-        several = [texts] if isinstance(texts, str) else list(texts)
-        room = self.transform.max_length or 0
-        rows = self.transform.windows(several, overlap=room // 4 if overlap is None else overlap)
-        found = self.run_rows(rows, lambda row, out: softmax(out[contract.LOGITS]), batch_size)
-        words: list[dict[int, tuple]] = [{} for _ in several]
-        for row, scores in zip(rows, found, strict=True):
-            _collect(words[row.text], row, scores)
-        answers = [self._entities(text, known, merge) for text, known in zip(several, words, strict=True)]
+        shared = (self.transform.max_length or 0) // 4 if overlap is None else overlap
+
+        def answer(texts: Any, start: int) -> list[Any]:
+            several = [texts] if isinstance(texts, str) else list(texts)
+            rows = self.transform.windows(several, overlap=shared, start=start)
+            found = self.run_rows(rows, lambda row, out: softmax(out[contract.LOGITS]), batch_size)
+            words: list[dict[int, tuple]] = [{} for _ in several]
+            for row, scores in zip(rows, found, strict=True):
+                _collect(words[row.text], row, scores)
+            return [self._entities(text, known, merge) for text, known in zip(several, words, strict=True)]
+
+        answers = self.in_parts(answer, texts, batch_size=batch_size, progress=progress)
         return answers[0] if isinstance(texts, str) else answers
 
     __call__ = tag
@@ -117,6 +127,7 @@ class QuestionAnswerer(TextModel):
         max_tokens: int = 30,
         overlap: int | None = None,
         batch_size: int = 32,
+        progress: bool = False,
     ) -> list[Any]:
         """The `top_k` best answers to a question, best first; to a list of questions, a list of those.
 
@@ -136,29 +147,33 @@ class QuestionAnswerer(TextModel):
                 f"There are {len(asked)} questions but {len(given)} texts: one for each is expected."
             )
         top_k, max_tokens = whole_number("top_k", top_k), whole_number("max_tokens", max_tokens)
-        rows: list[Row] = []
-        for index, (question, text) in enumerate(zip(asked, given, strict=True)):
-            share = self._overlap(question, overlap)
-            windows = self.transform.windows([question], [text], overlap=share)
-            rows += [dataclasses.replace(row, text=index) for row in windows]
-        found = self.run_rows(rows, lambda row, out: _spans(row, out, top_k, max_tokens), batch_size)
-        candidates: list[list[tuple[float, int, int]]] = [[] for _ in asked]
-        none = [1.0] * len(asked)
-        for row, (spans, no_answer) in zip(rows, found, strict=True):
-            candidates[row.text] += spans
-            none[row.text] = min(none[row.text], no_answer)
-        answers = [
-            _answers(text, spans, no_answer, top_k)
-            for text, spans, no_answer in zip(given, candidates, none, strict=True)
-        ]
+
+        def some(asked: Any, given: Any, start: int) -> list[Any]:
+            rows: list[Row] = []
+            for index, (question, text) in enumerate(zip(asked, given, strict=True)):
+                share = self._overlap(question, overlap, start + index)
+                windows = self.transform.windows([question], [text], overlap=share, start=start + index)
+                rows += [dataclasses.replace(row, text=index) for row in windows]
+            found = self.run_rows(rows, lambda row, out: _spans(row, out, top_k, max_tokens), batch_size)
+            candidates: list[list[tuple[float, int, int]]] = [[] for _ in asked]
+            none = [1.0] * len(asked)
+            for row, (spans, no_answer) in zip(rows, found, strict=True):
+                candidates[row.text] += spans
+                none[row.text] = min(none[row.text], no_answer)
+            return [
+                _answers(text, spans, no_answer, top_k)
+                for text, spans, no_answer in zip(given, candidates, none, strict=True)
+            ]
+
+        answers = self.in_parts(some, asked, given, batch_size=batch_size, progress=progress)
         return answers[0] if one else answers
 
     __call__ = answer
 
-    def _overlap(self, question: str, overlap: int | None) -> int:
+    def _overlap(self, question: str, overlap: int | None, index: int) -> int:
         if overlap is not None:
             return overlap
-        (row,) = self.transform.encode([question])
+        (row,) = self.transform.encode([question], start=index)
         return max(0, (self.transform.max_length or 0) - len(row) - 1) // 4
 
 

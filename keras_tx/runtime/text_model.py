@@ -12,9 +12,11 @@ from keras_tx.errors import ConfigError, FolderError, InputError, whole_number
 from keras_tx.processing import Row, TextTransform
 from keras_tx.runtime.folder import Folder
 from keras_tx.runtime.loaded import LoadedModel
+from keras_tx.runtime.progress import bar
 from keras_tx.runtime.session import Session, describe
 
 MULTIPLE = 16  # rows are padded up to it: fewer shapes, for each of which onnxruntime plans its memory anew
+PART = 64  # batches of texts that are tokenized and sorted together: so much is in memory at once
 INPUTS = {contract.INPUT_IDS, contract.ATTENTION_MASK, contract.TOKEN_TYPE_IDS}
 
 
@@ -38,6 +40,35 @@ class TextModel(LoadedModel):
                 f"the task {folder.manifest.task!r}. Export again."
             )
         self._of_tokens = {name for name, spec in known.items() if contract.SEQUENCE_AXIS in spec.shape}
+
+    def in_parts(
+        self,
+        answer: Callable[..., Sequence[Any]],
+        *columns: Any,
+        batch_size: int,
+        progress: bool,
+        what: str = "texts",
+    ) -> list[Any]:
+        """What `answer` gives for texts (and what belongs to them), however many: a part at a time.
+
+        Args:
+            answer: takes a part of each column, and as `start` the number of its first text.
+            columns: texts, pairs ...; one that is None stays None.
+            progress: whether to show a bar.
+        """
+        size = PART * whole_number("batch_size", batch_size)
+        lists = [[column] if isinstance(column, str) else column for column in columns]
+        counts = {len(column) for column in lists if hasattr(column, "__len__")}
+        if len(counts) != 1 or max(counts) <= size:
+            return list(answer(*columns, start=0))  # which says what is wrong with columns that are no lists
+        (count,) = counts
+        found: list[Any] = []
+        with bar(progress, count, what) as shown:
+            for start in range(0, count, size):
+                part = [None if column is None else column[start : start + size] for column in lists]
+                found += answer(*part, start=start)
+                shown.advance(len(found) - start)
+        return found
 
     def run_rows(
         self, rows: Sequence[Row], read: Callable[[Row, dict[str, np.ndarray]], Any], batch_size: int

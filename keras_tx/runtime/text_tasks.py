@@ -34,17 +34,27 @@ class TextClassifier(TextModel):
     def labels(self) -> tuple[str, ...]:
         return self._labels
 
-    def classify(self, texts: Any, pairs: Any = None, *, top_k: int = 5, batch_size: int = 32) -> list[Any]:
+    def classify(
+        self,
+        texts: Any,
+        pairs: Any = None,
+        *,
+        top_k: int = 5,
+        batch_size: int = 32,
+        progress: bool = False,
+    ) -> list[Any]:
         """The `top_k` best labels of a text, best first; of a list, a list of those.
 
-        Scores are the softmax over all labels; those of a regression are the numbers themselves, in order.
+        Scores are the softmax over all labels; those of a regression are the numbers themselves, in order. A
+        list may be of any length: texts of like length run together, and the answers come in its order.
         """
         top_k = min(whole_number("top_k", top_k), len(self.labels))
-        found = self.run_rows(
-            self.transform.encode(texts, pairs),
-            lambda row, out: self._best(out[contract.LOGITS], top_k),
-            batch_size,
-        )
+
+        def answer(texts: Any, pairs: Any, start: int) -> list[Any]:
+            rows = self.transform.encode(texts, pairs, start=start)
+            return self.run_rows(rows, lambda row, out: self._best(out[contract.LOGITS], top_k), batch_size)
+
+        found = self.in_parts(answer, texts, pairs, batch_size=batch_size, progress=progress)
         return found[0] if isinstance(texts, str) else found
 
     __call__ = classify
@@ -71,22 +81,26 @@ class MaskFiller(TextModel):
         self._mask = self.transform.id_of(self.transform.mask_token)
         self._tokens = {number: token for token, number in self.transform.vocabulary.items()}
 
-    def fill(self, texts: Any, *, top_k: int = 5, batch_size: int = 32) -> list[Any]:
+    def fill(self, texts: Any, *, top_k: int = 5, batch_size: int = 32, progress: bool = False) -> list[Any]:
         """The `top_k` best tokens for the mask of a text, best first; of a list of texts, a list of those.
 
         A text with several masks gives such a list for each of them, and `text` then fills just the one.
         """
         top_k = whole_number("top_k", top_k)
-        rows = self.transform.encode(texts)
-        for row in rows:
-            if self._mask not in row.ids:
-                raise InputError(
-                    f"texts[{row.text}] has no {self.transform.mask_token} within what the model reads. Put "
-                    "it where a word is to be filled in."
-                )
-        found = self.run_rows(
-            rows, lambda row, out: self._filled(row, out[contract.LOGITS], top_k), batch_size
-        )
+
+        def answer(texts: Any, start: int) -> list[Any]:
+            rows = self.transform.encode(texts, start=start)
+            for row in rows:
+                if self._mask not in row.ids:
+                    raise InputError(
+                        f"texts[{start + row.text}] has no {self.transform.mask_token} within what the model "
+                        "reads. Put it where a word is to be filled in."
+                    )
+            return self.run_rows(
+                rows, lambda row, out: self._filled(row, out[contract.LOGITS], top_k), batch_size
+            )
+
+        found = self.in_parts(answer, texts, batch_size=batch_size, progress=progress)
         return found[0] if isinstance(texts, str) else found
 
     __call__ = fill
@@ -119,7 +133,13 @@ class TextEmbedder(TextModel):
         self._pooling, self._normalize = _made_with(folder)
 
     def embed(
-        self, texts: Any, *, pooling: str | None = None, normalize: bool | None = None, batch_size: int = 32
+        self,
+        texts: Any,
+        *,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        batch_size: int = 32,
+        progress: bool = False,
     ) -> np.ndarray:
         """The vector of a text; of a list, those stacked.
 
@@ -139,7 +159,10 @@ class TextEmbedder(TextModel):
             vector = tokens[0].copy() if by_class else tokens.mean(axis=0)
             return vector / max(float(np.linalg.norm(vector)), 1e-12) if of_length_1 else vector
 
-        found = self.run_rows(self.transform.encode(texts), read, batch_size)
+        def answer(texts: Any, start: int) -> list[Any]:
+            return self.run_rows(self.transform.encode(texts, start=start), read, batch_size)
+
+        found = self.in_parts(answer, texts, batch_size=batch_size, progress=progress)
         if isinstance(texts, str):
             return found[0]
         spec = next(spec for spec in self.session.outputs if spec.name == contract.LAST_HIDDEN_STATE)

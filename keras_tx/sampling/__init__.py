@@ -6,11 +6,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from keras_tx.sampling.choice import Sampling, choose, log_softmax, warped
+    from keras_tx.sampling.beams import BeamSearch
+    from keras_tx.sampling.choice import Sampling, Seen, choose, log_probability, log_softmax
     from keras_tx.sampling.generator import Generation, Generator, Scored
     from keras_tx.sampling.loop import Decoder, Limits, Memory, Token, checked, decode, score
 
 _HOMES = {
+    "BeamSearch": "beams",
     "Decoder": "loop",
     "Generation": "generator",
     "Generator": "generator",
@@ -18,16 +20,18 @@ _HOMES = {
     "Memory": "loop",
     "Sampling": "choice",
     "Scored": "generator",
+    "Seen": "choice",
     "Token": "loop",
     "checked": "loop",
     "choose": "choice",
     "decode": "loop",
+    "log_probability": "choice",
     "log_softmax": "choice",
     "score": "loop",
-    "warped": "choice",
 }
 
 __all__ = [
+    "BeamSearch",
     "Decoder",
     "Generation",
     "Generator",
@@ -35,13 +39,14 @@ __all__ = [
     "Memory",
     "Sampling",
     "Scored",
+    "Seen",
     "Token",
     "checked",
     "choose",
     "decode",
+    "log_probability",
     "log_softmax",
     "score",
-    "warped",
 ]
 
 

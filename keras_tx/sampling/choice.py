@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from keras_tx.errors import ConfigError, whole_number
-
-SMALLEST = 1e-30  # a temperature that leaves the best token alone, and by which float32 can divide
-BLOCK = 64
+from keras_tx.sampling.draw import drawn, not_numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,87 +80,71 @@ class Sampling:
         return [np.random.default_rng([entropy, index]) for index in range(count)]  # type: ignore[list-item]
 
 
-def choose(
-    logits: np.ndarray, options: Sampling, text: Sequence[int], random: np.random.Generator | None
-) -> int:
-    """The next token for logits (vocabulary,); `text` is what came before, the prompt included.
+class Seen:
+    """The tokens that a text has, for the repetition penalty: each once, and ready to index with."""
 
-    >>> choose(np.array([0.0, 3.0, 1.0]), Sampling(), [], None)
+    def __init__(self, text: Iterable[int] = ()) -> None:
+        self._known: set[int] = set()
+        self._ids = np.zeros(64, "int64")
+        for token in text:
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        count = len(self._known)
+        self._known.add(token)
+        if len(self._known) == count:
+            return
+        if count == len(self._ids):
+            self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+        self._ids[count] = token
+
+    @property
+    def ids(self) -> np.ndarray:
+        return self._ids[: len(self._known)]
+
+
+def choose(logits: np.ndarray, options: Sampling, seen: Seen, random: np.random.Generator | None) -> int:
+    """The next token for logits (vocabulary,); `seen` is what the text has, the prompt included.
+
+    >>> choose(np.array([0.0, 3.0, 1.0]), Sampling(), Seen(), None)
     1
     """
     if options.repetition_penalty != 1.0:
-        logits = penalized(logits, text, options.repetition_penalty)
+        logits = penalized(logits, seen.ids, options.repetition_penalty)
     if not options.samples:
-        return int(logits.argmax())
+        token = int(logits.argmax())
+        if not math.isfinite(logits[token]):
+            raise not_numbers()
+        return token
     assert random is not None
-    ids, probabilities = warped(logits, options)
-    place = int(np.searchsorted(probabilities.cumsum(), random.random(), side="right"))
-    return int(ids[min(place, len(ids) - 1)])  # rounding may leave the sum a little below 1
+    return drawn(
+        logits,
+        random,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+    )
 
 
-def penalized(logits: np.ndarray, text: Sequence[int], penalty: float) -> np.ndarray:
+def penalized(logits: np.ndarray, seen: np.ndarray, penalty: float) -> np.ndarray:
     """Positive logits of tokens that the text has are divided by the penalty, negative ones multiplied."""
-    seen = np.unique(np.asarray(text, "int64"))
     logits = logits.copy()
-    logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+    found = logits[seen]
+    logits[seen] = np.where(found > 0, found / penalty, found * penalty)
     return logits
-
-
-def warped(logits: np.ndarray, options: Sampling) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens that remain, in order of their ids, and their probabilities."""
-    few = options.top_k is not None and options.top_k < len(logits)
-    ids = _best(logits, options.top_k) if few and options.top_k else np.arange(len(logits))
-    scores = (logits[ids] if few else logits).astype("float32")
-    scores -= scores.max()
-    if options.temperature is not None:
-        scores /= np.float32(max(options.temperature, SMALLEST))
-    probabilities = np.exp(scores)
-    probabilities /= np.float32(probabilities.sum(dtype="float64"))
-    kept = None
-    if options.top_p is not None and options.top_p < 1.0:
-        kept = _nucleus(probabilities, options.top_p)
-    if options.min_p is not None:
-        likely = probabilities >= np.float32(options.min_p * probabilities.max())
-        kept = likely if kept is None else kept & likely
-    if kept is not None:
-        ids, probabilities = ids[kept], probabilities[kept]
-    shares = probabilities.astype("float64")
-    return ids, shares / shares.sum()
-
-
-def _best(logits: np.ndarray, count: int) -> np.ndarray:
-    """The ids of the largest logits, in order of their ids.
-
-    The largest of each block are a sample, of which the one in place `count` is low enough: far fewer logits
-    than all are then compared.
-    """
-    blocks = len(logits) // BLOCK
-    candidates = np.arange(len(logits))
-    if blocks >= count:
-        largest = logits[: blocks * BLOCK].reshape(blocks, BLOCK).max(axis=1)
-        candidates = np.flatnonzero(logits >= np.partition(largest, -count)[-count])
-    best = np.argpartition(logits[candidates], -count)[-count:]
-    return np.sort(candidates[best])
-
-
-def _nucleus(probabilities: np.ndarray, share: float) -> np.ndarray:
-    """True for the likeliest that together reach a share; only those that may be among them are sorted."""
-    least = probabilities.max() / 16
-    candidates = np.flatnonzero(probabilities >= least)
-    while len(candidates) < len(probabilities) and probabilities[candidates].sum(dtype="float64") < share:
-        least /= 16
-        candidates = np.flatnonzero(probabilities >= least)
-    order = candidates[np.argsort(-probabilities[candidates], kind="stable")]
-    sorted_ones = probabilities[order].astype("float64")
-    kept = np.zeros(len(probabilities), bool)
-    kept[order[sorted_ones.cumsum() - sorted_ones < share]] = True
-    return kept
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     """Over the last axis, in float64."""
     shifted = logits.astype("float64") - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def log_probability(logits: np.ndarray, token: int) -> float:
+    """What log_softmax gives for one token of logits (vocabulary,), in a quarter of the time."""
+    most = logits.max()
+    return float(logits[token]) - float(most) - math.log(np.exp(logits - most).sum())
 
 
 def _check(name: str, value: Any, least: float, most: float, expected: str, above: bool = False) -> None:

@@ -12,11 +12,22 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.errors import ConfigError, InputError, nearest, whole_number
 from keras_tx.processing.pieces import Pieces
+from keras_tx.sampling.beams import BeamSearch, Found, search
 from keras_tx.sampling.choice import Sampling
 from keras_tx.sampling.loop import Decoder, Limits, Memory, Token, checked, decode, score
 
 Prompt = str | Sequence[int] | np.ndarray
 SAMPLING = tuple(field.name for field in dataclasses.fields(Sampling))
+OTHERS = (
+    "max_new_tokens",
+    "samples",
+    "stop",
+    "stop_tokens",
+    "deadline",
+    "cancelled",
+    "at_context",
+    "num_beams",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,13 +36,15 @@ class Generation:
 
     `finish` says why it ends: "stop" (a stop token, which is then the last id, or a stop string), "length",
     "context", "deadline" or "cancelled". `text` is None where the folder has no tokenizer; it ends before the
-    stop.
+    stop. `score` is that of a beam search: the sum of the log probabilities over the length to the power of
+    the length penalty.
     """
 
     text: str | None
     ids: tuple[int, ...]
     finish: str
     log_probabilities: tuple[float, ...] | None = None
+    score: float | None = None
 
     def __str__(self) -> str:
         return str(list(self.ids)) if self.text is None else self.text
@@ -84,6 +97,9 @@ class Generator:
         deadline: float | None = None,
         cancelled: Callable[[], bool] | None = None,
         at_context: str = "stop",
+        num_beams: int = 1,
+        length_penalty: float | None = None,
+        early_stopping: bool | str | None = None,
         **sampling: Any,
     ) -> Any:
         """A Generation; a list of them for several prompts, or for several samples of one.
@@ -92,7 +108,7 @@ class Generator:
 
         Args:
             samples: continuations of each prompt, which is read once for all; the result then has a list for
-                each prompt. They differ only where tokens are drawn.
+                each prompt. They differ only where tokens are drawn, or are the best of a beam search.
             max_new_tokens: at most so many tokens are added.
             stop: strings that end a text; they need a tokenizer.
             stop_tokens: ids that end a text, in place of the folder's own end-of-text; [] for none.
@@ -101,6 +117,8 @@ class Generator:
             deadline: seconds, after which no further token is begun.
             cancelled: asked before each token; true ends all texts.
             at_context: "stop", or "slide" to go on beyond the model's context with the last half of it.
+            num_beams: above 1 a beam search, which takes the likeliest text as a whole, with length_penalty
+                and early_stopping as in transformers; see keras_tx.sampling.BeamSearch.
             sampling: do_sample, temperature, top_k, top_p, min_p, repetition_penalty, seed; see
                 keras_tx.sampling.Sampling. Greedy where none is given.
         """
@@ -108,26 +126,40 @@ class Generator:
         ids = self._ids([prompts] if single else prompts)
         count = 1 if samples is None else whole_number("samples", samples)
         limits = self._limits(max_new_tokens, stop_tokens, deadline, cancelled, at_context)
-        made = [_Text(self.tokenizer, _strings(stop, self.tokenizer), p) for p in ids for _ in range(count)]
-        if not made:
+        strings = _strings(stop, self.tokenizer)
+        options = _sampling(sampling)
+        beams = _beams(num_beams, length_penalty, early_stopping, count, options, limits)
+        if not ids:
             return []
-        steps = decode(
-            self.decoder,
-            ids,
-            _sampling(sampling),
-            limits,
-            samples=count,
-            log_probabilities=log_probabilities,
-            ends=lambda row, token: made[row].ends(token, limits),
-        )
-        for step in steps:
-            for token in step:
-                made[token.row].add(token)
-        done = [text.done(log_probabilities) for text in made]
-        if samples is None:
-            return done[0] if single else done
-        grouped = [done[i : i + count] for i in range(0, len(done), count)]
-        return grouped[0] if single else grouped
+        texts = [_Text(self.tokenizer, strings, prompt) for prompt in ids for _ in range(count)]
+        if beams is not None:
+            endings = [_Ending(text.pieces if strings else None) for text in texts[::count]]
+            penalty = options.repetition_penalty
+            found = search(self.decoder, ids, beams, limits, endings, repetition_penalty=penalty)
+            grouped = [
+                [
+                    _Text(self.tokenizer, strings, prompt).of(one, limits, log_probabilities)
+                    for one in best[:count]
+                ]
+                for prompt, best in zip(ids, found, strict=True)
+            ]
+        else:
+            steps = decode(
+                self.decoder,
+                ids,
+                options,
+                limits,
+                samples=count,
+                log_probabilities=log_probabilities,
+                ends=lambda row, token: texts[row].ends(token, limits),
+            )
+            for step in steps:
+                for token in step:
+                    texts[token.row].add(token)
+            done = [text.done(log_probabilities) for text in texts]
+            grouped = [done[i : i + count] for i in range(0, len(done), count)]
+        results: list[Any] = grouped if samples is not None else [one for (one,) in grouped]
+        return results[0] if single else results
 
     def stream(
         self,
@@ -241,6 +273,14 @@ class _Text:
         self._tokens.append(token)
         self._parts.append(self.last)
 
+    def of(self, found: Found, limits: Limits, log_probabilities: bool) -> Generation:
+        """The text of a beam."""
+        for place, token in enumerate(found.ids):
+            self.ends(token, limits)
+            finish = found.finish if place == len(found.ids) - 1 else None
+            self.add(Token(0, token, found.log_probabilities[place], finish))
+        return dataclasses.replace(self.done(log_probabilities), score=found.score)
+
     def done(self, log_probabilities: bool) -> Generation:
         text = None if self.pieces is None else "".join(self._parts) + self.pieces.end()
         finish = self._tokens[-1].finish
@@ -249,6 +289,20 @@ class _Text:
         return Generation(
             text, tuple(t.id for t in self._tokens), finish, found if log_probabilities else None
         )
+
+
+class _Ending:
+    """Looks for stop strings in the texts of beams."""
+
+    def __init__(self, pieces: Pieces | None) -> None:
+        self._pieces = pieces
+
+    def after(self, token: int) -> tuple[_Ending, bool]:
+        if self._pieces is None:
+            return self, False
+        pieces = self._pieces.copy()
+        pieces.add(token)
+        return _Ending(pieces), pieces.stopped
 
 
 def _is_one(prompts: Any) -> bool:
@@ -266,9 +320,42 @@ def _is_one(prompts: Any) -> bool:
 def _sampling(options: Mapping[str, Any]) -> Sampling:
     for name in options:
         if name not in SAMPLING:
-            known = (*SAMPLING, "max_new_tokens", "samples", "stop", "stop_tokens", "deadline", "at_context")
+            known = (*SAMPLING, *OTHERS)
             raise ConfigError(f"There is no option {name!r}. {nearest(name, known)}")
     return Sampling(**options)
+
+
+def _beams(
+    num_beams: int,
+    length_penalty: float | None,
+    early_stopping: bool | str | None,
+    samples: int,
+    options: Sampling,
+    limits: Limits,
+) -> BeamSearch | None:
+    given = {"length_penalty": length_penalty, "early_stopping": early_stopping}
+    given = {name: value for name, value in given.items() if value is not None}
+    beams = BeamSearch(num_beams, **given)
+    if beams.num_beams == 1:
+        for name, value in given.items():
+            raise ConfigError(
+                f"{name}={value!r} was given without beams. Give num_beams, 2 or more, as well."
+            )
+        return None
+    if options.samples:
+        raise ConfigError(
+            f"num_beams is {num_beams}, but tokens are to be drawn: a beam search takes the best. Leave "
+            "do_sample, temperature, top_k, top_p, min_p and seed out, or num_beams."
+        )
+    if samples > beams.num_beams:
+        raise ConfigError(
+            f"samples is {samples}, but num_beams is {num_beams}: there are as many continuations as beams."
+        )
+    if limits.at_context == "slide":
+        raise ConfigError(
+            "at_context='slide' was given with num_beams: beams end with the context. Leave one of them out."
+        )
+    return beams
 
 
 def _strings(stop: str | Sequence[str], tokenizer: Any) -> list[str]:

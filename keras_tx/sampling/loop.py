@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from keras_tx.errors import ConfigError, InputError, nearest, whole_number
-from keras_tx.sampling.choice import Sampling, choose, log_softmax
+from keras_tx.sampling.choice import Sampling, Seen, choose, log_probability
 
 STOP, LENGTH, CONTEXT, DEADLINE, CANCELLED = "stop", "length", "context", "deadline", "cancelled"
 AT_CONTEXT = ("stop", "slide")
@@ -24,16 +24,27 @@ class Decoder(Protocol):
     context: int
 
     def run(
-        self, ids: np.ndarray, mask: np.ndarray, positions: np.ndarray, past: Any, every: bool
+        self,
+        ids: np.ndarray,
+        mask: np.ndarray,
+        positions: np.ndarray,
+        past: Any,
+        every: bool,
+        room: int = 0,
     ) -> tuple[np.ndarray, Any]:
         """Logits (batch, tokens, vocabulary), of the last token or of `every` one, and the past to go on.
 
         `ids` and `positions` are (batch, tokens), `mask` covers the past too; past None is an empty one.
+        `room` further tokens are expected. Both the logits and the past that was given are used up by the
+        next run.
         """
         ...
 
-    def select(self, past: Any, rows: Sequence[int]) -> Any:
-        """The past of these rows, each as often as it is named."""
+    def select(self, past: Any, rows: Sequence[int], first: int = 0) -> Any:
+        """The past of these rows, each as often as it is named; uses up the past that was given.
+
+        Up to the token `first` the rows that change places are known to be equal.
+        """
         ...
 
 
@@ -126,14 +137,17 @@ def decode(
     began = time.monotonic()
     prompts = [checked(decoder, f"prompt {i}", prompt) for i, prompt in enumerate(prompts)]
     for index, prompt in enumerate(prompts):
-        _check_length(decoder, f"prompt {index}", prompt, limits)
+        check_length(decoder, f"prompt {index}", prompt, limits)
     randoms = [random for _ in prompts for random in sampling.generators(samples)]
     texts = [list(prompt) for prompt in prompts for _ in range(samples)]
+    penalty = sampling.repetition_penalty != 1.0
+    seen = [Seen(text if penalty else ()) for text in texts]
     starts = [_start(decoder, prompt) for prompt in prompts]
     if memory is not None and starts == [0] and memory.covers(prompts[0]):
-        logits, mask, past = _read_on(decoder, prompts[0], memory)
+        logits, mask, past = _read_on(decoder, prompts[0], memory, limits.max_new_tokens)
     else:
-        logits, mask, past = _read(decoder, [p[s:] for p, s in zip(prompts, starts, strict=True)])
+        windows = [prompt[start:] for prompt, start in zip(prompts, starts, strict=True)]
+        logits, mask, past = read(decoder, windows, limits.max_new_tokens)
     if samples > 1:
         repeated = [index for index in range(len(prompts)) for _ in range(samples)]
         logits, mask, past = logits[repeated], mask[repeated], decoder.select(past, repeated)
@@ -141,57 +155,69 @@ def decode(
     state = _State(list(range(len(texts))), starts, mask, past)
     try:
         for made in range(1, limits.max_new_tokens + 1):
-            over = _over(limits, began) or (LENGTH if made == limits.max_new_tokens else None)
+            over = is_over(limits, began) or (LENGTH if made == limits.max_new_tokens else None)
             step = []
             for place, row in enumerate(state.rows):
                 found = logits[place]
-                token = choose(found, sampling, texts[row], randoms[row])
+                token = choose(found, sampling, seen[row], randoms[row])
                 texts[row].append(token)
-                stopped = token in limits.stop_ids or (ends is not None and ends(row, token))
+                if penalty:
+                    seen[row].add(token)
+                # It is told of every token, also of one that stops.
+                stopped = (ends is not None and ends(row, token)) or token in limits.stop_ids
                 full = len(texts[row]) - state.starts[place] > decoder.context and limits.at_context == "stop"
                 finish = STOP if stopped else over or (CONTEXT if full else None)
-                probability = float(log_softmax(found)[token]) if log_probabilities else None
+                probability = log_probability(found, token) if log_probabilities else None
                 step.append(Token(row, token, probability, finish))
             yield step
             going = [place for place, token in enumerate(step) if token.finish is None]
             if not going:
                 return
-            logits = _next(decoder, state, texts, going)
+            logits = _next(decoder, state, texts, going, limits.max_new_tokens - made)
     finally:
         if memory is not None:
             memory.keep(texts[0], state)
 
 
-def _over(limits: Limits, began: float) -> str | None:
+def is_over(limits: Limits, began: float) -> str | None:
     if limits.cancelled is not None and limits.cancelled():
         return CANCELLED
     late = limits.deadline is not None and time.monotonic() - began > limits.deadline
     return DEADLINE if late else None
 
 
-def _next(decoder: Decoder, state: _State, texts: list[list[int]], going: list[int]) -> np.ndarray:
+def _next(decoder: Decoder, state: _State, texts: list[list[int]], going: list[int], room: int) -> np.ndarray:
     """The logits behind the texts' last tokens; texts that have ended leave the batch."""
     if len(going) < len(state.rows):
         state.rows = [state.rows[place] for place in going]
         state.starts = [state.starts[place] for place in going]
         state.mask, state.past = state.mask[going], decoder.select(state.past, going)
-    windows = [texts[row][start:] for row, start in zip(state.rows, state.starts, strict=True)]
-    if any(len(window) > decoder.context for window in windows):
-        state.starts = [
-            start + _start(decoder, window) for start, window in zip(state.starts, windows, strict=True)
-        ]
+    lengths = [len(texts[row]) - start for row, start in zip(state.rows, state.starts, strict=True)]
+    if max(lengths) > decoder.context:
         windows = [texts[row][start:] for row, start in zip(state.rows, state.starts, strict=True)]
-        logits, state.mask, state.past = _read(decoder, windows)
+        starts = [_start(decoder, window) for window in windows]
+        state.starts = [a + b for a, b in zip(state.starts, starts, strict=True)]
+        windows = [window[start:] for window, start in zip(windows, starts, strict=True)]
+        logits, state.mask, state.past = read(decoder, windows, room)
         return logits
-    ids = np.array([[window[-1]] for window in windows], "int64")
-    positions = np.array([[len(window) - 1] for window in windows], "int64")
-    mask = np.concatenate([state.mask, np.ones_like(ids)], axis=1)
-    logits, past = decoder.run(ids, mask, positions, state.past, every=False)
+    tokens = [texts[row][-1] for row in state.rows]
+    logits, mask, past = step(decoder, tokens, lengths, state.mask, state.past, room)
     state.mask, state.past = mask, past  # together: an interruption leaves both or none
-    return logits[:, -1]
+    return logits
 
 
-def _read(decoder: Decoder, texts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray, Any]:
+def step(
+    decoder: Decoder, tokens: list[int], lengths: list[int], mask: np.ndarray, past: Any, room: int
+) -> tuple[np.ndarray, np.ndarray, Any]:
+    """One more token of each text, which has these lengths with it: logits, mask and past behind it."""
+    ids = np.array(tokens, "int64")[:, None]
+    positions = np.array(lengths, "int64")[:, None] - 1
+    mask = np.concatenate([mask, np.ones_like(ids)], axis=1)
+    logits, past = decoder.run(ids, mask, positions, past, every=False, room=room)
+    return logits[:, -1], mask, past
+
+
+def read(decoder: Decoder, texts: Sequence[Sequence[int]], room: int) -> tuple[np.ndarray, np.ndarray, Any]:
     """Texts of different lengths at once, padded on the left: logits behind their ends, mask and past."""
     longest = max(map(len, texts))
     ids = np.zeros((len(texts), longest), "int64")
@@ -200,16 +226,18 @@ def _read(decoder: Decoder, texts: Sequence[Sequence[int]]) -> tuple[np.ndarray,
         ids[row, longest - len(text) :] = text
         mask[row, longest - len(text) :] = 1
     positions = np.maximum(mask.cumsum(axis=1) - 1, 0)
-    logits, past = decoder.run(ids, mask, positions, None, every=False)
+    logits, past = decoder.run(ids, mask, positions, None, every=False, room=room)
     return logits[:, -1], mask, past
 
 
-def _read_on(decoder: Decoder, text: list[int], memory: Memory) -> tuple[np.ndarray, np.ndarray, Any]:
+def _read_on(
+    decoder: Decoder, text: list[int], memory: Memory, room: int
+) -> tuple[np.ndarray, np.ndarray, Any]:
     """What a text has behind the part that is read already."""
     ids = np.array([text[memory.read :]], "int64")
     mask = np.ones((1, len(text)), "int64")
     positions = np.arange(memory.read, len(text))[None]
-    logits, past = decoder.run(ids, mask, positions, memory.past, every=False)
+    logits, past = decoder.run(ids, mask, positions, memory.past, every=False, room=room)
     return logits[:, -1], mask, past
 
 
@@ -232,7 +260,7 @@ def checked(decoder: Decoder, name: str, text: Any) -> list[int]:
     return ids.tolist()
 
 
-def _check_length(decoder: Decoder, name: str, text: list[int], limits: Limits | None = None) -> None:
+def check_length(decoder: Decoder, name: str, text: list[int], limits: Limits | None = None) -> None:
     if len(text) > decoder.context and (limits is None or limits.at_context == "stop"):
         remedy = "" if limits is None else ", or give at_context='slide', which keeps its last half"
         raise InputError(
@@ -244,14 +272,15 @@ def _check_length(decoder: Decoder, name: str, text: list[int], limits: Limits |
 def score(decoder: Decoder, text: Sequence[int]) -> np.ndarray:
     """The log probability of each token of a text but the first, given those before it."""
     text = checked(decoder, "the text", text)
-    _check_length(decoder, "the text", text)
+    check_length(decoder, "the text", text)
     ids = np.array(text, "int64")[None]
     mask = np.ones_like(ids)
-    found = []
+    found: list[float] = []
     past = None
     for start in range(0, ids.shape[1] - 1, CHUNK):
         end = min(start + CHUNK, ids.shape[1] - 1)
         positions = np.arange(start, end)[None]
-        logits, past = decoder.run(ids[:, start:end], mask[:, :end], positions, past, every=True)
-        found.append(log_softmax(logits[0])[np.arange(end - start), ids[0, start + 1 : end + 1]])
-    return np.concatenate(found) if found else np.zeros(0)
+        room = ids.shape[1] - 1 - end
+        logits, past = decoder.run(ids[:, start:end], mask[:, :end], positions, past, every=True, room=room)
+        found += map(log_probability, logits[0], ids[0, start + 1 : end + 1])
+    return np.array(found)

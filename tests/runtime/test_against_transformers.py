@@ -11,7 +11,6 @@ import pytest
 import keras_tx
 from keras_tx.runtime import load
 from keras_tx_onnx import export_onnx
-from tests.models.reference_bert import load as take_weights
 from tests.tolerances import assert_close
 from tests.wordpiece import VOCABULARY, wordpiece
 
@@ -45,9 +44,10 @@ def both(folder: Path, name: str, head: Any, **options: Any) -> tuple[Any, Any, 
         for parameter in theirs.parameters():
             drawn = random.standard_normal(tuple(parameter.shape)) * 0.3 + 0.1
             parameter.copy_(torch.from_numpy(drawn.astype("float32")))
-    state = {key: tensor.numpy() for key, tensor in theirs.state_dict().items()}
-    take_weights(model, state)
-    export_onnx(model, folder, tokenizer=wordpiece(), overwrite=True)
+    saved = folder.with_name("saved")
+    theirs.save_pretrained(saved)
+    filled = keras_tx.from_checkpoint(saved, head=head)
+    export_onnx(filled, folder, tokenizer=wordpiece(), overwrite=True)
     return load(folder, provider="cpu"), theirs, transformers.AutoTokenizer.from_pretrained(folder)
 
 

@@ -248,6 +248,35 @@ def test_generates_where_keras_cannot_be_imported(
     assert run(without_training_packages(code)).split() == [str(i) for i in continued([1, 2, 3], 5)]
 
 
+def test_a_prompt_asks_for_the_logits_of_its_last_token_alone(counter, monkeypatch):
+    asked = []
+    advance = counter.session.advance
+
+    def noted(feed, *more):
+        asked.append(int(feed.get("num_logits_to_keep", 0)))
+        return advance(feed, *more)
+
+    monkeypatch.setattr(counter.session, "advance", noted)
+    counter.generate([1, 2, 3], max_new_tokens=2, stop_tokens=[])
+    counter.score([1, 2, 3])
+    assert asked == [1, 0, 0]  # a step has one token only, and a score wants every token
+
+
+def test_several_samples_read_the_prompt_once(counter, monkeypatch):
+    read = []
+    run = counter.decoder.run
+
+    def counted(ids, *more, **options):
+        read.append(ids.shape)
+        return run(ids, *more, **options)
+
+    monkeypatch.setattr(counter.decoder, "run", counted)
+    options = {"max_new_tokens": 4, "stop_tokens": [], "temperature": 1.0, "seed": 0}
+    made = counter.generate([1, 2, 3, 4], samples=3, **options)
+    assert len(made) == 3
+    assert read == [(1, 4), (3, 1), (3, 1), (3, 1)]
+
+
 def test_a_memory_reads_only_what_is_new(counter, monkeypatch):
     memory = Memory()
     first = tuple(counter.stream([1, 2, 3], max_new_tokens=4, stop_tokens=[], memory=memory))

@@ -1,7 +1,7 @@
 import pytest
 
 from keras_tx.errors import ProviderError
-from keras_tx.runtime.providers import CPU, CUDA, choose, settle
+from keras_tx.runtime.providers import CPU, CUDA, OTHERS, TENSORRT, choose, settle
 
 
 @pytest.mark.parametrize(
@@ -22,14 +22,15 @@ def test_choice(provider: str, available: list[str], expected: list[str]):
     ("provider", "end"),
     [
         ("gpu", "Did you mean 'cpu'"),
-        ("tensorrt", "Known: 'auto', 'cpu', 'cuda'"),
+        ("tensorflow", "Did you mean 'tensorrt'"),
         ("CUDA", "Did you mean 'cuda'"),
-        (None, "Known"),
+        ("xyz", "Known: 'auto', 'cpu', 'cuda', 'tensorrt', 'openvino', 'coreml', 'directml'"),
+        (None, ""),
     ],
 )
 def test_an_unknown_provider_is_refused_with_the_nearest(provider, end: str):
     with pytest.raises(
-        ProviderError, match=rf"provider is {provider!r}, expected one of 'auto', 'cpu', 'cuda'\. {end}"
+        ProviderError, match=rf"provider is {provider!r}, expected one of 'auto', 'cpu', 'cuda', .*\. {end}"
     ):
         choose(provider, [CPU], gpu_wheel=False)
 
@@ -56,3 +57,23 @@ def test_what_it_came_to():
         settle("cuda", [CPU])
     with pytest.warns(RuntimeWarning, match=r'Running on the CPU.*provider="cpu" silences this'):
         assert settle("auto", [CPU]) == "cpu"
+
+
+@pytest.mark.parametrize(("provider", "theirs", "source"), [(name, *rest) for name, rest in OTHERS.items()])
+def test_another_provider_is_taken_where_it_is_there_and_nothing_else(
+    provider: str, theirs: str, source: str
+):
+    assert choose(provider, [theirs, CPU], gpu_wheel=False) == [theirs, CPU]
+    assert settle(provider, [theirs, CPU]) == provider
+    with pytest.raises(ProviderError, match=rf"'{provider}', but this onnxruntime has only cpu\. It comes"):
+        choose(provider, [CPU], gpu_wheel=False)
+    with pytest.raises(ProviderError, match=rf"'{provider}'.*could not start it \(no libnvinfer\)"):
+        settle(provider, [CPU], "no libnvinfer")
+
+
+def test_what_tensorrt_cannot_do_cuda_does():
+    assert choose("tensorrt", [TENSORRT, CUDA, CPU], gpu_wheel=True) == [TENSORRT, CUDA, CPU]
+
+
+def test_auto_takes_cuda_or_the_cpu_and_nothing_untested():
+    assert choose("auto", [theirs for theirs, _ in OTHERS.values()] + [CPU], gpu_wheel=False) == [CPU]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -224,14 +225,107 @@ def test_without_a_tokenizer_it_takes_ids(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak is told otherwise")
-def test_memory_stays_flat_over_many_lengths(tmp_path):
-    resource = pytest.importorskip("resource")
+def test_memory_stays_flat_over_500_lengths(tmp_path):
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    sizes = {**TINY, "width": 128, "mlp_dim": 512, "max_length": 512}
+    model = redraw(keras_tx.bert("tiny", head=keras_tx.SentenceEmbeddingHead(), **sizes))
+    export_onnx(model, tmp_path / "x", tokenizer=wordpiece(), verify=False)
+    lengths = np.random.default_rng(0).permutation(500) + 1
+    texts = [" ".join([WORDS[5]] * n) for n in lengths]
+    with load(tmp_path / "x", provider="cpu") as embedder:
+        embedder([" ".join([WORDS[5]] * 500)] * 2)  # the largest at once: what follows needs no more
+        before = resident()
+        for text in texts:
+            embedder([text])
+        assert resident() - before < 30 * 2**20  # one run of the longest text takes more than this
+
+
+def test_texts_of_like_length_run_together(tmp_path, monkeypatch: pytest.MonkeyPatch):
     *_, embedder, _ = exported(tmp_path / "x", keras_tx.SentenceEmbeddingHead())
-    random = np.random.default_rng(0)
-    lengths = random.integers(1, 20, 500)
-    texts = [" ".join(random.choice(WORDS[:20], n)) for n in lengths]
-    embedder(texts)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for start in range(0, 500, 5):
-        embedder(texts[start : start + 5], batch_size=2)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # kB on Linux
+    shapes = []
+    run = embedder.session.run
+    monkeypatch.setattr(
+        embedder.session, "run", lambda given: shapes.append(given["attention_mask"].shape) or run(given)
+    )
+    texts = [" ".join([WORDS[5]] * n) for n in (1, 20, 2, 19, 3, 18, 1, 20)]
+    embedder(texts, batch_size=4)
+    assert shapes == [(4, 24), (4, 16)]  # the long ones first; mixed, both batches would have 24
+
+
+TASKS = {
+    "classify": (keras_tx.ClassifierHead(2), "classify(texts)[0][0]['label']"),
+    "tag": (keras_tx.TokenClassifierHead(3), "tag(texts, merge=False)[0][0]['label']"),
+    "answer": (keras_tx.SpanHead(), "answer('Who sat?', texts[0])[0]['answer']"),
+    "fill": (keras_tx.MaskedLMHead(), "fill('The [MASK] sat.')[0]['token']"),
+    "embed": (keras_tx.SentenceEmbeddingHead(), "embed(texts).shape"),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_runs_where_keras_cannot_be_imported(task: str, tmp_path, without_training_packages):
+    from tests.runtime.test_import import run
+
+    head, call = TASKS[task]
+    _, model, _ = exported(tmp_path / "x", head)
+    texts = TEXTS[:2]
+    code = (
+        "import keras_tx.runtime as runtime\n"
+        f"texts = {texts!r}\n"
+        f"with runtime.load({str(tmp_path / 'x')!r}, provider='cpu') as model:\n"
+        f"    print(model.{call})\n"
+    )
+    expected = eval(f"model.{call}", {"model": model, "texts": texts})
+    assert run(without_training_packages(code)) == f"{expected}\n"
+
+
+def test_long_lists_run_in_parts_and_come_in_order(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.setattr("keras_tx.runtime.text_model.PART", 3)
+    _, classify, _ = exported(tmp_path / "x", keras_tx.ClassifierHead(3))
+    sizes = []
+    encode = TextTransform.encode
+
+    def noted(self, texts, *args, **options):
+        sizes.append(len(texts))
+        return encode(self, texts, *args, **options)
+
+    monkeypatch.setattr(TextTransform, "encode", noted)
+    texts = TEXTS * 5
+    found = classify(texts, batch_size=2, progress=True)
+    assert sizes == [6, 6, 6, 2]  # so much is in memory at once
+    one_by_one = [classify(text) for text in TEXTS] * 5
+    assert [[a["label"] for a in answer] for answer in found] == [
+        [a["label"] for a in answer] for answer in one_by_one
+    ]
+    assert "20 of 20 texts, 0 s left" in capsys.readouterr().err
+    with pytest.raises(KerasTxError, match=r"texts\[19\] is 7 \(int\), expected a text"):
+        classify([*texts[:19], 7], batch_size=2)
+    with pytest.raises(KerasTxError, match=r"texts\[13\] gives no token"):
+        classify([*texts[:13], " ", *texts], batch_size=2)
+    with pytest.warns(UserWarning, match=r"row 14 lost the most"):
+        classify([*texts[:14], "cat " * 60], batch_size=2)
+
+
+def test_the_other_tasks_take_long_lists_too(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    _, tag, _ = exported(tmp_path / "tag", keras_tx.TokenClassifierHead(3))
+    _, answer, _ = exported(tmp_path / "answer", keras_tx.SpanHead())
+    _, embed, _ = exported(tmp_path / "embed", keras_tx.SentenceEmbeddingHead())
+    questions = ["Who sat?", "Who?", "Ada?", "Where?", "What is good?"]
+    texts = [*TEXTS, TEXTS[0]]
+    whole = tag(texts), answer(questions, texts), embed(texts)
+    monkeypatch.setattr("keras_tx.runtime.text_model.PART", 1)
+    parts = tag(texts, batch_size=2), answer(questions, texts, batch_size=2), embed(texts, batch_size=2)
+    assert_close(parts[2], whole[2])
+    for some, all_at_once in zip(parts[:2], whole[:2], strict=True):
+        places = [[(x["start"], x["end"]) for x in found] for found in some]
+        assert places == [[(x["start"], x["end"]) for x in found] for found in all_at_once]
+
+
+def test_a_folder_that_is_replaced_while_it_is_open(tmp_path):
+    _, classify, _ = exported(tmp_path / "x", keras_tx.ClassifierHead(3))
+    before = classify(TEXTS)
+    exported(tmp_path / "x", keras_tx.ClassifierHead(2), overwrite=True)
+    assert classify(TEXTS) == before  # the files that it opened are still its own
+    with load(tmp_path / "x", provider="cpu") as new:
+        assert len(new.labels) == 2

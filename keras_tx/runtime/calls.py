@@ -1,0 +1,42 @@
+"""Calls that are awaited: they run in a thread, and stop when nobody waits for them any more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from typing import Any
+
+_RUNNING: contextvars.ContextVar[Any] = contextvars.ContextVar("_RUNNING", default=None)
+
+
+def run_options() -> Any:
+    """onnxruntime's RunOptions of the awaited call that this is part of; None outside of one."""
+    return _RUNNING.get()
+
+
+def quiet_options() -> Any:
+    """RunOptions that print nothing: what goes wrong is raised."""
+    import onnxruntime
+
+    options = onnxruntime.RunOptions()
+    options.log_severity_level = 4
+    return options
+
+
+async def awaited(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """`function(*args, **options)` in a thread.
+
+    Where the task is cancelled, the graph stops at its next node, and the session stays usable.
+    """
+    stop = quiet_options()
+    context = contextvars.copy_context()
+    context.run(_RUNNING.set, stop)
+    loop = asyncio.get_running_loop()
+    future = loop.run_in_executor(None, lambda: context.run(function, *args, **options))
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        stop.terminate = True
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody asks for it
+        raise

@@ -1,0 +1,262 @@
+"""A graph with a cache that is written in place gives what the one without gives, and copies nothing."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+import keras_tx
+from keras_tx import contract
+from keras_tx.commands.verify import checks
+from keras_tx.errors import ConfigError, ExportError, FolderError
+from keras_tx.runtime import TextGenerator, load
+from keras_tx.runtime.generate import CachedGraph
+from keras_tx.runtime.shared_cache import SharedGraph, SharedPast
+from keras_tx.sampling import Memory
+from keras_tx_onnx import export_onnx
+from keras_tx_onnx.shared_cache import check_shared, share_cache
+from tests.drawing import redraw
+
+PROMPTS = [[5, 17, 99], [1], [200, 3, 3, 42, 7, 9]]
+SHARED = contract.shared_name(contract.MODEL)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    made = {}
+    for variant in ("pico", "llama-tiny"):
+        made[variant] = tmp_path_factory.mktemp(variant) / "poet"
+        model = redraw(keras_tx.gpt(variant, max_length=300))
+        report = export_onnx(model, made[variant], cache="shared")
+        assert any(f"onnx/model_shared.onnx is {contract.MODEL}" in note for note in report.manifest.notes)
+    return made
+
+
+def opened(folder: Path, shared: bool = True) -> TextGenerator:
+    model = load(folder, provider="cpu", threads=1)
+    assert isinstance(model, TextGenerator)
+    assert isinstance(model.decoder, SharedGraph)
+    if not shared:
+        from keras_tx.runtime.session import Session
+
+        model.decoder = CachedGraph(Session(folder / contract.MODEL, "cpu", 1), model.context)
+    return model
+
+
+@pytest.mark.parametrize("variant", ["pico", "llama-tiny"])
+def test_gives_the_tokens_of_the_standard_graph(folders, variant):
+    options: list[dict[str, Any]] = [
+        {"max_new_tokens": 256},
+        {"seed": 4, "top_p": 0.9, "samples": 3, "max_new_tokens": 40, "log_probabilities": True},
+        {"max_new_tokens": 40, "stop_tokens": list(range(0, 256, 9)), "seed": 1, "samples": 4},
+        {"at_context": "slide", "max_new_tokens": 340},
+    ]
+    with opened(folders[variant]) as ours, opened(folders[variant], shared=False) as theirs:
+        for option in options:
+            found, expected = ours.generate(PROMPTS, **option), theirs.generate(PROMPTS, **option)
+            assert ids_of(found) == ids_of(expected)
+            assert ids_of(ours.generate(PROMPTS[2], **option)) == ids_of(expected[2])
+        text = np.random.default_rng(0).integers(0, 256, 280)
+        np.testing.assert_allclose(
+            ours.score(text).log_probabilities, theirs.score(text).log_probabilities, atol=1e-4
+        )
+
+
+def test_prompts_of_like_length_are_read_in_one_run(folders, monkeypatch):
+    random = np.random.default_rng(3)
+    prompts = [random.integers(0, 256, length).tolist() for length in (8, 9, 10, 9, 3, 3, 20, 1, 2)]
+    sizes = []
+    run = SharedPast.run
+
+    def watched(self: SharedPast, ids: np.ndarray, *more: Any) -> np.ndarray:
+        sizes.append(ids.shape)
+        return run(self, ids, *more)
+
+    monkeypatch.setattr(SharedPast, "run", watched)
+    options: dict[str, Any] = {"max_new_tokens": 6, "log_probabilities": True}
+    with opened(folders["llama-tiny"]) as ours, opened(folders["llama-tiny"], shared=False) as theirs:
+        found, expected = ours.generate(prompts, **options), theirs.generate(prompts, **options)
+    assert sizes[:5] == [(4, 10), (2, 3), (1, 20), (1, 1), (1, 2)]
+    for one, other in zip(found, expected, strict=True):
+        assert one.ids == other.ids
+        np.testing.assert_allclose(one.log_probabilities, other.log_probabilities, atol=1e-4)
+
+
+def ids_of(made: Any) -> Any:
+    return [ids_of(one) for one in made] if isinstance(made, list) else made.ids
+
+
+def test_a_conversation_and_interleaved_streams(folders):
+    with opened(folders["pico"]) as model:
+        memory = Memory()
+        first = list(model.stream([1, 2, 3], max_new_tokens=4, memory=memory))
+        room = memory.past.room
+        prompt = [*memory.ids, 9, 8]
+        expected = model.generate(prompt, max_new_tokens=60).ids
+        stream = model.stream(prompt, max_new_tokens=60, memory=memory)
+        other = model.stream([7, 7], max_new_tokens=60)
+        pairs = [(next(stream), next(other)) for _ in range(50)]
+        assert tuple(a for a, _ in pairs) == expected[:50]
+        assert tuple(b for _, b in pairs) == model.generate([7, 7], max_new_tokens=50).ids
+        stream.close()
+        assert memory.past.room > room
+        assert [1, 2, 3, *first] == memory.ids[:7]
+        again = [*memory.ids, 4]
+        assert (
+            tuple(model.stream(again, max_new_tokens=9, memory=memory))
+            == model.generate(again, max_new_tokens=9).ids
+        )
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("calls", range(1, 5))
+def test_an_interruption_in_the_middle_of_a_run(folders, shared, calls):
+    """Before, during or after onnxruntime's part of any step: the session and the conversation go on."""
+    with opened(folders["pico"], shared) as model:
+        expected = model.generate([1, 2, 3], max_new_tokens=12).ids
+        session = model.decoder._session  # type: ignore[attr-defined]
+        memory = Memory()
+        inner = session._session
+
+        class Interrupted:
+            left = calls
+
+            def run_with_iobinding(self, binding: Any) -> None:
+                inner.run_with_iobinding(binding)
+                self.left -= 1
+                if self.left == 0:
+                    raise KeyboardInterrupt
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(inner, name)
+
+        session._session = Interrupted()
+        made = []
+        with pytest.raises(KeyboardInterrupt):
+            for token in model.stream([1, 2, 3], max_new_tokens=12, memory=memory):
+                made.append(token)
+        session._session = inner
+        assert tuple(made) == expected[: calls - 1]
+        assert model.generate([1, 2, 3], max_new_tokens=12).ids == expected
+        further = [1, 2, 3, *made, 7]
+        again = tuple(model.stream(further, max_new_tokens=6, memory=memory))
+        assert again == model.generate(further, max_new_tokens=6).ids
+
+
+def test_threads_share_a_model(folders):
+    """As a server does: each thread has texts of its own, and one session computes them all."""
+    with opened(folders["pico"]) as model:
+        prompts = [[index, index + 1] for index in range(8)]
+        expected = [model.generate(prompt, max_new_tokens=30).ids for prompt in prompts]
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(lambda prompt: model.generate(prompt, max_new_tokens=30).ids, prompts))
+        assert found == expected
+
+
+def test_a_step_copies_nothing(folders, monkeypatch):
+    """The memory of keys and values is that of before, as large as it was said to become, and filled."""
+    with opened(folders["pico"]) as model:
+        pasts: list[SharedPast] = []
+        run = model.decoder.run
+
+        def watched(*arguments: Any, **options: Any) -> Any:
+            logits, past = run(*arguments, **options)
+            pasts.append(past)
+            return logits, past
+
+        monkeypatch.setattr(model.decoder, "run", watched)
+        monkeypatch.setattr(SharedPast, "copied", None)
+        model.generate(PROMPTS, max_new_tokens=20)
+        assert len(pasts) == 20
+        assert len({id(past) for past in pasts}) == 1
+        (past,) = {id(past): past for past in pasts}.values()
+        assert past.used == 6 + 19
+        assert past.room == 6 + 20
+        config = keras_tx.gpt("pico").config
+        assert past.nbytes == 2 * config.depth * 3 * 26 * config.width * 4
+        filled = [
+            [bool(array[row].any(axis=(0, 2))[place]) for place in (24, 25)]
+            for row in range(3)
+            for array in past.arrays[:1]
+        ]
+        assert filled == [[False, False], [False, False], [True, False]]
+
+
+def test_rows_change_places():
+    from keras_tx.runtime.ports import Ports
+
+    spec = contract.TensorSpec("past", "float32", ("b", 1, "p", 1))
+    ports = Ports((spec,), ("present",), spec, True)
+    nobody: Any = None
+    base = np.arange(4)[:, None] * 10 + np.arange(5)
+    for rows, first in (([0, 0, 3, 2], 0), ([3, 2, 1, 0], 2), ([1, 3], 0), ([0, 1, 2, 3], 0)):
+        past = SharedPast(ports, nobody, [base.reshape(4, 1, 5, 1).astype("float32")], used=4)
+        found = past.keep(rows, first).arrays[0][:, 0, :, 0]
+        expected = base[rows].copy()
+        moved = [i for i, row in enumerate(rows) if i != row]
+        expected[moved, :first] = base[moved, :first]  # known to be equal, and not copied
+        np.testing.assert_array_equal(found[:, :4], expected[:, :4])
+
+
+def test_only_what_can_be_exchanged_is(folders):
+    path = folders["pico"] / contract.MODEL
+    model = ir.load(path)
+    assert share_cache(model) == keras_tx.gpt("pico").config.depth
+    assert not {"Attention", "Split", "Expand"} & {node.op_type for node in model.graph}
+    model = ir.load(path)
+    next(n for n in model.graph if n.op_type == "Attention").attributes["is_causal"] = ir.AttrInt64(
+        "is_causal", 0
+    )
+    assert share_cache(model) == 0
+    assert sum(node.op_type == "Attention" for node in model.graph) > 0
+
+
+def test_the_comparison_sees_a_wrong_graph(folders, tmp_path):
+    path = folders["pico"] / contract.MODEL
+    wrong = onnx.load(folders["pico"] / SHARED)
+    node = next(n for n in wrong.graph.node if n.op_type == "GroupQueryAttention")
+    node.attribute.append(onnx.helper.make_attribute("scale", 0.2))
+    onnx.save(wrong, tmp_path / "wrong.onnx")
+    with pytest.raises(ExportError, match="The graph with a shared cache differs from the one without by"):
+        check_shared(path, tmp_path / "wrong.onnx", 300, "fp32")
+
+
+def test_verify_looks_at_both_graphs(folders, tmp_path):
+    found = {check.name: check for check in checks(folders["pico"])}
+    assert found["shared cache"].passed
+    assert "model_shared.onnx gives the logits of model.onnx" in found["shared cache"].detail
+    folder = tmp_path / "poet"
+    shutil.copytree(folders["pico"], folder)
+    (folder / SHARED).write_bytes((folder / SHARED).read_bytes()[:-1] + b"\0")
+    with pytest.raises(FolderError, match=r"model_shared\.onnx has sha256"):
+        load(folder)
+
+
+def test_it_is_beside_large_weights_only_unless_asked_for(tmp_path, monkeypatch):
+    model = keras_tx.gpt("pico")
+    export_onnx(model, tmp_path / "small")
+    assert not (tmp_path / "small" / SHARED).exists()
+    with pytest.raises(ConfigError, match=r"cache='shared' was given with opset=18, expected 23 or more"):
+        export_onnx(model, tmp_path / "old", cache="shared", opset=18)
+    with pytest.raises(ConfigError, match="cache is 'share', expected True, False, 'shared' or None"):
+        export_onnx(model, tmp_path / "new", cache="share")
+    narrow = keras_tx.gpt("pico", width=48, num_heads=4)
+    with pytest.raises(ExportError, match="its heads must have a multiple of 8 channels"):
+        export_onnx(narrow, tmp_path / "narrow", cache="shared")
+    assert not (tmp_path / "narrow").exists()
+    monkeypatch.setattr(contract, "EXTERNAL_DATA_FROM", 1000)
+    report = export_onnx(narrow, tmp_path / "narrow", verify=False)
+    assert any("No graph with a cache that is written in place" in note for note in report.manifest.notes)
+    report = export_onnx(model, tmp_path / "large", verify=False)
+    folder = tmp_path / "large"
+    assert (folder / SHARED).stat().st_size < 100_000 < (folder / contract.MODEL_DATA).stat().st_size
+    assert any("NOT compared with it" in note for note in report.manifest.notes)
+    with opened(folder) as poet:
+        assert len(poet.generate([1], max_new_tokens=3).ids) == 3
