@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import keras_tx
-from keras_tx.commands import demo, doctor, export, generate, run, verify
+from keras_tx.commands import bench, demo, doctor, export, generate, quantize, run, tokens, verify
 from keras_tx.errors import KerasTxError
 
-COMMANDS = (demo, export, run, generate, verify, doctor)
+COMMANDS = (demo, tokens, export, quantize, run, generate, verify, bench, doctor)
 
 DESCRIPTION = """\
 The shortest way from model.fit to a transformer that runs anywhere ONNX runs. Build and train a ViT or
@@ -27,7 +27,9 @@ EPILOG = """\
 examples:
   keras-tx demo                                   train, export and run a small ViT, in about a minute
   keras-tx run digits digits.png                  what the demo's folder says about a picture
+  keras-tx tokens poems *.txt --characters        texts become token files to train a GPT on
   keras-tx export flowers.keras flowers           a saved Keras model becomes an ONNX folder
+  keras-tx quantize flowers --precision int8      a smaller and faster file beside it
   keras-tx generate poet "To be"                  an exported GPT continues a text
   keras-tx verify flowers                         is the folder still what was exported?
   keras-tx doctor                                 what is installed, and what does not fit together

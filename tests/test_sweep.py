@@ -44,6 +44,32 @@ ROWS = [
         contract.IMAGE_CLASSIFICATION,
         vit(classes=3, pooling="average", registers=2, positions="sine-cosine", layer_scale=0.5, depth=2),
     ),
+    Row(
+        "deit",
+        contract.IMAGE_CLASSIFICATION,
+        vit(head=keras_tx.DistilledClassifierHead(3, dropout=0.1), distillation=True),
+    ),
+    Row(
+        "dinov2",
+        contract.IMAGE_CLASSIFICATION,
+        vit(
+            classes=3,
+            pooling="token+average",
+            mask_token=True,
+            registers=2,
+            layer_scale=0.5,
+            activation="swiglu",
+            qkv_bias=False,
+        ),
+    ),
+    Row(
+        "vit clip",
+        contract.IMAGE_CLASSIFICATION,
+        vit(
+            classes=3, pre_norm=True, patch_bias=False, pooled_norm=True, pooling="average", class_token=True
+        ),
+    ),
+    Row("vit pooler", contract.IMAGE_FEATURES, vit(pooler="tanh", pooler_dim=5)),
     Row("vit features", contract.IMAGE_FEATURES, vit()),
     Row("vit tokens", contract.IMAGE_FEATURES, vit(pooling="none", registers=1, positions="learned-2d")),
 ]

@@ -146,7 +146,7 @@ def _case(outside: Any, run: Any, batch: int, wanted: int, used: set[int]) -> tu
         except Exception as error:  # whatever Keras and its backend raise at a length that they do not take
             refused.append((name, one_line(error)))
             continue
-        case = Case(name, given, inputs, expected)
+        case = Case(name, given, inputs, expected, outside.run)
         if all(np.isfinite(y).all() for y in expected):
             return length, case
         not_finite = not_finite or (length, case)

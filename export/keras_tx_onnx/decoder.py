@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from typing import Any
 
 import keras
@@ -12,8 +12,11 @@ import onnx_ir as ir
 from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.models import GPT
+from keras_tx.models.text_model import fitting
+from keras_tx.processing import TextTransform
 from keras_tx.runtime.session import Session
-from keras_tx.weights import huggingface
+from keras_tx.weights.genai import genai_config
+from keras_tx.weights.huggingface_gpt import gpt_to_config
 from keras_tx_onnx import dims, graph
 from keras_tx_onnx.cache import Cache
 from keras_tx_onnx.cases import KEPT, Case
@@ -24,25 +27,23 @@ from keras_tx_onnx.signature import Functional
 BODY = "norm"  # the last layer of a GPT in front of its head
 SINGLE = 8  # of the tokens of a case, how many come in steps of their own
 
-# Which tokens of a tokenizer begin and end a text, by the names that they usually have.
-ENDS = ("<|endoftext|>", "</s>", "<eos>", "[EOS]", "<|end_of_text|>", "<|eos|>", "[SEP]")
-BEGINS = ("<|endoftext|>", "<s>", "<bos>", "[BOS]", "<|begin_of_text|>", "<|bos|>", "[CLS]")
-
 
 def decoder_of(
-    functional: Functional, cache: bool | None, tokenizer: Any, others: dict[str, Any]
+    functional: Functional, cache: bool | str | None, tokenizer: Any, others: dict[str, Any]
 ) -> Interface | None:
     """The interface of what keras_tx.gpt() made; None for any other model.
 
     `others` are the arguments of the export that are not for text.
     """
     model = functional.model
+    if cache not in (None, True, False, "shared"):
+        raise ConfigError(f"cache is {cache!r}, expected True, False, 'shared' or None.")
     if not isinstance(model, GPT):
         kind = f"{model.name!r} is a {type(model).__name__}, not what keras_tx.gpt() made"
         if cache:
             raise ConfigError(
-                f"cache=True was given, but {kind}: of another graph nobody knows which inputs are tokens, "
-                "mask and positions. Leave it out."
+                f"cache={cache!r} was given, but {kind}: of another graph nobody knows which inputs are "
+                "tokens, mask and positions. Leave it out."
             )
         return None
     for name, value in others.items():
@@ -50,17 +51,19 @@ def decoder_of(
             raise ConfigError(f"{name}={value!r} was given, but {model.name!r} takes text. Leave it out.")
     if cache and model.head is None:
         raise ConfigError(
-            f"cache=True was given, but {model.name!r} has head=None: without logits it generates no tokens, "
-            "and needs no cache. Give it a CausalLMHead, or leave cache out."
+            f"cache={cache!r} was given, but {model.name!r} has head=None: without logits it generates no "
+            "tokens, and needs no cache. Give it a CausalLMHead, or leave cache out."
         )
-    return _decoder(model, tokenizer, model.head is not None if cache is None else bool(cache))
+    shared = cache == "shared"
+    return _decoder(model, tokenizer, model.head is not None if cache is None else bool(cache), shared)
 
 
-def _decoder(model: GPT, tokenizer: Any, cache: bool) -> Interface:
+def _decoder(model: GPT, tokenizer: Any, cache: bool, shared: bool) -> Interface:
     """The contract's graph of a GPT, with past ports or, where cache is False, without."""
     config = model.config
-    special = _special(model, tokenizer)
-    content, beyond = huggingface.gpt_to_config(model, special)
+    transform = _transform(model, tokenizer)
+    special = _special(model, transform)
+    content, beyond = gpt_to_config(model, special)
     notes = []
     if beyond:
         notes.append(
@@ -68,20 +71,32 @@ def _decoder(model: GPT, tokenizer: Any, cache: bool) -> Interface:
             f"{', '.join(beyond)}. Clients that need one (Optimum, transformers.js) will not open the "
             "folder; onnxruntime, onnxruntime-genai and keras_tx.runtime do."
         )
-    files = {contract.CONFIG: content}
+    files: dict[str, Any] = {contract.CONFIG: content}
     if cache:
         files[contract.GENERATION_CONFIG] = {k: v for k, v in special.items() if v is not None}
-        files[contract.GENAI_CONFIG] = huggingface.genai_config(model, special)
+        files[contract.GENAI_CONFIG] = genai_config(model, special)
     elif model.head is not None:
         notes.append("Exported with cache=False: the graph computes every token anew, and does not generate.")
-    if tokenizer is not None:
-        files.update(_tokenizer_files(tokenizer, special, config.max_length))
+    if transform is not None:
+        files.update(transform.files())
 
-    heads, size = config.kv_heads or config.num_heads, config.width // config.num_heads
+    heads, size = config.kv_heads or config.num_heads, config.head_size
+
+    output = contract.LAST_HIDDEN_STATE if model.head is None else contract.LOGITS
+    names = [_name(tensor) for tensor in graph.function_of(model).inputs]
 
     def open_graph(cx: Context) -> list[ir.Value]:
         values = _open(cx, cached=cache)
-        return [values[_name(tensor)] for tensor in graph.function_of(model).inputs]
+        return [values[name] for name in names]
+
+    # Nobody looks at padding, where without anything to attend to trained weights enlarge rounding errors.
+    def expected(outputs: list[np.ndarray], inputs: list[np.ndarray]) -> list[np.ndarray]:
+        mask = inputs[names.index(contract.ATTENTION_MASK)]
+        return [_at_tokens(x, mask) for x in outputs]
+
+    def run(session: Session, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        got = session.run(given)
+        return {**got, output: _at_tokens(got[output], given[contract.ATTENTION_MASK])}
 
     def example(batch: int, length: int, random: np.random.Generator) -> Example:
         real = [
@@ -93,7 +108,7 @@ def _decoder(model: GPT, tokenizer: Any, cache: bool) -> Interface:
             contract.ATTENTION_MASK: mask,
             contract.POSITION_IDS: np.maximum(mask.cumsum(axis=1) - 1, 0),
         }
-        inputs = [given[_name(tensor)] for tensor in graph.function_of(model).inputs]
+        inputs = [given[name] for name in names]
         if cache:
             for index in range(config.depth):
                 for port in contract.PAST:
@@ -103,18 +118,27 @@ def _decoder(model: GPT, tokenizer: Any, cache: bool) -> Interface:
     return Interface(
         task=contract.TEXT_GENERATION if cache else None,
         open=open_graph,
-        outputs=[contract.LAST_HIDDEN_STATE if model.head is None else contract.LOGITS],
+        outputs=[output],
         example=example,
         files=files,
         notes=tuple(notes),
         dynamic=True,
         masked=True,
+        context=config.max_length if cache else 0,
+        shared=shared,
+        expected=expected,
+        run=run,
         **({"further": _in_pieces, "close": _close} if cache else {}),
     )
 
 
 def _name(tensor: keras.KerasTensor) -> str:
     return tensor.name.split(":")[0]
+
+
+def _at_tokens(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """(batch, tokens, width), 0 at padding where it is finite."""
+    return values * mask[..., None].astype(values.dtype)
 
 
 def _open(cx: Context, cached: bool) -> dict[str, ir.Value]:
@@ -152,7 +176,8 @@ def _in_pieces(case: Case) -> list[Case]:
     pieces = [n for n in (*pieces, length - sum(pieces) - single, *[1] * single) if n]
 
     def run(session: Session, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return run_in_pieces(session, given, pieces)
+        got = run_in_pieces(session, given, pieces)
+        return {name: _at_tokens(x, given[contract.ATTENTION_MASK]) for name, x in got.items()}
 
     return [case._replace(name=f"{case.name}, in pieces", run=run)] if len(pieces) > 1 else []
 
@@ -175,35 +200,19 @@ def run_in_pieces(session: Session, given: dict[str, np.ndarray], pieces: list[i
     return {contract.LOGITS: np.concatenate(logits, axis=1)}
 
 
-def _special(model: GPT, tokenizer: Any) -> dict[str, int | None]:
+def _transform(model: GPT, tokenizer: Any) -> TextTransform | None:
+    """What turns texts into ids in the folder, padded where a prompt has room: in front."""
+    given = model.processing if tokenizer is None else TextTransform.of(tokenizer)
+    fitted = fitting(given, model.config, segments=False, name="tokenizer")
+    return fitted and dataclasses.replace(fitted, padding_side="left")
+
+
+def _special(model: GPT, transform: TextTransform | None) -> dict[str, int | None]:
     """The ids that begin, end and pad a text; None where nobody knows."""
     found: dict[str, int | None] = {"bos_token_id": None, "eos_token_id": None}
-    if tokenizer is not None:
-        if not callable(getattr(tokenizer, "token_to_id", None)):
-            raise ConfigError(f"tokenizer is a {type(tokenizer).__name__}, expected a tokenizers.Tokenizer.")
-        size = tokenizer.get_vocab_size(with_added_tokens=True)
-        if size > model.config.vocabulary:
-            raise ConfigError(
-                f"tokenizer has {size} tokens, but model {model.name!r} has rows for "
-                f"{model.config.vocabulary}. Make the model with vocabulary={size}."
-            )
-        for key, names in (("bos_token_id", BEGINS), ("eos_token_id", ENDS)):
-            ids = (tokenizer.token_to_id(name) for name in names)
-            found[key] = next((i for i in ids if i is not None), None)
+    if transform is not None:
+        begin = transform.bos_token or transform.cls_token
+        end = transform.eos_token or transform.sep_token
+        found["bos_token_id"] = None if begin is None else transform.id_of(begin)
+        found["eos_token_id"] = None if end is None else transform.id_of(end)
     return {**found, "pad_token_id": model.config.pad_id}
-
-
-def _tokenizer_files(
-    tokenizer: Any, special: dict[str, int | None], length: int
-) -> dict[str, dict[str, Any]]:
-    names = {key.removesuffix("_id"): tokenizer.id_to_token(i) for key, i in special.items() if i is not None}
-    return {
-        contract.TOKENIZER: json.loads(tokenizer.to_str()),
-        contract.TOKENIZER_CONFIG: {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": length,
-            "clean_up_tokenization_spaces": False,
-            **names,
-        },
-        contract.SPECIAL_TOKENS: names,
-    }

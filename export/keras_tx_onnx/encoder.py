@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,10 +12,12 @@ import onnx_ir as ir
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
-from keras_tx.heads import Head, MaskedLMHead, NextSentenceHead, SentenceEmbeddingHead
+from keras_tx.heads import MaskedLMHead, NextSentenceHead, SentenceEmbeddingHead
 from keras_tx.models import Bert
-from keras_tx.processing.tokenizer_file import TokenizerFile
+from keras_tx.models.text_model import fitting
+from keras_tx.processing import TextTransform
 from keras_tx.weights.huggingface_bert import PREFIXES, bert_to_config, family_of
+from keras_tx.weights.sentence_transformers import sentence_files
 from keras_tx_onnx import cases, graph
 from keras_tx_onnx.context import Context
 from keras_tx_onnx.interface import Example, Interface, checked_labels
@@ -57,14 +60,19 @@ def encoder_of(
     inputs = [name for name in INPUTS if name in model.input]
     files: dict[str, Any] = {contract.CONFIG: config}
     tokenizer = model.processing if tokenizer is None else tokenizer
+    longest = None
     if tokenizer is None:
         notes.append("The folder has no tokenizer: the runtime takes ids, not text. Give tokenizer=.")
     else:
-        files |= _tokenizer_files(model, tokenizer, inputs)
+        transform = _fitted(model, tokenizer)
+        files |= transform.files()
+        longest = transform.max_length
     replaced = None
     if isinstance(model.head, SentenceEmbeddingHead):
         replaced = _with_tokens(model)
-        files |= _sentence_files(model, model.head)
+    if model.task == contract.FEATURE_EXTRACTION:
+        pooling = model.head or SentenceEmbeddingHead()  # as the runtime has it where there is no head
+        files |= sentence_files(pooling, model.config.width, longest or model.config.max_length)
     exported = model if replaced is None else replaced
     outputs = _outputs(exported)
 
@@ -134,39 +142,27 @@ def _example(model: Bert, batch: int, length: int, random: np.random.Generator) 
         contract.INPUT_IDS: np.where(kept, ids, config.pad_id),
         contract.ATTENTION_MASK: kept.astype("int64"),
     }
-    if config.segments:
+    if config.segments > 1:
         given[contract.TOKEN_TYPE_IDS] = random.integers(0, config.segments, (batch, length), "int64") * kept
     return given
 
 
-def _tokenizer_files(model: Bert, tokenizer: Any, inputs: list[str]) -> dict[str, Any]:
+def _fitted(model: Bert, tokenizer: Any) -> TextTransform:
+    transform = TextTransform.of(tokenizer)
     needed = ["pad_token", "unk_token", "cls_token", "sep_token"]
     if isinstance(model.head, MaskedLMHead):
         needed.append("mask_token")
-    file = TokenizerFile.of(tokenizer)
-    file.check(model.config.vocabulary, model.config.pad_id, needed)
-    return file.files(model.config.max_length, inputs)
-
-
-def _sentence_files(model: Bert, head: Head) -> dict[str, Any]:
-    """For sentence-transformers, which without them takes a mean and does not normalize it."""
-    assert isinstance(head, SentenceEmbeddingHead)
-    steps = [("", "Transformer"), ("1_Pooling", "Pooling")]
-    files: dict[str, Any] = {
-        contract.SENTENCE_BERT: {"max_seq_length": model.config.max_length, "do_lower_case": False},
-        contract.POOLING: {
-            "word_embedding_dimension": model.config.width,
-            "pooling_mode_cls_token": head.pooling == "class",
-            "pooling_mode_mean_tokens": head.pooling == "mean",
-            "pooling_mode_max_tokens": False,
-            "pooling_mode_mean_sqrt_len_tokens": False,
-        },
-    }
-    if head.normalize:
-        steps.append(("2_Normalize", "Normalize"))
-        files[contract.NORMALIZE] = {}
-    files[contract.MODULES] = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (path, kind) in enumerate(steps)
-    ]
-    return files
+    missing = [name for name in needed if getattr(transform, name) is None]
+    if missing:
+        raise ConfigError(
+            f"tokenizer has no {', '.join(missing)}, which {model.name!r} needs. If its vocabulary has them "
+            f"under other names, say them: TextTransform.load(path, {missing[0]}='...')."
+        )
+    if json.loads(transform.tokenizer)["post_processor"] is None:
+        raise ConfigError(
+            "tokenizer has no post_processor, so it would not put the special tokens around a text. Give it "
+            "tokenizers.processors.BertProcessing or TemplateProcessing."
+        )
+    fitted = fitting(transform, model.config, segments=model.config.segments > 1, name="tokenizer")
+    assert fitted is not None
+    return fitted

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import onnx
 import onnx_ir as ir
 
 import keras_tx
@@ -21,14 +20,16 @@ from keras_tx.errors import ConfigError, ExportError, KerasTxError
 from keras_tx.processing import ImageTransform
 from keras_tx_onnx import dims, graph, passes, tolerances, verify
 from keras_tx_onnx.aside import check_target, written_aside
-from keras_tx_onnx.cases import cases_of
 from keras_tx_onnx.context import Context
-from keras_tx_onnx.decoder import decoder_of
-from keras_tx_onnx.encoder import encoder_of
-from keras_tx_onnx.interface import Interface, axis_names, interface_of
+from keras_tx_onnx.interface import Interface, axis_names
 from keras_tx_onnx.lower import lower
+from keras_tx_onnx.outside import outside_of
+from keras_tx_onnx.quantizing.ladder import add_precisions
+from keras_tx_onnx.quantizing.recipes import precisions
 from keras_tx_onnx.report import Report
-from keras_tx_onnx.signature import Functional, as_functional
+from keras_tx_onnx.shared_cache import SHARED_FROM, check_shared, no_shared, note_of, write_shared
+from keras_tx_onnx.signature import as_functional
+from keras_tx_onnx.writing import check_graph, write_graph
 
 
 def export_onnx(
@@ -40,8 +41,9 @@ def export_onnx(
     image: ImageTransform | None = None,
     raw_pixels: bool = False,
     input_signature: Any = None,
+    precision: str | Sequence[str] = "fp32",
     opset: int = contract.DEFAULT_OPSET,
-    cache: bool | None = None,
+    cache: bool | str | None = None,
     unpad: bool = True,
     verify: bool = True,
     overwrite: bool = False,
@@ -63,15 +65,21 @@ def export_onnx(
             clients expect; any other keeps its own inputs and outputs.
         folder: where to write.
         labels: names of the classes, in order.
-        tokenizer: of a text model: a tokenizers.Tokenizer, or the path of a tokenizer.json.
+        tokenizer: of a text model, in place of `model.processing`: a TextTransform, a tokenizers.Tokenizer,
+            or the path of a tokenizer.json or of the folder with its files.
         image: the image transform to store, in place of `model.processing`.
         raw_pixels: whether the graph takes uint8 pixels (batch, height, width, channels) and normalizes them
             itself, in place of `pixel_values`.
         input_signature: what a model takes whose class has a `call` of its own: keras.InputSpec(shape, dtype,
             name), in the structure of its call's arguments, None for each dynamic size.
+        precision: "fp32", "fp16", "int8", "int8-blocks" or "int4", or several of them for one folder. What
+            is not fp32 is made of the verified fp32 graph, and compared with it; `keras_tx_onnx.quantize`
+            adds more to a folder, and has the options.
         opset: 17 to 26. Below 23 Attention, below 20 Gelu are written out in older nodes.
         cache: whether the graph takes and gives keys and values of earlier tokens, so that it can generate.
             By default where the model can: one that keras_tx.gpt() made, with its head. True insists on it.
+            Weights in a data file (64 MB or more) then serve a second graph, too: onnx/model_shared.onnx,
+            which writes its cache in place. "shared" insists on that one.
         unpad: whether what takes each token for itself leaves out padding, in the graph of keras_tx.bert().
             Accelerators that want fixed shapes do better without.
         verify: whether to compare with Keras. The report says so when it was not done.
@@ -86,51 +94,55 @@ def export_onnx(
         raise ConfigError(
             f"opset={opset!r}: expected one of {min(contract.IR_VERSIONS)} to {max(contract.IR_VERSIONS)}."
         )
+    wanted = precisions(precision)
+    if wanted != ["fp32"] and _precision(model) != "fp32":
+        raise ConfigError(
+            f"precision={precision!r} was given, but Keras quantized model {model.name!r} already. Leave it "
+            "out, or export the model as it was before."
+        )
+    if cache == "shared" and opset < SHARED_FROM:
+        raise ConfigError(
+            f"cache='shared' was given with opset={opset}, expected {SHARED_FROM} or more: below it "
+            "attention is written out in older nodes. Leave one of the two out."
+        )
     functional = as_functional(model, input_signature)
-    outside = _outside(functional, labels, tokenizer, image, raw_pixels, cache, unpad)
+    outside = outside_of(functional, labels, tokenizer, image, raw_pixels, cache, unpad)
     model = outside.model or functional.model
     function = graph.function_of(model)
     check_target(folder, overwrite)
 
     seconds: dict[str, float] = {}
+    computed, notes, found = _precision(model), outside.notes, None
     with written_aside(folder) as aside:
         path = aside / contract.MODEL
         with _timed(seconds, "lower"):
             context, onnx_model = _lowered(function, outside, outside.outputs, opset, outside.passes)
         with _timed(seconds, "write"):
             external = write_graph(onnx_model, path)
-            _check(path)
+            check_graph(path)
+            sharing = outside.shared or (external and outside.context and opset >= SHARED_FROM)
+            shared = write_shared(path) if sharing else None
+            if shared is not None:
+                check_graph(shared)
+            elif sharing:
+                notes = (*notes, no_shared(model.name, outside.shared))
             _write_files(aside, outside, external)
         parity = None
         if verify:
             with _timed(seconds, "verify"):
                 parity = _verified(model, outside, context, path)
+                if shared is not None:
+                    found = check_shared(path, shared, outside.context, computed)
+        if shared is not None:
+            notes = (*notes, note_of(shared, path, found))
         with _timed(seconds, "hash"):
-            manifest = _manifest(aside, outside, context, opset, parity, _precision(model))
+            manifest = _manifest(aside, outside, context, opset, parity, computed, notes)
             manifest.save(aside)
+        if wanted != ["fp32"]:
+            with _timed(seconds, "quantize"):
+                manifest = add_precisions(aside, manifest, wanted)
     nodes = Counter(node.op_type for node in onnx_model.graph)
     return Report(folder, manifest, nodes, model.count_params(), seconds)
-
-
-def _outside(
-    functional: Functional,
-    labels: Sequence[str] | None,
-    tokenizer: Any,
-    image: ImageTransform | None,
-    raw_pixels: bool,
-    cache: bool | None,
-    unpad: bool,
-) -> Interface:
-    """The contract's interface for our families, the model's own for any other."""
-    others = {"image": image, "raw_pixels": raw_pixels or None}
-    found = decoder_of(functional, cache, tokenizer, {"labels": labels, **others})
-    found = found or encoder_of(functional, labels, tokenizer, unpad, others)
-    if found is None and tokenizer is not None:
-        raise ConfigError(
-            f"tokenizer was given, but {functional.model.name!r} is a {type(functional.model).__name__}, no "
-            "text model of keras_tx. Leave it out."
-        )
-    return found or interface_of(functional, labels, image, raw_pixels)
 
 
 @contextmanager
@@ -168,26 +180,6 @@ def _name_what_is_left(output: ir.Value) -> None:
     output.shape = ir.Shape([b if a is None else a for a, b in zip(known, names, strict=True)])
 
 
-def write_graph(model: ir.Model, path: Path) -> bool:
-    """Writes the graph, and from 64 MB of weights on a data file beside it. Says whether it did."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    weights = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
-    if weights < contract.EXTERNAL_DATA_FROM:
-        ir.save(model, path)
-        return False
-    # Large tensors begin on a page of 16 kB (macOS; Linux has 4), so that the file can be memory-mapped.
-    name = Path(contract.MODEL_DATA).name
-    ir.save(model, path, external_data=name, alignment=16384, align_threshold=2**20 - 1)
-    return True
-
-
-def _check(path: Path) -> None:
-    try:
-        onnx.checker.check_model(os.fspath(path), full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ExportError(f"The ONNX checker refuses the graph, so a lowering is wrong: {error}") from error
-
-
 def _write_files(aside: Path, outside: Interface, external: bool) -> None:
     for name, content in outside.files.items():
         if name == contract.CONFIG and external:
@@ -206,7 +198,7 @@ def _precision(model: Any) -> str:
 
 def _verified(model: Any, outside: Interface, lowered: Context, path: Path) -> contract.Parity:
     precision = _precision(model)
-    found = cases_of(outside, lambda inputs: outside.expected(verify.run_keras(model, inputs), inputs))
+    found = verify.cases_for(model, outside)
     try:
         return verify.verify(path, found, _names(lowered)[: len(outside.outputs)], precision)
     except ExportError as error:
@@ -238,6 +230,7 @@ def _manifest(
     opset: int,
     parity: contract.Parity | None,
     precision: str,
+    notes: tuple[str, ...],
 ) -> contract.Manifest:
     files = sorted(path for path in aside.rglob("*") if path.is_file())
     return contract.Manifest(
@@ -251,7 +244,7 @@ def _manifest(
         files={path.relative_to(aside).as_posix(): contract.describe_file(path) for path in files},
         parity=parity,
         labels=outside.labels,
-        notes=outside.notes,
+        notes=notes,
     )
 
 

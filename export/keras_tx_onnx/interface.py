@@ -12,9 +12,11 @@ import onnx_ir as ir
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
+from keras_tx.heads.head import check_labels
 from keras_tx.models import TransformerModel, ViT
 from keras_tx.processing import ImageTransform
-from keras_tx.weights.huggingface import vit_to_config
+from keras_tx.runtime.session import Session
+from keras_tx.weights.huggingface_vit import vit_to_config
 from keras_tx_onnx import cases, dims, graph
 from keras_tx_onnx.context import Context, onnx_dtype
 from keras_tx_onnx.signature import Functional
@@ -44,11 +46,14 @@ class Interface:
     close: Callable[[Context], None] = lambda cx: None  # adds outputs behind those of the model
     masked: bool = False  # whether examples of more than one row are padded
     model: Any = None  # what is exported, where it is not the model itself
+    context: int = 0  # of a decoder with a cache: how many tokens it takes
+    shared: bool = False  # whether a graph with a shared cache was asked for
     passes: tuple[Callable[[ir.Model], int], ...] = ()  # over the graph, behind those of every model
     # What the graph shall give, from what Keras gives for these inputs.
     expected: Callable[[list[np.ndarray], list[np.ndarray]], list[np.ndarray]] = lambda outputs, inputs: (
         outputs
     )
+    run: Callable[[Session, dict[str, np.ndarray]], dict[str, np.ndarray]] = Session.run  # of an example
 
     def case(self, batch: int, length: int) -> str:
         """What an example is called in the report."""
@@ -141,22 +146,15 @@ def _transform(model: ViT, image: ImageTransform | None) -> ImageTransform:
 def checked_labels(
     model: TransformerModel, labels: Sequence[str] | None, count: int | None, default: list[str] | None = None
 ) -> list[str] | None:
-    """The labels of a model that gives `count` logits; LABEL_0, LABEL_1 ... where none were given."""
+    """The labels of a model that gives `count` logits: what was given, else its head's, else LABEL_0 ..."""
     if count is None:
         if labels is not None:
             raise ConfigError(f"labels were given, but model {model.name!r} has no classifier head.")
         return None
+    labels = getattr(model.head, "labels", None) if labels is None else labels
     if labels is None:
         return default or [f"LABEL_{index}" for index in range(count)]
-    if not isinstance(labels, list | tuple) or not all(isinstance(x, str) and x for x in labels):
-        raise ConfigError(f"labels={labels!r}: expected a list of names, one for each class in order.")
-    labels = list(labels)
-    if len(labels) != count:
-        raise ConfigError(f"{len(labels)} labels were given, but the model tells {count} classes apart.")
-    twice = sorted({label for label in labels if labels.count(label) > 1})
-    if twice:
-        raise ConfigError(f"labels has {twice[0]!r} more than once; each class needs a name of its own.")
-    return labels
+    return list(check_labels(labels, count))
 
 
 def _generic(functional: Functional) -> Interface:

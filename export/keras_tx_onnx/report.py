@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from pathlib import Path
 
-from keras_tx.contract import Manifest
+from keras_tx.contract import MODEL, Manifest, Variant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Report:
             ("parameters", f"{self.parameters:,}, computed in {self._arithmetic()}"),
             ("layers", ", ".join(f"{count} {tier}" for tier, count in tiers.items()) or "none"),
             ("parity", self._parity()),
+            *self._precisions(),
             ("seconds", ", ".join(f"{name} {value:.2f}" for name, value in self.seconds.items())),
             *(("note", note) for note in manifest.notes),
         ]
@@ -40,10 +41,14 @@ class Report:
 
     __repr__ = __str__
 
+    def _precisions(self) -> list[tuple[str, str]]:
+        lines = precision_rows(self.manifest) if self.manifest.variants else []
+        return [("" if index else "precisions", line) for index, line in enumerate(lines)]
+
     def _arithmetic(self) -> str:
         return (
             "int8 where Keras quantized, float32 elsewhere"
-            if "int8" in self.manifest.precisions
+            if self.manifest.precisions.get("int8") == MODEL
             else "float32"
         )
 
@@ -53,7 +58,8 @@ class Report:
             return "NOT VERIFIED (verify=False)"
         return (
             f"onnxruntime within {parity.max_difference:.1e} of Keras, in units of the output's scale "
-            f"({', '.join(self.manifest.precisions)} tolerance {parity.tolerance:.0e}; "
+            f"({'int8' if self.manifest.precisions.get('int8') == MODEL else 'fp32'} tolerance "
+            f"{parity.tolerance:.0e}; "
             f"{', '.join(parity.cases)})"
         )
 
@@ -64,3 +70,24 @@ def _shape(shape: tuple[int | str, ...]) -> str:
 
 def _bytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} kB"
+
+
+def precision_rows(manifest: Manifest) -> list[str]:
+    """A line for each precision of a folder, and its notes."""
+    lines = []
+    for precision, name in manifest.precisions.items():
+        size = sum(r.size for file, r in manifest.files.items() if file in (name, f"{name}_data"))
+        variant = manifest.variants.get(precision)
+        said = "" if variant is None else f"  {variant.recipe}: {_compared(variant)}"
+        lines.append(f"{precision:<13}{size / 1e6:9,.1f} MB{said}")
+        if variant is not None:
+            kept = [f"In fp32 because of keep: {', '.join(variant.kept)}."] if variant.kept else []
+            lines += [f"{'':<13}{note}" for note in (*variant.notes, *kept)]
+    return lines
+
+
+def _compared(variant: Variant) -> str:
+    same = (
+        "" if variant.agreement is None else f", the same largest number in {variant.agreement:.1%} of rows"
+    )
+    return f"within {variant.noise:.1e} of fp32, in units of the output's scale{same}"

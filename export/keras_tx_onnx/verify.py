@@ -11,10 +11,16 @@ import keras
 import numpy as np
 
 from keras_tx import contract
-from keras_tx.errors import ExportError, KerasTxError
+from keras_tx.errors import ExportError, RunError
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import graph, tolerances
-from keras_tx_onnx.cases import Case, graph_inputs
+from keras_tx_onnx.cases import Case, cases_of, graph_inputs
+from keras_tx_onnx.interface import Interface
+
+
+def cases_for(model: Any, outside: Interface) -> list[Case]:
+    """What both sides are compared on, with what Keras gives."""
+    return cases_of(outside, lambda inputs: outside.expected(run_keras(model, inputs), inputs))
 
 
 def verify(path: Path, cases: Sequence[Case], outputs: list[str], precision: str = "fp32") -> contract.Parity:
@@ -38,12 +44,9 @@ def verify(path: Path, cases: Sequence[Case], outputs: list[str], precision: str
 def _run(case: Case, run: Callable[[Any], Mapping[str, np.ndarray]]) -> Mapping[str, np.ndarray]:
     try:
         return run(case.given)
-    except KerasTxError:
-        raise
-    except Exception as error:  # onnxruntime's exceptions have no base class of their own
-        said = str(error).strip().splitlines()[0]
+    except RunError as error:
         raise ExportError(
-            f"onnxruntime cannot run the graph in the case {case.name!r}, which Keras runs: {said}"
+            f"onnxruntime cannot run the graph in the case {case.name!r}, which Keras runs: {error}"
         ) from error
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
+from keras_tx import contract
 from keras_tx.errors import ExportError
 
 
@@ -17,6 +19,20 @@ def whole(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
     return number
+
+
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    """Which file of a folder to run."""
+    parser.add_argument(
+        "--precision",
+        choices=tuple(contract.PRECISIONS),
+        help="which file of the folder to run (default: fp32, or the only one)",
+    )
+
+
+def session_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What `load` is told by --provider, --threads and --precision."""
+    return {name: getattr(arguments, name) for name in ("provider", "threads", "precision")}
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import zipfile
 from pathlib import Path
 from typing import Any
 
 from keras_tx import contract
 from keras_tx.commands.arguments import refuse_existing
+from keras_tx.commands.model_file import check_model_file, load_model_file
 from keras_tx.commands.quiet import import_keras, quiet_start
 from keras_tx.errors import ConfigError, ExportError
 
@@ -24,6 +24,7 @@ examples:
   keras-tx export flowers.keras flowers --labels-file names.txt --overwrite
   keras-tx export flowers.keras camera --raw-pixels            uint8 images in, the transform is in the graph
   keras-tx export poet.keras poet --tokenizer tokenizer.json   a GPT, for keras-tx generate
+  keras-tx export flowers.keras flowers --precision fp32 int8  a smaller, faster file beside it
   keras-tx export flowers.keras old-server --opset 17          for onnxruntime before 1.23
 
 A model with layers of your own is exported from Python, where those classes are known:
@@ -53,6 +54,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{OPSETS[0]} to {OPSETS[-1]} (default: {contract.DEFAULT_OPSET})",
     )
     parser.add_argument(
+        "--precision",
+        nargs="+",
+        default=["fp32"],
+        choices=tuple(contract.PRECISIONS),
+        metavar="PRECISION",
+        help="some of fp32, fp16, int8, int8-blocks and int4 (default: fp32); see keras-tx quantize --help",
+    )
+    parser.add_argument(
         "--no-verify", action="store_true", help="do not compare with Keras; the folder tells"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a former export in FOLDER")
@@ -60,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     folder, path = Path(arguments.folder), Path(arguments.model)
-    _check_model_file(path)
+    check_model_file(path)
     refuse_existing(folder, arguments.overwrite)
     labels = read_labels(arguments.labels, arguments.labels_file)
     tokenizer = None if arguments.tokenizer is None else _tokenizer(arguments.tokenizer)
@@ -68,11 +77,12 @@ def execute(arguments: argparse.Namespace) -> int:
     with quiet_start():
         from keras_tx_onnx import export_onnx
     report = export_onnx(
-        load(path),
+        load_model_file(path),
         folder,
         labels=labels,
         tokenizer=tokenizer,
         raw_pixels=arguments.raw_pixels,
+        precision=arguments.precision,
         opset=arguments.opset,
         verify=not arguments.no_verify,
         overwrite=arguments.overwrite,
@@ -119,38 +129,3 @@ def read_labels(listed: str | None, file: str | None) -> list[str] | None:
         place = f"label {labels.index('') + 1} is empty" if labels else "there is no label in it"
         raise ExportError(f"{option}: {place}. Expected a name for each class, in order.")
     return labels
-
-
-def load(path: Path) -> Any:
-    """The model of a .keras file, without its optimizer."""
-    from keras_tx.saving import load_model
-
-    try:
-        return load_model(path, compile=False)
-    except Exception as error:  # Keras raises whatever went wrong inside
-        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ExportError(
-            f"{path} cannot be loaded: {said} If it is damaged, save it again; if it has layers of your own, "
-            "export it from Python with keras_tx_onnx.export_onnx."
-        ) from error
-
-
-def _check_model_file(path: Path) -> None:
-    """Before Keras is loaded, which takes seconds."""
-    if path.is_dir():
-        raise ExportError(f"{path} is a directory, expected a .keras file that model.save() wrote.")
-    if not path.exists():
-        raise ExportError(f"{path}: there is no such file. The working directory is {Path.cwd()}.")
-    if path.suffix != ".keras":
-        raise ExportError(
-            f"{path} is not a .keras file. Load it in Python as it was saved, then "
-            f"model.save({path.stem + '.keras'!r})."
-        )
-    if not zipfile.is_zipfile(path):
-        raise ExportError(f"{path} is not a whole .keras file: damaged or truncated. Save or copy it again.")
-    with zipfile.ZipFile(path) as archive:
-        missing = {"config.json", "model.weights.h5"}.difference(archive.namelist())
-    if missing:
-        raise ExportError(
-            f"{path} has no {min(missing)} in it, expected what model.save() writes. Save it again."
-        )

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from keras_tx.commands.arguments import whole
+from keras_tx.commands.arguments import add_precision, session_options, whole
 from keras_tx.commands.terminal import printable
 from keras_tx.errors import InputError
 
@@ -23,6 +23,8 @@ Needs neither Keras nor TensorFlow, only pip install "keras-tx[runtime]". Withou
 the best token each time (greedy) and gives the same text each time; --temperature, --top-k, --top-p, --min-p
 or --seed draw tokens instead, and the same seed gives the same text. It stops at the end-of-text token, at
 --max-new-tokens, or when the model's context is full, whatever comes first; Ctrl-C stops it at any time.
+--num-beams looks for the likeliest text as a whole instead of the likeliest next token, and so shows it only
+when it is complete. A prompt longer than the context is refused; with --slide its last half of it is read.
 """
 EPILOG = """\
 examples:
@@ -30,12 +32,17 @@ examples:
   keras-tx generate poet "To be" --temperature 0.8 --top-k 40 --seed 1
   keras-tx generate poet "To be" --stop "." --prompt     up to the first full stop, the prompt in front
   keras-tx generate poet "To be" --samples 3 --seed 0    three continuations of one prompt
+  keras-tx generate poet "To be" --num-beams 4           the best of four that grow side by side
   keras-tx generate poet - < letter.txt                  the prompt from standard input
   keras-tx generate poet ""                              from nothing: the end-of-text token
   keras-tx generate poet "To be" --slide --interactive   line by line; what was read stays in the cache
   keras-tx generate poet "5 17 99" --ids                 a folder without a tokenizer
-  keras-tx generate poet "To be" --json                  text, ids, finish, log_probabilities as JSON
+  keras-tx generate poet "To be" --json                  text, ids, finish, log_probabilities, score as JSON
+  keras-tx generate poet "To be" --stats                 how fast it was
+
+exit codes: 0 done; 2 an error, told in one line; 130 interrupted by Ctrl-C.
 """
+BEAMS = ("num_beams", "length_penalty", "early_stopping")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 
 
@@ -61,6 +68,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same text")
     parser.add_argument("--samples", type=whole, metavar="N", help="so many continuations, one after another")
     parser.add_argument(
+        "--num-beams", type=whole, metavar="N", help="search with so many beams; by default with none"
+    )
+    parser.add_argument(
+        "--length-penalty",
+        type=float,
+        metavar="X",
+        help="of beams: above 0 long texts score better (default: 1), below 0 short ones",
+    )
+    parser.add_argument(
+        "--early-stopping",
+        action="store_true",
+        default=None,
+        help="of beams: end when as many texts as there are beams have ended",
+    )
+    parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="ends at this text; may be given again"
     )
     parser.add_argument(
@@ -77,20 +99,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stats", action="store_true", help="tokens a second, on standard error")
     parser.add_argument(
         "--provider",
-        choices=("auto", "cpu", "cuda"),
+        metavar="NAME",
         default="auto",
-        help="auto takes CUDA where it works (default); cuda takes nothing else",
+        help="cpu, cuda, tensorrt, openvino, coreml or directml, and no other; auto: CUDA where it works",
     )
     parser.add_argument(
         "--threads", type=whole, default=None, metavar="N", help="for one operation on the CPU"
     )
+    add_precision(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object a line for each continuation")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     from keras_tx.runtime import TextGenerator, load
 
-    with load(arguments.folder, provider=arguments.provider, threads=arguments.threads) as model:
+    with load(arguments.folder, **session_options(arguments)) as model:
         if not isinstance(model, TextGenerator):
             raise InputError(
                 f"{arguments.folder} is a folder for {model.folder.manifest.task or 'no known task'}, which "
@@ -106,22 +129,32 @@ def execute(arguments: argparse.Namespace) -> int:
             "deadline": arguments.deadline,
             "at_context": "slide" if arguments.slide else "stop",
         }
+        beams = {name: getattr(arguments, name) for name in BEAMS}
+        beams = {name: x for name, x in beams.items() if x is not None}
         if arguments.interactive:
-            _talk(model, prompt, options, arguments)
-        elif arguments.json or arguments.samples is not None:
+            _talk(model, prompt, options, arguments, beams)
+        elif arguments.json or arguments.samples is not None or beams:
+            options |= beams
             _whole_texts(model, text, prompt, options, arguments)
         else:
             _stream(model, text, prompt, options, arguments)
     return 0
 
 
-def _talk(model: TextGenerator, prompt: Any, options: dict[str, Any], arguments: argparse.Namespace) -> None:
+def _talk(
+    model: TextGenerator,
+    prompt: Any,
+    options: dict[str, Any],
+    arguments: argparse.Namespace,
+    beams: dict[str, Any],
+) -> None:
     """Continues, takes a line, continues behind it, and so on; with the cache kept, nothing is read twice."""
     from keras_tx.sampling import Memory
 
-    if arguments.json or arguments.samples is not None or arguments.echo or arguments.stats:
+    if beams or arguments.json or arguments.samples is not None or arguments.echo or arguments.stats:
         raise InputError(
-            "--interactive shows one text as it grows. Leave --json, --samples, --prompt and --stats out."
+            "--interactive shows one text as it grows. Leave --json, --samples, --prompt, --stats and those "
+            "of beams out."
         )
     if arguments.prompt == "-":
         raise InputError(
@@ -210,6 +243,7 @@ def _whole_texts(
                 "ids": list(one.ids),
                 "finish": one.finish,
                 "log_probabilities": list(one.log_probabilities),
+                "score": one.score,
             }
             print(json.dumps(answer, ensure_ascii=False))
             continue

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from keras_tx.commands import run_text
-from keras_tx.commands.arguments import whole
+from keras_tx.commands.arguments import add_precision, session_options, whole
 from keras_tx.commands.terminal import bar, printable
 from keras_tx.errors import ImageError, InputError, TextError
 
@@ -50,13 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=whole, default=5, metavar="K", help="how many labels (default: 5)")
     parser.add_argument(
         "--provider",
-        choices=("auto", "cpu", "cuda"),
+        metavar="NAME",
         default="auto",
-        help="auto takes CUDA where it works (default); cuda takes nothing else",
+        help="cpu, cuda, tensorrt, openvino, coreml or directml, and no other; auto: CUDA where it works",
     )
     parser.add_argument(
         "--threads", type=whole, default=None, metavar="N", help="for one operation on the CPU"
     )
+    add_precision(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object a line for each input")
 
 
@@ -64,7 +65,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from keras_tx.runtime import load
 
     failed = False
-    with load(arguments.folder, provider=arguments.provider, threads=arguments.threads) as model:
+    with load(arguments.folder, **session_options(arguments)) as model:
         _check_is_for_files(model, arguments.folder)
         run_text.check_options(model, arguments.pair, arguments.question)
         if not arguments.json:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_tx import contract
+from keras_tx.commands.model_file import check_model_file, load_model_file
+from keras_tx.commands.quiet import import_keras, quiet_start
 from keras_tx.errors import FolderError, KerasTxError
 
 if TYPE_CHECKING:
@@ -21,13 +24,15 @@ Checks an exported folder, whole: its manifest, sizes, links and external data, 
 preprocessor_config.json agree with it, the sha256 of every file (load checks only the graph's), the ONNX
 checker where the onnx package is installed, whether onnxruntime opens the graph, has the inputs and outputs
 that the manifest says, and computes finite numbers. At the end it repeats what the export measured against
-Keras. Needs neither Keras nor TensorFlow. The hashes tell damage from health; against somebody who changed
+Keras. Needs neither Keras nor TensorFlow, but for --against, which compares every graph of the folder with
+the model anew. The hashes tell damage from health; against somebody who changed
 the folder and its manifest they cannot help.
 """
 EPILOG = """\
 examples:
   keras-tx verify flowers
   keras-tx verify flowers && scp -r flowers server:
+  keras-tx verify flowers --against flowers.keras    measures the difference from Keras again
 
 exit codes: 0 every check passed; 1 a check failed; 2 it is not an exported folder at all.
 """
@@ -44,6 +49,9 @@ class Check:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="FOLDER", help="what export wrote")
+    parser.add_argument(
+        "--against", metavar="MODEL.keras", type=Path, help="the saved model that it was exported from"
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -52,8 +60,11 @@ def execute(arguments: argparse.Namespace) -> int:
         from keras_tx.runtime import open_folder
 
         open_folder(root)  # says what it is instead
+    if arguments.against is not None:
+        check_model_file(arguments.against)
     failed = False
-    for check in checks(root):
+    found = itertools.chain(checks(root), _against(root, arguments.against))
+    for check in found:
         mark = {True: "ok", False: "FAILED", None: "-"}[check.passed]
         print(f"{mark:<8}{check.name:<16}{check.detail}", flush=True)
         failed |= check.passed is False
@@ -95,7 +106,32 @@ def checks(root: Path) -> Iterator[Check]:
         yield _tensors(folder, session)
         yield _task(root)
         yield _runs(folder, session)
+    if folder.shared is not None:
+        yield _shared_cache(folder)
     yield _parity(folder)
+    for precision in folder.manifest.precisions:
+        if precision != folder.precision:
+            yield _precision(root, precision)
+
+
+def _precision(root: Path, precision: str) -> Check:
+    """The same checks of another file of the folder, in one line."""
+    from keras_tx.runtime import Session, open_folder
+
+    try:
+        folder = open_folder(root, precision)
+        with Session(folder.graph, provider="cpu") as session:
+            done = [_checker(folder), _tensors(folder, session), _runs(folder, session)]
+    except KerasTxError as error:
+        return Check(precision, False, _said(error))
+    wrong = next((check for check in done if check.passed is False), None)
+    if wrong is not None:
+        return Check(precision, False, f"{folder.graph.name}, {wrong.name}: {wrong.detail}")
+    variant = folder.manifest.variants.get(precision)
+    made = (
+        "" if variant is None else f", {variant.recipe}, within {variant.noise:.1e} of fp32 when it was made"
+    )
+    return Check(precision, True, f"{folder.graph.name}{made}")
 
 
 def _said(error: Exception) -> str:
@@ -143,8 +179,8 @@ def _tensors(folder: Folder, session: Session) -> Check:
     from keras_tx.runtime.session import describe
 
     for kind, stated, real in (
-        ("inputs", folder.manifest.inputs, session.inputs),
-        ("outputs", folder.manifest.outputs, session.outputs),
+        ("inputs", folder.inputs, session.inputs),
+        ("outputs", folder.outputs, session.outputs),
     ):
         said, found = ", ".join(map(describe, stated)), ", ".join(map(describe, real))
         if said != found:
@@ -177,7 +213,7 @@ def _runs(folder: Folder, session: Session) -> Check:
             for name, value in session.run(_zeros(session, batch)).items():
                 if known and np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
                     return Check("runs", False, f"{name} is not finite for zeros, batch {batch}")
-    except Exception as error:  # onnxruntime's exceptions have no base class of their own
+    except KerasTxError as error:
         return Check("runs", False, _said(error))
     return Check("runs", True, f"on zeros, batches of {' and '.join(map(str, batches))}")
 
@@ -191,6 +227,24 @@ def _zeros(session: Session, batch: int) -> dict[str, Any]:
     }
 
 
+def _shared_cache(folder: Folder) -> Check:
+    """Whether the graph that writes its cache in place gives the logits of the other one."""
+    from keras_tx.runtime.generate import context_of, same_logits
+
+    assert folder.shared is not None
+    exact = folder.manifest.precisions.get("fp32") == folder.graph.relative_to(folder.path).as_posix()
+    try:
+        found, tolerance = same_logits(folder.graph, folder.shared, context_of(folder), exact)
+    except KerasTxError as error:
+        return Check("shared cache", False, _said(error))
+    return Check(
+        "shared cache",
+        found <= tolerance,
+        f"{folder.shared.name} gives the logits of {folder.graph.name} within {found:.1e} of their scale "
+        f"(tolerance {tolerance:.0e})",
+    )
+
+
 def _parity(folder: Folder) -> Check:
     parity = folder.manifest.parity
     if parity is None:
@@ -202,3 +256,22 @@ def _parity(folder: Folder) -> Check:
         f"at export within {parity.max_difference:.1e} of Keras, in units of the output's scale "
         f"(tolerance {parity.tolerance:.0e}; {', '.join(parity.cases)})",
     )
+
+
+def _against(root: Path, model: Path | None) -> Iterator[Check]:
+    if model is None:
+        return
+    import_keras()
+    with quiet_start():
+        from keras_tx_onnx import compare
+    try:
+        found = compare(load_model_file(model), root)
+    except KerasTxError as error:
+        yield Check("against Keras", False, _said(error))
+        return
+    for again in found:
+        yield Check(
+            "against Keras",
+            again.passed,
+            f"{again.precision} within {again.found:.1e} of {model.name} (allowed {again.allowed:.1e})",
+        )

@@ -62,7 +62,6 @@ def test_help_describes_and_gives_examples(command, capsys):
         (["run"], "the following arguments are required: FOLDER, INPUT. See keras-tx run --help."),
         (["run", "a", "b", "--top-k", "0"], "--top-k: '0' is not a whole number, 1 or more"),
         (["run", "a", "b", "--top-k", "many"], "--top-k: 'many' is not a whole number, 1 or more"),
-        (["run", "a", "b", "--provider", "gpu"], "--provider: invalid choice: 'gpu'"),
         (["run", "a", "b", "--top", "3"], "unrecognized arguments: --top"),
         (["export", "a.keras", "b", "--opset", "16"], "--opset: invalid choice: 16"),
         (["export", "a.keras", "b", "--labels", "a", "--labels-file", "b"], "not allowed with argument"),

@@ -62,6 +62,22 @@ def test_json(tx, counter):
     assert len(answer["log_probabilities"]) == 4
 
 
+def test_beams(tx, writer):
+    options = {"num_beams": 3, "length_penalty": -1.0, "early_stopping": True}
+    given = ["--num-beams", 3, "--length-penalty", "-1", "--early-stopping", "--max-new-tokens", 9]
+    expected = text_of(writer, "ab", max_new_tokens=9, **options)
+    assert tx("generate", writer, "ab", *given).out == f"{expected}\n"
+    answers = tx("generate", writer, "ab", *given, "--samples", 2, "--json").out.splitlines()
+    scores = [json.loads(answer)["score"] for answer in answers]
+    assert len(scores) == 2
+    assert scores == sorted(scores, reverse=True)
+    assert (
+        "length_penalty=1.0 was given without beams"
+        in tx("generate", writer, "ab", "--length-penalty", 1).err
+    )
+    assert "those of beams out" in tx("generate", writer, "ab", "--num-beams", 2, "--interactive").err
+
+
 def test_ids_and_standard_input(tx, counter, monkeypatch):
     expected = " ".join(map(str, continued([5, 17], 6)))
     ran = tx("generate", counter, "5 17", "--ids", "--max-new-tokens", 6, "--stats")

@@ -148,3 +148,21 @@ def test_notes_that_are_no_failures(tx, copied, reseal):
     assert {name for name, mark in status(ran.out).items() if mark == "-"} == {"other files", "parity"}
     assert "README.md" in ran.out
     assert "NOT compared" in ran.out
+
+
+def test_against_the_model(tx, tmp_path):
+    import keras_tx
+    from keras_tx_onnx import export_onnx
+
+    model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+    export_onnx(model, tmp_path / "flowers")
+    model.save(tmp_path / "flowers.keras")
+    ran = tx("verify", tmp_path / "flowers", "--against", tmp_path / "flowers.keras")
+    assert ran.code == 0 and status(ran.out)["against Keras"] == "ok", ran.out + ran.err
+    assert "fp32 within" in ran.out and "of flowers.keras (allowed 1.0e-04)" in ran.out
+    model.get_layer("norm").gamma.assign(model.get_layer("norm").gamma * 2)
+    model.save(tmp_path / "other.keras")
+    ran = tx("verify", tmp_path / "flowers", "--against", tmp_path / "other.keras")
+    assert ran.code == 1 and status(ran.out)["against Keras"] == "FAILED"
+    ran = tx("verify", tmp_path / "flowers", "--against", tmp_path / "none.keras")
+    assert (ran.code, ran.out) == (2, "") and "there is no such file" in ran.err

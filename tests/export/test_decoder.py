@@ -14,7 +14,7 @@ import keras_tx
 from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.runtime.session import Session
-from keras_tx_onnx import cache, decoder, export_onnx
+from keras_tx_onnx import cache, decoder, export_onnx, verify
 from keras_tx_onnx.lowerings import keras_tx_layers
 from tests.drawing import as_numpy, redraw
 from tests.tolerances import assert_close
@@ -110,7 +110,7 @@ def test_without_a_cache(tmp_path):
         (lambda: keras_tx.vit("Mu/2", image_size=8), {"cache": True}, "is a ViT, not what keras_tx.gpt"),
         (lambda: keras_tx.vit("Mu/2", image_size=8), {"tokenizer": object()}, "Leave it out"),
         (gpt, {"labels": ["a"]}, r"labels=\['a'\] was given, but 'gpt' takes text"),
-        (gpt, {"tokenizer": "gpt2"}, "tokenizer is a str, expected a tokenizers.Tokenizer"),
+        (gpt, {"tokenizer": "gpt2"}, "gpt2 does not exist; expected a folder with tokenizer.json"),
     ],
 )
 def test_what_cannot_be(make, options, message, tmp_path):
@@ -140,6 +140,22 @@ def test_a_cache_that_is_wrong_is_found(tmp_path, monkeypatch):
     with pytest.raises(ExportError, match="in pieces"):
         export_onnx(gpt(), tmp_path / "poet")
     assert not (tmp_path / "poet").exists()
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_padding_is_not_compared_and_tokens_are(cached, tmp_path, monkeypatch):
+    run, off = verify.run_keras, {0: 1.0, 1: 0.0}
+
+    def changed(model: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
+        mask = next(x for x in inputs if set(np.unique(x)) <= {0, 1})
+        change = np.where(mask == 0, off[0], off[1])[..., None].astype("float32")
+        return [x + change for x in run(model, inputs)]
+
+    monkeypatch.setattr(verify, "run_keras", changed)
+    export_onnx(gpt(), tmp_path / "poet", cache=cached)
+    off[1] = 0.1
+    with pytest.raises(ExportError, match="Output 'logits' differs"):
+        export_onnx(gpt(), tmp_path / "other", cache=cached)
 
 
 def test_the_first_layer_that_differs_is_named(tmp_path, monkeypatch):
@@ -175,8 +191,39 @@ def test_files_for_clients(tmp_path):
     again = tokenizers.Tokenizer.from_file(str(tmp_path / "poet" / "tokenizer.json"))
     assert again.token_to_id("be") == 2
     small = gpt(vocabulary=2)
-    with pytest.raises(ConfigError, match="tokenizer has 3 tokens, but model 'gpt' has rows for 2"):
+    with pytest.raises(
+        ConfigError, match="tokenizer has a vocabulary of 3 tokens, but the model has 2 vectors"
+    ):
         export_onnx(small, tmp_path / "small", tokenizer=again)
+
+
+def test_the_transform_of_the_model_is_its_tokenizer(tmp_path):
+    transform = keras_tx.processing.train_byte_bpe(["to be or not to be"], 270, too_long="raise")
+    export_onnx(gpt(vocabulary=270, processing=transform), tmp_path / "poet", verify=False)
+    assert read(tmp_path / "poet", "generation_config.json") == {"bos_token_id": 0, "eos_token_id": 0}
+    config = read(tmp_path / "poet", "tokenizer_config.json")
+    assert (config["pad_token"], config["padding_side"]) == ("<|endoftext|>", "left")
+    again = keras_tx.TextTransform.load(tmp_path / "poet")
+    assert (again.pad_token, again.padding_side, again.too_long) == (None, "left", "raise")
+    assert again.vocabulary == transform.vocabulary
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (["<s>", "</s>", "<unk>"], {"bos_token_id": 0, "eos_token_id": 1}),
+        (["[PAD]", "[UNK]", "[CLS]", "[SEP]"], {"bos_token_id": 2, "eos_token_id": 3}),
+        (["a"], {}),
+    ],
+)
+def test_what_begins_and_ends_a_text(tokens, expected, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=tokens[-1])
+    export_onnx(gpt(), tmp_path / "poet", tokenizer=tokenizers.Tokenizer(words), verify=False)
+    assert read(tmp_path / "poet", "generation_config.json") == expected
+    genai = read(tmp_path / "poet", "genai_config.json")["model"]
+    assert genai["eos_token_id"] == expected.get("eos_token_id", [])  # not 0, which is a token like others
+    assert genai["pad_token_id"] == expected.get("eos_token_id", 0)
 
 
 def test_a_config_that_no_client_knows_has_no_type(tmp_path):
@@ -202,7 +249,7 @@ def test_config_json_honours_every_field(variant, options, tmp_path):
     import torch
     import transformers
 
-    from tests.models.reference_gpt import load
+    from tests.weights.states import put
 
     model = gpt(variant, **options)
     export_onnx(model, tmp_path / "poet")
@@ -211,7 +258,7 @@ def test_config_json_honours_every_field(variant, options, tmp_path):
     torch.manual_seed(0)
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
-    load(model, {name: x.detach().numpy() for name, x in theirs.state_dict().items()})
+    put(model, {name: x.detach().numpy() for name, x in theirs.state_dict().items()})
     ids = np.random.default_rng(0).integers(0, 50, (2, 9))
     with torch.no_grad():
         expected = theirs(torch.as_tensor(ids)).logits.numpy()

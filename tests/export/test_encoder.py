@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ TINY = {
     "vocabulary": len(VOCABULARY),
     "max_length": 70,
 }
-ROBERTA = {"segments": 0, "position_offset": 2, "pad_id": 1}
+ROBERTA = {"segments": 1, "position_offset": 2, "pad_id": 1}
 DISTILBERT = {"segments": 0, "pooler": None}
 RELU = {"pooler": "relu"}
 HEADS = {
@@ -177,7 +178,7 @@ CONFIGS = [
     (None, "pooler=None", keras_tx.PretrainingHead(), {"pooler": None}),
     (None, "pooler='relu'", None, {"pooler": "relu"}),
     (None, "position_offset=5 with pad_id=1", None, {**ROBERTA, "position_offset": 5}),
-    (None, "with activation='relu'", keras_tx.MaskedLMHead(), ROBERTA | {"activation": "relu"}),
+    (None, "with activation='relu'", keras_tx.MaskedLMHead("relu"), ROBERTA),
     (None, "norm_epsilon=0.001", None, {**DISTILBERT, "norm_epsilon": 1e-3}),
     (None, "a PretrainingHead", keras_tx.PretrainingHead(), DISTILBERT | RELU),
 ]  # fmt: skip
@@ -213,6 +214,15 @@ def test_labels(tmp_path):
         config = json.loads((tmp_path / "x/config.json").read_text())
         assert config["id2label"] == {str(i): name for i, name in enumerate(names)}
         assert config["label2id"] == {name: i for i, name in enumerate(names)}
+        named = tiny(type(head)(4, labels=names))
+        of_head = export_onnx(named, tmp_path / "x", verify=False, overwrite=True).manifest
+        assert list(of_head.labels or ()) == names
+        again = type(head).from_config(json.loads(json.dumps(named.head.get_config())))
+        assert again == named.head and again.labels == tuple(names)
+        with pytest.raises(ConfigError, match="3 labels were given, but the model tells 4 classes apart"):
+            type(head)(4, labels=names[:3])
+        with pytest.raises(ConfigError, match="'O' more than once"):
+            type(head)(4, labels=["O", "A", "B", "O"])
     with pytest.raises(ConfigError, match="4 labels were given, but the model tells 2 classes apart"):
         export_onnx(tiny(keras_tx.NextSentenceHead()), tmp_path / "z", labels=names)
     with pytest.raises(ConfigError, match="has no classifier head"):
@@ -249,11 +259,11 @@ def test_tokenizer_by_path(tmp_path):
 @pytest.mark.parametrize(
     ("tokenizer", "options", "said"),
     [
-        (7, {}, "tokenizer is a int, expected a tokenizers.Tokenizer or the path"),
-        ("missing.json", {}, "tokenizer='missing.json' cannot be read"),
-        (wordpiece(), {"vocabulary": 20}, "Make the model with vocabulary=39"),
-        (wordpiece(), {"pad_id": 3}, r"'\[PAD\]' has id 0, but the model was made with pad_id=3"),
-        (wordpiece(special=["[PAD]", "[UNK]"]), {}, r"special tokens, expected cls_token \[CLS\] or <s>"),
+        (7, {}, "tokenizer is a int, expected a TextTransform, a tokenizers.Tokenizer, or"),
+        ("missing.json", {}, "missing.json does not exist; expected a folder with tokenizer.json"),
+        (wordpiece(), {"vocabulary": 20}, "but the model has 20 vectors. Make it with vocabulary=39"),
+        (wordpiece(), {"pad_id": 3}, r"pads with '\[PAD\]', id 0, but the model has pad_id=3"),
+        (wordpiece(special=["[PAD]", "[UNK]"]), {}, "tokenizer has no cls_token, sep_token, which"),
     ],
 )  # fmt: skip
 def test_tokenizers_that_do_not_fit(tokenizer: Any, options: dict, said: str, tmp_path):
@@ -294,12 +304,44 @@ def test_files_for_sentence_transformers(pooling: str, normalize: bool, tmp_path
     assert_close(found["sentence_embedding"], pooled)
 
 
+def test_without_a_head_sentence_transformers_gives_what_the_runtime_does(tmp_path):
+    """Which takes the mean, of length 1, where nothing else is said."""
+    export_onnx(tiny(), tmp_path / "x", verify=False)
+    modules = json.loads((tmp_path / "x/modules.json").read_text())
+    assert [module["path"] for module in modules] == ["", "1_Pooling", "2_Normalize"]
+    assert json.loads((tmp_path / "x/1_Pooling/config.json").read_text())["pooling_mode_mean_tokens"] is True
+    export_onnx(tiny(keras_tx.MaskedLMHead()), tmp_path / "y", verify=False)
+    assert not (tmp_path / "y/modules.json").exists()
+
+
 def test_the_transform_of_the_model_is_its_tokenizer(tmp_path):
     wordpiece().save(str(tmp_path / "tokenizer.json"))
     transform = keras_tx.TextTransform.load(tmp_path / "tokenizer.json")
     export_onnx(tiny(processing=transform), tmp_path / "x", verify=False)
     read = keras_tx.TextTransform.load(tmp_path / "x")
     assert (read.vocabulary, read.max_length, read.segments) == (transform.vocabulary, 70, True)
+
+
+def test_what_a_folder_says_of_its_tokenizer(tmp_path):
+    """BertTokenizer, where that name alone says what the tokenizer is; how long texts are met is kept."""
+    plain = keras_tx.processing.wordpiece(VOCABULARY, too_long="raise", multiple=8)
+    split = json.loads(plain.tokenizer)
+    split["pre_tokenizer"] = {"type": "Whitespace"}
+    templated = json.loads(plain.tokenizer)
+    templated["post_processor"]["pair"][3]["Sequence"]["type_id"] = 0
+    for transform, segments, expected in (
+        (plain, 2, "BertTokenizer"),
+        (plain, 0, "PreTrainedTokenizerFast"),
+        (dataclasses.replace(plain, tokenizer=json.dumps(split)), 2, "PreTrainedTokenizerFast"),
+        (dataclasses.replace(plain, tokenizer=json.dumps(templated)), 2, "PreTrainedTokenizerFast"),
+    ):
+        model = tiny(segments=segments)
+        export_onnx(model, tmp_path / "x", tokenizer=transform, verify=False, overwrite=True)
+        config = json.loads((tmp_path / "x/tokenizer_config.json").read_text())
+        assert config["tokenizer_class"] == expected
+        read = keras_tx.TextTransform.load(tmp_path / "x")
+        assert read == dataclasses.replace(transform, max_length=70, segments=segments > 0)
+        assert (read.too_long, read.multiple) == ("raise", 8)
 
 
 def test_byte_level_tokenizers(tmp_path):

@@ -14,11 +14,11 @@ import onnx
 import pytest
 
 import keras_tx
-from keras_tx import contract
+from keras_tx import aside, contract
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.runtime import load
 from keras_tx.runtime.folder import open_folder, verify_hashes
-from keras_tx_onnx import aside, export, export_onnx
+from keras_tx_onnx import export, export_onnx
 from tests.drawing import redraw
 from tests.export.exporting import nodes_of, outputs_of
 
@@ -149,6 +149,21 @@ def test_the_report_says_what_matters(model, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("deit", {"distillation": True, "head": keras_tx.DistilledClassifierHead(3)}),
+        ("dinov2", {"layer_scale": 0.1, "pooling": "token+average", "classes": 3}),
+        ("dinov2_with_registers", {"layer_scale": 0.1, "registers": 2}),
+    ],
+    ids=str,
+)
+def test_relatives_of_the_vit_have_their_model_type(kind: str, options: dict, tmp_path):
+    report = export_onnx(keras_tx.vit("Mu/2", image_size=8, **options), tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == kind
+    assert not report.manifest.notes
+
+
+@pytest.mark.parametrize(
     "options",
     [{"registers": 2}, {"pooling": "average"}, {"positions": "sine-cosine"}, {"layer_scale": 0.1}],
     ids=str,
@@ -252,7 +267,7 @@ def test_places_that_cannot_be_written(model, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("existing", [False, True])
-@pytest.mark.parametrize("step", ["write_graph", "_check", "_write_files", "_verified", "_manifest"])
+@pytest.mark.parametrize("step", ["write_graph", "check_graph", "_write_files", "_verified", "_manifest"])
 def test_a_full_disk_leaves_nothing(model, step: str, existing: bool, tmp_path, monkeypatch):
     out = tmp_path / "out"
     if existing:
@@ -300,7 +315,8 @@ def test_an_interruption_leaves_nothing(model, tmp_path, monkeypatch):
 def test_killed_at_the_last_moment_nothing_has_the_final_name(tmp_path):
     script = (
         "import os, signal, sys, keras_tx\n"
-        "from keras_tx_onnx import aside, export_onnx\n"
+        "from keras_tx import aside\n"
+        "from keras_tx_onnx import export_onnx\n"
         "aside._replace = lambda new, folder: os.kill(os.getpid(), signal.SIGKILL)\n"
         "export_onnx(keras_tx.vit('Mu/2', image_size=8, classes=3), sys.argv[1])\n"
     )

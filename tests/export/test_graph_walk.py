@@ -13,6 +13,7 @@ from keras_tx.errors import ExportError
 from keras_tx_onnx import export_onnx
 from tests.drawing import as_numpy, draw, redraw
 from tests.export.exporting import exported, nodes_of, outputs_of, run
+from tests.naming import shown
 from tests.tolerances import assert_close
 
 
@@ -166,7 +167,7 @@ def test_lora_counts(tmp_path):
         (lambda x: layers.Dense(2, activation="glu", name="odd")(x), "'odd' has the activation 'glu'"),
         (lambda x: keras.ops.cast(x, "complex64"), "has dtype='complex64'"),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_what_a_lowering_cannot_do_is_refused(call, message: str, tmp_path):
     x = keras.Input((4, 3), name="x")
@@ -184,7 +185,7 @@ def test_what_a_lowering_cannot_do_is_refused(call, message: str, tmp_path):
         lambda x: x + np.arange(3),
         lambda x: 2 / (x * x + 1),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_arithmetic_with_numbers(call, tmp_path):
     x = keras.Input((4, 3), name="x")

@@ -11,6 +11,7 @@ from keras_tx.errors import ExportError
 from keras_tx_onnx import export_onnx
 from tests.drawing import draw, redraw
 from tests.export.exporting import exported, nodes_of, outputs_of, run
+from tests.naming import shown
 from tests.tolerances import assert_close
 
 OPSETS = pytest.mark.parametrize("opset", [17, 23, 26])
@@ -72,7 +73,7 @@ OPTIONS = [
 
 
 @OPSETS
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=shown)
 def test_options_of_multi_head_attention(options: dict, opset: int, tmp_path):
     if "value_dim" in options and keras.backend.backend() == "jax":
         pytest.skip("Keras itself cannot")
@@ -82,7 +83,7 @@ def test_options_of_multi_head_attention(options: dict, opset: int, tmp_path):
 
 
 @OPSETS
-@pytest.mark.parametrize("options", [*OPTIONS[:4], {"dropout": 0.1}], ids=str)
+@pytest.mark.parametrize("options", [*OPTIONS[:4], {"dropout": 0.1}], ids=shown)
 def test_options_of_group_query_attention(options: dict, opset: int, tmp_path):
     x = tokens("x")
     check(keras.Model(x, grouped(**options)(x, x)), opset, tmp_path, queries)
@@ -110,9 +111,9 @@ def test_queries_keys_and_values_of_their_own(layer, causal: bool, opset: int, t
         ((None, 1), lambda b, t, s: draw(b, t, 1) > 0),
         ((None, None), lambda b, t, s: seen(b, t, s).astype("int64")),
     ],
-    ids=str,
+    ids=shown,
 )
-@pytest.mark.parametrize("options", [{}, {"dropout": 0.1}, {"scores": True}, {"causal": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.1}, {"scores": True}, {"causal": True}], ids=shown)
 def test_attention_masks(options: dict, shape: tuple, make, opset: int, tmp_path):
     rest = shape[1:] if len(shape) == 3 and shape[0] is None else shape
     if len(rest) == 3 and options.get("causal"):
@@ -127,7 +128,7 @@ def test_attention_masks(options: dict, shape: tuple, make, opset: int, tmp_path
 
 @OPSETS
 @pytest.mark.parametrize("layer", [multi, grouped])
-@pytest.mark.parametrize("options", [{}, {"dropout": 0.1}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.1}], ids=shown)
 def test_masks_of_values_and_keys(layer, options: dict, opset: int, tmp_path):
     """Among them one that leaves nothing to see: Keras then gives the mean, or with dropout zero."""
     q, v = tokens("q"), tokens("v")
@@ -162,7 +163,7 @@ def test_attention_over_other_axes_is_refused(tmp_path):
 
 @OPSETS
 @pytest.mark.parametrize("layer", [layers.Attention, layers.AdditiveAttention])
-@pytest.mark.parametrize("options", [{}, {"use_scale": True}, {"use_scale": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"use_scale": True}, {"use_scale": False}], ids=shown)
 @pytest.mark.parametrize("scores", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_plain_attention(layer, options: dict, scores: bool, causal: bool, opset: int, tmp_path):

@@ -7,7 +7,6 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from keras_tx.layers.rotary import inverse_frequencies
 from keras_tx_onnx.context import Context, shape_of
 
 
@@ -180,11 +179,11 @@ def counting(cx: Context, count: ir.Value) -> ir.Value:
 
 
 def rotary_angles(
-    cx: Context, x: ir.Value, positions: ir.Value, size: int, base: float
+    cx: Context, x: ir.Value, positions: ir.Value, frequencies: np.ndarray
 ) -> tuple[ir.Value, ir.Value]:
     """Cosine and sine (batch, tokens, size / 2) of the angle of each token and pair of channels."""
     positions = cx.op.Expand(cx.op.Cast(positions, to=ir.DataType.FLOAT), cx.op.Shape(x, start=0, end=2))
-    angles = cx.op.Mul(cx.op.Unsqueeze(positions, [2]), inverse_frequencies(size, base))
+    angles = cx.op.Mul(cx.op.Unsqueeze(positions, [2]), frequencies)
     return cx.op.Cos(angles), cx.op.Sin(angles)
 
 

@@ -10,6 +10,8 @@ from keras import ops
 
 from keras_tx import layers
 from keras_tx.errors import ExportError
+from keras_tx.layers.mask_token import MaskToken
+from keras_tx.layers.rotary import inverse_frequencies
 from keras_tx_onnx.context import Context, shape_of
 from keras_tx_onnx.dims import axis_length
 from keras_tx_onnx.lowerings.attention import Heads, attend, counting, length, rotary_angles, rotate
@@ -50,6 +52,11 @@ def class_token(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
     before = cx.op.Slice(inputs, [0], [layer.after], [1])
     behind = cx.op.Slice(inputs, [layer.after], [2**62], [1])
     return cx.op.Concat(before, tokens, behind, axis=1)
+
+
+@lowers(MaskToken, example=lambda x: MaskToken()(x), shape=(4, 6), nodes="Identity")
+def mask_token(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    return inputs
 
 
 @lowers(
@@ -115,7 +122,8 @@ def multi_head_attention(
         if places is None:
             places = counting(cx, length(cx, query, 1))
             places = places if past is None else cx.op.Add(places, length(cx, past[0], 2))
-        angles = rotary_angles(cx, query, places, heads.size, layer.rotary_base)
+        frequencies = inverse_frequencies(heads.size, layer.rotary_base, layer.rotary_scaling)
+        angles = rotary_angles(cx, query, places, frequencies)
         q = rotate(cx, q, angles, heads.queries, heads.size)
         k = rotate(cx, k, angles, heads.keys, heads.size)
     attended, present, weights = attend(
@@ -143,7 +151,7 @@ def _packed_projection(cx: Context, layer: Any, x: ir.Value, heads: Heads) -> tu
     """Query, key and value as one product, which is faster than three."""
     parts = (layer.query, layer.key, layer.value)
     x = cx.op.MatMul(x, cx.packed(f"{layer.path}/qkv/kernel", [part.kernel for part in parts], axis=1))
-    if layer.use_bias:
+    if layer.qkv_bias:
         x = cx.op.Add(x, cx.packed(f"{layer.path}/qkv/bias", [part.bias for part in parts], axis=0))
     sizes = [heads.queries * heads.size, heads.keys * heads.size, heads.keys * heads.size]
     return cx.op.Split(x, sizes, outputs=3, axis=-1)

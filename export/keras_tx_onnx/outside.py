@@ -1,0 +1,34 @@
+"""Which inputs, outputs and files a model has: a decoder's, an encoder's, an image model's, or its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_tx.errors import ConfigError
+from keras_tx.processing import ImageTransform
+from keras_tx_onnx.decoder import decoder_of
+from keras_tx_onnx.encoder import encoder_of
+from keras_tx_onnx.interface import Interface, interface_of
+from keras_tx_onnx.signature import Functional
+
+
+def outside_of(
+    functional: Functional,
+    labels: Sequence[str] | None,
+    tokenizer: Any,
+    image: ImageTransform | None,
+    raw_pixels: bool,
+    cache: bool | str | None,
+    unpad: bool,
+) -> Interface:
+    """The contract's interface for our families, the model's own for any other."""
+    others = {"image": image, "raw_pixels": raw_pixels or None}
+    found = decoder_of(functional, cache, tokenizer, {"labels": labels, **others})
+    found = found or encoder_of(functional, labels, tokenizer, unpad, others)
+    if found is None and tokenizer is not None:
+        raise ConfigError(
+            f"tokenizer was given, but {functional.model.name!r} is a {type(functional.model).__name__}, no "
+            "text model of keras_tx. Leave it out."
+        )
+    return found or interface_of(functional, labels, image, raw_pixels)

@@ -1,0 +1,31 @@
+"""Writes a graph as a file, with its weights beside it where they are large, and checks it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from keras_tx import contract
+from keras_tx.errors import ExportError
+
+
+def write_graph(model: ir.Model, path: Path) -> bool:
+    """Writes the graph, and from 64 MB of weights on a data file beside it. Says whether it did."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    weights = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
+    if weights < contract.EXTERNAL_DATA_FROM:
+        ir.save(model, path)
+        return False
+    # Large tensors begin on a page of 16 kB (macOS; Linux has 4), so that the file can be memory-mapped.
+    ir.save(model, path, external_data=f"{path.name}_data", alignment=16384, align_threshold=2**20 - 1)
+    return True
+
+
+def check_graph(path: Path) -> None:
+    try:
+        onnx.checker.check_model(os.fspath(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ExportError(f"The ONNX checker refuses the graph, so a lowering is wrong: {error}") from error

@@ -1,0 +1,167 @@
+"""precision="auto": the fastest recipe within the tolerance, and a report that says why not the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import keras_tx
+from keras_tx import contract
+from keras_tx.errors import ConfigError
+from keras_tx.runtime import load, open_folder, verify_hashes
+from keras_tx_onnx import quantize
+from keras_tx_onnx.quantizing import choosing, scoring
+from tests.drawing import as_numpy, draw
+from tests.quantizing.folders import bert, exported, gpt, session, vit
+
+PICTURES = draw(48, 8, 8, 3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_timing():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choosing, "ROUNDS", 1)
+        patch.setattr(choosing, "RUNS", 2)
+        yield
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return exported(vit(), tmp_path / "folder")
+
+
+def labels(folder: Path) -> np.ndarray:
+    """What the model itself says, so that fp32 is always right."""
+    (logits,) = session(folder).run(None, {"pixel_values": PICTURES.transpose(0, 3, 1, 2)})
+    return logits.argmax(-1)
+
+
+def test_the_fastest_that_loses_little_enough(folder):
+    choice = quantize(folder, "auto", validation=(PICTURES, labels(folder)), tolerance=1.0)
+    rows = {row.precision: row for row in choice.measured}
+    assert set(rows) == {"fp32", *choosing.CANDIDATES}
+    assert rows["fp32"].score == 1 and choice.metric == "accuracy"
+    assert all(row.accepted and row.milliseconds > 0 for row in rows.values())
+    assert rows["fp32"].megabytes > rows["int8"].megabytes > rows["int4"].megabytes > 0
+    assert choice.chosen == min(rows.values(), key=lambda row: row.milliseconds).precision
+    opened = open_folder(folder, choice.chosen)
+    verify_hashes(opened)
+    assert set(opened.manifest.precisions) == {"fp32", choice.chosen}
+    report = json.loads((folder / choosing.REPORT).read_text())
+    assert report["chosen"] == choice.chosen
+    assert [row["precision"] for row in report["measured"]] == list(rows)
+    with load(folder, provider="cpu", precision=choice.chosen) as model:
+        assert len(model(np.zeros((8, 8, 3), "uint8"))) == 5
+
+
+def test_what_loses_too_much_is_refused_and_names_the_layers(folder):
+    """A layer is given a few huge numbers and many that count as much: eight bits cannot hold both."""
+    model = vit()
+    scale = np.ones(128, "float32")
+    scale[::16] = 3e4
+    up, down = model.get_layer("block_1").feed_forward.up, model.get_layer("block_1").feed_forward.down
+    up.kernel.assign(np.asarray(up.kernel) * scale)
+    down.kernel.assign(20 * np.asarray(down.kernel) / scale[:, None])
+    folder = exported(model, folder.parent / "spoiled")
+    choice = quantize(folder, "auto", validation=(PICTURES, labels(folder)), tolerance=0.02)
+    row = next(row for row in choice.measured if row.precision == "int8")
+    assert not row.accepted and row.lost > 0.02
+    assert row.blamed[0][0] == "block_1/feed_forward/down"
+    assert row.blamed[0][1] > 3 * row.blamed[1][1]
+    assert row.score_without_them is not None and row.score_without_them > row.score
+    assert choice.chosen != "int8"
+    text = str(choice)
+    assert "refused: loses" in text and "block_1/feed_forward/down loses" in text and "with keep=[" in text
+    again = quantize(folder, "auto", validation=(PICTURES, labels(folder)), tolerance=0.1, keep=["block_1"])
+    kept = next(row for row in again.measured if row.precision == "int8")
+    assert kept.accepted and kept.score > row.score
+
+
+def test_validation_as_batches_and_as_a_dataset(folder):
+    right = labels(folder)
+    pairs = [(PICTURES[:30], right[:30]), (PICTURES[30:], right[30:])]
+
+    class Dataset(keras.utils.PyDataset):
+        @property
+        def num_batches(self):
+            return 2
+
+        def __getitem__(self, index):
+            return pairs[index]
+
+    metric = keras.metrics.SparseCategoricalAccuracy()
+    for validation in (pairs, Dataset()):
+        choice = quantize(folder, "auto", validation=validation, tolerance=1.0, metric=metric)
+        assert (choice.measured[0].score, choice.metric) == (1, "sparse_categorical_accuracy")
+
+
+def test_a_metric_of_the_user(folder):
+    def agreeable(outputs, targets):
+        assert targets is None
+        return 1 - float(np.abs(outputs["logits"]).mean() < 0)
+
+    choice = quantize(folder, "auto", validation=PICTURES, metric=agreeable)
+    assert choice.metric == "agreeable" and all(row.accepted for row in choice.measured)
+
+
+def test_a_decoder_is_timed_by_its_step_and_scored_by_its_perplexity(tmp_path):
+    model = gpt()
+    folder = exported(model, tmp_path / "poet")
+    ids = np.random.default_rng(0).integers(0, 300, (4, 16))
+    choice = quantize(folder, "auto", validation={"input_ids": ids}, tolerance=0.2)
+    assert choice.metric == "-log(perplexity)" and choice.timed == "a step behind 64 tokens"
+    known = {
+        "input_ids": ids,
+        "attention_mask": np.ones_like(ids),
+        "position_ids": np.tile(np.arange(16), (4, 1)),
+    }
+    logits = as_numpy(model({tensor.name: known[tensor.name] for tensor in model.inputs}))
+    losses = keras.losses.sparse_categorical_crossentropy(ids[:, 1:], logits[:, :-1], from_logits=True)
+    assert choice.measured[0].score == pytest.approx(-float(as_numpy(losses).mean()), rel=1e-4)
+
+
+def test_the_metrics_of_text_tasks(tmp_path):
+    ids = np.random.default_rng(0).integers(5, 300, (4, 16))
+    tagger = exported(bert(head=keras_tx.TokenClassifierHead(3)), tmp_path / "tags")
+    given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    (logits,) = session(tagger).run(None, given)
+    targets = logits.argmax(-1)
+    targets[:, 8:] = contract.NO_LABEL
+    targets[0, :8] = (targets[0, :8] + 1) % 3
+    choice = quantize(tagger, "auto", validation=({"input_ids": ids}, targets), tolerance=1.0)
+    assert (choice.metric, choice.measured[0].score) == ("accuracy of tokens", 0.75)
+    outputs = {"start_logits": np.eye(4), "end_logits": np.eye(4)}
+    spans = {"start_logits": np.arange(4), "end_logits": np.array([0, 1, 2, 0])}
+    assert scoring._spans(outputs, {}, spans) == (3.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "give both, or neither"),
+        ({"validation": "x"}, "validation is a str, expected"),
+        ({"validation": []}, "validation is empty"),
+        ({"validation": PICTURES}, "validation has no targets"),
+        ({"validation": (PICTURES, np.zeros(48)), "tolerance": -1}, "tolerance is -1, expected a number"),
+        ({"validation": (PICTURES, np.zeros(48)), "metric": "f1"}, "metric is a str, expected a function"),
+    ],
+)
+def test_what_cannot_be(folder, options, message):
+    with pytest.raises(ConfigError, match=message):
+        quantize(folder, "auto", **options)
+    assert list(open_folder(folder).manifest.precisions) == ["fp32"]
+
+
+def test_validation_without_auto(folder):
+    with pytest.raises(ConfigError, match="give both, or neither"):
+        quantize(folder, "int8", validation=(PICTURES, np.zeros(48)))
+
+
+def test_a_generic_model_needs_a_metric(tmp_path):
+    folder = exported(keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)]), tmp_path / "generic")
+    with pytest.raises(ConfigError, match="metric is missing: the folder's task is none"):
+        quantize(folder, "auto", validation=(draw(4, 64), np.zeros(4)))

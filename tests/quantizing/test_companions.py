@@ -1,0 +1,95 @@
+"""Whether a sample's answer depends on its companions: in dynamic int8, and in no other recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from keras_tx.runtime import open_folder
+from keras_tx_onnx import quantize
+from tests.drawing import draw
+from tests.quantizing.folders import bert, exported, session, vit
+
+SAMPLE = draw(1, 3, 8, 8)
+LOUD = 20 * draw(7, 3, 8, 8, seed=3)  # companions that stretch the range
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = exported(vit(), tmp_path_factory.mktemp("companions") / "folder")
+    quantize(folder, ["fp16", "int8", "int8-blocks", "int4"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def static(folder, tmp_path_factory) -> Path:
+    again = exported(vit(), tmp_path_factory.mktemp("static") / "folder")
+    quantize(again, "int8", calibration=np.concatenate([SAMPLE, LOUD]))
+    return again
+
+
+def moved_by_companions(folder: Path, name: str) -> float:
+    """How far the answer moves, in units of its scale."""
+    run = session(folder, name)
+    (alone,) = run.run(None, {"pixel_values": SAMPLE})
+    (together,) = run.run(None, {"pixel_values": np.concatenate([SAMPLE, LOUD])})
+    return float(np.abs(alone[0] - together[0]).max() / np.abs(alone).max())
+
+
+def test_dynamic_int8_depends_on_them(folder):
+    assert 1e-3 < moved_by_companions(folder, "model_quantized.onnx") < 0.5
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model_int8.onnx", "model_q4.onnx"])
+def test_blocks_do_not(folder, name):
+    assert moved_by_companions(folder, name) < 1e-5
+
+
+def test_fixed_ranges_do_not(static):
+    assert moved_by_companions(static, "model_quantized.onnx") < 1e-5
+    model = onnx.load(static / "onnx/model_quantized.onnx")
+    kinds = {node.op_type for node in model.graph.node}
+    assert {"QuantizeLinear", "DequantizeLinear", "MatMul"} < kinds
+    assert not kinds & {"DynamicQuantizeLinear", "MatMulInteger"}
+    assert [entry.domain for entry in model.opset_import] == [""]
+    variant = open_folder(static).manifest.variants["int8"]
+    assert variant.recipe == "static" and variant.noise < 0.1
+
+
+def test_ranges_are_those_of_all_batches(tmp_path):
+    """Calibrated on a quiet sample alone, loud ones are cut off; on both, they are not."""
+    folder = exported(vit(), tmp_path / "folder")
+    (expected,) = session(folder).run(None, {"pixel_values": LOUD})
+    lost = []
+    for calibration in ([0 * SAMPLE], [{"pixel_values": SAMPLE}, {"pixel_values": LOUD}]):
+        quantize(folder, "int8", calibration=calibration)
+        (got,) = session(folder, "model_quantized.onnx").run(None, {"pixel_values": LOUD})
+        lost.append(float(np.abs(got - expected).max() / np.abs(expected).max()))
+    assert lost[1] < 0.1 and lost[0] > 2 * lost[1], lost
+
+
+def test_calibration_from_tf_data_and_with_channels_last(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    folder = exported(vit(), tmp_path / "folder")
+    pictures = draw(6, 8, 8, 3)  # as model.processing gives them
+    quantize(folder, "int8", calibration=pictures)
+    first = (folder / "onnx/model_quantized.onnx").read_bytes()
+    quantize(folder, "int8", calibration=tf.data.Dataset.from_tensor_slices((pictures, np.zeros(6))).batch(2))
+    assert (folder / "onnx/model_quantized.onnx").read_bytes() == first
+
+
+def test_unpadded_texts_with_fixed_ranges(tmp_path):
+    """Their products have two axes, which onnxruntime would otherwise round back at each run."""
+    folder = exported(bert(), tmp_path / "folder")
+    ids = np.random.default_rng(0).integers(0, 300, (4, 16))
+    mask = (np.arange(16) < np.array([[16], [9], [3], [12]])).astype("int64")
+    done = quantize(folder, "int8", calibration={"input_ids": ids, "attention_mask": mask})
+    assert done.manifest.variants["int8"].noise < 0.1
+    given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+    (whole,) = session(folder, "model_quantized.onnx").run(None, given)
+    one = {name: x[1:2, :9] for name, x in given.items()}
+    (alone,) = session(folder, "model_quantized.onnx").run(None, one)
+    np.testing.assert_allclose(whole[1:2, :9], alone, atol=1e-5 * np.abs(alone).max())
