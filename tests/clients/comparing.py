@@ -2,51 +2,133 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import json
+import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-# What a client says about the pictures: the output (batch, ...), and labels with scores, best first.
-Answer = tuple[np.ndarray, list[list[dict[str, Any]]] | None]
+PAGE = Path(__file__).parents[2] / "docs/clients.md"
+AT_PADDING = -10000.0  # what a graph gives there for the beginning and end of an answer
 
 
-def main(client: str, answer: Callable[[Path, dict[str, Any], list[Path]], Answer]) -> None:
-    """Asks the client about every folder and prints one line; exits with 1 where an answer is wrong."""
-    out = Path(sys.argv[1])
+class Found:
+    """What a client answered about one folder, compared with our runtime."""
+
+    def __init__(self) -> None:
+        self.gap = 0.0
+
+    def close(self, name: str, got: Any, expected: Any) -> None:
+        """Notes the largest difference, relative to the scale of what is expected (tests/tolerances.py)."""
+        got, expected = np.asarray(got, "float64"), np.asarray(expected, "float64")
+        if got.shape != expected.shape:
+            raise ValueError(f"{name} has the shape {got.shape}, expected {expected.shape}")
+        real = expected != AT_PADDING
+        self.same(f"{name} at padding", bool((got[~real] == AT_PADDING).all()), True)
+        gap = np.abs(got[real] - expected[real]).max() / np.abs(expected[real]).max()
+        self.gap = max(self.gap, float("inf") if np.isnan(gap) else float(gap))
+
+    def same(self, name: str, got: Any, expected: Any) -> None:
+        if got != expected:
+            raise ValueError(f"{name} is {got!r}, expected {expected!r}")
+
+    def alike(self, name: str, got: Any, expected: Any) -> None:
+        """Numbers close and all else the same, at any depth; of texts what is ASCII: half a character is
+        written in more than one way."""
+        if isinstance(expected, str):
+            self.same(name, *(text.encode("ascii", "ignore").decode() for text in (got, expected)))
+        elif isinstance(expected, dict):
+            self.same(f"{name}: keys", sorted(got), sorted(expected))
+            for key, value in expected.items():
+                self.alike(f"{name}: {key}", got[key], value)
+        elif isinstance(expected, list) and expected and isinstance(expected[0], dict):
+            self.same(f"{name}: length", len(got), len(expected))
+            for one, other in zip(got, expected, strict=True):
+                self.alike(name, one, other)
+        else:
+            self.close(name, got, expected)
+
+    def scores(self, name: str, got: Sequence[Any], expected: Sequence[Any]) -> None:
+        """Of entries with a label and a score, in the same order."""
+        self.same(f"{name}: labels", [x["label"] for x in got], [x["label"] for x in expected])
+        self.close(f"{name}: scores", [x["score"] for x in got], [x["score"] for x in expected])
+
+
+# Asks the client about a folder and compares.
+Ask = Callable[[Path, dict[str, Any], Found], None]
+
+
+def main(
+    client: str,
+    version: str,
+    asks: Mapping[str, Ask],
+    only: Callable[[dict[str, Any]], bool] = lambda case: True,
+) -> None:
+    """Asks about every folder of these kinds, and runs the lines that docs/clients.md has for the client.
+
+    Prints one line, and what is wrong; exits with 1 where something is.
+    """
+    out = Path(sys.argv[1]).absolute()
     reference = json.loads((out / "reference.json").read_text(encoding="utf-8"))
-    found, wrong = [], []
+    tries: dict[str, Callable[[Found], None]] = {}
     for name, case in reference["cases"].items():
+        if case["kind"] in asks and only(case):
+            tries[name] = functools.partial(asks[case["kind"]], out / name, case)
+    folders = len(tries)
+    blocks = re.findall(r"```py\n(.*?)```", section(client), re.DOTALL)
+    answers = reference["documented"][client]
+    for number, (block, expected) in enumerate(zip(blocks, answers, strict=True), 1):
+        given = {name: np.asarray(x, "float32") for name, x in reference["documented"]["given"].items()}
+        tries[f"{PAGE.name}, block {number}"] = functools.partial(
+            run, out / "documented", block, given, expected
+        )
+    gaps, wrong = {}, []
+    for name, attempt in tries.items():
+        found = Found()
         try:
-            values, scores = answer(out / name, case, [out / picture for picture in case["pictures"]])
-            gap = difference(values, np.asarray(case["values"]))
-            if case["scores"] is not None and scores is not None:
-                gap = max(gap, difference_of_scores(scores, case["scores"]))
+            attempt(found)
         except Exception as error:  # whatever it raises is its refusal; the other folders are still tried
-            wrong.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:500]}")
+            wrong.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:700]}")
             continue
-        found.append(f"{name} {gap:.1e}")
-        if not gap <= reference["tolerance"]:
-            wrong.append(f"{name}: differs by {gap:.1e} of the scale")
-    limit = f"(tolerance {reference['tolerance']:.0e})"
-    print(f"{client}: {'FAILED' if wrong else 'ok'}: {', '.join(found)} {limit}", *wrong, sep="\n    ")
+        gaps[name] = found.gap
+        if not found.gap <= reference["tolerance"]:
+            wrong.append(f"{name}: differs by {found.gap:.1e} of the scale")
+    worst = max(gaps, key=gaps.__getitem__, default="none")
+    gap, limit = gaps.get(worst, 0.0), reference["tolerance"]
+    print(
+        f"{client} {version}: {'FAILED' if wrong else 'ok'}: {folders} folders and the lines of {PAGE.name}, "
+        f"the largest difference {gap:.1e} ({worst}), tolerance {limit:.0e}",
+        *wrong,
+        sep="\n    ",
+    )
     sys.exit(bool(wrong))
 
 
-def difference(got: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference, relative to the scale of what is expected, as in tests/tolerances.py."""
-    if got.shape != expected.shape:
-        raise ValueError(f"the shape is {got.shape}, expected {expected.shape}")
-    return float(np.abs(got - expected).max() / np.abs(expected).max())
+def section(client: str) -> str:
+    """What the page says about a client."""
+    text = PAGE.read_text(encoding="utf-8")
+    return text.partition(f"\n## {client}\n")[2].partition("\n## ")[0]
 
 
-def difference_of_scores(got: list[list[dict[str, Any]]], expected: list[list[dict[str, Any]]]) -> float:
-    """The largest difference of a score; labels and their order must be the same."""
-    for ours, theirs in zip(expected, got, strict=True):
-        if [each["label"] for each in ours] != [each["label"] for each in theirs]:
-            raise ValueError(f"the labels are {theirs}, expected {ours}")
-    numbers = [np.array([[each["score"] for each in one] for one in many]) for many in (got, expected)]
-    return float(np.abs(numbers[0] - numbers[1]).max())
+def run(place: Path, block: str, given: dict[str, Any], expected: Any, found: Found) -> None:
+    """Runs the lines of a block where its folders are, and compares what the last of them gives."""
+    *lines, last = ast.parse(block).body
+    assert isinstance(last, ast.Expr)
+    before = Path.cwd()
+    os.chdir(place)
+    try:
+        exec(compile(ast.Module(lines, []), PAGE.name, "exec"), given)
+        found.alike("it", eval(compile(ast.Expression(last.value), PAGE.name, "eval"), given), expected)
+    finally:
+        os.chdir(before)
+
+
+def fed(batch: Mapping[str, Any], names: Sequence[str]) -> dict[str, np.ndarray]:
+    """What our runtime fed, as arrays."""
+    return {name: np.asarray(batch[name], "int64") for name in names if name in batch}

@@ -2,8 +2,7 @@
 
     python -m tests.clients.make_folder OUT
 
-gives OUT/<name>/ for each case below, OUT/<name>_0.png ... of exactly the model's size, so that no client
-resizes, and OUT/reference.json with the outputs for those pictures.
+gives OUT/<name>/ for each case of the modules below, and OUT/reference.json with what was asked and answered.
 """
 
 from __future__ import annotations
@@ -11,70 +10,27 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from PIL import Image
-
-import keras_tx
 from keras_tx import contract
-from keras_tx.runtime import load
-from keras_tx_onnx import export_onnx
-from tests.drawing import redraw
+from tests.clients import decoder_folders, documented, picture_folders, text_folders
 from tests.tolerances import FP32
-
-LABELS = ["rose", "tulip, wild", "päonie", "iris"]
-PICTURES = 3
-
-# What differs between folders for a client: keys of the JSON files, outputs, where the weights are.
-CASES: dict[str, dict[str, Any]] = {
-    "square": {"image_size": 8, "classes": len(LABELS)},
-    "wide": {"image_size": (8, 12), "classes": len(LABELS)},
-    "grey": {"image_size": 8, "channels": 1, "classes": len(LABELS)},
-    "tokens": {"image_size": 8, "pooling": "none"},
-    "embedding": {"image_size": 8},
-    "opset_17": {"image_size": 8, "classes": len(LABELS)},
-    "large": {"image_size": 8, "classes": len(LABELS), "width": 1024, "mlp_dim": 3072, "depth": 2},
-}
 
 
 def main(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    cases = {name: make(out, name, config) for name, config in CASES.items()}
-    large = out / "large" / contract.MODEL_DATA
-    assert large.exists(), f"{large} is missing: the large model no longer has its weights outside the graph"
-    reference = {"tolerance": FP32, "cases": cases}
-    (out / "reference.json").write_text(json.dumps(reference, indent=1), encoding="utf-8")
-
-
-def make(out: Path, name: str, config: dict[str, Any]) -> dict[str, Any]:
-    model = redraw(keras_tx.vit("Mu/2", **config))
-    labels = LABELS if "classes" in config else None
-    opset = 17 if name == "opset_17" else contract.DEFAULT_OPSET
-    export_onnx(model, out / name, labels=labels, opset=opset, overwrite=True)
-    transform = model.processing
-    random = np.random.default_rng(0)
-    pictures = []
-    for index in range(PICTURES):
-        colour = random.uniform(0, 255, transform.channels)  # noise alone looks the same to a ViT
-        pixels = colour + random.normal(0, 40, (transform.height, transform.width, transform.channels))
-        pixels = pixels.clip(0, 255).astype("uint8")
-        pictures.append(f"{name}_{index}.png")
-        Image.fromarray(pixels.squeeze(-1) if transform.channels == 1 else pixels).save(out / pictures[-1])
-    paths = [out / picture for picture in pictures]
-    with load(out / name, provider="cpu") as loaded:
-        (output,) = loaded.session.outputs
-        pixel_values = np.ascontiguousarray(transform(paths).transpose(0, 3, 1, 2))
-        values = loaded.session.run({contract.PIXEL_VALUES: pixel_values})[output.name]
-        scores = loaded(paths, top_k=len(LABELS)) if labels else None
-    return {
-        "task": model.task,
-        "output": output.name,
-        "labels": labels,
-        "pictures": pictures,
-        "values": values.tolist(),
-        "scores": scores,
+    cases = {
+        name: kind.make(out, name)
+        for kind in (picture_folders, text_folders, decoder_folders)
+        for name in kind.CASES
     }
+    for name in cases:
+        if name.endswith("large"):
+            data = out / name / contract.MODEL_DATA
+            assert data.exists(), (
+                f"{data} is missing: the large model no longer has its weights outside the graph"
+            )
+    reference = {"tolerance": FP32, "cases": cases, "documented": documented.make(out)}
+    (out / "reference.json").write_text(json.dumps(reference), encoding="utf-8")
 
 
 if __name__ == "__main__":

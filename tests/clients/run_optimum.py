@@ -1,4 +1,4 @@
-"""Optimum's ORTModel, with the image processor that transformers finds in the folder."""
+"""Optimum's ORTModel classes, with the image processor and tokenizer that transformers finds there."""
 
 from __future__ import annotations
 
@@ -7,36 +7,142 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from comparing import Answer, main
+import torch
+from comparing import Found, main
 from optimum.onnxruntime import (
+    ORTModelForCausalLM,
     ORTModelForCustomTasks,
     ORTModelForFeatureExtraction,
     ORTModelForImageClassification,
+    ORTModelForMaskedLM,
+    ORTModelForQuestionAnswering,
+    ORTModelForSequenceClassification,
+    ORTModelForTokenClassification,
 )
 from PIL import Image
-from transformers import AutoImageProcessor, pipeline
+from transformers import AutoImageProcessor, AutoTokenizer, pipeline
+
+CLASSES = {
+    "text-classification": ORTModelForSequenceClassification,
+    "token-classification": ORTModelForTokenClassification,
+    "question-answering": ORTModelForQuestionAnswering,
+    "fill-mask": ORTModelForMaskedLM,
+    "feature-extraction": ORTModelForFeatureExtraction,
+}
 
 
-def answer(folder: Path, case: dict[str, Any], pictures: list[Path]) -> Answer:
+def pictures(folder: Path, case: dict[str, Any], found: Found) -> None:
     processor = AutoImageProcessor.from_pretrained(folder, use_fast=False)  # the fast one wants torchvision
-    images: list[Any] = [Image.open(picture) for picture in pictures]
+    images: list[Any] = [Image.open(folder.parent / picture) for picture in case["pictures"]]
     grey = images[0].mode == "L"
     if grey:  # transformers takes grey pictures only as arrays with a channel axis
         images = [np.asarray(image)[..., None] for image in images]
     inputs = processor(images, return_tensors="np")
     if case["output"] == "image_embeds":  # its class for features wants a last_hidden_state
-        return ORTModelForCustomTasks.from_pretrained(folder)(**inputs)["image_embeds"], None
-    if case["output"] == "last_hidden_state":
-        return ORTModelForFeatureExtraction.from_pretrained(folder)(**inputs).last_hidden_state, None
-    model = ORTModelForImageClassification.from_pretrained(folder)
-    logits = model(**inputs).logits
-    if grey:  # and its pipeline makes every picture colour
-        return logits, None
-    classify = pipeline("image-classification", model=model, image_processor=processor)
-    return logits, classify(images, top_k=len(case["labels"]))
+        values = ORTModelForCustomTasks.from_pretrained(folder)(**inputs)["image_embeds"]
+    elif case["output"] == "last_hidden_state":
+        values = ORTModelForFeatureExtraction.from_pretrained(folder)(**inputs).last_hidden_state
+    else:
+        model = ORTModelForImageClassification.from_pretrained(folder)
+        values = model(**inputs).logits
+        if not grey:  # its pipeline makes every picture colour
+            classify = pipeline("image-classification", model=model, image_processor=processor)
+            answers = classify(images, top_k=len(case["labels"]))
+            for got, expected in zip(answers, case["scores"], strict=True):
+                found.scores("pipeline", got, expected)
+    found.close("output", values, case["values"])
+
+
+def texts(folder: Path, case: dict[str, Any], found: Found) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(case["texts"], case["pairs"], padding=True, return_tensors="np")
+    found.same("batch", {name: x.tolist() for name, x in inputs.items()}, case["batch"])
+    one, two = case["long"]
+    long = {"text": tokenizer(one, truncation=True), "pair": tokenizer(one, two, truncation=True)}
+    found.same("long texts", {name: x["input_ids"] for name, x in long.items()}, case["long_ids"])
+    model = CLASSES[case["task"]].from_pretrained(folder)
+    outputs = model(**inputs)
+    for name, expected in case["outputs"].items():
+        if name in outputs:
+            found.close(name, outputs[name], expected)
+    known = {"last_hidden_state"} if case["task"] == "feature-extraction" else set(case["outputs"])
+    found.same("missing outputs", sorted(known - set(outputs)), [])
+    if "sentence_embedding" in case["outputs"]:
+        every = ORTModelForCustomTasks.from_pretrained(folder)(**inputs)
+        found.close("sentence_embedding", every["sentence_embedding"], case["outputs"]["sentence_embedding"])
+    if case["task"] != "feature-extraction":
+        ask = pipeline(case["task"], model=model, tokenizer=tokenizer)
+        PIPELINES[case["task"]](ask, case, found)
+
+
+def classified(ask: Any, case: dict[str, Any], found: Found) -> None:
+    given = case["texts"]
+    if case["pairs"]:
+        given = [{"text": a, "text_pair": b} for a, b in zip(given, case["pairs"], strict=True)]
+    for got, expected in zip(ask(given, top_k=None), case["answers"], strict=True):
+        found.scores("pipeline", got, expected)
+
+
+def tagged(ask: Any, case: dict[str, Any], found: Found) -> None:
+    for got, expected in zip(ask(case["texts"], ignore_labels=[]), case["answers"], strict=True):
+        found.scores("pipeline", [{"label": x["entity"], "score": x["score"]} for x in got], expected)
+
+
+# Ours answers with tokens, and says so when there is no answer.
+OPTIONS = {"max_answer_len": 30, "handle_impossible_answer": True, "align_to_words": False}
+
+
+def answered(ask: Any, case: dict[str, Any], found: Found) -> None:
+    for question, text, expected in zip(case["texts"], case["pairs"], case["answers"], strict=True):
+        got = ask(question=question, context=text, **OPTIONS)
+        for name in ("answer", "start", "end"):
+            found.same(f"pipeline: {name}", got[name], expected[name])
+        found.close("pipeline: score", got["score"], expected["score"])
+
+
+def filled(ask: Any, case: dict[str, Any], found: Found) -> None:
+    for text, expected in zip(case["texts"], case["answers"], strict=True):
+        got = ask(text, top_k=3)
+        found.same("pipeline: ids", [x["token"] for x in got], [x["id"] for x in expected])
+        found.close("pipeline: scores", [x["score"] for x in got], [x["score"] for x in expected])
+        found.same("pipeline: texts", [x["sequence"] for x in got], [x["text"] for x in expected])
+
+
+PIPELINES = {
+    "text-classification": classified,
+    "token-classification": tagged,
+    "question-answering": answered,
+    "fill-mask": filled,
+}
+
+
+def decoders(folder: Path, case: dict[str, Any], found: Found) -> None:
+    model = ORTModelForCausalLM.from_pretrained(folder)
+    options = {"max_new_tokens": case["new_tokens"], "do_sample": False}
+    for ids, expected in zip(case["ids"], case["new_ids"], strict=True):
+        inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=int)}
+        if ids == case["ids"][0]:
+            found.close("logits", model(**inputs).logits.detach().numpy(), case["logits"])
+        found.same("tokens", model.generate(**inputs, **options)[0, len(ids) :].tolist(), expected)
+    if case["prompts"] is None:
+        return
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    batch = tokenizer(case["prompts"], padding=True, return_tensors="pt")
+    ids = [
+        row[mask == 1].tolist() for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    ]
+    found.same("ids", ids, case["ids"])
+    found.same("padding", batch["attention_mask"][0, 0].item(), 0)
+    made = model.generate(**batch, **options)[:, batch["input_ids"].shape[1] :]
+    for row, expected in zip(made.tolist(), case["new_ids"], strict=True):
+        found.same("tokens of a batch", row[: len(expected)], expected)
+    ask = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    answers = ask(case["prompts"], return_full_text=False, **options)
+    found.same("pipeline", [got[0]["generated_text"] for got in answers], case["new_texts"])
 
 
 if __name__ == "__main__":
     names = ("optimum-onnx", "transformers", "onnxruntime")
     packages = ", ".join(f"{name} {version(name)}" for name in names)
-    main(f"optimum {version('optimum')} ({packages})", answer)
+    asks = {"pictures": pictures, "texts": texts, "decoders": decoders}
+    main("Optimum", f"{version('optimum')} ({packages})", asks)

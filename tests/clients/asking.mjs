@@ -1,0 +1,167 @@
+// What transformers.js is asked about a folder, in Node and in a browser alike, and how far its answers are
+// from those of our runtime.
+
+const AT_PADDING = -10000; // what a graph gives there for the beginning and end of an answer
+
+export class Found {
+    gap = 0;
+
+    // Notes the largest difference, relative to the scale of what is expected, as in tests/tolerances.py.
+    close(name, got, expected) {
+        const numbers = [got, expected].map((x) => Array.from(x.data ?? [x].flat(Infinity), Number));
+        const [ours, theirs] = [numbers[1], numbers[0]];
+        if (ours.length !== theirs.length) throw Error(`${name} has ${theirs.length} numbers, expected ${ours.length}`);
+        let gap = 0;
+        let scale = 0;
+        ours.forEach((x, i) => {
+            if (x === AT_PADDING && theirs[i] === x) return;
+            gap = Math.max(gap, Number.isFinite(theirs[i]) ? Math.abs(theirs[i] - x) : Infinity);
+            scale = Math.max(scale, Math.abs(x));
+        });
+        this.gap = Math.max(this.gap, gap / scale);
+    }
+
+    same(name, got, expected) {
+        const [ours, theirs] = [expected, got].map((x) => JSON.stringify(x));
+        if (ours !== theirs) throw Error(`${name} is ${theirs}, expected ${ours}`);
+    }
+
+    // Numbers close and all else the same, at any depth; of texts what is ASCII: half a character is written in
+    // more than one way.
+    alike(name, got, expected) {
+        if (typeof expected === 'number') this.close(name, got, expected);
+        else if (typeof expected === 'string') this.same(name, ...[got, expected].map((x) => x.replace(/[^\0-\x7f]/g, '')));
+        else {
+            this.same(`${name}: keys`, Object.keys(got).sort(), Object.keys(expected).sort());
+            for (const [key, value] of Object.entries(expected)) this.alike(`${name}: ${key}`, got[key], value);
+        }
+    }
+
+    scores(name, got, expected, label = 'label') {
+        this.same(`${name}: labels`, got.map((x) => x[label]), expected.map((x) => x.label));
+        this.close(`${name}: scores`, got.map((x) => x.score), expected.map((x) => x.score));
+    }
+}
+
+const lists = (tensor) => tensor.tolist().map((row) => row.map(Number));
+
+// read(picture) gives a RawImage.
+async function pictures(model, one, found, read) {
+    const images = await Promise.all(one.pictures.map(read));
+    const outputs = await model.model(await model.processor(images));
+    found.close(one.output, outputs[one.output], one.values);
+    if (one.task === 'image-classification') {
+        const answers = await model(images, { top_k: one.labels.length });
+        answers.forEach((got, i) => found.scores('pipeline', got, one.scores[i]));
+    } else {
+        found.close('pipeline', await model(images), one.values);
+    }
+}
+
+async function texts(model, one, found) {
+    const inputs = model.tokenizer(one.texts, { text_pair: one.pairs, padding: true });
+    const batch = Object.fromEntries(Object.keys(one.batch).map((name) => [name, inputs[name] && lists(inputs[name])]));
+    found.same('batch', batch, one.batch);
+    const outputs = await model.model(inputs);
+    for (const [name, expected] of Object.entries(one.outputs)) found.close(name, outputs[name], expected);
+    await pipelines[one.task](model, one, found);
+}
+
+const pipelines = {
+    // It takes no pairs, and makes a softmax of a single number, too.
+    'text-classification': async (model, one, found) => {
+        if (one.pairs !== null) return;
+        const answers = await model(one.texts, { top_k: 9 });
+        answers.forEach((got, i) => found.scores('pipeline', got, one.answers[i]));
+    },
+    // It leaves out unknown tokens, as if they were special ones.
+    'token-classification': async (model, one, found) => {
+        const answers = await model(one.texts, { ignore_labels: [] });
+        answers.forEach((got, i) => {
+            found.scores('pipeline', got, one.answers[i].filter((x) => !x.unknown), 'entity');
+        });
+    },
+    // It knows no missing answer and no longest one, and leaves out unknown tokens: asked where that is the same.
+    'question-answering': async (model, one, found) => {
+        for (const [i, expected] of one.answers.entries()) {
+            const got = await model(one.texts[i], one.pairs[i]);
+            if (!one.plain[i]) continue;
+            found.same('pipeline: answer', squeezed(got.answer), squeezed(expected.answer));
+            found.close('pipeline: score', got.score, expected.score);
+        }
+    },
+    'fill-mask': async (model, one, found) => {
+        const answers = await model(one.texts, { top_k: 3 });
+        answers.forEach((got, i) => {
+            const expected = one.answers[i];
+            found.same('pipeline: ids', got.map((x) => x.token), expected.map((x) => x.id));
+            found.close('pipeline: scores', got.map((x) => x.score), expected.map((x) => x.score));
+        });
+    },
+    'feature-extraction': async (model, one, found) => {
+        if (one.pooling === null) return;
+        const pooling = one.pooling === 'class' ? 'cls' : one.pooling;
+        const vectors = await model(one.texts, { pooling, normalize: one.normalize });
+        found.close('pipeline', vectors, one.answers);
+    },
+};
+
+// Decoded from tokens, without the spaces, capitals and accents of the text.
+const squeezed = (text) => text.toLowerCase().normalize('NFKD').replace(/##|[\s\u0300-\u036f]/g, '');
+
+async function decoders(model, one, found, read, { Tensor }) {
+    const options = { max_new_tokens: one.new_tokens, do_sample: false };
+    const tensor = (numbers) => new Tensor('int64', BigInt64Array.from(numbers, BigInt), [1, numbers.length]);
+    for (const [i, ids] of one.ids.entries()) {
+        const inputs = { input_ids: tensor(ids), attention_mask: tensor(ids.map(() => 1)) };
+        if (i === 0) found.close('logits', (await model.model(inputs)).logits, one.logits);
+        const made = lists(await model.model.generate({ ...inputs, ...options }))[0];
+        found.same('tokens', made.slice(ids.length), one.new_ids[i]);
+    }
+    if (one.prompts === null) return;
+    found.same('ids', one.prompts.map((prompt) => model.tokenizer.encode(prompt)), one.ids);
+    const batch = model.tokenizer(one.prompts, { padding: true });
+    found.same('padding', lists(batch.attention_mask)[0][0], 0);
+    const rows = lists(await model.model.generate({ ...batch, ...options }));
+    rows.forEach((row, i) => {
+        const made = row.slice(batch.input_ids.dims[1]);
+        found.same('tokens of a batch', made.slice(0, one.new_ids[i].length), one.new_ids[i]);
+    });
+    const answers = await model(one.prompts, { ...options, return_full_text: false });
+    found.same('pipeline', answers.map((answer) => answer[0].generated_text), one.new_texts);
+}
+
+const kinds = { pictures, texts, decoders };
+
+// Where a data file beside the graph fails to load, transformers.js rejects a promise that nothing awaits,
+// and its pipeline never comes back: `stopped` is a promise that such a rejection rejects.
+export async function ask(transformers, name, one, options, read, stopped) {
+    const found = new Found();
+    await Promise.race([stopped, (async () => {
+        const model = await transformers.pipeline(one.task, name, options);
+        await kinds[one.kind](model, one, found, read, transformers);
+        await model.dispose();
+    })()]);
+    return found.gap;
+}
+
+// Asks about every folder, and whatever else is to be tried; gives one line and what is wrong.
+export async function askAll(client, reference, askOne, others = {}) {
+    const gaps = new Map();
+    const wrong = [];
+    const cases = Object.entries(reference.cases).map(([name, one]) => [name, () => askOne(name, one)]);
+    for (const [name, attempt] of [...cases, ...Object.entries(others)]) {
+        try {
+            const gap = await attempt();
+            gaps.set(name, gap);
+            if (!(gap <= reference.tolerance)) wrong.push(`${name}: differs by ${gap.toExponential(1)} of the scale`);
+        } catch (error) { // whatever it throws is its refusal; the other folders are still tried
+            wrong.push(`${name}: ${String(error).slice(0, 700)}`);
+        }
+    }
+    const [worst, gap] = [...gaps].reduce((a, b) => (b[1] > a[1] ? b : a), ['none', 0]);
+    const what = [`${cases.length} folders`, Object.keys(others).length ? 'the lines of clients.md' : []].flat().join(' and ');
+    const said = `${what}, the largest difference ${gap.toExponential(1)} (${worst}), `
+        + `tolerance ${reference.tolerance.toExponential(0)}`;
+    return { text: [`${client}: ${wrong.length ? 'FAILED' : 'ok'}: ${said}`, ...wrong].join('\n    '), wrong };
+}

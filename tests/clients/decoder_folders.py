@@ -1,0 +1,73 @@
+"""Folders of GPTs, and how our runtime goes on with prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import keras_tx
+from keras_tx import contract
+from keras_tx.processing import train_byte_bpe
+from keras_tx.runtime import load
+from keras_tx_onnx import export_onnx
+from tests.clients.text_folders import CORPUS
+from tests.drawing import redraw
+
+# Of different lengths, so that a batch has padding in front.
+PROMPTS = ["The cat", "Ada Lovelace lives in London; her naïve friends", "東京!\n\nIt"]
+NEW_TOKENS = 24
+
+GPT_2 = train_byte_bpe(CORPUS, 330)
+LLAMA = train_byte_bpe(CORPUS, 330, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>")
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("pico", {"processing": GPT_2}),
+    "gpt2_untied": ("pico", {"processing": LLAMA, "tied": False, "activation": "gelu"}),
+    "llama": ("llama-tiny", {"processing": LLAMA}),
+    "llama_tied": ("llama-tiny", {"processing": GPT_2, "tied": True, "rotary_base": 500.0}),
+    "gpt2_endless": ("pico", {"vocabulary": 330}),
+    "gpt2_opset_17": ("pico", {"processing": GPT_2}),
+    "llama_opset_17": ("llama-tiny", {"processing": LLAMA}),
+    "gpt2_large": ("pico", {"processing": GPT_2, "width": 1024, "num_heads": 16}),
+}
+
+
+def drawn(model: Any) -> Any:
+    """With every weight redrawn; biases small, or a model this small says the same whatever it reads."""
+    for weight in redraw(model).trainable_weights:
+        if weight.name in ("bias", "beta"):
+            weight.assign(weight * 0.1)
+    return model
+
+
+def make(out: Path, name: str) -> dict[str, Any]:
+    variant, options = CASES[name]
+    model = drawn(keras_tx.gpt(variant, max_length=64, **options))
+    opset = 17 if name.endswith("opset_17") else contract.DEFAULT_OPSET
+    export_onnx(model, out / name, opset=opset, overwrite=True)
+    with load(out / name, provider="cpu") as loaded:
+        with_text = loaded.tokenizer is not None
+        ids = [GPT_2.encode([prompt])[0].ids.tolist() for prompt in PROMPTS]
+        if with_text:
+            ids = [loaded.tokenizer.encode(prompt).ids for prompt in PROMPTS]
+        made = loaded.generate(PROMPTS if with_text else ids, max_new_tokens=NEW_TOKENS)
+        assert all(len(set(one.ids)) > 5 for one in made), f"{name} repeats itself, which would prove little"
+        ports = [spec for spec in loaded.session.inputs if spec.name.startswith("past_key_values.")]
+        logits = loaded.decoder.run(*_batch(ids[:1]), None, True)[0]
+    return {
+        "kind": "decoders",
+        "task": model.task,
+        "prompts": PROMPTS if with_text else None,
+        "ids": ids,
+        "past": {spec.name: (spec.shape[1], spec.shape[3]) for spec in ports},
+        "logits": logits.tolist(),  # of the first prompt
+        "new_tokens": NEW_TOKENS,
+        "new_ids": [list(one.ids) for one in made],
+        "new_texts": [one.text for one in made],
+    }
+
+
+def _batch(ids: list[list[int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    array = np.array(ids, "int64")
+    return array, np.ones_like(array), np.arange(array.shape[1])[None]

@@ -1,0 +1,48 @@
+"""onnxruntime-genai: its own tokenizer, its own cache, greedy."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime_genai as genai
+from comparing import Found, main
+
+
+def decoders(folder: Path, case: dict[str, Any], found: Found) -> None:
+    model = genai.Model(str(folder))
+    for ids, expected in zip(case["ids"], case["new_ids"], strict=True):
+        rows, logits = generated(model, np.array([ids], "int32"), case)
+        found.same("tokens", rows[0], expected)
+        if ids == case["ids"][0]:
+            found.close("logits", logits[0, -1], case["logits"][0][-1])
+    if case["prompts"] is None:
+        return
+    tokenizer = genai.Tokenizer(model)
+    ids = [tokenizer.encode(prompt) for prompt in case["prompts"]]
+    found.same("ids", [row.tolist() for row in ids], case["ids"])
+    found.same("decoded", [tokenizer.decode(row) for row in ids], case["prompts"])
+    # It pads behind the texts; a padding token in front of one is text to it.
+    rows, _ = generated(model, tokenizer.encode_batch(case["prompts"]).as_numpy(), case)
+    for row, expected in zip(rows, case["new_ids"], strict=True):
+        found.same("tokens of a batch", row[: len(expected)], expected)
+
+
+def generated(model: Any, ids: Any, case: dict[str, Any]) -> tuple[list[list[int]], np.ndarray]:
+    """The new tokens of each row, and the logits of the prompts."""
+    batch, length = ids.shape
+    parameters = genai.GeneratorParams(model)
+    parameters.set_search_options(do_sample=False, batch_size=batch, max_length=length + case["new_tokens"])
+    generator = genai.Generator(model, parameters)
+    generator.append_tokens(ids)
+    logits = np.copy(generator.get_logits())
+    while not generator.is_done():
+        generator.generate_next_token()
+    return [generator.get_sequence(row)[length:].tolist() for row in range(batch)], logits
+
+
+if __name__ == "__main__":
+    packages = f"{version('onnxruntime-genai')} (onnxruntime {version('onnxruntime')})"
+    main("onnxruntime-genai", packages, {"decoders": decoders})

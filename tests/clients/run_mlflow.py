@@ -1,0 +1,54 @@
+"""mlflow: the graph logged as an ONNX model, loaded again, and asked by its pyfunc."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import onnx
+from comparing import Found, fed, main
+
+
+def predicted(folder: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    model = onnx.load(folder / "onnx/model.onnx")
+    with mlflow.start_run():
+        logged = mlflow.onnx.log_model(model, name="model")
+    return mlflow.pyfunc.load_model(logged.model_uri).predict(dict(inputs))
+
+
+def texts(folder: Path, case: dict[str, Any], found: Found) -> None:
+    outputs = predicted(folder, fed(case["batch"], list(case["batch"])))
+    for name, expected in case["outputs"].items():
+        found.close(name, outputs[name], expected)
+
+
+def pictures(folder: Path, case: dict[str, Any], found: Found) -> None:
+    pixel_values = np.asarray(case["pixel_values"], "float32")
+    found.close("output", predicted(folder, {"pixel_values": pixel_values})[case["output"]], case["values"])
+
+
+def decoders(folder: Path, case: dict[str, Any], found: Found) -> None:
+    ids = np.asarray(case["ids"][:1])
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": np.ones_like(ids),
+        "position_ids": np.arange(ids.shape[1])[None],
+    }
+    for name, (heads, size) in case["past"].items():
+        inputs[name] = np.zeros((1, heads, 0, size), "float32")
+    found.close("logits", predicted(folder, inputs)["logits"], case["logits"])
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as store:
+        os.chdir(store)
+        mlflow.set_tracking_uri(f"sqlite:///{store}/mlflow.db")
+        packages = f"onnx {version('onnx')}, onnxruntime {version('onnxruntime')}"
+        asks = {"texts": texts, "pictures": pictures, "decoders": decoders}
+        main("mlflow", f"{version('mlflow')} ({packages})", asks)

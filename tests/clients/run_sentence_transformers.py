@@ -1,0 +1,41 @@
+"""sentence-transformers on onnxruntime: embedders, and classifiers of pairs as its CrossEncoder."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from comparing import Found, main
+from sentence_transformers import CrossEncoder, SentenceTransformer
+
+OPTIONS = {"backend": "onnx", "device": "cpu", "model_kwargs": {"provider": "CPUExecutionProvider"}}
+
+
+def texts(folder: Path, case: dict[str, Any], found: Found) -> None:
+    one, _ = case["long"]
+    if case["task"] == "feature-extraction":
+        model = SentenceTransformer(str(folder), **OPTIONS)
+        found.close("sentence_embedding", model.encode(case["texts"]), case["answers"])
+        found.same("long texts", model.preprocess([one])["input_ids"][0].tolist(), case["long_ids"]["text"])
+        return
+    model = CrossEncoder(str(folder), **OPTIONS)
+    logits = model.predict(list(zip(case["texts"], case["pairs"], strict=True)), activation_fn=as_it_is)
+    found.close("logits", np.reshape(logits, np.shape(case["outputs"]["logits"])), case["outputs"]["logits"])
+
+
+def as_it_is(logits: Any) -> Any:
+    return logits
+
+
+def only(case: dict[str, Any]) -> bool:
+    task = case["task"]
+    return task == "feature-extraction" or (task == "text-classification" and case["pairs"] is not None)
+
+
+if __name__ == "__main__":
+    names = ("optimum-onnx", "transformers", "onnxruntime")
+    packages = ", ".join(f"{name} {version(name)}" for name in names)
+    package = "sentence-transformers"
+    main(package, f"{version(package)} ({packages})", {"texts": texts}, only)
