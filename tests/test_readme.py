@@ -36,4 +36,17 @@ def test_the_snippets_run(tmp_path, monkeypatch, capsys):
 def test_its_commands_are_the_ones_that_ci_runs():
     text = README.read_text(encoding="utf-8")
     assert '.venv/bin/pip install ".[cpu]" && .venv/bin/keras-tx demo' in text
-    assert '.venv/bin/pip install -e ".[cpu,test]" && .venv/bin/python -m pytest' in text
+    assert (
+        '.venv/bin/pip install -e ".[cpu,test]" && .venv/bin/python -m pytest -n 2 --dist loadfile\n' in text
+    )
+
+
+def test_its_lines_for_clients_are_those_that_were_run():
+    text = README.read_text(encoding="utf-8")
+    table = text.partition("| | opens a folder by |\n| --- | --- |\n")[2].partition("\n\n")[0].splitlines()
+    page = (README.parent / "docs/clients.md").read_text(encoding="utf-8")
+    run = re.findall(r"```(?:py|js)\n(.*?)```", page, re.DOTALL)
+    for row in table:
+        (line,) = re.findall(r"`([^`]+)` \|$", row)
+        assert any(line in block for block in run), line
+    assert len(table) == page.count("\n## ")
