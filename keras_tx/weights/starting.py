@@ -81,7 +81,7 @@ def start(
     sizes = {
         field.name: getattr(said, field.name)
         for field in dataclasses.fields(said)
-        if getattr(said, field.name) != field.default and field.name not in said.FREE
+        if getattr(said, field.name) != field.default and field.name not in (*said.FREE, *overrides)
     }
     other = {key: origin.fields[key] for key in sizes if origin.fields.get(key, sizes[key]) != sizes[key]}
     if other:
