@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 from keras_tx.errors import ConfigError, InputError, KerasTxError, RunError
 from keras_tx.runtime import Session, load
+from tests.memory import resident
 
 
 @pytest.fixture
@@ -129,9 +130,6 @@ def test_placement_says_how_many_nodes_run_where(expand: Path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_stays_flat_over_requests_of_random_sizes(expand: Path):
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
     random = np.random.default_rng(0)
     with Session(expand, provider="cpu") as session:
         for _ in range(200):

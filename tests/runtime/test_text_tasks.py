@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from keras_tx.runtime import load
 from keras_tx.runtime.text_answers import merged
 from keras_tx_onnx import export_onnx
 from tests.drawing import as_numpy, redraw
+from tests.memory import resident
 from tests.tolerances import assert_close
 from tests.wordpiece import VOCABULARY, WORDS, wordpiece
 
@@ -226,9 +226,6 @@ def test_without_a_tokenizer_it_takes_ids(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak is told otherwise")
 def test_memory_stays_flat_over_500_lengths(tmp_path):
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
     sizes = {**TINY, "width": 128, "mlp_dim": 512, "max_length": 512}
     model = redraw(keras_tx.bert("tiny", head=keras_tx.SentenceEmbeddingHead(), **sizes))
     export_onnx(model, tmp_path / "x", tokenizer=wordpiece(), verify=False)

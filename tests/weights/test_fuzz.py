@@ -6,6 +6,7 @@ The plain run takes a few of each kind; -m slow takes thousands.
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from keras_tx.errors import ConfigError
 from keras_tx.weights.checkpoint import INDEX, WEIGHTS, open_checkpoint
 from keras_tx.weights.tensor_file import open_tensors
 from tests.drawing import redraw
+from tests.memory import begin_peak, peak, resident
 
 BERT = {"width": 8, "depth": 2, "num_heads": 2, "vocabulary": 20, "max_length": 8}
 MODELS: dict[str, Any] = {
@@ -58,19 +60,13 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 @pytest.fixture
 def bounded():
     """Fails where the peak of the process's memory, from here on, is MEMORY above what it is now."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        yield  # only Linux tells
+    if sys.platform != "linux":
+        yield  # nobody tells
         return
-
-    def memory(name: str) -> int:
-        (line,) = (line for line in status.read_text().splitlines() if line.startswith(f"{name}:"))
-        return int(line.split()[1]) * 1024
-
-    before = memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = resident()
+    begin_peak()
     yield
-    assert memory("VmHWM") - before < MEMORY
+    assert peak() - before < MEMORY
 
 
 def tried(path: Path) -> None:
