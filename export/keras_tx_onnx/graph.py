@@ -13,7 +13,7 @@ import keras
 import onnx_ir as ir
 from keras import tree
 from keras.src.activations import activations as operations_activations
-from keras.src.backend import AutocastScope, get_keras_mask, set_keras_mask
+from keras.src.backend import AutocastScope, set_keras_mask
 from keras.src.layers import layer as layer_module
 from keras.src.ops import core as operations_core
 from keras.src.ops import image as operations_image
@@ -38,7 +38,6 @@ _OPERATIONS = (
 )
 
 set_mask = set_keras_mask
-get_mask = get_keras_mask
 
 
 @dataclasses.dataclass(frozen=True)
