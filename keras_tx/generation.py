@@ -40,7 +40,7 @@ def generate(
         model: what keras_tx.gpt() made, with its head.
         prompts: token ids, or text where there is a tokenizer; or a list of these.
         tokenizer: a tokenizers.Tokenizer; by default that of `model.processing`.
-        stop_tokens: ids that end a text; by default the eos_token of `model.processing`.
+        stop_tokens: ids that end a text; by default `stop_ids` of the config, or the tokenizer's end.
         options: as `generate` of a loaded folder takes them: max_new_tokens, samples, stop, temperature,
             top_k, top_p, min_p, repetition_penalty, seed, num_beams, log_probabilities, deadline ...
 
@@ -69,9 +69,8 @@ def _generator(model: GPT, tokenizer: Any, stop_tokens: Sequence[int] | None) ->
     transform: Any = model.processing
     if tokenizer is None and transform is not None:
         tokenizer = tokenizer_files.parse(transform.tokenizer)
-        if stop_tokens is None and transform.eos_token is not None:
-            stop_tokens = [transform.id_of(transform.eos_token)]
-    return Generator(_CachedModel(model), frozenset(stop_tokens or ()), f"model {model.name!r}", tokenizer)
+    stops = model.stops() if stop_tokens is None else stop_tokens
+    return Generator(_CachedModel(model), frozenset(stops), f"model {model.name!r}", tokenizer)
 
 
 class _CachedModel:

@@ -55,6 +55,20 @@ def on_logits(loss: Any, kind: str = "losses") -> Any:
     return loss
 
 
+def refuse_one_of_all(loss: Any) -> None:
+    """For a head whose classes are each a question of its own: no cross-entropy by which one of them wins."""
+    if isinstance(loss, dict | list | tuple):
+        for value in loss.values() if isinstance(loss, dict) else loss:
+            refuse_one_of_all(value)
+        return
+    name = loss if isinstance(loss, str) else _function(loss)
+    if "categorical" in name.lower():
+        raise ConfigError(
+            f"The loss {name!r} is for classes of which one is right; a MultiLabelHead gives any number. "
+            "Use 'binary_crossentropy', or leave the loss out; for one label of all, a ClassifierHead."
+        )
+
+
 def _named(name: str, kind: str) -> Any:
     module = getattr(keras, kind)
     if kind == "metrics" and name in AS_THE_DATA_SAYS:

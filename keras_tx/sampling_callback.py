@@ -66,7 +66,7 @@ class SampleText(keras.callbacks.Callback):
                 "processing=, or give SampleText a transform."
             )
         self._tokenizer = Tokenizer.from_str(transform.tokenizer)
-        self._stop = [] if transform.eos_token is None else [transform.id_of(transform.eos_token)]
+        self._stop = self.model.stops(transform)
         if self.prompt:
             transform.pieces([self.prompt])  # which names a character that the vocabulary lacks
         self.text(max_new_tokens=1)  # what is wrong with prompt or options shows now, and not after an epoch

@@ -1,6 +1,6 @@
 """What a model answers: a head turns features into logits, and knows the loss and metrics for them."""
 
-from keras_tx.heads.classifying import ClassifierHead, NextSentenceHead, RegressionHead
+from keras_tx.heads.classifying import ClassifierHead, MultiLabelHead, NextSentenceHead, RegressionHead
 from keras_tx.heads.distilled import DistilledClassifierHead
 from keras_tx.heads.head import Encoded, Head
 from keras_tx.heads.language import CausalLMHead, MaskedLMHead, PretrainingHead
@@ -14,6 +14,7 @@ __all__ = [
     "Encoded",
     "Head",
     "MaskedLMHead",
+    "MultiLabelHead",
     "NextSentenceHead",
     "PretrainingHead",
     "RegressionHead",

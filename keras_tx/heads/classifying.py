@@ -10,7 +10,7 @@ import keras
 from keras_tx import contract
 from keras_tx.errors import ConfigError, whole_number
 from keras_tx.heads.head import Head, check_labels, check_rate, project
-from keras_tx.metrics import Spearman
+from keras_tx.metrics import MultiLabelF1, Spearman
 
 
 @keras.saving.register_keras_serializable("keras_tx")
@@ -48,6 +48,41 @@ class ClassifierHead(Head):
 
     def metrics(self) -> list[Any]:
         return ["accuracy"]
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+@dataclasses.dataclass(frozen=True)
+class MultiLabelHead(Head):
+    """Any number of labels for each sample: logits (batch, classes), each of which is a question of its own.
+
+    What is to be learned is 0 or 1 for each class. For images, and for a text or a pair of texts. `labels`
+    are the names of the classes, in order.
+    """
+
+    classes: int
+    dropout: float = 0.0
+    labels: tuple[str, ...] | None = None
+
+    takes_sample: ClassVar[bool] = True
+    task: ClassVar[str | None] = contract.TEXT_CLASSIFICATION
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", whole_number("classes", self.classes))
+        check_rate("dropout", self.dropout)
+        if self.labels is not None:
+            object.__setattr__(self, "labels", check_labels(self.labels, self.classes))
+
+    def __call__(self, features: Any) -> Any:
+        return project(features, self.classes, contract.LOGITS, self.dropout)
+
+    def classes_of(self, config: Any) -> dict[str, int]:
+        return {contract.LOGITS: 2}  # a class is named, or it is not
+
+    def loss(self) -> keras.losses.Loss:
+        return keras.losses.BinaryCrossentropy(from_logits=True)
+
+    def metrics(self) -> list[Any]:
+        return [MultiLabelF1(self.classes)]
 
 
 @keras.saving.register_keras_serializable("keras_tx")
@@ -94,6 +129,9 @@ class NextSentenceHead(Head):
 
     def classes_of(self, config: Any) -> dict[str, int]:
         return {contract.LOGITS: 2}
+
+    def default_labels(self) -> list[str]:
+        return ["IS_NEXT", "NOT_NEXT"]
 
     def loss(self) -> keras.losses.Loss:
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -52,6 +52,14 @@ class Head:
         """Whether the token embedding gives the logits, in a model of this config."""
         return False
 
+    def default_labels(self) -> list[str] | None:
+        """What the logits are called where nobody has named them; None where each is nothing by itself.
+
+        By default a head with `classes` or `outputs` has numbered ones, the names that Hugging Face invents.
+        """
+        count = getattr(self, "classes", None) or getattr(self, "outputs", None)
+        return None if count is None else [f"LABEL_{index}" for index in range(count)]
+
     def joint_metrics(self) -> list[keras.metrics.Metric]:
         """Metrics that need all the outputs at once, which Keras's `compile` does not know."""
         return []
@@ -62,6 +70,17 @@ class Head:
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
         return cls(**config)
+
+
+def label_names(head: Head | None, labels: Any, model: str) -> list[str] | None:
+    """What the logits of the model of this name are called: as given, or as its head says, or LABEL_0 ..."""
+    default = None if head is None else head.default_labels()
+    if default is None:
+        if labels is not None:
+            raise ConfigError(f"labels were given, but model {model!r} has no classifier head.")
+        return None
+    known = getattr(head, "labels", None) if labels is None else labels
+    return default if known is None else list(check_labels(known, len(default)))
 
 
 def check_labels(labels: Any, count: int) -> tuple[str, ...]:

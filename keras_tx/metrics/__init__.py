@@ -1,6 +1,6 @@
 """Metrics that the tasks report and Keras lacks. They take logits, as heads give them."""
 
-from keras_tx.metrics.classes import F1, Matthews
+from keras_tx.metrics.classes import F1, Matthews, MultiLabelAccuracy, MultiLabelF1
 from keras_tx.metrics.entities import EntityF1
 from keras_tx.metrics.ranks import NearestIsAlike, Spearman
 from keras_tx.metrics.spans import SpanExactMatch, SpanF1
@@ -11,6 +11,8 @@ __all__ = [
     "BitsPerByte",
     "EntityF1",
     "Matthews",
+    "MultiLabelAccuracy",
+    "MultiLabelF1",
     "NearestIsAlike",
     "Perplexity",
     "SpanExactMatch",

@@ -170,8 +170,8 @@ def bert(
     Args:
         variant: a size as the papers name it: "base", "large", "tiny", "mini", "small", "medium", any of the
             24 miniatures as "L-10_H-256", "minilm-l6" or "minilm-l12".
-        head: MaskedLMHead, NextSentenceHead, PretrainingHead, ClassifierHead, RegressionHead,
-            TokenClassifierHead, SpanHead or SentenceEmbeddingHead.
+        head: MaskedLMHead, NextSentenceHead, PretrainingHead, ClassifierHead, MultiLabelHead,
+            RegressionHead, TokenClassifierHead, SpanHead or SentenceEmbeddingHead.
         weights: what to start from: a Hugging Face folder, a .safetensors file, "hf://owner/name", a
             keras-hub preset or model, a .keras or .weights.h5 file. The model takes its config, and the
             variant must be that of the checkpoint; keras_tx.from_checkpoint finds it by itself.

@@ -81,12 +81,15 @@ class GPTConfig:
     use_bias: bool = True  # in dense layers, and in norms of kind "layer"
     tied: bool = True  # whether the token embedding gives the logits
     pad_id: int | None = None  # tokens with this id are padding, where no attention_mask says so
+    stop_ids: tuple[int, ...] | None = None  # any of them ends a text; by default the tokenizer's own end
     norm_epsilon: float = 1e-5
     dropout: float = 0.1
     attention_dropout: float = 0.1
 
     # What may differ from the checkpoint that a model starts from.
-    FREE: ClassVar[frozenset[str]] = frozenset({"attention_dropout", "dropout", "max_length", "pad_id"})
+    FREE: ClassVar[frozenset[str]] = frozenset(
+        {"attention_dropout", "dropout", "max_length", "pad_id", "stop_ids"}
+    )
 
     def __post_init__(self) -> None:
         check_sizes(self, "width", "depth", "num_heads", "mlp_dim", "vocabulary", "max_length")
@@ -105,6 +108,8 @@ class GPTConfig:
             check_sizes(self, "pad_id", least=0)
             if self.pad_id >= self.vocabulary:
                 raise ConfigError(f"pad_id={self.pad_id} is not in a vocabulary of {self.vocabulary}.")
+        if self.stop_ids is not None:
+            object.__setattr__(self, "stop_ids", _checked_ids(self.stop_ids, self.vocabulary))
         if self.positions not in POSITIONS:
             raise ConfigError(
                 f"positions={self.positions!r} is unknown. {nearest(str(self.positions), POSITIONS)}"
@@ -135,6 +140,15 @@ class GPTConfig:
         return make_config(cls, fields)
 
 
+def _checked_ids(ids: Any, vocabulary: int) -> tuple[int, ...]:
+    known = isinstance(ids, list | tuple) and all(type(i) is int and 0 <= i < vocabulary for i in ids)
+    if not known or not ids:
+        raise ConfigError(
+            f"stop_ids={ids!r}: expected one or more ids of a vocabulary of {vocabulary}, as a list."
+        )
+    return tuple(dict.fromkeys(ids))
+
+
 @keras.saving.register_keras_serializable("keras_tx")
 class GPT(TextModel):
     """A decoder of text; see `gpt`."""
@@ -144,6 +158,29 @@ class GPT(TextModel):
     @classmethod
     def default_head(cls) -> Head:
         return CAUSAL_LM
+
+    def special_ids(self, transform: TextTransform | None = None) -> dict[str, Any]:
+        """The ids that begin, end and pad a text, as Hugging Face names them; None where nobody knows.
+
+        Several may end one: then a list. `transform` is by default the model's own processing.
+
+        >>> gpt("pico", pad_id=0, stop_ids=[3, 7]).special_ids()
+        {'bos_token_id': None, 'eos_token_id': [3, 7], 'pad_token_id': 0}
+        """
+        transform = transform or self.processing
+        begin = transform and (transform.bos_token or transform.cls_token)
+        end = transform and (transform.eos_token or transform.sep_token)
+        stops = list(self.config.stop_ids or ([transform.id_of(end)] if transform and end else []))
+        return {
+            "bos_token_id": transform.id_of(begin) if transform and begin else None,
+            "eos_token_id": stops if len(stops) > 1 else stops[0] if stops else None,
+            "pad_token_id": self.config.pad_id,
+        }
+
+    def stops(self, transform: TextTransform | None = None) -> list[int]:
+        """The ids that end a text, where they are known."""
+        found = self.special_ids(transform)["eos_token_id"]
+        return found if isinstance(found, list) else [] if found is None else [found]
 
     @classmethod
     def assemble(

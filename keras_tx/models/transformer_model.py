@@ -13,9 +13,9 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
-from keras_tx.heads import Head
-from keras_tx.losses import TokenCrossentropy, on_logits
-from keras_tx.metrics import TokenAccuracy
+from keras_tx.heads import Head, MultiLabelHead
+from keras_tx.losses import TokenCrossentropy, on_logits, refuse_one_of_all
+from keras_tx.metrics import MultiLabelAccuracy, TokenAccuracy
 from keras_tx.models.config import make_config
 from keras_tx.processing import ImageTransform
 from keras_tx.training.optimizers import AdamW
@@ -27,6 +27,7 @@ ACCURACIES: dict[str, Any] = dict.fromkeys(
     ("accuracy", "acc", "sparse_categorical_accuracy", "SparseCategoricalAccuracy"),
     functools.partial(TokenAccuracy, name="accuracy"),
 )
+OF_SEVERAL = ("accuracy", "acc", "binary_accuracy", "BinaryAccuracy")
 
 
 class TransformerModel(keras.Model):
@@ -73,6 +74,9 @@ class TransformerModel(keras.Model):
         if loss is None and self.head is not None:
             loss = self.head.loss()
             metrics = self.head.metrics() if metrics is None else metrics
+        if isinstance(self.head, MultiLabelHead):
+            refuse_one_of_all(loss)
+            metrics, weighted_metrics = self._of_several(metrics), self._of_several(weighted_metrics)
         super().compile(
             optimizer=AdamW() if optimizer is None else optimizer,
             loss=on_logits(self._of_tokens(loss, CROSSENTROPIES)),
@@ -80,6 +84,14 @@ class TransformerModel(keras.Model):
             weighted_metrics=on_logits(self._of_tokens(weighted_metrics, ACCURACIES), kind="metrics"),
             **kwargs,
         )
+
+    def _of_several(self, given: Any) -> Any:
+        """Names of accuracies, for which Keras would take the one of classes of which one is right."""
+        if isinstance(given, dict):
+            return {name: self._of_several(value) for name, value in given.items()}
+        if isinstance(given, list | tuple):
+            return [self._of_several(value) for value in given]
+        return MultiLabelAccuracy() if isinstance(given, str) and given in OF_SEVERAL else given
 
     def _of_tokens(self, given: Any, names: dict[str, Any], output: str = contract.LOGITS) -> Any:
         """Names of losses or metrics that would learn or count the label -100, replaced."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest, whole_number
-from keras_tx.heads import ClassifierHead, DistilledClassifierHead
+from keras_tx.heads import ClassifierHead, DistilledClassifierHead, MultiLabelHead
 from keras_tx.layers import ClassToken, PatchEmbedding, PositionalEmbedding, TransformerBlock
 from keras_tx.layers.mask_token import MaskToken
 from keras_tx.layers.position_tables import resize_grid
@@ -200,8 +200,11 @@ class ViT(TransformerModel):
             raise ConfigError(
                 "pooling='none' gives all tokens, which a classifier cannot take. Use 'token' or 'average'."
             )
-        if head is not None and not isinstance(head, ClassifierHead):
-            raise ConfigError(f"A ViT takes a ClassifierHead, or head=None for its features, not {head!r}.")
+        if head is not None and not isinstance(head, ClassifierHead | MultiLabelHead):
+            raise ConfigError(
+                f"A ViT takes a ClassifierHead or a MultiLabelHead, or head=None for its features, "
+                f"not {head!r}."
+            )
         if isinstance(head, DistilledClassifierHead):
             _check_distilled(config)
         images = keras.Input((*config.size, config.channels), name="images")
@@ -236,7 +239,7 @@ def vit(
     variant: str = "B/16",
     *,
     classes: int | None = None,
-    head: ClassifierHead | None = None,
+    head: ClassifierHead | MultiLabelHead | None = None,
     weights: Any = None,
     processing: ImageTransform | None = None,
     name: str | None = None,

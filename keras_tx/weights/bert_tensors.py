@@ -12,6 +12,7 @@ from keras_tx.heads import (
     ClassifierHead,
     Head,
     MaskedLMHead,
+    MultiLabelHead,
     NextSentenceHead,
     PretrainingHead,
     RegressionHead,
@@ -61,7 +62,7 @@ OTHERS = (
     *("pooler.", "cls.", "classifier.", "qa_outputs.", "lm_head.", "pre_classifier."),
     *("vocab_transform.", "vocab_layer_norm.", "vocab_projector."),
 )
-CLASSIFIERS = (ClassifierHead, RegressionHead, TokenClassifierHead, NextSentenceHead)
+CLASSIFIERS = (ClassifierHead, MultiLabelHead, RegressionHead, TokenClassifierHead, NextSentenceHead)
 ONE_ROW = Form(reshape=(1, -1))
 
 

@@ -8,14 +8,15 @@ from keras_tx import contract
 from keras_tx.models.gpt import GPT, GPTConfig
 
 
-def genai_config(model: GPT, special: dict[str, int | None]) -> dict[str, Any]:
+def genai_config(model: GPT, special: dict[str, Any]) -> dict[str, Any]:
     """The file's content; `special` are the ids that begin, end and pad a text."""
     config: GPTConfig = model.config
     end, pad = special["eos_token_id"], special["pad_token_id"]
+    first = end[0] if isinstance(end, list) else end
     known = {
         "bos_token_id": special["bos_token_id"] or 0,  # it wants a number for this and for padding
         "eos_token_id": [] if end is None else end,
-        "pad_token_id": (end or 0) if pad is None else pad,
+        "pad_token_id": (first or 0) if pad is None else pad,
     }
     return {
         "model": {

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.heads import (
     ClassifierHead,
     Head,
     MaskedLMHead,
+    MultiLabelHead,
     NextSentenceHead,
     PretrainingHead,
     RegressionHead,
@@ -39,6 +41,7 @@ HEADS = {
     NextSentenceHead: "ForNextSentencePrediction",
     PretrainingHead: "ForPreTraining",
     ClassifierHead: "ForSequenceClassification",
+    MultiLabelHead: "ForSequenceClassification",
     RegressionHead: "ForSequenceClassification",
     TokenClassifierHead: "ForTokenClassification",
     SpanHead: "ForQuestionAnswering",
@@ -169,16 +172,13 @@ def _head_of(
     if name == "ForTokenClassification":
         head: Head = TokenClassifierHead(count, dropout, labels)
         return head, head
-    numbers = RegressionHead(count, dropout, labels)
     problem = config.get("problem_type")
-    if problem == "multi_label_classification":
-        return ConfigError(
-            f"{config.where}: config.json has problem_type={problem!r}, several labels for one text, and we "
-            f"have no such head. Give head=keras_tx.RegressionHead({count}): its numbers are the logits."
-        ), numbers
-    if problem == "regression" or count == 1:
-        return numbers, numbers
-    head = ClassifierHead(count, dropout, labels)
+    if problem == contract.MULTI_LABEL:
+        head = MultiLabelHead(count, dropout, labels)
+    elif problem == contract.REGRESSION or count == 1:
+        head = RegressionHead(count, dropout, labels)
+    else:
+        head = ClassifierHead(count, dropout, labels)
     return head, head
 
 
@@ -205,9 +205,11 @@ def bert_to_config(model: Bert, labels: list[str] | None) -> tuple[dict[str, Any
         fields["id2label"] = {str(index): label for index, label in enumerate(labels)}
         fields["label2id"] = {label: index for index, label in enumerate(labels)}
     if isinstance(model.head, RegressionHead):
-        fields["problem_type"] = "regression"
+        fields["problem_type"] = contract.REGRESSION
+    elif isinstance(model.head, MultiLabelHead):
+        fields["problem_type"] = contract.MULTI_LABEL
     elif isinstance(model.head, ClassifierHead):
-        fields["problem_type"] = "single_label_classification"
+        fields["problem_type"] = contract.SINGLE_LABEL
     reasons = _beyond(model, family)
     if reasons:
         return fields, reasons

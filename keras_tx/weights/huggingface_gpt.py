@@ -15,6 +15,7 @@ from keras_tx.layers.rotary import check_scaling
 from keras_tx.models.gpt import GPT, GPTConfig
 from keras_tx.models.transformer_model import TransformerModel
 from keras_tx.processing import TextTransform
+from keras_tx.weights.checkpoint import read_json
 from keras_tx.weights.config_json import Fields
 from keras_tx.weights.entries import HEAD, Entry, Form, Plan, Shape, layer_norm, linear
 from keras_tx.weights.origin import Origin
@@ -39,14 +40,16 @@ OF_OTHER_HEADS = ("score.", "classifier.", "qa_outputs.", "multiple_choice_head.
 def origin(checkpoint: Checkpoint) -> Origin:
     """What a checkpoint makes; a ConfigError names what of its config.json we have not.
 
-    The ids that begin and end a text are the tokenizer's.
+    The id that begins a text is the tokenizer's.
     """
     assert checkpoint.config is not None
     tensors = checkpoint.tensors
     config = Fields(checkpoint.config, tensors.where)
     kind = config.text("model_type", MODEL_TYPES)
     fields = _gpt2_fields(config) if kind == "gpt2" else _llama_fields(config, mistral=kind == "mistral")
+    processing = _processing(checkpoint.folder)
     fields["pad_id"] = _pad_id(config, fields["vocabulary"])
+    fields["stop_ids"] = _stop_ids(config, checkpoint.folder, processing, fields["vocabulary"])
     config.refuse("quantization_config", None)
 
     def planned(model: TransformerModel) -> Plan:
@@ -58,7 +61,7 @@ def origin(checkpoint: Checkpoint) -> Origin:
         family=GPT,
         fields=fields,
         head=_head_of(config),
-        processing=_processing(checkpoint.folder),
+        processing=processing,
         tensors=tensors,
         plan=planned,
     )
@@ -267,6 +270,26 @@ def _pad_id(config: Fields, vocabulary: int) -> int | None:
     return pad if type(pad) is int and pad not in others and 0 <= pad < vocabulary else None
 
 
+def _stop_ids(
+    config: Fields, folder: Path | None, transform: TextTransform | None, vocabulary: int
+) -> tuple[int, ...] | None:
+    """What ends a text by generation_config.json, or by config.json; None where the tokenizer says the same.
+
+    An id that the vocabulary lacks, such as the one that config classes have by default, ends nothing.
+    """
+    said = config.get("eos_token_id")
+    if folder is not None and (folder / contract.GENERATION_CONFIG).is_file():
+        said = read_json(folder, contract.GENERATION_CONFIG).get("eos_token_id", said)
+    ids = [] if said is None else said if isinstance(said, list) else [said]
+    if not all(type(number) is int for number in ids):
+        raise config.error("eos_token_id", "expected a number, or a list of them")
+    ids = [number for number in dict.fromkeys(ids) if 0 <= number < vocabulary]
+    own = transform and transform.eos_token
+    if not ids or (transform and own and ids == [transform.id_of(own)]):
+        return None
+    return tuple(ids)
+
+
 def _processing(folder: Path | None) -> TextTransform | None:
     if folder is None:
         return None
@@ -282,7 +305,7 @@ def _processing(folder: Path | None) -> TextTransform | None:
     return None
 
 
-def gpt_to_config(model: GPT, special: dict[str, int | None]) -> tuple[dict[str, Any], list[str]]:
+def gpt_to_config(model: GPT, special: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """A config.json for a GPT as GPT-2 or Llama, and why it has no model_type where it is like neither.
 
     `special` are the ids that begin, end and pad a text; None where nobody knows. Dropout

@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
-from keras_tx.heads import ClassifierHead, DistilledClassifierHead, Head
+from keras_tx.heads import ClassifierHead, DistilledClassifierHead, Head, MultiLabelHead
 from keras_tx.models.vit import ViT, ViTConfig
 from keras_tx.processing import ImageTransform
 from keras_tx.weights import vit_state_dicts, vit_tensors
@@ -197,10 +197,12 @@ def _head(config: Fields, kind: str) -> Head | ConfigError | None:
     if count == 0:
         return None
     problem = config.get("problem_type")
-    if count == 1 or problem not in (None, "single_label_classification"):
+    if problem == contract.MULTI_LABEL and name == CLASSIFIER:
+        return MultiLabelHead(count, labels=labels)
+    if count == 1 or problem not in (None, contract.SINGLE_LABEL):
         return ConfigError(
             f"{config.where}: config.json has problem_type={problem!r} and {count} labels; "
-            "our heads for images tell classes apart, one for an image. Give head=None for the features, or "
+            "our heads for images tell classes apart. Give head=None for the features, or "
             "the head that is to be trained."
         )
     return (ClassifierHead if name == CLASSIFIER else DistilledClassifierHead)(count, labels=labels)
@@ -266,6 +268,8 @@ def vit_to_config(model: ViT, labels: list[str] | None) -> tuple[dict[str, Any],
         fields["intermediate_size"] = config.mlp_dim
         if config.pooler is not None:
             fields |= {"pooler_act": config.pooler, "pooler_output_size": config.pooler_dim or config.width}
+    if isinstance(model.head, MultiLabelHead):
+        fields["problem_type"] = contract.MULTI_LABEL
     if labels is not None:
         fields["id2label"] = {str(index): label for index, label in enumerate(labels)}
         fields["label2id"] = {label: index for index, label in enumerate(labels)}

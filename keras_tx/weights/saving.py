@@ -14,7 +14,7 @@ from keras import ops
 from keras_tx import contract
 from keras_tx.aside import check_place, written_aside
 from keras_tx.errors import ConfigError
-from keras_tx.heads.head import check_labels
+from keras_tx.heads.head import label_names
 from keras_tx.models.bert import Bert
 from keras_tx.models.gpt import GPT
 from keras_tx.models.transformer_model import TransformerModel
@@ -77,7 +77,7 @@ def save_checkpoint(
             f"save_checkpoint takes what keras_tx.vit, bert, gpt or from_checkpoint made, not a "
             f"{type(model).__name__}. Any Keras model has model.save."
         )
-    config, reasons = _config(model, _labels(model, labels))
+    config, reasons = _config(model, label_names(model.head, labels, model.name))
     if reasons:
         raise ConfigError(
             f"Model {model.name!r} has {', '.join(reasons)}, which no class of transformers can have. "
@@ -127,32 +127,7 @@ def _config(model: TransformerModel, labels: list[str] | None) -> tuple[dict[str
     if isinstance(model, Bert):
         return bert_to_config(model, labels)
     assert isinstance(model, GPT)
-    return gpt_to_config(model, special_ids(model))
-
-
-def _labels(model: TransformerModel, labels: Sequence[str] | None) -> list[str] | None:
-    """What config.json calls the classes; transformers counts them there."""
-    count = getattr(model.head, "classes", None) or getattr(model.head, "outputs", None)
-    labels = getattr(model.head, "labels", None) if labels is None else labels
-    if count is None:
-        if labels is not None:
-            raise ConfigError(f"labels were given, but model {model.name!r} has no classifier head.")
-        return None
-    if labels is None:
-        return [f"LABEL_{index}" for index in range(count)]
-    return list(check_labels(labels, count))
-
-
-def special_ids(model: GPT) -> dict[str, int | None]:
-    """The ids that begin, end and pad a text; None where nobody knows."""
-    transform: Any = model.processing
-    begin = transform and (transform.bos_token or transform.cls_token)
-    end = transform and (transform.eos_token or transform.sep_token)
-    return {
-        "bos_token_id": transform.id_of(begin) if begin else None,
-        "eos_token_id": transform.id_of(end) if end else None,
-        "pad_token_id": model.config.pad_id,
-    }
+    return gpt_to_config(model, model.special_ids())
 
 
 def _processing_files(model: TransformerModel) -> dict[str, Any]:
@@ -164,7 +139,7 @@ def _processing_files(model: TransformerModel) -> dict[str, Any]:
         longest = None if transform is None else transform.max_length
         files |= sentence_files(model.head, model.config.width, longest or model.config.max_length)
     if isinstance(model, GPT) and model.head is not None:
-        known = {name: number for name, number in special_ids(model).items() if number is not None}
+        known = {name: number for name, number in model.special_ids().items() if number is not None}
         files[contract.GENERATION_CONFIG] = known
     return files
 

@@ -48,6 +48,34 @@ def test_f1_is_scikit_learns(classes: int, average: str, occurring: int):
     assert mine == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("average", ["micro", "macro"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_f1_of_several_labels_is_scikit_learns(average: str, share: float):
+    sklearn = pytest.importorskip("sklearn.metrics")
+    true, found = (RANDOM.random((60, 4)) < [share, 0.5, 0.2, 0.0]), RANDOM.random((60, 4)) < 0.4
+    expected = sklearn.f1_score(true, found, average=average, zero_division=0)
+    logits = (found * 4.0 - 1.0).astype("float32")
+    mine = result_of(metrics.MultiLabelF1(4, average), *halves(true.astype("float32"), logits))
+    assert mine == pytest.approx(expected, abs=1e-6)
+    weights = (RANDOM.random(60) < 0.5).astype("float32")
+    weighed = sklearn.f1_score(true, found, average=average, zero_division=0, sample_weight=weights)
+    assert result_of(metrics.MultiLabelF1(4, average), (true, logits, weights)) == pytest.approx(
+        weighed, abs=1e-6
+    )
+
+
+def test_accuracy_of_several_labels():
+    true, found = RANDOM.random((60, 4)) < 0.3, RANDOM.random((60, 4)) < 0.4
+    logits = (found * 4.0 - 1.0).astype("float32")
+    mine = result_of(metrics.MultiLabelAccuracy(), *halves(true.astype("float32"), logits))
+    assert mine == pytest.approx((true == found).mean(), abs=1e-6)
+    weights = RANDOM.random(60).astype("float32")
+    weighed = np.average((true == found).mean(1), weights=weights)
+    assert result_of(metrics.MultiLabelAccuracy(), (true, logits, weights)) == pytest.approx(
+        weighed, abs=1e-6
+    )
+
+
 @pytest.mark.parametrize("classes", [2, 3, 5])
 def test_matthews_is_scikit_learns(classes: int):
     sklearn = pytest.importorskip("sklearn.metrics")
@@ -236,6 +264,11 @@ def test_token_metrics_run_in_a_compiled_step(metric):
         (
             lambda: metrics.SpanF1().update_state(np.zeros(2), span([0, 0], [1, 1])),
             r"'span_f1' needs labels as a dict of 'start_logits'",
+        ),
+        (lambda: metrics.MultiLabelF1(3, "binary"), r"average='binary' is unknown"),
+        (
+            lambda: metrics.MultiLabelF1(3).update_state(np.zeros((2, 1)), np.zeros((2, 3))),
+            r"targets have the shape \(2, 1\), logits \(2, 3\)",
         ),
         (lambda: metrics.Spearman(0), r"capacity is 0"),
         (lambda: metrics.SpanF1(longest=0), r"longest is 0"),

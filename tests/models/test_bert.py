@@ -23,6 +23,7 @@ HEADS = [
     keras_tx.NextSentenceHead(),
     keras_tx.PretrainingHead(),
     keras_tx.ClassifierHead(3, dropout=0.1),
+    keras_tx.MultiLabelHead(3, dropout=0.1),
     keras_tx.RegressionHead(),
     keras_tx.TokenClassifierHead(4, dropout=0.1),
     keras_tx.SpanHead(),
@@ -42,6 +43,7 @@ def labels_for(head: object, ids: np.ndarray):
     return {
         "MaskedLMHead": tokens,
         "TokenClassifierHead": tokens,
+        "MultiLabelHead": (ids[:, :3] % 2).astype("float32"),
         "PretrainingHead": {"prediction_logits": tokens, "seq_relationship_logits": samples},
         "SpanHead": {"start_logits": samples, "end_logits": samples + 1},
     }.get(type(head).__name__, samples)
@@ -152,6 +154,7 @@ def test_heads_give_what_they_say():
         "NextSentenceHead": (2, 2),
         "PretrainingHead": {"prediction_logits": (2, 6, 30), "seq_relationship_logits": (2, 2)},
         "ClassifierHead": (2, 3),
+        "MultiLabelHead": (2, 3),
         "RegressionHead": (2, 1),
         "TokenClassifierHead": (2, 6, 4),
         "SpanHead": {"start_logits": (2, 6), "end_logits": (2, 6)},

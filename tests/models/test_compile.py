@@ -14,6 +14,19 @@ from tests.drawing import as_numpy, draw, redraw
 from tests.naming import shown
 
 
+def test_labels_of_which_any_number_is_right():
+    model = redraw(vit("Mu/2", image_size=8, head=keras_tx.MultiLabelHead(3)))
+    images, labels = draw(8, 8, 8, 3), (draw(8, 3) > 0).astype("float32")
+    right = float(((as_numpy(model(images)) > 0) == labels).mean())
+    for metrics in (["accuracy"], {"logits": ["binary_accuracy"]}):
+        model.compile(loss="binary_crossentropy", metrics=metrics)
+        found = model.evaluate(images, labels, verbose=0, return_dict=True)
+        assert found["accuracy"] == pytest.approx(right)
+    for loss in ("categorical_crossentropy", keras.losses.SparseCategoricalCrossentropy(from_logits=True)):
+        with pytest.raises(ConfigError, match="a MultiLabelHead gives any number. Use 'binary_crossentropy'"):
+            model.compile(loss=loss)
+
+
 @pytest.fixture
 def model():
     return redraw(vit("Mu/2", image_size=8, classes=3))

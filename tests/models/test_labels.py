@@ -25,6 +25,7 @@ def bert(head: Any) -> Any:
     [
         (keras_tx.ClassifierHead(3), [0, 1, 3], "The label 3 in row 2.*classes 0 to 2"),
         (keras_tx.ClassifierHead(3), [0, -100, 1], "The label -100 in row 1"),
+        (keras_tx.MultiLabelHead(3), [[0, 1, 0], [0, 0, 2], [1, 1, 1]], "The label 2 in row 1.*0 to 1"),
         (keras_tx.NextSentenceHead(), [0, 2, 1], "The label 2 in row 1.*0 to 1"),
         (
             keras_tx.TokenClassifierHead(4),

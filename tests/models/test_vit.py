@@ -80,6 +80,7 @@ def test_exact_parameters_of_b16():
         ({"pooler": "tanh"}, (2, 32)),
         ({"pooler": "tanh", "pooler_dim": 5}, (2, 5)),
         ({"distillation": True, "head": keras_tx.DistilledClassifierHead(3, dropout=0.1)}, (2, 3)),
+        ({"head": keras_tx.MultiLabelHead(4, dropout=0.1)}, (2, 4)),
         ({"pre_norm": True, "patch_bias": False, "qkv_bias": False, "mask_token": True}, (2, 32)),
         ({"activation": "swiglu"}, (2, 32)),
         ({"layer_scale": 1e-4, "drop_path": 0.2, "dropout": 0.1, "attention_dropout": 0.1}, (2, 32)),

@@ -231,6 +231,25 @@ def test_labels_of_texts_are_checked():
     named = labelled_texts(["alpha", "beta"], ["no", "yes"], TRANSFORM, classes=["no", "yes"], shuffle=False)
     assert named[0][1].tolist() == [0, 1]
     assert labelled_texts(["alpha", "beta"], [0.5, 1], TRANSFORM)[0][1].dtype == np.float32
+    pair, names = ["alpha", "beta"], ["no", "yes", "perhaps"]
+    several = labelled_texts(pair, [["yes", "no"], set()], TRANSFORM, classes=names, shuffle=False)
+    same = labelled_texts(pair, [[1, 1, 0], [0, 0, 0]], TRANSFORM, classes=3, shuffle=False)
+    assert several[0][1].tolist() == same[0][1].tolist() == [[1, 1, 0], [0, 0, 0]]
+    assert several[0][1].dtype == same[0][1].dtype == np.float32
+    floats = labelled_texts(pair, np.array([[1.0, 1, 0], [0, 0, 0]]), TRANSFORM, classes=names, shuffle=False)
+    assert floats[0][1].tolist() == several[0][1].tolist()
+    numbers = labelled_texts(pair, [[1, 5], [3, 4]], TRANSFORM, shuffle=False)  # for a RegressionHead
+    assert numbers[0][1].tolist() == [[1, 5], [3, 4]]
+    for classes, labels, says in (
+        (names, [["yes"], "no"], r"labels\[1\] is 'no', expected a list of names, as others are"),
+        (names, ["yes", ["no"]], r"labels\[0\] is 'yes', expected a list of names"),
+        (3, [[0], [1, 2]], r"labels are of different lengths, \[1, 2\]"),
+        (names, [["yes"], ["maybe"]], r"labels\[1\]\[0\] is 'maybe'"),
+        (3, [[1, 0, 0], [0, 2, 0]], r"labels\[1\] is \[0, 2, 0\], expected 0 or 1 for each of 3 classes"),
+        (3, [[1, 0], [0, 1]], r"labels\[0\] is \[1, 0\], expected 0 or 1 for each of 3 classes"),
+    ):
+        with pytest.raises(TextError, match=says):
+            labelled_texts(pair, labels, TRANSFORM, classes=classes)
     for labels, says in (
         ([0, 2], r"labels\[1\] is 2, expected 0 to 1"),
         ([0, -1], r"labels\[1\] is -1"),

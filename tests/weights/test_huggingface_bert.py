@@ -151,7 +151,6 @@ REFUSED = [
     ({"architectures": ["BertForMultipleChoice"]}, "'BertForMultipleChoice', whose head we have not"),
     ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel', whose head we have not"),
     ({"architectures": ["BertForMaskedLM"]}, "has a MaskedLMHead, but its tensors are not those of one"),
-    ({"problem_type": "multi_label_classification"}, r"head=keras_tx.RegressionHead\(3\)"),
 ]  # fmt: skip
 
 
@@ -169,10 +168,6 @@ def test_fields_that_change_nothing_are_taken(tmp_path: Path):
 
 
 def test_a_head_of_which_we_have_none_may_be_left_out(tmp_path: Path):
-    folder = tiny(tmp_path / "x", problem_type="multi_label_classification")
-    expected = load_file(folder / "answers.safetensors")
-    assert_close(logits_of(keras_tx.from_checkpoint(folder, head=keras_tx.RegressionHead(3)), expected),
-                 expected["logits"])  # fmt: skip
     folder = tiny(tmp_path / "y", architectures=["BertForMultipleChoice"])
     with pytest.warns(
         UserWarning, match="not used, because the model has no such part: classifier.bias, classifier.weight"
@@ -194,8 +189,24 @@ def test_labels(tmp_path: Path):
     with pytest.warns(UserWarning, match="calls several classes 'a'"):
         named = keras_tx.from_checkpoint(tiny(tmp_path / "z", id2label=same))
     assert named.head.labels == ("a (0)", "a (1)", "b")
-    numbers = tiny(tmp_path / "w", problem_type="regression")
-    assert keras_tx.from_checkpoint(numbers).head == keras_tx.RegressionHead(3, 0.1, ("bad", "so so", "good"))
+
+
+@pytest.mark.parametrize(
+    ("problem", "head"),
+    [
+        ("regression", keras_tx.RegressionHead),
+        ("multi_label_classification", keras_tx.MultiLabelHead),
+        ("single_label_classification", keras_tx.ClassifierHead),
+    ],
+)
+def test_what_the_logits_are_is_kept(problem: str, head: Any, tmp_path: Path):
+    folder = tiny(tmp_path / "x", problem_type=problem)
+    expected = load_file(folder / "answers.safetensors")
+    model = keras_tx.from_checkpoint(folder)
+    assert model.head == head(3, 0.1, ("bad", "so so", "good"))
+    assert_close(logits_of(model, expected), expected["logits"])
+    keras_tx.save_checkpoint(model, tmp_path / "y")
+    assert json.loads((tmp_path / "y/config.json").read_text())["problem_type"] == problem
 
 
 def test_another_head_is_new_and_said(tmp_path: Path):

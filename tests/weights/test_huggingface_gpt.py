@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,40 @@ def test_the_exported_folder_goes_on_with_the_same_tokens(name: str, tmp_path):
     with runtime.load(tmp_path / "poet") as poet:
         made = poet.generate(expected["input_ids"][0].tolist(), max_new_tokens=6, stop_tokens=[])
     assert list(made.ids) == expected["greedy"][0].tolist()
+
+
+def test_several_tokens_that_end_a_text(tmp_path):
+    _, _, expected = opened("llama-v4")
+    prompt, greedy = expected["input_ids"][0].tolist(), expected["greedy"][0].tolist()
+    unseen = next(number for number in range(1, 30) if number not in greedy)
+    folder = shutil.copytree(GOLDEN / "llama-v4", tmp_path / "llama")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [unseen, greedy[3]]}))
+    model = keras_tx.from_checkpoint(folder)
+    assert model.config.stop_ids == (unseen, greedy[3])
+    upto = keras_tx.generate(model, prompt, max_new_tokens=6, stop_tokens=[greedy[3]])
+    assert upto.finish == "stop" and len(upto.ids) < len(greedy)
+    assert keras_tx.generate(model, prompt, max_new_tokens=6).ids == upto.ids
+    export_onnx(model, tmp_path / "poet")
+    with runtime.load(tmp_path / "poet") as poet:
+        assert poet.generate(prompt, max_new_tokens=6).ids == upto.ids
+    genai = json.loads((tmp_path / "poet/genai_config.json").read_text())["model"]
+    assert (genai["eos_token_id"], genai["pad_token_id"]) == ([unseen, greedy[3]], unseen)
+    again = keras_tx.save_checkpoint(model, tmp_path / "again")
+    assert json.loads((again / "generation_config.json").read_text())["eos_token_id"] == [unseen, greedy[3]]
+    assert keras_tx.from_checkpoint(again).config == model.config
+    keras_tx.gpt("pico", stop_ids=[3]).save(tmp_path / "a.keras")
+    assert keras_tx.load_model(tmp_path / "a.keras").config.stop_ids == (3,)
+
+
+@pytest.mark.parametrize("said", ["</s>", [1, "x"], 1.5])
+def test_an_end_that_is_no_token(said: Any):
+    state, config, _ = opened("llama-v4")
+    with pytest.raises(ConfigError, match="eos_token_id.*expected a number, or a list of them"):
+        loaded(state, {**config, "eos_token_id": said})
+    for wrong in ([-1], [256], [], "3"):
+        with pytest.raises(ConfigError, match="stop_ids=.*expected one or more ids of a vocabulary of 256"):
+            keras_tx.gpt("pico", stop_ids=wrong)
+    assert keras_tx.gpt("pico", stop_ids=[3, 3]).config.stop_ids == (3,)
 
 
 def test_old_spellings_of_gpt2():
@@ -280,7 +315,9 @@ def test_equals_transformers(name: str, changes: dict[str, Any], tmp_path, caplo
     compare(model, outputs)
     if "greedy" in outputs:
         count = outputs["greedy"].shape[1]
-        greedy = keras_tx.generate(model, outputs["input_ids"][0].tolist(), max_new_tokens=count)
+        greedy = keras_tx.generate(
+            model, outputs["input_ids"][0].tolist(), max_new_tokens=count, stop_tokens=[]
+        )
         assert list(greedy.ids) == outputs["greedy"][0].tolist()
     folder = keras_tx.save_checkpoint(model, tmp_path / "back")
     # A Mistral goes back as the Llama that computes the same.

@@ -301,7 +301,7 @@ def test_an_image_transform_that_crops_is_said(folder):
         ("vit", {"layer_norm_eps": None}, "layer_norm_eps=None; expected a number"),
         ("vit", {"architectures": None}, "architectures"),
         ("vit", {"architectures": ["ViTForMaskedImageModeling"]}, "'ViTForMaskedImageModeling', whose head"),
-        ("vit", {"problem_type": "multi_label_classification"}, "problem_type='multi_label_classification'"),
+        ("vit", {"problem_type": "regression"}, "problem_type='regression'"),
         ("vit", {"id2label": {"0": "yes"}}, "1 labels; our heads"),
         ("vit", {"num_hidden_layers": 3}, r"missing: vit.encoder.layer.2"),
         ("vit", {"intermediate_size": 13}, r"shape: vit.encoder.layer.0.intermediate.dense.weight is 12 x 8"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ def labelled_texts(
 ) -> Batches:
     """Batches for a ClassifierHead, a RegressionHead (labels are then not whole) or a SentenceEmbeddingHead.
 
+    For a MultiLabelHead the labels of a text are a row of 0 and 1, or a list of names.
+
     Args:
         pairs: second texts, where a sample is a pair.
         classes: how many there are, to check the labels; or their names, where labels are names.
@@ -37,7 +39,7 @@ def labelled_texts(
     rows = transform.encode(texts, pairs)
     if len(labels) != len(rows):
         raise TextError(f"There are {len(rows)} texts but {len(labels)} labels.")
-    numbers = _values(labels, classes, "labels")
+    numbers = _of_texts(labels, classes)
 
     def pack(chosen: np.ndarray, random: np.random.Generator) -> tuple[Any, Any]:
         return transform.pad([rows[number] for number in chosen]), numbers[chosen]
@@ -105,6 +107,39 @@ def _begun(rows: Sequence[Row], overlap: int) -> list[int]:
         continues = before.text == row.text and shared > 0 and earlier[shared - 1] == words[0]
         begun.append(int(words[0]) if continues else -2)
     return begun
+
+
+def _of_texts(labels: Any, classes: Classes) -> np.ndarray:
+    """A number for each text; where a text has several labels, 0 or 1 for each class."""
+    numbers = getattr(labels, "ndim", 1) == 2 and getattr(labels, "dtype", np.dtype(object)).kind in "biuf"
+    if classes is not None and not isinstance(classes, int) and not numbers:
+        return _of_names(labels, classes)
+    count = classes if classes is None or isinstance(classes, int) else len(classes)
+    lengths = {np.size(label) for label in labels}
+    if len(lengths) > 1:
+        raise TextError(f"labels are of different lengths, {sorted(lengths)}: expected one for each class.")
+    values = np.asarray(labels)
+    if count is None or values.ndim != 2 or values.shape[1] == 1:
+        return _values(labels, count, "labels")
+    bad = np.flatnonzero(((values != 0) & (values != 1)).any(axis=1))
+    if bad.size or values.shape[1] != count:
+        index = bad[0] if bad.size else 0
+        raise TextError(
+            f"labels[{index}] is {values[index].tolist()}, expected 0 or 1 for each of {count} classes."
+        )
+    return values.astype("float32")
+
+
+def _of_names(labels: Any, classes: Sequence[str]) -> np.ndarray:
+    several = [not isinstance(label, str) and isinstance(label, Collection) for label in labels]
+    if not any(several):
+        return _values(labels, classes, "labels")
+    rows = np.zeros((len(labels), len(classes)), "float32")
+    for index, names in enumerate(labels):
+        if not several[index]:
+            raise TextError(f"labels[{index}] is {names!r}, expected a list of names, as others are.")
+        rows[index, _values(list(names), classes, f"labels[{index}]")] = 1.0
+    return rows
 
 
 def _values(labels: Any, classes: Classes, name: str, whole: bool = False) -> np.ndarray:
