@@ -65,6 +65,11 @@ PAST_AXIS = "past_sequence_length"
 LOGITS_AXIS = "num_logits"  # sequence_length, or as many of the last tokens as are kept
 TOTAL_AXIS = "total_sequence_length"  # past and sequence
 
+# How far two runs or two graphs of one model may be apart, in units of the scale of what they give: in
+# float32, where sums are ordered otherwise; and with rounding to a few bits, where a number on the border of
+# two steps may fall to either side. A wrong graph is off by the whole output.
+FLOAT32, ROUNDED = 1e-4, 0.1
+
 NO_LABEL = -100  # the label of a token at which nothing is to be learned or measured
 
 IMAGE_CLASSIFICATION = "image-classification"
@@ -75,6 +80,11 @@ QUESTION_ANSWERING = "question-answering"
 FILL_MASK = "fill-mask"
 FEATURE_EXTRACTION = "feature-extraction"
 TEXT_GENERATION = "text-generation"
+
+# config.json's problem_type, which says what the logits of a classification are.
+REGRESSION = "regression"
+SINGLE_LABEL = "single_label_classification"
+MULTI_LABEL = "multi_label_classification"
 
 # The IR version that onnx wrote when each opset was its newest; a newer stamp
 # makes older runtimes refuse a graph that they could run.

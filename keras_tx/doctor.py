@@ -6,6 +6,8 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping
 
+from keras_tx.runtime.providers import WHEELS
+
 # The lowest version that is permitted, and the first that is not, as in pyproject.toml; a test compares.
 SUPPORTED: dict[str, tuple[str, str]] = {
     "keras": ("3.15", "3.16"),
@@ -133,16 +135,15 @@ def _versions(facts: Facts) -> Iterator[Finding]:
 
 
 def _wheels(facts: Facts) -> Iterator[Finding]:
-    both = CPU_WHEEL in facts.versions and GPU_WHEEL in facts.versions
-    neither = CPU_WHEEL not in facts.versions and GPU_WHEEL not in facts.versions
-    if both:
+    wheels = sorted(WHEELS & facts.versions.keys())
+    if len(wheels) > 1:
         yield Finding(
             "problem",
             "onnxruntime",
-            "onnxruntime and onnxruntime-gpu are both installed: they overwrite each other's files",
-            f'pip uninstall -y onnxruntime onnxruntime-gpu && pip install "keras-tx[{_extra(facts)}]"',
+            f"{' and '.join(wheels)} are both installed: they overwrite each other's files",
+            f'pip uninstall -y {" ".join(wheels)} && pip install "keras-tx[{_extra(facts)}]"',
         )
-    elif neither and facts.onnxruntime is None:
+    elif not wheels and facts.onnxruntime is None:
         yield Finding(
             "problem",
             "onnxruntime",
@@ -164,7 +165,16 @@ def _wheels(facts: Facts) -> Iterator[Finding]:
             f"was built with CUDA but cannot start it ({said.said or 'it does not say why'})",
             f'pip install "{_gpu_requirement(facts)}" brings its CUDA libraries; and see the driver',
         )
-    elif said is not None and not (both or neither):
+    elif said is not None and said.starts_cuda is False and len(wheels) < 2:
+        yield Finding(
+            "warning",
+            "onnxruntime",
+            f"{_wheel(facts)} is installed, but its CUDA does not start "
+            f"({said.said or 'it does not say why'}): models run on the CPU",
+            f'with a GPU, pip install "{_gpu_requirement(facts)}" brings its CUDA libraries; without, '
+            f'pip uninstall -y {_wheel(facts)} && pip install "keras-tx[{_extra(facts)}]"',
+        )
+    elif said is not None and len(wheels) == 1:
         yield Finding("ok", "onnxruntime", f"{facts.versions[_wheel(facts)]}, {', '.join(said.providers)}")
 
 
@@ -308,7 +318,7 @@ def _wanted_cuda(facts: Facts) -> int | None:
 
 
 def _wheel(facts: Facts) -> str:
-    return GPU_WHEEL if GPU_WHEEL in facts.versions else CPU_WHEEL
+    return next((name for name in WHEELS if name != CPU_WHEEL and name in facts.versions), CPU_WHEEL)
 
 
 def _extra(facts: Facts) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import keras_tx
 from keras_tx.doctor import Facts, Framework, Gpu, OnnxRuntime
+from keras_tx.runtime.providers import WHEELS
 
 SHOWN = (
     "keras tensorflow tensorflow-cpu jax jaxlib torch keras-hub keras-nlp onnx onnx-ir onnxscript tf2onnx "
@@ -66,7 +67,7 @@ def gather(deep: bool = False) -> Facts:
     """The facts. With `deep`, the frameworks that are installed are started and asked for their devices."""
     versions = installed()
     frameworks = {name: _framework(name) for name in _FRAMEWORKS if name in versions} if deep else None
-    has_onnxruntime = "onnxruntime" in versions or "onnxruntime-gpu" in versions
+    has_onnxruntime = any(name in versions for name in WHEELS)
     return Facts(
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
@@ -83,7 +84,7 @@ def installed() -> dict[str, str]:
     found = {"keras-tx": keras_tx.__version__}
     for distribution in metadata.distributions():
         name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
-        if name in SHOWN or name.startswith("nvidia-"):
+        if name in SHOWN or name in WHEELS or name.startswith("nvidia-"):
             found.setdefault(name, distribution.version)  # the first on the path is the one that is imported
     return found
 

@@ -21,8 +21,17 @@ def whole(text: str) -> int:
     return number
 
 
-def add_precision(parser: argparse.ArgumentParser) -> None:
-    """Which file of a folder to run."""
+def add_session(parser: argparse.ArgumentParser) -> None:
+    """Which file of a folder to run, and where."""
+    parser.add_argument(
+        "--provider",
+        metavar="NAME",
+        default="auto",
+        help="cpu, cuda, tensorrt, openvino, coreml or directml, and no other; auto: CUDA where it works",
+    )
+    parser.add_argument(
+        "--threads", type=whole, default=None, metavar="N", help="for one operation on the CPU"
+    )
     parser.add_argument(
         "--precision",
         choices=tuple(contract.PRECISIONS),
@@ -31,7 +40,7 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
 
 
 def session_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What `load` is told by --provider, --threads and --precision."""
+    """What `load` is told by the arguments of `add_session`."""
     return {name: getattr(arguments, name) for name in ("provider", "threads", "precision")}
 
 

@@ -50,9 +50,11 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _versions(facts: Facts) -> str:
     from keras_tx.facts import SHOWN
+    from keras_tx.runtime.providers import WHEELS
 
     rows = [("Python", f"{facts.python}, {facts.system}"), ("keras-tx", facts.versions.get("keras-tx", "?"))]
-    rows += [(name, facts.versions[name]) for name in SHOWN if name in facts.versions]
+    others = sorted(WHEELS.difference(SHOWN))
+    rows += [(name, facts.versions[name]) for name in (*SHOWN, *others) if name in facts.versions]
     absent = [name for name in SHOWN if name not in facts.versions]
     libraries = sorted(
         f"{name} {version}" for name, version in facts.versions.items() if name.startswith("nvidia-")

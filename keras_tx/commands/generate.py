@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from keras_tx.commands.arguments import add_precision, session_options, whole
+from keras_tx.commands.arguments import add_session, session_options, whole
 from keras_tx.commands.terminal import printable
 from keras_tx.errors import InputError
 
@@ -97,16 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="then take a line, continue behind it, and so on, until Ctrl-D; Ctrl-C ends an answer",
     )
     parser.add_argument("--stats", action="store_true", help="tokens a second, on standard error")
-    parser.add_argument(
-        "--provider",
-        metavar="NAME",
-        default="auto",
-        help="cpu, cuda, tensorrt, openvino, coreml or directml, and no other; auto: CUDA where it works",
-    )
-    parser.add_argument(
-        "--threads", type=whole, default=None, metavar="N", help="for one operation on the CPU"
-    )
-    add_precision(parser)
+    add_session(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object a line for each continuation")
 
 
@@ -117,7 +108,7 @@ def execute(arguments: argparse.Namespace) -> int:
         if not isinstance(model, TextGenerator):
             raise InputError(
                 f"{arguments.folder} is a folder for {model.folder.manifest.task or 'no known task'}, which "
-                "continues no text. Give one that export wrote of a GPT; keras-tx run is for images."
+                "continues no text. Give one that export wrote of a GPT; keras-tx run is for all others."
             )
         text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
         prompt = _ids(text) if arguments.ids else text

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from keras_tx.commands import run_text
-from keras_tx.commands.arguments import add_precision, session_options, whole
+from keras_tx.commands.arguments import add_session, session_options, whole
 from keras_tx.commands.terminal import bar, printable
 from keras_tx.errors import ImageError, InputError, TextError
 
@@ -48,16 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pair", metavar="TEXT", help="the second text, where the model takes pairs")
     parser.add_argument("--question", metavar="TEXT", help="what to answer from each text")
     parser.add_argument("--top-k", type=whole, default=5, metavar="K", help="how many labels (default: 5)")
-    parser.add_argument(
-        "--provider",
-        metavar="NAME",
-        default="auto",
-        help="cpu, cuda, tensorrt, openvino, coreml or directml, and no other; auto: CUDA where it works",
-    )
-    parser.add_argument(
-        "--threads", type=whole, default=None, metavar="N", help="for one operation on the CPU"
-    )
-    add_precision(parser)
+    add_session(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object a line for each input")
 
 

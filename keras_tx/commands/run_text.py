@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from keras_tx import contract
 from keras_tx.commands.terminal import printable
 from keras_tx.errors import InputError
 
@@ -28,7 +29,7 @@ def answer(model: Any, text: str, top_k: int, pair: str | None, question: str | 
     """The answer for one text, as --json prints it."""
     if hasattr(model, "classify"):
         found = {"text": text} if pair is None else {"text": text, "pair": pair}
-        kind = "numbers" if model.is_regression else "predictions"
+        kind = "numbers" if model.folder.problem_type == contract.REGRESSION else "predictions"
         return {**found, kind: model.classify(text, pair, top_k=top_k)}
     if hasattr(model, "tag"):
         return {"text": text, "entities": model.tag(text)}

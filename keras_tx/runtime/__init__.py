@@ -81,8 +81,10 @@ def load(
             for CUDA cannot use it. `.provider` of the result says which it is, and
             `.session.placement()` how many nodes run where.
         threads: for one operation on the CPU; None leaves it to onnxruntime.
-        precision: which file of the folder to run, "fp32", "fp16", "int8", "int8-blocks" or "int4"; by
-            default fp32, or the only one that is there. `keras-tx quantize` adds others.
+        precision: which file of the folder to run, "fp32", "fp16", "int8", "int8-blocks" or "int4". By
+            default fp32, or fp16 on a GPU ("cuda", "tensorrt", "directml", or "auto" where that comes to
+            CUDA) where the folder has it; or the only one that is there. `.precision` of the result says
+            which it is. `keras-tx quantize` adds others.
 
     Returns:
         An `ImageClassifier` or `ImageEmbedder`; a `TextClassifier`, `TextTagger`, `QuestionAnswerer`,

@@ -32,6 +32,9 @@ class MicroBatcher:
             its methods (`model.embed`).
         max_batch: as soon as so many wait, they run.
         max_wait_ms: the longest that the first of them waits for others.
+        workers: batches that run at the same time. Where the model computes on the CPU and there are always
+            requests, as many workers as cores on a model with `threads=1` answer more of them in all than
+            one worker whose batch is shared by all cores, since no core waits for another.
         options: arguments for every call of the model (`top_k=1`).
     """
 
@@ -41,6 +44,7 @@ class MicroBatcher:
         *,
         max_batch: int = 16,
         max_wait_ms: float = 5.0,
+        workers: int = 1,
         **options: Any,
     ) -> None:
         self.max_batch = whole_number("max_batch", max_batch)
@@ -52,8 +56,13 @@ class MicroBatcher:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._closed = False
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._work, name="keras-tx-batcher", daemon=True)
-        self._thread.start()
+        self._gathering = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"keras-tx-batcher-{number}", daemon=True)
+            for number in range(whole_number("workers", workers))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, item: Any) -> Future[Any]:
         """The answer to come; cancelled before its batch begins, it is left out of it."""
@@ -78,7 +87,8 @@ class MicroBatcher:
             if not self._closed:
                 self._closed = True
                 self._jobs.put(None)
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def __enter__(self) -> MicroBatcher:
         return self
@@ -89,16 +99,20 @@ class MicroBatcher:
         self.close()
 
     def _work(self) -> None:
-        while (first := self._jobs.get()) is not None:
-            batch, ended = self._gather(first)
+        ended = False
+        while not ended:
+            with self._gathering:  # one at a time: two would share what makes one batch
+                batch, ended = self._gather()
             running = [job for job in batch if job[1].set_running_or_notify_cancel()]
             if running:
                 self._run(running)
-            if ended:
-                return
 
-    def _gather(self, first: Job) -> tuple[list[Job], bool]:
-        """The jobs that came in time, and whether the end came with them."""
+    def _gather(self) -> tuple[list[Job], bool]:
+        """The next job and those that came in time, and whether the end came with them."""
+        first = self._jobs.get()
+        if first is None:
+            self._jobs.put(None)  # for the other workers
+            return [], True
         batch, until = [first], time.monotonic() + self.max_wait
         while len(batch) < self.max_batch:
             try:
@@ -106,6 +120,7 @@ class MicroBatcher:
             except queue.Empty:
                 break
             if job is None:
+                self._jobs.put(None)
                 return batch, True
             batch.append(job)
         return batch, False
@@ -117,7 +132,7 @@ class MicroBatcher:
                 raise ConfigError(
                     f"The model gave {len(answers)} answers to {len(batch)} requests, expected one for each."
                 )
-        except Exception as error:
+        except BaseException as error:  # SystemExit too: who waits for the future shall hear of it
             if len(batch) == 1:
                 batch[0][1].set_exception(error)
                 return

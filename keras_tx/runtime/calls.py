@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +28,8 @@ async def awaited(function: Callable[..., Any], *args: Any, **options: Any) -> A
 
     Where the task is cancelled, the graph stops at its next node, and the session stays usable.
     """
+    import asyncio  # 15 ms that nobody else has to wait for
+
     stop = quiet_options()
     context = contextvars.copy_context()
     context.run(_RUNNING.set, stop)

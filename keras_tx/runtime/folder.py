@@ -39,6 +39,11 @@ class Folder:
     precision: str = "fp32"  # of the graph
 
     @property
+    def problem_type(self) -> str | None:
+        """What the logits of a classification are, where config.json says it."""
+        return (self.config or {}).get("problem_type")
+
+    @property
     def inputs(self) -> tuple[contract.TensorSpec, ...]:
         """What the graph of this precision takes, by the manifest."""
         variant = self.manifest.variants.get(self.precision)
@@ -51,13 +56,15 @@ class Folder:
         return self.manifest.outputs if variant is None or variant.outputs is None else variant.outputs
 
 
-def open_folder(path: str | os.PathLike[str], precision: str | None = None) -> Folder:
+def open_folder(
+    path: str | os.PathLike[str], precision: str | None = None, *, default: str = "fp32"
+) -> Folder:
     """Checks everything but the hashes of the large files; for those, `verify_hashes`.
 
     The manifest is sound; every file that it lists is a regular file inside the folder, reached
     through no link, and has the size that it had; the graph, and the one with a shared cache, has its
-    hash, and names no data outside the folder. Of several graphs, the one of `precision` is taken; by
-    default fp32, or the only one.
+    hash, and names no data outside the folder. Of several graphs, the one of `precision` is taken; without
+    it `default` where the folder has it, then fp32, then the first.
 
     >>> open_folder("flowers").manifest.task  # doctest: +SKIP
     'image-classification'
@@ -70,7 +77,7 @@ def open_folder(path: str | os.PathLike[str], precision: str | None = None) -> F
     manifest = _manifest(root)
     for name, record in manifest.files.items():
         _check_file(root, name, record)
-    precision = _precision(root, manifest, precision)
+    precision = _precision(root, manifest, precision, default)
     graph = _graph(root, manifest, precision)
     config = _json(root, contract.CONFIG, manifest)
     preprocessor = _json(root, contract.PREPROCESSOR, manifest)
@@ -165,13 +172,13 @@ def _refuse_link(path: Path, info: os.stat_result) -> None:
         )
 
 
-def _precision(root: Path, manifest: contract.Manifest, wanted: str | None) -> str:
-    """The precision to open: what was asked for, fp32, or the first that is there."""
+def _precision(root: Path, manifest: contract.Manifest, wanted: str | None, default: str) -> str:
+    """The precision to open: what was asked for, the default, fp32, or the first that is there."""
     graphs = manifest.precisions
     if not graphs:
         raise FolderError(f"{root / contract.MANIFEST} names no graph in precisions, expected one. {_REMEDY}")
     if wanted is None:
-        return "fp32" if "fp32" in graphs else next(iter(graphs))
+        return next(name for name in (default, "fp32", *graphs) if name in graphs)
     if wanted in graphs:
         return wanted
     there = f"precision is {wanted!r}, but {root} has {', '.join(graphs)}."

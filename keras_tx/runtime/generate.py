@@ -18,10 +18,6 @@ from keras_tx.runtime.session import Session
 from keras_tx.runtime.shared_cache import SharedGraph, difference
 from keras_tx.sampling import Generator
 
-# How far two graphs of one model may be apart: in float32; and with rounding to a few bits, where a number on
-# the border of two steps may fall to either side. A wrong graph is off by the whole output.
-EXACT, ROUNDED = 1e-4, 0.1
-
 
 class TextGenerator(LoadedModel, Generator):
     """Continues texts, streams them, and says how likely they are.
@@ -50,7 +46,7 @@ class TextGenerator(LoadedModel, Generator):
 
     def __repr__(self) -> str:
         size = f"{self.decoder.vocabulary} tokens, context {self.context}"
-        return f"<{type(self).__name__} {str(self.folder.path)!r}: {size}, on {self.provider}>"
+        return f"<{type(self).__name__} {str(self.folder.path)!r}: {size}, on {self._place()}>"
 
     def __call__(self, prompts: Any, **options: Any) -> Any:
         """The same as `generate`."""
@@ -101,7 +97,7 @@ def same_logits(graph: Path, beside: Path, context: int, exact: bool) -> tuple[f
     """How far the graph with a shared cache is from the other one, and how far it may be."""
     with Session(graph, "cpu") as plain, Session(beside, "cpu") as shared:
         found = difference(CachedGraph(plain, context), SharedGraph(shared, context), batched=exact)
-    return found, EXACT if exact else ROUNDED
+    return found, contract.FLOAT32 if exact else contract.ROUNDED
 
 
 def _tokenizer(path: Path, vocabulary: int) -> Any:

@@ -27,8 +27,13 @@ class LoadedModel(abc.ABC):
 
     @property
     def provider(self) -> str:
-        """Where it really runs: "cpu" or "cuda"."""
+        """Where it really runs: "cpu", "cuda" ..."""
         return self.session.provider
+
+    @property
+    def precision(self) -> str:
+        """Which file of the folder runs: "fp32", "fp16", "int8", "int8-blocks" or "int4"."""
+        return self.folder.precision
 
     @property
     def labels(self) -> tuple[str, ...] | None:
@@ -80,4 +85,7 @@ class LoadedModel(abc.ABC):
     def __repr__(self) -> str:
         inputs = ", ".join(describe(spec) for spec in self.session.inputs)
         labels = f", {len(self.labels)} labels" if self.labels else ""
-        return f"<{type(self).__name__} {str(self.folder.path)!r}: {inputs} on {self.provider}{labels}>"
+        return f"<{type(self).__name__} {str(self.folder.path)!r}: {inputs} on {self._place()}{labels}>"
+
+    def _place(self) -> str:
+        return self.provider if self.precision == "fp32" else f"{self.provider} in {self.precision}"

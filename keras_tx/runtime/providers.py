@@ -19,6 +19,11 @@ OTHERS = {
     "directml": ("DmlExecutionProvider", "Windows: pip install onnxruntime-directml, without onnxruntime"),
 }
 DEVICES = {"cuda": "cuda", "tensorrt": "cuda", "directml": "dml"}  # the others compute in the CPU's memory
+# Of the distributions named onnxruntime..., those that are one and the same import package.
+WHEELS = {
+    "onnxruntime",
+    *(f"onnxruntime-{kind}" for kind in ("gpu", "openvino", "directml", "qnn", "rocm", "training")),
+}
 NAMES = ("auto", "cpu", "cuda", *OTHERS)
 _NAME_OF = {CPU: "cpu", CUDA: "cuda", **{theirs: name for name, (theirs, _) in OTHERS.items()}}
 
@@ -36,7 +41,19 @@ def name_of(theirs: str) -> str:
     return _NAME_OF.get(theirs, theirs)
 
 
-def choose(provider: str, available: Sequence[str], *, gpu_wheel: bool, reason: str = "") -> list[str]:
+def on_gpu(provider: str) -> bool:
+    """Whether it computes on a device of its own, where half precision is what is fast."""
+    return provider in DEVICES
+
+
+def choose(
+    provider: str,
+    available: Sequence[str],
+    *,
+    gpu_wheel: bool,
+    reason: str = "",
+    wheels: Sequence[str] = (),
+) -> list[str]:
     """The providers to ask onnxruntime for, best first.
 
     >>> choose("auto", [CPU], gpu_wheel=False)
@@ -46,10 +63,13 @@ def choose(provider: str, available: Sequence[str], *, gpu_wheel: bool, reason: 
         available: what onnxruntime says it has.
         gpu_wheel: whether it was built with CUDA; newer wheels hide a CUDA that they could not load.
         reason: what loading the CUDA libraries said, for the message.
+        wheels: the distributions of onnxruntime that are installed: two overwrite each other's files.
     """
     check_name(provider)
     if provider == "cpu":
         return [CPU]
+    if len(wheels) > 1:
+        _two_wheels(provider, wheels)
     if provider in OTHERS:
         theirs, source = OTHERS[provider]
         if theirs not in available:
@@ -71,6 +91,20 @@ def choose(provider: str, available: Sequence[str], *, gpu_wheel: bool, reason: 
             'Otherwise provider="cpu".'
         )
     return [CPU]
+
+
+def _two_wheels(provider: str, wheels: Sequence[str]) -> None:
+    problem = (
+        f"{' and '.join(wheels)} are installed together: they overwrite each other's files, and chance "
+        "decides which providers are there."
+    )
+    remedy = (
+        f"pip uninstall -y {' '.join(wheels)}, and then install one: "
+        'pip install "keras-tx[runtime-gpu]" for CUDA, "keras-tx[runtime]" for the CPU'
+    )
+    if provider != "auto":
+        raise ProviderError(f'provider is {provider!r}. {problem} {remedy}; or provider="cpu".')
+    warnings.warn(f'{problem} {remedy}; provider="cpu" silences this.', RuntimeWarning, stacklevel=2)
 
 
 def settle(provider: str, running: Sequence[str], reason: str = "") -> str:

@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,7 +30,7 @@ class Session:
 
     Args:
         graph: the .onnx file. Nothing is checked about it here; `open_folder` does.
-        provider: "cuda", "cpu", or "auto": CUDA where it works, else the CPU, with a warning
+        provider: "cpu", "cuda" and so on, or "auto": CUDA where it works, else the CPU, with a warning
             where an onnxruntime built for CUDA cannot use it. `.provider` says what it came to.
         threads: for one operation on the CPU; None leaves it to onnxruntime, which takes the cores.
     """
@@ -53,11 +53,30 @@ class Session:
         """All outputs by name. What the graph does not take is refused here, by name."""
         session = self._open()
         self._check(inputs)
+        with self._named(inputs) as options:
+            if self.provider in providers.DEVICES:
+                values = self._bound(session, inputs, options)
+            else:
+                values = session.run(None, dict(inputs), options)
+        return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
+
+    def _bound(self, session: Any, inputs: Mapping[str, np.ndarray], options: Any) -> list[np.ndarray]:
+        """What `session.run` gives, with inputs and outputs bound: each goes straight to where it is used."""
+        binding = session.io_binding()  # a new one for each call: other threads make theirs
+        for name, array in inputs.items():
+            binding.bind_cpu_input(name, array)  # copied at once to the device of the node that takes it
+        for spec in self.outputs:
+            binding.bind_output(spec.name, "cpu")  # of a size that only the run tells
+        session.run_with_iobinding(binding, options)
+        return binding.copy_outputs_to_cpu()  # of our own: what is bound is gone with the binding
+
+    @contextlib.contextmanager
+    def _named(self, inputs: Mapping[str, Any]) -> Iterator[Any]:
+        """Options for a run, whose errors are ours then."""
         try:
-            values = session.run(None, dict(inputs), run_options() or self._quiet)
+            yield run_options() or self._quiet
         except Exception as error:  # onnxruntime's exceptions have no base class of their own
             raise self._failed(error, inputs) from error
-        return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
 
     def advance(
         self, inputs: Mapping[str, Any], kept: Sequence[str], wanted: str
@@ -71,13 +90,14 @@ class Session:
         """
         session = self._open()
         binding = session.io_binding()  # a new one each time: a second run would overwrite what it gave
-        for name, value in inputs.items():
-            given = self._value(value, "cpu") if isinstance(value, np.ndarray) else value
-            binding.bind_ortvalue_input(name, given)
-        for name in kept:
-            binding.bind_output(name, self.device)
-        binding.bind_output(wanted, "cpu")
-        session.run_with_iobinding(binding)
+        with self._named(inputs) as options:
+            for name, value in inputs.items():
+                given = self._value(value, "cpu") if isinstance(value, np.ndarray) else value
+                binding.bind_ortvalue_input(name, given)
+            for name in kept:
+                binding.bind_output(name, self.device)
+            binding.bind_output(wanted, "cpu")
+            session.run_with_iobinding(binding, options)
         *values, last = binding.get_outputs()
         return values, last.numpy().copy()
 
@@ -121,7 +141,8 @@ class Session:
 
     def _failed(self, error: Exception, inputs: Mapping[str, Any]) -> KerasTxError:
         said = " ".join(str(error).split())
-        given = ", ".join(f"{name} {list(value.shape)}" for name, value in inputs.items())
+        arrays = {name: value for name, value in inputs.items() if isinstance(value, np.ndarray)}
+        given = ", ".join(f"{name} {list(value.shape)}" for name, value in arrays.items())
         if "terminate flag" in said.lower():
             return RunError(f"{self.graph}: the call was cancelled while it ran.")
         if any(word in said for word in ("bad_alloc", "allocate memory", "bad allocation", "out of memory")):
@@ -187,6 +208,11 @@ class Binding:
         An array that is that of the run before, with other numbers in it, costs nothing to give.
         """
         session = self._owner._open()
+        with self._owner._named(inputs) as options:
+            self._bind(inputs, wanted, out)
+            session.run_with_iobinding(self._binding, options)
+
+    def _bind(self, inputs: Mapping[str, np.ndarray], wanted: str, out: np.ndarray) -> None:
         for name, array in inputs.items():
             if self._bound.get(name) is not array:
                 self._binding.bind_ortvalue_input(name, self._owner._value(array, "cpu"))
@@ -194,7 +220,6 @@ class Binding:
         if self._bound.get(wanted) is not out:
             self._binding.bind_ortvalue_output(wanted, self._owner._value(out, "cpu"))
             self._bound[wanted] = out
-        session.run_with_iobinding(self._binding)
 
 
 def describe(spec: TensorSpec) -> str:
@@ -212,14 +237,18 @@ def _start(graph: Path, provider: str, threads: int | None) -> tuple[str, Any]:
     gpu_wheel = _gpu_wheel(onnxruntime)
     reason = "" if provider == "cpu" or not gpu_wheel else _load_cuda_libraries(onnxruntime)
     wanted = providers.choose(
-        provider, onnxruntime.get_available_providers(), gpu_wheel=gpu_wheel, reason=reason
+        provider,
+        onnxruntime.get_available_providers(),
+        gpu_wheel=gpu_wheel,
+        reason=reason,
+        wheels=() if provider == "cpu" else _wheels(onnxruntime),
     )
-    if providers.CUDA not in wanted:
+    if wanted == [providers.CPU]:
         return "cpu", _create(onnxruntime, graph, wanted, threads)
     try:
         session = _create(onnxruntime, graph, wanted, threads)
     except FolderError as error:
-        # Is it CUDA that fails, or the graph? What fails on the CPU as well is the graph's fault.
+        # Is it the provider that fails, or the graph? What fails on the CPU as well is the graph's fault.
         session, reason = _create(onnxruntime, graph, [providers.CPU], threads), str(error.__cause__)
     return providers.settle(provider, session.get_providers(), reason), session
 
@@ -227,6 +256,16 @@ def _start(graph: Path, provider: str, threads: int | None) -> tuple[str, Any]:
 def _gpu_wheel(onnxruntime: Any) -> bool:
     built_with_cuda = bool(getattr(onnxruntime, "cuda_version", ""))
     return built_with_cuda or providers.CUDA in onnxruntime.get_available_providers()
+
+
+def _wheels(onnxruntime: Any) -> tuple[str, ...]:
+    """The distributions that share the package that is imported: one, if all is well.
+
+    Read off the names beside it, since `importlib.metadata` takes longer than a small model needs to load.
+    """
+    beside = Path(getattr(onnxruntime, "__file__", None) or os.devnull).parent.parent
+    found = {path.name.split("-")[0].replace("_", "-") for path in beside.glob("onnxruntime*.dist-info")}
+    return tuple(sorted(found & providers.WHEELS))
 
 
 def _create(onnxruntime: Any, graph: Path, wanted: list[str], threads: int | None) -> Any:

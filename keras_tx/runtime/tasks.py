@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,9 +16,11 @@ from keras_tx.processing.image import Images, are_several
 from keras_tx.runtime.folder import Folder, open_folder
 from keras_tx.runtime.generate import TextGenerator
 from keras_tx.runtime.loaded import LoadedModel
+from keras_tx.runtime.providers import on_gpu
+from keras_tx.runtime.scores import Scores
 from keras_tx.runtime.session import Session, describe, stays_on_cpu
 from keras_tx.runtime.text_answers import QuestionAnswerer, TextTagger
-from keras_tx.runtime.text_model import check_ids, softmax
+from keras_tx.runtime.text_model import check_ids
 from keras_tx.runtime.text_tasks import MaskFiller, TextClassifier, TextEmbedder
 
 
@@ -50,6 +53,7 @@ class ImageClassifier(_ImageModel):
     def __init__(self, folder: Folder, session: Session) -> None:
         super().__init__(folder, session, (contract.LOGITS,))
         self._labels = _labels_for(folder, session)
+        self._scores = Scores(folder.problem_type, self._labels)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -59,16 +63,11 @@ class ImageClassifier(_ImageModel):
         """The `top_k` best labels of an image, best first; of a list or a 4-D batch, a list of those.
 
         An image is whatever `ImageTransform` takes: a path, bytes, a Pillow image, a NumPy array.
-        Scores are the softmax over all classes.
+        Scores are the softmax over all classes; where an image may have several, the sigmoid of each.
         """
         top_k = min(whole_number("top_k", top_k), len(self.labels))
-        found = [self._best(logits, top_k) for logits in self._outputs(images, batch_size)]
+        found = [self._scores.best(logits, top_k) for logits in self._outputs(images, batch_size)]
         return found if are_several(images) else found[0]
-
-    def _best(self, logits: np.ndarray, top_k: int) -> list[dict[str, Any]]:
-        scores = softmax(logits)
-        best = np.argsort(-scores, kind="stable")[:top_k]
-        return [{"label": self.labels[i], "score": float(scores[i])} for i in best]
 
 
 class ImageEmbedder(_ImageModel):
@@ -136,8 +135,27 @@ _TASKS: dict[str | None, Any] = {
 def open_model(
     path: str | os.PathLike[str], provider: str, threads: int | None, precision: str | None = None
 ) -> LoadedModel:
-    """Checks the folder, starts the graph and gives it the shape of its task."""
-    folder = open_folder(path, precision)
+    """Checks the folder, starts the graph and gives it the shape of its task.
+
+    Where it may come to a GPU, a half-precision file is what is tried, unless another is asked for.
+    """
+    halved = on_gpu(provider) or (provider == "auto" and not stays_on_cpu(provider))
+    folder = open_folder(path, precision, default="fp16" if halved else "fp32")
+    usual = open_folder(path) if provider == "auto" and halved and precision is None else folder
+    if usual.precision == folder.precision:
+        return _open(folder, provider, threads)
+    try:
+        model = _open(folder, provider, threads)
+    except FolderError as error:  # onnxruntime has no half precision for some nodes on the CPU
+        warnings.warn(f"{error} Its {usual.precision} file runs on the CPU instead.", RuntimeWarning, 3)
+        return _open(usual, "cpu", threads)
+    if on_gpu(model.provider):
+        return model
+    model.close()
+    return _open(usual, "cpu", threads)  # which "auto" came to, with a warning
+
+
+def _open(folder: Folder, provider: str, threads: int | None) -> LoadedModel:
     task = folder.manifest.task
     if task not in _TASKS:
         known = [name for name in _TASKS if name is not None]

@@ -11,8 +11,9 @@ from keras_tx import contract
 from keras_tx.errors import InputError, whole_number
 from keras_tx.processing import Row
 from keras_tx.runtime.folder import Folder
+from keras_tx.runtime.scores import softmax
 from keras_tx.runtime.session import Session
-from keras_tx.runtime.text_model import TextModel, labels_for, softmax
+from keras_tx.runtime.text_model import TextModel, labels_for
 
 OUTSIDE = "O"
 
@@ -134,6 +135,8 @@ class QuestionAnswerer(TextModel):
         The score is the probability of the first token times that of the last. `no_answer` is the same for
         the class token; where it is largest, the answer is "". A long text is read in windows that overlap;
         what has no answer in one of them may have it in another, so that `no_answer` is the least of all.
+
+        Questions and texts are lists; iterators are read whole before the first is answered.
 
         Args:
             max_tokens: the longest answer.

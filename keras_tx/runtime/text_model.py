@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -53,10 +54,13 @@ class TextModel(LoadedModel):
 
         Args:
             answer: takes a part of each column, and as `start` the number of its first text.
-            columns: texts, pairs ...; one that is None stays None.
+            columns: texts, pairs ...; one that is None stays None. Of an iterator, whose texts need not
+                all be in memory, a part at a time is taken.
             progress: whether to show a bar.
         """
         size = PART * whole_number("batch_size", batch_size)
+        if any(isinstance(column, Iterator) for column in columns):
+            return _drawn(answer, columns, size, progress, what)
         lists = [[column] if isinstance(column, str) else column for column in columns]
         counts = {len(column) for column in lists if hasattr(column, "__len__")}
         if len(counts) != 1 or max(counts) <= size:
@@ -123,12 +127,6 @@ def check_ids(folder: Folder, inputs: Mapping[str, Any]) -> None:
         )
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Over the last axis, in float64; the largest logit is taken off first, so that none overflows."""
-    exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
-    return exponentials / exponentials.sum(axis=-1, keepdims=True)
-
-
 def labels_for(folder: Folder, session: Session) -> tuple[str, ...]:
     """The names of what the last axis of the logits tells apart."""
     spec = next(spec for spec in session.outputs if spec.name == contract.LOGITS)
@@ -139,6 +137,23 @@ def labels_for(folder: Folder, session: Session) -> tuple[str, ...]:
             f"{folder.path}: the graph gives {describe(spec)}, expected {wanted}. Export again."
         )
     return labels if labels is not None else tuple(f"LABEL_{index}" for index in range(count))
+
+
+def _drawn(
+    answer: Callable[..., Sequence[Any]], columns: Sequence[Any], size: int, progress: bool, what: str
+) -> list[Any]:
+    """What `in_parts` gives for columns of which nobody knows how long they are."""
+    lists = [[column] if isinstance(column, str) else column for column in columns]
+    sources = [None if column is None else iter(column) for column in lists]
+    found: list[Any] = []
+    with bar(progress, None, what) as shown:
+        while True:
+            start = len(found)
+            part = [None if source is None else list(itertools.islice(source, size)) for source in sources]
+            if not any(part):
+                return found
+            found += answer(*part, start=start)  # which refuses columns of different lengths
+            shown.advance(len(found) - start)
 
 
 def _buckets(rows: Sequence[Row], batch_size: int) -> Iterator[list[int]]:

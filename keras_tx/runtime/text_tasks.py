@@ -11,8 +11,9 @@ from keras_tx import contract
 from keras_tx.errors import FolderError, InputError, nearest, whole_number
 from keras_tx.processing import Row
 from keras_tx.runtime.folder import Folder
+from keras_tx.runtime.scores import Scores, softmax
 from keras_tx.runtime.session import Session
-from keras_tx.runtime.text_model import TextModel, labels_for, softmax
+from keras_tx.runtime.text_model import TextModel, labels_for
 
 POOLINGS = ("mean", "class")
 
@@ -28,7 +29,7 @@ class TextClassifier(TextModel):
     def __init__(self, folder: Folder, session: Session) -> None:
         super().__init__(folder, session, (contract.LOGITS,))
         self._labels = labels_for(folder, session)
-        self.is_regression = (folder.config or {}).get("problem_type") == "regression"
+        self._scores = Scores(folder.problem_type, self._labels)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -45,24 +46,22 @@ class TextClassifier(TextModel):
     ) -> list[Any]:
         """The `top_k` best labels of a text, best first; of a list, a list of those.
 
-        Scores are the softmax over all labels; those of a regression are the numbers themselves, in order. A
-        list may be of any length: texts of like length run together, and the answers come in its order.
+        Scores are the softmax over all labels; where a text may have several, the sigmoid of each; those of
+        a regression are the numbers themselves, in order. A list may be of any length: texts of like
+        length run together, and the answers come in its order.
         """
         top_k = min(whole_number("top_k", top_k), len(self.labels))
 
         def answer(texts: Any, pairs: Any, start: int) -> list[Any]:
             rows = self.transform.encode(texts, pairs, start=start)
-            return self.run_rows(rows, lambda row, out: self._best(out[contract.LOGITS], top_k), batch_size)
+            return self.run_rows(
+                rows, lambda row, out: self._scores.best(out[contract.LOGITS], top_k), batch_size
+            )
 
         found = self.in_parts(answer, texts, pairs, batch_size=batch_size, progress=progress)
         return found[0] if isinstance(texts, str) else found
 
     __call__ = classify
-
-    def _best(self, logits: np.ndarray, top_k: int) -> list[dict[str, Any]]:
-        scores = logits if self.is_regression else softmax(logits)
-        best = np.arange(len(scores)) if self.is_regression else np.argsort(-scores, kind="stable")[:top_k]
-        return [{"label": self.labels[i], "score": float(scores[i])} for i in best]
 
 
 class MaskFiller(TextModel):

@@ -90,6 +90,12 @@ def test_what_fits_is_left_alone(facts):
             'pip uninstall -y onnxruntime onnxruntime-gpu && pip install "keras-tx[cpu]"',
         ),
         (
+            changed(SERVER, more={"onnxruntime-openvino": "1.31.1"}),
+            "problem",
+            "onnxruntime and onnxruntime-openvino are both installed",
+            'pip uninstall -y onnxruntime onnxruntime-openvino && pip install "keras-tx[runtime]"',
+        ),
+        (
             changed(GPU_SERVER, more={"onnxruntime": "1.31.1"}),
             "problem",
             "are both installed",
@@ -184,6 +190,18 @@ def test_what_fits_is_left_alone(facts):
             "warning",
             "onnxruntime-gpu is installed, but nvidia-smi shows no GPU",
             'pip uninstall -y onnxruntime-gpu && pip install "keras-tx[runtime]"',
+        ),
+        (
+            changed(
+                GPU_SERVER,
+                "nvidia-cudnn-cu13",
+                "nvidia-cuda-runtime",
+                gpu=None,
+                onnxruntime=OnnxRuntime(CUDA, False, "Failed to load libcublasLt.so.13"),
+            ),
+            "warning",
+            "but its CUDA does not start (Failed to load libcublasLt.so.13): models run on the CPU",
+            'pip install "onnxruntime-gpu[cuda,cudnn]>=1.28,<2" brings its CUDA libraries; without, pip',
         ),
         (
             dataclasses.replace(SERVER, gpu=L4),

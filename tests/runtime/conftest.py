@@ -4,7 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,7 @@ def make_image_folder(tmp_path: Path) -> Make:
         transform: ImageTransform = TRANSFORM,
         raw_pixels: bool = False,
         external: bool = False,
+        config: Mapping[str, str] | None = None,
     ) -> Built:
         path = tmp_path / "flowers"
         height, width, channels = TRANSFORM.height, TRANSFORM.width, TRANSFORM.channels
@@ -123,7 +124,7 @@ def make_image_folder(tmp_path: Path) -> Make:
             path / contract.MODEL, image_nodes(raw_pixels, output), inputs, outputs, constants, external
         )
         (path / contract.PREPROCESSOR).write_text(json.dumps(transform.to_preprocessor_config(raw_pixels)))
-        (path / contract.CONFIG).write_text(json.dumps({"model_type": "vit"}))
+        (path / contract.CONFIG).write_text(json.dumps({"model_type": "vit", **(config or {})}))
         built = Built(path, _manifest(task, inputs, outputs, labels))
         built.seal()
         return built

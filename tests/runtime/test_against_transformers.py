@@ -81,6 +81,20 @@ def test_classifier(tmp_path):
         assert mine[0]["score"] == pytest.approx(entry["score"], rel=1e-5)
 
 
+def test_several_labels(tmp_path):
+    head = keras_tx.MultiLabelHead(3)
+    ours, theirs, tokenizer = both(tmp_path / "x", "BertForSequenceClassification", head, pooler="tanh")
+    import transformers
+
+    theirs.config.problem_type = ours.folder.problem_type  # as the exported folder says it
+    pipeline = transformers.pipeline("text-classification", model=theirs, tokenizer=tokenizer, device="cpu")
+    for mine, entries in zip(ours(TEXTS), pipeline(TEXTS, top_k=None), strict=True):
+        assert [entry["label"] for entry in mine] == [entry["label"] for entry in entries]
+        for one, entry in zip(mine, entries, strict=True):
+            assert one["score"] == pytest.approx(entry["score"], rel=1e-5)
+    assert not np.allclose([sum(entry["score"] for entry in mine) for mine in ours(TEXTS)], 1.0)
+
+
 def test_tagger(tmp_path):
     head = keras_tx.TokenClassifierHead(3)
     ours, theirs, tokenizer = both(tmp_path / "x", "BertForTokenClassification", head)

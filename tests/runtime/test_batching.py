@@ -56,6 +56,18 @@ def test_without_waiting_what_is_there_runs():
         assert [future.result(5) for future in futures] == [2 * n for n in range(9)]
 
 
+def test_whoever_waits_hears_of_a_model_that_ends_the_process():
+    def model(items: list[int]) -> list[int]:
+        if 1 in items:
+            raise SystemExit(3)
+        return items
+
+    with MicroBatcher(model, max_batch=1) as batcher:
+        with pytest.raises(SystemExit):
+            batcher.submit(1).result(5)
+        assert batcher.submit(2).result(5) == 2
+
+
 def test_a_bad_request_spoils_no_other():
     model = Model()
     model.go.clear()
@@ -102,9 +114,28 @@ def test_closing_answers_what_waits_and_then_refuses():
         batcher.submit(1)
 
 
+def test_several_workers_run_batches_at_the_same_time():
+    together = threading.Barrier(2, timeout=10)
+
+    def model(items: list[int]) -> list[int]:
+        together.wait()  # for ever, if one batch waited for the other
+        return [2 * item for item in items]
+
+    with MicroBatcher(model, max_batch=2, max_wait_ms=1000, workers=2) as batcher:
+        futures = [batcher.submit(n) for n in range(8)]
+        assert [future.result(10) for future in futures] == [2 * n for n in range(8)]
+    model_of_one = Model()
+    with MicroBatcher(model_of_one, max_batch=4, max_wait_ms=1000, workers=3) as batcher:
+        futures = [batcher.submit(n) for n in range(8)]
+        [future.result(10) for future in futures]
+    assert [len(batch) for batch in model_of_one.batches] == [4, 4]  # nobody takes away from another's batch
+    assert not any(thread.name.startswith("keras-tx-batcher") for thread in threading.enumerate())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"workers": 0}, "workers is 0, expected a whole number, 1 or more"),
         ({"max_batch": 0}, "max_batch is 0, expected a whole number, 1 or more"),
         ({"max_wait_ms": -1}, "max_wait_ms is -1, expected milliseconds, 0 or more"),
         ({"max_wait_ms": float("nan")}, "max_wait_ms is nan"),

@@ -129,13 +129,14 @@ def test_placement_says_how_many_nodes_run_where(expand: Path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_memory_stays_flat_over_requests_of_random_sizes(expand: Path):
+@pytest.mark.parametrize("requests", [1500, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_memory_stays_flat_over_requests_of_random_sizes(requests: int, expand: Path):
     random = np.random.default_rng(0)
     with Session(expand, provider="cpu") as session:
         for _ in range(200):
             session.run(given(int(random.integers(1, 5000))))
         before = resident()
-        for _ in range(1500):
+        for _ in range(requests):
             session.run(given(int(random.integers(1, 5000))))
         assert resident() - before < 20 * 2**20
 

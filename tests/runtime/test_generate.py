@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -308,3 +309,19 @@ def test_ids_of_numpy_where_there_is_a_tokenizer(writer):
     assert writer.generate(np.array([0, 1]), max_new_tokens=4) == writer.generate([0, 1], max_new_tokens=4)
     with pytest.raises(InputError, match="prompt 0 has the id -1"):
         writer.generate([-1])
+
+
+def test_a_cancelled_generation_stops_and_the_model_goes_on(counter):
+    expected = counter.generate([1, 2, 3], max_new_tokens=9)
+
+    async def cancel() -> None:
+        endless = {"max_new_tokens": 10**9, "at_context": "slide", "stop_tokens": []}
+        task = asyncio.create_task(counter.awaited([1, 2, 3], **endless))
+        await asyncio.sleep(0.2)
+        assert not task.done()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())  # which waits for its threads: for ever, if the loop went on
+    assert counter.generate([1, 2, 3], max_new_tokens=9) == expected

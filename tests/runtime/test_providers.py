@@ -75,5 +75,17 @@ def test_what_tensorrt_cannot_do_cuda_does():
     assert choose("tensorrt", [TENSORRT, CUDA, CPU], gpu_wheel=True) == [TENSORRT, CUDA, CPU]
 
 
+def test_two_wheels_at_once_are_named():
+    wheels = ("onnxruntime", "onnxruntime-gpu")
+    message = r"onnxruntime and onnxruntime-gpu are installed together: they overwrite.*pip uninstall -y onnx"
+    for provider in ("cuda", "openvino"):
+        with pytest.raises(ProviderError, match=rf"provider is '{provider}'\. {message}"):
+            choose(provider, [CUDA, CPU], gpu_wheel=True, wheels=wheels)
+    with pytest.warns(RuntimeWarning, match=message):
+        assert choose("auto", [CPU], gpu_wheel=False, wheels=wheels) == [CPU]
+    assert choose("cpu", [CPU], gpu_wheel=False, wheels=wheels) == [CPU]
+    assert choose("auto", [CPU], gpu_wheel=False, wheels=wheels[:1]) == [CPU]
+
+
 def test_auto_takes_cuda_or_the_cpu_and_nothing_untested():
     assert choose("auto", [theirs for theirs, _ in OTHERS.values()] + [CPU], gpu_wheel=False) == [CPU]

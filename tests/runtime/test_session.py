@@ -1,14 +1,18 @@
 import builtins
+import dataclasses
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
+from keras_tx import contract
 from keras_tx.errors import ConfigError, FolderError, InputError, KerasTxError, ProviderError
-from keras_tx.runtime import Session, session
+from keras_tx.runtime import Session, load, providers, session
 from keras_tx.runtime.providers import CPU, CUDA
 
 A = np.arange(6, dtype="float32").reshape(2, 3)
@@ -111,8 +115,26 @@ class GpuWheel:
 
     def __init__(self, cuda: str) -> None:
         self.cuda = cuda
+        self.file: str | None = None
         self.asked: list[list[str]] = []
         self.fallbacks: list[int] = []
+        self.bound: list[str] = []
+
+    def watched(self, real: Any) -> Any:
+        def bind_cpu_input(name: str, array: np.ndarray) -> None:
+            self.bound.append(name)
+            real.bind_cpu_input(name, array)
+
+        def bind_output(name: str, device: str) -> None:
+            self.bound.append(f"{name} to {device}")
+            real.bind_output(name, device)
+
+        return types.SimpleNamespace(
+            real=real,
+            bind_cpu_input=bind_cpu_input,
+            bind_output=bind_output,
+            copy_outputs_to_cpu=real.copy_outputs_to_cpu,
+        )
 
     def module(self) -> Any:
         def create(path: Path, options: Any, providers: list[str], enable_fallback: int) -> Any:
@@ -127,7 +149,9 @@ class GpuWheel:
                 get_outputs=real.get_outputs,
                 get_overridable_initializers=real.get_overridable_initializers,
                 get_providers=lambda: running,
-                run=real.run,
+                run=real.run if running == [CPU] else None,  # on a device, what is bound runs
+                io_binding=lambda: self.watched(real.io_binding()),
+                run_with_iobinding=lambda binding, options: real.run_with_iobinding(binding.real, options),
             )
 
         return types.SimpleNamespace(
@@ -136,6 +160,7 @@ class GpuWheel:
             SessionOptions=onnxruntime.SessionOptions,
             InferenceSession=create,
             get_available_providers=lambda: [CPU] if self.cuda == "hidden" else [CUDA, CPU],
+            __file__=self.file,
             preload_dlls=lambda: None if self.cuda == "works" else print("Failed to load libcudnn.so.9"),
         )
 
@@ -196,3 +221,130 @@ def test_an_older_gpu_wheel_without_preload(graph: Path, monkeypatch: pytest.Mon
     del module.preload_dlls
     monkeypatch.setattr(session, "_onnxruntime", lambda: module)
     assert Session(graph, provider="cuda").provider == "cuda"
+
+
+@pytest.mark.parametrize("gpu_wheel", ["works"], indirect=True)
+def test_on_a_device_inputs_and_outputs_are_bound(gpu_wheel: GpuWheel, graph: Path):
+    opened = Session(graph, provider="cuda")
+    got = opened.run({"a": A, "b": A})
+    np.testing.assert_array_equal(got["product"], A * A)
+    assert gpu_wheel.bound == ["a", "b", "sum to cpu", "product to cpu"]
+    with pytest.raises(InputError, match="'b' is a list"):
+        opened.run({"a": A, "b": A.tolist()})
+
+
+def test_what_is_bound_gives_what_run_gives_and_is_never_overwritten(
+    graph: Path, monkeypatch: pytest.MonkeyPatch
+):
+    random = np.random.default_rng(0)
+    with Session(graph, provider="cpu") as opened:
+        asked = [
+            {name: random.normal(size=(size, 3)).astype("float32") for name in "ab"}
+            for size in (4, 4, 9, 1, 0)
+        ]
+        asked.append({"a": asked[2]["a"][::-2], "b": asked[2]["b"].T.copy().T[::2]})  # not contiguous
+        expected = [opened.run(given) for given in asked]
+        monkeypatch.setitem(providers.DEVICES, "cpu", "cpu")
+        with ThreadPoolExecutor(3) as threads:
+            got = list(threads.map(opened.run, asked * 5))
+    for index, outputs in enumerate(got):  # looked at when all have run, and the session is closed
+        for name, value in outputs.items():
+            np.testing.assert_array_equal(value, expected[index % len(asked)][name])
+    got[0]["sum"][:] = 7
+    np.testing.assert_array_equal(got[len(asked)]["sum"], expected[0]["sum"])
+
+
+def test_another_provider_is_what_it_is_called(graph: Path, monkeypatch: pytest.MonkeyPatch):
+    wheel = GpuWheel("works")
+    module = wheel.module()
+    module.get_available_providers = lambda: ["DmlExecutionProvider", CPU]
+    module.cuda_version = ""
+    monkeypatch.setattr(session, "_onnxruntime", lambda: module)
+    made = module.InferenceSession
+
+    def create(path: Path, options: Any, providers: list[str], enable_fallback: int) -> Any:
+        real = made(path, options, providers, enable_fallback)
+        real.get_providers = lambda: running
+        return real
+
+    module.InferenceSession = create
+    running = ["DmlExecutionProvider", CPU]
+    opened = Session(graph, provider="directml")
+    assert (opened.provider, opened.device) == ("directml", "dml")
+    running = [CPU]
+    with pytest.raises(ProviderError, match="'directml'. onnxruntime has it, but could not start it"):
+        Session(graph, provider="directml")
+
+
+@pytest.mark.parametrize("gpu_wheel", ["works"], indirect=True)
+def test_two_wheels_are_seen_beside_the_package(gpu_wheel: GpuWheel, graph: Path, tmp_path: Path):
+    for name in ("onnxruntime-1.31.1", "onnxruntime_gpu-1.31.1", "onnxruntime_genai-0.18"):
+        (tmp_path / f"{name}.dist-info").mkdir()
+    gpu_wheel.file = str(tmp_path / "onnxruntime" / "__init__.py")
+    module = gpu_wheel.module()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "_onnxruntime", lambda: module)
+        with pytest.raises(ProviderError, match="onnxruntime and onnxruntime-gpu are installed together"):
+            Session(graph, provider="cuda")
+        with pytest.warns(RuntimeWarning, match="installed together"):
+            assert Session(graph, provider="auto").provider == "cuda"
+        assert Session(graph, provider="cpu").provider == "cpu"
+
+
+@pytest.fixture
+def two_precisions(make_image_folder) -> Path:
+    """A folder with a file under the name of half precision."""
+    built = make_image_folder()
+    half = built.path / "onnx/model_fp16.onnx"
+    half.write_bytes(built.graph.read_bytes())
+    built.seal(precisions={"fp32": "onnx/model.onnx", "fp16": "onnx/model_fp16.onnx"})
+    return built.path
+
+
+@pytest.mark.parametrize("gpu_wheel", ["works"], indirect=True)
+def test_half_precision_is_the_default_on_a_gpu(gpu_wheel: GpuWheel, two_precisions: Path):
+    for provider in ("cuda", "auto"):
+        with load(two_precisions, provider=provider) as model:
+            assert (model.precision, model.session.graph.name) == ("fp16", "model_fp16.onnx")
+            assert "on cuda in fp16, 4 labels" in repr(model)
+    with load(two_precisions, provider="cuda", precision="fp32") as model:
+        assert (model.precision, model.session.graph.name) == ("fp32", "model.onnx")
+        assert "on cuda, 4 labels" in repr(model)
+    with load(two_precisions, provider="cpu") as model:
+        assert model.precision == "fp32"
+
+
+@pytest.mark.parametrize("gpu_wheel", ["quiet", "hidden", "fails"], indirect=True)
+def test_half_precision_is_not_left_to_the_cpu(gpu_wheel: GpuWheel, two_precisions: Path):
+    with pytest.warns(RuntimeWarning, match="Running on the CPU") as said, load(two_precisions) as model:
+        assert (model.provider, model.precision, model.session.graph.name) == ("cpu", "fp32", "model.onnx")
+    assert len(said) == 1
+    with pytest.warns(RuntimeWarning), load(two_precisions, precision="fp16") as model:
+        assert (model.provider, model.precision) == ("cpu", "fp16")
+
+
+@pytest.mark.parametrize("gpu_wheel", ["hidden"], indirect=True)
+def test_a_half_precision_file_that_the_cpu_cannot_open(gpu_wheel: GpuWheel, two_precisions: Path):
+    half = onnx.load(two_precisions / "onnx/model_fp16.onnx")
+    half.graph.node[0].op_type = "NoSuchNode"
+    onnx.save(half, two_precisions / "onnx/model_fp16.onnx")
+    manifest = contract.Manifest.from_json((two_precisions / contract.MANIFEST).read_text())
+    files = {
+        **manifest.files,
+        "onnx/model_fp16.onnx": contract.describe_file(two_precisions / "onnx/model_fp16.onnx"),
+    }
+    dataclasses.replace(manifest, files=files).save(two_precisions)
+    with pytest.warns(RuntimeWarning) as said:
+        model = load(two_precisions)
+    started, instead = (str(warning.message) for warning in said)
+    assert "Running on the CPU" in started
+    assert "NoSuchNode" in instead and instead.endswith("Its fp32 file runs on the CPU instead.")
+    assert (model.provider, model.precision) == ("cpu", "fp32")
+    with pytest.warns(RuntimeWarning), pytest.raises(FolderError, match="NoSuchNode"):
+        load(two_precisions, precision="fp16")
+
+
+@pytest.mark.parametrize("gpu_wheel", ["works"], indirect=True)
+def test_a_gpu_takes_fp32_where_there_is_no_half(gpu_wheel: GpuWheel, make_image_folder):
+    with load(make_image_folder().path, provider="cuda") as model:
+        assert (model.provider, model.precision) == ("cuda", "fp32")

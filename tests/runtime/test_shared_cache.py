@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -128,8 +129,8 @@ def test_an_interruption_in_the_middle_of_a_run(folders, shared, calls):
         class Interrupted:
             left = calls
 
-            def run_with_iobinding(self, binding: Any) -> None:
-                inner.run_with_iobinding(binding)
+            def run_with_iobinding(self, binding: Any, options: Any) -> None:
+                inner.run_with_iobinding(binding, options)
                 self.left -= 1
                 if self.left == 0:
                     raise KeyboardInterrupt
@@ -260,3 +261,18 @@ def test_it_is_beside_large_weights_only_unless_asked_for(tmp_path, monkeypatch)
     assert any("NOT compared with it" in note for note in report.manifest.notes)
     with opened(folder) as poet:
         assert len(poet.generate([1], max_new_tokens=3).ids) == 3
+
+
+def test_a_cancelled_generation_stops_and_the_model_goes_on(folders):
+    async def cancel(model: TextGenerator) -> None:
+        task = asyncio.create_task(model.awaited([1, 2], max_new_tokens=10**9, at_context="slide"))
+        await asyncio.sleep(0.2)
+        assert not task.done()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with opened(folders["pico"]) as model:
+        expected = model.generate([1, 2], max_new_tokens=9)
+        asyncio.run(cancel(model))  # which waits for its threads: for ever, if the loop went on
+        assert model.generate([1, 2], max_new_tokens=9) == expected

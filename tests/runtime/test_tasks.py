@@ -11,7 +11,7 @@ from keras_tx.contract import TensorSpec
 from keras_tx.errors import ConfigError, FolderError, ImageError, InputError, KerasTxError
 from keras_tx.processing import ImageTransform
 from keras_tx.runtime import GenericModel, ImageClassifier, ImageEmbedder, load
-from keras_tx.runtime.tasks import softmax
+from keras_tx.runtime.scores import sigmoid, softmax
 
 WEIGHTS = np.array([[2.0, 0.0, -1.0, 0.5], [0.0, 3.0, 1.0, -0.5], [-2.0, 1.0, 0.0, 4.0]], "float32")
 RNG = np.random.default_rng(0)
@@ -43,6 +43,16 @@ def test_one_image_gives_its_labels_best_first(external: bool, make_image_folder
         assert_best(got, IMAGES[0])
         assert sum(row["score"] for row in got) == pytest.approx(1)
         assert type(got[0]["score"]) is float
+
+
+def test_images_with_several_labels(make_image_folder):
+    model = load(make_image_folder(config={"problem_type": "multi_label_classification"}).path)
+    softmaxed = load(make_image_folder().path)
+    for several, one in zip(model(IMAGES), softmaxed(IMAGES), strict=True):
+        assert [row["label"] for row in several] == [row["label"] for row in one]
+        # Odds are exponentials of logits: of two labels in the ratio that a softmax has, too.
+        odds = np.array([row["score"] / (1 - row["score"]) for row in several])
+        np.testing.assert_allclose(odds / odds.sum(), [row["score"] for row in one], rtol=1e-6)
 
 
 def test_a_list_and_a_batch_give_a_list(make_image_folder, tmp_path: Path):
@@ -160,6 +170,7 @@ def test_a_closed_model_says_so(make_image_folder):
 def test_the_scores_of_huge_logits_are_finite():
     np.testing.assert_allclose(softmax(np.array([1e4, 1e4, -1e4], "float32")), [0.5, 0.5, 0])
     np.testing.assert_allclose(softmax(np.array([60000, 0], "float16")), [1, 0])
+    np.testing.assert_allclose(sigmoid(np.array([1e4, 0, -1e4], "float32")), [1, 0.5, 0])
 
 
 @pytest.mark.parametrize(

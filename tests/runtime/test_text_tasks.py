@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import keras_tx
-from keras_tx.errors import InputError, KerasTxError
+from keras_tx.errors import InputError, KerasTxError, TextError
 from keras_tx.processing import TextTransform
 from keras_tx.runtime import load
 from keras_tx.runtime.text_answers import merged
@@ -302,6 +303,60 @@ def test_long_lists_run_in_parts_and_come_in_order(tmp_path, monkeypatch: pytest
         classify([*texts[:13], " ", *texts], batch_size=2)
     with pytest.warns(UserWarning, match=r"row 14 lost the most"):
         classify([*texts[:14], "cat " * 60], batch_size=2)
+
+
+def test_an_iterator_is_drawn_from_part_by_part(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.setattr("keras_tx.runtime.text_model.PART", 3)
+    *_, embed, _ = exported(tmp_path / "embed", keras_tx.SentenceEmbeddingHead())
+    *_, tag, _ = exported(tmp_path / "tag", keras_tx.TokenClassifierHead(3))
+    _, classify, _ = exported(tmp_path / "classify", keras_tx.NextSentenceHead())
+    drawn, seen = [], []
+    encode = TextTransform.encode
+
+    def noted(self, texts, *args, start=0, **options):
+        seen.append(len(drawn) - start)
+        return encode(self, texts, *args, start=start, **options)
+
+    monkeypatch.setattr(TextTransform, "encode", noted)
+
+    def source(count: int):
+        for index in range(count):
+            drawn.append(index)
+            yield TEXTS[index % len(TEXTS)]
+
+    with pytest.raises(TextError, match="1 texts but 2 pairs"):
+        classify("ab", iter(["the cat", "a dog"]))
+    drawn.clear(), seen.clear()
+    found = embed(source(20), batch_size=2, progress=True)
+    assert seen == [6, 6, 6, 2]  # drawn, and not yet answered
+    assert "\r20 texts, " in capsys.readouterr().err
+    assert_close(found, embed(TEXTS * 5))
+    assert tag(source(9), batch_size=2) == tag((TEXTS * 3)[:9], batch_size=2)
+    pairs = TEXTS[::-1] * 2
+    assert classify(iter(TEXTS * 2), pairs, batch_size=2) == classify(TEXTS * 2, pairs, batch_size=2)
+    assert embed(iter([])).shape == (0, 16) and tag(iter([])) == []
+    with pytest.raises(KerasTxError, match="There are 2 texts but 1 pairs"):
+        classify(iter(TEXTS * 2), iter(pairs[:7]), batch_size=2)
+    with pytest.raises(KerasTxError, match=r"texts\[7\] is 7 \(int\), expected a text"):
+        embed(iter([*TEXTS, *TEXTS[:3], 7]), batch_size=2)
+
+
+def test_texts_of_an_iterator_are_not_all_in_memory(tmp_path):
+    *_, embed, _ = exported(tmp_path / "x", keras_tx.SentenceEmbeddingHead())
+    count, size = 2000, 20_000  # 40 MB of texts, each of which is one unknown word
+
+    def source():
+        for index in range(count):
+            yield f"{index} " + "x" * size
+
+    embed(source().__next__())
+    tracemalloc.start()
+    try:
+        assert embed(source(), batch_size=1).shape == (count, 16)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8e6  # 64 texts, the vectors, and little else
 
 
 def test_the_other_tasks_take_long_lists_too(tmp_path, monkeypatch: pytest.MonkeyPatch):
