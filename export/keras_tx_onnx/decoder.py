@@ -62,7 +62,7 @@ def _decoder(model: GPT, tokenizer: Any, cache: bool, shared: bool) -> Interface
     """The contract's graph of a GPT, with past ports or, where cache is False, without."""
     config = model.config
     transform = _transform(model, tokenizer)
-    special = _special(model, transform)
+    special = model.special_ids(transform)
     content, beyond = gpt_to_config(model, special)
     notes = []
     if beyond:
@@ -205,14 +205,3 @@ def _transform(model: GPT, tokenizer: Any) -> TextTransform | None:
     given = model.processing if tokenizer is None else TextTransform.of(tokenizer)
     fitted = fitting(given, model.config, segments=False, name="tokenizer")
     return fitted and dataclasses.replace(fitted, padding_side="left")
-
-
-def _special(model: GPT, transform: TextTransform | None) -> dict[str, int | None]:
-    """The ids that begin, end and pad a text; None where nobody knows."""
-    found: dict[str, int | None] = {"bos_token_id": None, "eos_token_id": None}
-    if transform is not None:
-        begin = transform.bos_token or transform.cls_token
-        end = transform.eos_token or transform.sep_token
-        found["bos_token_id"] = None if begin is None else transform.id_of(begin)
-        found["eos_token_id"] = None if end is None else transform.id_of(end)
-    return {**found, "pad_token_id": model.config.pad_id}

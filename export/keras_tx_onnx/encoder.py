@@ -12,7 +12,8 @@ import onnx_ir as ir
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
-from keras_tx.heads import MaskedLMHead, NextSentenceHead, SentenceEmbeddingHead
+from keras_tx.heads import MaskedLMHead, SentenceEmbeddingHead
+from keras_tx.heads.head import label_names
 from keras_tx.models import Bert
 from keras_tx.models.text_model import fitting
 from keras_tx.processing import TextTransform
@@ -20,13 +21,13 @@ from keras_tx.weights.huggingface_bert import PREFIXES, bert_to_config, family_o
 from keras_tx.weights.sentence_transformers import sentence_files
 from keras_tx_onnx import cases, graph
 from keras_tx_onnx.context import Context
-from keras_tx_onnx.interface import Example, Interface, checked_labels
+from keras_tx_onnx.interface import Example, Interface
+from keras_tx_onnx.selecting import select_early
 from keras_tx_onnx.sequence_sizes import sizes_of_ids
 from keras_tx_onnx.signature import Functional
 from keras_tx_onnx.unpad import unpad
 
 INPUTS = (contract.INPUT_IDS, contract.ATTENTION_MASK, contract.TOKEN_TYPE_IDS)
-NEXT_SENTENCE = ["IS_NEXT", "NOT_NEXT"]
 
 
 def encoder_of(
@@ -48,7 +49,7 @@ def encoder_of(
             raise ConfigError(
                 f"{name}={value!r} was given, but {model.name!r} is a model of text. Leave it out."
             )
-    names = _labels(model, labels)
+    names = label_names(model.head, labels, model.name)
     config, beyond = bert_to_config(model, names)
     notes = []
     if beyond:
@@ -108,16 +109,8 @@ def encoder_of(
         masked=True,
         model=replaced,
         expected=expected,
-        passes=(sizes_of_ids, unpad) if unpadded else (sizes_of_ids,),
+        passes=(sizes_of_ids, select_early, *((unpad,) if unpadded else ())),
     )
-
-
-def _labels(model: Bert, labels: Sequence[str] | None) -> list[str] | None:
-    head = model.head
-    if isinstance(head, NextSentenceHead):
-        return checked_labels(model, labels, 2, NEXT_SENTENCE)
-    count = getattr(head, "classes", None) or getattr(head, "outputs", None)
-    return checked_labels(model, labels, count)
 
 
 def _outputs(model: Any) -> list[str]:

@@ -12,13 +12,14 @@ import onnx_ir as ir
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
-from keras_tx.heads.head import check_labels
-from keras_tx.models import TransformerModel, ViT
+from keras_tx.heads.head import label_names
+from keras_tx.models import ViT
 from keras_tx.processing import ImageTransform
 from keras_tx.runtime.session import Session
 from keras_tx.weights.huggingface_vit import vit_to_config
 from keras_tx_onnx import cases, dims, graph
 from keras_tx_onnx.context import Context, onnx_dtype
+from keras_tx_onnx.selecting import select_early
 from keras_tx_onnx.signature import Functional
 
 Example = tuple[dict[str, np.ndarray], list[np.ndarray]]  # what onnxruntime gets, what Keras gets
@@ -48,7 +49,8 @@ class Interface:
     model: Any = None  # what is exported, where it is not the model itself
     context: int = 0  # of a decoder with a cache: how many tokens it takes
     shared: bool = False  # whether a graph with a shared cache was asked for
-    passes: tuple[Callable[[ir.Model], int], ...] = ()  # over the graph, behind those of every model
+    # Over the graph with its shapes, behind those that need none.
+    passes: tuple[Callable[[ir.Model], int], ...] = (select_early,)
     # What the graph shall give, from what Keras gives for these inputs.
     expected: Callable[[list[np.ndarray], list[np.ndarray]], list[np.ndarray]] = lambda outputs, inputs: (
         outputs
@@ -69,8 +71,8 @@ def interface_of(
     """The contract's interface for our families, the model's own for any other."""
     model = functional.model
     if isinstance(model, ViT):
-        classes = getattr(model.head, "classes", None)
-        return _vision(model, checked_labels(model, labels, classes), _transform(model, image), raw_pixels)
+        names = label_names(model.head, labels, model.name)
+        return _vision(model, names, _transform(model, image), raw_pixels)
     for name, value in (("labels", labels), ("image", image), ("raw_pixels", raw_pixels or None)):
         if value is not None:
             raise ConfigError(
@@ -141,20 +143,6 @@ def _transform(model: ViT, image: ImageTransform | None) -> ImageTransform:
     if given != taken:
         raise ConfigError(f"image gives (height, width, channels) {given}, but the model takes {taken}.")
     return transform
-
-
-def checked_labels(
-    model: TransformerModel, labels: Sequence[str] | None, count: int | None, default: list[str] | None = None
-) -> list[str] | None:
-    """The labels of a model that gives `count` logits: what was given, else its head's, else LABEL_0 ..."""
-    if count is None:
-        if labels is not None:
-            raise ConfigError(f"labels were given, but model {model.name!r} has no classifier head.")
-        return None
-    labels = getattr(model.head, "labels", None) if labels is None else labels
-    if labels is None:
-        return default or [f"LABEL_{index}" for index in range(count)]
-    return list(check_labels(labels, count))
 
 
 def _generic(functional: Functional) -> Interface:

@@ -106,16 +106,16 @@ STEPS = (cancel_transposes, share_equal_nodes, remove_unused, to_channels_first,
 
 
 def simplify(model: ir.Model, further: Sequence[Callable[[ir.Model], int]] = ()) -> dict[str, int]:
-    """Runs the passes, then shape inference. Gives the number of nodes that each removed.
+    """Runs the passes, then shape inference. Gives the number of nodes that each removed or changed.
 
-    `further` are passes for one kind of model, which need the shapes.
+    `further` are passes that need the shapes.
     """
     removed = {step.__name__: step(model) for step in STEPS}
     removed[remove_unused.__name__] += remove_unused(model)
     infer_shapes(model)
-    if further:
-        removed |= {step.__name__: step(model) for step in further}
+    changed = {step.__name__: step(model) for step in further}
+    if any(changed.values()):
         removed[remove_unused.__name__] += remove_unused(model)
         removed[share_equal_nodes.__name__] += share_equal_nodes(model)
         infer_shapes(model)
-    return removed
+    return removed | changed

@@ -1,7 +1,8 @@
 """Dense layers and norms on the real tokens alone, (tokens, width) in the place of (batch, sequence, width).
 
 The embeddings look up only real tokens, and what takes each token for itself goes on with them. What mixes
-tokens, above all attention, gets them with padding, which is zeros; and so do the outputs.
+tokens gets them with padding, which is zeros; and so do the outputs. Attention, whose mask leaves padding
+out, gets another token of the same row there, which is faster.
 """
 
 from __future__ import annotations
@@ -59,12 +60,28 @@ class _Unpad:
         return count
 
     def _find_tokens(self) -> None:
-        """The places (tokens, 2) of real tokens, as row and column, and the shape (batch, sequence)."""
+        """The places (tokens, 2) of real tokens, as row and column, and the shape (batch, sequence).
+
+        There is one in each row to take in the place of padding: a row without any counts as full of them.
+        """
         mask, ids = self.inputs[contract.ATTENTION_MASK], self.inputs[contract.INPUT_IDS]
-        found = self._add("NonZero", [mask], [2, TOKENS_AXIS])
+        assert mask.shape is not None
+        shape, boolean, int64 = list(mask.shape), ir.DataType.BOOL, ir.DataType.INT64
+        mask = self._add("Cast", [mask], shape, boolean, to=boolean)
+        self.mask = self._add("Cast", [mask], shape, to=int64)
+        some = self._add("Cast", [self._tokens_of_rows(self.mask)], [shape[0], 1], boolean, to=boolean)
+        none = self._add("Not", [some], [shape[0], 1], boolean)
+        none = self._add("Cast", [none], [shape[0], 1], to=int64)
+        self.taken = self._add("Add", [self.mask, none], shape)
+        found = self._add("NonZero", [self.taken], [2, TOKENS_AXIS])
         self.places = self._add("Transpose", [found], [TOKENS_AXIS, 2], perm=[1, 0])
         self.columns = self._add("Gather", [found, self._constant("one", 1)], [TOKENS_AXIS], axis=0)
         self.shape = self._add("Shape", [ids], [2])
+
+    def _tokens_of_rows(self, mask: ir.Value) -> ir.Value:
+        """How many there are in each row, as (batch, 1)."""
+        assert mask.shape is not None
+        return self._add("ReduceSum", [mask, self._constant("axes", [1])], [mask.shape[0], 1], keepdims=1)
 
     def _on_real_tokens(self, node: ir.Node) -> bool:
         """Rewrites a node that works on each token for itself; says whether it is one."""
@@ -73,6 +90,8 @@ class _Unpad:
             return self._lookup(node)
         if kind == "Reshape":
             return self._product_between_reshapes(node)
+        if kind == "Split":
+            return self._split(node)
         if kind in ELEMENTWISE:
             return self._elementwise(node)
         x = node.inputs[0] if node.inputs else None
@@ -134,6 +153,15 @@ class _Unpad:
             ),
         )
 
+    def _split(self, node: ir.Node) -> bool:
+        """Parts of each token's numbers, such as query, key and value."""
+        if node.inputs[0] not in self.packed or node.attributes.get_int("axis", 0) not in (-1, 2):
+            return False
+        node.attributes["axis"] = ir.AttrInt64("axis", -1)
+        for part in node.outputs:
+            self._now_packed(part)
+        return True
+
     def _product_between_reshapes(self, node: ir.Node) -> bool:
         """Reshape, Gemm, Reshape, which is how a tied table scores tokens: the Gemm alone."""
         x, flat = node.inputs[0], node.outputs[0]
@@ -154,7 +182,9 @@ class _Unpad:
     def _give_padding(self, node: ir.Node) -> None:
         for index, x in enumerate(node.inputs):
             if x is not None and x in self.packed:
-                node.replace_input_with(index, self._with_padding(x))
+                some = index < 3 and _leaves_out_padding(node)
+                padded = self._with_some_token(x) if some else self._with_padding(x)
+                node.replace_input_with(index, padded)
 
     def _can_be_packed(self, x: ir.Value) -> bool:
         return x in self.packed or self._is_tokens(x)
@@ -190,16 +220,49 @@ class _Unpad:
             zero = ir.tensor(np.zeros(1, x.dtype.numpy()))
             return self._add("ConstantOfShape", [sizes], [None, None, width], x.dtype, value=zero)
 
+        def ones() -> ir.Value:
+            """Of each token; zero where its row has none, and it only counts as one."""
+            one = self._add("GatherND", [self.mask, self.places], [TOKENS_AXIS])
+            one = self._add("Unsqueeze", [one, self._constant("axes", [1])], [TOKENS_AXIS, 1])
+            return self._add("Cast", [one], [TOKENS_AXIS, 1], x.dtype, to=x.dtype)
+
         def padded() -> ir.Value:
             shape = [None, None, width]
-            given = [self._once(("zeros", width, x.dtype), zeros), self.places, x]
-            scattered = self._add("ScatterND", given, shape, x.dtype, after=x)
+            kind = x.dtype
+            some = self._once(("ones", kind), ones)
+            real = self._add("Mul", [x, some], [TOKENS_AXIS, width], kind, after=x)
+            given = [self._once(("zeros", width, kind), zeros), self.places, real]
+            scattered = self._add("ScatterND", given, shape, kind, after=real)
             # Without it, shape inference takes the width for unknown and Attention for 0.
             same = self._constant("same", [0, 0, width])
             sizes = [contract.BATCH_AXIS, contract.SEQUENCE_AXIS, width]
             return self._add("Reshape", [scattered, same], sizes, x.dtype, after=scattered)
 
         return self._once(("padded", x), padded)
+
+    def _with_some_token(self, x: ir.Value) -> ir.Value:
+        """(tokens, width) as (batch, sequence, width), with those of its row's first token at padding.
+
+        Another row's might be NaN, and even what attention gives no weight would be so with them.
+        """
+
+        def slots() -> ir.Value:
+            count = self._add("Shape", [self.columns], [1])
+            count = self._add("Squeeze", [count], [])
+            zero, one = self._constant("zero", 0), self._constant("one", 1)
+            order = self._add("Range", [zero, count, one], [TOKENS_AXIS])
+            counts = self._tokens_of_rows(self.taken)
+            shape = [contract.BATCH_AXIS, contract.SEQUENCE_AXIS]
+            firsts = self._add("CumSum", [counts, zero], [shape[0], 1], exclusive=1)
+            firsts = self._add("Expand", [firsts, self.shape], shape)
+            return self._add("ScatterND", [firsts, self.places, order], shape)
+
+        assert x.shape is not None
+        shape = [contract.BATCH_AXIS, contract.SEQUENCE_AXIS, x.shape[1]]
+        return self._once(
+            ("filled", x),
+            lambda: self._add("Gather", [x, self._once("slots", slots)], shape, x.dtype, after=x, axis=0),
+        )
 
     def _once(self, key: Any, make: Any) -> ir.Value:
         if key not in self.made:
@@ -244,6 +307,11 @@ class _Unpad:
 
 def _rank(x: ir.Value) -> int | None:
     return None if x.shape is None else len(x.shape)
+
+
+def _leaves_out_padding(node: ir.Node) -> bool:
+    """Whether a node is attention with a mask."""
+    return node.op_type == "Attention" and len(node.inputs) > 3 and node.inputs[3] is not None
 
 
 def _is_table(x: ir.Value | None) -> bool:

@@ -17,7 +17,8 @@ def write_graph(model: ir.Model, path: Path) -> bool:
     path.parent.mkdir(parents=True, exist_ok=True)
     weights = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
     if weights < contract.EXTERNAL_DATA_FROM:
-        ir.save(model, path)
+        # A graph that was read from a file with data beside it would go on pointing there.
+        ir.save(ir.external_data.load_to_model(model), path)
         return False
     # Large tensors begin on a page of 16 kB (macOS; Linux has 4), so that the file can be memory-mapped.
     ir.save(model, path, external_data=f"{path.name}_data", alignment=16384, align_threshold=2**20 - 1)

@@ -9,13 +9,16 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 
 import keras_tx
 from keras_tx.errors import ConfigError
 from keras_tx_onnx import export_onnx
-from tests.drawing import as_numpy, redraw
+from keras_tx_onnx import unpad as unpadding
+from keras_tx_onnx.sequence_sizes import sizes_of_ids
+from tests.drawing import as_numpy, draw, redraw
 from tests.export.exporting import nodes_of
 from tests.tolerances import assert_close
 from tests.wordpiece import VOCABULARY, wordpiece
@@ -109,7 +112,7 @@ def test_every_opset(opset: int, tmp_path):
 
 
 def test_the_nodes_of_a_block(tmp_path):
-    """One Attention a layer, with the mask made once; unpadded, one way out of padding and one back."""
+    """One Attention a layer, with the mask made once; unpadded, one way out of padding and three back."""
     found = {}
     for depth in (1, 2):
         for unpad in (True, False):
@@ -119,7 +122,7 @@ def test_the_nodes_of_a_block(tmp_path):
     block = dict.fromkeys(("MatMul",), 4) | {"Add": 6, "LayerNormalization": 2, "Gelu": 1, "Attention": 1}
     block["Split"] = 1
     assert found[2, False] - found[1, False] == block
-    assert found[2, True] - found[1, True] == {**block, "ScatterND": 1, "Reshape": 1, "GatherND": 1}
+    assert found[2, True] - found[1, True] == {**block, "Gather": 3, "GatherND": 1}
 
 
 @pytest.mark.parametrize("opset", [17, 23])
@@ -148,6 +151,7 @@ def test_rows_without_any_token(head: str, options: dict, tmp_path):
         assert_close(value[[0, 2]], full[name][[0, 2]])
     for value in run(tmp_path / "x", {name: value * 0 for name, value in GIVEN.items()}).values():
         assert np.isfinite(value).all()
+        assert value.ndim < 3 or not value.any()
 
 
 def test_any_layout_of_padding(tmp_path):
@@ -158,6 +162,69 @@ def test_any_layout_of_padding(tmp_path):
     given = {**GIVEN, "attention_mask": mask}
     expected = as_numpy(model(given))
     assert_close(run(tmp_path / "x", given)["logits"], np.where(mask[..., None] == 1, expected, 0))
+
+
+@pytest.mark.parametrize("head", ["none", "tags", "sentence", "classifier"])
+def test_what_is_not_finite_stays_in_its_row(head: str, tmp_path):
+    """Whoever runs the texts of others in one batch gives each what it would get alone."""
+    model = tiny(HEADS[head])
+    (variable,) = model.get_layer("token_embedding").weights
+    table = np.array(as_numpy(variable.value))
+    table[7] = np.nan
+    variable.assign(table)
+    export_onnx(model, tmp_path / "x", verify=False)
+    ids = np.array([[7, 2, 3, 4], [1, 2, 0, 0], [0, 0, 0, 0], [3, 4, 5, 0], [4, 7, 1, 0], [0, 0, 0, 0]])
+    given = {"input_ids": ids, "attention_mask": (ids > 0) * 1, "token_type_ids": ids * 0}
+    together = run(tmp_path / "x", given)
+    for name, found in together.items():
+        assert np.isnan(found[[0, 4]]).any() and np.isfinite(found[[1, 2, 3, 5]]).all()
+        for row, real in ((1, 2), (3, 3)):
+            alone = run(tmp_path / "x", {key: x[[row], :real] for key, x in given.items()})[name][0]
+            assert_close(found[row, :real] if alone.ndim == 2 else found[row], alone)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_attention_without_a_mask_gets_zeros_for_padding(masked: bool):
+    from onnx import helper
+
+    size = ("batch_size", "sequence_length")
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["x"], "embeddings/Gather"),
+        helper.make_node("Cast", ["attention_mask"], ["real"], "mask/Cast", to=onnx.TensorProto.BOOL),
+        helper.make_node("Unsqueeze", ["real", "keys"], ["of_keys"], "mask/keys"),
+        helper.make_node("Unsqueeze", ["real", "queries"], ["of_queries"], "mask/queries"),
+        helper.make_node("And", ["of_keys", "of_queries"], ["mask"], "mask/And"),
+        helper.make_node(
+            "Attention", ["x"] * 3 + ["mask"] * masked, ["y"], "attention", q_num_heads=2, kv_num_heads=2
+        ),
+    ]
+    stored = {"table": draw(9, 8), "keys": np.array([1, 2]), "queries": np.array([1, 3])}
+    graph = helper.make_graph(
+        nodes if masked else [nodes[0], nodes[-1]],
+        "graph",
+        [helper.make_tensor_value_info(name, 7, size) for name in ("input_ids", "attention_mask")],
+        [helper.make_tensor_value_info("y", 1, (*size, 8))],
+        [onnx.numpy_helper.from_array(array, name) for name, array in stored.items()],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(proto))
+    sizes_of_ids(model)
+    assert unpadding.unpad(model) == 1
+    (attention,) = [node for node in model.graph if node.op_type == "Attention"]
+    expected = "Gather" if masked else "Reshape"
+    assert {x.producer().op_type for x in attention.inputs[:3]} == {expected}
+    ids = np.array([[3, 4, 5], [6, 0, 0]])
+    given = {"input_ids": ids, "attention_mask": (ids > 0) * 1}
+    changed = ir.to_proto(model).SerializeToString()
+    (got,) = onnxruntime.InferenceSession(changed, providers=["CPUExecutionProvider"]).run(None, given)
+    table = stored["table"].copy()
+    table[0] = 0
+    q = k = table[ids].reshape(2, 3, 2, 4).transpose(0, 2, 1, 3)
+    scores = np.exp(q @ k.transpose(0, 1, 3, 2) / 2)
+    if masked:
+        scores = scores * (ids > 0)[:, None, None]
+    mixed = (scores / scores.sum(-1, keepdims=True) @ k).transpose(0, 2, 1, 3).reshape(2, 3, 8)
+    assert_close(got[ids > 0], mixed[ids > 0])
 
 
 CONFIGS = [
@@ -171,6 +238,7 @@ CONFIGS = [
     ("bert", "BertForQuestionAnswering", keras_tx.SpanHead(), {"pooler": None}),
     ("bert", "BertModel", keras_tx.SentenceEmbeddingHead(), {}),
     ("roberta", "RobertaForSequenceClassification", keras_tx.RegressionHead(), ROBERTA),
+    ("bert", "BertForSequenceClassification", keras_tx.MultiLabelHead(4), {}),
     ("roberta", "RobertaForMaskedLM", keras_tx.MaskedLMHead(), ROBERTA),
     ("distilbert", "DistilBertForSequenceClassification", keras_tx.ClassifierHead(2), DISTILBERT | RELU),
     ("distilbert", "DistilBertForQuestionAnswering", keras_tx.SpanHead(), DISTILBERT),

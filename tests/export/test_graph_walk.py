@@ -85,7 +85,7 @@ def test_layers_of_the_same_name_in_two_models(tmp_path):
 
 
 def test_nodes_and_weights_are_named_after_layers(tmp_path):
-    folder = exported(keras_tx.vit("Mu/2", image_size=8, classes=3), tmp_path / "out")
+    folder = exported(keras_tx.vit("Mu/2", image_size=8, depth=2, classes=3), tmp_path / "out")
     graph = onnx.load(folder / "onnx" / "model.onnx").graph
     names = {node.name for node in graph.node}
     assert {"patch_embedding/Conv", "block_0/attention/Attention", "block_0/feed_forward/up/MatMul"} <= names

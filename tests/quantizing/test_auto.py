@@ -139,6 +139,54 @@ def test_the_metrics_of_text_tasks(tmp_path):
     assert scoring._spans(outputs, {}, spans) == (3.0, 4.0)
 
 
+def test_the_metric_is_that_of_what_the_logits_are(tmp_path):
+    several = exported(bert(head=keras_tx.MultiLabelHead(3)), tmp_path / "topics")
+    ids = np.random.default_rng(0).integers(5, 300, (4, 16))
+    given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    (logits,) = session(several).run(None, given)
+    targets = (logits > 0).astype("float32")
+    choice = quantize(several, "auto", validation=({"input_ids": ids}, targets), tolerance=1.0)
+    assert (choice.metric, choice.measured[0].score) == ("F1 of all labels", 1.0)
+    with pytest.raises(
+        ConfigError, match=r"targets of shape \(4,\), expected \(4, 3\): 0 or 1 for each class"
+    ):
+        quantize(several, "auto", validation=({"input_ids": ids}, targets[:, 0]))
+
+    number = exported(bert(head=keras_tx.RegressionHead()), tmp_path / "likeness")
+    (logits,) = session(number).run(None, given)
+    choice = quantize(number, "auto", validation=({"input_ids": ids}, logits[:, 0] + 0.5), tolerance=1.0)
+    assert choice.metric == "-mean absolute error"
+    assert choice.measured[0].score == pytest.approx(-0.5)
+
+
+@pytest.mark.parametrize(
+    ("measure", "targets", "message"),
+    [
+        (scoring._accuracy, np.zeros(5), r"\(5,\), expected \(4,\): the class of each input"),
+        (scoring._accuracy, np.zeros((4, 2)), r"\(4, 2\), expected \(4,\): the class of each input"),
+        (scoring._distances, np.zeros(12), r"\(12,\), expected \(4, 3\): a number for each input"),
+        (scoring._several_labels, np.zeros(4), r"\(4,\), expected \(4, 3\): 0 or 1 for each class"),
+        (
+            scoring._spans,
+            {"start_logits": np.zeros(4), "end_logits": np.zeros(1)},
+            r"\(1,\), expected \(4,\): the place of each answer in end_logits",
+        ),
+    ],
+)
+def test_targets_of_another_shape(measure, targets, message):
+    outputs = {name: np.zeros((4, 3)) for name in ("logits", "start_logits", "end_logits")}
+    with pytest.raises(ConfigError, match=f"targets of shape {message}"):
+        measure(outputs, {}, targets)
+
+
+def test_targets_with_an_axis_more():
+    logits = {"logits": np.array([[0.0, 1.0], [1.0, 0.0]])}
+    for classes in ([1, 1], [[1], [1]], [[0, 1], [0, 1]]):
+        assert scoring._accuracy(logits, {}, np.array(classes)) == (1.0, 2.0)
+    for numbers in ([1, 3], [[1], [3]]):
+        assert scoring._distances({"logits": np.array([[0.0], [1.0]])}, {}, np.array(numbers)) == (-3.0, 2.0)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -154,6 +202,22 @@ def test_what_cannot_be(folder, options, message):
     with pytest.raises(ConfigError, match=message):
         quantize(folder, "auto", **options)
     assert list(open_folder(folder).manifest.precisions) == ["fp32"]
+
+
+def test_tf_data_of_texts(tmp_path):
+    """As `fit` takes it: a dict of arrays and labels. One without an end is refused."""
+    tf = pytest.importorskip("tensorflow")
+    folder = exported(bert(head=keras_tx.ClassifierHead(3)), tmp_path / "reviews")
+    ids = np.random.default_rng(0).integers(5, 300, (8, 16))
+    given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    (logits,) = session(folder).run(None, given)
+    dataset = tf.data.Dataset.from_tensor_slices((given, logits.argmax(-1))).batch(4)
+    choice = quantize(folder, "auto", validation=dataset, tolerance=1.0)
+    assert (choice.metric, choice.measured[0].score) == ("accuracy", 1.0)
+    with pytest.raises(ConfigError, match="validation is a dataset without an end"):
+        quantize(folder, "auto", validation=dataset.repeat(), tolerance=1.0)
+    with pytest.raises(ConfigError, match="calibration is a dataset without an end"):
+        quantize(folder, "int8", calibration=dataset.repeat())
 
 
 def test_validation_without_auto(folder):

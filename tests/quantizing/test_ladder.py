@@ -17,7 +17,8 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError, FolderError
 from keras_tx.runtime import load, open_folder, verify_hashes
 from keras_tx_onnx import export_onnx, quantize
-from keras_tx_onnx.quantizing import integers, ladder
+from keras_tx_onnx.quantizing import blocks, integers, ladder
+from keras_tx_onnx.quantizing.blocks import rounded_blocks
 from tests.drawing import draw, redraw
 from tests.quantizing.folders import bert, exported, gpt, session, vit
 
@@ -52,7 +53,7 @@ def nodes(folder: Path, file: str) -> Counter[str]:
 
 
 def test_attention_is_never_quantized_and_int8_is_standard_onnx(folders):
-    for name, products in (("vit", 9), ("bert", 10), ("gpt", 9)):
+    for name, products in (("vit", 10), ("bert", 10), ("gpt", 9)):
         for file in FILES[2:]:
             found = nodes(folders[name], file)
             assert found["Attention"] == 2
@@ -184,11 +185,43 @@ def test_layers_that_are_kept(tmp_path):
     kept = ("block_0/feed_forward/up", "block_0/feed_forward/down", "logits")
     assert done.manifest.variants["int8"].kept == kept
     found = nodes(folder, "model_quantized.onnx")
-    assert (found["MatMul"], found["MatMulInteger"]) == (3, 6)
+    assert (found["MatMul"], found["MatMulInteger"]) == (3, 7)
     assert "In fp32 because of keep: block_0/feed_forward/up" in str(done)
     again = quantize(folder, "int8")
     assert again.manifest.variants["int8"].kept == ()
-    assert nodes(folder, "model_quantized.onnx")["MatMulInteger"] == 9
+    assert nodes(folder, "model_quantized.onnx")["MatMulInteger"] == 10
+
+
+def test_a_layer_whose_input_one_range_cannot_hold_has_blocks(tmp_path, monkeypatch):
+    """As in trained decoders: one channel is a thousand times as large as the rest, which count as much."""
+    model = vit()
+    scale = np.ones(128, "float32")
+    scale[5] = 1e3
+    up, down = model.get_layer("block_0").feed_forward.up, model.get_layer("block_0").feed_forward.down
+    up.kernel.assign(np.asarray(up.kernel) * scale)
+    down.kernel.assign(20 * np.asarray(down.kernel) / scale[:, None])
+    folder = exported(model, tmp_path / "out")
+    done = quantize(folder, "int8")
+    (note,) = done.manifest.variants["int8"].notes
+    assert note.startswith("In 8-bit blocks") and note.endswith("result: block_0/feed_forward/down.")
+    found = nodes(folder, "model_quantized.onnx")
+    assert (found["MatMulNBits"], found["MatMulInteger"]) == (1, 9)
+    pictures = {"pixel_values": draw(4, 3, 8, 8)}
+    quantize(folder, "int8", calibration=pictures)
+    found = nodes(folder, "model_quantized.onnx")
+    assert (found["MatMulNBits"], found["QuantizeLinear"]) == (1, 9)
+    with monkeypatch.context() as patched:
+        patched.setattr(ladder, "LOST_BY_A_RANGE", 1.0)
+        without = quantize(folder, "int8").manifest.variants["int8"]
+    assert without.notes == () and without.noise > 3 * done.manifest.variants["int8"].noise
+
+    def wrong(*given):
+        steps, scales = rounded_blocks(*given)
+        return steps, scales * 2
+
+    monkeypatch.setattr(blocks, "rounded_blocks", wrong)
+    with pytest.raises(ExportError, match="Layer 'block_0/feed_forward/down' is off by .* in int8"):
+        quantize(folder, "int8")
 
 
 @pytest.mark.parametrize(
@@ -289,6 +322,19 @@ def test_large_files_keep_their_weights_beside_them(tmp_path, monkeypatch):
     assert beside == {"model.onnx", "model_fp16.onnx"}
     assert config["transformers.js_config"]["use_external_data_format"] == dict.fromkeys(sorted(beside), True)
     verify_hashes(open_folder(folder, "fp16"))
+
+
+def test_a_small_file_made_of_a_large_one_stands_alone(tmp_path, monkeypatch):
+    """fp32 has its weights beside it; int8 needs no data file, and does not point to that of fp32."""
+    weights = vit().count_params() * 4
+    monkeypatch.setattr(contract, "EXTERNAL_DATA_FROM", weights // 2)
+    both = exported(vit(), tmp_path / "both", precision=["fp32", "int8"])
+    assert (both / contract.MODEL_DATA).exists()
+    model = onnx.load(both / "onnx/model_quantized.onnx", load_external_data=False)
+    assert not [tensor.name for tensor in model.graph.initializer if tensor.external_data]
+    alone = exported(vit(), tmp_path / "alone", precision="int8")
+    with load(alone, provider="cpu") as classify:
+        assert len(classify(np.zeros((8, 8, 3), "uint8"), top_k=3)) == 3
 
 
 def test_the_report_lists_the_files(tmp_path):

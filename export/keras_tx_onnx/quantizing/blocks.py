@@ -59,7 +59,12 @@ class Blocks:
         self._bits, self._block = bits, block
 
     def apply(self, rewriter: Rewriter, plan: Plan) -> list[str]:
-        return _Rewriting(rewriter, self._bits, self._block).run(plan)
+        rewriting = BlockRewriting(rewriter, self._bits, self._block)
+        for product in plan.products:
+            rewriting.product(product)
+        for lookup in plan.lookups:
+            rewriting.lookup(lookup)
+        return stored_once(plan)
 
     def squared_steps(self, kernel: np.ndarray) -> np.ndarray:
         return np.square(scales_of(kernel.T, self._bits, self._block)[1])
@@ -69,18 +74,12 @@ class Blocks:
         return max(abs(low), abs(high)) / 127
 
 
-class _Rewriting:
+class BlockRewriting:
+    """Puts weights in blocks in the place of whole ones."""
+
     def __init__(self, rewriter: Rewriter, bits: int, block: int):
         self._rewriter = rewriter
         self._bits, self._block = bits, block
-
-    def run(self, plan: Plan) -> list[str]:
-        notes = stored_once(plan)
-        for product in plan.products:
-            self._product(product)
-        for lookup in plan.lookups:
-            self._lookup(lookup)
-        return notes
 
     def _stored(self, weight: ir.Value, turned: bool) -> tuple[ir.Value, ir.Value]:
         def make() -> tuple[ir.Value, ir.Value]:
@@ -91,7 +90,7 @@ class _Rewriting:
 
         return self._rewriter.once((weight, turned), make)
 
-    def _product(self, product: Product) -> None:
+    def product(self, product: Product) -> None:
         add, node = self._rewriter.add, product.node
         steps, scale = self._stored(product.weight, product.turned)
         inner, outer = product.sizes
@@ -105,7 +104,7 @@ class _Rewriting:
             result = add(node, "Add", [result, product.bias], [(FLOAT, shape)])
         self._rewriter.replace(node, result)
 
-    def _lookup(self, lookup: Lookup) -> None:
+    def lookup(self, lookup: Lookup) -> None:
         add, node = self._rewriter.add, lookup.node
         steps, scale = self._stored(lookup.table, turned=True)
         assert steps.shape is not None

@@ -86,7 +86,7 @@ def choose(folder: Folder, validation: Any, tolerance: float, metric: Any, optio
         raise ConfigError(
             f"tolerance is {tolerance!r}, expected a number, 0 or more: what the metric may lose."
         )
-    measure = scoring.metric_of(folder.manifest.task, metric)
+    measure = scoring.metric_of(folder, metric)
     specs = folder.manifest.inputs
     batches = [
         (examples.checked([inputs], specs, "validation")[0], targets)

@@ -16,6 +16,7 @@ Feed = Mapping[str, np.ndarray]
 BATCH = 4
 LENGTH = 32
 SEED = 0
+ENDLESS = -1  # what tf.data says of a dataset that repeats
 UNBOUND = 2  # integers that look nothing up are 0 and 1
 # What an index may pass through on its way to the table that it is looked up in.
 PASSES = frozenset(
@@ -45,10 +46,18 @@ def checked(examples: object, specs: Sequence[contract.TensorSpec], name: str) -
             f"{name} is a {type(examples).__name__}, expected an array, a dict of arrays by input name, or "
             "an iterable of these, such as a tf.data.Dataset of batches."
         )
+    check_end(examples, name)
     found = [_feed(batch, specs, name) for batch in examples]  # type: ignore[attr-defined]
     if not found:
         raise ConfigError(f"{name} is empty, expected at least one batch.")
     return found
+
+
+def check_end(dataset: object, name: str) -> None:
+    """Refuses a tf.data.Dataset that repeats for ever."""
+    cardinality = getattr(dataset, "cardinality", None)
+    if callable(cardinality) and int(cardinality()) == ENDLESS:  # type: ignore[call-overload]
+        raise ConfigError(f"{name} is a dataset without an end. Give a part of it: dataset.take(20).")
 
 
 def _feed(batch: object, specs: Sequence[contract.TensorSpec], name: str) -> Feed:

@@ -2,21 +2,23 @@
 
 Standard operators only: DynamicQuantizeLinear, MatMulInteger, Cast and Mul. onnxruntime makes one node of
 them when it loads the file. With ranges from calibration: QuantizeLinear and DequantizeLinear around a
-MatMul, of which it makes one node as well.
+MatMul, of which it makes one node as well. Layers whose input one range cannot hold have blocks instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
+from keras_tx_onnx.quantizing.blocks import BlockRewriting
 from keras_tx_onnx.quantizing.products import Lookup, Plan, Product, numbers, stored_once
 from keras_tx_onnx.quantizing.rewriting import Rewriter
 
 FLOAT, UINT8, INT8, INT32 = ir.DataType.FLOAT, ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.INT32
+BLOCK = 32  # numbers that share a scale: what llama.cpp's q4_0 and q8_0 have as well
 LARGEST = 127  # of a weight; -128 is left out, so that the range is symmetric
 
 
@@ -37,14 +39,18 @@ class Range(NamedTuple):
 
 
 class Integers:
-    """The recipe: dynamic, or static where the ranges of what products take are known."""
+    """The recipe: dynamic, or static where the ranges of what products take are known.
 
-    def __init__(self, ranges: Mapping[str, Range] | None = None):
+    The layers of `in_blocks` have 8-bit weights in blocks, and their input is rounded block by block too.
+    """
+
+    def __init__(self, ranges: Mapping[str, Range] | None = None, in_blocks: Collection[str] = ()):
         self.name = "dynamic" if ranges is None else "static"
         self._ranges = ranges
+        self._in_blocks = frozenset(in_blocks)
 
     def apply(self, rewriter: Rewriter, plan: Plan) -> list[str]:
-        return _Rewriting(rewriter, self._ranges).run(plan)
+        return _Rewriting(rewriter, self._ranges).run(plan, self._in_blocks)
 
     def squared_steps(self, kernel: np.ndarray) -> np.ndarray:
         return np.square(np.abs(kernel).max(axis=0) / LARGEST)
@@ -58,10 +64,14 @@ class _Rewriting:
         self._rewriter = rewriter
         self._ranges = ranges
 
-    def run(self, plan: Plan) -> list[str]:
+    def run(self, plan: Plan, in_blocks: Collection[str]) -> list[str]:
         tied, notes = plan.tied(), stored_once(plan)
+        blocks = BlockRewriting(self._rewriter, 8, BLOCK)
         for product in plan.products:
-            self._product(product)
+            if product.layer in in_blocks:
+                blocks.product(product)
+            else:
+                self._product(product)
         for lookup in plan.lookups:
             self._lookup(lookup, lookup.table in tied)
         return notes

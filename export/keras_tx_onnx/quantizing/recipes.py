@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -13,10 +13,9 @@ from keras_tx.errors import ConfigError, ExportError, nearest
 from keras_tx_onnx.quantizing import products
 from keras_tx_onnx.quantizing.blocks import Blocks
 from keras_tx_onnx.quantizing.half import Half
-from keras_tx_onnx.quantizing.integers import Integers, Range
+from keras_tx_onnx.quantizing.integers import BLOCK, Integers, Range
 from keras_tx_onnx.quantizing.rewriting import Rewriter
 
-BLOCK = 32  # numbers that share a scale: what llama.cpp's q4_0 and q8_0 have as well
 BITS = {"int8-blocks": 8, "int4": 4}
 
 
@@ -71,9 +70,11 @@ def check_options(wanted: Sequence[str], keep: Sequence[str], calibration: objec
         raise ConfigError(f"calibration was given, but only int8 has ranges, not {', '.join(wanted)}.")
 
 
-def recipe(precision: str, ranges: Mapping[str, Range] | None = None) -> Recipe:
+def recipe(
+    precision: str, ranges: Mapping[str, Range] | None = None, in_blocks: Collection[str] = ()
+) -> Recipe:
     """The recipe of a precision below fp16; with `ranges`, int8 is static."""
-    return Integers(ranges) if precision == "int8" else Blocks(BITS[precision], BLOCK)
+    return Integers(ranges, in_blocks) if precision == "int8" else Blocks(BITS[precision], BLOCK)
 
 
 def rewrite(

@@ -11,6 +11,8 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
+from keras_tx.runtime.folder import Folder
+from keras_tx_onnx.quantizing import examples
 
 Outputs = Mapping[str, np.ndarray]
 Result = tuple[float, float]  # a sum over what is counted, and how many that are
@@ -37,6 +39,7 @@ def batches_of(validation: Any) -> Iterator[tuple[Any, Any]]:
     elif isinstance(given, keras.utils.PyDataset):  # iteration would not end by itself
         yield from (_pair(given[index]) for index in range(int(getattr(given, "num_batches", None) or 0)))
     elif hasattr(given, "__iter__") and not isinstance(given, (str, bytes)):
+        examples.check_end(given, "validation")
         yield from map(_pair, given)
     else:
         raise ConfigError(
@@ -55,17 +58,18 @@ def _pair(batch: Any) -> tuple[Any, Any]:
     return (batch[0], batch[1]) if isinstance(batch, (tuple, list)) and len(batch) > 1 else (batch, None)
 
 
-def metric_of(task: str | None, given: Any) -> Metric:
+def metric_of(folder: Folder, given: Any) -> Metric:
     """The metric to use: the user's, or that of the task."""
     if given is not None:
         return _users(given)
+    task = folder.manifest.task
     if task not in _OF_TASKS:
         raise ConfigError(
             f"metric is missing: the folder's task is {task or 'none'}, for which none is known. Give a "
             "function of (outputs by name, targets) that gives a number, more is better, or a "
             "keras.metrics.Metric."
         )
-    name, measure = _OF_TASKS[task]
+    name, measure = _OF_PROBLEMS.get(folder.problem_type, _OF_TASKS[task])
 
     def score(run: Callable[[Any], Outputs], batches: list[Any]) -> float:
         found = [measure(run(inputs), inputs, targets) for inputs, targets in batches]
@@ -112,20 +116,49 @@ def _targets(targets: Any) -> Any:
     return targets
 
 
+def _fitting(targets: np.ndarray, expected: tuple[int, ...], what: str) -> np.ndarray:
+    """Targets of this shape, which may have one more axis of size 1."""
+    if targets.shape not in (expected, (*expected, 1)):
+        raise ConfigError(
+            f"validation has targets of shape {targets.shape}, expected {expected}: {what}. Give those of "
+            "the inputs, in their order."
+        )
+    return targets.reshape(expected)
+
+
 def _accuracy(outputs: Outputs, inputs: Outputs, targets: Any) -> Result:
     """Of classes, of each text or token; labels of -100 count nowhere."""
-    labels = np.asarray(_targets(targets))
-    best = outputs[contract.LOGITS].argmax(-1)
-    if labels.ndim == best.ndim + 1:
-        labels = labels.argmax(-1) if labels.shape[-1] > 1 else labels[..., 0]
+    labels, logits = np.asarray(_targets(targets)), outputs[contract.LOGITS]
+    best = logits.argmax(-1)
+    if labels.shape == logits.shape and logits.shape[-1] > 1:
+        labels = labels.argmax(-1)
+    labels = _fitting(labels, best.shape, "the class of each input, or of each of its tokens")
     counted = labels != contract.NO_LABEL
     return float((best == labels)[counted].sum()), float(counted.sum())
 
 
+def _several_labels(outputs: Outputs, inputs: Outputs, targets: Any) -> Result:
+    """Twice the classes that are rightly found, and all that are found or right: their quotient is F1."""
+    logits = outputs[contract.LOGITS]
+    right = _fitting(np.asarray(_targets(targets)), logits.shape, "0 or 1 for each class")
+    found = logits > 0
+    return 2.0 * float((found * right).sum()), float(found.sum() + right.sum())
+
+
+def _distances(outputs: Outputs, inputs: Outputs, targets: Any) -> Result:
+    logits = outputs[contract.LOGITS]
+    shape = logits.shape[:-1] if logits.shape[-1] == 1 else logits.shape
+    right = _fitting(np.asarray(_targets(targets)), shape, "a number for each input")
+    return -float(np.abs(logits.reshape(shape) - right).sum()), float(logits.size)
+
+
 def _spans(outputs: Outputs, inputs: Outputs, targets: Any) -> Result:
-    names = (contract.START_LOGITS, contract.END_LOGITS)
-    right = [outputs[name].argmax(-1) == np.asarray(_targets(targets)[name]) for name in names]
-    return float((right[0] & right[1]).sum()), float(len(right[0]))
+    right = True
+    for name in (contract.START_LOGITS, contract.END_LOGITS):
+        best = outputs[name].argmax(-1)
+        places = np.asarray(_targets(targets)[name])
+        right = right & (best == _fitting(places, best.shape, f"the place of each answer in {name}"))
+    return float(np.sum(right)), float(len(outputs[contract.START_LOGITS]))
 
 
 def _next_tokens(outputs: Outputs, inputs: Outputs, targets: Any) -> Result:
@@ -139,7 +172,12 @@ def _next_tokens(outputs: Outputs, inputs: Outputs, targets: Any) -> Result:
     return float(found[counted].sum()), float(counted.sum())
 
 
-_OF_TASKS: dict[str | None, tuple[str, Callable[[Outputs, Outputs, Any], Result]]] = {
+_Measure = Callable[[Outputs, Outputs, Any], Result]
+_OF_PROBLEMS: dict[str | None, tuple[str, _Measure]] = {
+    contract.MULTI_LABEL: ("F1 of all labels", _several_labels),
+    contract.REGRESSION: ("-mean absolute error", _distances),
+}
+_OF_TASKS: dict[str | None, tuple[str, _Measure]] = {
     contract.IMAGE_CLASSIFICATION: ("accuracy", _accuracy),
     contract.TEXT_CLASSIFICATION: ("accuracy", _accuracy),
     contract.TOKEN_CLASSIFICATION: ("accuracy of tokens", _accuracy),
