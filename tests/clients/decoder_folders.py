@@ -12,6 +12,7 @@ from keras_tx import contract
 from keras_tx.processing import train_byte_bpe
 from keras_tx.runtime import load
 from keras_tx_onnx import export_onnx
+from tests.clients import precisions
 from tests.clients.text_folders import CORPUS
 from tests.drawing import redraw
 
@@ -30,6 +31,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2_opset_17": ("pico", {"processing": GPT_2}),
     "llama_opset_17": ("llama-tiny", {"processing": LLAMA}),
     "gpt2_large": ("pico", {"processing": GPT_2, "width": 1024, "num_heads": 16}),
+    "ladder_gpt2": ("pico", {"processing": GPT_2, "width": 64}),
+    "ladder_llama": ("llama-tiny", {"processing": LLAMA, "width": 64}),
 }
 
 
@@ -41,26 +44,39 @@ def drawn(model: Any) -> Any:
     return model
 
 
-def make(out: Path, name: str) -> dict[str, Any]:
+def make(out: Path, name: str) -> dict[str, dict[str, Any]]:
+    """The folder, and how each of its files goes on."""
     variant, options = CASES[name]
     model = drawn(keras_tx.gpt(variant, max_length=64, **options))
     opset = 17 if name.endswith("opset_17") else contract.DEFAULT_OPSET
-    export_onnx(model, out / name, opset=opset, overwrite=True)
-    with load(out / name, provider="cpu") as loaded:
-        with_text = loaded.tokenizer is not None
-        ids = [GPT_2.encode([prompt])[0].ids.tolist() for prompt in PROMPTS]
-        if with_text:
-            ids = [loaded.tokenizer.encode(prompt).ids for prompt in PROMPTS]
-        made = loaded.generate(PROMPTS if with_text else ids, max_new_tokens=NEW_TOKENS)
-        assert all(len(set(one.ids)) > 5 for one in made), f"{name} repeats itself, which would prove little"
-        ports = [spec for spec in loaded.session.inputs if spec.name.startswith("past_key_values.")]
-        logits = loaded.decoder.run(*_batch(ids[:1]), None, True)[0]
+    export_onnx(model, out / name, opset=opset, precision=precisions.of(name), overwrite=True)
+
+    def answer(precision: str) -> dict[str, Any]:
+        with load(out / name, provider="cpu", precision=precision) as loaded:
+            return _continued(loaded, model.task, together=precision == "fp32")
+
+    return precisions.cases(name, answer)
+
+
+def _continued(loaded: Any, task: str, together: bool) -> dict[str, Any]:
+    """With all texts `together`, or one by one: int8 takes its ranges from the whole batch."""
+    with_text = loaded.tokenizer is not None
+    ids = [GPT_2.encode([prompt])[0].ids.tolist() for prompt in PROMPTS]
+    if with_text:
+        ids = [loaded.tokenizer.encode(prompt).ids for prompt in PROMPTS]
+    given = PROMPTS if with_text else ids
+    groups = [given] if together else [[one] for one in given]
+    made = [one for group in groups for one in loaded.generate(group, max_new_tokens=NEW_TOKENS)]
+    assert all(len(set(one.ids)) > 5 for one in made), f"{loaded.folder.path} repeats itself: proves little"
+    ports = [spec for spec in loaded.session.inputs if spec.name.startswith("past_key_values.")]
+    logits = loaded.decoder.run(*_batch(ids[:1]), None, True)[0]
     return {
         "kind": "decoders",
-        "task": model.task,
+        "task": task,
         "prompts": PROMPTS if with_text else None,
+        "together": together,
         "ids": ids,
-        "past": {spec.name: (spec.shape[1], spec.shape[3]) for spec in ports},
+        "past": {spec.name: (spec.shape[1], spec.shape[3], spec.dtype) for spec in ports},
         "logits": logits.tolist(),  # of the first prompt
         "new_tokens": NEW_TOKENS,
         "new_ids": [list(one.ids) for one in made],

@@ -2,7 +2,8 @@
 
     python -m tests.clients.make_folder OUT
 
-gives OUT/<name>/ for each case of the modules below, and OUT/reference.json with what was asked and answered.
+gives OUT/<name>/ for each case of the modules below, and OUT/reference.json with what was asked and answered,
+about each file of a folder that has several precisions.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from tests.tolerances import FP32
 def main(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     cases = {
-        name: kind.make(out, name)
+        name: case
         for kind in (picture_folders, text_folders, decoder_folders)
-        for name in kind.CASES
+        for folder in kind.CASES
+        for name, case in kind.make(out, folder).items()
     }
     for name in cases:
         if name.endswith("large"):

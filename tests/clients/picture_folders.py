@@ -12,6 +12,7 @@ import keras_tx
 from keras_tx import contract
 from keras_tx.runtime import load
 from keras_tx_onnx import export_onnx
+from tests.clients import precisions
 from tests.drawing import redraw
 
 LABELS = ["rose", "tulip, wild", "päonie", "iris"]
@@ -26,15 +27,17 @@ CASES: dict[str, dict[str, Any]] = {
     "embedding": {"image_size": 8},
     "vit_opset_17": {"image_size": 8, "classes": len(LABELS)},
     "vit_large": {"image_size": 8, "classes": len(LABELS), "width": 1024, "mlp_dim": 3072, "depth": 2},
+    "ladder_vit": {"image_size": 8, "classes": len(LABELS), "width": 64, "num_heads": 4, "mlp_dim": 128},
 }
 
 
-def make(out: Path, name: str) -> dict[str, Any]:
+def make(out: Path, name: str) -> dict[str, dict[str, Any]]:
+    """The folder, and what is asked about each of its files."""
     config = CASES[name]
     model = redraw(keras_tx.vit("Mu/2", **config))
     labels = LABELS if "classes" in config else None
     opset = 17 if name.endswith("opset_17") else contract.DEFAULT_OPSET
-    export_onnx(model, out / name, labels=labels, opset=opset, overwrite=True)
+    export_onnx(model, out / name, labels=labels, opset=opset, precision=precisions.of(name), overwrite=True)
     transform = model.processing
     random = np.random.default_rng(0)
     pictures = []
@@ -45,19 +48,23 @@ def make(out: Path, name: str) -> dict[str, Any]:
         pictures.append(f"{name}_{index}.png")
         Image.fromarray(pixels.squeeze(-1) if transform.channels == 1 else pixels).save(out / pictures[-1])
     paths = [out / picture for picture in pictures]
-    with load(out / name, provider="cpu") as loaded:
-        (output,) = loaded.session.outputs
-        pixel_values = np.ascontiguousarray(transform(paths).transpose(0, 3, 1, 2))
-        values = loaded.session.run({contract.PIXEL_VALUES: pixel_values})[output.name]
-        scores = loaded(paths, top_k=len(LABELS)) if labels else None
-    return {
-        "kind": "pictures",
-        "task": model.task,
-        "output": output.name,
-        "labels": labels,
-        "channels": transform.channels,
-        "pictures": pictures,
-        "pixel_values": pixel_values.tolist(),
-        "values": values.tolist(),
-        "scores": scores,
-    }
+
+    def answer(precision: str) -> dict[str, Any]:
+        with load(out / name, provider="cpu", precision=precision) as loaded:
+            (output,) = loaded.session.outputs
+            pixel_values = np.ascontiguousarray(transform(paths).transpose(0, 3, 1, 2))
+            values = loaded.session.run({contract.PIXEL_VALUES: pixel_values})[output.name]
+            scores = loaded(paths, top_k=len(LABELS)) if labels else None
+        return {
+            "kind": "pictures",
+            "task": model.task,
+            "output": output.name,
+            "labels": labels,
+            "channels": transform.channels,
+            "pictures": pictures,
+            "pixel_values": pixel_values.tolist(),
+            "values": values.tolist(),
+            "scores": scores,
+        }
+
+    return precisions.cases(name, answer)

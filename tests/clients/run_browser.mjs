@@ -60,7 +60,7 @@ try {
     const page = await browser.newPage();
     page.on('console', (message) => console.error(message.text()));
     page.on('pageerror', (error) => console.error(String(error)));
-    page.setDefaultTimeout(300_000);
+    page.setDefaultTimeout(1_200_000);
     await page.goto(`${base}/page.html`);
     const answer = page.locator('#answer:not(:empty)');
     const text = await answer.textContent();

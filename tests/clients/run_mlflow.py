@@ -15,22 +15,23 @@ import onnx
 from comparing import Found, fed, main
 
 
-def predicted(folder: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    model = onnx.load(folder / "onnx/model.onnx")
+def predicted(path: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    model = onnx.load(path)
     with mlflow.start_run():
         logged = mlflow.onnx.log_model(model, name="model")
     return mlflow.pyfunc.load_model(logged.model_uri).predict(dict(inputs))
 
 
 def texts(folder: Path, case: dict[str, Any], found: Found) -> None:
-    outputs = predicted(folder, fed(case["batch"], list(case["batch"])))
+    outputs = predicted(folder / case["file"], fed(case["batch"], list(case["batch"])))
     for name, expected in case["outputs"].items():
         found.close(name, outputs[name], expected)
 
 
 def pictures(folder: Path, case: dict[str, Any], found: Found) -> None:
     pixel_values = np.asarray(case["pixel_values"], "float32")
-    found.close("output", predicted(folder, {"pixel_values": pixel_values})[case["output"]], case["values"])
+    outputs = predicted(folder / case["file"], {"pixel_values": pixel_values})
+    found.close("output", outputs[case["output"]], case["values"])
 
 
 def decoders(folder: Path, case: dict[str, Any], found: Found) -> None:
@@ -40,9 +41,9 @@ def decoders(folder: Path, case: dict[str, Any], found: Found) -> None:
         "attention_mask": np.ones_like(ids),
         "position_ids": np.arange(ids.shape[1])[None],
     }
-    for name, (heads, size) in case["past"].items():
-        inputs[name] = np.zeros((1, heads, 0, size), "float32")
-    found.close("logits", predicted(folder, inputs)["logits"], case["logits"])
+    for name, (heads, size, kind) in case["past"].items():
+        inputs[name] = np.zeros((1, heads, 0, size), kind)
+    found.close("logits", predicted(folder / case["file"], inputs)["logits"], case["logits"])
 
 
 if __name__ == "__main__":

@@ -10,17 +10,22 @@ import numpy as np
 from comparing import Found, main
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
-OPTIONS = {"backend": "onnx", "device": "cpu", "model_kwargs": {"provider": "CPUExecutionProvider"}}
+
+def options(case: dict[str, Any]) -> dict[str, Any]:
+    chosen = {"provider": "CPUExecutionProvider"}
+    if case["precision"] != "fp32":
+        chosen["file_name"] = case["file"]
+    return {"backend": "onnx", "device": "cpu", "model_kwargs": chosen}
 
 
 def texts(folder: Path, case: dict[str, Any], found: Found) -> None:
     one, _ = case["long"]
     if case["task"] == "feature-extraction":
-        model = SentenceTransformer(str(folder), **OPTIONS)
+        model = SentenceTransformer(str(folder), **options(case))
         found.close("sentence_embedding", model.encode(case["texts"]), case["answers"])
         found.same("long texts", model.preprocess([one])["input_ids"][0].tolist(), case["long_ids"]["text"])
         return
-    model = CrossEncoder(str(folder), **OPTIONS)
+    model = CrossEncoder(str(folder), **options(case))
     logits = model.predict(list(zip(case["texts"], case["pairs"], strict=True)), activation_fn=as_it_is)
     found.close("logits", np.reshape(logits, np.shape(case["outputs"]["logits"])), case["outputs"]["logits"])
 

@@ -5,20 +5,21 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { fileURLToPath } from 'node:url';
 import * as transformers from '@huggingface/transformers';
-import { ask, askAll, Found } from './asking.mjs';
+import { ask, askAll, DTYPES, Found } from './asking.mjs';
 
 const { env, RawImage } = transformers;
 const out = path.resolve(process.argv[2]);
 env.allowRemoteModels = false;
 env.localModelPath = out;
 
-async function askOne(name, one) {
+async function askOne(one) {
     let reject;
     const stopped = new Promise((_, no) => { reject = no; });
     process.once('unhandledRejection', reject);
     try {
         // Node takes onnx/model.onnx by default.
-        return await ask(transformers, name, one, {}, (picture) => RawImage.read(path.join(out, picture)), stopped);
+        const options = one.precision === 'fp32' ? {} : { dtype: DTYPES[one.precision] };
+        return await ask(transformers, one, options, (picture) => RawImage.read(path.join(out, picture)), stopped);
     } finally {
         process.off('unhandledRejection', reject);
     }

@@ -13,6 +13,7 @@ from keras_tx import contract
 from keras_tx.processing import train_byte_bpe, train_wordpiece
 from keras_tx.runtime import load
 from keras_tx_onnx import export_onnx
+from tests.clients import precisions
 from tests.drawing import redraw
 
 CORPUS = [
@@ -42,6 +43,7 @@ PAIRS = [
 LONG = ["London and Paris! " * 40, "The film was good. " * 30]
 MASKED = ["The {} lives in London.", "{}!", "We didn't like the {}, it was bad.", "Ada and {}"]
 SIZES = {"width": 32, "depth": 2, "num_heads": 4, "mlp_dim": 48, "max_length": 96}
+WIDE = {"width": 64, "mlp_dim": 128}  # there is something to quantize
 
 ROBERTA_TOKENS = {
     "bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "cls_token": "<s>",
@@ -83,38 +85,58 @@ CASES: dict[str, tuple[Any, list[str] | None, dict[str, Any], bool]] = {
     "distilbert_embed": (keras_tx.SentenceEmbeddingHead(), None, {**DISTILBERT, "pooler": None}, False),
     "bert_opset_17": (CLASSIFIER, THREE, BERT, False),
     "bert_padded": (CLASSIFIER, THREE, BERT, False),
+    "next_sentence": (keras_tx.NextSentenceHead(), None, BERT, True),
+    "pretraining": (keras_tx.PretrainingHead(), None, BERT, True),
+    "ladder_classify": (CLASSIFIER, THREE, {**BERT, **WIDE}, False),
+    "ladder_pairs": (CLASSIFIER, THREE, {**BERT, **WIDE}, True),
+    "ladder_fill": (keras_tx.MaskedLMHead(), None, {**BERT, **WIDE}, False),
+    "ladder_embed": (keras_tx.SentenceEmbeddingHead(), None, {**BERT, **WIDE}, False),
 }  # fmt: skip
 
 
-def make(out: Path, name: str) -> dict[str, Any]:
+def make(out: Path, name: str) -> dict[str, dict[str, Any]]:
+    """The folder, and what is asked about each of its files."""
     head, labels, options, paired = CASES[name]
     model = redraw(keras_tx.bert("tiny", head=head, **{**SIZES, **options}))
     opset = 17 if name.endswith("opset_17") else contract.DEFAULT_OPSET
     unpad = not name.endswith("padded")
-    export_onnx(model, out / name, labels=labels, opset=opset, unpad=unpad, overwrite=True)
+    export_onnx(
+        model,
+        out / name,
+        labels=labels,
+        opset=opset,
+        unpad=unpad,
+        precision=precisions.of(name),
+        overwrite=True,
+    )
     texts, pairs = TEXTS, PAIRS if paired else None
     if model.task == contract.FILL_MASK:
         texts = [text.format(model.processing.mask_token) for text in MASKED]
-    with load(out / name, provider="cpu") as loaded:
-        batch = loaded.transform(texts, pairs)
-        outputs = loaded.session.run({spec.name: batch[spec.name] for spec in loaded.session.inputs})
-        answers = _answers(loaded, texts, pairs, batch, outputs)
-        cut = dataclasses.replace(loaded.transform, too_long="cut")
-        long = {"text": cut(LONG[0]), "pair": cut(LONG[0], LONG[1])}
-    return {
-        "kind": "texts",
-        "task": model.task,
-        "texts": texts,
-        "pairs": pairs,
-        "batch": {name: array.tolist() for name, array in batch.items()},
-        "outputs": {name: array.tolist() for name, array in outputs.items()},
-        "answers": answers,
-        "plain": _plain(loaded, batch, answers) if model.task == contract.QUESTION_ANSWERING else None,
-        "pooling": getattr(head, "pooling", "mean" if head is None else None),
-        "normalize": getattr(head, "normalize", True),
-        "long": LONG,
-        "long_ids": {name: batch[contract.INPUT_IDS][0].tolist() for name, batch in long.items()},
-    }
+    transform = model.processing
+    batch = transform(texts, pairs)
+    cut = dataclasses.replace(transform, too_long="cut")
+    long = {"text": cut(LONG[0]), "pair": cut(LONG[0], LONG[1])}
+
+    def answer(precision: str) -> dict[str, Any]:
+        with load(out / name, provider="cpu", precision=precision) as loaded:
+            outputs = loaded.session.run({spec.name: batch[spec.name] for spec in loaded.session.inputs})
+            answers = None if model.task is None else _answers(loaded, texts, pairs, batch, outputs)
+        return {
+            "kind": "texts",
+            "task": model.task,
+            "texts": texts,
+            "pairs": pairs,
+            "batch": {name: array.tolist() for name, array in batch.items()},
+            "outputs": {name: array.tolist() for name, array in outputs.items()},
+            "answers": answers,
+            "plain": _plain(loaded, batch, answers) if model.task == contract.QUESTION_ANSWERING else None,
+            "pooling": getattr(head, "pooling", "mean" if head is None else None),
+            "normalize": getattr(head, "normalize", True),
+            "long": LONG,
+            "long_ids": {name: batch[contract.INPUT_IDS][0].tolist() for name, batch in long.items()},
+        }
+
+    return precisions.cases(name, answer)
 
 
 def _answers(
