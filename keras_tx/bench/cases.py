@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
-from keras_tx.bench.field import BERT, GPT, MIXED, VIT
+VIT, BERT, GPT = "vit-b16", "bert-base", "gpt2-124m"
+SMALL_BERT = "bert-mini"  # of which a process starts that answers
+TRAINED = VIT_TRAINED, BERT_TRAINED, GPT_TRAINED = "train-vit-s16", "train-bert-small", "train-gpt-char"
 
-IMAGES, TEXTS, PREFILL, DECODE = "images", "texts", "prefill", "decode"
-PARTS = {IMAGES: ("pixels",), TEXTS: ("ids", "mask", "segments"), PREFILL: ("ids",), DECODE: ("ids",)}
-STEPS = 32  # tokens of a decoding case, over which their time is averaged
+IMAGES, TEXTS, PREFILL, DECODE, OVERHEAD = "images", "texts", "prefill", "decode", "overhead"
+STEP, EXPORT, CLIENTS, RATE = "step", "export", "clients", "rate"
+PARTS = {
+    IMAGES: ("pixels",),
+    TEXTS: ("ids", "mask", "segments"),
+    PREFILL: ("ids",),
+    DECODE: ("ids",),
+    OVERHEAD: ("ids",),
+    STEP: ("x", "y"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
+    """One thing that a contender does, again and again.
+
+    Args:
+        lengths: tokens of a text, from and to.
+        once: whether it is done once in a process, and a process does it once.
+    """
+
     name: str
     kind: str
     batch: int = 1
-    lengths: tuple[int, int] = (128, 128)  # of texts, from and to
+    lengths: tuple[int, int] = (128, 128)
+    once: bool = False
 
     @property
     def inputs(self) -> str:
@@ -28,33 +45,45 @@ class Case:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return PARTS[self.kind]
+        return PARTS.get(self.kind, ())
 
+
+ONE, EIGHT = "batch 1", "batch 8"
+MIXED, SINGLE = "batch 8, lengths 16-128", "batch 1, length 128"
+PREFILLED, AT_16, AT_512, AT_768 = "prefill of 128", "decode at 16", "decode at 512", "decode at 768"
+OURS_A_TOKEN, FIRST_ANSWER, A_STEP, AN_EXPORT, A_REQUEST = (
+    "our Python, a token",
+    "first answer",
+    "step",
+    "export",
+    "request",
+)
 
 CASES = {
-    VIT: (Case("batch 1", IMAGES), Case("batch 8", IMAGES, 8)),
-    BERT: (Case(MIXED, TEXTS, 8, (16, 128)), Case("batch 1, length 128", TEXTS)),
+    VIT: (Case(ONE, IMAGES), Case(EIGHT, IMAGES, 8)),
+    BERT: (Case(MIXED, TEXTS, 8, (16, 128)), Case(SINGLE, TEXTS)),
     GPT: (
-        Case("prefill of 128", PREFILL),
-        Case("decode at 16", DECODE, lengths=(16, 16)),
-        Case("decode at 512", DECODE, lengths=(512, 512)),
-        Case("decode at 768", DECODE, lengths=(768, 768)),
+        Case(PREFILLED, PREFILL),
+        Case(AT_16, DECODE, lengths=(16, 16)),
+        Case(AT_512, DECODE, lengths=(512, 512)),
+        Case(AT_768, DECODE, lengths=(768, 768)),
     ),
+    SMALL_BERT: (Case(FIRST_ANSWER, TEXTS, lengths=(32, 32), once=True),),
+    VIT_TRAINED: (Case(A_STEP, STEP, 8),),
+    BERT_TRAINED: (Case(A_STEP, STEP, 16),),
+    GPT_TRAINED: (Case(A_STEP, STEP, 16, (256, 256)),),
 }
 
 
-def case_of(subject: str, name: str) -> Case:
-    (found,) = (case for case in CASES[subject] if case.name == name)
-    return found
-
-
 def inputs_of(
-    subject: str, vocabulary: int, image: tuple[int, int, int] = (3, 224, 224)
+    cases: tuple[Case, ...], vocabulary: int, image: tuple[int, int, int] = (3, 224, 224)
 ) -> dict[str, np.ndarray]:
-    """Random ones, by the name of case and part."""
+    """Random ones, by the name of case and part; of training, see `batch_of`."""
+    import numpy as np  # here, since `keras-tx --help` imports the names above
+
     random = np.random.default_rng(0)
     found: dict[str, np.ndarray] = {}
-    for case in CASES[subject]:
+    for case in cases:
         if case.kind == IMAGES:
             found[f"{case.inputs}.pixels"] = random.normal(size=(case.batch, *image)).astype("float32")
             continue
@@ -70,11 +99,19 @@ def inputs_of(
     return found
 
 
-def token_of(run: Callable[[int], tuple[list[int], float]]) -> dict[str, Any]:
-    """Seconds of one token behind a prompt, from two runs.
+def batch_of(
+    case: Case, *, image: tuple[int, int, int] | None, vocabulary: int, classes: int | None
+) -> dict[str, np.ndarray]:
+    """A random batch of training: images or ids, and a class each, or without classes the next id."""
+    import numpy as np  # here, since `keras-tx --help` imports the names above
 
-    Some contenders give all their tokens at once: so what the prompt and the first took is subtracted.
-    """
-    _, prefill = run(1)
-    made, seconds = run(1 + STEPS)
-    return {"seconds": (seconds - prefill) / STEPS, "check": made[0]}
+    random = np.random.default_rng(0)
+    if image is not None:
+        x = random.normal(size=(case.batch, *image)).astype("float32")
+    else:
+        x = random.integers(1, vocabulary, (case.batch, case.lengths[1] + (classes is None))).astype("int32")
+    if classes is None:
+        x, y = x[:, :-1], x[:, 1:]
+    else:
+        y = random.integers(0, classes, case.batch).astype("int32")
+    return {f"{case.inputs}.x": x, f"{case.inputs}.y": y}

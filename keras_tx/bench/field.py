@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-VIT, BERT, GPT = "vit-b16", "bert-base", "gpt2-124m"
+from keras_tx.bench.cases import BERT, GPT, SMALL_BERT, TRAINED, VIT
+
 ENCODERS = (VIT, BERT)
+ALL = (VIT, BERT, GPT)
+BACKENDS = ("tensorflow", "jax", "torch")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,16 +18,26 @@ class Contender:
 
     Args:
         module: of keras_tx.bench.contenders.
-        options: what its `prepare` and `load` take besides the place.
-        needs: modules that its Python must have.
+        needs: modules that its Python must have; they are imported before anything is timed.
         subjects: those it can run.
+        options: what its `prepare` and `load` take besides the place.
+        arithmetic: the numbers that it multiplies: which of the machine's rates is its limit.
+        bits: of a weight, as it is read from memory, scales included.
+        cache_bits: of a number that it keeps of the tokens so far.
+        environment: variables of its process.
+        slow: whether a quick run does without it.
     """
 
     name: str
     module: str
     needs: tuple[str, ...]
-    subjects: tuple[str, ...]
+    subjects: tuple[str, ...] = ()
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    arithmetic: str = "fp32"
+    bits: float = 32
+    cache_bits: int = 32
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)
+    slow: bool = False
 
     @property
     def package(self) -> str:
@@ -32,69 +45,172 @@ class Contender:
         return self.name.split()[0]
 
 
-def _ours(precision: str, subjects: tuple[str, ...] = (*ENCODERS, GPT)) -> Contender:
+RUNTIME = ("onnxruntime", "tokenizers", "keras_tx.runtime")
+KERAS = ("tensorflow", "keras", "keras_tx.models")
+HUB = (*KERAS, "keras_hub")
+EXPORTER = (*KERAS, "keras_tx_onnx.export")
+TORCH = ("torch", "transformers")
+OPTIMUM = ("torch", "optimum.onnxruntime")
+LLAMA = ("llama_cpp", "gguf", "safetensors")
+STOCK = (*KERAS, "tf2onnx", "onnxruntime")
+BITS = {  # of 32 numbers and a scale
+    "fp32": 32,
+    "fp16": 16,
+    "int8": 8,
+    "int8-blocks": 9,
+    "int4": 5,
+    "f32": 32,
+    "q8_0": 8.5,
+    "q4_0": 4.5,
+}
+
+
+def _ours(precision: str, subjects: tuple[str, ...], slow: bool = False) -> Contender:
+    # int4 weights are multiplied with int8 ones; fp16 has no rate: a processor computes it in fp32 or not
+    arithmetic = precision if precision in ("fp32", "fp16") else "int8"
     return Contender(
         f"keras-tx {precision}",
         "keras_tx_runtime",
-        ("onnxruntime", "tokenizers"),
+        RUNTIME,
         subjects,
         {"precision": precision},
+        arithmetic,
+        BITS[precision],
+        slow=slow,
     )
 
 
-FIELD = (
-    _ours("fp32"),
-    _ours("int8"),
+def _llama(kind: str) -> Contender:
+    arithmetic = "fp32" if kind == "f32" else "int8"
+    return Contender(
+        f"llama.cpp {kind}",
+        "llama_cpp_python",
+        LLAMA,
+        (GPT,),
+        {"kind": kind},
+        arithmetic,
+        BITS[kind],
+        cache_bits=16,
+    )
+
+
+def _torch(way: str, subjects: tuple[str, ...], slow: bool = False) -> Contender:
+    arithmetic = "bf16" if way == "bf16" else "fp32"
+    return Contender(f"torch {way}", "pytorch", TORCH, subjects, {"way": way}, arithmetic, slow=slow)
+
+
+def _openvino(hint: str, name: str) -> Contender:
+    return Contender(
+        f"openvino {name}", "openvino_runtime", ("openvino",), (*ENCODERS, SMALL_BERT), {"hint": hint}, name
+    )
+
+
+OURS, OURS_INT8, OURS_INT4 = (
+    _ours("fp32", (*ALL, SMALL_BERT)),
+    _ours("int8", (*ALL, SMALL_BERT)),
     _ours("int4", (GPT,)),
-    Contender("keras predict", "keras_predict", ("keras", "tensorflow"), ENCODERS),
-    Contender("keras-hub generate", "keras_hub_generate", ("keras_hub", "tensorflow"), (GPT,)),
-    Contender("torch eager", "pytorch", ("torch", "transformers"), (*ENCODERS, GPT), {"way": "eager"}),
-    Contender("torch compiled", "pytorch", ("torch", "transformers"), ENCODERS, {"way": "compiled"}),
-    Contender("torch bf16", "pytorch", ("torch", "transformers"), ENCODERS, {"way": "bf16"}),
-    Contender("optimum", "optimum_onnx", ("optimum.onnxruntime", "torch"), (*ENCODERS, GPT)),
-    Contender("openvino fp32", "openvino_runtime", ("openvino",), ENCODERS, {"hint": "f32"}),
-    Contender("openvino bf16", "openvino_runtime", ("openvino",), ENCODERS, {"hint": "bf16"}),
-    Contender(
-        "llama.cpp f32", "llama_cpp_python", ("llama_cpp", "gguf", "safetensors"), (GPT,), {"kind": "f32"}
+)
+PREDICT = Contender("keras predict", "keras_predict", KERAS, (*ENCODERS, SMALL_BERT))
+OPTIMUM_ON_ORT = Contender("optimum", "optimum_onnx", OPTIMUM, (*ALL, SMALL_BERT))
+OPENVINO = _openvino("f32", "fp32")
+STOCK_FILE = Contender(
+    "keras stock export of keras-hub", "keras_stock_onnx", (*STOCK, "keras_hub"), ENCODERS, slow=True
+)
+
+MODELS = (
+    OURS,
+    OURS_INT8,
+    OURS_INT4,
+    _ours("fp16", ENCODERS, slow=True),
+    _ours("int8-blocks", ALL, slow=True),
+    PREDICT,
+    Contender("keras-hub predict", "keras_hub_predict", HUB, ENCODERS, slow=True),
+    Contender("keras-hub generate", "keras_hub_generate", HUB, (GPT,)),
+    STOCK_FILE,
+    _torch("eager", ALL),
+    _torch("compiled", ENCODERS, slow=True),
+    _torch("bf16", ENCODERS, slow=True),
+    OPTIMUM_ON_ORT,
+    OPENVINO,
+    _openvino("bf16", "bf16"),
+    _llama("f32"),
+    _llama("q8_0"),
+    _llama("q4_0"),
+    Contender("genai fp32", "genai", ("onnxruntime_genai",), (GPT,), slow=True),
+)
+
+STARTED = (OURS, OURS_INT8, PREDICT, OPTIMUM_ON_ORT, OPENVINO)
+
+
+def _exporter(
+    name: str, module: str, needs: tuple[str, ...], slow: bool = False, **options: Any
+) -> Contender:
+    return Contender(name, module, needs, ALL, options, slow=slow)
+
+
+EXPORTERS = (
+    _exporter("keras-tx fp32", "keras_tx_export", EXPORTER, precision="fp32"),
+    _exporter(
+        "keras-tx fp32 verified", "keras_tx_export", EXPORTER, slow=True, precision="fp32", verify=True
     ),
-    Contender(
-        "llama.cpp q8_0", "llama_cpp_python", ("llama_cpp", "gguf", "safetensors"), (GPT,), {"kind": "q8_0"}
+    _exporter("keras-tx int8", "keras_tx_export", EXPORTER, precision="int8"),
+    dataclasses.replace(
+        _exporter("keras-tx int4", "keras_tx_export", EXPORTER, precision="int4"), subjects=(GPT,)
     ),
-    Contender(
-        "llama.cpp q4_0", "llama_cpp_python", ("llama_cpp", "gguf", "safetensors"), (GPT,), {"kind": "q4_0"}
+    _exporter(
+        "keras-tx of keras-hub",
+        "keras_tx_export",
+        (*EXPORTER, "keras_hub"),
+        slow=True,
+        precision="fp32",
+        hub=True,
     ),
-    Contender("genai fp32", "genai", ("onnxruntime_genai",), (GPT,)),
+    _exporter("keras stock export", "keras_stock_export", STOCK, slow=True),
+    _exporter(
+        "keras stock export of keras-hub", "keras_stock_export", (*STOCK, "keras_hub"), slow=True, hub=True
+    ),
+    _exporter("optimum", "optimum_export", OPTIMUM),
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Goal:
-    """How many times as fast as a peer we want to be, in one case."""
+def _keras(backend: str, precision: str) -> Contender:
+    name, arithmetic = f"keras {backend} {precision}", "fp32" if precision == "float32" else "bf16"
+    needs = (backend, "keras", "keras_tx.models")
+    environment = {"KERAS_BACKEND": backend}
+    return Contender(
+        name,
+        "keras_training",
+        needs,
+        TRAINED,
+        {"precision": precision},
+        arithmetic,
+        environment=environment,
+        slow=(backend, precision) != ("tensorflow", "float32"),
+    )
 
-    subject: str
-    case: str
-    ours: str
-    peer: str
-    ratio: float
+
+TRAINERS = (
+    *(_keras(backend, precision) for backend in BACKENDS for precision in ("float32", "mixed_bfloat16")),
+    Contender("torch eager", "pytorch_training", TORCH, TRAINED, {"autocast": False}),
+    Contender("torch bf16", "pytorch_training", TORCH, TRAINED, {"autocast": True}, "bf16", slow=True),
+)
 
 
-MIXED = "batch 8, lengths 16-128"
-GOALS = (
-    Goal(VIT, "batch 1", "keras-tx fp32", "optimum", 1.0),
-    Goal(VIT, "batch 1", "keras-tx fp32", "openvino fp32", 1.0),
-    Goal(VIT, "batch 1", "keras-tx fp32", "keras predict", 1.15),
-    Goal(VIT, "batch 1", "keras-tx fp32", "torch eager", 2.0),
-    Goal(VIT, "batch 1", "keras-tx int8", "openvino fp32", 2.5),
-    Goal(VIT, "batch 1", "keras-tx int8", "openvino bf16", 1.6),
-    Goal(BERT, MIXED, "keras-tx fp32", "optimum", 1.4),
-    Goal(BERT, MIXED, "keras-tx fp32", "openvino fp32", 1.3),
-    Goal(BERT, MIXED, "keras-tx int8", "optimum", 3.3),
-    Goal(BERT, MIXED, "keras-tx int8", "openvino bf16", 1.7),
-    Goal(GPT, "decode at 16", "keras-tx fp32", "optimum", 1.15),
-    Goal(GPT, "decode at 16", "keras-tx fp32", "llama.cpp f32", 1.0),
-    Goal(GPT, "decode at 16", "keras-tx int8", "llama.cpp q8_0", 1.15),
-    Goal(GPT, "decode at 16", "keras-tx int4", "llama.cpp q4_0", 1.15),
-    Goal(GPT, "prefill of 128", "keras-tx int8", "llama.cpp q8_0", 3.0),
-    Goal(GPT, "decode at 16", "keras-tx fp32", "keras-hub generate", 2.5),
-    Goal(GPT, "decode at 16", "keras-tx fp32", "torch eager", 2.0),
+def _rate(package: str, module: str, *kinds: str) -> tuple[Contender, ...]:
+    needs = {"onnxruntime": ("onnx", "onnxruntime"), "torch": ("torch",), "openvino": ("openvino",)}[package]
+    return tuple(
+        Contender(f"{package} {kind}", module, needs, (f"rate-{kind}",), {"kind": kind}) for kind in kinds
+    )
+
+
+RATES = (
+    *_rate("onnxruntime", "rates_of_onnxruntime", "fp32", "int8", "memory"),
+    *_rate("torch", "rates_of_torch", "fp32", "bf16"),
+    *_rate("openvino", "rates_of_openvino", "fp32", "bf16"),
+)
+
+CLIENTS = (Contender("keras-tx fp32", "keras_tx_clients", RUNTIME, (BERT,), {"precision": "fp32"}),)
+
+PACKAGES = tuple(
+    dict.fromkeys(one.package for group in (MODELS, EXPORTERS, TRAINERS, RATES, CLIENTS) for one in group)
 )

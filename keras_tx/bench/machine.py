@@ -1,106 +1,89 @@
-"""What the machine can do: matrix multiplies in onnxruntime, and reading memory."""
+"""What the machine can do, by the best of what is installed: matrix multiplies, and reading memory."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import platform
-import statistics
-import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterable
 
-import numpy as np
+from keras_tx.bench.measured import Outcome
 
-SIZE = 1536
-REPEATS = 7
+SIZE = 1536  # of the matrices
+ROWS, COLUMNS = 4096, 16384  # of the weights that are read: more than the caches hold
+BILLIONS_OF_OPERATIONS = 2 * SIZE**3 / 1e9
+BILLIONS_OF_BYTES = 4 * ROWS * COLUMNS / 1e9
+KINDS = ("fp32", "bf16", "int8", "memory")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rate:
+    """Operations or bytes a second, and whose: the best turn, since nothing can do more than the machine."""
+
+    a_second: float
+    by: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Billions of operations a second, by the kind of number; gigabytes a second."""
+    """Rates by the kind of number, and of "memory"; those that nobody here can measure are missing."""
 
     cores: int
     processor: str
-    multiply: dict[str, float]
-    memory: float
+    rates: dict[str, Rate]
+    threads: int = 0
 
     def __str__(self) -> str:
-        rates = ", ".join(f"{kind} {rate:,.0f}" for kind, rate in self.multiply.items())
-        return (
-            f"{self.cores} cores of {self.processor}; matrix multiply, GFLOP/s: {rates}; "
-            f"memory read {self.memory:.0f} GB/s"
-        )
+        found = [
+            f"{kind} {rate.a_second / 1e9:,.0f} ({rate.by})"
+            for kind, rate in self.rates.items()
+            if kind != "memory"
+        ]
+        memory = self.rates.get("memory")
+        parts = [f"{self.cores} cores of {self.processor}"]
+        if self.threads:
+            parts.append(f"{self.threads} threads for every contender, no GPU")
+        if found:
+            parts.append(f"matrix multiply, GFLOP/s: {', '.join(found)}")
+        if memory:
+            parts.append(f"memory read {memory.a_second / 1e9:.0f} GB/s ({memory.by})")
+        return "; ".join(parts)
 
 
-def look() -> Machine:
-    """Takes some seconds, in which nothing else should run."""
-    return Machine(
-        os.cpu_count() or 1,
-        _processor(),
-        {kind: _multiply(kind) for kind in ("fp32", "int8")},
-        _memory(),
-    )
+def threads() -> int:
+    """Of every contender: the cores that this process may use, two threads of one core counted once."""
+    cores = set()
+    for number in _allowed():
+        try:
+            place = f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list"
+            with open(place, encoding="ascii") as file:
+                cores.add(file.read().strip())
+        except OSError:
+            cores.add(str(number))
+    return len(cores)
 
 
-def _multiply(kind: str) -> float:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(_graph(kind), providers=["CPUExecutionProvider"])
-    dtype = "float32" if kind == "fp32" else "uint8"
-    given = np.random.default_rng(0).integers(0, 9, (SIZE, SIZE)).astype(dtype)
-    return 2 * SIZE**3 / _usual(lambda: session.run(None, {"x": given})) / 1e9
+def threads_of_onnxruntime() -> int | None:
+    """None where it takes as many by itself: then, and only then, it also keeps each on its core."""
+    return None if len(_allowed()) == os.cpu_count() else threads()
 
 
-def _graph(kind: str) -> bytes:
-    from onnx import TensorProto, helper, numpy_helper
-
-    dtype, made, element = {
-        "fp32": ("float32", TensorProto.FLOAT, TensorProto.FLOAT),
-        "int8": ("int8", TensorProto.INT32, TensorProto.UINT8),
-    }[kind]
-    weights = np.random.default_rng(1).integers(-9, 9, (SIZE, SIZE)).astype(dtype)
-    node = helper.make_node("MatMul" if kind == "fp32" else "MatMulInteger", ["x", "w"], ["y"])
-    graph = helper.make_graph(
-        [node],
-        "multiply",
-        [helper.make_tensor_value_info("x", element, [SIZE, SIZE])],
-        [helper.make_tensor_value_info("y", made, [SIZE, SIZE])],
-        [numpy_helper.from_array(weights, "w")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return model.SerializeToString()
+def _allowed() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
-def _memory() -> float:
-    """Read by all cores, as a MatMul of one row reads its weights: more than the caches hold."""
-    import onnxruntime
-    from onnx import TensorProto, helper, numpy_helper
-
-    weights = np.ones((4096, 16384), "float32")
-    node = helper.make_node("MatMul", ["x", "w"], ["y"])
-    graph = helper.make_graph(
-        [node],
-        "read",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4096])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 16384])],
-        [numpy_helper.from_array(weights, "w")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    given = np.ones((1, 4096), "float32")
-    return weights.nbytes / _usual(lambda: session.run(None, {"x": given})) / 1e9
-
-
-def _usual(run: Callable[[], Any]) -> float:
-    """The median: a machine that is shared is never at its best for long."""
-    run()
-    seconds = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+def described(outcomes: Iterable[Outcome]) -> Machine:
+    """The best of all races of a kind; nothing but the cores where none was run."""
+    rates: dict[str, Rate] = {}
+    for outcome in outcomes:
+        for found in outcome.measured:
+            for kind in KINDS:
+                if outcome.subject.startswith("rate-") and found.seconds.get(kind):
+                    rate = Rate(1e9 / min(found.seconds[kind]), found.name.split()[0])
+                    rates[kind] = max(rates.get(kind, rate), rate, key=lambda one: one.a_second)
+    return Machine(os.cpu_count() or 1, _processor(), rates, threads())
 
 
 def _processor() -> str:

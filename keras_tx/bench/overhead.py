@@ -99,9 +99,9 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
 
-    def run_with_iobinding(self, binding: Any) -> None:
+    def run_with_iobinding(self, binding: Any, options: Any) -> None:
         start = time.perf_counter()
-        self._session.run_with_iobinding(binding)
+        self._session.run_with_iobinding(binding, options)
         self.seconds += time.perf_counter() - start
 
 

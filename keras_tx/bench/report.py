@@ -1,37 +1,58 @@
-"""What was measured, as JSON, as Markdown and as a picture."""
+"""What was measured, as JSON, as Markdown and as pictures.
+
+    python -m keras_tx.bench.report RESULTS/bench.json docs/benchmark.md
+
+writes the tables into a page, between its two markers.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
 import json
-from collections.abc import Sequence
+import os
+import sys
 from pathlib import Path
-from typing import Any
 
-from keras_tx.bench.field import GOALS
-from keras_tx.bench.machine import Machine
-from keras_tx.bench.side_by_side import Measured, differing, ratios
+from keras_tx.bench.machine import Machine, Rate
+from keras_tx.bench.measured import Measured, Outcome
+from keras_tx.bench.tables import goal_rows, table
+
+DISTURBED = 1.15  # share of what the machine can do that says more of how that was measured
+BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Results:
-    """A run of the benchmark."""
+    """A run of the benchmark.
+
+    Args:
+        left_out: in words, what a quick run did without.
+        minutes: by section, what it took.
+    """
 
     machine: Machine
     date: str
-    subjects: dict[str, list[Measured]]
-    absent: dict[str, dict[str, str]]  # subject -> contender -> why
+    outcomes: list[Outcome] = dataclasses.field(default_factory=list)
+    left_out: list[str] = dataclasses.field(default_factory=list)
+    minutes: dict[str, float] = dataclasses.field(default_factory=dict)
+    stopped: bool = False
 
     def save(self, folder: Path) -> None:
-        """bench.json, bench.md, and a picture for each subject where matplotlib is installed."""
+        """bench.json and bench.md; pictures are drawn at the end."""
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(dataclasses.asdict(self), indent=1)
-        (folder / "bench.json").write_text(text + "\n", encoding="utf-8")
-        (folder / "bench.md").write_text(markdown(self) + "\n", encoding="utf-8")
-        for subject, measured in self.subjects.items():
-            if measured:
-                _draw(subject, measured, folder / f"{subject}.png")
+        _write(folder / "bench.json", json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+        _write(folder / "bench.md", markdown(self) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Results:
+        given = json.loads(path.read_text("utf-8"))
+        given["machine"]["rates"] = {kind: Rate(**rate) for kind, rate in given["machine"]["rates"].items()}
+        outcomes = [
+            Outcome(**one | {"measured": [Measured(**found) for found in one["measured"]]})
+            for one in given["outcomes"]
+        ]
+        return cls(**given | {"machine": Machine(**given["machine"]), "outcomes": outcomes})
 
 
 def today() -> str:
@@ -40,79 +61,67 @@ def today() -> str:
 
 def markdown(results: Results) -> str:
     lines = [f"{results.date}, {results.machine}.", ""]
-    for subject, measured in results.subjects.items():
-        lines += [f"### {subject}", "", *_table(measured), ""]
-        for case in measured[0].seconds if measured else ():
-            off = differing(measured, case)
-            lines += [f"{case}: not the same result: {name}, by {share:.0%}" for name, share in off.items()]
-        absent = results.absent[subject]
-        lines += [f"Not measured: {name} ({why})" for name, why in absent.items()]
-        goals = _goals(subject, measured)
-        lines += ["", *goals, ""] if goals else [""]
+    with_what = _versions(results.outcomes)
+    if with_what:
+        lines += [f"With {with_what}.", ""]
+    if results.stopped:
+        lines += ["It was stopped before its end.", ""]
+    if results.minutes:
+        took = ", ".join(f"{name} {minutes:.1f}" for name, minutes in results.minutes.items())
+        lines += [f"It took {sum(results.minutes.values()):.1f} minutes: {took}.", ""]
+    too_fast = disturbed(results.outcomes)
+    if too_fast:
+        lines += [
+            f"The machine was disturbed while its own rates were measured: up to {too_fast:.0%} of them were "
+            "reached. Shares and absolute times are worth less than ratios.",
+            "",
+        ]
+    goals = goal_rows(results.outcomes)
+    if goals:
+        lines += ["### Goals", "", *goals, ""]
+    for outcome in results.outcomes:
+        lines += [f"### {outcome.section}: {outcome.subject}", "", *table(outcome), ""]
+    if results.left_out:
+        lines += ["A quick run: up to three turns, of exports one, and without", ""]
+        lines += [f"- {name}" for name in results.left_out]
     return "\n".join(lines).rstrip()
 
 
-def _table(measured: Sequence[Measured]) -> list[str]:
-    """Medians in milliseconds, with half of the middle half of the runs."""
-    if not measured:
-        return ["Nothing was measured."]
-    cases = list(measured[0].seconds)
-    head = ["ms", *cases, "load, s", "process, MB"]
-    rows = [
-        [
-            found.name,
-            *(f"{found.median(case) * 1e3:.1f} ± {found.spread(case):.0%}" for case in cases),
-            f"{found.load_seconds:.2f}",
-            f"{found.resident / 1e6:.0f}",
-        ]
-        for found in measured
-    ]
-    return [_row(head), _row(["---"] * len(head)), *map(_row, rows)]
+def disturbed(outcomes: list[Outcome]) -> float:
+    """The largest share of the machine's rates, if it is more than an error of measurement; or 0."""
+    most = max((share for one in outcomes for m in one.measured for share in m.shares.values()), default=0)
+    return most if most > DISTURBED else 0
 
 
-def _goals(subject: str, measured: Sequence[Measured]) -> list[str]:
-    found = {one.name: one for one in measured}
-    rows = []
-    for goal in GOALS:
-        if goal.subject != subject or goal.ours not in found or goal.case not in found[goal.ours].seconds:
-            continue
-        what = [goal.case, goal.ours, goal.peer, f"{goal.ratio:g}x"]
-        if goal.peer not in found:
-            rows.append(_row([*what, "", "not measured"]))
-            continue
-        low, middle, high = ratios(found[goal.ours], found[goal.peer], goal.case)
-        rows.append(_row([*what, f"{middle:.2f}x ({low:.2f} to {high:.2f})", verdict(goal.ratio, low, high)]))
-    head = ["case", "ours", "against", "goal", "times as fast", ""]
-    return [_row(head), _row(["---"] * len(head)), *rows] if rows else []
+def _versions(outcomes: list[Outcome]) -> str:
+    """Each library with its version, and whose it is where contenders have several."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for outcome in outcomes:
+        for measured in outcome.measured:
+            for library, version in measured.versions.items():
+                who = found.setdefault(library, {}).setdefault(version, [])
+                who += [] if measured.name.split()[0] in who else [measured.name.split()[0]]
+    parts = []
+    for library, by_version in found.items():
+        said = [f"{v} ({', '.join(who)})" if len(by_version) > 1 else v for v, who in by_version.items()]
+        parts.append(f"{library} {' and '.join(said)}")
+    return "; ".join(parts)
 
 
-def verdict(goal: float, low: float, high: float) -> str:
-    """Nothing is claimed that the middle half of the rounds does not bear out."""
-    if low >= goal:
-        return "reached"
-    return "within the noise" if high >= goal else "missed"
+def put_into(page: Path, results: Results) -> None:
+    """Between the page's markers; the rest of it stays."""
+    text = page.read_text("utf-8")
+    if BEGIN not in text or END not in text:
+        raise SystemExit(f"{page}: expected the lines {BEGIN} and {END}, between which the tables belong.")
+    before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
+    _write(page, f"{before}\n{markdown(results)}\n{after}")
 
 
-def _row(cells: Sequence[Any]) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
+def _write(path: Path, text: str) -> None:
+    aside = path.with_name(f"{path.name}.unfinished")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)
 
 
-def _draw(subject: str, measured: Sequence[Measured], path: Path) -> None:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        print(f"{path.name}: not drawn, matplotlib is not installed")
-        return
-    cases = list(measured[0].seconds)
-    figure = Figure(figsize=(9, 1 + 0.3 * len(measured) * len(cases)), layout="constrained")
-    for axes, case in zip(figure.subplots(len(cases), squeeze=False)[:, 0], cases, strict=True):
-        ordered = sorted(measured, key=lambda found: found.median(case), reverse=True)
-        names = [found.name for found in ordered]
-        values = [found.median(case) * 1e3 for found in ordered]
-        noise = [found.median(case) * found.spread(case) * 1e3 for found in ordered]
-        colors = ["#2a6f97" if name.startswith("keras-tx") else "#bbbbbb" for name in names]
-        axes.barh(names, values, xerr=noise, color=colors)
-        axes.set_title(f"{subject}, {case}: ms, less is better", loc="left")
-        axes.spines[["top", "right"]].set_visible(False)
-    FigureCanvasAgg(figure).print_png(path)
+if __name__ == "__main__":
+    put_into(Path(sys.argv[2]), Results.read(Path(sys.argv[1])))

@@ -3,174 +3,188 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import keras_tx
 from keras_tx.bench.field import Contender
+from keras_tx.bench.measured import Measured, Outcome
+from keras_tx.bench.process import Absent, Worker, check_installed
+from keras_tx.bench.races import Race
 
-SAME = 0.02  # of what the first contender gives: quantized and bf16 ones are no closer
-
-
-@dataclasses.dataclass
-class Measured:
-    """What one contender did on one subject."""
-
-    name: str
-    load_seconds: float
-    resident: int
-    seconds: dict[str, list[float]]  # by case, in the order of the rounds
-    checks: dict[str, float]
-    prepare_seconds: float = 0.0
-
-    def median(self, case: str) -> float:
-        return statistics.median(self.seconds[case])
-
-    def spread(self, case: str) -> float:
-        """Half of the middle half of the runs, as a share of the median."""
-        if len(self.seconds[case]) < 2:
-            return 0.0
-        low, _, high = statistics.quantiles(self.seconds[case], n=4, method="inclusive")
-        return (high - low) / 2 / self.median(case)
+Say = Callable[[str], None]
 
 
-def ratios(ours: Measured, peer: Measured, case: str) -> tuple[float, float, float]:
-    """How many times as fast we are: lower quartile, median, upper quartile over the rounds."""
-    pairs = [b / a for a, b in zip(ours.seconds[case], peer.seconds[case], strict=True)]
-    if len(pairs) < 2:
-        return pairs[0], pairs[0], pairs[0]
-    low, middle, high = statistics.quantiles(pairs, n=4, method="inclusive")
-    return low, middle, high
-
-
-class Absent(Exception):
-    """A contender cannot be measured here; the message says why."""
-
-
-class Worker:
-    """The process of one contender."""
-
-    def __init__(self, contender: Contender, place: Path, python: str) -> None:
-        _check_installed(contender, python)
-        self.contender = contender
-        self._log = open(place / f"{contender.name.replace(' ', '-')}.log", "w", encoding="utf-8")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [python, "-m", "keras_tx.bench.worker", contender.name, str(place)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env=_environment(),
-        )
-
-    def tell(self, **order: Any) -> dict[str, Any]:
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise Absent(f"its process ended ({self._process.wait()}): {self._log.name}")
-        found: dict[str, Any] = json.loads(line)
-        if "error" in found:
-            raise Absent(" ".join(found["error"].split())[:200])
-        return found
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-        self._log.close()
-
-
-def measure(
-    contenders: Sequence[Contender],
+def run_race(
+    race: Race,
+    outcome: Outcome,
     place: Path,
-    cases: Sequence[str],
     *,
     rounds: int,
     seconds: float,
     pythons: Mapping[str, str],
-    say: Callable[[str], None],
-) -> tuple[list[Measured], dict[str, str]]:
-    """Those that were measured, and why the others were not. At most about `seconds` are spent on a case."""
-    absent: dict[str, str] = {}
-    workers: list[Worker] = []
-    measured: list[Measured] = []
+    say: Say,
+) -> None:
+    """Fills the outcome, turn by turn: an interruption leaves what was measured before it.
+
+    At most about `seconds` are spent on a case, if that is less than `rounds` turns.
+    """
+    installed = _prepared(_installed(race.contenders, pythons, outcome, say), outcome, place, say)
+    measure = _in_new_processes if race.fresh else _side_by_side
     try:
-        for contender in contenders:
-            python = pythons.get(contender.package, sys.executable)
-            try:
-                worker = Worker(contender, place, python)
-                workers.append(worker)
-                prepared = worker.tell(do="prepare")
-                loaded = worker.tell(do="load")
-                found = Measured(
-                    contender.name, loaded["seconds"], loaded["resident"], {}, {}, prepared["seconds"]
-                )
-                for case in cases:  # the first run is no measurement: it compiles, and fills caches
-                    found.checks[case] = worker.tell(do="run", case=case)["check"]
-            except Absent as error:
-                absent[contender.name] = str(error)
-                if workers and workers[-1].contender is contender:
-                    workers.pop().close()
-                say(f"{contender.name}: not measured: {error}")
-                continue
-            measured.append(found)
-            say(f"{contender.name}: ready after {loaded['seconds']:.2f} s")
-        for case in cases:
-            _in_turns(workers, measured, case, rounds, seconds, say)
+        measure(race, installed, outcome, place, rounds, seconds, say)
     finally:
-        for worker in workers:
+        outcome.measured[:] = [found for found in outcome.measured if found.seconds]
+
+
+def _installed(
+    contenders: Sequence[Contender], pythons: Mapping[str, str], outcome: Outcome, say: Say
+) -> list[tuple[Contender, str]]:
+    found = []
+    for contender in contenders:
+        python = pythons.get(contender.package, sys.executable)
+        try:
+            check_installed(contender, python)
+            found.append((contender, python))
+        except Absent as error:
+            _give_up(outcome, contender.name, error, say)
+    return found
+
+
+def _prepared(
+    contenders: Sequence[tuple[Contender, str]], outcome: Outcome, place: Path, say: Say
+) -> list[tuple[Contender, str]]:
+    """Those whose own files are there, in processes that end: what made them is in nobody's memory later."""
+    found = []
+    for contender, python in contenders:
+        worker = Worker(contender, place, python)
+        try:
+            worker.tell("prepare")
+            found.append((contender, python))
+        except Absent as error:
+            _give_up(outcome, contender.name, error, say)
+        finally:
             worker.close()
-    return measured, absent
+    return found
 
 
-def _in_turns(
-    workers: Sequence[Worker],
-    measured: Sequence[Measured],
-    case: str,
+def _give_up(outcome: Outcome, name: str, error: Absent, say: Say) -> None:
+    """It is no contender any more, but what it did before counts."""
+    found = outcome.of(name)
+    if found is not None and found.seconds:
+        found.said = str(error)
+    else:
+        outcome.absent[name] = str(error)
+    say(f"{name}: {error}")
+
+
+def _side_by_side(
+    race: Race,
+    contenders: Sequence[tuple[Contender, str]],
+    outcome: Outcome,
+    place: Path,
     rounds: int,
     seconds: float,
-    say: Callable[[str], None],
+    say: Say,
 ) -> None:
-    start = time.perf_counter()
-    for turn in range(rounds):
-        for worker, found in zip(workers, measured, strict=True):
-            found.seconds.setdefault(case, []).append(worker.tell(do="run", case=case)["seconds"])
-        if turn >= 2 and time.perf_counter() - start > seconds:
-            say(f"{case}: {turn + 1} of {rounds} rounds in the time there is")
-            return
+    workers: dict[str, Worker] = {}
+    try:
+        for contender, python in contenders:
+            found = Measured(contender.name)
+            worker = workers[contender.name] = Worker(contender, place, python)
+            try:
+                _ready(worker, found)
+                for case in race.cases:  # the first run is no measurement: it compiles, and fills caches
+                    if not case.once:
+                        done = worker.tell("run", dataclasses.replace(case, once=True))
+                        found.checks[case.name] = done.get("check", 0.0)
+                        if "resident" not in found.figures:
+                            found.note(resident=done["resident"])
+                found.versions = worker.tell("versions")["versions"]
+            except Absent as error:
+                workers.pop(contender.name).close()
+                _give_up(outcome, contender.name, error, say)
+                continue
+            outcome.measured.append(found)
+            say(f"{contender.name}: ready, loaded in {found.figures['load'][0]:.2f} s")
+        for case in race.cases:
+            start = time.perf_counter()
+            for turn in range(1 if case.once else rounds):
+                for name, worker in list(workers.items()):
+                    try:
+                        done = worker.tell("run", case)
+                    except Absent as error:
+                        workers.pop(name).close()
+                        _give_up(outcome, name, error, say)
+                        continue
+                    _note(outcome, name, case.name, done)
+                if 2 <= turn < rounds - 1 and time.perf_counter() - start > seconds:
+                    say(f"{case.name}: {turn + 1} of {rounds} turns in the time there is")
+                    break
+    finally:
+        for worker in workers.values():
+            worker.close()
 
 
-def differing(measured: Sequence[Measured], case: str) -> dict[str, float]:
-    """Contenders whose result is not the first one's, and by how much: they did not compute the same."""
-    if not measured:
-        return {}
-    expected = measured[0].checks[case]
-    off = {found.name: abs(found.checks[case] - expected) / max(abs(expected), 1e-9) for found in measured}
-    return {name: value for name, value in off.items() if value > SAME}
+def _in_new_processes(
+    race: Race,
+    contenders: Sequence[tuple[Contender, str]],
+    outcome: Outcome,
+    place: Path,
+    rounds: int,
+    seconds: float,
+    say: Say,
+) -> None:
+    """A process a turn. One that takes longer than its share of the time gets no other turn."""
+    left = {contender.name: seconds / max(1, len(contenders)) for contender, _ in contenders}
+    for _ in range(rounds):
+        for contender, python in contenders:
+            if left[contender.name] <= 0:
+                continue
+            found = outcome.of(contender.name)
+            if found is None:
+                found = Measured(contender.name)
+                outcome.measured.append(found)
+            start = time.perf_counter()
+            worker = None
+            try:
+                worker = Worker(contender, place, python)
+                _ready(worker, found)
+                for case in race.cases:
+                    done = worker.tell("run", case)
+                    found.checks[case.name] = done.get("check", 0.0)
+                    found.note(all=time.perf_counter() - start, peak=done["peak"], resident=done["resident"])
+                    _note(outcome, contender.name, case.name, done)
+                found.versions = worker.tell("versions")["versions"]
+                left[contender.name] -= time.perf_counter() - start
+                say(f"{contender.name}: {time.perf_counter() - start:.1f} s")
+            except Absent as error:
+                left[contender.name] = 0
+                _give_up(outcome, contender.name, error, say)
+            finally:
+                if worker is not None:
+                    worker.close()
 
 
-def _check_installed(contender: Contender, python: str) -> None:
-    code = f"import importlib.util as i; print(*[m for m in {contender.needs!r} if not i.find_spec(m)])"
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, env=_environment())
-    if done.returncode or done.stdout.strip():
-        missing = done.stdout.strip() or done.stderr.strip().splitlines()[-1]
-        raise Absent(f"not installed: {missing}")
+def _ready(worker: Worker, found: Measured) -> None:
+    imported = worker.tell("import")
+    loaded = worker.tell("load")
+    found.note(
+        importing=imported["seconds"],
+        load=loaded["seconds"],
+        added=loaded["resident"] - imported["resident"],
+    )
 
 
-def _environment() -> dict[str, str]:
-    root = str(Path(keras_tx.__file__).parents[1])  # other environments do not have this package
-    given = os.environ.get("PYTHONPATH")
-    return {
-        **os.environ,
-        "PYTHONPATH": f"{root}{os.pathsep}{given}" if given else root,
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "HF_HUB_OFFLINE": "1",
-    }
+def _note(outcome: Outcome, name: str, case: str, done: dict[str, Any]) -> None:
+    """A contender with several ways has a row for each, whose turns it took itself."""
+    for way, seconds in done.get("ways", {name: [done["seconds"]]}).items():
+        found = outcome.of(way)
+        if found is None:
+            found = Measured(way)
+            outcome.measured.append(found)
+        found.seconds.setdefault(case, []).extend(seconds)
+        found.note(**done.get("figures", {}))
+        found.said = done.get("said") or found.said

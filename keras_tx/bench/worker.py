@@ -2,93 +2,94 @@
 
     python -m keras_tx.bench.worker CONTENDER PLACE
 
-It may be the Python of another environment, so only NumPy is imported here, and what the contender
-needs.
+CONTENDER is JSON, too: its module, what that must import, and its options. It may be the Python of another
+environment, so only NumPy is imported here, and what the contender needs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import importlib.metadata
 import json
 import os
-import statistics
+import platform
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
+from keras_tx.bench.cases import Case
+from keras_tx.bench.memory import first_to_go, peak, resident
+from keras_tx.bench.turns import turn
 
-from keras_tx.bench.cases import IMAGES, PREFILL, TEXTS, case_of, token_of
-from keras_tx.bench.field import FIELD
-
-LEAST, ENOUGH = 3, 0.3  # runs of a turn, and their seconds
+LIBRARIES = (
+    "onnxruntime",
+    "onnxruntime_genai",
+    "tensorflow",
+    "keras",
+    "keras_hub",
+    "jax",
+    "torch",
+    "transformers",
+    "optimum",
+    "openvino",
+    "llama_cpp",
+    "tf2onnx",
+    "numpy",
+)
 
 
 def main() -> None:
-    name, place = sys.argv[1], Path(sys.argv[2])
+    first_to_go()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
+    contender, place = json.loads(sys.argv[1]), Path(sys.argv[2])
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print is no answer
-    (contender,) = (known for known in FIELD if known.name == name)
-    module = importlib.import_module(f"keras_tx.bench.contenders.{contender.module}")
+    module = importlib.import_module(f"keras_tx.bench.contenders.{contender['module']}")
     loaded: Any = None
     for line in sys.stdin:
         order = json.loads(line)
+        start = time.perf_counter()
         try:
-            start = time.perf_counter()
-            if order["do"] == "prepare":
-                module.prepare(place, **contender.options)
-                found: dict[str, Any] = {"seconds": time.perf_counter() - start}
+            if order["do"] == "import":
+                for name in contender["needs"]:
+                    importlib.import_module(name)
+                if hasattr(module, "imports"):
+                    module.imports(place)
+                found: dict[str, Any] = {}
+            elif order["do"] == "prepare":
+                module.prepare(place, **contender["options"])
+                found = {}
             elif order["do"] == "load":
-                loaded = module.load(place, **contender.options)
-                found = {"seconds": time.perf_counter() - start, "resident": _resident()}
+                loaded = module.load(place, **contender["options"])
+                found = {}
+            elif order["do"] == "versions":
+                found = {"versions": versions()}
             else:
-                found = _run(loaded, place, order["case"])
+                case = Case(**order["case"] | {"lengths": tuple(order["case"]["lengths"])})
+                found = turn(loaded, place, case)
         except Exception as error:
             found = {"error": f"{type(error).__name__}: {error}"}
-        _answer(answers, found)
+        usual = {"seconds": time.perf_counter() - start, "resident": resident(), "peak": peak()}
+        _answer(answers, usual | found)
 
 
-def _run(loaded: Any, place: Path, name: str) -> dict[str, Any]:
-    """Seconds of one forward pass, or of one token, and a number that must be the same for all."""
-    case = case_of(place.name, name)
-    with np.load(place / "inputs.npz", allow_pickle=False) as inputs:
-        given = [inputs[f"{case.inputs}.{part}"] for part in case.parts]
-    if case.kind in (IMAGES, TEXTS):
-        seconds, output = warm(lambda: (loaded.images if case.kind == IMAGES else loaded.texts)(*given))
-        real = output if case.kind == IMAGES else output[given[1] > 0]
-        return {"seconds": seconds, "check": float(np.abs(np.asarray(real, "float64")).mean())}
-    if case.kind == PREFILL:
-        seconds, made = warm(lambda: list(loaded.tokens(given[0], 1)))
-        return {"seconds": seconds, "check": made[0]}
-    return token_of(lambda count: _timed(loaded.tokens(given[0], count)))
-
-
-def warm(run: Callable[[], Any]) -> tuple[float, Any]:
-    """Median seconds, behind a run that nobody counts: while others had their turn, caches went cold."""
-    output = run()
-    seconds: list[float] = []
-    while len(seconds) < LEAST or sum(seconds) < ENOUGH:
-        start = time.perf_counter()
-        output = run()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds), output
-
-
-def _timed(tokens: Iterator[int]) -> tuple[list[int], float]:
-    start = time.perf_counter()
-    made = list(tokens)
-    return made, time.perf_counter() - start
-
-
-def _resident() -> int:
-    """Bytes; Linux has them here, and where it does not, nobody is told a number."""
-    try:
-        pages = Path("/proc/self/statm").read_text("ascii").split()[1]
-    except OSError:
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+def versions() -> dict[str, str]:
+    """Of the libraries that this process has loaded."""
+    found = {"Python": platform.python_version()}
+    for name in LIBRARIES:
+        module = sys.modules.get(name)
+        if module is None:
+            continue
+        version = getattr(module, "__version__", None)
+        if version is None:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                version = importlib.metadata.version(name)
+        if version:
+            found[name] = str(version).split("-")[0]  # OpenVINO's goes on with the commit
+    return found
 
 
 def _answer(answers: TextIO, found: dict[str, Any]) -> None:

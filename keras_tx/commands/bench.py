@@ -3,33 +3,56 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from keras_tx.bench.field import FIELD, GOALS
+from keras_tx.bench.field import PACKAGES
+from keras_tx.bench.races import EXPORT, MACHINE, RACES, SECTIONS, START, TRAINING, chosen
 from keras_tx.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from keras_tx.bench.races import Race
+    from keras_tx.bench.report import Results
 
 SUMMARY = "measure against the peers, side by side on this machine"
 DESCRIPTION = """\
-Runs the same weights in keras-tx, Keras, PyTorch, Optimum, OpenVINO, llama.cpp and onnxruntime-genai: each
-in a process of its own, in turns, and gives medians and how far the runs were apart. Contenders that are not
-installed are listed as such. Some cannot live in one environment: --python names another one's Python.
+Runs the same weights in keras-tx, Keras, keras-hub, PyTorch, Optimum, OpenVINO, llama.cpp and
+onnxruntime-genai: each in a process of its own, in turns, and gives medians and how far the turns were
+apart. Contenders that are not installed are listed as such. Some cannot live in one environment: --python
+names another one's Python.
 """
 EPILOG = """\
+sections:
+{sections}
+
 examples:
-  keras-tx bench results                              all subjects, all that is installed here
-  keras-tx bench results --quick --subject bert-base  some minutes
+  keras-tx bench results                              all of it, of all that is installed here: about an hour
+  keras-tx bench results --quick                      what the goals name, few turns: within five minutes
+  keras-tx bench results --section training           one part, after a change of it
+  keras-tx bench results --section models --subject bert-base
   keras-tx bench results --python optimum=/venvs/optimum/bin/python --python llama.cpp=/venvs/llama/bin/python
 
-RESULTS gets bench.json, bench.md and a picture for each subject. The models are made below it, once, in
-RESULTS/subjects: about 5 GB.
-"""
-SUBJECTS = tuple(dict.fromkeys(goal.subject for goal in GOALS))
-PACKAGES = tuple(dict.fromkeys(contender.package for contender in FIELD))
+RESULTS gets bench.json and bench.md, after each part anew, and pictures at the end: Ctrl-C keeps what was
+measured. The models are made below it, once, in RESULTS/subjects: about 7 GB. The first run takes some
+minutes more for them.
+""".format(sections="\n".join(f"  {name:<10}{what}" for name, what in SECTIONS.items()))
+SUBJECTS = tuple(dict.fromkeys(race.subject for race in RACES if race.section != MACHINE))
+CONTENDERS = tuple(
+    dict.fromkeys(one.name for race in RACES if race.section != MACHINE for one in race.contenders)
+)
+# Turns, and seconds after which a case has had enough of them; and where a turn is long, others.
+QUICK, QUICK_OF = (3, 8.0), {START: (3, 60.0), EXPORT: (1, 60.0)}
+FULL, FULL_OF = (15, 60.0), {START: (7, 240.0), EXPORT: (3, 600.0), TRAINING: (7, 240.0)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", metavar="RESULTS", type=Path, help="folder for what was measured")
+    parser.add_argument(
+        "--section", action="append", choices=tuple(SECTIONS), help="only this part; may be repeated"
+    )
     parser.add_argument(
         "--subject", action="append", choices=SUBJECTS, help="only this model; may be repeated"
     )
@@ -39,37 +62,88 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--python", action="append", default=[], metavar="CONTENDER=PATH", help="the Python that has it"
     )
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: within about five minutes")
+    parser.add_argument("--quick", action="store_true", help="what the goals name, within five minutes")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     pythons = _pythons(arguments.python)
-    contenders = _contenders(arguments.only)
-    from keras_tx.bench import machine, report, side_by_side, subjects
-    from keras_tx.bench.cases import CASES
+    for name in arguments.only or ():
+        if name not in CONTENDERS:
+            raise ConfigError(f"--only {name!r}: no such contender. {nearest(name, CONTENDERS)}")
+    sections = [*dict.fromkeys([MACHINE, *(arguments.section or SECTIONS)])]
+    races, without = chosen(sections, arguments.subject or SUBJECTS, arguments.only or (), arguments.quick)
+    if not any(race.section != MACHINE for race in races) and sections != [MACHINE]:
+        raise ConfigError(_nothing(arguments))
+    from keras_tx.bench import machine, report
 
-    rounds, seconds = (5, 12.0) if arguments.quick else (15, 60.0)
-    measured, absent = {}, {}
-    for subject in arguments.subject or SUBJECTS:
-        place = arguments.results / "subjects" / subject
-        print(f"{subject}: making the models in {place}", file=sys.stderr)
-        subjects.prepare(subject, place)
-    looked = machine.look()
-    print(looked, file=sys.stderr)
-    for subject in arguments.subject or SUBJECTS:
-        measured[subject], absent[subject] = side_by_side.measure(
-            [contender for contender in contenders if subject in contender.subjects],
-            arguments.results / "subjects" / subject,
-            [case.name for case in CASES[subject]],
-            rounds=rounds,
-            seconds=seconds,
-            pythons=pythons,
-            say=lambda line: print(f"  {line}", file=sys.stderr),
-        )
-    results = report.Results(looked, report.today(), measured, absent)
-    results.save(arguments.results)
+    results = report.Results(machine.described(()), report.today(), left_out=without)
+    try:
+        _run(races, arguments.results, pythons, arguments.quick, results)
+    except KeyboardInterrupt:
+        results.stopped = True
+        print("stopped; what was measured is kept", file=sys.stderr)
+    _save(results, arguments.results)
     print(report.markdown(results))
-    return 0
+    return 130 if results.stopped else 0
+
+
+def _run(races: list[Race], folder: Path, pythons: dict[str, str], quick: bool, results: Results) -> None:
+    from keras_tx.bench import machine, shares, subjects
+    from keras_tx.bench.measured import Outcome
+    from keras_tx.bench.side_by_side import run_race
+
+    facts = {}
+    for subject in dict.fromkeys(race.subject for race in races if race.section != MACHINE):
+        _say(f"{subject}: models in {folder / 'subjects' / subject}", "")
+        start = time.perf_counter()
+        facts[subject] = subjects.prepare(subject, folder / "subjects" / subject)
+        results.minutes["preparation"] = (
+            results.minutes.get("preparation", 0) + (time.perf_counter() - start) / 60
+        )
+    for race in races:
+        _say(f"{race.section}: {race.subject}", "")
+        place = folder / "subjects" / race.subject
+        place.mkdir(parents=True, exist_ok=True)
+        rounds, seconds = QUICK_OF.get(race.section, QUICK) if quick else FULL_OF.get(race.section, FULL)
+        outcome = Outcome(race.section, race.subject, [case.name for case in race.cases])
+        results.outcomes.append(outcome)
+        start = time.perf_counter()
+        try:
+            run_race(race, outcome, place, rounds=rounds, seconds=seconds, pythons=pythons, say=_say)
+        finally:
+            taken = (time.perf_counter() - start) / 60
+            results.minutes[race.section] = results.minutes.get(race.section, 0) + taken
+            results.machine = machine.described(results.outcomes)
+            if race.section != MACHINE:
+                shares.add_figures(outcome, facts[race.subject])
+            for one, found in zip(races, results.outcomes, strict=False):
+                if one.section != MACHINE:
+                    shares.add_shares(found, one, facts[one.subject], results.machine)
+        results.save(folder)
+
+
+def _save(results: Results, folder: Path) -> None:
+    from keras_tx.bench import pictures
+
+    results.save(folder)
+    if importlib.util.find_spec("matplotlib"):
+        pictures.draw(results, folder)
+    else:
+        _say("no pictures: matplotlib is not installed", "")
+
+
+def _say(line: str, indent: str = "  ") -> None:
+    print(f"{indent}{line}", file=sys.stderr, flush=True)
+
+
+def _nothing(arguments: Any) -> str:
+    asked = {"section": arguments.section, "subject": arguments.subject, "only": arguments.only}
+    given = " ".join(f"--{name} {value}" for name, values in asked.items() for value in values or ())
+    quick = " --quick" if arguments.quick else ""
+    return (
+        f"{given}{quick}: nothing is left to measure. Expected a section that has the subject and the "
+        f"contender; without these options all are measured."
+    )
 
 
 def _pythons(given: list[str]) -> dict[str, str]:
@@ -82,11 +156,3 @@ def _pythons(given: list[str]) -> dict[str, str]:
             raise ConfigError(f"--python {option}: there is no file {path!r}, expected a Python.")
         found[name] = path
     return found
-
-
-def _contenders(only: list[str] | None) -> list:
-    names = [contender.name for contender in FIELD]
-    for name in only or ():
-        if name not in names:
-            raise ConfigError(f"--only {name!r}: no such contender. {nearest(name, names)}")
-    return [contender for contender in FIELD if only is None or contender.name in only]

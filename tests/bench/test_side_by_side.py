@@ -2,132 +2,171 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
+import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import keras_tx
-from keras_tx import cli
-from keras_tx.bench import field, machine, report
-from keras_tx.bench.cases import CASES, IMAGES, TEXTS, case_of, inputs_of, token_of
-from keras_tx.bench.field import BERT, FIELD, GOALS, GPT, VIT
-from keras_tx.bench.side_by_side import Absent, Measured, Worker, differing, measure, ratios
-from keras_tx_onnx import export_onnx
-from tests.drawing import redraw
+from keras_tx.bench import field, side_by_side
+from keras_tx.bench.cases import A_STEP, AN_EXPORT, BERT, CASES, EXPORT, STEP, Case
+from keras_tx.bench.field import Contender
+from keras_tx.bench.machine import threads
+from keras_tx.bench.measured import Outcome, differing
+from keras_tx.bench.process import Absent, Worker, environment
+from keras_tx.bench.races import EXPORT as EXPORTS
+from keras_tx.bench.races import MODELS, START, TRAINING, Race
+from keras_tx.bench.side_by_side import run_race
+from tests.bench.places import make_place
+
+TINY = {"vocabulary": 90, "depth": 1, "max_length": 128}
+CRASHING = Contender("crashing", "keras_predict", ("tests.bench.ends_itself",), (BERT,))
+MISSING = Contender("missing", "keras_predict", ("no_such_module",), (BERT,))
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A subject as `subjects.prepare` makes it, but tiny."""
-    place = tmp_path_factory.mktemp("bench") / BERT
-    place.mkdir()
-    model = redraw(keras_tx.bert("tiny", vocabulary=90, depth=1, max_length=128))
-    given: dict[str, Any] = inputs_of(BERT, 90)
-    np.savez(place / "inputs.npz", **given)
-    model.save(place / "model.keras")
-    export_onnx(model, place / "keras_tx")
-    return place
+    model = keras_tx.bert("tiny", **TINY)
+    return make_place(tmp_path_factory.mktemp("bench") / BERT, model, CASES[BERT])
 
 
-def contender(name: str) -> field.Contender:
-    (found,) = (one for one in FIELD if one.name == name)
-    return found
+def run(race: Race, place: Path, rounds: int = 2) -> tuple[Outcome, list[str]]:
+    said: list[str] = []
+    outcome = Outcome(race.section, race.subject, [case.name for case in race.cases])
+    run_race(race, outcome, place, rounds=rounds, seconds=60, pythons={}, say=said.append)
+    return outcome, said
+
+
+def named(contenders: tuple[Contender, ...], *names: str) -> tuple[Contender, ...]:
+    found = {one.name: one for one in contenders}
+    return tuple(found[name] for name in names)
 
 
 def test_contenders_in_turns(place: Path):
-    said: list[str] = []
-    cases = [case.name for case in CASES[BERT]]
-    names = ["keras-tx fp32", "keras predict", "llama.cpp f32"]
-    measured, absent = measure(
-        [contender(name) for name in names],
-        place,
-        cases,
-        rounds=3,
-        seconds=60,
-        pythons={},
-        say=said.append,
-    )
-    assert [found.name for found in measured] == names[:2]
-    assert set(absent) == {"llama.cpp f32"} and "not installed" in absent["llama.cpp f32"]
-    for found in measured:
-        assert all(len(found.seconds[case]) == 3 and found.median(case) > 0 for case in cases)
-    assert all(differing(measured, case) == {} for case in cases)  # both computed the same
-    results = report.Results(
-        machine.Machine(2, "a processor", {"fp32": 500.0}, 50.0),
-        "2030-01-02",
-        {BERT: measured},
-        {BERT: absent},
-    )
-    results.save(place / "results")
-    text = (place / "results" / "bench.md").read_text("utf-8")
-    assert "| keras-tx fp32 |" in text and "Not measured: llama.cpp f32 (not installed" in text
-    assert (
-        "2030-01-02, 2 cores of a processor; matrix multiply, GFLOP/s: fp32 500; memory read 50 GB/s" in text
-    )
-    read = json.loads((place / "results" / "bench.json").read_text("utf-8"))
-    assert read["subjects"][BERT][0]["seconds"][cases[0]] == measured[0].seconds[cases[0]]
-    assert (place / "results" / f"{BERT}.png").read_bytes().startswith(b"\x89PNG")
+    names = ("keras-tx fp32", "keras-hub predict", "keras stock export of keras-hub")
+    contenders = (*named(field.MODELS, *names), MISSING, CRASHING)
+    outcome, said = run(Race(MODELS, BERT, CASES[BERT], contenders), place)
+    assert [found.name for found in outcome.measured] == list(names), outcome.absent
+    assert "not installed: no_such_module" in outcome.absent["missing"]
+    assert "crashed: its process ended with 3" in outcome.absent["crashing"]
+    for found in outcome.measured:
+        assert {"Python", "numpy"} < set(found.versions) and found.figures["resident"][0] > 1e7
+        assert all(len(found.seconds[case]) == 2 and found.median(case) > 0 for case in outcome.cases)
+        assert found.figures["load"][0] > 0
+    assert all(differing(outcome.measured, case) == {} for case in outcome.cases)  # all computed the same
+    assert any(line.startswith("crashing: crashed") for line in said)
 
 
-def test_a_contender_that_fails_is_named_with_what_it_said(place: Path):
-    broken = field.Contender("keras-tx fp32", "keras_tx_runtime", ("numpy",), (BERT,))
-    (place.parent / "empty").mkdir()
-    worker = Worker(broken, place.parent / "empty", sys.executable)
-    try:
-        with pytest.raises(Absent, match="FolderError: .*there is no such folder"):
-            worker.tell(do="load")
-    finally:
-        worker.close()
+def test_a_process_a_turn(place: Path):
+    """What starts, imports, loads and answers; and one that gives up in its second turn keeps its first."""
+    case = dataclasses.replace(CASES[BERT][1], once=True)
+    contenders = (*named(field.STARTED, "keras-tx fp32"), CRASHING)
+    outcome, _ = run(Race(START, BERT, (case,), contenders, fresh=True), place)
+    (found,) = outcome.measured
+    whole, parts = found.samples("all"), [found.samples(name) for name in ("importing", "load", case.name)]
+    assert len(whole) == 2
+    assert all(one > sum(part[turn] for part in parts) for turn, one in enumerate(whole))
+    assert found.median("peak") >= found.median("resident") > 0
+    assert set(outcome.absent) == {"crashing"}
 
 
-def test_ratios_and_what_may_be_claimed():
-    ours = Measured("ours", 0, 0, {"x": [1.0, 1.1, 0.9, 1.0]}, {"x": 1.0})
-    peer = Measured("peer", 0, 0, {"x": [2.0, 2.2, 1.8, 2.0]}, {"x": 1.5})
-    assert ratios(ours, peer, "x") == pytest.approx((2.0, 2.0, 2.0))
-    assert differing([ours, peer], "x") == {"peer": 0.5}
-    assert report.verdict(1.5, *ratios(ours, peer, "x")[::2]) == "reached"
-    assert report.verdict(2.5, 1.9, 2.6) == "within the noise"
-    assert report.verdict(2.5, 1.9, 2.1) == "missed"
+@pytest.mark.parametrize("fresh", [False, True])
+def test_all_is_prepared_in_processes_that_end_before_any_is_measured(
+    fresh: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    told: list[tuple[str, list[str]]] = []
+
+    class Told:
+        def __init__(self, contender: Contender, place: Path, python: str) -> None:
+            self.name, self.orders = contender.name, list[str]()
+            told.append((self.name, self.orders))
+
+        def tell(self, do: str, case: Case | None = None) -> dict[str, Any]:
+            self.orders.append(do)
+            if do != "prepare":
+                assert len(told) > 2 and all(orders == ["prepare", "close"] for _, orders in told[:2])
+            return {"seconds": 1.0, "resident": 5 if do == "run" else 2, "peak": 9, "versions": {"it": "1"}}
+
+        def close(self) -> None:
+            self.orders.append("close")
+
+    monkeypatch.setattr(side_by_side, "Worker", Told)
+    contenders = tuple(Contender(name, "keras_predict", ("sys",), (BERT,)) for name in ("one", "two"))
+    case = dataclasses.replace(CASES[BERT][1], once=fresh)
+    outcome, _ = run(Race(MODELS, BERT, (case,), contenders, fresh=fresh), tmp_path)
+    assert [name for name, _ in told[:2]] == ["one", "two"] and all("prepare" not in o for _, o in told[2:])
+    assert all(one.samples("resident")[0] == 5 and one.versions == {"it": "1"} for one in outcome.measured)
+    assert len(outcome.measured) == 2 and all(orders[-1] == "close" for _, orders in told)
 
 
-def test_the_time_of_a_token_is_without_the_prefill():
-    found = token_of(lambda count: (list(range(count)), 5.0 + 0.25 * (count - 1)))
-    assert found == {"seconds": pytest.approx(0.25), "check": 0}
+def test_no_gpu_and_the_same_threads():
+    given = environment()
+    assert given["CUDA_VISIBLE_DEVICES"] == "-1" and given["JAX_PLATFORMS"] == "cpu"
+    assert given["OMP_NUM_THREADS"] == given["TF_NUM_INTRAOP_THREADS"] == str(threads())
+    assert 1 <= threads() <= (os.cpu_count() or 1)
 
 
-def test_goals_name_contenders_and_cases_that_there_are():
-    names = {one.name: one for one in FIELD}
-    for goal in GOALS:
-        case_of(goal.subject, goal.case)
-        assert goal.subject in names[goal.ours].subjects and goal.subject in names[goal.peer].subjects
-
-
-def test_inputs_are_the_same_each_time():
-    for subject, size in ((VIT, (3, 8, 8)), (BERT, (3, 8, 8)), (GPT, (3, 8, 8))):
-        first, second = (inputs_of(subject, 100, size) for _ in range(2))
-        assert first.keys() == second.keys()
-        assert all(np.array_equal(first[name], second[name]) for name in first)
-        for case in CASES[subject]:
-            assert all(f"{case.inputs}.{part}" in first for part in case.parts)
-    (mixed, _) = CASES[BERT]
-    lengths = inputs_of(BERT, 100)[f"{mixed.inputs}.mask"].sum(axis=1)
-    assert mixed.kind == TEXTS and CASES[VIT][0].kind == IMAGES
-    assert lengths.max() == 128 and lengths.min() >= 16 and len(set(lengths)) > 3
+@pytest.mark.slow
+def test_exports(place: Path):
+    """Ours, of keras-hub's model, and Keras's own, which onnxruntime opens here or not."""
+    names = ("keras-tx fp32", "keras-tx of keras-hub", "keras stock export")
+    case = Case(AN_EXPORT, EXPORT, once=True)
+    race = Race(EXPORTS, BERT, (case,), (*named(field.EXPORTERS, *names), MISSING), fresh=True)
+    outcome, _ = run(race, place, rounds=1)
+    assert [found.name for found in outcome.measured] == list(names) and set(outcome.absent) == {"missing"}
+    ours, of_hub, stock = outcome.measured
+    assert ours.median("nodes") < stock.median("nodes")
+    assert 0 < of_hub.median("nodes a block") < of_hub.median("nodes")
+    for found in outcome.measured:
+        assert found.median("size") > 1e5 and found.median("again") > 0
+    assert ours.said == "" and "onnxruntime refuses the file" in stock.said and "Erfc" in stock.said
+    assert not list(place.glob("export.*"))
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--python", "optimun=/bin/sh"], "no contender 'optimun'. Did you mean 'optimum'"),
-        (["--python", "optimum=/nowhere"], "there is no file '/nowhere', expected a Python"),
-        (["--only", "keras-tx fp23"], "no such contender. Did you mean 'keras-tx fp32'"),
-    ],
+    "family",
+    [pytest.param("vit", marks=pytest.mark.slow), "bert", pytest.param("gpt", marks=pytest.mark.slow)],
 )
-def test_wrong_options(options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert cli.main(["bench", str(tmp_path / "results"), *options]) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "results").exists()
+def test_steps_of_training_start_with_one_loss(family: str, tmp_path: Path):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    steady = {"dropout": 0.0, "attention_dropout": 0.0}
+    if family == "vit":
+        model = keras_tx.vit("Mu/2", image_size=8, classes=3, **steady)
+    elif family == "bert":
+        model = keras_tx.bert("tiny", head=keras_tx.ClassifierHead(2), **TINY, **steady)
+    else:
+        pytest.importorskip("jax")
+        model = keras_tx.gpt("pico", **steady)
+    case = Case(A_STEP, STEP, 4, (32, 32))
+    place = make_place(tmp_path / family, model, (case,), folder=False)
+    names = ["keras tensorflow float32", "torch eager"]
+    if family == "gpt":
+        names += ["torch bf16", "keras torch mixed_bfloat16", "keras jax float32"]
+    outcome, _ = run(Race(TRAINING, family, (case,), named(field.TRAINERS, *names)), place, rounds=1)
+    assert [found.name for found in outcome.measured] == names, outcome.absent
+    assert differing(outcome.measured, A_STEP) == {}
+
+
+@pytest.mark.parametrize("contender", field.RATES, ids=lambda one: one.name)
+def test_rates(contender: Contender, tmp_path: Path):
+    (subject,) = contender.subjects
+    race = Race("machine", subject, (Case(subject, "rate"),), (contender,))
+    outcome, _ = run(race, tmp_path, rounds=1)
+    if all(importlib.util.find_spec(name) for name in contender.needs):
+        assert 0 < outcome.measured[0].median(subject) < 10  # seconds of a billion
+    else:
+        assert "not installed" in outcome.absent[contender.name]
+
+
+def test_a_contender_that_fails_is_named_with_what_it_said(tmp_path: Path):
+    worker = Worker(named(field.MODELS, "keras-tx fp32")[0], tmp_path, sys.executable)
+    try:
+        with pytest.raises(Absent, match="FolderError: .*there is no such folder"):
+            worker.tell("load")
+    finally:
+        worker.close()

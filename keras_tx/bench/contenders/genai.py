@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from keras_tx.bench.machine import threads_of_onnxruntime
 
 
 def prepare(place: Path) -> None:
@@ -16,7 +19,12 @@ def prepare(place: Path) -> None:
 def load(place: Path) -> _Loaded:
     import onnxruntime_genai  # pyright: ignore[reportMissingImports]
 
-    return _Loaded(onnxruntime_genai.Model(str(place / "keras_tx")))
+    config = onnxruntime_genai.Config(str(place / "keras_tx"))
+    threads = threads_of_onnxruntime()
+    if threads is not None:
+        options = {"session_options": {"intra_op_num_threads": threads}}
+        config.overlay(json.dumps({"model": {"decoder": options}}))
+    return _Loaded(onnxruntime_genai.Model(config))
 
 
 class _Loaded:

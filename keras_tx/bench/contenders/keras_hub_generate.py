@@ -8,15 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from keras_tx.bench.contenders.hub_models import hub_imports, hub_model
+
 
 def prepare(place: Path) -> None:
     """The weights are carried over while loading."""
 
 
-def load(place: Path) -> _Loaded:
-    import keras_tx
+def imports(place: Path) -> None:
+    hub_imports()
 
-    return _Loaded(keras_tx.to_keras_hub(keras_tx.load_model(place / "model.keras", compile=False)))
+
+def load(place: Path) -> _Loaded:
+    return _Loaded(hub_model(place))
 
 
 class _Loaded:

@@ -9,16 +9,22 @@ from typing import Any
 import numpy as np
 
 from keras_tx import contract
+from keras_tx.bench.machine import threads_of_onnxruntime
 
 
 def prepare(place: Path, precision: str) -> None:
     """The subjects are exported by the parent, which has Keras."""
 
 
+def imports(place: Path) -> None:
+    import keras_tx.runtime.tasks  # noqa: F401  # `load` would import it
+
+
 def load(place: Path, precision: str) -> _Loaded:
     from keras_tx.runtime import load as load_folder
 
-    return _Loaded(load_folder(place / "keras_tx", provider="cpu", precision=precision))
+    threads = threads_of_onnxruntime()
+    return _Loaded(load_folder(place / "keras_tx", provider="cpu", precision=precision, threads=threads))
 
 
 class _Loaded:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-THREADS = 2
+from keras_tx.bench.machine import threads
 
 
 def prepare(place: Path, kind: str) -> None:
@@ -27,8 +27,8 @@ def load(place: Path, kind: str) -> _Loaded:
             str(_path(place, kind)),
             n_ctx=1024,
             n_batch=512,
-            n_threads=THREADS,
-            n_threads_batch=THREADS,
+            n_threads=threads(),  # its own choice is half of the cores
+            n_threads_batch=threads(),
             verbose=False,
         )
     )

@@ -7,17 +7,23 @@ from typing import Any
 
 import numpy as np
 
+from keras_tx.bench.machine import threads
+
 
 def prepare(place: Path, hint: str) -> None:
     if not (place / "optimum" / "model.onnx").exists():
-        raise FileNotFoundError("it reads Optimum's file, which is not there")
+        raise FileNotFoundError("it reads Optimum's file, which is not there: run with Optimum first")
 
 
 def load(place: Path, hint: str) -> _Loaded:
     import openvino  # pyright: ignore[reportMissingImports]
 
     core = openvino.Core()
-    options = {"INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY"}
+    options = {
+        "INFERENCE_PRECISION_HINT": hint,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": threads(),
+    }
     return _Loaded(core.compile_model(core.read_model(place / "optimum" / "model.onnx"), "CPU", options))
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from keras_tx.bench.machine import threads_of_onnxruntime
+
 TASKS = {
     "ViTForImageClassification": ("image-classification", "ORTModelForImageClassification"),
     "BertModel": ("feature-extraction", "ORTModelForFeatureExtraction"),
@@ -23,21 +25,38 @@ def prepare(place: Path) -> None:
     from optimum.exporters.onnx import main_export  # pyright: ignore[reportMissingImports]
 
     aside = place / "optimum.unfinished"
-    main_export(str(place / "huggingface"), output=aside, task=_task(place)[0], do_validation=False)
+    main_export(str(place / "huggingface"), output=aside, task=task_of(place)[1], do_validation=False)
     aside.rename(folder)
 
 
+def imports(place: Path) -> None:
+    import optimum.onnxruntime  # pyright: ignore[reportMissingImports]
+    import transformers
+
+    architecture, _, name = task_of(place)
+    getattr(transformers, architecture)
+    getattr(optimum.onnxruntime, name)
+
+
 def load(place: Path) -> _Loaded:
+    import onnxruntime
     import optimum.onnxruntime  # pyright: ignore[reportMissingImports]
 
-    task, name = _task(place)
-    options = {"use_cache": True, "use_io_binding": False} if "generation" in task else {}
-    return _Loaded(getattr(optimum.onnxruntime, name).from_pretrained(place / "optimum", **options))
+    _, task, name = task_of(place)
+    session = onnxruntime.SessionOptions()
+    session.intra_op_num_threads = threads_of_onnxruntime() or 0
+    options: dict[str, Any] = {"use_cache": True, "use_io_binding": False} if "generation" in task else {}
+    return _Loaded(
+        getattr(optimum.onnxruntime, name).from_pretrained(
+            place / "optimum", session_options=session, **options
+        )
+    )
 
 
-def _task(place: Path) -> tuple[str, str]:
+def task_of(place: Path) -> tuple[str, str, str]:
+    """transformers' class, the name of its task, and Optimum's class."""
     (architecture,) = json.loads((place / "huggingface" / "config.json").read_text("utf-8"))["architectures"]
-    return TASKS[architecture]
+    return architecture, *TASKS[architecture]
 
 
 class _Loaded:

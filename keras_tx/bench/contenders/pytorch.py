@@ -9,19 +9,32 @@ from typing import Any
 
 import numpy as np
 
+from keras_tx.bench.machine import threads
+
 
 def prepare(place: Path, way: str) -> None:
     """It reads the Hugging Face folder as it is."""
+
+
+def imports(place: Path) -> None:
+    import transformers
+
+    getattr(transformers, architecture_of(place))  # it is lazy
+
+
+def architecture_of(place: Path) -> str:
+    (found,) = json.loads((place / "huggingface" / "config.json").read_text("utf-8"))["architectures"]
+    return found
 
 
 def load(place: Path, way: str) -> _Loaded:
     import torch
     import transformers
 
+    torch.set_num_threads(threads())
     folder = place / "huggingface"
-    (architecture,) = json.loads((folder / "config.json").read_text("utf-8"))["architectures"]
     dtype = torch.bfloat16 if way == "bf16" else torch.float32
-    model = getattr(transformers, architecture).from_pretrained(folder, dtype=dtype).eval()
+    model = getattr(transformers, architecture_of(place)).from_pretrained(folder, dtype=dtype).eval()
     return _Loaded(torch.compile(model) if way == "compiled" else model, dtype)
 
 
