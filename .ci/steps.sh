@@ -26,14 +26,14 @@ make_venv() {  # make_venv FOLDER PYTHON: empty, with a pip that reads metadata 
     "$1/bin/python" -m pip install --quiet "pip>=25,<27"
 }
 
-resolve() {  # resolve PYTHON EXTRA [pip options]: which versions the extra would get; nothing is installed
+resolve() {  # resolve PYTHON EXTRA [pip options]: which versions the extra of PROJECT would get; nothing is installed
     local python=$1 extra=$2 report
     shift 2
     report=$(mktemp)
     # fast-deps reads a wheel's metadata by range requests where the index has no metadata files of its own:
     # seconds instead of 4 GB for gpu.
     "$python" -m pip install --dry-run --ignore-installed --use-feature=fast-deps --no-build-isolation -qq \
-        --report "$report" "$@" ".[$extra]" &&
+        --report "$report" "$@" "${PROJECT:-.}[$extra]" &&
         "$python" .ci/resolved.py "$report" "$extra" &&
         rm "$report"
 }

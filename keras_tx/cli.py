@@ -18,8 +18,8 @@ from keras_tx.errors import KerasTxError
 COMMANDS = (demo, tokens, export, quantize, run, generate, verify, bench, doctor)
 
 DESCRIPTION = """\
-The shortest way from model.fit to a transformer that runs anywhere ONNX runs. Build and train a ViT or
-a GPT with Keras 3, export it in about a second to a folder that was compared with Keras before it got its
+The shortest way from model.fit to a transformer that runs anywhere ONNX runs. Build and train a ViT, a
+BERT or a GPT with Keras 3, export it in seconds to a folder that was compared with Keras before it got its
 name, and run that folder with onnxruntime on a machine that has neither Keras nor TensorFlow.
 """
 

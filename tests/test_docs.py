@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -11,6 +12,11 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 ROOT = DOCS.parent
 PAGES = sorted(DOCS.glob("*.md"))
+PUBLIC = """
+    keras_tx keras_tx.errors keras_tx.heads keras_tx.layers keras_tx.losses keras_tx.metrics keras_tx.models
+    keras_tx.processing keras_tx.runtime keras_tx.sampling keras_tx.training keras_tx.training.packing
+    keras_tx.weights keras_tx_onnx
+""".split()
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
@@ -30,6 +36,27 @@ def test_the_links_lead_somewhere(page: Path):
     links = re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8"))
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_every_public_name_is_in_the_reference(package: str):
+    """Where a page has `::: home.of.it`, a module with all that it defines, or the name alone."""
+    shown = set()
+    for page in (DOCS / "reference").glob("*.md"):
+        shown |= set(re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE))
+    module = importlib.import_module(package)
+    missing = []
+    for name in getattr(module, "__all__", None) or [n for n in vars(module) if n.endswith("Error")]:
+        home = getattr(module, name).__module__
+        if not {home, f"{home}.{name}"} & shown:
+            missing.append(f"{home}.{name}")
+    assert missing == []
+
+
+def test_every_page_is_in_the_sites_navigation():
+    config = (ROOT / ".mkdocs.yml").read_text(encoding="utf-8")
+    pages = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
+    assert [page for page in pages if not re.search(rf"[ \[]{re.escape(page)}\b", config)] == []
 
 
 def test_the_table_of_families_is_there():

@@ -71,6 +71,46 @@ def test_a_link(tx, copied, tmp_path):
     assert "symbolic link" in failed(tx, folder, "folder")
 
 
+@pytest.mark.parametrize("name", [contract.MODEL, contract.CONFIG])
+def test_a_hard_link(tx, copied, tmp_path, name):
+    folder = copied("flowers")
+    os.link(folder / name, tmp_path / "elsewhere")
+    assert "hard link" in failed(tx, folder, "folder")
+
+
+def test_a_missing_file(tx, copied):
+    folder = copied("flowers")
+    (folder / contract.PREPROCESSOR).unlink()
+    assert f"{contract.PREPROCESSOR} is missing" in failed(tx, folder, "folder")
+
+
+def test_weights_of_another_model_of_the_same_size(tx, copied, tmp_path, monkeypatch):
+    import keras_tx
+    from keras_tx_onnx import export_onnx
+
+    monkeypatch.setattr(contract, "EXTERNAL_DATA_FROM", 1000)
+    for name in ("flowers", "trees"):
+        export_onnx(keras_tx.vit("Mu/2", image_size=8, classes=3), tmp_path / name, verify=False)
+    ours, theirs = (tmp_path / name / contract.MODEL_DATA for name in ("flowers", "trees"))
+    assert ours.stat().st_size == theirs.stat().st_size
+    os.replace(theirs, ours)
+    assert contract.MODEL_DATA in failed(tx, tmp_path / "flowers", "hashes")
+
+
+def test_an_opset_newer_than_the_runtime(tx, copied, reseal):
+    """The manifest agrees with the graph; onnxruntime knows no such operators."""
+    folder = copied("flowers")
+    model = onnx.load(folder / contract.MODEL)
+    newest = max(contract.IR_VERSIONS)
+    model.opset_import[0].version, model.ir_version = newest + 50, contract.IR_VERSIONS[newest]
+    onnx.save(model, folder / contract.MODEL)
+    reseal(folder, opset=newest + 50)
+    ran = tx("verify", folder)
+    assert ran.code == 1
+    marks = status(ran.out)
+    assert (marks["opset"], marks["onnxruntime"]) == ("FAILED", "FAILED")
+
+
 def test_labels_that_disagree(tx, copied, reseal):
     folder = copied("flowers")
     config = json.loads((folder / contract.CONFIG).read_text())

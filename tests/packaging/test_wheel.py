@@ -82,5 +82,16 @@ def test_the_sdist_has_what_its_tests_need(tmp_path: Path):
     (path,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         inside = {name.split("/", 1)[-1] for name in archive.getnames()}
-    assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".ci/lowest.txt"} <= inside
-    assert "tests/packaging/test_wheel.py" in inside
+    assert {
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        ".ci/lowest.txt",
+        ".mkdocs.yml",
+    } <= inside
+    assert {"tests/packaging/test_wheel.py", "docs/index.md", "examples/vit_digits.ipynb"} <= inside
+    if (ROOT / ".git").exists():  # an unpacked sdist has none
+        listed = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+        there = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.splitlines()
+        assert inside - {"PKG-INFO"} == {name for name in there if (ROOT / name).is_file()}
