@@ -6,8 +6,6 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from keras_tx.runtime.providers import WHEELS
-
 # The lowest version that is permitted, and the first that is not, as in pyproject.toml; a test compares.
 SUPPORTED: dict[str, tuple[str, str]] = {
     "keras": ("3.15", "3.16"),
@@ -135,6 +133,8 @@ def _versions(facts: Facts) -> Iterator[Finding]:
 
 
 def _wheels(facts: Facts) -> Iterator[Finding]:
+    from keras_tx.runtime.providers import WHEELS
+
     wheels = sorted(WHEELS & facts.versions.keys())
     if len(wheels) > 1:
         yield Finding(
@@ -318,6 +318,8 @@ def _wanted_cuda(facts: Facts) -> int | None:
 
 
 def _wheel(facts: Facts) -> str:
+    from keras_tx.runtime.providers import WHEELS
+
     return next((name for name in WHEELS if name != CPU_WHEEL and name in facts.versions), CPU_WHEEL)
 
 

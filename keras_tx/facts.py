@@ -16,7 +16,6 @@ from typing import Any
 
 import keras_tx
 from keras_tx.doctor import Facts, Framework, Gpu, OnnxRuntime
-from keras_tx.runtime.providers import WHEELS
 
 SHOWN = (
     "keras tensorflow tensorflow-cpu jax jaxlib torch keras-hub keras-nlp onnx onnx-ir onnxscript tf2onnx "
@@ -67,7 +66,7 @@ def gather(deep: bool = False) -> Facts:
     """The facts. With `deep`, the frameworks that are installed are started and asked for their devices."""
     versions = installed()
     frameworks = {name: _framework(name) for name in _FRAMEWORKS if name in versions} if deep else None
-    has_onnxruntime = any(name in versions for name in WHEELS)
+    has_onnxruntime = any(name in versions for name in _wheels())
     return Facts(
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
@@ -79,12 +78,18 @@ def gather(deep: bool = False) -> Facts:
     )
 
 
+def _wheels() -> set[str]:
+    from keras_tx.runtime.providers import WHEELS
+
+    return WHEELS
+
+
 def installed() -> dict[str, str]:
     """Versions by distribution, from the metadata: nothing is imported."""
-    found = {"keras-tx": keras_tx.__version__}
+    found, known = {"keras-tx": keras_tx.__version__}, {*SHOWN, *_wheels()}
     for distribution in metadata.distributions():
         name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
-        if name in SHOWN or name in WHEELS or name.startswith("nvidia-"):
+        if name in known or name.startswith("nvidia-"):
             found.setdefault(name, distribution.version)  # the first on the path is the one that is imported
     return found
 

@@ -1,0 +1,133 @@
+"""Inside an exported BERT there is no padding; what stands in its place harms nobody."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+import keras_tx
+from keras_tx_onnx import export_onnx
+from keras_tx_onnx import unpad as unpadding
+from keras_tx_onnx.sequence_sizes import sizes_of_ids
+from tests.drawing import as_numpy, draw
+from tests.export.small_bert import GIVEN, HEADS, ROBERTA, run, tiny
+from tests.tolerances import assert_close
+
+
+@pytest.mark.parametrize("opset", [17, 23])
+def test_dense_layers_see_no_padding(opset: int, tmp_path):
+    model = tiny(keras_tx.MaskedLMHead(), segments=2)
+    export_onnx(model, tmp_path / "x", opset=opset)
+    graph = onnx.load(tmp_path / "x/onnx/model.onnx").graph
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
+    weights = {tensor.name for tensor in graph.initializer}
+    products = [n for n in graph.node if n.op_type in ("MatMul", "Gemm") and n.input[1] in weights]
+    norms = [n for n in graph.node if n.op_type == "LayerNormalization"]
+    assert len(products) == 2 * 4 + 2 and len(norms) == 2 * 2 + 2
+    assert {ranks[node.output[0]] for node in (*products, *norms)} == {2}
+
+
+@pytest.mark.parametrize("options", [{}, ROBERTA], ids=["bert", "roberta"])
+@pytest.mark.parametrize("head", ["none", "masked", "tags", "span", "sentence"])
+def test_rows_without_any_token(head: str, options: dict, tmp_path):
+    model = tiny(HEADS[head], **options)
+    export_onnx(model, tmp_path / "x")
+    export_onnx(model, tmp_path / "y", unpad=False)
+    empty = {name: value * np.array([[1], [0], [1]]) for name, value in GIVEN.items()}
+    found, padded, full = run(tmp_path / "x", empty), run(tmp_path / "y", empty), run(tmp_path / "x", GIVEN)
+    for name, value in found.items():
+        assert np.isfinite(value).all() and np.isfinite(padded[name]).all()
+        assert_close(value[[0, 2]], full[name][[0, 2]])
+    for value in run(tmp_path / "x", {name: value * 0 for name, value in GIVEN.items()}).values():
+        assert np.isfinite(value).all()
+        assert value.ndim < 3 or not value.any()
+
+
+def test_any_layout_of_padding(tmp_path):
+    """On the left, or in between: the mask counts, not where it is."""
+    model = tiny(keras_tx.TokenClassifierHead(4))
+    export_onnx(model, tmp_path / "x")
+    mask = np.array([[0, 0, 1, 1, 1, 1], [1, 0, 1, 0, 0, 1], [1, 1, 1, 1, 1, 1]])
+    given = {**GIVEN, "attention_mask": mask}
+    expected = as_numpy(model(given))
+    assert_close(run(tmp_path / "x", given)["logits"], np.where(mask[..., None] == 1, expected, 0))
+
+
+@pytest.mark.parametrize("head", ["none", "tags", "sentence", "classifier"])
+def test_what_is_not_finite_stays_in_its_row(head: str, tmp_path):
+    """Whoever runs the texts of others in one batch gives each what it would get alone."""
+    model = tiny(HEADS[head])
+    (variable,) = model.get_layer("token_embedding").weights
+    table = np.array(as_numpy(variable.value))
+    table[7] = np.nan
+    variable.assign(table)
+    export_onnx(model, tmp_path / "x", verify=False)
+    ids = np.array([[7, 2, 3, 4], [1, 2, 0, 0], [0, 0, 0, 0], [3, 4, 5, 0], [4, 7, 1, 0], [0, 0, 0, 0]])
+    given = {"input_ids": ids, "attention_mask": (ids > 0) * 1, "token_type_ids": ids * 0}
+    together = run(tmp_path / "x", given)
+    for name, found in together.items():
+        assert np.isnan(found[[0, 4]]).any() and np.isfinite(found[[1, 2, 3, 5]]).all()
+        for row, real in ((1, 2), (3, 3)):
+            alone = run(tmp_path / "x", {key: x[[row], :real] for key, x in given.items()})[name][0]
+            assert_close(found[row, :real] if alone.ndim == 2 else found[row], alone)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_attention_without_a_mask_gets_zeros_for_padding(masked: bool):
+    from onnx import helper
+
+    size = ("batch_size", "sequence_length")
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["x"], "embeddings/Gather"),
+        helper.make_node("Cast", ["attention_mask"], ["real"], "mask/Cast", to=onnx.TensorProto.BOOL),
+        helper.make_node("Unsqueeze", ["real", "keys"], ["of_keys"], "mask/keys"),
+        helper.make_node("Unsqueeze", ["real", "queries"], ["of_queries"], "mask/queries"),
+        helper.make_node("And", ["of_keys", "of_queries"], ["mask"], "mask/And"),
+        helper.make_node(
+            "Attention", ["x"] * 3 + ["mask"] * masked, ["y"], "attention", q_num_heads=2, kv_num_heads=2
+        ),
+    ]
+    stored = {"table": draw(9, 8), "keys": np.array([1, 2]), "queries": np.array([1, 3])}
+    graph = helper.make_graph(
+        nodes if masked else [nodes[0], nodes[-1]],
+        "graph",
+        [helper.make_tensor_value_info(name, 7, size) for name in ("input_ids", "attention_mask")],
+        [helper.make_tensor_value_info("y", 1, (*size, 8))],
+        [onnx.numpy_helper.from_array(array, name) for name, array in stored.items()],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(proto))
+    sizes_of_ids(model)
+    assert unpadding.unpad(model) == 1
+    (attention,) = [node for node in model.graph if node.op_type == "Attention"]
+    expected = "Gather" if masked else "Reshape"
+    assert {x.producer().op_type for x in attention.inputs[:3]} == {expected}
+    ids = np.array([[3, 4, 5], [6, 0, 0]])
+    given = {"input_ids": ids, "attention_mask": (ids > 0) * 1}
+    changed = ir.to_proto(model).SerializeToString()
+    (got,) = onnxruntime.InferenceSession(changed, providers=["CPUExecutionProvider"]).run(None, given)
+    table = stored["table"].copy()
+    table[0] = 0
+    q = k = table[ids].reshape(2, 3, 2, 4).transpose(0, 2, 1, 3)
+    scores = np.exp(q @ k.transpose(0, 1, 3, 2) / 2)
+    if masked:
+        scores = scores * (ids > 0)[:, None, None]
+    mixed = (scores / scores.sum(-1, keepdims=True) @ k).transpose(0, 2, 1, 3).reshape(2, 3, 8)
+    assert_close(got[ids > 0], mixed[ids > 0])
+
+
+@pytest.mark.parametrize("head", ["tags", "masked"])
+@pytest.mark.parametrize("opset", [17, 23])
+@pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method:UserWarning")
+def test_what_keras_quantized_sees_no_padding_either(opset: int, head: str, tmp_path):
+    model = tiny(HEADS[head])
+    model.quantize("int8")
+    report = export_onnx(model, tmp_path / "x", opset=opset)
+    assert report.manifest.precisions.keys() == {"int8"}
+    graph = onnx.load(tmp_path / "x/onnx/model.onnx").graph
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
+    products = [node for node in graph.node if node.op_type == "MatMulInteger"]
+    assert products and {ranks[node.output[0]] for node in products} == {2}
