@@ -26,6 +26,8 @@ SUPPORTED: dict[str, tuple[str, str]] = {
 }
 PYTHON = ("3.11", "3.14")
 OPSET_23_FROM = "1.23"  # of onnxruntime
+TELEMETRY_FROM = "1.29"  # of onnxruntime's official builds for Linux and macOS
+TELEMETRY_OFF = ("1", "true", "yes", "on")  # values of ORT_DISABLE_TELEMETRY that turn it off
 CUDA_13_FROM = "1.27"  # of onnxruntime-gpu; before, it was built for CUDA 12
 TENSORFLOW_CUDA = 12  # of tensorflow[and-cuda] in the supported range
 DRIVER_FOR = {12: "525", 13: "580"}  # the lowest NVIDIA driver for a CUDA major, on Linux
@@ -71,6 +73,7 @@ class Facts:
     onnxruntime: OnnxRuntime | None = None  # None: not installed
     gpu: Gpu | None = None  # None: nvidia-smi is not here or does not answer
     frameworks: Mapping[str, Framework] | None = None  # None: not asked
+    disable_telemetry: str = "1"  # ORT_DISABLE_TELEMETRY, which keras_tx sets to "1" unless the user did
 
     @property
     def cuda_majors(self) -> frozenset[int]:
@@ -176,6 +179,22 @@ def _wheels(facts: Facts) -> Iterator[Finding]:
         )
     elif said is not None and len(wheels) == 1:
         yield Finding("ok", "onnxruntime", f"{facts.versions[_wheel(facts)]}, {', '.join(said.providers)}")
+
+
+def _telemetry(facts: Facts) -> Iterator[Finding]:
+    version = facts.versions.get(_wheel(facts))
+    if version is None or release(version) < release(TELEMETRY_FROM):
+        return
+    setting = f"ORT_DISABLE_TELEMETRY is {facts.disable_telemetry!r}"
+    if facts.disable_telemetry.strip().lower() in TELEMETRY_OFF:
+        yield Finding("ok", "telemetry", f"{setting}: onnxruntime sends no usage events")
+    else:
+        yield Finding(
+            "warning",
+            "telemetry",
+            f"{setting}: onnxruntime {version} sends usage events to Microsoft",
+            "unset ORT_DISABLE_TELEMETRY, or set it to 1",
+        )
 
 
 def _cuda(facts: Facts) -> Iterator[Finding]:
@@ -306,7 +325,15 @@ def _asked(facts: Facts) -> Iterator[Finding]:
             )
 
 
-RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (_versions, _wheels, _cuda, _gpu, _keras, _asked)
+RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    _versions,
+    _wheels,
+    _telemetry,
+    _cuda,
+    _gpu,
+    _keras,
+    _asked,
+)
 
 
 def _wanted_cuda(facts: Facts) -> int | None:

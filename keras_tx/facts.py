@@ -75,6 +75,7 @@ def gather(deep: bool = False) -> Facts:
         onnxruntime=_onnxruntime() if has_onnxruntime else None,
         gpu=_gpu(),
         frameworks=frameworks,
+        disable_telemetry=os.environ.get("ORT_DISABLE_TELEMETRY", ""),
     )
 
 

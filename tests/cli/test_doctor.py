@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
@@ -228,6 +229,12 @@ def test_what_fits_is_left_alone(facts):
             'pip install "keras-hub==0.32.0"',
         ),
         (
+            dataclasses.replace(SERVER, disable_telemetry="0"),
+            "warning",
+            "ORT_DISABLE_TELEMETRY is '0'",
+            "set it to 1",
+        ),
+        (
             dataclasses.replace(GPU_WORKSHOP, frameworks={"tensorflow": Framework()}),
             "problem",
             "sees no GPU, although nvidia-smi shows one",
@@ -261,6 +268,9 @@ def test_what_is_worth_saying_without_being_wrong():
     assert said["keras"].startswith("not installed: this machine runs and verifies folders")
     assert said["GPU"].startswith("no NVIDIA GPU")
     assert said["onnxruntime"] == "1.31.1, CPUExecutionProvider"
+    assert said["telemetry"].startswith("ORT_DISABLE_TELEMETRY is '1'")
+    before = changed(SERVER, more={"onnxruntime": "1.28.0"}, disable_telemetry="0")
+    assert "telemetry" not in {finding.subject for finding in diagnose(before)}
     asked = dataclasses.replace(WORKSHOP, frameworks={"tensorflow": Framework(), "torch": Framework(("L4",))})
     said = {finding.subject: finding.text for finding in diagnose(asked)}
     assert said["tensorflow"] == "sees no GPU, as nvidia-smi does not"
@@ -308,6 +318,7 @@ def test_this_machine_is_read():
     assert facts.onnxruntime.imports
     assert facts.onnxruntime.providers == tuple(onnxruntime.get_available_providers())
     assert facts.frameworks is None
+    assert facts.disable_telemetry == os.environ["ORT_DISABLE_TELEMETRY"]
 
 
 def test_the_graph_that_tries_cuda_is_sound():
