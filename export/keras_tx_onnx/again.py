@@ -16,7 +16,7 @@ from keras_tx.runtime.session import Session
 from keras_tx_onnx import graph, tolerances, verify
 from keras_tx_onnx.interface import Interface
 from keras_tx_onnx.outside import outside_of
-from keras_tx_onnx.signature import as_functional
+from keras_tx_onnx.signature import Functional, as_functional
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Again:
         return self.found <= self.allowed
 
 
-def compare(model: Any, folder: str | os.PathLike[str]) -> list[Again]:
+def compare(model: Any, folder: str | os.PathLike[str], *, input_signature: Any = None) -> list[Again]:
     """Runs every graph of the folder and the model on the same inputs, as the export did.
 
     The fp32 graph may be as far away as at an export; one of lower precision as far as its own rounding took
@@ -45,18 +45,26 @@ def compare(model: Any, folder: str | os.PathLike[str]) -> list[Again]:
     ...     report = export_onnx(model, folder + "/flowers")
     ...     [again.passed for again in compare(model, folder + "/flowers")]
     [True]
+
+    Args:
+        model: the Keras model that was exported.
+        folder: what `export_onnx` wrote.
+        input_signature: the one that the export had.
     """
     if not isinstance(model, keras.Model):
         raise ConfigError(
             f"model is a {type(model).__name__}, expected a Keras model; keras_tx.load_model loads one."
         )
     opened = open_folder(folder)
-    return [_compared(model, open_folder(folder, name)) for name in opened.manifest.precisions]
+    return [
+        _compared(model, open_folder(folder, name), input_signature) for name in opened.manifest.precisions
+    ]
 
 
-def _compared(model: Any, folder: Folder) -> Again:
-    outside = _outside(model, folder)
-    exported = outside.model or model
+def _compared(model: Any, folder: Folder, signature: Any) -> Again:
+    functional = as_functional(model, signature)
+    outside = _outside(functional, folder)
+    exported = outside.model or functional.model
     _check_outputs(exported, outside, folder)
     worst = 0.0
     with Session(folder.graph, provider="cpu") as session:
@@ -71,13 +79,13 @@ def _compared(model: Any, folder: Folder) -> Again:
     return Again(folder.precision, worst, allowed if variant is None else allowed + 2 * variant.noise)
 
 
-def _outside(model: Any, folder: Folder) -> Interface:
+def _outside(functional: Functional, folder: Folder) -> Interface:
     """The interface that the folder was exported with, as far as it changes numbers."""
     names = {spec.name for spec in folder.inputs}
     cached = any(name.startswith(contract.PAST[0].split("{")[0]) for name in names)
     nodes = {node.op_type for node in onnx.load(os.fspath(folder.graph), load_external_data=False).graph.node}
     return outside_of(
-        as_functional(model, None),
+        functional,
         None,
         None,
         None,

@@ -70,8 +70,9 @@ def export_onnx(
         image: the image transform to store, in place of `model.processing`.
         raw_pixels: whether the graph takes uint8 pixels (batch, height, width, channels) and normalizes them
             itself, in place of `pixel_values`.
-        input_signature: what a model takes whose class has a `call` of its own: keras.InputSpec(shape, dtype,
-            name), in the structure of its call's arguments, None for each dynamic size.
+        input_signature: the inputs of a model whose class has a `call` of its own: a keras.InputSpec(shape,
+            dtype, name), or a list with one for each argument of the call, in the structure of that argument.
+            A size of None is dynamic; None in place of an InputSpec keeps the argument's default.
         precision: "fp32", "fp16", "int8", "int8-blocks" or "int4", or several of them for one folder. What
             is not fp32 is made of the verified fp32 graph, and compared with it; `keras_tx_onnx.quantize`
             adds more to a folder, and has the options.

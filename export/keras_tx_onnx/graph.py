@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import dis
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -75,17 +76,38 @@ def is_function(operation: Any) -> bool:
     return hasattr(function_of(operation), "_nodes_by_depth")
 
 
-def call_arguments(model: Any) -> list[str]:
-    """The names of what a model's `call` takes, without those that Keras gives by itself."""
-    given = ("self", "training", "mask")
-    parameters = inspect.signature(model.call).parameters.values()
-    usable = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return [p.name for p in usable if p.name not in given]
+def call_parameters(model: Any) -> list[inspect.Parameter]:
+    """The parameters of a model's `call`, without `training`, which is False in an export."""
+    return [p for p in inspect.signature(model.call).parameters.values() if p.name != "training"]
 
 
-def shapes_of_first_call(model: Any) -> list[Any]:
-    """What Keras remembers of the arguments of the call that built a model."""
-    return list((model._build_shapes_dict or {}).values()) if model.built else []
+def is_read(model: Any, argument: str) -> bool:
+    """Whether the code of a model's `call` reads an argument; True where that cannot be seen."""
+    code = getattr(inspect.unwrap(type(model).call), "__code__", None)
+    if code is None or argument in code.co_cellvars:
+        return True
+    loads = (x for x in dis.get_instructions(code) if x.opname.startswith("LOAD_FAST"))
+    return any(argument in (x.argval if isinstance(x.argval, tuple) else (x.argval,)) for x in loads)
+
+
+def shapes_of_first_call(model: Any) -> tuple[dict[str, Any], set[str]]:
+    """The shapes that Keras recorded when it built a model, and the arguments that it records, by name.
+
+    It records those that `build` names, `x_shape` for `x`. A `build` with one parameter, such as Keras's own,
+    receives the shape of the first tensor, whichever argument that is.
+    """
+    shapes = {name: x for name, x in (model._build_shapes_dict or {}).items() if x is not None}
+    names = list(inspect.signature(model.build).parameters)
+    if len(names) == 1 or not model.built:
+        first = [p.name for p in call_parameters(model)][:1]
+        return dict(zip(first, shapes.values(), strict=False)), set(first)
+    return {name.removesuffix("_shape"): x for name, x in shapes.items()}, {
+        name.removesuffix("_shape") for name in names
+    }
+
+
+def was_called(model: Any) -> bool:
+    return model._called
 
 
 def is_keras_operation(operation: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import keras
@@ -26,41 +27,76 @@ class Functional:
 def as_functional(model: Any, signature: Any = None) -> Functional:
     """The model itself where its graph is known, else a functional model around it.
 
-    `signature` says what the model takes, as keras.InputSpec in the structure of its call's arguments. A
-    Sequential that was never built is built by it; of another model Keras remembers the shapes of its first
-    call, and neither the dtypes nor which axes are dynamic.
+    `signature` describes the arguments of the model's call: keras.InputSpec in the structure of each, None
+    for one that keeps its default. A Sequential that was never built is built by it. Without it, what Keras
+    recorded of the first call is used: shapes, but neither dtypes nor which axes are dynamic.
     """
     if graph.is_function(model) and (isinstance(model, TextModel) or not graph.has_own_call(model)):
         if signature is not None:
             raise ConfigError(
-                f"input_signature was given, but {model.name!r} is a functional model and knows its inputs. "
+                f"input_signature was passed, but {model.name!r} is a functional model and knows its inputs. "
                 "Leave it out."
             )
         model = _for_any_batch(model) if isinstance(model, keras.Sequential) else model
         return Functional(model, list(graph.function_of(model).output_names))
     notes: tuple[str, ...] = ()
     if signature is None:
-        signature, notes = _remembered(model)
-    arguments = signature if isinstance(signature, (list, tuple)) else [signature]
-    names = graph.call_arguments(model)[: len(arguments)]
-    if len(names) < len(arguments):
-        raise ConfigError(
-            f"input_signature has {len(arguments)} parts, but the call of {model.name!r} takes {len(names)}: "
-            f"{', '.join(names)}. A list stands for the arguments of the call; wrap a list that is one "
-            "argument in another."
-        )
-    inputs = [_inputs(spec, name) for spec, name in zip(arguments, names, strict=True)]
+        specs, notes = _recorded(model)
+    else:
+        specs = _by_argument(model, signature)
+    inputs = {name: _inputs(spec, name) for name, spec in specs.items()}
     try:
         with graph.untouched(model):
-            outputs = model(*inputs)
-            packed = inputs[0] if len(inputs) == 1 else inputs
-            functional = keras.Model(packed, outputs, name=model.name)
-            return Functional(functional, _names(outputs, "output"), notes)
+            outputs = _call(model, inputs)
+            packed = list(inputs.values())
+            functional = keras.Model(packed[0] if len(packed) == 1 else packed, outputs, name=model.name)
+            return Functional(functional, _names(outputs, "output"), (*notes, *_defaults(model, specs)))
     except Exception as error:  # whatever the model's code raises
         raise ExportError(
             f"Model {model.name!r} ({type(model).__name__}) cannot be called on Keras tensors: "
             f"{one_line(error)} Write its call with keras.ops, or correct input_signature."
         ) from error
+
+
+def _call(model: Any, inputs: dict[str, Any]) -> Any:
+    """Calls the model: the first arguments by position, those behind one at its default by name."""
+    parameters = graph.call_parameters(model)
+    positional = list(
+        itertools.takewhile(lambda p: p.name in inputs and p.kind != p.KEYWORD_ONLY, parameters)
+    )
+    named = {name: x for name, x in inputs.items() if name not in {p.name for p in positional}}
+    return model(*(inputs[p.name] for p in positional), **named)
+
+
+def _by_argument(model: Any, signature: Any) -> dict[str, Any]:
+    """The specs of input_signature, by the names of the call's arguments."""
+    parts = list(signature) if isinstance(signature, (list, tuple)) else [signature]
+    parameters = [p for p in graph.call_parameters(model) if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if len(parameters) < len(parts):
+        raise ConfigError(
+            f"input_signature has {len(parts)} parts, but the call of {model.name!r} accepts "
+            f"{len(parameters)}: {', '.join(p.name for p in parameters)}. A list stands for the arguments of "
+            "the call; wrap a list that is one argument in another."
+        )
+    specs = {p.name: spec for p, spec in zip(parameters, parts, strict=False) if spec is not None}
+    for p in parameters:
+        if p.default is p.empty and p.name not in specs:
+            raise ConfigError(
+                f"input_signature has nothing for {p.name!r}, a required argument of the call of "
+                f"{model.name!r}. Write a keras.InputSpec for it; the arguments are "
+                f"{', '.join(p.name for p in parameters)}."
+            )
+    return specs
+
+
+def _defaults(model: Any, specs: dict[str, Any]) -> tuple[str, ...]:
+    """A note that names the arguments of the call which keep their default."""
+    left = [
+        f"{p.name!r} keeps its default ({p.default!r})"
+        for p in graph.call_parameters(model)
+        if p.name not in specs and p.default is not p.empty and graph.is_read(model, p.name)
+    ]
+    return (f"In the call of {model.name!r}, {', '.join(left)}.",) if left else ()
 
 
 def _for_any_batch(model: Any) -> Any:
@@ -84,30 +120,82 @@ def _names(outputs: Any, name: str) -> list[str]:
     return [name]
 
 
-def _remembered(model: Any) -> tuple[list[Any], tuple[str, ...]]:
+def _recorded(model: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What Keras recorded of the model's inputs, by argument; raises where that is not all of them."""
+    dtype = model.input_dtype
+    notes: tuple[str, ...] = ()
     if graph.is_function(model):  # of a class with a call of its own
         known = graph.function_of(model)
-        return [tree.pack_sequence_as(known.input, [_spec(x) for x in known.inputs])], ()
-    shapes = graph.shapes_of_first_call(model)
-    if not shapes:
-        raise ExportError(
-            f"Model {model.name!r} ({type(model).__name__}) was never built, so nobody knows what it takes. "
-            "Call it on data once, or pass input_signature=keras.InputSpec(shape=(None, ...), dtype=...)."
+        first = graph.call_parameters(model)[0].name
+        specs = {first: tree.pack_sequence_as(known.input, [_spec(x) for x in known.inputs])}
+        recorded = {first}
+    else:
+        shapes, recorded = graph.shapes_of_first_call(model)
+        if not shapes:
+            why, remedy = "was never called", "Call it on data once, or pass"
+            if graph.was_called(model):
+                why, remedy = "was called, but builds itself, and Keras then does not record on what", "Pass"
+            raise ExportError(
+                f"The inputs of model {model.name!r} ({type(model).__name__}) are not known: it {why}. "
+                f"{remedy} input_signature=keras.InputSpec(shape=(None, ...), dtype=...)."
+            )
+        specs = {name: _spec_of_shape(shape, dtype) for name, shape in shapes.items()}
+        notes = (
+            f"{model.name!r} is not a functional model: only its batch is dynamic, other sizes are those of "
+            f"its first call, and its inputs are {dtype}. Change that with input_signature=.",
         )
-    dtype = model.input_dtype
+    _check_recorded(model, specs, recorded)
+    return specs, notes
 
-    def spec(shape: Any) -> Any:
-        if isinstance(shape, dict):
-            return {key: spec(part) for key, part in shape.items()}
-        if isinstance(shape, (list, tuple)) and not all(n is None or isinstance(n, int) for n in shape):
-            return [spec(part) for part in shape]
-        return keras.InputSpec(shape=(None, *shape[1:]), dtype=dtype)
 
-    note = (
-        f"{model.name!r} is not a functional model: only its batch is dynamic, other sizes are those of its "
-        f"first call, and its inputs are {dtype}. input_signature= says it otherwise."
+def _check_recorded(model: Any, specs: dict[str, Any], recorded: set[str]) -> None:
+    """Refuses to guess whether a call had tensors of which Keras records nothing."""
+    parameters = graph.call_parameters(model)
+    several = [p.name for p in parameters if p.kind == p.VAR_POSITIONAL]
+    if several:
+        raise ExportError(
+            f"The call of model {model.name!r} accepts *{several[0]}, and Keras does not record how many "
+            "tensors it had. Give the call a named argument for each tensor."
+        )
+    unknown = [
+        p
+        for p in parameters
+        if p.name not in recorded
+        and (p.default is None or p.default is p.empty)
+        and graph.is_read(model, p.name)
+    ]
+    if not unknown:
+        return
+    kept = [_written(specs[p.name]) for p in parameters if p.name in specs]
+    named = [p for p in unknown if p.kind != p.VAR_KEYWORD]
+    every = ", ".join([*kept, *("keras.InputSpec(shape=(None, ...), dtype=...)" for _ in named)])
+    if any(p.default is p.empty for p in named):
+        remedy = f"Pass input_signature=[{every}]"
+    else:
+        remedy = f"Pass input_signature=[{', '.join(kept)}] to export a call without"
+        remedy += f", input_signature=[{every}] to export one with all of them" if named else ""
+    names = ", ".join(f"**{p.name}" if p.kind == p.VAR_KEYWORD else repr(p.name) for p in unknown)
+    raise ExportError(
+        f"The call of model {model.name!r} ({type(model).__name__}) accepts {names}, but Keras records only "
+        f"the shape of {', '.join(map(repr, specs))} when a model is called. {remedy}."
     )
-    return [spec(shape) for shape in shapes], (note,)
+
+
+def _written(spec: Any) -> str:
+    """A spec as the user writes it."""
+    if isinstance(spec, dict):
+        return "{" + ", ".join(f"{key!r}: {_written(part)}" for key, part in spec.items()) + "}"
+    if isinstance(spec, (list, tuple)):
+        return f"[{', '.join(map(_written, spec))}]"
+    return f"keras.InputSpec(shape={tuple(spec.shape)}, dtype={spec.dtype!r})"
+
+
+def _spec_of_shape(shape: Any, dtype: str) -> Any:
+    if isinstance(shape, dict):
+        return {key: _spec_of_shape(part, dtype) for key, part in shape.items()}
+    if not all(n is None or isinstance(n, int) for n in shape):
+        return [_spec_of_shape(part, dtype) for part in shape]
+    return keras.InputSpec(shape=(None, *shape[1:]), dtype=dtype)
 
 
 def _spec(tensor: keras.KerasTensor) -> keras.InputSpec:
@@ -121,10 +209,11 @@ def _inputs(spec: Any, name: str) -> Any:
     if isinstance(spec, (list, tuple)):
         return [_inputs(part, f"{name}_{index}") for index, part in enumerate(spec)]
     shape, dtype = getattr(spec, "shape", None), getattr(spec, "dtype", None)
-    if shape is None or dtype is None or len(shape) == 0:
+    if not shape or dtype is None:
+        axes = repr(tuple(shape)) if shape else "(None, ...)"
         raise ConfigError(
-            f"input_signature has {spec!r} for {name!r}: expected keras.InputSpec(shape=(None, ...), "
-            "dtype=...), the batch first."
+            f"input_signature has {spec!r} for {name!r}, which has no {'dtype' if shape else 'shape'}. "
+            f"Expected keras.InputSpec(shape={axes}, dtype={dtype or 'float32'!r}), the batch first."
         )
     own = getattr(spec, "name", None) or name
     return keras.Input(tuple(shape)[1:], dtype=keras.backend.standardize_dtype(dtype), name=own)

@@ -66,3 +66,24 @@ def test_another_model_is_found_out(tmp_path: Path):
         compare(keras_tx.vit("Mu/2", image_size=8), tmp_path / "x")
     with pytest.raises(ConfigError, match="model is a str, expected a Keras model"):
         compare("x", tmp_path / "x")  # type: ignore[arg-type]
+
+
+class WithOptional(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, a, b=None):
+        return self.dense(a) if b is None else self.dense(a) + b
+
+
+@pytest.mark.parametrize("inputs", [1, 2])
+def test_a_model_with_a_signature(inputs: int, tmp_path: Path):
+    model = WithOptional()
+    signature = [keras.InputSpec(shape=(None, n), dtype="float32") for n in (4, 3)][:inputs]
+    export_onnx(model, tmp_path / "x", input_signature=signature, verify=False)
+    (again,) = compare(model, tmp_path / "x", input_signature=signature)
+    assert again.passed
+    model.dense.kernel.assign(model.dense.kernel + 0.1)
+    (again,) = compare(model, tmp_path / "x", input_signature=signature)
+    assert not again.passed

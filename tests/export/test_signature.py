@@ -97,6 +97,153 @@ def test_a_sequential_that_was_never_built(tmp_path):
     assert_close(*run(tmp_path / "out", x), *outputs_of(model, x))
 
 
+class Optional(keras.Model):
+    """The result depends on whether `b` is passed."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.first = layers.Dense(3)
+
+    def call(self, a, b=None):
+        y = self.first(a)
+        return y if b is None else y + 2 * b
+
+
+class Required(Optional):
+    def call(self, a, b):
+        return self.first(a) + 2 * b
+
+
+class KeywordOnly(Optional):
+    def call(self, a, *, b=None):
+        return Optional.call(self, a, b)
+
+
+class Masked(Optional):
+    supports_masking = True
+
+    def call(self, a, training=None, mask=None):
+        y = self.first(a)
+        return y if mask is None else y * ops.cast(mask, y.dtype)
+
+
+class Scaled(Optional):
+    def call(self, a, scale=1.0):
+        return self.first(a) * scale
+
+
+class AnyKeyword(keras.Model):
+    def call(self, a, **others):
+        return a * 2 if "b" not in others else a * 2 + ops.sum(others["b"])
+
+
+class AnyNumber(keras.Model):
+    def call(self, *tensors):
+        return sum(ops.sum(x, axis=1) for x in tensors)
+
+
+class Builds(Optional):
+    """Keras records the shape of each argument that `build` names."""
+
+    def build(self, a_shape, b_shape=None):
+        self.first.build(a_shape)
+
+
+class Unread(Optional):
+    def call(self, a, training=None, mask=None, unread=None):
+        return self.first(a)
+
+
+class AlwaysBuilt(Optional):
+    """Keras builds nothing, and so records nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.built = True
+
+
+SPEC = r"keras.InputSpec\(shape=\(None, 4\), dtype='float32'\)"
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "keywords", "message"),
+    [
+        (
+            Optional,
+            2,
+            (),
+            rf"'b'.*input_signature=\[{SPEC}\].*\[{SPEC}, keras.InputSpec\(shape=\(None, \.\.\.\)",
+        ),
+        (Optional, 1, (), rf"'b'.*input_signature=\[{SPEC}\]"),
+        (Required, 2, (), rf"'b'.*input_signature=\[{SPEC}, keras.InputSpec\(shape=\(None, \.\.\.\)"),
+        (KeywordOnly, 1, ("b",), rf"'b'.*input_signature=\[{SPEC}\]"),
+        (Masked, 1, ("mask",), rf"'mask'.*input_signature=\[{SPEC}\]"),
+        (AnyKeyword, 1, ("b",), rf"others.*input_signature=\[{SPEC}\]"),
+        (AnyNumber, 2, (), r"\*tensors"),
+        (AlwaysBuilt, 1, (), r"was called.*does not record.*input_signature=keras.InputSpec"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_an_argument_that_keras_does_not_remember_is_asked_for(model, arguments, keywords, message, tmp_path):
+    model = model()
+    model(*[draw(2, 4), draw(2, 3)][:arguments], **{name: draw(2, 3) for name in keywords})
+    with pytest.raises(ExportError, match=message):
+        export_onnx(model, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_argument_at_its_default_is_reported(tmp_path):
+    one = keras.InputSpec(shape=(None, 4), dtype="float32")
+    two = keras.InputSpec(shape=(None, 3), dtype="float32")
+    model = Optional()
+    a, b = draw(2, 4), draw(2, 3, seed=1)
+    model(a, b)
+    redraw(model)
+    report = export_onnx(model, tmp_path / "a", input_signature=[one])
+    assert any("'b'" in note and "default (None)" in note for note in report.manifest.notes)
+    assert_close(*run(tmp_path / "a", a), np.asarray(model(a)))
+    report = export_onnx(model, tmp_path / "ab", input_signature=[one, two])
+    assert not any("default" in note for note in report.manifest.notes)
+    assert_close(*run(tmp_path / "ab", a, b), np.asarray(model(a, b)))
+
+
+def test_a_number_at_its_default_is_reported(tmp_path):
+    model = Scaled()
+    model(draw(2, 4), scale=2.0)
+    report = export_onnx(model, tmp_path / "out")
+    assert any("'scale'" in note and "default (1.0)" in note for note in report.manifest.notes)
+
+
+def test_a_signature_leaves_an_argument_out_with_none(tmp_path):
+    class Three(keras.Model):
+        def call(self, a, b=None, *, c=None):
+            return a + (0 if b is None else b) * 2 + (0 if c is None else c) * 3
+
+    spec = keras.InputSpec(shape=(None, 4), dtype="float32")
+    report = export_onnx(Three(), tmp_path / "out", input_signature=[spec, None, spec])
+    assert [name for name, _ in names(tmp_path / "out")[0]] == ["a", "c"]
+    assert any("'b'" in note and "'c'" not in note for note in report.manifest.notes)
+    a, c = draw(2, 4), draw(2, 4, seed=1)
+    assert_close(*run(tmp_path / "out", a, c), a + 3 * c)
+
+
+@pytest.mark.parametrize(("passed", "expected"), [(1, ["a"]), (2, ["a", "b"])])
+def test_arguments_that_build_names_are_remembered(passed, expected, tmp_path):
+    model, given = Builds(), [draw(2, 4), draw(2, 3)][:passed]
+    model(*given)
+    redraw(model)
+    export_onnx(model, tmp_path / "out")
+    assert [name for name, _ in names(tmp_path / "out")[0]] == expected
+    assert_close(*run(tmp_path / "out", *given), np.asarray(model(*given)))
+
+
+def test_an_argument_that_the_call_never_reads_is_not_asked_for(tmp_path):
+    model = Unread()
+    model(draw(2, 4))
+    report = export_onnx(model, tmp_path / "out")
+    assert not any("default" in note for note in report.manifest.notes)
+
+
 class Broken(keras.Model):
     def call(self, x):
         raise ValueError("it rains")
@@ -105,10 +252,19 @@ class Broken(keras.Model):
 @pytest.mark.parametrize(
     ("model", "signature", "error", "message"),
     [
-        (Subclassed, None, ExportError, "was never built.*Call it on data once, or pass input_signature"),
-        (lambda: keras.Sequential([layers.Dense(2)]), None, ExportError, "was never built"),
-        (Subclassed, (2, 8), ConfigError, "input_signature has 2 parts, but the call of .* takes 1: x"),
-        (Subclassed, "float32", ConfigError, "'float32' for 'x': expected keras.InputSpec"),
+        (Subclassed, None, ExportError, "was never called.*Call it on data once, or pass input_signature"),
+        (lambda: keras.Sequential([layers.Dense(2)]), None, ExportError, "was never called"),
+        (Subclassed, (2, 8), ConfigError, "input_signature has 2 parts, but the call of .* accepts 1: x"),
+        (Subclassed, "float32", ConfigError, "'float32' for 'x'.*Expected keras.InputSpec"),
+        (
+            Subclassed,
+            keras.InputSpec(shape=(None, 8)),
+            ConfigError,
+            r"'x'.*no dtype.*keras.InputSpec\(shape=\(None, 8\), dtype='float32'\)",
+        ),
+        (Subclassed, keras.InputSpec(ndim=2, dtype="float32"), ConfigError, "'x'.*no shape"),
+        (Required, [None, keras.InputSpec(shape=(None, 4), dtype="float32")], ConfigError, "'a'.*required"),
+        (Required, keras.InputSpec(shape=(None, 4), dtype="float32"), ConfigError, "'b'.*required"),
         (
             Broken,
             keras.InputSpec(shape=(None, 2), dtype="float32"),
