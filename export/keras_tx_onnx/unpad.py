@@ -1,8 +1,9 @@
-"""Dense layers and norms on the real tokens alone, (tokens, width) in the place of (batch, sequence, width).
+"""Per-token layers on the tokens that are needed: (tokens, width) in place of (batch, sequence, width).
 
-The embeddings look up only real tokens, and what takes each token for itself goes on with them. What mixes
-tokens gets them with padding, which is zeros; and so do the outputs. Attention, whose mask leaves padding
-out, gets another token of the same row there, which is faster.
+Needed are the real tokens and the first of each row, which is the class token that pooled heads read, even
+where the mask excludes it. Embeddings look up these tokens alone; dense layers and norms compute no others.
+Layers that mix tokens see zeros at all other places, and outputs are zero wherever the mask is. Attention,
+whose mask excludes those places, sees the first token of the row there, which is faster.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ ELEMENTWISE = frozenset(
     "Abs Add Cast Clip Div Erf Gelu Identity Mul Pow Relu Round Sigmoid Sqrt Sub Tanh".split()
 )
 NORMS = ("LayerNormalization", "RMSNormalization")
-TOKENS_AXIS = "tokens"  # how many real tokens a batch has
+TOKENS_AXIS = "tokens"  # how many tokens of a batch are computed
+END = 2**62
 
 
 def unpad(model: ir.Model) -> int:
-    """Rewrites the graph of an encoder with the contract's inputs; gives how many nodes lost padding.
+    """Rewrites the graph of an encoder with the contract's inputs; returns how many nodes lost padding.
 
     The shapes of its values must be known: sizes_of_ids comes before.
     """
@@ -52,40 +54,47 @@ class _Unpad:
             else:
                 self._give_padding(node)
         for index, value in enumerate(list(self.graph.outputs)):
-            if self._can_be_packed(value):  # what is at padding shall be zero, however it came to be
+            if self._can_be_packed(value):
                 name, value.name = value.name, f"{value.name}/{TOKENS_AXIS}"
-                padded = self._with_padding(self._packed(value))
+                padded = self._with_padding(self._without_masked(self._packed(value)))
                 padded.name = name
                 self.graph.outputs[index] = padded
         return count
 
     def _find_tokens(self) -> None:
-        """The places (tokens, 2) of real tokens, as row and column, and the shape (batch, sequence).
+        """The places (tokens, 2) of the tokens that are computed, as row and column.
 
-        There is one in each row to take in the place of padding: a row without any counts as full of them.
+        Also the mask as 0 and 1, and the shape (batch, sequence).
         """
         mask, ids = self.inputs[contract.ATTENTION_MASK], self.inputs[contract.INPUT_IDS]
         assert mask.shape is not None
         shape, boolean, int64 = list(mask.shape), ir.DataType.BOOL, ir.DataType.INT64
         mask = self._add("Cast", [mask], shape, boolean, to=boolean)
         self.mask = self._add("Cast", [mask], shape, to=int64)
-        some = self._add("Cast", [self._tokens_of_rows(self.mask)], [shape[0], 1], boolean, to=boolean)
-        none = self._add("Not", [some], [shape[0], 1], boolean)
-        none = self._add("Cast", [none], [shape[0], 1], to=int64)
-        self.taken = self._add("Add", [self.mask, none], shape)
-        found = self._add("NonZero", [self.taken], [2, TOKENS_AXIS])
-        self.places = self._add("Transpose", [found], [TOKENS_AXIS, 2], perm=[1, 0])
-        self.columns = self._add("Gather", [found, self._constant("one", 1)], [TOKENS_AXIS], axis=0)
+        one, end = self._constant("axes", [1]), self._constant("end", [END])
+        rest = self._add("Slice", [self.mask, one, end, one], [shape[0], None])
+        front = self._constant("pads", [0, 1, 0, 0])
+        self.needed = self._add("Pad", [rest, front, self._constant("one", 1)], shape)
+        places = self._add("NonZero", [self.needed], [2, TOKENS_AXIS])
+        self.places = self._add("Transpose", [places], [TOKENS_AXIS, 2], perm=[1, 0])
+        self.columns = self._add("Gather", [places, self._constant("one", 1)], [TOKENS_AXIS], axis=0)
         self.shape = self._add("Shape", [ids], [2])
 
-    def _tokens_of_rows(self, mask: ir.Value) -> ir.Value:
-        """How many there are in each row, as (batch, 1)."""
-        assert mask.shape is not None
-        return self._add("ReduceSum", [mask, self._constant("axes", [1])], [mask.shape[0], 1], keepdims=1)
+    def _firsts(self) -> ir.Value:
+        """Which of the tokens is the first of each row, as (batch, 1)."""
+
+        def make() -> ir.Value:
+            rows = [contract.BATCH_AXIS, 1]
+            counts = self._add("ReduceSum", [self.needed, self._constant("axes", [1])], rows, keepdims=1)
+            return self._add("CumSum", [counts, self._constant("zero", 0)], rows, exclusive=1)
+
+        return self._once("firsts", make)
 
     def _on_real_tokens(self, node: ir.Node) -> bool:
-        """Rewrites a node that works on each token for itself; says whether it is one."""
+        """Rewrites a node that works on each token by itself; returns whether it is one."""
         kind = node.op_type
+        if _reads_first_token(node) and node.inputs[0] in self.packed:
+            return self._first_token(node)
         if kind == "Gather":
             return self._lookup(node)
         if kind == "Reshape":
@@ -108,8 +117,24 @@ class _Unpad:
         self._now_packed(node.outputs[0])
         return True
 
+    def _first_token(self, node: ir.Node) -> bool:
+        """x[:, 0] or x[:, :1]: the first token of each row, which is computed whatever the mask."""
+        x, result = node.inputs[0], node.outputs[0]
+        assert x is not None and result.shape is not None
+        places = self._firsts()
+        if node.op_type == "Gather":
+            rows = [contract.BATCH_AXIS]
+            axes = self._constant("axes", [1])
+            places = self._once("first rows", lambda: self._add("Squeeze", [self._firsts(), axes], rows))
+        first = self._add("Gather", [x, places], list(result.shape), result.dtype, after=x, axis=0)
+        if result.is_graph_output():
+            first.name, result.name = result.name, first.name
+        result.replace_all_uses_with(first, replace_graph_outputs=True)
+        self.done.add(node)
+        return True
+
     def _lookup(self, node: ir.Node) -> bool:
-        """Rows of a table for each token are looked up for the real ones."""
+        """The rows of a table are looked up for the tokens that are computed."""
         table, ids = node.inputs
         if (
             not _is_table(table)
@@ -202,15 +227,27 @@ class _Unpad:
         self.packed.add(x)
 
     def _gathered(self, x: ir.Value) -> ir.Value:
-        """Of (batch, sequence, ...), what is at real tokens."""
+        """Of (batch, sequence, ...), what is at the tokens that are computed."""
         assert x.shape is not None
         shape = [TOKENS_AXIS, *x.shape[2:]]
         return self._once(
             ("gathered", x), lambda: self._add("GatherND", [x, self.places], shape, x.dtype, after=x)
         )
 
+    def _without_masked(self, x: ir.Value) -> ir.Value:
+        """(tokens, width), zero where the mask excludes the first token of a row."""
+        assert x.dtype is not None and x.shape is not None
+
+        def ones() -> ir.Value:
+            one = self._add("GatherND", [self.mask, self.places], [TOKENS_AXIS])
+            one = self._add("Unsqueeze", [one, self._constant("axes", [1])], [TOKENS_AXIS, 1])
+            return self._add("Cast", [one], [TOKENS_AXIS, 1], x.dtype, to=x.dtype)
+
+        some = self._once(("ones", x.dtype), ones)
+        return self._add("Mul", [x, some], [TOKENS_AXIS, x.shape[1]], x.dtype, after=x)
+
     def _with_padding(self, x: ir.Value) -> ir.Value:
-        """(tokens, width) as (batch, sequence, width), zero at padding."""
+        """(tokens, width) as (batch, sequence, width), zero at the places that are not computed."""
         assert x.shape is not None
         width = x.shape[1]
 
@@ -220,19 +257,9 @@ class _Unpad:
             zero = ir.tensor(np.zeros(1, x.dtype.numpy()))
             return self._add("ConstantOfShape", [sizes], [None, None, width], x.dtype, value=zero)
 
-        def ones() -> ir.Value:
-            """Of each token; zero where its row has none, and it only counts as one."""
-            one = self._add("GatherND", [self.mask, self.places], [TOKENS_AXIS])
-            one = self._add("Unsqueeze", [one, self._constant("axes", [1])], [TOKENS_AXIS, 1])
-            return self._add("Cast", [one], [TOKENS_AXIS, 1], x.dtype, to=x.dtype)
-
         def padded() -> ir.Value:
-            shape = [None, None, width]
-            kind = x.dtype
-            some = self._once(("ones", kind), ones)
-            real = self._add("Mul", [x, some], [TOKENS_AXIS, width], kind, after=x)
-            given = [self._once(("zeros", width, kind), zeros), self.places, real]
-            scattered = self._add("ScatterND", given, shape, kind, after=real)
+            inputs = [self._once(("zeros", width, x.dtype), zeros), self.places, x]
+            scattered = self._add("ScatterND", inputs, [None, None, width], x.dtype, after=x)
             # Without it, shape inference takes the width for unknown and Attention for 0.
             same = self._constant("same", [0, 0, width])
             sizes = [contract.BATCH_AXIS, contract.SEQUENCE_AXIS, width]
@@ -241,9 +268,9 @@ class _Unpad:
         return self._once(("padded", x), padded)
 
     def _with_some_token(self, x: ir.Value) -> ir.Value:
-        """(tokens, width) as (batch, sequence, width), with those of its row's first token at padding.
+        """(tokens, width) as (batch, sequence, width), with the first token of its row at all other places.
 
-        Another row's might be NaN, and even what attention gives no weight would be so with them.
+        That of another row might be NaN, and NaN times a weight of zero is NaN.
         """
 
         def slots() -> ir.Value:
@@ -251,10 +278,8 @@ class _Unpad:
             count = self._add("Squeeze", [count], [])
             zero, one = self._constant("zero", 0), self._constant("one", 1)
             order = self._add("Range", [zero, count, one], [TOKENS_AXIS])
-            counts = self._tokens_of_rows(self.taken)
             shape = [contract.BATCH_AXIS, contract.SEQUENCE_AXIS]
-            firsts = self._add("CumSum", [counts, zero], [shape[0], 1], exclusive=1)
-            firsts = self._add("Expand", [firsts, self.shape], shape)
+            firsts = self._add("Expand", [self._firsts(), self.shape], shape)
             return self._add("ScatterND", [firsts, self.places, order], shape)
 
         assert x.shape is not None
@@ -307,6 +332,20 @@ class _Unpad:
 
 def _rank(x: ir.Value) -> int | None:
     return None if x.shape is None else len(x.shape)
+
+
+def _reads_first_token(node: ir.Node) -> bool:
+    """Whether a node is x[:, 0] or x[:, :1] of (batch, sequence, width)."""
+    if _rank(node.inputs[0] if node.inputs else None) not in (2, 3):  # 2 where it is packed
+        return False
+    numbers = [None if x is None or x.const_value is None else x.const_value.numpy() for x in node.inputs[1:]]
+    if any(x is None for x in numbers):
+        return False
+    if node.op_type == "Gather":
+        return node.attributes.get_int("axis", 0) == 1 and np.array_equal(numbers[0], 0)
+    if node.op_type != "Slice" or len(numbers) not in (3, 4):
+        return False
+    return all(np.array_equal(x, y) for x, y in zip(numbers, ([0], [1], [1], [1]), strict=False))
 
 
 def _leaves_out_padding(node: ir.Node) -> bool:

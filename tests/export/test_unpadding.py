@@ -13,7 +13,7 @@ from keras_tx_onnx import export_onnx
 from keras_tx_onnx import unpad as unpadding
 from keras_tx_onnx.sequence_sizes import sizes_of_ids
 from tests.drawing import as_numpy, draw
-from tests.export.small_bert import GIVEN, HEADS, ROBERTA, run, tiny
+from tests.export.small_bert import DISTILBERT, GIVEN, HEADS, ROBERTA, TINY, run, tiny
 from tests.tolerances import assert_close
 
 
@@ -46,14 +46,35 @@ def test_rows_without_any_token(head: str, options: dict, tmp_path):
         assert value.ndim < 3 or not value.any()
 
 
-def test_any_layout_of_padding(tmp_path):
-    """On the left, or in between: the mask counts, not where it is."""
-    model = tiny(keras_tx.TokenClassifierHead(4))
-    export_onnx(model, tmp_path / "x")
-    mask = np.array([[0, 0, 1, 1, 1, 1], [1, 0, 1, 0, 0, 1], [1, 1, 1, 1, 1, 1]])
-    given = {**GIVEN, "attention_mask": mask}
-    expected = as_numpy(model(given))
-    assert_close(run(tmp_path / "x", given)["logits"], np.where(mask[..., None] == 1, expected, 0))
+MASKS = {
+    "right": [1, 1, 1, 0, 0, 0],
+    "left": [0, 0, 0, 1, 1, 1],
+    "holes": [0, 1, 0, 1, 1, 0],
+    "one token": [0, 0, 0, 1, 0, 0],
+    "none": [0, 0, 0, 0, 0, 0],
+    "all": [1, 1, 1, 1, 1, 1],
+}
+
+
+@pytest.mark.parametrize("opset", [17, 23])
+@pytest.mark.parametrize("options", [{}, ROBERTA, DISTILBERT], ids=["bert", "roberta", "distilbert"])
+@pytest.mark.parametrize("head", HEADS)
+def test_every_kind_of_mask(head: str, options: dict, opset: int, tmp_path):
+    """What Keras computes; 0 in the outputs of masked tokens, where the first token counts as any other."""
+    model = tiny(HEADS[head], **options)
+    export_onnx(model, tmp_path / "x", opset=opset, verify=False)
+    mask = np.array(list(MASKS.values()))
+    random = np.random.default_rng(0)
+    given = {"attention_mask": mask, "input_ids": random.integers(2, TINY["vocabulary"], mask.shape)}
+    given["token_type_ids"] = random.integers(0, 2, mask.shape)
+    found = run(tmp_path / "x", given)
+    expected = model({name: given[name] for name in model.input})
+    expected = expected if isinstance(expected, dict) else {model.output_names[0]: expected}
+    for name, tensor in expected.items():
+        value = as_numpy(tensor)
+        value = np.where(mask[..., None] == 1, value, 0) if value.ndim == 3 else value
+        for row in range(len(MASKS)):
+            assert_close(found[name][row], value[row])
 
 
 @pytest.mark.parametrize("head", ["none", "tags", "sentence", "classifier"])
