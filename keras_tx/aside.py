@@ -11,6 +11,13 @@ from pathlib import Path
 
 from keras_tx.errors import KerasTxError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+PARTIAL = ".keras_tx.partial"  # the end of the name of a folder that is being written
+
 
 def check_place(folder: Path, overwrite: bool, error: type[KerasTxError]) -> None:
     """Raises where the folder cannot be written, before any work is done."""
@@ -30,17 +37,69 @@ def check_place(folder: Path, overwrite: bool, error: type[KerasTxError]) -> Non
 @contextmanager
 def written_aside(folder: Path, error: type[KerasTxError]) -> Iterator[Path]:
     """A new folder beside `folder`; it takes that name at the end, or is removed if anything fails."""
-    aside: Path | None = None
     try:
-        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
-        yield aside
-        aside.chmod(0o777 & ~_umask())  # mkdtemp's folders are for their owner only
-        _replace(aside, folder)
+        with partial_folder(folder) as aside:
+            yield aside
+            aside.chmod(0o777 & ~_umask())  # mkdtemp's folders are for their owner only
+            _replace(aside, folder)
     except OSError as fault:
         raise error(f"The folder {folder} could not be written: {fault.strerror or fault}.") from fault
+
+
+@contextmanager
+def partial_folder(folder: Path) -> Iterator[Path]:
+    """A new folder beside `folder`, removed at the end unless it was renamed.
+
+    Partial folders that killed processes left in the same parent are removed first.
+    """
+    _remove_stale(folder.parent)
+    path, handle = _locked_folder(folder)
+    try:
+        yield path
     finally:
-        if aside is not None:
-            shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
+        if handle is not None:
+            os.close(handle)
+
+
+def _locked_folder(folder: Path) -> tuple[Path, int | None]:
+    """A new partial folder and the handle that holds its lock; None where folders cannot be locked."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=PARTIAL, dir=folder.parent))
+        handle = _lock(path, wait=True)
+        # Between the two lines above another process may have taken it for a stale one.
+        if handle is None or (path.exists() and path.stat().st_ino == os.fstat(handle).st_ino):
+            return path, handle
+        os.close(handle)
+
+
+def _remove_stale(parent: Path) -> None:
+    """Removes the partial folders of keras_tx that no running process holds."""
+    for path in parent.glob(f".*{PARTIAL}"):
+        handle = _lock(path, wait=False)
+        if handle is not None:
+            shutil.rmtree(path, ignore_errors=True)  # another process may be removing it as well
+            os.close(handle)
+
+
+def _lock(folder: Path, wait: bool) -> int | None:
+    """Locks a folder until the handle is closed or the process ends.
+
+    None where another process has the lock, where the folder is gone, and where the system (Windows) or the
+    file system (NFS) has no locks for folders.
+    """
+    if fcntl is None:
+        return None
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
 
 
 def _replace(new: Path, folder: Path) -> None:

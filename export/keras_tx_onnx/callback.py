@@ -6,7 +6,6 @@ import inspect
 import math
 import os
 import random
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import numpy as np
 from keras.src.callbacks.monitor_callback import MonitorCallback
 
 from keras_tx import contract
+from keras_tx.aside import partial_folder
 from keras_tx.errors import ConfigError, ExportError, KerasTxError, nearest
 from keras_tx.runtime.session import Session
 from keras_tx_onnx.aside import check_target
@@ -150,10 +150,8 @@ class ExportCallback(MonitorCallback):
     def _try(self, consequence: str) -> None:
         """Exports beside the folder, where the space and the permission are the real ones."""
         try:
-            with tempfile.TemporaryDirectory(
-                prefix=f".{self.folder.name}.", suffix=".trial", dir=self.folder.parent
-            ) as place:
-                report = self._export(Path(place, "trial"), overwrite=False)
+            with partial_folder(self.folder) as place:
+                report = self._export(place / "trial", overwrite=False)
                 if report.manifest.parity is None:
                     Session(report.folder / contract.MODEL, provider="cpu").close()
         except OSError as error:
