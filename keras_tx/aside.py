@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from keras_tx.errors import KerasTxError
 
@@ -103,8 +106,15 @@ def _lock(folder: Path, wait: bool) -> int | None:
 
 
 def _replace(new: Path, folder: Path) -> None:
+    """Gives the new folder its name. What had the name before is under the other one, or gone.
+
+    On Linux and macOS the two folders swap their names in one step. On a file system that cannot do that
+    (NFS, for one) the old folder moves away first, and for a moment there is none.
+    """
     if not folder.exists():
         new.rename(folder)
+        return
+    if _exchange(new, folder):
         return
     old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".old", dir=folder.parent))
     folder.rename(old / folder.name)
@@ -115,6 +125,22 @@ def _replace(new: Path, folder: Path) -> None:
         raise
     finally:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swaps the names of two folders in one step. False where the system or the file system cannot."""
+    libc: Any = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
+    here, names = -100, (os.fsencode(one), os.fsencode(other))  # AT_FDCWD
+    if hasattr(libc, "renameat2"):  # Linux
+        failed = libc.renameat2(here, names[0], here, names[1], ctypes.c_uint(2))  # RENAME_EXCHANGE
+    elif hasattr(libc, "renamex_np"):  # macOS
+        failed = libc.renamex_np(*names, ctypes.c_uint(2))  # RENAME_SWAP
+    else:
+        return False
+    code = ctypes.get_errno()
+    if failed and code not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
+        raise OSError(code, os.strerror(code), os.fspath(other))
+    return not failed
 
 
 def _umask() -> int:

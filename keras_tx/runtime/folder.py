@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_tx import contract
+from keras_tx.consistent_read import read_consistently
 from keras_tx.errors import ConfigError, FolderError, nearest
 from keras_tx.processing import ImageTransform
 from keras_tx.runtime.external_data import external_locations
@@ -21,6 +22,7 @@ _MAX_JSON = 64 * 2**20  # bytes; a manifest lists files and layers, not weights
 # Besides separators and drives: onnxruntime gives paths with an asterisk a meaning of their own,
 # and Windows cannot store the others.
 _FORBIDDEN = frozenset('\\:*?"<>|')
+FileState = tuple[int, ...]  # device, inode, size, and the times of the last changes of content and inode
 _REMEDY = "Copy the whole folder again, or export again."
 
 
@@ -37,6 +39,7 @@ class Folder:
     tokenizer: Path | None = None
     shared: Path | None = None  # the graph again, with a cache that is written in place
     precision: str = "fp32"  # of the graph
+    states: Mapping[str, FileState] = dataclasses.field(default_factory=dict, repr=False)  # when checked
 
     @property
     def problem_type(self) -> str | None:
@@ -69,14 +72,28 @@ def open_folder(
     >>> open_folder("flowers").manifest.task  # doctest: +SKIP
     'image-classification'
     """
-    root = Path(path)
+    root = folder_path(path)
+    return read_consistently(root, lambda: checked_folder(root, precision, default), FolderError)
+
+
+def folder_path(path: str | os.PathLike[str]) -> Path:
+    """The path as a Path, or a FolderError where it cannot be one."""
+    if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
+        raise FolderError(
+            f"folder is {_short(path)}, expected the path of a folder that export_onnx wrote, as a string or "
+            "a pathlib.Path."
+        )
+    return Path(path)
+
+
+def checked_folder(root: Path, precision: str | None, default: str) -> Folder:
+    """`open_folder` for a caller that opens the files by path as well, within one `read_consistently`."""
     if not root.exists():
         raise FolderError(f"{root}: there is no such folder. Expected one that export_onnx wrote.")
     if not root.is_dir():
         raise FolderError(f"{root} is a file, expected the folder around it that export_onnx wrote.")
     manifest = _manifest(root)
-    for name, record in manifest.files.items():
-        _check_file(root, name, record)
+    states = {name: _check_file(root, name, record) for name, record in manifest.files.items()}
     precision = _precision(root, manifest, precision, default)
     graph = _graph(root, manifest, precision)
     config = _json(root, contract.CONFIG, manifest)
@@ -88,11 +105,30 @@ def open_folder(
     tokenizer = root / contract.TOKENIZER if contract.TOKENIZER in manifest.files else None
     beside = contract.shared_name(graph.relative_to(root).as_posix())
     shared = _checked_graph(root, manifest, beside) if beside in manifest.files else None
-    return Folder(root, manifest, graph, config, transform, generation, tokenizer, shared, precision)
+    return Folder(root, manifest, graph, config, transform, generation, tokenizer, shared, precision, states)
+
+
+def check_unchanged(folder: Folder) -> None:
+    """Raises where a file is not the one that was checked when the folder was opened.
+
+    Folders are replaced as a whole by `export_onnx`, but files also by whoever copies over them.
+    """
+    for name, state in folder.states.items():
+        if _state(_regular_file(folder.path, name)) != state:
+            raise FolderError(
+                f"{folder.path / name} was changed or replaced after the folder was opened, expected files "
+                "that stay as they are. Open the folder again when it is complete."
+            )
 
 
 def verify_hashes(folder: Folder) -> None:
     """Reads every file whole and compares it with the manifest, which `load` spares the large ones."""
+    read_consistently(folder.path, lambda: _verify_hashes(folder), FolderError)
+
+
+def _verify_hashes(folder: Folder) -> None:
+    if _manifest(folder.path) != folder.manifest:
+        raise FolderError(f"{folder.path} was replaced after it was opened. Open it again.")
     changed = [
         name
         for name, record in folder.manifest.files.items()
@@ -121,17 +157,22 @@ def _manifest(root: Path) -> contract.Manifest:
         raise FolderError(f"{path} is not a sound manifest: {error}. {_REMEDY}") from error
 
 
-def _check_file(root: Path, name: str, record: contract.FileRecord) -> None:
+def _check_file(root: Path, name: str, record: contract.FileRecord) -> FileState:
     if not _is_plain(name):
         raise FolderError(
             f"{root / contract.MANIFEST} lists {name!r}, expected relative paths inside the folder, "
             "with '/' and without '..'. The folder is not to be trusted: export again."
         )
-    size = _regular_file(root, name).st_size
-    if size != record.size:
+    info = _regular_file(root, name)
+    if info.st_size != record.size:
         raise FolderError(
-            f"{root / name} has {size} bytes, expected {record.size}: truncated or changed. {_REMEDY}"
+            f"{root / name} has {info.st_size} bytes, expected {record.size}: truncated or changed. {_REMEDY}"
         )
+    return _state(info)
+
+
+def _state(info: os.stat_result) -> FileState:
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
 
 
 def _is_plain(name: str) -> bool:

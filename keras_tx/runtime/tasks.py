@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from keras_tx import contract
+from keras_tx.consistent_read import read_consistently
 from keras_tx.errors import FolderError, InputError, nearest, whole_number
 from keras_tx.processing import ImageTransform
 from keras_tx.processing.image import Images, are_several
-from keras_tx.runtime.folder import Folder, open_folder
+from keras_tx.runtime.folder import Folder, check_unchanged, checked_folder, folder_path
 from keras_tx.runtime.generate import TextGenerator
 from keras_tx.runtime.loaded import LoadedModel
 from keras_tx.runtime.providers import on_gpu
@@ -135,19 +137,38 @@ _TASKS: dict[str | None, Any] = {
 def open_model(
     path: str | os.PathLike[str], provider: str, threads: int | None, precision: str | None = None
 ) -> LoadedModel:
-    """Checks the folder, starts the graph and gives it the shape of its task.
+    """Checks the folder, starts the graph and returns the model of its task.
 
     Where it may come to a GPU, a half-precision file is what is tried, unless another is asked for.
     """
+    root = folder_path(path)
+    return read_consistently(
+        root, lambda: _open_unchanged(root, provider, threads, precision), FolderError, LoadedModel.close
+    )
+
+
+def _open_unchanged(root: Path, provider: str, threads: int | None, precision: str | None) -> LoadedModel:
+    """A model of files that are the ones that were checked: onnxruntime opens them by path, once more."""
+    model = _open_best(root, provider, threads, precision)
+    try:
+        check_unchanged(model.folder)
+    except FolderError:
+        model.close()
+        raise
+    return model
+
+
+def _open_best(root: Path, provider: str, threads: int | None, precision: str | None) -> LoadedModel:
     halved = on_gpu(provider) or (provider == "auto" and not stays_on_cpu(provider))
-    folder = open_folder(path, precision, default="fp16" if halved else "fp32")
-    usual = open_folder(path) if provider == "auto" and halved and precision is None else folder
+    folder = checked_folder(root, precision, "fp16" if halved else "fp32")
+    best_of_cpu = provider == "auto" and halved and precision is None
+    usual = checked_folder(root, None, "fp32") if best_of_cpu else folder
     if usual.precision == folder.precision:
         return _open(folder, provider, threads)
     try:
         model = _open(folder, provider, threads)
     except FolderError as error:  # onnxruntime has no half precision for some nodes on the CPU
-        warnings.warn(f"{error} Its {usual.precision} file runs on the CPU instead.", RuntimeWarning, 3)
+        warnings.warn(f"{error} Its {usual.precision} file runs on the CPU instead.", RuntimeWarning, 7)
         return _open(usual, "cpu", threads)
     if on_gpu(model.provider):
         return model

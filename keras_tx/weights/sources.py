@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_tx import contract
+from keras_tx.consistent_read import read_consistently
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.models.bert import Bert
 from keras_tx.models.gpt import GPT
@@ -73,7 +74,7 @@ def _named(name: str, family: Family) -> Origin:
         return keras_file.open_keras(path)
     if name.endswith(".weights.h5"):
         return keras_file.open_weights(path, family)
-    return _of_checkpoint(open_checkpoint(path), family)
+    return read_consistently(path, lambda: _of_checkpoint(open_checkpoint(path), family), ConfigError)
 
 
 def _of_checkpoint(checkpoint: Checkpoint, family: Family) -> Origin:

@@ -284,7 +284,8 @@ def test_a_full_disk_leaves_nothing(model, step: str, existing: bool, tmp_path, 
         assert open_folder(out).manifest.opset == 23
 
 
-def test_a_failed_exchange_puts_the_old_folder_back(model, tmp_path, monkeypatch):
+@pytest.mark.parametrize("swap", [True, False], ids=["swap", "two renames"])
+def test_a_failed_replacement_keeps_the_old_folder(model, tmp_path, monkeypatch, swap):
     out = tmp_path / "out"
     export_onnx(model, out)
     rename = aside.Path.rename
@@ -294,6 +295,7 @@ def test_a_failed_exchange_puts_the_old_folder_back(model, tmp_path, monkeypatch
             raise OSError(errno.EIO, "Input/output error")
         return rename(self, target)
 
+    monkeypatch.setattr(aside, "_exchange", fails if swap else lambda one, other: False)
     monkeypatch.setattr(aside.Path, "rename", fails)
     with pytest.raises(ExportError, match="Input/output error"):
         export_onnx(model, out, opset=20, overwrite=True)

@@ -109,17 +109,19 @@ def make_image_folder(tmp_path: Path) -> Make:
         raw_pixels: bool = False,
         external: bool = False,
         config: Mapping[str, str] | None = None,
+        weights: np.ndarray = WEIGHTS,
+        name: str = "flowers",
     ) -> Built:
-        path = tmp_path / "flowers"
+        path = tmp_path / name
         height, width, channels = TRANSFORM.height, TRANSFORM.width, TRANSFORM.channels
         batch = contract.BATCH_AXIS
         if raw_pixels:
             inputs = (TensorSpec(contract.PIXELS, "uint8", (batch, height, width, channels)),)
         else:
             inputs = (TensorSpec(contract.PIXEL_VALUES, "float32", (batch, channels, height, width)),)
-        outputs = (TensorSpec(output, "float32", (batch, WEIGHTS.shape[1])),)
+        outputs = (TensorSpec(output, "float32", (batch, weights.shape[1])),)
         axes = np.array([1, 2] if raw_pixels else [2, 3])
-        constants = {"axes": axes, "weights": WEIGHTS}
+        constants = {"axes": axes, "weights": weights}
         save_graph(
             path / contract.MODEL, image_nodes(raw_pixels, output), inputs, outputs, constants, external
         )

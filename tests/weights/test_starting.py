@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 
 import keras_tx
+from keras_tx import aside
 from keras_tx.errors import ConfigError
 from keras_tx.processing import wordpiece
-from keras_tx.weights import hub
+from keras_tx.weights import hub, sources
 from keras_tx.weights.checkpoint import WEIGHTS
 from tests.drawing import as_numpy, redraw
 from tests.weights.small_models import HEADS, LABELS, MODELS, assert_same_weights, bert
@@ -27,6 +29,31 @@ IDS = np.array([[2, 7, 9, 3, 0], [2, 8, 8, 8, 3]])
 def tagger(tmp_path_factory) -> tuple[Any, Path]:
     model = redraw(bert(keras_tx.TokenClassifierHead(4)))
     return model, keras_tx.save_checkpoint(model, tmp_path_factory.mktemp("checkpoints") / "tagger")
+
+
+def test_a_folder_that_is_replaced_while_it_is_read_is_read_again(tmp_path, monkeypatch):
+    def saved(name: str, words: list[str]) -> Path:
+        model = keras_tx.bert("tiny", depth=1, head=keras_tx.ClassifierHead(2), processing=wordpiece(words))
+        return keras_tx.save_checkpoint(redraw(model), tmp_path / name)
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    target, new = saved("served", [*special, "old"]), saved("new", [*special, "new"])
+    expected = keras_tx.from_checkpoint(new)
+    original, calls = sources.open_checkpoint, []
+
+    def replaced_after(path: Path) -> Any:
+        opened = original(path)
+        if not calls:
+            with aside.written_aside(target, ConfigError) as folder:
+                shutil.copytree(new, folder, dirs_exist_ok=True)
+        calls.append(path)
+        return opened
+
+    monkeypatch.setattr(sources, "open_checkpoint", replaced_after)
+    model = keras_tx.from_checkpoint(target)
+    assert "new" in model.processing.vocabulary
+    assert_same_weights(model, expected)
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)

@@ -1,0 +1,167 @@
+"""A folder that is replaced while it is opened: the old export or the new one, never parts of both."""
+
+import contextlib
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keras_tx import aside, consistent_read, contract
+from keras_tx.errors import ConfigError, FolderError
+from keras_tx.runtime import load, open_folder, session, tasks, verify_hashes
+
+ROOT = Path(__file__).parents[2]
+LOADS = 2000
+RED = np.full((4, 6, 3), (255, 0, 0), "uint8")
+LABELS = {"old": ("old 0", "old 1", "old 2", "old 3"), "new": ("new 0", "new 1", "new 2", "new 3")}
+BEST = {"old": "old 0", "new": "new 3"}  # of RED: the columns of the weights are reversed
+
+REPLACE = """
+import itertools, shutil, sys
+from pathlib import Path
+from keras_tx.aside import written_aside
+from keras_tx.errors import ExportError
+target, *versions = map(Path, sys.argv[1:])
+for version in itertools.cycle(versions):
+    with written_aside(target, ExportError) as new:
+        shutil.copytree(version, new, dirs_exist_ok=True)
+"""
+
+
+@pytest.fixture
+def versions(make_image_folder) -> list[Path]:
+    """Two exports whose files have the same names and sizes."""
+    weights = np.array([[2.0, 0.0, -1.0, 0.5], [0.0, 3.0, 1.0, -0.5], [-2.0, 1.0, 0.0, 4.0]], "float32")
+    both = {"old": weights, "new": np.ascontiguousarray(weights[:, ::-1])}
+    return [
+        make_image_folder(name=name, labels=LABELS[name], weights=both[name], external=True).path
+        for name in both
+    ]
+
+
+@contextlib.contextmanager
+def replaced_in_a_loop(target: Path, versions: list[Path]) -> Iterator[None]:
+    command = [sys.executable, "-c", REPLACE, str(target), *map(str, versions)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield
+            assert process.poll() is None, process.stderr and process.stderr.read()
+        finally:
+            process.kill()
+
+
+def test_loads_beside_replacements_see_one_export(versions, tmp_path):
+    target = tmp_path / "served"
+    shutil.copytree(versions[0], target)
+    seen: Counter[str] = Counter()
+    with replaced_in_a_loop(target, versions):
+        for _ in range(LOADS):
+            with load(target, provider="cpu", threads=1) as model:
+                name = model.labels[0][:3]
+                assert model.labels == LABELS[name]
+                assert model(RED)[0]["label"] == BEST[name]
+                seen[name] += 1
+    assert min(seen.values()) > LOADS / 10, seen
+
+
+def replace(target: Path, version: Path) -> None:
+    with aside.written_aside(target, FolderError) as new:
+        shutil.copytree(version, new, dirs_exist_ok=True)
+
+
+@pytest.mark.parametrize("step", ["onnxruntime opens the graph", "the labels are read"])
+def test_a_folder_that_is_replaced_in_between_is_read_again(versions, tmp_path, monkeypatch, step):
+    target = tmp_path / "served"
+    shutil.copytree(versions[0], target)
+    where = {
+        "onnxruntime opens the graph": (session, "_create"),
+        "the labels are read": (tasks, "_labels_for"),
+    }
+    module, name = where[step]
+    original, calls = getattr(module, name), []
+
+    def replaced_before(*arguments):
+        if not calls:
+            replace(target, versions[1])
+        calls.append(arguments)
+        return original(*arguments)
+
+    monkeypatch.setattr(module, name, replaced_before)
+    with load(target, provider="cpu") as model:
+        assert model(RED)[0]["label"] == BEST["new"]
+    assert len(calls) == 2
+
+
+def test_a_folder_that_is_deleted_in_between(versions, monkeypatch):
+    original = session._create
+
+    def deleted_before(*arguments):
+        shutil.rmtree(versions[0])
+        return original(*arguments)
+
+    monkeypatch.setattr(session, "_create", deleted_before)
+    with pytest.raises(FolderError, match="old: there is no such folder"):
+        load(versions[0], provider="cpu")
+
+
+def test_files_that_are_copied_over_the_opened_ones_are_noticed(versions, monkeypatch):
+    old, new = versions
+    original = session._create
+
+    def copied_before(*arguments):
+        shutil.copyfile(new / contract.MODEL_DATA, old / contract.MODEL_DATA)
+        return original(*arguments)
+
+    monkeypatch.setattr(session, "_create", copied_before)
+    with pytest.raises(FolderError, match=r"model\.onnx_data was changed"):
+        load(old, provider="cpu")
+
+
+def test_hashes_are_those_of_the_folder_that_was_opened(versions, tmp_path):
+    target = tmp_path / "served"
+    shutil.copytree(versions[0], target)
+    folder = open_folder(target)
+    verify_hashes(folder)
+    replace(target, versions[1])
+    with pytest.raises(FolderError, match="served was replaced after it was opened"):
+        verify_hashes(folder)
+
+
+def test_a_folder_that_is_replaced_all_the_time_is_refused(versions, tmp_path):
+    target = tmp_path / "served"
+    shutil.copytree(versions[0], target)
+    discarded = []
+    with pytest.raises(FolderError, match=rf"served was replaced {consistent_read.ATTEMPTS} times"):
+        consistent_read.read_consistently(
+            target, lambda: replace(target, versions[1]), FolderError, discarded.append
+        )
+    assert len(discarded) == consistent_read.ATTEMPTS
+
+
+def test_an_error_of_the_system_names_the_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.json cannot be read: No such file"):
+        consistent_read.read_consistently(tmp_path, (tmp_path / "none.json").read_text, ConfigError)
+
+
+def test_the_names_of_two_folders_are_swapped_in_one_step(versions):
+    old, new = versions
+    files = {path: (path / contract.MANIFEST).read_bytes() for path in versions}
+    if not aside._exchange(old, new):
+        pytest.skip("this file system cannot swap names")
+    assert (old / contract.MANIFEST).read_bytes() == files[new]
+    assert (new / contract.MANIFEST).read_bytes() == files[old]
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        aside._exchange(old, old.with_name("nothing"))
+
+
+def test_where_names_cannot_be_swapped_the_old_folder_moves_away_first(versions, monkeypatch):
+    old, new = versions
+    monkeypatch.setattr(aside, "_exchange", lambda one, other: False)
+    replace(old, new)
+    assert open_folder(old).manifest.labels == LABELS["new"]
+    assert sorted(path.name for path in old.parent.iterdir()) == ["new", "old"]
