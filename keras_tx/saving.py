@@ -9,6 +9,7 @@ import keras
 
 import keras_tx.layers
 import keras_tx.models  # noqa: F401  importing both registers their classes with Keras
+from keras_tx.models.weight_values import check_finite
 
 
 def load_model(path: str | os.PathLike[str], *, compile: bool = True) -> Any:
@@ -23,4 +24,6 @@ def load_model(path: str | os.PathLike[str], *, compile: bool = True) -> Any:
     ...     keras_tx.load_model(folder + "/model.keras").task
     'image-classification'
     """
-    return keras.models.load_model(path, compile=compile, safe_mode=True)
+    model = keras.models.load_model(path, compile=compile, safe_mode=True)
+    check_finite(model, f"{path} was saved after its training had diverged: load an earlier one.")
+    return model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -13,6 +13,7 @@ import onnx_ir as ir
 from keras import ops
 
 from keras_tx import contract
+from keras_tx.models.weight_values import array_of
 from keras_tx_onnx.cache import Cache
 
 MADE = ("tiers", "warnings", "_names", "_weights", "_constants")  # what grows with the graph
@@ -35,28 +36,6 @@ def _kept(dtype: Any) -> ir.DataType:
     """How the file holds a variable: as any value of its dtype, and what was quantized as it is."""
     name = keras.backend.standardize_dtype(dtype)
     return ir.DataType.INT8 if name == "int8" else onnx_dtype(name)
-
-
-def array_of(variable: Any) -> np.ndarray:
-    """The numbers of a weight, read only, in the backend's own memory where it lends them.
-
-    keras.ops.convert_to_numpy copies twice, and JAX keeps one of the copies as long as the weight.
-    """
-    tensor = variable.value if isinstance(variable, keras.Variable) else variable
-    if hasattr(tensor, "read_value"):  # a variable of TensorFlow
-        tensor = tensor.read_value()
-    if hasattr(tensor, "detach"):  # a parameter of PyTorch
-        tensor = tensor.detach()
-    dtype = keras.backend.standardize_dtype(tensor.dtype)
-    if dtype == "bfloat16":  # NumPy has none, and TensorFlow warns where it lends its own
-        tensor = ops.cast(tensor, "float32")
-    if dtype == "float32":
-        for lend in (np.from_dlpack, memoryview):
-            with suppress(
-                AttributeError, BufferError, RuntimeError, TypeError
-            ):  # not on the CPU, or not here
-                return np.asarray(lend(tensor))
-    return ops.convert_to_numpy(tensor)
 
 
 class Context:

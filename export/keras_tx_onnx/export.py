@@ -17,6 +17,7 @@ import onnx_ir as ir
 import keras_tx
 from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError, KerasTxError
+from keras_tx.models.weight_values import check_finite
 from keras_tx.processing import ImageTransform
 from keras_tx_onnx import dims, graph, passes, tolerances, verify
 from keras_tx_onnx.aside import check_target, written_aside
@@ -111,6 +112,7 @@ def export_onnx(
     model = outside.model or functional.model
     function = graph.function_of(model)
     check_target(folder, overwrite)
+    check_finite(model, "Export the model as it was before its training diverged.", ExportError)
 
     seconds: dict[str, float] = {}
     computed, notes, found = _precision(model), outside.notes, None

@@ -17,6 +17,7 @@ from keras_tx.heads import Head, MultiLabelHead
 from keras_tx.losses import TokenCrossentropy, on_logits, refuse_one_of_all
 from keras_tx.metrics import MultiLabelAccuracy, TokenAccuracy
 from keras_tx.models.config import make_config
+from keras_tx.models.weight_values import check_finite, merged_weights
 from keras_tx.processing import ImageTransform
 from keras_tx.training.optimizers import AdamW
 
@@ -27,6 +28,7 @@ ACCURACIES: dict[str, Any] = dict.fromkeys(
     ("accuracy", "acc", "sparse_categorical_accuracy", "SparseCategoricalAccuracy"),
     functools.partial(TokenAccuracy, name="accuracy"),
 )
+DIVERGED = "The training diverged: go back to the last saved weights, and lower the learning rate."
 OF_SEVERAL = ("accuracy", "acc", "binary_accuracy", "BinaryAccuracy")
 
 
@@ -171,6 +173,16 @@ class TransformerModel(keras.Model):
         body = (layer for layer in self.layers if not isinstance(layer, keras.layers.InputLayer))
         return next(body).dtype_policy
 
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """As keras.Model.save; NaN or infinite weights raise an error, and a former file stays as it is."""
+        check_finite(self, DIVERGED)
+        super().save(*args, **kwargs)
+
+    def save_weights(self, *args: Any, **kwargs: Any) -> None:
+        """As keras.Model.save_weights; NaN or infinite weights raise an error, as in `save`."""
+        check_finite(self, DIVERGED)
+        super().save_weights(*args, **kwargs)
+
     def load_weights(self, filepath: Any, **options: Any) -> None:  # type: ignore[override]
         """As keras.Model.load_weights, but whole or not at all: weights that do not fit change nothing."""
         before = self.get_weights()
@@ -180,6 +192,10 @@ class TransformerModel(keras.Model):
                 warnings.filterwarnings("ignore", "Skipping nested container", UserWarning)
                 super().load_weights(filepath, **options)
             self._check_all_used(filepath)
+            check_finite(self, f"Load weights from before the training diverged, instead of {filepath}.")
+        except ConfigError:
+            self.set_weights(before)
+            raise
         except OSError as error:
             self.set_weights(before)  # a truncated file may have been read in part
             raise ConfigError(
@@ -204,14 +220,17 @@ class TransformerModel(keras.Model):
             file["layers"].visititems(
                 lambda name, x: saved.append(name) if isinstance(x, h5py.Dataset) else None
             )
-        if len(saved) != len(self.weights):
-            raise ValueError(f"the file has {len(saved)} weights, the model {len(self.weights)}.")
+        count = len(merged_weights(self))  # as Keras saves them
+        if len(saved) != count:
+            raise ValueError(f"the file has {len(saved)} weights, the model {count}.")
 
     def with_policy(self, dtype: Any) -> TransformerModel:
         """A copy with the same weights under another dtype policy."""
         options = {"head": self.head, "processing": self.processing, "name": self.name, "dtype": dtype}
         copy = self.assemble(self.config, **options)
-        copy.set_weights(self.get_weights())
+        weights = merged_weights(self)
+        for weight in copy.weights:
+            weight.assign(weights[weight.path])
         copy.freeze(self.frozen())
         return copy
 

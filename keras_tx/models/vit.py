@@ -16,6 +16,7 @@ from keras_tx.layers.mask_token import MaskToken
 from keras_tx.layers.position_tables import resize_grid
 from keras_tx.models.config import check_rates, check_sizes, make_config
 from keras_tx.models.transformer_model import TransformerModel
+from keras_tx.models.weight_values import merged_weights
 from keras_tx.processing import ImageTransform
 
 POOLINGS = ("token", "average", "token+average", "none")
@@ -226,11 +227,13 @@ class ViT(TransformerModel):
         copy = self.assemble(
             config, head=self.head, processing=processing, name=self.name, dtype=self.layers_policy
         )
+        weights = merged_weights(self)
         for mine, theirs in zip(self.layers, copy.layers, strict=True):
             if isinstance(theirs, PositionalEmbedding):
                 theirs.resize_from(mine, self.config.resizing)
             else:
-                theirs.set_weights(mine.get_weights())
+                for weight in theirs.weights:
+                    weight.assign(weights[weight.path])
         copy.freeze(self.frozen())
         return copy
 

@@ -10,15 +10,16 @@ from typing import Any
 import keras
 import ml_dtypes
 import numpy as np
-from keras import ops
 
 from keras_tx.errors import ConfigError
 from keras_tx.models.sketch import give
+from keras_tx.models.weight_values import array_of, check_values, merged_weights
 from keras_tx.weights.entries import BODY, HEAD, Entry, Plan
 from keras_tx.weights.progress import counted
 from keras_tx.weights.tensors import Tensors
 
 SHOWN = 12  # names of a long list
+FINITE = "Download or copy the weights again, or use those from before the training diverged."
 FLOATS = [np.dtype(x) for x in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
 
 
@@ -43,7 +44,10 @@ class Account:
 
 
 def fill(model: keras.Model, plan: Plan, tensors: Tensors, *, stacklevel: int = 1) -> Filled:
-    """Assigns all, or raises and changes nothing. What is new or left out is said as a warning."""
+    """Assigns every tensor, and warns about those that are new or unused.
+
+    Names, shapes and dtypes are checked before anything is assigned; values (NaN, infinity) as they are read.
+    """
     account = account_for(model, plan, tensors)
     variables = variables_of(model, plan)
     # What may still fail is read before anything is assigned.
@@ -58,8 +62,12 @@ def fill(model: keras.Model, plan: Plan, tensors: Tensors, *, stacklevel: int = 
         for variable, value in zip(
             ours, entry.form.to_ours(values, [tuple(x.shape) for x in ours]), strict=True
         ):
-            # A copy in any case: a backend may keep what it is given, and the file's pages are not ours.
-            give(variable, np.array(value, dtype="float32", order="C"))
+            with np.errstate(over="ignore"):
+                # A copy in any case: a backend may keep what it is given, and the file's pages are not ours.
+                value = np.array(value, dtype="float32", order="C")
+                cast = value.astype("float16") if variable.dtype == "float16" else value
+            check_values(cast, f"{tensors.where}: tensor {name!r}, as {variable.dtype},", FINITE)
+            give(variable, value)
     _say(account.filled, tensors, stacklevel + 2)
     return account.filled
 
@@ -148,14 +156,21 @@ def emptied(model: keras.Model, plan: Plan) -> Iterable[tuple[Entry, np.ndarray]
     """The tensors of a checkpoint, one by one, from the model's variables."""
     variables = variables_of(model, plan)
     for entry in plan.entries:
-        ours = [ops.convert_to_numpy(variables[path]) for path in entry.paths]
+        ours = [array_of(variables[path]) for path in entry.paths]
         yield entry, np.ascontiguousarray(entry.form.to_theirs(ours))
 
 
 def variables_of(model: keras.Model, plan: Plan) -> dict[str, Any]:
-    """The model's variables by path, each of which the plan must name once."""
-    variables = {variable.path: variable for variable in model.weights}
+    """The model's weights by path, each of which the plan must name once."""
+    variables = merged_weights(model)
     named = [path for entry in plan.entries for path in entry.paths]
+    further = sorted(set(variables) - set(named))
+    if further:
+        raise ConfigError(
+            f"Model {model.name!r} has {_shortened(further)}, for which a checkpoint has no tensor: "
+            "model.quantize and layers of your own add such weights. Keep the model with model.save, or use "
+            "it as it was before."
+        )
     assert sorted(named) == sorted(variables), sorted(set(named) ^ set(variables))
     return variables
 

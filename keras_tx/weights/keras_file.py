@@ -23,7 +23,6 @@ import h5py
 import keras
 import ml_dtypes
 import numpy as np
-from keras import ops
 
 from keras_tx.errors import ConfigError
 from keras_tx.heads import Head
@@ -33,6 +32,7 @@ from keras_tx.models.gpt import GPT
 from keras_tx.models.sketch import sketch
 from keras_tx.models.transformer_model import TransformerModel
 from keras_tx.models.vit import ViT
+from keras_tx.models.weight_values import array_of, merged_weights
 from keras_tx.weights.entries import BODY, HEAD, POOLER, Entry, Plan
 from keras_tx.weights.origin import Origin
 from keras_tx.weights.tensors import Tensors
@@ -48,11 +48,11 @@ LONGEST_CONFIG = 64 * 2**20  # bytes; a tokenizer may be part of it
 
 def of_model(model: TransformerModel) -> Origin:
     """A live model of ours: its body for another head, another size of image, another dtype."""
-    variables = {variable.path: variable for variable in model.weights}
+    variables = merged_weights(model)
     tensors = Tensors(
         where=f"model {model.name!r}",
         shapes={path: tuple(variable.shape) for path, variable in variables.items()},
-        read=lambda path: ops.convert_to_numpy(variables[path]),
+        read=lambda path: array_of(variables[path]),
     )
     fields = dataclasses.asdict(model.config)
     return Origin(

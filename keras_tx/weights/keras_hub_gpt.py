@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from typing import Any
 
@@ -36,7 +37,7 @@ def origin(source: Any) -> Origin:
         f"the keras-hub model {source.name!r}",
         {path: tuple(variable.shape) for path, variable in variables.items()},
         lambda path: ops.convert_to_numpy(variables[path]),
-        sum(4 * variable.value.size for variable in variables.values() if hasattr(variable.value, "size")),
+        sum(4 * math.prod(variable.shape) for variable in variables.values()),
     )
     gpt2 = "GPT2Backbone" in {kind.__name__ for kind in type(backbone).__mro__}
     length = getattr(preprocessor, "sequence_length", None)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
-from keras import ops
 
 from keras_tx import contract
 from keras_tx.aside import check_place, written_aside
@@ -19,6 +19,7 @@ from keras_tx.models.bert import Bert
 from keras_tx.models.gpt import GPT
 from keras_tx.models.transformer_model import TransformerModel
 from keras_tx.models.vit import ViT
+from keras_tx.models.weight_values import array_of, check_finite
 from keras_tx.weights.checkpoint import WEIGHTS
 from keras_tx.weights.entries import Entry, Plan
 from keras_tx.weights.filling import variables_of
@@ -86,6 +87,7 @@ def save_checkpoint(
     plan: Plan = HUGGING_FACE[_family(model)].plan(model, None)
     files = {contract.CONFIG: config, **_processing_files(model)}
     check_place(folder, overwrite, ConfigError)
+    check_finite(model, "Save the model as it was before its training diverged.")
     _check_former(folder)
     with written_aside(folder, ConfigError) as aside:
         for name, content in files.items():
@@ -99,8 +101,8 @@ def save_checkpoint(
 def _write_weights(model: TransformerModel, plan: Plan, path: Path) -> None:
     variables = variables_of(model, plan)
 
-    def read(entry: Entry) -> np.ndarray:
-        return entry.form.to_theirs([ops.convert_to_numpy(variables[x]) for x in entry.paths])
+    def values(entry: Entry) -> np.ndarray:
+        return entry.form.to_theirs([array_of(variables[x]) for x in entry.paths])
 
     entries = {entry.name: entry for entry in plan.entries}
     described: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
@@ -108,11 +110,15 @@ def _write_weights(model: TransformerModel, plan: Plan, path: Path) -> None:
         if entry.paths:
             ours = [variables[x] for x in entry.paths]
             shape = entry.form.their_shape([tuple(x.shape) for x in ours])
-            described[name] = (np.dtype(ours[0].dtype), shape)
+            described[name] = (np.dtype(keras.backend.standardize_dtype(ours[0].dtype)), shape)
         else:  # what their class has and ours has not
-            value = read(entry)
+            value = values(entry)
             described[name] = (value.dtype, value.shape)
-    write_tensors(path, described, lambda name: read(entries[name]))
+
+    def read(name: str) -> np.ndarray:
+        return values(entries[name]).astype(described[name][0], copy=False)
+
+    write_tensors(path, described, read)
     assert open_tensors(path).shapes == {name: shape for name, (_, shape) in described.items()}
 
 

@@ -8,6 +8,7 @@ from keras_tx.errors import ConfigError
 from keras_tx.models.bert import Bert
 from keras_tx.models.gpt import GPT
 from keras_tx.models.vit import ViT
+from keras_tx.models.weight_values import check_finite
 from keras_tx.weights import keras_hub_bert, keras_hub_gpt, keras_hub_vit
 
 WRITERS: dict[type, Any] = {ViT: keras_hub_vit, Bert: keras_hub_bert, GPT: keras_hub_gpt}
@@ -25,6 +26,7 @@ def to_keras_hub(model: Any) -> Any:
     """
     for family, writer in WRITERS.items():
         if isinstance(model, family):
+            check_finite(model, "Take the model as it was before its training diverged.")
             return writer.to_keras_hub(model)
     raise ConfigError(
         f"model is a {type(model).__name__}, expected what keras_tx.vit, bert or gpt gives: other models "

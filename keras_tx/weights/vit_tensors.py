@@ -11,6 +11,7 @@ import numpy as np
 from keras_tx.errors import ConfigError
 from keras_tx.heads import DistilledClassifierHead
 from keras_tx.models.vit import ViT, ViTConfig, resize_positions
+from keras_tx.models.weight_values import merged_weights
 from keras_tx.weights.entries import (
     CONVOLUTION,
     HEAD,
@@ -106,7 +107,7 @@ def plan(model: ViT, tensors: Tensors | None, old: Grid | None = None) -> Plan:
 def covering(model: ViT, entries: list[Entry], whose: str) -> tuple[Entry, ...]:
     """The entries, or a ConfigError where they are not about the same variables as the model."""
     named = {path for entry in entries for path in entry.paths}
-    ours = {variable.path for variable in model.weights}
+    ours = set(merged_weights(model))
     for paths, problem in (
         (ours - named, "no tensor for"),
         (named - ours, "a tensor for, which the model lacks:"),

@@ -12,8 +12,8 @@ import pytest
 import keras_tx
 from keras_tx.errors import ExportError
 from keras_tx.layers import FeedForward
+from keras_tx.models.weight_values import array_of
 from keras_tx_onnx import export_onnx, registry, tolerances, verify
-from keras_tx_onnx.context import array_of
 from tests.drawing import redraw
 
 

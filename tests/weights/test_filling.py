@@ -207,7 +207,7 @@ def test_a_form_goes_both_ways():
 
 
 def test_a_plan_must_name_every_variable():
-    with pytest.raises(AssertionError, match="norm/beta"):
+    with pytest.raises(ConfigError, match="norm/beta"):
         fill(model_of(), Plan(plan_of().entries[:3]), tensors_of(state_of()))
 
 
