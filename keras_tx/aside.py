@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -24,9 +25,9 @@ PARTIAL = ".keras_tx.partial"  # the end of the name of a folder that is being w
 
 def check_place(folder: Path, overwrite: bool, error: type[KerasTxError]) -> None:
     """Raises where the folder cannot be written, before any work is done."""
-    parent = folder.parent
+    parent = next(path for path in folder.absolute().parents if os.path.lexists(path))
     if not parent.is_dir():
-        raise error(f"The folder {folder} cannot be written: {parent} does not exist.")
+        raise error(f"The folder {folder} cannot be written: {parent} is not a folder.")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise error(f"The folder {folder} cannot be written: no permission to write in {parent}.")
     if not folder.exists() and not folder.is_symlink():
@@ -39,7 +40,10 @@ def check_place(folder: Path, overwrite: bool, error: type[KerasTxError]) -> Non
 
 @contextmanager
 def written_aside(folder: Path, error: type[KerasTxError]) -> Iterator[Path]:
-    """A new folder beside `folder`; it takes that name at the end, or is removed if anything fails."""
+    """A new folder beside `folder`; it takes that name at the end, or is removed if anything fails.
+
+    Missing parent folders are created, and removed as well if anything fails.
+    """
     try:
         with partial_folder(folder) as aside:
             yield aside
@@ -53,16 +57,24 @@ def written_aside(folder: Path, error: type[KerasTxError]) -> Iterator[Path]:
 def partial_folder(folder: Path) -> Iterator[Path]:
     """A new folder beside `folder`, removed at the end unless it was renamed.
 
-    Partial folders that killed processes left in the same parent are removed first.
+    Partial folders that killed processes left in the same parent are removed first. Missing parents are
+    created; those that are empty at the end are removed.
     """
-    _remove_stale(folder.parent)
-    path, handle = _locked_folder(folder)
+    missing = [path for path in folder.absolute().parents if not path.exists()]
+    folder.parent.mkdir(parents=True, exist_ok=True)
     try:
-        yield path
+        _remove_stale(folder.parent)
+        path, handle = _locked_folder(folder)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+            if handle is not None:
+                os.close(handle)
     finally:
-        shutil.rmtree(path, ignore_errors=True)
-        if handle is not None:
-            os.close(handle)
+        for path in missing:  # innermost first
+            with contextlib.suppress(OSError):  # it is not empty
+                path.rmdir()
 
 
 def _locked_folder(folder: Path) -> tuple[Path, int | None]:

@@ -11,6 +11,11 @@ from keras_tx.errors import ExportError
 
 def check_target(folder: Path, overwrite: bool) -> None:
     """Raises where the folder cannot be written, before any work is done."""
+    if folder.suffix == ".onnx":
+        raise ExportError(
+            f"The name {folder.name!r} is that of a file, but an export is a folder: its graph is "
+            f"FOLDER/{contract.MODEL}. Choose a name such as {folder.stem!r}."
+        )
     aside.check_place(folder, overwrite, ExportError)
     if folder.exists() and any(folder.iterdir()):
         _check_former_export(folder)

@@ -64,7 +64,7 @@ def export_onnx(
     Args:
         model: a Keras model. What keras_tx.vit(), keras_tx.bert() or keras_tx.gpt() made gets the names that
             clients expect; any other keeps its own inputs and outputs.
-        folder: where to write.
+        folder: where to write. Missing parent folders are created.
         labels: names of the classes, in order.
         tokenizer: of a text model, in place of `model.processing`: a TextTransform, a tokenizers.Tokenizer,
             or the path of a tokenizer.json or of the folder with its files.

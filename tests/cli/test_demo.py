@@ -94,10 +94,11 @@ def test_bad_arguments(tmp_path, options, expected):
         demo.run(tmp_path / "digits", **options)
 
 
-def test_a_folder_without_a_parent(tx, tmp_path):
-    ran = tx("demo", "--folder", tmp_path / "none" / "digits")
+def test_a_folder_below_a_file(tx, tmp_path):
+    (tmp_path / "file").touch()
+    ran = tx("demo", "--folder", tmp_path / "file" / "digits")
     assert (ran.code, ran.err.count("\n")) == (2, 1)
-    assert "does not exist" in ran.err
+    assert "file is not a folder" in ran.err
 
 
 def test_the_split_is_stratified_and_the_variations_are_small():

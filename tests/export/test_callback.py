@@ -184,8 +184,9 @@ def test_a_folder_that_exists_is_refused_before_the_first_epoch(tmp_path):
     ours = ExportCallback(tmp_path / "out", overwrite=True)
     fit(make(), says, ours)
     assert ours.report is not None
-    with pytest.raises(ExportError, match="nowhere does not exist"):
-        fit(make(), ExportCallback(tmp_path / "nowhere" / "out"))
+    (tmp_path / "file").touch()
+    with pytest.raises(ExportError, match="file is not a folder"):
+        fit(make(), ExportCallback(tmp_path / "file" / "out"))
 
 
 def test_a_model_built_by_its_first_batch_is_tried_after_it(tmp_path, monkeypatch):

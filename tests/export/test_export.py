@@ -259,11 +259,29 @@ def test_a_name_that_the_disk_refuses(model, tmp_path):
 
 
 def test_places_that_cannot_be_written(model, tmp_path, monkeypatch):
-    with pytest.raises(ExportError, match="nowhere does not exist"):
-        export_onnx(model, tmp_path / "nowhere" / "out")
+    (tmp_path / "file").touch()
+    with pytest.raises(ExportError, match="file is not a folder"):
+        export_onnx(model, tmp_path / "file" / "below" / "out")
+    with pytest.raises(ExportError, match="'model.onnx'.*folder.*'model'"):
+        export_onnx(model, tmp_path / "model.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
     monkeypatch.setattr(aside.os, "access", lambda path, mode: False)
     with pytest.raises(ExportError, match="no permission to write"):
         export_onnx(model, tmp_path / "out")
+
+
+def test_missing_parents_are_created_and_removed_again_where_it_fails(model, tmp_path, monkeypatch):
+    export_onnx(model, tmp_path / "a" / "b" / "out")
+    assert open_folder(tmp_path / "a" / "b" / "out").manifest.opset == 23
+
+    def fails(*args, **kwargs):
+        assert (tmp_path / "a" / "c" / "d").is_dir()
+        raise ExportError("it rains")
+
+    monkeypatch.setattr(export, "check_graph", fails)
+    with pytest.raises(ExportError, match="it rains"):
+        export_onnx(model, tmp_path / "a" / "c" / "d" / "out")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
 
 
 @pytest.mark.parametrize("existing", [False, True])
