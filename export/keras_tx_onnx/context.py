@@ -52,6 +52,8 @@ class Context:
         self.warnings: list[str] = []
         self.op = Nodes(self)
         self.open_function: Callable[[Context, Any, ir.Value], ir.Value] | None = None
+        # Adds the nodes of a traced body to the graph that is open, and returns its results.
+        self.lower_body: Callable[[Context, Any, list[Any]], list[Any]] | None = None
         self.cache: Cache | None = None  # where the graph decodes with a cache
         self.misled = False  # whether a layer turned out to give another shape than it promised
         self.rank = 0  # of the first result of the layer that is being lowered

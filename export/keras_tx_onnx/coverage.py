@@ -10,6 +10,7 @@ from keras import layers
 
 import keras_tx_onnx.lowerings  # noqa: F401  fills the registry
 from keras_tx_onnx import graph, registry
+from keras_tx_onnx.control_flow import TRACED
 
 STATES = ("registered", "opened", "nothing at inference", "not covered")
 
@@ -92,7 +93,9 @@ def coverage() -> Coverage:
     ]
     for module, operations in graph.operation_classes().items():
         for kind in operations:
-            rows.append(_row(f"keras.ops ({module})", kind.__name__, known.get(kind.__name__), NO_OPERATION))
+            name = kind.__name__
+            lowering = known.get(TRACED[name][1] if name in TRACED else name)
+            rows.append(_row(f"keras.ops ({module})", name, lowering, NO_OPERATION))
     return Coverage(tuple(rows))
 
 

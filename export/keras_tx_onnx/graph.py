@@ -6,7 +6,7 @@ import dataclasses
 import dis
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -370,6 +370,34 @@ def in_float32(model: Any) -> Iterator[None]:
     finally:
         for part, policy in zip(half, kept, strict=True):
             part._dtype_policy = policy
+
+
+def shared_tensors(one: list[Any], other: list[Any], parameters: list[Any]) -> list[Any]:
+    """The tensors from which both of two graphs begin, apart from `parameters`, in the order of the first."""
+    theirs = {id(x) for x in _reached(other)}
+    own = {id(x) for x in parameters}
+    return [x for x in _reached(one, theirs) if id(x) in theirs and id(x) not in own]
+
+
+def _reached(tensors: list[Any], until: Collection[int] = ()) -> list[Any]:
+    """The Keras tensors that tensors are computed from, themselves included; not what lies behind `until`."""
+    reached: dict[int, Any] = {}
+    pending = list(reversed(tensors))
+    while pending:
+        tensor = pending.pop()
+        if id(tensor) in reached:
+            continue
+        reached[id(tensor)] = tensor
+        history = getattr(tensor, "_keras_history", None)
+        if history is not None and history.operation is not None and id(tensor) not in until:
+            node = history.operation._inbound_nodes[history.node_index]
+            pending += reversed(node.input_tensors)
+    return list(reached.values())
+
+
+def function_between(inputs: list[Any], outputs: list[Any]) -> Any:
+    """The part of a graph that lies between tensors."""
+    return keras.Function(inputs, outputs, name="body")
 
 
 def uses(function: Any, tensor: Any) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import inspect
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -14,6 +17,7 @@ import keras_tx_onnx.lowerings  # noqa: F401  fills the registry
 from keras_tx.errors import ExportError
 from keras_tx_onnx import dims, fallback, graph, masks, registry
 from keras_tx_onnx.context import KERAS_TENSOR, Context, onnx_dtype
+from keras_tx_onnx.control_flow import TRACED, Bodies, Body
 from keras_tx_onnx.errors import NotLowered
 from keras_tx_onnx.opening import Opened, Sizes, open_layer
 
@@ -28,6 +32,7 @@ def lower(
     `opened` says that the function is a layer's call at sample sizes, and what these stand for.
     """
     context.open_function = _open_function
+    outer, context.lower_body = context.lower_body, functools.partial(_lower_body, opened)
     sizes = None if opened is None else Sizes(context, opened.axes)
     if opened is None:
         for value, tensor in zip(inputs, function.inputs, strict=True):
@@ -49,10 +54,23 @@ def lower(
         return results
 
     values = graph.walk(function, inputs, lower_call, None if opened is None else opened.twin)
+    context.lower_body = outer
     if not context.scope:  # the whole model is lowered, and nothing is taken back any more
         for message in context.warnings:
             warnings.warn(message, stacklevel=4)  # whoever calls export_onnx
     return values
+
+
+def _lower_body(opened: Opened | None, context: Context, body: Body, values: list[ir.Value]) -> list[Any]:
+    """Lowers a traced body at the sizes of the layer that was opened."""
+    assert opened is not None and body.other is not None, "bodies are traced only where a layer is opened"
+    made: Iterator[ir.Value] = iter(())
+    if body.function is not None:
+        part = dataclasses.replace(opened, function=body.function, twin=body.other.function)
+        made = iter(lower(context, body.function, values, part))
+    sizes = Sizes(context, opened.axes)
+    pairs = zip(body.results, body.other.results, strict=True)
+    return [next(made) if isinstance(a, keras.KerasTensor) else sizes.resolve(a, b) for a, b in pairs]
 
 
 def _describe_promised(context: Context, call: graph.Call, values: list[ir.Value]) -> None:
@@ -100,6 +118,8 @@ def _lower_call(context: Context, call: graph.Call, sizes: Sizes | None) -> Any:
     kwargs = {name: value for name, value in call.kwargs.items() if value is not None}
     _check_call(context, operation, kwargs)
     kwargs.pop("training", None)
+    if isinstance(operation, Bodies) and call.twin is not None:
+        operation.pair(call.twin.operation)
     if sizes is not None and call.twin is not None:
         operation, args, kwargs = _with_sizes(context, call, args, kwargs, sizes)
     if graph.is_function(operation) and not graph.has_own_call(operation):
@@ -107,6 +127,8 @@ def _lower_call(context: Context, call: graph.Call, sizes: Sizes | None) -> Any:
     if isinstance(operation, keras.layers.Layer):
         kwargs = {**kwargs, **masks.given(operation, args, kwargs)}
     lowering = registry.find(operation)
+    if lowering is None and type(operation).__name__ in TRACED and graph.is_keras_operation(operation):
+        return _open(context, _Applied(operation), args, kwargs)
     if lowering is None and graph.is_keras_operation(operation):
         return fallback.convert(context, operation, args, kwargs)
     if lowering is None or lowering.function is None or _shows_too_little(operation, args):
@@ -180,8 +202,8 @@ class _Applied(keras.layers.Layer):
         super().__init__(name=getattr(function, "__name__", "function").strip("<>"))
         self.function = function
 
-    def call(self, x: Any) -> Any:
-        return self.function(x)
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
 
 
 def _open_function(context: Context, function: Any, x: ir.Value) -> ir.Value:

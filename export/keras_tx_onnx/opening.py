@@ -20,6 +20,7 @@ from keras import tree
 
 from keras_tx_onnx import graph
 from keras_tx_onnx.context import KERAS_TENSOR, Context
+from keras_tx_onnx.control_flow import tracing_bodies
 from keras_tx_onnx.dims import Size, sizes_of
 from keras_tx_onnx.errors import NotLowered, one_line
 from keras_tx_onnx.sized import made_in_the_graph
@@ -158,8 +159,10 @@ def _function(
             graph.set_mask(made[value_id], fresh(mask))
     tensors = list(made.values())
     if not way.symbolic or not tensors:
-        return graph.function_of_call(layer, layer.call, new_args, new_kwargs, tensors), ()
+        with tracing_bodies():
+            return graph.function_of_call(layer, layer.call, new_args, new_kwargs, tensors), ()
     with (
+        tracing_bodies(),
         made_in_the_graph(tensors[0], way.plain),
         graph.trusting(way.trusting),
         graph.weights_as_tensors(layer) as weights,
