@@ -106,16 +106,29 @@ def _flops(model: keras.Model, operation: Any, tokens: int | None) -> int | None
     if isinstance(operation, FeedForward):
         return _feed_forward(operation, shape[1])
     if isinstance(operation, MultiHeadAttention):
-        return _attention(operation, shape[1])
+        floats = [x for x in keras.tree.flatten(inputs) if keras.backend.is_float_dtype(x.dtype)]
+        return _attention(operation, shape[1]) if len(floats) == 1 else None  # value, key, past or bias
     if isinstance(operation, TransformerBlock):
-        return _attention(operation.attention, shape[1]) + _feed_forward(operation.feed_forward, shape[1])
+        return _block(operation, shape[1], inputs, tokens)
     return None
+
+
+def _block(layer: TransformerBlock, length: int, inputs: Any, tokens: int | None) -> int | None:
+    flops = _attention(layer.attention, length) + _feed_forward(layer.feed_forward, length)
+    if layer.cross_attention is None:
+        return flops
+    keys = inputs[1].shape[1] or tokens  # `value` is always the second
+    return None if keys is None else flops + _attention(layer.cross_attention, length, keys)
 
 
 def _feed_forward(layer: FeedForward, tokens: int) -> int:
     return 2 * tokens * sum(math.prod(v.shape) for v in layer.weights if len(v.shape) == 2)
 
 
-def _attention(layer: MultiHeadAttention, tokens: int) -> int:
-    projections = 2 * tokens * sum(math.prod(v.shape) for v in layer.weights if len(v.shape) == 2)
-    return projections + 2 * 2 * layer.num_heads * layer.size * tokens * tokens  # scores, weighted values
+def _attention(layer: MultiHeadAttention, queries: int, keys: int | None = None) -> int:
+    keys = queries if keys is None else keys
+    of_queries = (layer.query, layer.output_projection)
+    projections = sum(2 * queries * math.prod(dense.kernel.shape) for dense in of_queries)
+    projections += sum(2 * keys * math.prod(dense.kernel.shape) for dense in (layer.key, layer.value))
+    # The scores, and the values weighted with them.
+    return projections + 2 * layer.num_heads * (layer.size + layer.value_size) * queries * keys

@@ -35,6 +35,20 @@ def test_flops_worked_by_hand():
     assert cost.flops == patches + attention + feed_forward + 2 * 32 * 3
 
 
+def test_flops_of_cross_attention_worked_by_hand():
+    # 3 tokens of width 8 attend over 5 of width 6, in two heads; their values are 3 wide
+    x, value = keras.Input((3, 8)), keras.Input((5, 6))
+    layers = keras_tx.layers
+    block = layers.TransformerBlock(2, 16, value_dim=3, cross_attention=True, name="block")
+    own = 2 * 3 * (8 * 8 + 8 * 8 + 8 * 6 + 6 * 8) + 2 * 2 * (4 + 3) * 3 * 3
+    cross = 2 * 3 * (8 * 8 + 6 * 8) + 2 * 5 * (6 * 8 + 6 * 6) + 2 * 2 * (4 + 3) * 3 * 5
+    (row,) = keras_tx.cost(keras.Model([x, value], block(x, value))).layers
+    assert row.flops == own + cross + 2 * 3 * (2 * 8 * 16)
+    # The graph does not say which tensor is the value: not counted rather than counted wrongly.
+    (row,) = keras_tx.cost(keras.Model([x, value], layers.MultiHeadAttention(2)(x, value))).layers
+    assert row.flops is None
+
+
 def test_prints_a_table():
     text = str(keras_tx.cost(keras_tx.vit("Mu/2", image_size=8, classes=3)))
     assert "block_0" in text

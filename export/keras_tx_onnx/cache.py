@@ -36,10 +36,16 @@ class Cache:
         self._presents: list[tuple[ir.Value, ir.Value]] = []
         self._count = 0
 
-    def ports(self, cx: Context, heads: int, size: int) -> tuple[ir.Value, ir.Value]:
+    def ports(self, cx: Context, heads: int, size: int, value_size: int) -> tuple[ir.Value, ir.Value]:
         """The key and value of earlier tokens, as inputs of the graph for the next layer in order."""
-        shape = [contract.BATCH_AXIS, heads, contract.PAST_AXIS, size]
-        key, value = (cx.input(name.format(self._count), ir.DataType.FLOAT, shape) for name in contract.PAST)
+        key, value = (
+            cx.input(
+                name.format(self._count),
+                ir.DataType.FLOAT,
+                [contract.BATCH_AXIS, heads, contract.PAST_AXIS, width],
+            )
+            for name, width in zip(contract.PAST, (size, value_size), strict=True)
+        )
         self._count += 1
         return key, value
 

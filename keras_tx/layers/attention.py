@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import keras
@@ -16,11 +18,11 @@ from keras_tx.layers.shape import Shape
 
 @keras.saving.register_keras_serializable("keras_tx")
 class MultiHeadAttention(keras.layers.Layer):
-    """Attention of `query` over itself, or over `context` where one is given.
+    """Multi-head attention, called as `keras.layers.MultiHeadAttention` is.
 
-    Query, key and value stay separate weights, as checkpoints and LoRA have them; the exporter packs
-    them. The softmax is computed in float32 under every dtype policy. A query that may see no
-    key at all gives zeros, never NaN.
+    Query, key and value keep separate weights, as checkpoints and LoRA have them; the exporter packs
+    them. The softmax is computed in float32 under every dtype policy. The weights of a query that may
+    attend to no key at all are zero, never NaN.
 
     >>> import numpy as np
     >>> tuple(MultiHeadAttention(num_heads=8, causal=True)(np.zeros((2, 9, 512), "float32")).shape)
@@ -28,9 +30,10 @@ class MultiHeadAttention(keras.layers.Layer):
 
     Args:
         num_heads: number of query heads.
-        head_dim: width of a head; by default the input's width divided by `num_heads`.
+        key_dim: width of a query and key head; by default the query's width divided by `num_heads`.
+        value_dim: width of a value head; by default that of `key_dim`.
         kv_heads: number of key and value heads, each shared by `num_heads / kv_heads` query heads.
-        causal: whether a token sees only itself and those before it.
+        causal: whether the query at position i attends to the keys up to position i only.
         rotary_base: base of rotary positions (10,000 in Llama); None for no rotation.
         rotary_scaling: how they are stretched beyond the trained length: {"rope_type": "linear",
             "factor": 4.0}, or "llama3" with the four numbers of Llama 3.1.
@@ -40,22 +43,28 @@ class MultiHeadAttention(keras.layers.Layer):
 
     Call arguments:
         query: (batch, queries, width).
-        context: (batch, keys, width); `query` itself when absent.
+        value: (batch, keys, value width); `query` by default.
+        key: (batch, keys, key width); `value` by default.
+        attention_mask: booleans or integers, true where a query may attend to a key: (queries, keys),
+            (batch, queries, keys) or four axes that broadcast to (batch, heads, queries, keys). With
+            `past`, keys include the past. A key is masked where any of the masks hides it.
         padding_mask: (batch, keys), true or nonzero where a key is real. With `past`, it covers the
-            past too. Without it, a Keras mask attached to the keys is used.
-        bias: added to the scores; broadcasts to (batch, heads, queries, keys). RelativePositionBias
-            makes one.
+            past too. Without it, Keras masks attached to key and value are used.
+        bias: added to the scores, of a shape as for `attention_mask`. RelativePositionBias makes one. A
+            key whose bias is -inf is masked.
         positions: integers (batch, queries) or (1, queries) for the rotation; by default 0, 1, 2 ...
-            after the past.
-        past: (key, value) of earlier tokens, each (batch, kv_heads, past, head_dim). The output is then
-            followed by the (key, value) to pass on.
-        return_weights: whether the attention weights (batch, heads, queries, keys) follow the output.
+            after the past. Keys of another sequence are always at 0, 1, 2 ...
+        past: (key, value) of earlier tokens, each (batch, kv_heads, past, head width). The output is
+            then followed by the (key, value) to pass on.
+        return_attention_scores: whether the attention weights (batch, heads, queries, keys) follow the
+            output.
     """
 
     def __init__(
         self,
         num_heads: int,
-        head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
         kv_heads: int | None = None,
         causal: bool = False,
         rotary_base: float | None = None,
@@ -69,7 +78,8 @@ class MultiHeadAttention(keras.layers.Layer):
         super().__init__(**kwargs)
         self.supports_masking = True
         self.num_heads = num_heads
-        self.head_dim = head_dim
+        self.key_dim = key_dim
+        self.value_dim = value_dim
         self.kv_heads = num_heads if kv_heads is None else kv_heads
         self.causal = causal
         self.rotary_base = rotary_base
@@ -79,42 +89,47 @@ class MultiHeadAttention(keras.layers.Layer):
         self.qkv_bias = use_bias if qkv_bias is None else qkv_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.weights_dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="weights_dropout")
-        if head_dim is not None and head_dim < 1:
-            raise ConfigError(f"Layer {self.name!r}: head_dim={head_dim} must be positive, or None.")
+        for name, width in (("key_dim", key_dim), ("value_dim", value_dim)):
+            if width is not None and width < 1:
+                raise ConfigError(f"Layer {self.name!r}: {name}={width} must be positive, or None.")
         if num_heads < 1 or self.kv_heads < 1 or num_heads % self.kv_heads:
             raise ConfigError(
                 f"Layer {self.name!r}: num_heads={num_heads} is not divisible by kv_heads={self.kv_heads}; "
                 "each key head must serve the same number of query heads."
             )
-        if rotary_base is not None and head_dim is not None and head_dim % 2:
+        if rotary_base is not None and key_dim is not None and key_dim % 2:
             raise ConfigError(
-                f"Layer {self.name!r}: rotary positions turn pairs, so head_dim={head_dim} must be even."
+                f"Layer {self.name!r}: rotary positions rotate pairs of channels, so key_dim={key_dim} must "
+                "be even."
             )
-
         if rotary_base is None and rotary_scaling is not None:
             raise ConfigError(
                 f"Layer {self.name!r} has no rotary_base, so rotary_scaling would change nothing. Leave it "
                 "out."
             )
 
-    def build(self, query_shape: Shape, context_shape: Shape | None = None) -> None:
+    def build(
+        self, query_shape: Shape, value_shape: Shape | None = None, key_shape: Shape | None = None
+    ) -> None:
         width = query_shape[-1]
-        context_shape = query_shape if context_shape is None else context_shape
-        if self.head_dim is None and width % self.num_heads:
+        value_shape = query_shape if value_shape is None else value_shape
+        key_shape = value_shape if key_shape is None else key_shape
+        if self.key_dim is None and width % self.num_heads:
             raise ConfigError(
                 f"Layer {self.name!r}: a width of {width} is not divisible by num_heads={self.num_heads}. "
-                "Change one of them, or give head_dim."
+                "Change one of them, or set key_dim."
             )
-        self.size = self.head_dim or width // self.num_heads  # width of a head
+        self.size = self.key_dim or width // self.num_heads  # width of a query and key head
+        self.value_size = self.value_dim or self.size
         if self.rotary_base is not None and self.size % 2:
             raise ConfigError(
-                f"Layer {self.name!r}: rotary positions turn pairs, so the head width "
+                f"Layer {self.name!r}: rotary positions rotate pairs of channels, so the head width "
                 f"{width} / {self.num_heads} = {self.size} must be even."
             )
         self.query = self._project(self.num_heads * self.size, "query", query_shape, self.qkv_bias)
-        self.key = self._project(self.kv_heads * self.size, "key", context_shape, self.qkv_bias)
-        self.value = self._project(self.kv_heads * self.size, "value", context_shape, self.qkv_bias)
-        attended_shape = (*query_shape[:-1], self.num_heads * self.size)
+        self.key = self._project(self.kv_heads * self.size, "key", key_shape, self.qkv_bias)
+        self.value = self._project(self.kv_heads * self.value_size, "value", value_shape, self.qkv_bias)
+        attended_shape = (*query_shape[:-1], self.num_heads * self.value_size)
         self.output_projection = self._project(width, "output", attended_shape, self.use_bias)
 
     def _project(self, units: int, name: str, input_shape: Shape, use_bias: bool) -> keras.layers.Dense:
@@ -131,95 +146,169 @@ class MultiHeadAttention(keras.layers.Layer):
     def call(
         self,
         query: Any,
-        context: Any = None,
+        value: Any = None,
+        key: Any = None,
+        attention_mask: Any = None,
         padding_mask: Any = None,
         bias: Any = None,
         positions: Any = None,
         past: tuple[Any, Any] | None = None,
-        return_weights: bool = False,
+        return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> Any:
-        keys = query if context is None else context
-        if context is not None and (self.causal or self.rotary_base is not None or past is not None):
-            raise ConfigError(
-                f"Layer {self.name!r}: `context` is for cross-attention, which has no causal order, rotary "
-                "positions or past. Leave it out, or make a layer without causal and rotary_base."
-            )
-        if positions is not None and self.rotary_base is None:
-            raise ConfigError(
-                f"Layer {self.name!r} has no rotary_base, so `positions` would change nothing. Leave them "
-                "out."
-            )
         cache = open_cache() if self.causal and past is None else None
+        if cache is not None and any(x is not None for x in (value, key, attention_mask, bias)):
+            raise ConfigError(
+                f"Layer {self.name!r} decodes with a cache, which holds the past of `query` and its padding "
+                "only. Call it without value, key, attention_mask and bias."
+            )
+        if cache is not None:
+            padding_mask = None  # it covers the tokens of the call alone
+        self._check_call(query, value, key, attention_mask, padding_mask, bias, positions, past)
+        is_self = value is None and key is None
+        value = query if value is None else value
+        key = value if key is None else key
         if cache is not None:
             padding_mask = cache.mask
         elif padding_mask is None:
-            padding_mask = get_keras_mask(keys)
+            padding_mask = _mask_of(key, value)
 
-        q = self._heads(self.query(query), self.num_heads)  # (b, heads, s, d)
-        k = self._heads(self.key(keys), self.kv_heads)
-        v = self._heads(self.value(keys), self.kv_heads)
+        q = self._heads(self.query(query), self.num_heads, self.size)  # (b, heads, s, d)
+        k = self._heads(self.key(key), self.kv_heads, self.size)
+        v = self._heads(self.value(value), self.kv_heads, self.value_size)
         if cache is not None:
-            past = cache.past_of(self, k)
+            past = cache.past_of(self, k, v)
+        start = 0 if past is None else ops.shape(past[0])[2]
         if self.rotary_base is not None:
-            if positions is None:
-                start = 0 if past is None else ops.shape(past[0])[2]
-                positions = ops.expand_dims(ops.arange(ops.shape(q)[2]) + start, 0)
-            q = rotate(q, positions, self.rotary_base, self.rotary_scaling)
-            k = rotate(k, positions, self.rotary_base, self.rotary_scaling)
+            q, k = self._rotated(q, k, positions, start, is_self)
         if past is not None:
             k = ops.concatenate([ops.cast(past[0], k.dtype), k], axis=2)
             v = ops.concatenate([ops.cast(past[1], v.dtype), v], axis=2)
 
-        weights = self._weights(q, k, self._allowed(q, k, padding_mask), bias)
+        allowed = self._allowed(q, k, start, attention_mask, padding_mask, bias)
+        weights = self._weights(q, k, allowed, bias)
         attended = ops.matmul(self.weights_dropout(weights, training=training), self._shared(v))
         attended = ops.transpose(attended, (0, 2, 1, 3))  # (b, s, heads, d)
         attended = ops.reshape(
-            attended, (ops.shape(attended)[0], ops.shape(attended)[1], self.num_heads * self.size)
+            attended, (ops.shape(attended)[0], ops.shape(attended)[1], self.num_heads * self.value_size)
         )
         extra: list[Any] = []
         if cache is not None:
             cache.presents[self.path] = (k, v)
         elif past is not None:
             extra.append((k, v))
-        if return_weights:
+        if return_attention_scores:
             extra.append(weights)
         output = self.output_projection(attended)
         return (output, *extra) if extra else output
 
-    def _heads(self, x: Any, heads: int) -> Any:
-        x = ops.reshape(x, (ops.shape(x)[0], ops.shape(x)[1], heads, self.size))
+    def _check_call(
+        self,
+        query: Any,
+        value: Any,
+        key: Any,
+        attention_mask: Any,
+        padding_mask: Any,
+        bias: Any,
+        positions: Any,
+        past: tuple[Any, Any] | None,
+    ) -> None:
+        """Refuses arguments that do not go together, as far as their shapes are known."""
+        tensors = {"query": query, "value": value, "key": key}
+        shapes = {name: tuple(x.shape) for name, x in tensors.items() if x is not None}
+        for name, shape in shapes.items():
+            if len(shape) != 3:
+                raise ConfigError(
+                    f"Layer {self.name!r}: {name} has the shape {shape}, expected (batch, tokens, width)."
+                )
+        others = [name for name in shapes if name != "query"]
+        values = shapes.get("value", shapes["query"])[1]
+        keys = shapes["key"][1] if "key" in shapes else values
+        if values != keys and None not in (values, keys):
+            raise ConfigError(
+                f"Layer {self.name!r}: value has {values} tokens, but key has {keys}. Each key needs its own "
+                "value."
+            )
+        if positions is not None and self.rotary_base is None:
+            raise ConfigError(
+                f"Layer {self.name!r} has no rotary_base, so `positions` would change nothing. Leave them "
+                "out."
+            )
+        for name, argument in (("past", past), ("positions", positions)):
+            if others and argument is not None:
+                raise ConfigError(
+                    f"Layer {self.name!r}: `{name}` is for attention of `query` over itself, but the layer "
+                    f"was also called with {' and '.join(others)}. Leave one of them out."
+                )
+        if past is not None:
+            keys = None if None in (keys, past[0].shape[2]) else keys + past[0].shape[2]
+        if padding_mask is not None:
+            covered = padding_mask.shape[-1]
+            if covered != keys and None not in (covered, keys):
+                raise ConfigError(
+                    f"Layer {self.name!r}: padding_mask covers {covered} keys, but there are {keys}, "
+                    "the past included."
+                )
+        if attention_mask is not None:
+            kind = keras.backend.standardize_dtype(attention_mask.dtype)
+            if kind != "bool" and "int" not in kind:
+                raise ConfigError(
+                    f"Layer {self.name!r}: attention_mask is {kind}, expected booleans or integers. Numbers "
+                    "that are added to the scores are `bias`."
+                )
+        full = (shapes["query"][0], self.num_heads, shapes["query"][1], keys)
+        for name, argument in (("attention_mask", attention_mask), ("bias", bias)):
+            shape = full if argument is None else tuple(argument.shape)
+            expected = {2: full[2:], 3: (full[0], *full[2:]), 4: full}.get(len(shape))
+            if expected is None or any(
+                size not in (1, other) and None not in (size, other)
+                for size, other in zip(shape, expected, strict=True)
+            ):
+                raise ConfigError(
+                    f"Layer {self.name!r}: {name} has the shape {shape}, which does not broadcast to (batch, "
+                    f"heads, queries, keys) = {full}. Make it (queries, keys), (batch, queries, keys) or "
+                    "four axes; a mask (batch, keys) is `padding_mask`."
+                )
+
+    def _heads(self, x: Any, heads: int, size: int) -> Any:
+        x = ops.reshape(x, (ops.shape(x)[0], ops.shape(x)[1], heads, size))
         return ops.transpose(x, (0, 2, 1, 3))  # (b, s, heads, d) -> (b, heads, s, d)
+
+    def _rotated(self, q: Any, k: Any, positions: Any, start: Any, is_self: bool) -> tuple[Any, Any]:
+        def counted(x: Any) -> Any:
+            return ops.expand_dims(ops.arange(ops.shape(x)[2]) + start, 0)
+
+        of_query = counted(q) if positions is None else positions
+        of_key = of_query if is_self else counted(k)
+        assert self.rotary_base is not None
+        options = (self.rotary_base, self.rotary_scaling)
+        return rotate(q, of_query, *options), rotate(k, of_key, *options)
 
     def _shared(self, x: Any) -> Any:
         """Key and value heads repeated, so that each query head has one."""
         repeats = self.num_heads // self.kv_heads
         return x if repeats == 1 else ops.repeat(x, repeats, axis=1)
 
-    def _allowed(self, q: Any, k: Any, padding_mask: Any) -> Any:
+    def _allowed(self, q: Any, k: Any, start: Any, attention_mask: Any, padding_mask: Any, bias: Any) -> Any:
         """Boolean, broadcasting to (b, heads, queries, keys); None where everything is allowed."""
-        allowed = None
+        masks = []
         if self.causal:
-            queries, keys = ops.shape(q)[2], ops.shape(k)[2]
-            last = ops.expand_dims(ops.arange(queries) + (keys - queries), -1)  # the last key each may see
-            allowed = ops.less_equal(ops.expand_dims(ops.arange(keys), 0), last)
+            last = ops.expand_dims(ops.arange(ops.shape(q)[2]) + start, -1)  # the last key each may see
+            masks.append(ops.less_equal(ops.expand_dims(ops.arange(ops.shape(k)[2]), 0), last))
         if padding_mask is not None:
-            covered, keys = padding_mask.shape[-1], k.shape[2]
-            if covered != keys and None not in (covered, keys):
-                raise ConfigError(
-                    f"Layer {self.name!r}: padding_mask covers {covered} keys, but there are {keys}, "
-                    "the past included."
-                )
-            real = ops.cast(padding_mask, "bool")[:, None, None, :]
-            allowed = real if allowed is None else ops.logical_and(allowed, real)
-        return allowed
+            masks.append(ops.cast(padding_mask, "bool")[:, None, None, :])
+        if attention_mask is not None:
+            masks.append(_per_head(ops.cast(attention_mask, "bool")))
+        if bias is not None:
+            masks.append(ops.not_equal(_per_head(bias), -math.inf))
+        return functools.reduce(ops.logical_and, masks) if masks else None
 
     def _weights(self, q: Any, k: Any, allowed: Any, bias: Any) -> Any:
         q = ops.multiply(q, ops.cast(self.size**-0.5, q.dtype))
         scores = ops.matmul(q, ops.transpose(self._shared(k), (0, 1, 3, 2)))
         scores = ops.cast(scores, "float32")
         if bias is not None:
-            scores = ops.add(scores, ops.cast(bias, "float32"))
+            scores = ops.add(scores, _per_head(ops.cast(bias, "float32")))
         if allowed is None:
             return ops.cast(self._softmax(scores), self.compute_dtype)
         weights = self._softmax(ops.where(allowed, scores, -1e30))
@@ -230,11 +319,42 @@ class MultiHeadAttention(keras.layers.Layer):
         # Over a single key, the first token of a generation, it is 1, and Keras would warn.
         return ops.ones_like(scores) if scores.shape[-1] == 1 else ops.softmax(scores, axis=-1)
 
+    def compute_output_spec(
+        self,
+        query: Any,
+        value: Any = None,
+        key: Any = None,
+        attention_mask: Any = None,
+        padding_mask: Any = None,
+        bias: Any = None,
+        positions: Any = None,
+        past: tuple[Any, Any] | None = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+    ) -> Any:
+        self._check_call(query, value, key, attention_mask, padding_mask, bias, positions, past)
+        other = next((x for x in (key, value) if x is not None), query)
+        (batch, queries, _), keys = query.shape, other.shape[1]
+        size = self.key_dim or query.shape[-1] // self.num_heads
+        specs: list[Any] = [self._spec(*query.shape)]
+        if past is not None:
+            before = past[0].shape[2]
+            keys = None if None in (keys, before) else keys + before
+            widths = (size, self.value_dim or size)
+            specs.append(tuple(self._spec(batch, self.kv_heads, keys, width) for width in widths))
+        if return_attention_scores:
+            specs.append(self._spec(batch, self.num_heads, queries, keys))
+        return tuple(specs) if len(specs) > 1 else specs[0]
+
+    def _spec(self, *shape: int | None) -> keras.KerasTensor:
+        return keras.KerasTensor(shape, dtype=self.compute_dtype)
+
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "num_heads": self.num_heads,
-            "head_dim": self.head_dim,
+            "key_dim": self.key_dim,
+            "value_dim": self.value_dim,
             "kv_heads": self.kv_heads,
             "causal": self.causal,
             "rotary_base": self.rotary_base,
@@ -244,3 +364,15 @@ class MultiHeadAttention(keras.layers.Layer):
             "qkv_bias": self.qkv_bias,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
         }
+
+
+def _per_head(x: Any) -> Any:
+    """(queries, keys), (batch, queries, keys) or four axes -> broadcasts to (b, heads, queries, keys)."""
+    return ops.expand_dims(x, 1) if len(x.shape) == 3 else x
+
+
+def _mask_of(key: Any, value: Any) -> Any:
+    """The Keras masks of keys and values as one; a key that either hides is hidden."""
+    masks = [get_keras_mask(x) for x in ((key,) if key is value else (key, value))]
+    masks = [ops.cast(mask, "bool") for mask in masks if mask is not None]
+    return functools.reduce(ops.logical_and, masks) if masks else None

@@ -25,12 +25,12 @@ class KeyValueCache:
         self.pasts = pasts or {}
         self.presents: dict[str, tuple[Any, Any]] = {}
 
-    def past_of(self, layer: Any, key: Any) -> tuple[Any, Any]:
-        """The past of a layer whose new keys are (batch, heads, tokens, size); empty where it has none."""
+    def past_of(self, layer: Any, key: Any, value: Any) -> tuple[Any, Any]:
+        """The past of a layer whose new keys and values are (batch, heads, tokens, size), or an empty one."""
         if layer.path in self.pasts:
             return self.pasts[layer.path]
-        empty = ops.zeros((*key.shape[:2], 0, key.shape[3]), dtype=key.dtype)
-        return empty, empty
+        shapes = [(*x.shape[:2], 0, x.shape[3]) for x in (key, value)]
+        return ops.zeros(shapes[0], dtype=key.dtype), ops.zeros(shapes[1], dtype=value.dtype)
 
 
 @contextmanager

@@ -56,14 +56,14 @@ class RelativePositionBias(keras.layers.Layer):
         self.bidirectional = bidirectional
         self.initializer = keras.initializers.get(initializer)
 
-    def build(self, query_shape: Shape, context_shape: Shape | None = None) -> None:
+    def build(self, query_shape: Shape, value_shape: Shape | None = None) -> None:
         self.table = self.add_weight(
             shape=(self.buckets, self.num_heads), initializer=self.initializer.clone(), name="table"
         )
 
-    def call(self, query: Any, context: Any = None) -> Any:
+    def call(self, query: Any, value: Any = None) -> Any:
         queries = ops.shape(query)[1]
-        keys = queries if context is None else ops.shape(context)[1]
+        keys = queries if value is None else ops.shape(value)[1]
         distance = ops.arange(keys)[None, :] - ops.arange(queries)[:, None]  # positive: the key is later
         bias = ops.take(self.table, self._bucket(distance), axis=0)  # (queries, keys, heads)
         return ops.expand_dims(ops.transpose(bias, (2, 0, 1)), 0)
@@ -96,8 +96,8 @@ class RelativePositionBias(keras.layers.Layer):
     def compute_mask(self, *args: Any, **kwargs: Any) -> None:
         return None  # the bias has no tokens of its own
 
-    def compute_output_shape(self, query_shape: Shape, context_shape: Shape | None = None) -> Shape:
-        keys = query_shape[1] if context_shape is None else context_shape[1]
+    def compute_output_shape(self, query_shape: Shape, value_shape: Shape | None = None) -> Shape:
+        keys = query_shape[1] if value_shape is None else value_shape[1]
         return (1, self.num_heads, query_shape[1], keys)
 
     def get_config(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""TransformerBlock: attention and feed-forward, each with norm and residual."""
+"""TransformerBlock: attention, cross-attention where asked, and feed-forward, each with norm and residual."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from keras_tx.layers.shape import Shape
 
 NORMS = {"layer": keras.layers.LayerNormalization, "rms": keras.layers.RMSNormalization}
 NORM_POSITIONS = ("pre", "post")
-ATTENTION = ("num_heads", "head_dim", "kv_heads", "causal", "rotary_base", "rotary_scaling", "qkv_bias")
+ATTENTION = (
+    "num_heads",
+    "key_dim",
+    "value_dim",
+    "kv_heads",
+    "causal",
+    "rotary_base",
+    "rotary_scaling",
+    "qkv_bias",
+)
 
 
 @keras.saving.register_keras_serializable("keras_tx")
@@ -24,11 +33,16 @@ class TransformerBlock(keras.layers.Layer):
     `norm_position="pre"` is x + f(norm(x)) (ViT, GPT), `"post"` is norm(x + f(x)) (BERT).
 
     >>> import numpy as np
-    >>> tuple(TransformerBlock(num_heads=4, mlp_dim=64)(np.zeros((2, 5, 16), "float32")).shape)
+    >>> x, encoded = np.zeros((2, 5, 16), "float32"), np.zeros((2, 7, 16), "float32")
+    >>> tuple(TransformerBlock(num_heads=4, mlp_dim=64)(x).shape)
+    (2, 5, 16)
+    >>> decoder_block = TransformerBlock(num_heads=4, mlp_dim=64, causal=True, cross_attention=True)
+    >>> tuple(decoder_block(x, encoded).shape)
     (2, 5, 16)
 
     Args:
-        num_heads, kv_heads, head_dim, causal, rotary_base, rotary_scaling, qkv_bias: see MultiHeadAttention.
+        num_heads, key_dim, value_dim, kv_heads, causal, rotary_base, rotary_scaling, qkv_bias: see
+            MultiHeadAttention.
         mlp_dim, activation: see FeedForward.
         norm: "layer" or "rms".
         dropout: rate on the output of each half.
@@ -38,13 +52,25 @@ class TransformerBlock(keras.layers.Layer):
         drop_path: rate at which a half is skipped for a whole sample (stochastic depth).
         use_bias: whether the dense layers have biases, and norms of kind "layer" theirs.
         layer_scale: initial value of a learned factor for each channel of a half's output; None for none.
+        cross_attention: whether attention over `value` stands between self-attention and feed-forward, as
+            in the decoder of an encoder-decoder. It has neither causal order nor rotary positions.
+
+    Call arguments:
+        inputs: (batch, tokens, width).
+        value: (batch, keys, value width), the sequence that cross-attention attends over.
+        attention_mask, padding_mask, bias, positions, past: of the self-attention, see MultiHeadAttention.
+            With `past` the output is followed by the (key, value) to pass on.
+        value_attention_mask, value_padding_mask: of the cross-attention.
+        return_attention_scores: whether the attention weights of the self-attention, then those of the
+            cross-attention, follow the output.
     """
 
     def __init__(
         self,
         num_heads: int,
         mlp_dim: int,
-        head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
         kv_heads: int | None = None,
         causal: bool = False,
         rotary_base: float | None = None,
@@ -60,6 +86,7 @@ class TransformerBlock(keras.layers.Layer):
         layer_scale: float | None = None,
         use_bias: bool = True,
         qkv_bias: bool | None = None,
+        cross_attention: bool = False,
         kernel_initializer: Any = "glorot_uniform",
         **kwargs: Any,
     ):
@@ -79,18 +106,21 @@ class TransformerBlock(keras.layers.Layer):
             "kernel_initializer": keras.initializers.get(kernel_initializer),
             "dtype": self.dtype_policy,
         }
-        self.attention = MultiHeadAttention(
-            num_heads,
-            head_dim=head_dim,
-            kv_heads=kv_heads,
-            causal=causal,
-            rotary_base=rotary_base,
-            rotary_scaling=rotary_scaling,
-            dropout=attention_dropout,
-            qkv_bias=qkv_bias,
-            name="attention",
+        attention = {
+            "key_dim": key_dim,
+            "value_dim": value_dim,
+            "kv_heads": kv_heads,
+            "dropout": attention_dropout,
+            "qkv_bias": qkv_bias,
             **shared,
-        )
+        }
+        order = {"causal": causal, "rotary_base": rotary_base, "rotary_scaling": rotary_scaling}
+        self.attention = MultiHeadAttention(num_heads, **attention, **order, name="attention")
+        self.cross_attention: Any = None
+        self.cross_attention_norm: Any = None
+        if cross_attention:
+            self.cross_attention = MultiHeadAttention(num_heads, **attention, name="cross_attention")
+            self.cross_attention_norm = self._norm("cross_attention_norm", use_bias)
         hidden_dropout = dropout if hidden_dropout is None else hidden_dropout
         self.feed_forward = FeedForward(
             mlp_dim, activation, dropout=hidden_dropout, name="feed_forward", **shared
@@ -110,13 +140,18 @@ class TransformerBlock(keras.layers.Layer):
         norm.supports_masking = True  # it takes each token alone, which RMSNormalization does not declare
         return norm
 
-    def build(self, input_shape: Shape) -> None:
+    def build(self, inputs_shape: Shape, value_shape: Shape | None = None) -> None:
         for layer in (self.attention_norm, self.attention, self.feed_forward_norm, self.feed_forward):
-            layer.build(input_shape)
-        self.attention_scale = self.feed_forward_scale = None
+            layer.build(inputs_shape)
+        self.attention_scale = self.cross_attention_scale = self.feed_forward_scale = None
         if self.layer_scale is not None:
-            self.attention_scale = self._scale("attention_scale", input_shape[-1])
-            self.feed_forward_scale = self._scale("feed_forward_scale", input_shape[-1])
+            self.attention_scale = self._scale("attention_scale", inputs_shape[-1])
+            self.feed_forward_scale = self._scale("feed_forward_scale", inputs_shape[-1])
+        if self.cross_attention is not None:
+            self.cross_attention_norm.build(inputs_shape)
+            self.cross_attention.build(inputs_shape, inputs_shape if value_shape is None else value_shape)
+            if self.layer_scale is not None:
+                self.cross_attention_scale = self._scale("cross_attention_scale", inputs_shape[-1])
 
     def _scale(self, name: str, width: int) -> Any:
         return self.add_weight(
@@ -126,33 +161,117 @@ class TransformerBlock(keras.layers.Layer):
     def call(
         self,
         inputs: Any,
+        value: Any = None,
+        attention_mask: Any = None,
         padding_mask: Any = None,
         bias: Any = None,
         positions: Any = None,
         past: tuple[Any, Any] | None = None,
+        value_attention_mask: Any = None,
+        value_padding_mask: Any = None,
+        return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> Any:
-        given = {"padding_mask": padding_mask, "bias": bias, "positions": positions, "past": past}
+        self._check_value(value, value_attention_mask, value_padding_mask)
         pre = self.norm_position == "pre"
+        with_scores = {"return_attention_scores": return_attention_scores, "training": training}
         x = inputs
-        attended = self.attention(self.attention_norm(x) if pre else x, training=training, **given)
-        present = None
-        if past is not None:
-            attended, present = attended
+        attended, *extra = _as_tuple(
+            self.attention(
+                self.attention_norm(x) if pre else x,
+                attention_mask=attention_mask,
+                padding_mask=padding_mask,
+                bias=bias,
+                positions=positions,
+                past=past,
+                **with_scores,
+            )
+        )
         x = ops.add(x, self._branch(attended, self.attention_scale, training))
         if not pre:
             x = self.attention_norm(x)
+        if self.cross_attention is not None:
+            attended, *scores = _as_tuple(
+                self.cross_attention(
+                    self.cross_attention_norm(x) if pre else x,
+                    value,
+                    attention_mask=value_attention_mask,
+                    padding_mask=value_padding_mask,
+                    **with_scores,
+                )
+            )
+            extra += scores
+            x = ops.add(x, self._branch(attended, self.cross_attention_scale, training))
+            if not pre:
+                x = self.cross_attention_norm(x)
         widened = self.feed_forward(self.feed_forward_norm(x) if pre else x, training=training)
         x = ops.add(x, self._branch(widened, self.feed_forward_scale, training))
         if not pre:
             x = self.feed_forward_norm(x)
-        return x if past is None else (x, present)
+        return (x, *extra) if extra else x
+
+    def _check_value(self, value: Any, attention_mask: Any, padding_mask: Any) -> None:
+        if self.cross_attention is not None and value is None:
+            raise ConfigError(
+                f"Layer {self.name!r} has cross_attention=True, but was called without `value`. Call it with "
+                "the sequence to attend over."
+            )
+        of_value = {
+            "value": value,
+            "value_attention_mask": attention_mask,
+            "value_padding_mask": padding_mask,
+        }
+        names = [name for name, x in of_value.items() if x is not None]
+        if self.cross_attention is None and names:
+            raise ConfigError(
+                f"Layer {self.name!r} was called with `{names[0]}`, but has no cross-attention. Make it with "
+                "cross_attention=True, or leave that out."
+            )
 
     def _branch(self, x: Any, scale: Any, training: bool | None) -> Any:
         x = self.residual_dropout(x, training=training)
         if scale is not None:
             x = ops.multiply(x, scale)
         return self.path_dropout(x, training=training)
+
+    def compute_output_spec(
+        self,
+        inputs: Any,
+        value: Any = None,
+        attention_mask: Any = None,
+        padding_mask: Any = None,
+        bias: Any = None,
+        positions: Any = None,
+        past: tuple[Any, Any] | None = None,
+        value_attention_mask: Any = None,
+        value_padding_mask: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+    ) -> Any:
+        self._check_value(value, value_attention_mask, value_padding_mask)
+        specs: Any = _as_tuple(
+            self.attention.compute_output_spec(
+                inputs,
+                attention_mask=attention_mask,
+                padding_mask=padding_mask,
+                bias=bias,
+                positions=positions,
+                past=past,
+                return_attention_scores=return_attention_scores,
+            )
+        )
+        if self.cross_attention is not None:
+            _, *scores = _as_tuple(
+                self.cross_attention.compute_output_spec(
+                    inputs,
+                    value,
+                    attention_mask=value_attention_mask,
+                    padding_mask=value_padding_mask,
+                    return_attention_scores=return_attention_scores,
+                )
+            )
+            specs = (*specs, *scores)
+        return specs if len(specs) > 1 else specs[0]
 
     def get_config(self) -> dict[str, Any]:
         attention = self.attention.get_config()
@@ -172,4 +291,9 @@ class TransformerBlock(keras.layers.Layer):
             "hidden_dropout": feed_forward["dropout"],
             "drop_path": self.drop_path,
             "layer_scale": self.layer_scale,
+            "cross_attention": self.cross_attention is not None,
         }
+
+
+def _as_tuple(outputs: Any) -> tuple[Any, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)

@@ -283,7 +283,7 @@ def _decode(config: GPTConfig, inputs: dict[str, Any], dtype: Any) -> Encoded:
             config.num_heads,
             config.mlp_dim,
             kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
+            key_dim=config.head_dim,
             causal=True,
             rotary_base=config.rotary_base if turned else None,
             rotary_scaling=config.rotary_scaling,

@@ -75,16 +75,112 @@ def test_a_bias_with_one_row_for_all_queries(heads: int, opset: int, tmp_path):
 
 
 @OPSETS
-def test_cross_attention(opset: int, tmp_path):
-    x, context, mask = tokens(), tokens("context", 12), mask_input()
-    model = keras.Model([x, context, mask], MultiHeadAttention(4)(x, context, padding_mask=mask))
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"rotary_base": 1e4}, {"value_dim": 3}], ids=str)
+def test_cross_attention(options: dict, opset: int, tmp_path):
+    x, value, mask = tokens(), tokens("value", 12), mask_input()
+    model = keras.Model([x, value, mask], MultiHeadAttention(4, **options)(x, value, padding_mask=mask))
     check(model, opset, tmp_path, draw(4, 3, 16), draw(4, 5, 12, seed=1), MASK)
+
+
+@OPSETS
+def test_keys_of_their_own(opset: int, tmp_path):
+    x, value, key = tokens(), tokens("value", 12), tokens("key", 9)
+    model = keras.Model([x, value, key], MultiHeadAttention(4, key_dim=3, value_dim=5)(x, value, key))
+    check(model, opset, tmp_path, draw(4, 3, 16), draw(4, 5, 12, seed=1), draw(4, 5, 9, seed=2))
+
+
+@OPSETS
+@pytest.mark.parametrize("call", [lambda layer, x: layer(x, x), lambda layer, x: layer(x, x, x)])
+@pytest.mark.parametrize("options", [{}, {"causal": True, "rotary_base": 1e4}], ids=str)
+def test_query_as_its_own_value(options: dict, call, opset: int, tmp_path):
+    x = tokens()
+    check(keras.Model(x, call(MultiHeadAttention(4, **options), x)), opset, tmp_path, draw(4, 5, 16))
+
+
+ALLOWED = np.random.default_rng(7).random((4, 4, 3, 5)) > 0.4
+ALLOWED[0, 0, 1] = False  # a query of one head, and one of all heads, without keys
+ALLOWED[1, :, 2] = False
+SHAPES = {
+    "TS": ALLOWED[0, 0],
+    "BTS": ALLOWED[:, 0],
+    "B1TS": ALLOWED[:, :1],
+    "1HTS": ALLOWED[:1],
+    "BHTS": ALLOWED,
+    "B1T1": ALLOWED[:, :1, :, :1],
+    "BH1S": ALLOWED[:, :, :1],
+}
+
+
+def axes_of(array: np.ndarray, name: str, dtype: str | None = None) -> keras.KerasTensor:
+    """An input with the array's axes of size 1 and of heads, and else dynamic ones."""
+    static = [n if n == 1 or (array.ndim == 4 and axis == 1) else None for axis, n in enumerate(array.shape)]
+    return keras.Input(batch_shape=static, dtype=dtype, name=name)
+
+
+@OPSETS
+@pytest.mark.parametrize("options", [{}, {"causal": True, "kv_heads": 2}], ids=str)
+@pytest.mark.parametrize("axes", SHAPES)
+@pytest.mark.parametrize("others", [(), ("padding",), ("bias",), ("padding", "bias")], ids=str)
+def test_attention_mask(others: tuple, axes: str, options: dict, opset: int, tmp_path):
+    array = SHAPES[axes]
+    x, value, mask = tokens(), tokens("value", 12), axes_of(array, "attention_mask", "bool")
+    arrays, tensors, more = [draw(4, 3, 16), draw(4, 5, 12, seed=1), array], [x, value, mask], {}
+    if "padding" in others:
+        more["padding_mask"] = mask_input("bool")
+        arrays.append(MASK.astype(bool))
+    if "bias" in others:
+        more["bias"] = keras.Input(batch_shape=(None, 4, None, None), name="bias")
+        arrays.append(draw(1, 4, 3, 5, seed=3))
+    layer = MultiHeadAttention(4, **options)
+    model = keras.Model([*tensors, *more.values()], layer(x, value, attention_mask=mask, **more))
+    check(model, opset, tmp_path, *arrays)
+
+
+@OPSETS
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("axes", ["TS", "BTS", "1HTS", "BHTS", "BH1S"])
+def test_a_bias_of_minus_infinity(axes: str, causal: bool, opset: int, tmp_path):
+    """A query whose bias is -inf for every key gives the output bias, as in Keras."""
+    array = np.where(np.resize(SHAPES[axes], (*SHAPES[axes].shape[:-1], 3)), 0.5, -np.inf).astype("float32")
+    x, bias = tokens(), axes_of(array, "bias")
+    model = keras.Model([x, bias], MultiHeadAttention(4, causal=causal)(x, bias=bias))
+    check(model, opset, tmp_path, draw(4, 3, 16), array)
+
+
+@OPSETS
+def test_keras_masks_of_keys_and_values(opset: int, tmp_path):
+    x, value, key = tokens(), *(keras.Input((None,), dtype="int64", name=name) for name in ("value", "key"))
+    embedding = keras.layers.Embedding(4, 12, mask_zero=True)
+    model = keras.Model([x, value, key], MultiHeadAttention(4)(x, embedding(value), embedding(key)))
+    ids = np.array([[1, 2, 0, 3], [0, 1, 2, 3]]), np.array([[1, 2, 3, 0], [0, 0, 0, 0]])
+    check(model, opset, tmp_path, draw(2, 3, 16), *ids)
+
+
+@OPSETS
+def test_a_decoder_block(opset: int, tmp_path):
+    x, value, mask = tokens(), tokens("value", 12), mask_input()
+    block = TransformerBlock(4, 32, causal=True, cross_attention=True, layer_scale=0.5)
+    outputs = block(x, value, value_padding_mask=mask, return_attention_scores=True)
+    model = keras.Model([x, value, mask], outputs)
+    _, own, cross = check(model, opset, tmp_path, draw(4, 3, 16), draw(4, 5, 12, seed=1), MASK)
+    assert own.shape == (4, 4, 3, 3) and cross.shape == (4, 4, 3, 5)
+
+
+@OPSETS
+def test_an_attention_mask_over_the_past(opset: int, tmp_path):
+    x, mask = tokens(), keras.Input((None, None), dtype="bool", name="attention_mask")
+    past = [keras.Input((4, None, 4), name=name) for name in ("past_key", "past_value")]
+    layer = MultiHeadAttention(4, causal=True)
+    output, present = layer(x, past=tuple(past), attention_mask=mask)
+    model = keras.Model([x, mask, *past], [output, *present])
+    arrays = [draw(4, 4, 2, 4, seed=n) for n in (1, 2)]
+    check(model, opset, tmp_path, draw(4, 3, 16), ALLOWED[:, 0], *arrays)
 
 
 @OPSETS
 def test_attention_weights(opset: int, tmp_path):
     x, mask = tokens(), mask_input()
-    outputs = MultiHeadAttention(4, causal=True)(x, padding_mask=mask, return_weights=True)
+    outputs = MultiHeadAttention(4, causal=True)(x, padding_mask=mask, return_attention_scores=True)
     _, weights = check(keras.Model([x, mask], outputs), opset, tmp_path, draw(4, 5, 16), MASK)
     assert set(np.round(weights.sum(-1), 5).ravel()) <= {0, 1}
 

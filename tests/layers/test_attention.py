@@ -34,14 +34,16 @@ def test_softmax_of_scaled_products_by_hand():
     The output is the weights times the rows (1, 0) and (0, 2).
     """
     x = np.array([[[1, 0], [0, 2]]], "float32")
-    output, weights = as_numpy(identity(2)(x, return_weights=True))
+    output, weights = as_numpy(identity(2)(x, return_attention_scores=True))
     np.testing.assert_allclose(weights[0, 0], [[0.669762, 0.330238], [0.055807, 0.944193]], atol=1e-6)
     np.testing.assert_allclose(output[0], [[0.669762, 0.660477], [0.055807, 1.888386]], atol=2e-6)
 
 
 def test_look_ahead_mask_by_hand():
     """Equal tokens share equally what they may see: 1; 1/2, 1/2; 1/3, 1/3, 1/3. The rest is exactly 0."""
-    _, weights = as_numpy(identity(2, causal=True)(np.ones((1, 3, 2), "float32"), return_weights=True))
+    _, weights = as_numpy(
+        identity(2, causal=True)(np.ones((1, 3, 2), "float32"), return_attention_scores=True)
+    )
     np.testing.assert_allclose(
         weights[0, 0], [[1, 0, 0], [1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]], atol=1e-7
     )
@@ -52,14 +54,14 @@ def test_nine_tokens_of_512_in_eight_heads_of_64():
     x = draw(2, 9, 512)
     layer = MultiHeadAttention(8, causal=True)
     empty = np.zeros((2, 8, 0, 64), "float32")
-    output, (key, value), weights = layer(x, past=(empty, empty), return_weights=True)
+    output, (key, value), weights = layer(x, past=(empty, empty), return_attention_scores=True)
     assert tuple(output.shape) == (2, 9, 512)
     assert tuple(key.shape) == tuple(value.shape) == (2, 8, 9, 64)
     assert tuple(weights.shape) == (2, 8, 9, 9)
 
 
 def test_a_grouped_head_width_of_its_own():
-    layer = built(MultiHeadAttention(4, head_dim=6, kv_heads=2), draw(1, 3, 10))
+    layer = built(MultiHeadAttention(4, key_dim=6, kv_heads=2), draw(1, 3, 10))
     shapes = {w.path.split("/", 1)[-1]: tuple(w.shape) for w in layer.weights}
     assert shapes == {
         **{"query/kernel": (10, 24), "query/bias": (24,), "key/kernel": (10, 12), "key/bias": (12,)},
@@ -99,7 +101,7 @@ def test_rotary_sees_distances_alone():
 def test_weights_of_a_row_sum_to_one_or_to_zero(mask, causal):
     x = draw(2, 5, 8)
     layer = built(MultiHeadAttention(2, causal=causal), x)
-    _, weights = as_numpy(layer(x, padding_mask=mask, return_weights=True))
+    _, weights = as_numpy(layer(x, padding_mask=mask, return_attention_scores=True))
     allowed = np.ones((2, 1, 5, 5), bool) if mask is None else mask[:, None, None, :].repeat(5, axis=2)
     allowed = np.broadcast_to(allowed & np.tril(np.ones((5, 5), bool)) if causal else allowed, (2, 2, 5, 5))
     np.testing.assert_allclose(weights.sum(-1), allowed.any(-1).astype("float32"), atol=FP32)
@@ -175,8 +177,8 @@ def test_scores_and_bias_are_added_in_float32(policy):
     """1000 more for every key changes no weight. In bfloat16 it would round scores to multiples of 4."""
     x = draw(2, 5, 8)
     layer = built(MultiHeadAttention(2, dtype=policy), x)
-    _, plain = as_numpy(layer(x, return_weights=True))
-    _, shifted = as_numpy(layer(x, bias=np.full((1, 1, 5, 5), 1000, "float32"), return_weights=True))
+    _, plain = as_numpy(layer(x, return_attention_scores=True))
+    _, shifted = as_numpy(layer(x, bias=np.full((1, 1, 5, 5), 1000, "float32"), return_attention_scores=True))
     assert_close(shifted, plain, 2 * UNIT_ROUNDOFF[policy.removeprefix("mixed_")])
 
 
@@ -292,9 +294,94 @@ def test_equals_keras(kv_heads, kind, masked):
         use_causal_mask=kind == "causal",
         return_attention_scores=True,
     )
-    output, weights = ours(*args, padding_mask=mask, return_weights=True)
+    output, weights = ours(*args, padding_mask=mask, return_attention_scores=True)
     assert_close(as_numpy(output), as_numpy(expected))
     assert_close(as_numpy(weights), as_numpy(scores))
+
+
+RANDOM_MASK = np.random.default_rng(7).random((2, 4, 5, 7)) > 0.4
+
+
+@pytest.mark.parametrize("value_dim", [None, 5])
+@pytest.mark.parametrize("axes", ["", "TS", "BTS", "B1TS", "1HTS", "BHTS"])
+@pytest.mark.parametrize("arguments", ["query, value", "query, value, key"])
+def test_equals_keras_with_the_same_arguments(arguments, axes, value_dim):
+    query, value, key = draw(2, 5, 12), draw(2, 7, 10, seed=2), draw(2, 7, 9, seed=3)
+    args = (query, value, key)[: len(arguments.split(", "))]
+    ours = MultiHeadAttention(4, key_dim=3, value_dim=value_dim)
+    theirs = keras.layers.MultiHeadAttention(4, key_dim=3, value_dim=value_dim)
+    built(ours, *args)
+    theirs.build(*(x.shape for x in args))
+    theirs.set_weights([w.reshape(v.shape) for w, v in zip(ours.get_weights(), theirs.weights, strict=True)])
+    whole = RANDOM_MASK | (np.arange(7) == 2)  # no row without a key, where Keras returns the mean
+    mask = {
+        "": None,
+        "TS": whole[0, 0],
+        "BTS": whole[:, 0],
+        "B1TS": whole[:, :1],
+        "1HTS": whole[:1],
+        "BHTS": whole,
+    }[axes]
+    of_keras = None if mask is None else mask[None] if mask.ndim == 2 else mask
+    expected, scores = theirs(*args, attention_mask=of_keras, return_attention_scores=True)
+    output, weights = ours(*args, attention_mask=mask, return_attention_scores=True)
+    assert_close(as_numpy(output), as_numpy(expected))
+    assert_close(as_numpy(weights), as_numpy(scores))
+
+
+def test_causal_order_of_another_sequence_is_that_of_keras():
+    query, value = draw(2, 5, 12), draw(2, 7, 12, seed=2)
+    ours, theirs = MultiHeadAttention(4, causal=True), keras.layers.MultiHeadAttention(4, 3)
+    built(ours, query, value)
+    theirs.build(query.shape, value.shape)
+    theirs.set_weights([w.reshape(v.shape) for w, v in zip(ours.get_weights(), theirs.weights, strict=True)])
+    expected = theirs(query, value, use_causal_mask=True)
+    assert_close(as_numpy(ours(query, value)), as_numpy(expected))
+
+
+@pytest.mark.parametrize("config", [{"causal": True}, {"rotary_base": 1e4}, {}], ids=str)
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_query_as_its_own_value_is_self_attention(config, policy):
+    """As Keras's layer is called. Under a mixed policy Keras casts each argument to a tensor of its own."""
+    x = draw(2, 5, 8)
+    layer = built(MultiHeadAttention(2, **config, dtype=policy), x)
+    for args in ((x, x), (x, x, x)):
+        np.testing.assert_array_equal(as_numpy(layer(*args)), as_numpy(layer(x)))
+
+
+def test_masks_of_keys_and_values_hold_together():
+    ids = np.array([[1, 2, 0, 3], [0, 1, 2, 3]]), np.array([[1, 2, 3, 0], [3, 1, 2, 0]])
+    embedding, layer = keras.layers.Embedding(4, 8, mask_zero=True), MultiHeadAttention(2)
+    query, value, key = draw(2, 3, 8), embedding(ids[0]), embedding(ids[1])
+    plain = [as_numpy(x) for x in (value, key)]
+    built(layer, query, *plain)
+    expected = layer(query, *plain, padding_mask=(ids[0] != 0) & (ids[1] != 0))
+    assert_close(as_numpy(layer(query, value, key)), as_numpy(expected))
+
+
+@pytest.mark.parametrize("policy", ["float32", *HALF])
+def test_a_bias_of_minus_infinity_masks(policy):
+    """A row of it alone is a query that may attend to nothing: weights of zero, and no NaN."""
+    x, mask = draw(2, 5, 8), RANDOM_MASK[:, :2, :, :5].copy()
+    mask[0, 1, 3] = False
+    layer = built(MultiHeadAttention(2, dtype=policy), x)
+    bias = np.where(mask, 0, -np.inf).astype("float32")
+    output, weights = as_numpy(layer(x, bias=bias, return_attention_scores=True))
+    expected, scores = as_numpy(layer(x, attention_mask=mask, return_attention_scores=True))
+    assert (weights[0, 1, 3] == 0).all()
+    np.testing.assert_array_equal(weights, scores)
+    np.testing.assert_array_equal(output, expected)
+
+
+def test_masks_and_past():
+    """Keys of an attention mask include the past."""
+    x, mask = draw(2, 5, 8), RANDOM_MASK[:, 0, :, :5]
+    layer = built(MultiHeadAttention(2, causal=True), x)
+    whole = as_numpy(layer(x, attention_mask=mask))
+    empty = np.zeros((2, 2, 0, 4), "float32")
+    first, past = layer(x[:, :3], past=(empty, empty), attention_mask=mask[:, :3, :3])
+    second, _ = layer(x[:, 3:], past=past, attention_mask=mask[:, 3:])
+    assert_close(np.concatenate([as_numpy(first), as_numpy(second)], axis=1), whole)
 
 
 # --- refusals ------------------------------------------------------------------------------------------
@@ -306,9 +393,9 @@ def test_equals_keras(kv_heads, kind, masked):
         ({"num_heads": 4, "kv_heads": 3}, None, ["'mix'", "num_heads=4", "kv_heads=3", "same number"]),
         ({"num_heads": 0}, None, ["num_heads=0"]),
         ({"num_heads": 4, "kv_heads": 0}, None, ["kv_heads=0"]),
-        ({"num_heads": 4, "head_dim": 0}, None, ["head_dim=0", "positive"]),
-        ({"num_heads": 4, "head_dim": 5, "rotary_base": 1e4}, None, ["head_dim=5", "even"]),
-        ({"num_heads": 7}, (1, 5, 768), ["'mix'", "width of 768", "num_heads=7", "give head_dim"]),
+        ({"num_heads": 4, "key_dim": 0}, None, ["key_dim=0", "positive"]),
+        ({"num_heads": 4, "key_dim": 5, "rotary_base": 1e4}, None, ["key_dim=5", "even"]),
+        ({"num_heads": 7}, (1, 5, 768), ["'mix'", "width of 768", "num_heads=7", "set key_dim"]),
         ({"num_heads": 4, "rotary_base": 1e4}, (1, 5, 12), ["'mix'", "12 / 4 = 3", "even"]),
         (
             {"num_heads": 4, "rotary_scaling": {"rope_type": "linear", "factor": 2.0}},
@@ -323,14 +410,50 @@ def test_refusals_name_what_is_wrong(config, shape, said):
     assert all(part in str(error.value) for part in said), str(error.value)
 
 
-@pytest.mark.parametrize("config", [{"causal": True}, {"rotary_base": 1e4}])
-def test_cross_attention_refuses_an_order(config):
-    x = draw(1, 3, 8)
-    with pytest.raises(ConfigError, match=r"'mix'.*`context` is for cross-attention"):
-        MultiHeadAttention(2, **config, name="mix")(x, x)
-    past = np.zeros((1, 2, 0, 4), "float32")
-    with pytest.raises(ConfigError, match="or past"):
-        MultiHeadAttention(2)(x, x, past=(past, past))
+@pytest.mark.parametrize(
+    "shapes, match",
+    [
+        ({"attention_mask": (5,)}, r"'mix': attention_mask has the shape \(5,\).*\(2, 2, 3, 4\)"),
+        ({"attention_mask": (2, 4)}, r"attention_mask has the shape \(2, 4\).*padding_mask"),
+        ({"attention_mask": (2, 4, 3)}, r"attention_mask has the shape \(2, 4, 3\)"),
+        ({"attention_mask": (2, 3, 3, 4)}, r"attention_mask has the shape \(2, 3, 3, 4\)"),
+        ({"attention_mask": (3, 1, 3, 4)}, r"attention_mask has the shape \(3, 1, 3, 4\)"),
+        ({"bias": (3, 5)}, r"bias has the shape \(3, 5\)"),
+        ({"padding_mask": (2, 3)}, "padding_mask covers 3 keys, but there are 4"),
+        ({"key": (2, 5, 8)}, "value has 4 tokens, but key has 5"),
+        ({"key": (8, 5)}, r"key has the shape \(8, 5\)"),
+        ({"positions": (1, 3)}, "no rotary_base, so `positions`"),
+    ],
+    ids=str,
+)
+def test_arguments_that_do_not_fit_are_refused(shapes, match):
+    """Concrete and symbolic alike; a mask of one key too many or too few would broadcast in silence."""
+    dtypes = {"attention_mask": bool, "padding_mask": bool, "positions": "int32"}
+    arrays = {name: np.ones(shape, dtypes.get(name, "float32")) for name, shape in shapes.items()}
+    query, value = draw(2, 3, 8), draw(2, 4, 8)
+    with pytest.raises(ConfigError, match=match):
+        MultiHeadAttention(2, name="mix")(query, value, **arrays)
+    symbolic = {
+        name: keras.KerasTensor(x.shape, keras.backend.standardize_dtype(x.dtype))
+        for name, x in arrays.items()
+    }
+    tensors = [keras.KerasTensor(x.shape, "float32") for x in (query, value)]
+    with pytest.raises(ConfigError, match=match):
+        MultiHeadAttention(2, name="mix")(*tensors, **symbolic)
+
+
+@pytest.mark.parametrize("name", ["past", "positions"])
+def test_past_and_positions_are_of_self_attention(name):
+    x, past = draw(1, 3, 8), np.zeros((1, 2, 0, 4), "float32")
+    argument = (past, past) if name == "past" else np.arange(3)[None]
+    with pytest.raises(ConfigError, match=f"'mix': `{name}` is for attention of `query` over itself.*value"):
+        MultiHeadAttention(2, rotary_base=1e4, name="mix")(x, x, **{name: argument})
+
+
+def test_a_mask_of_numbers_is_refused():
+    """0 and -1e9, as they are added to scores, would mean the opposite."""
+    with pytest.raises(ConfigError, match=r"attention_mask is float32, expected booleans.*`bias`"):
+        MultiHeadAttention(2)(draw(1, 3, 8), attention_mask=np.zeros((3, 3), "float32"))
 
 
 def test_a_padding_mask_of_another_length_is_refused():

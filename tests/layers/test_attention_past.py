@@ -26,7 +26,7 @@ def in_chunks(layer, x, chunks, mask=None, positions=None, heads=2, size=4):
     return np.concatenate(outputs, axis=1), past
 
 
-ROTARY = {"num_heads": 4, "kv_heads": 2, "head_dim": 4, "rotary_base": 1e4}
+ROTARY = {"num_heads": 4, "kv_heads": 2, "key_dim": 4, "rotary_base": 1e4}
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["", "left-padded"])

@@ -38,7 +38,7 @@ CASES = [
     (PositionalEmbedding, {"grid": (1, 4), "kind": "sine-cosine", "prefix_tokens": 2}, TOKENS, TOKENS, 0),
     (PositionalEmbedding, {"grid": (3, 2), "kind": "fourier", "bands": 3}, TOKENS, TOKENS, 1),
     (MultiHeadAttention, {"num_heads": 2}, TOKENS, TOKENS, 8),
-    (MultiHeadAttention, {"num_heads": 2, "head_dim": 6, "use_bias": False}, TOKENS, TOKENS, 4),
+    (MultiHeadAttention, {"num_heads": 2, "key_dim": 6, "use_bias": False}, TOKENS, TOKENS, 4),
     (MultiHeadAttention, {"num_heads": 2, "use_bias": False, "qkv_bias": True}, TOKENS, TOKENS, 7),
     (
         MultiHeadAttention,
@@ -47,6 +47,7 @@ CASES = [
         TOKENS,
         8,
     ),
+    (MultiHeadAttention, {"num_heads": 2, "key_dim": 3, "value_dim": 5}, TOKENS, TOKENS, 8),
     (RelativePositionBias, {"num_heads": 2}, TOKENS, (1, 2, 6, 6), 1),
     (
         RelativePositionBias,
@@ -85,7 +86,8 @@ CASES = [
         {
             "num_heads": 4,
             "mlp_dim": 12,
-            "head_dim": 6,
+            "key_dim": 6,
+            "value_dim": 3,
             "kv_heads": 2,
             "causal": True,
             "rotary_base": 1e4,
@@ -143,14 +145,27 @@ def test_keras_own_checks(run_layer_test, cls, config, shape, output_shape, coun
     )
 
 
-@pytest.mark.parametrize("cls", (MultiHeadAttention, RelativePositionBias))
-def test_keras_own_checks_with_context(run_layer_test, cls):
-    shapes = {"query_shape": (2, 6, 8), "context_shape": (2, 5, 10)}
+CROSS = {"num_heads": 2, "mlp_dim": 12, "cross_attention": True}
+
+
+@pytest.mark.parametrize(
+    "cls, config, tensors, output_shape, count",
+    [
+        (MultiHeadAttention, {"num_heads": 2}, "query value", (2, 6, 8), 8),
+        (MultiHeadAttention, {"num_heads": 2, "value_dim": 3}, "query value key", (2, 6, 8), 8),
+        (RelativePositionBias, {"num_heads": 2}, "query value", (1, 2, 6, 5), 1),
+        (TransformerBlock, CROSS, "inputs value", (2, 6, 8), 26),
+        (TransformerBlock, {**CROSS, "causal": True, "layer_scale": 0.1}, "inputs value", (2, 6, 8), 29),
+    ],
+)
+def test_keras_own_checks_of_cross_attention(run_layer_test, cls, config, tensors, output_shape, count):
+    shapes = ((2, 6, 8), (2, 5, 10), (2, 5, 9))
     run_layer_test(
         cls,
-        {"num_heads": 2},
-        input_shape=shapes,
-        expected_output_shape=(2, 6, 8) if cls is MultiHeadAttention else (1, 2, 6, 5),
+        config,
+        input_shape={f"{name}_shape": shape for name, shape in zip(tensors.split(), shapes, strict=False)},
+        expected_output_shape=output_shape,
+        expected_num_trainable_weights=count,
         run_training_check=False,  # Keras's training step feeds one tensor
     )
 

@@ -54,8 +54,8 @@ def test_attention_adds_it_to_the_scores():
     x = draw(1, 4, 8)
     attention, bias = built(MultiHeadAttention(2), x), built(RelativePositionBias(2), x)
     given = as_numpy(bias(x))
-    _, plain = as_numpy(attention(x, return_weights=True))
-    _, biased = as_numpy(attention(x, bias=given, return_weights=True))
+    _, plain = as_numpy(attention(x, return_attention_scores=True))
+    _, biased = as_numpy(attention(x, bias=given, return_attention_scores=True))
     expected = plain * np.exp(given)
     assert_close(biased, expected / expected.sum(-1, keepdims=True))
 

@@ -97,6 +97,57 @@ def test_equals_torch(norm_position, activation, masked):
     assert_close(as_numpy(ours(x, padding_mask=PADDING if masked else None)), expected)
 
 
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_a_decoder_block_equals_torch(norm_position):
+    torch = pytest.importorskip("torch", reason='needs torch: pip install "keras-tx[parity]"')
+    x, encoded = draw(2, 5, 8), draw(2, 7, 8, seed=2)
+    config = {"norm_position": norm_position, "norm_epsilon": 1e-5, "activation": "relu"}
+    ours = built(TransformerBlock(2, 12, causal=True, cross_attention=True, **config), x, encoded)
+    theirs = torch.nn.TransformerDecoderLayer(
+        8, 2, 12, batch_first=True, norm_first=norm_position == "pre", layer_norm_eps=1e-5
+    ).eval()
+
+    def assign(parameters, *layers):
+        for parameter, name in zip(parameters, ("kernel", "bias"), strict=True):
+            parts = [as_numpy(getattr(layer, name)).T for layer in layers]
+            parameter.data = torch.from_numpy(np.concatenate(parts))
+
+    for attention, name in ((ours.attention, "self_attn"), (ours.cross_attention, "multihead_attn")):
+        module = getattr(theirs, name)
+        packed = (module.in_proj_weight, module.in_proj_bias)
+        assign(packed, attention.query, attention.key, attention.value)
+        assign((module.out_proj.weight, module.out_proj.bias), attention.output_projection)
+    for dense, name in ((ours.feed_forward.up, "linear1"), (ours.feed_forward.down, "linear2")):
+        assign((getattr(theirs, name).weight, getattr(theirs, name).bias), dense)
+    for index, norm in enumerate((ours.attention_norm, ours.cross_attention_norm, ours.feed_forward_norm)):
+        module = getattr(theirs, f"norm{index + 1}")
+        module.weight.data, module.bias.data = (torch.from_numpy(as_numpy(w)) for w in norm.weights)
+
+    padding = np.array([[1] * 7, [1, 1, 1, 1, 0, 0, 0]], bool)
+    expected = theirs(
+        torch.from_numpy(x),
+        torch.from_numpy(encoded),
+        tgt_mask=torch.nn.Transformer.generate_square_subsequent_mask(5),
+        memory_key_padding_mask=torch.from_numpy(~padding),
+    )
+    output, own, cross = as_numpy(ours(x, encoded, value_padding_mask=padding, return_attention_scores=True))
+    assert_close(output, expected.detach().numpy())
+    assert own.shape == (2, 2, 5, 5) and cross.shape == (2, 2, 5, 7)
+    assert (own[..., np.triu_indices(5, 1)[0], np.triu_indices(5, 1)[1]] == 0).all()
+    assert (cross[1, ..., 4:] == 0).all()
+    masked = as_numpy(ours(x, encoded, value_attention_mask=padding[:, None].repeat(5, axis=1)))
+    np.testing.assert_array_equal(masked, output)
+
+
+def test_cross_attention_and_value_come_together():
+    x = draw(1, 3, 8)
+    with pytest.raises(ConfigError, match="'mix' has cross_attention=True, but was called without `value`"):
+        TransformerBlock(2, 12, cross_attention=True, name="mix")(x)
+    for name in ("value", "value_padding_mask", "value_attention_mask"):
+        with pytest.raises(ConfigError, match=f"'mix' was called with `{name}`, but has no cross-attention"):
+            TransformerBlock(2, 12, name="mix")(x, **{name: np.ones((1, 3, 8), "int32")})
+
+
 def test_passes_bias_and_positions_to_its_attention():
     x, bias, positions = draw(2, 5, 8), draw(1, 2, 5, 5, seed=3), np.array([[0, 1, 1, 4, 9]])
     block = built(TransformerBlock(2, 12, rotary_base=1e4, causal=True), x)

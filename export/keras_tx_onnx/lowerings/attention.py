@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from keras_tx_onnx.context import Context, shape_of
+from keras_tx_onnx.context import Context
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Heads:
 
 
 LOWEST = -65504.0  # finite in float16, too
+FINITE = "finite"  # noted of a bias that has no -inf
 
 
 def attend(
@@ -46,40 +49,40 @@ def attend(
 ) -> tuple[ir.Value, tuple[ir.Value, ir.Value] | None, ir.Value | None]:
     """Attends with projected q, k, v (batch, tokens, heads * size).
 
-    `padding_mask` (batch, keys) says which keys are real; `mask` is any boolean mask that broadcasts to
-    (batch, heads, queries, keys), and comes without the other, bias and past. A row that sees nothing gives
-    zero. `tokens` is the number of queries as a vector of one, where a layer knows it to be that of others:
-    their masks are then one.
+    `padding_mask` (batch, keys) is true where a key is real. `mask`, boolean, and `bias` broadcast to (batch,
+    heads, queries, keys); without a bias, `mask` is of full size in its last two axes. A bias of -inf masks,
+    and a query that may attend to no key results in zero. `causal` is for keys that continue `past`.
+    `tokens` is the number of queries as a vector of one, where it is known to be shared by several layers,
+    whose masks are then computed once.
 
-    Gives the result in the same form, the (key, value) that the next step needs where there is a past, and
-    the weights where asked. Attention's own output of weights is not used: shape inference fails on it.
+    Returns the result in the same form, the (key, value) of the next step where there is a past, and the
+    weights where asked. Attention's own output of weights is not used: shape inference fails on it.
     """
+    finite = None if bias is None or bias.meta.get(FINITE) else cx.op.Not(cx.op.Equal(bias, -np.inf))
+    real = None if padding_mask is None else _real_keys(cx, padding_mask)
+    allowed = all_of(cx, [mask, finite, real])
     # Attention's own softcap comes behind the mask in opset 23, and lifts it.
     if cx.opset < 23 or weights or soft_cap is not None:
-        allowed = _allowed(cx, q, k, past, causal, padding_mask) if mask is None else mask
+        allowed = all_of(cx, [in_order(cx, q, k, past) if causal else None, allowed])
         return _written_out(cx, heads, q, k, v, allowed, bias, past, scale, soft_cap)
 
     seen = None
-
-    def for_every_query(mask: ir.Value) -> ir.Value:
-        """onnxruntime refuses a mask of one row for all queries."""
-        count = cx.op.Shape(q, start=1, end=2) if tokens is None else tokens
-        return cx.op.Expand(mask, cx.op.Concat([1, 1], count, [1], axis=0))
-
-    if padding_mask is not None and bias is None:
-        mask = for_every_query(_real_keys(cx, padding_mask))
-    if bias is not None:
-        allowed = _allowed(cx, q, k, past, causal, padding_mask)
-        mask = scores = bias if allowed is None else cx.op.Where(allowed, bias, LOWEST)
-        if shape_of(bias)[2] in (1, None):
-            mask = for_every_query(scores)
-        seen = allowed if padding_mask is not None else None
-        causal = False
+    if bias is None:
+        if allowed is real is not None:  # onnxruntime refuses a mask of one row for all queries
+            count = cx.op.Shape(q, start=1, end=2) if tokens is None else tokens
+            allowed = cx.op.Expand(real, cx.op.Concat([1, 1], count, [1], axis=0))
+        added: ir.Value | None = allowed
+    else:
+        seen = allowed
+        if causal:
+            allowed = all_of(cx, [in_order(cx, q, k, past), allowed])
+            seen = None if seen is None else allowed
+        added, causal = bias if allowed is None else cx.op.Where(allowed, bias, LOWEST), False
     result = cx.op.Attention(
         q,
         k,
         v,
-        mask,
+        added,
         *(past or ()),
         outputs=1 if past is None else 3,
         q_num_heads=heads.queries,
@@ -90,8 +93,10 @@ def attend(
     y, present = (result, None) if past is None else (result[0], (result[1], result[2]))
     if seen is not None:
         # With a mask of numbers a row that sees nothing would be uniform; it shall be zero.
-        some = cx.op.ReduceMax(cx.op.Cast(seen, to=ir.DataType.FLOAT), [3], keepdims=0)  # (b, 1, queries)
-        y = cx.op.Mul(y, cx.op.Unsqueeze(cx.op.Squeeze(some, [1]), [2]))
+        some = cx.op.ReduceMax(cx.op.Cast(seen, to=ir.DataType.FLOAT), [3])  # (b, heads or 1, queries, 1)
+        y = cx.op.Reshape(y, [0, 0, heads.queries, heads.values])
+        y = cx.op.Mul(y, cx.op.Transpose(some, perm=[0, 2, 1, 3]))
+        y = cx.op.Reshape(y, [0, 0, heads.queries * heads.values])
     return y, present, None
 
 
@@ -147,25 +152,20 @@ def _real_keys(cx: Context, padding_mask: ir.Value) -> ir.Value:
     return cx.op.Unsqueeze(cx.op.Cast(padding_mask, to=ir.DataType.BOOL), [1, 2])
 
 
-def _allowed(
-    cx: Context,
-    q: ir.Value,
-    k: ir.Value,
-    past: tuple[ir.Value, ir.Value] | None,
-    causal: bool,
-    padding_mask: ir.Value | None,
-) -> ir.Value | None:
-    """Boolean, broadcasting to (b, heads, queries, keys); None where everything is allowed."""
-    allowed = None
-    if causal:
-        start = length(cx, past[0], 2) if past is not None else np.int64(0)
-        queries = cx.op.Add(counting(cx, length(cx, q, 1)), start)
-        keys = counting(cx, cx.op.Add(length(cx, k, 1), start))
-        allowed = cx.op.LessOrEqual(cx.op.Unsqueeze(keys, [0]), cx.op.Unsqueeze(queries, [1]))
-    if padding_mask is not None:
-        real = _real_keys(cx, padding_mask)
-        allowed = real if allowed is None else cx.op.And(allowed, real)
-    return allowed
+def in_order(
+    cx: Context, q: ir.Value, k: ir.Value, past: tuple[ir.Value, ir.Value] | None = None
+) -> ir.Value:
+    """Boolean (1, 1, queries, keys): the keys up to the query's own position, which follows the past."""
+    start = length(cx, past[0], 2) if past is not None else np.int64(0)
+    queries = cx.op.Add(counting(cx, length(cx, q, 1)), start)
+    keys = counting(cx, cx.op.Add(length(cx, k, 1), start))
+    return cx.op.LessOrEqual(cx.op.Unsqueeze(keys, [0, 1, 2]), cx.op.Unsqueeze(queries, [0, 1, 3]))
+
+
+def all_of(cx: Context, masks: Sequence[ir.Value | None]) -> ir.Value | None:
+    """The masks as one, which allows what each of them allows; None where there is none."""
+    masks = [mask for mask in masks if mask is not None]
+    return functools.reduce(cx.op.And, masks) if masks else None
 
 
 def length(cx: Context, x: ir.Value, axis: int) -> ir.Value:

@@ -12,7 +12,7 @@ from keras import layers
 
 from keras_tx.errors import ExportError
 from keras_tx_onnx.context import KERAS_TENSOR, Context, shape_of
-from keras_tx_onnx.lowerings.attention import LOWEST, Heads, attend, counting, length
+from keras_tx_onnx.lowerings.attention import LOWEST, Heads, all_of, attend, counting, length
 from keras_tx_onnx.lowerings.reducing import reduced
 from keras_tx_onnx.masks import MASK, mask_of
 from keras_tx_onnx.registry import lowers
@@ -87,7 +87,7 @@ def _attention(
         masks.append(cx.op.Less(distance, np.int64(window)))
     if attention_mask is not None:
         masks.append(_boolean(cx, attention_mask))
-    mask = _all_of(cx, masks)
+    mask = all_of(cx, masks)
 
     q, k, v = projected(cx, layer, heads, query, key, value)
     if mask is not None:
@@ -124,14 +124,6 @@ def _places(cx: Context, query: ir.Value, value: ir.Value) -> tuple[ir.Value, ir
     """The places of queries (1, queries, 1) and keys (1, 1, keys)."""
     places = counting(cx, length(cx, query, 1)), counting(cx, length(cx, value, 1))
     return cx.op.Unsqueeze(places[0], [0, 2]), cx.op.Unsqueeze(places[1], [0, 1])
-
-
-def _all_of(cx: Context, masks: list[ir.Value | None]) -> ir.Value | None:
-    result = None
-    for mask in masks:
-        if mask is not None:
-            result = mask if result is None else cx.op.And(result, mask)
-    return result
 
 
 def mean_where_nothing_is_seen(

@@ -14,9 +14,20 @@ from keras_tx.layers.mask_token import MaskToken
 from keras_tx.layers.rotary import inverse_frequencies
 from keras_tx_onnx.context import Context, shape_of
 from keras_tx_onnx.dims import axis_length
-from keras_tx_onnx.lowerings.attention import Heads, attend, counting, length, rotary_angles, rotate
+from keras_tx_onnx.lowerings.attention import (
+    FINITE,
+    Heads,
+    all_of,
+    attend,
+    counting,
+    in_order,
+    length,
+    rotary_angles,
+    rotate,
+)
 from keras_tx_onnx.lowerings.core import project
 from keras_tx_onnx.lowerings.sequences import scores
+from keras_tx_onnx.masks import mask_of
 from keras_tx_onnx.registry import lowers, opens
 
 
@@ -93,58 +104,105 @@ def multi_head_attention(
     layer: Any,
     /,
     query: ir.Value,
-    context: ir.Value | None = None,
+    value: ir.Value | None = None,
+    key: ir.Value | None = None,
+    attention_mask: ir.Value | None = None,
     padding_mask: ir.Value | None = None,
     bias: ir.Value | None = None,
     positions: ir.Value | None = None,
     past: tuple[ir.Value, ir.Value] | None = None,
-    return_weights: bool = False,
+    return_attention_scores: bool = False,
 ) -> Any:
-    heads = Heads(layer.num_heads, layer.kv_heads, layer.size)
+    heads = Heads(layer.num_heads, layer.kv_heads, layer.size, layer.value_size)
+    value = query if value is None else value
+    key = value if key is None else key
+    is_self = key is value is query
     if cx.cache is not None:
-        if past is not None or not layer.causal or not (context is None and bias is None):
+        plain = is_self and past is None and attention_mask is None and bias is None
+        if not (plain and layer.causal):
             raise ExportError(
-                f"The layer {cx.scope!r} cannot decode with a cache: it is not causal, or attends to another "
-                "sequence, or takes a bias or a past of its own. Export with cache=False."
+                f"The layer {cx.scope!r} cannot decode with a cache: it is not causal, or was called with "
+                "another sequence, an attention_mask, a bias or a past of its own. Export with cache=False."
             )
-        past = cx.cache.ports(cx, heads.keys, heads.size)
+        past = cx.cache.ports(cx, heads.keys, heads.size, heads.values)
         padding_mask = cx.cache.mask_for(padding_mask)
         positions = cx.cache.positions if positions is None else positions
-    if context is None:
+    elif padding_mask is None:
+        carried = [mask_of(x) for x in ((key,) if key is value else (key, value))]
+        padding_mask = all_of(
+            cx, [None if x is None else cx.op.Cast(x, to=ir.DataType.BOOL) for x in carried]
+        )
+    if is_self:
         q, k, v = _packed_projection(cx, layer, query, heads)
     else:
-        q, k, v = (
-            project(cx, dense, x)
-            for dense, x in ((layer.query, query), (layer.key, context), (layer.value, context))
-        )
+        parts = ((layer.query, query), (layer.key, key), (layer.value, value))
+        q, k, v = (project(cx, dense, x) for dense, x in parts)
     if layer.rotary_base is not None:
-        places = positions
-        if places is None:
-            places = counting(cx, length(cx, query, 1))
-            places = places if past is None else cx.op.Add(places, length(cx, past[0], 2))
         frequencies = inverse_frequencies(heads.size, layer.rotary_base, layer.rotary_scaling)
-        angles = rotary_angles(cx, query, places, frequencies)
+        angles = of_key = rotary_angles(cx, query, _places(cx, query, past, positions), frequencies)
+        if not is_self:
+            of_key = rotary_angles(cx, key, _places(cx, key, None, None), frequencies)
         q = rotate(cx, q, angles, heads.queries, heads.size)
-        k = rotate(cx, k, angles, heads.keys, heads.size)
+        k = rotate(cx, k, of_key, heads.keys, heads.size)
+    sizes = axis_length(cx, query, 1), axis_length(cx, key, 1)
+    mask = None
+    if attention_mask is not None:
+        mask = _per_head(cx, cx.op.Cast(attention_mask, to=ir.DataType.BOOL), len(shape_of(attention_mask)))
+        mask = _of_full_size(cx, mask, sizes, past)
+    if bias is not None and not bias.meta.get(FINITE):
+        bias = _of_full_size(cx, _per_head(cx, bias, len(shape_of(bias))), sizes, past)
+    if layer.causal and not is_self:
+        mask = all_of(cx, [mask, in_order(cx, q, k)])
     attended, present, weights = attend(
         cx,
         heads,
         q,
         k,
         v,
-        causal=layer.causal,
+        causal=layer.causal and is_self,
         padding_mask=padding_mask,
+        mask=mask,
         bias=bias,
         past=past,
-        weights=return_weights,
-        tokens=axis_length(cx, query, 1),
+        weights=return_attention_scores,
+        tokens=sizes[0],
     )
     if cx.cache is not None:
         cx.cache.keep(present)
         present = None
     output = project(cx, layer.output_projection, attended)
-    extra = [x for x in (present, weights if return_weights else None) if x is not None]
+    extra = [x for x in (present, weights if return_attention_scores else None) if x is not None]
     return (output, *extra) if extra else output
+
+
+def _places(
+    cx: Context, x: ir.Value, past: tuple[ir.Value, ir.Value] | None, positions: ir.Value | None
+) -> ir.Value:
+    """The positions of tokens: as they were passed, or 0, 1, 2 ... after the past."""
+    if positions is not None:
+        return positions
+    places = counting(cx, length(cx, x, 1))
+    return places if past is None else cx.op.Add(places, length(cx, past[0], 2))
+
+
+def _per_head(cx: Context, x: ir.Value, rank: int) -> ir.Value:
+    """(queries, keys), (batch, queries, keys) or four axes -> (b or 1, heads or 1, queries, keys)."""
+    return x if rank == 4 else cx.op.Unsqueeze(x, [0, 1] if rank == 2 else [1])
+
+
+def _of_full_size(
+    cx: Context,
+    x: ir.Value,
+    sizes: tuple[ir.Value, ir.Value],
+    past: tuple[ir.Value, ir.Value] | None,
+) -> ir.Value:
+    """A mask or bias with a row for each query and a column for each key, as onnxruntime requires."""
+    if cx.opset < 23:
+        return x
+    queries, keys = sizes
+    if past is not None:
+        keys = cx.op.Add(keys, cx.op.Shape(past[0], start=2, end=3))
+    return cx.op.Expand(x, cx.op.Concat([1, 1], queries, keys, axis=0))
 
 
 def _packed_projection(cx: Context, layer: Any, x: ir.Value, heads: Heads) -> tuple[ir.Value, ...]:
@@ -153,7 +211,7 @@ def _packed_projection(cx: Context, layer: Any, x: ir.Value, heads: Heads) -> tu
     x = cx.op.MatMul(x, cx.packed(f"{layer.path}/qkv/kernel", [part.kernel for part in parts], axis=1))
     if layer.qkv_bias:
         x = cx.op.Add(x, cx.packed(f"{layer.path}/qkv/bias", [part.bias for part in parts], axis=0))
-    sizes = [heads.queries * heads.size, heads.keys * heads.size, heads.keys * heads.size]
+    sizes = [heads.queries * heads.size, heads.keys * heads.size, heads.keys * heads.values]
     return cx.op.Split(x, sizes, outputs=3, axis=-1)
 
 
@@ -167,10 +225,10 @@ def _packed_projection(cx: Context, layer: Any, x: ir.Value, heads: Heads) -> tu
     ),
 )
 def relative_position_bias(
-    cx: Context, layer: Any, /, query: ir.Value, context: ir.Value | None = None
+    cx: Context, layer: Any, /, query: ir.Value, value: ir.Value | None = None
 ) -> ir.Value:
     queries = counting(cx, length(cx, query, 1))
-    keys = counting(cx, length(cx, query if context is None else context, 1))
+    keys = counting(cx, length(cx, query if value is None else value, 1))
     distance = cx.op.Sub(cx.op.Unsqueeze(keys, [0]), cx.op.Unsqueeze(queries, [1]))
     back = cx.op.Abs(distance) if layer.bidirectional else cx.op.Max(cx.op.Neg(distance), np.int64(0))
     reached = cx.op.GreaterOrEqual(cx.op.Unsqueeze(back, [2]), layer.thresholds())
@@ -179,7 +237,9 @@ def relative_position_bias(
         later = cx.op.Cast(cx.op.Greater(distance, np.int64(0)), to=ir.DataType.INT64)
         bucket = cx.op.Add(bucket, cx.op.Mul(later, np.int64(layer.buckets // 2)))
     bias = cx.op.Gather(cx.weight(layer.table), bucket, axis=0)  # (queries, keys, heads)
-    return cx.op.Unsqueeze(cx.op.Transpose(bias, perm=[2, 0, 1]), [0])
+    result = cx.op.Unsqueeze(cx.op.Transpose(bias, perm=[2, 0, 1]), [0])
+    result.meta[FINITE] = True
+    return result
 
 
 @lowers(
