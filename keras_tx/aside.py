@@ -82,10 +82,11 @@ def _locked_folder(folder: Path) -> tuple[Path, int | None]:
     while True:
         path = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=PARTIAL, dir=folder.parent))
         handle = _lock(path, wait=True)
-        # Between the two lines above another process may have taken it for a stale one.
-        if handle is None or (path.exists() and path.stat().st_ino == os.fstat(handle).st_ino):
+        # Between the two lines above another process may have removed it as a stale one.
+        if path.exists() and (handle is None or path.stat().st_ino == os.fstat(handle).st_ino):
             return path, handle
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)
 
 
 def _remove_stale(parent: Path) -> None:

@@ -61,7 +61,9 @@ def draw(
     if tensor.dtype == "bool":
         return random.random(shape) < 0.7
     if keras.backend.is_float_dtype(tensor.dtype):
-        return random.standard_normal(shape, "float32")
+        drawn = random.standard_normal(shape, "float32")
+        # Numbers that half precision has as well, where Keras rounds its inputs to it and the file does not.
+        return np.round(drawn * 32) / 32 if tensor.dtype in ("float16", "bfloat16") else drawn
     if use.zero_is_padding:
         return random.integers(min(1, use.vocabulary - 1), use.vocabulary, shape, "int64") * kept
     return random.integers(0, use.vocabulary, shape, "int64")

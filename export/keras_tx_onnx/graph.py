@@ -124,6 +124,11 @@ def name_of(operation: Any) -> str:
     return stem if counted and not isinstance(operation, keras.layers.Layer) else operation.name
 
 
+def output_names(function: Any) -> list[str]:
+    """The names of the layers and operations that make the outputs of a function."""
+    return [name_of(tensor._keras_history.operation) for tensor in function.outputs]
+
+
 def operation_classes() -> dict[str, list[type]]:
     """The classes behind keras.ops and keras.activations, by the module of Keras that holds them."""
     found = {}

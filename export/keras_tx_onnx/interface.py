@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from keras_tx_onnx import cases, dims, graph
 from keras_tx_onnx.context import Context, onnx_dtype
 from keras_tx_onnx.selecting import select_early
 from keras_tx_onnx.signature import Functional
+
+_UNNAMED = re.compile(r"(keras_tensor|input_layer)(_\d+)?")  # the names that Keras invents
 
 Example = tuple[dict[str, np.ndarray], list[np.ndarray]]  # what onnxruntime gets, what Keras gets
 
@@ -149,8 +152,7 @@ def _generic(functional: Functional) -> Interface:
     model = functional.model
     function = graph.function_of(model)
     tensors: list[keras.KerasTensor] = list(function.inputs)
-    names = _distinct([_plain(tensor.name) for tensor in tensors])
-
+    names = _distinct(_input_names(function))
     owners = [_owner(name, names) for name in names]
 
     def open_graph(cx: Context) -> list[ir.Value]:
@@ -217,6 +219,21 @@ def _without_end(text: str) -> str:
 def _distinct(names: list[str]) -> list[str]:
     """Names with a number where one comes again."""
     return [f"{name}_{names[:i].count(name)}" if name in names[:i] else name for i, name in enumerate(names)]
+
+
+def _input_names(function: Any) -> list[str]:
+    """The names of a graph's inputs. Keras numbers those that have none, differently in every process.
+
+    Such an input is called after its key in a dict of inputs, or `input`, `input_2` ... by its place.
+    """
+    names = []
+    for place, (path, tensor) in enumerate(keras.tree.flatten_with_path(function.input)):
+        name = _plain(tensor.name)
+        if _UNNAMED.fullmatch(name):
+            keys = [key for key in path if isinstance(key, str)]
+            name = keys[-1] if keys else "input" if place == 0 else f"input_{place + 1}"
+        names.append(name)
+    return names
 
 
 def _plain(name: str) -> str:

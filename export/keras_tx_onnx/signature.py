@@ -38,7 +38,7 @@ def as_functional(model: Any, signature: Any = None) -> Functional:
                 "Leave it out."
             )
         model = _for_any_batch(model) if isinstance(model, keras.Sequential) else model
-        return Functional(model, list(graph.function_of(model).output_names))
+        return Functional(model, graph.output_names(graph.function_of(model)))
     notes: tuple[str, ...] = ()
     if signature is None:
         specs, notes = _recorded(model)
@@ -107,7 +107,7 @@ def _for_any_batch(model: Any) -> Any:
     given = graph.function_of(model).inputs[0]
     if given.shape[0] is None or any(getattr(layer, "stateful", False) for layer in graph.parts(model)):
         return model
-    inputs = keras.Input(given.shape[1:], dtype=given.dtype, name="input_layer")
+    inputs = keras.Input(given.shape[1:], dtype=given.dtype)
     return graph.sequential_at(model, inputs)
 
 

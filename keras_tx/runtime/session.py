@@ -20,6 +20,8 @@ from keras_tx.runtime.calls import quiet_options, run_options
 
 _DTYPES = {"float": "float32", "double": "float64"}  # onnxruntime's other names are NumPy's
 _UNNAMED = "?"
+# The kinds of NumPy's dtypes that are cast to those of a graph; numbers with a fraction are no ids.
+_CASTS = {"bool": "biu", "int": "biu", "uint": "biu", "float": "biuf"}
 
 
 class Session:
@@ -50,14 +52,18 @@ class Session:
         self.optional = tuple(_spec(node) for node in self._session.get_overridable_initializers())
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """All outputs by name. What the graph does not take is refused here, by name."""
+        """All outputs by name. What the graph does not take is refused here, by name.
+
+        An array of another dtype is cast where that changes no number: uint8 to float32 or int64, float64
+        that came of float32.
+        """
         session = self._open()
-        self._check(inputs)
+        inputs = self._checked(inputs)
         with self._named(inputs) as options:
             if self.provider in providers.DEVICES:
                 values = self._bound(session, inputs, options)
             else:
-                values = session.run(None, dict(inputs), options)
+                values = session.run(None, inputs, options)
         return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
 
     def _bound(self, session: Any, inputs: Mapping[str, np.ndarray], options: Any) -> list[np.ndarray]:
@@ -164,7 +170,8 @@ class Session:
     ) -> None:
         self.close()
 
-    def _check(self, inputs: Mapping[str, np.ndarray]) -> None:
+    def _checked(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The inputs in the dtypes of the graph, or an InputError."""
         known = {spec.name: spec for spec in (*self.inputs, *self.optional)}
         missing = [spec.name for spec in self.inputs if spec.name not in inputs]
         unknown = [name for name in inputs if name not in known]
@@ -176,8 +183,8 @@ class Session:
         sizes: dict[
             str, tuple[int, str]
         ] = {}  # by the name of a dynamic axis: how long, and where seen first
-        for name, value in inputs.items():
-            _check_array(known[name], value)
+        arrays = {name: _checked_array(known[name], value) for name, value in inputs.items()}
+        for name, value in arrays.items():
             for axis, length in zip(known[name].shape, value.shape, strict=True):
                 if (
                     isinstance(axis, str)
@@ -188,6 +195,7 @@ class Session:
                     raise InputError(
                         f"{axis} is {length} in {name!r} but {first} in {where!r}, expected the same."
                     )
+        return arrays
 
 
 class Binding:
@@ -313,18 +321,33 @@ def _spec(node: Any) -> TensorSpec:
     )
 
 
-def _check_array(spec: TensorSpec, value: np.ndarray) -> None:
+def _checked_array(spec: TensorSpec, value: np.ndarray) -> np.ndarray:
     if not isinstance(value, np.ndarray):
         raise InputError(
             f"{spec.name!r} is a {type(value).__name__}, expected a NumPy array {describe(spec)}."
         )
-    if str(value.dtype) != spec.dtype:
-        raise InputError(
-            f"{spec.name!r} has dtype {value.dtype}, expected {spec.dtype}; .astype({spec.dtype!r}) "
-            "converts it."
-        )
+    array = value if str(value.dtype) == spec.dtype else _cast(spec, value)
     fits = len(value.shape) == len(spec.shape) and all(
         isinstance(axis, str) or axis == length for axis, length in zip(spec.shape, value.shape, strict=True)
     )
     if not fits:
         raise InputError(f"{spec.name!r} has shape {value.shape}, expected {describe(spec)}.")
+    return array
+
+
+def _cast(spec: TensorSpec, value: np.ndarray) -> np.ndarray:
+    """The same numbers in the dtype of the graph, or an InputError where that has not all of them."""
+    wrong = f"{spec.name!r} has dtype {value.dtype}, expected {spec.dtype}"
+    if value.dtype.kind not in _CASTS.get(spec.dtype.rstrip("0123456789"), ""):
+        raise InputError(f"{wrong}. .astype({spec.dtype!r}) converts it.")
+    with np.errstate(all="ignore"):  # numbers that overflow
+        array = value.astype(spec.dtype)
+        back = array.astype(value.dtype)
+    floats = value.dtype.kind == "f"
+    # The way back alone would miss integers that change their sign, and comparing alone large ones.
+    if not np.array_equal(back, value, floats) or not np.array_equal(array, value, floats):
+        raise InputError(
+            f"{wrong}, and holds numbers that {spec.dtype} does not have. .astype({spec.dtype!r}) rounds "
+            "them to those that it has."
+        )
+    return array

@@ -363,3 +363,64 @@ def test_a_sequential_that_was_built_by_a_batch_takes_any(tmp_path):
     assert report.manifest.parity.cases == ("batch 1", "batch 3")
     assert set(report.manifest.tiers) == {layer.name for layer in model.layers}
     assert nodes == [len(layer._inbound_nodes) for layer in model.layers]
+
+
+def names_of(folder):
+    with load(folder) as opened:
+        return [spec.name for spec in opened.session.inputs], [spec.name for spec in opened.session.outputs]
+
+
+def test_inputs_without_a_name_have_one_by_their_place(tmp_path):
+    import keras
+    from keras import layers, ops
+
+    def make():
+        x, y, z = keras.Input((3,)), keras.Input((3,), name="weights"), keras.Input((2,))
+        return keras.Model([x, y, z], ops.add(layers.Dense(2, name="dense")(x * y), z))
+
+    built = layers.Dense(2, name="answer")
+    sequential = keras.Sequential([built])
+    sequential(np.zeros((2, 3)))
+    models = {"several": make(), "again": make(), "sequential": sequential}
+    for name, made in list(models.items()):
+        made.save(tmp_path / f"{name}.keras")
+        models[f"{name}_loaded"] = keras.models.load_model(tmp_path / f"{name}.keras")
+    for name, made in models.items():
+        export_onnx(made, tmp_path / name, verify=False)
+        expected = (
+            (["input"], ["answer"]) if "sequential" in name else (["input", "weights", "input_3"], ["add"])
+        )
+        assert names_of(tmp_path / name) == expected
+
+
+def test_inputs_without_a_name_in_a_dict_have_that_of_their_key(tmp_path):
+    import keras
+
+    x, y = keras.Input((3,)), keras.Input((3,), name="named")
+    with pytest.warns(UserWarning, match="keys in the dict must match"):
+        model = keras.Model({"b": x, "a": y}, keras.layers.Add(name="sum")([x, y]))
+    export_onnx(model, tmp_path / "out")
+    assert names_of(tmp_path / "out") == (["named", "b"], ["sum"])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        ("int32", "int64"),
+        ("uint8", "int64"),
+        ("float16", "float32"),
+        ("float64", "float32"),
+        ("bool", "bool"),
+    ],
+)
+def test_every_float_is_float32_and_every_integer_int64(dtype, expected, tmp_path):
+    import keras
+
+    x = keras.Input((3,), dtype=dtype, name="x")
+    model = keras.Model(x, keras.ops.cast(x, "float32") * 2)
+    export_onnx(model, tmp_path / "out")
+    with load(tmp_path / "out") as opened:
+        assert opened.session.inputs[0].dtype == expected
+        given = np.array([[1, 0, 1]], dtype)
+        (got,) = opened({"x": given}).values()
+        np.testing.assert_array_equal(got, [[2, 0, 2]])

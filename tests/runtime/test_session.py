@@ -41,11 +41,11 @@ def test_runs(graph: Path):
         ({}, "The inputs are none; expected a float32"),
         ({"a": A, "b": A, "c": A}, "The inputs are 'a', 'b', 'c'; expected a float32"),
         ({"a": A, "b": A.tolist()}, "'b' is a list, expected a NumPy array b float32"),
-        (
-            {"a": A, "b": A.astype("float64")},
-            r"'b' has dtype float64, expected float32; \.astype\('float32'\)",
-        ),
-        ({"a": A, "b": A.astype(">f4")}, "'b' has dtype >f4, expected float32"),
+        ({"a": A, "b": A.astype("float64") / 3}, r"'b' has dtype float64.*\.astype\('float32'\) rounds"),
+        ({"a": A, "b": A.astype("float64") * 1e300}, "'b' has dtype float64, expected float32"),
+        ({"a": A, "b": A.astype("int64") + 2**24}, "'b' has dtype int64, expected float32"),
+        ({"a": A, "b": A.astype("complex64")}, r"'b' has dtype complex64.*\.astype\('float32'\)"),
+        ({"a": A, "b": A.astype("str")}, "'b' has dtype <U.*expected float32"),
         ({"a": A, "b": A[0]}, r"'b' has shape \(3,\), expected b float32 \(n, 3\)"),
         ({"a": A, "b": A[:, :2]}, r"'b' has shape \(2, 2\), expected b float32 \(n, 3\)"),
         ({"a": A, "b": A[:1]}, "n is 1 in 'b' but 2 in 'a', expected the same"),
@@ -54,6 +54,54 @@ def test_runs(graph: Path):
 def test_wrong_inputs_are_named(inputs: dict[str, Any], message: str, graph: Path):
     with Session(graph) as opened, pytest.raises(InputError, match=message):
         opened.run(inputs)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", ">f4", "uint8", "int64", "bool"])
+def test_numbers_that_float32_has_are_cast(dtype: str, graph: Path):
+    other = (A % 2).astype(dtype)
+    with Session(graph) as opened:
+        np.testing.assert_array_equal(opened.run({"a": A, "b": other})["sum"], A + A % 2)
+        if np.dtype(dtype).kind == "f":
+            other[0] = np.nan, np.inf, -np.inf
+            got = opened.run({"a": A, "b": other})["sum"]
+            np.testing.assert_array_equal(got, A + other.astype("float32"))
+
+
+CASES = [
+    ("int64", "uint8", 255, True),
+    ("int64", "bool", 1, True),
+    ("int64", "uint64", 2**62, True),
+    ("int64", "uint64", 2**63 + 1, False),
+    ("uint8", "int64", 255, True),
+    ("uint8", "int64", 256, False),
+    ("uint8", "int64", -1, False),
+    ("uint64", "int64", -1, False),
+    ("int64", "float32", 3.0, False),
+    ("bool", "int64", 1, True),
+    ("bool", "int64", 2, False),
+    ("float32", "int64", 2**62 + 2**10, False),
+]
+
+
+@pytest.mark.parametrize(("wanted", "dtype", "number", "kept"), CASES, ids=str)
+def test_a_cast_keeps_every_number_or_is_refused(
+    wanted: str, dtype: str, number: Any, kept: bool, tmp_path: Path
+):
+    kind = getattr(onnx.TensorProto, wanted.upper().replace("FLOAT32", "FLOAT"))
+    x, y = (onnx.helper.make_tensor_value_info(name, kind, ["n"]) for name in "xy")
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    opset = [onnx.helper.make_opsetid("", 17)]
+    made = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [x], [y]), opset_imports=opset)
+    made.ir_version = 8
+    onnx.save(made, tmp_path / "identity.onnx")
+    array = np.array([number], dtype)
+    with Session(tmp_path / "identity.onnx") as opened:
+        if kept:
+            got = opened.run({"x": array})["y"]
+            assert str(got.dtype) == wanted and int(got[0]) == int(array[0])
+        else:
+            with pytest.raises(InputError, match=f"'x' has dtype {dtype}, expected {wanted}"):
+                opened.run({"x": array})
 
 
 def test_a_closed_session_says_so(graph: Path):
