@@ -1,26 +1,33 @@
-"""What both sides are compared on: batches, lengths, integers that an Embedding takes, and padding."""
+"""What Keras and the graph are compared on: batches, sizes of dynamic axes, ids and padding masks."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from keras_tx.errors import ExportError
+from keras_tx.runtime.examples import MASKS, Use
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import graph
 from keras_tx_onnx.errors import one_line
 
-# Batch, and the size of other dynamic axes: strides and patches divide these. The last is for code that takes
-# another way when a text is short, and only where an axis beside the batch is dynamic.
-GRID = ((1, 32), (3, 64), (2, 4))
-# Tried where a model does not take the length of the grid: tables of positions end, windows need more.
+# Rows, their masks where a model has masks, and the size of a dynamic axis beside the batch: strides and
+# patches divide these. The last is for code that branches on short texts, where there is a dynamic axis.
+GRID = ((1, ("all",), 64), (3, MASKS, 32), (2, ("right", "left"), 4))
+STEP = 32  # by which several dynamic axes of one case differ
+# Tried where Keras refuses the size of the grid: tables of positions end, windows need more.
 LENGTHS = (64, 32, 16, 8, 4, 2, 1, 96, 128, 224, 256)
+# Compared as well where Keras accepts them, for layers that branch on sizes.
+SHORTEST, LONGEST = 1, 900
+COST = 2 * 10**10  # about as many multiplications may the longest case cost: in large models it is shorter
 SEED = 0
-KEPT = (1.0, 0.75, 0.5)  # of each row of a padded batch, in turn; the rest is padding, on the right
+
+Sizes = Mapping[str, int]  # of the dynamic axes beside the batch, by name
+Masks = Sequence[str]  # the kind of mask of each row
 
 
 class Case(NamedTuple):
@@ -34,55 +41,6 @@ class Case(NamedTuple):
     inputs: list[np.ndarray]
     expected: list[np.ndarray]
     run: Callable[[Session, dict[str, np.ndarray]], dict[str, np.ndarray]] = Session.run
-
-
-@dataclasses.dataclass(frozen=True)
-class Use:
-    """What integers are used for: the smallest vocabulary that they look up, and whether 0 is padding."""
-
-    vocabulary: int = 2
-    zero_is_padding: bool = False
-
-
-def is_mask(tensor: keras.KerasTensor) -> bool:
-    if "mask" in tensor.name.lower():
-        return True
-    return tensor.dtype == "bool" and len(tensor.shape) > 1 and tensor.shape[-1] != 1
-
-
-def draw(
-    tensor: keras.KerasTensor, use: Use, batch: int, length: int, random: np.random.Generator
-) -> np.ndarray:
-    """An input; in a batch of more than one, rows are padded, by equal shares in all inputs."""
-    shape = [tensor.shape[0] or batch, *(length if n is None else n for n in tensor.shape[1:])]
-    kept = kept_of(shape, padded=batch > 1)
-    if is_mask(tensor):
-        return kept.astype(_numpy_dtype(tensor.dtype))
-    if tensor.dtype == "bool":
-        return random.random(shape) < 0.7
-    if keras.backend.is_float_dtype(tensor.dtype):
-        drawn = random.standard_normal(shape, "float32")
-        # Numbers that half precision has as well, where Keras rounds its inputs to it and the file does not.
-        return np.round(drawn * 32) / 32 if tensor.dtype in ("float16", "bfloat16") else drawn
-    if use.zero_is_padding:
-        return random.integers(min(1, use.vocabulary - 1), use.vocabulary, shape, "int64") * kept
-    return random.integers(0, use.vocabulary, shape, "int64")
-
-
-def kept_of(shape: list[int], padded: bool) -> np.ndarray:
-    """True along the last axis up to where a row ends."""
-    rows, size = shape[0], shape[-1]
-    if not padded or len(shape) == 1:
-        return np.ones(shape, bool)
-    ends = [max(1, round(size * KEPT[row % len(KEPT)])) for row in range(rows)]
-    row_of = np.reshape(ends, (rows,) + (1,) * (len(shape) - 1))
-    return np.broadcast_to(np.arange(size) < row_of, shape)
-
-
-def _numpy_dtype(dtype: str) -> str:
-    if dtype == "bool":
-        return "bool"
-    return "float32" if keras.backend.is_float_dtype(dtype) else "int64"
 
 
 class _Reached:
@@ -116,55 +74,113 @@ def uses_of(function: Any) -> list[Use]:
 
     graph.walk(function, [_Reached(frozenset([index])) for index in found], visit)
     return [
-        Use(min(x.input_dim for x in tables), any(x.mask_zero for x in tables)) if tables else Use()
+        Use(min(x.input_dim for x in tables), 0 if any(x.mask_zero for x in tables) else None)
+        if tables
+        else Use()
         for tables in found.values()
     ]
 
 
-def cases_of(outside: Any, run: Any) -> list[Case]:
-    """A case for each row of the grid, at the nearest length that Keras itself takes.
+def cases_of(outside: Any, run: Any, parameters: int) -> list[Case]:
+    """The cases of the grid, each at the nearest sizes that Keras accepts, and those of extreme sizes.
 
     Args:
         outside: the Interface.
-        run: what Keras makes of a list of inputs.
+        run: computes Keras's outputs from a list of inputs.
+        parameters: how many the model has.
     """
-    found: dict[int, Case] = {}
-    cases = []
-    for batch, wanted in GRID if outside.dynamic else GRID[:2]:
-        length, case = _case(outside, run, batch, wanted, set(found))
-        found[length] = case
-        cases += [case, *outside.further(case)]
+    cases: list[Case] = []
+    used: list[Sizes] = []
+    for index, (batch, masks, length) in enumerate(GRID if outside.axes else GRID[:2]):
+        choices = _choices(outside, length, index % 2 == 1, used)
+        for rows in _rows(outside, batch, masks):
+            sizes, case = _case(outside, run, rows, choices)
+            used.append(sizes)
+            cases += [case, *outside.further(case)]
+    if not outside.sequences:
+        return cases
+    longest = min(LONGEST, COST // max(parameters, 1))
+    beyond = max(size for sizes in used for size in sizes.values())
+    for sizes in (dict.fromkeys(outside.axes, SHORTEST), _largest(outside, longest, beyond)):
+        if sizes is not None and outside.permits(sizes) and sizes not in used:
+            result = _attempt(outside, run, ("all",) * (outside.batch or 1), sizes)
+            if isinstance(result, Case) and _is_finite(result):
+                cases.append(result)
     return cases
 
 
-def _case(outside: Any, run: Any, batch: int, wanted: int, used: set[int]) -> tuple[int, Case]:
+def _rows(outside: Any, batch: int, masks: Masks) -> list[Masks]:
+    """The masks of the rows of each batch that is needed to have all of them."""
+    if not outside.masked:
+        return [("all",) * (outside.batch or batch)]
+    if outside.batch is None:
+        return [masks]
+    starts = range(0, len(masks), outside.batch)
+    return [[masks[(start + row) % len(masks)] for row in range(outside.batch)] for start in starts]
+
+
+def _case(outside: Any, run: Any, masks: Masks, choices: Sequence[Sizes]) -> tuple[Sizes, Case]:
+    """The first choice of sizes that Keras accepts, with finite outputs."""
     refused = []
     not_finite = None
-    for length in _lengths(wanted, used) if outside.dynamic else [wanted]:
-        name = outside.case(batch, length)
-        given, inputs = outside.example(batch, length, np.random.default_rng(SEED))
-        try:
-            expected = run(inputs)
-        except Exception as error:  # whatever Keras and its backend raise at a length that they do not take
-            refused.append((name, one_line(error)))
-            continue
-        case = Case(name, given, inputs, expected, outside.run)
-        if all(np.isfinite(y).all() for y in expected):
-            return length, case
-        not_finite = not_finite or (length, case)
+    for sizes in choices:
+        result = _attempt(outside, run, masks, sizes)
+        if isinstance(result, str):
+            refused.append(f"{outside.case(sizes, masks)}; {result}")
+        elif _is_finite(result):
+            return sizes, result
+        else:
+            not_finite = not_finite or result
     if not_finite is not None:
+        if "none" in masks:  # the mean of no token is not a number, in Keras too
+            return _case(outside, run, ["all" if kind == "none" else kind for kind in masks], choices)
         raise ExportError(
-            f"Keras's own outputs are not finite in the case {not_finite[1].name!r}, so that nothing can be "
+            f"Keras's own outputs are not finite in the case {not_finite.name!r}, so that nothing can be "
             "compared. Look at the weights, or pass verify=False to export without the comparison."
         )
-    tried = ", ".join(name for name, _ in refused)
+    tried = f"{refused[0]}; {len(refused)} sizes were tried" if refused else f"{outside.axes} have no size"
     raise ExportError(
-        f"Keras itself cannot run the model on random inputs ({tried}; {refused[0][1]}). Give axes that "
-        "cannot have any size a fixed one in keras.Input, or pass verify=False to export without comparing."
+        f"Keras itself cannot run the model on random inputs ({tried}). "
+        "Give axes that cannot have any size a fixed one in keras.Input, or pass verify=False to export "
+        "without comparing."
     )
 
 
-def _lengths(wanted: int, used: set[int]) -> Iterator[int]:
-    """The wanted length, shorter ones, longer ones; those that another case has already last."""
-    order = sorted(LENGTHS, key=lambda n: (n > wanted, abs(n - wanted)))
-    yield from sorted(order, key=lambda n: n in used)
+def _attempt(outside: Any, run: Any, masks: Masks, sizes: Sizes) -> Case | str:
+    """The case of these sizes, or why Keras refuses it."""
+    given, inputs = outside.example(sizes, masks, np.random.default_rng(SEED))
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "You are using a softmax over axis")  # which has size 1
+            expected = run(inputs)
+    except Exception as error:  # whatever Keras and its backend raise at sizes that they refuse
+        return one_line(error)
+    return Case(outside.case(sizes, masks), given, inputs, expected, outside.run)
+
+
+def _is_finite(case: Case) -> bool:
+    return all(np.isfinite(y).all() for y in case.expected)
+
+
+def _choices(outside: Any, wanted: int, descending: bool, used: Sequence[Sizes]) -> list[Sizes]:
+    """Sizes to try, best first: different ones around the wanted, the wanted for all axes, shorter, longer.
+
+    Sizes of another case come last.
+    """
+    if not outside.axes:
+        return [{}]
+    several = [wanted + min(wanted, STEP) * index for index in range(len(outside.axes))]
+    different = dict(zip(outside.axes, several[::-1] if descending else several, strict=True))
+    lengths = sorted(LENGTHS, key=lambda n: (n > wanted, abs(n - wanted)))
+    equal = [dict.fromkeys(outside.axes, length) for length in (wanted, *lengths)]
+    choices: list[Sizes] = []
+    for sizes in (different, *equal):
+        if sizes not in choices and outside.permits(sizes):
+            choices.append(sizes)
+    return sorted(choices, key=lambda sizes: sizes in used)
+
+
+def _largest(outside: Any, longest: int, beyond: int) -> Sizes | None:
+    """The largest size that all axes may have, where it is beyond those of other cases."""
+    sizes = (dict.fromkeys(outside.axes, length) for length in range(longest, beyond, -1))
+    return next(filter(outside.permits, sizes), None)

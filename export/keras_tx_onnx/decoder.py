@@ -14,12 +14,13 @@ from keras_tx.errors import ConfigError
 from keras_tx.models import GPT
 from keras_tx.models.text_model import fitting
 from keras_tx.processing import TextTransform
+from keras_tx.runtime.examples import Use, draw
 from keras_tx.runtime.session import Session
 from keras_tx.weights.genai import genai_config
 from keras_tx.weights.huggingface_gpt import gpt_to_config
 from keras_tx_onnx import dims, graph
 from keras_tx_onnx.cache import Cache
-from keras_tx_onnx.cases import KEPT, Case
+from keras_tx_onnx.cases import Case, Masks, Sizes
 from keras_tx_onnx.context import KERAS_TENSOR, Context
 from keras_tx_onnx.interface import Example, Interface
 from keras_tx_onnx.signature import Functional
@@ -98,22 +99,18 @@ def _decoder(model: GPT, tokenizer: Any, cache: bool, shared: bool) -> Interface
         got = session.run(given)
         return {**got, output: _at_tokens(got[output], given[contract.ATTENTION_MASK])}
 
-    def example(batch: int, length: int, random: np.random.Generator) -> Example:
-        real = [
-            max(1, round(length * KEPT[row % len(KEPT)])) if batch > 1 else length for row in range(batch)
-        ]
-        mask = (np.arange(length) >= length - np.reshape(real, (-1, 1))).astype("int64")
-        given = {
-            contract.INPUT_IDS: random.integers(0, config.vocabulary, (batch, length), "int64"),
-            contract.ATTENTION_MASK: mask,
-            contract.POSITION_IDS: np.maximum(mask.cumsum(axis=1) - 1, 0),
-        }
-        inputs = [given[name] for name in names]
-        if cache:
-            for index in range(config.depth):
-                for port in contract.PAST:
-                    given[port.format(index)] = np.zeros((batch, heads, 0, size), "float32")
-        return given, inputs
+    tokens = (contract.BATCH_AXIS, contract.SEQUENCE_AXIS)
+    specs = [contract.TensorSpec(name, "int64", tokens) for name in names]
+    if cache:
+        past = (contract.BATCH_AXIS, heads, contract.PAST_AXIS, size)
+        ports = [port.format(index) for index in range(config.depth) for port in contract.PAST]
+        specs += [contract.TensorSpec(port, "float32", past) for port in ports]
+    uses = {contract.INPUT_IDS: Use(config.vocabulary), contract.POSITION_IDS: Use(config.max_length)}
+
+    def example(sizes: Sizes, masks: Masks, random: np.random.Generator) -> Example:
+        sizes = {contract.BATCH_AXIS: len(masks), contract.PAST_AXIS: 0, **sizes}
+        given = draw(specs, uses, sizes, masks, random)
+        return given, [given[name] for name in names]
 
     return Interface(
         task=contract.TEXT_GENERATION if cache else None,
@@ -122,7 +119,9 @@ def _decoder(model: GPT, tokenizer: Any, cache: bool, shared: bool) -> Interface
         example=example,
         files=files,
         notes=tuple(notes),
-        dynamic=True,
+        axes=(contract.SEQUENCE_AXIS,),
+        sequences=True,
+        permits=lambda sizes: sizes[contract.SEQUENCE_AXIS] <= config.max_length,
         masked=True,
         context=config.max_length if cache else 0,
         shared=shared,

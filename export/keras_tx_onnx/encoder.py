@@ -15,8 +15,9 @@ from keras_tx.errors import ConfigError
 from keras_tx.heads import MaskedLMHead, SentenceEmbeddingHead
 from keras_tx.heads.head import label_names
 from keras_tx.models import Bert
-from keras_tx.models.text_model import fitting
+from keras_tx.models.text_model import check_padded_right, fitting
 from keras_tx.processing import TextTransform
+from keras_tx.runtime.examples import Use, draw
 from keras_tx.weights.huggingface_bert import PREFIXES, bert_to_config, family_of
 from keras_tx.weights.sentence_transformers import sentence_files
 from keras_tx_onnx import cases, graph
@@ -82,12 +83,20 @@ def encoder_of(
         values = {name: cx.input(name, ir.DataType.INT64, shape) for name in inputs}
         return [values[tensor.name] for tensor in graph.function_of(exported).inputs]
 
-    def example(batch: int, length: int, random: np.random.Generator) -> Example:
-        given = _example(model, batch, length, random)
+    specs = [
+        contract.TensorSpec(name, "int64", (contract.BATCH_AXIS, contract.SEQUENCE_AXIS)) for name in inputs
+    ]
+    uses = {
+        contract.INPUT_IDS: Use(model.config.vocabulary, padding=model.config.pad_id),
+        contract.TOKEN_TYPE_IDS: Use(model.config.segments),
+    }
+
+    def example(sizes: cases.Sizes, masks: cases.Masks, random: np.random.Generator) -> Example:
+        given = draw(specs, uses, {contract.BATCH_AXIS: len(masks), **sizes}, masks, random)
         return given, [given[tensor.name] for tensor in graph.function_of(exported).inputs]
 
     def expected(outputs_of_keras: list[np.ndarray], given: list[np.ndarray]) -> list[np.ndarray]:
-        """Unpadded, what is at padding is not computed: it is 0, or for spans what Keras has there."""
+        """Unpadded, outputs of masked tokens are 0, and those of a span what Keras has there."""
         position = [tensor.name for tensor in graph.function_of(exported).inputs].index(
             contract.ATTENTION_MASK
         )
@@ -105,7 +114,9 @@ def encoder_of(
         files=files,
         labels=None if names is None else tuple(names),
         notes=tuple(notes),
-        dynamic=True,
+        axes=(contract.SEQUENCE_AXIS,),
+        sequences=True,
+        permits=lambda sizes: sizes[contract.SEQUENCE_AXIS] <= model.config.max_length,
         masked=True,
         model=replaced,
         expected=expected,
@@ -125,21 +136,6 @@ def _with_tokens(model: Bert) -> keras.Model:
     return keras.Model(model.input, outputs, name=model.name)
 
 
-def _example(model: Bert, batch: int, length: int, random: np.random.Generator) -> dict[str, np.ndarray]:
-    config = model.config
-    kept = cases.kept_of([batch, length], padded=batch > 1)
-    ids = random.integers(0, config.vocabulary, (batch, length), "int64")
-    other = 0 if config.pad_id else min(1, config.vocabulary - 1)
-    ids = np.where(ids == config.pad_id, other, ids)
-    given = {
-        contract.INPUT_IDS: np.where(kept, ids, config.pad_id),
-        contract.ATTENTION_MASK: kept.astype("int64"),
-    }
-    if config.segments > 1:
-        given[contract.TOKEN_TYPE_IDS] = random.integers(0, config.segments, (batch, length), "int64") * kept
-    return given
-
-
 def _fitted(model: Bert, tokenizer: Any) -> TextTransform:
     transform = TextTransform.of(tokenizer)
     needed = ["pad_token", "unk_token", "cls_token", "sep_token"]
@@ -157,5 +153,6 @@ def _fitted(model: Bert, tokenizer: Any) -> TextTransform:
             "tokenizers.processors.BertProcessing or TemplateProcessing."
         )
     fitted = fitting(transform, model.config, segments=model.config.segments > 1, name="tokenizer")
+    check_padded_right(fitted, "tokenizer")
     assert fitted is not None
     return fitted

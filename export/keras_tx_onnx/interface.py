@@ -16,6 +16,7 @@ from keras_tx.errors import ConfigError
 from keras_tx.heads.head import label_names
 from keras_tx.models import ViT
 from keras_tx.processing import ImageTransform
+from keras_tx.runtime.examples import MASKS, draw, is_mask
 from keras_tx.runtime.session import Session
 from keras_tx.weights.huggingface_vit import vit_to_config
 from keras_tx_onnx import cases, dims, graph
@@ -32,23 +33,25 @@ Example = tuple[dict[str, np.ndarray], list[np.ndarray]]  # what onnxruntime get
 class Interface:
     """The outside of a graph.
 
-    `open` adds the graph's inputs and gives the values of the model's inputs; `example(batch, length,
-    random)` makes inputs for both sides, `length` being the size of every other dynamic axis; `files` are the
-    files that tell clients about the model, by name: text, or what becomes JSON.
+    `open` adds the graph's inputs and returns the values of the model's inputs; `example(sizes, masks,
+    random)` draws inputs for both sides, with these sizes of `axes` and a row for each kind of mask; `files`
+    are the files that tell clients about the model, by name: text, or what becomes JSON.
     """
 
     task: str | None
     open: Callable[[Context], list[ir.Value]]
     outputs: list[str]
-    example: Callable[[int, int, np.random.Generator], Example]
+    example: Callable[[cases.Sizes, cases.Masks, np.random.Generator], Example]
     files: dict[str, Any] = dataclasses.field(default_factory=dict)
     labels: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
-    dynamic: bool = False  # whether an axis beside the batch is dynamic
+    axes: tuple[str, ...] = ()  # the dynamic axes beside the batch
+    sequences: bool = False  # whether these are of sequences, which may be very short and very long
+    permits: Callable[[cases.Sizes], bool] = lambda sizes: True  # which sizes the graph is for
     batch: int | None = None  # where the model has a fixed one
     further: Callable[[cases.Case], list[cases.Case]] = lambda case: []  # other ways to run a case
     close: Callable[[Context], None] = lambda cx: None  # adds outputs behind those of the model
-    masked: bool = False  # whether examples of more than one row are padded
+    masked: bool = False  # whether examples have padding masks
     model: Any = None  # what is exported, where it is not the model itself
     context: int = 0  # of a decoder with a cache: how many tokens it takes
     shared: bool = False  # whether a graph with a shared cache was asked for
@@ -60,12 +63,17 @@ class Interface:
     )
     run: Callable[[Session, dict[str, np.ndarray]], dict[str, np.ndarray]] = Session.run  # of an example
 
-    def case(self, batch: int, length: int) -> str:
+    def case(self, sizes: cases.Sizes, masks: cases.Masks) -> str:
         """What an example is called in the report."""
-        name = f"batch {self.batch or batch}"
-        if self.dynamic:
-            name += f", length {length}"
-        return f"{name}, padded" if self.masked and batch > 1 else name
+        name = f"batch {len(masks)}"
+        if len(set(sizes.values())) == 1:
+            name += f", length {next(iter(sizes.values()))}"
+        else:
+            name += "".join(f", {axis} {size}" for axis, size in sizes.items())
+        kinds = list(dict.fromkeys(masks))
+        if kinds == ["all"]:
+            return name
+        return f"{name}, {'every mask' if set(kinds) == set(MASKS) else 'masks ' + ' '.join(kinds)}"
 
 
 def interface_of(
@@ -115,10 +123,9 @@ def _vision(model: ViT, labels: list[str] | None, transform: ImageTransform, raw
         with cx.inside("channels_last"):
             return [cx.op.Transpose(values, perm=[0, 2, 3, 1])]
 
-    def example(batch: int, length: int, random: np.random.Generator) -> Example:
-        pixels = random.integers(
-            0, 256, (batch, transform.height, transform.width, transform.channels), "uint8"
-        )
+    def example(sizes: cases.Sizes, masks: cases.Masks, random: np.random.Generator) -> Example:
+        shape = (len(masks), transform.height, transform.width, transform.channels)
+        pixels = random.integers(0, 256, shape, "uint8")
         images = transform(pixels)
         if raw_pixels:
             return {contract.PIXELS: pixels}, [images]
@@ -153,18 +160,24 @@ def _generic(functional: Functional) -> Interface:
     function = graph.function_of(model)
     tensors: list[keras.KerasTensor] = list(function.inputs)
     names = _distinct(_input_names(function))
-    owners = [_owner(name, names) for name in names]
+
+    shapes = [
+        axis_names(tensor.shape, _owner(name, names)) for name, tensor in zip(names, tensors, strict=True)
+    ]
 
     def open_graph(cx: Context) -> list[ir.Value]:
-        known = zip(names, owners, tensors, strict=True)
-        return [cx.input(n, onnx_dtype(t.dtype), axis_names(t.shape, owner)) for n, owner, t in known]
+        known = zip(names, shapes, tensors, strict=True)
+        return [cx.input(name, onnx_dtype(tensor.dtype), shape) for name, shape, tensor in known]
 
-    uses = cases.uses_of(function)
+    uses = dict(zip(names, cases.uses_of(function), strict=True))
+    specs = [
+        contract.TensorSpec(name, _numpy_dtype(tensor.dtype), tuple(shape))
+        for name, shape, tensor in zip(names, shapes, tensors, strict=True)
+    ]
 
-    def example(batch: int, length: int, random: np.random.Generator) -> Example:
-        pairs = zip(tensors, uses, strict=True)
-        arrays = [cases.draw(tensor, use, batch, length, random) for tensor, use in pairs]
-        return dict(zip(names, arrays, strict=True)), arrays
+    def example(sizes: cases.Sizes, masks: cases.Masks, random: np.random.Generator) -> Example:
+        inputs = draw(specs, uses, {contract.BATCH_AXIS: len(masks), **sizes}, masks, random)
+        return inputs, list(inputs.values())
 
     kind = type(model).__name__
     note = (
@@ -172,8 +185,9 @@ def _generic(functional: Functional) -> Interface:
         "keras_tx.vit() made."
     )
     outputs = [_plain(name) for name in functional.outputs]
-    dynamic = any(None in tensor.shape[1:] for tensor in tensors)
-    masked = any(map(cases.is_mask, tensors)) or any(use.zero_is_padding for use in uses)
+    axes = tuple(dict.fromkeys(n for spec in specs for n in spec.shape[1:] if isinstance(n, str)))
+    dynamic = [tensor for tensor in tensors if None in tensor.shape[1:]]
+    padded = any(use.padding is not None for use in uses.values())
     batch = tensors[0].shape[0] if tensors and tensors[0].shape else None
     return Interface(
         None,
@@ -181,10 +195,17 @@ def _generic(functional: Functional) -> Interface:
         outputs,
         example,
         notes=(note, *functional.notes),
-        dynamic=dynamic,
+        axes=axes,
+        sequences=bool(dynamic) and all(len(tensor.shape) <= 3 for tensor in dynamic),
         batch=batch,
-        masked=masked,
+        masked=padded or any(map(is_mask, specs)),
     )
+
+
+def _numpy_dtype(dtype: str) -> str:
+    if dtype == "bool":
+        return "bool"
+    return "float32" if keras.backend.is_float_dtype(dtype) else "int64"
 
 
 def axis_names(shape: tuple[int | None, ...], owner: str) -> list[int | str]:

@@ -330,16 +330,16 @@ class _Unpad:
         return value
 
 
-def _rank(x: ir.Value) -> int | None:
-    return None if x.shape is None else len(x.shape)
+def _rank(x: ir.Value | None) -> int | None:
+    return None if x is None or x.shape is None else len(x.shape)
 
 
 def _reads_first_token(node: ir.Node) -> bool:
     """Whether a node is x[:, 0] or x[:, :1] of (batch, sequence, width)."""
     if _rank(node.inputs[0] if node.inputs else None) not in (2, 3):  # 2 where it is packed
         return False
-    numbers = [None if x is None or x.const_value is None else x.const_value.numpy() for x in node.inputs[1:]]
-    if any(x is None for x in numbers):
+    numbers = [x.const_value.numpy() for x in node.inputs[1:] if x is not None and x.const_value is not None]
+    if len(numbers) < len(node.inputs) - 1:
         return False
     if node.op_type == "Gather":
         return node.attributes.get_int("axis", 0) == 1 and np.array_equal(numbers[0], 0)

@@ -14,7 +14,7 @@ from keras_tx.errors import ConfigError, nearest, whole_number
 from keras_tx.heads import CausalLMHead, Encoded, Head
 from keras_tx.layers import Bias, PositionalEmbedding, TokenEmbedding, TransformerBlock
 from keras_tx.models.config import check_rates, check_sizes, make_config
-from keras_tx.models.text_model import TextModel, as_processed, fitting
+from keras_tx.models.text_model import TextModel, as_processed, check_padded_right, fitting
 from keras_tx.processing import TextTransform
 
 POOLERS = ("tanh", "relu")
@@ -136,6 +136,7 @@ class Bert(TextModel):
             if config.pooler is not None:
                 outputs[contract.POOLER_OUTPUT] = pool()
         processing = fitting(processing, config, segments=config.segments > 1)
+        check_padded_right(processing)
         return cls(inputs, outputs, config=config, head=head, processing=processing, name=name or "bert")
 
     def derive(self, given: dict[str, Any]) -> dict[str, Any]:

@@ -157,6 +157,20 @@ def as_processed(processing: TextTransform | None, overrides: dict[str, Any]) ->
     return {**told, **overrides}
 
 
+def check_padded_right(processing: TextTransform | None, name: str = "processing") -> None:
+    """Refuses padding in front of a text of an encoder.
+
+    Its positions count columns, and its class token is in the first: a text would have another answer for
+    each length that it is padded to, in Hugging Face's BERT as well.
+    """
+    if processing is not None and processing.padding_side != "right":
+        raise ConfigError(
+            f"{name} has padding_side={processing.padding_side!r}, but an encoder numbers positions from the "
+            "first column and has its class token there. Use TextTransform.load(path, padding_side='right'), "
+            "also where the tokenizer_config.json of a checkpoint says 'left'."
+        )
+
+
 def fitting(
     processing: TextTransform | None, config: Any, segments: bool, name: str = "processing"
 ) -> TextTransform | None:

@@ -45,7 +45,7 @@ class TextTransform:
             "raise" refuses it, "cut" cuts it without a word.
         multiple: rows are padded to the longest, and its length up to a multiple of this; `max_length` for
             batches of one shape.
-        padding_side: "right", or "left" for a decoder that is to go on.
+        padding_side: "right", or "left" for a decoder that continues texts; encoders refuse "left".
         segments: whether to give `token_type_ids`.
         pad_token ... eos_token: what the special tokens are called.
     """

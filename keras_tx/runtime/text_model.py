@@ -172,6 +172,12 @@ def _transform_for(folder: Folder) -> TextTransform:
         transform = TextTransform.load(folder.path)
     except ConfigError as error:
         raise FolderError(f"{folder.path}: {error}") from error
+    if transform.padding_side != "right":
+        raise FolderError(
+            f"{folder.path}: {contract.TOKENIZER_CONFIG} has padding_side={transform.padding_side!r}, but an "
+            "encoder numbers positions from the first column and has its class token there. Export again, "
+            "with a tokenizer that pads on the right."
+        )
     size = (folder.config or {}).get("vocab_size")
     if isinstance(size, int) and transform.vocabulary_size > size:
         raise FolderError(

@@ -10,7 +10,10 @@ import pytest
 from keras import layers
 
 from keras_tx.errors import ExportError
+from keras_tx.runtime import examples
 from keras_tx_onnx import cases, export_onnx, registry, verify
+from keras_tx_onnx.interface import Interface, interface_of
+from keras_tx_onnx.signature import as_functional
 from tests.drawing import redraw
 
 RANDOM = np.random.default_rng(0)
@@ -20,9 +23,9 @@ def ids(name: str = "ids", length: int | None = None):
     return keras.Input((length,), dtype="int32", name=name)
 
 
-def drawn(model, batch: int = 3, length: int = 8) -> list[np.ndarray]:
-    pairs = zip(model.inputs, cases.uses_of(model), strict=True)
-    return [cases.draw(tensor, use, batch, length, RANDOM) for tensor, use in pairs]
+def drawn(model, masks=examples.MASKS, length: int = 8) -> list[np.ndarray]:
+    inputs = interface_of(as_functional(model, None), None, None, False)
+    return inputs.example(dict.fromkeys(inputs.axes, length), masks, RANDOM)[1]
 
 
 def test_integers_stay_in_the_smallest_vocabulary():
@@ -33,7 +36,7 @@ def test_integers_stay_in_the_smallest_vocabulary():
     y = y + layers.Embedding(20, 4)(tokens) + keras.ops.cast(free, "float32")[..., None]
     model = keras.Model([tokens, segments, free], y)
     assert [use.vocabulary for use in cases.uses_of(model)] == [20, 3, 2]
-    for array, largest in zip(drawn(model, 8, 64), (19, 2, 1), strict=True):
+    for array, largest in zip(drawn(model, length=64), (19, 2, 1), strict=True):
         assert (array.min(), array.max(), array.dtype) == (0, largest, "int64")
 
 
@@ -44,20 +47,83 @@ def test_floats_made_of_integers_are_no_indices():
     assert cases.uses_of(model)[0].vocabulary == 50
 
 
-def test_masks_are_whole_once_and_padded_once():
+def test_every_kind_of_mask_is_the_same_in_all_inputs():
     mask, flags = keras.Input((None,), name="padding_mask", dtype="int32"), keras.Input((None,), dtype="bool")
     wide = keras.Input((None, None), name="attention_mask")
     tokens = ids()
     x = layers.Embedding(9, 4, mask_zero=True)(tokens)
     y = x * keras.ops.cast(mask, "float32")[..., None] * keras.ops.cast(flags, "float32")[..., None]
     model = keras.Model([mask, flags, wide, tokens], [y, wide + 0.0])
-    whole, padded = drawn(model, 1), drawn(model, 3)
-    assert [array.dtype.name for array in padded] == ["int64", "bool", "float32", "int64"]
-    for array in whole:
-        assert array.all()
-    rows = [[1] * 8, [1] * 6 + [0] * 2, [1] * 4 + [0] * 4]
-    for array in (padded[0], padded[1], padded[3] > 0, padded[2][:, 0], padded[2][:, 7]):
-        np.testing.assert_array_equal(array, rows)
+    assert [array.dtype.name for array in drawn(model)] == ["int64", "bool", "float32", "int64"]
+    expected = {
+        "all": [1] * 8,
+        "right": [1] * 5 + [0] * 3,
+        "left": [0] * 3 + [1] * 5,
+        "holes": [0, 1, 1, 0, 1, 1, 0, 1],
+        "one token": [0, 0, 0, 0, 1, 0, 0, 0],
+        "none": [0] * 8,
+    }
+    masks = list(examples.MASKS)
+    assert masks == list(expected)
+    for order in (masks, masks[::-1]):
+        padded = drawn(model, order)
+        for array in (padded[0], padded[1], padded[3] > 0, padded[2][:, 0], padded[2][:, 7]):
+            np.testing.assert_array_equal(array, [expected[kind] for kind in order])
+
+
+def test_dynamic_axes_have_different_sizes(tmp_path):
+    """Where Keras accepts them: a sum needs equal ones."""
+    a, b = keras.Input((None, 4), name="a"), keras.Input((None, 4), name="b")
+    mean = keras.ops.mean(b, axis=1, keepdims=True)
+    report = export_onnx(keras.Model([a, b], a + mean), tmp_path / "free")
+    assert report.manifest.parity.cases == (
+        "batch 1, a_sequence_length 64, b_sequence_length 96",
+        "batch 3, a_sequence_length 64, b_sequence_length 32",
+        "batch 2, a_sequence_length 4, b_sequence_length 8",
+        "batch 1, length 1",
+        "batch 1, length 900",
+    )
+    report = export_onnx(keras.Model([a, b], a + b), tmp_path / "equal")
+    assert report.manifest.parity.cases == (
+        "batch 1, length 64",
+        "batch 3, length 32",
+        "batch 2, length 4",
+        "batch 1, length 1",
+        "batch 1, length 900",
+    )
+
+
+def test_a_large_model_is_not_compared_on_a_long_text():
+    given = {}
+
+    def example(sizes, masks, random):
+        given.setdefault(sizes["n"], masks)
+        return {}, [np.zeros(1)]
+
+    inputs = Interface(None, lambda cx: [], ["y"], example, axes=("n",), sequences=True)
+    for parameters, longest in ((1000, 900), (10**8, 200), (10**9, 64)):
+        given.clear()
+        cases.cases_of(inputs, lambda arrays: arrays, parameters)
+        assert max(given) == longest and min(given) == 1
+
+
+def test_a_mean_of_no_token_is_not_compared(tmp_path):
+    """It is no number in Keras."""
+    tokens = ids()
+    x = layers.Embedding(9, 4, mask_zero=True)(tokens)
+    model = redraw(keras.Model(tokens, layers.GlobalAveragePooling1D()(x)))
+    cases_of = export_onnx(model, tmp_path / "out").manifest.parity.cases
+    assert cases_of[1] == "batch 6, length 32, masks all right left holes one token"
+
+
+def test_a_fixed_batch_has_every_mask_as_well(tmp_path):
+    tokens, mask = keras.Input(batch_shape=(4, 8), name="x"), keras.Input(batch_shape=(4, 8), name="mask")
+    report = export_onnx(keras.Model([tokens, mask], tokens * mask), tmp_path / "out")
+    assert report.manifest.parity.cases == (
+        "batch 4",
+        "batch 4, masks all right left holes",
+        "batch 4, masks one token none all right",
+    )
 
 
 @pytest.fixture
@@ -84,7 +150,12 @@ def dynamic_model():
 def test_a_table_of_positions_limits_the_length(takes, tmp_path):
     takes(range(33), IndexError("beyond the table"))
     report = export_onnx(dynamic_model(), tmp_path / "out")
-    assert report.manifest.parity.cases == ("batch 1, length 32", "batch 3, length 16", "batch 2, length 4")
+    assert report.manifest.parity.cases == (
+        "batch 1, length 32",
+        "batch 3, length 16",
+        "batch 2, length 4",
+        "batch 1, length 1",
+    )
     assert "fp32 tolerance 1e-04; batch 1, length 32, batch 3, length 16" in str(report)
 
 
@@ -102,6 +173,7 @@ def test_what_needs_more_gets_more(tmp_path):
         "batch 1, length 96",
         "batch 3, length 128",
         "batch 2, length 224",
+        "batch 1, length 900",
     )
 
 
@@ -122,10 +194,10 @@ def test_what_no_input_satisfies_is_said(takes, tmp_path):
     assert export_onnx(dynamic_model(), tmp_path / "out", verify=False).manifest.parity is None
 
 
-def test_weights_that_are_not_finite_are_said(tmp_path):
+def test_outputs_that_are_not_finite_are_said(tmp_path):
     x = keras.Input((4,), name="x")
     model = redraw(keras.Model(x, layers.Dense(3)(x)))
-    model.layers[-1].bias.assign([1.0, np.nan, 1.0])
+    model.layers[-1].kernel.assign(model.layers[-1].kernel * 3e38)
     with pytest.raises(ExportError, match="Keras's own outputs are not finite in the case 'batch 1'"):
         export_onnx(model, tmp_path / "out")
 
@@ -137,16 +209,18 @@ def test_a_mask_that_is_lost_is_found(tmp_path, monkeypatch):
     model = redraw(keras.Model([tokens, mask], layers.Dense(2)(x)))
     report = export_onnx(model, tmp_path / "right")
     assert report.manifest.parity.cases == (
-        "batch 1, length 32",
-        "batch 3, length 64, padded",
-        "batch 2, length 4, padded",
+        "batch 1, length 64",
+        "batch 6, length 32, every mask",
+        "batch 2, length 4, masks right left",
+        "batch 1, length 1",
+        "batch 1, length 900",
     )
     right = registry._LOWERINGS[layers.Multiply]
     wrong = dataclasses.replace(right, function=lambda cx, layer, inputs: cx.op.Identity(inputs[0]))
     monkeypatch.setitem(registry._LOWERINGS, layers.Multiply, wrong)
     with pytest.raises(
         ExportError,
-        match=r"case 'batch 3, length 64, padded'.*'masked' \(Multiply, registered\), by 1.0e\+00",
+        match=r"case 'batch 6, length 32, every mask'.*'masked' \(Multiply, registered\), by 1.0e\+00",
     ):
         export_onnx(model, tmp_path / "wrong")
 
@@ -157,4 +231,4 @@ def test_a_mask_that_goes_into_a_nested_model_is_no_input_of_it():
     inner = keras.Model(x, layers.Dense(2)(x), name="inner")
     tokens = ids()
     model = keras.Model(tokens, inner(layers.Embedding(7, 4, mask_zero=True)(tokens)))
-    assert cases.uses_of(model) == [cases.Use(7, zero_is_padding=True)]
+    assert cases.uses_of(model) == [examples.Use(7, padding=0)]

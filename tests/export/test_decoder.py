@@ -77,7 +77,7 @@ def test_the_contract(tmp_path):
         *(name.replace("past_key_values", "present") for name, *_ in ports),
     ]
     assert report.manifest.task == "text-generation"
-    assert report.manifest.parity and len(report.manifest.parity.cases) == 6
+    assert report.manifest.parity and len(report.manifest.parity.cases) == 8
     graph = onnx.load(tmp_path / "poet" / contract.MODEL).graph
     assert {node.domain for node in graph.node} == {""}
     assert report.nodes["Attention"] == 2

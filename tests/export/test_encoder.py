@@ -33,7 +33,7 @@ def test_every_head(head: str, unpad: bool, tmp_path):
         assert spec.shape[0] == "batch_size"
         assert spec.shape[1] == "sequence_length" or isinstance(spec.shape[1], int)
     assert manifest.task == model.task
-    assert manifest.parity is not None and manifest.parity.cases[1].endswith("padded")
+    assert manifest.parity is not None and manifest.parity.cases[1].endswith("every mask")
 
     expected = as_numpy(model(GIVEN))
     expected = (
