@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,8 +17,25 @@ from keras_tx import contract
 from keras_tx.models.weight_values import array_of
 from keras_tx_onnx.cache import Cache
 
-MADE = ("tiers", "warnings", "_names", "_weights", "_constants")  # what grows with the graph
+MADE = ("tiers", "warnings", "predicates", "_names", "_weights", "_constants")  # what grows with the graph
 KERAS_TENSOR = "keras_tensor"  # where a value remembers what Keras knows of its shape and dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicate:
+    """What an If node was made of.
+
+    Attributes:
+        operation: the path of the operation in the model.
+        then: describes the branch that is taken where the predicate is true.
+        other: describes the other one; empty where that is one more If.
+        is_cond: whether the operation is ops.cond, and not ops.switch.
+    """
+
+    operation: str
+    then: str
+    other: str
+    is_cond: bool
 
 
 def shape_of(value: ir.Value) -> tuple[Any, ...]:
@@ -50,6 +68,7 @@ class Context:
         self.graph = ir.Graph([], [], nodes=[], opset_imports={"": opset}, name=name)
         self.tiers: dict[str, str] = {}
         self.warnings: list[str] = []
+        self.predicates: dict[str, Predicate] = {}  # by the name of an If node
         self.op = Nodes(self)
         self.open_function: Callable[[Context, Any, ir.Value], ir.Value] | None = None
         # Adds the nodes of a traced body to the graph that is open, and returns its results.

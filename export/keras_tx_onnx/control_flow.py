@@ -24,6 +24,7 @@ from keras_tx_onnx.errors import NotLowered
 from keras_tx_onnx.sized import is_usual
 
 _tracing: contextvars.ContextVar[bool] = contextvars.ContextVar("tracing_bodies", default=False)
+_forced: contextvars.ContextVar[bool | None] = contextvars.ContextVar("forced_predicates", default=None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -102,10 +103,14 @@ def spec_of(x: Any) -> keras.KerasTensor:
 
 
 class Bodies(keras.Operation):
-    """An operation with bodies. `pair` tells each body its counterpart at another sample size."""
+    """An operation with bodies, in the place of one of Keras.
 
-    def __init__(self, *bodies: Body):
-        super().__init__()
+    `pair` tells each body its counterpart at another sample size.
+    """
+
+    def __init__(self, operation: Any, *bodies: Body):
+        super().__init__(name=operation.name)
+        self.traced = type(operation).__name__
         self._bodies = bodies
 
     @property
@@ -124,11 +129,7 @@ class Bodies(keras.Operation):
 
 
 class Choice(Bodies):
-    """One of several bodies, by an index; or the second of two where a predicate is true, else the first."""
-
-    def __init__(self, predicate: bool, *bodies: Body):
-        super().__init__(*bodies)
-        self.predicate = predicate
+    """One of several bodies, by an index; of ops.cond the second where its predicate is true."""
 
     def compute_output_spec(self, index: Any, captured: Any) -> list[keras.KerasTensor]:
         return self.bodies[0].specs()
@@ -144,8 +145,8 @@ class Repeat(Bodies):
 class Steps(Bodies):
     """A body that is called for each element of sequences: from states and elements, states and results."""
 
-    def __init__(self, body: Body, states: int, reverse: bool):
-        super().__init__(body)
+    def __init__(self, operation: Any, body: Body, states: int, reverse: bool):
+        super().__init__(operation, body)
         self.states = states
         self.reverse = reverse
 
@@ -158,7 +159,7 @@ class Steps(Bodies):
         return specs[: self.states] + rest
 
 
-def _choose(index: Any, predicate: bool, functions: Sequence[Callable[[], Any]]) -> Any:
+def _choose(operation: Any, index: Any, functions: Sequence[Callable[[], Any]]) -> Any:
     if not isinstance(index, keras.KerasTensor):  # a number is known while tracing
         return functions[max(0, min(int(index), len(functions) - 1))]()
     if len(index.shape) > 0:
@@ -173,7 +174,7 @@ def _choose(index: Any, predicate: bool, functions: Sequence[Callable[[], Any]])
             )
     if not first.results:
         return first.structure
-    choice = Choice(predicate, *bodies)
+    choice = Choice(operation, *bodies)
     return _packed(first.structure, choice.symbolic_call(index, [body.captured for body in bodies]))
 
 
@@ -183,18 +184,20 @@ def _signature(body: Body) -> Any:
 
 
 def _cond(operation: Any, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-    return _choose(pred, True, (false_fn, true_fn))
+    return _choose(operation, pred, (false_fn, true_fn))
 
 
 def _switch(operation: Any, index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
-    return _choose(index, False, [functools.partial(branch, *operands) for branch in branches])
+    return _choose(operation, index, [functools.partial(branch, *operands) for branch in branches])
 
 
 def _while_loop(operation: Any, loop_vars: Any) -> Any:
-    return _repeat(operation.cond, operation.body, loop_vars, operation.maximum_iterations)
+    return _repeat(operation, operation.cond, operation.body, loop_vars, operation.maximum_iterations)
 
 
-def _repeat(condition: Callable[..., Any], body: Callable[..., Any], variables: Any, limit: Any) -> Any:
+def _repeat(
+    operation: Any, condition: Callable[..., Any], body: Callable[..., Any], variables: Any, limit: Any
+) -> Any:
     several = isinstance(variables, (list, tuple))
     arguments = tuple(_ordered(variables)) if several else (_ordered(variables),)
     parameters = tree.map_structure(spec_of, arguments)
@@ -203,7 +206,7 @@ def _repeat(condition: Callable[..., Any], body: Callable[..., Any], variables: 
         after = body(*values)
         return tuple(after) if several else (after,)
 
-    loop = Repeat(trace(condition, *parameters), trace(step, *parameters))
+    loop = Repeat(operation, trace(condition, *parameters), trace(step, *parameters))
     before, after = tree.flatten(parameters), loop.bodies[1].specs()
     if [(x.shape, x.dtype) for x in before] != [(x.shape, x.dtype) for x in after]:
         raise NotLowered(
@@ -222,6 +225,7 @@ def _shapes(specs: Sequence[keras.KerasTensor]) -> str:
 
 def _fori_loop(operation: Any, init_val: Any) -> Any:
     _, last = _repeat(
+        operation,
         lambda index, value: index < operation.upper,
         lambda index, value: (index + 1, operation.body_fun(index, value)),
         (operation.lower, init_val),
@@ -231,11 +235,11 @@ def _fori_loop(operation: Any, init_val: Any) -> Any:
 
 
 def _scan(operation: Any, f: Callable[..., Any], init: Any, xs: Any = None) -> Any:
-    return _steps(f, init, xs, operation.length, operation.reverse)
+    return _steps(operation, f, init, xs, operation.length, operation.reverse)
 
 
 def _map(operation: Any, f: Callable[[Any], Any], xs: Any) -> Any:
-    return _steps(lambda states, x: (states, f(x)), (), xs)[1]
+    return _steps(operation, lambda states, x: (states, f(x)), (), xs)[1]
 
 
 def _vectorized_map(operation: Any, elements: Any) -> Any:
@@ -243,7 +247,12 @@ def _vectorized_map(operation: Any, elements: Any) -> Any:
 
 
 def _steps(
-    f: Callable[..., Any], states: Any, sequences: Any, length: Any = None, reverse: bool = False
+    operation: Any,
+    f: Callable[..., Any],
+    states: Any,
+    sequences: Any,
+    length: Any = None,
+    reverse: bool = False,
 ) -> tuple[Any, Any]:
     states, sequences = _ordered(states), _ordered(sequences)
     if sequences is None:
@@ -264,8 +273,8 @@ def _steps(
             f"A scan changes the shapes or dtypes of its state, from {_shapes(before)} to {_shapes(after)}. "
             "They must stay the same."
         )
-    operation = Steps(body, len(before), bool(reverse))
-    results = operation.symbolic_call(tree.flatten(states), flat, [body.captured])
+    steps = Steps(operation, body, len(before), bool(reverse))
+    results = steps.symbolic_call(tree.flatten(states), flat, [body.captured])
     return _packed(body.structure, results)
 
 
@@ -281,7 +290,7 @@ def _associative_scan(operation: Any, f: Callable[[Any, Any], Any], elems: Any) 
 
     first = tree.map_structure(lambda x: x[(slice(None),) * (axis % len(x.shape)) + (slice(1),)], elems)
     sequences = tree.map_structure(lambda x: ops.moveaxis(x, axis, 0), elems)
-    _, results = _steps(step, (False, first), sequences, None, operation.reverse)
+    _, results = _steps(operation, step, (False, first), sequences, None, operation.reverse)
     return tree.map_structure(lambda x: ops.moveaxis(x, 0, axis), results)
 
 
@@ -308,8 +317,18 @@ def tracing_bodies() -> Iterator[None]:
         _tracing.reset(token)
 
 
+@contextmanager
+def forced_predicates(value: bool) -> Iterator[None]:
+    """Within, `ops.cond` on numbers takes one branch, whatever its predicate."""
+    token = _forced.set(value)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
 def _install() -> None:
-    """Lets the operations trace their functions while `tracing_bodies` is in force."""
+    """Lets Keras's operations follow `tracing_bodies` and `forced_predicates`."""
 
     def traced_by(function: Callable[..., Any]) -> Callable[..., Any]:
         def symbolic_call(operation: Any, *args: Any, **kwargs: Any) -> Any:
@@ -327,6 +346,8 @@ def _install() -> None:
     def call(operation: Any, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
         if _tracing.get() and not is_usual():
             return _cond(operation, pred, true_fn, false_fn)
+        if (value := _forced.get()) is not None and not isinstance(pred, bool):
+            return true_fn() if value else false_fn()
         return compute(operation, pred, true_fn, false_fn)
 
     kinds["Cond"].call = call

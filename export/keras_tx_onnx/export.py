@@ -19,8 +19,9 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError, KerasTxError
 from keras_tx.models.weight_values import check_finite
 from keras_tx.processing import ImageTransform
-from keras_tx_onnx import dims, graph, passes, tolerances, verify
+from keras_tx_onnx import branches, dims, graph, passes, tolerances, verify
 from keras_tx_onnx.aside import check_target, written_aside
+from keras_tx_onnx.cases import Case
 from keras_tx_onnx.context import Context
 from keras_tx_onnx.interface import Interface, axis_names
 from keras_tx_onnx.lower import lower
@@ -133,7 +134,8 @@ def export_onnx(
         parity = None
         if verify:
             with _timed(seconds, "verify"):
-                parity = _verified(model, outside, context, path)
+                parity, more = _verified(model, outside, context, path)
+                notes = (*notes, *more)
                 if shared is not None:
                     found = check_shared(path, shared, outside.context, computed)
         if shared is not None:
@@ -199,11 +201,25 @@ def _precision(model: Any) -> str:
     return "int8" if any(part.quantization_mode == "int8" for part in graph.parts(model)) else "fp32"
 
 
-def _verified(model: Any, outside: Interface, lowered: Context, path: Path) -> contract.Parity:
-    precision = _precision(model)
+def _verified(
+    model: Any, outside: Interface, lowered: Context, path: Path
+) -> tuple[contract.Parity, tuple[str, ...]]:
+    """Compares the graph with Keras; returns the result and notes about branches that no example takes."""
+    precision, outputs = _precision(model), _names(lowered)[: len(outside.outputs)]
+    run = verify.expected_of(model, outside)
     found = verify.cases_for(model, outside)
+    branching = branches.control_flow(path)
+    if branching:
+        found += branches.scaled(found, run)
+
+    def compare(path: Path, cases: Sequence[Case]) -> contract.Parity:
+        return verify.verify(path, cases, outputs, precision)
+
     try:
-        return verify.verify(path, found, _names(lowered)[: len(outside.outputs)], precision)
+        parity = compare(path, found)
+        if not branching:
+            return parity, ()
+        return parity, branches.compare_untested(path, found, run, compare, lowered.predicates)
     except ExportError as error:
 
         def write(probe: Any, path: Path) -> list[str]:

@@ -120,7 +120,8 @@ def is_keras_operation(operation: Any) -> bool:
 def name_of(operation: Any) -> str:
     """The name, without the number by which Keras counts all operations that a process ever made."""
     stem, _, number = operation.name.rpartition("_")
-    counted = number.isdigit() and stem.replace("_", "") == type(operation).__name__.lower()
+    kind = getattr(operation, "traced", type(operation).__name__)
+    counted = number.isdigit() and stem.replace("_", "") == kind.lower()
     return stem if counted and not isinstance(operation, keras.layers.Layer) else operation.name
 
 

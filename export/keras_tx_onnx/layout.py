@@ -37,7 +37,7 @@ def to_channels_first(model: ir.Model) -> int:
 
 def _convert(graph: ir.Graph, rank: int) -> int:
     """One rank of images at a time: series, images, volumes."""
-    layout = _Layout(rank)
+    layout = _Layout(graph, rank)
     gone = 0
     for region in _regions(graph, layout):
         inputs, outputs = region.border(layout)
@@ -60,9 +60,10 @@ def _constant(x: ir.Value | None) -> np.ndarray | None:
 
 
 class _Layout:
-    """The two orders of the axes of an image of one rank."""
+    """The two orders of the axes of an image of one rank; nodes of branches are in graphs of their own."""
 
-    def __init__(self, rank: int):
+    def __init__(self, graph: ir.Graph, rank: int):
+        self.graph = graph
         self.rank = rank
         # What the axes of channels first are in channels last, and the other way round.
         self.first = [0, rank - 1, *range(1, rank - 1)]
@@ -70,7 +71,8 @@ class _Layout:
         self._constants: dict[ir.Value, ir.Value] = {}
 
     def leads_first(self, node: ir.Node) -> bool:
-        return node.op_type == "Transpose" and _permutation(node) == self.first
+        own = node.graph is self.graph
+        return own and node.op_type == "Transpose" and _permutation(node) == self.first
 
     def source(self, x: ir.Value) -> ir.Value | None:
         """What x was before it was transposed to channels last."""
@@ -80,7 +82,7 @@ class _Layout:
         return node.inputs[0]
 
     def transposed(self, x: ir.Value) -> ir.Value | None:
-        """x in channels first, if somebody else made it already."""
+        """x in channels first, if the graph has it already."""
         return next((node.outputs[0] for node, _ in x.uses() if self.leads_first(node)), None)
 
     def axis(self, axis: int) -> int:

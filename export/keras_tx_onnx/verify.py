@@ -20,9 +20,12 @@ from keras_tx_onnx.interface import Interface
 
 def cases_for(model: Any, outside: Interface) -> list[Case]:
     """What both sides are compared on, with Keras's outputs."""
-    return cases_of(
-        outside, lambda inputs: outside.expected(run_keras(model, inputs), inputs), model.count_params()
-    )
+    return cases_of(outside, expected_of(model, outside), model.count_params())
+
+
+def expected_of(model: Any, outside: Interface) -> Callable[[list[np.ndarray]], list[np.ndarray]]:
+    """Computes what the graph must return for a list of inputs of the model."""
+    return lambda inputs: outside.expected(run_keras(model, inputs), inputs)
 
 
 def verify(path: Path, cases: Sequence[Case], outputs: list[str], precision: str = "fp32") -> contract.Parity:

@@ -12,10 +12,12 @@ import onnx
 import pytest
 from keras import layers, ops
 
-from keras_tx_onnx import export_onnx
+from keras_tx.errors import ExportError
+from keras_tx.runtime import load
+from keras_tx_onnx import export_onnx, lowers, registry
 from tests.drawing import draw, redraw
 from tests.export.exporting import exported, nodes_of, outputs_of, run
-from tests.tolerances import assert_close
+from tests.tolerances import ANOTHER_BRANCH, assert_close
 
 
 class Flowing(layers.Layer):
@@ -240,3 +242,114 @@ def test_other_threads_see_keras_own_operations(tmp_path: Path):
         done.set()
         thread.join()
     assert not failures
+
+
+def deep_branch(layer, x):
+    return ops.cond(ops.max(x) > 1e6, lambda: layer.one(x), lambda: x)
+
+
+def test_examples_of_other_magnitudes_take_other_branches(tmp_path: Path):
+    report = export_onnx(flowing(early_name), tmp_path / "out")
+    assert report.manifest.parity is not None
+    assert any("times 1000" in case for case in report.manifest.parity.cases)
+    assert not any("compared with Keras" in note for note in report.manifest.notes)
+
+
+def test_a_branch_that_no_example_takes_is_compared_by_force(tmp_path: Path):
+    report = export_onnx(flowing(deep_branch), tmp_path / "out")
+    (note,) = [note for note in report.manifest.notes if "compared with Keras" in note]
+    assert "'flowing/cond' where its predicate is true" in note
+    assert "NOT" not in note
+
+
+def test_a_wrong_branch_that_no_example_takes_is_refused(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(registry, "_LOWERINGS", dict(registry._LOWERINGS))
+
+    class Wrong(layers.Layer):
+        def call(self, x):
+            return x
+
+    @lowers(Wrong, example=lambda x: Wrong()(x), shape=(4,), nodes="")
+    def wrong(cx, layer, /, x):
+        return cx.op.Mul(x, 1.01)
+
+    def branching(layer, x):
+        return ops.cond(ops.max(x) > 1e6, lambda: wrong_layer(x), lambda: x)
+
+    wrong_layer = Wrong()
+    with pytest.raises(ExportError, match="every predicate true"):
+        export_onnx(flowing(branching), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_forced_is_reported(tmp_path: Path):
+    def far_switch(layer, x):
+        index = ops.cast(ops.max(x) > 1e6, "int32")
+        return ops.switch(index, [lambda x: x, lambda x: layer.one(x)], x)
+
+    report = export_onnx(flowing(far_switch), tmp_path / "out")
+    (note,) = [note for note in report.manifest.notes if "compared with Keras" in note]
+    assert "'flowing/switch' of index 1" in note
+    assert "NOT compared" in note
+
+
+PRECISIONS = ("fp32", "fp16", "int8", "int8-blocks", "int4")
+
+
+def test_every_precision_takes_the_branch_that_fp32_takes(tmp_path: Path):
+    """Products inside a branch and around it; a branch in a branch reads values from outside of both."""
+
+    def wide(layer, x):
+        hidden = layer.wide(x)
+        return ops.cond(
+            ops.max(x) > 2.0,
+            lambda: ops.cond(ops.max(x) > 20.0, lambda: -hidden, lambda: hidden + layer.inner(hidden)),
+            lambda: layer.inner(hidden),
+        )
+
+    class Wide(Flowing):
+        def build(self, shape):
+            self.wide, self.inner = layers.Dense(64, name="wide"), layers.Dense(64, name="inner")
+            self.wide.build(shape)
+            self.inner.build((None, 64))
+
+        def compute_output_shape(self, shape):
+            return (shape[0], 64)
+
+    x = keras.Input((64,), name="x")
+    model = redraw(keras.Model(x, layers.Dense(8)(Wide(wide, name="wide")(x))))
+    report = export_onnx(model, tmp_path / "out", precision=PRECISIONS)
+    assert set(report.manifest.precisions) == set(PRECISIONS)
+    assert any("wide/inner" in note for note in report.manifest.variants["int8"].notes)
+    for precision in PRECISIONS:
+        for size in (0.1, 3.0, 100.0):
+            inputs = np.float32(size) * draw(3, 64)
+            with load(tmp_path / "out", precision=precision) as folder:
+                (got,) = folder.session.run({"x": inputs}).values()
+            assert_close(got, *outputs_of(model, inputs), ANOTHER_BRANCH)
+
+
+def test_pictures_that_a_branch_reads_keep_their_layout(tmp_path: Path):
+    """Convolutions on both sides: what lies between them moves to channels first, but for the branch."""
+
+    class Convolving(layers.Layer):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.convolution = layers.Conv2D(4, 3, padding="same")
+
+        def build(self, shape):
+            self.convolution.build(shape)
+
+        def call(self, x):
+            y = ops.relu(x)
+            return y + ops.cond(large(x), lambda: self.convolution(y), lambda: self.convolution(x) + x)
+
+    x = keras.Input((8, 8, 3), name="x")
+    y = layers.Conv2D(4, 3, padding="same")(x)
+    y = Convolving()(layers.ReLU()(y))
+    y = layers.Conv2D(4, 3, padding="same")(y)
+    model = redraw(keras.Model(x, y))
+    folder = exported(model, tmp_path / "out")
+    for scale in (1, 1000):
+        picture = np.float32(scale) * draw(2, 8, 8, 3)
+        assert_close(*run(folder, picture), *outputs_of(model, picture))

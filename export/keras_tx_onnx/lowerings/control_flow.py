@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from keras import ops
 
-from keras_tx_onnx.context import KERAS_TENSOR, Context, onnx_dtype
+from keras_tx_onnx.context import KERAS_TENSOR, Context, Predicate, onnx_dtype
 from keras_tx_onnx.control_flow import Body, Choice, Repeat, Steps, spec_of
 from keras_tx_onnx.registry import lowers
 
@@ -34,23 +34,38 @@ class _Called(keras.layers.Layer):
 )
 def choice(cx: Context, operation: Any, /, index: Any, captured: Sequence[Any]) -> list[ir.Value]:
     branches = list(zip(operation.bodies, captured, strict=True))
-    if operation.predicate:
-        return _if(cx, [_boolean(cx, index)], branches[::-1])
-    places = range(len(branches) - 1)
-    return _if(cx, [cx.op.LessOrEqual(index, np.int64(place)) for place in places], branches)
+    if operation.traced == "Cond":
+        names = ["where its predicate is true", "where its predicate is false"]
+        return _if(cx, operation, [_boolean(cx, index)], branches[::-1], names)
+    predicates = [cx.op.LessOrEqual(index, np.int64(place)) for place in range(len(branches) - 1)]
+    names = [f"of index {place}" for place in range(len(branches))]
+    return _if(cx, operation, predicates, branches, names)
 
 
-def _if(cx: Context, predicates: list[ir.Value], branches: list[tuple[Body, Any]]) -> list[ir.Value]:
+def _if(
+    cx: Context,
+    operation: Choice,
+    predicates: list[ir.Value],
+    branches: list[tuple[Body, Any]],
+    names: list[str],
+) -> list[ir.Value]:
     """The branch of the first predicate that is true, or else the last branch."""
-    body = branches[0][0]
+    body, last = branches[0][0], len(branches) == 2
     with cx.body([]) as then:
         _return(cx, then, body, _lowered(cx, *branches[0]))
-    with cx.body([]) as otherwise:
-        last = len(branches) == 2
-        rest = _lowered(cx, *branches[1]) if last else _if(cx, predicates[1:], branches[1:])
-        _return(cx, otherwise, body, rest)
-    count = len(body.results)
-    return _several(cx.op.If(predicates[0], outputs=count, then_branch=then, else_branch=otherwise))
+    with cx.body([]) as other:
+        if last:
+            rest = _lowered(cx, *branches[1])
+        else:
+            rest = _if(cx, operation, predicates[1:], branches[1:], names[1:])
+        _return(cx, other, body, rest)
+    results = cx.op.If(predicates[0], outputs=len(body.results), then_branch=then, else_branch=other)
+    results = _several(results)
+    node = results[0].producer()
+    assert node is not None
+    is_cond = operation.traced == "Cond"
+    cx.predicates[str(node.name)] = Predicate(cx.scope, names[0], names[1] if last else "", is_cond)
+    return results
 
 
 @lowers(

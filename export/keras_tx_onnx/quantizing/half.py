@@ -69,20 +69,14 @@ class Half:
         self._rewriter.forget(weights)
 
     def _stays(self, node: ir.Node) -> bool:
-        inside = [
-            a for a in node.attributes.values() if a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-        ]
+        inside = [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
         floating = any(value is not None and _is_float(value) for value in node.inputs)
         stays = bool(inside) or node.op_type in IN_FLOAT32 or any(map(_is_out_of_range, node.inputs))
         stays |= any(x is not None and x.name in self._large for x in (*node.inputs, *node.outputs))
         if stays and floating and node.op_type != "Cast":
             self.kept[node.op_type] = self.kept.get(node.op_type, 0) + 1
-        for attribute in inside:
-            graphs = (
-                [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else attribute.as_graphs()
-            )
-            for graph in graphs:
-                self._feed_inside(node, graph)
+        for graph in inside:
+            self._feed_inside(node, graph)
         return stays
 
     def _feed(self, node: ir.Node, dtype: ir.DataType) -> None:
@@ -92,7 +86,7 @@ class Half:
 
     def _feed_inside(self, outer: ir.Node, graph: ir.Graph) -> None:
         """What a graph inside a node takes from outside, it goes on to get in float32."""
-        for node in graph:
+        for node in graph.all_nodes():
             for index, value in enumerate(node.inputs):
                 if value is not None and value.dtype == FLOAT16 and value.graph is self.graph:
                     node.replace_input_with(index, self._as(value, FLOAT, outer))

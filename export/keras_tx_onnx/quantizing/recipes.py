@@ -92,6 +92,8 @@ def rewrite(
     rewriter = Rewriter(model.graph)
     notes = recipe.apply(rewriter, plan)
     rewriter.forget(weights)
+    if inside := products.inside_branches(model.graph):
+        notes = [*notes, f"In float32, because they are in branches or loops: {', '.join(inside)}."]
     return plan, notes
 
 

@@ -42,7 +42,7 @@ class Rewriter:
 
     def weight(self, name: str, array: np.ndarray) -> ir.Value:
         name = self.unique(name)
-        tensor = ir.tensor(np.ascontiguousarray(array), name=name)
+        tensor = ir.tensor(np.asarray(array, order="C"), name=name)
         shape = ir.Shape(tensor.shape.numpy())
         value = ir.Value(name=name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
         self.graph.register_initializer(value)
