@@ -12,7 +12,7 @@ import onnx_ir as ir
 from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.models import GPT
-from keras_tx.models.text_model import fitting
+from keras_tx.models.text_model import check_tokenizer, fitting
 from keras_tx.processing import TextTransform
 from keras_tx.runtime.examples import Use, draw
 from keras_tx.runtime.session import Session
@@ -203,4 +203,6 @@ def _transform(model: GPT, tokenizer: Any) -> TextTransform | None:
     """What turns texts into ids in the folder, padded where a prompt has room: in front."""
     given = model.processing if tokenizer is None else TextTransform.of(tokenizer)
     fitted = fitting(given, model.config, segments=False, name="tokenizer")
+    if tokenizer is not None:
+        check_tokenizer(fitted, model.config, model.processing, name="tokenizer", stacklevel=6)
     return fitted and dataclasses.replace(fitted, padding_side="left")

@@ -15,7 +15,7 @@ from keras_tx.errors import ConfigError
 from keras_tx.heads import MaskedLMHead, SentenceEmbeddingHead
 from keras_tx.heads.head import label_names
 from keras_tx.models import Bert
-from keras_tx.models.text_model import check_padded_right, fitting
+from keras_tx.models.text_model import check_padded_right, check_tokenizer, fitting
 from keras_tx.processing import TextTransform
 from keras_tx.runtime.examples import Use, draw
 from keras_tx.weights.huggingface_bert import PREFIXES, bert_to_config, family_of
@@ -67,6 +67,8 @@ def encoder_of(
         notes.append("The folder has no tokenizer: the runtime takes ids, not text. Give tokenizer=.")
     else:
         transform = _fitted(model, tokenizer)
+        if tokenizer is not model.processing:
+            check_tokenizer(transform, model.config, model.processing, name="tokenizer", stacklevel=4)
         files |= transform.files()
         longest = transform.max_length
     replaced = None

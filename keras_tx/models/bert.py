@@ -14,7 +14,7 @@ from keras_tx.errors import ConfigError, nearest, whole_number
 from keras_tx.heads import CausalLMHead, Encoded, Head
 from keras_tx.layers import Bias, PositionalEmbedding, TokenEmbedding, TransformerBlock
 from keras_tx.models.config import check_rates, check_sizes, make_config
-from keras_tx.models.text_model import TextModel, as_processed, check_padded_right, fitting
+from keras_tx.models.text_model import TextModel, as_processed, check_padded_right, check_tokenizer, fitting
 from keras_tx.processing import TextTransform
 
 POOLERS = ("tanh", "relu")
@@ -187,6 +187,7 @@ def bert(
         options = {"head": head, "processing": processing, "name": name, "dtype": dtype}
         return start(Bert, variant, weights, **options, overrides=overrides)
     config = BertConfig.variant(variant, **as_processed(processing, overrides))
+    check_tokenizer(processing, config)
     return Bert.assemble(config, head=head, processing=processing, name=name, dtype=dtype)
 
 

@@ -15,7 +15,7 @@ from keras_tx.heads import CausalLMHead, Encoded, Head
 from keras_tx.layers import TokenEmbedding, TransformerBlock
 from keras_tx.layers.rotary import check_scaling
 from keras_tx.models.config import check_rates, check_sizes, make_config
-from keras_tx.models.text_model import TextModel, as_processed, fitting
+from keras_tx.models.text_model import TextModel, as_processed, check_tokenizer, fitting
 from keras_tx.processing import TextTransform
 
 POSITIONS = ("learned", "rotary")
@@ -254,6 +254,7 @@ def gpt(
         options = {"head": head, "processing": processing, "name": name, "dtype": dtype}
         return start(GPT, variant, weights, **options, overrides=overrides)
     config = GPTConfig.variant(variant, **as_processed(processing, overrides))
+    check_tokenizer(processing, config)
     model = GPT.assemble(config, head=head, processing=processing, name=name, dtype=dtype)
     # Radford et al., section 2.3: what is added to the residual starts smaller the more blocks there are.
     for index in range(model.config.depth):

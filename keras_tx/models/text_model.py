@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import warnings
 from typing import Any
 
 import keras
@@ -13,6 +15,12 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.models.transformer_model import TransformerModel
 from keras_tx.processing import TextTransform
+
+# Rows of an embedding table that no token uses: tables are padded to a multiple of 64 or 128, larger ones up to
+# the next thousand.
+SPARE_ROWS, SPARE_SHARE = 127, 0.02
+RENAMED_SHARE = 0.1  # tokens of a vocabulary that may be others, such as [unused1], in one that replaces it
+SPECIAL_TOKENS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_token", "eos_token")
 
 
 class TextModel(TransformerModel):
@@ -169,6 +177,59 @@ def check_padded_right(processing: TextTransform | None, name: str = "processing
             "first column and has its class token there. Use TextTransform.load(path, padding_side='right'), "
             "also where the tokenizer_config.json of a checkpoint says 'left'."
         )
+
+
+def check_tokenizer(
+    transform: Any, config: Any, own: Any = None, name: str = "processing", stacklevel: int = 2
+) -> None:
+    """Warns about a tokenizer far smaller than the embedding table; refuses another one than the model's own.
+
+    A table may have 127 rows or 2 % more than the tokenizer has tokens, whichever is more.
+    """
+    if not isinstance(transform, TextTransform):
+        return
+    if isinstance(own, TextTransform) and own != transform:
+        difference = _tokenizer_difference(transform, own)
+        if difference:
+            raise ConfigError(
+                f"{name} {difference}. Use the tokenizer that the model was trained with; to train new "
+                "embeddings for another one, assign it to model.processing."
+            )
+    tokens, rows = transform.vocabulary_size, config.vocabulary
+    if rows - tokens > max(SPARE_ROWS, SPARE_SHARE * rows):
+        warnings.warn(
+            f"{name} has a vocabulary of {tokens} tokens, but the model has {rows} vectors: {rows - tokens} of "
+            "them are never used. Check that the tokenizer is the one that the model was trained with.",
+            stacklevel=stacklevel + 1,
+        )
+
+
+def _tokenizer_difference(transform: TextTransform, own: TextTransform) -> str:
+    """How a tokenizer contradicts another one: in its kind, its special ids or the ids of its tokens."""
+    kinds = [json.loads(x.tokenizer)["model"]["type"] for x in (transform, own)]
+    if kinds[0] != kinds[1]:
+        return f"is a {kinds[0]} tokenizer, but the model's own is {kinds[1]}"
+    for special in SPECIAL_TOKENS:
+        tokens = [getattr(x, special) for x in (transform, own)]
+        if None not in tokens and transform.id_of(tokens[0]) != own.id_of(tokens[1]):
+            return (
+                f"has {special}={tokens[0]!r} with id {transform.id_of(tokens[0])}, but the model's own "
+                f"tokenizer has {tokens[1]!r} with id {own.id_of(tokens[1])}"
+            )
+    own_ids = own.vocabulary
+    ids = dict(sorted(transform.vocabulary.items(), key=lambda item: item[1]))
+    for token, number in ids.items():
+        if own_ids.get(token, number) != number:
+            return f"has id {number} for {token!r}, but the model's own tokenizer has {own_ids[token]}"
+    own_tokens = {number: token for token, number in own_ids.items()}
+    others = [token for token, number in ids.items() if own_tokens.get(number, token) != token]
+    if len(others) > RENAMED_SHARE * len(ids):
+        first = ids[others[0]]
+        return (
+            f"has other tokens for {len(others)} of {len(ids)} ids than the model's own tokenizer, such as "
+            f"{others[0]!r} for {own_tokens[first]!r}"
+        )
+    return ""
 
 
 def fitting(

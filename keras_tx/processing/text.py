@@ -91,7 +91,7 @@ class TextTransform:
 
     @classmethod
     def of(cls, tokenizer: Any) -> TextTransform:
-        """From a TextTransform, which stays as it is, a tokenizers.Tokenizer, or what `load` takes."""
+        """From a TextTransform, a tokenizers.Tokenizer, the text of a tokenizer.json, or a path for `load`."""
         if isinstance(tokenizer, TextTransform):
             return tokenizer
         if isinstance(tokenizer, Tokenizer):
@@ -101,6 +101,8 @@ class TextTransform:
                 f"tokenizer is a {type(tokenizer).__name__}, expected a TextTransform, a "
                 f"tokenizers.Tokenizer, or the path of a {contract.TOKENIZER} or of its folder."
             )
+        if isinstance(tokenizer, str) and tokenizer.lstrip().startswith("{"):
+            return cls(**tokenizer_files.fields_of_tokenizer(tokenizer_files.parse(tokenizer)))
         return cls.load(tokenizer)
 
     def save(self, folder: str | os.PathLike[str]) -> None:

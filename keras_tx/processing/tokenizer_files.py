@@ -113,9 +113,13 @@ def _vocabulary_files(tokenizer: Tokenizer) -> dict[str, str]:
 
 def fields_of(path: Path) -> dict[str, Any]:
     """The fields of a TextTransform from a folder, or from one tokenizer.json."""
-    if not path.exists():
+    try:
+        known = path.exists()
+    except (OSError, ValueError):  # longer than a path can be, or with a null character
+        known = False
+    if not known:
         raise ConfigError(
-            f"{path} does not exist; expected a folder with {contract.TOKENIZER}, or such a file."
+            f"{path!s:.200} does not exist; expected a folder with {contract.TOKENIZER}, or such a file."
         )
     folder, file = (path, path / contract.TOKENIZER) if path.is_dir() else (path.parent, path)
     config = _read_json(folder / contract.TOKENIZER_CONFIG) if path.is_dir() else {}

@@ -9,6 +9,7 @@ from typing import Any
 from keras_tx.errors import ConfigError
 from keras_tx.models.config import make_config
 from keras_tx.models.sketch import complete, sketch
+from keras_tx.models.text_model import check_tokenizer
 from keras_tx.models.transformer_model import TransformerModel
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.filling import SHOWN, account_for, fill
@@ -132,6 +133,7 @@ def _model(
     if origin.adapted is not None:
         config = origin.adapted(config, head, overrides)
     processing = origin.processing if processing is None else processing
+    check_tokenizer(processing, config, origin.processing, stacklevel=callers + 1)
     if isinstance(processing, ImageTransform) and processing.size != config.size:
         processing = dataclasses.replace(processing, size=config.size)
     options = {"head": head, "processing": processing, "name": name, "dtype": dtype}
