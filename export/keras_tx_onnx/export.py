@@ -68,7 +68,7 @@ def export_onnx(
         folder: where to write. Missing parent folders are created.
         labels: names of the classes, in order.
         tokenizer: of a text model, in place of `model.processing`: a TextTransform, a tokenizers.Tokenizer,
-            or the path of a tokenizer.json or of the folder with its files.
+            the text of a tokenizer.json, or the path of one or of the folder with its files.
         image: the image transform to store, in place of `model.processing`.
         raw_pixels: whether the graph takes uint8 pixels (batch, height, width, channels) and normalizes them
             itself, in place of `pixel_values`.

@@ -16,8 +16,7 @@ from keras_tx.errors import ConfigError, nearest
 from keras_tx.models.transformer_model import TransformerModel
 from keras_tx.processing import TextTransform
 
-# Rows of an embedding table that no token uses: tables are padded to a multiple of 64 or 128, larger ones up to
-# the next thousand.
+# Rows of an embedding table that no token uses: tables are padded to a multiple of 64 or 128, or more.
 SPARE_ROWS, SPARE_SHARE = 127, 0.02
 RENAMED_SHARE = 0.1  # tokens of a vocabulary that may be others, such as [unused1], in one that replaces it
 SPECIAL_TOKENS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_token", "eos_token")
@@ -198,8 +197,8 @@ def check_tokenizer(
     tokens, rows = transform.vocabulary_size, config.vocabulary
     if rows - tokens > max(SPARE_ROWS, SPARE_SHARE * rows):
         warnings.warn(
-            f"{name} has a vocabulary of {tokens} tokens, but the model has {rows} vectors: {rows - tokens} of "
-            "them are never used. Check that the tokenizer is the one that the model was trained with.",
+            f"{name} has a vocabulary of {tokens} tokens, but the model has {rows} vectors: {rows - tokens} "
+            "are never used. Check that the tokenizer is the one that the model was trained with.",
             stacklevel=stacklevel + 1,
         )
 

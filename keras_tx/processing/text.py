@@ -91,7 +91,7 @@ class TextTransform:
 
     @classmethod
     def of(cls, tokenizer: Any) -> TextTransform:
-        """From a TextTransform, a tokenizers.Tokenizer, the text of a tokenizer.json, or a path for `load`."""
+        """From a TextTransform, a tokenizers.Tokenizer, tokenizer.json's text, or what `load` reads."""
         if isinstance(tokenizer, TextTransform):
             return tokenizer
         if isinstance(tokenizer, Tokenizer):

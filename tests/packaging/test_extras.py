@@ -22,7 +22,7 @@ def names(extra: str) -> set[str]:
 
 
 def test_the_extras_are_the_promised_ones():
-    others = {"jax", "torch", "parity", "material", "docs", "test"}
+    others = {"jax", "torch", "parity", "docs", "test"}
     assert set(EXTRAS) == {"cpu", "gpu", "runtime", "runtime-gpu", *others}
 
 

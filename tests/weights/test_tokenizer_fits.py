@@ -1,4 +1,4 @@
-"""A tokenizer that is not the model's own is refused, and one far smaller than the embedding table is said."""
+"""Another tokenizer than the model's own is refused; far fewer tokens than rows of the table is a warning."""
 
 from __future__ import annotations
 
