@@ -48,7 +48,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """The names closest to a mistyped one, ready to end an error message."""
     known = list(known)
     close = [k for k in known if k.lower() == name.lower()] or difflib.get_close_matches(
-        name, known, cutoff=0.4
+        name, known, cutoff=0.65
     )
     return (
         f"Did you mean {', '.join(map(repr, close))}?" if close else f"Known: {', '.join(map(repr, known))}."

@@ -15,6 +15,8 @@ from keras_tx.heads import CausalLMHead, Encoded, Head
 from keras_tx.layers import Bias, PositionalEmbedding, TokenEmbedding, TransformerBlock
 from keras_tx.models.config import check_rates, check_sizes, make_config
 from keras_tx.models.text_model import TextModel, as_processed, check_padded_right, check_tokenizer, fitting
+from keras_tx.models.config import check_rates, check_sizes, make_config, unknown_variant
+from keras_tx.models.text_model import TextModel, as_processed, check_tokenizer, fitting
 from keras_tx.processing import TextTransform
 
 POOLERS = ("tanh", "relu")
@@ -95,7 +97,7 @@ class BertConfig:
         """
         known = ALIASES.get(name, name)
         if known not in VARIANTS:
-            raise ConfigError(f"variant={name!r} is unknown. {nearest(str(name), [*ALIASES, *VARIANTS])}")
+            raise unknown_variant(name, [*ALIASES, *VARIANTS])
         depth, width, num_heads = VARIANTS[known]
         fields = {"width": width, "depth": depth, "num_heads": num_heads, **overrides}
         fields.setdefault("mlp_dim", 4 * whole_number("width", fields["width"]))

@@ -4,9 +4,58 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from keras_tx.errors import ConfigError, nearest, whole_number
+
+# What other libraries call the fields of our configs.
+OTHER_NAMES = {
+    **dict.fromkeys(("hidden_size", "hidden_dim", "embed_dim", "d_model", "n_embd", "dim"), "width"),
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layers", "n_layer", "layers"), "depth"),
+    **dict.fromkeys(("num_attention_heads", "n_heads", "n_head", "heads"), "num_heads"),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), "kv_heads"),
+    **dict.fromkeys(("intermediate_size", "intermediate_dim", "n_inner"), "mlp_dim"),
+    **dict.fromkeys(("vocab_size", "vocabulary_size"), "vocabulary"),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "block_size", "max_seq_length"), "max_length"),
+    **dict.fromkeys(("hidden_dropout_prob", "dropout_rate", "resid_pdrop"), "dropout"),
+    **dict.fromkeys(("hidden_act", "activation_function"), "activation"),
+    **dict.fromkeys(("layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps"), "norm_epsilon"),
+    **dict.fromkeys(("num_channels", "in_chans"), "channels"),
+    "img_size": "image_size",
+    "drop_path_rate": "drop_path",
+    "type_vocab_size": "segments",
+    "pad_token_id": "pad_id",
+}
+NUMBERS_OF_CLASSES = ("classes", "num_classes", "n_classes", "num_labels")
+# Owners of the repositories that are known without them.
+OWNERS = {
+    "bert-": "google-bert",
+    "distilbert-": "distilbert",
+    "distilgpt2": "distilbert",
+    "gpt2": "openai-community",
+    "roberta-": "FacebookAI",
+    "xlm-roberta-": "FacebookAI",
+}
+
+
+def hub_advice(name: str) -> str:
+    """How to load a name that looks like a repository of the Hugging Face Hub; otherwise empty."""
+    owner = next((owner for prefix, owner in OWNERS.items() if name.startswith(prefix)), None)
+    if name.startswith("hf://"):
+        source = name
+    elif re.fullmatch(r"[\w.-]{3,}/[\w.-]+", name):
+        source = f"hf://{name}"
+    elif owner is not None:
+        source = f"hf://{owner}/{name}"
+    else:
+        return ""
+    return f'A checkpoint of the Hugging Face Hub is keras_tx.from_checkpoint("{source}").'
+
+
+def unknown_variant(name: Any, known: Iterable[str]) -> ConfigError:
+    return ConfigError(f"variant={name!r} is unknown. {hub_advice(str(name)) or nearest(str(name), known)}")
 
 
 def make_config(config_class: type, fields: dict[str, Any]) -> Any:
@@ -14,7 +63,12 @@ def make_config(config_class: type, fields: dict[str, Any]) -> Any:
     known = [field.name for field in dataclasses.fields(config_class)]
     for name in fields:
         if name not in known:
-            raise ConfigError(f"{config_class.__name__} has no field {name!r}. {nearest(name, known)}")
+            advice = nearest(name, known)
+            if OTHER_NAMES.get(name) in known:
+                advice = f"It is called {OTHER_NAMES[name]!r} here."
+            elif name in NUMBERS_OF_CLASSES:
+                advice = f"The head has it: head=keras_tx.ClassifierHead({fields[name]!r})."
+            raise ConfigError(f"{config_class.__name__} has no field {name!r}. {advice}")
     return config_class(**fields)
 
 

@@ -14,7 +14,7 @@ from keras_tx.errors import ConfigError, nearest, whole_number
 from keras_tx.heads import CausalLMHead, Encoded, Head
 from keras_tx.layers import TokenEmbedding, TransformerBlock
 from keras_tx.layers.rotary import check_scaling
-from keras_tx.models.config import check_rates, check_sizes, make_config
+from keras_tx.models.config import check_rates, check_sizes, make_config, unknown_variant
 from keras_tx.models.text_model import TextModel, as_processed, check_tokenizer, fitting
 from keras_tx.processing import TextTransform
 
@@ -134,7 +134,7 @@ class GPTConfig:
         1280
         """
         if name not in VARIANTS:
-            raise ConfigError(f"variant={name!r} is unknown. {nearest(str(name), VARIANTS)}")
+            raise unknown_variant(name, VARIANTS)
         fields = {**VARIANTS[name], **overrides}
         fields.setdefault("mlp_dim", 4 * whole_number("width", fields["width"]))
         return make_config(cls, fields)

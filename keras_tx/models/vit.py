@@ -14,7 +14,7 @@ from keras_tx.heads import ClassifierHead, DistilledClassifierHead, MultiLabelHe
 from keras_tx.layers import ClassToken, PatchEmbedding, PositionalEmbedding, TransformerBlock
 from keras_tx.layers.mask_token import MaskToken
 from keras_tx.layers.position_tables import resize_grid
-from keras_tx.models.config import check_rates, check_sizes, make_config
+from keras_tx.models.config import check_rates, check_sizes, make_config, unknown_variant
 from keras_tx.models.transformer_model import TransformerModel
 from keras_tx.models.weight_values import merged_weights
 from keras_tx.processing import ImageTransform
@@ -148,7 +148,7 @@ class ViTConfig:
         """
         known = ALIASES.get(name, name)
         if known not in VARIANTS:
-            raise ConfigError(f"variant={name!r} is unknown. {nearest(str(name), [*VARIANTS, *ALIASES])}")
+            raise unknown_variant(name, [*VARIANTS, *ALIASES])
         patch_size, width, depth, mlp_dim, num_heads = VARIANTS[known]
         sizes = {
             "patch_size": patch_size,

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
+from keras_tx.models.config import make_config
+from keras_tx.weights.tensors import Checkpoint
 
 
 class Fields(dict[str, Any]):
-    """The fields of a config.json of `where`."""
+    """The fields of a checkpoint's config.json.
 
-    def __init__(self, config: dict[str, Any], where: str):
-        super().__init__(config)
-        self.where = where
+    `keys` are the names in the file of fields of our config: messages about those use the file's names.
+    """
+
+    def __init__(self, checkpoint: Checkpoint):
+        assert checkpoint.config is not None and checkpoint.folder is not None
+        super().__init__(checkpoint.config)
+        self.where = str(checkpoint.folder / contract.CONFIG)
+        self.keys: Mapping[str, str] = {}
 
     def error(self, name: str, expected: str) -> ConfigError:
-        return ConfigError(f"{self.where}: config.json has {name}={self.get(name)!r}; {expected}.")
+        return ConfigError(f"{self.where} has {name}={self.get(name)!r}; {expected}.")
+
+    def make(self, config_class: type, fields: dict[str, Any]) -> Any:
+        """The config of a family; its errors name the file and the file's keys."""
+        try:
+            return make_config(config_class, fields)
+        except ConfigError as error:
+            names = rf"\b({'|'.join(self.keys)})\b(?==| is )"
+            said = re.sub(names, lambda match: self.keys[match[1]], str(error))
+            raise ConfigError(f"{self.where}: {said}") from error
 
     def number(self, name: str, default: int, *, none: bool = False) -> Any:
         """A whole number, 0 or more; with `none` also null."""
@@ -35,7 +53,9 @@ class Fields(dict[str, Any]):
     def text(self, name: str, known: Collection[str], default: str | None = None) -> str:
         value = self.get(name, default)
         if not isinstance(value, str) or value not in known:
-            raise self.error(name, f"we have {nearest(str(value), known)}".rstrip("."))
+            raise ConfigError(
+                f"{self.where} has {name}={value!r}, which is not supported. {nearest(str(value), known)}"
+            )
         return value
 
     def refuse(self, name: str, only: Any) -> None:
@@ -72,7 +92,7 @@ def labels_of(config: Fields) -> tuple[int, tuple[str, ...] | None]:
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:  # ImageNet has two cranes
         warnings.warn(
-            f"{config.where}: id2label of config.json calls several classes {twice[0]!r}; such names get the "
+            f"{config.where}: id2label calls several classes {twice[0]!r}; such names get the "
             "number of their class behind them.",
             stacklevel=2,
         )

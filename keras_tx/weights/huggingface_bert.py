@@ -52,16 +52,40 @@ THEIR_ACTIVATIONS = {
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"),
     "relu": "relu",
 }
+# What their config.json calls the fields of ours.
+KEYS = {
+    "head.classes": "num_labels",
+    "width": "hidden_size",
+    "depth": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "mlp_dim": "intermediate_size",
+    "vocabulary": "vocab_size",
+    "max_length": "max_position_embeddings",
+    "segments": "type_vocab_size",
+    "pad_id": "pad_token_id",
+    "norm_epsilon": "layer_norm_eps",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+}
+DISTILBERT_KEYS = {
+    "width": "dim",
+    "depth": "n_layers",
+    "num_heads": "n_heads",
+    "mlp_dim": "hidden_dim",
+    "vocabulary": "vocab_size",
+    "max_length": "max_position_embeddings",
+    "pad_id": "pad_token_id",
+}
 POOLERS = {"bert": "tanh", "roberta": "tanh", "distilbert": "relu"}
 
 
 def origin(checkpoint: Checkpoint) -> Origin:
     """What a checkpoint makes; a ConfigError names what of its config.json we have not."""
-    assert checkpoint.config is not None
     tensors = checkpoint.tensors
-    config = Fields(checkpoint.config, tensors.where)
+    config = Fields(checkpoint)
     kind = config.text("model_type", MODEL_TYPES)
     family = kind if kind in PREFIXES else "roberta"
+    config.keys = DISTILBERT_KEYS if family == "distilbert" else KEYS
     fields = _distilbert_fields(config) if family == "distilbert" else _bert_fields(config, family)
     config.refuse("is_encoder_decoder", False)
     config.refuse("pruned_heads", {})
@@ -82,6 +106,7 @@ def origin(checkpoint: Checkpoint) -> Origin:
         head=head,
         processing=sentence_transformers.text_transform(checkpoint.folder),
         tensors=tensors,
+        config=config,
         plan=lambda model: plan(model, tensors, stored),
         adapted=adapted,
     )
@@ -160,7 +185,7 @@ def _head_of(
     if name not in ("ForSequenceClassification", "ForTokenClassification"):
         known = ["Model", *dict.fromkeys(HEADS.values())]
         return ConfigError(
-            f"{config.where}: config.json has the architecture {said!r}, whose head we have not "
+            f"{config.where} has the architecture {said!r}, whose head we have not "
             f"({nearest(name, known)}) Give the head that you want: head=None takes the encoder alone."
         ), None
     if family == "distilbert":
@@ -191,7 +216,7 @@ def _untied(tensors: Tensors, where: str) -> ConfigError | None:
             if np.array_equal(tensors.read(names[name]), tensors.read(table)):
                 return None
             return ConfigError(
-                f"{where}: config.json has tie_word_embeddings=False and {names[name]} is another table than "
+                f"{where} has tie_word_embeddings=False and {names[name]} is another table than "
                 f"{table}; in our masked-language heads they are one. Give head=None, or another head."
             )
     return None

@@ -34,6 +34,29 @@ READ_ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "gelu_python": "gelu",
 }
+# What their config.json calls the fields of ours.
+GPT2_KEYS = {
+    "width": "n_embd",
+    "depth": "n_layer",
+    "num_heads": "n_head",
+    "mlp_dim": "n_inner",
+    "vocabulary": "vocab_size",
+    "max_length": "n_positions",
+    "norm_epsilon": "layer_norm_epsilon",
+    "dropout": "resid_pdrop",
+    "attention_dropout": "attn_pdrop",
+}
+LLAMA_KEYS = {
+    "width": "hidden_size",
+    "depth": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "mlp_dim": "intermediate_size",
+    "vocabulary": "vocab_size",
+    "max_length": "max_position_embeddings",
+    "rotary_base": "rope_theta",
+    "norm_epsilon": "rms_norm_eps",
+}
 OF_OTHER_HEADS = ("score.", "classifier.", "qa_outputs.", "multiple_choice_head.")
 
 
@@ -42,10 +65,10 @@ def origin(checkpoint: Checkpoint) -> Origin:
 
     The id that begins a text is the tokenizer's.
     """
-    assert checkpoint.config is not None
     tensors = checkpoint.tensors
-    config = Fields(checkpoint.config, tensors.where)
+    config = Fields(checkpoint)
     kind = config.text("model_type", MODEL_TYPES)
+    config.keys = GPT2_KEYS if kind == "gpt2" else LLAMA_KEYS
     fields = _gpt2_fields(config) if kind == "gpt2" else _llama_fields(config, mistral=kind == "mistral")
     processing = _processing(checkpoint.folder)
     fields["pad_id"] = _pad_id(config, fields["vocabulary"])
@@ -63,6 +86,7 @@ def origin(checkpoint: Checkpoint) -> Origin:
         head=_head_of(config),
         processing=processing,
         tensors=tensors,
+        config=config,
         plan=planned,
     )
 
@@ -158,7 +182,7 @@ def _gpt2_fields(config: Fields) -> dict[str, Any]:
     rates = {name: config.real(name, 0.1) for name in ("resid_pdrop", "embd_pdrop")}
     if rates["embd_pdrop"] != rates["resid_pdrop"]:
         warnings.warn(
-            f"{config.where}: config.json has {rates}; here one rate is for both, and that of "
+            f"{config.where} has {rates}; here one rate is for both, and that of "
             "resid_pdrop was taken. It acts in training alone.",
             stacklevel=2,
         )

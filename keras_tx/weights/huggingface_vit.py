@@ -37,6 +37,21 @@ THEIR_ACTIVATIONS = {
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"),
     "relu": "relu",
 }
+# What their config.json calls the fields of ours.
+KEYS = {
+    "head.classes": "num_labels",
+    "width": "hidden_size",
+    "depth": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "mlp_dim": "intermediate_size",
+    "channels": "num_channels",
+    "registers": "num_register_tokens",
+    "layer_scale": "layerscale_value",
+    "norm_epsilon": "layer_norm_eps",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "drop_path": "drop_path_rate",
+}
 POOLER, MASK_TOKEN = "pooler.dense.weight", "embeddings.mask_token"
 OPTIONAL = (POOLER, "pooler.dense.bias", MASK_TOKEN)
 CLASSIFIER = "ForImageClassification"
@@ -57,11 +72,11 @@ def plan(model: ViT, tensors: Tensors | None, old: Grid | None = None) -> Plan:
 
 def origin(checkpoint: Checkpoint) -> Origin:
     """What a checkpoint makes; a ConfigError names what of its config.json we have not."""
-    assert checkpoint.config is not None
     tensors = checkpoint.tensors
-    config = Fields(checkpoint.config, tensors.where)
+    config = Fields(checkpoint)
     kind = config.text("model_type", MODEL_TYPES)
     dinov2 = kind.startswith("dinov2")
+    config.keys = KEYS
     fields = _fields(config, kind)
     # Where a model of ours has none, zeros are written, because transformers wants them.
     zeros = tuple(name for name in OPTIONAL if _is_zero(tensors, kind, name))
@@ -78,10 +93,7 @@ def origin(checkpoint: Checkpoint) -> Origin:
             changes |= {"pooler": "tanh", "pooler_dim": _pooler_dim(config, made.width)}
         return dataclasses.replace(made, **changes)
 
-    try:
-        made = ViTConfig(**fields)
-    except ConfigError as error:
-        raise ConfigError(f"{tensors.where} has an impossible config: {error}") from error
+    made = config.make(ViTConfig, fields)
     return Origin(
         where=tensors.where,
         family=ViT,
@@ -89,6 +101,7 @@ def origin(checkpoint: Checkpoint) -> Origin:
         head=_head(config, kind),
         processing=_transform(checkpoint, made),
         tensors=tensors,
+        config=config,
         plan=lambda model: dataclasses.replace(plan(model, tensors, made.grid), computed=zeros),
         adapted=adapted,
     )
@@ -123,6 +136,8 @@ def _fields(config: Fields, kind: str) -> dict[str, Any]:
         raise config.error("image_size", "DINOv2 takes its positions for those of a square")
     ratio = config.real("mlp_ratio", 4)
     fields["mlp_dim"] = int(width * ratio)
+    if width and not fields["mlp_dim"]:
+        raise config.error("mlp_ratio", "expected a number above 0")
     if _switch(config, "use_swiglu_ffn", False):
         fields |= {"activation": "swiglu", "mlp_dim": gated_dim(fields["mlp_dim"])}
     fields["layer_scale"] = config.real("layerscale_value", 1.0)
@@ -190,7 +205,7 @@ def _head(config: Fields, kind: str) -> Head | ConfigError | None:
     if name != CLASSIFIER and (name != TEACHER or kind != "deit"):
         known = ["Model", CLASSIFIER, *([TEACHER] if kind == "deit" else [])]
         return ConfigError(
-            f"{config.where}: config.json has the architecture {said!r}, whose head we have not "
+            f"{config.where} has the architecture {said!r}, whose head we have not "
             f"({nearest(name, known)}) Give the head that you want: head=None takes the encoder alone."
         )
     count, labels = labels_of(config)
@@ -201,7 +216,7 @@ def _head(config: Fields, kind: str) -> Head | ConfigError | None:
         return MultiLabelHead(count, labels=labels)
     if count == 1 or problem not in (None, contract.SINGLE_LABEL):
         return ConfigError(
-            f"{config.where}: config.json has problem_type={problem!r} and {count} labels; "
+            f"{config.where} has problem_type={problem!r} and {count} labels; "
             "our heads for images tell classes apart. Give head=None for the features, or "
             "the head that is to be trained."
         )

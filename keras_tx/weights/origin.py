@@ -9,6 +9,7 @@ from typing import Any
 from keras_tx.errors import ConfigError
 from keras_tx.heads import Head
 from keras_tx.models.transformer_model import TransformerModel
+from keras_tx.weights.config_json import Fields
 from keras_tx.weights.entries import Plan
 from keras_tx.weights.filling import Filled, fill
 from keras_tx.weights.tensors import Tensors
@@ -28,6 +29,7 @@ class Origin:
         tensors: the checkpoint's.
         plan: which of them hold what, for a model of this config, with this head or another. The model may
             have variables without values: only their paths and shapes are asked for.
+        config: the config.json that the fields were read from, where there is one.
         adapted: the config, for a head and what was overridden, where the head decides on a part of the body.
     """
 
@@ -38,6 +40,7 @@ class Origin:
     processing: Any
     tensors: Tensors
     plan: Callable[[TransformerModel], Plan]
+    config: Fields | None = None
     adapted: Callable[[Any, Head | None, dict[str, Any]], Any] | None = None
 
     def fill(self, model: TransformerModel) -> Filled:

@@ -11,6 +11,7 @@ from keras_tx import contract
 from keras_tx.consistent_read import read_consistently
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.models.bert import Bert
+from keras_tx.models.config import hub_advice
 from keras_tx.models.gpt import GPT
 from keras_tx.models.transformer_model import TransformerModel
 from keras_tx.models.vit import ViT
@@ -61,8 +62,7 @@ def _named(name: str, family: Family) -> Origin:
     if not path.exists():
         if keras_hub_presets.is_name(name):
             return keras_hub_presets.of_preset(name)
-        hub_name = f' A repository of the Hugging Face Hub is "hf://{name}".' if name.count("/") == 1 else ""
-        raise ConfigError(f"{name} does not exist; {EXPECTED}.{hub_name}")
+        raise ConfigError(f"{name} does not exist; {EXPECTED}. {hub_advice(name)}".rstrip())
     if keras_hub_presets.is_folder(path):
         return keras_hub_presets.of_preset(name)
     if (path / contract.MANIFEST).is_file():

@@ -100,10 +100,7 @@ def _config(origin: Origin, overrides: dict[str, Any]) -> Any:
     """The checkpoint's config with the overrides, which may change nothing that was learned."""
     assert origin.fields is not None
     config_class: Any = origin.family.config_class
-    try:
-        own = make_config(config_class, origin.fields)
-    except ConfigError as error:
-        raise ConfigError(f"{origin.where} has an impossible config: {error}") from error
+    own = (origin.config.make if origin.config else make_config)(config_class, origin.fields)
     config = make_config(config_class, {**origin.fields, **overrides})
     for key in overrides:
         if key not in config_class.FREE and getattr(config, key) != getattr(own, key):
@@ -163,27 +160,38 @@ def _model(
 def _check_claims(origin: Origin, config: Any, head: Any, overrides: dict[str, Any]) -> None:
     """Sizes that the checkpoint's tensors cannot have are refused before anything is made of them."""
     there, names = origin.tensors.numbers, len(origin.tensors.shapes)
+    where, keys = (origin.config.where, origin.config.keys) if origin.config else (origin.where, {})
+
+    def called(name: str) -> str:
+        return keys.get(name, name)
+
     free = RESIZED & set(overrides)
     if getattr(config, "positions", None) == "rotary":
         free |= {"max_length"}  # has no table
     claims = {
-        field.name: value
+        called(field.name): value
         for field in dataclasses.fields(config)
         if type(value := getattr(config, field.name)) is int and field.name not in free
     }
     # A model has a table of each of these sizes.
     claims |= {
-        f"width x {key}": config.width * claims[key] for key in ("mlp_dim", "vocabulary") if key in claims
+        f"{called('width')} x {called(key)}": config.width * getattr(config, key)
+        for key in ("mlp_dim", "vocabulary")
+        if hasattr(config, key)
     }
-    claims["width x heads"] = config.width * config.num_heads
+    claims[f"{called('width')} x {called('num_heads')}"] = config.width * config.num_heads
     if "image_size" not in free and hasattr(config, "grid"):
-        claims["patches"] = math.prod(config.grid)
+        claims["(image_size / patch_size)^2"] = math.prod(config.grid)
     if dataclasses.is_dataclass(head) and not isinstance(head, type):
-        claims |= {f"head.{key}": x for key, x in dataclasses.asdict(head).items() if type(x) is int}
+        claims |= {called(f"head.{key}"): x for key, x in dataclasses.asdict(head).items() if type(x) is int}
     if config.depth > names:
-        raise ConfigError(f"{origin.where} says depth={config.depth}, but has only {names} tensors.")
+        raise ConfigError(
+            f"{where} has {called('depth')}={config.depth}, but the checkpoint has only {names} tensors. "
+            "Correct the config, or download the checkpoint again."
+        )
     for key, value in claims.items():
         if value > there:
             raise ConfigError(
-                f"{origin.where} says {key}={value}, but its tensors have only {there} numbers."
+                f"{where} has {key}={value}, but the checkpoint's tensors have only {there} numbers. "
+                "Correct the config, or download the checkpoint again."
             )

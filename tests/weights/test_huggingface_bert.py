@@ -126,7 +126,7 @@ def tiny(folder: Path, name: str = "BertForSequenceClassification", **changes: A
 
 
 REFUSED = [
-    ({"hidden_act": "silu"}, "hidden_act='silu'; we have"),
+    ({"hidden_act": "silu"}, "hidden_act='silu', which is not supported. Known: 'gelu'"),
     ({"hidden_act": None}, "hidden_act=None"),
     ({"position_embedding_type": "relative_key"}, "only ever position_embedding_type='absolute'"),
     ({"is_decoder": True}, "only ever is_decoder=False"),

@@ -284,7 +284,11 @@ def test_an_image_transform_that_crops_is_said(folder):
 @pytest.mark.parametrize(
     ("golden", "fields", "message"),
     [
-        ("vit", {"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu'; we have"),
+        (
+            "vit",
+            {"hidden_act": "quick_gelu"},
+            "hidden_act='quick_gelu', which is not supported. Known: 'gelu'",
+        ),
         ("vit", {"qkv_bias": "yes"}, "qkv_bias='yes'; expected true or false"),
         ("vit", {"head_dim": 5}, "head_dim=5; a model of ours is only ever head_dim=4"),
         ("vit", {"is_decoder": True}, "is_decoder=True"),
@@ -292,9 +296,13 @@ def test_an_image_transform_that_crops_is_said(folder):
         ("vit", {"quantization_config": {}}, "quantization_config"),
         ("vit", {"patch_size": [2, 3]}, r"patch_size=\[2, 3\]; expected one number"),
         ("vit", {"image_size": "6"}, "image_size='6'; expected a number, or height and width"),
-        ("vit", {"image_size": 7}, "impossible config: image_size=7 is not divisible by patch_size=2"),
-        ("vit", {"num_attention_heads": 3}, "impossible config: width=8 is not divisible by num_heads=3"),
-        ("vit", {"num_attention_heads": 0}, "impossible config: num_heads is 0"),
+        ("vit", {"image_size": 7}, "config.json: image_size=7 is not divisible by patch_size=2"),
+        (
+            "vit",
+            {"num_attention_heads": 3},
+            "config.json: hidden_size=8 is not divisible by num_attention_heads=3",
+        ),
+        ("vit", {"num_attention_heads": 0}, "config.json: num_attention_heads is 0"),
         ("vit", {"hidden_size": -8}, "hidden_size=-8; expected a whole number"),
         ("vit", {"num_hidden_layers": 10**12}, "num_hidden_layers|depth"),
         ("vit", {"hidden_dropout_prob": 2}, "dropout=2"),
