@@ -13,10 +13,8 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest, whole_number
 from keras_tx.heads import CausalLMHead, Encoded, Head
 from keras_tx.layers import Bias, PositionalEmbedding, TokenEmbedding, TransformerBlock
-from keras_tx.models.config import check_rates, check_sizes, make_config
-from keras_tx.models.text_model import TextModel, as_processed, check_padded_right, check_tokenizer, fitting
 from keras_tx.models.config import check_rates, check_sizes, make_config, unknown_variant
-from keras_tx.models.text_model import TextModel, as_processed, check_tokenizer, fitting
+from keras_tx.models.text_model import TextModel, as_processed, check_padded_right, check_tokenizer, fitting
 from keras_tx.processing import TextTransform
 
 POOLERS = ("tanh", "relu")

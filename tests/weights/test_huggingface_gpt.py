@@ -192,11 +192,11 @@ REFUSED = [
     ("gpt2-v4", "add_cross_attention", True, "add_cross_attention=True"),
     ("gpt2-v4", "activation_function", "silu", "activation_function='silu'.*'gelu'"),
     ("gpt2-v4", "n_embd", -16, "n_embd=-16; expected a whole number"),
-    ("gpt2-v4", "n_embd", 10**12, "width=1000000000000"),
-    ("gpt2-v4", "n_positions", 10**12, "max_length=1000000000000"),
-    ("gpt2-v4", "n_inner", 10**12, "mlp_dim=1000000000000"),
-    ("gpt2-v4", "n_layer", 10**12, "depth=1000000000000"),
-    ("gpt2-v4", "n_head", 3, "width=16 is not divisible by num_heads=3"),
+    ("gpt2-v4", "n_embd", 10**12, "n_embd=1000000000000"),
+    ("gpt2-v4", "n_positions", 10**12, "n_positions=1000000000000"),
+    ("gpt2-v4", "n_inner", 10**12, "n_inner=1000000000000"),
+    ("gpt2-v4", "n_layer", 10**12, "n_layer=1000000000000"),
+    ("gpt2-v4", "n_head", 3, "n_embd=16 is not divisible by n_head=3"),
     ("gpt2-v4", "tie_word_embeddings", "yes", "tie_word_embeddings='yes'.*true or false"),
     ("gpt2-v4", "layer_norm_epsilon", "1e-5", "layer_norm_epsilon='1e-5'.*a number"),
     ("gpt2-v4", "quantization_config", {"bits": 4}, "quantization_config="),
@@ -211,7 +211,7 @@ REFUSED = [
     ("llama-v4", "rope_theta", "many", "rope_theta='many'"),
     ("llama-v4", "partial_rotary_factor", 0.5, "partial_rotary_factor=0.5"),
     ("llama-v4", "rope_interleaved", True, "rope_interleaved=True"),
-    ("llama-v4", "num_key_value_heads", 3, "num_heads=4 is not divisible by kv_heads=3"),
+    ("llama-v4", "num_key_value_heads", 3, "num_attention_heads=4 is not divisible by num_key_value_heads=3"),
 ]
 
 
