@@ -8,25 +8,28 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keras_tx import contract
+from keras_tx.commands import run_text
 from keras_tx.commands.model_file import check_model_file, load_model_file
 from keras_tx.commands.quiet import import_keras, quiet_start
 from keras_tx.errors import FolderError, KerasTxError
 
 if TYPE_CHECKING:
-    from keras_tx.runtime import Folder, Session
+    from keras_tx.processing import TextTransform
+    from keras_tx.runtime import Folder, LoadedModel, Session
 
 SUMMARY = "check an exported folder: hashes, links, graph, inputs and outputs"
 DESCRIPTION = """\
-Checks an exported folder, whole: its manifest, sizes, links and external data, whether config.json and
-preprocessor_config.json agree with it, the sha256 of every file (load checks only the graph's), the ONNX
-checker where the onnx package is installed, whether onnxruntime opens the graph, has the inputs and outputs
-that the manifest says, and computes finite numbers. At the end it repeats what the export measured against
-Keras. Needs neither Keras nor TensorFlow, but for --against, which compares every graph of the folder with
-the model anew. The hashes tell damage from health; against somebody who changed
-the folder and its manifest they cannot help.
+Checks an exported folder, whole: its manifest, sizes, links and external data, whether config.json, labels
+and preprocessing agree with it, the sha256 of every file (load checks only the graph's), the ONNX checker
+where the onnx package is installed, whether onnxruntime opens the graph, whether that has the inputs and
+outputs of the manifest, and whether it computes finite numbers. A text model also answers a text; its graph
+runs on every kind of padding mask, on a text of one token and on the longest. At the end it repeats what the
+export measured against Keras. Needs neither Keras nor TensorFlow, but for --against, which compares every
+graph of the folder with the model anew. The hashes tell damage from health; against somebody who changed the
+folder and its manifest they cannot help.
 """
 EPILOG = """\
 examples:
@@ -36,6 +39,8 @@ examples:
 
 exit codes: 0 every check passed; 1 a check failed; 2 it is not an exported folder at all.
 """
+
+WORDS = 8  # tokens of the text that a text model is run on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +90,7 @@ def checks(root: Path) -> Iterator[Check]:
     yield Check(
         "folder",
         True,
-        f"manifest; {len(files)} files, their sizes, no links, no data outside; labels, image size",
+        f"manifest; {len(files)} files, their sizes, no links, no data outside{_agreeing(folder)}",
     )
     try:
         verify_hashes(folder)
@@ -112,6 +117,19 @@ def checks(root: Path) -> Iterator[Check]:
     for precision in folder.manifest.precisions:
         if precision != folder.precision:
             yield _precision(root, precision)
+
+
+def _agreeing(folder: Folder) -> str:
+    """What config.json and the files of the folder agree on."""
+    parts = [
+        name
+        for name, there in (
+            ("labels", folder.manifest.labels is not None),
+            ("image size", folder.transform is not None),
+        )
+        if there and folder.config is not None
+    ]
+    return f"; {', '.join(parts)}" if parts else ""
 
 
 def _precision(root: Path, precision: str) -> Check:
@@ -189,42 +207,66 @@ def _tensors(folder: Folder, session: Session) -> Check:
 
 
 def _task(root: Path) -> Check:
-    """What `load` asks for: the transform, the labels and the graph of a task fit together."""
-    from keras_tx.runtime import load
+    """Whether the transform, the labels and the graph of a task fit together; a text model reads a text."""
+    from keras_tx.processing import TextTransform
+    from keras_tx.runtime import TextGenerator, load
+    from keras_tx.runtime.text_model import TextModel
 
     try:
         with load(root, provider="cpu") as model:
-            return Check("task", True, f"{model.folder.manifest.task or 'none'}, as {type(model).__name__}")
+            detail = f"{model.folder.manifest.task or 'none'}, as {type(model).__name__}"
+            if isinstance(model, TextModel | TextGenerator) and model.folder.tokenizer is not None:
+                detail += f", answers a text of {_answered(model, TextTransform.load(root))} tokens"
+            return Check("task", True, detail)
     except KerasTxError as error:
         return Check("task", False, _said(error))
+
+
+def _answered(model: LoadedModel, transform: TextTransform) -> int:
+    """Runs a text model on a text of its own vocabulary; returns how many tokens that has."""
+    from keras_tx.runtime import TextGenerator
+
+    ids = sorted(transform.vocabulary.values())
+    words = transform.decode(ids[len(ids) // 2 :][:WORDS])
+    text = f"{words} {transform.mask_token or ''}".strip()
+    if isinstance(model, TextGenerator):
+        model(text, max_new_tokens=1)
+    else:
+        run_text.answer(model, text, 1, None, words)
+    (row,) = transform.encode([text])
+    return len(row)
 
 
 def _runs(folder: Folder, session: Session) -> Check:
     import numpy as np
 
-    known = (
-        folder.manifest.task is not None
-    )  # a graph of any other kind may rightly give infinities for zeros
-    if any(isinstance(axis, str) for spec in session.inputs for axis in spec.shape[1:]):
-        return Check("runs", None, "not run: nothing says what size its dynamic axes may have")
-    batches = (1, 2)
+    from keras_tx.processing import TextTransform
+    from keras_tx.runtime.examples import examples_of
+
+    known = folder.manifest.task is not None  # any other graph may rightly compute infinities
+    done: list[str] = []
     try:
-        for batch in batches:
-            for name, value in session.run(_zeros(session, batch)).items():
-                if known and np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
-                    return Check("runs", False, f"{name} is not finite for zeros, batch {batch}")
+        longest = None if folder.tokenizer is None else TextTransform.load(folder.path).max_length
+        for choices in examples_of(session.inputs, folder.config or {}, longest):
+            refused = ""
+            for name, inputs in choices:
+                try:
+                    outputs = session.run(inputs)
+                except KerasTxError as error:
+                    if len(choices) == 1:
+                        raise
+                    refused = refused or _said(error)
+                    continue
+                for output, value in outputs.items():
+                    if known and np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
+                        return Check("runs", False, f"{output} is not finite for {name}")
+                done.append(name)
+                break
+            else:
+                return Check("runs", None, f"not run: none of {len(choices)} sizes is accepted ({refused})")
     except KerasTxError as error:
         return Check("runs", False, _said(error))
-    return Check("runs", True, f"on zeros, batches of {' and '.join(map(str, batches))}")
-
-
-def _zeros(session: Session, batch: int) -> dict[str, Any]:
-    import numpy as np
-
-    return {
-        spec.name: np.zeros([n if isinstance(n, int) else batch for n in spec.shape], spec.dtype)
-        for spec in session.inputs
-    }
+    return Check("runs", True, f"on random inputs: {'; '.join(done)}")
 
 
 def _shared_cache(folder: Folder) -> Check:

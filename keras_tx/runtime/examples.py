@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,11 @@ from keras_tx.contract import TensorSpec
 
 # Which tokens of a row a client may declare real.
 MASKS = ("all", "right", "left", "holes", "one token", "none")
+LENGTH = 16  # of the texts that have every kind of mask
+LONGEST = 1024  # of a text, whatever length a model accepts
+# Sizes of the dynamic axes of a graph that says nothing about them, in the order in which they are tried.
+SIZES = (64, 32, 16, 8, 4, 2, 1, 128, 256)
+SEED = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,3 +103,53 @@ def token_mask(shape: Sequence[int], masks: Sequence[str]) -> np.ndarray:
     }
     mask = np.stack([rows[masks[row % len(masks)]] for row in range(shape[0])])
     return np.broadcast_to(mask.reshape(shape[0], *(1,) * (len(shape) - 2), shape[-1]), shape)
+
+
+class Example(NamedTuple):
+    """Inputs of a graph, and what they are called in a report."""
+
+    name: str
+    inputs: dict[str, np.ndarray]
+
+
+def examples_of(
+    specs: Sequence[TensorSpec], config: Mapping[str, object], longest: int | None
+) -> list[list[Example]]:
+    """What to run the graph of a folder on: one example of each list.
+
+    Of a text model, every kind of mask, and the shortest and longest text. A list has several examples where
+    nothing says which sizes the dynamic axes of a graph may have.
+
+    Args:
+        specs: the inputs of the graph.
+        config: the content of config.json.
+        longest: how many tokens the tokenizer leaves of a text; None where it does not say.
+    """
+    uses = {
+        contract.INPUT_IDS: Use(_whole(config, "vocab_size") or 1),
+        contract.TOKEN_TYPE_IDS: Use(_whole(config, "type_vocab_size") or 1),
+    }
+    axes = {axis for spec in specs for axis in spec.shape if isinstance(axis, str)}
+    random = np.random.default_rng(SEED)
+
+    def example(name: str, length: int, masks: Sequence[str]) -> Example:
+        sizes = {**dict.fromkeys(axes, length), contract.BATCH_AXIS: len(masks), contract.PAST_AXIS: 0}
+        known = {**uses, contract.POSITION_IDS: Use(length)}
+        return Example(name, draw(specs, known, sizes, masks, random))
+
+    if {contract.INPUT_IDS, contract.ATTENTION_MASK} <= {spec.name for spec in specs}:
+        positions = _whole(config, "n_positions") or _whole(config, "max_position_embeddings")
+        longest = min(longest or positions or LENGTH, LONGEST)
+        length = min(LENGTH, longest)
+        name = f"{len(MASKS)} texts of {length} tokens with every kind of padding mask"
+        counts = [f"{n} token{'s' if n > 1 else ''}" for n in sorted({1, longest})]
+        texts = [example(f"a text of {count}", int(count.split()[0]), ("all",)) for count in counts]
+        return [[example(name, length, MASKS)], *([text] for text in texts)]
+    if axes - {contract.BATCH_AXIS}:
+        return [[example(f"a batch of 2, other dynamic axes {n}", n, ("all", "all")) for n in SIZES]]
+    return [[example(f"a batch of {batch}", 1, ("all",) * batch)] for batch in (1, 2)]
+
+
+def _whole(config: Mapping[str, object], name: str) -> int | None:
+    value = config.get(name)
+    return value if isinstance(value, int) and value > 0 else None

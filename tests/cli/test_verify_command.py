@@ -30,6 +30,63 @@ def test_a_sound_folder(tx, exports, name):
     assert "tolerance 1e-04" in ran.out
 
 
+@pytest.mark.parametrize("name", ["reviews", "mask", "answers", "tags", "sentences", "ids", "poet"])
+def test_a_text_model_reads_texts(tx, tmp_path, name):
+    """Its graph runs on every kind of mask, and nothing is said about images."""
+    import keras_tx
+    from keras_tx_onnx import export_onnx
+    from tests.export.small_bert import HEADS, tiny
+    from tests.wordpiece import wordpiece
+
+    heads = {"reviews": "classifier", "mask": "masked", "answers": "span", "tags": "tags"}
+    if name == "poet":
+        words = keras_tx.processing.train_byte_bpe(["the cat sat on the mat"] * 5, size=280)
+        model = keras_tx.gpt("pico", max_length=70, processing=words)
+    else:
+        tokenizer = None if name == "ids" else keras_tx.TextTransform.of(wordpiece())
+        model = tiny(HEADS[heads.get(name, "sentence")], processing=tokenizer)
+    export_onnx(model, tmp_path / name, precision=["fp32", "fp16"])
+    ran = tx("verify", tmp_path / name)
+    assert (ran.code, ran.err) == (0, "")
+    assert set(status(ran.out).values()) == {"ok"}, ran.out
+    assert "image" not in ran.out
+    assert "6 texts of 16 tokens with every kind of padding mask; a text of 1 token; a text of 70" in ran.out
+    assert ("answers a text of" in ran.out) == (name != "ids")
+
+
+def test_a_text_model_that_fails_on_long_texts(tx, tmp_path, reseal):
+    from keras_tx_onnx import export_onnx
+    from tests.export.small_bert import HEADS, tiny
+    from tests.wordpiece import wordpiece
+
+    export_onnx(tiny(HEADS["classifier"]), tmp_path / "x", tokenizer=wordpiece())
+    path = tmp_path / "x" / contract.MODEL
+    proto = onnx.load(path)
+    (table,) = (tensor for tensor in proto.graph.initializer if tensor.name == "positions/table")
+    shorter = onnx.numpy_helper.to_array(table)[:60]
+    table.CopyFrom(onnx.numpy_helper.from_array(shorter, table.name))
+    onnx.save(proto, path)
+    reseal(tmp_path / "x")
+    ran = tx("verify", tmp_path / "x")
+    assert ran.code == 1 and status(ran.out)["runs"] == "FAILED"
+    assert "input_ids [1, 70]" in ran.out
+
+
+def test_sizes_of_which_the_folder_says_nothing(tx, tmp_path):
+    """Are tried in turn; where none is accepted, the graph is not called sound or broken."""
+    import keras
+
+    from keras_tx_onnx import export_onnx
+
+    x = keras.Input((None, 4))
+    for window, mark in ((40, "ok"), (300, "-")):
+        model = keras.Model(x, keras.layers.Conv1D(3, window)(x))
+        export_onnx(model, tmp_path / mark, verify=False)
+        ran = tx("verify", tmp_path / mark)
+        assert (ran.code, status(ran.out)["runs"]) == (0, mark)
+    assert "not run: none of 9 sizes is accepted" in ran.out
+
+
 def test_what_is_no_export_is_an_error(tx, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
