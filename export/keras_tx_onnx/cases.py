@@ -21,6 +21,8 @@ GRID = ((1, ("all",), 64), (3, MASKS, 32), (2, ("right", "left"), 4))
 STEP = 32  # by which several dynamic axes of one case differ
 # Tried where Keras refuses the size of the grid: tables of positions end, windows need more.
 LENGTHS = (64, 32, 16, 8, 4, 2, 1, 96, 128, 224, 256)
+# The first sizes of pictures; the nets that accept pictures of any size want 32 to 75 pixels or more.
+PICTURES = (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 512)
 # Compared as well where Keras accepts them, for layers that branch on sizes.
 SHORTEST, LONGEST = 1, 900
 COST = 2 * 10**10  # about as many multiplications may the longest case cost: in large models it is shorter
@@ -91,7 +93,9 @@ def cases_of(outside: Any, run: Any, parameters: int) -> list[Case]:
     """
     cases: list[Case] = []
     used: list[Sizes] = []
-    for index, (batch, masks, length) in enumerate(GRID if outside.axes else GRID[:2]):
+    for index, (batch, masks, length) in enumerate(
+        GRID if outside.axes and not outside.pictures else GRID[:2]
+    ):
         choices = _choices(outside, length, index % 2 == 1, used)
         for rows in _rows(outside, batch, masks):
             sizes, case = _case(outside, run, rows, choices)
@@ -169,12 +173,20 @@ def _choices(outside: Any, wanted: int, descending: bool, used: Sequence[Sizes])
     """
     if not outside.axes:
         return [{}]
-    several = [wanted + min(wanted, STEP) * index for index in range(len(outside.axes))]
-    different = dict(zip(outside.axes, several[::-1] if descending else several, strict=True))
+
+    def different(wanted: int) -> Sizes:
+        several = [wanted + min(wanted, STEP) * index for index in range(len(outside.axes))]
+        return dict(zip(outside.axes, several[::-1] if descending else several, strict=True))
+
+    def equal(length: int) -> Sizes:
+        return dict.fromkeys(outside.axes, length)
+
     lengths = sorted(LENGTHS, key=lambda n: (n > wanted, abs(n - wanted)))
-    equal = [dict.fromkeys(outside.axes, length) for length in (wanted, *lengths)]
+    tried = [different(wanted), equal(wanted), *map(equal, lengths)]
+    if outside.pictures:  # different heights and widths first, from small to large
+        tried = [*map(different, PICTURES), *map(equal, PICTURES), *tried]
     choices: list[Sizes] = []
-    for sizes in (different, *equal):
+    for sizes in tried:
         if sizes not in choices and outside.permits(sizes):
             choices.append(sizes)
     return sorted(choices, key=lambda sizes: sizes in used)

@@ -16,13 +16,14 @@ import onnx_ir as ir
 
 import keras_tx
 from keras_tx import contract
-from keras_tx.errors import ConfigError, ExportError, KerasTxError
+from keras_tx.errors import ConfigError, ExportError
 from keras_tx.models.weight_values import check_finite
 from keras_tx.processing import ImageTransform
 from keras_tx_onnx import branches, dims, graph, passes, tolerances, verify
 from keras_tx_onnx.aside import check_target, written_aside
 from keras_tx_onnx.cases import Case
 from keras_tx_onnx.context import Context
+from keras_tx_onnx.errors import one_line
 from keras_tx_onnx.interface import Interface, axis_names
 from keras_tx_onnx.lower import lower
 from keras_tx_onnx.outside import outside_of
@@ -232,8 +233,8 @@ def _verified(
             tolerance = tolerances.TOLERANCES[precision]
             places = (verify.first_difference(model, case, write, lowered.tiers, tolerance) for case in found)
             where = next(filter(None, places), None) or "No single layer differs by that much."
-        except KerasTxError as other:
-            where = f"Layer by layer they could not be compared: {other}"
+        except Exception as other:  # whatever Keras raises at a model that is taken apart
+            where = f"Layer by layer they could not be compared: {one_line(other)}"
         raise ExportError(f"{error} {where} No folder was left.") from None
 
 

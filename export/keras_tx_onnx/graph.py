@@ -174,6 +174,32 @@ def walk(function: Any, inputs: list[Any], lower: Callable[[Call], Any], twin: A
     return [values[id(x)] for x in function.outputs]
 
 
+def check_sizes(model: Any, shapes: list[tuple[int, ...]]) -> None:
+    """Raises what Keras raises at inputs of these shapes, without computing anything.
+
+    TensorFlow ends the process where a convolution or pooling has an image without pixels.
+    """
+    if not any(hasattr(part, "kernel_size") or hasattr(part, "pool_size") for part in parts(model)):
+        return
+    function = function_of(model)
+
+    def visit(call: Call) -> list[Any]:
+        try:
+            return tree.flatten(call.operation.compute_output_spec(*call.args, **call.kwargs))
+        except Exception as error:
+            if type(call.operation).__module__.startswith("keras.src."):
+                raise
+            raise _Unknown from error  # a layer of the user's that runs, but cannot tell its sizes
+
+    inputs = [keras.KerasTensor(shape, x.dtype) for shape, x in zip(shapes, function.inputs, strict=True)]
+    with suppress(_Unknown):
+        walk(function, inputs, visit)
+
+
+class _Unknown(Exception):
+    """The sizes behind a layer are not known."""
+
+
 def _nodes(function: Any) -> list[Any]:
     by_depth = function._nodes_by_depth
     return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]

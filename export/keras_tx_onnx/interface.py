@@ -47,6 +47,7 @@ class Interface:
     notes: tuple[str, ...] = ()
     axes: tuple[str, ...] = ()  # the dynamic axes beside the batch
     sequences: bool = False  # whether these are of sequences, which may be very short and very long
+    pictures: bool = False  # whether these are heights and widths
     permits: Callable[[cases.Sizes], bool] = lambda sizes: True  # which sizes the graph is for
     batch: int | None = None  # where the model has a fixed one
     further: Callable[[cases.Case], list[cases.Case]] = lambda case: []  # other ways to run a case
@@ -197,6 +198,7 @@ def _generic(functional: Functional) -> Interface:
         notes=(note, *functional.notes),
         axes=axes,
         sequences=bool(dynamic) and all(len(tensor.shape) <= 3 for tensor in dynamic),
+        pictures=bool(dynamic) and all(len(tensor.shape) == 4 for tensor in dynamic),
         batch=batch,
         masked=padded or any(map(is_mask, specs)),
     )

@@ -25,7 +25,13 @@ def cases_for(model: Any, outside: Interface) -> list[Case]:
 
 def expected_of(model: Any, outside: Interface) -> Callable[[list[np.ndarray]], list[np.ndarray]]:
     """Computes what the graph must return for a list of inputs of the model."""
-    return lambda inputs: outside.expected(run_keras(model, inputs), inputs)
+
+    def expected(inputs: list[np.ndarray]) -> list[np.ndarray]:
+        if outside.axes:
+            graph.check_sizes(model, [x.shape for x in inputs])
+        return outside.expected(run_keras(model, inputs), inputs)
+
+    return expected
 
 
 def verify(path: Path, cases: Sequence[Case], outputs: list[str], precision: str = "fp32") -> contract.Parity:

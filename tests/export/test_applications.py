@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from keras_tx_onnx import export_onnx, tolerances
+from keras_tx_onnx import export_onnx, graph, tolerances
 from tests.export.exporting import nodes_of, outputs_of, run
 
 ARCHITECTURES = {name: value for name, value in vars(keras.applications).items() if inspect.isfunction(value)}
@@ -148,3 +148,60 @@ def test_one_file_for_images_of_any_size(name: str, tmp_path):
     sizes = (96, 128, 3), (111, 90, 3)
     assert compared(model, tmp_path / "out", *sizes) <= tolerances.FLOAT32
     keras.backend.clear_session()
+
+
+FORMS = {
+    "top": {},
+    "top-sized": {"sized": True},
+    "body": {"include_top": False},
+    "body-sized": {"include_top": False, "sized": True},
+}
+QUICK = {("MobileNetV3Small", "top"), ("InceptionV3", "body"), ("MobileNetV2", "body")}
+
+
+def in_form(architecture, sized: bool = False, **options):
+    return smallest(architecture, **options) if sized else architecture(weights=None, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        pytest.param(name, form, marks=[] if (name, form) in QUICK else pytest.mark.slow)
+        for name in ARCHITECTURES
+        for form in FORMS
+    ],
+)
+def test_as_keras_makes_them(name: str, form: str, tmp_path):
+    """With and without classifier, of the default size or none, and of the smallest size."""
+    model = in_form(ARCHITECTURES[name], **FORMS[form])
+    report = export_onnx(model, tmp_path / "out")
+    assert report.manifest.parity.max_difference <= tolerances.FLOAT32
+    assert set(report.manifest.tiers.values()) <= {"registered", "opened"}
+    keras.backend.clear_session()
+
+
+def test_a_picture_that_is_too_small_is_refused_by_keras_and_not_computed():
+    x = keras.Input((None, None, 3))
+    y = layers.MaxPooling2D(3, strides=2)(layers.Conv2D(4, 3)(x))
+    model = keras.Model(x, y)
+    with pytest.raises(ValueError, match="zero or negative"):
+        graph.check_sizes(model, [(1, 4, 4, 3)])
+    graph.check_sizes(model, [(1, 5, 5, 3)])
+
+
+class Unsaid(layers.Layer):
+    """Its call runs, but Keras cannot tell its sizes."""
+
+    def compute_output_shape(self, shape):
+        if shape[1] is not None:
+            raise ValueError("it is not known")
+        return shape
+
+    def call(self, x):
+        return x * 2
+
+
+def test_sizes_behind_a_layer_that_cannot_tell_them_are_left_to_the_run():
+    x = keras.Input((None, None, 3))
+    model = keras.Model(x, Unsaid()(layers.Conv2D(4, 3)(x)))
+    graph.check_sizes(model, [(1, 8, 8, 3)])
