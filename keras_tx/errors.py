@@ -55,6 +55,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     )
 
 
+def true_or_false(name: str, value: Any) -> bool:
+    """The value of a switch, or a ConfigError that names it: "no" and 1 are neither True nor False."""
+    if isinstance(value, bool) or (type(value).__module__ == "numpy" and str(value.dtype) == "bool"):
+        return bool(value)
+    raise ConfigError(f"{name} is {value!r}, expected True or False.")
+
+
 def whole_number(name: str, value: Any) -> int:
     """The value of an argument that counts something, or a ConfigError that names it."""
     try:

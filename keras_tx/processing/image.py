@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image
 
 from keras_tx.errors import ConfigError, ImageError, nearest, whole_number
-from keras_tx.processing.image_file import read_image
+from keras_tx.processing.image_file import BYTES, pictures_in, read_image
 from keras_tx.processing.preprocessor_config import PROCESSOR_TYPES, RAW_PIXELS, fields_from
 
-ImageSource = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
-Images = ImageSource | Sequence[ImageSource]
+ImageSource = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | Image.Image | np.ndarray
+Images = ImageSource | Iterable[ImageSource]
 
 RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
@@ -30,9 +31,10 @@ RESAMPLING = {
 class ImageTransform:
     """Images of any kind to the array that the model takes; the same for training and inference.
 
-    An image is a path, the bytes of a file, a Pillow image, or a NumPy array: (height, width) for
-    grey, or (height, width, channels); uint8, or float in 0..1. A call takes one, a list, or a 4-D
-    batch, and gives a batch.
+    An image is a path, the bytes of a file, a file that is open in binary mode (io.BytesIO), a Pillow image,
+    or a NumPy array: (height, width) for grey, or (height, width, channels); uint8, or float in 0..1. A call
+    accepts one; several as a list, an iterator (Path.glob), a 4-D batch, or the path of a directory, whose
+    picture files are taken in the order of their names; and returns a batch.
 
     Files are turned upright by their EXIF tag and converted as Pillow does, which is what torchvision,
     Keras and Hugging Face train with: grey is repeated into three channels, alpha is dropped (not
@@ -91,21 +93,22 @@ class ImageTransform:
     def __call__(self, images: Images) -> np.ndarray:
         """Normalized float32 (batch, height, width, channels)."""
         items, several = _items(images)
-        return self._stack(items, 0 if several else None, np.float32)
+        return self._stack(list(items), 0 if several else None, np.float32)
 
     def resize(self, images: Images) -> np.ndarray:
         """The right size and nothing more, uint8 (batch, height, width, channels): for a raw-pixels graph."""
         items, several = _items(images)
-        return self._stack(items, 0 if several else None, np.uint8)
+        return self._stack(list(items), 0 if several else None, np.uint8)
 
     def batches(self, images: Images, batch_size: int, *, raw_pixels: bool = False) -> Iterator[np.ndarray]:
         """What a call gives, or `resize` with `raw_pixels`, in pieces: of a long list of files, only
         `batch_size` are in memory at a time."""
         items, several = _items(images)
         batch_size = whole_number("batch_size", batch_size)
-        for first in range(0, len(items), batch_size):
-            piece = items[first : first + batch_size]
+        rest, first = iter(items), 0
+        while piece := list(itertools.islice(rest, batch_size)):
             yield self._stack(piece, first if several else None, np.uint8 if raw_pixels else np.float32)
+            first += len(piece)
 
     def to_preprocessor_config(self, raw_pixels: bool = False) -> dict[str, Any]:
         """The preprocessor_config.json of Hugging Face; `raw_pixels` for a graph that rescales by itself."""
@@ -132,7 +135,7 @@ class ImageTransform:
         """
         return cls(**fields_from(config))
 
-    def _stack(self, items: Sequence[Any] | np.ndarray, first: int | None, dtype: type) -> np.ndarray:
+    def _stack(self, items: Sequence[Any], first: int | None, dtype: type) -> np.ndarray:
         batch = np.empty((len(items), self.height, self.width, self.channels), dtype)
         finish: Callable[[np.ndarray], np.ndarray] = _to_8_bits if dtype is np.uint8 else self._normalize
         for i, item in enumerate(items):
@@ -155,10 +158,10 @@ class ImageTransform:
             if array.shape[:2] == self.size:
                 return array
             return self._resample(_to_8_bits(array))
-        if not isinstance(source, str | os.PathLike | bytes | Image.Image):
+        if not isinstance(source, BYTES | str | os.PathLike | Image.Image) and not hasattr(source, "read"):
             raise ImageError(
                 f"{name} is {type(source).__module__}.{type(source).__qualname__}, expected a path, bytes, "
-                "a Pillow image or a NumPy array; numpy.asarray makes an array of most tensors."
+                "an open file, a Pillow image or a NumPy array; numpy.asarray makes an array of most tensors."
             )
         if self.channels not in (1, 3):
             raise ImageError(
@@ -204,13 +207,20 @@ class ImageTransform:
 
 
 def are_several(images: Any) -> bool:
-    """Whether a list, a tuple or a 4-D batch was given, and not one image."""
-    return isinstance(images, list | tuple) or (isinstance(images, np.ndarray) and images.ndim == 4)
+    """Whether this is a list, an iterator, a 4-D batch or a directory, and not one image."""
+    if isinstance(images, np.ndarray):
+        return images.ndim == 4
+    if isinstance(images, str | os.PathLike):
+        return os.path.isdir(images)
+    # a file is an iterator, too, of its lines
+    return isinstance(images, list | tuple | Iterator) and not hasattr(images, "read")
 
 
-def _items(images: Any) -> tuple[Sequence[Any] | np.ndarray, bool]:
+def _items(images: Any) -> tuple[Iterable[Any], bool]:
     """The images one by one, and whether they came as several: then errors say which."""
     several = are_several(images)
+    if several and isinstance(images, str | os.PathLike):
+        return pictures_in(images), several
     return (images if several else [images]), several
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -20,12 +20,15 @@ MAX_PIXELS = 89_478_485
 # to happen to a picture that a stranger uploaded.
 REFUSED_FORMATS = frozenset({"EPS", "WMF"})
 
+BYTES = bytes | bytearray | memoryview
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # of what is read
+
 _READ_INSTEAD = "JPEG, PNG, WebP, TIFF, BMP or GIF"
 _TIFF_BITS_PER_SAMPLE = 258
 _TIFF_PHOTOMETRIC = 262
 
 
-def read_image(source: str | os.PathLike[str] | bytes | Image.Image, mode: str, name: str) -> Image.Image:
+def read_image(source: Any, mode: str, name: str) -> Image.Image:
     """Decodes, turns upright and converts to `mode`, "L" or "RGB"; errors begin with `name`.
 
     Colours are converted as Pillow's `convert` does, which is what torchvision, Keras and
@@ -34,7 +37,9 @@ def read_image(source: str | os.PathLike[str] | bytes | Image.Image, mode: str, 
     """
     if isinstance(source, Image.Image):
         return _decode(source, mode, name)
-    if isinstance(source, bytes):
+    if hasattr(source, "read"):
+        source = _content(source, name)
+    if isinstance(source, BYTES):
         if not source:
             raise ImageError(f"{name} is empty (0 bytes); expected the content of an image file.")
         return _decode(_identify(io.BytesIO(source), name), mode, name)
@@ -46,6 +51,33 @@ def read_image(source: str | os.PathLike[str] | bytes | Image.Image, mode: str, 
         raise ImageError(f"{name} cannot be opened: {error.strerror}. Check its permissions.") from error
     with stream:
         return _decode(_identify(stream, name), mode, name)
+
+
+def pictures_in(directory: str | os.PathLike[str]) -> list[Path]:
+    """The picture files of a directory, by their suffixes, in the order of their names."""
+    try:
+        paths = sorted(path for path in Path(directory).iterdir() if path.suffix.lower() in SUFFIXES)
+    except OSError as error:
+        raise ImageError(f"{os.fspath(directory)!r} cannot be read: {error.strerror}.") from error
+    if not paths:
+        raise ImageError(
+            f"{os.fspath(directory)!r} is a directory without a picture, expected files that end in "
+            f"{', '.join(SUFFIXES)}."
+        )
+    return paths
+
+
+def _content(file: Any, name: str) -> bytes:
+    """What an open file holds, from its beginning on, as Pillow reads it."""
+    try:
+        if file.seekable():
+            file.seek(0)
+        content = file.read()
+    except (OSError, ValueError, AttributeError) as error:
+        raise ImageError(f"{name} is a file that cannot be read: {error}.") from error
+    if not isinstance(content, bytes):
+        raise ImageError(f"{name} is a file of text, expected one that was opened with open(..., 'rb').")
+    return content
 
 
 def _check_path(path: Path, name: str) -> None:

@@ -151,10 +151,11 @@ class TextTransform:
     def encode(self, texts: Any, pairs: Any = None, *, words: bool = False, start: int = 0) -> list[Row]:
         """The rows of texts before padding; with `words`, of texts that are lists of words.
 
-        What is too long is cut, of a pair the longer text first. Where these are part of a longer list,
+        What is too long is cut, of a pair the longer text first. A text may be empty where the tokenizer adds
+        special tokens: its row is those alone. Where these are part of a longer list,
         `start` is the number of the first, for messages.
         """
-        first, second = self._pieces(texts, pairs, words, start)
+        first, second = self._pieces(texts, pairs, words, start, empty=self._may_be_empty(words))
         partners = [None] * len(first) if second is None else second
         rows = [
             self.join(one, two, index) for index, (one, two) in enumerate(zip(first, partners, strict=True))
@@ -169,7 +170,7 @@ class TextTransform:
 
     def pieces(self, texts: Texts) -> list[Piece]:
         """The tokens of each text without special ones, whole: what `join` makes rows of."""
-        return self._pieces(texts, None, False)[0]
+        return self._pieces(texts, None, False, empty=False)[0]
 
     def join(self, first: Piece, second: Piece | None = None, index: int = 0) -> Row:
         """A row of one text or two, cut without a word to max_length: the longer one first."""
@@ -193,7 +194,7 @@ class TextTransform:
         """
         if isinstance(overlap, bool) or not isinstance(overlap, int) or overlap < 0:
             raise ConfigError(f"overlap is {overlap!r}, expected a whole number, 0 or more.")
-        first, second = self._pieces(texts, pairs, words, start)
+        first, second = self._pieces(texts, pairs, words, start, empty=self._may_be_empty(words))
         frame, room = self._frame(second is not None), self._room(second is not None)
         if room is None:
             raise ConfigError("windows needs a max_length: dataclasses.replace(transform, max_length=384).")
@@ -261,21 +262,25 @@ class TextTransform:
             raise ConfigError(f"max_length={self.max_length} leaves no room beside {special} special tokens.")
         return self.max_length - special
 
+    def _may_be_empty(self, words: bool) -> bool:
+        """Whether a text may have no token: an empty one is special tokens alone, where there are any."""
+        return not words and len(self._frame(False)) > 0
+
     def _pieces(
-        self, texts: Any, pairs: Any, words: bool, start: int = 0
+        self, texts: Any, pairs: Any, words: bool, start: int = 0, *, empty: bool
     ) -> tuple[list[Piece], list[Piece] | None]:
         check = check_words if words else check_texts
-        first = self._encoded(check("texts", texts, start), "texts", words, start)
+        first = self._encoded(check("texts", texts, start), "texts", words, start, empty)
         if pairs is None:
             return first, None
-        second = self._encoded(check("pairs", pairs, start), "pairs", words, start)
+        second = self._encoded(check("pairs", pairs, start), "pairs", words, start, empty)
         if len(first) != len(second):
             raise TextError(
                 f"There are {len(first)} texts but {len(second)} pairs: one for each is expected."
             )
         return first, second
 
-    def _encoded(self, texts: list[Any], name: str, words: bool, start: int) -> list[Piece]:
+    def _encoded(self, texts: list[Any], name: str, words: bool, start: int, empty: bool) -> list[Piece]:
         encode = functools.partial(
             self._tokenizer.encode_batch, is_pretokenized=words, add_special_tokens=False
         )
@@ -290,7 +295,7 @@ class TextTransform:
                     raise TextError(f"{name}[{start + index}] cannot be encoded: {reason}.") from error
             raise
         for index, piece in enumerate(pieces):
-            if not len(piece):
+            if not len(piece) and not empty:
                 raise TextError(
                     f"{name}[{start + index}] gives no token: it is {texts[index]!r:.60}. Remove the "
                     "row, or put a word in its place."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import queue
 import threading
 import time
@@ -11,7 +12,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
-from keras_tx.errors import ConfigError, KerasTxError, whole_number
+from keras_tx.errors import ConfigError, KerasTxError, nearest, whole_number
 
 Job = tuple[Any, "Future[Any]"]
 
@@ -47,6 +48,7 @@ class MicroBatcher:
         workers: int = 1,
         **options: Any,
     ) -> None:
+        _check_options(model, options)
         self.max_batch = whole_number("max_batch", max_batch)
         if not isinstance(max_wait_ms, int | float) or isinstance(max_wait_ms, bool) or not max_wait_ms >= 0:
             raise ConfigError(f"max_wait_ms is {max_wait_ms!r}, expected milliseconds, 0 or more.")
@@ -141,3 +143,18 @@ class MicroBatcher:
             return
         for (_, future), answer in zip(batch, answers, strict=True):
             future.set_result(answer)
+
+
+def _check_options(model: Any, options: dict[str, Any]) -> None:
+    """Refuses what the model would refuse in every request."""
+    if not callable(model):
+        raise ConfigError(f"model is {model!r:.60}, expected a function of a list: what `load` returns.")
+    try:
+        parameters = inspect.signature(model).parameters
+    except ValueError:  # a function in C may have no signature
+        return
+    if any(x.kind is inspect.Parameter.VAR_KEYWORD for x in parameters.values()):
+        return
+    for name in options:
+        if name not in parameters:
+            raise ConfigError(f"The model has no option {name!r}. {nearest(name, [*parameters][1:])}")

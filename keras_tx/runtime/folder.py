@@ -220,11 +220,13 @@ def _precision(root: Path, manifest: contract.Manifest, wanted: str | None, defa
         raise FolderError(f"{root / contract.MANIFEST} names no graph in precisions, expected one. {_REMEDY}")
     if wanted is None:
         return next(name for name in (default, "fp32", *graphs) if name in graphs)
+    if not isinstance(wanted, str):
+        raise ConfigError(f"precision is {wanted!r}, expected one of {', '.join(map(repr, graphs))}.")
     if wanted in graphs:
         return wanted
     there = f"precision is {wanted!r}, but {root} has {', '.join(graphs)}."
     if wanted not in contract.PRECISIONS:
-        raise ConfigError(f"{there} {nearest(str(wanted), contract.PRECISIONS)}")
+        raise ConfigError(f"{there} {nearest(wanted, contract.PRECISIONS)}")
     if "fp32" in graphs:
         raise ConfigError(f"{there} This adds it: keras-tx quantize {root} --precision {wanted}")
     raise ConfigError(f"{there} Export again with precision={[*graphs, wanted]}.")

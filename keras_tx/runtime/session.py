@@ -13,8 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from keras_tx import contract
 from keras_tx.contract import TensorSpec
-from keras_tx.errors import FolderError, InputError, KerasTxError, ProviderError, RunError, whole_number
+from keras_tx.errors import (
+    ConfigError,
+    FolderError,
+    InputError,
+    KerasTxError,
+    ProviderError,
+    RunError,
+    whole_number,
+)
 from keras_tx.runtime import providers
 from keras_tx.runtime.calls import quiet_options, run_options
 
@@ -22,6 +31,7 @@ _DTYPES = {"float": "float32", "double": "float64"}  # onnxruntime's other names
 _UNNAMED = "?"
 # The kinds of NumPy's dtypes that are cast to those of a graph; numbers with a fraction are no ids.
 _CASTS = {"bool": "biu", "int": "biu", "uint": "biu", "float": "biuf"}
+MOST_THREADS = 1024
 
 
 class Session:
@@ -42,9 +52,10 @@ class Session:
     ) -> None:
         providers.check_name(provider)
         self.graph = Path(graph)
-        self.provider, self._session = _start(
-            self.graph, provider, None if threads is None else whole_number("threads", threads)
-        )
+        count = None if threads is None else whole_number("threads", threads)
+        if count is not None and count > MOST_THREADS:
+            raise ConfigError(f"threads is {threads!r}, expected at most {MOST_THREADS}.")
+        self.provider, self._session = _start(self.graph, provider, count)
         self._process = os.getpid()
         self._quiet = quiet_options()
         self.inputs = tuple(_spec(node) for node in self._session.get_inputs())
@@ -186,14 +197,17 @@ class Session:
         arrays = {name: _checked_array(known[name], value) for name, value in inputs.items()}
         for name, value in arrays.items():
             for axis, length in zip(known[name].shape, value.shape, strict=True):
-                if (
-                    isinstance(axis, str)
-                    and axis != _UNNAMED
-                    and sizes.setdefault(axis, (length, name))[0] != length
-                ):
-                    first, where = sizes[axis]
+                if not isinstance(axis, str) or axis == _UNNAMED:
+                    continue
+                first, where = sizes.setdefault(axis, (length, name))
+                if first != length:
                     raise InputError(
                         f"{axis} is {length} in {name!r} but {first} in {where!r}, expected the same."
+                    )
+                if length == 0 and axis in (contract.BATCH_AXIS, contract.SEQUENCE_AXIS):
+                    raise InputError(
+                        f"{name!r} has shape {value.shape}: {axis} is 0, expected 1 or more. Do not call the "
+                        "model where there is nothing to compute."
                     )
         return arrays
 

@@ -18,11 +18,11 @@ from keras_tx.processing.image import Images, are_several
 from keras_tx.runtime.folder import Folder, check_unchanged, checked_folder, folder_path
 from keras_tx.runtime.generate import TextGenerator
 from keras_tx.runtime.loaded import LoadedModel
-from keras_tx.runtime.providers import on_gpu
+from keras_tx.runtime.providers import check_name, on_gpu
 from keras_tx.runtime.scores import Scores
 from keras_tx.runtime.session import Session, describe, stays_on_cpu
 from keras_tx.runtime.text_answers import QuestionAnswerer, TextTagger
-from keras_tx.runtime.text_model import check_ids
+from keras_tx.runtime.text_model import checked_tokens
 from keras_tx.runtime.text_tasks import MaskFiller, TextClassifier, TextEmbedder
 
 
@@ -104,8 +104,7 @@ class GenericModel(LoadedModel):
     def __call__(self, inputs: Mapping[str, np.ndarray] | np.ndarray) -> dict[str, np.ndarray]:
         """All outputs by name. An array by itself is enough where the graph has one input."""
         if isinstance(inputs, Mapping):
-            check_ids(self.folder, inputs)
-            return self.session.run(inputs)
+            return self.session.run(checked_tokens(self.folder, inputs))
         expected = ", ".join(describe(spec) for spec in self.session.inputs)
         if not isinstance(inputs, np.ndarray):
             raise InputError(
@@ -113,7 +112,7 @@ class GenericModel(LoadedModel):
             )
         if len(self.session.inputs) != 1:
             raise InputError(f"inputs is one array, expected a dict: {expected}.")
-        return self.session.run({self.session.inputs[0].name: inputs})
+        return self({self.session.inputs[0].name: inputs})
 
 
 _TEXT: dict[str | None, Any] = {
@@ -142,6 +141,7 @@ def open_model(
     Where it may come to a GPU, a half-precision file is what is tried, unless another is asked for.
     """
     root = folder_path(path)
+    check_name(provider)
     return read_consistently(
         root, lambda: _open_unchanged(root, provider, threads, precision), FolderError, LoadedModel.close
     )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from keras_tx import contract
-from keras_tx.errors import InputError, whole_number
+from keras_tx.errors import InputError, true_or_false, whole_number
 from keras_tx.processing import Row
+from keras_tx.processing.given_texts import check_texts
 from keras_tx.runtime.folder import Folder
 from keras_tx.runtime.scores import softmax
 from keras_tx.runtime.session import Session
@@ -49,10 +51,11 @@ class TextTagger(TextModel):
         `start` and `end` are characters of the text as it was given. A long text is read in windows that
         overlap, and each word is taken from the one where it has most around it.
         """
+        true_or_false("merge", merge)
         shared = (self.transform.max_length or 0) // 4 if overlap is None else overlap
 
         def answer(texts: Any, start: int) -> list[Any]:
-            several = [texts] if isinstance(texts, str) else list(texts)
+            several = check_texts("texts", texts, start)
             rows = self.transform.windows(several, overlap=shared, start=start)
             found = self.run_rows(rows, lambda row, out: softmax(out[contract.LOGITS]), batch_size)
             words: list[dict[int, tuple]] = [{} for _ in several]
@@ -143,8 +146,8 @@ class QuestionAnswerer(TextModel):
             overlap: of windows, in tokens; by default a quarter of the room for the text.
         """
         one = isinstance(questions, str)
-        asked = [questions] if one else list(questions)
-        given = [texts] * len(asked) if isinstance(texts, str) else list(texts)
+        asked = check_texts("questions", _whole(questions))
+        given = [texts] * len(asked) if isinstance(texts, str) else check_texts("texts", _whole(texts))
         if len(asked) != len(given):
             raise InputError(
                 f"There are {len(asked)} questions but {len(given)} texts: one for each is expected."
@@ -178,6 +181,10 @@ class QuestionAnswerer(TextModel):
             return overlap
         (row,) = self.transform.encode([question], start=index)
         return max(0, (self.transform.max_length or 0) - len(row) - 1) // 4
+
+
+def _whole(texts: Any) -> Any:
+    return list(texts) if isinstance(texts, Iterator) else texts
 
 
 def _spans(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_tx import contract
-from keras_tx.errors import ConfigError, FolderError, InputError, whole_number
+from keras_tx.errors import ConfigError, FolderError, InputError, true_or_false, whole_number
 from keras_tx.processing import Row, TextTransform
 from keras_tx.runtime.folder import Folder
 from keras_tx.runtime.loaded import LoadedModel
@@ -59,10 +59,11 @@ class TextModel(LoadedModel):
             progress: whether to show a bar.
         """
         size = PART * whole_number("batch_size", batch_size)
+        true_or_false("progress", progress)
         if any(isinstance(column, Iterator) for column in columns):
             return _drawn(answer, columns, size, progress, what)
         lists = [[column] if isinstance(column, str) else column for column in columns]
-        counts = {len(column) for column in lists if hasattr(column, "__len__")}
+        counts = {len(x) for x in lists if hasattr(x, "__len__") and getattr(x, "ndim", 1)}
         if len(counts) != 1 or max(counts) <= size:
             return list(answer(*columns, start=0))  # which says what is wrong with columns that are no lists
         (count,) = counts
@@ -107,24 +108,55 @@ class TextModel(LoadedModel):
         )
 
 
-def check_ids(folder: Folder, inputs: Mapping[str, Any]) -> None:
-    """Names the row of an id that is not in the vocabulary of the model, where config.json tells it."""
-    size = None if folder.config is None else folder.config.get("vocab_size")
+def checked_tokens(folder: Folder, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    """The inputs of a text model, once each number is one that the model has a meaning for.
+
+    The ranges are those of config.json; a folder without one, or of no known task, has none.
+    """
+    config = folder.config or {}
+    if folder.manifest.task is None:
+        return inputs
+    segments = inputs.get(contract.TOKEN_TYPE_IDS)
+    known = {spec.name for spec in folder.inputs}
+    if config.get("type_vocab_size") == 1 and contract.TOKEN_TYPE_IDS not in known and segments is not None:
+        _check_range(contract.TOKEN_TYPE_IDS, segments, 1)  # what RoBERTa's tokenizers give: zeros
+        inputs = {name: array for name, array in inputs.items() if name != contract.TOKEN_TYPE_IDS}
+    positions = _positions(config)
+    sizes = {
+        contract.INPUT_IDS: config.get("vocab_size"),
+        contract.ATTENTION_MASK: 2,
+        contract.TOKEN_TYPE_IDS: config.get("type_vocab_size"),
+        contract.POSITION_IDS: positions,
+    }
+    for name, array in inputs.items():
+        if name in sizes:
+            _check_range(name, array, sizes[name])
     ids = inputs.get(contract.INPUT_IDS)
-    if (
-        not isinstance(size, int)
-        or not isinstance(ids, np.ndarray)
-        or ids.ndim != 2
-        or ids.dtype.kind not in "iu"
-    ):
-        return
-    wrong = (ids < 0) | (ids >= size)
-    rows = np.flatnonzero(wrong.any(axis=1))
-    if rows.size:
+    if positions is not None and isinstance(ids, np.ndarray) and ids.ndim == 2 and ids.shape[1] > positions:
         raise InputError(
-            f"input_ids has {ids[rows[0]][wrong[rows[0]]][0]} in row {rows[0]}, but the vocabulary goes from "
-            f"0 to {size - 1}."
+            f"input_ids has shape {ids.shape}, expected at most {positions} tokens in a row, for which the "
+            "model has positions. Cut the texts, or split them into windows."
         )
+    return inputs
+
+
+def _positions(config: Mapping[str, Any]) -> int | None:
+    """How many tokens a row may have; RoBERTa's table has rows before that of the first token."""
+    count = config.get("max_position_embeddings")
+    if not isinstance(count, int):
+        return None
+    return count - config["pad_token_id"] - 1 if config.get("model_type") == "roberta" else count
+
+
+def _check_range(name: str, array: Any, size: Any) -> None:
+    """Raises for a number that is not in 0 ... size - 1. Types and shapes are the session's to check."""
+    if not isinstance(size, int) or not isinstance(array, np.ndarray) or array.dtype.kind not in "iu":
+        return
+    wrong = (array < 0) | (array >= size)
+    if wrong.any():
+        place = np.unravel_index(int(np.argmax(wrong)), array.shape)
+        row = f" in row {place[0]}" if place else ""
+        raise InputError(f"{name} has {array[place]}{row}, expected numbers from 0 to {size - 1}.")
 
 
 def labels_for(folder: Folder, session: Session) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_tx import contract
-from keras_tx.errors import FolderError, InputError, nearest, whole_number
+from keras_tx.errors import FolderError, InputError, TextError, nearest, true_or_false, whole_number
 from keras_tx.processing import Row
 from keras_tx.runtime.folder import Folder
 from keras_tx.runtime.scores import Scores, softmax
@@ -91,7 +91,7 @@ class MaskFiller(TextModel):
             rows = self.transform.encode(texts, start=start)
             for row in rows:
                 if self._mask not in row.ids:
-                    raise InputError(
+                    raise TextError(
                         f"texts[{start + row.text}] has no {self.transform.mask_token} within what the model "
                         "reads. Put it where a word is to be filled in."
                     )
@@ -147,6 +147,8 @@ class TextEmbedder(TextModel):
         """
         if pooling is not None and pooling not in POOLINGS:
             raise InputError(f"pooling={pooling!r} is unknown. {nearest(str(pooling), POOLINGS)}")
+        if normalize is not None:
+            true_or_false("normalize", normalize)
         own = self._pooled and pooling is None and normalize is None
         by_class = (pooling or self._pooling) == "class"
         of_length_1 = self._normalize if normalize is None else normalize

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_tx.errors import ConfigError, whole_number
+from keras_tx.errors import ConfigError, true_or_false, whole_number
 from keras_tx.sampling.draw import drawn, not_numbers
 
 
@@ -42,6 +42,8 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        if self.do_sample is not None:
+            true_or_false("do_sample", self.do_sample)
         if self.temperature is not None:
             _check(
                 "temperature", self.temperature, 0.0, math.inf, "0 or more; 0 takes the best token each time"

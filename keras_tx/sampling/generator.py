@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from keras_tx import contract
-from keras_tx.errors import ConfigError, InputError, nearest, whole_number
+from keras_tx.errors import ConfigError, InputError, nearest, true_or_false, whole_number
 from keras_tx.processing.pieces import Pieces
 from keras_tx.sampling.beams import BeamSearch, Found, search
 from keras_tx.sampling.choice import Sampling
-from keras_tx.sampling.loop import Decoder, Limits, Memory, Token, checked, decode, score
+from keras_tx.sampling.loop import Decoder, Limits, Memory, Token, check_length, checked, decode, score
 
 Prompt = str | Sequence[int] | np.ndarray
 SAMPLING = tuple(field.name for field in dataclasses.fields(Sampling))
-OTHERS = (
-    "max_new_tokens",
-    "samples",
-    "stop",
-    "stop_tokens",
-    "deadline",
-    "cancelled",
-    "at_context",
-    "num_beams",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +118,8 @@ class Generator:
         count = 1 if samples is None else whole_number("samples", samples)
         limits = self._limits(max_new_tokens, stop_tokens, deadline, cancelled, at_context)
         strings = _strings(stop, self.tokenizer)
-        options = _sampling(sampling)
+        true_or_false("log_probabilities", log_probabilities)
+        options = _sampling(sampling, self.generate)
         beams = _beams(num_beams, length_penalty, early_stopping, count, options, limits)
         if not ids:
             return []
@@ -182,11 +174,14 @@ class Generator:
         with the text of the call before is not read again.
         """
         if not _is_one(prompt):
-            raise InputError(f"stream takes one prompt, but got {len(prompt)}; generate takes several.")
+            raise InputError(f"stream accepts one prompt, but got {len(prompt)}; generate accepts several.")
+        true_or_false("as_ids", as_ids)
+        if memory is not None and not isinstance(memory, Memory):
+            raise ConfigError(f"memory is {memory!r}, expected a keras_tx.sampling.Memory.")
         (ids,) = self._ids([prompt])
         limits = self._limits(max_new_tokens, stop_tokens, deadline, cancelled, at_context)
         text = _Text(self.tokenizer, _strings(stop, self.tokenizer), ids)
-        options = _sampling(sampling)
+        options = _sampling(sampling, self.stream)
 
         def ends(row: int, token: int) -> bool:
             return text.ends(token, limits)
@@ -206,32 +201,41 @@ class Generator:
         """How likely a text is, token by token: a Scored, or a list of them."""
         single = _is_one(texts)
         found = []
-        for ids in self._ids([texts] if single else texts, empty=False):
-            if len(ids) < 2:
-                raise InputError(
-                    f"The text has {len(ids)} tokens, expected two or more: the first has nothing before it."
-                )
+        for index, ids in enumerate(self._ids([texts] if single else texts, "text", fewest=2)):
+            check_length(self.decoder, f"text {index}", ids)
             found.append(Scored(tuple(map(int, ids)), tuple(score(self.decoder, ids).tolist())))
         return found[0] if single else found
 
-    def _ids(self, prompts: Any, empty: bool = True) -> list[list[int]]:
+    def _ids(self, prompts: Any, kind: str = "prompt", fewest: int = 0) -> list[list[int]]:
+        """The token ids of prompts, or of texts with so many tokens at least."""
         found = []
         for index, prompt in enumerate(prompts):
+            name = f"{kind} {index}"
             if isinstance(prompt, str):
                 if self.tokenizer is None:
                     raise InputError(
-                        f"prompt {index} is text, but {self.name} has no {contract.TOKENIZER}. Give token "
+                        f"{name} is text, but {self.name} has no {contract.TOKENIZER}. Give token "
                         "ids, or export with tokenizer=."
                     )
                 prompt = self.tokenizer.encode(prompt).ids
-            if len(prompt) == 0 and empty:
+            elif isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
+                raise InputError(
+                    f"{name} is {prompt!r:.60} ({type(prompt).__name__}), expected text or a list of token "
+                    "ids, all whole numbers."
+                )
+            if len(prompt) < fewest:
+                raise InputError(
+                    f"{name} has {len(prompt)} tokens, expected {fewest} or more: the first has nothing "
+                    "before it."
+                )
+            if len(prompt) == 0:
                 if not self.stop_ids:
                     raise InputError(
-                        f"prompt {index} is empty, and {self.name} names no end-of-text token to "
+                        f"{name} is empty, and {self.name} names no end-of-text token to "
                         "start from. Give at least one token."
                     )
                 prompt = [min(self.stop_ids)]
-            found.append(checked(self.decoder, f"prompt {index}", prompt))
+            found.append(checked(self.decoder, name, prompt))
         return found
 
     def _limits(
@@ -242,14 +246,16 @@ class Generator:
         cancelled: Callable[[], bool] | None,
         at_context: str,
     ) -> Limits:
-        ids = self.stop_ids if stop_tokens is None else frozenset(stop_tokens)
+        ids: Any = self.stop_ids if stop_tokens is None else stop_tokens
+        expected = f"expected ids from 0 to {self.decoder.vocabulary - 1}; strings go into stop"
+        if not isinstance(ids, Iterable):
+            raise InputError(f"stop_tokens is {ids!r}, expected a list: [{ids!r}].")
+        ids = list(ids)
         for i in ids:
-            if not isinstance(i, int | np.integer) or not 0 <= i < self.decoder.vocabulary:
-                raise InputError(
-                    f"stop_tokens has {i!r}, expected ids from 0 to {self.decoder.vocabulary - 1}; strings "
-                    "go into stop."
-                )
-        return Limits(max_new_tokens, ids, deadline, cancelled, at_context)
+            whole = isinstance(i, int | np.integer) and not isinstance(i, bool)
+            if not whole or not 0 <= i < self.decoder.vocabulary:
+                raise InputError(f"stop_tokens has {i!r}, {expected}.")
+        return Limits(max_new_tokens, frozenset(ids), deadline, cancelled, at_context)
 
 
 class _Text:
@@ -308,20 +314,25 @@ class _Ending:
 def _is_one(prompts: Any) -> bool:
     if isinstance(prompts, str):
         return True
-    if isinstance(prompts, np.ndarray):
-        return prompts.ndim == 1
-    if not isinstance(prompts, Sequence):
+    if isinstance(prompts, np.ndarray) and prompts.ndim > 0:
+        return prompts.ndim == 1 and prompts.dtype.kind not in "OU"
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
         raise InputError(
-            f"The prompt is a {type(prompts).__name__}, expected text, token ids, or a list of these."
+            f"The prompt is {prompts!r:.60} ({type(prompts).__name__}), expected text, token ids, or a list "
+            "of these."
         )
     return bool(prompts) and all(isinstance(x, int | np.integer) for x in prompts)
 
 
-def _sampling(options: Mapping[str, Any]) -> Sampling:
+def _sampling(options: Mapping[str, Any], method: Callable[..., Any]) -> Sampling:
+    """The options of sampling. Others are arguments that the method does not have."""
     for name in options:
         if name not in SAMPLING:
-            known = (*SAMPLING, *OTHERS)
-            raise ConfigError(f"There is no option {name!r}. {nearest(name, known)}")
+            parameters = inspect.signature(method).parameters.values()
+            known = [x.name for x in parameters if x.kind is inspect.Parameter.KEYWORD_ONLY]
+            raise ConfigError(
+                f"{method.__name__} has no option {name!r}. {nearest(name, (*known, *SAMPLING))}"
+            )
     return Sampling(**options)
 
 
@@ -359,7 +370,7 @@ def _beams(
 
 
 def _strings(stop: str | Sequence[str], tokenizer: Any) -> list[str]:
-    strings = [stop] if isinstance(stop, str) else list(stop)
+    strings = [stop] if isinstance(stop, str) or not isinstance(stop, Iterable) else list(stop)
     if not all(isinstance(s, str) and s for s in strings):
         raise ConfigError(f"stop is {stop!r}, expected strings that are not empty; ids go into stop_tokens.")
     if strings and tokenizer is None:

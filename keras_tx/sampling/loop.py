@@ -74,8 +74,11 @@ class Limits:
                 f"at_context={self.at_context!r} is unknown. {nearest(str(self.at_context), AT_CONTEXT)}"
             )
         seconds = self.deadline
-        if seconds is not None and (not isinstance(seconds, int | float) or not seconds > 0):
+        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if seconds is not None and (not number or not seconds > 0):
             raise ConfigError(f"deadline is {seconds!r}, expected seconds, above 0.")
+        if self.cancelled is not None and not callable(self.cancelled):
+            raise ConfigError(f"cancelled is {self.cancelled!r}, expected a function without arguments.")
 
 
 class Token(NamedTuple):

@@ -67,7 +67,7 @@ def test_options_that_do_not_fit(name: str, options: list[str], said: str, tx, f
     assert (ran.code, ran.out) == (2, "") and said in ran.err
 
 
-def test_an_empty_text_is_named_and_the_others_are_run(tx, folders):
-    ran = tx("run", folders / "reviews", " ", TEXT)
+def test_a_text_that_is_refused_is_named_and_the_others_are_run(tx, folders):
+    ran = tx("run", folders / "masked", "no mask", f"{TEXT} [MASK]")
     assert ran.code == 2
-    assert "gives no token" in ran.err and TEXT in ran.out
+    assert "has no [MASK]" in ran.err and TEXT in ran.out

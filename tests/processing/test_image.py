@@ -144,7 +144,7 @@ def test_batches_are_the_call_in_pieces():
         (np.full((6, 4, 3), -0.25), r"float values from -0\.25 to -0\.25"),
         (np.full((6, 4, 3), np.nan), "float values from nan to nan, expected .* no NaN"),
         (np.full((6, 4, 3), np.inf), "float values from inf to inf"),
-        (7, r"the image is builtins\.int, expected a path, bytes, a Pillow image or a NumPy array"),
+        (7, r"the image is builtins\.int, expected a path, bytes, an open file, a Pillow image or"),
         (None, r"builtins\.NoneType"),
     ],
 )

@@ -205,9 +205,11 @@ def test_what_is_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "page.jpg").write_text("<!DOCTYPE html>")
     (tmp_path / "picture.eps").write_bytes(encoded(Image.fromarray(RGB), "EPS"))
     os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "notes.txt").touch()
     cases = {
         "missing.jpg": r"'missing\.jpg': there is no such file\. The working directory is",
-        ".": r"'\.' is a directory; expected an image file",
+        "text": r"'text' is a directory without a picture, expected files that end in",
         "empty.jpg": r"'empty\.jpg' is empty \(0 bytes\)",
         "page.jpg": r"'page\.jpg' is not an image .*begins with b'<!DOCTYPE ht'.*Expected JPEG",
         "picture.eps": r"'picture\.eps' is EPS, which is not read; convert it to JPEG",
@@ -219,8 +221,17 @@ def test_what_is_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             COLOUR(name)
     with pytest.raises(ImageError, match=r"images\[1\] 'missing\.jpg': there is no such file"):
         COLOUR([RGB, Path("missing.jpg")])
-    with pytest.raises(ImageError, match=r"the image is empty \(0 bytes\)"):
-        COLOUR(b"")
+    with pytest.raises(ImageError, match=r"images\[0\] 'text' is a directory; expected an image file"):
+        COLOUR(["text"])
+    for empty in (b"", io.BytesIO()):
+        with pytest.raises(ImageError, match=r"the image is empty \(0 bytes\)"):
+            COLOUR(empty)
+    with pytest.raises(ImageError, match=r"the image is a file of text, expected .*'rb'"):
+        COLOUR(io.StringIO("x"))
+    closed = io.BytesIO(b"x")
+    closed.close()
+    with pytest.raises(ImageError, match=r"images\[0\] is a file that cannot be read: .*closed file"):
+        COLOUR([closed])
     with pytest.raises(ImageError, match="the image has no pixels: it is 0 x 4"):
         COLOUR(Image.new("RGB", (0, 4)))
 
@@ -232,3 +243,29 @@ def test_a_file_without_permission(tmp_path: Path):
     file.chmod(0)
     with pytest.raises(ImageError, match=r"secret\.png' cannot be opened: Permission denied"):
         COLOUR(file)
+
+
+def test_every_way_to_give_pictures(tmp_path: Path):
+    one, other = encoded(Image.fromarray(RGB), "PNG"), encoded(Image.fromarray(RGB[::-1]), "PNG")
+    (tmp_path / "b.PNG").write_bytes(other)
+    (tmp_path / "a.png").write_bytes(one)
+    (tmp_path / "notes.txt").touch()
+    expected = COLOUR([one, other])
+    written = io.BytesIO()
+    written.write(one)  # its place is now at the end
+    for source in (bytearray(one), memoryview(one), io.BytesIO(one), written):
+        np.testing.assert_array_equal(COLOUR(source), expected[:1])
+    with (tmp_path / "a.png").open("rb") as file:
+        np.testing.assert_array_equal(COLOUR(file), expected[:1])
+    paths = [tmp_path / "a.png", tmp_path / "b.PNG"]
+    for several in (
+        tmp_path,
+        str(tmp_path),
+        (path for path in paths),
+        map(str, paths),
+        [*map(io.BytesIO, (one, other))],
+    ):
+        np.testing.assert_array_equal(COLOUR(several), expected)
+    np.testing.assert_array_equal(COLOUR(tmp_path.glob("*.png")), expected[:1])
+    assert [len(batch) for batch in COLOUR.batches(iter([RGB] * 5), 2)] == [2, 2, 1]
+    assert COLOUR(iter([])).shape == (0, *expected.shape[1:])

@@ -152,3 +152,15 @@ def test_a_model_that_loses_answers_is_found_out():
         pytest.raises(ConfigError, match="gave 0 answers to 1 requests"),
     ):
         batcher(1)
+
+
+def test_options_that_the_model_does_not_have_are_refused_at_once():
+    def model(items: list[int], *, top_k: int = 5) -> list[int]:
+        return items
+
+    with pytest.raises(ConfigError, match="The model has no option 'topk'. Did you mean 'top_k'"):
+        MicroBatcher(model, topk=1)
+    with pytest.raises(ConfigError, match="model is 5, expected a function"):
+        MicroBatcher(5)  # type: ignore[arg-type]
+    with MicroBatcher(model, top_k=1) as batcher:
+        assert batcher(7) == 7

@@ -8,8 +8,8 @@ import onnx
 import pytest
 
 from keras_tx import contract
-from keras_tx.errors import FolderError
-from keras_tx.runtime import open_folder, verify_hashes
+from keras_tx.errors import ConfigError, FolderError, ProviderError
+from keras_tx.runtime import load, open_folder, verify_hashes
 
 
 def refused(path: Path, message: str) -> None:
@@ -285,3 +285,17 @@ def test_files_that_agree(make_image_folder):
     labels = {str(i): label for i, label in enumerate(built.manifest.labels)}
     built.write_json(contract.CONFIG, {"id2label": labels, "image_size": [4, 6], "num_channels": 3})
     assert open_folder(built.path).config is not None
+
+
+@pytest.mark.parametrize("folder", [None, 5, b"flowers", ["flowers"]])
+def test_what_is_no_path_is_refused(folder):
+    with pytest.raises(FolderError, match="folder is .*, expected the path"):
+        load(folder)
+
+
+def test_a_precision_or_provider_that_is_no_name_is_refused(make_image_folder):
+    path = make_image_folder().path
+    with pytest.raises(ConfigError, match=r"precision is \['fp32'\], expected one of 'fp32'"):
+        load(path, precision=["fp32"])  # type: ignore[arg-type]
+    with pytest.raises(ProviderError, match=r"provider is \['cpu'\], expected one of"):
+        load(path, provider=["cpu"])  # type: ignore[arg-type]

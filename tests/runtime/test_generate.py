@@ -173,7 +173,28 @@ BAD = [
     ([-1], {}, "prompt 0 has the id -1"),
     ("text", {}, r"prompt 0 is text, but .* has no tokenizer\.json"),
     ([[1.5]], {}, r"prompt 0 is \[1\.5\], expected at least one token id"),
-    (7, {}, "The prompt is a int"),
+    (7, {}, r"The prompt is 7 \(int\)"),
+    (np.array(7), {}, r"The prompt is array\(7\)"),
+    (b"text", {}, r"The prompt is b'text' \(bytes\)"),
+    ([5.0, 6.5], {}, r"prompt 0 is 5.0 \(float\), expected text or a list of token ids"),
+    ([5, 6.5], {}, r"prompt 0 is 5 \(int\)"),
+    ([[1], None], {}, r"prompt 1 is None \(NoneType\)"),
+    ([1], {"do_sample": "no"}, "do_sample is 'no', expected True or False"),
+    ([1], {"do_sample": 1}, "do_sample is 1, expected True or False"),
+    ([1], {"log_probabilities": "no"}, "log_probabilities is 'no'"),
+    ([1], {"deadline": True}, "deadline is True"),
+    ([1], {"cancelled": True}, "cancelled is True, expected a function"),
+    ([1], {"stop": 5}, "stop is 5, expected strings"),
+    ([1], {"stop_tokens": 5}, r"stop_tokens is 5, expected a list: \[5\]"),
+    ([1], {"stop_tokens": [[5]]}, r"stop_tokens has \[5\]"),
+    ([1], {"stop_tokens": [True]}, "stop_tokens has True"),
+    (
+        [1],
+        {"length_penality": 1.0},
+        r"generate has no option 'length_penality'. Did you mean 'length_penalty'",
+    ),
+    ([1], {"earlystopping": True}, r"Did you mean 'early_stopping'"),
+    ([1], {"logprobabilities": True}, r"Did you mean 'log_probabilities'"),
     ([1], {"temperature": -1.0}, r"temperature is -1\.0, expected a number 0 or more"),
     ([1], {"temperature": 0, "do_sample": True}, "temperature is 0 with do_sample=True"),
     ([1], {"top_k": 0}, "top_k is 0"),
@@ -185,7 +206,7 @@ BAD = [
     ([1], {"samples": 0}, "samples is 0"),
     ([1], {"deadline": 0}, "deadline is 0"),
     ([1], {"at_context": "wrap"}, "at_context='wrap' is unknown"),
-    ([1], {"topk": 4}, "There is no option 'topk'. Did you mean 'top_k'"),
+    ([1], {"topk": 4}, "generate has no option 'topk'. Did you mean 'top_k'"),
     ([1], {"stop": ["!"]}, "no tokenizer to find them"),
     ([1], {"stop": ""}, "strings that are not empty"),
     ([1], {"stop_tokens": [99]}, "stop_tokens has 99, expected ids from 0 to 30"),
@@ -200,10 +221,20 @@ def test_what_cannot_be_generated(counter, prompt, options, message):
 
 
 def test_further_errors(counter, tmp_path):
-    with pytest.raises(InputError, match="stream takes one prompt"):
+    with pytest.raises(InputError, match="stream accepts one prompt"):
         counter.stream([[1], [2]])
-    with pytest.raises(InputError, match="The text has 1 tokens"):
+    with pytest.raises(ConfigError, match="as_ids is 'no'"):
+        counter.stream([1], as_ids="no")
+    with pytest.raises(ConfigError, match="memory is 5"):
+        counter.stream([1], memory=5)
+    with pytest.raises(ConfigError, match="stream has no option 'as_id'. Did you mean 'as_ids'"):
+        counter.stream([1], as_id=True)
+    with pytest.raises(InputError, match="text 0 has 1 tokens, expected 2 or more"):
         counter.score([1])
+    with pytest.raises(InputError, match="text 1 has 0 tokens"):
+        counter.score([[1, 2], []])
+    with pytest.raises(InputError, match=r"text 1 is 6\.5 \(float\)"):
+        counter.score([[1, 2], 6.5])
     counter.close()
     with pytest.raises(KerasTxError, match="is closed"):
         counter.generate([1])

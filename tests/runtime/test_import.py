@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import keras_tx.runtime
+import keras_tx.sampling
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,8 +36,13 @@ def test_a_folder_runs_where_keras_cannot_be_imported(
     assert run(without_training_packages(code)) == "rose\n"
 
 
-def test_every_public_name_is_there_and_others_are_not():
-    for name in keras_tx.runtime.__all__:
-        assert getattr(keras_tx.runtime, name).__doc__
+@pytest.mark.parametrize("package", [keras_tx.runtime, keras_tx.sampling])
+def test_every_public_name_is_there(package):
+    for name in package.__all__:
+        assert getattr(package, name).__doc__
+        assert name in dir(package)
+
+
+def test_other_names_are_not():
     with pytest.raises(AttributeError, match=r"module 'keras_tx\.runtime' has no attribute 'lod'"):
         _ = keras_tx.runtime.lod  # pyright: ignore[reportAttributeAccessIssue]

@@ -118,6 +118,11 @@ def test_threads_are_checked(threads: Any, graph: Path):
         Session(graph, threads=threads)
 
 
+def test_more_threads_than_any_machine_has_are_refused(graph: Path):
+    with pytest.raises(ConfigError, match="threads is 1000000, expected at most 1024"):
+        Session(graph, threads=10**6)
+
+
 def test_threads_reach_onnxruntime(graph: Path):
     inner = Session(graph, threads=3)._session
     assert inner is not None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import keras_tx
-from keras_tx.errors import InputError, KerasTxError, TextError
+from keras_tx.errors import ConfigError, InputError, KerasTxError, TextError
 from keras_tx.processing import TextTransform
 from keras_tx.runtime import load
 from keras_tx.runtime.text_answers import merged
@@ -117,7 +117,7 @@ def test_fill(tmp_path):
     assert one[0]["score"] == pytest.approx(scores[0, places[0][0], best], rel=1e-5)
     assert [len(answers) for answers in two] == [2, 2]
     assert two[1][0]["id"] == int(np.argmax(scores[1, places[1][1]]))
-    with pytest.raises(InputError, match=r"texts\[1\] has no \[MASK\]"):
+    with pytest.raises(TextError, match=r"texts\[1\] has no \[MASK\]"):
         fill(["[MASK]", "the cat"])
 
 
@@ -206,8 +206,11 @@ def test_order_is_kept_over_buckets(tmp_path):
 
 def test_bad_texts(tmp_path):
     *_, classify, _ = exported(tmp_path / "x", keras_tx.ClassifierHead(2))
-    with pytest.raises(KerasTxError, match=r"texts\[1\] gives no token"):
-        classify(["the cat", "  "])
+    for wrong in (None, 7, np.array("the cat")):
+        with pytest.raises(KerasTxError, match="texts is .*, expected a text or a list of texts"):
+            classify(wrong)
+    with pytest.raises(KerasTxError, match="progress is 'no', expected True or False"):
+        classify("the cat", progress="no")
     with pytest.raises(KerasTxError, match=r"texts\[0\] is 7 \(int\), expected a text"):
         classify([7])
     with pytest.warns(UserWarning, match="1 of 2 texts are longer than max_length=24"):
@@ -217,12 +220,61 @@ def test_bad_texts(tmp_path):
 def test_without_a_tokenizer_it_takes_ids(tmp_path):
     model = redraw(keras_tx.bert("tiny", head=keras_tx.ClassifierHead(2), **TINY))
     export_onnx(model, tmp_path / "x", verify=False)
-    ids = np.array([[2, 7, 3], [2, 99, 3]])
+    ids = np.array([[2, 7, 3], [2, 8, 3]])
     given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
     with load(tmp_path / "x", provider="cpu") as runtime:
-        with pytest.raises(InputError, match="input_ids has 99 in row 1, but the vocabulary goes from 0 to"):
-            runtime(given)
-        assert runtime({name: value[:1] for name, value in given.items()})["logits"].shape == (1, 2)
+        for name, value in (
+            ("input_ids", 99),
+            ("attention_mask", 2),
+            ("token_type_ids", 2),
+            ("input_ids", -1),
+        ):
+            wrong = np.array(given[name])
+            wrong[1, 1] = value
+            with pytest.raises(InputError, match=f"{name} has {value} in row 1, expected numbers from 0 to"):
+                runtime({**given, name: wrong})
+        with pytest.raises(InputError, match=r"input_ids has shape \(2, 25\), expected at most 24 tokens"):
+            runtime({name: np.ones((2, 25), "int64") for name in given})
+        for shape, axis in (((0, 3), "batch_size"), ((2, 0), "sequence_length")):
+            with pytest.raises(InputError, match=f"{axis} is 0, expected 1 or more"):
+                runtime({name: np.ones(shape, "int64") for name in given})
+        assert runtime(given)["logits"].shape == (2, 2)
+
+
+def test_zeros_as_token_type_ids_are_right_for_a_model_with_one_segment(tmp_path):
+    sizes = {**TINY, "segments": 1}
+    export_onnx(keras_tx.bert("tiny", head=keras_tx.ClassifierHead(2), **sizes), tmp_path / "x", verify=False)
+    ids = np.array([[2, 7, 3], [2, 8, 3]])
+    given = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    with load(tmp_path / "x", provider="cpu") as runtime:
+        expected = runtime(given)["logits"]
+        zeros = runtime({**given, "token_type_ids": np.zeros_like(ids)})["logits"]
+        np.testing.assert_array_equal(zeros, expected)
+        with pytest.raises(InputError, match="token_type_ids has 1 in row 0, expected numbers from 0 to 0"):
+            runtime({**given, "token_type_ids": np.ones_like(ids)})
+
+
+def test_an_empty_text_is_answered_as_keras_answers_it(tmp_path):
+    model, classify, transform = exported(tmp_path / "x", keras_tx.ClassifierHead(2))
+    scores = softmax(keras_outputs(model, transform(["the cat", ""])))
+    for row, answer in enumerate(classify(["the cat", ""])):
+        found = {one["label"]: one["score"] for one in answer}
+        np.testing.assert_allclose([found["LABEL_0"], found["LABEL_1"]], scores[row], atol=1e-5)
+    _, tag, _ = exported(tmp_path / "tags", keras_tx.TokenClassifierHead(3))
+    assert tag(["", "the cat"])[0] == []
+    with pytest.raises(ConfigError, match="merge is 'no'"):
+        tag("the cat", merge="no")
+    _, answer, _ = exported(tmp_path / "spans", keras_tx.SpanHead())
+    assert answer("the cat", "")[0]["answer"] == ""
+    for wrong in (None, 7):
+        with pytest.raises(KerasTxError, match="questions is builtins"):
+            answer(wrong, "the cat")
+        with pytest.raises(KerasTxError, match="texts is builtins"):
+            answer("the cat", wrong)
+    _, embed, _ = exported(tmp_path / "vectors", keras_tx.SentenceEmbeddingHead())
+    assert np.isfinite(embed(["", "the cat"])).all()
+    with pytest.raises(ConfigError, match="normalize is 'no'"):
+        embed("the cat", normalize="no")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak is told otherwise")
@@ -299,8 +351,6 @@ def test_long_lists_run_in_parts_and_come_in_order(tmp_path, monkeypatch: pytest
     assert "20 of 20 texts, 0 s left" in capsys.readouterr().err
     with pytest.raises(KerasTxError, match=r"texts\[19\] is 7 \(int\), expected a text"):
         classify([*texts[:19], 7], batch_size=2)
-    with pytest.raises(KerasTxError, match=r"texts\[13\] gives no token"):
-        classify([*texts[:13], " ", *texts], batch_size=2)
     with pytest.warns(UserWarning, match=r"row 14 lost the most"):
         classify([*texts[:14], "cat " * 60], batch_size=2)
 

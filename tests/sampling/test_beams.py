@@ -170,7 +170,7 @@ BAD = [
     ({"num_beams": 2, "early_stopping": "always"}, "early_stopping is 'always', expected True, False or"),
     ({"length_penalty": 1.0}, r"length_penalty=1\.0 was given without beams. Give num_beams"),
     ({"early_stopping": True}, "early_stopping=True was given without beams"),
-    ({"beams": 4}, "There is no option 'beams'. Did you mean 'num_beams'"),
+    ({"beams": 4}, "generate has no option 'beams'. Did you mean 'num_beams'"),
 ]
 
 

@@ -30,6 +30,9 @@ def masked_language(
 ) -> Batches:
     """Batches for a MaskedLMHead; other tokens are masked each epoch. Long texts become several rows."""
     rows = transform.encode(texts) if transform.max_length is None else transform.windows(texts, overlap=0)
+    for row in rows:
+        if row.parts.max() < 0:
+            raise TextError(f"texts[{row.text}] has no token that could be masked. Remove it.")
     mask = _masking(transform, rate, whole_words)
 
     def pack(numbers: np.ndarray, random: np.random.Generator) -> tuple[Any, Any]:
