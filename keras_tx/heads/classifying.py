@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import keras
 
 from keras_tx import contract
-from keras_tx.errors import ConfigError, whole_number
-from keras_tx.heads.head import Head, check_labels, check_rate, project
+from keras_tx.arguments import Rate, Size
+from keras_tx.errors import ConfigError
+from keras_tx.heads.head import Head, check_labels, project
 from keras_tx.metrics import MultiLabelF1, Spearman
 
 
@@ -22,18 +23,17 @@ class ClassifierHead(Head):
     exported folder has them.
     """
 
-    classes: int
-    dropout: float = 0.0
+    classes: Size
+    dropout: Rate = 0.0
     labels: tuple[str, ...] | None = None
 
     takes_sample: ClassVar[bool] = True
     task: ClassVar[str | None] = contract.TEXT_CLASSIFICATION
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "classes", whole_number("classes", self.classes))
+        super().__post_init__()
         if self.classes < 2:
             raise ConfigError(f"classes={self.classes!r}: a classifier tells at least 2 classes apart.")
-        check_rate("dropout", self.dropout)
         if self.labels is not None:
             object.__setattr__(self, "labels", check_labels(self.labels, self.classes))
 
@@ -59,16 +59,15 @@ class MultiLabelHead(Head):
     are the names of the classes, in order.
     """
 
-    classes: int
-    dropout: float = 0.0
+    classes: Size
+    dropout: Rate = 0.0
     labels: tuple[str, ...] | None = None
 
     takes_sample: ClassVar[bool] = True
     task: ClassVar[str | None] = contract.TEXT_CLASSIFICATION
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "classes", whole_number("classes", self.classes))
-        check_rate("dropout", self.dropout)
+        super().__post_init__()
         if self.labels is not None:
             object.__setattr__(self, "labels", check_labels(self.labels, self.classes))
 
@@ -93,16 +92,15 @@ class RegressionHead(Head):
     `labels` are the names of the numbers.
     """
 
-    outputs: int = 1
-    dropout: float = 0.0
+    outputs: Size = 1
+    dropout: Rate = 0.0
     labels: tuple[str, ...] | None = None
 
     takes_sample: ClassVar[bool] = True
     task: ClassVar[str | None] = contract.TEXT_CLASSIFICATION  # with one label, as Hugging Face has it
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "outputs", whole_number("outputs", self.outputs))
-        check_rate("dropout", self.dropout)
+        super().__post_init__()
         if self.labels is not None:
             object.__setattr__(self, "labels", check_labels(self.labels, self.outputs))
 

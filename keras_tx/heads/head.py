@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import keras
 
+from keras_tx.arguments import check_fields
 from keras_tx.errors import ConfigError
 from keras_tx.layers import TokenEmbedding
 
@@ -32,6 +33,9 @@ class Head:
     takes_sample: ClassVar[bool] = False  # one vector a sample (batch, width); if not, an Encoded
     task: ClassVar[str | None] = None  # of a text model with this head
     token_outputs: ClassVar[tuple[str, ...]] = ()  # outputs with a label for each token, -100 for none
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __call__(self, features: Any) -> Any:
         raise NotImplementedError
@@ -93,11 +97,6 @@ def check_labels(labels: Any, count: int) -> tuple[str, ...]:
     if twice:
         raise ConfigError(f"labels has {twice[0]!r} more than once; each class needs a name of its own.")
     return tuple(labels)
-
-
-def check_rate(name: str, rate: Any) -> None:
-    if not isinstance(rate, int | float) or not 0 <= rate < 1:
-        raise ConfigError(f"{name}={rate!r}: expected a rate from 0 up to, not including, 1.")
 
 
 def project(features: Any, units: int, name: str, dropout: float = 0.0) -> Any:

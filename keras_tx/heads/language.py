@@ -9,9 +9,10 @@ import keras
 from keras import ops
 
 from keras_tx import contract
+from keras_tx.arguments import Epsilon, Rate
 from keras_tx.contract import PREDICTION_LOGITS, SEQ_RELATIONSHIP_LOGITS
 from keras_tx.errors import ConfigError, nearest
-from keras_tx.heads.head import Encoded, Head, check_rate, initializer, project
+from keras_tx.heads.head import Encoded, Head, initializer, project
 from keras_tx.layers import Bias
 from keras_tx.losses import TokenCrossentropy
 from keras_tx.metrics import Perplexity, TokenAccuracy
@@ -32,18 +33,17 @@ class MaskedLMHead(Head):
     """
 
     activation: str | None = None
-    norm_epsilon: float | None = None
+    norm_epsilon: Epsilon | None = None
 
     task: ClassVar[str | None] = contract.FILL_MASK
     token_outputs: ClassVar[tuple[str, ...]] = (contract.LOGITS,)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.activation not in (None, *ACTIVATIONS):
             raise ConfigError(
                 f"activation={self.activation!r} is unknown. {nearest(str(self.activation), ACTIVATIONS)}"
             )
-        if self.norm_epsilon is not None and not 0 < self.norm_epsilon < 1:
-            raise ConfigError(f"norm_epsilon={self.norm_epsilon!r}: expected a number between 0 and 1.")
 
     def __call__(self, features: Encoded) -> Any:
         return _masked_lm(features, contract.LOGITS, self.activation, self.norm_epsilon)
@@ -123,13 +123,10 @@ class CausalLMHead(Head):
     nothing to be learned.
     """
 
-    label_smoothing: float = 0.0
+    label_smoothing: Rate = 0.0
 
     task: ClassVar[str | None] = contract.TEXT_GENERATION
     token_outputs: ClassVar[tuple[str, ...]] = (contract.LOGITS,)
-
-    def __post_init__(self) -> None:
-        check_rate("label_smoothing", self.label_smoothing)
 
     def __call__(self, features: Encoded) -> Any:
         if features.embedding is not None:

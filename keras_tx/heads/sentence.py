@@ -31,6 +31,7 @@ class SentenceEmbeddingHead(Head):
     task: ClassVar[str | None] = contract.FEATURE_EXTRACTION
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.pooling not in POOLINGS:
             raise ConfigError(f"pooling={self.pooling!r} is unknown. {nearest(str(self.pooling), POOLINGS)}")
 

@@ -9,8 +9,9 @@ import keras
 from keras import ops
 
 from keras_tx import contract
-from keras_tx.errors import ConfigError, whole_number
-from keras_tx.heads.head import Encoded, Head, check_labels, check_rate, project
+from keras_tx.arguments import Rate, Size
+from keras_tx.errors import ConfigError
+from keras_tx.heads.head import Encoded, Head, check_labels, project
 from keras_tx.losses import TokenCrossentropy
 from keras_tx.metrics import SpanExactMatch, SpanF1, TokenAccuracy
 
@@ -27,18 +28,17 @@ class TokenClassifierHead(Head):
     `labels` has the names of the classes, in order; the exported folder has them, too.
     """
 
-    classes: int
-    dropout: float = 0.0
+    classes: Size
+    dropout: Rate = 0.0
     labels: tuple[str, ...] | None = None
 
     task: ClassVar[str | None] = contract.TOKEN_CLASSIFICATION
     token_outputs: ClassVar[tuple[str, ...]] = (contract.LOGITS,)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "classes", whole_number("classes", self.classes))
+        super().__post_init__()
         if self.classes < 2:
             raise ConfigError(f"classes={self.classes!r}: a classifier tells at least 2 classes apart.")
-        check_rate("dropout", self.dropout)
         if self.labels is not None:
             object.__setattr__(self, "labels", check_labels(self.labels, self.classes))
 
@@ -64,12 +64,9 @@ class SpanHead(Head):
     both 0, the class token, where the text has no answer. Logits at padding are -10,000.
     """
 
-    dropout: float = 0.0
+    dropout: Rate = 0.0
 
     task: ClassVar[str | None] = contract.QUESTION_ANSWERING
-
-    def __post_init__(self) -> None:
-        check_rate("dropout", self.dropout)
 
     def __call__(self, features: Encoded) -> dict[str, Any]:
         both = project(features.tokens, 2, "span", self.dropout)  # (b, s, 2)

@@ -10,6 +10,7 @@ import keras
 from keras import ops
 from keras.src.backend import get_keras_mask  # no public name; JAX tracers carry no `_keras_mask`
 
+from keras_tx.arguments import Positive, Rate, Size, checked
 from keras_tx.errors import ConfigError
 from keras_tx.layers.caching import open_cache
 from keras_tx.layers.rotary import check_scaling, rotate
@@ -60,16 +61,17 @@ class MultiHeadAttention(keras.layers.Layer):
             output.
     """
 
+    @checked
     def __init__(
         self,
-        num_heads: int,
-        key_dim: int | None = None,
-        value_dim: int | None = None,
-        kv_heads: int | None = None,
+        num_heads: Size,
+        key_dim: Size | None = None,
+        value_dim: Size | None = None,
+        kv_heads: Size | None = None,
         causal: bool = False,
-        rotary_base: float | None = None,
+        rotary_base: Positive | None = None,
         rotary_scaling: Any = None,
-        dropout: float = 0.0,
+        dropout: Rate = 0.0,
         use_bias: bool = True,
         qkv_bias: bool | None = None,
         kernel_initializer: Any = "glorot_uniform",
@@ -89,10 +91,7 @@ class MultiHeadAttention(keras.layers.Layer):
         self.qkv_bias = use_bias if qkv_bias is None else qkv_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.weights_dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="weights_dropout")
-        for name, width in (("key_dim", key_dim), ("value_dim", value_dim)):
-            if width is not None and width < 1:
-                raise ConfigError(f"Layer {self.name!r}: {name}={width} must be positive, or None.")
-        if num_heads < 1 or self.kv_heads < 1 or num_heads % self.kv_heads:
+        if num_heads % self.kv_heads:
             raise ConfigError(
                 f"Layer {self.name!r}: num_heads={num_heads} is not divisible by kv_heads={self.kv_heads}; "
                 "each key head must serve the same number of query heads."

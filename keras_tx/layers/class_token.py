@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tx.arguments import Count, Size, checked
 from keras_tx.errors import ConfigError
 from keras_tx.layers.shape import Shape
 
@@ -23,13 +24,9 @@ class ClassToken(keras.layers.Layer):
     (2, 197, 768)
     """
 
-    def __init__(self, count: int = 1, after: int = 0, initializer: Any = "zeros", **kwargs: Any):
+    @checked
+    def __init__(self, count: Size = 1, after: Count = 0, initializer: Any = "zeros", **kwargs: Any):
         super().__init__(**kwargs)
-        if count < 1 or after < 0:
-            raise ConfigError(
-                f"ClassToken(count={count!r}, after={after!r}): "
-                "count must be at least 1 and after at least 0."
-            )
         self.count = count
         self.after = after
         self.initializer = keras.initializers.get(initializer)

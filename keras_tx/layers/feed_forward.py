@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tx.arguments import Rate, Size, checked
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.layers.shape import Shape
 
@@ -25,11 +26,12 @@ class FeedForward(keras.layers.Layer):
     (2, 5, 16)
     """
 
+    @checked
     def __init__(
         self,
-        hidden: int,
+        hidden: Size,
         activation: str = "gelu",
-        dropout: float = 0.0,
+        dropout: Rate = 0.0,
         use_bias: bool = True,
         kernel_initializer: Any = "glorot_uniform",
         **kwargs: Any,
@@ -40,8 +42,6 @@ class FeedForward(keras.layers.Layer):
             raise ConfigError(
                 f"activation={activation!r} is unknown. {nearest(str(activation), ACTIVATIONS)}"
             )
-        if hidden < 1:
-            raise ConfigError(f"FeedForward(hidden={hidden!r}): expected a positive integer.")
         self.hidden = hidden
         self.activation = activation
         self.dropout = dropout

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tx.arguments import Size, checked
 from keras_tx.errors import ConfigError
 from keras_tx.layers.shape import Shape
 
@@ -30,26 +31,20 @@ class PatchEmbedding(keras.layers.Layer):
         use_bias: whether the projection has a bias.
     """
 
+    @checked
     def __init__(
         self,
-        width: int,
-        patch_size: int | tuple[int, ...],
+        width: Size,
+        patch_size: Size | tuple[Size, ...],
         use_bias: bool = True,
         kernel_initializer: Any = "glorot_uniform",
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
         self.width = width
-        self.patch_size: int | tuple[int, ...] = (
-            patch_size if isinstance(patch_size, int) else tuple(patch_size)
-        )
+        self.patch_size = patch_size
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        sides = (patch_size,) if isinstance(patch_size, int) else tuple(patch_size)
-        if width < 1 or not all(isinstance(side, int) and side > 0 for side in sides):
-            raise ConfigError(
-                f"PatchEmbedding(width={width!r}, patch_size={patch_size!r}): both must be positive integers."
-            )
 
     def build(self, input_shape: Shape) -> None:
         self._grid(input_shape)

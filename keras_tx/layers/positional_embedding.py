@@ -9,6 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tx.arguments import Count, Size, checked
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.layers.position_tables import fourier_features, resize_grid, sine_cosine
 from keras_tx.layers.shape import Shape
@@ -40,30 +41,27 @@ class PositionalEmbedding(keras.layers.Layer):
         bands: number of frequencies of "fourier".
     """
 
+    @checked
     def __init__(
         self,
-        grid: int | tuple[int, ...],
+        grid: Size | tuple[Size, ...],
         kind: str = "learned",
-        prefix_tokens: int = 0,
-        bands: int = 16,
+        prefix_tokens: Count = 0,
+        bands: Size = 16,
         initializer: Any = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
         self.supports_masking = True
-        self.grid: tuple[int, ...] = (grid,) if isinstance(grid, int) else tuple(grid)
+        self.grid: tuple[int, ...] = (grid,) if isinstance(grid, int) else grid
         self.kind = kind
         self.prefix_tokens = prefix_tokens
         self.bands = bands
         self.initializer = keras.initializers.get(initializer or keras.initializers.RandomNormal(stddev=0.02))
         if kind not in KINDS:
             raise ConfigError(f"kind={kind!r} is unknown. {nearest(str(kind), KINDS)}")
-        if len(self.grid) not in (1, 2) or not all(isinstance(n, int) and n > 0 for n in self.grid):
-            raise ConfigError(f"grid={grid!r}: expected a positive length or (rows, columns).")
-        if prefix_tokens < 0 or bands < 1:
-            raise ConfigError(
-                f"prefix_tokens={prefix_tokens!r}, bands={bands!r}: expected at least 0 and at least 1."
-            )
+        if len(self.grid) not in (1, 2):
+            raise ConfigError(f"grid={grid!r}: expected a length or (rows, columns).")
         if kind == "learned-2d" and len(self.grid) != 2:
             raise ConfigError(f"kind='learned-2d' needs grid=(rows, columns), got {grid!r}.")
 

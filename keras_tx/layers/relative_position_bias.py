@@ -9,6 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tx.arguments import Size, checked
 from keras_tx.errors import ConfigError
 from keras_tx.layers.shape import Shape
 
@@ -33,11 +34,12 @@ class RelativePositionBias(keras.layers.Layer):
             not told apart (decoders).
     """
 
+    @checked
     def __init__(
         self,
-        num_heads: int,
-        buckets: int = 32,
-        max_distance: int = 128,
+        num_heads: Size,
+        buckets: Size = 32,
+        max_distance: Size = 128,
         bidirectional: bool = True,
         initializer: Any = "zeros",
         **kwargs: Any,

@@ -7,7 +7,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tx.errors import ConfigError, whole_number
+from keras_tx.arguments import Size, checked
+from keras_tx.errors import ConfigError
 from keras_tx.layers.shape import Shape
 
 
@@ -38,11 +39,12 @@ class TokenEmbedding(keras.layers.Layer):
         reverse: whether to give scores (..., vocabulary) for vectors.
     """
 
-    def __init__(self, vocabulary: int, width: int, initializer: Any = None, **kwargs: Any):
+    @checked
+    def __init__(self, vocabulary: Size, width: Size, initializer: Any = None, **kwargs: Any):
         super().__init__(**kwargs)
         self.supports_masking = True
-        self.vocabulary = whole_number("vocabulary", vocabulary)
-        self.width = whole_number("width", width)
+        self.vocabulary = vocabulary
+        self.width = width
         self.initializer = keras.initializers.get(initializer or keras.initializers.RandomNormal(stddev=0.02))
 
     def build(self, input_shape: Shape) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tx.arguments import Epsilon, Positive, Rate, Size, checked
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.layers.attention import MultiHeadAttention
 from keras_tx.layers.feed_forward import FeedForward
@@ -65,24 +66,25 @@ class TransformerBlock(keras.layers.Layer):
             cross-attention, follow the output.
     """
 
+    @checked
     def __init__(
         self,
-        num_heads: int,
-        mlp_dim: int,
-        key_dim: int | None = None,
-        value_dim: int | None = None,
-        kv_heads: int | None = None,
+        num_heads: Size,
+        mlp_dim: Size,
+        key_dim: Size | None = None,
+        value_dim: Size | None = None,
+        kv_heads: Size | None = None,
         causal: bool = False,
-        rotary_base: float | None = None,
+        rotary_base: Positive | None = None,
         rotary_scaling: Any = None,
         activation: str = "gelu",
         norm: str = "layer",
         norm_position: str = "pre",
-        norm_epsilon: float = 1e-6,
-        dropout: float = 0.0,
-        hidden_dropout: float | None = None,
-        attention_dropout: float = 0.0,
-        drop_path: float = 0.0,
+        norm_epsilon: Epsilon = 1e-6,
+        dropout: Rate = 0.0,
+        hidden_dropout: Rate | None = None,
+        attention_dropout: Rate = 0.0,
+        drop_path: Rate = 0.0,
         layer_scale: float | None = None,
         use_bias: bool = True,
         qkv_bias: bool | None = None,

@@ -10,10 +10,11 @@ import keras
 from keras import ops
 
 from keras_tx import contract
+from keras_tx.arguments import Count, Epsilon, Rate, Size, check_fields
 from keras_tx.errors import ConfigError, nearest, whole_number
 from keras_tx.heads import CausalLMHead, Encoded, Head
 from keras_tx.layers import Bias, PositionalEmbedding, TokenEmbedding, TransformerBlock
-from keras_tx.models.config import check_rates, check_sizes, make_config, unknown_variant
+from keras_tx.models.config import make_config, unknown_variant
 from keras_tx.models.text_model import TextModel, as_processed, check_padded_right, check_tokenizer, fitting
 from keras_tx.processing import TextTransform
 
@@ -51,30 +52,28 @@ class BertConfig:
     `pooler="relu"` with a classifier.
     """
 
-    width: int
-    depth: int
-    num_heads: int
-    mlp_dim: int
-    vocabulary: int = 30522
-    max_length: int = 512
-    segments: int = 2  # with 1 every token is of the same, as in RoBERTa, and 0 has none: no token_type_ids
-    position_offset: int = 0  # above 0, real tokens count from here on and padding is at the position before
-    pad_id: int = 0  # tokens with this id are padding, where no attention_mask says so
+    width: Size
+    depth: Size
+    num_heads: Size
+    mlp_dim: Size
+    vocabulary: Size = 30522
+    max_length: Size = 512
+    segments: Count = 2  # with 1 every token is of the same, as in RoBERTa, and 0 has none: no token_type_ids
+    position_offset: Count = 0  # above 0, real tokens count from here, and padding is at the one before
+    pad_id: Count = 0  # tokens with this id are padding, where no attention_mask says so
     pooler: str | None = (
         "tanh"  # activation of the dense layer on the class token; None for the class token itself
     )
     activation: str = "gelu"
-    norm_epsilon: float = 1e-12
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
+    norm_epsilon: Epsilon = 1e-12
+    dropout: Rate = 0.1
+    attention_dropout: Rate = 0.1
 
     # What may differ from the checkpoint that a model starts from.
     FREE: ClassVar[frozenset[str]] = frozenset({"attention_dropout", "dropout", "max_length", "pooler"})
 
     def __post_init__(self) -> None:
-        check_sizes(self, "width", "depth", "num_heads", "mlp_dim", "vocabulary", "max_length")
-        check_sizes(self, "segments", "position_offset", "pad_id", least=0)
-        check_rates(self, "dropout", "attention_dropout")
+        check_fields(self)
         if self.width % self.num_heads:
             raise ConfigError(f"width={self.width} is not divisible by num_heads={self.num_heads}.")
         if self.pad_id >= self.vocabulary:

@@ -1,14 +1,13 @@
-"""What the config dataclasses of the families check."""
+"""Config dataclasses of the families from keywords."""
 
 from __future__ import annotations
 
 import dataclasses
-import operator
 import re
 from collections.abc import Iterable
 from typing import Any
 
-from keras_tx.errors import ConfigError, nearest, whole_number
+from keras_tx.errors import ConfigError, nearest
 
 # What other libraries call the fields of our configs.
 OTHER_NAMES = {
@@ -70,26 +69,3 @@ def make_config(config_class: type, fields: dict[str, Any]) -> Any:
                 advice = f"The head has it: head=keras_tx.ClassifierHead({fields[name]!r})."
             raise ConfigError(f"{config_class.__name__} has no field {name!r}. {advice}")
     return config_class(**fields)
-
-
-def check_sizes(config: Any, *names: str, least: int = 1) -> None:
-    """Fields that count something become integers, or a ConfigError that names them."""
-    for name in names:
-        value = getattr(config, name)
-        if least == 1:
-            number = whole_number(name, value)
-        else:
-            try:
-                number = -1 if isinstance(value, bool) else operator.index(value)
-            except TypeError:
-                number = -1
-            if number < least:
-                raise ConfigError(f"{name} is {value!r}, expected a whole number, {least} or more.")
-        object.__setattr__(config, name, number)
-
-
-def check_rates(config: Any, *names: str) -> None:
-    for name in names:
-        rate = getattr(config, name)
-        if not isinstance(rate, int | float) or not 0 <= rate < 1:
-            raise ConfigError(f"{name}={rate!r}: expected a rate from 0 up to, not including, 1.")

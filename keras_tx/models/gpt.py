@@ -10,11 +10,12 @@ import keras
 from keras import ops
 
 from keras_tx import contract
+from keras_tx.arguments import Count, Epsilon, Positive, Rate, Size, check_fields
 from keras_tx.errors import ConfigError, nearest, whole_number
 from keras_tx.heads import CausalLMHead, Encoded, Head
 from keras_tx.layers import TokenEmbedding, TransformerBlock
 from keras_tx.layers.rotary import check_scaling
-from keras_tx.models.config import check_rates, check_sizes, make_config, unknown_variant
+from keras_tx.models.config import make_config, unknown_variant
 from keras_tx.models.text_model import TextModel, as_processed, check_tokenizer, fitting
 from keras_tx.processing import TextTransform
 
@@ -65,26 +66,26 @@ VARIANTS: dict[str, dict[str, Any]] = {
 class GPTConfig:
     """Everything that shapes a GPT; `GPTConfig.variant("124M")` starts from a published one."""
 
-    width: int
-    depth: int
-    num_heads: int
-    mlp_dim: int
-    vocabulary: int = 50257
-    max_length: int = 1024
-    kv_heads: int | None = None  # by default as many as num_heads
-    head_dim: int | None = None  # by default width / num_heads
+    width: Size
+    depth: Size
+    num_heads: Size
+    mlp_dim: Size
+    vocabulary: Size = 50257
+    max_length: Size = 1024
+    kv_heads: Size | None = None  # by default as many as num_heads
+    head_dim: Size | None = None  # by default width / num_heads
     positions: str = "learned"  # "rotary" turns queries and keys
-    rotary_base: float = 10000.0
+    rotary_base: Positive = 10000.0
     rotary_scaling: dict[str, Any] | None = None  # see MultiHeadAttention
     norm: str = "layer"  # "rms"
     activation: str = "gelu_tanh"  # "gelu", "relu", "swiglu"
     use_bias: bool = True  # in dense layers, and in norms of kind "layer"
     tied: bool = True  # whether the token embedding gives the logits
-    pad_id: int | None = None  # tokens with this id are padding, where no attention_mask says so
+    pad_id: Count | None = None  # tokens with this id are padding, where no attention_mask says so
     stop_ids: tuple[int, ...] | None = None  # any of them ends a text; by default the tokenizer's own end
-    norm_epsilon: float = 1e-5
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
+    norm_epsilon: Epsilon = 1e-5
+    dropout: Rate = 0.1
+    attention_dropout: Rate = 0.1
 
     # What may differ from the checkpoint that a model starts from.
     FREE: ClassVar[frozenset[str]] = frozenset(
@@ -92,22 +93,15 @@ class GPTConfig:
     )
 
     def __post_init__(self) -> None:
-        check_sizes(self, "width", "depth", "num_heads", "mlp_dim", "vocabulary", "max_length")
-        check_rates(self, "dropout", "attention_dropout")
+        check_fields(self)
         if self.width % self.num_heads:
             raise ConfigError(f"width={self.width} is not divisible by num_heads={self.num_heads}.")
-        if self.kv_heads is not None:
-            object.__setattr__(self, "kv_heads", whole_number("kv_heads", self.kv_heads))
-            if self.num_heads % self.kv_heads:
-                raise ConfigError(f"num_heads={self.num_heads} is not divisible by kv_heads={self.kv_heads}.")
-        if self.head_dim is not None:
-            check_sizes(self, "head_dim")
-            if self.head_dim == self.width // self.num_heads:
-                object.__setattr__(self, "head_dim", None)
-        if self.pad_id is not None:
-            check_sizes(self, "pad_id", least=0)
-            if self.pad_id >= self.vocabulary:
-                raise ConfigError(f"pad_id={self.pad_id} is not in a vocabulary of {self.vocabulary}.")
+        if self.kv_heads is not None and self.num_heads % self.kv_heads:
+            raise ConfigError(f"num_heads={self.num_heads} is not divisible by kv_heads={self.kv_heads}.")
+        if self.head_dim == self.width // self.num_heads:
+            object.__setattr__(self, "head_dim", None)
+        if self.pad_id is not None and self.pad_id >= self.vocabulary:
+            raise ConfigError(f"pad_id={self.pad_id} is not in a vocabulary of {self.vocabulary}.")
         if self.stop_ids is not None:
             object.__setattr__(self, "stop_ids", _checked_ids(self.stop_ids, self.vocabulary))
         if self.positions not in POSITIONS:

@@ -9,12 +9,13 @@ import keras
 import numpy as np
 
 from keras_tx import contract
-from keras_tx.errors import ConfigError, nearest, whole_number
+from keras_tx.arguments import Count, Epsilon, Rate, Size, check_fields
+from keras_tx.errors import ConfigError, nearest
 from keras_tx.heads import ClassifierHead, DistilledClassifierHead, MultiLabelHead
 from keras_tx.layers import ClassToken, PatchEmbedding, PositionalEmbedding, TransformerBlock
 from keras_tx.layers.mask_token import MaskToken
 from keras_tx.layers.position_tables import resize_grid
-from keras_tx.models.config import check_rates, check_sizes, make_config, unknown_variant
+from keras_tx.models.config import make_config, unknown_variant
 from keras_tx.models.transformer_model import TransformerModel
 from keras_tx.models.weight_values import merged_weights
 from keras_tx.processing import ImageTransform
@@ -53,17 +54,17 @@ ALIASES = {  # torchvision's builders
 class ViTConfig:
     """Everything that shapes a ViT; `ViTConfig.variant("B/16")` starts from a published one."""
 
-    patch_size: int
-    width: int
-    depth: int
-    mlp_dim: int
-    num_heads: int
-    image_size: int | tuple[int, int] = 224  # (height, width) where not square
-    channels: int = 3
+    patch_size: Size
+    width: Size
+    depth: Size
+    mlp_dim: Size
+    num_heads: Size
+    image_size: Size | tuple[Size, Size] = 224  # (height, width) where not square
+    channels: Size = 3
     pooling: str = "token"  # "average" of the patches, "token+average" side by side, "none": all tokens
     class_token: bool | None = None  # None: unless pooling is "average"
     positions: str = "learned"  # a kind of PositionalEmbedding
-    registers: int = 0  # extra tokens without positions, behind the class token
+    registers: Count = 0  # extra tokens without positions, behind the class token
     distillation: bool = False  # DeiT's second token, behind the class token
     mask_token: bool = False  # DINOv2's, which only its pre-training used: kept with the weights
     patch_bias: bool = True
@@ -71,12 +72,12 @@ class ViTConfig:
     pre_norm: bool = False  # a norm before the first block, as CLIP has it
     pooled_norm: bool = False  # the last norm stands behind the pooling
     pooler: str | None = None  # activation of a dense layer behind the pooling: "tanh"
-    pooler_dim: int | None = None  # its units, where they are not the width
+    pooler_dim: Size | None = None  # its units, where they are not the width
     activation: str = "gelu"
-    norm_epsilon: float = 1e-6
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    drop_path: float = 0.0  # of the last block; earlier ones linearly less
+    norm_epsilon: Epsilon = 1e-6
+    dropout: Rate = 0.0
+    attention_dropout: Rate = 0.0
+    drop_path: Rate = 0.0  # of the last block; earlier ones linearly less
     layer_scale: float | None = None
 
     # What may differ from the checkpoint that a model starts from.
@@ -85,27 +86,17 @@ class ViTConfig:
     )
 
     def __post_init__(self) -> None:
-        size = self.image_size
-        check_sizes(self, "patch_size", "width", "depth", "mlp_dim", "num_heads", "channels")
-        if isinstance(size, list | tuple):
-            pair = tuple(whole_number("image_size", side) for side in size)
-            object.__setattr__(self, "image_size", pair)
-        else:
-            object.__setattr__(self, "image_size", whole_number("image_size", size))
+        check_fields(self)
         if self.width % self.num_heads:
             raise ConfigError(f"width={self.width} is not divisible by num_heads={self.num_heads}.")
-        if len(self.size) != 2:
-            raise ConfigError(f"image_size={size!r}: expected a positive integer or (height, width).")
         if any(side % self.patch_size for side in self.size):
             near = tuple(max(round(side / self.patch_size), 1) * self.patch_size for side in self.size)
             raise ConfigError(
-                f"image_size={size!r} is not divisible by patch_size={self.patch_size}. "
+                f"image_size={self.image_size!r} is not divisible by patch_size={self.patch_size}. "
                 f"The nearest that is: {near[0] if near[0] == near[1] else near}."
             )
         if self.pooling not in POOLINGS:
             raise ConfigError(f"pooling={self.pooling!r} is unknown. {nearest(str(self.pooling), POOLINGS)}")
-        check_sizes(self, "registers", least=0)
-        check_rates(self, "dropout", "attention_dropout", "drop_path")
         self._check_tokens()
 
     def _check_tokens(self) -> None:
@@ -117,8 +108,6 @@ class ViTConfig:
             raise ConfigError(f"pooler_dim={self.pooler_dim} says the width of a pooler: give pooler='tanh'.")
         if self.pooler is not None and self.pooler not in POOLERS:
             raise ConfigError(f"pooler={self.pooler!r} is unknown. {nearest(str(self.pooler), POOLERS)}")
-        if self.pooler_dim is not None:
-            check_sizes(self, "pooler_dim")
         for name in ("pooler", "pooled_norm"):
             if getattr(self, name) and self.pooling == "none":
                 raise ConfigError(

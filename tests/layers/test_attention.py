@@ -391,9 +391,9 @@ def test_masks_and_past():
     "config, shape, said",
     [
         ({"num_heads": 4, "kv_heads": 3}, None, ["'mix'", "num_heads=4", "kv_heads=3", "same number"]),
-        ({"num_heads": 0}, None, ["num_heads=0"]),
-        ({"num_heads": 4, "kv_heads": 0}, None, ["kv_heads=0"]),
-        ({"num_heads": 4, "key_dim": 0}, None, ["key_dim=0", "positive"]),
+        ({"num_heads": 0}, None, ["num_heads is 0"]),
+        ({"num_heads": 4, "kv_heads": 0}, None, ["kv_heads is 0"]),
+        ({"num_heads": 4, "key_dim": 0}, None, ["key_dim is 0", "None"]),
         ({"num_heads": 4, "key_dim": 5, "rotary_base": 1e4}, None, ["key_dim=5", "even"]),
         ({"num_heads": 7}, (1, 5, 768), ["'mix'", "width of 768", "num_heads=7", "set key_dim"]),
         ({"num_heads": 4, "rotary_base": 1e4}, (1, 5, 12), ["'mix'", "12 / 4 = 3", "even"]),

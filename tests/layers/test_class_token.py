@@ -36,8 +36,8 @@ def test_order_of_class_distillation_and_register_tokens():
 @pytest.mark.parametrize(
     "config, shape, said",
     [
-        ({"count": 0}, None, ["count=0", "at least 1"]),
-        ({"after": -1}, None, ["after=-1", "at least 0"]),
+        ({"count": 0}, None, ["count is 0", "1 or more"]),
+        ({"after": -1}, None, ["after is -1", "0 or more"]),
         ({}, (2, 8), ["'token'", "(2, 8)", "(batch, tokens, width)"]),
         ({}, (2, 4, None), ["'token'", "(2, 4, None)", "(batch, tokens, width)"]),
         ({"after": 5}, (2, 4, 8), ["'token'", "after=5", "only 4 tokens"]),

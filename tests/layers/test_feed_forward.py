@@ -75,7 +75,7 @@ def test_dropout_acts_on_the_hidden_units_in_training_alone():
     [
         ({"hidden": 8, "activation": "GELU"}, ["activation='GELU'", "Did you mean", "'gelu'"]),
         ({"hidden": 8, "activation": None}, ["activation=None", "'swiglu'"]),
-        ({"hidden": 0}, ["hidden=0", "positive integer"]),
+        ({"hidden": 0}, ["hidden is 0", "a whole number, 1 or more"]),
     ],
 )
 def test_refusals_name_what_is_wrong(config, said):

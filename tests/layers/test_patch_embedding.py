@@ -56,10 +56,10 @@ def test_another_image_size_after_building():
 @pytest.mark.parametrize(
     "width, patch_size, shape, said",
     [
-        (0, 4, None, ["width=0", "patch_size=4", "positive integers"]),
-        (8, 0, None, ["width=8", "patch_size=0", "positive integers"]),
-        (8, (4, -1), None, ["patch_size=(4, -1)", "positive integers"]),
-        (8, (4, 1.5), None, ["patch_size=(4, 1.5)", "positive integers"]),
+        (0, 4, None, ["width is 0", "a whole number, 1 or more"]),
+        (8, 0, None, ["patch_size is 0", "a whole number, 1 or more, or a tuple"]),
+        (8, (4, -1), None, ["patch_size is (4, -1)", "a whole number, 1 or more"]),
+        (8, (4, 1.5), None, ["patch_size is (4, 1.5)", "a whole number, 1 or more"]),
         (8, 16, (1, 224, 225, 3), ["'patches'", "224 x 225", "16 x 16", "choose another patch_size"]),
         (8, 16, (1, 8, 8, 3), ["8 x 8 is not divisible"]),
         (8, 3, (1, 10, 1), ["input of 10", "patches of 3"]),

@@ -142,7 +142,7 @@ REFUSED = [
     ({"num_hidden_layers": 3}, "missing: bert.encoder.layer.2"),
     ({"num_hidden_layers": 1}, "not expected: bert.encoder.layer.1"),
     ({"vocab_size": 23}, "word_embeddings.weight is 24 x 8"),
-    ({"hidden_dropout_prob": 1.5}, "dropout=1.5"),
+    ({"hidden_dropout_prob": 1.5}, "dropout is 1.5"),
     ({"layer_norm_eps": "small"}, "layer_norm_eps='small'"),
     ({"id2label": {"0": "a", "2": "b", "3": "c"}}, "a name for each number"),
     ({"id2label": ["a", "b", "c"]}, "an object of numbers and names"),

@@ -305,7 +305,7 @@ def test_an_image_transform_that_crops_is_said(folder):
         ("vit", {"num_attention_heads": 0}, "config.json: num_attention_heads is 0"),
         ("vit", {"hidden_size": -8}, "hidden_size=-8; expected a whole number"),
         ("vit", {"num_hidden_layers": 10**12}, "num_hidden_layers|depth"),
-        ("vit", {"hidden_dropout_prob": 2}, "hidden_dropout_prob=2"),
+        ("vit", {"hidden_dropout_prob": 2}, "hidden_dropout_prob is 2"),
         ("vit", {"layer_norm_eps": None}, "layer_norm_eps=None; expected a number"),
         ("vit", {"architectures": None}, "architectures"),
         ("vit", {"architectures": ["ViTForMaskedImageModeling"]}, "'ViTForMaskedImageModeling', whose head"),

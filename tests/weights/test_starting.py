@@ -127,7 +127,7 @@ class TestFactories:
             ),
             (lambda x: keras_tx.from_checkpoint(x, vocabluary=41), "no field 'vocabluary'. Did you mean"),
             (lambda x: keras_tx.from_checkpoint(x, max_length=99), "has 16 positions"),
-            (lambda x: keras_tx.from_checkpoint(x, dropout=2), "dropout=2: expected a rate"),
+            (lambda x: keras_tx.from_checkpoint(x, dropout=2), "dropout is 2, expected a rate"),
             (lambda x: keras_tx.from_checkpoint(x, head="tags"), "head='tags': expected a head"),
             (lambda x: keras_tx.from_checkpoint(x / WEIGHTS), "has tensors but no config"),
         ],

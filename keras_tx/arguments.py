@@ -1,0 +1,142 @@
+"""Checks of numbers and booleans against their annotations: config fields and constructor arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+import numbers
+import operator
+import reprlib
+import types
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+
+from keras_tx.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """What a number must be, in words and as a test; annotates its type."""
+
+    text: str
+    contains: Callable[[Any], bool]
+
+
+Size = Annotated[int, Range("a whole number, 1 or more", lambda n: n >= 1)]
+Count = Annotated[int, Range("a whole number, 0 or more", lambda n: n >= 0)]
+Rate = Annotated[float, Range("a rate from 0 up to, not including, 1", lambda x: 0 <= x < 1)]
+Epsilon = Annotated[float, Range("a number above 0 and below 1", lambda x: 0 < x < 1)]
+Positive = Annotated[float, Range("a finite number above 0", lambda x: x > 0)]
+
+Init = TypeVar("Init", bound=Callable[..., None])
+TEXTS = {bool: "True or False", int: "a whole number", float: "a finite number", types.NoneType: "None"}
+
+
+def check_fields(instance: Any) -> None:
+    """Checks the fields of a dataclass by their annotations; call it in `__post_init__`.
+
+    Booleans, numbers and tuples of them are checked, and stored as plain Python ones; other fields are left
+    to the class.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Config:
+    ...     width: Size
+    ...     def __post_init__(self): check_fields(self)
+    >>> Config(width=0)
+    Traceback (most recent call last):
+    keras_tx.errors.ConfigError: width is 0, expected a whole number, 1 or more.
+    """
+    cls = type(instance)
+    for field in dataclasses.fields(instance):
+        value = _checked(field.name, getattr(instance, field.name), _hints(cls)[field.name])
+        object.__setattr__(instance, field.name, value)
+
+
+def checked(init: Init) -> Init:
+    """Decorates a layer's `__init__`, whose arguments are then checked by their annotations."""
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            bound = signature.bind(self, *args, **kwargs)
+        except TypeError:
+            init(self, *args, **kwargs)  # Python's own message names the class
+            raise
+        for name, value in bound.arguments.items():
+            if name in _hints(init):
+                bound.arguments[name] = _checked(name, value, _hints(init)[name], f"{type(self).__name__}: ")
+        init(*bound.args, **bound.kwargs)
+
+    wrapper.__signature__ = signature  # type: ignore[attr-defined]  # Keras reads it, and follows no wrapper
+    return typing.cast(Init, wrapper)
+
+
+@functools.cache
+def _hints(source: Any) -> dict[str, Any]:
+    return typing.get_type_hints(source, include_extras=True)
+
+
+def _checked(name: str, value: Any, hint: Any, owner: str = "") -> Any:
+    options = _options(hint)
+    if options is None:
+        return value
+    for option in options:
+        try:
+            return _converted(value, option)
+        except (TypeError, ValueError, OverflowError):
+            continue
+    expected = ", or ".join(map(_text, options))
+    raise ConfigError(f"{owner}{name} is {reprlib.repr(value)}, expected {expected}.")
+
+
+def _options(hint: Any) -> list[Any] | None:
+    """The types of a union; None where one is neither a number, a boolean, None nor a tuple of these."""
+    parts = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    inner = [typing.get_args(part)[0] if _kind(part) is tuple else part for part in parts]
+    return list(parts) if all(_kind(part) in TEXTS for part in inner) else None
+
+
+def _kind(hint: Any) -> Any:
+    origin = typing.get_origin(hint)
+    return typing.get_args(hint)[0] if origin is Annotated else origin or hint
+
+
+def _converted(value: Any, hint: Any) -> Any:
+    """The value as this type; a TypeError, ValueError or OverflowError where it is another."""
+    kind = _kind(hint)
+    if kind is types.NoneType:
+        if value is not None:
+            raise TypeError
+        return None
+    if kind is tuple:
+        inner = typing.get_args(hint)
+        if not isinstance(value, list | tuple) or not value:
+            raise TypeError
+        inner = (inner[0],) * len(value) if inner[-1] is ... else inner
+        return tuple(_converted(x, of) for x, of in zip(value, inner, strict=True))
+    is_bool = isinstance(value, bool | np.bool_)
+    if is_bool is not (kind is bool):
+        raise TypeError
+    if kind is float and not isinstance(value, numbers.Real):
+        raise TypeError
+    value = {bool: bool, int: operator.index, float: float}[kind](value)
+    ranges = hint.__metadata__ if typing.get_origin(hint) is Annotated else ()
+    if not math.isfinite(value) or not all(part.contains(value) for part in ranges):
+        raise ValueError
+    return value
+
+
+def _text(hint: Any) -> str:
+    if typing.get_origin(hint) is Annotated:
+        return hint.__metadata__[0].text
+    if _kind(hint) is tuple:
+        inner = typing.get_args(hint)
+        size = "" if inner[-1] is ... else f" of {len(inner)}"
+        return f"a tuple{size}, each {_text(inner[0])}"
+    return TEXTS[hint]
