@@ -18,6 +18,7 @@ from keras_tx.layers import (
     TokenEmbedding,
     TransformerBlock,
 )
+from keras_tx.layers.mask_token import MaskToken
 from tests.drawing import as_numpy, built, draw, redraw
 from tests.tolerances import HALF, assert_close
 
@@ -205,6 +206,68 @@ def test_half_precision(policy, cls, config, shape, output_shape, count):
     outputs = half(x)
     assert keras.backend.standardize_dtype(outputs.dtype) == policy.removeprefix("mixed_")
     assert_close(as_numpy(outputs), as_numpy(exact(x)), HALF[policy])
+
+
+def specs_of(outputs) -> list[tuple]:
+    """Shape and dtype of each output, in order and with the structure of the call."""
+    return keras.tree.map_structure(
+        lambda x: f"{tuple(x.shape)} {keras.backend.standardize_dtype(x.dtype)}", outputs
+    )
+
+
+def symbolic(*arrays: np.ndarray) -> list[keras.KerasTensor]:
+    return [keras.KerasTensor(x.shape, keras.backend.standardize_dtype(x.dtype)) for x in arrays]
+
+
+POLICIES = pytest.mark.parametrize(
+    "policy", ["float32", "float64", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16"]
+)
+
+
+@POLICIES
+@every_case
+def test_the_output_spec_is_that_of_the_call(policy, cls, config, shape, output_shape, count):
+    x = inputs_of(cls, shape)
+    layer = cls(**config, dtype=policy)
+    spec = layer.compute_output_spec(*symbolic(x))
+    assert specs_of(spec) == specs_of(layer(x)) == specs_of(layer(*symbolic(x)))
+
+
+@POLICIES
+@pytest.mark.parametrize("past", [False, True])
+@pytest.mark.parametrize("scores", [False, True])
+@pytest.mark.parametrize("cls", [MultiHeadAttention, TransformerBlock])
+def test_the_output_spec_of_past_and_scores(cls, scores, past, policy):
+    config = {"num_heads": 4, "kv_heads": 2, "value_dim": 3, "causal": True, "dtype": policy}
+    layer = cls(**config, **({"mlp_dim": 8} if cls is TransformerBlock else {}))
+    x = draw(2, 6, 8)
+    arrays = (draw(2, 2, 5, 2), draw(2, 2, 5, 3)) if past else ()
+    options = {"return_attention_scores": scores}
+    spec = layer.compute_output_spec(
+        *symbolic(x), **options, **({"past": tuple(symbolic(*arrays))} if past else {})
+    )
+    assert specs_of(spec) == specs_of(layer(x, **options, **({"past": arrays} if past else {})))
+    assert len(keras.tree.flatten(spec)) == 1 + 2 * past + scores
+
+
+@POLICIES
+@pytest.mark.parametrize("cls", [MultiHeadAttention, RelativePositionBias, TransformerBlock])
+def test_the_output_spec_of_another_sequence(cls, policy):
+    layer = cls(2, dtype=policy) if cls is not TransformerBlock else cls(dtype=policy, **CROSS)
+    options = {} if cls is RelativePositionBias else {"return_attention_scores": True}
+    arrays = draw(2, 6, 8), draw(2, 5, 10)
+    assert specs_of(layer.compute_output_spec(*symbolic(*arrays), **options)) == specs_of(
+        layer(*arrays, **options)
+    )
+
+
+@POLICIES
+@pytest.mark.parametrize("layer", [MaskToken, lambda dtype: TokenEmbedding(7, 8, dtype=dtype)])
+def test_the_output_spec_of_what_is_passed_on_or_scored(layer, policy):
+    layer, x = layer(dtype=policy), draw(2, 6, 8)
+    options = {} if isinstance(layer, MaskToken) else {"reverse": True}
+    spec = layer.compute_output_spec(*symbolic(x), **options)
+    assert specs_of(spec) == specs_of(layer(x, **options))
 
 
 @pytest.mark.parametrize(
