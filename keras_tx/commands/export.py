@@ -1,4 +1,4 @@
-"""keras-tx export: a saved Keras model becomes a verified ONNX folder."""
+"""keras-tx export: a saved Keras model, or a checkpoint, becomes a verified ONNX folder."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from typing import Any
 
 from keras_tx import contract
 from keras_tx.commands.arguments import refuse_existing
-from keras_tx.commands.model_file import check_model_file, load_model_file
+from keras_tx.commands.model_file import check_model_file, is_checkpoint, load
 from keras_tx.commands.quiet import import_keras, quiet_start
 from keras_tx.errors import ConfigError, ExportError
 
-SUMMARY = "turn a saved .keras model into a verified ONNX folder"
+SUMMARY = "turn a saved .keras model or a checkpoint into a verified ONNX folder"
 DESCRIPTION = """\
-Loads a model that model.save("name.keras") wrote, walks its graph into ONNX, compares onnxruntime with Keras,
-and only then gives the folder its name: whatever goes wrong, nothing is left behind. The model is loaded in
-Keras's safe mode: a file that carries Python code (a Lambda layer) is refused.
+Loads a model that model.save("name.keras") wrote, or a checkpoint of a family that keras_tx.from_checkpoint
+reads: a Hugging Face folder, hf://owner/name or a keras-hub preset. Walks its graph into ONNX, compares
+onnxruntime with Keras, and only then gives the folder its name: whatever goes wrong, nothing is left behind.
+A .keras file is loaded in Keras's safe mode: one that carries Python code (a Lambda layer) is refused.
 """
 EPILOG = """\
 examples:
   keras-tx export flowers.keras flowers --labels daisy,rose,tulip
   keras-tx export flowers.keras flowers --labels-file names.txt --overwrite
+  keras-tx export hf://google/vit-base-patch16-224 vit         a checkpoint of the Hugging Face Hub
+  keras-tx export bert-base-uncased/ bert                      a folder with config.json and model.safetensors
+  keras-tx export bert_tiny_en_uncased bert                    a preset of keras-hub
   keras-tx export flowers.keras camera --raw-pixels            uint8 images in, the transform is in the graph
   keras-tx export poet.keras poet --tokenizer tokenizer.json   a GPT, for keras-tx generate
   keras-tx export flowers.keras flowers --precision fp32 int8  a smaller, faster file beside it
@@ -34,7 +38,11 @@ OPSETS = sorted(contract.IR_VERSIONS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL.keras", help="what model.save() wrote")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a .keras file, a Hugging Face folder, hf://owner/name, or a keras-hub preset",
+    )
     parser.add_argument("folder", metavar="FOLDER", help="where to write")
     labels = parser.add_mutually_exclusive_group()
     labels.add_argument("--labels", metavar="A,B,C", help="names of the classes, in order")
@@ -68,8 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    folder, path = Path(arguments.folder), Path(arguments.model)
-    check_model_file(path)
+    folder = Path(arguments.folder)
+    if not is_checkpoint(arguments.model):
+        check_model_file(Path(arguments.model))
     refuse_existing(folder, arguments.overwrite)
     labels = read_labels(arguments.labels, arguments.labels_file)
     tokenizer = None if arguments.tokenizer is None else _tokenizer(arguments.tokenizer)
@@ -77,7 +86,7 @@ def execute(arguments: argparse.Namespace) -> int:
     with quiet_start():
         from keras_tx_onnx import export_onnx
     report = export_onnx(
-        load_model_file(path),
+        load(arguments.model),
         folder,
         labels=labels,
         tokenizer=tokenizer,

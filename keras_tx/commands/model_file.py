@@ -1,4 +1,4 @@
-"""A saved Keras model, as commands take it."""
+"""The model of a command: a saved Keras model, or a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,6 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from keras_tx.errors import ExportError
+
+
+def is_checkpoint(source: str) -> bool:
+    """Whether keras_tx.from_checkpoint is asked: for a folder, hf://owner/name and a keras-hub preset."""
+    path = Path(source)
+    return path.suffix != ".keras" and not path.is_file()
+
+
+def load(source: str) -> Any:
+    """The model of a .keras file, without its optimizer, or of a checkpoint."""
+    if is_checkpoint(source):
+        from keras_tx.weights.starting import from_checkpoint
+
+        return from_checkpoint(source)
+    return load_model_file(Path(source))
 
 
 def load_model_file(path: Path) -> Any:

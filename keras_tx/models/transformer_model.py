@@ -183,6 +183,31 @@ class TransformerModel(keras.Model):
         check_finite(self, DIVERGED)
         super().save_weights(*args, **kwargs)
 
+    def export(  # type: ignore[override]
+        self, filepath: Any, format: str = "tf_saved_model", verbose: Any = None, **options: Any
+    ) -> Any:
+        """As keras.Model.export; `format="onnx"` writes a verified folder, as keras_tx_onnx.export_onnx does.
+
+        Args:
+            filepath: where to write; with `format="onnx"` a folder.
+            format: "onnx", or one of Keras's other formats, which Keras writes.
+            verbose: whether to print; with `format="onnx"` the report.
+            options: those of export_onnx with `format="onnx"`, else Keras's.
+
+        Returns:
+            With `format="onnx"` the report of export_onnx, else None.
+        """
+        if format != "onnx":
+            return super().export(filepath, format=format, verbose=verbose, **options)
+        from keras_tx_onnx import export_onnx
+
+        if "opset_version" in options:  # as Keras calls it
+            options["opset"] = options.pop("opset_version")
+        report = export_onnx(self, filepath, **options)
+        if verbose:
+            print(report)
+        return report
+
     def load_weights(self, filepath: Any, **options: Any) -> None:  # type: ignore[override]
         """As keras.Model.load_weights, but whole or not at all: weights that do not fit change nothing."""
         before = self.get_weights()

@@ -22,6 +22,56 @@ TOKENIZER = "tokenizer.json"
 NAME = re.compile(r"[a-z0-9]+(_[a-z0-9.]+)+")  # as "bert_base_en"
 URLS = ("kaggle://", "modelscope://", "gs://")
 
+# Families that keras-hub has and we have not, by Hugging Face's model_type: the class of keras-hub, and one
+# of its presets where keras-hub does not read Hugging Face's files of the family.
+OTHERS: dict[str, tuple[str, str | None]] = {
+    "albert": ("AlbertBackbone", None),
+    "bart": ("BartBackbone", None),
+    "blip-2": ("BLIP2Backbone", None),
+    "bloom": ("BloomBackbone", "bloom_560m_multi"),
+    "clip": ("CLIPBackbone", "clip_vit_base_patch32"),
+    "deberta-v2": ("DebertaV3Backbone", "deberta_v3_small_en"),
+    "dinov3_vit": ("DINOV3Backbone", None),
+    "electra": ("ElectraBackbone", "electra_small_discriminator_uncased_en"),
+    "esm": ("ESMBackbone", None),
+    "falcon": ("FalconBackbone", "falcon_refinedweb_1b_en"),
+    "fnet": ("FNetBackbone", "f_net_base_en"),
+    "gemma": ("GemmaBackbone", None),
+    "gemma2": ("GemmaBackbone", None),
+    "gemma3": ("Gemma3Backbone", None),
+    "gemma3_text": ("Gemma3Backbone", None),
+    "gpt_oss": ("GptOssBackbone", None),
+    "metaclip_2": ("MetaCLIP2Backbone", None),
+    "mixtral": ("MixtralBackbone", None),
+    "moonshine": ("MoonshineBackbone", "moonshine_tiny_en"),
+    "opt": ("OPTBackbone", "opt_125m_en"),
+    "paligemma": ("PaliGemmaBackbone", None),
+    "phi3": ("Phi3Backbone", "phi3_mini_4k_instruct_en"),
+    "qwen2": ("QwenBackbone", None),
+    "qwen2_moe": ("QwenMoeBackbone", None),
+    "qwen3": ("Qwen3Backbone", None),
+    "qwen3_moe": ("Qwen3MoeBackbone", None),
+    "resnet": ("ResNetBackbone", "resnet_50_imagenet"),
+    "siglip": ("SigLIPBackbone", "siglip_base_patch16_224"),
+    "smollm3": ("SmolLM3Backbone", None),
+    "swin": ("SwinTransformerBackbone", None),
+    "t5": ("T5Backbone", "t5_small_multi"),
+    "t5gemma": ("T5GemmaBackbone", None),
+    "whisper": ("WhisperBackbone", "whisper_tiny_en"),
+}
+
+
+def advice(model_type: str, place: object) -> str:
+    """How to export a family that keras-hub has, for the end of an error; empty for any other."""
+    if model_type not in OTHERS:
+        return ""
+    name, preset = OTHERS[model_type]
+    source, made = (str(place), "it") if preset is None else (preset, "its presets")
+    return (
+        f"keras-hub reads {made}: keras_tx_onnx.export_onnx(keras_hub.models.{name}.from_preset({source!r}), "
+        '"folder") exports it.'
+    )
+
 
 def is_url(name: str) -> bool:
     return name.startswith(URLS)
@@ -50,7 +100,8 @@ def of_model(source: keras.Model) -> Origin:
             return reader.origin(source)
     known = ", ".join(name for reader in READERS for name in reader.CLASSES)
     raise ConfigError(
-        f"keras-hub's {names[0]} {source.name!r} is none of those whose weights are read: {known}."
+        f"keras-hub's {names[0]} {source.name!r} is none of those whose weights are read: {known}. "
+        "keras_tx_onnx.export_onnx exports it as it is."
     )
 
 

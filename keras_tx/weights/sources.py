@@ -94,5 +94,5 @@ def _of_checkpoint(checkpoint: Checkpoint, family: Family) -> Origin:
     known = [name for reader in HUGGING_FACE.values() for name in reader.MODEL_TYPES]
     raise ConfigError(
         f"{checkpoint.folder}: config.json has model_type={kind!r}, which is not read. "
-        + nearest(str(kind), known)
+        + (keras_hub_presets.advice(str(kind), checkpoint.folder) or nearest(str(kind), known))
     )

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import zipfile
+from pathlib import Path
+from typing import Any
 
 import keras
+import numpy as np
 import pytest
 
 import keras_tx
 from keras_tx.runtime import load, open_folder
+from keras_tx.weights.tensor_file import write_tensors
+from tests.drawing import as_numpy
+from tests.tolerances import assert_close
 
 
 def test_the_folder_and_its_report(tx, exports, tmp_path):
@@ -40,7 +46,7 @@ def test_a_gpt_with_its_tokenizer(tx, tmp_path):
     from tests.runtime.counting_decoder import byte_tokenizer
 
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    keras_tx.gpt("pico").save(tmp_path / "poet.keras")
+    keras_tx.gpt("pico", vocabulary=byte_tokenizer().get_vocab_size()).save(tmp_path / "poet.keras")
     options = ["--tokenizer", tmp_path / "tokenizer.json"]
     ran = tx("export", tmp_path / "poet.keras", tmp_path / "poet", *options)
     assert (ran.code, ran.err) == (0, "")
@@ -53,6 +59,59 @@ def test_a_gpt_with_its_tokenizer(tx, tmp_path):
     assert "tokenizer.json is not a tokenizer that tokenizers can read" in ran.err
     ran = tx("export", tmp_path / "poet.keras", tmp_path / "again", "--tokenizer", tmp_path / "none.json")
     assert "none.json: No such file or directory" in ran.err
+
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def same_as_keras(folder: Path, model: Any) -> None:
+    """The folder's graph against the model in Keras, on some ids."""
+    with load(folder) as loaded:
+        given = {
+            spec.name: np.ones((2, 6), "int64") if "mask" in spec.name else np.arange(12).reshape(2, 6) % 2
+            for spec in loaded.session.inputs
+        }
+        got = loaded.session.run(given)
+    expected = keras.tree.flatten(as_numpy(model({x.name: given[x.name] for x in model.inputs})))
+    for one, other in zip(got.values(), expected, strict=True):
+        assert_close(one, other)
+
+
+def test_a_hugging_face_folder(tx, tmp_path):
+    checkpoint = GOLDEN / "bert" / "4-BertForSequenceClassification"
+    ran = tx("export", checkpoint, tmp_path / "out")
+    assert (ran.code, ran.err) == (0, "")
+    same_as_keras(tmp_path / "out", keras_tx.from_checkpoint(checkpoint))
+
+
+def test_a_preset_of_keras_hub(tx, tmp_path):
+    keras_hub = pytest.importorskip("keras_hub")
+    sizes = {"vocabulary_size": 30, "num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 16}
+    keras_hub.models.BertBackbone(**sizes, max_sequence_length=16).save_to_preset(tmp_path / "preset")
+    ran = tx("export", tmp_path / "preset", tmp_path / "out")
+    assert (ran.code, ran.err) == (0, "")
+    same_as_keras(tmp_path / "out", keras_tx.from_checkpoint(tmp_path / "preset"))
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("nowhere/at-all", "hf://nowhere/at-all"),
+        ("hf://only-an-owner", "expected hf://owner/name"),
+        ("no_such_preset", "neither a path nor a preset of keras-hub"),
+        ("{tmp}/empty", "has no weights"),
+        ("{tmp}/t5", "keras_hub.models.T5Backbone"),
+    ],
+)
+def test_checkpoints_that_cannot_be_read(tx, tmp_path, source, expected):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "t5").mkdir()
+    (tmp_path / "t5" / "config.json").write_text('{"model_type": "t5"}')
+    write_tensors(tmp_path / "t5" / "model.safetensors", {}, {}.__getitem__)
+    ran = tx("export", source.format(tmp=tmp_path), tmp_path / "out")
+    assert (ran.code, ran.out) == (2, "")
+    assert expected in ran.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_existing_folder_is_not_touched(tx, exports, tmp_path):

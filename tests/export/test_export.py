@@ -19,8 +19,9 @@ from keras_tx.errors import ConfigError, ExportError
 from keras_tx.runtime import load
 from keras_tx.runtime.folder import open_folder, verify_hashes
 from keras_tx_onnx import export, export_onnx
-from tests.drawing import redraw
+from tests.drawing import draw, redraw
 from tests.export.exporting import nodes_of, outputs_of
+from tests.tolerances import assert_close
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,24 @@ def test_the_nodes_of_a_vit(model, tmp_path):
     assert nodes_of(tmp_path / "out") == report.nodes
     # NCHW comes in and the convolution wants it: no transposition but that of the patches
     assert report.nodes["Transpose"] == 1
+
+
+def test_the_export_of_keras_writes_the_folder(model, tmp_path, capsys):
+    options = {"labels": ["a", "b", "c"], "opset_version": 20, "precision": "fp16"}
+    report = model.export(tmp_path / "out", format="onnx", verbose=True, **options)
+    assert capsys.readouterr().out == f"{report}\n"
+    manifest = open_folder(tmp_path / "out").manifest
+    assert (manifest.labels, manifest.opset, list(manifest.precisions)) == (("a", "b", "c"), 20, ["fp16"])
+
+
+def test_the_other_formats_of_keras_are_left_to_keras(model, tmp_path):
+    tensorflow = pytest.importorskip("tensorflow")
+    model.export(tmp_path / "saved", verbose=False)
+    images = draw(2, 8, 8, 3)
+    saved = tensorflow.saved_model.load(tmp_path / "saved")
+    assert_close(saved.serve(images).numpy(), *outputs_of(model, images))
+    with pytest.raises(ValueError, match="Unrecognized format=onyx"):
+        model.export(tmp_path / "other", format="onyx")
 
 
 def test_the_folder_follows_the_contract(model, tmp_path):

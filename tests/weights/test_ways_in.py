@@ -13,6 +13,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import keras_tx
+from keras_tx.errors import ConfigError
+from keras_tx.weights.keras_hub_presets import OTHERS
 from keras_tx.weights.tensor_file import write_tensors
 from tests.drawing import as_numpy, redraw
 
@@ -74,3 +76,38 @@ def test_a_folder_in_half_precision(kind: Any, saved, tmp_path: Path):
 
 def test_the_golden_files_stay_small():
     assert sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file()) <= 10**6
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name", "preset"),
+    [
+        ("t5", "T5Backbone", "t5_small_multi"),
+        ("whisper", "WhisperBackbone", "whisper_tiny_en"),
+        ("clip", "CLIPBackbone", "clip_vit_base_patch32"),
+        ("albert", "AlbertBackbone", None),
+    ],
+)
+def test_a_family_of_keras_hub_is_refused_with_the_way_to_export_it(
+    model_type: str, name: str, preset: str | None, tmp_path: Path
+):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    write(tmp_path / "model.safetensors", {"x": np.zeros(1, "float32")})
+    with pytest.raises(ConfigError) as error:
+        keras_tx.from_checkpoint(tmp_path)
+    said = str(error.value)
+    assert f"model_type={model_type!r}" in said
+    assert f"export_onnx(keras_hub.models.{name}.from_preset({preset or str(tmp_path)!r})" in said
+    assert "Did you mean" not in said
+
+
+def test_keras_hub_has_these_families():
+    keras_hub = pytest.importorskip("keras_hub")
+    from keras_hub.src.utils.transformers.preset_loader import TransformersPresetLoader
+
+    for model_type, (name, preset) in OTHERS.items():
+        kind = getattr(keras_hub.models, name)
+        if preset is None:
+            converted = TransformersPresetLoader("nowhere", {"model_type": model_type})
+            assert converted.check_backbone_class() is kind, model_type
+        else:
+            assert preset in kind.presets, preset
