@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keras
+import numpy as np
 import pytest
 
 import keras_tx
@@ -21,3 +22,15 @@ def test_derived_from_the_rounding_error_of_the_reference(depth: int, width: int
     error = tolerances.difference(exact, as_numpy(model(images)))
     assert 1e-8 < error < 3e-6
     assert 10 * 2 * error < tolerances.FLOAT32
+
+
+def test_masked_logits_are_no_scale():
+    reference = np.array([[1.0, -0.5, -1e4, -3e38]], "float32")
+    assert tolerances.difference(reference, reference) == 0
+    off = np.array([[1.5, -0.5, -1e4, -3e38]], "float32")
+    assert tolerances.difference(reference, off) == 0.5
+    assert tolerances.difference(reference, np.array([[1.0, -0.5, 0, -3e38]], "float32")) == 1
+    assert tolerances.difference(reference[:, 2:], reference[:, 2:]) == 0
+    flags = np.array([True, False])
+    assert tolerances.difference(flags, ~flags) == 1
+    assert tolerances.difference(flags[:0], flags[:0]) == 0
