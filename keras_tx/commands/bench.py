@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from keras_tx import contract
 from keras_tx.bench.field import PACKAGES
 from keras_tx.bench.races import EXPORT, MACHINE, RACES, SECTIONS, START, TRAINING, chosen
 from keras_tx.errors import ConfigError, nearest
@@ -39,6 +40,7 @@ RESULTS gets bench.json and bench.md, after each part anew, and pictures at the 
 measured. The models are made below it, once, in RESULTS/subjects: about 7 GB. The first run takes some
 minutes more for them.
 """.format(sections="\n".join(f"  {name:<10}{what}" for name, what in SECTIONS.items()))
+REPORT, SUBJECTS_FOLDER = "bench.json", "subjects"  # by which a folder of results is known
 SUBJECTS = tuple(dict.fromkeys(race.subject for race in RACES if race.section != MACHINE))
 CONTENDERS = tuple(
     dict.fromkeys(one.name for race in RACES if race.section != MACHINE for one in race.contenders)
@@ -66,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
+    _check_results(arguments.results)
     pythons = _pythons(arguments.python)
     for name in arguments.only or ():
         if name not in CONTENDERS:
@@ -87,6 +90,22 @@ def execute(arguments: argparse.Namespace) -> int:
     return 130 if results.stopped else 0
 
 
+def _check_results(folder: Path) -> None:
+    """Refuses a folder of something else, an export for one: gigabytes of models are written below it."""
+    if not folder.exists() or any((folder / name).exists() for name in (REPORT, SUBJECTS_FOLDER)):
+        return
+    if folder.is_dir() and not any(folder.iterdir()):
+        return
+    what = "a folder with other files" if folder.is_dir() else "a file"
+    if (folder / contract.MANIFEST).exists():
+        what = "an exported folder"
+    raise ConfigError(
+        f"{folder} is {what}, expected a new folder for results: bench measures models of its own, and "
+        "writes up to 7 GB. Choose another name; python -m keras_tx.bench.many_clients measures an exported "
+        "BERT."
+    )
+
+
 def _run(races: list[Race], folder: Path, pythons: dict[str, str], quick: bool, results: Results) -> None:
     from keras_tx.bench import machine, shares, subjects
     from keras_tx.bench.measured import Outcome
@@ -94,15 +113,15 @@ def _run(races: list[Race], folder: Path, pythons: dict[str, str], quick: bool, 
 
     facts = {}
     for subject in dict.fromkeys(race.subject for race in races if race.section != MACHINE):
-        _say(f"{subject}: models in {folder / 'subjects' / subject}", "")
+        _say(f"{subject}: models in {folder / SUBJECTS_FOLDER / subject}", "")
         start = time.perf_counter()
-        facts[subject] = subjects.prepare(subject, folder / "subjects" / subject)
+        facts[subject] = subjects.prepare(subject, folder / SUBJECTS_FOLDER / subject)
         results.minutes["preparation"] = (
             results.minutes.get("preparation", 0) + (time.perf_counter() - start) / 60
         )
     for race in races:
         _say(f"{race.section}: {race.subject}", "")
-        place = folder / "subjects" / race.subject
+        place = folder / SUBJECTS_FOLDER / race.subject
         place.mkdir(parents=True, exist_ok=True)
         rounds, seconds = QUICK_OF.get(race.section, QUICK) if quick else FULL_OF.get(race.section, FULL)
         outcome = Outcome(race.section, race.subject, [case.name for case in race.cases])

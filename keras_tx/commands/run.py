@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from keras_tx.commands import run_text
+from keras_tx.commands import run_inputs, run_text
 from keras_tx.commands.arguments import add_session, session_options, whole
+from keras_tx.commands.run_inputs import Input
 from keras_tx.commands.terminal import bar, printable
-from keras_tx.errors import ImageError, InputError, TextError
+from keras_tx.errors import ImageError, InputError, KerasTxError, TextError
 
 if TYPE_CHECKING:
     from keras_tx.runtime import LoadedModel
@@ -23,18 +25,37 @@ neither Keras nor TensorFlow, only pip install "keras-tx[runtime]". A classifier
 and their scores; a model without a classifier with an embedding: its shape here, its numbers with --json. In
 texts it also finds entities, fills masks, and answers a --question. An image or text that cannot be read is
 named on standard error, the others are still run, and the exit code is then 2.
+
+An INPUT of an image model is
+  FILE             a picture: JPEG, PNG, WebP, TIFF, BMP or GIF
+  DIRECTORY        its pictures, in the order of their names
+  FILE.csv, .tsv   the pictures whose paths, seen from the table's directory, are in --column
+  -                a picture from standard input
+and of a text model
+  TEXT             a text in quotes
+  FILE             a text a line; with --whole-files the file is one text
+  DIRECTORY        its files that end in .txt, each as a FILE
+  FILE.csv, .tsv   the texts in --column, under the header of the first line
+  -                standard input, as a FILE
 """
 EPILOG = """\
 examples:
   keras-tx run flowers rose.jpg
-  keras-tx run flowers photos/*.jpg --top-k 1
+  keras-tx run flowers photos --top-k 1           every picture of a directory
+  keras-tx run flowers - < rose.jpg
   keras-tx run flowers rose.jpg --provider cuda   on the GPU, or an error that says what is missing
   keras-tx run flowers rose.jpg --json            one object a line: {"image": ..., "predictions": [...]}
   keras-tx run features rose.jpg --json           {"image": ..., "shape": [768], "embedding": [...]}
   keras-tx run reviews "A very good film."
+  keras-tx run reviews reviews.txt                a review a line
+  keras-tx run reviews reviews.csv --column text --json > answers.jsonl
+  keras-tx run names - --whole-files < article.txt
   keras-tx run paraphrases "A cat." --pair "A kitten."
   keras-tx run squad "Ada lives in London." --question "Who lives in London?"
+
+exit codes: 0 done; 2 an error, or an input that could not be read; 130 interrupted by Ctrl-C.
 """
+BATCH = 32
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "inputs",
         metavar="INPUT",
         nargs="+",
-        help="an image file (JPEG, PNG, WebP, TIFF, BMP or GIF), or a text in quotes",
+        help="a picture, a text in quotes, a file, a directory, or - for standard input; see above",
+    )
+    parser.add_argument("--column", metavar="NAME", help="of a .csv or .tsv file: the column to run")
+    parser.add_argument(
+        "--whole-files", action="store_true", dest="whole", help="a file of text is one text, not one a line"
     )
     parser.add_argument("--pair", metavar="TEXT", help="the second text, where the model takes pairs")
     parser.add_argument("--question", metavar="TEXT", help="what to answer from each text")
@@ -55,27 +80,63 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     from keras_tx.runtime import load
 
-    failed = False
+    run_inputs.check_column(arguments.inputs, arguments.column)
     with load(arguments.folder, **session_options(arguments)) as model:
         _check_is_for_files(model, arguments.folder)
-        run_text.check_options(model, arguments.pair, arguments.question)
+        run_text.check_options(model, arguments.pair, arguments.question, arguments.whole)
         if not arguments.json:
             print(f"{arguments.folder}: {model.folder.manifest.task} on {model.provider}")
-        for given in arguments.inputs:
-            try:
-                if run_text.takes_text(model):
-                    answer = run_text.answer(
-                        model, given, arguments.top_k, arguments.pair, arguments.question
-                    )
+        return 2 if _run(model, arguments) else 0
+
+
+def _run(model: Any, arguments: argparse.Namespace) -> int:
+    """Prints the answers in the order of the inputs, and returns how many inputs have none."""
+    from keras_tx.runtime.progress import bar as progress
+
+    if run_text.takes_text(model):
+        inputs = run_inputs.texts(arguments.inputs, arguments.column, arguments.whole)
+    else:
+        inputs = run_inputs.pictures(arguments.inputs, arguments.column)
+
+    def answers(batch: list[Input]) -> list[dict[str, Any]]:
+        if run_text.takes_text(model):
+            texts = [one.value for one in batch]
+            return run_text.answers(model, texts, arguments.top_k, arguments.pair, arguments.question)
+        return _answers(model, batch, arguments.top_k)
+
+    # With one range per tensor (int8) an answer depends on its companions in a batch. Lines that are typed
+    # are answered one by one.
+    typed = run_inputs.STDIN in arguments.inputs and sys.stdin.isatty()
+    size = 1 if model.precision == "int8" or typed else BATCH
+    failed = 0
+    with progress(sys.stderr.isatty() and not sys.stdout.isatty(), None, "inputs") as shown:
+        while batch := list(itertools.islice(inputs, size)):
+            for answer in _each(batch, answers):
+                if isinstance(answer, KerasTxError):
+                    print(f"keras-tx: error: {' '.join(str(answer).split())}", file=sys.stderr)
+                    failed += 1
                 else:
-                    answer = _answer(model, given, arguments.top_k)
-            except (ImageError, TextError) as error:
-                print(f"keras-tx: error: {' '.join(str(error).split())}", file=sys.stderr)
-                failed = True
-                continue
-            shown = [json.dumps(answer, ensure_ascii=False)] if arguments.json else _lines(answer)
-            print(*shown, sep="\n", flush=True)
-    return 2 if failed else 0
+                    lines = [json.dumps(answer, ensure_ascii=False)] if arguments.json else _lines(answer)
+                    print(*lines, sep="\n")
+            sys.stdout.flush()
+            shown.advance(len(batch))
+    return failed
+
+
+def _each(
+    batch: list[Input], answers: Callable[[list[Input]], list[dict[str, Any]]]
+) -> Iterator[dict[str, Any] | KerasTxError]:
+    """The answers to a batch. Where an input is refused, each is run by itself, and that one has an error."""
+    if not any(one.problem for one in batch):
+        try:
+            yield from answers(batch)
+            return
+        except (ImageError, TextError) as error:
+            if len(batch) == 1:
+                yield TextError(f"{batch[0].name:.60}: {error}") if isinstance(error, TextError) else error
+                return
+    for one in batch:
+        yield from [one.problem] if one.problem is not None else _each([one], answers)
 
 
 def _check_is_for_files(model: LoadedModel, folder: str) -> None:
@@ -93,13 +154,23 @@ def _check_is_for_files(model: LoadedModel, folder: str) -> None:
         )
 
 
-def _answer(model: Any, image: str, top_k: int) -> dict[str, Any]:
+def _answers(model: Any, batch: list[Input], top_k: int) -> list[dict[str, Any]]:
     from keras_tx.runtime import ImageEmbedder
 
+    names, images = [one.name for one in batch], [one.value for one in batch]
+    if len(images) == 1:
+        images = images[0]  # an error then names no place in a list
     if isinstance(model, ImageEmbedder):
-        embedding = model.embed(image)
-        return {"image": image, "shape": list(embedding.shape), "embedding": embedding.tolist()}
-    return {"image": image, "predictions": model(image, top_k=top_k)}
+        embeddings = model.embed(images)
+        return [
+            {"image": name, "shape": list(embedding.shape), "embedding": embedding.tolist()}
+            for name, embedding in zip(names, embeddings if len(batch) > 1 else [embeddings], strict=True)
+        ]
+    predictions = model(images, top_k=top_k)
+    return [
+        {"image": name, "predictions": found}
+        for name, found in zip(names, predictions if len(batch) > 1 else [predictions], strict=True)
+    ]
 
 
 def _lines(answer: dict[str, Any]) -> Iterator[str]:

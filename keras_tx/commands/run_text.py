@@ -14,8 +14,10 @@ def takes_text(model: Any) -> bool:
     return hasattr(model, "run_rows")
 
 
-def check_options(model: Any, pair: str | None, question: str | None) -> None:
+def check_options(model: Any, pair: str | None, question: str | None, whole: bool) -> None:
     """Refuses an option that the task has no use for."""
+    if whole and not takes_text(model):
+        raise InputError(f"{model.folder.path} accepts no texts. Leave --whole-files out.")
     asks = hasattr(model, "answer")
     if asks and question is None:
         raise InputError(f"{model.folder.path} answers questions: add --question TEXT.")
@@ -25,20 +27,29 @@ def check_options(model: Any, pair: str | None, question: str | None) -> None:
         raise InputError(f"{model.folder.path} takes no pairs of texts. Leave --pair out.")
 
 
-def answer(model: Any, text: str, top_k: int, pair: str | None, question: str | None) -> dict[str, Any]:
-    """The answer for one text, as --json prints it."""
+def answers(
+    model: Any, texts: list[str], top_k: int, pair: str | None, question: str | None
+) -> list[dict[str, Any]]:
+    """The answers for texts, as --json prints them."""
+    given: dict[str, Any] = {}
     if hasattr(model, "classify"):
-        found = {"text": text} if pair is None else {"text": text, "pair": pair}
+        given = {} if pair is None else {"pair": pair}
         kind = "numbers" if model.folder.problem_type == contract.REGRESSION else "predictions"
-        return {**found, kind: model.classify(text, pair, top_k=top_k)}
-    if hasattr(model, "tag"):
-        return {"text": text, "entities": model.tag(text)}
-    if hasattr(model, "answer"):
-        return {"text": text, "question": question, "answers": model.answer(question, text, top_k=top_k)}
-    if hasattr(model, "fill"):
-        return {"text": text, "tokens": model.fill(text, top_k=top_k)}
-    embedding = model.embed(text)
-    return {"text": text, "shape": list(embedding.shape), "embedding": embedding.tolist()}
+        found = model.classify(texts, None if pair is None else [pair] * len(texts), top_k=top_k)
+    elif hasattr(model, "tag"):
+        kind, found = "entities", model.tag(texts)
+    elif hasattr(model, "answer"):
+        given, kind = {"question": question}, "answers"
+        found = model.answer([question] * len(texts), texts, top_k=top_k)
+    elif hasattr(model, "fill"):
+        kind, found = "tokens", model.fill(texts, top_k=top_k)
+    else:
+        vectors = model.embed(texts)
+        return [
+            {"text": text, "shape": list(vector.shape), "embedding": vector.tolist()}
+            for text, vector in zip(texts, vectors, strict=True)
+        ]
+    return [{"text": text, **given, kind: one} for text, one in zip(texts, found, strict=True)]
 
 
 def lines(answer: dict[str, Any]) -> Iterator[str]:

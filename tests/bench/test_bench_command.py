@@ -80,6 +80,23 @@ def test_wrong_options(options: list[str], message: str, tmp_path: Path, capsys:
     assert not (tmp_path / "results").exists()
 
 
+def test_a_folder_of_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    ran = fake(monkeypatch)
+    export, other, results = tmp_path / "export", tmp_path / "other", tmp_path / "results"
+    for folder, name in ((export, "keras_tx.json"), (other, "model.keras"), (results, "bench.json")):
+        folder.mkdir()
+        (folder / name).write_text("{}")
+    for folder, message in (
+        (export, "export is an exported folder, expected a new folder for results"),
+        (other, "other is a folder with other files"),
+        (other / "model.keras", "model.keras is a file"),
+    ):
+        assert cli.main(["bench", str(folder), "--section", "models"]) == 2
+        assert message in capsys.readouterr().err
+    assert not ran and len([*export.iterdir(), *other.iterdir()]) == 2
+    assert cli.main(["bench", str(results), "--section", "models", "--subject", BERT]) == 0
+
+
 def test_a_subject_that_cannot_be_made_says_why(tmp_path: Path):
     from keras_tx.errors import KerasTxError
 

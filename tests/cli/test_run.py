@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -33,7 +35,8 @@ def test_json_is_what_python_gives(tx, exports, picture):
     ran = tx("run", exports / "flowers", picture, picture, "--json", "--top-k", 2)
     lines = [json.loads(line) for line in ran.out.splitlines()]
     with load(exports / "flowers") as model:
-        assert lines == [{"image": str(picture), "predictions": model(picture, top_k=2)}] * 2
+        expected = model([picture, picture], top_k=2)
+    assert lines == [{"image": str(picture), "predictions": one} for one in expected]
 
 
 def test_an_embedding(tx, exports, picture):
@@ -56,6 +59,37 @@ def test_a_bad_image_is_named_and_the_others_are_run(tx, exports, picture, tmp_p
     first, second = ran.err.splitlines()
     assert first.startswith(f"keras-tx: error: {str(bad)!r} is not an image")
     assert second.startswith(f"keras-tx: error: {str(tmp_path / 'none.png')!r}: there is no such file")
+
+
+def test_every_way_to_give_pictures(tx, exports, picture, tmp_path, monkeypatch):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for name in ("b.png", "a.png"):
+        shutil.copyfile(picture, folder / name)
+    (folder / "notes.txt").touch()
+    (folder / "list.csv").write_text("name,file\nfirst,b.png\nsecond,none.png\nthird\n", encoding="utf-8")
+    alone = json.loads(tx("run", exports / "flowers", picture, "--json").out)["predictions"]
+
+    def images(*arguments: object) -> list[str]:
+        ran = tx("run", exports / "flowers", *arguments, "--json")
+        answers = [json.loads(line) for line in ran.out.splitlines()]
+        for answer in answers:
+            assert [one["label"] for one in answer["predictions"]] == [one["label"] for one in alone]
+            np.testing.assert_allclose(
+                [x["score"] for x in answer["predictions"]], [x["score"] for x in alone], 1e-5
+            )
+        return [answer["image"] for answer in answers]
+
+    assert images(folder, picture) == [str(folder / "a.png"), str(folder / "b.png"), str(picture)]
+    assert images(folder / "list.csv", "--column", "file") == ["b.png"]
+    error = tx("run", exports / "flowers", folder / "list.csv", "--column", "file").err
+    assert (
+        "none.png': there is no such file" in error and "list.csv, line 4, has 1 columns, expected 2" in error
+    )
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(picture.read_bytes())))
+    assert images("-") == ["-"]
+    assert "accepts no texts" in tx("run", exports / "flowers", picture, "--whole-files").err
+    assert "a directory without a picture" in tx("run", exports / "flowers", exports).err
 
 
 @pytest.mark.parametrize(

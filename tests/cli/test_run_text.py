@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +73,54 @@ def test_a_text_that_is_refused_is_named_and_the_others_are_run(tx, folders):
     ran = tx("run", folders / "masked", "no mask", f"{TEXT} [MASK]")
     assert ran.code == 2
     assert "has no [MASK]" in ran.err and TEXT in ran.out
+
+
+def test_every_way_to_give_texts(tx, folders, tmp_path, monkeypatch):
+    texts = ["the cat", "", "Ada lives in London.", "a very good film"]
+    lines = tmp_path / "lines.txt"
+    lines.write_bytes("\ufeff".encode() + "\r\n".join(texts).encode())
+    (tmp_path / "table.csv").write_text(
+        'id;text\n1;the cat\n2;""\n3;"Ada lives\nin; London."\n', encoding="utf-8"
+    )
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "b.txt").write_text("the mat\n", encoding="utf-8")
+    (tmp_path / "more" / "a.txt").write_text("the cat\nthe mat\n", encoding="utf-8")
+
+    def run(*arguments: object) -> list[str]:
+        ran = tx("run", folders / "reviews", *arguments, "--json", "--top-k", 1)
+        assert (ran.code, ran.err) == (0, "")
+        answers = [json.loads(line) for line in ran.out.splitlines()]
+        assert all(answer["predictions"] for answer in answers)
+        return [answer["text"] for answer in answers]
+
+    assert run("the cat", lines) == ["the cat", *texts]
+    assert run(tmp_path / "table.csv", "--column", "text") == ["the cat", "", "Ada lives\nin; London."]
+    assert run(tmp_path / "more") == ["the cat", "the mat", "the mat"]
+    assert run(tmp_path / "more", "--whole-files") == ["the cat\nthe mat\n", "the mat\n"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the cat\nthe mat\n"))
+    assert run("-") == ["the cat", "the mat"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the cat\nthe mat\n"))
+    assert run("-", "--whole-files") == ["the cat\nthe mat\n"]
+    many = tmp_path / "many.txt"
+    many.write_text("".join(f"the cat {n}\n" for n in range(70)), encoding="utf-8")
+    assert run(many) == [f"the cat {n}" for n in range(70)]
+
+
+def test_texts_that_cannot_be_read(tx, folders, tmp_path):
+    table, binary = tmp_path / "table.tsv", tmp_path / "binary.txt"
+    table.write_text("id\ttext\n1\tthe cat\n", encoding="utf-8")
+    binary.write_bytes(b"\xff\xfe")
+    (tmp_path / "empty").mkdir()
+    for arguments, message in (
+        ([table], r"--column NAME is to be run. It has 'id', 'text'"),
+        ([table, "--column", "texts"], "has no column 'texts'. Did you mean 'text'"),
+        (["the cat", "--column", "text"], "--column is 'text', but no input is a .csv or .tsv file"),
+    ):
+        ran = tx("run", folders / "reviews", *arguments)
+        assert (ran.code, ran.out) == (2, "") and message in ran.err
+    ran = tx("run", folders / "reviews", "none.txt", binary, tmp_path / "empty", "the cat", "--json")
+    assert ran.code == 2 and [json.loads(line)["text"] for line in ran.out.splitlines()] == ["the cat"]
+    first, second, third = ran.err.splitlines()
+    assert "none.txt: there is no such file" in first
+    assert "binary.txt cannot be read" in second and "UTF-8" in second
+    assert "is a directory without a text" in third
