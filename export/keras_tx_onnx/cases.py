@@ -26,7 +26,6 @@ PICTURES = (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 512)
 # Compared as well where Keras accepts them, for layers that branch on sizes.
 SHORTEST, LONGEST = 1, 900
 COST = 2 * 10**10  # about as many multiplications may the longest case cost: in large models it is shorter
-SEED = 0
 
 Sizes = Mapping[str, int]  # of the dynamic axes beside the batch, by name
 Masks = Sequence[str]  # the kind of mask of each row
@@ -98,7 +97,7 @@ def cases_of(outside: Any, run: Any, parameters: int) -> list[Case]:
     ):
         choices = _choices(outside, length, index % 2 == 1, used)
         for rows in _rows(outside, batch, masks):
-            sizes, case = _case(outside, run, rows, choices)
+            sizes, case = _case(outside, run, rows, choices, len(used))
             used.append(sizes)
             cases += [case, *outside.further(case)]
     if not outside.sequences:
@@ -107,7 +106,7 @@ def cases_of(outside: Any, run: Any, parameters: int) -> list[Case]:
     beyond = max(size for sizes in used for size in sizes.values())
     for sizes in (dict.fromkeys(outside.axes, SHORTEST), _largest(outside, longest, beyond)):
         if sizes is not None and outside.permits(sizes) and sizes not in used:
-            result = _attempt(outside, run, ("all",) * (outside.batch or 1), sizes)
+            result = _attempt(outside, run, ("all",) * (outside.batch or 1), sizes, len(used))
             if isinstance(result, Case) and _is_finite(result):
                 cases.append(result)
     return cases
@@ -123,12 +122,12 @@ def _rows(outside: Any, batch: int, masks: Masks) -> list[Masks]:
     return [[masks[(start + row) % len(masks)] for row in range(outside.batch)] for start in starts]
 
 
-def _case(outside: Any, run: Any, masks: Masks, choices: Sequence[Sizes]) -> tuple[Sizes, Case]:
+def _case(outside: Any, run: Any, masks: Masks, choices: Sequence[Sizes], seed: int) -> tuple[Sizes, Case]:
     """The first choice of sizes that Keras accepts, with finite outputs."""
     refused = []
     not_finite = None
     for sizes in choices:
-        result = _attempt(outside, run, masks, sizes)
+        result = _attempt(outside, run, masks, sizes, seed)
         if isinstance(result, str):
             refused.append(f"{outside.case(sizes, masks)}; {result}")
         elif _is_finite(result):
@@ -137,7 +136,7 @@ def _case(outside: Any, run: Any, masks: Masks, choices: Sequence[Sizes]) -> tup
             not_finite = not_finite or result
     if not_finite is not None:
         if "none" in masks:  # the mean of no token is not a number, in Keras too
-            return _case(outside, run, ["all" if kind == "none" else kind for kind in masks], choices)
+            return _case(outside, run, ["all" if kind == "none" else kind for kind in masks], choices, seed)
         raise ExportError(
             f"Keras's own outputs are not finite in the case {not_finite.name!r}, so that nothing can be "
             "compared. Look at the weights, or pass verify=False to export without the comparison."
@@ -150,9 +149,9 @@ def _case(outside: Any, run: Any, masks: Masks, choices: Sequence[Sizes]) -> tup
     )
 
 
-def _attempt(outside: Any, run: Any, masks: Masks, sizes: Sizes) -> Case | str:
+def _attempt(outside: Any, run: Any, masks: Masks, sizes: Sizes, seed: int) -> Case | str:
     """The case of these sizes, or why Keras refuses it."""
-    given, inputs = outside.example(sizes, masks, np.random.default_rng(SEED))
+    given, inputs = outside.example(sizes, masks, np.random.default_rng(seed))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "You are using a softmax over axis")  # which has size 1

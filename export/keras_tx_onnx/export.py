@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.models.weight_values import check_finite
 from keras_tx.processing import ImageTransform
-from keras_tx_onnx import branches, dims, graph, passes, tolerances, verify
+from keras_tx_onnx import branches, dims, evidence, graph, passes, tolerances, verify
 from keras_tx_onnx.aside import check_target, written_aside
 from keras_tx_onnx.cases import Case
 from keras_tx_onnx.context import Context
@@ -214,13 +215,14 @@ def _verified(
         found += branches.scaled(found, run)
 
     def compare(path: Path, cases: Sequence[Case]) -> contract.Parity:
-        return verify.verify(path, cases, outputs, precision)
+        return verify.verify(path, cases, outputs, precision)[0]
 
     try:
-        parity = compare(path, found)
-        if not branching:
-            return parity, ()
-        return parity, branches.compare_untested(path, found, run, compare, lowered.predicates)
+        parity, weak = verify.verify(path, found, outputs, precision)
+        notes = _compared_otherwise(model, outside, lowered.opset, path, found, weak) if weak else ()
+        if branching:
+            notes += branches.compare_untested(path, found, run, compare, lowered.predicates)
+        return parity, notes
     except ExportError as error:
 
         def write(probe: Any, path: Path) -> list[str]:
@@ -236,6 +238,54 @@ def _verified(
         except Exception as other:  # whatever Keras raises at a model that is taken apart
             where = f"Layer by layer they could not be compared: {one_line(other)}"
         raise ExportError(f"{error} {where} No folder was left.") from None
+
+
+def _compared_otherwise(
+    model: Any, outside: Interface, opset: int, path: Path, cases: Sequence[Case], weak: Sequence[str]
+) -> tuple[str, ...]:
+    """Compares outputs that hardly vary before their activation, or with redrawn weights; returns notes."""
+    if _precision(model) != "fp32":
+        return (_weak_note(weak),)
+    outputs = outside.outputs
+    found = evidence.compare_before_activation(model, path, outputs, weak, cases)
+    left = [name for name in weak if name not in found]
+    notes = tuple(
+        f"Output {name!r} hardly varies over the examples; before the activation that ends the model, "
+        f"onnxruntime is within {difference:.1e} of Keras."
+        for name, difference in found.items()
+    )
+    if not left:
+        return notes
+    with evidence.redrawn(model) as count, tempfile.TemporaryDirectory() as place:
+        if not count:
+            return (*notes, _weak_note(left))
+        redrawn = Path(place, "redrawn.onnx")
+        try:
+            context, onnx_model = _lowered(graph.function_of(model), outside, outputs, opset, outside.passes)
+            write_graph(onnx_model, redrawn)
+            again = verify.cases_for(model, outside)
+        except Exception as error:  # layers that cannot be without their own variables
+            return (*notes, f"{_weak_note(left)} With redrawn weights: {one_line(error)}")
+        parity, weak = verify.verify(redrawn, again, _names(context)[: len(outputs)])
+        weak = [name for name in weak if name in left]
+        found = evidence.compare_before_activation(model, redrawn, outputs, weak, again)
+    proven = [name for name in left if name not in weak or name in found]
+    left = [name for name in left if name not in proven]
+    if proven:
+        worst = max([parity.max_difference, *found.values()])
+        notes += (
+            f"Output{'s' * (len(proven) > 1)} {', '.join(map(repr, proven))} hardly "
+            f"{'vary' if len(proven) > 1 else 'varies'} over the examples; with {count} constant weights "
+            f"redrawn for the comparison, onnxruntime is within {worst:.1e} of Keras.",
+        )
+    return (*notes, _weak_note(left)) if left else notes
+
+
+def _weak_note(names: Sequence[str]) -> str:
+    return (
+        f"{', '.join(map(repr, names))}: the output hardly varies over the random examples, so that being "
+        "equal to Keras proves little. Compare it on inputs of your own."
+    )
 
 
 def _names(context: Context) -> list[str]:

@@ -71,6 +71,17 @@ def parts(layer: Any) -> list[Any]:
     return list(layer._flatten_layers())
 
 
+def trainable_variables(model: Any) -> list[Any]:
+    """What training would change, frozen or not, each variable once."""
+    found = {id(v): v for part in parts(model) for v in part._trainable_variables}
+    return list(found.values())
+
+
+def last_operations(function: Any) -> list[Any]:
+    """What makes the outputs of a function."""
+    return [tensor._keras_history.operation for tensor in function.outputs]
+
+
 def is_function(operation: Any) -> bool:
     """Whether a node of a graph is a model with a graph of its own."""
     return hasattr(function_of(operation), "_nodes_by_depth")
@@ -127,7 +138,7 @@ def name_of(operation: Any) -> str:
 
 def output_names(function: Any) -> list[str]:
     """The names of the layers and operations that make the outputs of a function."""
-    return [name_of(tensor._keras_history.operation) for tensor in function.outputs]
+    return [name_of(operation) for operation in last_operations(function)]
 
 
 def operation_classes() -> dict[str, list[type]]:

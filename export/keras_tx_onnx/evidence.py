@@ -1,0 +1,180 @@
+"""Whether equal outputs prove anything: where they hardly vary, a wrong graph returns the same.
+
+A softmax over small logits is 1/n everywhere, weights of zero return a constant. Such an output is compared
+before its activation, and where that hardly varies either, with other weights in the place of constant ones.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import onnx
+
+from keras_tx.errors import ExportError
+from keras_tx.runtime.session import Session
+from keras_tx_onnx import graph, tolerances
+from keras_tx_onnx.cases import Case
+
+# A difference of this share of the variation between samples is not a sample's own rounding any more.
+LEAST = 1e-2
+SATURATING = frozenset({"softmax", "log_softmax", "sigmoid", "hard_sigmoid", "tanh"})
+_NODES = frozenset({"Softmax", "LogSoftmax", "Sigmoid", "HardSigmoid", "Tanh"})
+_WITH_ACTIVATION = (
+    keras.layers.Activation,
+    keras.layers.Dense,
+    keras.layers.EinsumDense,
+    keras.layers.Conv1D,
+    keras.layers.Conv2D,
+    keras.layers.Conv3D,
+    keras.layers.Conv1DTranspose,
+    keras.layers.Conv2DTranspose,
+    keras.layers.Conv3DTranspose,
+)
+
+
+class Variation:
+    """The values of an output over all cases, from Keras and from the graph."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[int, ...], list[np.ndarray]] = {}
+        self.difference = 0.0
+
+    def add(self, expected: np.ndarray, computed: np.ndarray) -> None:
+        expected, computed = np.atleast_1d(expected).astype("float64"), np.atleast_1d(computed)
+        self._rows.setdefault(expected.shape[1:], []).append(expected)
+        self.difference = max(self.difference, float(np.abs(expected - computed).max(initial=0)))
+
+    @property
+    def scale(self) -> float:
+        return max(float(np.abs(x).max(initial=0)) for rows in self._rows.values() for x in rows)
+
+    @property
+    def spread(self) -> float:
+        """The largest variation of a number from sample to sample."""
+        stacked = [np.concatenate(rows) for rows in self._rows.values()]
+        return max((float(np.ptp(rows, axis=0).max()) for rows in stacked if rows.size), default=0.0)
+
+    def proves(self, tolerance: float) -> bool:
+        empty = all(x.size == 0 for rows in self._rows.values() for x in rows)
+        limit = max(LEAST, 10 * tolerance)
+        return empty or (self.spread > 0 and self.difference <= limit * self.spread)
+
+
+def compare_before_activation(
+    model: Any, path: Path, outputs: Sequence[str], weak: Sequence[str], cases: Sequence[Case]
+) -> dict[str, float]:
+    """Compares outputs before the activation that ends the model, in units of their own scale.
+
+    Returns the difference of each weak output that varies there. Raises where one differs.
+    """
+    cases = [case for case in cases if case.run is Session.run]
+    probe = path.with_name("before_activation.onnx")
+    inner = _write_probe(path, probe, [name for name in outputs if name in weak])
+    if not inner or not cases or len(graph.function_of(model).outputs) != len(outputs):
+        return {}
+    variations = {name: Variation() for name in inner}
+    try:
+        with Session(probe, provider="cpu") as session:
+            for case in cases:
+                computed = session.run(case.given)
+                expected = dict(zip(outputs, _before_activation(model, case.inputs), strict=True))
+                for name in list(variations):
+                    if expected[name] is None or expected[name].shape != computed[inner[name]].shape:
+                        del variations[name]
+                    else:
+                        variations[name].add(expected[name], computed[inner[name]])
+    finally:
+        probe.unlink(missing_ok=True)
+    found = {}
+    for name, variation in variations.items():
+        if variation.spread < LEAST * variation.scale or variation.scale == 0:
+            continue
+        found[name] = variation.difference / variation.scale
+        if found[name] > tolerances.FLOAT32:
+            raise ExportError(
+                f"Output {name!r} differs from Keras by {found[name]:.1e} of its scale before the activation "
+                f"that ends the model (fp32 tolerance {tolerances.FLOAT32:.0e})."
+            )
+    return found
+
+
+def _write_probe(path: Path, probe: Path, names: Sequence[str]) -> dict[str, str]:
+    """Writes the graph with the input of each activation as an output; returns these by the output's name."""
+    proto = onnx.load(path, load_external_data=False)
+    producers = {name: node for node in proto.graph.node for name in node.output}
+    inner = {
+        name: producers[name].input[0]
+        for name in names
+        if name in producers and producers[name].op_type in _NODES
+    }
+    there = {value.name for value in proto.graph.output}
+    for name in set(inner.values()) - there:
+        proto.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    if inner:
+        onnx.save(proto, probe)
+    return inner
+
+
+def _before_activation(model: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+    """Keras's outputs without the activation that ends the model; None for an output that ends otherwise."""
+
+    def computed(function: Any, values: list[Any]) -> list[Any]:
+        last = {id(operation) for operation in graph.last_operations(function)}
+
+        def visit(call: graph.Call) -> list[Any]:
+            if id(call.operation) not in last:
+                return keras.tree.flatten(call.operation(*call.args, **call.kwargs))
+            if graph.is_function(call.operation) and not graph.has_own_call(call.operation):
+                tensors = [x for x in keras.tree.flatten((call.args, call.kwargs)) if keras.ops.is_tensor(x)]
+                return computed(graph.function_of(call.operation), tensors)
+            return _without_activation(call)
+
+        return graph.walk(function, values, visit)
+
+    with keras.device("cpu"), graph.in_float32(model):
+        values = computed(graph.function_of(model), [keras.ops.convert_to_tensor(x) for x in inputs])
+        return [None if y is None else keras.ops.convert_to_numpy(y) for y in values]
+
+
+def _without_activation(call: graph.Call) -> list[Any]:
+    operation = call.operation
+    if type(operation).__name__ in _NODES:
+        return keras.tree.flatten(call.args)[:1]
+    name = getattr(getattr(operation, "activation", None), "__name__", None)
+    if name not in SATURATING or type(operation) not in _WITH_ACTIVATION:
+        return [None for _ in call.outputs]
+    bare = copy.copy(operation)  # with the same weights; the model's own layer stays as it is
+    bare.activation = keras.activations.linear
+    return [type(operation).call(bare, *call.args, **call.kwargs)]
+
+
+@contextmanager
+def redrawn(model: Any) -> Iterator[int]:
+    """Within, and in this thread only, constant weights read as random numbers; returns how many these are.
+
+    The variables themselves do not change.
+    """
+    random = np.random.default_rng(0)
+    changed = []
+    for variable in graph.trainable_variables(model):
+        values = keras.ops.convert_to_numpy(variable.value)
+        if keras.backend.is_float_dtype(variable.dtype) and values.size and np.ptp(values) == 0:
+            numbers = _drawn(values, random)
+            changed.append((variable, keras.ops.convert_to_tensor(numbers, variable.dtype)))
+    with keras.StatelessScope(state_mapping=changed):
+        yield len(changed)
+
+
+def _drawn(values: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    if values.ndim >= 2:
+        return random.standard_normal(values.shape) / math.sqrt(math.prod(values.shape[:-1]))
+    if np.all(values == 0):
+        return 0.1 * random.standard_normal(values.shape)
+    return values * random.uniform(0.5, 1.5, values.shape)
