@@ -229,3 +229,48 @@ def test_a_generic_model_needs_a_metric(tmp_path):
     folder = exported(keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)]), tmp_path / "generic")
     with pytest.raises(ConfigError, match="metric is missing: the folder's task is none"):
         quantize(folder, "auto", validation=(draw(4, 64), np.zeros(4)))
+
+
+@pytest.mark.parametrize(
+    ("targets", "match"),
+    [
+        (np.full(48, 100), r"target 100 at \[0\].*class from 0 to 99"),
+        (np.array([0] * 40 + [-1] * 8), r"target -1 at \[8\].*0 to 99"),
+        (np.full(48, 0.5), "target 0.5"),
+        (np.full((48, 100), 3.0), "target 3.0"),
+        (np.full(48, np.nan), "target nan"),
+        (np.array(["rose"] * 48), "targets of type <U4"),
+    ],
+)
+def test_classes_that_the_model_has_not(targets, match, folder):
+    before = sorted(path.name for path in folder.rglob("*"))
+    with pytest.raises(ConfigError, match=match):
+        quantize(folder, "auto", validation=(PICTURES, targets))
+    assert sorted(path.name for path in folder.rglob("*")) == before
+
+
+LOGITS = np.zeros((2, 3), "float32")
+
+
+@pytest.mark.parametrize(
+    ("measure", "outputs", "targets", "match"),
+    [
+        (
+            scoring._several_labels,
+            {"logits": LOGITS},
+            [[0, 1, 2], [0, 0, 0]],
+            r"target 2 at \[0, 2\].*0 or 1",
+        ),
+        (scoring._distances, {"logits": LOGITS}, [[0, 1, 2], [0, np.inf, 0]], "target inf.*finite"),
+        (
+            scoring._spans,
+            {"start_logits": LOGITS, "end_logits": LOGITS},
+            {"start_logits": [0, 1], "end_logits": [2, 3]},
+            r"target 3 at \[1\].*0 to 2, in end_logits",
+        ),
+        (scoring._accuracy, {"logits": LOGITS[None]}, [[0, 3]], r"target 3 at \[0, 1\].*-100 for none"),
+    ],
+)
+def test_targets_that_no_answer_has(measure, outputs, targets, match):
+    with pytest.raises(ConfigError, match=match):
+        measure(outputs, {}, targets)

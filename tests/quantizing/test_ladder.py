@@ -239,6 +239,10 @@ def test_a_layer_whose_input_one_range_cannot_hold_has_blocks(tmp_path, monkeypa
         ({"precision": "int4", "calibration": draw(1, 3, 8, 8)}, "only int8 has ranges, not int4"),
         ({"precision": "int8", "calibration": "flowers"}, "calibration is a str, expected an array"),
         ({"precision": "int8", "calibration": []}, "calibration is empty"),
+        (
+            {"precision": "int8", "calibration": draw(0, 3, 8, 8)},
+            r"calibration has.*'pixel_values' has the shape \(0, 3, 8, 8\)",
+        ),
         ({"precision": "int8", "calibration": {"images": draw(1, 3, 8, 8)}}, "'pixel_values' is missing"),
     ],
 )

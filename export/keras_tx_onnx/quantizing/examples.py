@@ -70,7 +70,7 @@ def check_end(dataset: object, name: str) -> None:
 def _feed(batch: object, specs: Sequence[contract.TensorSpec], name: str) -> Feed:
     if isinstance(batch, (tuple, list)):
         batch = batch[0]
-    names = [spec.name for spec in specs]
+    names, shapes = [spec.name for spec in specs], {spec.name: spec.shape for spec in specs}
     if not isinstance(batch, Mapping):
         if len(specs) != 1:
             raise ConfigError(f"{name} has a batch of one array, expected a dict of {', '.join(names)}.")
@@ -81,6 +81,12 @@ def _feed(batch: object, specs: Sequence[contract.TensorSpec], name: str) -> Fee
         raise ConfigError(
             f"{name} has a batch with {', '.join(map(repr, batch)) or 'nothing'}, but the graph takes "
             f"{', '.join(names)}: {missing[0]!r} is missing."
+        )
+    empty = next((n for n in names if contract.PAST_AXIS not in shapes[n] and not given[n].size), None)
+    if empty is not None:
+        raise ConfigError(
+            f"{name} has a batch in which {empty!r} has the shape {given[empty].shape}, expected at least "
+            "one row. Leave out batches without rows."
         )
     return {spec.name: np.ascontiguousarray(given[spec.name], dtype=spec.dtype) for spec in specs}
 

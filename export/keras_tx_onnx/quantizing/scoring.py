@@ -123,17 +123,38 @@ def _fitting(targets: np.ndarray, expected: tuple[int, ...], what: str) -> np.nd
             f"validation has targets of shape {targets.shape}, expected {expected}: {what}. Give those of "
             "the inputs, in their order."
         )
+    if targets.dtype.kind not in "biuf":
+        raise ConfigError(f"validation has targets of type {targets.dtype}, expected numbers: {what}.")
     return targets.reshape(expected)
+
+
+def _check_targets(targets: np.ndarray, right: np.ndarray, expected: str) -> None:
+    """Names the first target of a batch that is none of those that the model can answer."""
+    wrong = np.argwhere(~right)
+    if len(wrong):
+        place = tuple(int(index) for index in wrong[0])
+        raise ConfigError(
+            f"validation has the target {targets[place]} at {list(place)} of a batch, expected {expected}. "
+            "Give targets as they were in training."
+        )
+
+
+def _are_places(targets: np.ndarray, count: int) -> np.ndarray:
+    """Where targets are whole numbers from 0 up to, not including, a count."""
+    return (targets >= 0) & (targets < count) & (targets == np.floor(targets))
 
 
 def _accuracy(outputs: Outputs, inputs: Outputs, targets: Any) -> Result:
     """Of classes, of each text or token; labels of -100 count nowhere."""
     labels, logits = np.asarray(_targets(targets)), outputs[contract.LOGITS]
-    best = logits.argmax(-1)
-    if labels.shape == logits.shape and logits.shape[-1] > 1:
+    best, classes = logits.argmax(-1), logits.shape[-1]
+    if labels.shape == logits.shape and classes > 1:
+        _check_targets(labels, (labels >= 0) & (labels <= 1), "0 to 1 for each class")
         labels = labels.argmax(-1)
     labels = _fitting(labels, best.shape, "the class of each input, or of each of its tokens")
     counted = labels != contract.NO_LABEL
+    expected = f"a class from 0 to {classes - 1}, or {contract.NO_LABEL} for none"
+    _check_targets(labels, _are_places(labels, classes) | ~counted, expected)
     return float((best == labels)[counted].sum()), float(counted.sum())
 
 
@@ -141,6 +162,7 @@ def _several_labels(outputs: Outputs, inputs: Outputs, targets: Any) -> Result:
     """Twice the classes that are rightly found, and all that are found or right: their quotient is F1."""
     logits = outputs[contract.LOGITS]
     right = _fitting(np.asarray(_targets(targets)), logits.shape, "0 or 1 for each class")
+    _check_targets(right, _are_places(right, 2), "0 or 1 for each class")
     found = logits > 0
     return 2.0 * float((found * right).sum()), float(found.sum() + right.sum())
 
@@ -149,6 +171,7 @@ def _distances(outputs: Outputs, inputs: Outputs, targets: Any) -> Result:
     logits = outputs[contract.LOGITS]
     shape = logits.shape[:-1] if logits.shape[-1] == 1 else logits.shape
     right = _fitting(np.asarray(_targets(targets)), shape, "a number for each input")
+    _check_targets(right, np.isfinite(right), "a finite number")
     return -float(np.abs(logits.reshape(shape) - right).sum()), float(logits.size)
 
 
@@ -156,8 +179,12 @@ def _spans(outputs: Outputs, inputs: Outputs, targets: Any) -> Result:
     right = True
     for name in (contract.START_LOGITS, contract.END_LOGITS):
         best = outputs[name].argmax(-1)
-        places = np.asarray(_targets(targets)[name])
-        right = right & (best == _fitting(places, best.shape, f"the place of each answer in {name}"))
+        places = _fitting(
+            np.asarray(_targets(targets)[name]), best.shape, f"the place of each answer in {name}"
+        )
+        tokens = outputs[name].shape[-1]
+        _check_targets(places, _are_places(places, tokens), f"a token from 0 to {tokens - 1}, in {name}")
+        right = right & (best == places)
     return float(np.sum(right)), float(len(outputs[contract.START_LOGITS]))
 
 
