@@ -345,3 +345,20 @@ def test_the_report_lists_the_files(tmp_path):
     text = str(export_onnx(vit(), tmp_path / "out", precision=["fp32", "int8", "int4"], verify=False))
     assert "dynamic: within" in text and "4 bits in blocks of 32: within" in text
     assert "largest number in" in text
+
+
+def test_a_file_that_is_as_large_as_fp32_says_so(tmp_path):
+    """Convolutions are not quantized."""
+    x = keras.Input((8, 8, 3))
+    y = keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(256, 5, name="wide")(x))
+    model = redraw(keras.Model(x, keras.layers.Dense(16, name="answer")(y)))
+    report = export_onnx(model, tmp_path / "out", precision=["fp32", "int8"])
+    (note,) = (
+        note for note in report.manifest.variants["int8"].notes if "of the weights are quantized" in note
+    )
+    weights = 5 * 5 * 3 * 256 + 256 + 256 * 16 + 16
+    assert float(note.split("%")[0]) == pytest.approx(100 * 256 * 16 / weights, abs=1)
+    assert "Conv" in note
+    assert note in str(report)
+    sizes = [(tmp_path / "out" / name).stat().st_size for name in report.manifest.precisions.values()]
+    assert sizes[1] > 0.8 * sizes[0]

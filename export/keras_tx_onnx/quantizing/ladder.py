@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,7 @@ class Ladder:
             name, kept = recipe.name, plan.kept
             if precision == "int8" and self._in_blocks:
                 notes = [*notes, _in_blocks_note(self._in_blocks)]
+            notes = [*notes, *_left_in_float32(model)]
         for old in path.parent.glob(f"{path.name}*"):
             old.unlink()
         write_graph(model, path)
@@ -230,6 +232,25 @@ def _in_blocks_note(layers: Sequence[str]) -> str:
         f"In 8-bit blocks, because one range for their input loses more than {LOST_BY_A_RANGE:.0%} of their "
         f"result: {', '.join(layers)}."
     )
+
+
+def _left_in_float32(model: ir.Model) -> list[str]:
+    """A note where most weights of a quantized graph are what they were, with the nodes that use them."""
+    sizes: Counter[str] = Counter()
+    for value in model.graph.initializers.values():
+        if value.const_value is not None:
+            quantized = value.dtype != ir.DataType.FLOAT
+            user = next((node.op_type for node, _ in value.uses()), "nothing")
+            sizes["" if quantized else user] += value.const_value.size
+    total, quantized = sizes.total(), sizes.pop("", 0)
+    if quantized >= total / 2:
+        return []
+    most = ", ".join(name for name, _ in sizes.most_common(3))
+    return [
+        f"{quantized / total:.1%} of the weights are quantized, so that the file is hardly smaller than "
+        "fp32's: only those of matrix products and tables are. The others stay in float32, most of them in "
+        f"{most}."
+    ]
 
 
 def _changed(
