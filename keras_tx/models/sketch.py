@@ -35,7 +35,7 @@ def give(variable: Any, value: np.ndarray) -> None:
 
 
 def complete(model: TransformerModel) -> None:
-    """Draws the values of all variables that have none."""
-    for variable in model.variables:
+    """Draws the values of all variables that have none, those of the head's metrics included."""
+    for variable in (*model.variables, *model.metrics_variables):
         if variable._value is None:
             variable._deferred_initialize()
