@@ -1,7 +1,8 @@
-"""Training that goes on where it was interrupted, with the batches and numbers that would have come."""
+"""Training that resumes at the step of its last saved state, with equal batches and random numbers."""
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import zipfile
@@ -29,59 +30,72 @@ def fit_resumable(
     callbacks: Sequence[Any] = (),
     **options: Any,
 ) -> keras.callbacks.History:
-    """`model.fit` that can be interrupted at any time: called again, it goes on from the last saved step.
+    """`model.fit` that can be interrupted at any time: called again, it resumes from the last saved step.
 
-    What follows is what would have followed: the same batches in the same order, the same dropout, optimizer
+    A resumed run equals an uninterrupted one: the same batches in the same order, the same dropout, optimizer
     and learning rate, and an epoch's loss and metrics over the whole epoch.
-    (keras.callbacks.BackupAndRestore goes back to the beginning of the epoch, with weights that have seen a
-    part of it.) The state is one file, written aside and renamed, so that an interruption while it is
-    written leaves the one before.
+    (keras.callbacks.BackupAndRestore resumes at the beginning of the epoch, with weights that have seen a
+    part of it.) The state is one file, which is replaced atomically; the first is written before the first
+    step.
 
         model.compile(pretrain_recipe(epochs * len(blocks)))
         fit_resumable(model, blocks, "run.state", epochs=epochs, every=500, validation_data=validation)
 
-    When training is done, the file stays: a call with more epochs goes on, and one with no more gives the
-    trained model. To begin anew, remove it.
+    When training is done, the file stays: a call with more epochs continues, and one with no more restores
+    the trained model. Remove it to start over.
 
     Args:
         model: compiled, and built the same way each time.
-        batches: what token_blocks, masked_language and the like give, with the same arguments each time.
+        batches: the result of token_blocks, masked_language and the like, with the same arguments each time.
         path: the file of the state.
         epochs: in all, those before an interruption included.
-        every: steps between two saves; the end of an epoch is always saved.
+        every: steps between two saves. The end of an epoch is always saved, after its validation; so is the
+            step at which a callback sets `stop_training`.
         callbacks: where an epoch is resumed in its middle, `fit` runs twice, for the rest of it and for the
-            others, and so do their on_train_begin and on_train_end. What they remember is not saved.
+            others, and so do their on_train_begin and on_train_end. Their own state is not saved.
         options: of `fit`: validation_data, validation_steps, verbose ...
 
     Returns:
-        The History of all epochs, those before an interruption included.
+        The History of all complete epochs, those before an interruption included.
     """
     epochs = whole_number("epochs", epochs)
     every = None if every is None else whole_number("every", every)
     if not isinstance(batches, Batches):
         raise ConfigError(
-            f"batches is a {type(batches).__name__}, whose position cannot be restored; expected what "
-            "token_blocks or another function of keras_tx.training.packing gives."
+            f"batches is a {type(batches).__name__}, whose position cannot be restored; expected the result "
+            "of a function of keras_tx.training.packing. For arrays x and y make it with `packing.Batches("
+            "lambda rows, random: (x[rows], y[rows]), np.ones(len(x)), batch_size=32)`; for tf.data call "
+            "model.fit with keras.callbacks.BackupAndRestore, which resumes at the beginning of an epoch."
         )
     if getattr(model, "optimizer", None) is None:
         raise ConfigError(f"Model {model.name!r} is not compiled: call model.compile first.")
+    if not model.built:
+        raise ConfigError(
+            f"Model {model.name!r} has no weights yet: call it on a batch first, `model(batches[0][0])`."
+        )
     for name in ("initial_epoch", "steps_per_epoch", "shuffle", "x", "y"):
         if name in options:
-            raise ConfigError(f"fit_resumable takes no {name}: order and position are those of the batches.")
+            raise ConfigError(
+                f"fit_resumable does not accept {name}: order and position are those of the batches."
+            )
     if not Path(path).parent.is_dir():
         raise ConfigError(f"{path} cannot be written: {Path(path).parent} is not a folder.")
     keeper = _Keeper(model, batches, Path(path), every)
+    if keeper.epoch >= epochs:  # fit does this at its end, after the state is saved
+        model.optimizer.finalize_variable_values(model.trainable_weights)
     while keeper.epoch < epochs and not keeper.stopped:
         batches.seek(keeper.epoch, keeper.step)
-        until = keeper.epoch + 1 if keeper.step else epochs
+        rest = keeper.step > 0
         model.fit(
             batches,
             initial_epoch=keeper.epoch,
-            epochs=until,
+            epochs=keeper.epoch + 1 if rest else epochs,
             shuffle=False,
             callbacks=[*callbacks, keeper],
             **options,
         )
+        if rest and keeper.epoch < epochs and not keeper.stopped:
+            keeper.restore(model)  # fit has replaced the weights by their average, if the optimizer has one
     history = keras.callbacks.History()
     history.set_model(model)
     history.history = keeper.history
@@ -91,11 +105,12 @@ def fit_resumable(
 
 
 class _Keeper(keras.callbacks.Callback):
-    """Restores when it is made, puts the batches into position, and saves."""
+    """Restores the state, or writes the first one; positions the batches; saves."""
 
     def __init__(self, model: Any, batches: Batches, path: Path, every: int | None) -> None:
         super().__init__()
         self.batches, self.path, self.every = batches, path, every
+        self._stops = model  # `self.model` copies all variables on JAX, which is too slow for every step
         self.epoch, self.step = 0, 0  # done: whole epochs, and steps of the next
         self.history: dict[str, list[float]] = {}
         self.stopped = False
@@ -104,11 +119,16 @@ class _Keeper(keras.callbacks.Callback):
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         if path.exists():
-            self._restore(model)
+            self.restore(model)
+        else:
+            self.save(model)
+        for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+            partial.unlink()  # of a process that was killed while it wrote
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.batches.seek(epoch, self.step)
         self._first, self._saved = self.step, self.step
+        self._steps = self.step + len(self.batches)
         if not self.step:
             self._restore_random()
         if self._metrics:  # of the part of the epoch that is done
@@ -119,18 +139,23 @@ class _Keeper(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.step = self._first + batch + 1
-        if self.every is not None and self.step // self.every > self._saved // self.every:
+        if self.step >= self._steps:
+            return  # the epoch is saved after its validation, which could not be resumed from here
+        due = self.every is not None and self.step // self.every > self._saved // self.every
+        if due or self._stops.stop_training:
             self._saved = self.step
-            self._save(self.model)
+            self.save(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.stopped = bool(self._stops.stop_training)
+        if self.step < self._steps:
+            return  # stopped in its middle, and saved there: its metrics are not those of an epoch
         for name, value in (logs or {}).items():
             self.history.setdefault(name, []).append(float(value))
         self.epoch, self.step = epoch + 1, 0
-        self.stopped = bool(self.model.stop_training)
-        self._save(self.model)  # on JAX `self.model` brings the variables up to date
+        self.save(self.model)  # which brings the variables up to date on JAX
 
-    def _save(self, model: Any) -> None:
+    def save(self, model: Any) -> None:
         about: dict[str, Any] = {
             "version": VERSION,
             "epoch": self.epoch,
@@ -142,11 +167,17 @@ class _Keeper(keras.callbacks.Callback):
         for group, variables in _groups(model).items():
             about[group] = [_described(variable) for variable in variables]
             for index, variable in enumerate(variables):
-                arrays[f"{group}/{index}"] = _exact(variable)
+                array = arrays[f"{group}/{index}"] = _exact(variable)
+                if group == "model" and not np.isfinite(array).all():
+                    raise ConfigError(
+                        f"{variable.path} has NaN or infinite values after step {self.step} of epoch "
+                        f"{self.epoch}; {self.path} keeps the state before. Lower the learning rate or clip "
+                        "the gradients, and call fit_resumable again."
+                    )
         for name, state in _random_states().items():
             arrays[f"random/{name}"] = state
         arrays[ABOUT] = np.array(json.dumps(about))
-        aside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        aside = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
         try:
             with aside.open("wb") as file:
                 np.savez(file, **arrays)  # type: ignore[arg-type]
@@ -156,7 +187,7 @@ class _Keeper(keras.callbacks.Callback):
         finally:
             aside.unlink(missing_ok=True)
 
-    def _restore(self, model: Any) -> None:
+    def restore(self, model: Any) -> None:
         try:
             with self.path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
                 arrays = {name: saved[name] for name in saved.files}

@@ -1,7 +1,9 @@
-"""Interrupted training goes on as if nothing had happened: batches, weights, dropout, losses, epochs."""
+"""Interrupted training resumes as if nothing had happened: batches, weights, dropout, losses, epochs."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,9 @@ import pytest
 import keras_tx
 from keras_tx.errors import ConfigError
 from keras_tx.processing import TokenWriter
-from keras_tx.training import fit_resumable, pretrain_recipe, resuming
+from keras_tx.training import fit_resumable, packing, pretrain_recipe, resuming
 from keras_tx.training.packing import token_blocks
-from tests.drawing import as_numpy
+from tests.drawing import as_numpy, draw
 
 EPOCHS, STEPS = 3, 6
 
@@ -111,7 +113,7 @@ def test_an_interruption_while_the_state_is_written_leaves_the_one_before(corpus
     state = tmp_path / "run.state"
     model, blocks = made(corpus)
     keeper = resuming._Keeper(model, blocks, state, None)
-    keeper._save(model)
+    keeper.save(model)
     before = state.read_bytes()
 
     def half(file: Any, **arrays: Any) -> None:
@@ -120,7 +122,7 @@ def test_an_interruption_while_the_state_is_written_leaves_the_one_before(corpus
 
     monkeypatch.setattr(resuming.np, "savez", half)
     with pytest.raises(OSError, match="No space left"):
-        keeper._save(model)
+        keeper.save(model)
     assert state.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["run.state"]
 
@@ -136,7 +138,7 @@ def test_an_interruption_while_the_state_is_written_leaves_the_one_before(corpus
 def test_another_training_is_refused(corpus, tmp_path, change, says):
     state = tmp_path / "run.state"
     model, blocks = made(corpus)
-    resuming._Keeper(model, blocks, state, None)._save(model)
+    resuming._Keeper(model, blocks, state, None)
     if change.pop("longer", False):
         corpus = write(tmp_path / "other.tokens", 500)
     model, blocks = made(corpus, **change)
@@ -150,7 +152,7 @@ def test_another_training_is_refused(corpus, tmp_path, change, says):
 def test_a_damaged_state_is_named(corpus, tmp_path):
     model, blocks = made(corpus)
     state = tmp_path / "run.state"
-    resuming._Keeper(model, blocks, state, None)._save(model)
+    resuming._Keeper(model, blocks, state, None)
     whole = state.read_bytes()
     for content in (b"", b"nothing", whole[:-300], whole[:2000] + b"0" + whole[2001:]):
         state.write_bytes(content)
@@ -161,14 +163,21 @@ def test_a_damaged_state_is_named(corpus, tmp_path):
 def test_what_cannot_be_resumed_is_refused(corpus, tmp_path):
     model, blocks = made(corpus)
     for options, says in (
-        ({"steps_per_epoch": 3}, "takes no steps_per_epoch"),
+        ({"steps_per_epoch": 3}, "does not accept steps_per_epoch"),
         ({"epochs": 0}, "epochs is 0"),
         ({"every": 0}, "every is 0"),
     ):
         with pytest.raises(ConfigError, match=says):
             fit_resumable(model, blocks, tmp_path / "a", **{"epochs": 1, **options})
-    with pytest.raises(ConfigError, match="batches is a ndarray, whose position"):
-        fit_resumable(model, np.zeros((2, 3)), tmp_path / "a", epochs=1)  # type: ignore[arg-type]
+    data = {"ndarray": np.zeros((2, 3)), "Loader": type("Loader", (), {})()}
+    for kind, source in data.items():
+        says = f"batches is a {kind}, .*packing.Batches.*keras.callbacks.BackupAndRestore"
+        with pytest.raises(ConfigError, match=says):
+            fit_resumable(model, source, tmp_path / "a", epochs=1)  # type: ignore[arg-type]
+    unbuilt = keras.Sequential([keras.layers.Dense(1)])
+    unbuilt.compile("sgd", "mse")
+    with pytest.raises(ConfigError, match="has no weights yet"):
+        fit_resumable(unbuilt, blocks, tmp_path / "a", epochs=1)
     with pytest.raises(ConfigError, match="is not a folder"):
         fit_resumable(model, blocks, tmp_path / "b" / "a", epochs=1)
     with pytest.raises(ConfigError, match="'gpt' is not compiled"):
@@ -185,3 +194,140 @@ def test_a_stop_by_a_callback_ends_it(corpus, tmp_path):
     history = fit_resumable(model, blocks, tmp_path / "a", epochs=5, verbose=0, callbacks=[Enough()])
     assert history.epoch == [0]
     assert model.history is history
+
+
+def test_arrays_as_the_error_says(tmp_path):
+    x, y = draw(10, 4), draw(10, 1)
+    batches = packing.Batches(lambda rows, random: (x[rows], y[rows]), np.ones(len(x)), batch_size=4)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    history = fit_resumable(model, batches, tmp_path / "a", epochs=2, every=1, verbose=0)
+    assert len(history.history["loss"]) == 2
+
+
+HOOKS = [
+    f"on_{kind}_{when}"
+    for kind in ("train", "epoch", "train_batch", "test", "test_batch")
+    for when in ("begin", "end")
+]
+
+
+class Kill(keras.callbacks.Callback):
+    """Counts all hooks, in the order in which they are called, and raises at one of them."""
+
+    def __init__(self, at: int | None = None) -> None:
+        super().__init__()
+        self.called: list[str] = []
+        self.at = at
+
+    def count(self, hook: str) -> None:
+        self.called.append(hook)
+        if len(self.called) - 1 == self.at:
+            raise Interruption
+
+
+def counting(hook: str) -> Callable[..., None]:
+    return lambda self, *_, **__: self.count(hook)
+
+
+for hook in HOOKS:
+    setattr(Kill, hook, counting(hook))
+
+
+@pytest.mark.parametrize("every", [1, None])
+def test_a_kill_at_any_hook_loses_nothing(corpus, tmp_path, monkeypatch, every):
+    """Each call of each hook, before the state is saved and behind it, in two epochs of three steps."""
+    model, _ = made(corpus)
+    blocks, unseen = (token_blocks(corpus, 8, 8, seed=5, shuffle=shuffle) for shuffle in (True, False))
+    begun = tmp_path / "begun"
+    resuming._Keeper(model, blocks, begun, None)
+    save = resuming._Keeper.save
+
+    def run(state: Path, kill: Kill) -> dict:
+        def saved_and_counted(keeper: Any, model: Any) -> None:
+            save(keeper, model)
+            kill.count("save")
+
+        monkeypatch.setattr(resuming._Keeper, "save", saved_and_counted)
+        options = {"epochs": 2, "every": every, "validation_data": unseen, "verbose": 0}
+        return fit_resumable(model, blocks, state, callbacks=[kill], **options).history
+
+    def result() -> list[np.ndarray]:
+        return [as_numpy(v).copy() for v in (*model.variables, *model.optimizer.variables)]
+
+    kill = Kill()
+    expected_history = run(Path(shutil.copy(begun, tmp_path / "whole")), kill)
+    expected = result()
+    assert set(kill.called) == {*HOOKS, "save"}
+    for at, hook in enumerate(kill.called):
+        state = Path(shutil.copy(begun, tmp_path / f"{at}"))
+        with pytest.raises(Interruption):
+            run(state, Kill(at))
+        assert run(state, Kill()) == expected_history, (at, hook)
+        for mine, theirs in zip(result(), expected, strict=True):
+            np.testing.assert_array_equal(mine, theirs, err_msg=f"{hook}, call {at}")
+
+
+def test_a_run_without_any_step_resumes_from_its_beginning(corpus, tmp_path, whole):
+    """The same objects again, as in a notebook: they have made steps that no state has."""
+    model, blocks = made(corpus)
+    options = {"epochs": EPOCHS, "verbose": 0, "validation_data": token_blocks(corpus, 8, 4, shuffle=False)}
+    with pytest.raises(Interruption):
+        fit_resumable(model, blocks, tmp_path / "a", callbacks=[Watch(3)], **options)
+    assert fit_resumable(model, blocks, tmp_path / "a", **options).history == whole[1]
+    assert_same(model, whole[0])
+
+
+def test_a_stop_in_the_middle_of_an_epoch_resumes_there(corpus, tmp_path, whole):
+    class Enough(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.stop_training = int(self.model.optimizer.iterations) == 8
+
+    state = tmp_path / "run.state"
+    model, history, _ = fitted(corpus, state, callbacks=[Enough()])
+    assert int(model.optimizer.iterations) == 8
+    assert [len(values) for values in history.values()] == [1] * len(history)
+    model, history, steps = fitted(corpus, state)
+    assert steps == EPOCHS * STEPS - 8
+    assert history == whole[1]
+    assert_same(model, whole[0])
+
+
+def test_averaged_weights_are_those_of_a_run_without_interruption(corpus, tmp_path):
+    def averaged() -> tuple[Any, Any]:
+        model, blocks = made(corpus)
+        model.compile(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5))
+        return model, blocks
+
+    expected, blocks = averaged()
+    fit_resumable(expected, blocks, tmp_path / "whole", epochs=EPOCHS, verbose=0)
+    model, blocks = averaged()
+    options = {"epochs": EPOCHS, "every": 2, "verbose": 0}
+    with pytest.raises(Interruption):
+        fit_resumable(model, blocks, tmp_path / "a", callbacks=[Watch(5)], **options)
+    for _ in range(2):  # the second time nothing is left to do
+        model, blocks = averaged()
+        fit_resumable(model, blocks, tmp_path / "a", **options)
+        assert_same(model, expected)
+
+
+def test_weights_that_are_not_finite_are_not_saved(corpus, tmp_path):
+    class Spoil(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            table = self.model.get_layer("token_embedding").weights[0]
+            table.assign(table * float("nan"))
+
+    model, blocks = made(corpus)
+    with pytest.raises(ConfigError, match="token_embedding/.* has NaN or infinite values"):
+        fit_resumable(model, blocks, tmp_path / "a", epochs=2, every=2, verbose=0, callbacks=[Spoil()])
+    model, blocks = made(corpus)
+    history = fit_resumable(model, blocks, tmp_path / "a", epochs=1, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+
+
+def test_partial_files_of_killed_processes_are_removed(corpus, tmp_path):
+    (tmp_path / ".run.state.12345.partial").write_bytes(b"PK")
+    (tmp_path / ".other.state.12345.partial").write_bytes(b"PK")
+    model, blocks = made(corpus)
+    resuming._Keeper(model, blocks, tmp_path / "run.state", None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".other.state.12345.partial", "run.state"]
