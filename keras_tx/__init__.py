@@ -6,6 +6,9 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from keras_tx.errors import install_remedy
+from keras_tx.registration import register_with_keras
+
 __version__ = "0.1.0"
 
 # From 1.29 on onnxruntime sends usage events, unless this is set when it is imported. A value that the user
@@ -135,12 +138,21 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Loads a public name when it is first used, so that `import keras_tx` costs nothing."""
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"keras_tx.{_HOMES[name]}"), name)
-    if name in _EXPORT:
-        return getattr(importlib.import_module("keras_tx_onnx"), name)
-    raise AttributeError(f"module 'keras_tx' has no attribute {name!r}")
+    if name not in _HOMES and name not in _EXPORT:
+        raise AttributeError(f"module 'keras_tx' has no attribute {name!r}")
+    home = f"keras_tx.{_HOMES[name]}" if name in _HOMES else "keras_tx_onnx"
+    try:
+        return getattr(importlib.import_module(home), name)
+    except ModuleNotFoundError as error:
+        remedy = install_remedy(error)
+        if remedy is None:
+            raise
+        message = f"keras_tx.{name} needs {error.name}, which is not installed. {remedy}"
+        raise ModuleNotFoundError(message, name=error.name) from error
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+register_with_keras([*(name for name in _HOMES if name[0].isupper()), "MaskToken"])

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import keras_tx
 from keras_tx.commands import bench, demo, doctor, export, generate, quantize, run, tokens, verify
-from keras_tx.errors import KerasTxError
+from keras_tx.errors import KerasTxError, install_remedy
 
 COMMANDS = (demo, tokens, export, quantize, run, generate, verify, bench, doctor)
 
@@ -37,23 +37,6 @@ examples:
 exit codes: 0 done; 1 verify or doctor found something wrong; 2 an error, told in one line; 130 interrupted.
 `keras-tx COMMAND --help` says more about a command.
 """
-
-# Which extra of the package brings a module that could not be imported.
-EXTRAS = {
-    "keras": "cpu",
-    "tensorflow": "cpu",
-    "sklearn": "cpu",
-    "onnx": "cpu",
-    "onnx_ir": "cpu",
-    "onnxscript": "cpu",
-    "tf2onnx": "cpu",
-    "ml_dtypes": "cpu",
-    "onnxruntime": "runtime",
-    "PIL": "runtime",
-    "tokenizers": "runtime",
-    "jax": "jax",
-    "torch": "torch",
-}
 
 
 class UsageError(KerasTxError):
@@ -132,10 +115,10 @@ def one_line(error: Exception) -> str:
 
 
 def _missing(error: ImportError, text: str) -> str:
-    module = (error.name or "").split(".")[0]
-    if not isinstance(error, ModuleNotFoundError) or module not in EXTRAS:
+    remedy = install_remedy(error)
+    if remedy is None:
         return f"{text or 'an import failed'}. Something is missing or damaged; see keras-tx doctor."
-    return f'{module} is not installed, and this command needs it. pip install "keras-tx[{EXTRAS[module]}]"'
+    return f"{error.name} is not installed, and this command needs it. {remedy}"
 
 
 def _show_warning(message: Warning | str, *_: Any) -> None:

@@ -7,6 +7,23 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+# Which extra of the package brings a module that could not be imported.
+EXTRAS = {
+    "keras": "cpu",
+    "tensorflow": "cpu",
+    "sklearn": "cpu",
+    "onnx": "cpu",
+    "onnx_ir": "cpu",
+    "onnxscript": "cpu",
+    "tf2onnx": "cpu",
+    "ml_dtypes": "cpu",
+    "onnxruntime": "runtime",
+    "PIL": "runtime",
+    "tokenizers": "runtime",
+    "jax": "jax",
+    "torch": "torch",
+}
+
 
 class KerasTxError(Exception):
     """What was wrong, what was expected, and what to do, in one sentence or two."""
@@ -71,3 +88,11 @@ def whole_number(name: str, value: Any) -> int:
     if number < 1:
         raise ConfigError(f"{name} is {value!r}, expected a whole number, 1 or more.")
     return number
+
+
+def install_remedy(error: ImportError) -> str | None:
+    """The command that installs a module that was not found; None where no extra has it."""
+    extra = EXTRAS.get((error.name or "").split(".")[0])
+    if extra is None or not isinstance(error, ModuleNotFoundError):
+        return None
+    return f'pip install "keras-tx[{extra}]"'

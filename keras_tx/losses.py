@@ -39,7 +39,7 @@ def on_logits(loss: Any, kind: str = "losses") -> Any:
         return [on_logits(value, kind) for value in loss]
     if isinstance(loss, str):
         return _named(loss, kind)
-    function = _function(loss)
+    function = function_name(loss)
     known = getattr(keras.losses, function, getattr(keras.metrics, function, None))
     ours_to_judge = isinstance(loss, keras.losses.Loss | keras.metrics.Metric) or loss is known
     if not ours_to_judge:
@@ -61,7 +61,7 @@ def refuse_one_of_all(loss: Any) -> None:
         for value in loss.values() if isinstance(loss, dict) else loss:
             refuse_one_of_all(value)
         return
-    name = loss if isinstance(loss, str) else _function(loss)
+    name = loss if isinstance(loss, str) else function_name(loss)
     if "categorical" in name.lower():
         raise ConfigError(
             f"The loss {name!r} is for classes of which one is right; a MultiLabelHead gives any number. "
@@ -77,7 +77,7 @@ def _named(name: str, kind: str) -> Any:
             "'sparse_categorical_crossentropy' or 'categorical_crossentropy'."
         )
     try:
-        function = _function(module.get(name))
+        function = function_name(module.get(name))
     except ValueError:
         return name  # "accuracy" is none of the module's, and for any other Keras says what it knows
     if function in PROBABILITIES_ONLY:
@@ -86,7 +86,7 @@ def _named(name: str, kind: str) -> Any:
     return name if made is None else made(from_logits=True)
 
 
-def _function(loss: Any) -> str:
+def function_name(loss: Any) -> str:
     """The name of the function that computes a loss or metric; of its class, where there is none."""
     wrapped = getattr(loss, "fn", getattr(loss, "_fn", None))
     return getattr(wrapped or loss, "__name__", type(loss).__name__)

@@ -13,10 +13,9 @@ from keras_tx.models.weight_values import check_finite
 
 
 def load_model(path: str | os.PathLike[str], *, compile: bool = True) -> Any:
-    """keras.models.load_model in safe mode, for a process that has used nothing of keras_tx yet.
+    """keras.models.load_model in safe mode.
 
-    `import keras_tx` alone loads no Keras and so registers nothing; where a layer or model of ours was
-    used before, Keras's own function does as well.
+    `keras.models.load_model` reads the same files once keras_tx is imported.
 
     >>> import keras_tx, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -40,9 +40,6 @@ class ClassifierHead(Head):
     def __call__(self, features: Any) -> Any:
         return project(features, self.classes, contract.LOGITS, self.dropout)
 
-    def classes_of(self, config: Any) -> dict[str, int]:
-        return {contract.LOGITS: self.classes}
-
     def loss(self) -> keras.losses.Loss:
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -73,9 +70,6 @@ class MultiLabelHead(Head):
 
     def __call__(self, features: Any) -> Any:
         return project(features, self.classes, contract.LOGITS, self.dropout)
-
-    def classes_of(self, config: Any) -> dict[str, int]:
-        return {contract.LOGITS: 2}  # a class is named, or it is not
 
     def loss(self) -> keras.losses.Loss:
         return keras.losses.BinaryCrossentropy(from_logits=True)
@@ -124,9 +118,6 @@ class NextSentenceHead(Head):
 
     def __call__(self, features: Any) -> Any:
         return project(features, 2, contract.LOGITS)
-
-    def classes_of(self, config: Any) -> dict[str, int]:
-        return {contract.LOGITS: 2}
 
     def default_labels(self) -> list[str]:
         return ["IS_NEXT", "NOT_NEXT"]

@@ -48,10 +48,6 @@ class Head:
         """What `compile` takes where neither loss nor metrics are given."""
         raise NotImplementedError
 
-    def classes_of(self, config: Any) -> dict[str, int]:
-        """How many classes a label may name, by output: whole numbers from 0 on, or -100 for a token."""
-        return {}
-
     def is_tied(self, config: Any) -> bool:
         """Whether the token embedding gives the logits, in a model of this config."""
         return False

@@ -48,9 +48,6 @@ class MaskedLMHead(Head):
     def __call__(self, features: Encoded) -> Any:
         return _masked_lm(features, contract.LOGITS, self.activation, self.norm_epsilon)
 
-    def classes_of(self, config: Any) -> dict[str, int]:
-        return {contract.LOGITS: config.vocabulary}
-
     def is_tied(self, config: Any) -> bool:
         return True
 
@@ -78,9 +75,6 @@ class PretrainingHead(Head):
             PREDICTION_LOGITS: _masked_lm(features, PREDICTION_LOGITS),
             SEQ_RELATIONSHIP_LOGITS: project(features.pool(), 2, SEQ_RELATIONSHIP_LOGITS),
         }
-
-    def classes_of(self, config: Any) -> dict[str, int]:
-        return {PREDICTION_LOGITS: config.vocabulary, SEQ_RELATIONSHIP_LOGITS: 2}
 
     def is_tied(self, config: Any) -> bool:
         return True
@@ -140,9 +134,6 @@ class CausalLMHead(Head):
             name=contract.LOGITS,
         )
         return dense(features.tokens)
-
-    def classes_of(self, config: Any) -> dict[str, int]:
-        return {contract.LOGITS: config.vocabulary}
 
     def is_tied(self, config: Any) -> bool:
         return config.tied

@@ -45,9 +45,6 @@ class TokenClassifierHead(Head):
     def __call__(self, features: Encoded) -> Any:
         return project(features.tokens, self.classes, contract.LOGITS, self.dropout)
 
-    def classes_of(self, config: Any) -> dict[str, int]:
-        return {contract.LOGITS: self.classes}
-
     def loss(self) -> keras.losses.Loss:
         return TokenCrossentropy()
 

@@ -13,8 +13,9 @@ from keras import ops
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
-from keras_tx.models.transformer_model import TransformerModel
+from keras_tx.models.transformer_model import TransformerModel, as_array
 from keras_tx.processing import TextTransform
+from keras_tx.training.first_batch import of_any_length
 
 # Rows of an embedding table that no token uses: tables are padded to a multiple of 64 or 128, or more.
 SPARE_ROWS, SPARE_SHARE = 127, 0.02
@@ -86,26 +87,38 @@ class TextModel(TransformerModel):
             ops.ones_like(ids) if padding is None else ops.cast(ops.not_equal(ids, padding), "int32")
         )
 
-    def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        self.check(x)
-        return super().fit(x, y, *args, **kwargs)
+    def adapted(self, data: Any, **options: Any) -> Any:
+        """Batches of a PyDataset may be of any length, in any order."""
+        if keras.backend.backend() != "tensorflow" or not isinstance(data, keras.utils.PyDataset):
+            return data
+        return of_any_length(data, self._longer, **options)
 
-    def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        self.check(x)
-        return super().evaluate(x, y, *args, **kwargs)
+    def _longer(self, batch: Any) -> Any:
+        """A batch with one more token, in the inputs and in what there is of each token."""
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+        outputs = self.output if isinstance(self.output, dict) else {contract.LOGITS: self.output}
+        of_tokens = {name for name, output in outputs.items() if len(output.shape) == 3}
 
-    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        self.check(x)
-        return super().predict(x, *args, **kwargs)
+        def longer(array: Any) -> Any:
+            return np.empty((array.shape[0], array.shape[1] + 1, *array.shape[2:]), array.dtype)
 
-    def check(self, inputs: Any) -> None:
-        """Refuses NumPy arrays with numbers that the model has no row for; a graph could not.
+        def of_outputs(values: Any) -> Any:
+            if isinstance(values, dict):
+                return {name: longer(x) if name in of_tokens else x for name, x in values.items()}
+            return longer(values) if of_tokens and getattr(values, "ndim", 0) > 1 else values
+
+        x = {name: longer(array) for name, array in x.items()} if isinstance(x, dict) else longer(x)
+        return keras.utils.pack_x_y_sample_weight(x, of_outputs(y), of_outputs(weights))
+
+    def check(self, inputs: Any, batch: str | None = None) -> None:
+        """Refuses arrays with numbers that the model has no row for, which a graph could not, and raw texts.
 
         >>> import keras_tx, numpy as np
         >>> keras_tx.bert("tiny", vocabulary=50, depth=1).check(np.array([[7, 8, 50]]))
         Traceback (most recent call last):
         keras_tx.errors.ConfigError: input_ids has 50 in row 0, but model 'bert' takes 0 to 49 there.
         """
+        self.refuse_raw(inputs, batch)
         config = self.config
         vocabulary = getattr(inputs, "vocabulary", None)  # token_blocks knows it of its file
         if isinstance(vocabulary, int) and vocabulary > config.vocabulary:
@@ -121,6 +134,8 @@ class TextModel(TransformerModel):
             contract.POSITION_IDS: config.max_length,
         }
         for name, array in (inputs if isinstance(inputs, dict) else {contract.INPUT_IDS: inputs}).items():
+            self.refuse_raw(array, batch)
+            array = as_array(array)
             if not isinstance(array, np.ndarray) or array.dtype.kind not in "biu" or array.ndim != 2:
                 continue  # what it is, is judged where it is used
             limit = limits.get(name)

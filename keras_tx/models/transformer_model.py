@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import inspect
+import os
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import h5py
@@ -17,8 +21,10 @@ from keras_tx.heads import Head, MultiLabelHead
 from keras_tx.losses import TokenCrossentropy, on_logits, refuse_one_of_all
 from keras_tx.metrics import MultiLabelAccuracy, TokenAccuracy
 from keras_tx.models.config import make_config
+from keras_tx.models.targets import check_targets
 from keras_tx.models.weight_values import check_finite, merged_weights
 from keras_tx.processing import ImageTransform
+from keras_tx.training.first_batch import FirstBatch
 from keras_tx.training.optimizers import AdamW
 
 CROSSENTROPIES: dict[str, Any] = dict.fromkeys(
@@ -30,6 +36,8 @@ ACCURACIES: dict[str, Any] = dict.fromkeys(
 )
 DIVERGED = "The training diverged: go back to the last saved weights, and lower the learning rate."
 OF_SEVERAL = ("accuracy", "acc", "binary_accuracy", "BinaryAccuracy")
+CHECKED_IMAGES = 32  # of an array; as many as a batch has by default
+_FIT = inspect.signature(keras.Model.fit)
 
 
 class TransformerModel(keras.Model):
@@ -106,44 +114,140 @@ class TransformerModel(keras.Model):
         return names[given]() if given in names else given
 
     def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As keras.Model.fit; labels that no class has are refused before the first step."""
-        self.check_labels(y)
-        held_out = kwargs.get("validation_data")
-        if isinstance(held_out, tuple | list) and len(held_out) > 1:
-            self.check_labels(held_out[1])
-        return super().fit(x, y, *args, **kwargs)
+        """As keras.Model.fit; data that the model would misread is refused before the first step.
+
+        Of arrays, inputs and labels are checked; of a dataset, a generator or a loader, the first batch.
+        """
+        bound = _FIT.bind(None, x, y, *args, **kwargs).arguments
+        with self._checked(x, y) as (data, checked):
+            options = {"shuffle": bound.get("shuffle", True), "class_weight": bound.get("class_weight")}
+            bound["x"] = self.adapted(data, **options)
+            held_out = bound.get("validation_data")
+            if isinstance(held_out, tuple | list) and len(held_out) > 1:
+                self._check_arrays(held_out[0], held_out[1])
+            elif held_out is not None:
+                bound["validation_data"] = self.adapted(checked.of(held_out))
+            del bound["self"]
+            return super().fit(**bound)
 
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        self.check_labels(y)
-        return super().evaluate(x, y, *args, **kwargs)
+        """As keras.Model.evaluate; the data is checked as by `fit`."""
+        if kwargs.get("_use_cached_eval_dataset"):  # called by fit, which has checked them
+            return super().evaluate(x, y, *args, **kwargs)
+        with self._checked(x, y) as (data, _):
+            return super().evaluate(self.adapted(data), y, *args, **kwargs)
 
-    def check_labels(self, labels: Any) -> None:
-        """Refuses NumPy arrays with labels that the head has no class for; a loss would be NaN, or worse.
+    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """As keras.Model.predict; the inputs are checked as by `fit`."""
+        with self._checked(x, None) as (data, _):
+            return super().predict(self.adapted(data), *args, **kwargs)
+
+    def adapted(self, data: Any, **options: Any) -> Any:
+        """A source of data as Keras is given it; `options` are those of `fit` for this source."""
+        return data
+
+    @contextlib.contextmanager
+    def _checked(self, x: Any, y: Any) -> Iterator[tuple[Any, FirstBatch]]:
+        """The data with its check; an error of a check that a pipeline wraps is raised as it was."""
+        self._check_arrays(x, y)
+        first = FirstBatch(self._check_batch)
+        data = first.of(x)
+        try:
+            yield data, first
+        except Exception:
+            if first.failure is not None:
+                raise first.failure from None
+            raise
+
+    def _check_batch(self, batch: Any) -> None:
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+        self.check(x, "x")
+        self.check_labels(y, x)
+
+    def _check_arrays(self, x: Any, y: Any) -> None:
+        self.check(x)
+        self.check_labels(y, x)
+
+    def check(self, inputs: Any, batch: str | None = None) -> None:
+        """Raises a ConfigError for inputs that `processing` cannot have made.
 
         >>> import keras_tx, numpy as np
         >>> model = keras_tx.vit("Mu/2", image_size=8, classes=3)
-        >>> model.check_labels(np.array([0, 2, 3]))
+        >>> model.check(np.full((4, 8, 8, 3), 200, "uint8"))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        keras_tx.errors.ConfigError: The label 3 in row 2 is none of model 'vit', which has classes 0 to 2.
+        keras_tx.errors.ConfigError: The images have values from 200 to 200, but model.processing ...
+
+        Args:
+            inputs: as `fit` accepts them. Arrays are checked, and what can never be an input.
+            batch: the name of the inputs in a batch of a dataset; None for arrays.
         """
-        classes = {} if self.head is None else self.head.classes_of(self.config)
-        given = labels if isinstance(labels, dict) else dict.fromkeys(classes, labels)
-        if not isinstance(labels, dict) and len(classes) > 1:
-            return  # a list by output, or something that Keras refuses
-        for output, count in classes.items():
-            array = given.get(output)
-            if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" or not array.size:
-                continue
-            wrong = (array < 0) | (array >= count)
-            assert self.head is not None
-            if output in self.head.token_outputs:
-                wrong &= array != contract.NO_LABEL
-            if wrong.any():
-                row = int(np.argmax(wrong.reshape(len(array), -1).any(axis=1)))
-                first = np.ravel(array[row])[np.argmax(wrong[row])]
-                raise ConfigError(
-                    f"The label {first} in row {row} is none of model {self.name!r}, "
-                    f"which has classes 0 to {count - 1}."
+        self.refuse_raw(inputs, batch)
+        if isinstance(self.processing, ImageTransform) and isinstance(inputs := as_array(inputs), np.ndarray):
+            self.processing.check_output(inputs[:CHECKED_IMAGES], in_dataset=batch is not None)
+
+    def refuse_raw(self, inputs: Any, batch: str | None = None) -> None:
+        """Raises for paths, texts and pictures, which `processing` makes arrays of."""
+        first = inputs
+        while isinstance(first, list | tuple | set) and len(first):
+            first = next(iter(first))
+        if isinstance(first, np.ndarray) and first.dtype.kind in "OUS" and first.size:
+            first = np.ravel(first)[0]
+        if isinstance(first, str | bytes | os.PathLike) or type(first).__module__.startswith("PIL."):
+            raise ConfigError(
+                f"x is raw data, such as {first!r:.60}, but model {self.name!r} accepts arrays. "
+                + self.remedy(batch)
+            )
+
+    def remedy(self, batch: str | None) -> str:
+        """The line that makes the model's inputs of raw data."""
+        if self.processing is None:
+            return "Make the model with processing=, and pass model.processing(x)."
+        line = "model.fit(model.processing(x), y)" if batch is None else "(model.processing(x), y)"
+        return f"Write `{line}`."
+
+    def check_labels(self, labels: Any, inputs: Any = None) -> None:
+        """Raises a ConfigError for arrays of labels that the loss would misread; it could be NaN, or worse.
+
+        >>> import keras_tx, numpy as np
+        >>> model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+        >>> model.check_labels(np.array([0, 2, 3]))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        keras_tx.errors.ConfigError: The label 3 in row 2 is not a class of model 'vit', ...
+        """
+        if labels is None:
+            return
+        if isinstance(labels, list | tuple) and len(labels) and isinstance(labels[0], str | int | float):
+            raise ConfigError(
+                f"y is a {type(labels).__name__} of {type(labels[0]).__name__}, which Keras reads as several "
+                "outputs. Pass an array: np.array(y)."
+            )
+        outputs = self.output if isinstance(self.output, dict) else {contract.LOGITS: self.output}
+        loss: Any = self.loss if self.compiled else None if self.head is None else self.head.loss()
+        length = None
+        if isinstance(inputs, dict) and contract.INPUT_IDS in inputs:
+            length = np.shape(inputs[contract.INPUT_IDS])[-1]
+        for index, (name, output) in enumerate(outputs.items()):
+            of_output, its_loss = labels, loss
+            if isinstance(labels, dict):
+                of_output = labels.get(name)
+            elif isinstance(labels, list | tuple) and len(outputs) == len(labels):
+                of_output = labels[index]
+            elif len(outputs) > 1:
+                return  # Keras says which outputs it misses
+            if isinstance(loss, dict):
+                its_loss = loss.get(name)
+            elif isinstance(loss, list | tuple):
+                its_loss = loss[index] if index < len(loss) else None
+            array = as_array(of_output)
+            if isinstance(array, np.ndarray):
+                shape = tuple(output.shape)
+                if len(shape) == 2 and shape[-1] is None:
+                    shape = (None, length)  # positions in the text
+                check_targets(
+                    array,
+                    keras.losses.get(its_loss) if isinstance(its_loss, str) else its_loss,
+                    shape,
+                    self.name,
                 )
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
@@ -318,3 +422,10 @@ class TransformerModel(keras.Model):
             for part in top._flatten_layers()
             if part.weights
         }
+
+
+def as_array(data: Any) -> Any:
+    """NumPy's array of an array, tensor or column of any package; anything else unchanged."""
+    if isinstance(data, np.ndarray) or not hasattr(data, "shape") or not hasattr(data, "__array__"):
+        return data
+    return keras.ops.convert_to_numpy(data) if keras.ops.is_tensor(data) else np.asarray(data)

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -25,6 +26,10 @@ RESAMPLING = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
+# Of a batch that is not this transform's: the share of values far outside of its range, and outside at all.
+FAR, OUTSIDE = 0.01, 0.3
+ROUNDING = 1e-3
+DARK, BRIGHT = 0.05, 0.5  # pictures in 0..1 have darker and brighter pixels than these
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,10 +95,74 @@ class ImageTransform:
     def width(self) -> int:
         return _pair(self.size)[1]
 
-    def __call__(self, images: Images) -> np.ndarray:
-        """Normalized float32 (batch, height, width, channels)."""
+    def __call__(self, images: Any) -> Any:
+        """Normalized float32 (batch, height, width, channels).
+
+        In tf.data, `ds.map(lambda x, y: (transform(x), y))`: of uint8 tensors, or of float tensors in 0..255,
+        as keras.utils.image_dataset_from_directory returns them.
+        """
+        tf = sys.modules.get("tensorflow")
+        if tf is not None and tf.is_tensor(images):
+            batch = tf.numpy_function(self._of_tensor, [images], tf.float32)
+            return tf.ensure_shape(batch, (images.shape[0], *self._shape))
         items, several = _items(images)
         return self._stack(list(items), 0 if several else None, np.float32)
+
+    def _of_tensor(self, images: np.ndarray) -> np.ndarray:
+        if images.dtype == np.uint8:
+            return self(images)
+        low, high = images.min(initial=0), images.max(initial=0)
+        if 0 < high <= 1 or not (low >= 0 and high <= 255):
+            raise ImageError(
+                f"The tensor has {images.dtype} values from {low:g} to {high:g}, expected uint8 or float in "
+                "0..255, as image_dataset_from_directory returns them. Multiply values in 0..1 by 255."
+            )
+        return self((images / 255).astype(np.float32))
+
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        return self.height, self.width, self.channels
+
+    def check_output(self, images: np.ndarray, *, in_dataset: bool = False) -> None:
+        """Raises a ConfigError for a batch that a call cannot have returned, by its shape and values.
+
+        Some values may lie outside of the range, since noise and other augmentation move them.
+
+        Args:
+            images: what a model is to be trained on, or to predict.
+            in_dataset: whether the batch is one of a dataset, for the line that the error contains.
+        """
+        line = "data.map(lambda x, y: (model.processing(x), y))" if in_dataset else "model.processing(x)"
+        remedy = f"Pass {line} in place of {'data' if in_dataset else 'x'}"
+        if images.shape[1:] != self._shape:
+            raise ConfigError(
+                f"The images have the shape {images.shape}, but model.processing returns (batch, "
+                f"{self.height}, {self.width}, {self.channels}). {remedy}."
+            )
+        if not images.size or images.dtype.kind not in "biuf":
+            return
+        std = np.asarray(self.std)
+        low, high = -np.asarray(self.mean) / std, (255 * self.rescale - np.asarray(self.mean)) / std
+        smallest, largest = float(images.min()), float(images.max())
+        if np.isnan(smallest) or np.isnan(largest):
+            raise ConfigError("The images have NaN values. Remove them from the data.")
+        margin = (high - low) / 2
+        outside = float(((images < low - ROUNDING) | (images > high + ROUNDING)).mean())
+        far = float(((images < low - margin) | (images > high + margin)).mean())
+        # Rescaled and nothing more: dark and bright pixels in 0..1, where normalized ones are around 0.
+        rescaled = high.min() > 0 > low.max() + ROUNDING and 0 <= smallest < DARK and BRIGHT < largest <= 1
+        if far <= FAR and outside <= OUTSIDE and not rescaled:
+            return
+        if rescaled and in_dataset:
+            remedy = remedy.replace("model.processing(x)", "model.processing(255 * x)")
+        elif not rescaled and (smallest < 0 or largest > 255):
+            remedy += ", made of pixels in 0..255; a normalization of your own is its mean= and std="
+        elif not in_dataset and not rescaled and images.dtype != np.uint8:
+            remedy += ', with pixels of 0..255 as x.astype("uint8")'
+        raise ConfigError(
+            f"The images have values from {smallest:g} to {largest:g}, but model.processing returns "
+            f"{low.min():g} to {high.max():g}. {remedy}."
+        )
 
     def resize(self, images: Images) -> np.ndarray:
         """The right size and nothing more, uint8 (batch, height, width, channels): for a raw-pixels graph."""

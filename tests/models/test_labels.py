@@ -25,6 +25,19 @@ def bert(head: Any) -> Any:
     [
         (keras_tx.ClassifierHead(3), [0, 1, 3], "The label 3 in row 2.*classes 0 to 2"),
         (keras_tx.ClassifierHead(3), [0, -100, 1], "The label -100 in row 1"),
+        (keras_tx.ClassifierHead(3), [0, 0.5, 1], "The label 0.5 in row 1.*classes 0 to 2"),
+        (keras_tx.ClassifierHead(3), [0, 1, np.nan], "The label nan in row 2 is not finite"),
+        (keras_tx.ClassifierHead(3), ["a", "b", "c"], "labels.*are <U1, such as .*'a'.*names.index"),
+        (keras_tx.ClassifierHead(3), np.eye(3), r"\(3, 3\), a number for each class.*argmax\(-1\)"),
+        (keras_tx.MultiLabelHead(3), [0, 1, 2], r"shape \(3,\), .*3 numbers for each sample"),
+        (keras_tx.MultiLabelHead(3), [[0, 1, 0], [0, 0, 1.5], [1, 1, 1]], "The label 1.5 in row 1.*0 to 1"),
+        (keras_tx.RegressionHead(2), [0.1, 0.2, 0.3], r"shape \(3,\), .*2 numbers for each sample"),
+        (keras_tx.RegressionHead(), [0.1, np.inf, 0.3], "The label inf in row 1 is not finite"),
+        (
+            keras_tx.SpanHead(),
+            {"start_logits": [0, 1, 2], "end_logits": [0, 1, 3]},
+            "The label 3 in row 2.*0 to 2",
+        ),
         (keras_tx.MultiLabelHead(3), [[0, 1, 0], [0, 0, 2], [1, 1, 1]], "The label 2 in row 1.*0 to 1"),
         (keras_tx.NextSentenceHead(), [0, 2, 1], "The label 2 in row 1.*0 to 1"),
         (
@@ -44,9 +57,9 @@ def test_a_label_that_there_is_not(head: Any, labels: Any, said: str):
     model = bert(head)
     labels = {k: np.array(v) for k, v in labels.items()} if isinstance(labels, dict) else np.array(labels)
     with pytest.raises(ConfigError, match=said):
-        model.fit(IDS, labels, verbose=0)
+        model.fit({"input_ids": IDS}, labels, verbose=0)
     with pytest.raises(ConfigError, match=said):
-        model.evaluate(IDS, labels, verbose=0)
+        model.evaluate({"input_ids": IDS}, labels, verbose=0)
     assert model.optimizer.iterations == 0
 
 
@@ -70,6 +83,23 @@ def test_a_vit():
     model = keras_tx.vit("Mu/2", image_size=8, classes=3)
     model.compile()
     with pytest.raises(
-        ConfigError, match="The label 3 in row 1 is none of model 'vit', which has classes 0 to 2"
+        ConfigError, match="The label 3 in row 1 is not a class of model 'vit', which has classes 0 to 2"
     ):
         model.fit(np.zeros((2, 8, 8, 3), "float32"), np.array([0, 3]), verbose=0)
+
+
+def test_class_numbers_where_rows_are_expected():
+    model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+    model.compile(loss="categorical_crossentropy")
+    images = np.zeros((3, 8, 8, 3), "float32")
+    with pytest.raises(ConfigError, match=r"shape \(3,\), .*keras.utils.to_categorical\(labels, 3\)"):
+        model.fit(images, np.array([0, 1, 2]), verbose=0)
+    model.fit(images, np.full((3, 3), 1 / 3), verbose=0)  # shares, as mixing pictures makes them
+    with pytest.raises(ConfigError, match=r"y is a list of int, .*np.array\(y\)"):
+        model.fit(images, [0, 1, 2], verbose=0)
+
+
+def test_a_loss_of_the_user_has_labels_of_its_own():
+    model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+    model.compile(loss=lambda labels, logits: logits[:, 0] * labels)
+    model.fit(np.zeros((3, 8, 8, 3), "float32"), np.array([0.5, -7.0, 40.0]), verbose=0)

@@ -300,3 +300,31 @@ def test_a_bert_learns_from_the_batches(source):
     data = batches.tf_data() if source == "tf.data" else batches
     losses = model.fit(data, epochs=6, verbose=0, shuffle=False).history["loss"]
     assert losses[-1] < losses[0] - 0.5
+
+
+@pytest.mark.parametrize("head", ["classes", "tags"])
+def test_batches_may_grow_after_the_first_ones(head):
+    """The first batches have one length, a later one another; so with the batches of another epoch."""
+    model = keras_tx.bert(
+        "tiny",
+        depth=1,
+        width=16,
+        num_heads=2,
+        processing=TRANSFORM,
+        head=keras_tx.ClassifierHead(2) if head == "classes" else keras_tx.TokenClassifierHead(2),
+    )
+    model.compile()
+    words = [[TEXTS[0].split()[0]]] * 5 + [TEXTS[0].split()]
+    if head == "classes":
+        texts = [" ".join(text) for text in words]
+        batches = labelled_texts(texts, [0, 1] * 3, TRANSFORM, classes=2, batch_size=1, shuffle=False)
+    else:
+        labels = [[1] * len(text) for text in words]
+        batches = labelled_words(words, labels, TRANSFORM, classes=2, batch_size=1, shuffle=False)
+    lengths = [batches[index][0]["input_ids"].shape[1] for index in range(len(batches))]
+    assert lengths[0] == lengths[1] < lengths[-1]
+    model.fit(batches, validation_data=batches, epochs=2, shuffle=False, verbose=0)
+    model.evaluate(batches, verbose=0)
+    if head == "classes":
+        assert len(model.predict(batches, verbose=0)) == len(words)
+        model.fit(batches, shuffle=False, verbose=0, class_weight={0: 1.0, 1: 2.0})

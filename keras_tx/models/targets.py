@@ -1,0 +1,82 @@
+"""Targets of `fit`: whether they are what the loss of each output expects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError
+from keras_tx.losses import function_name
+
+NUMBER, ROW, EACH, REAL = "number", "row", "each", "real"
+KINDS = {
+    "sparse_categorical_crossentropy": NUMBER,
+    "TokenCrossentropy": NUMBER,
+    "categorical_crossentropy": ROW,
+    "categorical_focal_crossentropy": ROW,
+    "binary_crossentropy": EACH,
+    "binary_focal_crossentropy": EACH,
+    "mean_squared_error": REAL,
+    "mean_absolute_error": REAL,
+}
+
+
+def check_targets(targets: Any, loss: Any, shape: tuple[int | None, ...], model: str) -> None:
+    """Raises a ConfigError for targets that the loss of an output would misread, by row.
+
+    Args:
+        targets: of one output, as an array.
+        loss: of this output; a loss that is not Keras's or ours checks its targets itself.
+        shape: of the output, (batch, ..., classes).
+        model: its name, for messages.
+    """
+    name = None if loss is None else function_name(loss)
+    kind, array = KINDS.get(name or ""), np.asarray(targets)
+    if kind is None or not array.size:
+        return
+    if array.dtype.kind not in "biuf":
+        raise ConfigError(
+            f"The labels of model {model!r} are {array.dtype}, such as {array.reshape(-1)[0]!r}, expected "
+            "numbers. Number the classes: `np.array([names.index(label) for label in labels])`."
+        )
+    _refuse(~np.isfinite(array), array, "is not finite")
+    count = shape[-1]
+    whole = array.ndim >= len(shape) and array.shape[-1] == count  # a number for each number of the output
+    if kind == NUMBER:
+        if whole and count != 1:
+            raise ConfigError(
+                f"The labels have the shape {array.shape}, a number for each class, but the loss of model "
+                f"{model!r} expects class numbers. Pass labels.argmax(-1), or compile with "
+                "loss='categorical_crossentropy'."
+            )
+        wrong = (array < 0) | (array != np.floor(array))
+        if count is not None:
+            wrong |= array >= count
+        if name == "TokenCrossentropy":
+            wrong &= array != contract.NO_LABEL
+        known = "" if count is None else f", which has classes 0 to {count - 1}"
+        _refuse(wrong, array, f"is not a class of model {model!r}{known}")
+        return
+    if count not in (None, 1) and not whole:
+        remedy = {
+            ROW: f"Pass keras.utils.to_categorical(labels, {count}), or compile with "
+            "loss='sparse_categorical_crossentropy'.",
+            EACH: "Pass 0 or 1 for each class.",
+            REAL: "Pass a number for each of them.",
+        }
+        raise ConfigError(
+            f"The labels have the shape {array.shape}, but model {model!r} returns {count} numbers for each "
+            f"sample, and its loss expects as many. {remedy[kind]}"
+        )
+    if kind != REAL:
+        _refuse((array < 0) | (array > 1), array, f"is out of range for model {model!r}: expected 0 to 1")
+
+
+def _refuse(wrong: np.ndarray, array: np.ndarray, reason: str) -> None:
+    if not wrong.any():
+        return
+    row = int(np.argmax(wrong.reshape(len(array), -1).any(axis=1)))
+    first = np.ravel(array[row])[np.argmax(np.ravel(wrong[row]))]
+    raise ConfigError(f"The label {first} in row {row} {reason}.")

@@ -1,0 +1,70 @@
+"""Our classes registered with Keras as soon as it is imported, without importing either before its use.
+
+`keras.models.load_model` looks the classes of a file up among those that are registered; it imports no
+package for that. So `import keras_tx` has to register them, before or after `import keras`. What it registers
+are placeholders: the modules of the classes are imported when a file has one of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+PACKAGE = "keras_tx"
+
+
+class Placeholder:
+    """Stands for a class until Keras makes an object of it from its config."""
+
+    def __init__(self, key: str):
+        self._key = key
+
+    def from_config(self, config: dict[str, Any]) -> Any:
+        import keras
+
+        import keras_tx.saving  # noqa: F401  registers the classes themselves, in place of this one
+
+        # Not get_registered_object: a scope of Keras may still hold the placeholder.
+        return keras.saving.get_custom_objects()[self._key].from_config(config)
+
+
+def register_with_keras(names: Iterable[str]) -> None:
+    """Registers placeholders now, where Keras is imported, or at the end of its import."""
+    keys = [f"{PACKAGE}>{name}" for name in names]
+    if "keras" in sys.modules:
+        _register(sys.modules["keras"], keys)
+    else:
+        sys.meta_path.insert(0, _ImportOfKeras(keys))
+
+
+def _register(keras: ModuleType, keys: Sequence[str]) -> None:
+    registered = keras.saving.get_custom_objects()
+    for key in keys:
+        registered.setdefault(key, Placeholder(key))
+
+
+class _ImportOfKeras:
+    """Finds nothing but `keras`, once, and that where the other finders find it."""
+
+    def __init__(self, keys: Sequence[str]):
+        self._keys = keys
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != "keras":
+            return None
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        run, keys = spec.loader.exec_module, self._keys
+
+        def run_and_register(module: ModuleType) -> None:
+            run(module)
+            _register(module, keys)
+
+        spec.loader.exec_module = run_and_register  # type: ignore[method-assign]
+        return spec

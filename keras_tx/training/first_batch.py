@@ -1,0 +1,101 @@
+"""The first batch of any source of data, checked on its way into `fit`, `evaluate` or `predict`."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+Check = Callable[[Any], None]
+
+
+class FirstBatch:
+    """Wraps sources of data so that `check` sees the first batch of each before the model does.
+
+    No batch is read twice, and a source that can be read once is not consumed. `failure` is the error of a
+    check inside a pipeline, which reaches the caller as an error of the pipeline.
+    """
+
+    def __init__(self, check: Check):
+        self._check = check
+        self.failure: Exception | None = None
+
+    def of(self, data: Any) -> Any:
+        """The same batches; arrays and sources of an unknown kind are returned unchanged."""
+        tf, torch = sys.modules.get("tensorflow"), sys.modules.get("torch")
+        if isinstance(data, types.GeneratorType):
+            return self._of_iterator(data)
+        if isinstance(data, keras.utils.PyDataset):
+            self._seen(data[0])  # its batches are read by number, so that this one comes again
+        elif tf is not None and isinstance(data, tf.data.Dataset):
+            return self._of_tf_data(tf, data)
+        elif torch is not None and isinstance(data, torch.utils.data.DataLoader):
+            return self._of_loader(data)
+        return data
+
+    def _seen(self, batch: Any) -> None:
+        try:
+            self._check(batch)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def _of_iterator(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for index, batch in enumerate(batches):
+            if index == 0:
+                self._seen(batch)
+            yield batch
+
+    def _of_loader(self, loader: Any) -> Any:
+        """A copy of the loader, as a second pass over it would draw and start its workers twice."""
+        first, kind = self, type(loader)
+
+        class Checked(kind):
+            def __iter__(self) -> Iterator[Any]:
+                return first._of_iterator(super().__iter__())
+
+        checked = copy.copy(loader)
+        checked.__class__ = Checked
+        return checked
+
+    def _of_tf_data(self, tf: Any, data: Any) -> Any:
+        structure = data.element_spec
+        dense = [isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(structure)]
+
+        def see(*arrays: np.ndarray) -> bool:
+            values = iter(arrays)
+            leaves = [next(values) if is_dense else None for is_dense in dense]
+            self._seen(tf.nest.pack_sequence_as(structure, leaves))
+            return True
+
+        def checked(index: Any, batch: Any) -> Any:
+            leaves = [x for x, is_dense in zip(tf.nest.flatten(batch), dense, strict=True) if is_dense]
+            tf.cond(index == 0, lambda: tf.numpy_function(see, leaves, tf.bool), lambda: True)
+            return batch
+
+        return data.enumerate().map(checked)
+
+
+def of_any_length(batches: keras.utils.PyDataset, axes: Any, **options: Any) -> Any:
+    """Keras's adapter of a PyDataset whose batches differ in more axes than the first.
+
+    On TensorFlow, Keras fixes each axis in which the first two batches agree, and raises at the first batch
+    that differs, which may come epochs later.
+
+    Args:
+        axes: maps a batch to one that is longer wherever batches may differ.
+        options: of `fit`: shuffle, class_weight.
+    """
+    from keras.src.trainers.data_adapters import data_adapter_utils
+    from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+
+    adapter: Any = PyDatasetAdapter(batches, **options)
+    first = batches[0]
+    both = [adapter._standardize_batch(batch) for batch in (first, axes(first))]
+    adapter._output_signature = data_adapter_utils.get_tensor_spec(both)
+    return adapter
