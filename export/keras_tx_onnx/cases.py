@@ -13,7 +13,7 @@ from keras_tx.errors import ExportError
 from keras_tx.runtime.examples import MASKS, Use
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import graph
-from keras_tx_onnx.errors import one_line
+from keras_tx_onnx.errors import Stateful, one_line
 
 # Rows, their masks where a model has masks, and the size of a dynamic axis beside the batch: strides and
 # patches divide these. The last is for code that branches on short texts, where there is a dynamic axis.
@@ -156,6 +156,8 @@ def _attempt(outside: Any, run: Any, masks: Masks, sizes: Sizes, seed: int) -> C
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "You are using a softmax over axis")  # which has size 1
             expected = run(inputs)
+    except Stateful:
+        raise
     except Exception as error:  # whatever Keras and its backend raise at sizes that they refuse
         return one_line(error)
     return Case(outside.case(sizes, masks), given, inputs, expected, outside.run)

@@ -30,3 +30,7 @@ def one_line(error: Exception) -> str:
         lines = lines[1:]
     said = textwrap.shorten(lines[0], 300, placeholder=" ...") if lines else ""
     return said if isinstance(error, NotLowered) else f"{type(error).__name__}: {said}"
+
+
+class Stateful(ExportError):
+    """The model's outputs depend on a variable that calls of the model change."""

@@ -51,6 +51,8 @@ def convert(
     lost = "its single nodes have no names of their own, and none stands for a whole layer, such as Attention"
     if call.variables and not variables:
         lost += "; its weights are constants without their names"
+    if call.asserts:
+        lost += "; its assertions, so that the file computes where Keras raises an error"
     if not call.compared:
         lost += "; what TensorFlow traced was not compared with its call, which fails on random numbers"
     context.warnings.append(
@@ -92,6 +94,7 @@ class _Call:
         self.args, self.kwargs = args, dict(kwargs)
         self.variables: list[Any] = []
         self.compared = True
+        self.asserts = False
         if isinstance(operation, keras.layers.Layer):
             if "training" in inspect.signature(operation.call).parameters:
                 self.kwargs["training"] = False
@@ -194,6 +197,9 @@ def _by_tf2onnx(call: _Call, variables: list[Any], opset: int) -> onnx.ModelProt
 
     traced: Any = tf.function(run, input_signature=signature, autograph=False)
     concrete = traced.get_concrete_function()
+    definition = concrete.graph.as_graph_def()
+    parts = [definition.node, *(function.node_def for function in definition.library.function)]
+    call.asserts = any(node.op == "Assert" for part in parts for node in part)
     for node in concrete.graph.get_operations():
         if "_XlaMustCompile" in node.node_def.attr:  # then TensorFlow would not inline a function, such as
             node._clear_attr("_XlaMustCompile")  # Keras's convolution in groups

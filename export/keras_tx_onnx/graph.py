@@ -14,7 +14,7 @@ import keras
 import onnx_ir as ir
 from keras import tree
 from keras.src.activations import activations as operations_activations
-from keras.src.backend import AutocastScope, set_keras_mask
+from keras.src.backend import AutocastScope, get_stateless_scope, set_keras_mask
 from keras.src.layers import layer as layer_module
 from keras.src.ops import core as operations_core
 from keras.src.ops import image as operations_image
@@ -397,6 +397,20 @@ def weights_as_tensors(layer: Any) -> Iterator[dict[int, tuple[keras.KerasTensor
         yield made
     finally:
         attributes.update(kept)
+
+
+@contextmanager
+def unchanged(values: list[tuple[Any, Any]]) -> Iterator[Callable[[Any], bool]]:
+    """Within, variables have these values or those of a scope around it, and assignments do not reach them.
+
+    What it returns says of a variable whether there was an assignment.
+    """
+    outer, scope = get_stateless_scope(), keras.StatelessScope(values)
+    if outer is not None:
+        scope.state_mapping = {**outer.state_mapping, **scope.state_mapping}
+    before = dict(scope.state_mapping)
+    with scope:
+        yield lambda variable: scope.get_current_value(variable) is not before.get(id(variable))
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from keras_tx.errors import ExportError, RunError
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import graph, tolerances
 from keras_tx_onnx.cases import Case, cases_of, graph_inputs
+from keras_tx_onnx.errors import Stateful
 from keras_tx_onnx.evidence import Variation
 from keras_tx_onnx.interface import Interface
 
@@ -74,11 +75,35 @@ def run_keras(model: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
     """The outputs at inference, flat: in float32, as the file computes, whatever the model's policy.
 
     Comparing with half precision would hide mistakes. On the CPU, because a GPU rounds the factors of a
-    product to TF32.
+    product to TF32. The model's variables stay as they are; raises Stateful where the outputs depend on one
+    that the call changes.
     """
+    outputs, changed = _called(model, inputs, [])
+    for factor in (2.0, -3.0) if changed else ():
+        others = [(variable, _perturbed(variable, factor)) for variable in changed]
+        again, _ = _called(model, inputs, others)
+        if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(outputs, again, strict=True)):
+            names = ", ".join(repr(variable.path) for variable in changed)
+            raise Stateful(
+                f"Model {model.name!r} changes {names} when it is called, and computes with it. A graph "
+                "keeps nothing between calls: make it an input and an output of the model."
+            )
+    return outputs
+
+
+def _called(
+    model: Any, inputs: list[np.ndarray], values: list[tuple[Any, Any]]
+) -> tuple[list[np.ndarray], list[Any]]:
+    """The outputs of a model whose variables have these values, and the variables to which it assigns."""
     packed = keras.tree.pack_sequence_as(graph.function_of(model).input, inputs)
-    with keras.device("cpu"), graph.in_float32(model):
-        return [keras.ops.convert_to_numpy(y) for y in keras.tree.flatten(model(packed, training=False))]
+    with keras.device("cpu"), graph.in_float32(model), graph.unchanged(values) as is_changed:
+        outputs = [keras.ops.convert_to_numpy(y) for y in keras.tree.flatten(model(packed, training=False))]
+        return outputs, [variable for variable in model.variables if is_changed(variable)]
+
+
+def _perturbed(variable: Any, factor: float) -> Any:
+    value = keras.ops.convert_to_numpy(variable)
+    return np.logical_not(value) if value.dtype == bool else (value * factor + 1).astype(value.dtype)
 
 
 def first_difference(

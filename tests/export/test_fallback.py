@@ -224,6 +224,18 @@ def used(tmp_path) -> set[str]:
 
 
 @needs_tensorflow
+@needs_tensorflow
+def test_lost_assertions_are_reported(tmp_path):
+    class Checked(layers.Layer):
+        def call(self, x):
+            tf.debugging.assert_less(x, 1e6)
+            return 2 * x
+
+    x = keras.Input((4,), name="x")
+    with pytest.warns(UserWarning, match="its assertions"):
+        export_onnx(keras.Model(x, Checked()(x)), tmp_path / "out")
+
+
 def test_an_operation_of_the_model_itself(tmp_path, monkeypatch):
     without(monkeypatch, "Sigmoid")
     x = keras.Input((None, 16), name="x")

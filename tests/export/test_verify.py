@@ -15,6 +15,7 @@ from keras_tx.layers import FeedForward
 from keras_tx.models.weight_values import array_of
 from keras_tx_onnx import export_onnx, registry, tolerances, verify
 from tests.drawing import redraw
+from tests.export.raw import needs_tensorflow
 
 
 @pytest.fixture
@@ -192,3 +193,40 @@ def test_code_that_takes_another_way_for_a_short_text_is_found_out(tmp_path):
     model = keras.Model(x, OtherWayWhenShort(name="odd")(x))
     with pytest.raises(ExportError, match="batch 2, length 4.*'odd'"):
         export_onnx(model, tmp_path / "out")
+
+
+class Largest(keras.layers.Layer):
+    """Divides by the largest number that it has seen, or by the largest of this call."""
+
+    def __init__(self, remembers: bool, **kwargs):
+        super().__init__(**kwargs)
+        self.remembers = remembers
+
+    def build(self, shape):
+        self.largest = self.add_weight(shape=(), initializer="ones", trainable=False, name="largest")
+
+    def call(self, x):
+        before = self.largest if self.remembers else 0.0
+        largest = keras.ops.maximum(before, keras.ops.max(keras.ops.abs(x)))
+        self.largest.assign(largest)
+        return x / largest
+
+
+@needs_tensorflow
+def test_a_model_that_remembers_its_calls_is_refused(tmp_path):
+    """On any single example both sides are equal."""
+    model = keras.Sequential([keras.Input((4,)), Largest(True, name="largest"), keras.layers.Dense(2)])
+    with pytest.raises(ExportError, match="changes .*largest/largest"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the layer that tf2onnx converts
+        export_onnx(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@needs_tensorflow
+def test_a_variable_that_no_output_depends_on_may_change(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), Largest(False, name="largest"), keras.layers.Dense(2)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = export_onnx(model, tmp_path / "out")
+    assert report.manifest.parity is not None
+    assert float(model.layers[0].largest.numpy()) == 1.0, "the comparison leaves the model as it is"
