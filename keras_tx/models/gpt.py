@@ -148,6 +148,7 @@ class GPT(TextModel):
     """A decoder of text; see `gpt`."""
 
     config_class = GPTConfig
+    last_state = "norm"
 
     @classmethod
     def default_head(cls) -> Head:

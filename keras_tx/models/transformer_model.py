@@ -9,7 +9,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import h5py
 import keras
@@ -21,6 +21,7 @@ from keras_tx.heads import Head, MultiLabelHead
 from keras_tx.losses import TokenCrossentropy, on_logits, refuse_one_of_all
 from keras_tx.metrics import MultiLabelAccuracy, TokenAccuracy
 from keras_tx.models.config import make_config
+from keras_tx.models.inner_outputs import with_outputs
 from keras_tx.models.targets import check_targets
 from keras_tx.models.weight_values import check_finite, merged_weights
 from keras_tx.processing import ImageTransform
@@ -50,6 +51,7 @@ class TransformerModel(keras.Model):
     config_class: type
     processing_class: type = ImageTransform
     task: str | None
+    last_state: ClassVar[str | None] = None  # the layer of the last hidden state, if it is not the last block
 
     def __init__(
         self,
@@ -393,6 +395,40 @@ class TransformerModel(keras.Model):
     ) -> TransformerModel:
         """The functional model of a config; each family writes its own."""
         raise NotImplementedError
+
+    def with_outputs(self, *, hidden_states: bool = False, attentions: bool = False) -> keras.Model:
+        """A model of the same layers and weights that also returns what is computed inside.
+
+        It is a functional keras.Model with all the inputs of this one; a text model's `complete` adds those
+        that were left out. It exports as any model does.
+
+        >>> import keras_tx, numpy as np
+        >>> model = keras_tx.bert("tiny", vocabulary=50, head=keras_tx.ClassifierHead(2))
+        >>> inside = model.with_outputs(hidden_states=True, attentions=True)
+        >>> outputs = inside(model.complete(np.array([[7, 8, 9]])))
+        >>> tuple(outputs["logits"].shape), len(outputs["hidden_states"])
+        ((1, 2), 3)
+        >>> tuple(outputs["attentions"][0].shape)
+        (1, 2, 3, 3)
+
+        Args:
+            hidden_states: adds "hidden_states" as in transformers: a tuple of (batch, tokens, width), the
+                embeddings and then the output of each block, of which the last is behind the final norm in
+                GPT.
+            attentions: adds "attentions": a tuple of (batch, heads, queries, keys), the weights of each
+                block's self-attention; 0 where a key is masked.
+
+        Returns:
+            A keras.Model whose outputs are a dict: the outputs of this model by name, and the tuples.
+        """
+        return with_outputs(self, hidden_states, attentions)
+
+    @property
+    def output_name(self) -> str:
+        """The name of the only output, as the exported folder has it."""
+        if self.head is not None:
+            return self.output_names[0]
+        return contract.LAST_HIDDEN_STATE if len(self.output.shape) == 3 else contract.IMAGE_EMBEDS
 
     def freeze(self, paths: list[str]) -> None:
         """Makes the layers with these paths not trainable.

@@ -1,0 +1,70 @@
+"""A model that also returns what is computed inside: hidden states and attention weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_tx.layers import TransformerBlock
+
+
+def with_outputs(model: Any, hidden_states: bool, attentions: bool) -> keras.Model:
+    """See TransformerModel.with_outputs."""
+    states: list[Any] = []
+    scores: list[Any] = []
+
+    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(layer, TransformerBlock):
+            outputs = layer(*args, **kwargs)
+            if states and layer.name == model.last_state:
+                states[-1] = outputs
+            return outputs
+        if attentions:
+            output, *weights = BlockWithScores(layer, name=layer.name)(*args, **kwargs)
+            scores.append(weights[0])
+        else:
+            output = layer(*args, **kwargs)
+        states.extend([output] if states else [args[0], output])
+        return output
+
+    uncompiled = keras.Model(model.input, model.output)  # a clone of a compiled one has an optimizer
+    clone = keras.models.clone_model(uncompiled, clone_function=lambda layer: layer, call_function=call)
+    outputs = dict(clone.output) if isinstance(clone.output, dict) else {model.output_name: clone.output}
+    for name, wanted, tensors in (
+        ("hidden_states", hidden_states, states),
+        ("attentions", attentions, scores),
+    ):
+        if wanted:
+            outputs[name] = tuple(
+                keras.layers.Identity(dtype=x.dtype, name=f"{name}_{index}")(x)
+                for index, x in enumerate(tensors)
+            )
+    return keras.Model(clone.input, outputs, name=model.name)
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+class BlockWithScores(keras.layers.Layer):
+    """A TransformerBlock that also returns its attention scores.
+
+    Keras expects every call of a layer in a graph to have as many outputs as the first, hence a second layer.
+    """
+
+    def __init__(self, block: TransformerBlock, **kwargs: Any):
+        super().__init__(dtype=block.dtype_policy, **kwargs)
+        self.supports_masking = True
+        self.block = block
+
+    def call(self, inputs: Any, **arguments: Any) -> tuple[Any, ...]:
+        return self.block.call(inputs, return_attention_scores=True, **arguments)
+
+    def compute_output_spec(self, inputs: Any, **arguments: Any) -> tuple[Any, ...]:
+        return self.block.compute_output_spec(inputs, return_attention_scores=True, **arguments)
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        return {"name": config["name"], "block": keras.saving.serialize_keras_object(self.block)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> BlockWithScores:
+        return cls(keras.saving.deserialize_keras_object(config["block"]), name=config["name"])
