@@ -14,6 +14,7 @@ from keras_tx.runtime.generate import same_logits
 
 DOMAIN = "com.microsoft"
 SHARED_FROM = 23  # the first opset with an Attention of its own
+CHANNELS = 8  # GroupQueryAttention accepts heads whose width is a multiple of this
 
 
 def share_cache(model: ir.Model) -> int:
@@ -22,8 +23,9 @@ def share_cache(model: ir.Model) -> int:
     That one takes a past and gives a present of one size, which may be the same memory: it then writes the
     keys and values of new tokens behind those of earlier ones, and copies nothing. Where they go is counted
     from attention_mask, so padding must be on the right; the standard graph takes it anywhere. Nothing but
-    attention changes, whatever the precision of the weights. A graph with an Attention that has no such
-    counterpart is left as it is, and gives 0.
+    attention changes, whatever the precision of the weights. Heads of another width than the kernel accepts
+    are padded with zeros, also in the cache. A graph with an Attention that has no such counterpart is left
+    as it is, and gives 0.
     """
     found = [node for node in model.graph if node.op_type == "Attention" and len(node.inputs) > 4]
     found = [node for node in found if node.inputs[4] is not None]
@@ -61,13 +63,11 @@ def check_shared(path: Path, beside: Path, context: int, precision: str) -> floa
 def no_shared(name: str, insist: bool) -> str:
     """Why there is none, as an error or as a note."""
     said = (
-        f"model {name!r} has attention that onnxruntime's GroupQueryAttention cannot do: its heads must have "
-        "a multiple of 8 channels"
+        f"model {name!r} has attention that onnxruntime's GroupQueryAttention cannot compute: that is causal "
+        "attention without a bias, whose value heads are as wide as its key heads"
     )
     if insist:
-        raise ExportError(
-            f"cache='shared' was given, but {said}. Leave it out, or change num_heads or width."
-        )
+        raise ExportError(f"cache='shared' was given, but {said}. Leave it out.")
     return f"No graph with a cache that is written in place: {said}."
 
 
@@ -80,7 +80,7 @@ def note_of(beside: Path, path: Path, found: float | None) -> str:
 
 
 def _has_counterpart(node: ir.Node) -> bool:
-    """Causal attention whose mask says only which tokens are real, with heads as wide as the kernel takes."""
+    """Causal attention whose mask says only which tokens are real, with keys as wide as values."""
     mask = node.inputs[3]
     key, value = node.inputs[4], node.inputs[5]
     assert key is not None and value is not None and key.shape is not None and value.shape is not None
@@ -91,7 +91,6 @@ def _has_counterpart(node: ir.Node) -> bool:
         and (mask is None or mask.dtype == ir.DataType.BOOL)
         and key.shape[3] == value.shape[3]
         and isinstance(key.shape[3], int)
-        and key.shape[3] % 8 == 0
     )
 
 
@@ -120,27 +119,70 @@ def _counts(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
 
 def _replace(graph: ir.Graph, node: ir.Node, lengths: ir.Value, total: ir.Value) -> None:
     query, key, value, _, past_key, past_value = node.inputs[:6]
+    assert past_key is not None and past_value is not None
+    assert past_key.shape is not None and past_value.shape is not None
+    size = past_key.shape[3]
+    assert isinstance(size, int)
+    missing = -size % CHANNELS
     attributes: dict[str, int | float] = {
         "num_heads": node.attributes["q_num_heads"].as_int(),
         "kv_num_heads": node.attributes["kv_num_heads"].as_int(),
     }
     if "scale" in node.attributes:
         attributes["scale"] = node.attributes["scale"].as_float()
-    packed = _packed(node)
+    packed = None if missing else _packed(node)
     inputs = [query, key, value] if packed is None else [packed, None, None]
+    if missing:
+        attributes.setdefault("scale", size**-0.5)  # that of the heads as they were
+        heads = (attributes["num_heads"], attributes["kv_num_heads"], attributes["kv_num_heads"])
+        inputs = [
+            _with_heads(graph, node, x, int(count), size, missing)
+            for x, count in zip(inputs, heads, strict=True)
+        ]
+        for past in (past_key, past_value):
+            past.shape = ir.Shape([*list(past.shape)[:3], size + missing])
     inputs += [past_key, past_value, lengths, total]
     for output, past in zip(node.outputs[1:3], (past_key, past_value), strict=True):
-        assert past is not None
         output.shape = past.shape
     outputs = list(node.outputs)
     replacements = [ir.Value(name=None, type=x.type, shape=x.shape) for x in outputs]
+    if missing:
+        assert outputs[0].shape is not None
+        replacements[0].shape = ir.Shape(
+            [*list(outputs[0].shape)[:2], int(attributes["num_heads"]) * (size + missing)]
+        )
     name = f"{(node.name or '').removesuffix('Attention')}GroupQueryAttention"
     new = ir.node("GroupQueryAttention", inputs, attributes, domain=DOMAIN, name=name, outputs=replacements)
     graph.insert_before(node, new)
+    if missing:
+        replacements[0].name = f"{new.name}.padded"
+        narrow = _with_heads(
+            graph, node, replacements[0], int(attributes["num_heads"]), size + missing, -missing
+        )
+        replacements[0] = narrow
     for old, replacement in zip(outputs, replacements, strict=True):
         old.replace_all_uses_with(replacement, replace_graph_outputs=True)
         replacement.name, old.name = old.name, None
     graph.remove(node, safe=True)
+
+
+def _with_heads(
+    graph: ir.Graph, before: ir.Node, x: ir.Value | None, heads: int, size: int, more: int
+) -> ir.Value:
+    """(batch, tokens, heads * size) with so many more channels in each head, zeros, or fewer."""
+    assert x is not None and x.shape is not None
+
+    def add(op_type: str, x: ir.Value, numbers: list[int], *shape: int) -> ir.Value:
+        name = f"shared_cache/{before.name}/{x.name}/{op_type}_{len(shape)}"
+        constant = _constant(graph, f"{name}/numbers", np.array(numbers, "int64"))
+        assert x.shape is not None
+        result = ir.Value(name=name, type=x.type, shape=ir.Shape([*list(x.shape)[:2], *shape]))
+        graph.insert_before(before, ir.node(op_type, [x, constant], name=name, outputs=[result]))
+        return result
+
+    split = add("Reshape", x, [0, 0, heads, size], heads, size)
+    padded = add("Pad", split, [0, 0, 0, 0, 0, 0, 0, more], heads, size + more)  # a negative pad cuts
+    return add("Reshape", padded, [0, 0, heads * (size + more)], heads * (size + more))
 
 
 def _packed(node: ir.Node) -> ir.Value | None:
