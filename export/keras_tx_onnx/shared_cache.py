@@ -139,8 +139,8 @@ def _replace(graph: ir.Graph, node: ir.Node, lengths: ir.Value, total: ir.Value)
             _with_heads(graph, node, x, int(count), size, missing)
             for x, count in zip(inputs, heads, strict=True)
         ]
-        for past in (past_key, past_value):
-            past.shape = ir.Shape([*list(past.shape)[:3], size + missing])
+        wider = ir.Shape([*list(past_key.shape)[:3], size + missing])
+        past_key.shape = past_value.shape = wider
     inputs += [past_key, past_value, lengths, total]
     for output, past in zip(node.outputs[1:3], (past_key, past_value), strict=True):
         output.shape = past.shape

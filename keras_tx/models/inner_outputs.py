@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from keras_tx.errors import ConfigError
 from keras_tx.layers import TransformerBlock
 
 
@@ -30,6 +31,11 @@ def with_outputs(model: Any, hidden_states: bool, attentions: bool) -> keras.Mod
 
     uncompiled = keras.Model(model.input, model.output)  # a clone of a compiled one has an optimizer
     clone = keras.models.clone_model(uncompiled, clone_function=lambda layer: layer, call_function=call)
+    if not states:
+        raise ConfigError(
+            f"Model {model.name!r} has no TransformerBlock in its graph, so it has neither hidden states nor "
+            "attention weights. Build a model of its layers' outputs with keras.Model instead."
+        )
     outputs = dict(clone.output) if isinstance(clone.output, dict) else {model.output_name: clone.output}
     for name, wanted, tensors in (
         ("hidden_states", hidden_states, states),

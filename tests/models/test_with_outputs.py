@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import keras_tx
+from keras_tx.errors import ConfigError
 from keras_tx_onnx import export_onnx
 from tests.drawing import as_numpy, draw, redraw
 from tests.export.exporting import run
@@ -91,6 +92,22 @@ def test_only_what_is_asked_for():
     assert "image_embeds" in keras_tx.vit("Mu/2", image_size=8).with_outputs(attentions=True).output
     tokens = keras_tx.vit("Mu/2", image_size=8, pooling="none").with_outputs(attentions=True)
     assert "last_hidden_state" in tokens.output
+
+
+def test_a_family_without_blocks_is_refused():
+    class Pixels(keras_tx.ViT):
+        pass
+
+    images = keras.Input((8, 8, 3))
+    model = Pixels(
+        images,
+        keras.layers.Flatten()(images),
+        config=keras_tx.ViTConfig.variant("Mu/2"),
+        head=None,
+        name="flat",
+    )
+    with pytest.raises(ConfigError, match="'flat' has no TransformerBlock"):
+        model.with_outputs(hidden_states=True)
 
 
 def test_weights_are_shared_and_the_model_stays_as_it_is():
