@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import operator
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,6 +24,8 @@ EXTRAS = {
     "jax": "jax",
     "torch": "torch",
 }
+
+OUR_PACKAGES = ("keras_tx", "keras_tx_onnx")
 
 
 class KerasTxError(Exception):
@@ -96,3 +99,11 @@ def install_remedy(error: ImportError) -> str | None:
     if extra is None or not isinstance(error, ModuleNotFoundError):
         return None
     return f'pip install "keras-tx[{extra}]"'
+
+
+def user_stacklevel() -> int:
+    """The `stacklevel` with which `warnings.warn` names the line of the user's code."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in OUR_PACKAGES:
+        level, frame = level + 1, frame.f_back
+    return level

@@ -25,6 +25,7 @@ from keras_tx.models.inner_outputs import with_outputs
 from keras_tx.models.targets import check_targets
 from keras_tx.models.weight_values import check_finite, merged_weights
 from keras_tx.processing import ImageTransform
+from keras_tx.training.distribution import warn_of_distribution
 from keras_tx.training.first_batch import FirstBatch
 from keras_tx.training.optimizers import AdamW
 
@@ -77,11 +78,12 @@ class TransformerModel(keras.Model):
         weighted_metrics: Any = None,
         **kwargs: Any,
     ) -> None:
-        """As keras.Model.compile, for a model that gives logits.
+        """As keras.Model.compile, for a model that returns logits.
 
-        Without arguments: AdamW and the head's own loss and metrics. A loss by name is the one on
-        logits, and for tokens the one that leaves out the label -100, as does "accuracy"; an object that
-        expects probabilities is refused.
+        Without arguments: keras_tx.AdamW and the head's own loss and metrics. Names mean what a transformer
+        needs: "adamw" is keras_tx.AdamW, a loss is the one on logits, and for tokens the one that leaves out
+        the label -100, as does "accuracy". An object is used as it is; one that expects probabilities is
+        refused.
         """
         if loss is None and self.head is not None:
             loss = self.head.loss()
@@ -90,7 +92,7 @@ class TransformerModel(keras.Model):
             refuse_one_of_all(loss)
             metrics, weighted_metrics = self._of_several(metrics), self._of_several(weighted_metrics)
         super().compile(
-            optimizer=AdamW() if optimizer is None else optimizer,
+            optimizer=AdamW() if optimizer in (None, "adamw", "AdamW") else optimizer,
             loss=on_logits(self._of_tokens(loss, CROSSENTROPIES)),
             metrics=on_logits(self._of_tokens(metrics, ACCURACIES), kind="metrics"),
             weighted_metrics=on_logits(self._of_tokens(weighted_metrics, ACCURACIES), kind="metrics"),
@@ -120,6 +122,7 @@ class TransformerModel(keras.Model):
 
         Of arrays, inputs and labels are checked; of a dataset, a generator or a loader, the first batch.
         """
+        warn_of_distribution()
         bound = _FIT.bind(None, x, y, *args, **kwargs).arguments
         with self._checked(x, y) as (data, checked):
             options = {"shuffle": bound.get("shuffle", True), "class_weight": bound.get("class_weight")}

@@ -14,7 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from keras_tx import contract
-from keras_tx.errors import ConfigError, TextError, nearest, whole_number
+from keras_tx.errors import ConfigError, TextError, nearest, user_stacklevel, whole_number
 from keras_tx.processing import tokenizer_files
 from keras_tx.processing.given_texts import check_texts, check_words
 from keras_tx.processing.rows import Frame, Piece, Row, frame_of, piece_of
@@ -325,8 +325,8 @@ class TextTransform:
             f"{over.size} of {lengths.size} texts are longer than max_length={self.max_length} and lost "
             f"{100 * lost / lengths.sum():.1f} % of all tokens; row {start + worst} lost the most, "
             f"{lengths[worst] - room} of its {lengths[worst]}. Split them into windows, raise max_length, or "
-            "say too_long='cut' or 'raise'.",
-            stacklevel=4,
+            "choose what happens to them: dataclasses.replace(transform, too_long='cut'), or 'raise'.",
+            stacklevel=user_stacklevel(),
         )
 
 

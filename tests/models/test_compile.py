@@ -184,3 +184,15 @@ def test_headless_models_need_a_loss_of_the_user():
     model = vit("Mu/2", image_size=8)
     model.compile(loss="mse")
     model.fit(np.tanh(draw(4, 8, 8, 3)), draw(4, 32), verbose=0)
+
+
+@pytest.mark.parametrize("name", ["adamw", "AdamW"])
+def test_adamw_by_name_is_ours(model, name: str):
+    model.compile(name)
+    ours = keras_tx.AdamW()
+    assert type(model.optimizer) is keras_tx.AdamW
+    assert model.optimizer.get_config() == {**ours.get_config(), "name": model.optimizer.name}
+    model.compile(keras.optimizers.AdamW())
+    assert type(model.optimizer) is keras.optimizers.AdamW
+    model.compile("sgd")
+    assert type(model.optimizer) is keras.optimizers.SGD

@@ -328,3 +328,25 @@ def test_batches_may_grow_after_the_first_ones(head):
     if head == "classes":
         assert len(model.predict(batches, verbose=0)) == len(words)
         model.fit(batches, shuffle=False, verbose=0, class_weight={0: 1.0, 1: 2.0})
+
+
+def test_a_text_that_is_cut_is_said_at_the_line_of_the_user():
+    short = dataclasses.replace(TRANSFORM, max_length=4)
+    for call in (
+        lambda transform: transform(TEXTS[:2]),
+        lambda transform: labelled_texts(TEXTS[:2], [0, 1], transform),
+        lambda transform: labelled_words([TEXTS[0].split()], [[0] * len(TEXTS[0].split())], transform),
+    ):
+        with pytest.warns(UserWarning, match=r"dataclasses.replace\(transform, too_long='cut'\)") as found:
+            call(short)
+        assert found[0].filename == __file__
+        call(dataclasses.replace(short, too_long="cut"))
+
+
+def test_options_of_batches():
+    with pytest.raises(
+        ConfigError, match=r"too_long='cut' .*dataclasses.replace\(transform, too_long='cut'\)"
+    ):
+        labelled_texts(TEXTS[:2], [0, 1], TRANSFORM, too_long="cut")
+    with pytest.raises(ConfigError, match="worker=2 is not an option of batches. Did you mean 'workers'"):
+        labelled_texts(TEXTS[:2], [0, 1], TRANSFORM, worker=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tx.errors import ConfigError, whole_number
+from keras_tx.errors import ConfigError, nearest, whole_number
+from keras_tx.processing import TextTransform
 
 Pack = Callable[[np.ndarray, np.random.Generator], tuple[Any, Any]]
+OPTIONS = ("workers", "use_multiprocessing", "max_queue_size")  # of keras.utils.PyDataset
 POOL = 50  # batches among which samples of a like length are looked for
 
 
@@ -39,6 +42,14 @@ class Batches(keras.utils.PyDataset):
         seed: int = 0,
         **options: Any,
     ):
+        for name in options:
+            if name not in OPTIONS:
+                of_transform = name in (field.name for field in dataclasses.fields(TextTransform))
+                remedy = f"Set it on the transform: dataclasses.replace(transform, {name}={options[name]!r})."
+                raise ConfigError(
+                    f"{name}={options[name]!r} is not an option of batches. "
+                    + (remedy if of_transform else nearest(name, OPTIONS))
+                )
         super().__init__(**options)
         self.pack = pack
         self.lengths = np.asarray(lengths)
