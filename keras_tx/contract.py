@@ -59,6 +59,7 @@ SENTENCE_EMBEDDING = "sentence_embedding"
 IMAGE_EMBEDS = "image_embeds"
 PREDICTION_LOGITS = "prediction_logits"  # with the next, as BertForPreTraining names them
 SEQ_RELATIONSHIP_LOGITS = "seq_relationship_logits"
+NEXT_SENTENCE_LABELS = ("IS_NEXT", "NOT_NEXT")  # of its classes, in order
 BATCH_AXIS = "batch_size"
 SEQUENCE_AXIS = "sequence_length"
 PAST_AXIS = "past_sequence_length"

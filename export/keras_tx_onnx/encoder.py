@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
-from keras_tx.heads import MaskedLMHead, SentenceEmbeddingHead
+from keras_tx.heads import SentenceEmbeddingHead
 from keras_tx.heads.head import label_names
 from keras_tx.models import Bert
 from keras_tx.models.text_model import check_padded_right, check_tokenizer, fitting
@@ -141,7 +141,7 @@ def _with_tokens(model: Bert) -> keras.Model:
 def _fitted(model: Bert, tokenizer: Any) -> TextTransform:
     transform = TextTransform.of(tokenizer)
     needed = ["pad_token", "unk_token", "cls_token", "sep_token"]
-    if isinstance(model.head, MaskedLMHead):
+    if model.task == contract.FILL_MASK:
         needed.append("mask_token")
     missing = [name for name in needed if getattr(transform, name) is None]
     if missing:

@@ -32,7 +32,7 @@ def answers(
 ) -> list[dict[str, Any]]:
     """The answers for texts, as --json prints them."""
     given: dict[str, Any] = {}
-    if hasattr(model, "classify"):
+    if hasattr(model, "classify") and (pair is not None or not hasattr(model, "fill")):
         given = {} if pair is None else {"pair": pair}
         kind = "numbers" if model.folder.problem_type == contract.REGRESSION else "predictions"
         found = model.classify(texts, None if pair is None else [pair] * len(texts), top_k=top_k)

@@ -232,7 +232,7 @@ def _answered(model: LoadedModel, transform: TextTransform) -> int:
     if isinstance(model, TextGenerator):
         model(text, max_new_tokens=1)
     else:
-        run_text.answer(model, text, 1, None, words)
+        run_text.answers(model, [text], 1, None, words)
     (row,) = transform.encode([text])
     return len(row)
 

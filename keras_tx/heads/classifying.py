@@ -120,7 +120,7 @@ class NextSentenceHead(Head):
         return project(features, 2, contract.LOGITS)
 
     def default_labels(self) -> list[str]:
-        return ["IS_NEXT", "NOT_NEXT"]
+        return list(contract.NEXT_SENTENCE_LABELS)
 
     def loss(self) -> keras.losses.Loss:
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True)

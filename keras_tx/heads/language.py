@@ -67,6 +67,7 @@ class PretrainingHead(Head):
     they have in MaskedLMHead and NextSentenceHead. The loss is the sum of both.
     """
 
+    task: ClassVar[str | None] = contract.FILL_MASK  # and pairs of texts
     token_outputs: ClassVar[tuple[str, ...]] = (PREDICTION_LOGITS,)
 
     def __call__(self, features: Encoded) -> dict[str, Any]:

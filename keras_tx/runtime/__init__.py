@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from keras_tx.runtime.session import Session
     from keras_tx.runtime.tasks import GenericModel, ImageClassifier, ImageEmbedder
     from keras_tx.runtime.text_answers import QuestionAnswerer, TextTagger
-    from keras_tx.runtime.text_tasks import MaskFiller, TextClassifier, TextEmbedder
+    from keras_tx.runtime.text_tasks import MaskFiller, PretrainedEncoder, TextClassifier, TextEmbedder
 
 _HOMES = {
     "Folder": "folder",
@@ -29,6 +29,7 @@ _HOMES = {
     "LoadedModel": "loaded",
     "MaskFiller": "text_tasks",
     "MicroBatcher": "batching",
+    "PretrainedEncoder": "text_tasks",
     "QuestionAnswerer": "text_answers",
     "Session": "session",
     "TextClassifier": "text_tasks",
@@ -47,6 +48,7 @@ __all__ = [
     "LoadedModel",
     "MaskFiller",
     "MicroBatcher",
+    "PretrainedEncoder",
     "QuestionAnswerer",
     "Session",
     "TextClassifier",
@@ -88,8 +90,8 @@ def load(
 
     Returns:
         An `ImageClassifier` or `ImageEmbedder`; a `TextClassifier`, `TextTagger`, `QuestionAnswerer`,
-        `MaskFiller` or `TextEmbedder`; a `TextGenerator`; or a `GenericModel`, for a model of no known task
-        and for a text model without tokenizer.
+        `MaskFiller`, `PretrainedEncoder` or `TextEmbedder`; a `TextGenerator`; or a `GenericModel`, for a
+        model of no known task and for a text model without tokenizer.
     """
     from keras_tx.runtime.tasks import open_model
 

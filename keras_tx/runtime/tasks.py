@@ -23,7 +23,7 @@ from keras_tx.runtime.scores import Scores
 from keras_tx.runtime.session import Session, describe, stays_on_cpu
 from keras_tx.runtime.text_answers import QuestionAnswerer, TextTagger
 from keras_tx.runtime.text_model import checked_tokens
-from keras_tx.runtime.text_tasks import MaskFiller, TextClassifier, TextEmbedder
+from keras_tx.runtime.text_tasks import MaskFiller, PretrainedEncoder, TextClassifier, TextEmbedder
 
 
 class _ImageModel(LoadedModel):
@@ -190,6 +190,8 @@ def _open(folder: Folder, provider: str, threads: int | None) -> LoadedModel:
         _check_manifest(folder, session)
         if task in _TEXT and contract.TOKENIZER not in folder.manifest.files:
             return GenericModel(folder, session)  # which takes ids
+        if task == contract.FILL_MASK and contract.PREDICTION_LOGITS in {x.name for x in session.outputs}:
+            return PretrainedEncoder(folder, session)
         return _TASKS[task](folder, session)
     except FolderError:
         session.close()

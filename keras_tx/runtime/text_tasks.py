@@ -71,8 +71,10 @@ class MaskFiller(TextModel):
     [{'token': 'capital', 'id': 3007, 'score': 0.99, 'text': 'paris is the capital of france.'}]
     """
 
+    _logits = contract.LOGITS  # the output that scores tokens
+
     def __init__(self, folder: Folder, session: Session) -> None:
-        super().__init__(folder, session, (contract.LOGITS,))
+        super().__init__(folder, session, (self._logits,))
         if self.transform.mask_token is None:
             raise FolderError(
                 f"{folder.path}: the tokenizer has no mask_token. Export again with one that has."
@@ -96,7 +98,7 @@ class MaskFiller(TextModel):
                         "reads. Put it where a word is to be filled in."
                     )
             return self.run_rows(
-                rows, lambda row, out: self._filled(row, out[contract.LOGITS], top_k), batch_size
+                rows, lambda row, out: self._filled(row, out[self._logits], top_k), batch_size
             )
 
         found = self.in_parts(answer, texts, batch_size=batch_size, progress=progress)
@@ -117,6 +119,46 @@ class MaskFiller(TextModel):
         ids[place] = number
         token = self._tokens.get(number, "")  # a model may have more rows than its tokenizer tokens
         return {"token": token, "id": number, "score": score, "text": self.transform.decode(ids)}
+
+
+class PretrainedEncoder(MaskFiller):
+    """A BERT as it was pre-trained: fills masks, and says whether a text follows another.
+
+    >>> bert = load("pretrained")  # doctest: +SKIP
+    >>> bert("Paris is the [MASK] of France.", top_k=1)  # doctest: +SKIP
+    [{'token': 'capital', 'id': 3007, 'score': 0.99, 'text': 'paris is the capital of france.'}]
+    >>> bert.classify("The cat sat.", "It slept.")  # doctest: +SKIP
+    [{'label': 'IS_NEXT', 'score': 0.97}, {'label': 'NOT_NEXT', 'score': 0.03}]
+    """
+
+    _logits = contract.PREDICTION_LOGITS
+
+    def __init__(self, folder: Folder, session: Session) -> None:
+        super().__init__(folder, session)
+        spec = next((x for x in session.outputs if x.name == contract.SEQ_RELATIONSHIP_LOGITS), None)
+        if spec is None or spec.shape[-1] != len(contract.NEXT_SENTENCE_LABELS):
+            raise FolderError(
+                f"{folder.path}: the graph has no {contract.SEQ_RELATIONSHIP_LOGITS} of "
+                f"{len(contract.NEXT_SENTENCE_LABELS)} classes beside {self._logits}. Export again."
+            )
+        self._scores = Scores(None, contract.NEXT_SENTENCE_LABELS)
+
+    def classify(
+        self, texts: Any, pairs: Any, *, top_k: int = 2, batch_size: int = 32, progress: bool = False
+    ) -> list[Any]:
+        """Whether the second text of a pair follows the first, the best label first; of lists, a list."""
+        top_k = min(whole_number("top_k", top_k), len(contract.NEXT_SENTENCE_LABELS))
+
+        def answer(texts: Any, pairs: Any, start: int) -> list[Any]:
+            rows = self.transform.encode(texts, pairs, start=start)
+            return self.run_rows(
+                rows,
+                lambda row, out: self._scores.best(out[contract.SEQ_RELATIONSHIP_LOGITS], top_k),
+                batch_size,
+            )
+
+        found = self.in_parts(answer, texts, pairs, batch_size=batch_size, progress=progress)
+        return found[0] if isinstance(texts, str) else found
 
 
 class TextEmbedder(TextModel):

@@ -22,6 +22,8 @@ TASKS = {
     "names": (keras_tx.TokenClassifierHead(2), TEXT, []),
     "squad": (keras_tx.SpanHead(), TEXT, ["--question", "Who lives in London?"]),
     "masked": (keras_tx.MaskedLMHead(), "the [MASK] sat on [MASK]", []),
+    "pretrained": (keras_tx.PretrainingHead(), "the [MASK] sat on [MASK]", []),
+    "pairs": (keras_tx.PretrainingHead(), TEXT, ["--pair", "a cat"]),
     "minilm": (keras_tx.SentenceEmbeddingHead(), TEXT, []),
 }
 
@@ -51,6 +53,8 @@ def test_every_task(name: str, tx, folders):
             "names": lambda: model.tag(text),
             "squad": lambda: model.answer(options[-1], text, top_k=5),
             "masked": lambda: model.fill(text),
+            "pretrained": lambda: model.fill(text),
+            "pairs": lambda: model.classify(text, "a cat"),
             "minilm": lambda: model.embed(text).tolist(),
         }[name]()
     assert expected in list(answer.values())

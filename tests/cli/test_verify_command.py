@@ -30,7 +30,9 @@ def test_a_sound_folder(tx, exports, name):
     assert "tolerance 1e-04" in ran.out
 
 
-@pytest.mark.parametrize("name", ["reviews", "mask", "answers", "tags", "sentences", "ids", "poet"])
+@pytest.mark.parametrize(
+    "name", ["reviews", "mask", "pretrained", "answers", "tags", "sentences", "ids", "poet"]
+)
 def test_a_text_model_reads_texts(tx, tmp_path, name):
     """Its graph runs on every kind of mask, and nothing is said about images."""
     import keras_tx
@@ -39,6 +41,7 @@ def test_a_text_model_reads_texts(tx, tmp_path, name):
     from tests.wordpiece import wordpiece
 
     heads = {"reviews": "classifier", "mask": "masked", "answers": "span", "tags": "tags"}
+    heads["pretrained"] = "pretraining"
     if name == "poet":
         words = keras_tx.processing.train_byte_bpe(["the cat sat on the mat"] * 5, size=280)
         model = keras_tx.gpt("pico", max_length=70, processing=words)

@@ -268,6 +268,12 @@ LOGITS = np.zeros((2, 3), "float32")
             {"start_logits": [0, 1], "end_logits": [2, 3]},
             r"target 3 at \[1\].*0 to 2, in end_logits",
         ),
+        (
+            scoring._masked_tokens,
+            {"prediction_logits": LOGITS[None], "seq_relationship_logits": LOGITS},
+            {"prediction_logits": [[-100, 3]], "seq_relationship_logits": [0]},
+            r"target 3 at \[0, 1\].*0 to 2",
+        ),
         (scoring._accuracy, {"logits": LOGITS[None]}, [[0, 3]], r"target 3 at \[0, 1\].*-100 for none"),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 import keras_tx
 from keras_tx.errors import ConfigError, InputError, KerasTxError, TextError
 from keras_tx.processing import TextTransform
-from keras_tx.runtime import load
+from keras_tx.runtime import PretrainedEncoder, load
 from keras_tx.runtime.text_answers import merged
 from keras_tx_onnx import export_onnx
 from tests.drawing import as_numpy, redraw
@@ -119,6 +119,24 @@ def test_fill(tmp_path):
     assert two[1][0]["id"] == int(np.argmax(scores[1, places[1][1]]))
     with pytest.raises(TextError, match=r"texts\[1\] has no \[MASK\]"):
         fill(["[MASK]", "the cat"])
+
+
+def test_pretrained(tmp_path):
+    """Masked tokens of texts, and whether the second of a pair follows the first."""
+    model, both, transform = exported(tmp_path / "x", keras_tx.PretrainingHead())
+    assert type(both) is PretrainedEncoder and both.folder.manifest.task == "fill-mask"
+    arrays = transform("the [MASK] sat.")
+    scores = softmax(keras_outputs(model, arrays)["prediction_logits"])
+    place = int(np.flatnonzero(arrays["input_ids"][0] == 4)[0])
+    (answer,) = both("the [MASK] sat.", top_k=1)
+    assert answer["id"] == int(np.argmax(scores[0, place]))
+    assert answer["score"] == pytest.approx(scores[0, place].max(), rel=1e-5)
+    pairs = ["it is good", "Paris", "the dog", "no"]
+    expected = softmax(keras_outputs(model, transform(TEXTS, pairs))["seq_relationship_logits"])
+    for found, row in zip(both.classify(TEXTS, pairs, batch_size=3), expected, strict=True):
+        assert [one["label"] for one in found] == [["IS_NEXT", "NOT_NEXT"][i] for i in np.argsort(-row)]
+        assert_close(np.array([one["score"] for one in found]), np.sort(row)[::-1])
+    assert both.classify(TEXTS[0], pairs[0], top_k=1) == [both.classify(TEXTS[0], pairs[0])[0]]
 
 
 def test_tag(tmp_path):

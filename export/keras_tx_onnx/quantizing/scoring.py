@@ -158,6 +158,15 @@ def _accuracy(outputs: Outputs, inputs: Outputs, targets: Any) -> Result:
     return float((best == labels)[counted].sum()), float(counted.sum())
 
 
+def _masked_tokens(outputs: Outputs, inputs: Outputs, targets: Any) -> Result:
+    """Of masked tokens, also where a model was pre-trained with pairs of texts."""
+    if contract.LOGITS in outputs:
+        return _accuracy(outputs, inputs, targets)
+    labels = _targets(targets)
+    labels = labels[contract.PREDICTION_LOGITS] if isinstance(labels, Mapping) else labels
+    return _accuracy({contract.LOGITS: outputs[contract.PREDICTION_LOGITS]}, inputs, labels)
+
+
 def _several_labels(outputs: Outputs, inputs: Outputs, targets: Any) -> Result:
     """Twice the classes that are rightly found, and all that are found or right: their quotient is F1."""
     logits = outputs[contract.LOGITS]
@@ -208,7 +217,7 @@ _OF_TASKS: dict[str | None, tuple[str, _Measure]] = {
     contract.IMAGE_CLASSIFICATION: ("accuracy", _accuracy),
     contract.TEXT_CLASSIFICATION: ("accuracy", _accuracy),
     contract.TOKEN_CLASSIFICATION: ("accuracy of tokens", _accuracy),
-    contract.FILL_MASK: ("accuracy of tokens", _accuracy),
+    contract.FILL_MASK: ("accuracy of tokens", _masked_tokens),
     contract.QUESTION_ANSWERING: ("exact match", _spans),
     contract.TEXT_GENERATION: ("-log(perplexity)", _next_tokens),
 }
