@@ -91,6 +91,7 @@ MULTI_LABEL = "multi_label_classification"
 # makes older runtimes refuse a graph that they could run.
 IR_VERSIONS = {17: 8, 18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11, 24: 12, 25: 13, 26: 13}
 DEFAULT_OPSET = 23
+BOUNDS = "keras_tx.bounds"  # the entry of a graph's metadata with its bounds, a JSON list
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +153,7 @@ class Manifest:
     parity: Parity | None = None
     labels: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
+    bounds: tuple[str, ...] = ()  # of dynamic axes, for which the graph is right: "sequence_length <= 200"
     variants: dict[str, Variant] = dataclasses.field(default_factory=dict)  # by precision
     format_version: int = FORMAT_VERSION
 
@@ -194,6 +196,7 @@ class Manifest:
                 if raw.get("labels") is None
                 else tuple(str(x) for x in _expect(raw, "labels", list)),
                 notes=tuple(raw.get("notes", ())),
+                bounds=tuple(str(x) for x in raw.get("bounds", ())),
                 variants={str(k): _variant(v) for k, v in raw.get("variants", {}).items()},
             )
         except (KeyError, TypeError, AttributeError, OverflowError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,11 +10,14 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from keras_tx import contract
 from keras_tx.errors import ExportError
+from keras_tx.runtime.bounds import violated_bound
 from keras_tx.runtime.examples import MASKS, Use
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import graph
 from keras_tx_onnx.errors import Stateful, one_line
+from keras_tx_onnx.symbolic_backend import Call
 
 # Rows, their masks where a model has masks, and the size of a dynamic axis beside the batch: strides and
 # patches divide these. The last is for code that branches on short texts, where there is a dynamic axis.
@@ -51,7 +55,7 @@ class _Reached:
         self.inputs = inputs
 
 
-def graph_inputs(call: graph.Call, kind: type) -> list[Any]:
+def graph_inputs(call: Call, kind: type) -> list[Any]:
     """What the call of a model inside a model gives to its inputs; a mask goes along with a value."""
     named = {name: x for name, x in call.kwargs.items() if name != "mask"}
     return [x for x in keras.tree.flatten((call.args, named)) if isinstance(x, kind)]
@@ -61,7 +65,7 @@ def uses_of(function: Any) -> list[Use]:
     """What each input of a graph is used for."""
     found: dict[int, list[Any]] = {index: [] for index in range(len(function.inputs))}
 
-    def visit(call: graph.Call) -> list[_Reached]:
+    def visit(call: Call) -> list[_Reached]:
         if graph.is_function(call.operation) and not graph.has_own_call(call.operation):
             return graph.walk(graph.function_of(call.operation), graph_inputs(call, _Reached), visit)
         given = [x for x in keras.tree.flatten((call.args, call.kwargs)) if isinstance(x, _Reached)]
@@ -97,19 +101,44 @@ def cases_of(outside: Any, run: Any, parameters: int) -> list[Case]:
     ):
         choices = _choices(outside, length, index % 2 == 1, used)
         for rows in _rows(outside, batch, masks):
-            sizes, case = _case(outside, run, rows, choices, len(used))
+            within = [sizes for sizes in choices if _is_within(outside, rows, sizes)]
+            if outside.bounds and not within:
+                continue
+            sizes, case = _case(outside, run, rows, within, len(used))
             used.append(sizes)
             cases += [case, *outside.further(case)]
-    if not outside.sequences:
+    if not cases:
+        raise ExportError(
+            f"None of the sizes to compare at is within the model's bounds ({'; '.join(outside.bounds)}). "
+            "Change what its layers compare sizes with, or pass verify=False to export without comparing."
+        )
+    if not outside.axes:
         return cases
-    longest = min(LONGEST, COST // max(parameters, 1))
-    beyond = max(size for sizes in used for size in sizes.values())
-    for sizes in (dict.fromkeys(outside.axes, SHORTEST), _largest(outside, longest, beyond)):
-        if sizes is not None and outside.permits(sizes) and sizes not in used:
-            result = _attempt(outside, run, ("all",) * (outside.batch or 1), sizes, len(used))
+    further: list[Sizes] = [dict.fromkeys(outside.axes, length) for length in _next_to(outside.bounds)]
+    if outside.sequences:
+        longest = min(LONGEST, COST // max(parameters, 1))
+        beyond = max(size for sizes in used for size in sizes.values())
+        further.append(dict.fromkeys(outside.axes, SHORTEST))
+        further += _largest(outside, longest, beyond)
+    masks = ("all",) * (outside.batch or 1)
+    for sizes in further:
+        if sizes not in used and _is_within(outside, masks, sizes):
+            used.append(sizes)
+            result = _attempt(outside, run, masks, sizes, len(used))
             if isinstance(result, Case) and _is_finite(result):
                 cases.append(result)
     return cases
+
+
+def _is_within(outside: Any, masks: Masks, sizes: Sizes) -> bool:
+    axes = {contract.BATCH_AXIS: len(masks), **sizes}
+    return outside.permits(sizes) and violated_bound(outside.bounds, axes) is None
+
+
+def _next_to(bounds: Sequence[str]) -> list[int]:
+    """The sizes around the numbers in bounds."""
+    numbers = {int(number) for bound in bounds for number in re.findall(r"\b\d+\b", bound)}
+    return sorted({n + step for n in numbers for step in (-1, 0, 1) if 0 < n + step <= 2 * LONGEST})
 
 
 def _rows(outside: Any, batch: int, masks: Masks) -> list[Masks]:
@@ -183,7 +212,7 @@ def _choices(outside: Any, wanted: int, descending: bool, used: Sequence[Sizes])
         return dict.fromkeys(outside.axes, length)
 
     lengths = sorted(LENGTHS, key=lambda n: (n > wanted, abs(n - wanted)))
-    tried = [different(wanted), equal(wanted), *map(equal, lengths)]
+    tried = [different(wanted), equal(wanted), *map(equal, [*lengths, *_next_to(outside.bounds)])]
     if outside.pictures:  # different heights and widths first, from small to large
         tried = [*map(different, PICTURES), *map(equal, PICTURES), *tried]
     choices: list[Sizes] = []
@@ -193,7 +222,8 @@ def _choices(outside: Any, wanted: int, descending: bool, used: Sequence[Sizes])
     return sorted(choices, key=lambda sizes: sizes in used)
 
 
-def _largest(outside: Any, longest: int, beyond: int) -> Sizes | None:
-    """The largest size that all axes may have, where it is beyond those of other cases."""
+def _largest(outside: Any, longest: int, beyond: int) -> Sequence[Sizes]:
+    """The largest size that all axes may have, where it is beyond those of other cases; else nothing."""
     sizes = (dict.fromkeys(outside.axes, length) for length in range(longest, beyond, -1))
-    return next(filter(outside.permits, sizes), None)
+    masks = ("all",) * (outside.batch or 1)
+    return next(([one] for one in sizes if _is_within(outside, masks, one)), [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +18,15 @@ from keras_tx import contract
 from keras_tx.models.weight_values import array_of
 from keras_tx_onnx.cache import Cache
 
-MADE = ("tiers", "warnings", "predicates", "_names", "_weights", "_constants")  # what grows with the graph
+MADE = (
+    "tiers",
+    "warnings",
+    "bounds",
+    "predicates",
+    "_names",
+    "_weights",
+    "_constants",
+)  # what grows with the graph
 KERAS_TENSOR = "keras_tensor"  # where a value remembers what Keras knows of its shape and dtype
 
 
@@ -70,7 +79,8 @@ class Context:
         self.warnings: list[str] = []
         self.predicates: dict[str, Predicate] = {}  # by the name of an If node
         self.op = Nodes(self)
-        self.open_function: Callable[[Context, Any, ir.Value], ir.Value] | None = None
+        self.bounds: dict[str, None] = {}  # for which sizes of its inputs the graph is right
+        self.lower_call_of: Callable[..., Any] | None = None  # adds the nodes of a function of keras.ops
         # Adds the nodes of a traced body to the graph that is open, and returns its results.
         self.lower_body: Callable[[Context, Any, list[Any]], list[Any]] | None = None
         self.cache: Cache | None = None  # where the graph decodes with a cache
@@ -256,8 +266,9 @@ class Context:
         """What a function of keras.ops, such as an activation, does to a step inside a lowering."""
         if KERAS_TENSOR not in x.meta:
             x.meta[KERAS_TENSOR] = keras.KerasTensor((None,) * self.rank, "float32")
-        assert self.open_function is not None
-        return self.open_function(self, function, x)
+        assert self.lower_call_of is not None
+        with self.inside(getattr(function, "__name__", "function").strip("<>")):
+            return self.lower_call_of(self, function, x)
 
     def floating(self, x: ir.Value) -> ir.Value:
         """A value as float32: Keras casts integers where a layer computes with floats.
@@ -289,7 +300,9 @@ class Context:
         return node.outputs[0] if outputs == 1 else tuple(node.outputs)
 
     def model(self) -> ir.Model:
-        return ir.Model(self.graph, ir_version=contract.IR_VERSIONS[self.opset], producer_name="keras-tx")
+        version = contract.IR_VERSIONS[self.opset]
+        metadata = {contract.BOUNDS: json.dumps(list(self.bounds))} if self.bounds else {}
+        return ir.Model(self.graph, ir_version=version, producer_name="keras-tx", metadata_props=metadata)
 
 
 class Nodes:

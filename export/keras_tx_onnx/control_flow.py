@@ -19,11 +19,11 @@ from typing import Any
 import keras
 from keras import ops, tree
 
-from keras_tx_onnx import graph
+from keras_tx_onnx import graph, symbolic_backend
 from keras_tx_onnx.errors import NotLowered
-from keras_tx_onnx.sized import is_usual
+from keras_tx_onnx.sizes import Size
+from keras_tx_onnx.symbolic_backend import Trace, is_tracing
 
-_tracing: contextvars.ContextVar[bool] = contextvars.ContextVar("tracing_bodies", default=False)
 _forced: contextvars.ContextVar[bool | None] = contextvars.ContextVar("forced_predicates", default=None)
 
 
@@ -32,45 +32,35 @@ class Body:
     """A function as a graph.
 
     Attributes:
-        function: the graph, or None where no result is computed from a tensor. Its inputs are the
-            parameters, then `captured`.
+        trace: the graph. Its inputs are the parameters, then `captured`.
         captured: tensors from outside that the function reads.
         results: what it returns, flat: a Keras tensor, or a number or array.
         structure: what it returns, with places in `results` as leaves, and None where it returned None.
-        other: the same body at another sample size.
     """
 
-    function: Any
+    trace: Trace
     captured: list[keras.KerasTensor]
     results: list[Any]
     structure: Any
-    other: Body | None = None
 
     def specs(self) -> list[keras.KerasTensor]:
-        """Shape and dtype of each result; an axis that the sample sizes change has no size."""
-        specs = [spec_of(result) for result in self.results]
-        if self.other is None:
-            return specs
+        """Shape and dtype of each result."""
+        return [spec_of(result) for result in self.results]
+
+    def known_specs(self) -> list[keras.KerasTensor]:
+        """Shape and dtype of each result, without dynamic axes."""
         return [
-            keras.KerasTensor([a if a == b else None for a, b in zip(x.shape, y.shape, strict=True)], x.dtype)
-            for x, y in zip(specs, self.other.specs(), strict=True)
+            keras.KerasTensor([None if isinstance(n, Size) else n for n in x.shape], x.dtype)
+            for x in self.specs()
         ]
 
 
 def trace(function: Callable[..., Any], *specs: Any) -> Body:
-    """Calls a function on Keras tensors of these shapes and dtypes, and returns its graph.
-
-    The function is called twice. Tensors that both calls reach existed before; each call makes the rest anew.
-    """
-    parameters = tree.map_structure(lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype), specs)
-    returned = function(*parameters)
-    results, structure = _flat(returned)
-    tensors = [x for x in results if isinstance(x, keras.KerasTensor)]
-    again = [x for x in tree.flatten(function(*parameters)) if isinstance(x, keras.KerasTensor)]
-    own = tree.flatten(parameters)
-    captured = graph.shared_tensors(tensors, again, own)
-    inputs = [*own, *captured]
-    return Body(graph.function_between(inputs, tensors) if tensors else None, captured, results, structure)
+    """Calls a function on Keras tensors of these shapes and dtypes, and returns its graph."""
+    parameters = tree.map_structure(lambda x: keras.KerasTensor(x.shape, x.dtype), specs)
+    traced, captured = symbolic_backend.trace_body(lambda: function(*parameters), tree.flatten(parameters))
+    results, structure = _flat(traced.result)
+    return Body(traced, captured, results, structure)
 
 
 def _flat(returned: Any) -> tuple[list[Any], Any]:
@@ -103,10 +93,7 @@ def spec_of(x: Any) -> keras.KerasTensor:
 
 
 class Bodies(keras.Operation):
-    """An operation with bodies, in the place of one of Keras.
-
-    `pair` tells each body its counterpart at another sample size.
-    """
+    """An operation with bodies, in the place of one of Keras."""
 
     def __init__(self, operation: Any, *bodies: Body):
         super().__init__(name=operation.name)
@@ -116,13 +103,6 @@ class Bodies(keras.Operation):
     @property
     def bodies(self) -> tuple[Body, ...]:
         return self._bodies
-
-    def pair(self, other: Bodies) -> None:
-        pairs = zip(self._bodies, other.bodies, strict=True)
-        self._bodies = tuple(dataclasses.replace(body, other=twin) for body, twin in pairs)
-
-    def _captured(self) -> list[list[keras.KerasTensor]]:
-        return [body.captured for body in self._bodies]
 
     def call(self, *args: Any) -> Any:
         raise NotImplementedError("It is only traced.")
@@ -308,16 +288,6 @@ TRACED: dict[str, tuple[Callable[..., Any], type[Bodies]]] = {
 
 
 @contextmanager
-def tracing_bodies() -> Iterator[None]:
-    """Within, operations of keras.ops that receive functions trace them. Other threads see Keras's own."""
-    token = _tracing.set(True)
-    try:
-        yield
-    finally:
-        _tracing.reset(token)
-
-
-@contextmanager
 def forced_predicates(value: bool) -> Iterator[None]:
     """Within, `ops.cond` on numbers takes one branch, whatever its predicate."""
     token = _forced.set(value)
@@ -328,11 +298,11 @@ def forced_predicates(value: bool) -> Iterator[None]:
 
 
 def _install() -> None:
-    """Lets Keras's operations follow `tracing_bodies` and `forced_predicates`."""
+    """Lets Keras's operations follow a trace and `forced_predicates`."""
 
     def traced_by(function: Callable[..., Any]) -> Callable[..., Any]:
         def symbolic_call(operation: Any, *args: Any, **kwargs: Any) -> Any:
-            if _tracing.get() and not is_usual():
+            if is_tracing():
                 return function(operation, *args, **kwargs)
             return keras.Operation.symbolic_call(operation, *args, **kwargs)
 
@@ -344,7 +314,7 @@ def _install() -> None:
     compute = kinds["Cond"].call
 
     def call(operation: Any, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-        if _tracing.get() and not is_usual():
+        if is_tracing():
             return _cond(operation, pred, true_fn, false_fn)
         if (value := _forced.get()) is not None and not isinstance(pred, bool):
             return true_fn() if value else false_fn()

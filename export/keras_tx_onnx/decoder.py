@@ -18,7 +18,7 @@ from keras_tx.runtime.examples import Use, draw
 from keras_tx.runtime.session import Session
 from keras_tx.weights.genai import genai_config
 from keras_tx.weights.huggingface_gpt import gpt_to_config
-from keras_tx_onnx import dims, graph
+from keras_tx_onnx import graph, sizes
 from keras_tx_onnx.cache import Cache
 from keras_tx_onnx.cases import Case, Masks, Sizes
 from keras_tx_onnx.context import KERAS_TENSOR, Context
@@ -151,10 +151,10 @@ def _open(cx: Context, cached: bool) -> dict[str, ir.Value]:
     if cached:
         inside = ir.val("attention_mask_of_tokens", dtype=ir.DataType.INT64, shape=tokens)
         cx.cache = Cache(mask, inside, positions, BODY)
-    sizes = (dims.Size(ids, 0), dims.Size(ids, 1))
+    shape = tuple(sizes.of_symbol(sizes.Symbol(ids, axis, least=1)) for axis in (0, 1))
     for value in (ids, inside, positions):
         value.meta[KERAS_TENSOR] = keras.KerasTensor((None, None), "int32")
-        value.meta[dims.SIZES] = sizes
+        value.meta[sizes.SIZES] = shape
     return {contract.INPUT_IDS: ids, contract.ATTENTION_MASK: inside, contract.POSITION_IDS: positions}
 
 

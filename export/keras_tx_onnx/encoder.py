@@ -24,8 +24,8 @@ from keras_tx_onnx import cases, graph
 from keras_tx_onnx.context import Context
 from keras_tx_onnx.interface import Example, Interface
 from keras_tx_onnx.selecting import select_early
-from keras_tx_onnx.sequence_sizes import sizes_of_ids
 from keras_tx_onnx.signature import Functional
+from keras_tx_onnx.sizes import sizes_of_ids
 from keras_tx_onnx.unpad import unpad
 
 INPUTS = (contract.INPUT_IDS, contract.ATTENTION_MASK, contract.TOKEN_TYPE_IDS)

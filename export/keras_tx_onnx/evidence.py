@@ -21,6 +21,7 @@ from keras_tx.errors import ExportError
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import graph, tolerances
 from keras_tx_onnx.cases import Case
+from keras_tx_onnx.symbolic_backend import Call, in_float32
 
 # A difference of this share of the variation between samples is not a sample's own rounding any more.
 LEAST = 1e-2
@@ -128,7 +129,7 @@ def _before_activation(model: Any, inputs: Sequence[np.ndarray]) -> list[np.ndar
     def computed(function: Any, values: list[Any]) -> list[Any]:
         last = {id(operation) for operation in graph.last_operations(function)}
 
-        def visit(call: graph.Call) -> list[Any]:
+        def visit(call: Call) -> list[Any]:
             if id(call.operation) not in last:
                 return keras.tree.flatten(call.operation(*call.args, **call.kwargs))
             if graph.is_function(call.operation) and not graph.has_own_call(call.operation):
@@ -138,12 +139,12 @@ def _before_activation(model: Any, inputs: Sequence[np.ndarray]) -> list[np.ndar
 
         return graph.walk(function, values, visit)
 
-    with keras.device("cpu"), graph.in_float32(model):
+    with keras.device("cpu"), in_float32():
         values = computed(graph.function_of(model), [keras.ops.convert_to_tensor(x) for x in inputs])
         return [None if y is None else keras.ops.convert_to_numpy(y) for y in values]
 
 
-def _without_activation(call: graph.Call) -> list[Any]:
+def _without_activation(call: Call) -> list[Any]:
     operation = call.operation
     if type(operation).__name__ in _NODES:
         return keras.tree.flatten(call.args)[:1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import tempfile
@@ -20,7 +21,7 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.models.weight_values import check_finite
 from keras_tx.processing import ImageTransform
-from keras_tx_onnx import branches, dims, evidence, graph, passes, tolerances, verify
+from keras_tx_onnx import branches, evidence, graph, passes, sizes, tolerances, verify
 from keras_tx_onnx.aside import check_target, written_aside
 from keras_tx_onnx.cases import Case
 from keras_tx_onnx.context import Context
@@ -173,7 +174,7 @@ def _lowered(
     outside.close(context)
     model = context.model()
     passes.simplify(model, further)
-    dims.name_axes(context.graph)
+    sizes.name_axes(context.graph)
     for value in context.graph.outputs:
         _name_what_is_left(value)
     return context, model
@@ -182,7 +183,7 @@ def _lowered(
 def _name_what_is_left(output: ir.Value) -> None:
     """Sizes that nobody could trace to an input are called after the output that has them."""
     assert output.shape is not None and output.name is not None
-    known = [None if dims.is_nameless(n) else n for n in output.shape]
+    known = [None if sizes.is_nameless(n) else n for n in output.shape]
     names = axis_names(tuple(n if isinstance(n, int) else None for n in known), output.name)
     output.shape = ir.Shape([b if a is None else a for a, b in zip(known, names, strict=True)])
 
@@ -207,6 +208,7 @@ def _verified(
     model: Any, outside: Interface, lowered: Context, path: Path
 ) -> tuple[contract.Parity, tuple[str, ...]]:
     """Compares the graph with Keras; returns the result and notes about branches that no example takes."""
+    outside = dataclasses.replace(outside, bounds=tuple(lowered.bounds))
     precision, outputs = _precision(model), _names(lowered)[: len(outside.outputs)]
     run = verify.expected_of(model, outside)
     found = verify.cases_for(model, outside)
@@ -315,6 +317,7 @@ def _manifest(
         parity=parity,
         labels=outside.labels,
         notes=notes,
+        bounds=tuple(context.bounds),
     )
 
 

@@ -20,6 +20,7 @@ from keras_tx_onnx import graph, masks, missing
 from keras_tx_onnx.context import KERAS_TENSOR, Context
 from keras_tx_onnx.errors import NotLowered, one_line
 from keras_tx_onnx.splice import splice
+from keras_tx_onnx.symbolic_backend import drawing_nothing
 
 RANDOM = {
     "Bernoulli",
@@ -114,7 +115,7 @@ class _Call:
         for value, mask in self.carried:
             graph.set_mask(place[id(value)], place[id(mask)])
         with (
-            graph.drawing_nothing(),
+            drawing_nothing(),
             keras.StatelessScope(state_mapping=list(zip(variables, tensors[count:], strict=True))),
         ):
             return tree.flatten(self.operation(*args, **kwargs))

@@ -19,7 +19,7 @@ from keras_tx.processing import ImageTransform
 from keras_tx.runtime.examples import MASKS, draw, is_mask
 from keras_tx.runtime.session import Session
 from keras_tx.weights.huggingface_vit import vit_to_config
-from keras_tx_onnx import cases, dims, graph
+from keras_tx_onnx import cases, graph, sizes
 from keras_tx_onnx.context import Context, onnx_dtype
 from keras_tx_onnx.selecting import select_early
 from keras_tx_onnx.signature import Functional
@@ -49,6 +49,7 @@ class Interface:
     sequences: bool = False  # whether these are of sequences, which may be very short and very long
     pictures: bool = False  # whether these are heights and widths
     permits: Callable[[cases.Sizes], bool] = lambda sizes: True  # which sizes the graph is for
+    bounds: tuple[str, ...] = ()  # of these axes, which the layers' code has
     batch: int | None = None  # where the model has a fixed one
     further: Callable[[cases.Case], list[cases.Case]] = lambda case: []  # other ways to run a case
     close: Callable[[Context], None] = lambda cx: None  # adds outputs behind those of the model
@@ -213,8 +214,10 @@ def _numpy_dtype(dtype: str) -> str:
 def axis_names(shape: tuple[int | None, ...], owner: str) -> list[int | str]:
     """Dynamic axes by the names that people know; each input's own where there are several inputs.
 
-    One name for two inputs would say that they are always equally long.
+    One name for two inputs would say that they are always equally long. Names are identifiers, so that they
+    can stand in bounds.
     """
+    owner = re.sub(r"\W|^(?=\d)", "_", owner)
     names = {4: ("height", "width"), 5: ("depth", "height", "width")}.get(len(shape), ("sequence_length",))
     first = 2 if len(shape) > 3 and shape[1] is not None and shape[-1] is None else 1  # behind the channels
     found: list[int | str] = []
@@ -231,12 +234,12 @@ def axis_names(shape: tuple[int | None, ...], owner: str) -> list[int | str]:
 
 def _owner(name: str, names: list[str]) -> str:
     """Whose dynamic axes an input has; nobody's where there is one input, or one text."""
-    text = dims.text_of(name, names)
+    text = sizes.text_of(name, names)
     return "" if len(names) == 1 else name if text is None else _without_end(text).rstrip("_")
 
 
 def _without_end(text: str) -> str:
-    return text.removesuffix(next(end for end in dims.TOKENS if text.endswith(end)))
+    return text.removesuffix(next(end for end in sizes.TOKENS if text.endswith(end)))
 
 
 def _distinct(names: list[str]) -> list[str]:

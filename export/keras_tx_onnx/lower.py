@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -15,84 +13,79 @@ from keras import tree
 
 import keras_tx_onnx.lowerings  # noqa: F401  fills the registry
 from keras_tx.errors import ExportError
-from keras_tx_onnx import dims, fallback, graph, masks, registry
+from keras_tx_onnx import fallback, graph, masks, registry, sizes
 from keras_tx_onnx.context import KERAS_TENSOR, Context, onnx_dtype
-from keras_tx_onnx.control_flow import TRACED, Bodies, Body
+from keras_tx_onnx.control_flow import TRACED, Body
 from keras_tx_onnx.errors import NotLowered
-from keras_tx_onnx.opening import Opened, Sizes, open_layer
+from keras_tx_onnx.opening import SizeLost, open_call, promised_sizes, settings_of
+from keras_tx_onnx.symbolic_backend import AsTensor, Call, Trace
 
-__all__ = ["lower"]
+__all__ = ["lower", "lower_call_of"]
 
 
-def lower(
-    context: Context, function: Any, inputs: list[ir.Value], opened: Opened | None = None
-) -> list[ir.Value]:
-    """Adds the nodes of a functional graph, and gives the values of its outputs.
-
-    `opened` says that the function is a layer's call at sample sizes, and what these stand for.
-    """
-    context.open_function = _open_function
-    outer, context.lower_body = context.lower_body, functools.partial(_lower_body, opened)
-    sizes = None if opened is None else Sizes(context, opened.axes)
-    if opened is None:
+def lower(context: Context, function: Any, inputs: list[ir.Value]) -> list[ir.Value]:
+    """Adds the nodes of a functional graph or of a trace, and returns the values of its outputs."""
+    context.lower_call_of, context.lower_body = lower_call_of, _lower_body
+    traced = isinstance(function, Trace)
+    if not traced:
         for value, tensor in zip(inputs, function.inputs, strict=True):
             _describe(value, tensor.shape, tensor.dtype)
-        dims.begin(inputs, [tensor.name.split(":")[0] for tensor in function.inputs])
+        sizes.begin(inputs, [tensor.name.split(":")[0] for tensor in function.inputs])
 
-    def lower_call(call: graph.Call) -> Any:
+    def lower_call(call: Call) -> Any:
         with context.inside(graph.name_of(call.operation)):
             context.rank = len(call.outputs[0].shape)
-            results = _lower_call(context, call, sizes)
+            results = _lower_call(context, _with_values(context, call) if traced else call)
             if context.cache is not None:
                 results = context.cache.after_layer(context, results)
         values = tree.flatten(results)
-        if sizes is None:
-            _describe_promised(context, call, values)
+        if traced:
+            _describe_traced(call, values)
         else:
-            _describe_opened(call, values, sizes)
-        masks.pass_on(context, call.operation, call.args, call.kwargs, results, lower)
+            _describe_promised(context, call, values)
+        masks.pass_on(context, call.operation, call.args, call.kwargs, results)
         return results
 
-    values = graph.walk(function, inputs, lower_call, None if opened is None else opened.twin)
-    context.lower_body = outer
+    values = graph.walk(function, inputs, lower_call)
     if not context.scope:  # the whole model is lowered, and nothing is taken back any more
         for message in context.warnings:
             warnings.warn(message, stacklevel=4)  # whoever calls export_onnx
     return values
 
 
-def _lower_body(opened: Opened | None, context: Context, body: Body, values: list[ir.Value]) -> list[Any]:
-    """Lowers a traced body at the sizes of the layer that was opened."""
-    assert opened is not None and body.other is not None, "bodies are traced only where a layer is opened"
-    made: Iterator[ir.Value] = iter(())
-    if body.function is not None:
-        part = dataclasses.replace(opened, function=body.function, twin=body.other.function)
-        made = iter(lower(context, body.function, values, part))
-    sizes = Sizes(context, opened.axes)
-    pairs = zip(body.results, body.other.results, strict=True)
-    return [next(made) if isinstance(a, keras.KerasTensor) else sizes.resolve(a, b) for a, b in pairs]
-
-
-def _describe_promised(context: Context, call: graph.Call, values: list[ir.Value]) -> None:
+def _describe_promised(context: Context, call: Call, values: list[ir.Value]) -> None:
     """Notes what Keras's graph says of results; behind a layer that promised a wrong shape, what is right."""
     shapes = [tensor.shape for tensor in call.outputs]
-    known = any(dims.SIZES not in value.meta and None in n for value, n in zip(values, shapes, strict=False))
-    found = dims.expected(call.operation, call.args, call.kwargs) if known or context.misled else None
-    if found is not None and context.misled and len(found) == len(values):
-        shapes = [tuple(n if isinstance(n, int) else None for n in sizes) for sizes in found]
+    pairs = zip(values, shapes, strict=False)
+    unknown = any(sizes.SIZES not in value.meta and None in n for value, n in pairs)
+    known = promised_sizes(call.operation, call.args, call.kwargs) if unknown or context.misled else None
+    if known is not None and context.misled and len(known) == len(values):
+        shapes = [tuple(n if isinstance(n, int) else None for n in shape) for shape in known]
     for value, shape, tensor in zip(values, shapes, call.outputs, strict=False):
         context.misled |= not _describe(value, shape, tensor.dtype)
-    for value, sizes in zip(values, found or [], strict=False):
-        dims.note(value, sizes)
+    for value, shape in zip(values, known or [], strict=False):
+        _note(value, shape)
 
 
-def _describe_opened(call: graph.Call, values: list[ir.Value], sizes: Sizes) -> None:
-    """Notes the sizes of results at both sample sizes: equal ones are numbers."""
-    others = call.outputs if call.twin is None else call.twin.outputs
-    for value, tensor, other in zip(values, call.outputs, others, strict=True):
-        pairs = list(zip(tensor.shape, other.shape, strict=True))
-        _describe(value, tuple(a if a == b else None for a, b in pairs), tensor.dtype)
-        dims.note(value, tuple(sizes.same(pair) for pair in pairs))
+def _note(value: ir.Value, shape: tuple[Any, ...]) -> None:
+    """Notes the sizes of a value. A number of its shape stays; what is unknown is a symbol of its own."""
+    known = value.meta[KERAS_TENSOR].shape
+    if sizes.SIZES in value.meta or len(shape) != len(known):
+        return
+    pairs = zip(known, shape, strict=True)
+    value.meta[sizes.SIZES] = tuple(b if a is None and not isinstance(b, int) else a for a, b in pairs)
+
+
+def _describe_traced(call: Call, values: list[ir.Value]) -> None:
+    """Notes the shape of results as it was in the trace, and the axes that it could not express."""
+    for value, tensor in zip(values, call.outputs, strict=True):
+        shape = [n.expression if isinstance(n, sizes.Size) else n for n in tensor.shape]
+        _describe(value, tuple(n if isinstance(n, int) else None for n in shape), tensor.dtype)
+        for axis, size in enumerate(shape):
+            symbol = None if isinstance(size, int) else size.symbol
+            if symbol is not None and symbol.value is None:
+                symbol.value, symbol.axis = value, axis
+        _note(value, tuple(shape))
 
 
 def _describe(value: ir.Value, shape: tuple, dtype: str) -> bool:
@@ -113,22 +106,20 @@ def _describe(value: ir.Value, shape: tuple, dtype: str) -> bool:
     return agrees
 
 
-def _lower_call(context: Context, call: graph.Call, sizes: Sizes | None) -> Any:
+def _lower_call(context: Context, call: Call) -> Any:
     operation, args = call.operation, call.args
     kwargs = {name: value for name, value in call.kwargs.items() if value is not None}
     _check_call(context, operation, kwargs)
     kwargs.pop("training", None)
-    if isinstance(operation, Bodies) and call.twin is not None:
-        operation.pair(call.twin.operation)
-    if sizes is not None and call.twin is not None:
-        operation, args, kwargs = _with_sizes(context, call, args, kwargs, sizes)
+    if isinstance(operation, AsTensor):
+        return args[0]
     if graph.is_function(operation) and not graph.has_own_call(operation):
         return _lower_model(context, operation, args, kwargs)
     if isinstance(operation, keras.layers.Layer):
         kwargs = {**kwargs, **masks.given(operation, args, kwargs)}
     lowering = registry.find(operation)
     if lowering is None and type(operation).__name__ in TRACED and graph.is_keras_operation(operation):
-        return _open(context, _Applied(operation), args, kwargs)
+        return tree.flatten(lower_call_of(context, operation, *args, **kwargs))
     if lowering is None and graph.is_keras_operation(operation):
         return fallback.convert(context, operation, args, kwargs)
     if lowering is None or lowering.function is None or _shows_too_little(operation, args):
@@ -146,9 +137,18 @@ def _lower_call(context: Context, call: graph.Call, sizes: Sizes | None) -> Any:
 
 def _opened(context: Context, operation: Any, args: tuple, kwargs: dict) -> Any:
     context.tiers[context.scope] = "opened"
+    if "training" in inspect.signature(operation.call).parameters:
+        kwargs = {**kwargs, "training": False}
     try:
         with context.attempt(graph.distinct_values((args, kwargs))):
-            return _open(context, operation, args, kwargs)
+            return tree.flatten(lower_call_of(context, operation.call, *args, layer=operation, **kwargs))
+    except SizeLost as error:  # TensorFlow's trace could only guess as well
+        named = str(error).startswith("The layer")
+        raise (
+            error
+            if named
+            else SizeLost(f"The layer {context.scope!r} cannot be exported for every size. {error}")
+        ) from error
     except NotLowered as error:
         return fallback.convert(context, operation, args, kwargs, error)
 
@@ -161,7 +161,12 @@ def _lower_model(context: Context, model: Any, args: tuple, kwargs: dict) -> lis
     if mask is not None:
         masks.attach(inputs, tree.flatten(mask))
     if isinstance(model, keras.Sequential) and len(inputs) == 1:
-        function = _for_these(function, model, inputs[0])
+        # One that data built holds the sizes of that data, and Keras accepts others.
+        known, built = inputs[0].meta[KERAS_TENSOR].shape, function.inputs[0].shape
+        if len(known) == len(built) and any(
+            n is not None and n != m for n, m in zip(built, known, strict=True)
+        ):
+            return tree.flatten(lower_call_of(context, model.call, *inputs, training=False))
     if len(inputs) > 1 and _structure(args[0]) != _structure(function.input):
         raise ExportError(
             f"The model {context.scope!r} is called with its inputs in another structure than it was built "
@@ -170,47 +175,57 @@ def _lower_model(context: Context, model: Any, args: tuple, kwargs: dict) -> lis
     return lower(context, function, inputs)
 
 
-def _for_these(function: Any, model: Any, value: ir.Value) -> Any:
-    """A Sequential model that data built holds the sizes of that data; Keras takes others all the same."""
-    known, built = value.meta[KERAS_TENSOR], function.inputs[0]
-    pairs = list(zip(known.shape, built.shape, strict=False))
-    if len(known.shape) != len(built.shape) or all(n is None or n == m for m, n in pairs):
-        return function
-    shape = known.shape
-    return graph.function_of(graph.sequential_at(model, keras.Input(batch_shape=shape, dtype=built.dtype)))
-
-
 def _structure(x: Any) -> Any:
     return tree.lists_to_tuples(tree.map_structure(lambda leaf: 0, x))
 
 
-def _open(context: Context, layer: Any, args: tuple, kwargs: dict) -> list[ir.Value]:
+def lower_call_of(
+    context: Context, function: Callable[..., Any], *args: Any, layer: Any = None, **kwargs: Any
+) -> Any:
+    """Traces a function of keras.ops for values of the graph, and adds its nodes.
+
+    Args:
+        function: called on Keras tensors in the place of the values among `args` and `kwargs`.
+        layer: whose method the function is, if it is one.
+
+    Returns:
+        What the function returns, with values in the place of Keras tensors.
+    """
     values = graph.distinct_values((args, kwargs))
     carried = {id(value): mask for value in values if (mask := masks.mask_of(value)) is not None}
-    opened = open_layer(context, layer, args, kwargs, carried)
-    inputs = {id(value): value for value in [*values, *carried.values()]}
+    opened = open_call(context.scope, function, args, kwargs, layer=layer, masks=carried)
+    _note_bounds(context, opened.bounds)
     weights: list[Any] = [
         None if variable is None else _weight(context, variable) for variable in opened.weights
     ]
-    return lower(context, opened.function, [*inputs.values(), *weights], opened)
+    results = lower(context, opened.trace, [*opened.values, *weights])
+    made = dict(zip(map(id, opened.trace.outputs), results, strict=True))
+    inputs = dict(zip(map(id, opened.trace.inputs), opened.values, strict=False))
+    return tree.map_structure(lambda x: {**inputs, **made}.get(id(x), x), opened.trace.result)
 
 
-class _Applied(keras.layers.Layer):
-    """A function as a layer."""
+def _lower_body(context: Context, body: Body, values: list[ir.Value]) -> list[Any]:
+    """Adds the nodes of a body of control flow, and returns its results: values, numbers and arrays."""
+    made = iter(lower(context, body.trace, values))
+    return [
+        next(made)
+        if isinstance(x, keras.KerasTensor)
+        else sizes.lowered(context, x)
+        if isinstance(x, (sizes.Size, sizes.Real))
+        else x
+        for x in body.results
+    ]
 
-    def __init__(self, function: Any):
-        super().__init__(name=getattr(function, "__name__", "function").strip("<>"))
-        self.function = function
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
-
-
-def _open_function(context: Context, function: Any, x: ir.Value) -> ir.Value:
-    layer = _Applied(function)
-    with context.inside(layer.name):
-        (result,) = _open(context, layer, (x,), {})
-    return result
+def _note_bounds(context: Context, bounds: Sequence[sizes.Bound]) -> None:
+    for bound in bounds:
+        names = {s: sizes.axis_name(context.graph, s) for s in bound.difference.symbols()}
+        if None in names.values():
+            raise SizeLost(
+                f"Its code compares a size that does not follow from the sizes of the model's inputs "
+                f"({bound.text(lambda s, names=names: names[s] or 'size')}). Compare sizes of inputs."
+            )
+        context.bounds[bound.text(lambda s, names=names: str(names[s]))] = None
 
 
 def _weight(context: Context, variable: Any) -> ir.Value:
@@ -219,39 +234,33 @@ def _weight(context: Context, variable: Any) -> ir.Value:
     return value
 
 
-def _with_sizes(
-    context: Context, call: graph.Call, args: tuple, kwargs: dict, sizes: Sizes
-) -> tuple[Any, tuple, dict]:
-    """The call with values of the graph in the place of numbers that came from the size of an input."""
-    twin = call.twin
-    assert twin is not None
+def _with_values(context: Context, call: Call) -> Call:
+    """The call with values of the graph in the place of weights and of numbers computed from sizes."""
+    changed = False
+
+    def value(x: Any) -> Any:
+        nonlocal changed
+        if isinstance(x, slice):
+            return slice(*map(value, (x.start, x.stop, x.step)))
+        if not isinstance(x, (sizes.Size, sizes.Real)):
+            return x
+        changed = True
+        return sizes.lowered(context, x)
+
+    args, kwargs = tree.map_structure(value, (call.args, call.kwargs))
     operation = call.operation
-    new_args = sizes.resolve(args, twin.args)
-    new_kwargs = {name: sizes.resolve(value, twin.kwargs[name]) for name, value in kwargs.items()}
-    changed = graph.distinct_values((new_args, new_kwargs)) != graph.distinct_values((args, kwargs))
-    if isinstance(operation, keras.layers.Layer):
-        if operation is not twin.operation and operation.get_config() != {
-            **twin.operation.get_config(),
-            "name": operation.name,
-        }:
-            raise NotLowered(
-                f"The layer {context.scope!r} is made anew in each call, of another config at another size."
-            )
-    elif operation is not twin.operation:
-        public = {name: x for name, x in vars(operation).items() if name[0] != "_" and name != "name"}
-        after = {name: sizes.resolve(x, getattr(twin.operation, name)) for name, x in public.items()}
-        if graph.distinct_values(after):
-            changed = True
-            copied = object.__new__(type(operation))  # copy.copy would go through Keras's serialization
-            vars(copied).update({**vars(operation), **after})
-            operation = copied
+    if not isinstance(operation, keras.layers.Layer):
+        settings = {name: tree.map_structure(value, x) for name, x in settings_of(operation).items()}
+        if graph.distinct_values(settings):
+            operation = object.__new__(type(operation))  # copy.copy would go through Keras's serialization
+            vars(operation).update({**vars(call.operation), **settings})
     lowering = registry.find(operation)
-    if changed and (lowering is None or not lowering.takes_sizes):
+    if changed and not isinstance(operation, AsTensor) and (lowering is None or not lowering.takes_sizes):
         raise NotLowered(
-            f"The operation {context.scope!r} ({type(operation).__name__}) takes a number that depends on "
-            "the size of an input, which its lowering cannot."
+            f"The operation {context.scope!r} ({type(operation).__name__}) has an argument that depends on "
+            "the size of an input, which its lowering does not support."
         )
-    return operation, new_args, new_kwargs
+    return Call(operation, args, kwargs, call.outputs)
 
 
 def _check_call(context: Context, operation: Any, kwargs: dict) -> None:

@@ -6,7 +6,6 @@ A functional graph does not hold them: Keras computes them anew at every call. S
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -15,7 +14,8 @@ from keras import tree
 
 from keras_tx.errors import ExportError
 from keras_tx_onnx import graph
-from keras_tx_onnx.context import KERAS_TENSOR, Context
+from keras_tx_onnx.context import Context
+from keras_tx_onnx.errors import NotLowered
 
 MASK = "keras_mask"
 
@@ -59,7 +59,7 @@ def hides(layer: Any, args: tuple) -> bool:
     return joins and any(mask_of(value) is not None for value in graph.distinct_values(args))
 
 
-def pass_on(context: Context, layer: Any, args: tuple, kwargs: dict, results: Any, lower: Callable) -> None:
+def pass_on(context: Context, layer: Any, args: tuple, kwargs: dict, results: Any) -> None:
     """Gives the results of a layer the masks that Keras would give them."""
     if not isinstance(layer, keras.layers.Layer) or not layer.supports_masking:
         return
@@ -70,41 +70,18 @@ def pass_on(context: Context, layer: Any, args: tuple, kwargs: dict, results: An
     previous = kwargs.get("mask")
     if previous is None:
         previous = tree.map_structure(mask_of, first)
-    computed = _computed(context, layer, first, previous, lower)
+    computed = _computed(context, layer, first, previous)
     for value, mask in zip(values, tree.flatten(computed), strict=False):
         if mask is not None and mask_of(value) is None:
             value.meta[MASK] = mask
 
 
-def _computed(context: Context, layer: Any, inputs: Any, previous: Any, lower: Callable) -> Any:
+def _computed(context: Context, layer: Any, inputs: Any, previous: Any) -> Any:
     if type(layer).compute_mask is keras.layers.Layer.compute_mask:
         return previous
-    made: dict[int, keras.KerasTensor] = {}
-
-    def fresh(x: Any) -> Any:
-        if not isinstance(x, ir.Value):
-            return x
-        known = x.meta[KERAS_TENSOR]
-        return made.setdefault(id(x), keras.Input(batch_shape=known.shape, dtype=known.dtype))
-
-    new_inputs, new_previous = tree.map_structure(fresh, (inputs, previous))
-    values = graph.distinct_values((inputs, previous))
-    given = {id(made[id(value)]): value for value in values}
-    result = layer.compute_mask(new_inputs, new_previous)
-    new = [x for x in tree.flatten(result) if isinstance(x, keras.KerasTensor) and id(x) not in given]
-    if new:
-        function = graph.function_of_call(layer, lambda: new, (), {}, list(made.values()))
+    assert context.lower_call_of is not None
+    try:
         with context.inside("mask"):
-            given.update(zip(map(id, new), lower(context, function, values), strict=True))
-
-    def lowered(mask: Any) -> Any:
-        return mask if mask is None or id(mask) not in given else given[id(mask)]
-
-    masks = tree.map_structure(lowered, result)
-    fixed = [mask for mask in tree.flatten(masks) if mask is not None and not isinstance(mask, ir.Value)]
-    if fixed:
-        raise ExportError(
-            f"The layer {layer.name!r} has a mask that does not come from its inputs "
-            f"({type(fixed[0]).__name__}). Compute it in `compute_mask` with keras.ops."
-        )
-    return masks
+            return context.lower_call_of(context, layer.compute_mask, inputs, previous, layer=layer)
+    except NotLowered as error:
+        raise ExportError(f"The mask of the layer {layer.name!r} cannot be exported. {error}") from error

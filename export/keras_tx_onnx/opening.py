@@ -1,17 +1,17 @@
-"""Opens a layer: runs its `call` on Keras tensors at two sample sizes, and finds where the sizes went.
+"""Opens a layer: traces its `call` on Keras tensors, whose dynamic axes are symbolic sizes.
 
-A layer's code may ask for the size of an axis that is only known when the model runs, and compute with it.
-On Keras tensors such a size is None, and code goes wrong on None without an error. So every dynamic axis
-gets a sample size, twice over: what differs between the two openings came from a size, and is written as a
-computation in the graph; what cannot be is refused.
+What a layer computes from sizes is then known exactly. A trace at other sample sizes, near and far, has to be
+the same trace: whatever differs has lost its expression, such as a size that became a NumPy number or a loop
+over an axis, and is refused. Nothing is inferred from samples.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import itertools
-from typing import Any, TypeGuard
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
 
 import keras
 import numpy as np
@@ -19,24 +19,32 @@ import onnx_ir as ir
 from keras import tree
 
 from keras_tx_onnx import graph
-from keras_tx_onnx.context import KERAS_TENSOR, Context
-from keras_tx_onnx.control_flow import tracing_bodies
-from keras_tx_onnx.dims import Size, sizes_of
+from keras_tx_onnx.context import KERAS_TENSOR
 from keras_tx_onnx.errors import NotLowered, one_line
-from keras_tx_onnx.sized import made_in_the_graph
+from keras_tx_onnx.sizes import Bound, Expression, Real, Size, Symbol, expression_of, of_symbol, sizes_of
+from keras_tx_onnx.symbolic_backend import Trace, output_spec, tensors_in, trace
 
-# Pairs of sizes for the dynamic axes, the batch first. The difference of each pair is more than twice the sum
-# of those before it and no multiple of one, so that no sum, difference or product is taken for another. The
-# second row has sizes that patches and strides divide.
+# Sample sizes of the batch and of the other dynamic axes. The second row has sizes that patches and strides
+# divide. The others, tried from the left, are those at which the trace has to be the same.
+FIRST = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
+FAR = (1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069, 1087)
 SAMPLES = (
-    ((3, 7), (11, 25), (13, 59), (23, 181), (43, 521), (61, 1499)),
-    ((32, 192), (96, 480), (160, 1344), (352, 3840), (480, 11072), (608, 32320)),
+    (FIRST, (FAR, tuple(n + 146 for n in FIRST), tuple(n + 44 for n in FIRST)), (2, 3, 5, 7, 11, 13)),
+    (
+        tuple(32 * n for n in FIRST[:4]),
+        (tuple(96 * n for n in FIRST[:4]), tuple(64 * n for n in FIRST[:4])),
+        (),
+    ),
 )
+BATCHES = (3, 7, 2)
+
+# Which dynamic axes are taken to be equal: those that are known to be, also those of the same number, or all
+# but the batch, as a square adjacency needs.
+EQUAL = ("known", "numbered", "all")
 
 
-# Which dynamic axes get the same samples: those that are known to be equal, also those of the same number, or
-# all but the batch, as a square adjacency needs.
-ALIKE = ("known", "numbered", "all")
+class SizeLost(NotLowered):
+    """A layer's code computes with a size in a way that a graph cannot follow at all sizes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +52,8 @@ class Way:
     """How a layer's code is run.
 
     `symbolic` says that ranges, fills and weights become part of the graph, `plain` that code which asks for
-    the backend is told of one that it has nothing special for, `trusting` that layers inside give the shapes
-    that they promise.
+    the backend is told of one that it has nothing special for, `trusting` that layers inside have the output
+    shapes that they promise.
     """
 
     symbolic: bool = True
@@ -54,235 +62,290 @@ class Way:
 
 
 WAYS = (Way(), Way(plain=False), Way(symbolic=False, plain=False), Way(trusting=False))
-
-
-@dataclasses.dataclass(frozen=True)
-class Axis:
-    """A dynamic axis of an input, and its two sample sizes."""
-
-    value: ir.Value
-    index: int
-    sizes: tuple[int, int]
-    size: Size | None = None
+# Operations whose output size Keras infers without a look at that of the input: the axes of the input that
+# count, and the one of the output.
+CLIPPING: dict[str, Callable[[Any], tuple[tuple[int, ...], int]]] = {
+    "Split": lambda operation: ((operation.axis,), operation.axis),
+    "Diagonal": lambda operation: ((operation.axis1, operation.axis2), -1),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """A layer's call as two functions, one for each sample size, of the same inputs."""
+    """A call as a trace, for which sizes it is right, and the values of its first inputs.
 
-    function: Any
-    twin: Any
-    axes: tuple[Axis, ...]
-    weights: tuple[
-        Any, ...
-    ]  # what the last inputs of the function are: a variable, or None if it is not used
+    Its other inputs are weights: a variable, or None where it is not used.
+    """
+
+    trace: Trace
+    values: list[ir.Value]
+    weights: list[Any]
+    bounds: list[Bound]
 
 
-def open_layer(context: Context, layer: Any, args: tuple, kwargs: dict, masks: dict[int, ir.Value]) -> Opened:
-    """Opens a layer for the values among its arguments; `masks` are their Keras masks, by the value's id."""
-    if "training" in inspect.signature(layer.call).parameters:
-        kwargs = {**kwargs, "training": False}
-    first_error: Exception | None = None
+def open_call(
+    name: str,
+    function: Callable[..., Any],
+    args: tuple,
+    kwargs: dict,
+    *,
+    layer: Any = None,
+    masks: dict[int, ir.Value] | None = None,
+) -> Opened:
+    """Traces a function for the values among its arguments.
+
+    Args:
+        layer: whose method the function is. Its weights become tensors of the trace.
+        masks: the Keras masks of these values, by the value's id.
+    """
+    errors: list[tuple[int, Exception]] = []
     for way in WAYS:
         for samples in SAMPLES:
-            for alike in ALIKE:
+            for equal in EQUAL:
+                opening = _Opening(name, function, args, kwargs, layer, masks or {}, equal, way)
+                if equal != "known" and not opening.merged:
+                    continue
                 try:
-                    return _open(layer, args, kwargs, masks, samples, alike, way)
+                    return opening.opened(*samples)
                 except Exception as error:  # whatever a layer's code raises at these sizes
-                    # With unlike sizes most layers of two inputs fail, and say nothing about why.
-                    if alike == "numbered":
-                        first_error = first_error or error
-    assert first_error is not None
-    raise NotLowered(f"Its call does not run on Keras tensors: {one_line(first_error)}") from first_error
+                    # With unlike sizes most layers of two inputs fail, and do not say why.
+                    rank = 0 if isinstance(error, SizeLost) else 1 if equal == "numbered" else 2
+                    errors.append((rank, error))
+    error = min(errors, key=lambda pair: pair[0])[1]
+    if isinstance(error, SizeLost):
+        raise error
+    raise NotLowered(f"Its call does not run on Keras tensors: {one_line(error)}") from error
 
 
-def _open(
-    layer: Any,
-    args: tuple,
-    kwargs: dict,
-    masks: dict[int, ir.Value],
-    samples: tuple,
-    alike: str,
-    way: Way,
-) -> Opened:
-    axes: list[Axis] = []
-    chosen: dict[Any, tuple[int, int]] = {}
-    values = graph.distinct_values((args, kwargs))
-    for value in [*values, *(masks[id(v)] for v in values if id(v) in masks)]:
-        for index, size in enumerate(value.meta[KERAS_TENSOR].shape):
-            if size is None:
-                known = sizes_of(value)[index]
-                size = known if isinstance(known, Size) else None
-                if alike == "all":
-                    key = min(index, 1)
-                elif alike == "numbered" or (index == 0 and size is None):
-                    key = index
-                else:
-                    key = size if size is not None else (_source(value, masks, values), index)
-                numbers = chosen.setdefault(key, samples[len(chosen)])
-                axes.append(Axis(value, index, numbers, size))
-    (function, weights), (twin, _) = (
-        _function(layer, args, kwargs, masks, axes, which, way) for which in (0, 1)
-    )
-    return Opened(function, twin, tuple(axes), weights)
+class _Opening:
+    """One attempt to trace a function."""
 
-
-def _source(value: ir.Value, masks: dict[int, ir.Value], values: list[ir.Value]) -> int:
-    """A mask has the sizes of the value that carries it."""
-    return next((id(v) for v in values if masks.get(id(v)) is value), id(value))
-
-
-def _function(
-    layer: Any,
-    args: tuple,
-    kwargs: dict,
-    masks: dict[int, ir.Value],
-    axes: list[Axis],
-    which: int,
-    way: Way,
-) -> tuple[Any, tuple[Any, ...]]:
-    sizes = {(id(axis.value), axis.index): axis.sizes[which] for axis in axes}
-    made: dict[int, keras.KerasTensor] = {}
-
-    def fresh(x: Any) -> Any:
-        if not isinstance(x, ir.Value):
-            return x
-        if id(x) not in made:
-            known = x.meta[KERAS_TENSOR]
-            shape = tuple(sizes.get((id(x), i), n) for i, n in enumerate(known.shape))
-            made[id(x)] = keras.Input(batch_shape=shape, dtype=known.dtype)
-        return made[id(x)]
-
-    new_args, new_kwargs = tree.map_structure(fresh, (args, kwargs))
-    for value_id, mask in masks.items():
-        if value_id in made:
-            graph.set_mask(made[value_id], fresh(mask))
-    tensors = list(made.values())
-    if not way.symbolic or not tensors:
-        with tracing_bodies():
-            return graph.function_of_call(layer, layer.call, new_args, new_kwargs, tensors), ()
-    with (
-        tracing_bodies(),
-        made_in_the_graph(tensors[0], way.plain),
-        graph.trusting(way.trusting),
-        graph.weights_as_tensors(layer) as weights,
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple,
+        kwargs: dict,
+        layer: Any,
+        masks: dict[int, ir.Value],
+        equal: str,
+        way: Way,
     ):
-        tensors += [tensor for tensor, _ in weights.values()]
-        function = graph.function_of_call(layer, layer.call, new_args, new_kwargs, tensors)
-    return function, tuple(v if graph.uses(function, t) else None for t, v in weights.values())
+        self.name, self.function, self.args, self.kwargs = name, function, args, kwargs
+        self.layer, self.masks, self.way = layer, masks, way
+        values = graph.distinct_values((args, kwargs))
+        self.values = graph.distinct_values([values, [masks[id(v)] for v in values if id(v) in masks]])
+        axes = [
+            (axis, n) for v in self.values for axis, n in enumerate(sizes_of(v)) if not isinstance(n, int)
+        ]
+        batches = {size.symbol for axis, size in axes if axis == 0} - {None}
+        symbols = sorted(set().union(*(size.symbols() for _, size in axes)), key=lambda s: s.number)
+        self.batches = [symbol for symbol in symbols if symbol in batches]
+        self.others = [symbol for symbol in symbols if symbol not in batches]
+        self.merged: dict[Symbol, Symbol] = {}
+        firsts: dict[int, Symbol] = {}
+        for axis, size in axes if equal != "known" else ():
+            if size.symbol is not None:
+                first = firsts.setdefault(min(axis, 1) if equal == "all" else axis, size.symbol)
+                if first is not size.symbol:
+                    self.merged[size.symbol] = first
 
-
-class Sizes:
-    """Finds what a number that differs between two openings is made of, and computes it in the graph."""
-
-    def __init__(self, context: Context, axes: tuple[Axis, ...]):
-        self.context = context
-        self.axes = axes
-
-    def resolve(self, first: Any, second: Any) -> Any:
-        """`first`, with values of the graph in the place of numbers that differ in `second`."""
-        if isinstance(first, ir.Value) or first is second:
-            return first
-        if isinstance(first, slice) and isinstance(second, slice):
-            parts = zip(
-                (first.start, first.stop, first.step), (second.start, second.stop, second.step), strict=True
+    def opened(self, first: tuple, others: tuple, small: tuple) -> Opened:
+        """The trace at the first samples, which has to be the same at the others that suit it."""
+        fresh: dict[tuple[int, int, int], Symbol] = {}
+        while True:
+            one, weights = self._trace(first, BATCHES[0], fresh)
+            lost = one.observer.lost
+            if lost:
+                raise SizeLost(f"Its code makes a plain number of a size by {lost[0]}. {ADVICE}")
+            places = (
+                set() if not self.batches and not self.others else self._compared(one, others, small, fresh)
             )
-            return slice(*(self.resolve(a, b) for a, b in parts))
-        if (
-            isinstance(first, (list, tuple))
-            and isinstance(second, (list, tuple))
-            and len(first) == len(second)
-        ):
-            return type(first)([self.resolve(a, b) for a, b in zip(first, second, strict=True)])
-        if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
-            return {key: self.resolve(first[key], second[key]) for key in first}
-        if _is_integer(first) and _is_integer(second):
-            return first if first == second else self.find(int(first), int(second))
-        if _same(first, second) or not _is_data(first):  # an object, such as a layer's initializer
-            return first
-        if _is_scalar(first) and _is_scalar(second):
-            return self._scalar(first, second)
-        raise self._refusal(first, second)
+            if not places:
+                break
+            fresh |= {place: Symbol(None, place[2]) for place in sorted(places)}
+        # Axes behind the inputs that have to be equal: where they are not, Keras fails as the graph does.
+        pairs = [(a, b) for a, b in self.merged.items() if a.least and b.least]
+        equal = [Bound(of_symbol(a) - of_symbol(b), "==") for a, b in pairs]
+        used = {id(x) for call in one.used() for x in tensors_in((call.args, call.kwargs))}
+        used |= set(map(id, one.outputs))
+        kept = [variable if id(tensor) in used else None for tensor, variable in weights]
+        return Opened(one, self.values, kept, [*equal, *one.observer.bounds])
 
-    def _scalar(self, first: Any, second: Any) -> ir.Value:
-        """A size that became a float, or a tensor without axes."""
-        one, other = (float(keras.ops.convert_to_numpy(x)) for x in (first, second))
-        if not (one.is_integer() and other.is_integer()):
-            raise self._refusal(first, second)
-        value = self.find(int(one), int(other))
-        dtype = "float32" if isinstance(first, float) else keras.backend.standardize_dtype(first.dtype)
-        if keras.backend.is_float_dtype(dtype):
-            value = self.context.op.Cast(value, to=ir.DataType.FLOAT)
-        value.meta[KERAS_TENSOR] = keras.KerasTensor((), dtype)
-        return value
+    def _compared(self, one: Trace, others: tuple, small: tuple, fresh: dict) -> set[tuple[int, int, int]]:
+        """Compares with traces at other samples. Returns the axes that shape inference made plain numbers."""
+        suitable = not others
+        for rows, batch in ((others, BATCHES[1]), (small, BATCHES[2])):
+            for row in rows:
+                try:
+                    other, _ = self._trace(row, batch, fresh)
+                except Exception:  # a layer may refuse these sizes
+                    continue
+                places = {place for place in _plain_axes(one, other) if place not in fresh}
+                if places:
+                    return places
+                if list(one.observer.bounds) == list(other.observer.bounds):
+                    _check_same(one, other)
+                    suitable = True
+                    break
+        if not suitable:
+            raise SizeLost(f"Its code runs at one size of its inputs only, or differently at each. {ADVICE}")
+        return set()
 
-    def _refusal(self, first: Any, second: Any) -> NotLowered:
-        return NotLowered(
-            f"The operation {self.context.scope!r} has a constant that depends on the size of an input: "
-            f"{_short(first)} at one size and {_short(second)} at another. Compute it with keras.ops from a "
-            "tensor, not from its shape."
+    def _trace(self, row: tuple, batch: int, fresh: dict) -> tuple[Trace, list[tuple[Any, Any]]]:
+        samples: dict[Any, int] = {symbol: batch + 2 * i for i, symbol in enumerate(self.batches)}
+        samples |= dict(zip(self.others, itertools.cycle(row), strict=False))
+        samples |= {symbol: samples[first] for symbol, first in self.merged.items()}
+        made: dict[int, keras.KerasTensor] = {}
+
+        def tensor(x: Any) -> Any:
+            if not isinstance(x, ir.Value):
+                return x
+            if id(x) not in made:
+                made[id(x)] = tensor_of(x, samples)
+            return made[id(x)]
+
+        def run() -> Any:
+            new_args, new_kwargs = tree.map_structure(tensor, (self.args, self.kwargs))
+            for value_id, mask in self.masks.items():
+                if value_id in made:
+                    graph.set_mask(made[value_id], tensor(mask))
+            return function(*new_args, **new_kwargs)
+
+        function, weights = self.function, []
+        if self.layer is not None and self.way.symbolic:
+            function, weights = _with_tensors(self.layer, self.function)
+        inputs = [*map(tensor, self.values), *(x for x, _ in weights)]
+        options = {"plain": self.way.plain, "ranges": self.way.symbolic, "trusting": self.way.trusting}
+        return trace(self.name, run, inputs, fresh=fresh, **options), weights
+
+
+ADVICE = "Compute with sizes by + - * // % ** and comparisons, or by keras.ops on a tensor."
+
+
+def tensor_of(value: ir.Value, samples: Mapping[Symbol, int]) -> keras.KerasTensor:
+    """A Keras tensor in the place of a value, with its symbolic sizes."""
+    known = value.meta[KERAS_TENSOR]
+    shape = [n if isinstance(n, int) else Size(n.evaluate(samples), n) for n in sizes_of(value)]
+    return keras.KerasTensor(shape, known.dtype)
+
+
+def _with_tensors(
+    layer: Any, function: Callable[..., Any]
+) -> tuple[Callable[..., Any], list[tuple[Any, Any]]]:
+    """A method of a copy of the layer, whose own variables are tensors, and these with the variables.
+
+    What its code does to a variable alone, such as slicing a table, becomes part of the graph.
+    """
+    weights = []
+    if vars(layer).get(function.__name__) is not None or not hasattr(type(layer), function.__name__):
+        return function, weights
+    copied = object.__new__(type(layer))
+    attributes = vars(copied)
+    attributes.update(vars(layer))
+    for name, x in vars(layer).items():
+        if isinstance(x, keras.Variable):
+            floating = keras.backend.is_float_dtype(x.dtype)
+            attributes[name] = keras.KerasTensor(x.shape, layer.compute_dtype if floating else x.dtype)
+            weights.append((attributes[name], x))
+    return getattr(copied, function.__name__), weights
+
+
+def _plain_axes(one: Trace, other: Trace) -> Iterator[tuple[int, int, int]]:
+    """The axes of outputs that have no expression, but follow sizes of inputs: by call, output and axis."""
+    for index, (a, b) in enumerate(zip(one.everything, other.everything, strict=False)):
+        if type(a.operation) is not type(b.operation) or len(a.outputs) != len(b.outputs):
+            return
+        clip = None
+        if type(a.operation).__name__ in CLIPPING:
+            axes, end = CLIPPING[type(a.operation).__name__](a.operation)
+            shape = tensors_in((a.args, a.kwargs))[0].shape
+            clip = end if any(isinstance(shape[axis], Size) for axis in axes) else None
+        for output, (x, y) in enumerate(zip(a.outputs, b.outputs, strict=True)):
+            if len(x.shape) != len(y.shape):
+                return
+            for axis, (n, m) in enumerate(zip(x.shape, y.shape, strict=True)):
+                if (
+                    not isinstance(n, Size)
+                    and not isinstance(m, Size)
+                    and (n != m or (clip is not None and axis == clip % len(x.shape)))
+                ):
+                    yield index, output, axis
+
+
+def _check_same(one: Trace, other: Trace) -> None:
+    """Raises where two traces differ in anything but the sample values of sizes."""
+    calls, others = one.used(), other.used()
+    places = [_places(one), _places(other)]
+    kinds = [[type(call.operation) for call in calls] for calls in (calls, others)]
+    if kinds[0] != kinds[1] or [places[0][id(x)] for x in one.outputs] != [
+        places[1][id(x)] for x in other.outputs
+    ]:
+        raise SizeLost(
+            "Its code takes another way when its inputs have another size, without a comparison of sizes, as "
+            f"a loop over an axis does. {ADVICE}"
         )
+    for a, b in zip(calls, others, strict=True):
+        pairs = [
+            (a.args, b.args),
+            (a.kwargs, b.kwargs),
+            ([x.shape for x in a.outputs], [x.shape for x in b.outputs]),
+        ]
+        if a.operation is not b.operation:
+            pairs.append((settings_of(a.operation), settings_of(b.operation)))
+        for x, y in zip(getattr(a.operation, "bodies", ()), getattr(b.operation, "bodies", ()), strict=True):
+            _check_same(x.trace, y.trace)
+            pairs.append((_numbers(x.results), _numbers(y.results)))
+        for x, y in pairs:
+            different = _difference(x, y, places)
+            if different is not None:
+                raise SizeLost(
+                    f"The operation {graph.name_of(a.operation)!r} has a constant that depends on the size "
+                    f"of an input: {different}. {ADVICE}"
+                )
 
-    def find(self, first: int, second: int) -> ir.Value:
-        """The scalar that was `first` at the first sample sizes and `second` at the second."""
-        op = self.context.op
-        for axis in self.axes:
-            if axis.sizes == (first, second):
-                return self._size(axis)
-        for axis in self.axes:
-            a, b = axis.sizes
-            if first % a == 0 and first // a * b == second:
-                return op.Mul(self._size(axis), np.int64(first // a))
-        for one, other in itertools.product(self.axes, repeat=2):
-            pairs = list(zip(one.sizes, other.sizes, strict=True))
-            if [m + n for m, n in pairs] == [first, second]:
-                return op.Add(self._size(one), self._size(other))
-            if [m - n for m, n in pairs] == [first, second]:
-                return op.Sub(self._size(one), self._size(other))
-            a, b = (m * n for m, n in pairs)
-            if first % a == 0 and first // a * b == second:
-                product = op.Mul(self._size(one), self._size(other))
-                return product if first == a else op.Mul(product, np.int64(first // a))
-        for axis in self.axes:
-            a, b = axis.sizes
-            if first - a == second - b:
-                return op.Add(self._size(axis), np.int64(first - a))
-            if first + a == second + b:
-                return op.Sub(np.int64(first + a), self._size(axis))
-            # Only where the sizes had to be divisible: at others, a quotient is not this one.
-            if first > 0 and a % first == 0 and a // first * second == b:
-                return op.Div(self._size(axis), np.int64(a // first))
-        raise NotLowered(
-            f"The operation {self.context.scope!r} uses a number that depends on the size of an input "
-            f"({first} at one size, {second} at another) in a way that is not a sum, difference or product "
-            "of sizes."
-        )
 
-    def same(self, pair: tuple[int, int]) -> Any:
-        """The number that a size is in both openings, or the dynamic size that it comes from, or None."""
-        if pair[0] == pair[1]:
-            return pair[0]
-        return next((axis.size for axis in self.axes if axis.sizes == pair), None)
+def _numbers(results: list[Any]) -> list[Any]:
+    return [x for x in results if not isinstance(x, keras.KerasTensor)]
 
-    def _size(self, axis: Axis) -> ir.Value:
-        op = self.context.op
-        value, index = (axis.value, axis.index) if axis.size is None else (axis.size.value, axis.size.axis)
-        return op.Squeeze(op.Shape(value, start=index, end=index + 1), [0])
+
+def _places(one: Trace) -> dict[int, tuple[int, int]]:
+    """Where each Keras tensor of a trace comes from."""
+    places = {id(x): (-1, index) for index, x in enumerate(one.inputs)}
+    for index, call in enumerate(one.used()):
+        places.update({id(x): (index, output) for output, x in enumerate(call.outputs)})
+    return places
+
+
+def settings_of(operation: Any) -> dict[str, Any]:
+    """What an operation was made with."""
+    if isinstance(operation, keras.layers.Layer):
+        return {name: x for name, x in operation.get_config().items() if name != "name"}
+    return {name: x for name, x in vars(operation).items() if name[0] != "_" and name != "name"}
+
+
+def _difference(x: Any, y: Any, places: list[dict[int, tuple[int, int]]]) -> str | None:
+    """What differs between two arguments, or None."""
+    if isinstance(x, (Size, Real)) or isinstance(y, (Size, Real)):
+        same = type(x) is type(y) and expression_of(x) == expression_of(y)
+        return None if same else f"{x!r} at one size and {y!r} at another"
+    if isinstance(x, keras.KerasTensor) and isinstance(y, keras.KerasTensor):
+        same = places[0].get(id(x)) == places[1].get(id(y))
+        return None if same else "another tensor at another size"
+    if isinstance(x, slice) and isinstance(y, slice):
+        x, y = (x.start, x.stop, x.step), (y.start, y.stop, y.step)
+    if isinstance(x, dict) and isinstance(y, dict) and x.keys() == y.keys():
+        x, y = list(x.values()), list(y.values())
+    if isinstance(x, (list, tuple)) and isinstance(y, (list, tuple)) and len(x) == len(y):
+        return next(filter(None, (_difference(a, b, places) for a, b in zip(x, y, strict=True))), None)
+    if x is y or not _is_data(x) or _same(x, y):  # an object, such as a layer's initializer
+        return None
+    return f"{_short(x)} at one size and {_short(y)} at another"
 
 
 def _is_data(x: Any) -> bool:
     kinds = (bool, int, float, complex, str, bytes, slice, list, tuple, dict, np.ndarray, np.generic)
     return isinstance(x, kinds) or keras.ops.is_tensor(x)
-
-
-def _is_integer(x: Any) -> TypeGuard[int]:
-    return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
-
-
-def _is_scalar(x: Any) -> bool:
-    return isinstance(x, float) or (
-        (keras.ops.is_tensor(x) or isinstance(x, (np.ndarray, np.generic))) and len(x.shape) == 0
-    )
 
 
 def _same(first: Any, second: Any) -> bool:
@@ -297,3 +360,37 @@ def _same(first: Any, second: Any) -> bool:
 def _short(x: Any) -> str:
     shape = getattr(x, "shape", None)
     return f"an array of shape {tuple(shape)}" if shape and not callable(shape) else repr(x)
+
+
+def promised_sizes(operation: Any, args: tuple, kwargs: dict) -> list[tuple[Any, ...]] | None:
+    """The sizes that Keras infers for the results of an operation: numbers, expressions, None where unknown.
+
+    None where it fails at every sample size.
+    """
+    values = graph.distinct_values((args, kwargs))
+    symbols = {s for v in values for n in sizes_of(v) if isinstance(n, Expression) for s in n.symbols()}
+    ordered = sorted(symbols, key=lambda s: s.number)
+
+    def inferred(row: tuple) -> list[tuple[Any, ...]]:
+        samples = dict(zip(ordered, itertools.cycle(row), strict=False))
+        new = tree.map_structure(
+            lambda x: tensor_of(x, samples) if isinstance(x, ir.Value) else x, (args, kwargs)
+        )
+        return [tuple(x.shape) for x in tensors_in(output_spec(operation, *new))]
+
+    for first, others, small in SAMPLES:
+        traces = []
+        for row in (first, *others, small):
+            with suppress(Exception):  # a layer may refuse these sizes
+                traces.append(inferred(row))
+            if not traces:
+                break
+            if len(traces) == 2:
+                return [tuple(map(_agreed, one, other)) for one, other in zip(*traces, strict=True)]
+    return None
+
+
+def _agreed(n: Any, m: Any) -> Any:
+    if isinstance(n, Size):
+        return n.expression if isinstance(m, Size) and n.expression == m.expression else None
+    return n if n == m else None

@@ -32,6 +32,7 @@ class Report:
             ("graph", f"opset {manifest.opset}, {self.nodes.total()} nodes: {most} ..."),
             ("parameters", f"{self.parameters:,}, computed in {self._arithmetic()}"),
             ("layers", ", ".join(f"{count} {tier}" for tier, count in tiers.items()) or "none"),
+            *(("valid for", bound) for bound in manifest.bounds),
             ("parity", self._parity()),
             *self._precisions(),
             ("seconds", ", ".join(f"{name} {value:.2f}" for name, value in self.seconds.items())),

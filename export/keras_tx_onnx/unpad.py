@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from keras_tx import contract
-from keras_tx_onnx.sequence_sizes import of_sequence
+from keras_tx_onnx.sizes import of_sequence
 
 ELEMENTWISE = frozenset(
     "Abs Add Cast Clip Div Erf Gelu Identity Mul Pow Relu Round Sigmoid Sqrt Sub Tanh".split()

@@ -18,6 +18,7 @@ from keras_tx_onnx.cases import Case, cases_of, graph_inputs
 from keras_tx_onnx.errors import Stateful
 from keras_tx_onnx.evidence import Variation
 from keras_tx_onnx.interface import Interface
+from keras_tx_onnx.symbolic_backend import Call, building, in_float32
 
 
 def cases_for(model: Any, outside: Interface) -> list[Case]:
@@ -96,7 +97,7 @@ def _called(
 ) -> tuple[list[np.ndarray], list[Any]]:
     """The outputs of a model whose variables have these values, and the variables to which it assigns."""
     packed = keras.tree.pack_sequence_as(graph.function_of(model).input, inputs)
-    with keras.device("cpu"), graph.in_float32(model), graph.unchanged(values) as is_changed:
+    with keras.device("cpu"), in_float32(), graph.unchanged(values) as is_changed:
         outputs = [keras.ops.convert_to_numpy(y) for y in keras.tree.flatten(model(packed, training=False))]
         return outputs, [variable for variable in model.variables if is_changed(variable)]
 
@@ -146,10 +147,9 @@ def _probe(model: Any) -> tuple[Any, list[tuple[str, Any]]]:
     inputs = [keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name) for x in function.inputs]
     made: list[tuple[str, Any]] = []
     tensors: list[Any] = []
-    probes: list[Any] = []
 
     def unpacked(function: Any, values: list[Any], inside: str) -> list[Any]:
-        def visit(call: graph.Call) -> list[Any]:
+        def visit(call: Call) -> list[Any]:
             path = f"{inside}{call.operation.name}"
             if graph.is_function(call.operation) and not graph.has_own_call(call.operation):
                 given = graph_inputs(call, keras.KerasTensor)
@@ -161,11 +161,8 @@ def _probe(model: Any) -> tuple[Any, list[tuple[str, Any]]]:
 
         return graph.walk(function, values, visit)
 
-    def build() -> Any:
-        outputs = unpacked(function, inputs, "")
+    with graph.untouched(model), building():
+        unpacked(function, inputs, "")
         packed = keras.tree.pack_sequence_as(function.input, inputs)
-        probes.append(keras.Model(packed, tensors, name="probe"))
-        return outputs
-
-    graph.function_of_call(model, build, (), {}, inputs)
-    return probes[0], made
+        probe = keras.Model(packed, tensors, name="probe")
+    return probe, made

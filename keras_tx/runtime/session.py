@@ -25,6 +25,7 @@ from keras_tx.errors import (
     whole_number,
 )
 from keras_tx.runtime import providers
+from keras_tx.runtime.bounds import axes_of, read_bounds, violated_bound
 from keras_tx.runtime.calls import quiet_options, run_options
 
 _DTYPES = {"float": "float32", "double": "float64"}  # onnxruntime's other names are NumPy's
@@ -60,6 +61,9 @@ class Session:
         self._quiet = quiet_options()
         self.inputs = tuple(_spec(node) for node in self._session.get_inputs())
         self.outputs = tuple(_spec(node) for node in self._session.get_outputs())
+        self.bounds = read_bounds(
+            self._session.get_modelmeta().custom_metadata_map.get(contract.BOUNDS, "[]")
+        )
         self.optional = tuple(_spec(node) for node in self._session.get_overridable_initializers())
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -209,6 +213,14 @@ class Session:
                         f"{name!r} has shape {value.shape}: {axis} is 0, expected 1 or more. Do not call the "
                         "model where there is nothing to compute."
                     )
+        bound = violated_bound(self.bounds, {axis: length for axis, (length, _) in sizes.items()})
+        if bound is not None:
+            seen = [f"{axis} is {sizes[axis][0]} in {sizes[axis][1]!r}" for axis in axes_of(bound)]
+            raise InputError(
+                f"{' and '.join(seen)}, expected {bound}: at other sizes the layers of the Keras model "
+                "compute something else than this graph. Shorten or pad the input, or export a model without "
+                "this bound."
+            )
         return arrays
 
 

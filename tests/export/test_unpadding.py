@@ -11,7 +11,7 @@ import pytest
 import keras_tx
 from keras_tx_onnx import export_onnx
 from keras_tx_onnx import unpad as unpadding
-from keras_tx_onnx.sequence_sizes import sizes_of_ids
+from keras_tx_onnx.sizes import sizes_of_ids
 from tests.drawing import as_numpy, draw
 from tests.export.small_bert import DISTILBERT, GIVEN, HEADS, ROBERTA, TINY, run, tiny
 from tests.tolerances import assert_close

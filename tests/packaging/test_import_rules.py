@@ -70,7 +70,7 @@ BACKWARDS = {"models": {"weights", "keras_tx_onnx"}}
 KERAS_SRC = {
     "export/keras_tx_onnx/callback.py",  # MonitorCallback, which knows a metric's direction
     "export/keras_tx_onnx/graph.py",  # the walk
-    "export/keras_tx_onnx/sized.py",  # Keras's own layers call arange and its like by keras.src.ops
+    "export/keras_tx_onnx/symbolic_backend.py",  # what a trace extends in Keras
     "export/keras_tx_onnx/lowerings/applications.py",  # layers of keras.applications have no public name
     "keras_tx/layers/attention.py",  # get_keras_mask has no public name
     "keras_tx/training/first_batch.py",  # PyDatasetAdapter, which fixes axes by the first two batches

@@ -34,7 +34,6 @@ from keras_tx_onnx.lowerings import (
     recurrent,
     reshaping,
     sequences,
-    sized,
     wrappers,
 )
 
@@ -72,6 +71,5 @@ __all__ = [
     "recurrent",
     "reshaping",
     "sequences",
-    "sized",
     "wrappers",
 ]

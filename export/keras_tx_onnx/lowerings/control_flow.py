@@ -79,7 +79,7 @@ def repeat(
     cx: Context, operation: Any, /, variables: Sequence[Any], captured: Sequence[Any], limit: Any = None
 ) -> list[ir.Value]:
     condition, body = operation.bodies
-    specs = body.specs()
+    specs = body.known_specs()
     start = [_as(cx, x, spec) for x, spec in zip(variables, specs, strict=True)]
     proceed = _boolean(cx, _lowered(cx, condition, [*start, *captured[0]])[0])
     parameters = [_parameter(cx, "variable", spec) for spec in specs]
@@ -113,7 +113,7 @@ def steps(
     captured: Sequence[Any],
 ) -> list[ir.Value]:
     (body,) = operation.bodies
-    specs, count = body.specs(), operation.states
+    specs, count = body.known_specs(), operation.states
     start = [_as(cx, x, spec) for x, spec in zip(states, specs, strict=False)]
     over = [x if isinstance(x, ir.Value) else _as(cx, x, spec_of(x)) for x in sequences]
     before = [_parameter(cx, "state", spec) for spec in specs[:count]]
@@ -138,7 +138,7 @@ def _lowered(cx: Context, body: Body, values: Sequence[Any]) -> list[ir.Value]:
     """The results of a body for values of its parameters and of what it captured."""
     assert cx.lower_body is not None
     results = cx.lower_body(cx, body, list(values))
-    return [_as(cx, x, spec) for x, spec in zip(results, body.specs(), strict=True)]
+    return [_as(cx, x, spec) for x, spec in zip(results, body.known_specs(), strict=True)]
 
 
 def _as(cx: Context, x: Any, spec: keras.KerasTensor) -> ir.Value:
@@ -175,7 +175,7 @@ def _parameter(cx: Context, name: str, spec: keras.KerasTensor) -> ir.Value:
 
 
 def _return(cx: Context, inner: ir.Graph, body: Body, values: Sequence[ir.Value]) -> None:
-    for value, spec in zip(values, body.specs(), strict=True):
+    for value, spec in zip(values, body.known_specs(), strict=True):
         inner.outputs.append(_made_in(cx, inner, _as(cx, value, spec)))
 
 

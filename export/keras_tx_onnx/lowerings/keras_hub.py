@@ -24,12 +24,12 @@ from keras_hub.src.models.t5.t5_layer_norm import T5LayerNorm
 
 from keras_tx.errors import ExportError
 from keras_tx_onnx.context import KERAS_TENSOR, Context, shape_of
-from keras_tx_onnx.dims import axis_length
 from keras_tx_onnx.lowerings.attention import counting, rotate
 from keras_tx_onnx.lowerings.reducing import reduced
 from keras_tx_onnx.lowerings.sequences import reversible_embedding
 from keras_tx_onnx.masks import MASK
 from keras_tx_onnx.registry import lowers, opens
+from keras_tx_onnx.sizes import axis_length
 
 layers = keras_hub.layers
 

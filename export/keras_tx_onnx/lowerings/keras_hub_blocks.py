@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 
 from keras_tx_onnx.context import KERAS_TENSOR, Context, shape_of
-from keras_tx_onnx.dims import axis_length
 from keras_tx_onnx.lowerings.attention import Heads, attend, counting
 from keras_tx_onnx.lowerings.core import dense
 from keras_tx_onnx.lowerings.keras_attention import (
@@ -21,6 +20,7 @@ from keras_tx_onnx.lowerings.keras_hub import described, uncached
 from keras_tx_onnx.lowerings.norm import layer_normalization
 from keras_tx_onnx.masks import mask_of
 from keras_tx_onnx.registry import lowers
+from keras_tx_onnx.sizes import axis_length
 
 layers = keras_hub.layers
 

@@ -13,7 +13,6 @@ from keras_tx.errors import ExportError
 from keras_tx.layers.mask_token import MaskToken
 from keras_tx.layers.rotary import inverse_frequencies
 from keras_tx_onnx.context import Context, shape_of
-from keras_tx_onnx.dims import axis_length
 from keras_tx_onnx.lowerings.attention import (
     FINITE,
     Heads,
@@ -29,6 +28,7 @@ from keras_tx_onnx.lowerings.core import project
 from keras_tx_onnx.lowerings.sequences import scores
 from keras_tx_onnx.masks import mask_of
 from keras_tx_onnx.registry import lowers, opens
+from keras_tx_onnx.sizes import axis_length
 
 
 @lowers(

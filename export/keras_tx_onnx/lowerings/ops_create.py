@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import onnx_ir as ir
-from keras import ops
+from keras import layers, ops
 
 from keras_tx_onnx.context import Context
 from keras_tx_onnx.lowerings.operands import (
@@ -49,6 +49,24 @@ def ones_like(cx: Context, operation: Any, /, x: Any) -> ir.Value:
 @lowers("FullLike", example=lambda x: ops.full_like(x, 2), shape=(4,), nodes="Shape Expand", takes_sizes=True)
 def full_like(cx: Context, operation: Any, /, x: Any, fill_value: Any) -> ir.Value:
     return _like(cx, operation, x, fill_value)
+
+
+@lowers(
+    "Arange",
+    example=layers.Lambda(lambda x: x + ops.arange(5, dtype="float32")),
+    shape=(5,),
+    nodes="Range Add",
+    takes_sizes=True,
+)
+def arange(cx: Context, operation: Any, /, start: Any, stop: Any, step: Any) -> ir.Value:
+    floating = keras.backend.is_float_dtype(operation.dtype)
+
+    def scalar(x: Any) -> Any:
+        if isinstance(x, ir.Value):
+            return cx.op.Cast(x, to=ir.DataType.FLOAT) if floating else x
+        return np.float32(x) if floating else np.int64(x)
+
+    return cx.op.Range(scalar(start), scalar(stop), scalar(step))
 
 
 @lowers(

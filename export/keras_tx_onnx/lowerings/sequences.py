@@ -133,24 +133,5 @@ def _merged(cx: Context, x: ir.Value) -> ir.Value:
 
 def lower_inner(cx: Context, layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Lowers the call of a layer that another one holds."""
-    from keras_tx_onnx.lower import lower  # which imports this package
-
-    made: dict[int, keras.KerasTensor] = {}
-
-    def fresh(x: Any) -> Any:
-        if not isinstance(x, ir.Value):
-            return x
-        known = x.meta[KERAS_TENSOR]
-        return made.setdefault(id(x), keras.KerasTensor(known.shape, known.dtype))
-
-    new_args, new_kwargs = keras.tree.map_structure(fresh, (args, kwargs))
-    values = graph.distinct_values((args, kwargs))
-    results = None
-
-    def call() -> Any:
-        nonlocal results
-        results = layer(*new_args, **new_kwargs)
-        return keras.tree.flatten(results)
-
-    function = graph.function_of_call(layer, call, (), {}, list(made.values()))
-    return keras.tree.pack_sequence_as(results, lower(cx, function, values))
+    assert cx.lower_call_of is not None
+    return cx.lower_call_of(cx, lambda *args, **kwargs: layer(*args, **kwargs), *args, **kwargs)

@@ -1,0 +1,112 @@
+"""Exports in threads: other threads see Keras as it is, and the model is not changed, even for a moment."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+from keras_tx_onnx import export_onnx
+from tests.drawing import as_numpy, draw, redraw
+
+
+class Positions(layers.Layer):
+    """A layer that an export opens, with what the exporter extends in Keras."""
+
+    def __init__(self, observe: Callable[[], None] = lambda: None, **kwargs):
+        super().__init__(**kwargs)
+        self.observe = observe
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=(64, shape[-1]), name="table")
+
+    def call(self, x):
+        self.observe()
+        length = ops.shape(x)[1]
+        steps = ops.cast(ops.arange(length), x.dtype)[:, None] * self.table[:length]
+        return x + steps + ops.zeros((length, ops.shape(x)[2]), x.dtype)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def model_of(observe: Callable[[], None] = lambda: None, dtype: str = "float32") -> keras.Model:
+    x = keras.Input((None, 4), name="x")
+    y = Positions(observe, dtype=dtype)(layers.Dense(4, dtype=dtype)(x))
+    return redraw(keras.Model(x, layers.Dense(3, dtype=dtype)(y)))
+
+
+def everything_is_as_usual() -> None:
+    assert not isinstance(ops.zeros((2,)), keras.KerasTensor)
+    assert not isinstance(keras.ops.arange(3), keras.KerasTensor)
+    assert keras.config.backend() == keras.backend.backend()
+    assert len(keras.Sequential([keras.Input((3,)), layers.Dense(2)]).layers) == 1
+    assert keras.random.normal((2,), seed=keras.random.SeedGenerator(1)).shape == (2,)
+
+
+def test_another_thread_sees_keras_as_it_is_in_the_middle_of_an_export(tmp_path):
+    failures, traced = [], []
+
+    def observe() -> None:
+        if not isinstance(ops.zeros((2,)), keras.KerasTensor):  # Keras runs the layer
+            return
+        traced.append(1)
+
+        def check() -> None:
+            try:
+                everything_is_as_usual()
+                table = model.layers[2].table
+                assert isinstance(table, keras.Variable)
+                np.testing.assert_array_equal(as_numpy(model(given)), expected)
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=check)
+        thread.start()
+        thread.join()
+
+    model = model_of(observe)
+    given = draw(2, 5, 4)
+    expected = as_numpy(model(given))
+    export_onnx(model, tmp_path / "out")
+    assert traced and not failures
+    everything_is_as_usual()
+
+
+def test_eight_threads_export_predict_and_build(tmp_path):
+    given = draw(2, 5, 4)
+    shared = [model_of(dtype=dtype) for dtype in ("float32", "mixed_float16")]
+    expected = [as_numpy(model(given)) for model in shared]
+    nodes = [[len(part._inbound_nodes) for part in model._flatten_layers()] for model in shared]
+    start = threading.Barrier(8)
+
+    def export(index: int) -> None:
+        start.wait()
+        for turn in range(2):
+            report = export_onnx(shared[index % 2], tmp_path / f"{index}_{turn}")
+            assert "opened" in report.manifest.tiers.values()
+
+    def predict(index: int) -> None:
+        start.wait()
+        for _ in range(30):
+            got = as_numpy(shared[index % 2](given))
+            assert got.dtype == expected[index % 2].dtype
+            np.testing.assert_array_equal(got, expected[index % 2])
+
+    def build(index: int) -> None:
+        start.wait()
+        for _ in range(10):
+            everything_is_as_usual()
+            assert model_of().count_params() == shared[0].count_params()
+
+    with ThreadPoolExecutor(8) as pool:
+        work = (export, predict, export, predict, export, build, export, build)
+        futures = [pool.submit(function, index // 2) for index, function in enumerate(work)]
+    for future in futures:
+        future.result()
+    assert nodes == [[len(part._inbound_nodes) for part in model._flatten_layers()] for model in shared]
+    everything_is_as_usual()
