@@ -6,6 +6,8 @@ import dataclasses
 import hashlib
 import json
 import os
+import reprlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,7 @@ TEXT_GENERATION = "text-generation"
 REGRESSION = "regression"
 SINGLE_LABEL = "single_label_classification"
 MULTI_LABEL = "multi_label_classification"
+PROBLEM_TYPES = (REGRESSION, SINGLE_LABEL, MULTI_LABEL)
 
 # The IR version that onnx wrote when each opset was its newest; a newer stamp
 # makes older runtimes refuse a graph that they could run.
@@ -178,59 +181,112 @@ class Manifest:
 
     @classmethod
     def _from_fields(cls, raw: dict[str, Any]) -> Manifest:
-        try:
-            return cls(
-                keras_tx_version=_expect(raw, "keras_tx_version", str),
-                task=None if raw.get("task") is None else _expect(raw, "task", str),
-                opset=_expect(raw, "opset", int),
-                precisions={str(k): str(v) for k, v in _expect(raw, "precisions", dict).items()},
-                inputs=tuple(_tensor(t) for t in _expect(raw, "inputs", list)),
-                outputs=tuple(_tensor(t) for t in _expect(raw, "outputs", list)),
-                tiers=dict(_expect(raw, "tiers", dict)),
-                files={
-                    name: FileRecord(int(r["size"]), str(r["sha256"]))
-                    for name, r in _expect(raw, "files", dict).items()
-                },
-                parity=_parity(raw.get("parity")),
-                labels=None
-                if raw.get("labels") is None
-                else tuple(str(x) for x in _expect(raw, "labels", list)),
-                notes=tuple(raw.get("notes", ())),
-                bounds=tuple(str(x) for x in raw.get("bounds", ())),
-                variants={str(k): _variant(v) for k, v in raw.get("variants", {}).items()},
-            )
-        except (KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise ValueError(f"a field is missing or of the wrong kind ({error})") from None
+        return cls(
+            keras_tx_version=_field(raw, "keras_tx_version", str),
+            task=_optional(raw, "task", str),
+            opset=_field(raw, "opset", int),
+            precisions=_texts_by_name(raw, "precisions"),
+            inputs=_tensors(raw, "inputs"),
+            outputs=_tensors(raw, "outputs"),
+            tiers=_texts_by_name(raw, "tiers"),
+            files={
+                name: FileRecord(_field(one, "size", int, place), _field(one, "sha256", str, place))
+                for name, one, place in _objects(raw, "files")
+            },
+            parity=_parity(_optional(raw, "parity", dict)),
+            labels=None if raw.get("labels") is None else _texts(raw, "labels"),
+            notes=_texts(raw, "notes") if "notes" in raw else (),
+            bounds=_texts(raw, "bounds") if "bounds" in raw else (),
+            variants={
+                name: _variant(one, place)
+                for name, one, place in (_objects(raw, "variants") if "variants" in raw else ())
+            },
+        )
 
 
-def _expect(raw: dict[str, Any], field: str, kind: type) -> Any:
-    value = raw[field]
-    if not isinstance(value, kind):
-        raise TypeError(f"{field} is {type(value).__name__}, expected {kind.__name__}")
+# What JSON calls the types of its values. Booleans are integers in Python only.
+_KINDS = {
+    str: "a string",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def _check(value: Any, kind: type, name: str) -> Any:
+    """The value, if it is of this type; a ValueError that names it otherwise."""
+    kinds = (int, float) if kind is float else kind
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        raise ValueError(f"{name} is {reprlib.repr(value)}, expected {_KINDS[kind]}")
     return value
 
 
-def _tensor(raw: dict[str, Any]) -> TensorSpec:
-    return TensorSpec(str(raw["name"]), str(raw["dtype"]), tuple(raw["shape"]))
+def _field(raw: dict[str, Any], field: str, kind: type, place: str = "") -> Any:
+    """A field of an object, which stands at `place` of the file."""
+    name = f"{place}.{field}" if place else field
+    if field not in raw:
+        raise ValueError(f"{name} is missing")
+    return _check(raw[field], kind, name)
+
+
+def _optional(raw: dict[str, Any], field: str, kind: type, place: str = "") -> Any:
+    return None if raw.get(field) is None else _field(raw, field, kind, place)
+
+
+def _texts(raw: dict[str, Any], field: str, place: str = "") -> tuple[str, ...]:
+    name = f"{place}.{field}" if place else field
+    items = _field(raw, field, list, place)
+    return tuple(_check(item, str, f"{name}[{index}]") for index, item in enumerate(items))
+
+
+def _texts_by_name(raw: dict[str, Any], field: str) -> dict[str, str]:
+    items = _field(raw, field, dict)
+    return {name: _check(item, str, f"{field}.{name}") for name, item in items.items()}
+
+
+def _objects(raw: dict[str, Any], field: str) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """The objects of an object: the name of each, itself, and its place."""
+    for name, item in _field(raw, field, dict).items():
+        yield name, _check(item, dict, f"{field}.{name}"), f"{field}.{name}"
+
+
+def _tensors(raw: dict[str, Any], field: str, place: str = "") -> tuple[TensorSpec, ...]:
+    name = f"{place}.{field}" if place else field
+    return tuple(
+        _tensor(_check(item, dict, f"{name}[{index}]"), f"{name}[{index}]")
+        for index, item in enumerate(_field(raw, field, list, place))
+    )
+
+
+def _tensor(raw: dict[str, Any], place: str) -> TensorSpec:
+    shape = _field(raw, "shape", list, place)
+    for index, axis in enumerate(shape):
+        if not isinstance(axis, str):
+            _check(axis, int, f"{place}.shape[{index}]")
+    return TensorSpec(_field(raw, "name", str, place), _field(raw, "dtype", str, place), tuple(shape))
 
 
 def _parity(raw: dict[str, Any] | None) -> Parity | None:
     if raw is None:
         return None
-    return Parity(float(raw["max_difference"]), float(raw["tolerance"]), tuple(raw["cases"]))
+    largest, tolerance = (
+        float(_field(raw, name, float, "parity")) for name in ("max_difference", "tolerance")
+    )
+    return Parity(largest, tolerance, _texts(raw, "cases", "parity"))
 
 
-def _variant(raw: dict[str, Any]) -> Variant:
+def _variant(raw: dict[str, Any], place: str) -> Variant:
     def tensors(name: str) -> tuple[TensorSpec, ...] | None:
-        return None if raw.get(name) is None else tuple(_tensor(t) for t in raw[name])
+        return None if raw.get(name) is None else _tensors(raw, name, place)
 
-    agreement = raw.get("agreement")
+    agreement = _optional(raw, "agreement", float, place)
     return Variant(
-        recipe=_expect(raw, "recipe", str),
-        noise=float(raw["noise"]),
+        recipe=_field(raw, "recipe", str, place),
+        noise=float(_field(raw, "noise", float, place)),
         agreement=None if agreement is None else float(agreement),
-        kept=tuple(str(x) for x in raw.get("kept", ())),
-        notes=tuple(str(x) for x in raw.get("notes", ())),
+        kept=_texts(raw, "kept", place) if "kept" in raw else (),
+        notes=_texts(raw, "notes", place) if "notes" in raw else (),
         inputs=tensors("inputs"),
         outputs=tensors("outputs"),
     )

@@ -41,8 +41,13 @@ def fields_from(config: Mapping[str, Any]) -> dict[str, Any]:
     if not _switch(fields, "do_resize", True):
         raise ConfigError("do_resize is False, expected True: the graph takes one size only.")
     size, resample = _size(fields), _resample(fields)
-    rescale = fields.pop("rescale_factor", 1 / 255)
-    mean, std = fields.pop("image_mean", 0.5), fields.pop("image_std", 0.5)
+    rescale = _numbers(fields, "rescale_factor", 1 / 255)
+    mean, std = _numbers(fields, "image_mean", 0.5), _numbers(fields, "image_std", 0.5)
+    if isinstance(rescale, list):
+        raise ConfigError(f"rescale_factor is {rescale!r}, expected one number.")
+    for key, value in (("rescale_factor", rescale), ("image_std", std)):
+        if min(value if isinstance(value, list) else [value]) <= 0:
+            raise ConfigError(f"{key} is {value!r}, expected above 0.")
     channels = len(mean) if isinstance(mean, list | tuple) else 3
     do_rescale, do_normalize = _switch(fields, "do_rescale", True), _switch(fields, "do_normalize", True)
     in_graph = _switch(fields, RAW_PIXELS, False)
@@ -55,6 +60,8 @@ def fields_from(config: Mapping[str, Any]) -> dict[str, Any]:
         rescale = 1.0
     if not (do_normalize or in_graph):
         mean, std = 0.0, 1.0
+    elif isinstance(mean, list) and isinstance(std, list) and len(mean) != len(std):
+        raise ConfigError(f"image_std has {len(std)} numbers, expected as many as image_mean, {len(mean)}.")
     _refuse_the_rest(fields, channels)
     return {
         "size": size,
@@ -70,6 +77,15 @@ def _switch(fields: dict[str, Any], key: str, default: bool) -> bool:
     value = fields.pop(key, default)
     if not isinstance(value, bool):
         raise ConfigError(f"{key} is {value!r}, expected true or false.")
+    return value
+
+
+def _numbers(fields: dict[str, Any], key: str, default: float) -> Any:
+    """A finite number, or a list of them."""
+    value = fields.pop(key, default)
+    for each in value if isinstance(value, list) and value else [value]:
+        if isinstance(each, bool) or not isinstance(each, int | float) or not abs(each) < float("inf"):
+            raise ConfigError(f"{key} is {value!r}, expected finite numbers.")
     return value
 
 

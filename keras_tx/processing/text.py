@@ -87,7 +87,13 @@ class TextTransform:
     def load(cls, path: str | os.PathLike[str], **options: Any) -> TextTransform:
         """From a folder that `save` or Hugging Face wrote, from one with vocab.txt or with vocab.json and
         merges.txt, or from a tokenizer.json; `options` are fields that shall be otherwise."""
-        return cls(**{**tokenizer_files.fields_of(Path(path)), **options})
+        fields = tokenizer_files.fields_of(Path(path))
+        try:
+            return cls(**{**fields, **options})
+        except ConfigError as error:
+            if options or not Path(path).is_dir():
+                raise
+            raise ConfigError(f"{Path(path) / contract.TOKENIZER_CONFIG}: {error}") from error
 
     @classmethod
     def of(cls, tokenizer: Any) -> TextTransform:

@@ -123,8 +123,8 @@ def fields_of(path: Path) -> dict[str, Any]:
         )
     folder, file = (path, path / contract.TOKENIZER) if path.is_dir() else (path.parent, path)
     config = _read_json(folder / contract.TOKENIZER_CONFIG) if path.is_dir() else {}
-    special = _special(_read_json(folder / contract.SPECIAL_TOKENS) if path.is_dir() else {})
-    special.update(_special(config))
+    special = _special(folder / contract.SPECIAL_TOKENS) if path.is_dir() else {}
+    special.update(_special(folder / contract.TOKENIZER_CONFIG) if path.is_dir() else {})
     if config.get("truncation_side", "right") != "right":
         raise ConfigError(
             f"{folder / contract.TOKENIZER_CONFIG}: truncation_side is not 'right', which is all we do."
@@ -137,14 +137,19 @@ def fields_of(path: Path) -> dict[str, Any]:
     if not special:
         special = usual(tokenizer)
     longest = config.get("model_max_length")
+    number = isinstance(longest, int | float) and not isinstance(longest, bool)
+    if longest is not None and not (number and longest >= 1 and longest % 1 == 0):
+        raise _wrong(folder, "model_max_length", longest, "a whole number of tokens, 1 or more")
     ours = config.get(OURS, {})
+    if not isinstance(ours, dict):
+        raise _wrong(folder, OURS, ours, "an object")
     if "pad_token" in ours:
         special.pop("pad_token", None)
     return {
         "tokenizer": tokenizer.to_str(),
         "max_length": int(longest) if longest and longest < UNLIMITED else None,
         "padding_side": config.get("padding_side", "right"),
-        "segments": _has_segments(config, kind),
+        "segments": _has_segments(folder, config, kind),
         **special,
         **{name: ours[name] for name in OPTIONS if name in ours},
     }
@@ -165,13 +170,14 @@ def _from_vocabulary(
 ) -> tuple[Tokenizer, dict[str, str]]:
     if (folder / contract.VOCAB).is_file():
         special = {**kinds.BERT_TOKENS, **special}
-        lowercase = config.get("do_lower_case", True)
         tokenizer = kinds.wordpiece_tokenizer(
             kinds.read_vocabulary(folder / contract.VOCAB),
             special,
-            lowercase=lowercase,
-            strip_accents=config.get("strip_accents"),
-            split_chinese=config.get("tokenize_chinese_chars", True),
+            lowercase=_switch(folder, config, "do_lower_case", True),
+            strip_accents=None
+            if config.get("strip_accents") is None
+            else _switch(folder, config, "strip_accents", True),
+            split_chinese=_switch(folder, config, "tokenize_chinese_chars", True),
         )
         return tokenizer, special
     if (folder / contract.VOCAB_JSON).is_file() and (folder / contract.MERGES).is_file():
@@ -182,7 +188,7 @@ def _from_vocabulary(
             vocabulary,
             kinds.read_merges(folder / contract.MERGES),
             special,
-            add_prefix_space=config.get("add_prefix_space", False),
+            add_prefix_space=_switch(folder, config, "add_prefix_space", False),
         )
         return tokenizer, dict(special)
     raise ConfigError(
@@ -191,9 +197,31 @@ def _from_vocabulary(
     )
 
 
-def _special(config: Mapping[str, Any]) -> dict[str, str]:
-    found = {name: config[name] for name in SPECIAL_TOKENS if config.get(name)}
-    return {name: x["content"] if isinstance(x, Mapping) else str(x) for name, x in found.items()}
+def _special(path: Path) -> dict[str, str]:
+    """The special tokens that a file names: as strings, or as objects with a `content`."""
+    found = {}
+    for name, value in _read_json(path).items():
+        if name not in SPECIAL_TOKENS or value is None:
+            continue
+        token = value.get("content") if isinstance(value, dict) else value
+        if not isinstance(token, str):
+            raise ConfigError(
+                f"{path}: {name} is {value!r:.80}, expected a string, or an object with a string as content."
+            )
+        if token:
+            found[name] = token
+    return found
+
+
+def _wrong(folder: Path, key: str, value: Any, expected: str) -> ConfigError:
+    return ConfigError(f"{folder / contract.TOKENIZER_CONFIG}: {key} is {value!r:.80}, expected {expected}.")
+
+
+def _switch(folder: Path, config: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = config.get(key, default)
+    if not isinstance(value, bool):
+        raise _wrong(folder, key, value, "true or false")
+    return value
 
 
 def fields_of_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -219,9 +247,12 @@ def _kind(tokenizer: Tokenizer) -> str:
     return json.loads(tokenizer.to_str())["model"]["type"]
 
 
-def _has_segments(config: Mapping[str, Any], kind: str) -> bool:
+def _has_segments(folder: Path, config: Mapping[str, Any], kind: str) -> bool:
     if "model_input_names" in config:
-        return contract.TOKEN_TYPE_IDS in config["model_input_names"]
+        names = config["model_input_names"]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise _wrong(folder, "model_input_names", names, "a list of names")
+        return contract.TOKEN_TYPE_IDS in names
     return kind == "WordPiece" and not str(config.get("tokenizer_class")).startswith("DistilBert")
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import posixpath
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,18 @@ _MAX_JSON = 64 * 2**20  # bytes; a manifest lists files and layers, not weights
 _FORBIDDEN = frozenset('\\:*?"<>|')
 FileState = tuple[int, ...]  # device, inode, size, and the times of the last changes of content and inode
 _REMEDY = "Copy the whole folder again, or export again."
+_SIZES = "vocab_size type_vocab_size max_position_embeddings n_positions num_channels".split()
+_CONFIG_KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(_SIZES, ("a whole number, 1 or more", lambda value: _is_size(value))),
+    "image_size": ("a size or a pair of them", lambda value: _is_size(value) or _is_pair(value)),
+    "pad_token_id": ("an id", lambda value: type(value) is int and value >= 0),
+    "id2label": ("an object", lambda value: isinstance(value, dict)),
+    "model_type": ("a string", lambda value: isinstance(value, str)),
+    "problem_type": (
+        f"one of {', '.join(contract.PROBLEM_TYPES)}",
+        lambda value: value in contract.PROBLEM_TYPES,
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,12 +108,13 @@ def checked_folder(root: Path, precision: str | None, default: str) -> Folder:
     states = {name: _check_file(root, name, record) for name, record in manifest.files.items()}
     precision = _precision(root, manifest, precision, default)
     graph = _graph(root, manifest, precision)
-    config = _json(root, contract.CONFIG, manifest)
-    preprocessor = _json(root, contract.PREPROCESSOR, manifest)
+    config = _optional_json(root, contract.CONFIG, manifest)
+    preprocessor = _optional_json(root, contract.PREPROCESSOR, manifest)
     transform = None if preprocessor is None else _transform(root, preprocessor)
     if config is not None:
+        _check_config(root / contract.CONFIG, config)
         _check_agreement(root, manifest, config, transform)
-    generation = _json(root, contract.GENERATION_CONFIG, manifest)
+    generation = _optional_json(root, contract.GENERATION_CONFIG, manifest)
     tokenizer = root / contract.TOKENIZER if contract.TOKENIZER in manifest.files else None
     beside = contract.shared_name(graph.relative_to(root).as_posix())
     shared = _checked_graph(root, manifest, beside) if beside in manifest.files else None
@@ -236,7 +249,7 @@ def _graph(root: Path, manifest: contract.Manifest, precision: str) -> Path:
     name = manifest.precisions[precision]
     if name not in manifest.files or posixpath.dirname(name) != _GRAPHS or not name.endswith(".onnx"):
         raise FolderError(
-            f"{root / contract.MANIFEST} gives {name!r} as the {precision} graph, expected a listed file "
+            f"{root / contract.MANIFEST}: precisions has {name!r} as {precision}, expected one of files, "
             f"{_GRAPHS}/*.onnx. {_REMEDY}"
         )
     return _checked_graph(root, manifest, name)
@@ -260,10 +273,13 @@ def _checked_graph(root: Path, manifest: contract.Manifest, name: str) -> Path:
     return root / name
 
 
-def _json(root: Path, name: str, manifest: contract.Manifest) -> dict[str, Any] | None:
+def _optional_json(root: Path, name: str, manifest: contract.Manifest) -> dict[str, Any] | None:
     """The content of a listed JSON file; one that is not listed was not exported, and is not read."""
-    if name not in manifest.files:
-        return None
+    return read_json(root, name, manifest) if name in manifest.files else None
+
+
+def read_json(root: Path, name: str, manifest: contract.Manifest) -> dict[str, Any]:
+    """The JSON object of a listed file."""
     if manifest.files[name].size > _MAX_JSON:
         raise FolderError(
             f"{root / name} has {manifest.files[name].size} bytes, at most {_MAX_JSON} are read."
@@ -282,6 +298,25 @@ def _transform(root: Path, preprocessor: Mapping[str, Any]) -> ImageTransform:
         return ImageTransform.from_preprocessor_config(preprocessor)
     except ConfigError as error:
         raise FolderError(f"{root / contract.PREPROCESSOR}: {error}") from error
+
+
+def _check_config(path: Path, config: Mapping[str, Any]) -> None:
+    """The keys that the runtime reads have their types; null is as good as none."""
+    for key, (expected, fits) in _CONFIG_KEYS.items():
+        if config.get(key) is not None and not fits(config[key]):
+            raise FolderError(f"{path}: {key} is {_short(config[key])}, expected {expected}. {_REMEDY}")
+    if config.get("model_type") == "roberta" and config.get("pad_token_id") is None:
+        raise FolderError(
+            f"{path}: pad_token_id is missing, after which RoBERTa's positions begin. {_REMEDY}"
+        )
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_size, value))
 
 
 def _check_agreement(

@@ -117,7 +117,7 @@ def _stop_ids(folder: Folder, vocabulary: int) -> frozenset[int]:
     """What generation_config.json says ends a text: one id, or several."""
     found = (folder.generation or {}).get("eos_token_id")
     ids = [] if found is None else found if isinstance(found, list) else [found]
-    if not all(isinstance(i, int) and 0 <= i < vocabulary for i in ids):
+    if not all(type(i) is int and 0 <= i < vocabulary for i in ids):
         raise FolderError(
             f"{folder.path}: {contract.GENERATION_CONFIG} has eos_token_id {found!r}, but the vocabulary "
             f"goes from 0 to {vocabulary - 1}. Export again."
@@ -128,7 +128,7 @@ def _stop_ids(folder: Folder, vocabulary: int) -> frozenset[int]:
 def context_of(folder: Folder) -> int:
     config = folder.config or {}
     for name in ("n_positions", "max_position_embeddings"):
-        if isinstance(config.get(name), int):
+        if config.get(name) is not None:
             return int(config[name])
     raise FolderError(
         f"{folder.path}: {contract.CONFIG} says neither n_positions nor max_position_embeddings, so the "

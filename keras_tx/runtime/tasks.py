@@ -181,8 +181,8 @@ def _open(folder: Folder, provider: str, threads: int | None) -> LoadedModel:
     if task not in _TASKS:
         known = [name for name in _TASKS if name is not None]
         raise FolderError(
-            f"{folder.path} is for the task {task!r}, which this keras-tx does not run: upgrade it. "
-            f"{nearest(str(task), known)}"
+            f"{folder.path / contract.MANIFEST}: task is {task!r}, which this keras-tx does not run: upgrade "
+            f"it. {nearest(str(task), known)}"
         )
     shared = folder.shared if task == contract.TEXT_GENERATION and stays_on_cpu(provider) else None
     session = Session(shared or folder.graph, provider, threads)
@@ -214,8 +214,8 @@ def _transform_for(folder: Folder, session: Session) -> ImageTransform:
     transform = folder.transform
     if transform is None:
         raise FolderError(
-            f"{folder.path} has no {contract.PREPROCESSOR}, which its task {folder.manifest.task!r} needs. "
-            "Export again."
+            f"{folder.path / contract.MANIFEST}: files has no {contract.PREPROCESSOR}, which the task "
+            f"{folder.manifest.task!r} needs. Export again."
         )
     height, width, channels = transform.height, transform.width, transform.channels
     expected = {

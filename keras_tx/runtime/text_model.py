@@ -28,6 +28,11 @@ class TextModel(LoadedModel):
         super().__init__(folder, session)
         self.transform = _transform_for(folder)
         given = {spec.name for spec in session.inputs}
+        if contract.TOKEN_TYPE_IDS in given and not self.transform.segments:
+            raise FolderError(
+                f"{folder.path / contract.TOKENIZER_CONFIG}: model_input_names lacks "
+                f"{contract.TOKEN_TYPE_IDS!r}, which is an input of the graph. Export again."
+            )
         if not {contract.INPUT_IDS, contract.ATTENTION_MASK} <= given <= INPUTS:
             raise FolderError(
                 f"{folder.path}: the graph takes {', '.join(map(describe, session.inputs))}, which is not "
@@ -143,7 +148,7 @@ def checked_tokens(folder: Folder, inputs: Mapping[str, np.ndarray]) -> Mapping[
 def _positions(config: Mapping[str, Any]) -> int | None:
     """How many tokens a row may have; RoBERTa's table has rows before that of the first token."""
     count = config.get("max_position_embeddings")
-    if not isinstance(count, int):
+    if count is None:
         return None
     return count - config["pad_token_id"] - 1 if config.get("model_type") == "roberta" else count
 
@@ -199,11 +204,14 @@ def _transform_for(folder: Folder) -> TextTransform:
         name for name in (contract.TOKENIZER, contract.TOKENIZER_CONFIG) if name not in folder.manifest.files
     ]
     if missing:
-        raise FolderError(f"{folder.path} has no {missing[0]}, which its task needs. Export again.")
+        raise FolderError(
+            f"{folder.path / contract.MANIFEST}: files has no {missing[0]}, which its task needs. Export "
+            "again."
+        )
     try:
         transform = TextTransform.load(folder.path)
     except ConfigError as error:
-        raise FolderError(f"{folder.path}: {error}") from error
+        raise FolderError(str(error)) from error
     if transform.padding_side != "right":
         raise FolderError(
             f"{folder.path}: {contract.TOKENIZER_CONFIG} has padding_side={transform.padding_side!r}, but an "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.errors import FolderError, InputError, TextError, nearest, true_or_false, whole_number
 from keras_tx.processing import Row
-from keras_tx.runtime.folder import Folder
+from keras_tx.runtime.folder import Folder, read_json
 from keras_tx.runtime.scores import Scores, softmax
 from keras_tx.runtime.session import Session
 from keras_tx.runtime.text_model import TextModel, labels_for
@@ -219,11 +218,10 @@ def _made_with(folder: Folder) -> tuple[str, bool]:
     """Pooling and normalization, as the files for sentence-transformers say them."""
     if contract.POOLING not in folder.manifest.files:
         return "mean", True
-    try:
-        said = json.loads((folder.path / contract.POOLING).read_text(encoding="utf-8"))
-        by_class = bool(said["pooling_mode_cls_token"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    by_class = read_json(folder.path, contract.POOLING, folder.manifest).get("pooling_mode_cls_token")
+    if not isinstance(by_class, bool):
         raise FolderError(
-            f"{folder.path / contract.POOLING} is damaged ({error!r}). Export again."
-        ) from error
+            f"{folder.path / contract.POOLING}: pooling_mode_cls_token is {by_class!r:.80}, expected true or "
+            "false. Export again."
+        )
     return "class" if by_class else "mean", contract.NORMALIZE in folder.manifest.files

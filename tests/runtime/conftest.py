@@ -23,6 +23,7 @@ collect_ignore = (
     if importlib.util.find_spec("keras")
     else [
         "test_against_transformers.py",
+        "test_damaged_json.py",
         "test_padding_side.py",
         "test_shared_cache.py",
         "test_text_tasks.py",

@@ -59,7 +59,7 @@ def test_no_folder(tmp_path: Path):
         ("[" * 100_000, "it is not JSON"),
         ("[]", "it has no format_version"),
         ('{"format_version": 2}', "its format_version is 2, this keras-tx reads 1"),
-        ('{"format_version": 1}', "a field is missing or of the wrong kind .*keras_tx_version"),
+        ('{"format_version": 1}', "keras_tx_version is missing"),
     ],
 )
 def test_a_bad_manifest(text: str, message: str, generic_folder):
@@ -195,9 +195,9 @@ def test_a_file_used_as_a_directory(generic_folder):
     ("precisions", "message"),
     [
         ({}, "names no graph in precisions"),
-        ({"fp32": "onnx/none.onnx"}, "gives 'onnx/none.onnx' as the fp32 graph, expected a listed file"),
-        ({"fp32": "config.json"}, "gives 'config.json' as the fp32 graph"),
-        ({"fp16": "../model.onnx"}, r"gives '\.\./model\.onnx' as the fp16 graph"),
+        ({"fp32": "onnx/none.onnx"}, "precisions has 'onnx/none.onnx' as fp32, expected one of files"),
+        ({"fp32": "config.json"}, "precisions has 'config.json' as fp32"),
+        ({"fp16": "../model.onnx"}, r"precisions has '\.\./model\.onnx' as fp16"),
     ],
 )
 def test_the_graph_must_be_a_listed_onnx_file(precisions: dict[str, str], message: str, make_image_folder):

@@ -205,7 +205,7 @@ def test_folders_that_do_not_fit_their_task(make_image_folder, generic_folder):
         load(built.path)
     built.seal(labels=LABELS, task="image-clasification")
     with pytest.raises(
-        FolderError, match=r"for the task 'image-clasification'.* Did you mean 'image-classification'"
+        FolderError, match=r"task is 'image-clasification'.* Did you mean 'image-classification'"
     ):
         load(built.path)
     built.seal(task=contract.IMAGE_FEATURES)
@@ -216,7 +216,7 @@ def test_folders_that_do_not_fit_their_task(make_image_folder, generic_folder):
     (built.path / contract.PREPROCESSOR).unlink()
     built.seal(task=contract.IMAGE_CLASSIFICATION)
     with pytest.raises(
-        FolderError, match=r"has no preprocessor_config\.json, which its task 'image-classification'"
+        FolderError, match=r"has no preprocessor_config\.json, which the task 'image-classification'"
     ):
         load(built.path)
     (generic_folder.path / contract.PREPROCESSOR).write_text("{}")
