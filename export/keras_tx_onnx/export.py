@@ -22,6 +22,7 @@ from keras_tx.errors import ConfigError, ExportError
 from keras_tx.models.weight_values import check_finite
 from keras_tx.processing import ImageTransform
 from keras_tx_onnx import branches, evidence, graph, passes, sizes, tolerances, verify
+from keras_tx_onnx import unpad as unpadding
 from keras_tx_onnx.aside import check_target, written_aside
 from keras_tx_onnx.cases import Case
 from keras_tx_onnx.context import Context
@@ -236,7 +237,11 @@ def _verified(
         try:
             tolerance = tolerances.TOLERANCES[precision]
             places = (verify.first_difference(model, case, write, lowered.tiers, tolerance) for case in found)
-            where = next(filter(None, places), None) or "No single layer differs by that much."
+            where = next(filter(None, places), None)
+            if where is None:
+                where = "No single layer differs by that much."
+                if unpadding.unpad in outside.passes:
+                    where += " Where the head reads masked tokens, which are not computed, pass unpad=False."
         except Exception as other:  # whatever Keras raises at a model that is taken apart
             where = f"Layer by layer they could not be compared: {one_line(other)}"
         raise ExportError(f"{error} {where} No folder was left.") from None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import keras
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -9,6 +12,8 @@ import onnxruntime
 import pytest
 
 import keras_tx
+from keras_tx.errors import ExportError
+from keras_tx.heads.head import Head, project
 from keras_tx_onnx import export_onnx
 from keras_tx_onnx import unpad as unpadding
 from keras_tx_onnx.sizes import sizes_of_ids
@@ -96,6 +101,23 @@ def test_what_is_not_finite_stays_in_its_row(head: str, tmp_path):
         for row, real in ((1, 2), (3, 3)):
             alone = run(tmp_path / "x", {key: x[[row], :real] for key, x in given.items()})[name][0]
             assert_close(found[row, :real] if alone.ndim == 2 else found[row], alone)
+
+
+@keras.saving.register_keras_serializable("tests")
+@dataclasses.dataclass(frozen=True)
+class LargestHead(Head):
+    """Reads every token, masked or not."""
+
+    def __call__(self, features):
+        return project(keras.ops.max(features.tokens, axis=1), 2, "logits")
+
+
+def test_a_head_that_reads_masked_tokens_needs_them(tmp_path):
+    model = tiny(LargestHead())
+    with pytest.raises(ExportError, match="every mask'.*pass unpad=False"):
+        export_onnx(model, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+    assert export_onnx(model, tmp_path / "x", unpad=False).manifest.parity is not None
 
 
 @pytest.mark.parametrize("masked", [True, False])
