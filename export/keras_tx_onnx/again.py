@@ -11,9 +11,11 @@ import onnx
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
+from keras_tx.models import ViT
 from keras_tx.runtime.folder import Folder, open_folder
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import graph, tolerances, verify
+from keras_tx_onnx.classifier import REVERSAL
 from keras_tx_onnx.interface import Interface
 from keras_tx_onnx.outside import outside_of
 from keras_tx_onnx.signature import Functional, as_functional
@@ -83,15 +85,22 @@ def _outside(functional: Functional, folder: Folder) -> Interface:
     """The interface that the folder was exported with, as far as it changes numbers."""
     names = {spec.name for spec in folder.inputs}
     cached = any(name.startswith(contract.PAST[0].split("{")[0]) for name in names)
-    nodes = {node.op_type for node in onnx.load(os.fspath(folder.graph), load_external_data=False).graph.node}
+    graph_nodes = onnx.load(os.fspath(folder.graph), load_external_data=False).graph.node
+    nodes = {node.op_type for node in graph_nodes}
+    reverses = any(node.op_type == "Gather" and node.name.startswith(REVERSAL) for node in graph_nodes)
+    stored = keras.applications.resnet.preprocess_input if reverses else folder.transform
+    classifies = folder.manifest.task == contract.IMAGE_CLASSIFICATION and not isinstance(
+        functional.model, ViT
+    )
     return outside_of(
         functional,
         None,
         None,
-        None,
+        stored if classifies else None,
         contract.PIXELS in names,
         cached if contract.POSITION_IDS in names else None,
         "NonZero" in nodes,
+        contract.IMAGE_CLASSIFICATION if classifies else None,
     )
 
 

@@ -85,12 +85,13 @@ def compare_before_activation(
         with Session(probe, provider="cpu") as session:
             for case in cases:
                 computed = session.run(case.given)
-                expected = dict(zip(outputs, _before_activation(model, case.inputs), strict=True))
+                expected = dict(zip(outputs, before_activation(model, case.inputs), strict=True))
                 for name in list(variations):
-                    if expected[name] is None or expected[name].shape != computed[inner[name]].shape:
+                    right, other = expected[name], computed[inner[name]]
+                    if right is None or right.shape != other.shape:
                         del variations[name]
                     else:
-                        variations[name].add(expected[name], computed[inner[name]])
+                        variations[name].add(right, other)
     finally:
         probe.unlink(missing_ok=True)
     found = {}
@@ -123,7 +124,7 @@ def _write_probe(path: Path, probe: Path, names: Sequence[str]) -> dict[str, str
     return inner
 
 
-def _before_activation(model: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+def before_activation(model: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray | None]:
     """Keras's outputs without the activation that ends the model; None for an output that ends otherwise."""
 
     def computed(function: Any, values: list[Any]) -> list[Any]:
@@ -144,12 +145,21 @@ def _before_activation(model: Any, inputs: Sequence[np.ndarray]) -> list[np.ndar
         return [None if y is None else keras.ops.convert_to_numpy(y) for y in values]
 
 
+def activation_of(operation: Any) -> str | None:
+    """The name of the activation that a layer or operation ends with; None where that is not known."""
+    if type(operation).__name__ in _NODES:
+        return next(name for name in SATURATING if name.replace("_", "") == type(operation).__name__.lower())
+    if type(operation) in _WITH_ACTIVATION:
+        return getattr(operation.activation, "__name__", None)
+    return None
+
+
 def _without_activation(call: Call) -> list[Any]:
     operation = call.operation
+    name = activation_of(operation)
     if type(operation).__name__ in _NODES:
         return keras.tree.flatten(call.args)[:1]
-    name = getattr(getattr(operation, "activation", None), "__name__", None)
-    if name not in SATURATING or type(operation) not in _WITH_ACTIVATION:
+    if name not in SATURATING:
         return [None for _ in call.outputs]
     bare = copy.copy(operation)  # with the same weights; the model's own layer stays as it is
     bare.activation = keras.activations.linear

@@ -44,7 +44,8 @@ def export_onnx(
     *,
     labels: Sequence[str] | None = None,
     tokenizer: Any = None,
-    image: ImageTransform | None = None,
+    image: ImageTransform | Callable[..., Any] | None = None,
+    task: str | None = None,
     raw_pixels: bool = False,
     input_signature: Any = None,
     precision: str | Sequence[str] = "fp32",
@@ -73,7 +74,11 @@ def export_onnx(
         labels: names of the classes, in order.
         tokenizer: of a text model, in place of `model.processing`: a TextTransform, a tokenizers.Tokenizer,
             the text of a tokenizer.json, or the path of one or of the folder with its files.
-        image: the image transform to store, in place of `model.processing`.
+        image: the image transform to store, in place of `model.processing`; for a classifier also
+            `preprocess_input` of a module of keras.applications.
+        task: "image-classification" for any model with one image in and one vector out, a number for each
+            class; labels, image or raw_pixels say so, too. The folder then classifies pictures by itself.
+            What keras.applications makes has its own preprocess_input; any other model needs image.
         raw_pixels: whether the graph takes uint8 pixels (batch, height, width, channels) and normalizes them
             itself, in place of `pixel_values`.
         input_signature: the inputs of a model whose class has a `call` of its own: a keras.InputSpec(shape,
@@ -113,7 +118,7 @@ def export_onnx(
             "attention is written out in older nodes. Leave one of the two out."
         )
     functional = as_functional(model, input_signature)
-    outside = outside_of(functional, labels, tokenizer, image, raw_pixels, cache, unpad)
+    outside = outside_of(functional, labels, tokenizer, image, raw_pixels, cache, unpad, task)
     model = outside.model or functional.model
     function = graph.function_of(model)
     check_target(folder, overwrite)

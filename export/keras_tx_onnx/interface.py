@@ -86,12 +86,6 @@ def interface_of(
     if isinstance(model, ViT):
         names = label_names(model.head, labels, model.name)
         return _vision(model, names, _transform(model, image), raw_pixels)
-    for name, value in (("labels", labels), ("image", image), ("raw_pixels", raw_pixels or None)):
-        if value is not None:
-            raise ConfigError(
-                f"{name}={value!r} was given, but {model.name!r} is a {type(model).__name__}, which exports "
-                "with its own inputs and outputs. Leave it out, or export a model as keras_tx.vit() gives it."
-            )
     return _generic(functional)
 
 
@@ -109,39 +103,45 @@ def _vision(model: ViT, labels: list[str] | None, transform: ImageTransform, raw
     else:
         output = contract.LAST_HIDDEN_STATE if model.config.pooling == "none" else contract.IMAGE_EMBEDS
 
-    def open_graph(cx: Context) -> list[ir.Value]:
-        height, width, channels = transform.height, transform.width, transform.channels
-        if raw_pixels:
-            pixels = cx.input(
-                contract.PIXELS, ir.DataType.UINT8, [contract.BATCH_AXIS, height, width, channels]
-            )
-            with cx.inside("image_transform"):
-                scale = transform.rescale / np.asarray(transform.std)
-                shift = -np.asarray(transform.mean) / np.asarray(transform.std)
-                return [cx.op.Add(cx.op.Mul(cx.op.Cast(pixels, to=ir.DataType.FLOAT), scale), shift)]
-        values = cx.input(
-            contract.PIXEL_VALUES, ir.DataType.FLOAT, [contract.BATCH_AXIS, channels, height, width]
-        )
-        with cx.inside("channels_last"):
-            return [cx.op.Transpose(values, perm=[0, 2, 3, 1])]
-
     def example(sizes: cases.Sizes, masks: cases.Masks, random: np.random.Generator) -> Example:
-        shape = (len(masks), transform.height, transform.width, transform.channels)
-        pixels = random.integers(0, 256, shape, "uint8")
-        images = transform(pixels)
-        if raw_pixels:
-            return {contract.PIXELS: pixels}, [images]
-        return {contract.PIXEL_VALUES: np.ascontiguousarray(images.transpose(0, 3, 1, 2))}, [images]
+        return image_example(transform, raw_pixels, len(masks), random)
 
     return Interface(
         task=model.task,
-        open=open_graph,
+        open=lambda cx: [image_input(cx, transform, raw_pixels)],
         outputs=[output],
         example=example,
         files={contract.CONFIG: config, contract.PREPROCESSOR: transform.to_preprocessor_config(raw_pixels)},
         labels=None if labels is None else tuple(labels),
         notes=tuple(notes),
     )
+
+
+def image_input(cx: Context, transform: ImageTransform, raw_pixels: bool) -> ir.Value:
+    """Adds the input of an image model: `pixels` or `pixel_values`; returns the images, channels last."""
+    height, width, channels = transform.height, transform.width, transform.channels
+    if raw_pixels:
+        pixels = cx.input(contract.PIXELS, ir.DataType.UINT8, [contract.BATCH_AXIS, height, width, channels])
+        with cx.inside("image_transform"):
+            scale = transform.rescale / np.asarray(transform.std)
+            shift = -np.asarray(transform.mean) / np.asarray(transform.std)
+            return cx.op.Add(cx.op.Mul(cx.op.Cast(pixels, to=ir.DataType.FLOAT), scale), shift)
+    values = cx.input(
+        contract.PIXEL_VALUES, ir.DataType.FLOAT, [contract.BATCH_AXIS, channels, height, width]
+    )
+    with cx.inside("channels_last"):
+        return cx.op.Transpose(values, perm=[0, 2, 3, 1])
+
+
+def image_example(
+    transform: ImageTransform, raw_pixels: bool, batch: int, random: np.random.Generator
+) -> Example:
+    """Random pixels for such a graph, and the images that the model has from them."""
+    pixels = random.integers(0, 256, (batch, transform.height, transform.width, transform.channels), "uint8")
+    images = transform(pixels)
+    if raw_pixels:
+        return {contract.PIXELS: pixels}, [images]
+    return {contract.PIXEL_VALUES: np.ascontiguousarray(images.transpose(0, 3, 1, 2))}, [images]
 
 
 def _transform(model: ViT, image: ImageTransform | None) -> ImageTransform:

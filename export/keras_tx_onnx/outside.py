@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from keras_tx import contract
 from keras_tx.errors import ConfigError
-from keras_tx.processing import ImageTransform
+from keras_tx.models import ViT
+from keras_tx_onnx.classifier import classifier_of
 from keras_tx_onnx.decoder import decoder_of
 from keras_tx_onnx.encoder import encoder_of
 from keras_tx_onnx.interface import Interface, interface_of
@@ -17,12 +19,19 @@ def outside_of(
     functional: Functional,
     labels: Sequence[str] | None,
     tokenizer: Any,
-    image: ImageTransform | None,
+    image: Any,
     raw_pixels: bool,
     cache: bool | str | None,
     unpad: bool,
+    task: str | None = None,
 ) -> Interface:
-    """The contract's interface for our families, the model's own for any other."""
+    """The contract's interface for our families and for image classifiers, the model's own for any other."""
+    known = getattr(functional.model, "task", contract.IMAGE_CLASSIFICATION)
+    if task not in (None, known):
+        raise ConfigError(
+            f"task={task!r}: expected {known!r} for model {functional.model.name!r}. Leave it out, or "
+            "correct it."
+        )
     others = {"image": image, "raw_pixels": raw_pixels or None}
     found = decoder_of(functional, cache, tokenizer, {"labels": labels, **others})
     found = found or encoder_of(functional, labels, tokenizer, unpad, others)
@@ -31,4 +40,7 @@ def outside_of(
             f"tokenizer was given, but {functional.model.name!r} is a {type(functional.model).__name__}, no "
             "text model of keras_tx. Leave it out."
         )
+    classifies = task is not None or labels is not None or image is not None or raw_pixels
+    if found is None and classifies and not isinstance(functional.model, ViT):
+        return classifier_of(functional, labels, image, raw_pixels)
     return found or interface_of(functional, labels, image, raw_pixels)

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from PIL import Image
 
 import keras_tx
 from keras_tx.runtime import load, open_folder
@@ -192,3 +193,15 @@ def test_a_missing_label_file(tx, exports, tmp_path):
     names = tmp_path / "names.txt"
     ran = tx("export", exports / "flowers.keras", tmp_path / "out", "--labels-file", names)
     assert ran.err.startswith(f"keras-tx: error: {names}: No such file or directory.")
+
+
+def test_a_classifier_of_keras_applications_runs_on_a_file(tx, tmp_path):
+    model = keras.applications.MobileNetV2(weights=None, classes=3, input_shape=(32, 32, 3), alpha=0.35)
+    model.save(tmp_path / "m.keras")
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 32, 3), "uint8")
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    done = tx("export", tmp_path / "m.keras", tmp_path / "out", "--labels", "daisy,rose,tulip")
+    assert done.code == 0, done.err
+    done = tx("run", tmp_path / "out", tmp_path / "a.png", "--json", "--top-k", "3")
+    (line,) = done.out.splitlines()
+    assert {found["label"] for found in json.loads(line)["predictions"]} == {"daisy", "rose", "tulip"}

@@ -1,0 +1,219 @@
+"""The exported graph of any Keras model that classifies images, with its image transform and its labels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import onnx_ir as ir
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError
+from keras_tx.heads.head import check_labels
+from keras_tx.processing import ImageTransform
+from keras_tx_onnx import cases, evidence, graph
+from keras_tx_onnx.context import Context
+from keras_tx_onnx.interface import Example, Interface, image_example, image_input
+from keras_tx_onnx.signature import Functional
+
+# The modules of keras.applications, by the names that their models have where nobody chose another.
+_MODULES = {
+    r"convnext_\w+": "convnext",
+    r"densenet\d+": "densenet",
+    r"efficientnetb\d": "efficientnet",
+    r"efficientnetv2-\w+": "efficientnet_v2",
+    r"inception_resnet_v2": "inception_resnet_v2",
+    r"inception_v3": "inception_v3",
+    r"mobilenet_[\d.]+_\w+": "mobilenet",
+    r"mobilenetv2_[\d.]+_\w+": "mobilenet_v2",
+    r"MobileNetV3(Small|Large)": "mobilenet_v3",
+    r"nasnet_(mobile|large)": "nasnet",
+    r"resnet\d+": "resnet",
+    r"resnet\d+v2": "resnet_v2",
+    r"vgg16": "vgg16",
+    r"vgg19": "vgg19",
+    r"xception": "xception",
+}
+REVERSAL = "channels_reversed"  # in the name of the node that makes BGR of RGB
+_PROBLEMS = {
+    "softmax": contract.SINGLE_LABEL,
+    "sigmoid": contract.MULTI_LABEL,
+    "linear": contract.SINGLE_LABEL,
+}
+
+
+def classifier_of(
+    functional: Functional, labels: Sequence[str] | None, image: Any, raw_pixels: bool
+) -> Interface:
+    """The interface of a model with one image in and one vector out, a number for each class.
+
+    Args:
+        functional: the model.
+        labels: names of the classes, in order.
+        image: an ImageTransform, or `preprocess_input` of a module of keras.applications. By default that of
+            the module which made the model.
+        raw_pixels: whether the graph prepares the pixels.
+    """
+    model = functional.model
+    function = graph.function_of(model)
+    height, width, channels, classes = _sizes(model, function)
+    activation = _last_activation(model, function)
+    notes = list(functional.notes)
+    if image is None:
+        image, module = _own_preprocessing(model)
+        notes.append(
+            f"Pixels are prepared as keras.applications.{module}.preprocess_input does, because the model's "
+            "name and layers are those of that module. image= changes it."
+        )
+    transform, reverses = _transform(image, height, width, channels)
+    names = [f"LABEL_{i}" for i in range(classes)] if labels is None else list(check_labels(labels, classes))
+    dtype = function.inputs[0].dtype
+    integers = not keras.backend.is_float_dtype(dtype)
+
+    def open_graph(cx: Context) -> list[ir.Value]:
+        images = image_input(cx, transform, raw_pixels)
+        if reverses:
+            with cx.inside(REVERSAL):
+                images = cx.op.Gather(images, cx.constant(np.arange(channels)[::-1].copy()), axis=3)
+        if integers:
+            with cx.inside("image_transform"):
+                images = cx.op.Cast(cx.op.Round(images), to=ir.DataType.INT64)
+        return [images]
+
+    def example(sizes: cases.Sizes, masks: cases.Masks, random: np.random.Generator) -> Example:
+        given, (images,) = image_example(transform, raw_pixels, len(masks), random)
+        images = images[..., ::-1] if reverses else images
+        return given, [np.rint(images).astype("int64") if integers else images]
+
+    def expected(outputs: list[np.ndarray], inputs: list[np.ndarray]) -> list[np.ndarray]:
+        if activation == "linear":
+            return outputs
+        (logits,) = evidence.before_activation(model, inputs)
+        assert logits is not None, f"the {activation} at the end of {model.name!r} was found before"
+        return [logits]
+
+    config = {
+        "id2label": {str(index): name for index, name in enumerate(names)},
+        "label2id": {name: index for index, name in enumerate(names)},
+        "problem_type": _PROBLEMS[activation],
+        "image_size": [transform.height, transform.width],
+        "num_channels": channels,
+    }
+    notes.append(
+        f"config.json has no model_type: {model.name!r} is none of Hugging Face's models. Clients that need "
+        "one (Optimum, transformers.js) will not open the folder; onnxruntime and keras_tx.runtime do."
+    )
+    return Interface(
+        task=contract.IMAGE_CLASSIFICATION,
+        open=open_graph,
+        outputs=[contract.LOGITS],
+        example=example,
+        files={contract.CONFIG: config, contract.PREPROCESSOR: transform.to_preprocessor_config(raw_pixels)},
+        labels=tuple(names),
+        notes=tuple(notes),
+        batch=function.inputs[0].shape[0],
+        passes=(*Interface.passes, _to_logits),
+        expected=expected,
+    )
+
+
+def _sizes(model: Any, function: Any) -> tuple[int | None, int | None, int, int]:
+    """Height, width, channels and classes."""
+    inputs, outputs = function.inputs, function.outputs
+    fits = len(inputs) == len(outputs) == 1 and len(inputs[0].shape) == 4 and len(outputs[0].shape) == 2
+    if not fits or inputs[0].shape[3] is None or outputs[0].shape[1] is None:
+        raise ConfigError(
+            f"Model {model.name!r} has the inputs {_shapes(inputs)} and the outputs {_shapes(outputs)}, "
+            "expected one image (batch, height, width, channels) and one vector (batch, classes). Leave "
+            "task, labels, image and raw_pixels out."
+        )
+    return *inputs[0].shape[1:], outputs[0].shape[1]
+
+
+def _shapes(tensors: Sequence[Any]) -> str:
+    return ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+
+
+def _last_activation(model: Any, function: Any) -> str:
+    """Of what ends the model: that its outputs are logits, or how they come of logits, must be known."""
+    (operation,) = graph.last_operations(function)
+    if graph.is_function(operation) and not graph.has_own_call(operation):
+        return _last_activation(model, graph.function_of(operation))
+    name = evidence.activation_of(operation)
+    if name not in _PROBLEMS or getattr(operation, "axis", -1) not in (-1, 1):
+        raise ConfigError(
+            f"Model {model.name!r} ends with {type(operation).__name__} {operation.name!r}, expected a Dense "
+            "layer, a softmax or a sigmoid, so that its logits are known. Leave task, labels, image and "
+            "raw_pixels out, or end the model so."
+        )
+    return name
+
+
+def _own_preprocessing(model: Any) -> tuple[Callable, str]:
+    """The preprocess_input of the module of keras.applications that made the model, and its name."""
+    module = next((m for name, m in _MODULES.items() if re.fullmatch(name, model.name)), None)
+    if module is not None:
+        preprocess = getattr(keras.applications, module).preprocess_input
+        inside = any(
+            isinstance(part, (keras.layers.Rescaling, keras.layers.Normalization))
+            for part in graph.parts(model)
+        )
+        black, white = preprocess(np.zeros((1, 1, 3))), preprocess(np.full((1, 1, 3), 255.0))
+        unchanged = bool(np.all(black == 0) and np.all(white == 255))
+        if inside == unchanged:  # with include_preprocessing=False neither side prepares pixels
+            return preprocess, module
+    raise ConfigError(
+        f"How pixels become the input of model {model.name!r} is not known. Pass "
+        "image=keras_tx.ImageTransform(size, rescale=..., mean=..., std=...), with rescale=1, mean=0, std=1 "
+        "for pixels from 0 to 255, or image=keras.applications.MODULE.preprocess_input."
+    )
+
+
+def _transform(
+    image: Any, height: int | None, width: int | None, channels: int
+) -> tuple[ImageTransform, bool]:
+    """The transform, and whether the model has the channels in reverse (BGR)."""
+    reverses = False
+    if callable(image) and getattr(image, "__module__", "").startswith("keras.src.applications."):
+        image, reverses = _as_transform(image, height or 224, width or 224)
+    if not isinstance(image, ImageTransform):
+        raise ConfigError(
+            f"image={image!r}: expected a keras_tx.ImageTransform, or preprocess_input of a module of "
+            "keras.applications."
+        )
+    sizes, wanted = (image.height, image.width, image.channels), (height, width, channels)
+    if any(b is not None and a != b for a, b in zip(sizes, wanted, strict=True)):
+        raise ConfigError(f"image gives (height, width, channels) {sizes}, but the model takes {wanted}.")
+    return image, reverses
+
+
+def _as_transform(preprocess: Callable, height: int, width: int) -> tuple[ImageTransform, bool]:
+    """A preprocess_input as a transform: what it makes of black, white and red says all of it."""
+    black = preprocess(np.zeros((1, 1, 3)))[0, 0]
+    slope = (preprocess(np.full((1, 1, 3), 255.0))[0, 0] - black) / 255
+    red = preprocess(np.array([[[255.0, 0.0, 0.0]]]))[0, 0] - black
+    reverses = bool(red[0] == 0)
+    black, slope = (x[::-1] if reverses else x for x in (black, slope))
+    rescale = 1.0 if np.all(slope == 1) else 1 / 255
+    std = np.round(rescale / slope, 12)
+    mean = np.round(-black * std, 12)
+    size = (height, width)
+    return ImageTransform(size, rescale=rescale, mean=tuple(mean.tolist()), std=tuple(std.tolist())), reverses
+
+
+def _to_logits(model: ir.Model) -> int:
+    """Takes the softmax or sigmoid off the end of the graph: the runtime and other clients apply it."""
+    (output,) = model.graph.outputs
+    node = output.producer()
+    if node is None or node.op_type not in ("Softmax", "Sigmoid"):
+        return 0
+    logits, name = node.inputs[0], output.name
+    assert logits is not None
+    logits.shape, logits.type = logits.shape or output.shape, logits.type or output.type
+    model.graph.outputs[0] = logits
+    model.graph.remove(node, safe=True)
+    logits.name = name
+    return 1

@@ -1,0 +1,157 @@
+"""Any classifier of images, keras.applications' first of all, becomes a folder that classifies pictures."""
+
+from __future__ import annotations
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from PIL import Image
+
+import keras_tx
+from keras_tx import ImageTransform
+from keras_tx.errors import ConfigError
+from keras_tx.runtime import load
+from keras_tx_onnx import compare, export_onnx
+from tests.drawing import redraw
+from tests.tolerances import assert_close
+
+LABELS = ["daisy", "rose", "tulip"]
+RAW = ImageTransform(8, rescale=1.0, mean=0.0, std=1.0)
+
+
+def small(ending: str = "dense", dtype: str = "float32", size: int | None = 8):
+    x = keras.Input((size, size, 3), dtype=dtype, name="picture")
+    y = layers.Rescaling(1 / 255)(x) if dtype != "float32" else x
+    y = layers.GlobalAveragePooling2D()(layers.Conv2D(8, 3, activation="tanh")(y))
+    if ending == "dense":
+        y = layers.Dense(3, activation="softmax")(y)
+    elif ending == "nested":
+        y = keras.Sequential([keras.Input((8,)), layers.Dense(3), layers.Softmax()])(y)
+    elif ending == "operation":
+        y = keras.ops.softmax(layers.Dense(3)(y))
+    elif ending == "sigmoid":
+        y = layers.Dense(3, activation="sigmoid")(y)
+    else:
+        y = layers.Dense(3)(y)
+    return redraw(keras.Model(x, y))
+
+
+def pictures(count: int = 2, size: int = 8) -> np.ndarray:
+    return np.random.default_rng(5).integers(0, 256, (count, size, size, 3), "uint8")
+
+
+def scores_of(answers) -> np.ndarray:
+    """The scores in the order of the labels."""
+    return np.array(
+        [[next(a["score"] for a in row if a["label"] == name) for name in LABELS] for row in answers]
+    )
+
+
+@pytest.mark.parametrize("raw_pixels", [False, True])
+@pytest.mark.parametrize("ending", ["dense", "nested", "operation", "sigmoid", "logits"])
+def test_scores_are_those_of_keras(ending: str, raw_pixels: bool, tmp_path):
+    model = small(ending)
+    image = ImageTransform(8, rescale=1 / 255, mean=0.4, std=0.3)
+    report = export_onnx(model, tmp_path / "out", labels=LABELS, image=image, raw_pixels=raw_pixels)
+    assert report.manifest.task == "image-classification" and report.manifest.parity is not None
+    x = pictures()
+    expected = np.asarray(keras.ops.convert_to_numpy(model(image(x))))
+    if ending == "logits":
+        expected = np.exp(expected) / np.exp(expected).sum(-1, keepdims=True)
+    with load(tmp_path / "out") as classify:
+        assert classify.labels == tuple(LABELS)
+        assert [spec.name for spec in classify.session.outputs] == ["logits"]
+        assert_close(scores_of(classify(x, top_k=3)), expected)
+    problem = json.loads((tmp_path / "out" / "config.json").read_text())["problem_type"]
+    assert problem == ("multi_label_classification" if ending == "sigmoid" else "single_label_classification")
+    assert all(again.passed for again in compare(model, tmp_path / "out"))
+
+
+@pytest.mark.parametrize("module", ["mobilenet_v2", "densenet", "resnet", "efficientnet"])
+@pytest.mark.parametrize("raw_pixels", [False, True])
+def test_preprocess_input_of_a_module(module: str, raw_pixels: bool, tmp_path):
+    """The four kinds that keras.applications has: -1 to 1, ImageNet's mean and deviation, BGR, none."""
+    preprocess = getattr(keras.applications, module).preprocess_input
+    model = small()
+    export_onnx(model, tmp_path / "out", labels=LABELS, image=preprocess, raw_pixels=raw_pixels)
+    x = pictures()
+    expected = keras.ops.convert_to_numpy(model(preprocess(x.astype("float32"))))
+    with load(tmp_path / "out") as classify:
+        assert_close(scores_of(classify(x, top_k=3)), expected)
+    assert all(again.passed for again in compare(model, tmp_path / "out"))
+
+
+def test_a_model_of_keras_applications_classifies_a_file(tmp_path):
+    model = keras.applications.MobileNetV2(weights=None, classes=3, input_shape=(32, 32, 3), alpha=0.35)
+    model.get_layer("predictions").kernel.assign(model.get_layer("predictions").kernel * 1e9)
+    report = export_onnx(model, tmp_path / "out", labels=LABELS)
+    assert any("keras.applications.mobilenet_v2.preprocess_input" in note for note in report.manifest.notes)
+    (pixels,) = pictures(1, 32)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    prepared = keras.applications.mobilenet_v2.preprocess_input(pixels[None].astype("float32"))
+    expected = keras.ops.convert_to_numpy(model(prepared))
+    with load(tmp_path / "out") as classify:
+        found = classify(tmp_path / "a.png", top_k=2)
+        assert len(found) == 2
+        assert_close(scores_of([classify(tmp_path / "a.png", top_k=3)]), expected)
+
+
+def test_integer_pixels_and_any_size(tmp_path):
+    model = small(dtype="uint8", size=None)
+    export_onnx(model, tmp_path / "out", task="image-classification", image=RAW)
+    x = pictures()
+    with load(tmp_path / "out") as classify:
+        assert classify.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+        got = {a["label"]: a["score"] for a in classify(x[0], top_k=3)}
+    expected = keras.ops.convert_to_numpy(model(x))[0]
+    assert_close(np.array([got[f"LABEL_{i}"] for i in range(3)]), expected)
+
+
+def detector():
+    x = keras.Input((8, 8, 3))
+    return keras.Model(x, layers.Conv2D(3, 3)(x))
+
+
+def ends_otherwise():
+    x = keras.Input((8, 8, 3))
+    return keras.Model(x, layers.LayerNormalization(name="last")(layers.Dense(3)(layers.Flatten()(x))))
+
+
+def unprepared():
+    options = {"weights": None, "classes": 3, "include_preprocessing": False, "input_shape": (32, 32, 3)}
+    return keras.applications.MobileNetV3Small(**options)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (
+            detector,
+            {"labels": LABELS, "image": RAW},
+            r"outputs \(None, 6, 6, 3\), expected one image.*one vector",
+        ),
+        (
+            ends_otherwise,
+            {"labels": LABELS, "image": RAW},
+            "ends with LayerNormalization 'last', expected a Dense",
+        ),
+        (small, {"labels": LABELS}, "image=keras_tx.ImageTransform.*or image=keras.applications"),
+        (unprepared, {"labels": LABELS}, "image=keras_tx.ImageTransform"),
+        (small, {"labels": LABELS[:2], "image": RAW}, "2 labels.*3 classes"),
+        (small, {"labels": LABELS, "image": ImageTransform(9)}, r"\(9, 9, 3\).*takes \(8, 8, 3\)"),
+        (small, {"labels": LABELS, "image": np.abs}, "image=.*expected a keras_tx.ImageTransform"),
+        (
+            lambda: keras_tx.bert("tiny", vocabulary=50, depth=1, head=keras_tx.ClassifierHead(2)),
+            {"task": "image-classification"},
+            "task='image-classification': expected 'text-classification'",
+        ),
+        (small, {"task": "object-detection"}, "task='object-detection'.*'image-classification'"),
+    ],
+)
+def test_what_is_no_classifier_or_not_known_is_refused(make, options, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        export_onnx(make(), tmp_path / "out", **options)
+    assert not list(tmp_path.iterdir())
