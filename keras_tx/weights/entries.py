@@ -18,20 +18,25 @@ class Form:
     """How variables of ours stand in a tensor of theirs; it is read in both directions.
 
     Each variable has its axes permuted, then gets the shape `reshape`, in which one size may be -1; several
-    are joined along the axis `join`.
+    are joined along the axis `join`. Values of ours are theirs times `factors`, one for each variable.
     """
 
     permute: tuple[int, ...] | None = None
     reshape: Shape | None = None
     join: int = 0
+    factors: tuple[float, ...] | None = None
 
     def to_theirs(self, ours: Sequence[np.ndarray]) -> np.ndarray:
         parts = [self._part(value) for value in ours]
+        if self.factors is not None:
+            parts = [part / factor for part, factor in zip(parts, self.factors, strict=True)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=self.join)
 
     def to_ours(self, theirs: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
         sizes = [self._shape(shape)[self.join] for shape in shapes] if len(shapes) > 1 else []
         parts = np.split(theirs, np.cumsum(sizes)[:-1], axis=self.join) if sizes else [theirs]
+        if self.factors is not None:
+            parts = [np.float32(factor) * part for part, factor in zip(parts, self.factors, strict=True)]
         return [self._back(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def their_shape(self, shapes: Sequence[Shape]) -> Shape:

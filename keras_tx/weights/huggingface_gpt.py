@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +79,7 @@ def origin(checkpoint: Checkpoint) -> Origin:
 
     def planned(model: TransformerModel) -> Plan:
         assert isinstance(model, GPT)
-        return plan(model, tensors)
+        return plan(model, tensors, _score_scales(config, model.config) if kind == "gpt2" else None)
 
     return Origin(
         where=tensors.where,
@@ -91,8 +93,12 @@ def origin(checkpoint: Checkpoint) -> Origin:
     )
 
 
-def plan(model: GPT, tensors: Tensors | None = None) -> Plan:
-    """The table between a model of ours and a checkpoint of GPT-2's or Llama's names."""
+def plan(model: GPT, tensors: Tensors | None = None, scales: Sequence[float] | None = None) -> Plan:
+    """The table between a model of ours and a checkpoint of GPT-2's or Llama's names.
+
+    `scales` are what a GPT-2 multiplies the attention scores of each block by, relative to 1 / sqrt(head size).
+    Our queries absorb them, so the model that comes back is an ordinary GPT-2 with the same outputs.
+    """
     config: GPTConfig = model.config
     reasons = beyond(config)
     if reasons:
@@ -102,7 +108,7 @@ def plan(model: GPT, tensors: Tensors | None = None) -> Plan:
         )
     llama = config.positions == "rotary"
     body = ("model." if llama else "transformer.") if model.head is not None else ""
-    entries = _llama_entries(config, body) if llama else _gpt2_entries(config, body)
+    entries = _llama_entries(config, body) if llama else _gpt2_entries(config, body, scales)
     if model.head is not None and not config.tied:
         entries += linear("lm_head", contract.LOGITS, bias=False, part=HEAD)
     words = "embed_tokens.weight" if llama else "wte.weight"
@@ -119,7 +125,17 @@ def _canonical(name: str) -> str:
     return name.removeprefix("transformer.").removeprefix("model.")
 
 
-def _gpt2_entries(config: GPTConfig, body: str) -> list[Entry]:
+def _score_scales(config: Fields, ours: GPTConfig) -> list[float] | None:
+    """The scale of the attention scores of each block, relative to ours; None where they are equal."""
+    plain = _flag(config, "scale_attn_weights", True)
+    by_block = _flag(config, "scale_attn_by_inverse_layer_idx", False)
+    if plain and not by_block:
+        return None
+    whole = 1.0 if plain else math.sqrt(ours.head_size)
+    return [whole / (index + 1 if by_block else 1) for index in range(ours.depth)]
+
+
+def _gpt2_entries(config: GPTConfig, body: str, scales: Sequence[float] | None) -> list[Entry]:
     entries = [
         Entry(f"{body}wte.weight", ("token_embedding/table",)),
         Entry(f"{body}wpe.weight", ("positions/table",), fit=_first_positions),
@@ -127,11 +143,12 @@ def _gpt2_entries(config: GPTConfig, body: str) -> list[Entry]:
     for index in range(config.depth):
         theirs, ours = f"{body}h.{index}", f"block_{index}"
         packed = [f"{ours}/attention/{part}" for part in ("query", "key", "value")]
+        factors = None if scales is None else (scales[index], 1.0, 1.0)
         entries += [
             *layer_norm(f"{theirs}.ln_1", f"{ours}/attention_norm"),
             # Its Conv1D has (in, out), as Keras has it; query, key and value side by side.
-            Entry(f"{theirs}.attn.c_attn.weight", tuple(f"{path}/kernel" for path in packed), Form(join=1)),
-            Entry(f"{theirs}.attn.c_attn.bias", tuple(f"{path}/bias" for path in packed)),
+            Entry(f"{theirs}.attn.c_attn.weight", tuple(f"{path}/kernel" for path in packed), Form(join=1, factors=factors)),
+            Entry(f"{theirs}.attn.c_attn.bias", tuple(f"{path}/bias" for path in packed), Form(factors=factors)),
             *_conv1d(f"{theirs}.attn.c_proj", f"{ours}/attention/output"),
             *layer_norm(f"{theirs}.ln_2", f"{ours}/feed_forward_norm"),
             *_conv1d(f"{theirs}.mlp.c_fc", f"{ours}/feed_forward/up"),
@@ -176,8 +193,6 @@ def _llama_entries(config: GPTConfig, body: str) -> list[Entry]:
 
 
 def _gpt2_fields(config: Fields) -> dict[str, Any]:
-    config.refuse("scale_attn_weights", True)
-    config.refuse("scale_attn_by_inverse_layer_idx", False)
     config.refuse("add_cross_attention", False)
     rates = {name: config.real(name, 0.1) for name in ("resid_pdrop", "embd_pdrop")}
     if rates["embd_pdrop"] != rates["resid_pdrop"]:

@@ -96,6 +96,12 @@ def test_several_tokens_that_end_a_text(tmp_path):
     assert model.config.stop_ids == (unseen, greedy[3])
     upto = keras_tx.generate(model, prompt, max_new_tokens=6, stop_tokens=[greedy[3]])
     assert upto.finish == "stop" and len(upto.ids) < len(greedy)
+    transformers = pytest.importorskip("transformers", reason='pip install "keras-tx[parity]"')
+    import torch
+
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    whole = theirs.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False)[0].tolist()
+    assert whole in ([*prompt, *upto.ids], [*prompt, *upto.ids, greedy[3]])  # with the end, or without
     assert keras_tx.generate(model, prompt, max_new_tokens=6).ids == upto.ids
     export_onnx(model, tmp_path / "poet")
     with runtime.load(tmp_path / "poet") as poet:
@@ -187,8 +193,8 @@ def test_fewer_positions():
 
 
 REFUSED = [
-    ("gpt2-v4", "scale_attn_weights", False, "scale_attn_weights=False"),
-    ("gpt2-v4", "scale_attn_by_inverse_layer_idx", True, "scale_attn_by_inverse_layer_idx=True"),
+    ("gpt2-v4", "scale_attn_weights", "no", "scale_attn_weights='no'; expected true or false"),
+    ("gpt2-v4", "scale_attn_by_inverse_layer_idx", 1, "scale_attn_by_inverse_layer_idx=1; expected true or"),
     ("gpt2-v4", "add_cross_attention", True, "add_cross_attention=True"),
     ("gpt2-v4", "activation_function", "silu", "activation_function='silu'.*'gelu'"),
     ("gpt2-v4", "n_embd", -16, "n_embd=-16; expected a whole number"),
@@ -280,6 +286,9 @@ LIVE = [
     ("GPT2LMHeadModel", {"layer_norm_epsilon": 0.01}),
     ("GPT2LMHeadModel", {"n_inner": None}),
     ("GPT2LMHeadModel", {"reorder_and_upcast_attn": True}),
+    ("GPT2LMHeadModel", {"scale_attn_weights": False}),
+    ("GPT2Model", {"scale_attn_by_inverse_layer_idx": True}),
+    ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False}),
     ("LlamaModel", {}),
     ("LlamaForCausalLM", {}),
     ("LlamaForCausalLM", {"tie_word_embeddings": True}),
@@ -327,7 +336,20 @@ def test_equals_transformers(name: str, changes: dict[str, Any], tmp_path, caplo
     again, notes = again_class.from_pretrained(folder, output_loading_info=True)
     assert not caplog.records
     assert not any(notes.values()), notes
-    assert_same(state_of(again), state_of(theirs))
+    if "scale_attn" not in str(changes):
+        assert_same(state_of(again), state_of(theirs))
+        return
+    # The queries have absorbed the scales: an ordinary GPT-2 with the same outputs.
+    assert again.config.scale_attn_weights and not again.config.scale_attn_by_inverse_layer_idx
+    output = "logits" if "logits" in outputs else "hidden"
+    real = outputs["attention_mask"].astype(bool)
+    theirs_again = make_gpt.outputs(again, seed=4)[output]
+    assert_close(theirs_again[..., real, :], outputs[output][..., real, :])
+    if "greedy" in outputs:
+        export_onnx(model, tmp_path / "poet")
+        with runtime.load(tmp_path / "poet") as poet:
+            made = poet.generate(outputs["input_ids"][0].tolist(), max_new_tokens=count, stop_tokens=[])
+        assert list(made.ids) == outputs["greedy"][0].tolist()
     inputs = {key: torch.from_numpy(outputs[key]) for key in INPUTS}
     real = outputs["attention_mask"].astype(bool)
     with torch.no_grad():
