@@ -25,15 +25,17 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 class MaskedLMHead(Head):
     """Which token was masked: a dense layer, activation, norm, then logits (batch, sequence, vocabulary).
 
-    The projection is the token embedding itself, with a bias of its own. Labels are (batch, sequence), -100
-    where nothing was masked.
+    Labels are (batch, sequence), -100 where nothing was masked.
 
     Args:
         activation, norm_epsilon: by default the encoder's.
+        tied: whether the projection is the token embedding itself, with a bias; otherwise it has weights of
+            its own.
     """
 
     activation: str | None = None
     norm_epsilon: Epsilon | None = None
+    tied: bool = True
 
     task: ClassVar[str | None] = contract.FILL_MASK
     token_outputs: ClassVar[tuple[str, ...]] = (contract.LOGITS,)
@@ -46,10 +48,10 @@ class MaskedLMHead(Head):
             )
 
     def __call__(self, features: Encoded) -> Any:
-        return _masked_lm(features, contract.LOGITS, self.activation, self.norm_epsilon)
+        return _masked_lm(features, contract.LOGITS, self.tied, self.activation, self.norm_epsilon)
 
     def is_tied(self, config: Any) -> bool:
-        return True
+        return self.tied
 
     def loss(self) -> keras.losses.Loss:
         return TokenCrossentropy()
@@ -64,8 +66,10 @@ class PretrainingHead(Head):
     """Masked tokens and next sentence together, as BERT was trained.
 
     Gives {"prediction_logits", "seq_relationship_logits"}; labels have the same names and the meaning that
-    they have in MaskedLMHead and NextSentenceHead. The loss is the sum of both.
+    they have in MaskedLMHead and NextSentenceHead. The loss is the sum of both. `tied` as in MaskedLMHead.
     """
+
+    tied: bool = True
 
     task: ClassVar[str | None] = contract.FILL_MASK  # and pairs of texts
     token_outputs: ClassVar[tuple[str, ...]] = (PREDICTION_LOGITS,)
@@ -73,12 +77,12 @@ class PretrainingHead(Head):
     def __call__(self, features: Encoded) -> dict[str, Any]:
         assert features.pool is not None
         return {
-            PREDICTION_LOGITS: _masked_lm(features, PREDICTION_LOGITS),
+            PREDICTION_LOGITS: _masked_lm(features, PREDICTION_LOGITS, self.tied),
             SEQ_RELATIONSHIP_LOGITS: project(features.pool(), 2, SEQ_RELATIONSHIP_LOGITS),
         }
 
     def is_tied(self, config: Any) -> bool:
-        return True
+        return self.tied
 
     def loss(self) -> dict[str, keras.losses.Loss]:
         return {
@@ -94,7 +98,11 @@ class PretrainingHead(Head):
 
 
 def _masked_lm(
-    features: Encoded, name: str, activation: str | None = None, norm_epsilon: float | None = None
+    features: Encoded,
+    name: str,
+    tied: bool,
+    activation: str | None = None,
+    norm_epsilon: float | None = None,
 ) -> Any:
     config = features.config
     activation = activation or config.activation
@@ -104,6 +112,8 @@ def _masked_lm(
     )(features.tokens)
     x = ops.relu(x) if activation == "relu" else ops.gelu(x, activation == "gelu_tanh")
     x = keras.layers.LayerNormalization(epsilon=epsilon, dtype="float32", name="prediction_norm")(x)
+    if not tied:
+        return project(x, config.vocabulary, name)
     assert features.embedding is not None
     return Bias(dtype="float32", name=name)(features.embedding(x, reverse=True))
 

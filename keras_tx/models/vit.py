@@ -11,7 +11,7 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.arguments import Count, Epsilon, Rate, Size, check_fields
 from keras_tx.errors import ConfigError, nearest
-from keras_tx.heads import ClassifierHead, DistilledClassifierHead, MultiLabelHead
+from keras_tx.heads import ClassifierHead, DistilledClassifierHead, MultiLabelHead, RegressionHead
 from keras_tx.layers import ClassToken, PatchEmbedding, PositionalEmbedding, TransformerBlock
 from keras_tx.layers.mask_token import MaskToken
 from keras_tx.layers.position_tables import resize_grid
@@ -22,6 +22,7 @@ from keras_tx.processing import ImageTransform
 
 POOLINGS = ("token", "average", "token+average", "none")
 POOLERS = ("tanh",)
+HEADS = (ClassifierHead, MultiLabelHead, RegressionHead)
 
 # patch, width, depth, mlp, heads: table 1 of Dosovitskiy et al.; Ti from Touvron et al., "DeiT"; the small s,
 # g and G from Zhai et al., "Scaling Vision Transformers", table 2. Names are case-sensitive, as there.
@@ -190,10 +191,10 @@ class ViT(TransformerModel):
             raise ConfigError(
                 "pooling='none' gives all tokens, which a classifier cannot take. Use 'token' or 'average'."
             )
-        if head is not None and not isinstance(head, ClassifierHead | MultiLabelHead):
+        if head is not None and not isinstance(head, HEADS):
             raise ConfigError(
-                f"A ViT takes a ClassifierHead or a MultiLabelHead, or head=None for its features, "
-                f"not {head!r}."
+                "A ViT takes a ClassifierHead, a MultiLabelHead or a RegressionHead, or head=None for its "
+                f"features, not {head!r}."
             )
         if isinstance(head, DistilledClassifierHead):
             _check_distilled(config)
@@ -231,7 +232,7 @@ def vit(
     variant: str = "B/16",
     *,
     classes: int | None = None,
-    head: ClassifierHead | MultiLabelHead | None = None,
+    head: ClassifierHead | MultiLabelHead | RegressionHead | None = None,
     weights: Any = None,
     processing: ImageTransform | None = None,
     name: str | None = None,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
+from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.heads import (
     ClassifierHead,
@@ -20,7 +22,19 @@ from keras_tx.heads import (
     TokenClassifierHead,
 )
 from keras_tx.models.bert import Bert
-from keras_tx.weights.entries import HEAD, POOLER, Entry, Form, Plan, Zeros, layer_norm, linear
+from keras_tx.models.weight_values import array_of
+from keras_tx.weights.entries import (
+    HEAD,
+    POOLER,
+    TRANSPOSED,
+    Copy,
+    Entry,
+    Form,
+    Plan,
+    Zeros,
+    layer_norm,
+    linear,
+)
 from keras_tx.weights.tensors import Tensors
 
 PREFIXES = ("bert.", "roberta.", "distilbert.")
@@ -92,11 +106,19 @@ def plan(model: Bert, tensors: Tensors | None = None, stored: Head | None = None
     alone = head is None or isinstance(head, SentenceEmbeddingHead)
     prefix = "" if alone else f"{family}."
     there = {canonical(name) for name in (tensors.shapes if tensors is not None else ())}
-    entries = [*_body(model, family, prefix), *_head(model, family, prefix)]
+    entries = [*_body(model, family, prefix), *_head(model, family, prefix, there)]
     if tensors is None:
         entries += _zeros(model, family, prefix)
     copies: dict[str, str] = {}
-    if isinstance(head, MaskedLMHead | PretrainingHead):
+    computed = ["embeddings.position_ids", "embeddings.token_type_ids"]
+    if isinstance(head, MaskedLMHead | PretrainingHead) and not head.tied:
+        bias, decoder = LANGUAGE[family][2:]
+        if tensors is None and bias != f"{decoder}.bias":  # a parameter of their class that it does not use
+            values = array_of(model.get_layer(_logits_of(head)).bias)
+            entries.append(Entry(bias, (), Copy(values=values), part=HEAD))
+        elif f"{decoder}.bias" in there and bias != f"{decoder}.bias":
+            computed.append(bias)
+    elif isinstance(head, MaskedLMHead | PretrainingHead):
         bias, decoder = LANGUAGE[family][2:]
         copies = {f"{decoder}.weight": WORDS, f"{decoder}.bias": bias}
         # A file with each of the two only under its other name is as good.
@@ -106,7 +128,6 @@ def plan(model: Bert, tensors: Tensors | None = None, stored: Head | None = None
             for x in entries
         ]
         copies = {other: usual for other, usual in copies.items() if usual not in swapped and other != usual}
-    computed = ["embeddings.position_ids", "embeddings.token_type_ids"]
     # Sentences are not made of it, and one of zeros is there only because BertModel wants one.
     if isinstance(head, SentenceEmbeddingHead) or (tensors is not None and not has_pooler(tensors)):
         computed += ["pooler.dense.weight", "pooler.dense.bias"]
@@ -160,7 +181,11 @@ def _body(model: Bert, family: str, prefix: str) -> list[Entry]:
     return entries
 
 
-def _head(model: Bert, family: str, prefix: str) -> list[Entry]:
+def _logits_of(head: MaskedLMHead | PretrainingHead) -> str:
+    return contract.LOGITS if isinstance(head, MaskedLMHead) else contract.PREDICTION_LOGITS
+
+
+def _head(model: Bert, family: str, prefix: str, there: Collection[str]) -> list[Entry]:
     head = model.head
     layers = {layer.name for layer in model.layers if layer.weights}
     entries: list[Entry] = []
@@ -170,11 +195,17 @@ def _head(model: Bert, family: str, prefix: str) -> list[Entry]:
             pooler = "pooler.dense" if head is None else "classifier.dense"
         entries += linear(pooler, "pooler", part=POOLER)
     if isinstance(head, MaskedLMHead | PretrainingHead):
-        dense, norm, bias, _ = LANGUAGE[family]
-        logits = "logits" if isinstance(head, MaskedLMHead) else "prediction_logits"
+        dense, norm, bias, decoder = LANGUAGE[family]
+        logits = _logits_of(head)
         entries += linear(dense, "prediction_dense", part=HEAD)
         entries += layer_norm(norm, "prediction_norm", part=HEAD)
-        entries.append(Entry(bias, (f"{logits}/bias",), part=HEAD))
+        if head.tied:
+            entries.append(Entry(bias, (f"{logits}/bias",), part=HEAD))
+        else:
+            # Files of transformers before 5 may have the bias only under its other name.
+            named = f"{decoder}.bias" not in there and bias in there
+            entries.append(Entry(f"{decoder}.weight", (f"{logits}/kernel",), TRANSPOSED, part=HEAD))
+            entries.append(Entry(bias if named else f"{decoder}.bias", (f"{logits}/bias",), part=HEAD))
     if isinstance(head, PretrainingHead):
         entries += linear("cls.seq_relationship", "seq_relationship_logits", part=NEXT)
     elif isinstance(head, NextSentenceHead) and family == "bert":

@@ -75,6 +75,16 @@ class Zeros(Form):
         return np.zeros(self.shape, "float32")
 
 
+@dataclasses.dataclass(frozen=True)
+class Copy(Form):
+    """A tensor that their class must have besides, with values of another one."""
+
+    values: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, "float32"))
+
+    def to_theirs(self, ours: Sequence[np.ndarray]) -> np.ndarray:
+        return self.values
+
+
 AS_IT_IS = Form()
 TRANSPOSED = Form(permute=(1, 0))  # PyTorch's Linear has (out, in), Keras's Dense (in, out)
 CONVOLUTION = Form(permute=(3, 2, 0, 1))  # PyTorch has (out, in, height, width)

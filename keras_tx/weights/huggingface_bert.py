@@ -168,15 +168,12 @@ def _head_of(
     dropout = fields["dropout"]
     if name == "Model":
         return None, None
-    if name in ("ForMaskedLM", "ForPreTraining") and not config.get("tie_word_embeddings", True):
-        untied = _untied(checkpoint.tensors, config.where)
-        if untied is not None:
-            return untied, None
+    tied = config.get("tie_word_embeddings", True) or not _untied(checkpoint.tensors)
     # RobertaLMHead has this activation, whatever the config says.
     other = "gelu" if family == "roberta" and fields["activation"] != "gelu" else None
     plain = {
-        "ForMaskedLM": MaskedLMHead(other),
-        "ForPreTraining": PretrainingHead(),
+        "ForMaskedLM": MaskedLMHead(other, tied=tied),
+        "ForPreTraining": PretrainingHead(tied=tied),
         "ForNextSentencePrediction": NextSentenceHead(),
         "ForQuestionAnswering": SpanHead(config.real("qa_dropout", 0.1) if family == "distilbert" else 0.0),
     }
@@ -207,19 +204,14 @@ def _head_of(
     return head, head
 
 
-def _untied(tensors: Tensors, where: str) -> ConfigError | None:
-    """tie_word_embeddings=false is ours only where the two tables are equal all the same."""
+def _untied(tensors: Tensors) -> bool:
+    """Whether a masked-language head has a table of its own, which is another one than the embeddings."""
     names = {canonical(name): name for name in tensors.shapes}
     table = names.get("embeddings.word_embeddings.weight")
     for name in ("cls.predictions.decoder.weight", "lm_head.decoder.weight", "vocab_projector.weight"):
         if name in names and table is not None:
-            if np.array_equal(tensors.read(names[name]), tensors.read(table)):
-                return None
-            return ConfigError(
-                f"{where} has tie_word_embeddings=False and {names[name]} is another table than "
-                f"{table}; in our masked-language heads they are one. Give head=None, or another head."
-            )
-    return None
+            return not np.array_equal(tensors.read(names[name]), tensors.read(table))
+    return False
 
 
 def bert_to_config(model: Bert, labels: list[str] | None) -> tuple[dict[str, Any], list[str]]:
@@ -270,7 +262,7 @@ def _bert(model: Bert, family: str) -> dict[str, Any]:
         "position_embedding_type": "absolute",
         "pad_token_id": config.pad_id,
         "is_decoder": False,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": getattr(model.head, "tied", True),
     }
 
 
@@ -292,7 +284,7 @@ def _distilbert(model: Bert) -> dict[str, Any]:
         "sinusoidal_pos_embds": False,
         "initializer_range": 0.02,
         "pad_token_id": config.pad_id,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": getattr(model.head, "tied", True),
     }
 
 

@@ -96,7 +96,7 @@ def origin(checkpoint: Checkpoint) -> Origin:
 def plan(model: GPT, tensors: Tensors | None = None, scales: Sequence[float] | None = None) -> Plan:
     """The table between a model of ours and a checkpoint of GPT-2's or Llama's names.
 
-    `scales` are what a GPT-2 multiplies the attention scores of each block by, relative to 1 / sqrt(head size).
+    `scales` are the scales of the attention scores of each block of a GPT-2, relative to 1 / sqrt(head size).
     Our queries absorb them, so the model that comes back is an ordinary GPT-2 with the same outputs.
     """
     config: GPTConfig = model.config
@@ -147,8 +147,14 @@ def _gpt2_entries(config: GPTConfig, body: str, scales: Sequence[float] | None) 
         entries += [
             *layer_norm(f"{theirs}.ln_1", f"{ours}/attention_norm"),
             # Its Conv1D has (in, out), as Keras has it; query, key and value side by side.
-            Entry(f"{theirs}.attn.c_attn.weight", tuple(f"{path}/kernel" for path in packed), Form(join=1, factors=factors)),
-            Entry(f"{theirs}.attn.c_attn.bias", tuple(f"{path}/bias" for path in packed), Form(factors=factors)),
+            Entry(
+                f"{theirs}.attn.c_attn.weight",
+                tuple(f"{path}/kernel" for path in packed),
+                Form(join=1, factors=factors),
+            ),
+            Entry(
+                f"{theirs}.attn.c_attn.bias", tuple(f"{path}/bias" for path in packed), Form(factors=factors)
+            ),
             *_conv1d(f"{theirs}.attn.c_proj", f"{ours}/attention/output"),
             *layer_norm(f"{theirs}.ln_2", f"{ours}/feed_forward_norm"),
             *_conv1d(f"{theirs}.mlp.c_fc", f"{ours}/feed_forward/up"),

@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
-from keras_tx.heads import ClassifierHead, DistilledClassifierHead, Head, MultiLabelHead
+from keras_tx.heads import ClassifierHead, DistilledClassifierHead, Head, MultiLabelHead, RegressionHead
 from keras_tx.models.vit import ViT, ViTConfig
 from keras_tx.processing import ImageTransform
 from keras_tx.weights import vit_state_dicts, vit_tensors
@@ -214,11 +214,11 @@ def _head(config: Fields, kind: str) -> Head | ConfigError | None:
     problem = config.get("problem_type")
     if problem == contract.MULTI_LABEL and name == CLASSIFIER:
         return MultiLabelHead(count, labels=labels)
+    if name == CLASSIFIER and (problem == contract.REGRESSION or count == 1):
+        return RegressionHead(count, labels=labels)
     if count == 1 or problem not in (None, contract.SINGLE_LABEL):
-        return ConfigError(
-            f"{config.where} has problem_type={problem!r} and {count} labels; "
-            "our heads for images tell classes apart. Give head=None for the features, or "
-            "the head that is to be trained."
+        return config.error(
+            "problem_type", f"with {count} labels, a distilled classifier cannot have it. Give head=None"
         )
     return (ClassifierHead if name == CLASSIFIER else DistilledClassifierHead)(count, labels=labels)
 
@@ -285,6 +285,8 @@ def vit_to_config(model: ViT, labels: list[str] | None) -> tuple[dict[str, Any],
             fields |= {"pooler_act": config.pooler, "pooler_output_size": config.pooler_dim or config.width}
     if isinstance(model.head, MultiLabelHead):
         fields["problem_type"] = contract.MULTI_LABEL
+    elif isinstance(model.head, RegressionHead):
+        fields["problem_type"] = contract.REGRESSION
     if labels is not None:
         fields["id2label"] = {str(index): label for index, label in enumerate(labels)}
         fields["label2id"] = {label: index for index, label in enumerate(labels)}

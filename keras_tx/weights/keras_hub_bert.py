@@ -265,6 +265,7 @@ def _beyond(model: Bert, kind: str) -> list[str]:
         epsilon = config.norm_epsilon if head.norm_epsilon is None else head.norm_epsilon
         differences[f"a MaskedLMHead with activation={activation!r}"] = activation != "gelu"
         differences[f"a MaskedLMHead with norm_epsilon={epsilon}"] = epsilon != 1e-5
+        differences["a MaskedLMHead with tied=False"] = not head.tied
     elif isinstance(head, ClassifierHead | RegressionHead):
         differences[f"pooler={config.pooler!r}"] = config.pooler != POOLERS[kind]
     elif isinstance(head, SentenceEmbeddingHead):

@@ -12,7 +12,7 @@ from keras import ops
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
-from keras_tx.heads import ClassifierHead, DistilledClassifierHead, Head, MultiLabelHead
+from keras_tx.heads import ClassifierHead, DistilledClassifierHead, Head, MultiLabelHead, RegressionHead
 from keras_tx.models.vit import ViT, ViTConfig
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.entries import HEAD, POOLER, Entry, Form, Plan
@@ -239,7 +239,9 @@ def _beyond(model: ViT) -> list[str]:
     pooled = config.pooling == ("none" if head is None else _pooling(config))
     differences = {
         f"pooling={config.pooling!r} with head={head}": not pooled,
-        f"a {type(head).__name__}": isinstance(head, DistilledClassifierHead | MultiLabelHead),
+        f"a {type(head).__name__}": isinstance(
+            head, DistilledClassifierHead | MultiLabelHead | RegressionHead
+        ),
         f"positions={config.positions!r}": config.positions != "learned",
         f"registers={config.registers}": config.registers != 0,
         "mask_token=True": config.mask_token,

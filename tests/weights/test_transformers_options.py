@@ -1,0 +1,139 @@
+"""Options of transformers' models: equal outputs with random weights, saved back, exported and run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import keras_tx
+from keras_tx.processing import wordpiece
+from keras_tx.runtime import load
+from keras_tx_onnx import export_onnx
+from tests.drawing import as_numpy, draw
+from tests.tolerances import assert_close
+
+torch = pytest.importorskip("torch", reason='pip install "keras-tx[parity]"')
+transformers = pytest.importorskip("transformers", reason='pip install "keras-tx[parity]"')
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
+IDS = np.array([[2, 5, 4, 9, 3], [2, 7, 8, 4, 3]])
+BERT = {
+    "vocab_size": 24,
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 12,
+    "max_position_embeddings": 16,
+}
+DISTILBERT = {
+    "vocab_size": 24,
+    "dim": 8,
+    "n_layers": 2,
+    "n_heads": 2,
+    "hidden_dim": 12,
+    "max_position_embeddings": 16,
+}
+VIT = {
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 12,
+    "image_size": 12,
+    "patch_size": 4,
+}
+
+
+def redrawn(kind: str, **fields: Any) -> Any:
+    """A model of transformers with random weights; no two of them are equal."""
+    model_class = getattr(transformers, kind)
+    model = model_class(model_class.config_class(**fields)).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.uniform_(0.5, 1.5)
+            else:
+                parameter.normal_(0, 0.5)
+    return model
+
+
+def outputs_of(model: Any, **inputs: np.ndarray) -> dict[str, np.ndarray]:
+    with torch.no_grad():
+        found = model(**{name: torch.tensor(x) for name, x in inputs.items()})
+    return {name: x.numpy() for name, x in found.items()}
+
+
+def saved(model: Any, tmp_path: Path) -> Path:
+    model.save_pretrained(tmp_path / "theirs")
+    return tmp_path / "theirs"
+
+
+def back(model: Any, kind: str, tmp_path: Path) -> Any:
+    """The model of transformers that save_checkpoint makes; every tensor is there, and none besides."""
+    folder = keras_tx.save_checkpoint(model, tmp_path / "back")
+    made, notes = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True)
+    assert not any(notes.values()), notes
+    return made.eval()
+
+
+UNTIED = [
+    ("BertForMaskedLM", BERT),
+    ("BertForPreTraining", BERT),
+    ("RobertaForMaskedLM", {**BERT, "type_vocab_size": 1, "pad_token_id": 1}),
+    ("DistilBertForMaskedLM", DISTILBERT),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields"), UNTIED, ids=[kind for kind, _ in UNTIED])
+def test_an_untied_masked_language_head(kind: str, fields: dict[str, Any], tmp_path: Path):
+    theirs = redrawn(kind, **fields, tie_word_embeddings=False)
+    expected = outputs_of(theirs, input_ids=IDS)
+    name = "prediction_logits" if "Pre" in kind else "logits"
+    model = keras_tx.from_checkpoint(saved(theirs, tmp_path))
+    assert not model.head.tied
+    mine = as_numpy(model(IDS))
+    assert_close(mine[name] if isinstance(mine, dict) else mine, expected[name])
+    again = back(model, kind, tmp_path)
+    assert not again.config.tie_word_embeddings
+    assert_close(outputs_of(again, input_ids=IDS)[name], expected[name])
+    model.save(tmp_path / "model.keras")
+    assert keras_tx.load_model(tmp_path / "model.keras").head == model.head
+    assert keras_tx.cost(model)
+
+
+def test_an_untied_head_fills_masks(tmp_path: Path):
+    fields = {**BERT, "vocab_size": len(WORDS)}
+    theirs = redrawn("BertForMaskedLM", **fields, tie_word_embeddings=False)
+    model = keras_tx.from_checkpoint(saved(theirs, tmp_path), processing=wordpiece(WORDS))
+    export_onnx(model, tmp_path / "folder")
+    answers = load(tmp_path / "folder").fill("a [MASK] e", top_k=3)
+    ids = model.processing("a [MASK] e")["input_ids"]
+    expected = outputs_of(theirs, input_ids=ids)["logits"][0, list(ids[0]).index(4)]
+    assert [x["token"] for x in answers] == [WORDS[number] for number in np.argsort(-expected)[:3]]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_image_model_of_numbers(count: int, tmp_path: Path):
+    problem = {} if count == 1 else {"problem_type": "regression"}
+    theirs = redrawn("ViTForImageClassification", **VIT, num_labels=count, **problem)
+    images = draw(2, 12, 12, 3)
+    expected = outputs_of(theirs, pixel_values=images.transpose(0, 3, 1, 2))["logits"]
+    model = keras_tx.from_checkpoint(saved(theirs, tmp_path))
+    assert model.head == keras_tx.RegressionHead(count)
+    assert_close(as_numpy(model(images)), expected)
+    again = back(model, "ViTForImageClassification", tmp_path)
+    assert again.config.problem_type == "regression" and again.config.num_labels == count
+    assert_close(outputs_of(again, pixel_values=images.transpose(0, 3, 1, 2))["logits"], expected)
+    model.compile()
+    model.fit(images, np.zeros((2, count), "float32"), epochs=1, verbose=0)
+    export_onnx(model, tmp_path / "folder")
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 12, 3), "uint8")
+    answer = load(tmp_path / "folder")(pixels)
+    numbers = as_numpy(model(model.processing(pixels[None])))[0]
+    assert [x["label"] for x in answer] == [f"LABEL_{index}" for index in range(count)]
+    assert_close(np.array([x["score"] for x in answer], "float32"), numbers)
+    assert json.loads((tmp_path / "folder" / "config.json").read_text())["problem_type"] == "regression"
