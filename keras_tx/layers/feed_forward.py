@@ -11,15 +11,15 @@ from keras_tx.arguments import Rate, Size, checked
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.layers.shape import Shape
 
-ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "swiglu")
+ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "swiglu")
 
 
 @keras.saving.register_keras_serializable("keras_tx")
 class FeedForward(keras.layers.Layer):
     """Widens each token to `hidden`, applies the activation, and projects it back.
 
-    `gelu` is the exact one (ViT, BERT), `gelu_tanh` its approximation (GPT-2), `swiglu` is gated:
-    `down(silu(gate(x)) * up(x))` (Llama).
+    `gelu` is the exact one (ViT, BERT), `gelu_tanh` its approximation (GPT-2), `quick_gelu` a coarser one,
+    `x * sigmoid(1.702 x)` (CLIP); `swiglu` is gated: `down(silu(gate(x)) * up(x))` (Llama).
 
     >>> import numpy as np
     >>> tuple(FeedForward(hidden=64, activation="swiglu")(np.zeros((2, 5, 16), "float32")).shape)
@@ -73,6 +73,9 @@ class FeedForward(keras.layers.Layer):
             hidden = ops.multiply(ops.silu(self.gate(inputs)), self.up(inputs))
         elif self.activation == "relu":
             hidden = ops.relu(self.up(inputs))
+        elif self.activation == "quick_gelu":
+            hidden = self.up(inputs)
+            hidden = ops.multiply(hidden, ops.sigmoid(ops.multiply(hidden, 1.702)))
         else:
             hidden = ops.gelu(self.up(inputs), approximate=self.activation == "gelu_tanh")
         return self.down(self.hidden_dropout(hidden, training=training))

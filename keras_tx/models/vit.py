@@ -55,7 +55,7 @@ ALIASES = {  # torchvision's builders
 class ViTConfig:
     """Everything that shapes a ViT; `ViTConfig.variant("B/16")` starts from a published one."""
 
-    patch_size: Size
+    patch_size: Size | tuple[Size, Size]  # (height, width) where not square
     width: Size
     depth: Size
     mlp_dim: Size
@@ -90,8 +90,9 @@ class ViTConfig:
         check_fields(self)
         if self.width % self.num_heads:
             raise ConfigError(f"width={self.width} is not divisible by num_heads={self.num_heads}.")
-        if any(side % self.patch_size for side in self.size):
-            near = tuple(max(round(side / self.patch_size), 1) * self.patch_size for side in self.size)
+        sides = tuple(zip(self.size, self.patch, strict=True))
+        if any(side % patch for side, patch in sides):
+            near = tuple(max(round(side / patch), 1) * patch for side, patch in sides)
             raise ConfigError(
                 f"image_size={self.image_size!r} is not divisible by patch_size={self.patch_size}. "
                 f"The nearest that is: {near[0] if near[0] == near[1] else near}."
@@ -155,9 +156,14 @@ class ViTConfig:
         return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
 
     @property
+    def patch(self) -> tuple[int, int]:
+        """(height, width) of a patch."""
+        return (self.patch_size, self.patch_size) if isinstance(self.patch_size, int) else self.patch_size
+
+    @property
     def grid(self) -> tuple[int, int]:
         """(rows, columns) of patches."""
-        return (self.size[0] // self.patch_size, self.size[1] // self.patch_size)
+        return (self.size[0] // self.patch[0], self.size[1] // self.patch[1])
 
 
 @keras.saving.register_keras_serializable("keras_tx")

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "quick_gelu": "quick_gelu"}

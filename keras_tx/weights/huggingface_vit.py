@@ -34,6 +34,7 @@ CLASSES = {
 MODEL_TYPES = tuple(CLASSES)
 THEIR_ACTIVATIONS = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    "quick_gelu": "quick_gelu",
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"),
     "relu": "relu",
 }
@@ -119,8 +120,8 @@ def _fields(config: Fields, kind: str) -> dict[str, Any]:
         "depth": config.number("num_hidden_layers", 12),
         "num_heads": heads,
         "mlp_dim": 0 if kind.startswith("dinov2") else config.number("intermediate_size", 3072),
-        "image_size": _size(config),
-        "patch_size": _patch(config, 14 if kind == "dinov2" else 16),
+        "image_size": _size(config, "image_size", 224),
+        "patch_size": _size(config, "patch_size", 14 if kind == "dinov2" else 16),
         "channels": config.number("num_channels", 3),
         "activation": THEIR_ACTIVATIONS[config.text("hidden_act", THEIR_ACTIVATIONS, "gelu")],
         "qkv_bias": _switch(config, "qkv_bias", True),
@@ -134,6 +135,8 @@ def _fields(config: Fields, kind: str) -> dict[str, Any]:
         return fields
     if not isinstance(fields["image_size"], int):
         raise config.error("image_size", "DINOv2 takes its positions for those of a square")
+    if not isinstance(fields["patch_size"], int):
+        raise config.error("patch_size", "expected one number: DINOv2's patches are squares")
     ratio = config.real("mlp_ratio", 4)
     fields["mlp_dim"] = int(width * ratio)
     if width and not fields["mlp_dim"]:
@@ -163,22 +166,13 @@ def _switch(config: Fields, name: str, default: bool) -> bool:
     return value
 
 
-def _size(config: Fields) -> int | tuple[int, int]:
-    size = config.get("image_size", 224)
+def _size(config: Fields, name: str, default: int) -> int | tuple[int, int]:
+    size = config.get(name, default)
     if isinstance(size, list) and len(size) == 2 and all(type(x) is int and x > 0 for x in size):
         return size[0] if size[0] == size[1] else (size[0], size[1])
     if type(size) is int and size > 0:
         return size
-    raise config.error("image_size", "expected a number, or height and width")
-
-
-def _patch(config: Fields, default: int) -> int:
-    size = config.get("patch_size", default)
-    if isinstance(size, list) and len(size) == 2 and size[0] == size[1]:
-        size = size[0]
-    if type(size) is int and size > 0:
-        return size
-    raise config.error("patch_size", "expected one number: our patches are squares")
+    raise config.error(name, "expected a number, or height and width")
 
 
 def _pooler_dim(config: Fields, width: int) -> int | None:
@@ -262,7 +256,7 @@ def vit_to_config(model: ViT, labels: list[str] | None) -> tuple[dict[str, Any],
         "initializer_range": 0.02,
         "layer_norm_eps": config.norm_epsilon,
         "image_size": config.size[0] if config.size[0] == config.size[1] else list(config.size),
-        "patch_size": config.patch_size,
+        "patch_size": config.patch_size if isinstance(config.patch_size, int) else list(config.patch_size),
         "num_channels": config.channels,
         "qkv_bias": config.qkv_bias,
     }
@@ -332,6 +326,7 @@ def _beyond(model: ViT, kind: str, ratio: int | None) -> dict[str, bool]:
     if dinov2:
         differences |= {
             f"image_size={config.image_size!r}": config.size[0] != config.size[1],
+            f"patch_size={config.patch_size!r}": not isinstance(config.patch_size, int),
             f"mlp_dim={config.mlp_dim} with width={config.width}": ratio is None,
             f"registers={config.registers} without layer_scale": config.layer_scale is None,
         }

@@ -191,13 +191,11 @@ def _fields(backbone: Any, where: str) -> dict[str, Any]:
                 f"{where} has {name}={getattr(backbone, name)!r}; ours are only ever {name}={value!r}."
             )
     patch = backbone.patch_size
-    if patch[0] != patch[1]:
-        raise ConfigError(f"{where} has patch_size={patch}; our patches are squares.")
     height, width, channels = backbone.image_shape
     deit = any(kind.__name__ == "DeiTBackbone" for kind in type(backbone).__mro__)
     class_token = deit or backbone.use_class_token
     return {
-        "patch_size": patch[0],
+        "patch_size": patch[0] if patch[0] == patch[1] else tuple(patch),
         "width": backbone.hidden_dim,
         "depth": backbone.num_layers,
         "mlp_dim": backbone.intermediate_dim if deit else backbone.mlp_dim,

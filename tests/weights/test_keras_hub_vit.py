@@ -149,7 +149,6 @@ def test_another_head_or_image_size():
         (lambda: vit(use_mha_bias=False), "use_mha_bias=False; ours are only ever use_mha_bias=True"),
         (lambda: vit(use_mlp_bias=False), "use_mlp_bias=False"),
         (lambda: vit(data_format="channels_first", image_shape=(3, 8, 12)), "data_format='channels_first'"),
-        (lambda: vit(patch_size=(4, 2)), r"patch_size=\(4, 2\); our patches are squares"),
         (lambda: classifier(vit(), activation="softmax"), "activation='softmax'; our heads give logits"),
         (lambda: classifier(vit(), pooling="gap"), "pooling='gap' with use_class_token=True"),
         (lambda: classifier(deit(), pooling="gap"), "pooling='gap' with use_class_token=True"),

@@ -137,3 +137,35 @@ def test_an_image_model_of_numbers(count: int, tmp_path: Path):
     assert [x["label"] for x in answer] == [f"LABEL_{index}" for index in range(count)]
     assert_close(np.array([x["score"] for x in answer], "float32"), numbers)
     assert json.loads((tmp_path / "folder" / "config.json").read_text())["problem_type"] == "regression"
+
+
+IMAGES = {
+    "quick_gelu": {"hidden_act": "quick_gelu"},
+    "rectangular patches": {"patch_size": (4, 2)},
+    "rectangular patches and images": {
+        "patch_size": (2, 4),
+        "image_size": (8, 16),
+        "hidden_act": "quick_gelu",
+    },
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_vit(name: str, tmp_path: Path):
+    theirs = redrawn("ViTForImageClassification", **{**VIT, "num_labels": 3, **IMAGES[name]})
+    height, width = np.broadcast_to(theirs.config.image_size, 2)
+    images = draw(2, height, width, 3)
+    expected = outputs_of(theirs, pixel_values=images.transpose(0, 3, 1, 2))["logits"]
+    model = keras_tx.from_checkpoint(saved(theirs, tmp_path))
+    assert_close(as_numpy(model(images)), expected)
+    again = back(model, "ViTForImageClassification", tmp_path)
+    assert_close(outputs_of(again, pixel_values=images.transpose(0, 3, 1, 2))["logits"], expected)
+    assert keras_tx.from_checkpoint(tmp_path / "back").config == model.config
+    model.save(tmp_path / "model.keras")
+    assert keras_tx.load_model(tmp_path / "model.keras").config == model.config
+    export_onnx(model, tmp_path / "folder", labels=["a", "b", "c"])
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), "uint8")
+    inputs = model.processing(pixels[None]).transpose(0, 3, 1, 2)
+    scores = torch.softmax(torch.tensor(outputs_of(theirs, pixel_values=inputs)["logits"][0]), -1).numpy()
+    answer = {x["label"]: x["score"] for x in load(tmp_path / "folder")(pixels)}
+    assert_close(np.array([answer[label] for label in "abc"], "float32"), scores)
