@@ -109,7 +109,7 @@ def _vision(model: ViT, labels: list[str] | None, transform: ImageTransform, raw
     return Interface(
         task=model.task,
         open=lambda cx: [image_input(cx, transform, raw_pixels)],
-        outputs=[output],
+        outputs=sorted(model.output) if isinstance(model.output, dict) else [output],
         example=example,
         files={contract.CONFIG: config, contract.PREPROCESSOR: transform.to_preprocessor_config(raw_pixels)},
         labels=None if labels is None else tuple(labels),

@@ -39,6 +39,7 @@ THEIRS = {
     "classifier": lambda: classifier(vit(layer_norm_epsilon=1e-3), dropout=0.1),
     "classifier with a dense layer": lambda: classifier(vit(), intermediate_dim=5),
     "classifier on the mean": lambda: classifier(vit(use_class_token=False), pooling="gap"),
+    "rectangular patches": lambda: vit(patch_size=(4, 2)),
     "DeiT": deit,
     "DeiT classifier": lambda: classifier(deit()),
 }

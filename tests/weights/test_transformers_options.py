@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import keras_tx
+from keras_tx.errors import ConfigError
 from keras_tx.processing import wordpiece
 from keras_tx.runtime import load
 from keras_tx_onnx import export_onnx
@@ -120,7 +121,7 @@ def test_an_untied_head_fills_masks(tmp_path: Path):
 def test_an_image_model_of_numbers(count: int, tmp_path: Path):
     problem = {} if count == 1 else {"problem_type": "regression"}
     theirs = redrawn("ViTForImageClassification", **VIT, num_labels=count, **problem)
-    images = draw(2, 12, 12, 3)
+    images = np.tanh(draw(2, 12, 12, 3))  # as model.processing makes them, in -1..1
     expected = outputs_of(theirs, pixel_values=images.transpose(0, 3, 1, 2))["logits"]
     model = keras_tx.from_checkpoint(saved(theirs, tmp_path))
     assert model.head == keras_tx.RegressionHead(count)
@@ -169,3 +170,34 @@ def test_a_vit(name: str, tmp_path: Path):
     scores = torch.softmax(torch.tensor(outputs_of(theirs, pixel_values=inputs)["logits"][0]), -1).numpy()
     answer = {x["label"]: x["score"] for x in load(tmp_path / "folder")(pixels)}
     assert_close(np.array([answer[label] for label in "abc"], "float32"), scores)
+
+
+def test_the_two_logits_of_deit_beside_their_mean(tmp_path: Path):
+    theirs = redrawn("DeiTForImageClassificationWithTeacher", **VIT, num_labels=3)
+    images = np.tanh(draw(2, 12, 12, 3))  # as model.processing makes them, in -1..1
+    expected = outputs_of(theirs, pixel_values=images.transpose(0, 3, 1, 2))
+    head = keras_tx.DistilledClassifierHead(3, separate=True)
+    model = keras_tx.from_checkpoint(saved(theirs, tmp_path), head=head)
+    mine = as_numpy(model(images))
+    assert set(mine) == {"logits", "cls_logits", "distillation_logits"} == set(expected)
+    for name, value in expected.items():
+        assert_close(mine[name], value)
+    again = back(model, "DeiTForImageClassificationWithTeacher", tmp_path)
+    for name, value in outputs_of(again, pixel_values=images.transpose(0, 3, 1, 2)).items():
+        assert_close(value, expected[name])
+    export_onnx(model, tmp_path / "folder")
+    answers = load(tmp_path / "folder")
+    answers(np.zeros((12, 12, 3), "uint8"))
+    found = answers.session.run({"pixel_values": np.ascontiguousarray(images.transpose(0, 3, 1, 2))})
+    for name, value in expected.items():
+        assert_close(found[name], value)
+    # A teacher's labels are learned by one of the two, those of the images by the other.
+    model.compile()
+    targets = {"cls_logits": np.array([0, 2]), "distillation_logits": np.array([1, 2])}
+    before = as_numpy(model.get_layer("distillation_logits").kernel)
+    model.fit(images, targets, epochs=1, verbose=0)
+    assert (as_numpy(model.get_layer("distillation_logits").kernel) != before).any()
+    with pytest.raises(ConfigError, match="The label 3 in row 1"):
+        model.fit(images, {**targets, "cls_logits": np.array([0, 3])}, verbose=0)
+    model.save(tmp_path / "model.keras")
+    assert keras_tx.load_model(tmp_path / "model.keras").head == head
