@@ -16,14 +16,14 @@ from keras_tx.weights.tensors import Checkpoint
 class Fields(dict[str, Any]):
     """The fields of a checkpoint's config.json.
 
-    `keys` are the names in the file of fields of our config: messages about those use the file's names.
+    `names` are the file's names of fields of our config: messages about those use the file's names.
     """
 
     def __init__(self, checkpoint: Checkpoint):
         assert checkpoint.config is not None and checkpoint.folder is not None
         super().__init__(checkpoint.config)
         self.where = str(checkpoint.folder / contract.CONFIG)
-        self.keys: Mapping[str, str] = {}
+        self.names: Mapping[str, str] = {}
 
     def error(self, name: str, expected: str) -> ConfigError:
         return ConfigError(f"{self.where} has {name}={self.get(name)!r}; {expected}.")
@@ -33,8 +33,8 @@ class Fields(dict[str, Any]):
         try:
             return make_config(config_class, fields)
         except ConfigError as error:
-            names = rf"\b({'|'.join(self.keys)})\b(?==| is )"
-            said = re.sub(names, lambda match: self.keys[match[1]], str(error))
+            names = rf"\b({'|'.join(self.names)})\b(?==| is )"
+            said = re.sub(names, lambda match: self.names[match[1]], str(error))
             raise ConfigError(f"{self.where}: {said}") from error
 
     def number(self, name: str, default: int, *, none: bool = False) -> Any:

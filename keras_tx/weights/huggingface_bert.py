@@ -85,7 +85,7 @@ def origin(checkpoint: Checkpoint) -> Origin:
     config = Fields(checkpoint)
     kind = config.text("model_type", MODEL_TYPES)
     family = kind if kind in PREFIXES else "roberta"
-    config.keys = DISTILBERT_KEYS if family == "distilbert" else KEYS
+    config.names = DISTILBERT_KEYS if family == "distilbert" else KEYS
     fields = _distilbert_fields(config) if family == "distilbert" else _bert_fields(config, family)
     config.refuse("is_encoder_decoder", False)
     config.refuse("pruned_heads", {})

@@ -70,7 +70,7 @@ def origin(checkpoint: Checkpoint) -> Origin:
     tensors = checkpoint.tensors
     config = Fields(checkpoint)
     kind = config.text("model_type", MODEL_TYPES)
-    config.keys = GPT2_KEYS if kind == "gpt2" else LLAMA_KEYS
+    config.names = GPT2_KEYS if kind == "gpt2" else LLAMA_KEYS
     fields = _gpt2_fields(config) if kind == "gpt2" else _llama_fields(config, mistral=kind == "mistral")
     processing = _processing(checkpoint.folder)
     fields["pad_id"] = _pad_id(config, fields["vocabulary"])

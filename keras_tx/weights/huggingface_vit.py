@@ -77,7 +77,7 @@ def origin(checkpoint: Checkpoint) -> Origin:
     config = Fields(checkpoint)
     kind = config.text("model_type", MODEL_TYPES)
     dinov2 = kind.startswith("dinov2")
-    config.keys = KEYS
+    config.names = KEYS
     fields = _fields(config, kind)
     # Where a model of ours has none, zeros are written, because transformers wants them.
     zeros = tuple(name for name in OPTIONAL if _is_zero(tensors, kind, name))

@@ -160,7 +160,7 @@ def _model(
 def _check_claims(origin: Origin, config: Any, head: Any, overrides: dict[str, Any]) -> None:
     """Sizes that the checkpoint's tensors cannot have are refused before anything is made of them."""
     there, names = origin.tensors.numbers, len(origin.tensors.shapes)
-    where, keys = (origin.config.where, origin.config.keys) if origin.config else (origin.where, {})
+    where, keys = (origin.config.where, origin.config.names) if origin.config else (origin.where, {})
 
     def called(name: str) -> str:
         return keys.get(name, name)
