@@ -50,9 +50,16 @@ def encoder_of(
             raise ConfigError(
                 f"{name}={value!r} was given, but {model.name!r} is a model of text. Leave it out."
             )
+    notes = []
+    replaced = None
+    if model.config.position_ids:
+        model = replaced = model.without_position_ids()
+        notes.append(
+            "position_ids are no input of the graph, since clients send a BERT none: its tokens are at the "
+            "positions that Keras's model has by default."
+        )
     names = label_names(model.head, labels, model.name)
     config, beyond = bert_to_config(model, names)
-    notes = []
     if beyond:
         notes.append(
             f"config.json has no model_type: Hugging Face's {PREFIXES[family_of(model.config)]} cannot have "
@@ -71,7 +78,6 @@ def encoder_of(
             check_tokenizer(transform, model.config, model.processing, name="tokenizer", stacklevel=4)
         files |= transform.files()
         longest = transform.max_length
-    replaced = None
     if isinstance(model.head, SentenceEmbeddingHead):
         replaced = _with_tokens(model)
     if model.task == contract.FEATURE_EXTRACTION:

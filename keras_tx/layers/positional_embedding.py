@@ -39,6 +39,11 @@ class PositionalEmbedding(keras.layers.Layer):
         prefix_tokens: tokens before the grid (class token, registers). A learned kind has a row for each;
             the fixed kinds leave them alone.
         bands: number of frequencies of "fourier".
+
+    Call arguments:
+        inputs: (batch, tokens, width).
+        positions: integers (batch, tokens) or (1, tokens), the row of the table for each token; by default
+            0, 1, 2 ...
     """
 
     @checked
@@ -137,18 +142,34 @@ class PositionalEmbedding(keras.layers.Layer):
             prefix = ops.zeros((self.prefix_tokens, grid.shape[-1]), dtype=dtype)
         return ops.concatenate([prefix, grid], axis=0)
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Any, positions: Any = None) -> Any:
+        self._check_positions(positions)
         self._check(inputs.shape)
         if self.kind == "none":
             return inputs
         table = self.positions()
+        if positions is not None:
+            return ops.add(inputs, ops.take(table, positions, axis=0))
         if inputs.shape[1] != self.length:  # a shorter sequence, or one whose length is not known yet
             table = table[: ops.shape(inputs)[1]]
         return ops.add(inputs, ops.expand_dims(table, 0))
 
+    def _check_positions(self, positions: Any) -> None:
+        if positions is None:
+            return
+        if self.kind == "none":
+            raise ConfigError(f"Layer {self.name!r} has kind='none', so `positions` would change nothing.")
+        kind = keras.backend.standardize_dtype(positions.dtype)
+        if "int" not in kind:
+            raise ConfigError(f"Layer {self.name!r}: positions are {kind}, expected integers.")
+
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         self._check(input_shape)
         return input_shape
+
+    def compute_output_spec(self, inputs: Any, positions: Any = None) -> keras.KerasTensor:
+        self._check_positions(positions)
+        return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=self.compute_dtype)
 
     def resize_from(self, other: PositionalEmbedding, kind: str = "plain") -> None:
         """Takes the learned positions of a layer with another grid, bicubically resized; prefix rows stay.

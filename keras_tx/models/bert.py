@@ -64,13 +64,16 @@ class BertConfig:
     pooler: str | None = (
         "tanh"  # activation of the dense layer on the class token; None for the class token itself
     )
+    position_ids: bool = False  # whether the model has an input for them; an exported graph has none
     activation: str = "gelu"
     norm_epsilon: Epsilon = 1e-12
     dropout: Rate = 0.1
     attention_dropout: Rate = 0.1
 
     # What may differ from the checkpoint that a model starts from.
-    FREE: ClassVar[frozenset[str]] = frozenset({"attention_dropout", "dropout", "max_length", "pooler"})
+    FREE: ClassVar[frozenset[str]] = frozenset(
+        {"attention_dropout", "dropout", "max_length", "pooler", "position_ids"}
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -126,6 +129,8 @@ class Bert(TextModel):
         names = [contract.INPUT_IDS, contract.ATTENTION_MASK]
         if config.segments > 1:
             names.append(contract.TOKEN_TYPE_IDS)
+        if config.position_ids:
+            names.append(contract.POSITION_IDS)
         inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in names}
         encoded, pool = _encode(config, inputs, dtype)
         if head is not None:
@@ -142,7 +147,22 @@ class Bert(TextModel):
         self.derive_mask(given)
         if self.config.segments > 1 and contract.TOKEN_TYPE_IDS not in given:
             given[contract.TOKEN_TYPE_IDS] = ops.zeros_like(given[contract.INPUT_IDS])
+        if self.config.position_ids and contract.POSITION_IDS not in given:
+            given[contract.POSITION_IDS] = _positions(self.config, given[contract.INPUT_IDS])
         return given
+
+    @property
+    def positions(self) -> int:
+        return self.config.max_length + self.config.position_offset
+
+    def without_position_ids(self) -> Bert:
+        """A copy without that input, with the same weights."""
+        config = dataclasses.replace(self.config, position_ids=False)
+        copy = self.assemble(
+            config, head=self.head, processing=self.processing, name=self.name, dtype=self.layers_policy
+        )
+        copy.assign_weights(self)
+        return copy
 
 
 def bert(
@@ -158,7 +178,8 @@ def bert(
     """A bidirectional encoder of text as a functional keras.Model.
 
     It takes `input_ids` (batch, sequence), alone or in a dict with `attention_mask` (by default 0 where the
-    id is `pad_id`) and `token_type_ids` (by default 0: one text). It gives what its head gives; without one,
+    id is `pad_id`), `token_type_ids` (by default 0: one text) and, made with `position_ids=True`,
+    `position_ids` (by default 0, 1, 2 ...). It gives what its head gives; without one,
     {"last_hidden_state": (batch, sequence, width), "pooler_output": (batch, width)}.
 
     >>> import numpy as np
@@ -205,11 +226,11 @@ def _encode(config: BertConfig, inputs: dict[str, Any], dtype: Any) -> tuple[Enc
         table = TokenEmbedding(
             config.max_length + config.position_offset, config.width, name="positions", **shared
         )
-        real = ops.cast(ops.not_equal(ids, config.pad_id), "int32")
-        places = ops.add(ops.multiply(ops.cumsum(real, axis=1), real), config.position_offset - 1)
-        x = ops.add(x, table(places))
+        positions = inputs.get(contract.POSITION_IDS)
+        x = ops.add(x, table(_positions(config, ids) if positions is None else positions))
     else:
-        x = PositionalEmbedding(config.max_length, name="positions", **shared)(x)
+        positions = PositionalEmbedding(config.max_length, name="positions", **shared)
+        x = positions(x, inputs[contract.POSITION_IDS]) if config.position_ids else positions(x)
     x = keras.layers.LayerNormalization(epsilon=config.norm_epsilon, dtype=dtype, name="embedding_norm")(x)
     if config.dropout:
         x = keras.layers.Dropout(config.dropout, dtype=dtype, name="dropout")(x)
@@ -237,3 +258,11 @@ def _encode(config: BertConfig, inputs: dict[str, Any], dtype: Any) -> tuple[Enc
         )(first)
 
     return Encoded(x, mask, embedding, config, pool), pool
+
+
+def _positions(config: BertConfig, ids: Any) -> Any:
+    """The default positions (batch, sequence): 0, 1, 2 ..., or counted along real tokens as in RoBERTa."""
+    if not config.position_offset:
+        return ops.broadcast_to(ops.arange(ops.shape(ids)[1], dtype="int32"), ops.shape(ids))
+    real = ops.cast(ops.not_equal(ids, config.pad_id), "int32")
+    return ops.add(ops.multiply(ops.cumsum(real, axis=1), real), config.position_offset - 1)

@@ -74,6 +74,11 @@ class TextModel(TransformerModel):
                 )
         return self.derive(given) if set(given) != set(known) else given
 
+    @property
+    def positions(self) -> int:
+        """How many rows the table of positions has."""
+        return self.config.max_length
+
     def derive(self, given: dict[str, Any]) -> dict[str, Any]:
         """The inputs that can be derived, added to those given; each family writes its own."""
         raise NotImplementedError
@@ -131,7 +136,7 @@ class TextModel(TransformerModel):
             contract.INPUT_IDS: config.vocabulary,
             contract.ATTENTION_MASK: 2,
             contract.TOKEN_TYPE_IDS: getattr(config, "segments", 0),
-            contract.POSITION_IDS: config.max_length,
+            contract.POSITION_IDS: self.positions,
         }
         for name, array in (inputs if isinstance(inputs, dict) else {contract.INPUT_IDS: inputs}).items():
             self.refuse_raw(array, batch)

@@ -362,11 +362,15 @@ class TransformerModel(keras.Model):
         """A copy with the same weights under another dtype policy."""
         options = {"head": self.head, "processing": self.processing, "name": self.name, "dtype": dtype}
         copy = self.assemble(self.config, **options)
-        weights = merged_weights(self)
-        for weight in copy.weights:
-            weight.assign(weights[weight.path])
+        copy.assign_weights(self)
         copy.freeze(self.frozen())
         return copy
+
+    def assign_weights(self, other: TransformerModel) -> None:
+        """Assigns the weights of a model with the same ones."""
+        weights = merged_weights(other)
+        for weight in self.weights:
+            weight.assign(weights[weight.path])
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> TransformerModel:

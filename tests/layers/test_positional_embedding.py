@@ -100,6 +100,23 @@ def test_gradients_reach_what_is_learned(kind):
     assert all((as_numpy(w) != b).any() for w, b in zip(layer.trainable_weights, before, strict=True))
 
 
+@pytest.mark.parametrize("kind", ["learned", "sine-cosine", "fourier"])
+def test_positions_choose_rows_of_the_table(kind):
+    x, positions = draw(2, 3, 8), np.array([[4, 0, 0], [1, 2, 5]], "int32")
+    layer = built(PositionalEmbedding(6, kind), draw(1, 6, 8))
+    table = as_numpy(layer.positions())
+    np.testing.assert_array_equal(as_numpy(layer(x, positions)), x + table[positions])
+    np.testing.assert_array_equal(as_numpy(layer(x, np.arange(3)[None])), as_numpy(layer(x)))
+
+
+def test_positions_that_would_change_nothing_or_are_no_integers_are_refused():
+    x = draw(1, 3, 8)
+    with pytest.raises(ConfigError, match="kind='none', so `positions` would change nothing"):
+        PositionalEmbedding(3, "none")(x, np.zeros((1, 3), "int32"))
+    with pytest.raises(ConfigError, match="positions are float32, expected integers"):
+        PositionalEmbedding(3)(x, np.zeros((1, 3), "float32"))
+
+
 @pytest.mark.parametrize(
     "config, shape, said",
     [

@@ -76,10 +76,12 @@ def mask_token(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
     shape=(6, 8),
     nodes="Add",
 )
-def positional_embedding(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def positional_embedding(
+    cx: Context, layer: Any, /, inputs: ir.Value, positions: ir.Value | None = None
+) -> ir.Value:
     if layer.kind == "none":
         return inputs
-    if cx.cache is not None:
+    if cx.cache is not None and positions is None:
         raise ExportError(
             f"The layer {cx.scope!r} counts positions from the first token given, and with a cache that is "
             "not the first of the text. Look positions up by position_ids, or export with cache=False."
@@ -88,7 +90,9 @@ def positional_embedding(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Val
         table = cx.weight(layer.table)
     else:
         table = cx.constant(ops.convert_to_numpy(layer.positions("float32")))
-    if shape_of(inputs)[1] != layer.length:
+    if positions is not None:
+        table = cx.op.Gather(table, positions, axis=0)
+    elif shape_of(inputs)[1] != layer.length:
         table = cx.op.Slice(table, [0], cx.op.Shape(inputs, start=1, end=2), [0])
     return cx.op.Add(inputs, table)
 
