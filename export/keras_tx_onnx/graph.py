@@ -149,6 +149,7 @@ def walk(function: Any, inputs: list[Any], lower: Callable[[Call], Any]) -> list
             f"{function.name!r} takes {len(expected)} inputs, but is called with {len(inputs)}."
         )
     values = dict(zip(map(id, expected), inputs, strict=True))
+    missing: dict[int, Any] = {}  # what a layer promised and did not return, with the layer
     for call in function.used() if isinstance(function, Trace) else _calls(function):
         if any(id(x) not in values for x in tensors_in((call.args, call.kwargs))):
             continue
@@ -156,10 +157,21 @@ def walk(function: Any, inputs: list[Any], lower: Callable[[Call], Any]) -> list
         results = tree.flatten(lower(Call(call.operation, args, kwargs, call.outputs)))
         if len(results) != len(call.outputs):
             raise ExportError(
-                f"The lowering of {call.operation.name!r} gave {len(results)} values for "
-                f"{len(call.outputs)} outputs."
+                f"{call.operation.name!r} ({type(call.operation).__name__}) returns {len(results)} tensors, "
+                f"but its output shapes promise {len(call.outputs)}. Correct its compute_output_shape or its "
+                "lowering."
             )
-        values.update(zip(map(id, call.outputs), results, strict=True))
+        # A layer may promise a tensor where it returns None; what would compute with it is left out.
+        made = [(x, y) for x, y in zip(call.outputs, results, strict=True) if y is not None]
+        values.update((id(x), y) for x, y in made)
+        missing.update({id(x): call.operation for x in call.outputs if id(x) not in values})
+    for x in function.outputs:
+        if id(x) not in values:
+            names = ", ".join(repr(operation.name) for operation in missing.values()) or "its operations"
+            raise ExportError(
+                f"An output of {function.name!r} depends on one of {names} that is "
+                "None where its compute_output_shape promises a tensor. Leave it out of the outputs."
+            )
     return [values[id(x)] for x in function.outputs]
 
 

@@ -38,11 +38,11 @@ def lower(context: Context, function: Any, inputs: list[ir.Value]) -> list[ir.Va
             results = _lower_call(context, _with_values(context, call) if traced else call)
             if context.cache is not None:
                 results = context.cache.after_layer(context, results)
-        values = tree.flatten(results)
-        if traced:
-            _describe_traced(call, values)
+        if traced:  # a trace has no tensors in the place of None
+            results = [value for value in tree.flatten(results) if value is not None]
+            _describe_traced(call, results)
         else:
-            _describe_promised(context, call, values)
+            _describe_promised(context, call, tree.flatten(results))
         masks.pass_on(context, call.operation, call.args, call.kwargs, results)
         return results
 
@@ -53,18 +53,33 @@ def lower(context: Context, function: Any, inputs: list[ir.Value]) -> list[ir.Va
     return values
 
 
-def _describe_promised(context: Context, call: Call, values: list[ir.Value]) -> None:
+def _describe_promised(context: Context, call: Call, values: list[ir.Value | None]) -> None:
     """Notes what Keras's graph says of results; behind a layer that promised a wrong shape, what is right."""
     shapes = [tensor.shape for tensor in call.outputs]
-    pairs = zip(values, shapes, strict=False)
-    unknown = any(sizes.SIZES not in value.meta and None in n for value, n in pairs)
+    pairs = [(value, shape) for value, shape in zip(values, shapes, strict=False) if value is not None]
+    unknown = any(sizes.SIZES not in value.meta and None in shape for value, shape in pairs)
     known = promised_sizes(call.operation, call.args, call.kwargs) if unknown or context.misled else None
     if known is not None and context.misled and len(known) == len(values):
         shapes = [tuple(n if isinstance(n, int) else None for n in shape) for shape in known]
     for value, shape, tensor in zip(values, shapes, call.outputs, strict=False):
-        context.misled |= not _describe(value, shape, tensor.dtype)
+        if value is not None:  # a layer may return None where it promises a tensor
+            dynamic = [_follows_inputs(context, n) for n in value.meta.get(sizes.SIZES, ())]
+            wrong = len(dynamic) == len(shape) and any(
+                n is not None and moves for n, moves in zip(shape, dynamic, strict=True)
+            )
+            if wrong:  # a number in the place of a size that was computed from the inputs' sizes
+                shape = value.meta[KERAS_TENSOR].shape
+            context.misled |= wrong | (not _describe(value, shape, tensor.dtype))
     for value, shape in zip(values, known or [], strict=False):
-        _note(value, shape)
+        if value is not None:
+            _note(value, shape)
+
+
+def _follows_inputs(context: Context, size: Any) -> bool:
+    """Whether a size is known to be computed from dynamic axes of the inputs."""
+    if not isinstance(size, sizes.Expression) or size.constant is not None:
+        return False
+    return all(sizes.axis_name(context.graph, symbol) is not None for symbol in size.symbols())
 
 
 def _note(value: ir.Value, shape: tuple[Any, ...]) -> None:

@@ -473,6 +473,18 @@ def _get_item(usual: Any) -> Any:
     return __getitem__
 
 
+def _equal(usual: Any) -> Any:
+    def __eq__(x: Any, other: Any) -> Any:
+        # Keras tensors lack ==, which tensors of every backend have: it would compare identities.
+        tracer = _TRACER.get()
+        numeric = isinstance(other, (bool, int, float, np.ndarray, np.generic, keras.KerasTensor))
+        if tracer is None or tracer.calls is None or not (numeric or keras.ops.is_tensor(other)):
+            return usual(x, other)
+        return keras.ops.equal(x, other)
+
+    return __eq__
+
+
 def _backend(usual: Any) -> Any:
     def backend() -> str:
         tracer = _TRACER.get()
@@ -518,7 +530,8 @@ def _arange(tracer: _Tracer, start: Any, stop: Any = None, step: Any = None, dty
             keras.config.floatx() if any(isinstance(n, (float, np.floating)) for n in numbers) else "int32"
         )
     if any(isinstance(n, Size) for n in numbers):
-        if not all(isinstance(n, int) for n in numbers) or isinstance(step, Size) or step == 0:
+        start, stop, step = (int(n) if type(n) is float and n.is_integer() else n for n in numbers)
+        if not all(isinstance(n, int) for n in (start, stop, step)) or isinstance(step, Size) or step == 0:
             return None
         ahead = stop - start if step > 0 else start - stop
         count = larger((ahead + abs(step) - 1) // abs(step), 0)
@@ -572,6 +585,7 @@ def _extend_keras() -> None:
     _replace(keras.src.backend, "compute_output_spec", _compute_output_spec)
     _replace(keras.config, "backend", _backend)
     _replace(keras.KerasTensor, "__getitem__", _get_item)
+    _replace(keras.KerasTensor, "__eq__", _equal)
     _replace(keras.random.SeedGenerator, "next", _next_seed)
     _replace(keras.Operation, "symbolic_call", _symbolic_call)
     _replace(keras.layers.Layer, "symbolic_call", _symbolic_call_of_layer)

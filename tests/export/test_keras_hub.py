@@ -211,3 +211,16 @@ def test_tied_embeddings_are_stored_once(tmp_path):
     assert_close(*run(folder, tokens.astype("int64")), *outputs_of(model, tokens))
     graph = onnx.load(folder / "onnx" / "model.onnx").graph
     assert sum(list(weight.dims) in ([11, 8], [8, 11]) for weight in graph.initializer) == 1
+
+
+def test_xlnet_equals_keras_with_every_mask(tmp_path):
+    """Its encoder returns None in the place of a second tensor, and its layers promise wrong shapes."""
+    sizes = {"num_layers": 2, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 16}
+    model = redraw(keras_hub.models.XLNetBackbone(vocabulary_size=30, **sizes))
+    folder = exported(model, tmp_path / "out")
+    random = np.random.default_rng(0)
+    for batch, length, sides in ((1, 5, "right"), (3, 7, "right"), (2, 6, "left"), (2, 4, "nothing")):
+        mask = padded(batch, length, sides).astype("int64")
+        ids, segments = random.integers(0, 30, (batch, length)), random.integers(0, 2, (batch, length))
+        arrays = (mask, segments, ids)
+        assert_close(*run(folder, *arrays), *outputs_of(model, *arrays))

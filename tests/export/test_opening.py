@@ -242,3 +242,68 @@ def test_numbers_of_a_fixed_seed_are_a_constant(tmp_path):
     model = keras.Model(x, Noisy(5)(x))
     given = draw(2, 16)
     assert_close(*run(exported(model, tmp_path / "out"), given), *outputs_of(model, given))
+
+
+@pytest.mark.parametrize(
+    "compared",
+    [lambda x: x == 5.0, lambda x: x == 5 * ops.ones_like(x), lambda x: x != 5.0],
+    ids=["number", "tensor", "unequal"],
+)
+def test_equality_is_that_of_numbers(compared, tmp_path):
+    """Random examples never hold the number, so the comparison with Keras cannot find the mistake."""
+
+    class Replacing(layers.Layer):
+        def call(self, x):
+            return ops.where(compared(x), 7 * x, x)
+
+    x = keras.Input((4,), name="x")
+    model = keras.Model(x, Replacing()(x))
+    folder = exported(model, tmp_path / "out")
+    numbers = np.array([[5, 1, 5, 2], [3, 4, 6, 5]], "float32")
+    assert_close(*run(folder, numbers), *outputs_of(model, numbers))
+
+
+class Pair(layers.Layer):
+    """Promises two tensors, and returns None in the place of the second."""
+
+    def call(self, x):
+        return 2 * x, None
+
+    def compute_output_shape(self, shape):
+        return [shape, shape]
+
+
+def test_none_in_the_place_of_a_promised_tensor(tmp_path):
+    x = keras.Input((4,), name="x")
+    first, second = Pair(name="pair")(x)
+    model = keras.Model(x, layers.ReLU()(first))
+    folder = exported(model, tmp_path / "out")
+    numbers = draw(2, 4)
+    assert_close(*run(folder, numbers), *outputs_of(model, numbers))
+    with pytest.raises(ExportError, match="'pair'.*None where its compute_output_shape promises a tensor"):
+        export_onnx(keras.Model(x, [first, layers.ReLU()(second)]), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+class Promising(layers.Layer):
+    """Returns twice as many rows as there are, and promises one."""
+
+    def call(self, x):
+        return ops.concatenate([x, x], axis=1)
+
+    def compute_output_shape(self, shape):
+        return (shape[0], 1, shape[2])
+
+
+def test_a_number_promised_for_a_dynamic_axis_is_not_believed(tmp_path):
+    class Turned(layers.Layer):
+        def call(self, x):
+            batch, length, width = ops.shape(x)
+            return ops.reshape(x, (batch, length * width))
+
+    x = keras.Input((None, 4), name="x")
+    model = keras.Model(x, Turned()(Promising()(x)))
+    folder = exported(model, tmp_path / "out")
+    for length in (1, 5):
+        rows = draw(2, length, 4)
+        assert_close(*run(folder, rows), *outputs_of(model, rows))
