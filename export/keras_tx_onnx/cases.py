@@ -29,7 +29,7 @@ LENGTHS = (64, 32, 16, 8, 4, 2, 1, 96, 128, 224, 256)
 PICTURES = (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 512)
 # Compared as well where Keras accepts them, for layers that branch on sizes.
 SHORTEST, LONGEST = 1, 900
-COST = 2 * 10**10  # about as many multiplications may the longest case cost: in large models it is shorter
+COST = 10**10  # about as many multiplications may the longest case cost: in large models it is shorter
 
 Sizes = Mapping[str, int]  # of the dynamic axes beside the batch, by name
 Masks = Sequence[str]  # the kind of mask of each row

@@ -101,7 +101,7 @@ def test_a_large_model_is_not_compared_on_a_long_text():
         return {}, [np.zeros(1)]
 
     inputs = Interface(None, lambda cx: [], ["y"], example, axes=("n",), sequences=True)
-    for parameters, longest in ((1000, 900), (10**8, 200), (10**9, 64)):
+    for parameters, longest in ((1000, 900), (10**8, 100), (10**9, 64)):
         given.clear()
         cases.cases_of(inputs, lambda arrays: arrays, parameters)
         assert max(given) == longest and min(given) == 1
