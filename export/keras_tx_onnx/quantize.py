@@ -11,7 +11,7 @@ from typing import Any
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
-from keras_tx.runtime.folder import open_folder, verify_hashes
+from keras_tx.runtime.folder import check_unchanged, open_folder, verify_hashes
 from keras_tx_onnx.aside import written_aside
 from keras_tx_onnx.quantizing import recipes
 from keras_tx_onnx.quantizing.choosing import CANDIDATES, Choice, choose
@@ -96,4 +96,5 @@ def quantize(
         for name in wanted:
             ladder.add(name)
         manifest = ladder.finish()
+        check_unchanged(opened)  # a newer export is not replaced by files of the one before
     return Quantized(opened.path, manifest)

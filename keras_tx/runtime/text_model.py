@@ -116,10 +116,10 @@ class TextModel(LoadedModel):
 def checked_tokens(folder: Folder, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
     """The inputs of a text model, once each number is one that the model has a meaning for.
 
-    The ranges are those of config.json; a folder without one, or of no known task, has none.
+    The ranges are those of config.json; a folder without one has none.
     """
-    config = folder.config or {}
-    if folder.manifest.task is None:
+    config = folder.config
+    if config is None:
         return inputs
     segments = inputs.get(contract.TOKEN_TYPE_IDS)
     known = {spec.name for spec in folder.inputs}
@@ -147,7 +147,7 @@ def checked_tokens(folder: Folder, inputs: Mapping[str, np.ndarray]) -> Mapping[
 
 def _positions(config: Mapping[str, Any]) -> int | None:
     """How many tokens a row may have; RoBERTa's table has rows before that of the first token."""
-    count = config.get("max_position_embeddings")
+    count = config.get("max_position_embeddings") or config.get("n_positions")
     if count is None:
         return None
     return count - config["pad_token_id"] - 1 if config.get("model_type") == "roberta" else count

@@ -17,6 +17,7 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError, FolderError
 from keras_tx.runtime import load, open_folder, verify_hashes
 from keras_tx_onnx import export_onnx, quantize
+from keras_tx_onnx.aside import written_aside
 from keras_tx_onnx.quantizing import blocks, integers, ladder
 from keras_tx_onnx.quantizing.blocks import rounded_blocks
 from tests.drawing import draw, redraw
@@ -362,3 +363,23 @@ def test_a_file_that_is_as_large_as_fp32_says_so(tmp_path):
     assert note in str(report)
     sizes = [(tmp_path / "out" / name).stat().st_size for name in report.manifest.precisions.values()]
     assert sizes[1] > 0.8 * sizes[0]
+
+
+@pytest.mark.parametrize("automatic", [False, True])
+def test_a_newer_export_is_not_replaced_by_files_of_the_one_before(tmp_path, monkeypatch, automatic):
+    folder, newer = (exported(vit(depth=1), tmp_path / name) for name in ("folder", "newer"))
+    finish = ladder.Ladder.finish
+
+    def replaced_before(self, *arguments):
+        with written_aside(folder) as aside:
+            shutil.copytree(newer, aside, dirs_exist_ok=True)
+        return finish(self, *arguments)
+
+    monkeypatch.setattr(ladder.Ladder, "finish", replaced_before)
+    pixels = draw(4, 3, 8, 8)
+    options = {"validation": (pixels, np.arange(4))} if automatic else {}
+    with pytest.raises(FolderError, match="was changed or replaced after the folder was opened"):
+        quantize(folder, "auto" if automatic else "fp16", **options)
+    manifests = [(path / contract.MANIFEST).read_bytes() for path in (folder, newer)]
+    assert manifests[0] == manifests[1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "newer"]

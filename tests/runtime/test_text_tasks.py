@@ -272,6 +272,24 @@ def test_zeros_as_token_type_ids_are_right_for_a_model_with_one_segment(tmp_path
             runtime({**given, "token_type_ids": np.ones_like(ids)})
 
 
+def test_the_inputs_of_a_gpt_without_a_cache_are_checked(tmp_path):
+    export_onnx(keras_tx.gpt("pico", vocabulary=50), tmp_path / "x", verify=False, cache=False)
+    ids = np.array([[2, 7, 3]])
+    given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(3)[None]}
+    with load(tmp_path / "x", provider="cpu") as runtime:
+        assert runtime(given)["logits"].shape == (1, 3, 50)
+        for name, value in (
+            ("position_ids", -1),
+            ("position_ids", 64),
+            ("attention_mask", -1),
+            ("input_ids", 50),
+        ):
+            wrong = np.array(given[name])
+            wrong[0, 2] = value
+            with pytest.raises(InputError, match=f"{name} has {value} in row 0, expected numbers from 0 to"):
+                runtime({**given, name: wrong})
+
+
 def test_an_empty_text_is_answered_as_keras_answers_it(tmp_path):
     model, classify, transform = exported(tmp_path / "x", keras_tx.ClassifierHead(2))
     scores = softmax(keras_outputs(model, transform(["the cat", ""])))

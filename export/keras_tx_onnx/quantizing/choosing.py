@@ -15,7 +15,7 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
-from keras_tx.runtime.folder import Folder
+from keras_tx.runtime.folder import Folder, check_unchanged
 from keras_tx.runtime.session import Session
 from keras_tx_onnx.aside import written_aside
 from keras_tx_onnx.quantizing import examples, observing, scoring
@@ -110,6 +110,7 @@ def choose(folder: Folder, validation: Any, tolerance: float, metric: Any, optio
         text = json.dumps(choice.to_json(), indent=2, ensure_ascii=False) + "\n"
         (aside / REPORT).write_text(text, encoding="utf-8", newline="\n")
         manifest = ladder.finish([REPORT])
+        check_unchanged(folder)  # a newer export is not replaced by files of the one before
     return dataclasses.replace(choice, manifest=manifest)
 
 
