@@ -201,6 +201,7 @@ class GpuWheel:
                 get_inputs=real.get_inputs,
                 get_outputs=real.get_outputs,
                 get_overridable_initializers=real.get_overridable_initializers,
+                get_modelmeta=real.get_modelmeta,
                 get_providers=lambda: running,
                 run=real.run if running == [CPU] else None,  # on a device, what is bound runs
                 io_binding=lambda: self.watched(real.io_binding()),
