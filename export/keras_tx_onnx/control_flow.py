@@ -322,5 +322,34 @@ def _install() -> None:
 
     kinds["Cond"].call = call
 
+    # Keras asks the arguments alone whether they are symbolic, and not what the functions read from outside.
+    def always(name: str, traced: Callable[..., Any]) -> None:
+        usual = getattr(ops, name)
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return traced(*args, **kwargs) if is_tracing() else usual(*args, **kwargs)
+
+        setattr(ops, name, functools.wraps(usual)(function))
+
+    def switch(index: Any, branches: Any, *operands: Any) -> Any:
+        return kinds["Switch"]().symbolic_call(index, branches, *operands)
+
+    def while_loop(cond: Any, body: Any, loop_vars: Any, maximum_iterations: Any = None) -> Any:
+        return kinds["WhileLoop"](cond, body, maximum_iterations).symbolic_call(loop_vars)
+
+    def fori_loop(lower: Any, upper: Any, body_fun: Any, init_val: Any) -> Any:
+        return kinds["ForiLoop"](lower, upper, body_fun).symbolic_call(init_val)
+
+    def scan(
+        f: Any, init: Any, xs: Any = None, length: Any = None, reverse: Any = False, unroll: Any = 1
+    ) -> Any:
+        return kinds["Scan"](length, reverse, unroll).symbolic_call(f, init, xs)
+
+    def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: f(*args, **kwargs)[0]
+
+    for function in (switch, while_loop, fori_loop, scan, custom_gradient):
+        always(function.__name__, function)
+
 
 _install()

@@ -155,6 +155,28 @@ def loop_in_a_branch(layer, x):
     )
 
 
+def switch_without_operands(layer, x):
+    return ops.switch(ops.cast(large(x), "int32"), [lambda: x, lambda: layer.one(x)])
+
+
+def loop_from_numbers(layer, x):
+    """Only the body reads tensors."""
+    total = ops.fori_loop(0, 3, lambda i, total: total + ops.max(x), 0.0)
+    _, count = ops.while_loop(lambda i, n: i < 4, lambda i, n: (i + 1, n + ops.min(x)), (0, 1.0))
+    return x + total + count
+
+
+def own_gradient(layer, x):
+    @ops.custom_gradient
+    def clipped(x):
+        def gradient(*args, upstream=None):
+            return upstream if upstream is not None else args[0]
+
+        return ops.where(x > 100.0, 0 * x, x), gradient
+
+    return clipped(x)
+
+
 def known_predicate(layer, x):
     return ops.cond(True, lambda: 2 * x, lambda: x)
 
@@ -164,6 +186,7 @@ BRANCHES = [early_name, layers_inside, nested, structures, numbers, size_in_a_br
 LOOPS = [counted, until_large, at_most, each_row, scan, scan_backwards, scan_without_sequence]
 LOOPS += [mapped, mapped_pair, vectorized, associative, associative_backwards]
 BOTH = [branch_in_a_loop, loop_in_a_branch, known_predicate]
+BOTH += [switch_without_operands, loop_from_numbers, own_gradient]
 
 
 def flowing(function: Any) -> Any:
@@ -196,7 +219,15 @@ def test_equals_keras_in_every_branch(function: Any, opset: int, tmp_path: Path)
 @pytest.mark.parametrize(
     ("function", "node"),
     [(function, "If") for function in BRANCHES]
-    + [(until_large, "Loop"), (each_row, "Loop"), (scan, "Scan"), (mapped, "Scan"), (associative, "Scan")],
+    + [
+        (switch_without_operands, "If"),
+        (until_large, "Loop"),
+        (loop_from_numbers, "Loop"),
+        (each_row, "Loop"),
+        (scan, "Scan"),
+        (mapped, "Scan"),
+        (associative, "Scan"),
+    ],
     ids=lambda x: getattr(x, "__name__", x),
 )
 def test_it_is_a_node_of_the_graph(function: Any, node: str, tmp_path: Path):
