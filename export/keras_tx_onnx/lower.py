@@ -95,6 +95,12 @@ def _describe_traced(call: Call, values: list[ir.Value]) -> None:
     """Notes the shape of results as it was in the trace, and the axes that it could not express."""
     for value, tensor in zip(values, call.outputs, strict=True):
         shape = [n.expression if isinstance(n, sizes.Size) else n for n in tensor.shape]
+        actual = value.meta.get(sizes.SIZES, shape)
+        if len(actual) != len(shape) or any(map(sizes.contradict, actual, shape)):
+            raise NotLowered(
+                f"{graph.name_of(call.operation)!r} returns another shape than it promises, and code behind "
+                "it may compute with that. Correct its compute_output_shape."
+            )
         _describe(value, tuple(n if isinstance(n, int) else None for n in shape), tensor.dtype)
         for axis, size in enumerate(shape):
             symbol = None if isinstance(size, int) else size.symbol

@@ -607,6 +607,12 @@ def sizes_of(value: ir.Value) -> tuple[int | Expression, ...]:
     return value.meta[SIZES]
 
 
+def contradict(one: int | Expression, other: int | Expression) -> bool:
+    """Whether two sizes of an axis cannot both be right; of axes inside a graph this is not known."""
+    symbols = set().union(*(size.symbols() for size in (one, other) if isinstance(size, Expression)))
+    return one != other and all(symbol.least for symbol in symbols)
+
+
 def axis_length(cx: Context, value: ir.Value, axis: int) -> ir.Value:
     """The size of an axis, as a vector of one, of the first value that has it, so that all share one node."""
     size = sizes_of(value)[axis]
