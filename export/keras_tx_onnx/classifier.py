@@ -14,6 +14,7 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.heads.head import check_labels
 from keras_tx.processing import ImageTransform
+from keras_tx.processing.image import RESAMPLING
 from keras_tx_onnx import cases, evidence, graph
 from keras_tx_onnx.context import Context
 from keras_tx_onnx.interface import Example, Interface, image_example, image_input
@@ -37,6 +38,7 @@ _MODULES = {
     r"vgg19": "vgg19",
     r"xception": "xception",
 }
+_CONVERTER = "keras_hub.src.layers.preprocessing.image_converter"
 REVERSAL = "channels_reversed"  # in the name of the node that makes BGR of RGB
 _PROBLEMS = {
     "softmax": contract.SINGLE_LABEL,
@@ -63,11 +65,8 @@ def classifier_of(
     activation = _last_activation(model, function)
     notes = list(functional.notes)
     if image is None:
-        image, module = _own_preprocessing(model)
-        notes.append(
-            f"Pixels are prepared as keras.applications.{module}.preprocess_input does, because the model's "
-            "name and layers are those of that module. image= changes it."
-        )
+        image, note = _own_preprocessing(model, height, width)
+        notes.append(note)
     transform, reverses = _transform(image, height, width, channels)
     names = [f"LABEL_{i}" for i in range(classes)] if labels is None else list(check_labels(labels, classes))
     dtype = function.inputs[0].dtype
@@ -152,8 +151,11 @@ def _last_activation(model: Any, function: Any) -> str:
     return name
 
 
-def _own_preprocessing(model: Any) -> tuple[Callable, str]:
-    """The preprocess_input of the module of keras.applications that made the model, and its name."""
+def _own_preprocessing(model: Any, height: int | None, width: int | None) -> tuple[Any, str]:
+    """How keras-hub's preprocessor or keras.applications prepares pixels for a model, and a note on it."""
+    converter = getattr(getattr(model, "preprocessor", None), "image_converter", None)
+    if converter is not None and type(converter).call.__module__ == _CONVERTER:
+        return _of_keras_hub(model, converter, height, width)
     module = next((m for name, m in _MODULES.items() if re.fullmatch(name, model.name)), None)
     if module is not None:
         preprocess = getattr(keras.applications, module).preprocess_input
@@ -164,12 +166,40 @@ def _own_preprocessing(model: Any) -> tuple[Callable, str]:
         black, white = preprocess(np.zeros((1, 1, 3))), preprocess(np.full((1, 1, 3), 255.0))
         unchanged = bool(np.all(black == 0) and np.all(white == 255))
         if inside == unchanged:  # with include_preprocessing=False neither side prepares pixels
-            return preprocess, module
+            return preprocess, (
+                f"Pixels are prepared as keras.applications.{module}.preprocess_input does, because the "
+                "model's name and layers are those of that module. image= changes it."
+            )
     raise ConfigError(
         f"How pixels become the input of model {model.name!r} is not known. Pass "
         "image=keras_tx.ImageTransform(size, rescale=..., mean=..., std=...), with rescale=1, mean=0, std=1 "
         "for pixels from 0 to 255, or image=keras.applications.MODULE.preprocess_input."
     )
+
+
+def _of_keras_hub(
+    model: Any, converter: Any, height: int | None, width: int | None
+) -> tuple[ImageTransform, str]:
+    """keras-hub's ImageConverter, whose pixels are multiplied by a scale before an offset is added."""
+    scale, offset = (
+        np.broadcast_to(default if value is None else np.asarray(value, "float64"), 3)
+        for value, default in ((converter.scale, 1.0), (converter.offset, 0.0))
+    )
+    high, wide = converter.image_size or (height, width)
+    if high is None or wide is None or converter.interpolation not in RESAMPLING:
+        raise ConfigError(
+            f"The preprocessor of model {model.name!r} has image_size={converter.image_size!r} and "
+            f"interpolation={converter.interpolation!r}, expected a size and one of {', '.join(RESAMPLING)}. "
+            "Pass image=keras_tx.ImageTransform(size, ...)."
+        )
+    note = f"Pixels are prepared as the preprocessor of {model.name!r} does."
+    shape = "crops" if converter.crop_to_aspect_ratio else "pads" if converter.pad_to_aspect_ratio else ""
+    if shape:
+        note += (
+            f" It {shape} pictures of another aspect ratio than {wide}:{high}; the folder resizes them "
+            "without, so that they are squeezed. Pass it pictures of that ratio."
+        )
+    return _affine(scale, offset, (high, wide), converter.interpolation), note
 
 
 def _transform(
@@ -197,11 +227,17 @@ def _as_transform(preprocess: Callable, height: int, width: int) -> tuple[ImageT
     red = preprocess(np.array([[[255.0, 0.0, 0.0]]]))[0, 0] - black
     reverses = bool(red[0] == 0)
     black, slope = (x[::-1] if reverses else x for x in (black, slope))
+    return _affine(slope, black, (height, width)), reverses
+
+
+def _affine(
+    slope: np.ndarray, offset: np.ndarray, size: tuple[int, int], resample: str = "bilinear"
+) -> ImageTransform:
+    """The transform that makes slope * pixel + offset of a pixel from 0 to 255."""
     rescale = 1.0 if np.all(slope == 1) else 1 / 255
     std = np.round(rescale / slope, 12)
-    mean = np.round(-black * std, 12)
-    size = (height, width)
-    return ImageTransform(size, rescale=rescale, mean=tuple(mean.tolist()), std=tuple(std.tolist())), reverses
+    mean = tuple(np.round(-offset * std, 12).tolist())
+    return ImageTransform(size, resample=resample, rescale=rescale, mean=mean, std=tuple(std.tolist()))
 
 
 def _to_logits(model: ir.Model) -> int:

@@ -78,7 +78,8 @@ def export_onnx(
             `preprocess_input` of a module of keras.applications.
         task: "image-classification" for any model with one image in and one vector out, a number for each
             class; labels, image or raw_pixels say so, too. The folder then classifies pictures by itself.
-            What keras.applications makes has its own preprocess_input; any other model needs image.
+            Models of keras.applications and keras-hub's image classifiers bring their own preprocessing; any
+            other model needs image.
         raw_pixels: whether the graph takes uint8 pixels (batch, height, width, channels) and normalizes them
             itself, in place of `pixel_values`.
         input_signature: the inputs of a model whose class has a `call` of its own: a keras.InputSpec(shape,

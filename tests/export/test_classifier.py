@@ -99,6 +99,41 @@ def test_a_model_of_keras_applications_classifies_a_file(tmp_path):
         assert_close(scores_of([classify(tmp_path / "a.png", top_k=3)]), expected)
 
 
+@pytest.mark.parametrize(
+    "converter",
+    [
+        {"scale": 1 / 255.0},
+        {"scale": 1 / 127.5, "offset": -1.0},
+        {"scale": [0.01, 0.02, 0.03], "offset": [-1.0, -2.0, -3.0], "crop_to_aspect_ratio": False},
+        {},
+    ],
+    ids=str,
+)
+def test_a_classifier_of_keras_hub_has_its_preprocessor(converter: dict, tmp_path):
+    keras_hub = pytest.importorskip("keras_hub")
+    backbone = keras_hub.models.ResNetBackbone(
+        input_conv_filters=[64],
+        input_conv_kernel_sizes=[3],
+        stackwise_num_filters=[64],
+        stackwise_num_blocks=[1],
+        stackwise_num_strides=[1],
+        block_type="basic_block",
+        image_shape=(None, None, 3),
+    )
+    image_converter = keras_hub.layers.ImageConverter(image_size=(32, 32), **converter)
+    preprocessor = keras_hub.models.ResNetImageClassifierPreprocessor(image_converter=image_converter)
+    model = keras_hub.models.ResNetImageClassifier(backbone, num_classes=3, preprocessor=preprocessor)
+    redraw(model)
+    report = export_onnx(model, tmp_path / "out", labels=LABELS)
+    assert any("preprocessor" in note for note in report.manifest.notes)
+    crops = converter.get("crop_to_aspect_ratio", True)
+    assert any("crops pictures" in note for note in report.manifest.notes) == crops
+    x = pictures(2, 32)
+    logits = model.predict(x.astype("float32"), verbose=0)
+    with load(tmp_path / "out") as classify:
+        assert_close(scores_of(classify(x, top_k=3)), np.exp(logits) / np.exp(logits).sum(-1, keepdims=True))
+
+
 def test_integer_pixels_and_any_size(tmp_path):
     model = small(dtype="uint8", size=None)
     export_onnx(model, tmp_path / "out", task="image-classification", image=RAW)
