@@ -26,7 +26,7 @@ def test_the_snippets_run(page: Path, tmp_path, monkeypatch):
     namespace: dict = {}
     for snippet in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         keras.utils.clear_session()
-        exec(compile(snippet, page.name, "exec"), namespace)
+        exec(compile(snippet, page.name, "exec", dont_inherit=True), namespace)
 
 
 @pytest.mark.parametrize(
