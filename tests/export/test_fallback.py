@@ -294,11 +294,18 @@ class Unsure(layers.Layer):
         return tf.nn.relu(x) * (x.shape[1] or 1)
 
 
+class OtherWayWhenLong(layers.Layer):
+    def call(self, x):
+        y = tf.nn.relu(x)
+        return y * 2 if x.shape[1] is not None and x.shape[1] > 200 else y
+
+
 @needs_tensorflow
-def test_a_trace_that_does_something_else_is_refused(tmp_path):
+@pytest.mark.parametrize("layer", [Unsure, OtherWayWhenLong])
+def test_a_trace_that_does_something_else_is_refused(layer, tmp_path):
     x = keras.Input((None, 16), name="x")
     with pytest.raises(ExportError, match="Where a size is not known.*its call does something else"):
-        export_onnx(keras.Model(x, Unsure()(x)), tmp_path / "out", verify=False)
+        export_onnx(keras.Model(x, layer()(x)), tmp_path / "out", verify=False)
 
 
 @pytest.mark.skipif(ON_TENSORFLOW, reason="there tf2onnx does it")
