@@ -155,4 +155,5 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-register_with_keras([*(name for name in _HOMES if name[0].isupper()), "MaskToken"])
+# The last are registered and not public.
+register_with_keras([*(name for name in _HOMES if name[0].isupper()), "BlockWithScores", "MaskToken"])
