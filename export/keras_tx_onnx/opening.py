@@ -217,7 +217,8 @@ class _Opening:
             function, weights = _with_tensors(self.layer, self.function)
         inputs = [*map(tensor, self.values), *(x for x, _ in weights)]
         options = {"plain": self.way.plain, "ranges": self.way.symbolic, "trusting": self.way.trusting}
-        return trace(self.name, run, inputs, fresh=fresh, **options), weights
+        with graph.unchanged([]):  # by assignments in the code
+            return trace(self.name, run, inputs, fresh=fresh, **options), weights
 
 
 ADVICE = "Compute with sizes by + - * // % ** and comparisons, or by keras.ops on a tensor."

@@ -224,6 +224,22 @@ def test_a_model_that_remembers_its_calls_is_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+class Counting(keras.layers.Layer):
+    def build(self, shape):
+        self.calls = [self.add_weight(shape=(), initializer="zeros", trainable=False, name="calls")]
+
+    def call(self, x):
+        self.calls[0].assign_add(1.0)
+        return x
+
+
+def test_an_export_leaves_the_variables_as_they_are(tmp_path):
+    """Tracing a layer runs its code, at several sizes."""
+    model = keras.Sequential([keras.Input((None, 4)), Counting(), keras.layers.Dense(2)])
+    export_onnx(model, tmp_path / "out")
+    assert float(keras.ops.convert_to_numpy(model.layers[0].calls[0])) == 0.0
+
+
 @needs_tensorflow
 def test_a_variable_that_no_output_depends_on_may_change(tmp_path):
     model = keras.Sequential([keras.Input((4,)), Largest(False, name="largest"), keras.layers.Dense(2)])
