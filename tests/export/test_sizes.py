@@ -127,7 +127,7 @@ def last_positions(self, x):
 
 
 def convolved(self, x):
-    y = layers.AveragePooling1D(3, strides=2, padding="same")(x)
+    y = layers.MaxPooling1D(3, strides=2, padding="same")(x)
     return ops.reshape(y, (ops.shape(x)[0], length(y) * 4, 1)) * length(y) + ops.zeros((1, 1, 4))
 
 
