@@ -69,7 +69,7 @@ def execute(notebook: Path, parameters: str | None = None) -> Executed:
                 source = parameters
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
-                exec(compile(source, f"{notebook.name}, code cell {index}", "exec"), names)
+                exec(compile(source, f"{notebook.name}, code cell {index}", "exec", dont_inherit=True), names)
             cells.append(Ran(source, printed.getvalue(), [_drawn(pyplot, n) for n in pyplot.get_fignums()]))
             pyplot.close("all")
     finally:

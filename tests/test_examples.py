@@ -160,7 +160,7 @@ def test_on_colab_it_installs_and_asks_for_a_restart_where_one_is_needed(
     monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("google.colab"))
     monkeypatch.setattr(subprocess, "run", lambda command, check: ran.append(command))
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/nvidia-smi" if gpu else None)
-    first = compile(code_of(notebook)[0], f"{notebook.name}, first cell", "exec")
+    first = compile(code_of(notebook)[0], f"{notebook.name}, first cell", "exec", dont_inherit=True)
     if loaded is None:
         exec(first, {})
     else:

@@ -21,7 +21,7 @@ def test_the_snippets_run(tmp_path, monkeypatch, capsys):
     assert len(snippets) == 3
     namespace: dict = {}
     for snippet in snippets:
-        exec(compile(snippet, "README.md", "exec"), namespace)
+        exec(compile(snippet, "README.md", "exec", dont_inherit=True), namespace)
     printed = capsys.readouterr().out
     assert "4 Attention" in printed
     assert "within" in printed

@@ -54,6 +54,9 @@ class TextModel(TransformerModel):
         given = dict(inputs) if isinstance(inputs, dict) else {contract.INPUT_IDS: inputs}
         given = {name: value for name, value in given.items() if value is not None}
         known = list(self.input)
+        segments = given.get(contract.TOKEN_TYPE_IDS)
+        if getattr(self.config, "segments", 0) == 1 and isinstance(segments, list | tuple | np.ndarray):
+            self._integers(contract.TOKEN_TYPE_IDS, given.pop(contract.TOKEN_TYPE_IDS))  # all 0, as it checks
         for name in given:
             if name not in known:
                 raise ConfigError(f"Model {self.name!r} has no input {name!r}. {nearest(name, known)}")

@@ -122,6 +122,16 @@ def test_given_inputs_count():
         )
 
 
+def test_one_segment_accepts_zeros_alone():
+    model = keras_tx.bert("tiny", vocabulary=50, depth=1, segments=1)
+    ids = np.array([[7, 8, 9]])
+    expected = as_numpy(model({"input_ids": ids})["last_hidden_state"])
+    zeros = {"input_ids": ids, "token_type_ids": np.zeros_like(ids)}
+    np.testing.assert_array_equal(as_numpy(model(zeros)["last_hidden_state"]), expected)
+    with pytest.raises(ConfigError, match="token_type_ids.* 1 "):
+        model({"input_ids": ids, "token_type_ids": np.array([[0, 0, 1]])})
+
+
 def test_padding_changes_nothing():
     model = tiny()
     short, long = as_numpy(model(IDS[1:, :3])), as_numpy(model(np.pad(IDS[1:], ((0, 0), (0, 4)))))
