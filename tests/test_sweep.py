@@ -62,6 +62,7 @@ ROWS = [
             qkv_bias=False,
         ),
     ),
+    Row("vit qk norm", contract.IMAGE_CLASSIFICATION, vit(classes=3, qk_norm=True, layer_scale=0.5)),
     Row(
         "vit clip",
         contract.IMAGE_CLASSIFICATION,

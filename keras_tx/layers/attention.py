@@ -10,7 +10,7 @@ import keras
 from keras import ops
 from keras.src.backend import get_keras_mask  # no public name; JAX tracers carry no `_keras_mask`
 
-from keras_tx.arguments import Positive, Rate, Size, checked
+from keras_tx.arguments import Epsilon, Positive, Rate, Size, checked
 from keras_tx.errors import ConfigError
 from keras_tx.layers.caching import open_cache
 from keras_tx.layers.rotary import check_scaling, rotate
@@ -41,6 +41,9 @@ class MultiHeadAttention(keras.layers.Layer):
         dropout: rate of dropout on the attention weights.
         use_bias: whether the dense layers have biases.
         qkv_bias: whether query, key and value have them, where that differs from `use_bias`.
+        qk_norm: whether each head of query and key is layer-normalized before rotation and scaling, with
+            one scale for all heads, and a bias where `use_bias` is true, as timm's `qk_norm` does it.
+        norm_epsilon: epsilon of these two norms.
 
     Call arguments:
         query: (batch, queries, width).
@@ -74,6 +77,8 @@ class MultiHeadAttention(keras.layers.Layer):
         dropout: Rate = 0.0,
         use_bias: bool = True,
         qkv_bias: bool | None = None,
+        qk_norm: bool = False,
+        norm_epsilon: Epsilon = 1e-6,
         kernel_initializer: Any = "glorot_uniform",
         **kwargs: Any,
     ):
@@ -89,6 +94,8 @@ class MultiHeadAttention(keras.layers.Layer):
         self.dropout = dropout
         self.use_bias = use_bias
         self.qkv_bias = use_bias if qkv_bias is None else qkv_bias
+        self.qk_norm = qk_norm
+        self.norm_epsilon = norm_epsilon
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.weights_dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="weights_dropout")
         if num_heads % self.kv_heads:
@@ -128,6 +135,10 @@ class MultiHeadAttention(keras.layers.Layer):
         self.query = self._project(self.num_heads * self.size, "query", query_shape, self.qkv_bias)
         self.key = self._project(self.kv_heads * self.size, "key", key_shape, self.qkv_bias)
         self.value = self._project(self.kv_heads * self.value_size, "value", value_shape, self.qkv_bias)
+        self.query_norm: Any = None
+        self.key_norm: Any = None
+        if self.qk_norm:
+            self.query_norm, self.key_norm = self._head_norm("query_norm"), self._head_norm("key_norm")
         attended_shape = (*query_shape[:-1], self.num_heads * self.value_size)
         self.output_projection = self._project(width, "output", attended_shape, self.use_bias)
 
@@ -141,6 +152,13 @@ class MultiHeadAttention(keras.layers.Layer):
         )
         dense.build(input_shape)
         return dense
+
+    def _head_norm(self, name: str) -> keras.layers.Layer:
+        norm = keras.layers.LayerNormalization(
+            epsilon=self.norm_epsilon, center=self.use_bias, dtype=self.dtype_policy, name=name
+        )
+        norm.build((None, None, None, self.size))
+        return norm
 
     def call(
         self,
@@ -175,6 +193,8 @@ class MultiHeadAttention(keras.layers.Layer):
         q = self._heads(self.query(query), self.num_heads, self.size)  # (b, heads, s, d)
         k = self._heads(self.key(key), self.kv_heads, self.size)
         v = self._heads(self.value(value), self.kv_heads, self.value_size)
+        if self.query_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
         if cache is not None:
             past = cache.past_of(self, k, v)
         start = 0 if past is None else ops.shape(past[0])[2]
@@ -361,6 +381,8 @@ class MultiHeadAttention(keras.layers.Layer):
             "dropout": self.dropout,
             "use_bias": self.use_bias,
             "qkv_bias": self.qkv_bias,
+            "qk_norm": self.qk_norm,
+            "norm_epsilon": self.norm_epsilon,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
         }
 

@@ -24,6 +24,7 @@ ATTENTION = (
     "rotary_base",
     "rotary_scaling",
     "qkv_bias",
+    "qk_norm",
 )
 
 
@@ -42,10 +43,11 @@ class TransformerBlock(keras.layers.Layer):
     (2, 5, 16)
 
     Args:
-        num_heads, key_dim, value_dim, kv_heads, causal, rotary_base, rotary_scaling, qkv_bias: see
+        num_heads, key_dim, value_dim, kv_heads, causal, rotary_base, rotary_scaling, qkv_bias, qk_norm: see
             MultiHeadAttention.
         mlp_dim, activation: see FeedForward.
         norm: "layer" or "rms".
+        norm_epsilon: epsilon of all norms, those of query and key included.
         dropout: rate on the output of each half.
         hidden_dropout: rate inside the feed-forward; by default that of `dropout`, as in ViT. BERT and GPT
             have none there.
@@ -88,6 +90,7 @@ class TransformerBlock(keras.layers.Layer):
         layer_scale: float | None = None,
         use_bias: bool = True,
         qkv_bias: bool | None = None,
+        qk_norm: bool = False,
         cross_attention: bool = False,
         kernel_initializer: Any = "glorot_uniform",
         **kwargs: Any,
@@ -114,6 +117,8 @@ class TransformerBlock(keras.layers.Layer):
             "kv_heads": kv_heads,
             "dropout": attention_dropout,
             "qkv_bias": qkv_bias,
+            "qk_norm": qk_norm,
+            "norm_epsilon": norm_epsilon,
             **shared,
         }
         order = {"causal": causal, "rotary_base": rotary_base, "rotary_scaling": rotary_scaling}

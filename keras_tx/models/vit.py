@@ -70,6 +70,7 @@ class ViTConfig:
     mask_token: bool = False  # DINOv2's, which only its pre-training used: kept with the weights
     patch_bias: bool = True
     qkv_bias: bool = True
+    qk_norm: bool = False  # layer norms of query and key in each head, as timm has them
     pre_norm: bool = False  # a norm before the first block, as CLIP has it
     pooled_norm: bool = False  # the last norm stands behind the pooling
     pooler: str | None = None  # activation of a dense layer behind the pooling: "tanh"
@@ -367,6 +368,7 @@ def _encode(config: ViTConfig, images: Any, dtype: Any) -> tuple[Any, keras.laye
             drop_path=config.drop_path * index / max(config.depth - 1, 1),
             layer_scale=config.layer_scale,
             qkv_bias=config.qkv_bias,
+            qk_norm=config.qk_norm,
             kernel_initializer=initializer,
             dtype=dtype,
             name=f"block_{index}",

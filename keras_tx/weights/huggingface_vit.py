@@ -320,6 +320,7 @@ def _beyond(model: ViT, kind: str, ratio: int | None) -> dict[str, bool]:
         and not (dinov2 and config.activation == "swiglu"),
         "patch_bias=False": not config.patch_bias,
         "pre_norm=True": config.pre_norm,
+        "qk_norm=True": config.qk_norm,
         "pooled_norm=True": config.pooled_norm,
         f"pooler={config.pooler!r}": config.pooler is not None and (dinov2 or head is not None),
     }

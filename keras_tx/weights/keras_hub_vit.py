@@ -245,6 +245,7 @@ def _beyond(model: ViT) -> list[str]:
         "mask_token=True": config.mask_token,
         "patch_bias=False with a distillation token": deit and not config.patch_bias,
         "qkv_bias=False": not config.qkv_bias,
+        "qk_norm=True": config.qk_norm,
         "pre_norm=True": config.pre_norm,
         "pooled_norm=True": config.pooled_norm,
         f"pooler={config.pooler!r} with a distillation token": deit and config.pooler is not None,

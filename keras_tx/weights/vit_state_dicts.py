@@ -76,6 +76,14 @@ def _timm_block(config: ViTConfig, name: str, path: str) -> list[Entry]:
     entries = [
         *layer_norm(f"{name}.norm1", f"{path}/attention_norm"),
         *packed(f"{name}.attn.qkv", [f"{path}/attention/{x}" for x in QKV], bias=config.qkv_bias),
+        *(
+            [
+                *layer_norm(f"{name}.attn.q_norm", f"{path}/attention/query_norm"),
+                *layer_norm(f"{name}.attn.k_norm", f"{path}/attention/key_norm"),
+            ]
+            if config.qk_norm
+            else []
+        ),
         *linear(f"{name}.attn.proj", f"{path}/attention/output"),
         *layer_norm(f"{name}.norm2", f"{path}/feed_forward_norm"),
         *(

@@ -39,7 +39,9 @@ def _asks_for_weights(model: keras.Model) -> bool:
 
 
 @OPSETS
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"kv_heads": 2}, {"rotary_base": 1e4}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"kv_heads": 2}, {"rotary_base": 1e4}, {"qk_norm": True}], ids=str
+)
 @pytest.mark.parametrize("dtype", ["int64", "bool"])
 def test_padding_mask(options: dict, dtype: str, opset: int, tmp_path):
     x, mask = tokens(), mask_input(dtype)
@@ -75,7 +77,17 @@ def test_a_bias_with_one_row_for_all_queries(heads: int, opset: int, tmp_path):
 
 
 @OPSETS
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"rotary_base": 1e4}, {"value_dim": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True},
+        {"rotary_base": 1e4},
+        {"value_dim": 3},
+        {"qk_norm": True, "norm_epsilon": 0.1, "use_bias": False, "kv_heads": 2, "rotary_base": 1e4},
+    ],
+    ids=str,
+)
 def test_cross_attention(options: dict, opset: int, tmp_path):
     x, value, mask = tokens(), tokens("value", 12), mask_input()
     model = keras.Model([x, value, mask], MultiHeadAttention(4, **options)(x, value, padding_mask=mask))

@@ -12,6 +12,7 @@ transformers 5 have the names of its classes, which differ from those that it wr
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sys
 from collections.abc import Callable
@@ -162,6 +163,7 @@ TIMM = {
         "qkv_bias": False,
     },
     "average": {"num_classes": 3, "mlp_ratio": 1.5, "global_pool": "avg", "pre_norm": True},
+    "qk_norm": {"num_classes": 3, "mlp_ratio": 1.5, "qk_norm": True, "qkv_bias": False},
 }
 
 
@@ -174,6 +176,8 @@ def write_timm(case: str) -> None:
     options = dict(TIMM[case])
     if case == "registers":
         options |= {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU}
+    if case == "qk_norm":
+        options |= {"norm_layer": functools.partial(nn.LayerNorm, eps=1e-3)}
 
     def new() -> Any:
         return redrawn(make(img_size=6, patch_size=2, embed_dim=8, depth=2, num_heads=2, **options), 0)

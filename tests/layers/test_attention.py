@@ -237,15 +237,18 @@ def projected(layer: MultiHeadAttention, name: str, x: np.ndarray, heads: int) -
     return y.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)  # (b, heads, s, d)
 
 
+@pytest.mark.parametrize("normalized", [False, True], ids=["", "norms"])
 @pytest.mark.parametrize("biased", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("masked", [False, True], ids=["", "padding"])
 @pytest.mark.parametrize("kind", ["self", "causal", "cross"])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
-def test_equals_torch(kv_heads, kind, masked, biased):
+def test_equals_torch(kv_heads, kind, masked, biased, normalized):
     torch = pytest.importorskip("torch", reason='needs torch: pip install "keras-tx[parity]"')
     x = draw(2, 5, 12)
     context = draw(2, 7, 10, seed=2) if kind == "cross" else x
-    layer = MultiHeadAttention(4, kv_heads=kv_heads, causal=kind == "causal")
+    layer = MultiHeadAttention(
+        4, kv_heads=kv_heads, causal=kind == "causal", qk_norm=normalized, norm_epsilon=0.1
+    )
     args = (x, context) if kind == "cross" else (x,)
     built(layer, *args)
     keys = context.shape[1]
@@ -260,6 +263,13 @@ def test_equals_torch(kv_heads, kind, masked, biased):
         torch.from_numpy(projected(layer, name, source, heads))
         for name, source, heads in (("query", x, 4), ("key", context, kv_heads), ("value", context, kv_heads))
     )
+    if normalized:
+        q, k = (
+            torch.nn.functional.layer_norm(
+                heads, (3,), *(torch.from_numpy(as_numpy(w) + 0) for w in (norm.gamma, norm.beta)), eps=0.1
+            )
+            for heads, norm in ((q, layer.query_norm), (k, layer.key_norm))
+        )
     attended = torch.nn.functional.scaled_dot_product_attention(
         q, k, v, attn_mask=torch.from_numpy(mask.astype("float32")), enable_gqa=kv_heads < 4
     )

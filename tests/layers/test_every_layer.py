@@ -49,6 +49,21 @@ CASES = [
         8,
     ),
     (MultiHeadAttention, {"num_heads": 2, "key_dim": 3, "value_dim": 5}, TOKENS, TOKENS, 8),
+    (MultiHeadAttention, {"num_heads": 2, "qk_norm": True, "norm_epsilon": 1e-3}, TOKENS, TOKENS, 12),
+    (
+        MultiHeadAttention,
+        {
+            "num_heads": 4,
+            "kv_heads": 2,
+            "causal": True,
+            "rotary_base": 1e4,
+            "use_bias": False,
+            "qk_norm": True,
+        },
+        TOKENS,
+        TOKENS,
+        6,
+    ),
     (RelativePositionBias, {"num_heads": 2}, TOKENS, (1, 2, 6, 6), 1),
     (
         RelativePositionBias,
@@ -82,6 +97,13 @@ CASES = [
     ),
     (TransformerBlock, {"num_heads": 2, "mlp_dim": 12, "use_bias": False}, TOKENS, TOKENS, 8),
     (TransformerBlock, {"num_heads": 2, "mlp_dim": 12, "qkv_bias": False}, TOKENS, TOKENS, 13),
+    (
+        TransformerBlock,
+        {"num_heads": 2, "mlp_dim": 12, "qk_norm": True, "norm_epsilon": 1e-3},
+        TOKENS,
+        TOKENS,
+        20,
+    ),
     (
         TransformerBlock,
         {

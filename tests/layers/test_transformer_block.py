@@ -52,6 +52,15 @@ def test_layer_scale_starts_at_its_value():
         np.testing.assert_array_equal(as_numpy(scale), np.full(8, 1e-5, "float32"))
 
 
+def test_both_attentions_normalize_query_and_key_with_the_epsilon_of_the_block():
+    options = {"norm_epsilon": 1e-3, "qk_norm": True, "cross_attention": True}
+    block = TransformerBlock.from_config(TransformerBlock(2, 12, **options).get_config())
+    block.build((None, None, 8), (None, None, 6))
+    for attention in (block.attention, block.cross_attention):
+        for norm in (attention.query_norm, attention.key_norm):
+            assert (tuple(norm.gamma.shape), norm.epsilon) == ((4,), 1e-3)
+
+
 @pytest.mark.parametrize("masked", [False, True], ids=["", "padding"])
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 @pytest.mark.parametrize("norm_position", ["pre", "post"])

@@ -151,6 +151,7 @@ def test_logits_are_float32_under_every_policy(policy: str):
         {"head": keras_tx.DistilledClassifierHead(3), "distillation": True, "mask_token": True},
         {"pooling": "token+average", "qkv_bias": False, "pre_norm": True, "pooler": "tanh", "pooler_dim": 5},
         {"head": keras_tx.ClassifierHead(4, dropout=0.1), "layer_scale": 0.1, "activation": "gelu_tanh"},
+        {"qk_norm": True, "norm_epsilon": 1e-3},
     ],
     ids=shown,
 )

@@ -174,6 +174,8 @@ def test_a_model_of_ours_comes_back(name: str, tmp_path):
         ({"activation": "swiglu"}, "activation='swiglu'"),
         ({"patch_bias": False}, "patch_bias=False"),
         ({"pre_norm": True}, "pre_norm=True"),
+        ({"qk_norm": True, "classes": 3}, "qk_norm=True"),
+        ({"qk_norm": True, "layer_scale": 0.1}, "qk_norm=True"),
         ({"pooled_norm": True}, "pooled_norm=True"),
         ({"pooler": "tanh", "classes": 3}, "pooler='tanh'"),
         ({"registers": 2}, "registers=2 without layer_scale"),

@@ -180,6 +180,7 @@ def test_two_classifiers_are_none_of_keras_hubs():
         ({"classes": 3, "mask_token": True}, "mask_token=True"),
         ({"classes": 3, "qkv_bias": False}, "qkv_bias=False"),
         ({"classes": 3, "pre_norm": True}, "pre_norm=True"),
+        ({"classes": 3, "qk_norm": True}, "qk_norm=True"),
         ({"classes": 3, "pooled_norm": True}, "pooled_norm=True"),
         ({"classes": 3, "activation": "relu"}, "activation='relu'"),
         ({"classes": 3, "layer_scale": 0.1}, "layer_scale=0.1"),

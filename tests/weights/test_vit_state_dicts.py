@@ -35,6 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
         "pre_norm": True,
         "patch_bias": False,
     },
+    "timm_qk_norm": {"classes": 3, "qk_norm": True, "norm_epsilon": 1e-3, "qkv_bias": False},
     "torchvision": {"classes": 3},
 }
 every_case = pytest.mark.parametrize("name", CASES)
@@ -99,6 +100,13 @@ def test_what_is_left_out_is_said():
         ),
         ("timm_average", {"pooled_norm": False}, "missing: norm.weight"),
         ("timm_plain", {"positions": "sine-cosine"}, "positions='sine-cosine' was asked for"),
+        ("timm_qk_norm", {"qk_norm": False}, "not expected: blocks.0.attn.k_norm.bias 4"),
+        (
+            "timm_plain",
+            {"qk_norm": True},
+            "missing: blocks.0.attn.q_norm.weight 4 for block_0/attention/query_norm",
+        ),
+        ("torchvision", {"qk_norm": True}, "torchvision's ViT has no tensor for block_0/attention/key_norm"),
         ("torchvision", {"registers": 2}, "torchvision's ViT has no tensor for registers/tokens"),
         (
             "torchvision",

@@ -141,6 +141,9 @@ def multi_head_attention(
     else:
         parts = ((layer.query, query), (layer.key, key), (layer.value, value))
         q, k, v = (project(cx, dense, x) for dense, x in parts)
+    if layer.qk_norm:
+        q = _normalized(cx, layer.query_norm, q, heads.queries, heads.size)
+        k = _normalized(cx, layer.key_norm, k, heads.keys, heads.size)
     if layer.rotary_base is not None:
         frequencies = inverse_frequencies(heads.size, layer.rotary_base, layer.rotary_scaling)
         angles = of_key = rotary_angles(cx, query, _places(cx, query, past, positions), frequencies)
@@ -177,6 +180,14 @@ def multi_head_attention(
     output = project(cx, layer.output_projection, attended)
     extra = [x for x in (present, weights if return_attention_scores else None) if x is not None]
     return (output, *extra) if extra else output
+
+
+def _normalized(cx: Context, norm: Any, x: ir.Value, heads: int, size: int) -> ir.Value:
+    """Layer normalization of each head of (batch, tokens, heads * size)."""
+    x = cx.op.Reshape(x, [0, 0, heads, size])
+    shift = None if norm.beta is None else cx.weight(norm.beta)
+    x = cx.op.LayerNormalization(x, cx.weight(norm.gamma), shift, axis=-1, epsilon=float(norm.epsilon))
+    return cx.op.Reshape(x, [0, 0, heads * size])
 
 
 def _places(
