@@ -168,7 +168,7 @@ class _Keeper(keras.callbacks.Callback):
             about[group] = [_described(variable) for variable in variables]
             for index, variable in enumerate(variables):
                 array = arrays[f"{group}/{index}"] = _exact(variable)
-                if group == "model" and not np.isfinite(array).all():
+                if group != "metrics" and not np.isfinite(array).all():
                     raise ConfigError(
                         f"{variable.path} has NaN or infinite values after step {self.step} of epoch "
                         f"{self.epoch}; {self.path} keeps the state before. Lower the learning rate or clip "

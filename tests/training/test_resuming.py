@@ -325,6 +325,26 @@ def test_weights_that_are_not_finite_are_not_saved(corpus, tmp_path):
     assert np.isfinite(history.history["loss"]).all()
 
 
+def test_gradients_that_are_not_finite_are_not_saved(corpus, tmp_path):
+    """Accumulated gradients reach the weights only after the save."""
+
+    class Spoil(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if batch == 2:
+                for gradient in self.model.optimizer._accumulated_gradients:
+                    gradient.assign(gradient * float("inf"))
+
+    model, blocks = made(corpus)
+    model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=100))
+    options = {"epochs": 1, "every": 1, "verbose": 0}
+    with pytest.raises(ConfigError, match="gradient_accumulator.* has NaN or infinite values after step 3"):
+        fit_resumable(model, blocks, tmp_path / "a", callbacks=[Spoil()], **options)
+    model, blocks = made(corpus)
+    model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=100))
+    fit_resumable(model, blocks, tmp_path / "a", **options)
+    assert all(np.isfinite(as_numpy(x)).all() for x in model.optimizer.variables)
+
+
 def test_partial_files_of_killed_processes_are_removed(corpus, tmp_path):
     (tmp_path / ".run.state.12345.partial").write_bytes(b"PK")
     (tmp_path / ".other.state.12345.partial").write_bytes(b"PK")
