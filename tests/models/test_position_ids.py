@@ -79,7 +79,7 @@ def test_the_exported_graph_has_the_default_positions(head, tmp_path):
 @pytest.mark.parametrize("kind", ["learned", "sine-cosine", "fourier"])
 def test_a_layer_that_is_passed_positions_exports(kind, tmp_path):
     x = keras.Input((None, 8), name="x")
-    positions = keras.Input((None,), dtype="int64", name="positions")
+    positions = keras.Input((None,), dtype="int32", name="positions")
     model = redraw(keras.Model([x, positions], keras_tx.layers.PositionalEmbedding(6, kind)(x, positions)))
     folder = exported(model, tmp_path / "folder")
     arrays = draw(2, 3, 8), np.array([[4, 0, 0], [1, 2, 5]])
