@@ -85,6 +85,18 @@ class Copy(Form):
         return self.values
 
 
+@dataclasses.dataclass(frozen=True)
+class Scaled(Form):
+    """The first variable times the second, which scales its last axis; it is written only, not read."""
+
+    def to_theirs(self, ours: Sequence[np.ndarray]) -> np.ndarray:
+        values, scale = ours
+        return super().to_theirs([values.astype("float32") * scale.astype("float32")])
+
+    def their_shape(self, shapes: Sequence[Shape]) -> Shape:
+        return super().their_shape(shapes[:1])
+
+
 AS_IT_IS = Form()
 TRANSPOSED = Form(permute=(1, 0))  # PyTorch's Linear has (out, in), Keras's Dense (in, out)
 CONVOLUTION = Form(permute=(3, 2, 0, 1))  # PyTorch has (out, in, height, width)
@@ -120,7 +132,8 @@ class Plan:
     """Every tensor of a checkpoint for one model.
 
     Args:
-        entries: which hold all the variables of the model, each once.
+        entries: which hold all the variables of the model, each once; a LayerScale that is written as part
+            of a kernel and a bias is named by both.
         canonical: brings any spelling of a name (old keys, another prefix) to one; entries and checkpoint
             are compared after it.
         copies: canonical names that a checkpoint may have besides, by the canonical name of the tensor that

@@ -161,7 +161,7 @@ def emptied(model: keras.Model, plan: Plan) -> Iterable[tuple[Entry, np.ndarray]
 
 
 def variables_of(model: keras.Model, plan: Plan) -> dict[str, Any]:
-    """The model's weights by path, each of which the plan must name once."""
+    """The model's weights by path, all of which the plan must name."""
     variables = merged_weights(model)
     named = [path for entry in plan.entries for path in entry.paths]
     further = sorted(set(variables) - set(named))
@@ -171,7 +171,7 @@ def variables_of(model: keras.Model, plan: Plan) -> dict[str, Any]:
             "model.quantize and layers of your own add such weights. Keep the model with model.save, or use "
             "it as it was before."
         )
-    assert sorted(named) == sorted(variables), sorted(set(named) ^ set(variables))
+    assert set(named) == set(variables), sorted(set(named) ^ set(variables))
     return variables
 
 

@@ -68,7 +68,8 @@ def plan(model: ViT, tensors: Tensors | None, old: Grid | None = None) -> Plan:
         return vit_state_dicts.timm_plan(model, tensors)
     if tensors is not None and vit_state_dicts.is_torchvision(tensors.shapes):
         return vit_state_dicts.torchvision_plan(model, tensors)
-    return vit_tensors.plan(model, tensors, old)
+    kind = _written_type(model) if tensors is None else dialect(model.config)
+    return vit_tensors.plan(model, kind, tensors, old)
 
 
 def origin(checkpoint: Checkpoint) -> Origin:
@@ -244,8 +245,7 @@ KEPT = ("resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean"
 def vit_to_config(model: ViT, labels: list[str] | None) -> tuple[dict[str, Any], list[str]]:
     """A config.json for a ViT, and why it has no model_type where no class of Hugging Face can be like it."""
     config: ViTConfig = model.config
-    kind = dialect(config)
-    ratio = _ratio(config)
+    kind, ratio = _written_type(model), _ratio(config)
     fields: dict[str, Any] = {
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
@@ -284,7 +284,7 @@ def vit_to_config(model: ViT, labels: list[str] | None) -> tuple[dict[str, Any],
     if labels is not None:
         fields["id2label"] = {str(index): label for index, label in enumerate(labels)}
         fields["label2id"] = {label: index for index, label in enumerate(labels)}
-    reasons = [difference for difference, present in _beyond(model, kind, ratio).items() if present]
+    reasons = _beyond(model, kind)
     if reasons:
         return fields, reasons
     if isinstance(model.head, DistilledClassifierHead):
@@ -292,6 +292,18 @@ def vit_to_config(model: ViT, labels: list[str] | None) -> tuple[dict[str, Any],
     else:
         architecture = "Model" if model.head is None else CLASSIFIER
     return {"model_type": kind, "architectures": [CLASSES[kind] + architecture], **fields}, []
+
+
+def _written_type(model: ViT) -> str:
+    """The model_type that a model is saved as.
+
+    Only Dinov2's classes have LayerScale. A model that differs from them in something else is saved as an
+    ordinary ViT, whose dense layers absorb the LayerScale.
+    """
+    kind = dialect(model.config)
+    if kind != "dinov2":
+        return kind
+    return min(("dinov2", "vit"), key=lambda candidate: len(_beyond(model, candidate)))
 
 
 def _ratio(config: ViTConfig) -> int | None:
@@ -305,13 +317,12 @@ def _ratio(config: ViTConfig) -> int | None:
     return None
 
 
-def _beyond(model: ViT, kind: str, ratio: int | None) -> dict[str, bool]:
+def _beyond(model: ViT, kind: str) -> list[str]:
+    """What the classes of a model_type cannot have of a model."""
     config, head = model.config, model.head
     dinov2 = kind.startswith("dinov2")
     taken = ("token", "none") if head is None else ("token+average",) if dinov2 else ("token",)
-    scaled = (
-        "" if config.layer_scale is None else f" with layer_scale={config.layer_scale}"
-    )  # that is DINOv2's
+    scaled = f" with layer_scale={config.layer_scale}" if dinov2 and config.layer_scale is not None else ""
     differences = {
         f"pooling={config.pooling!r}{scaled}": config.pooling not in taken,
         "class_token=False": not config.has_class_token and "token" not in config.pooling,
@@ -328,13 +339,12 @@ def _beyond(model: ViT, kind: str, ratio: int | None) -> dict[str, bool]:
         differences |= {
             f"image_size={config.image_size!r}": config.size[0] != config.size[1],
             f"patch_size={config.patch_size!r}": not isinstance(config.patch_size, int),
-            f"mlp_dim={config.mlp_dim} with width={config.width}": ratio is None,
+            f"mlp_dim={config.mlp_dim} with width={config.width}": _ratio(config) is None,
             f"registers={config.registers} without layer_scale": config.layer_scale is None,
         }
     else:
         differences |= {
             f"registers={config.registers} with a distillation token": config.registers != 0,
-            f"layer_scale={config.layer_scale} with a distillation token": config.layer_scale is not None,
             "mask_token=True": config.mask_token,
         }
-    return differences
+    return [difference for difference, present in differences.items() if present]

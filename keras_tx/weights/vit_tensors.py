@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from keras_tx.weights.entries import (
     Entry,
     Form,
     Plan,
+    Scaled,
     Shape,
     Zeros,
     layer_norm,
@@ -58,7 +60,7 @@ OTHERS = (*CLASSIFIERS, "pooler.", "decoder.", "embeddings.mask_token")
 
 
 def dialect(config: ViTConfig) -> str:
-    """The model_type that is nearest."""
+    """The model_type with all the parts of a model."""
     if config.distillation:
         return "deit"
     if config.registers:
@@ -81,16 +83,20 @@ def canonical(kind: str) -> Callable[[str], str]:
     return known
 
 
-def plan(model: ViT, tensors: Tensors | None, old: Grid | None = None) -> Plan:
-    """The table of a model; `old` is the grid of the checkpoint's positions, None where it is a square."""
+def plan(model: ViT, kind: str, tensors: Tensors | None, old: Grid | None = None) -> Plan:
+    """The table of a model with the names of the model_type `kind`.
+
+    `old` is the grid of the checkpoint's positions, None where it is a square.
+    """
     config, head = model.config, model.head
-    kind = dialect(config)
     known = canonical(kind)
     prefix = "" if head is None else f"{kind}."
     there = {known(name) for name in (tensors.shapes if tensors is not None else ())}
     entries = [*_embeddings(config, f"{prefix}embeddings", tensors, known, old)]
     for index in range(config.depth):
-        entries += _block(config, f"{prefix}encoder.layer.{index}", f"block_{index}", there)
+        entries += _block(config, kind, f"{prefix}encoder.layer.{index}", f"block_{index}", there)
+    if tensors is None and config.layer_scale is not None and not kind.startswith("dinov2"):
+        entries = [_with_layer_scale(entry) for entry in entries]
     entries += layer_norm(f"{prefix}layernorm", "norm")
     if config.pooler is not None:
         entries += linear(f"{prefix}pooler.dense", "pooler", part=POOLER)
@@ -205,8 +211,8 @@ def _grid_of(rows: int, config: ViTConfig) -> tuple[int, Grid | None]:
     return config.positioned, None
 
 
-def _block(config: ViTConfig, name: str, path: str, there: set[str]) -> list[Entry]:
-    dinov2 = dialect(config).startswith("dinov2")
+def _block(config: ViTConfig, kind: str, name: str, path: str, there: set[str]) -> list[Entry]:
+    dinov2 = kind.startswith("dinov2")
     entries: list[Entry] = []
     names = dict(DINOV2_BLOCK if dinov2 else VIT_BLOCK)
     if dinov2:
@@ -223,6 +229,16 @@ def _block(config: ViTConfig, name: str, path: str, there: set[str]) -> list[Ent
             bias = config.qkv_bias or not ours.endswith(("query", "key", "value"))
             entries += linear(f"{name}.{theirs}", f"{path}/{ours}", bias=bias)
     return entries
+
+
+def _with_layer_scale(entry: Entry) -> Entry:
+    """The entry, with the LayerScale multiplied into it if it is for the dense layer before one."""
+    layer = re.fullmatch(r"(block_\d+)/(attention/output|feed_forward/down)/(kernel|bias)", entry.paths[0])
+    if layer is None:
+        return entry
+    half = layer[2].split("/")[0]
+    form = Scaled(entry.form.permute)
+    return dataclasses.replace(entry, paths=(*entry.paths, f"{layer[1]}/{half}_scale"), form=form)
 
 
 def _gated(name: str, path: str, there: set[str]) -> list[Entry]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import warnings
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from keras import ops
 from safetensors.numpy import load_file, save_file
 
 import keras_tx
@@ -130,13 +132,26 @@ OURS = {
 }
 
 
-@pytest.mark.parametrize("name", OURS)
+FOLDED = {  # what Dinov2's classes, which have LayerScale, cannot be like
+    "layer_scale and the token alone": {"layer_scale": 0.5, "classes": 3, "depth": 2},
+    "layer_scale and a rectangle": {"layer_scale": 0.5, "image_size": (8, 12)},
+    "layer_scale and an mlp": {"layer_scale": 0.5, "mlp_dim": 33, "pooler": "tanh"},
+    "layer_scale and deit": {
+        "layer_scale": 0.5,
+        "head": DistilledClassifierHead(3),
+        "distillation": True,
+        "qkv_bias": False,
+    },
+}
+
+
+@pytest.mark.parametrize("name", [*OURS, *FOLDED])
 def test_a_model_of_ours_opens_in_transformers_without_a_warning(name: str, tmp_path, caplog):
     reference()
     import torch
     import transformers
 
-    model = redraw(keras_tx.vit("Mu/2", **{"image_size": 8, **OURS[name]}))
+    model = redraw(keras_tx.vit("Mu/2", **{"image_size": 8, **(OURS | FOLDED)[name]}))
     folder = save_checkpoint(model, tmp_path / "given")
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
     transformers.utils.logging.enable_propagation()
@@ -165,6 +180,24 @@ def test_a_model_of_ours_comes_back(name: str, tmp_path):
         np.testing.assert_array_equal(as_numpy(mine), as_numpy(theirs))
 
 
+@pytest.mark.parametrize("name", FOLDED)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layer_scale_becomes_part_of_the_dense_layers_before_it(name: str, dtype: str, tmp_path):
+    model = redraw(keras_tx.vit("Mu/2", **{"image_size": 8, **FOLDED[name]}, dtype=dtype))
+    back = from_checkpoint(save_checkpoint(model, tmp_path / "given"), dtype=dtype)
+    assert (back.config, back.head) == (dataclasses.replace(model.config, layer_scale=None), model.head)
+    ours = {weight.path: as_numpy(ops.cast(weight, "float32")) for weight in model.weights}
+    for index in range(model.config.depth):
+        for half, dense in (("attention", "attention/output"), ("feed_forward", "feed_forward/down")):
+            scale = ours.pop(f"block_{index}/{half}_scale")
+            for name in ("kernel", "bias"):
+                ours[f"block_{index}/{dense}/{name}"] *= scale
+    assert ours.keys() == {weight.path for weight in back.weights}
+    for weight in back.weights:
+        expected = ops.cast(ops.cast(ours[weight.path], weight.dtype), "float32")
+        np.testing.assert_array_equal(as_numpy(ops.cast(weight, "float32")), as_numpy(expected))
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -180,10 +213,11 @@ def test_a_model_of_ours_comes_back(name: str, tmp_path):
         ({"pooler": "tanh", "classes": 3}, "pooler='tanh'"),
         ({"registers": 2}, "registers=2 without layer_scale"),
         ({"registers": 2, "distillation": True}, "registers=2 with a distillation token"),
-        ({"layer_scale": 0.1, "distillation": True}, "layer_scale=0.1 with a distillation token"),
-        ({"layer_scale": 0.1, "classes": 3}, "pooling='token'"),
-        ({"layer_scale": 0.1, "image_size": (8, 12)}, r"image_size=\(8, 12\)"),
-        ({"layer_scale": 0.1, "mlp_dim": 33}, "mlp_dim=33 with width=32"),
+        ({"layer_scale": 0.1, "registers": 2, "classes": 3}, "pooling='token' with layer_scale=0.1"),
+        ({"layer_scale": 0.1, "registers": 2, "image_size": (8, 12)}, r"image_size=\(8, 12\)"),
+        ({"layer_scale": 0.1, "registers": 2, "mlp_dim": 33}, "mlp_dim=33 with width=32"),
+        ({"layer_scale": 0.1, "mask_token": True, "classes": 3}, "pooling='token' with layer_scale=0.1"),
+        ({"layer_scale": 0.1, "activation": "swiglu", "image_size": (8, 12)}, r"image_size=\(8, 12\)"),
         ({"mask_token": True}, "mask_token=True"),
     ],
     ids=str,
