@@ -25,18 +25,24 @@ from keras_tx_onnx.sizes import Bound, Expression, Real, Size, Symbol, expressio
 from keras_tx_onnx.symbolic_backend import Trace, output_spec, tensors_in, trace
 
 # Sample sizes of the batch and of the other dynamic axes. The second row has sizes that patches and strides
-# divide. The others, tried from the left, are those at which the trace has to be the same.
+# divide. At one of the others, tried from the left, the trace has to be the same; and at each of the last, in
+# which powers of two and long axes show what C code, such as math.gcd or math.log2, made of a size.
 FIRST = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
 FAR = (1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069, 1087)
 SAMPLES = (
-    (FIRST, (FAR, tuple(n + 146 for n in FIRST), tuple(n + 44 for n in FIRST)), (2, 3, 5, 7, 11, 13)),
+    (
+        FIRST,
+        (FAR, tuple(n + 146 for n in FIRST), tuple(n + 44 for n in FIRST)),
+        ((2, 3, 5, 7, 11, 13), (64, 128, 256, 512), (8209, 8219, 8221, 8231, 8233, 8237)),
+    ),
     (
         tuple(32 * n for n in FIRST[:4]),
         (tuple(96 * n for n in FIRST[:4]), tuple(64 * n for n in FIRST[:4])),
         (),
     ),
 )
-BATCHES = (3, 7, 2)
+BATCHES = (3, 7)
+LAST_BATCHES = (2, 64, 1021)
 
 # Which dynamic axes are taken to be equal: those that are known to be, also those of the same number, or all
 # but the batch, as a square adjacency needs.
@@ -45,6 +51,10 @@ EQUAL = ("known", "numbered", "all")
 
 class SizeLost(NotLowered):
     """A layer's code computes with a size in a way that a graph cannot follow at all sizes."""
+
+
+class NothingToCompare(SizeLost):
+    """A layer's code runs at one of the sample sizes only, or is bounded differently at each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,11 +109,12 @@ def open_call(
         masks: the Keras masks of these values, by the value's id.
     """
     errors: list[tuple[int, Exception]] = []
+    refuted: set[tuple[Way, str]] = set()  # by a sample size; that others agree proves nothing
     for way in WAYS:
         for samples in SAMPLES:
             for equal in EQUAL:
                 opening = _Opening(name, function, args, kwargs, layer, masks or {}, equal, way)
-                if equal != "known" and not opening.merged:
+                if (equal != "known" and not opening.merged) or (way, equal) in refuted:
                     continue
                 try:
                     return opening.opened(*samples)
@@ -111,6 +122,8 @@ def open_call(
                     # With unlike sizes most layers of two inputs fail, and do not say why.
                     rank = 0 if isinstance(error, SizeLost) else 1 if equal == "numbered" else 2
                     errors.append((rank, error))
+                    if isinstance(error, SizeLost) and not isinstance(error, NothingToCompare):
+                        refuted.add((way, equal))
     error = min(errors, key=lambda pair: pair[0])[1]
     if isinstance(error, SizeLost):
         raise error
@@ -150,7 +163,7 @@ class _Opening:
                 if first is not size.symbol:
                     self.merged[size.symbol] = first
 
-    def opened(self, first: tuple, others: tuple, small: tuple) -> Opened:
+    def opened(self, first: tuple, others: tuple, last: tuple) -> Opened:
         """The trace at the first samples, which has to be the same at the others that suit it."""
         fresh: dict[tuple[int, int, int], Symbol] = {}
         while True:
@@ -159,7 +172,7 @@ class _Opening:
             if lost:
                 raise SizeLost(f"Its code makes a plain number of a size by {lost[0]}. {ADVICE}")
             places = (
-                set() if not self.batches and not self.others else self._compared(one, others, small, fresh)
+                set() if not self.batches and not self.others else self._compared(one, others, last, fresh)
             )
             if not places:
                 break
@@ -172,24 +185,27 @@ class _Opening:
         kept = [variable if id(tensor) in used else None for tensor, variable in weights]
         return Opened(one, self.values, kept, [*equal, *one.observer.bounds])
 
-    def _compared(self, one: Trace, others: tuple, small: tuple, fresh: dict) -> set[tuple[int, int, int]]:
+    def _compared(self, one: Trace, others: tuple, last: tuple, fresh: dict) -> set[tuple[int, int, int]]:
         """Compares with traces at other samples. Returns the axes that shape inference made plain numbers."""
         suitable = not others
-        for rows, batch in ((others, BATCHES[1]), (small, BATCHES[2])):
-            for row in rows:
-                try:
-                    other, _ = self._trace(row, batch, fresh)
-                except Exception:  # a layer may refuse these sizes
-                    continue
-                places = {place for place in _plain_axes(one, other) if place not in fresh}
-                if places:
-                    return places
-                if list(one.observer.bounds) == list(other.observer.bounds):
-                    _check_same(one, other)
-                    suitable = True
-                    break
+        pairs = [*((row, BATCHES[1]) for row in others), *zip(last, LAST_BATCHES, strict=False)]
+        for index, (row, batch) in enumerate(pairs):
+            if index < len(others) and suitable:
+                continue
+            try:
+                other, _ = self._trace(row, batch, fresh)
+            except Exception:  # a layer may refuse these sizes
+                continue
+            places = {place for place in _plain_axes(one, other) if place not in fresh}
+            if places:
+                return places
+            if list(one.observer.bounds) == list(other.observer.bounds):
+                _check_same(one, other)
+                suitable = True
         if not suitable:
-            raise SizeLost(f"Its code runs at one size of its inputs only, or differently at each. {ADVICE}")
+            raise NothingToCompare(
+                f"Its code runs at one size of its inputs only, or differently at each. {ADVICE}"
+            )
         return set()
 
     def _trace(self, row: tuple, batch: int, fresh: dict) -> tuple[Trace, list[tuple[Any, Any]]]:
@@ -379,9 +395,9 @@ def promised_sizes(operation: Any, args: tuple, kwargs: dict) -> list[tuple[Any,
         )
         return [tuple(x.shape) for x in tensors_in(output_spec(operation, *new))]
 
-    for first, others, small in SAMPLES:
+    for first, others, last in SAMPLES:
         traces = []
-        for row in (first, *others, small):
+        for row in (first, *others, *last[:1]):
             with suppress(Exception):  # a layer may refuse these sizes
                 traces.append(inferred(row))
             if not traces:

@@ -13,6 +13,7 @@ import itertools
 import math
 import operator
 import sys
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -344,8 +345,14 @@ class Size(int):
             self if digits is None or digits >= 0 else _plain_result(int.__round__, "round()")(self, digits)
         )
 
+    def __invert__(self) -> Any:
+        return -1 - self
+
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
 
     def __pow__(self, other: Any, modulus: Any = None) -> Any:
         if modulus is None and isinstance(other, int) and not isinstance(other, Size) and 0 <= other <= 8:
@@ -438,8 +445,19 @@ def _complete_size() -> None:
         setattr(Size, f"__{name}__", _plain_result(getattr(int, f"__{name}__"), f"the operator {name!r}"))
     for name, how in {"hash": "a key of a dictionary or a set", "int": "int()", "float": "float()"}.items():
         setattr(Size, f"__{name}__", _plain_result(getattr(int, f"__{name}__"), how))
+    _complete_methods(Size, int)
+    Size.__repr__ = _plain_result(Size.__repr__, "repr()")  # type: ignore[method-assign]
     Size.__str__ = _plain_result(Size.__repr__, "str()")  # type: ignore[method-assign]
     Size.__format__ = _plain_result(lambda x, spec: repr(x), "a format string")  # type: ignore[method-assign]
+
+
+def _complete_methods(kind: type, number: type) -> None:
+    """Notes the methods and properties that a number has beside its operators, such as `bit_length`."""
+    for name, member in vars(number).items():
+        if isinstance(member, types.GetSetDescriptorType):
+            setattr(kind, name, property(_plain_result(member.__get__, f"the attribute {name!r}")))
+        elif isinstance(member, types.MethodDescriptorType) and name[0] != "_":
+            setattr(kind, name, _plain_result(member, f"the method {name!r}"))
 
 
 _complete_size()
@@ -474,6 +492,9 @@ class Real(float):
 
     def __neg__(self) -> Any:
         return 0.0 - self
+
+    def __pos__(self) -> Any:
+        return self
 
 
 def expression_of(x: Any) -> Any:
@@ -518,10 +539,15 @@ def _complete_real() -> None:
         "__round__",
         "__hash__",
         "__bool__",
+        "__repr__",
+        "__abs__",
+        "__divmod__",
+        "__rdivmod__",
     ):
         setattr(Real, name, _plain_result(getattr(float, name), f"{name.strip('_')} of a quotient"))
     for name in ("__str__", "__format__", "__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"):
         setattr(Real, name, _plain_result(getattr(float, name), f"{name.strip('_')} of a quotient"))
+    _complete_methods(Real, float)
 
 
 _complete_real()

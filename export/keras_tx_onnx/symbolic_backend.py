@@ -581,6 +581,7 @@ def _extend_keras() -> None:
     for module in (keras.ops, keras.src.ops):
         _replace(module, "ndim", lambda usual: lambda x: len(x.shape) if _TRACER.get() else usual(x))
         _replace(module, "einsum", _einsum)
+        _replace(module, "softmax", _softmax)
     _replace(keras.src.backend, "standardize_shape", _standardize_shape)
     _replace(keras.src.backend, "compute_output_spec", _compute_output_spec)
     _replace(keras.config, "backend", _backend)
@@ -610,6 +611,17 @@ def _einsum(usual: Any) -> Any:
         return usual(subscripts, *operands, **options)
 
     return einsum
+
+
+def _softmax(usual: Any) -> Any:
+    def softmax(*args: Any, **kwargs: Any) -> Any:
+        tracer = _TRACER.get()
+        if tracer is None:
+            return usual(*args, **kwargs)
+        with tracer.quiet():  # Keras warns about an axis of size 1, and computes the same
+            return usual(*args, **kwargs)
+
+    return softmax
 
 
 def _replace_dtype(name: str) -> None:

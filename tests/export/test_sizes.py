@@ -236,6 +236,14 @@ def quarter(self, x):
     return x * max(length(x) // 4, 1)
 
 
+def inverted(self, x):
+    return x * ~length(x)
+
+
+def divided_by_it(self, x):
+    return x * divmod(7, length(x))[0]
+
+
 TABLE = {
     minimum: RIGHT,
     first_hundred: BOUNDED,
@@ -272,6 +280,8 @@ TABLE = {
     repeated: RIGHT,
     stacked: RIGHT,
     truth: RIGHT,
+    inverted: RIGHT,
+    divided_by_it: RIGHT,
     square_only: BOUNDED,
     quarter: BOUNDED,
     as_float: REFUSED,
@@ -327,6 +337,30 @@ def test_a_branch_on_a_plain_number_of_a_size_is_refused(function: Callable, tmp
         export_onnx(keras.Model(x, Sized(function)(x)), tmp_path / "out")
 
 
+UNSEEN = {
+    "bit_length": lambda n: n.bit_length() > 11,
+    "real": lambda n: n.real > 2000,
+    "repr": lambda n: repr(n) == "150",
+    "is_integer": lambda n: (n / 2).is_integer(),
+    "abs": lambda n: abs(n / 2) < 2,
+    # C code reads the number itself, so only a sample size shows these.
+    "gcd": lambda n: math.gcd(n, 2) == 2,
+    "log2": lambda n: math.log2(n) > 11,
+    "isqrt": lambda n: math.isqrt(n) > 40,
+    "short list": lambda n: len([0] * n) < 5,
+    "long list": lambda n: len([0] * n) > 2000,
+    "index": lambda n: operator.index(n) < 4,
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_what_no_size_of_the_comparison_shows_is_refused(name: str, tmp_path):
+    x = keras.Input((None, 4), name="x")
+    layer = Sized(lambda self, x: x * 2 if UNSEEN[name](length(x)) else x)
+    with pytest.raises(ExportError, match="'sized' cannot be exported for every size"):
+        export_onnx(keras.Model(x, layer(x)), tmp_path / "out", verify=False)
+
+
 def test_the_table_has_thirty_layers_and_at_most_four_are_refused():
     assert len(TABLE) >= 30
     assert sum(kind == REFUSED for kind in TABLE.values()) <= 4
@@ -346,6 +380,13 @@ def test_a_bound_is_in_the_manifest_the_report_and_the_error(tmp_path):
             InputError, match=r"sequence_length is 201 in 'x', expected sequence_length <= 200"
         ):
             session.run({"x": draw(1, 201, 4)})
+
+
+def test_the_warning_of_softmax_is_no_bound(tmp_path):
+    """Keras looks at the size of the axis in order to warn, and computes the same."""
+    x = keras.Input((None, 4), name="x")
+    layer = Sized(lambda self, x: ops.softmax(x, axis=1))
+    assert export_onnx(keras.Model(x, layer(x)), tmp_path / "out").manifest.bounds == ()
 
 
 def image(function: Callable, tmp_path, expected: str = RIGHT) -> None:
