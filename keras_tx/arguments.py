@@ -137,6 +137,6 @@ def _text(hint: Any) -> str:
         return hint.__metadata__[0].text
     if _kind(hint) is tuple:
         inner = typing.get_args(hint)
-        size = "" if inner[-1] is ... else f" of {len(inner)}"
-        return f"a tuple{size}, each {_text(inner[0])}"
+        size = "one or more" if inner[-1] is ... else len(inner)
+        return f"a tuple of {size}, each {_text(inner[0])}"
     return TEXTS[hint]
