@@ -12,6 +12,7 @@ import onnx
 from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.models import ViT
+from keras_tx.models.text_model import TextModel
 from keras_tx.runtime.folder import Folder, open_folder
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import graph, tolerances, verify
@@ -89,18 +90,16 @@ def _outside(functional: Functional, folder: Folder) -> Interface:
     nodes = {node.op_type for node in graph_nodes}
     reverses = any(node.op_type == "Gather" and node.name.startswith(REVERSAL) for node in graph_nodes)
     stored = keras.applications.resnet.preprocess_input if reverses else folder.transform
-    classifies = folder.manifest.task == contract.IMAGE_CLASSIFICATION and not isinstance(
-        functional.model, ViT
-    )
+    task = None if isinstance(functional.model, (ViT, TextModel)) else folder.manifest.task
     return outside_of(
         functional,
+        None if task is None else folder.manifest.labels,
         None,
-        None,
-        stored if classifies else None,
+        stored if task == contract.IMAGE_CLASSIFICATION else None,
         contract.PIXELS in names,
         cached if contract.POSITION_IDS in names else None,
         "NonZero" in nodes,
-        contract.IMAGE_CLASSIFICATION if classifies else None,
+        task,
     )
 
 
@@ -115,7 +114,8 @@ def _check_outputs(model: Any, outside: Interface, folder: Folder) -> None:
     sizes = {spec.name: spec.shape for spec in folder.outputs}
     for name, tensor in zip(outside.outputs, graph.function_of(model).outputs, strict=False):
         known = [(a, b) for a, b in zip(sizes[name], tensor.shape, strict=False) if isinstance(a, int) and b]
-        if any(a != b for a, b in known):
+        binary = outside.labels is not None and known == [(len(outside.labels), 1)]  # one number, two logits
+        if any(a != b for a, b in known) and not binary:
             raise ExportError(
                 f"{folder.path} gives {name!r} with the shape {sizes[name]}, but model {model.name!r} with "
                 f"{tuple(tensor.shape)}: it is not the model that was exported."

@@ -12,10 +12,10 @@ import onnx_ir as ir
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
-from keras_tx.heads.head import check_labels
 from keras_tx.processing import ImageTransform
 from keras_tx.processing.image import RESAMPLING
-from keras_tx_onnx import cases, evidence, graph
+from keras_tx_onnx import cases, graph
+from keras_tx_onnx.class_scores import class_scores
 from keras_tx_onnx.context import Context
 from keras_tx_onnx.interface import Example, Interface, image_example, image_input
 from keras_tx_onnx.signature import Functional
@@ -40,11 +40,6 @@ _MODULES = {
 }
 _CONVERTER = "keras_hub.src.layers.preprocessing.image_converter"
 REVERSAL = "channels_reversed"  # in the name of the node that makes BGR of RGB
-_PROBLEMS = {
-    "softmax": contract.SINGLE_LABEL,
-    "sigmoid": contract.MULTI_LABEL,
-    "linear": contract.SINGLE_LABEL,
-}
 
 
 def classifier_of(
@@ -54,21 +49,20 @@ def classifier_of(
 
     Args:
         functional: the model.
-        labels: names of the classes, in order.
+        labels: names of the classes, in order; two for a model with one sigmoid.
         image: an ImageTransform, or `preprocess_input` of a module of keras.applications. By default that of
             the module which made the model.
         raw_pixels: whether the graph prepares the pixels.
     """
     model = functional.model
     function = graph.function_of(model)
-    height, width, channels, classes = _sizes(model, function)
-    activation = _last_activation(model, function)
+    height, width, channels = _sizes(model, function)
+    scores = class_scores(model, function, labels)
     notes = list(functional.notes)
     if image is None:
         image, note = _own_preprocessing(model, height, width)
         notes.append(note)
     transform, reverses = _transform(image, height, width, channels)
-    names = [f"LABEL_{i}" for i in range(classes)] if labels is None else list(check_labels(labels, classes))
     dtype = function.inputs[0].dtype
     integers = not keras.backend.is_float_dtype(dtype)
 
@@ -87,17 +81,8 @@ def classifier_of(
         images = images[..., ::-1] if reverses else images
         return given, [np.rint(images).astype("int64") if integers else images]
 
-    def expected(outputs: list[np.ndarray], inputs: list[np.ndarray]) -> list[np.ndarray]:
-        if activation == "linear":
-            return outputs
-        (logits,) = evidence.before_activation(model, inputs)
-        assert logits is not None, f"the {activation} at the end of {model.name!r} was found before"
-        return [logits]
-
     config = {
-        "id2label": {str(index): name for index, name in enumerate(names)},
-        "label2id": {name: index for index, name in enumerate(names)},
-        "problem_type": _PROBLEMS[activation],
+        **scores.config,
         "image_size": [transform.height, transform.width],
         "num_channels": channels,
     }
@@ -111,16 +96,16 @@ def classifier_of(
         outputs=[contract.LOGITS],
         example=example,
         files={contract.CONFIG: config, contract.PREPROCESSOR: transform.to_preprocessor_config(raw_pixels)},
-        labels=tuple(names),
+        labels=scores.labels,
         notes=tuple(notes),
         batch=function.inputs[0].shape[0],
-        passes=(*Interface.passes, _to_logits),
-        expected=expected,
+        passes=(*Interface.passes, *scores.passes),
+        expected=scores.expected,
     )
 
 
-def _sizes(model: Any, function: Any) -> tuple[int | None, int | None, int, int]:
-    """Height, width, channels and classes."""
+def _sizes(model: Any, function: Any) -> tuple[int | None, int | None, int]:
+    """Height, width and channels."""
     inputs, outputs = function.inputs, function.outputs
     fits = len(inputs) == len(outputs) == 1 and len(inputs[0].shape) == 4 and len(outputs[0].shape) == 2
     if not fits or inputs[0].shape[3] is None or outputs[0].shape[1] is None:
@@ -129,26 +114,11 @@ def _sizes(model: Any, function: Any) -> tuple[int | None, int | None, int, int]
             "expected one image (batch, height, width, channels) and one vector (batch, classes). Leave "
             "task, labels, image and raw_pixels out."
         )
-    return *inputs[0].shape[1:], outputs[0].shape[1]
+    return inputs[0].shape[1:]
 
 
 def _shapes(tensors: Sequence[Any]) -> str:
     return ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
-
-
-def _last_activation(model: Any, function: Any) -> str:
-    """Of what ends the model: that its outputs are logits, or how they come of logits, must be known."""
-    (operation,) = graph.last_operations(function)
-    if graph.is_function(operation) and not graph.has_own_call(operation):
-        return _last_activation(model, graph.function_of(operation))
-    name = evidence.activation_of(operation)
-    if name not in _PROBLEMS or getattr(operation, "axis", -1) not in (-1, 1):
-        raise ConfigError(
-            f"Model {model.name!r} ends with {type(operation).__name__} {operation.name!r}, expected a Dense "
-            "layer, a softmax or a sigmoid, so that its logits are known. Leave task, labels, image and "
-            "raw_pixels out, or end the model so."
-        )
-    return name
 
 
 def _own_preprocessing(model: Any, height: int | None, width: int | None) -> tuple[Any, str]:
@@ -199,7 +169,7 @@ def _of_keras_hub(
             f" It {shape} pictures of another aspect ratio than {wide}:{high}; the folder resizes them "
             "without, so that they are squeezed. Pass it pictures of that ratio."
         )
-    return _affine(scale, offset, (high, wide), converter.interpolation), note
+    return affine(scale, offset, (high, wide), converter.interpolation), note
 
 
 def _transform(
@@ -227,29 +197,16 @@ def _as_transform(preprocess: Callable, height: int, width: int) -> tuple[ImageT
     red = preprocess(np.array([[[255.0, 0.0, 0.0]]]))[0, 0] - black
     reverses = bool(red[0] == 0)
     black, slope = (x[::-1] if reverses else x for x in (black, slope))
-    return _affine(slope, black, (height, width)), reverses
+    return affine(slope, black, (height, width)), reverses
 
 
-def _affine(
+def affine(
     slope: np.ndarray, offset: np.ndarray, size: tuple[int, int], resample: str = "bilinear"
 ) -> ImageTransform:
     """The transform that makes slope * pixel + offset of a pixel from 0 to 255."""
     rescale = 1.0 if np.all(slope == 1) else 1 / 255
     std = np.round(rescale / slope, 12)
     mean = tuple(np.round(-offset * std, 12).tolist())
-    return ImageTransform(size, resample=resample, rescale=rescale, mean=mean, std=tuple(std.tolist()))
-
-
-def _to_logits(model: ir.Model) -> int:
-    """Takes the softmax or sigmoid off the end of the graph: the runtime and other clients apply it."""
-    (output,) = model.graph.outputs
-    node = output.producer()
-    if node is None or node.op_type not in ("Softmax", "Sigmoid"):
-        return 0
-    logits, name = node.inputs[0], output.name
-    assert logits is not None
-    logits.shape, logits.type = logits.shape or output.shape, logits.type or output.type
-    model.graph.outputs[0] = logits
-    model.graph.remove(node, safe=True)
-    logits.name = name
-    return 1
+    return ImageTransform(
+        size, channels=len(mean), resample=resample, rescale=rescale, mean=mean, std=tuple(std.tolist())
+    )

@@ -71,7 +71,8 @@ def export_onnx(
         model: a Keras model. What keras_tx.vit(), keras_tx.bert() or keras_tx.gpt() made gets the names that
             clients expect; any other keeps its own inputs and outputs.
         folder: where to write. Missing parent folders are created.
-        labels: names of the classes, in order.
+        labels: names of the classes, in order. For a model with one sigmoid, the two names of 0 and 1: the
+            folder then scores both, with 1 - p and p.
         tokenizer: of a text model, in place of `model.processing`: a TextTransform, a tokenizers.Tokenizer,
             the text of a tokenizer.json, or the path of one or of the folder with its files.
         image: the image transform to store, in place of `model.processing`; for a classifier also
@@ -79,7 +80,8 @@ def export_onnx(
         task: "image-classification" for any model with one image in and one vector out, a number for each
             class; labels, image or raw_pixels say so, too. The folder then classifies pictures by itself.
             Models of keras.applications and keras-hub's image classifiers bring their own preprocessing; any
-            other model needs image.
+            other model needs image. "text-classification", or labels, for a text classifier of keras-hub: the
+            folder has the tokenizer of its preprocessor, and classifies texts.
         raw_pixels: whether the graph takes uint8 pixels (batch, height, width, channels) and normalizes them
             itself, in place of `pixel_values`.
         input_signature: the inputs of a model whose class has a `call` of its own: a keras.InputSpec(shape,

@@ -13,6 +13,7 @@ from keras_tx_onnx.decoder import decoder_of
 from keras_tx_onnx.encoder import encoder_of
 from keras_tx_onnx.interface import Interface, interface_of
 from keras_tx_onnx.signature import Functional
+from keras_tx_onnx.text_classifier import is_text_classifier, text_classifier_of
 
 
 def outside_of(
@@ -25,8 +26,10 @@ def outside_of(
     unpad: bool,
     task: str | None = None,
 ) -> Interface:
-    """The contract's interface for our families and for image classifiers, the model's own for any other."""
-    known = getattr(functional.model, "task", contract.IMAGE_CLASSIFICATION)
+    """The contract's interface for our families and for classifiers, the model's own for any other."""
+    of_text = is_text_classifier(functional.model)
+    default = contract.TEXT_CLASSIFICATION if of_text else contract.IMAGE_CLASSIFICATION
+    known = getattr(functional.model, "task", default)
     if task not in (None, known):
         raise ConfigError(
             f"task={task!r}: expected {known!r} for model {functional.model.name!r}. Leave it out, or "
@@ -42,5 +45,7 @@ def outside_of(
         )
     classifies = task is not None or labels is not None or image is not None or raw_pixels
     if found is None and classifies and not isinstance(functional.model, ViT):
+        if of_text:
+            return text_classifier_of(functional, labels, others)
         return classifier_of(functional, labels, image, raw_pixels)
     return found or interface_of(functional, labels, image, raw_pixels)

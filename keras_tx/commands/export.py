@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from keras_tx import contract
 from keras_tx.commands.arguments import refuse_existing
 from keras_tx.commands.model_file import check_model_file, is_checkpoint, load
 from keras_tx.commands.quiet import import_keras, quiet_start
-from keras_tx.errors import ConfigError, ExportError
+from keras_tx.errors import ConfigError, ExportError, nearest
 
 SUMMARY = "turn a saved .keras model or a checkpoint into a verified ONNX folder"
 DESCRIPTION = """\
@@ -26,6 +28,9 @@ examples:
   keras-tx export hf://google/vit-base-patch16-224 vit         a checkpoint of the Hugging Face Hub
   keras-tx export bert-base-uncased/ bert                      a folder with config.json and model.safetensors
   keras-tx export bert_tiny_en_uncased bert                    a preset of keras-hub
+  keras-tx export garden.keras garden --task image-classification --image resnet
+                                                               any classifier: how pixels become its input
+  keras-tx export spam.keras spam --labels no,yes              a keras-hub text classifier, with its tokenizer
   keras-tx export flowers.keras camera --raw-pixels            uint8 images in, the transform is in the graph
   keras-tx export poet.keras poet --tokenizer tokenizer.json   a GPT, for keras-tx generate
   keras-tx export flowers.keras flowers --precision fp32 int8  a smaller, faster file beside it
@@ -45,8 +50,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("folder", metavar="FOLDER", help="where to write")
     labels = parser.add_mutually_exclusive_group()
-    labels.add_argument("--labels", metavar="A,B,C", help="names of the classes, in order")
+    labels.add_argument(
+        "--labels",
+        metavar="A,B,C",
+        help="names of the classes, in order; for a model with one sigmoid the two names of 0 and 1",
+    )
     labels.add_argument("--labels-file", metavar="FILE", help="the same, one a line, UTF-8")
+    parser.add_argument(
+        "--task",
+        choices=(contract.IMAGE_CLASSIFICATION, contract.TEXT_CLASSIFICATION),
+        help="exports a model of any family as a classifier, as --labels and --image do: a model with one "
+        "image in and one vector out, or a text classifier of keras-hub",
+    )
+    parser.add_argument(
+        "--image",
+        metavar="HOW",
+        help="how pixels become the input of an image model: a module of keras.applications whose "
+        "preprocess_input it needs (resnet, mobilenet_v2 ...), a range (0..1, 0..255, --image=-1..1), or a "
+        "preprocessor_config.json; by default as the model's own preprocessing does",
+    )
     parser.add_argument("--tokenizer", metavar="FILE", help="the tokenizer.json of a text model")
     parser.add_argument(
         "--raw-pixels",
@@ -85,10 +107,13 @@ def execute(arguments: argparse.Namespace) -> int:
     import_keras()
     with quiet_start():
         from keras_tx_onnx import export_onnx
+    model = load(arguments.model)
     report = export_onnx(
-        load(arguments.model),
+        model,
         folder,
         labels=labels,
+        task=arguments.task,
+        image=None if arguments.image is None else image_of(arguments.image, model),
         tokenizer=tokenizer,
         raw_pixels=arguments.raw_pixels,
         precision=arguments.precision,
@@ -98,6 +123,45 @@ def execute(arguments: argparse.Namespace) -> int:
     )
     print(report)
     return 0
+
+
+_RANGE = re.compile(r"(-?\d+(?:\.\d+)?)\.\.(-?\d+(?:\.\d+)?)")
+
+
+def image_of(value: str, model: Any) -> Any:
+    """The image transform, or preprocess_input function, that --image names for a model."""
+    import numpy as np
+    from keras import applications
+
+    from keras_tx.processing import ImageTransform
+    from keras_tx_onnx.classifier import affine
+
+    modules = [name for name in dir(applications) if hasattr(getattr(applications, name), "preprocess_input")]
+    if value in modules:
+        return getattr(applications, value).preprocess_input
+    ends = _RANGE.fullmatch(value)
+    if ends:
+        low, high = map(float, ends.groups())
+        shape = tuple(model.inputs[0].shape)
+        if not low < high or len(shape) != 4 or None in shape[1:]:
+            raise ConfigError(
+                f"--image {value} was given for inputs of the shape {shape}, expected a lower number before "
+                "a higher one, and a model with a fixed height and width. Otherwise pass a "
+                "preprocessor_config.json."
+            )
+        _, height, width, channels = shape
+        slope, offset = np.full(channels, (high - low) / 255), np.full(channels, low)
+        return affine(slope, offset, (height, width))
+    if not value.endswith(".json"):
+        raise ConfigError(
+            f"--image {value!r}: expected a module of keras.applications, a range such as 0..255, or the "
+            f"path of a preprocessor_config.json. {nearest(value, modules)}"
+        )
+    try:
+        config = json.loads(Path(value).read_text(encoding="utf-8"))
+        return ImageTransform.from_preprocessor_config(config)
+    except (ValueError, AttributeError) as error:  # no JSON, or no object
+        raise ConfigError(f"--image {value} is not a preprocessor_config.json: {error}") from error
 
 
 def _tokenizer(file: str) -> Any:

@@ -17,21 +17,26 @@ def text_transform(preprocessor: Any, where: str) -> TextTransform | None:
     tokenizer = getattr(preprocessor, "tokenizer", preprocessor)
     if tokenizer is None:
         return None
+    try:
+        return converted(preprocessor)
+    except ConfigError as error:
+        warnings.warn(
+            f"{where}: its tokenizer, a {type(tokenizer).__name__}, is not taken: {error}. Give processing=.",
+            stacklevel=2,
+        )
+    return None
+
+
+def converted(preprocessor: Any) -> TextTransform:
+    """The same, or a ConfigError that says why there is none."""
+    tokenizer = getattr(preprocessor, "tokenizer", preprocessor)
     names = {kind.__name__ for kind in type(tokenizer).__mro__}
     longest = getattr(preprocessor, "sequence_length", None)
-    try:
-        if "WordPieceTokenizer" in names:
-            return _wordpiece(tokenizer, longest)
-        if "BytePairTokenizer" in names:
-            return _byte_pairs(tokenizer, longest)
-        reason = "which is neither WordPiece nor byte-level BPE"
-    except ConfigError as error:
-        reason = str(error)
-    warnings.warn(
-        f"{where}: its tokenizer, a {type(tokenizer).__name__}, is not taken: {reason}. Give processing=.",
-        stacklevel=2,
-    )
-    return None
+    if "WordPieceTokenizer" in names:
+        return _wordpiece(tokenizer, longest)
+    if "BytePairTokenizer" in names:
+        return _byte_pairs(tokenizer, longest)
+    raise ConfigError("it is neither WordPiece nor byte-level BPE")
 
 
 def _wordpiece(tokenizer: Any, longest: int | None) -> TextTransform:

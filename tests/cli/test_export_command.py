@@ -15,8 +15,9 @@ from PIL import Image
 import keras_tx
 from keras_tx.runtime import load, open_folder
 from keras_tx.weights.tensor_file import write_tensors
-from tests.drawing import as_numpy
+from tests.drawing import as_numpy, redraw
 from tests.tolerances import assert_close
+from tests.wordpiece import VOCABULARY
 
 
 def test_the_folder_and_its_report(tx, exports, tmp_path):
@@ -205,3 +206,94 @@ def test_a_classifier_of_keras_applications_runs_on_a_file(tx, tmp_path):
     done = tx("run", tmp_path / "out", tmp_path / "a.png", "--json", "--top-k", "3")
     (line,) = done.out.splitlines()
     assert {found["label"] for found in json.loads(line)["predictions"]} == {"daisy", "rose", "tulip"}
+
+
+def plain_classifier(path: Path, units: int = 3) -> Any:
+    x = keras.Input((8, 8, 3))
+    activation = "softmax" if units > 1 else "sigmoid"
+    model = redraw(
+        keras.Model(x, keras.layers.Dense(units, activation=activation)(keras.layers.Flatten()(x)))
+    )
+    model.save(path)
+    return model
+
+
+def scores_in_order(folder: Path, pixels: np.ndarray, labels: tuple[str, ...]) -> np.ndarray:
+    with load(folder) as classify:
+        answers = classify(pixels, top_k=len(labels))
+    by_label = [{found["label"]: found["score"] for found in row} for row in answers]
+    return np.array([[row[label] for label in labels] for row in by_label])
+
+
+@pytest.mark.parametrize(
+    ("image", "prepare"),
+    [
+        (["--image", "resnet"], keras.applications.resnet.preprocess_input),
+        (["--image", "0..255"], lambda x: x),
+        (["--image", "0..1"], lambda x: x / 255),
+        (["--image=-1..1"], lambda x: x / 127.5 - 1),
+        (["--image", "{tmp}/preprocessor_config.json"], lambda x: (x / 255 - 0.25) / 0.5),
+    ],
+    ids=str,
+)
+def test_a_classifier_of_any_kind(tx, tmp_path, image, prepare):
+    model = plain_classifier(tmp_path / "m.keras")
+    transform = keras_tx.ImageTransform(8, mean=0.25, std=0.5)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(transform.to_preprocessor_config()))
+    options = ["--task", "image-classification", *(option.format(tmp=tmp_path) for option in image)]
+    ran = tx("export", tmp_path / "m.keras", tmp_path / "out", *options)
+    assert (ran.code, ran.err) == (0, "")
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), "uint8")
+    expected = as_numpy(model(prepare(pixels.astype("float32"))))
+    assert_close(scores_in_order(tmp_path / "out", pixels, ("LABEL_0", "LABEL_1", "LABEL_2")), expected)
+
+
+def test_two_labels_of_one_sigmoid(tx, tmp_path):
+    model = plain_classifier(tmp_path / "m.keras", units=1)
+    options = ["--labels", "no,yes", "--image", "0..1"]
+    assert tx("export", tmp_path / "m.keras", tmp_path / "out", *options).code == 0
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), "uint8")
+    p = as_numpy(model(pixels / np.float32(255)))
+    assert_close(scores_in_order(tmp_path / "out", pixels, ("no", "yes")), np.concatenate([1 - p, p], axis=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--image", "resnett"], "--image 'resnett': expected a module of keras.applications"),
+        (["--image", "1..0"], "--image 1..0"),
+        (["--image", "{tmp}/none.json"], "none.json: No such file or directory"),
+        (["--image", "{tmp}/list.json"], "list.json is not a preprocessor_config.json"),
+        (["--task", "image-classification"], "image=keras_tx.ImageTransform"),
+        (["--task", "text-classification"], "expected 'image-classification'"),
+    ],
+    ids=str,
+)
+def test_preprocessing_that_is_not_known(tx, tmp_path, options, expected):
+    plain_classifier(tmp_path / "m.keras")
+    (tmp_path / "list.json").write_text("[1]")
+    ran = tx("export", tmp_path / "m.keras", tmp_path / "out", *(x.format(tmp=tmp_path) for x in options))
+    assert (ran.code, ran.out, expected in ran.err, ran.err.count("\n")) == (2, "", True, 1), ran.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_text_classifier_of_keras_hub(tx, tmp_path):
+    models = pytest.importorskip("keras_hub").models
+    sizes = {"vocabulary_size": 39, "num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 16}
+    tokenizer = models.BertTokenizer(vocabulary=list(VOCABULARY), lowercase=True)
+    model = redraw(
+        models.BertTextClassifier(
+            models.BertBackbone(**sizes, max_sequence_length=16),
+            num_classes=2,
+            preprocessor=models.BertTextClassifierPreprocessor(tokenizer, sequence_length=12),
+            activation="softmax",
+        )
+    )
+    model.save(tmp_path / "m.keras")
+    ran = tx("export", tmp_path / "m.keras", tmp_path / "out", "--task", "text-classification")
+    assert (ran.code, ran.err) == (0, "")
+    ran = tx("run", tmp_path / "out", "The cat sat on the mat.", "--json")
+    (line,) = ran.out.splitlines()
+    scores = {found["label"]: found["score"] for found in json.loads(line)["predictions"]}
+    expected = model.predict(["The cat sat on the mat."], verbose=0)
+    assert_close(np.array([[scores["LABEL_0"], scores["LABEL_1"]]]), expected)

@@ -134,6 +134,27 @@ def test_a_classifier_of_keras_hub_has_its_preprocessor(converter: dict, tmp_pat
         assert_close(scores_of(classify(x, top_k=3)), np.exp(logits) / np.exp(logits).sum(-1, keepdims=True))
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_one_sigmoid_and_two_labels(nested: bool, tmp_path):
+    """Its number is the probability of the second label."""
+    x = keras.Input((8, 8, 3))
+    last = layers.Dense(1, activation="sigmoid")
+    last = keras.Sequential([keras.Input((192,)), last]) if nested else last
+    model = redraw(keras.Model(x, last(layers.Flatten()(x))))
+    image = ImageTransform(8, rescale=1 / 255, mean=0.5, std=1.0)
+    report = export_onnx(model, tmp_path / "out", labels=["no", "yes"], image=image)
+    assert report.manifest.parity is not None
+    assert (
+        json.loads((tmp_path / "out" / "config.json").read_text())["problem_type"]
+        == "single_label_classification"
+    )
+    p = keras.ops.convert_to_numpy(model(image(pictures())))[:, 0]
+    with load(tmp_path / "out") as classify:
+        got = [{a["label"]: a["score"] for a in row} for row in classify(pictures())]
+    assert_close(np.array([[row["no"], row["yes"]] for row in got]), np.stack([1 - p, p], axis=1))
+    assert all(again.passed for again in compare(model, tmp_path / "out"))
+
+
 def test_integer_pixels_and_any_size(tmp_path):
     model = small(dtype="uint8", size=None)
     export_onnx(model, tmp_path / "out", task="image-classification", image=RAW)
@@ -153,6 +174,11 @@ def detector():
 def ends_otherwise():
     x = keras.Input((8, 8, 3))
     return keras.Model(x, layers.LayerNormalization(name="last")(layers.Dense(3)(layers.Flatten()(x))))
+
+
+def one_number():
+    x = keras.Input((8, 8, 3))
+    return keras.Model(x, layers.Dense(1)(layers.Flatten()(x)))
 
 
 def unprepared():
@@ -176,6 +202,7 @@ def unprepared():
         (small, {"labels": LABELS}, "image=keras_tx.ImageTransform.*or image=keras.applications"),
         (unprepared, {"labels": LABELS}, "image=keras_tx.ImageTransform"),
         (small, {"labels": LABELS[:2], "image": RAW}, "2 labels.*3 classes"),
+        (one_number, {"labels": LABELS[:2], "image": RAW}, "2 labels.*one number.*'linear'.*'sigmoid'"),
         (small, {"labels": LABELS, "image": ImageTransform(9)}, r"\(9, 9, 3\).*takes \(8, 8, 3\)"),
         (small, {"labels": LABELS, "image": np.abs}, "image=.*expected a keras_tx.ImageTransform"),
         (

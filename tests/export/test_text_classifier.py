@@ -1,0 +1,186 @@
+"""keras-hub's text classifiers export with the tokenizer of their preprocessor: texts in, labels out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx.errors import ConfigError
+from keras_tx.processing import train_byte_bpe
+from keras_tx.runtime import load
+from keras_tx_onnx import compare, export_onnx
+from tests.drawing import redraw
+from tests.tolerances import assert_close
+from tests.wordpiece import VOCABULARY
+
+keras_hub = pytest.importorskip("keras_hub", reason='pip install "keras-tx[cpu]"')
+from keras_tx.weights.keras_hub_tokenizers import tokenizer_of  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
+
+LABELS = ["bad", "good", "neither"]
+TEXTS = [
+    "The cat sat on the MAT!",
+    "I love the film",
+    "",
+    "Ada Lovelace lives in London, Paris and ... the film " * 3,
+]
+KINDS = ("Bert", "DistilBert", "Roberta")
+
+
+def roberta_tokenizer() -> Any:
+    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    special |= {"mask_token": "<mask>", "cls_token": "<s>", "sep_token": "</s>"}
+    learned = train_byte_bpe(["the cat sat on the mat", "I love the film"] * 3, 300, **special)
+    return tokenizer_of(learned, "RobertaTokenizer")
+
+
+def classifier(
+    kind: str, classes: int = 3, length: int = 12, positions: int = 24, rows: int = 0, **options: Any
+):
+    models = keras_hub.models
+    if kind == "Roberta":
+        tokenizer = roberta_tokenizer()
+    else:
+        tokenizer = getattr(models, f"{kind}Tokenizer")(vocabulary=list(VOCABULARY), lowercase=True)
+    preprocessor = getattr(models, f"{kind}TextClassifierPreprocessor")(tokenizer, sequence_length=length)
+    backbone = getattr(models, f"{kind}Backbone")(
+        vocabulary_size=rows or tokenizer.vocabulary_size(), num_layers=2, num_heads=2, hidden_dim=8,
+        intermediate_dim=12, max_sequence_length=positions,
+    )  # fmt: skip
+    model = getattr(models, f"{kind}TextClassifier")
+    return redraw(model(backbone, num_classes=classes, preprocessor=preprocessor, **options))
+
+
+def scores_of(answers: Any, labels: list[str]) -> np.ndarray:
+    """The scores in the order of the labels."""
+    return np.array(
+        [[next(a["score"] for a in row if a["label"] == name) for name in labels] for row in answers]
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*max_length")
+@pytest.mark.parametrize("activation", [None, "softmax", "sigmoid"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_are_those_of_predict(kind: str, activation: str | None, tmp_path: Path):
+    model = classifier(kind, activation=activation)
+    report = export_onnx(model, tmp_path / "out", labels=LABELS)
+    manifest = report.manifest
+    assert manifest.task == "text-classification" and manifest.parity is not None
+    assert any("every mask" in case for case in manifest.parity.cases)
+    segments = ["token_type_ids"] if kind == "Bert" else []
+    assert [spec.name for spec in manifest.inputs] == ["input_ids", "attention_mask", *segments]
+    assert {spec.dtype for spec in manifest.inputs} == {"int64"}
+    assert {spec.shape for spec in manifest.inputs} == {("batch_size", "sequence_length")}
+    expected = model.predict(TEXTS, verbose=0)
+    if activation is None:
+        expected = np.exp(expected) / np.exp(expected).sum(-1, keepdims=True)
+    with load(tmp_path / "out") as classify:
+        assert classify.labels == tuple(LABELS)
+        assert_close(scores_of(classify(TEXTS, top_k=3), LABELS), expected)
+        assert_close(scores_of([classify(TEXTS[1], top_k=3)], LABELS), expected[1:2])
+    assert all(again.passed for again in compare(model, tmp_path / "out"))
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Roberta"])
+def test_pairs_of_texts(kind: str, tmp_path: Path):
+    model = classifier(kind, length=24)
+    export_onnx(model, tmp_path / "out", task="text-classification")
+    first, second = ["the cat sat", "i hate"], ["on the mat", "a very bad film"]
+    inputs = model.preprocessor(x=(first, second))
+    logits = keras.ops.convert_to_numpy(model(inputs))
+    expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    with load(tmp_path / "out") as classify:
+        labels = ["LABEL_0", "LABEL_1", "LABEL_2"]
+        assert_close(scores_of(classify(first, second, top_k=3), labels), expected)
+
+
+def test_one_sigmoid_and_two_labels(tmp_path: Path):
+    model = classifier("Bert", classes=1, activation="sigmoid")
+    export_onnx(model, tmp_path / "out", labels=["bad", "good"])
+    (p,) = model.predict(TEXTS[:1], verbose=0)[0]
+    with load(tmp_path / "out") as classify:
+        assert_close(scores_of([classify(TEXTS[0])], ["bad", "good"]), np.array([[1 - p, p]]))
+
+
+def test_without_labels_it_is_a_generic_model(tmp_path: Path):
+    manifest = export_onnx(classifier("Bert"), tmp_path / "out").manifest
+    assert manifest.task is None and {spec.name for spec in manifest.inputs} >= {"token_ids", "padding_mask"}
+
+
+def test_characters_with_other_ids_are_noted(tmp_path: Path):
+    notes = export_onnx(classifier("Bert"), tmp_path / "out", labels=LABELS).manifest.notes
+    (note,) = [note for note in notes if "different ids for" in note]
+    assert "'[MASK]'" in note
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["vocab_size"], config["max_position_embeddings"]) == (len(VOCABULARY), 24)
+
+
+class ByLetters(keras_hub.models.BertTokenizer):
+    def call(self, inputs):
+        return super().call([" ".join(str(text)) for text in np.atleast_1d(np.asarray(inputs))])
+
+
+def with_preprocessor(tokenizer: Any):
+    model = classifier("Bert")
+    model.preprocessor = keras_hub.models.BertTextClassifierPreprocessor(tokenizer, sequence_length=12)
+    return model
+
+
+def unsplit():
+    model = classifier("Bert")
+    model.preprocessor.tokenizer.split = False
+    return model
+
+
+def reads_padding():
+    """Averages all tokens, masked ones too."""
+    model = classifier("Bert")
+    pooled = keras.ops.mean(model.backbone(model.backbone.input)["sequence_output"], axis=1)
+    averaging = keras.Model(model.backbone.input, keras.layers.Dense(3)(pooled), name="averaging")
+    averaging.preprocessor = model.preprocessor
+    return redraw(averaging)
+
+
+def unmasked():
+    model = classifier("Bert")
+    ids = keras.Input((None,), dtype="int32", name="token_ids")
+    averaged = keras.ops.mean(keras.layers.Embedding(50, 4)(ids), axis=1)
+    other = keras.Model({"token_ids": ids}, keras.layers.Dense(3)(averaged), name="bag_of_words")
+    other.preprocessor = model.preprocessor
+    return other
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (unsplit, {}, "BertTokenizer, cannot be converted: it has split=False.*generic model"),
+        (
+            lambda: with_preprocessor(ByLetters(vocabulary=list(VOCABULARY), lowercase=True)),
+            {},
+            "ByLetters, cannot be converted.*generic model",
+        ),
+        (reads_padding, {}, "'averaging'.*padding.*generic model"),
+        (unmasked, {}, r"'bag_of_words'.*token_ids \(None, None\).*expected token_ids, padding_mask"),
+        (lambda: classifier("Bert", length=30), {}, "sequence_length=30.*24 positions"),
+        (lambda: classifier("Bert", rows=20), {}, "ids up to 38.*20 vectors"),
+        (lambda: classifier("Bert"), {"labels": LABELS[:2]}, "2 labels.*3 classes"),
+        (lambda: classifier("Bert", classes=1), {"labels": LABELS[:2]}, "one number.*'linear'.*'sigmoid'"),
+        (lambda: classifier("Bert"), {"raw_pixels": True}, "raw_pixels=True.*model of text"),
+        (
+            lambda: classifier("Bert"),
+            {"labels": None, "task": "image-classification"},
+            "task='image-classification': expected 'text-classification'",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_no_text_classifier_is_refused(make, options, message, tmp_path: Path):
+    with pytest.raises(ConfigError, match=message):
+        export_onnx(make(), tmp_path / "out", **{"labels": LABELS, **options})
+    assert not list(tmp_path.iterdir())
