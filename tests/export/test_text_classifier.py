@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,24 @@ def test_characters_with_other_ids_are_noted(tmp_path: Path):
 class ByLetters(keras_hub.models.BertTokenizer):
     def call(self, inputs):
         return super().call([" ".join(str(text)) for text in np.atleast_1d(np.asarray(inputs))])
+
+
+def test_sentencepiece_is_refused(tmp_path: Path):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    proto = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the cat sat on the mat", "a film"]), model_writer=proto, vocab_size=11,
+        model_type="WORD", pad_id=0, unk_id=1, bos_id=2, eos_id=3, pad_piece="<pad>", unk_piece="<unk>",
+        bos_piece="[CLS]", eos_piece="[SEP]", user_defined_symbols="[MASK]",
+    )  # fmt: skip
+    model = classifier("Bert")
+    tokenizer = keras_hub.models.AlbertTokenizer(proto=proto.getvalue())
+    model.preprocessor = keras_hub.models.AlbertTextClassifierPreprocessor(tokenizer, sequence_length=12)
+    with pytest.raises(
+        ConfigError, match="AlbertTokenizer.*neither WordPiece nor byte-level BPE.*generic model"
+    ):
+        export_onnx(model, tmp_path / "out", labels=LABELS)
+    assert not list(tmp_path.iterdir())
 
 
 def with_preprocessor(tokenizer: Any):
