@@ -21,7 +21,7 @@ from keras_tx.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """What a number must be, in words and as a test; annotates its type."""
+    """A constraint on a number, in words and as a predicate, for `Annotated` types."""
 
     text: str
     contains: Callable[[Any], bool]
@@ -58,7 +58,7 @@ def check_fields(instance: Any) -> None:
 
 
 def checked(init: Init) -> Init:
-    """Decorates a layer's `__init__`, whose arguments are then checked by their annotations."""
+    """Decorates a layer's `__init__` to check its arguments by their annotations."""
     signature = inspect.signature(init)
 
     @functools.wraps(init)
@@ -73,7 +73,7 @@ def checked(init: Init) -> Init:
                 bound.arguments[name] = _checked(name, value, _hints(init)[name], f"{type(self).__name__}: ")
         init(*bound.args, **bound.kwargs)
 
-    wrapper.__signature__ = signature  # type: ignore[attr-defined]  # Keras reads it, and follows no wrapper
+    wrapper.__signature__ = signature  # type: ignore[attr-defined]  # Keras reads it from the wrapper
     return typing.cast(Init, wrapper)
 
 
@@ -108,7 +108,7 @@ def _kind(hint: Any) -> Any:
 
 
 def _converted(value: Any, hint: Any) -> Any:
-    """The value as this type; a TypeError, ValueError or OverflowError where it is another."""
+    """Converts the value to this type; raises TypeError, ValueError or OverflowError where it has another."""
     kind = _kind(hint)
     if kind is types.NoneType:
         if value is not None:

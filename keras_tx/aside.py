@@ -20,7 +20,7 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-PARTIAL = ".keras_tx.partial"  # the end of the name of a folder that is being written
+PARTIAL = ".keras_tx.partial"  # suffix of the name of a folder that is being written
 
 
 def check_place(folder: Path, overwrite: bool, error: type[KerasTxError]) -> None:
@@ -40,7 +40,7 @@ def check_place(folder: Path, overwrite: bool, error: type[KerasTxError]) -> Non
 
 @contextmanager
 def written_aside(folder: Path, error: type[KerasTxError]) -> Iterator[Path]:
-    """A new folder beside `folder`; it takes that name at the end, or is removed if anything fails.
+    """Yields a new folder beside `folder`, which replaces it at the end, or is removed if anything fails.
 
     Missing parent folders are created, and removed as well if anything fails.
     """
@@ -119,10 +119,10 @@ def _lock(folder: Path, wait: bool) -> int | None:
 
 
 def _replace(new: Path, folder: Path) -> None:
-    """Gives the new folder its name. What had the name before is under the other one, or gone.
+    """Renames the new folder to `folder`. An existing folder is swapped with it, or removed.
 
-    On Linux and macOS the two folders swap their names in one step. On a file system that cannot do that
-    (NFS, for one) the old folder moves away first, and for a moment there is none.
+    On Linux and macOS the two folders swap their names in one step. On a file system that cannot do that,
+    such as NFS, the old folder is renamed first, and for a moment no folder has the name.
     """
     if not folder.exists():
         new.rename(folder)
@@ -141,7 +141,7 @@ def _replace(new: Path, folder: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swaps the names of two folders in one step. False where the system or the file system cannot."""
+    """Swaps the names of two folders in one step; returns False where that is not supported."""
     libc: Any = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
     here, names = -100, (os.fsencode(one), os.fsencode(other))  # AT_FDCWD
     if hasattr(libc, "renameat2"):  # Linux

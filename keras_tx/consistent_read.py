@@ -23,13 +23,13 @@ def read_consistently(
 ) -> Result:
     """Returns `read()` of one state of the folder: the old folder or the new one, never parts of both.
 
-    `read` opens what it needs by path, and is called again whenever the path leads to another folder
+    `read` opens what it needs by path, and is called again if the path names another folder
     afterwards. `keras_tx.aside` replaces folders as a whole, so a folder that is the same before and after
     was the same throughout.
 
     Args:
-        read: called without arguments. An exception of it is raised only if the folder was not replaced.
-        error: what an OSError becomes, and a folder that is replaced faster than it can be read.
+        read: called without arguments. Its exceptions are raised only if the folder was not replaced.
+        error: raised for an OSError, and for a folder that is replaced faster than it can be read.
         discard: called with a result that is not returned.
     """
     for _ in range(ATTEMPTS):
@@ -48,8 +48,8 @@ def read_consistently(
         if discard is not None:
             discard(result)
     raise error(
-        f"{folder} was replaced {ATTEMPTS} times while it was read, expected a folder that stays for as long "
-        "as reading it takes. Replace it less often."
+        f"{folder} was replaced {ATTEMPTS} times while it was being read, expected a folder that does "
+        "not change. Replace it less often."
     )
 
 
@@ -57,7 +57,7 @@ def read_consistently(
 def _identity(folder: Path) -> Iterator[tuple[int, int] | None]:
     """Device and inode of the folder. It is kept open, so that no later folder gets the same inode."""
     handle = None
-    if hasattr(os, "O_DIRECTORY"):  # Windows opens no directories
+    if hasattr(os, "O_DIRECTORY"):  # Windows cannot open directories
         try:
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:  # `read` reports it

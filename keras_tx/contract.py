@@ -156,7 +156,9 @@ class Manifest:
     parity: Parity | None = None
     labels: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
-    bounds: tuple[str, ...] = ()  # of dynamic axes, for which the graph is right: "sequence_length <= 200"
+    bounds: tuple[
+        str, ...
+    ] = ()  # on dynamic axes, within which the graph is correct: "sequence_length <= 200"
     variants: dict[str, Variant] = dataclasses.field(default_factory=dict)  # by precision
     format_version: int = FORMAT_VERSION
 
@@ -204,7 +206,7 @@ class Manifest:
         )
 
 
-# What JSON calls the types of its values. Booleans are integers in Python only.
+# Names of the types of JSON values. In Python a boolean is an integer, in JSON it is not.
 _KINDS = {
     str: "a string",
     int: "a whole number",

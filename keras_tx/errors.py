@@ -94,7 +94,7 @@ def whole_number(name: str, value: Any) -> int:
 
 
 def install_remedy(error: ImportError) -> str | None:
-    """The command that installs a module that was not found; None where no extra has it."""
+    """The command that installs a missing module; None if no extra contains it."""
     extra = EXTRAS.get((error.name or "").split(".")[0])
     if extra is None or not isinstance(error, ModuleNotFoundError):
         return None

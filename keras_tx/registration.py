@@ -1,8 +1,8 @@
-"""Our classes registered with Keras as soon as it is imported, without importing either before its use.
+"""Registers the classes of keras_tx with Keras, without importing Keras or the classes.
 
-`keras.models.load_model` looks the classes of a file up among those that are registered; it imports no
-package for that. So `import keras_tx` has to register them, before or after `import keras`. What it registers
-are placeholders: the modules of the classes are imported when a file has one of them.
+`keras.models.load_model` looks up the classes of a file in Keras's registry, and imports no package for that.
+So `import keras_tx` has to register them, before or after `import keras`. It registers placeholders: the
+modules of the classes are imported when a file contains one of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Placeholder:
 
 
 def register_with_keras(names: Iterable[str]) -> None:
-    """Registers placeholders now, where Keras is imported, or at the end of its import."""
+    """Registers placeholders now if Keras is imported, or else at the end of its import."""
     keys = [f"{PACKAGE}>{name}" for name in names]
     if "keras" in sys.modules:
         _register(sys.modules["keras"], keys)
@@ -48,7 +48,7 @@ def _register(keras: ModuleType, keys: Sequence[str]) -> None:
 
 
 class _ImportOfKeras:
-    """Finds nothing but `keras`, once, and that where the other finders find it."""
+    """A finder on sys.meta_path that registers the classes once, when `keras` is imported."""
 
     def __init__(self, keys: Sequence[str]):
         self._keys = keys

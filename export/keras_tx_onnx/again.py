@@ -52,7 +52,7 @@ def compare(model: Any, folder: str | os.PathLike[str], *, input_signature: Any 
     Args:
         model: the Keras model that was exported.
         folder: what `export_onnx` wrote.
-        input_signature: the one that the export had.
+        input_signature: as passed to the export.
     """
     if not isinstance(model, keras.Model):
         raise ConfigError(

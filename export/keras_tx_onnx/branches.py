@@ -1,8 +1,8 @@
-"""Which branches of a graph the examples of a comparison reach, and the comparison of those that they do not.
+"""Which branches of a graph the examples of a comparison reach, and the comparison of the others.
 
-Equal outputs prove nothing for a branch that no example takes. So a graph with branches or loops is also
-compared on examples of other magnitudes. Then each branch is spoilt in turn: if the outputs stay what they
-were for all examples, the branch was not tested, and both sides compute it with the predicate forced.
+Equal outputs prove nothing for a branch that no example reaches. So a graph with branches or loops is also
+compared on examples of other magnitudes. Then the results of each branch are changed: if the outputs stay the
+same for all examples, the branch was not tested, and both sides compute it with the predicate forced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from keras_tx_onnx.control_flow import forced_predicates
 
 MULTIPLIED = 3  # cases
 FACTORS = (0.0, 0.01, 100.0, 1000.0)
-LIMIT = 10_000  # iterations of a loop that has no limit, in a graph that was changed
+LIMIT = 10_000  # iterations of a loop without a limit, in a changed graph
 
 Run = Callable[[list[np.ndarray]], list[np.ndarray]]
 
@@ -43,7 +43,7 @@ def control_flow(path: Path) -> bool:
 
 
 def scaled(cases: Sequence[Case], run: Run) -> list[Case]:
-    """The first cases with their floating-point inputs multiplied, where Keras's outputs are finite.
+    """The first cases with their floating-point inputs multiplied, if Keras's outputs are finite.
 
     Args:
         cases: the cases to multiply.
@@ -55,12 +55,12 @@ def scaled(cases: Sequence[Case], run: Run) -> list[Case]:
         if not floating or len(floating) != sum(x.dtype.kind == "f" for x in case.given.values()):
             continue
         for factor in FACTORS:
-            given = {name: _times(x, factor) for name, x in case.given.items()}
+            feed = {name: _times(x, factor) for name, x in case.given.items()}
             inputs = [_times(x, factor) for x in case.inputs]
             expected = run(inputs)
             if all(np.isfinite(y).all() for y in expected):
                 name = f"{case.name}, times {factor:g}"
-                more.append(case._replace(name=name, given=given, inputs=inputs, expected=expected))
+                more.append(case._replace(name=name, given=feed, inputs=inputs, expected=expected))
     return more
 
 
@@ -75,14 +75,14 @@ def compare_untested(
     compare: Callable[[Path, list[Case]], object],
     predicates: Mapping[str, Predicate],
 ) -> tuple[str, ...]:
-    """Compares the branches that no case tests with their predicates forced, and returns notes about them.
+    """Compares the branches that no case reaches, with their predicates forced, and returns notes.
 
     Args:
         path: the graph.
         cases: what was compared already.
         run: computes Keras's outputs for a list of inputs.
         compare: runs a graph on cases and raises where it differs from Keras.
-        predicates: what the If nodes were made of.
+        predicates: the origin of each If node, by its name.
     """
     left = untested(path, cases)
     left = [branch for branch in left if branch.attribute != "else_branch" or _described(branch, predicates)]
@@ -90,20 +90,21 @@ def compare_untested(
         return ()
     tested = []
     with tempfile.TemporaryDirectory() as folder:
-        for changed, found in _forced(path, cases, run, predicates, Path(folder)):
-            compare(changed, found)
-            tested += [branch for branch in left if branch not in untested(changed, found, left)]
+        for changed, forced in _forced(path, cases, run, predicates, Path(folder)):
+            compare(changed, forced)
+            tested += [branch for branch in left if branch not in untested(changed, forced, left)]
     notes = []
     for branch in left:
         described = _described(branch, predicates)
         if branch in tested:
             notes.append(
-                f"No example of the comparison takes {described}; it was compared with Keras by force."
+                f"No example of the comparison reaches {described}; it was compared with Keras by forcing "
+                "its predicate."
             )
         else:
             notes.append(
-                f"No example of the comparison takes {described}, so it was NOT compared with Keras. Compare "
-                "the outputs for data of yours that takes it."
+                f"No example of the comparison reaches {described}, so it was NOT compared with Keras. "
+                "Compare the outputs on your own data that reaches it."
             )
     return tuple(notes)
 
@@ -121,9 +122,9 @@ def _described(branch: Branch, predicates: Mapping[str, Predicate]) -> str:
 def _forced(
     path: Path, cases: Sequence[Case], run: Run, predicates: Mapping[str, Predicate], folder: Path
 ) -> Iterator[tuple[Path, list[Case]]]:
-    """Graphs in which every predicate of ops.cond is a constant, and cases with what Keras then computes.
+    """Graphs in which every predicate of ops.cond is a constant, and cases with Keras's outputs for it.
 
-    A loop might then run forever, so a graph with one is left alone.
+    A loop might then never end, so graphs with loops are left out.
     """
     if any(node.op_type == "Loop" for node in ir.load(path).graph.all_nodes()):
         return
@@ -131,7 +132,7 @@ def _forced(
     for value in (True, False):
         with forced_predicates(value):
             computed = [(case, run(case.inputs)) for case in cases]
-        found = [
+        forced = [
             case._replace(name=f"{case.name}, every predicate {str(value).lower()}", expected=expected)
             for case, expected in computed
             if all(np.isfinite(y).all() for y in expected)
@@ -143,7 +144,7 @@ def _forced(
                 node.replace_input_with(0, constant)
         changed = folder / f"forced_{value}.onnx"
         ir.save(model, changed, external_data=f"{changed.name}_data")
-        yield changed, found
+        yield changed, forced
 
 
 def untested(path: Path, cases: Sequence[Case], among: Sequence[Branch] | None = None) -> list[Branch]:
@@ -204,7 +205,7 @@ def _constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
 
 
 def _spoil(graph: ir.Graph, branch: Branch) -> None:
-    """Makes the results of a branch others; a loop is left out."""
+    """Changes the results of a branch, or sets the iterations of a loop to 0."""
     limit = _constant(graph, "spoilt/limit", np.asarray(LIMIT))
     for node in graph.all_nodes():
         if node.op_type == "Loop" and node.inputs[0] is None:

@@ -1,4 +1,4 @@
-"""What Keras and the graph are compared on: batches, sizes of dynamic axes, ids and padding masks."""
+"""The examples of the comparison with Keras: batches, sizes of dynamic axes, ids and padding masks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from keras_tx_onnx.symbolic_backend import Call
 # patches divide these. The last is for code that branches on short texts, where there is a dynamic axis.
 GRID = ((1, ("all",), 64), (3, MASKS, 32), (2, ("right", "left"), 4))
 STEP = 32  # by which several dynamic axes of one case differ
-# Tried where Keras refuses the size of the grid: tables of positions end, windows need more.
+# Tried if Keras refuses a size of the grid: tables of positions are shorter, windows need more.
 LENGTHS = (64, 32, 16, 8, 4, 2, 1, 96, 128, 224, 256)
-# The first sizes of pictures; the nets that accept pictures of any size want 32 to 75 pixels or more.
+# The first sizes of pictures; networks for pictures of any size require 32 to 75 pixels or more.
 PICTURES = (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 512)
-# Compared as well where Keras accepts them, for layers that branch on sizes.
+# Also compared if Keras accepts them, for layers that branch on sizes.
 SHORTEST, LONGEST = 1, 900
-COST = 10**10  # about as many multiplications may the longest case cost: in large models it is shorter
+COST = 10**10  # multiplications of the longest case, at most about: in large models it is shorter
 
 Sizes = Mapping[str, int]  # of the dynamic axes beside the batch, by name
 Masks = Sequence[str]  # the kind of mask of each row
@@ -92,7 +92,7 @@ def cases_of(outside: Any, run: Any, parameters: int) -> list[Case]:
     Args:
         outside: the Interface.
         run: computes Keras's outputs from a list of inputs.
-        parameters: how many the model has.
+        parameters: the model's number of parameters.
     """
     cases: list[Case] = []
     used: list[Sizes] = []
@@ -109,7 +109,7 @@ def cases_of(outside: Any, run: Any, parameters: int) -> list[Case]:
             cases += [case, *outside.further(case)]
     if not cases:
         raise ExportError(
-            f"None of the sizes to compare at is within the model's bounds ({'; '.join(outside.bounds)}). "
+            f"No size of the comparison is within the model's bounds ({'; '.join(outside.bounds)}). "
             "Change what its layers compare sizes with, or pass verify=False to export without comparing."
         )
     if not outside.axes:
@@ -142,7 +142,7 @@ def _next_to(bounds: Sequence[str]) -> list[int]:
 
 
 def _rows(outside: Any, batch: int, masks: Masks) -> list[Masks]:
-    """The masks of the rows of each batch that is needed to have all of them."""
+    """The masks of the rows of each batch, for all masks to be used."""
     if not outside.masked:
         return [("all",) * (outside.batch or batch)]
     if outside.batch is None:
@@ -180,7 +180,7 @@ def _case(outside: Any, run: Any, masks: Masks, choices: Sequence[Sizes], seed: 
 
 def _attempt(outside: Any, run: Any, masks: Masks, sizes: Sizes, seed: int) -> Case | str:
     """The case of these sizes, or why Keras refuses it."""
-    given, inputs = outside.example(sizes, masks, np.random.default_rng(seed))
+    feed, inputs = outside.example(sizes, masks, np.random.default_rng(seed))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "You are using a softmax over axis")  # which has size 1
@@ -189,7 +189,7 @@ def _attempt(outside: Any, run: Any, masks: Masks, sizes: Sizes, seed: int) -> C
         raise
     except Exception as error:  # whatever Keras and its backend raise at sizes that they refuse
         return one_line(error)
-    return Case(outside.case(sizes, masks), given, inputs, expected, outside.run)
+    return Case(outside.case(sizes, masks), feed, inputs, expected, outside.run)
 
 
 def _is_finite(case: Case) -> bool:

@@ -20,7 +20,7 @@ from keras_tx_onnx.context import Context
 from keras_tx_onnx.interface import Example, Interface, image_example, image_input
 from keras_tx_onnx.signature import Functional
 
-# The modules of keras.applications, by the names that their models have where nobody chose another.
+# The modules of keras.applications, by the default names of their models.
 _MODULES = {
     r"convnext_\w+": "convnext",
     r"densenet\d+": "densenet",
@@ -39,7 +39,7 @@ _MODULES = {
     r"xception": "xception",
 }
 _CONVERTER = "keras_hub.src.layers.preprocessing.image_converter"
-REVERSAL = "channels_reversed"  # in the name of the node that makes BGR of RGB
+REVERSAL = "channels_reversed"  # in the name of the node that converts RGB to BGR
 
 
 def classifier_of(
@@ -51,8 +51,8 @@ def classifier_of(
         functional: the model.
         labels: names of the classes, in order; two for a model with one sigmoid.
         image: an ImageTransform, or `preprocess_input` of a module of keras.applications. By default that of
-            the module which made the model.
-        raw_pixels: whether the graph prepares the pixels.
+            the model's own module.
+        raw_pixels: whether the graph normalizes the pixels.
     """
     model = functional.model
     function = graph.function_of(model)
@@ -77,9 +77,9 @@ def classifier_of(
         return [images]
 
     def example(sizes: cases.Sizes, masks: cases.Masks, random: np.random.Generator) -> Example:
-        given, (images,) = image_example(transform, raw_pixels, len(masks), random)
+        feed, (images,) = image_example(transform, raw_pixels, len(masks), random)
         images = images[..., ::-1] if reverses else images
-        return given, [np.rint(images).astype("int64") if integers else images]
+        return feed, [np.rint(images).astype("int64") if integers else images]
 
     config = {
         **scores.config,
@@ -87,8 +87,8 @@ def classifier_of(
         "num_channels": channels,
     }
     notes.append(
-        f"config.json has no model_type: {model.name!r} is none of Hugging Face's models. Clients that need "
-        "one (Optimum, transformers.js) will not open the folder; onnxruntime and keras_tx.runtime do."
+        f"config.json has no model_type, because {model.name!r} is not a Hugging Face model. Clients that "
+        "need one (Optimum, transformers.js) cannot open the folder; onnxruntime and keras_tx.runtime can."
     )
     return Interface(
         task=contract.IMAGE_CLASSIFICATION,
@@ -122,7 +122,7 @@ def _shapes(tensors: Sequence[Any]) -> str:
 
 
 def _own_preprocessing(model: Any, height: int | None, width: int | None) -> tuple[Any, str]:
-    """How keras-hub's preprocessor or keras.applications prepares pixels for a model, and a note on it."""
+    """The preprocessing of keras-hub or keras.applications for a model, and a note on it."""
     converter = getattr(getattr(model, "preprocessor", None), "image_converter", None)
     if converter is not None and type(converter).call.__module__ == _CONVERTER:
         return _of_keras_hub(model, converter, height, width)
@@ -141,7 +141,7 @@ def _own_preprocessing(model: Any, height: int | None, width: int | None) -> tup
                 "model's name and layers are those of that module. image= changes it."
             )
     raise ConfigError(
-        f"How pixels become the input of model {model.name!r} is not known. Pass "
+        f"Model {model.name!r} has no known preprocessing. Pass "
         "image=keras_tx.ImageTransform(size, rescale=..., mean=..., std=...), with rescale=1, mean=0, std=1 "
         "for pixels from 0 to 255, or image=keras.applications.MODULE.preprocess_input."
     )
@@ -166,8 +166,8 @@ def _of_keras_hub(
     shape = "crops" if converter.crop_to_aspect_ratio else "pads" if converter.pad_to_aspect_ratio else ""
     if shape:
         note += (
-            f" It {shape} pictures of another aspect ratio than {wide}:{high}; the folder resizes them "
-            "without, so that they are squeezed. Pass it pictures of that ratio."
+            f" It {shape} pictures of another aspect ratio than {wide}:{high}; the folder resizes and "
+            "distorts them instead. Pass it pictures of that ratio."
         )
     return affine(scale, offset, (high, wide), converter.interpolation), note
 
@@ -186,12 +186,12 @@ def _transform(
         )
     sizes, wanted = (image.height, image.width, image.channels), (height, width, channels)
     if any(b is not None and a != b for a, b in zip(sizes, wanted, strict=True)):
-        raise ConfigError(f"image gives (height, width, channels) {sizes}, but the model takes {wanted}.")
+        raise ConfigError(f"image has (height, width, channels) {sizes}, but the model expects {wanted}.")
     return image, reverses
 
 
 def _as_transform(preprocess: Callable, height: int, width: int) -> tuple[ImageTransform, bool]:
-    """A preprocess_input as a transform: what it makes of black, white and red says all of it."""
+    """A preprocess_input as a transform, computed from its results for black, white and red."""
     black = preprocess(np.zeros((1, 1, 3)))[0, 0]
     slope = (preprocess(np.full((1, 1, 3), 255.0))[0, 0] - black) / 255
     red = preprocess(np.array([[[255.0, 0.0, 0.0]]]))[0, 0] - black
@@ -203,7 +203,7 @@ def _as_transform(preprocess: Callable, height: int, width: int) -> tuple[ImageT
 def affine(
     slope: np.ndarray, offset: np.ndarray, size: tuple[int, int], resample: str = "bilinear"
 ) -> ImageTransform:
-    """The transform that makes slope * pixel + offset of a pixel from 0 to 255."""
+    """The transform that computes slope * pixel + offset for pixels from 0 to 255."""
     rescale = 1.0 if np.all(slope == 1) else 1 / 255
     std = np.round(rescale / slope, 12)
     mean = tuple(np.round(-offset * std, 12).tolist())

@@ -32,12 +32,12 @@ KERAS_TENSOR = "keras_tensor"  # where a value remembers what Keras knows of its
 
 @dataclasses.dataclass(frozen=True)
 class Predicate:
-    """What an If node was made of.
+    """The origin of an If node.
 
     Attributes:
         operation: the path of the operation in the model.
-        then: describes the branch that is taken where the predicate is true.
-        other: describes the other one; empty where that is one more If.
+        then: describes the branch for a true predicate.
+        other: describes the other branch; empty if that is another If.
         is_cond: whether the operation is ops.cond, and not ops.switch.
     """
 

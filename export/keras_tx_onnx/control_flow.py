@@ -73,7 +73,7 @@ def _flat(returned: Any) -> tuple[list[Any], Any]:
 
 
 def _ordered(structure: Any) -> Any:
-    """With the keys of dicts sorted: on PyTorch, Keras flattens them in the order of insertion."""
+    """The structure with sorted dict keys: on PyTorch, Keras flattens them in the order of insertion."""
     if isinstance(structure, dict):
         return {key: _ordered(structure[key]) for key in sorted(structure)}
     if isinstance(structure, (list, tuple)):
@@ -93,7 +93,7 @@ def spec_of(x: Any) -> keras.KerasTensor:
 
 
 class Bodies(keras.Operation):
-    """An operation with bodies, in the place of one of Keras."""
+    """An operation with bodies, in place of an operation of Keras."""
 
     def __init__(self, operation: Any, *bodies: Body):
         super().__init__(name=operation.name)
@@ -109,7 +109,7 @@ class Bodies(keras.Operation):
 
 
 class Choice(Bodies):
-    """One of several bodies, by an index; of ops.cond the second where its predicate is true."""
+    """One of several bodies, by an index; for ops.cond the second is that of a true predicate."""
 
     def compute_output_spec(self, index: Any, captured: Any) -> list[keras.KerasTensor]:
         return self.bodies[0].specs()
@@ -289,7 +289,7 @@ TRACED: dict[str, tuple[Callable[..., Any], type[Bodies]]] = {
 
 @contextmanager
 def forced_predicates(value: bool) -> Iterator[None]:
-    """Within, `ops.cond` on numbers takes one branch, whatever its predicate."""
+    """A context in which `ops.cond` on numbers computes one branch, whatever its predicate."""
     token = _forced.set(value)
     try:
         yield
@@ -298,7 +298,7 @@ def forced_predicates(value: bool) -> Iterator[None]:
 
 
 def _install() -> None:
-    """Lets Keras's operations follow a trace and `forced_predicates`."""
+    """Extends Keras's operations for traces and `forced_predicates`."""
 
     def traced_by(function: Callable[..., Any]) -> Callable[..., Any]:
         def symbolic_call(operation: Any, *args: Any, **kwargs: Any) -> Any:

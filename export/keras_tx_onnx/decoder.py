@@ -109,8 +109,8 @@ def _decoder(model: GPT, tokenizer: Any, cache: bool, shared: bool) -> Interface
 
     def example(sizes: Sizes, masks: Masks, random: np.random.Generator) -> Example:
         sizes = {contract.BATCH_AXIS: len(masks), contract.PAST_AXIS: 0, **sizes}
-        given = draw(specs, uses, sizes, masks, random)
-        return given, [given[name] for name in names]
+        feed = draw(specs, uses, sizes, masks, random)
+        return feed, [feed[name] for name in names]
 
     return Interface(
         task=contract.TEXT_GENERATION if cache else None,

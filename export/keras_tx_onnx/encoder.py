@@ -55,8 +55,8 @@ def encoder_of(
     if model.config.position_ids:
         model = replaced = model.without_position_ids()
         notes.append(
-            "position_ids are no input of the graph, since clients send a BERT none: its tokens are at the "
-            "positions that Keras's model has by default."
+            "position_ids is not an input of the graph, because clients do not pass it to a BERT. The graph "
+            "uses the default positions of the Keras model."
         )
     names = label_names(model.head, labels, model.name)
     config, beyond = bert_to_config(model, names)
@@ -100,11 +100,11 @@ def encoder_of(
     }
 
     def example(sizes: cases.Sizes, masks: cases.Masks, random: np.random.Generator) -> Example:
-        given = draw(specs, uses, {contract.BATCH_AXIS: len(masks), **sizes}, masks, random)
-        return given, [given[tensor.name] for tensor in graph.function_of(exported).inputs]
+        feed = draw(specs, uses, {contract.BATCH_AXIS: len(masks), **sizes}, masks, random)
+        return feed, [feed[tensor.name] for tensor in graph.function_of(exported).inputs]
 
     def expected(outputs_of_keras: list[np.ndarray], given: list[np.ndarray]) -> list[np.ndarray]:
-        """Unpadded, outputs of masked tokens are 0, and those of a span what Keras has there."""
+        """Without padding, outputs of masked tokens are 0, and those of a span are Keras's."""
         position = [tensor.name for tensor in graph.function_of(exported).inputs].index(
             contract.ATTENTION_MASK
         )

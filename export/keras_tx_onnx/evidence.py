@@ -1,7 +1,7 @@
-"""Whether equal outputs prove anything: where they hardly vary, a wrong graph returns the same.
+"""Whether equal outputs prove anything: if they hardly vary, a wrong graph can return the same.
 
 A softmax over small logits is 1/n everywhere, weights of zero return a constant. Such an output is compared
-before its activation, and where that hardly varies either, with other weights in the place of constant ones.
+before its activation, or, if that hardly varies either, with other weights in place of constant ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from keras_tx_onnx import graph, tolerances
 from keras_tx_onnx.cases import Case
 from keras_tx_onnx.symbolic_backend import Call, in_float32
 
-# A difference of this share of the variation between samples is not a sample's own rounding any more.
+# A difference above this share of the variation between samples is more than rounding.
 LEAST = 1e-2
 SATURATING = frozenset({"softmax", "log_softmax", "sigmoid", "hard_sigmoid", "tanh"})
 _NODES = frozenset({"Softmax", "LogSoftmax", "Sigmoid", "HardSigmoid", "Tanh"})
@@ -73,7 +73,7 @@ def compare_before_activation(
 ) -> dict[str, float]:
     """Compares outputs before the activation that ends the model, in units of their own scale.
 
-    Returns the difference of each weak output that varies there. Raises where one differs.
+    Returns the difference of each weak output that varies there; raises an ExportError if one is too large.
     """
     cases = [case for case in cases if case.run is Session.run]
     probe = path.with_name("before_activation.onnx")
@@ -94,17 +94,17 @@ def compare_before_activation(
                         variations[name].add(right, other)
     finally:
         probe.unlink(missing_ok=True)
-    found = {}
+    differences = {}
     for name, variation in variations.items():
         if variation.spread < LEAST * variation.scale or variation.scale == 0:
             continue
-        found[name] = variation.difference / variation.scale
-        if found[name] > tolerances.FLOAT32:
+        differences[name] = variation.difference / variation.scale
+        if differences[name] > tolerances.FLOAT32:
             raise ExportError(
-                f"Output {name!r} differs from Keras by {found[name]:.1e} of its scale before the activation "
-                f"that ends the model (fp32 tolerance {tolerances.FLOAT32:.0e})."
+                f"Output {name!r} differs from Keras by {differences[name]:.1e} of its scale before the "
+                f"model's last activation (fp32 tolerance {tolerances.FLOAT32:.0e})."
             )
-    return found
+    return differences
 
 
 def _write_probe(path: Path, probe: Path, names: Sequence[str]) -> dict[str, str]:
@@ -125,7 +125,7 @@ def _write_probe(path: Path, probe: Path, names: Sequence[str]) -> dict[str, str
 
 
 def before_activation(model: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray | None]:
-    """Keras's outputs without the activation that ends the model; None for an output that ends otherwise."""
+    """Keras's outputs before the model's last activation; None for an output without a known one."""
 
     def computed(function: Any, values: list[Any]) -> list[Any]:
         last = {id(operation) for operation in graph.last_operations(function)}
@@ -146,7 +146,7 @@ def before_activation(model: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarr
 
 
 def activation_of(operation: Any) -> str | None:
-    """The name of the activation that a layer or operation ends with; None where that is not known."""
+    """The name of the activation at the end of a layer or operation; None if unknown."""
     if type(operation).__name__ in _NODES:
         return next(name for name in SATURATING if name.replace("_", "") == type(operation).__name__.lower())
     if type(operation) in _WITH_ACTIVATION:
@@ -168,7 +168,7 @@ def _without_activation(call: Call) -> list[Any]:
 
 @contextmanager
 def redrawn(model: Any) -> Iterator[int]:
-    """Within, and in this thread only, constant weights read as random numbers; returns how many these are.
+    """A context in which constant weights are random numbers, in this thread only; yields their count.
 
     The variables themselves do not change.
     """

@@ -78,13 +78,13 @@ def export_onnx(
         image: the image transform to store, in place of `model.processing`; for a classifier also
             `preprocess_input` of a module of keras.applications.
         task: "image-classification" for any model with one image in and one vector out, a number for each
-            class; labels, image or raw_pixels say so, too. The folder then classifies pictures by itself.
-            Models of keras.applications and keras-hub's image classifiers bring their own preprocessing; any
-            other model needs image. "text-classification", or labels, for a text classifier of keras-hub: the
+            class; implied by labels, image or raw_pixels. The folder then classifies files of pictures. The
+            preprocessing of keras.applications and of keras-hub's image classifiers is known; any other
+            model needs image. "text-classification", or labels, for a text classifier of keras-hub: the
             folder has the tokenizer of its preprocessor, and classifies texts.
         raw_pixels: whether the graph takes uint8 pixels (batch, height, width, channels) and normalizes them
             itself, in place of `pixel_values`.
-        input_signature: the inputs of a model whose class has a `call` of its own: a keras.InputSpec(shape,
+        input_signature: the inputs of a subclassed model, with its own `call`: a keras.InputSpec(shape,
             dtype, name), or a list with one for each argument of the call, in the structure of that argument.
             A size of None is dynamic; None in place of an InputSpec keeps the argument's default.
         precision: "fp32", "fp16", "int8", "int8-blocks" or "int4", or several of them for one folder. What
@@ -216,23 +216,23 @@ def _precision(model: Any) -> str:
 def _verified(
     model: Any, outside: Interface, lowered: Context, path: Path
 ) -> tuple[contract.Parity, tuple[str, ...]]:
-    """Compares the graph with Keras; returns the result and notes about branches that no example takes."""
+    """Compares the graph with Keras; returns the result and notes about branches that no example reaches."""
     outside = dataclasses.replace(outside, bounds=tuple(lowered.bounds))
     precision, outputs = _precision(model), _names(lowered)[: len(outside.outputs)]
     run = verify.expected_of(model, outside)
-    found = verify.cases_for(model, outside)
+    cases = verify.cases_for(model, outside)
     branching = branches.control_flow(path)
     if branching:
-        found += branches.scaled(found, run)
+        cases += branches.scaled(cases, run)
 
     def compare(path: Path, cases: Sequence[Case]) -> contract.Parity:
         return verify.verify(path, cases, outputs, precision)[0]
 
     try:
-        parity, weak = verify.verify(path, found, outputs, precision)
-        notes = _compared_otherwise(model, outside, lowered.opset, path, found, weak) if weak else ()
+        parity, weak = verify.verify(path, cases, outputs, precision)
+        notes = _compared_otherwise(model, outside, lowered.opset, path, cases, weak) if weak else ()
         if branching:
-            notes += branches.compare_untested(path, found, run, compare, lowered.predicates)
+            notes += branches.compare_untested(path, cases, run, compare, lowered.predicates)
         return parity, notes
     except ExportError as error:
 
@@ -244,14 +244,14 @@ def _verified(
 
         try:
             tolerance = tolerances.TOLERANCES[precision]
-            places = (verify.first_difference(model, case, write, lowered.tiers, tolerance) for case in found)
+            places = (verify.first_difference(model, case, write, lowered.tiers, tolerance) for case in cases)
             where = next(filter(None, places), None)
             if where is None:
                 where = "No single layer differs by that much."
                 if unpadding.unpad in outside.passes:
-                    where += " Where the head reads masked tokens, which are not computed, pass unpad=False."
-        except Exception as other:  # whatever Keras raises at a model that is taken apart
-            where = f"Layer by layer they could not be compared: {one_line(other)}"
+                    where += " If the head reads masked tokens, which are not computed, pass unpad=False."
+        except Exception as other:  # whatever Keras raises for a part of the model
+            where = f"The layers could not be compared: {one_line(other)}"
         raise ExportError(f"{error} {where} No folder was left.") from None
 
 
@@ -262,12 +262,12 @@ def _compared_otherwise(
     if _precision(model) != "fp32":
         return (_weak_note(weak),)
     outputs = outside.outputs
-    found = evidence.compare_before_activation(model, path, outputs, weak, cases)
-    left = [name for name in weak if name not in found]
+    differences = evidence.compare_before_activation(model, path, outputs, weak, cases)
+    left = [name for name in weak if name not in differences]
     notes = tuple(
-        f"Output {name!r} hardly varies over the examples; before the activation that ends the model, "
+        f"Output {name!r} hardly varies over the examples; before the model's last activation, "
         f"onnxruntime is within {difference:.1e} of Keras."
-        for name, difference in found.items()
+        for name, difference in differences.items()
     )
     if not left:
         return notes
@@ -279,15 +279,15 @@ def _compared_otherwise(
             context, onnx_model = _lowered(graph.function_of(model), outside, outputs, opset, outside.passes)
             write_graph(onnx_model, redrawn)
             again = verify.cases_for(model, outside)
-        except Exception as error:  # layers that cannot be without their own variables
+        except Exception as error:  # layers that need their own variables
             return (*notes, f"{_weak_note(left)} With redrawn weights: {one_line(error)}")
         parity, weak = verify.verify(redrawn, again, _names(context)[: len(outputs)])
         weak = [name for name in weak if name in left]
-        found = evidence.compare_before_activation(model, redrawn, outputs, weak, again)
-    proven = [name for name in left if name not in weak or name in found]
+        differences = evidence.compare_before_activation(model, redrawn, outputs, weak, again)
+    proven = [name for name in left if name not in weak or name in differences]
     left = [name for name in left if name not in proven]
     if proven:
-        worst = max([parity.max_difference, *found.values()])
+        worst = max([parity.max_difference, *differences.values()])
         notes += (
             f"Output{'s' * (len(proven) > 1)} {', '.join(map(repr, proven))} hardly "
             f"{'vary' if len(proven) > 1 else 'varies'} over the examples; with {count} constant weights "
@@ -298,8 +298,8 @@ def _compared_otherwise(
 
 def _weak_note(names: Sequence[str]) -> str:
     return (
-        f"{', '.join(map(repr, names))}: the output hardly varies over the random examples, so that being "
-        "equal to Keras proves little. Compare it on inputs of your own."
+        f"{', '.join(map(repr, names))}: the output hardly varies over the random examples, so the "
+        "comparison with Keras proves little. Compare it on your own inputs."
     )
 
 

@@ -125,11 +125,11 @@ class _Call:
 
         A layer's code may ask for a size, get None in a trace, and go on without an error.
         """
-        # At short and at long axes, since its code may branch on a size.
+        # With short and with long axes, because its code may branch on a size.
         self.compared = sum(self._compare(traced, first) for first in (3, 301)) > 0
 
     def _compare(self, traced: Callable[[list[Any]], list[Any]], first: int) -> bool:
-        """Compares at sizes from `first` on; False where the layer refuses them."""
+        """Compares at sizes from `first` on; returns False if the layer refuses them."""
         for alike in (False, True):  # whether axes of the same number are of the same size
             tensors = self._samples(alike, first)
             try:

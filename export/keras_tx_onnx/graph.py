@@ -53,13 +53,13 @@ def parts(layer: Any) -> list[Any]:
 
 
 def trainable_variables(model: Any) -> list[Any]:
-    """What training would change, frozen or not, each variable once."""
-    found = {id(v): v for part in parts(model) for v in part._trainable_variables}
-    return list(found.values())
+    """The trainable variables, frozen or not, each once."""
+    variables = {id(v): v for part in parts(model) for v in part._trainable_variables}
+    return list(variables.values())
 
 
 def last_operations(function: Any) -> list[Any]:
-    """What makes the outputs of a function."""
+    """The operations that compute the outputs of a function."""
     return [tensor._keras_history.operation for tensor in function.outputs]
 
 
@@ -74,7 +74,7 @@ def call_parameters(model: Any) -> list[inspect.Parameter]:
 
 
 def is_read(model: Any, argument: str) -> bool:
-    """Whether the code of a model's `call` reads an argument; True where that cannot be seen."""
+    """Whether the code of a model's `call` reads an argument; True if the code is not available."""
     code = getattr(inspect.unwrap(type(model).call), "__code__", None)
     if code is None or argument in code.co_cellvars:
         return True
@@ -118,7 +118,7 @@ def name_of(operation: Any) -> str:
 
 
 def output_names(function: Any) -> list[str]:
-    """The names of the layers and operations that make the outputs of a function."""
+    """The names of the layers and operations that compute the outputs of a function."""
     return [name_of(operation) for operation in last_operations(function)]
 
 
@@ -149,7 +149,7 @@ def walk(function: Any, inputs: list[Any], lower: Callable[[Call], Any]) -> list
             f"{function.name!r} takes {len(expected)} inputs, but is called with {len(inputs)}."
         )
     values = dict(zip(map(id, expected), inputs, strict=True))
-    missing: dict[int, Any] = {}  # what a layer promised and did not return, with the layer
+    missing: dict[int, Any] = {}  # outputs that a layer declares and does not return, with the layer
     for call in function.used() if isinstance(function, Trace) else _calls(function):
         if any(id(x) not in values for x in tensors_in((call.args, call.kwargs))):
             continue
@@ -158,10 +158,10 @@ def walk(function: Any, inputs: list[Any], lower: Callable[[Call], Any]) -> list
         if len(results) != len(call.outputs):
             raise ExportError(
                 f"{call.operation.name!r} ({type(call.operation).__name__}) returns {len(results)} tensors, "
-                f"but its output shapes promise {len(call.outputs)}. Correct its compute_output_shape or its "
+                f"but its output shapes declare {len(call.outputs)}. Correct its compute_output_shape or its "
                 "lowering."
             )
-        # A layer may promise a tensor where it returns None; what would compute with it is left out.
+        # A layer may declare a tensor and return None; the operations that read it are left out.
         made = [(x, y) for x, y in zip(call.outputs, results, strict=True) if y is not None]
         values.update((id(x), y) for x, y in made)
         missing.update({id(x): call.operation for x in call.outputs if id(x) not in values})
@@ -169,14 +169,14 @@ def walk(function: Any, inputs: list[Any], lower: Callable[[Call], Any]) -> list
         if id(x) not in values:
             names = ", ".join(repr(operation.name) for operation in missing.values()) or "its operations"
             raise ExportError(
-                f"An output of {function.name!r} depends on one of {names} that is "
-                "None where its compute_output_shape promises a tensor. Leave it out of the outputs."
+                f"An output of {function.name!r} depends on a result of {names} that is "
+                "None, although compute_output_shape declares a tensor. Leave it out of the outputs."
             )
     return [values[id(x)] for x in function.outputs]
 
 
 def check_sizes(model: Any, shapes: list[tuple[int, ...]]) -> None:
-    """Raises what Keras raises at inputs of these shapes, without computing anything.
+    """Raises the error of Keras for inputs of these shapes, without computing anything.
 
     TensorFlow ends the process where a convolution or pooling has an image without pixels.
     """
@@ -190,7 +190,7 @@ def check_sizes(model: Any, shapes: list[tuple[int, ...]]) -> None:
         except Exception as error:
             if type(call.operation).__module__.startswith("keras.src."):
                 raise
-            raise _Unknown from error  # a layer of the user's that runs, but cannot tell its sizes
+            raise _Unknown from error  # a layer of the user that runs, but cannot infer its sizes
 
     inputs = [keras.KerasTensor(shape, x.dtype) for shape, x in zip(shapes, function.inputs, strict=True)]
     with suppress(_Unknown):
@@ -198,7 +198,7 @@ def check_sizes(model: Any, shapes: list[tuple[int, ...]]) -> None:
 
 
 class _Unknown(Exception):
-    """The sizes behind a layer are not known."""
+    """The output sizes of a layer are unknown."""
 
 
 def _nodes(function: Any) -> list[Any]:
@@ -229,9 +229,9 @@ def distinct_values(structure: Any) -> list[ir.Value]:
 
 @contextmanager
 def unchanged(values: list[tuple[Any, Any]]) -> Iterator[Callable[[Any], bool]]:
-    """Within, variables have these values or those of a scope around it, and assignments do not reach them.
+    """A context in which variables have these values, or those of an outer scope, and are not assigned.
 
-    What it returns says of a variable whether there was an assignment.
+    Yields a function that returns whether a variable was assigned to.
     """
     outer, scope = get_stateless_scope(), keras.StatelessScope(values)
     if outer is not None:
@@ -252,9 +252,9 @@ def sequential_at(model: Any, inputs: keras.KerasTensor) -> Any:
 
 @contextmanager
 def untouched(layer: Any) -> Iterator[None]:
-    """Takes back the nodes that symbolic calls leave behind in a layer and its parts.
+    """Removes the nodes that symbolic calls add to a layer and its parts.
 
-    Keras finds a node by its place: nodes that another thread added behind them stay where they are.
+    Keras looks a node up by its index: nodes that another thread added after them keep theirs.
     """
     with collecting_nodes() as made:
         try:

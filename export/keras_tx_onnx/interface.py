@@ -48,8 +48,8 @@ class Interface:
     axes: tuple[str, ...] = ()  # the dynamic axes beside the batch
     sequences: bool = False  # whether these are of sequences, which may be very short and very long
     pictures: bool = False  # whether these are heights and widths
-    permits: Callable[[cases.Sizes], bool] = lambda sizes: True  # which sizes the graph is for
-    bounds: tuple[str, ...] = ()  # of these axes, which the layers' code has
+    permits: Callable[[cases.Sizes], bool] = lambda sizes: True  # the sizes that the graph supports
+    bounds: tuple[str, ...] = ()  # on these axes, from the layers' code
     batch: int | None = None  # where the model has a fixed one
     further: Callable[[cases.Case], list[cases.Case]] = lambda case: []  # other ways to run a case
     close: Callable[[Context], None] = lambda cx: None  # adds outputs behind those of the model
@@ -136,7 +136,7 @@ def image_input(cx: Context, transform: ImageTransform, raw_pixels: bool) -> ir.
 def image_example(
     transform: ImageTransform, raw_pixels: bool, batch: int, random: np.random.Generator
 ) -> Example:
-    """Random pixels for such a graph, and the images that the model has from them."""
+    """Random pixels for such a graph, and the images that the model receives for them."""
     pixels = random.integers(0, 256, (batch, transform.height, transform.width, transform.channels), "uint8")
     images = transform(pixels)
     if raw_pixels:
@@ -214,8 +214,8 @@ def _numpy_dtype(dtype: str) -> str:
 def axis_names(shape: tuple[int | None, ...], owner: str) -> list[int | str]:
     """Dynamic axes by the names that people know; each input's own where there are several inputs.
 
-    One name for two inputs would say that they are always equally long. Names are identifiers, so that they
-    can stand in bounds.
+    Two inputs with one name would have to be of equal length. Names are identifiers, so that bounds can
+    contain them.
     """
     owner = re.sub(r"\W|^(?=\d)", "_", owner)
     names = {4: ("height", "width"), 5: ("depth", "height", "width")}.get(len(shape), ("sequence_length",))
@@ -248,9 +248,9 @@ def _distinct(names: list[str]) -> list[str]:
 
 
 def _input_names(function: Any) -> list[str]:
-    """The names of a graph's inputs. Keras numbers those that have none, differently in every process.
+    """The names of a graph's inputs. Keras numbers unnamed ones, differently in every process.
 
-    Such an input is called after its key in a dict of inputs, or `input`, `input_2` ... by its place.
+    An unnamed input gets its key in a dict of inputs as its name, or `input`, `input_2` ... in order.
     """
     names = []
     for place, (path, tensor) in enumerate(keras.tree.flatten_with_path(function.input)):

@@ -82,7 +82,7 @@ class _Layout:
         return node.inputs[0]
 
     def transposed(self, x: ir.Value) -> ir.Value | None:
-        """x in channels first, if the graph has it already."""
+        """x in channels first, if the graph already computes it."""
         return next((node.outputs[0] for node, _ in x.uses() if self.leads_first(node)), None)
 
     def axis(self, axis: int) -> int:

@@ -38,7 +38,7 @@ def lower(context: Context, function: Any, inputs: list[ir.Value]) -> list[ir.Va
             results = _lower_call(context, _with_values(context, call) if traced else call)
             if context.cache is not None:
                 results = context.cache.after_layer(context, results)
-        if traced:  # a trace has no tensors in the place of None
+        if traced:  # a trace has no tensors in place of None
             results = [value for value in tree.flatten(results) if value is not None]
             _describe_traced(call, results)
         else:
@@ -62,12 +62,12 @@ def _describe_promised(context: Context, call: Call, values: list[ir.Value | Non
     if known is not None and context.misled and len(known) == len(values):
         shapes = [tuple(n if isinstance(n, int) else None for n in shape) for shape in known]
     for value, shape, tensor in zip(values, shapes, call.outputs, strict=False):
-        if value is not None:  # a layer may return None where it promises a tensor
+        if value is not None:  # a layer may declare a tensor and return None
             dynamic = [_follows_inputs(context, n) for n in value.meta.get(sizes.SIZES, ())]
             wrong = len(dynamic) == len(shape) and any(
                 n is not None and moves for n, moves in zip(shape, dynamic, strict=True)
             )
-            if wrong:  # a number in the place of a size that was computed from the inputs' sizes
+            if wrong:  # a number in place of a size that was computed from the inputs' sizes
                 shape = value.meta[KERAS_TENSOR].shape
             context.misled |= wrong | (not _describe(value, shape, tensor.dtype))
     for value, shape in zip(values, known or [], strict=False):
@@ -83,7 +83,7 @@ def _follows_inputs(context: Context, size: Any) -> bool:
 
 
 def _note(value: ir.Value, shape: tuple[Any, ...]) -> None:
-    """Notes the sizes of a value. A number of its shape stays; what is unknown is a symbol of its own."""
+    """Notes the sizes of a value. Numbers in its shape stay; an unknown size becomes a new symbol."""
     known = value.meta[KERAS_TENSOR].shape
     if sizes.SIZES in value.meta or len(shape) != len(known):
         return
@@ -98,8 +98,8 @@ def _describe_traced(call: Call, values: list[ir.Value]) -> None:
         actual = value.meta.get(sizes.SIZES, shape)
         if len(actual) != len(shape) or any(map(sizes.contradict, actual, shape)):
             raise NotLowered(
-                f"{graph.name_of(call.operation)!r} returns another shape than it promises, and code behind "
-                "it may compute with that. Correct its compute_output_shape."
+                f"{graph.name_of(call.operation)!r} returns another shape than it declares, and later "
+                "code may compute with the wrong one. Correct its compute_output_shape."
             )
         _describe(value, tuple(n if isinstance(n, int) else None for n in shape), tensor.dtype)
         for axis, size in enumerate(shape):
@@ -163,7 +163,7 @@ def _opened(context: Context, operation: Any, args: tuple, kwargs: dict) -> Any:
     try:
         with context.attempt(graph.distinct_values((args, kwargs))):
             return tree.flatten(lower_call_of(context, operation.call, *args, layer=operation, **kwargs))
-    except SizeLost as error:  # TensorFlow's trace could only guess as well
+    except SizeLost as error:  # TensorFlow's trace would have to guess, too
         named = str(error).startswith("The layer")
         raise (
             error
@@ -182,7 +182,7 @@ def _lower_model(context: Context, model: Any, args: tuple, kwargs: dict) -> lis
     if mask is not None:
         masks.attach(inputs, tree.flatten(mask))
     if isinstance(model, keras.Sequential) and len(inputs) == 1:
-        # One that data built holds the sizes of that data, and Keras accepts others.
+        # A model that was built on data has the sizes of that data, and Keras accepts others.
         known, built = inputs[0].meta[KERAS_TENSOR].shape, function.inputs[0].shape
         if len(known) == len(built) and any(
             n is not None and n != m for n, m in zip(built, known, strict=True)
@@ -206,11 +206,11 @@ def lower_call_of(
     """Traces a function of keras.ops for values of the graph, and adds its nodes.
 
     Args:
-        function: called on Keras tensors in the place of the values among `args` and `kwargs`.
+        function: called on Keras tensors in place of the values among `args` and `kwargs`.
         layer: whose method the function is, if it is one.
 
     Returns:
-        What the function returns, with values in the place of Keras tensors.
+        What the function returns, with values in place of Keras tensors.
     """
     values = graph.distinct_values((args, kwargs))
     carried = {id(value): mask for value in values if (mask := masks.mask_of(value)) is not None}
@@ -256,7 +256,7 @@ def _weight(context: Context, variable: Any) -> ir.Value:
 
 
 def _with_values(context: Context, call: Call) -> Call:
-    """The call with values of the graph in the place of weights and of numbers computed from sizes."""
+    """The call with values of the graph in place of weights and of numbers computed from sizes."""
     changed = False
 
     def value(x: Any) -> Any:

@@ -1,8 +1,8 @@
 """Opens a layer: traces its `call` on Keras tensors, whose dynamic axes are symbolic sizes.
 
-What a layer computes from sizes is then known exactly. A trace at other sample sizes, near and far, has to be
-the same trace: whatever differs has lost its expression, such as a size that became a NumPy number or a loop
-over an axis, and is refused. Nothing is inferred from samples.
+All computations with sizes are then known exactly. Traces at other sample sizes, near and far, must be
+equal: a difference means that a size lost its expression, for example in a NumPy number or in a loop over an
+axis, and is refused. Nothing is inferred from samples.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from keras_tx_onnx.errors import NotLowered, one_line
 from keras_tx_onnx.sizes import Bound, Expression, Real, Size, Symbol, expression_of, of_symbol, sizes_of
 from keras_tx_onnx.symbolic_backend import Trace, output_spec, tensors_in, trace
 
-# Sample sizes of the batch and of the other dynamic axes. The second row has sizes that patches and strides
-# divide. At one of the others, tried from the left, the trace has to be the same; and at each of the last, in
-# which powers of two and long axes show what C code, such as math.gcd or math.log2, made of a size.
+# Sample sizes of the batch and of the other dynamic axes. Patches and strides divide those of the second row.
+# The trace must be the same at one of the others, which are tried from the left, and at each of the last, in
+# which powers of two and long axes reveal what C code, such as math.gcd or math.log2, computed from a size.
 FIRST = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
 FAR = (1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069, 1087)
 SAMPLES = (
@@ -44,13 +44,13 @@ SAMPLES = (
 BATCHES = (3, 7)
 LAST_BATCHES = (2, 64, 1021)
 
-# Which dynamic axes are taken to be equal: those that are known to be, also those of the same number, or all
-# but the batch, as a square adjacency needs.
+# Dynamic axes that are assumed to be equal: those that are known to be, also those with the same index, or
+# all but the batch, as a square adjacency matrix requires.
 EQUAL = ("known", "numbered", "all")
 
 
 class SizeLost(NotLowered):
-    """A layer's code computes with a size in a way that a graph cannot follow at all sizes."""
+    """A layer's code computes with a size in a way that a graph cannot express for all sizes."""
 
 
 class NothingToCompare(SizeLost):
@@ -61,9 +61,9 @@ class NothingToCompare(SizeLost):
 class Way:
     """How a layer's code is run.
 
-    `symbolic` says that ranges, fills and weights become part of the graph, `plain` that code which asks for
-    the backend is told of one that it has nothing special for, `trusting` that layers inside have the output
-    shapes that they promise.
+    `symbolic`: ranges, fills and weights become part of the graph. `plain`: keras.backend.backend() returns
+    a name for which code has no special case. `trusting`: inner layers have the output shapes that they
+    declare.
     """
 
     symbolic: bool = True
@@ -72,8 +72,8 @@ class Way:
 
 
 WAYS = (Way(), Way(plain=False), Way(symbolic=False, plain=False), Way(trusting=False))
-# Operations whose output size Keras infers without a look at that of the input: the axes of the input that
-# count, and the one of the output.
+# Operations whose output size Keras infers without the size of the input: the relevant axes of the input, and
+# the axis of the output.
 CLIPPING: dict[str, Callable[[Any], tuple[tuple[int, ...], int]]] = {
     "Split": lambda operation: ((operation.axis,), operation.axis),
     "Diagonal": lambda operation: ((operation.axis1, operation.axis2), -1),
@@ -82,9 +82,9 @@ CLIPPING: dict[str, Callable[[Any], tuple[tuple[int, ...], int]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """A call as a trace, for which sizes it is right, and the values of its first inputs.
+    """A call as a trace, its bounds, and the values of its first inputs.
 
-    Its other inputs are weights: a variable, or None where it is not used.
+    Its other inputs are weights: variables, or None for unused ones.
     """
 
     trace: Trace
@@ -119,7 +119,7 @@ def open_call(
                 try:
                     return opening.opened(*samples)
                 except Exception as error:  # whatever a layer's code raises at these sizes
-                    # With unlike sizes most layers of two inputs fail, and do not say why.
+                    # With different sizes most layers with two inputs fail, with an unrelated error.
                     rank = 0 if isinstance(error, SizeLost) else 1 if equal == "numbered" else 2
                     errors.append((rank, error))
                     if isinstance(error, SizeLost) and not isinstance(error, NothingToCompare):
@@ -164,20 +164,20 @@ class _Opening:
                     self.merged[size.symbol] = first
 
     def opened(self, first: tuple, others: tuple, last: tuple) -> Opened:
-        """The trace at the first samples, which has to be the same at the others that suit it."""
+        """The trace at the first samples, which must be the same at all others that the code accepts."""
         fresh: dict[tuple[int, int, int], Symbol] = {}
         while True:
             one, weights = self._trace(first, BATCHES[0], fresh)
             lost = one.observer.lost
             if lost:
-                raise SizeLost(f"Its code makes a plain number of a size by {lost[0]}. {ADVICE}")
+                raise SizeLost(f"Its code converts a size to a plain number by {lost[0]}. {ADVICE}")
             places = (
                 set() if not self.batches and not self.others else self._compared(one, others, last, fresh)
             )
             if not places:
                 break
             fresh |= {place: Symbol(None, place[2]) for place in sorted(places)}
-        # Axes behind the inputs that have to be equal: where they are not, Keras fails as the graph does.
+        # Inner axes that must be equal: if they are not, Keras fails like the graph.
         pairs = [(a, b) for a, b in self.merged.items() if a.least and b.least]
         equal = [Bound(of_symbol(a) - of_symbol(b), "==") for a, b in pairs]
         used = {id(x) for call in one.used() for x in tensors_in((call.args, call.kwargs))}
@@ -241,7 +241,7 @@ ADVICE = "Compute with sizes by + - * // % ** and comparisons, or by keras.ops o
 
 
 def tensor_of(value: ir.Value, samples: Mapping[Symbol, int]) -> keras.KerasTensor:
-    """A Keras tensor in the place of a value, with its symbolic sizes."""
+    """A Keras tensor in place of a value, with its symbolic sizes."""
     known = value.meta[KERAS_TENSOR]
     shape = [n if isinstance(n, int) else Size(n.evaluate(samples), n) for n in sizes_of(value)]
     return keras.KerasTensor(shape, known.dtype)
@@ -252,7 +252,7 @@ def _with_tensors(
 ) -> tuple[Callable[..., Any], list[tuple[Any, Any]]]:
     """A method of a copy of the layer, whose own variables are tensors, and these with the variables.
 
-    What its code does to a variable alone, such as slicing a table, becomes part of the graph.
+    Operations on a variable alone, such as slicing a table, become part of the graph.
     """
     weights = []
     if vars(layer).get(function.__name__) is not None or not hasattr(type(layer), function.__name__):
@@ -269,7 +269,7 @@ def _with_tensors(
 
 
 def _plain_axes(one: Trace, other: Trace) -> Iterator[tuple[int, int, int]]:
-    """The axes of outputs that have no expression, but follow sizes of inputs: by call, output and axis."""
+    """The axes of outputs without an expression that depend on sizes of inputs: by call, output and axis."""
     for index, (a, b) in enumerate(zip(one.everything, other.everything, strict=False)):
         if type(a.operation) is not type(b.operation) or len(a.outputs) != len(b.outputs):
             return
@@ -299,8 +299,8 @@ def _check_same(one: Trace, other: Trace) -> None:
         places[1][id(x)] for x in other.outputs
     ]:
         raise SizeLost(
-            "Its code takes another way when its inputs have another size, without a comparison of sizes, as "
-            f"a loop over an axis does. {ADVICE}"
+            "Its code runs other operations when its inputs have another size, without a comparison of "
+            f"sizes, as a loop over an axis does. {ADVICE}"
         )
     for a, b in zip(calls, others, strict=True):
         pairs = [
@@ -335,7 +335,7 @@ def _places(one: Trace) -> dict[int, tuple[int, int]]:
 
 
 def settings_of(operation: Any) -> dict[str, Any]:
-    """What an operation was made with."""
+    """The settings that an operation was created with."""
     if isinstance(operation, keras.layers.Layer):
         return {name: x for name, x in operation.get_config().items() if name != "name"}
     return {name: x for name, x in vars(operation).items() if name[0] != "_" and name != "name"}
@@ -382,7 +382,7 @@ def _short(x: Any) -> str:
 def promised_sizes(operation: Any, args: tuple, kwargs: dict) -> list[tuple[Any, ...]] | None:
     """The sizes that Keras infers for the results of an operation: numbers, expressions, None where unknown.
 
-    None where it fails at every sample size.
+    None if inference fails at every sample size.
     """
     values = graph.distinct_values((args, kwargs))
     symbols = {s for v in values for n in sizes_of(v) if isinstance(n, Expression) for s in n.symbols()}

@@ -96,5 +96,5 @@ def quantize(
         for name in wanted:
             ladder.add(name)
         manifest = ladder.finish()
-        check_unchanged(opened)  # a newer export is not replaced by files of the one before
+        check_unchanged(opened)  # files of an older export must not replace a newer one
     return Quantized(opened.path, manifest)

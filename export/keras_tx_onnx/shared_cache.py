@@ -25,7 +25,7 @@ def share_cache(model: ir.Model) -> int:
     from attention_mask, so padding must be on the right; the standard graph takes it anywhere. Nothing but
     attention changes, whatever the precision of the weights. Heads of another width than the kernel accepts
     are padded with zeros, also in the cache. A graph with an Attention that has no such counterpart is left
-    as it is, and gives 0.
+    unchanged, and returns 0.
     """
     found = [node for node in model.graph if node.op_type == "Attention" and len(node.inputs) > 4]
     found = [node for node in found if node.inputs[4] is not None]
@@ -62,13 +62,13 @@ def check_shared(path: Path, beside: Path, context: int, precision: str) -> floa
 
 def no_shared(name: str, insist: bool) -> str:
     """Why there is none, as an error or as a note."""
-    said = (
-        f"model {name!r} has attention that onnxruntime's GroupQueryAttention cannot compute: that is causal "
-        "attention without a bias, whose value heads are as wide as its key heads"
+    reason = (
+        f"model {name!r} has attention that onnxruntime's GroupQueryAttention cannot compute: only causal "
+        "attention without a bias and with value heads as wide as key heads is supported"
     )
     if insist:
-        raise ExportError(f"cache='shared' was given, but {said}. Leave it out.")
-    return f"No graph with a cache that is written in place: {said}."
+        raise ExportError(f"cache='shared' is not possible: {reason}. Leave it out.")
+    return f"No graph with a cache that is written in place: {reason}."
 
 
 def note_of(beside: Path, path: Path, found: float | None) -> str:

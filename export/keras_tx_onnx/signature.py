@@ -28,8 +28,8 @@ def as_functional(model: Any, signature: Any = None) -> Functional:
     """The model itself where its graph is known, else a functional model around it.
 
     `signature` describes the arguments of the model's call: keras.InputSpec in the structure of each, None
-    for one that keeps its default. A Sequential that was never built is built by it. Without it, what Keras
-    recorded of the first call is used: shapes, but neither dtypes nor which axes are dynamic.
+    for one that keeps its default. An unbuilt Sequential is built with it. Without it, the shapes that Keras
+    recorded in the first call are used; dtypes and dynamic axes are not recorded.
     """
     if graph.is_function(model) and (isinstance(model, TextModel) or not graph.has_own_call(model)):
         if signature is not None:
@@ -59,7 +59,7 @@ def as_functional(model: Any, signature: Any = None) -> Functional:
 
 
 def _call(model: Any, inputs: dict[str, Any]) -> Any:
-    """Calls the model: the first arguments by position, those behind one at its default by name."""
+    """Calls the model: the first arguments by position, those after one with its default by name."""
     parameters = graph.call_parameters(model)
     positional = list(
         itertools.takewhile(lambda p: p.name in inputs and p.kind != p.KEYWORD_ONLY, parameters)
@@ -75,22 +75,22 @@ def _by_argument(model: Any, signature: Any) -> dict[str, Any]:
     if len(parameters) < len(parts):
         raise ConfigError(
             f"input_signature has {len(parts)} parts, but the call of {model.name!r} accepts "
-            f"{len(parameters)}: {', '.join(p.name for p in parameters)}. A list stands for the arguments of "
-            "the call; wrap a list that is one argument in another."
+            f"{len(parameters)}: {', '.join(p.name for p in parameters)}. A list has one part for each "
+            "argument; wrap a list that is itself one argument in another list."
         )
     specs = {p.name: spec for p, spec in zip(parameters, parts, strict=False) if spec is not None}
     for p in parameters:
         if p.default is p.empty and p.name not in specs:
             raise ConfigError(
                 f"input_signature has nothing for {p.name!r}, a required argument of the call of "
-                f"{model.name!r}. Write a keras.InputSpec for it; the arguments are "
+                f"{model.name!r}. Pass a keras.InputSpec for it; the arguments are "
                 f"{', '.join(p.name for p in parameters)}."
             )
     return specs
 
 
 def _defaults(model: Any, specs: dict[str, Any]) -> tuple[str, ...]:
-    """A note that names the arguments of the call which keep their default."""
+    """A note that names the arguments of the call that keep their default."""
     left = [
         f"{p.name!r} keeps its default ({p.default!r})"
         for p in graph.call_parameters(model)
@@ -104,10 +104,10 @@ def _for_any_batch(model: Any) -> Any:
 
     The layers are the same.
     """
-    given = graph.function_of(model).inputs[0]
-    if given.shape[0] is None or any(getattr(layer, "stateful", False) for layer in graph.parts(model)):
+    first = graph.function_of(model).inputs[0]
+    if first.shape[0] is None or any(getattr(layer, "stateful", False) for layer in graph.parts(model)):
         return model
-    inputs = keras.Input(given.shape[1:], dtype=given.dtype)
+    inputs = keras.Input(first.shape[1:], dtype=first.dtype)
     return graph.sequential_at(model, inputs)
 
 
@@ -121,7 +121,7 @@ def _names(outputs: Any, name: str) -> list[str]:
 
 
 def _recorded(model: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What Keras recorded of the model's inputs, by argument; raises where that is not all of them."""
+    """The inputs that Keras recorded, by argument; raises an ExportError if some were not recorded."""
     dtype = model.input_dtype
     notes: tuple[str, ...] = ()
     if graph.is_function(model):  # of a class with a call of its own
@@ -134,9 +134,9 @@ def _recorded(model: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
         if not shapes:
             why, remedy = "was never called", "Call it on data once, or pass"
             if graph.was_called(model):
-                why, remedy = "was called, but builds itself, and Keras then does not record on what", "Pass"
+                why, remedy = "was called, but builds itself, so Keras does not record its inputs", "Pass"
             raise ExportError(
-                f"The inputs of model {model.name!r} ({type(model).__name__}) are not known: it {why}. "
+                f"Model {model.name!r} ({type(model).__name__}) has unknown inputs: it {why}. "
                 f"{remedy} input_signature=keras.InputSpec(shape=(None, ...), dtype=...)."
             )
         specs = {name: _spec_of_shape(shape, dtype) for name, shape in shapes.items()}
@@ -149,7 +149,7 @@ def _recorded(model: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def _check_recorded(model: Any, specs: dict[str, Any], recorded: set[str]) -> None:
-    """Refuses to guess whether a call had tensors of which Keras records nothing."""
+    """Raises an ExportError if a call may have had tensors that Keras does not record."""
     parameters = graph.call_parameters(model)
     several = [p.name for p in parameters if p.kind == p.VAR_POSITIONAL]
     if several:
@@ -182,7 +182,7 @@ def _check_recorded(model: Any, specs: dict[str, Any], recorded: set[str]) -> No
 
 
 def _written(spec: Any) -> str:
-    """A spec as the user writes it."""
+    """A spec as Python code."""
     if isinstance(spec, dict):
         return "{" + ", ".join(f"{key!r}: {_written(part)}" for key, part in spec.items()) + "}"
     if isinstance(spec, (list, tuple)):

@@ -1,8 +1,8 @@
-"""Symbolic sizes: integers that carry the expression by which a layer's code computed them.
+"""Symbolic sizes: integers with the expression by which a layer's code computed them.
 
 While a layer is traced, each dynamic axis is a `Size`: an int with a sample value, and an `Expression`
-over the dynamic axes of the graph. Arithmetic on it is arithmetic on both. A comparison is decided from the
-expression where that is possible; otherwise the sample decides, and what was decided is a `Bound` of the
+over the dynamic axes of the graph. Arithmetic applies to both. A comparison is decided by the expression if
+possible; otherwise the sample value decides, and the result of the comparison becomes a `Bound` of the
 graph. Expressions are sums of products in a normal form, so that equal sizes compare equal.
 """
 
@@ -26,13 +26,13 @@ from keras_tx import contract
 from keras_tx_onnx.context import KERAS_TENSOR, Context
 from keras_tx_onnx.errors import NotLowered
 
-SIZES = "sizes"  # where a value remembers its sizes: integers, and expressions for dynamic axes
-LARGEST = 2**15  # an expression has to fit into 64 bits at axes of this length
+SIZES = "sizes"  # key of a value's metadata with its sizes: integers, and expressions for dynamic axes
+LARGEST = 2**15  # expressions must fit into 64 bits for axes of this length
 
 
 @dataclasses.dataclass(eq=False)
 class Symbol:
-    """A dynamic axis of a value; `value` is None while the layer that makes it is still being traced."""
+    """A dynamic axis of a value; `value` is None while the layer that computes it is being traced."""
 
     value: ir.Value | None
     axis: int
@@ -46,7 +46,7 @@ class Symbol:
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """What is not a sum or a product: //, %, min and max of two expressions."""
+    """A function of two expressions: //, %, min or max."""
 
     name: str
     left: Expression
@@ -78,7 +78,7 @@ class Expression:
 
     @property
     def constant(self) -> int | None:
-        """The number that this is, where it is one."""
+        """The value of a constant expression; otherwise None."""
         if not self.terms:
             return 0
         (atoms, coefficient), *rest = self.terms
@@ -86,7 +86,7 @@ class Expression:
 
     @property
     def symbol(self) -> Symbol | None:
-        """The axis that this is, where it is one."""
+        """The axis, if the expression is a single axis; otherwise None."""
         for atoms, coefficient in self.terms if len(self.terms) == 1 else ():
             if coefficient == 1 and len(atoms) == 1 and isinstance(atoms[0], Symbol):
                 return atoms[0]
@@ -116,7 +116,7 @@ class Expression:
         return sum(c * math.prod(map(number, atoms)) for atoms, c in self.terms)
 
     def limits(self) -> tuple[float, float]:
-        """Between which numbers the value is at all sizes."""
+        """The smallest and the largest value over all sizes."""
         low, high = 0.0, 0.0
         for atoms, coefficient in self.terms:
             ends = (float(coefficient), float(coefficient))
@@ -126,7 +126,7 @@ class Expression:
         return low, high
 
     def text(self, name: Callable[[Symbol], str]) -> str:
-        """As Python writes it."""
+        """The expression in Python's syntax."""
         parts = []
         for atoms, coefficient in self.terms:
             names = [name(a) if isinstance(a, Symbol) else a_text(a, name) for a in atoms]
@@ -150,7 +150,7 @@ def _sum(terms: Iterable[tuple[tuple[Atom, ...], int]]) -> Expression:
         atoms = tuple(sorted(atoms, key=lambda a: a.key))
         total[atoms] = total.get(atoms, 0) + coefficient
     kept = [(atoms, c) for atoms, c in total.items() if c]
-    # Constants last, as one writes them.
+    # Constants last, as usual.
     kept.sort(key=lambda term: (not term[0], -len(term[0]), [a.key for a in term[0]]))
     return Expression(tuple(kept))
 
@@ -186,7 +186,7 @@ def _product(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, flo
 
 
 def apply(name: str, left: Expression, right: Expression) -> Expression:
-    """The expression of a function of two, simplified."""
+    """A function of two expressions, simplified."""
     if left.constant is not None and right.constant is not None:
         return number(FUNCTIONS[name](left.constant, right.constant))
     if name in ("min", "max"):
@@ -196,7 +196,7 @@ def apply(name: str, left: Expression, right: Expression) -> Expression:
         left, right = sorted((left, right), key=lambda e: (e.constant is not None, e.key))
         return of_function(name, left, right)
     divisor = right.constant
-    if divisor is not None and divisor > 0:  # what the divisor divides leaves the quotient
+    if divisor is not None and divisor > 0:  # multiples of the divisor are divided separately
         whole = [(atoms, c) for atoms, c in left.terms if c % divisor == 0]
         rest = Expression(tuple((atoms, c) for atoms, c in left.terms if c % divisor))
         if name == "%" and rest != left:
@@ -215,7 +215,7 @@ def of_function(name: str, left: Expression, right: Expression) -> Expression:
 
 # -- bounds -------------------------------------------------------------------------------------------------
 
-RELATIONS: dict[str, tuple[Callable[[int, int], bool], str]] = {  # with what holds where one does not
+RELATIONS: dict[str, tuple[Callable[[int, int], bool], str]] = {  # with the negated relation
     "<": (operator.lt, ">="),
     "<=": (operator.le, ">"),
     ">": (operator.gt, "<="),
@@ -227,13 +227,13 @@ RELATIONS: dict[str, tuple[Callable[[int, int], bool], str]] = {  # with what ho
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """For which sizes a graph is what Keras computes: where `difference` is in this relation to 0."""
+    """A condition for a graph to be correct: `difference` is in this relation to 0."""
 
     difference: Expression
     relation: str
 
     def text(self, name: Callable[[Symbol], str]) -> str:
-        """The bound as Python writes it, with the constant on the right side."""
+        """The bound in Python's syntax, with the constant on the right side."""
         terms, relation = self.difference.terms, self.relation
         if terms and terms[0][1] < 0:
             relation = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}.get(relation, relation)
@@ -269,14 +269,14 @@ def decide(difference: Expression, relation: str) -> bool | None:
 
 @dataclasses.dataclass
 class Observer:
-    """What a trace notes about the sizes in a layer's code."""
+    """Records how a layer's code uses sizes during a trace."""
 
     bounds: dict[Bound, None] = dataclasses.field(default_factory=dict)
     lost: list[str] = dataclasses.field(default_factory=list)
-    quiet: int = 0  # within Keras's own shape inference, where nothing is noted
+    quiet: int = 0  # within Keras's own shape inference, where nothing is recorded
 
     def lose(self, how: str) -> None:
-        """Notes that code made a plain number of a size. Keras's own code may; what it keeps is compared."""
+        """Records that code converted a size to a plain number; Keras's own code may do so."""
         caller = sys._getframe(2).f_globals.get("__name__", "")
         if not self.quiet and not caller.startswith(("keras.src.", "keras_tx_onnx.")):
             self.lost.append(how)
@@ -297,7 +297,7 @@ def plain(x: Any) -> int:
 
 
 def _plain_result(usual: Any, how: str) -> Any:
-    """A method of a number, which makes a plain number of a size."""
+    """A method of numbers that converts a size to a plain number."""
 
     def method(x: Any, *args: Any) -> Any:
         observer = OBSERVER.get()
@@ -309,7 +309,7 @@ def _plain_result(usual: Any, how: str) -> Any:
 
 
 class Size(int):
-    """An integer that remembers how it was computed."""
+    """An integer with the expression that computed it."""
 
     expression: Expression
 
@@ -417,7 +417,7 @@ def _comparing(relation: str) -> Any:
 
 
 def compared(difference: Expression, relation: str, result: bool) -> bool:
-    """What a comparison is: proved, or as the sample has it, and then a bound."""
+    """The result of a comparison: proved for all sizes, or that of the sample, which becomes a bound."""
     proved = decide(difference, relation)
     if proved is not None:
         return proved
@@ -498,7 +498,7 @@ class Real(float):
 
 
 def expression_of(x: Any) -> Any:
-    """How a size was computed, in a form that compares equal where the computation is the same."""
+    """The computation of a size, in a form that is equal for equal computations."""
     if isinstance(x, Size):
         return x.expression
     return (x.operation, *map(expression_of, x.operands)) if isinstance(x, Real) else x
@@ -557,7 +557,7 @@ _complete_real()
 
 
 def lowered(cx: Context, x: Any) -> ir.Value:
-    """A size as a scalar of the graph, which stands for a Python number there."""
+    """A size as a scalar of the graph, in place of a Python number."""
     if isinstance(x, Real):
         value = cx.op.Cast(_double(cx, x), to=ir.DataType.FLOAT)
 
@@ -623,7 +623,7 @@ def _atom(cx: Context, atom: Atom) -> ir.Value:
 
 
 def sizes_of(value: ir.Value) -> tuple[int | Expression, ...]:
-    """The sizes of a value. A dynamic axis of which nothing is known is a symbol of its own."""
+    """The sizes of a value. An unknown dynamic axis is a new symbol."""
     shape = value.meta[KERAS_TENSOR].shape
     sizes = list(value.meta.get(SIZES) or shape)
     for axis, size in enumerate(sizes):
@@ -634,7 +634,7 @@ def sizes_of(value: ir.Value) -> tuple[int | Expression, ...]:
 
 
 def contradict(one: int | Expression, other: int | Expression) -> bool:
-    """Whether two sizes of an axis cannot both be right; of axes inside a graph this is not known."""
+    """Whether two sizes of an axis contradict each other; unknown for inner axes of a graph."""
     symbols = set().union(*(size.symbols() for size in (one, other) if isinstance(size, Expression)))
     return one != other and all(symbol.least for symbol in symbols)
 
@@ -664,16 +664,16 @@ ABOUT_TOKENS = (
 
 
 def text_of(name: str, names: Sequence[str]) -> str | None:
-    """Among a model's inputs the token ids that one is about, by the usual names."""
+    """The token ids that an input describes, among a model's inputs, by the usual names."""
     end = next((end for end in (*TOKENS, *ABOUT_TOKENS) if name.endswith(end)), None)
     texts = [] if end is None else [name.removesuffix(end) + tokens for tokens in TOKENS]
     return next((text for text in texts if text in names), None)
 
 
 def begin(inputs: list[ir.Value], names: list[str]) -> None:
-    """Notes the sizes of a model's inputs: the batch is one, any other dynamic size each input's own.
+    """Notes the sizes of a model's inputs: all share the batch, every other dynamic size is separate.
 
-    But a padding mask and its like are as long as the `token_ids` that they are about.
+    Padding masks and similar inputs are as long as the `token_ids` that they describe.
     """
     batch: Expression | None = None
     values = dict(zip(names, inputs, strict=True))
@@ -695,7 +695,7 @@ def begin(inputs: list[ir.Value], names: list[str]) -> None:
 
 
 def axis_name(graph: ir.Graph, symbol: Symbol) -> str | None:
-    """What an axis of an input is called; None for an axis of any other value."""
+    """The name of an axis of an input; None for an axis of any other value."""
     value = symbol.value
     if value is None or value.shape is None:
         return None
@@ -706,7 +706,7 @@ def axis_name(graph: ir.Graph, symbol: Symbol) -> str | None:
 
 
 def name_axes(graph: ir.Graph) -> None:
-    """Names the axes that shape inference could not trace by their expression of axes of inputs."""
+    """Names axes that shape inference could not trace, by their expressions over axes of inputs."""
 
     def named(size: Any) -> str | None:
         if not isinstance(size, Expression):
@@ -715,21 +715,23 @@ def name_axes(graph: ir.Graph) -> None:
         return None if None in names.values() else size.text(lambda symbol: str(names[symbol]))
 
     values = [value for node in graph for value in node.outputs if value.shape is not None]
-    found: dict[str, str] = {}
+    renamed: dict[str, str] = {}
     known: dict[int, list[str | None]] = {}
     for value in values:
         names = known[id(value)] = [named(size) for size in value.meta.get(SIZES, ())]
         for name, axis in zip(names, value.shape or (), strict=False):
             if name is not None and is_nameless(axis) and not is_empty(axis):
-                found[str(axis)] = name
+                renamed[str(axis)] = name
     for value in values:
         shape = list(value.shape or ())
         pairs = zip(shape, known[id(value)] or [None] * len(shape), strict=False)
-        value.shape = ir.Shape([name if is_empty(n) and name else found.get(str(n), n) for n, name in pairs])
+        value.shape = ir.Shape(
+            [name if is_empty(n) and name else renamed.get(str(n), n) for n, name in pairs]
+        )
 
 
 def is_empty(axis: int | ir.SymbolicDim) -> bool:
-    """Whether shape inference found nothing, as behind a Scan."""
+    """Whether shape inference has no result, as after a Scan."""
     return isinstance(axis, ir.SymbolicDim) and axis.value is None
 
 
@@ -742,9 +744,9 @@ def is_nameless(axis: int | ir.SymbolicDim) -> bool:
 
 
 def sizes_of_ids(model: ir.Model) -> int:
-    """Asks the ids for batch and sequence, so that equal nodes become one. Gives how many nodes ask them now.
+    """Reads batch and sequence from the ids, so that equal nodes are merged. Returns how many nodes do.
 
-    Shape inference does not see that the sum of tokens and of as many positions is as long as the tokens.
+    Shape inference does not know that the sum of tokens and their positions is as long as the tokens.
     """
     values = [value for node in model.graph for value in node.outputs]
     for value in values:

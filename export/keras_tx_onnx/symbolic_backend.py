@@ -1,8 +1,8 @@
 """Runs code on Keras tensors of symbolic sizes, and records the operations that it calls.
 
-Keras is extended once, when this module is imported: each function that is replaced looks at a context
-variable, and outside of a trace it calls Keras's own at once. A trace is thus seen by the code that is traced
-and by no other thread, and it changes no layer: nothing has to be restored.
+Keras is extended once, when this module is imported: each replaced function checks a context variable, and
+outside of a trace it calls Keras's own directly. A trace thus affects only the traced code and no other
+thread, and it changes no layer: nothing has to be restored.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from keras.src.ops.node import Node
 from keras_tx_onnx.errors import NotLowered
 from keras_tx_onnx.sizes import OBSERVER, Observer, Real, Size, Symbol, larger, of_symbol, plain, smaller
 
-RANDOM = "It draws random numbers at inference. Give it the numbers as an input."
+RANDOM = "It draws random numbers at inference. Pass the numbers as an input."
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """An operation as it is called in a graph; `outputs` are the Keras tensors that it made.
+    """A call of an operation in a graph; `outputs` are the resulting Keras tensors.
 
-    In a walk, the arguments are values in the place of Keras tensors.
+    In a walk, the arguments are values in place of Keras tensors.
     """
 
     operation: Any
@@ -52,7 +52,7 @@ class Trace:
     inputs: list[keras.KerasTensor]
     calls: list[Call]
     outputs: list[keras.KerasTensor]
-    result: Any  # the structure that they were returned in
+    result: Any  # the structure of the returned outputs
     observer: Observer
     everything: list[Call] = dataclasses.field(
         default_factory=list
@@ -75,13 +75,13 @@ def tensors_in(structure: Any) -> list[keras.KerasTensor]:
 
 @dataclasses.dataclass
 class _Tracer:
-    """What the replaced functions of Keras see of a trace.
+    """The state of a trace, for the replaced functions of Keras.
 
     Args:
-        calls: where operations are recorded; None where Keras's own nodes are made, for a real model.
-        plain: whether code that asks for the backend is told of one that it has nothing special for.
+        calls: the recorded operations; None if Keras makes its own nodes, for a real model.
+        plain: whether keras.backend.backend() returns a name for which code has no special case.
         ranges: whether arange and its like are recorded, rather than computed.
-        trusting: whether layers are taken to have the output shapes that they promise; some are wrong.
+        trusting: whether the output shapes that layers declare are used; some are wrong.
         fresh: axes of outputs that Keras's shape inference turned into plain numbers, by call, output, axis.
     """
 
@@ -97,7 +97,7 @@ class _Tracer:
     )  # with the calls in bodies of control flow
 
     def add(self, operation: Any, args: tuple, kwargs: dict, outputs: Any) -> Any:
-        # A layer may return None beside its result, such as a cache that was not asked for.
+        # A layer may return None beside its result, such as a cache that was not requested.
         made = [y for y in tree.flatten(outputs) if y is not None]
         if self.calls is None:
             if self.inside_layers == isinstance(operation, keras.layers.Layer):
@@ -117,7 +117,7 @@ class _Tracer:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Within, comparisons of sizes are Keras's own, of shape inference: they decide nothing."""
+        """A context for Keras's own shape inference, whose comparisons of sizes are not recorded."""
         self.observer.quiet += 1
         try:
             yield
@@ -144,7 +144,7 @@ def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
 
 @contextmanager
 def _as_usual() -> Iterator[None]:
-    """Within, Keras is as usual: where a backend runs the code, and where values are computed."""
+    """A context without the trace, in which the backend runs code and computes values."""
     with _set(_TRACER, None), _set(OBSERVER, None), _set(_DRAWS_NOTHING, False):
         yield
 
@@ -152,9 +152,9 @@ def _as_usual() -> Iterator[None]:
 def trace(
     name: str, function: Callable[[], Any], inputs: Sequence[keras.KerasTensor], **options: Any
 ) -> Trace:
-    """Records what a function calls, which is a function of the given Keras tensors.
+    """Records the operations that a function of these Keras tensors calls.
 
-    `options` are those of the tracer.
+    `options` are those of `_Tracer`.
     """
     calls: list[Call] = []
     observer = Observer()
@@ -172,7 +172,7 @@ def trace(
 def trace_body(
     function: Callable[[], Any], inputs: Sequence[keras.KerasTensor]
 ) -> tuple[Trace, list[keras.KerasTensor]]:
-    """A function inside a trace as a trace of its own, and the tensors of the outer one that it reads."""
+    """Traces a function inside a trace; returns the inner trace and the outer tensors that it reads."""
     tracer = _TRACER.get()
     assert tracer is not None and tracer.calls is not None
     outer, tracer.calls = tracer.calls, []
@@ -197,7 +197,7 @@ def is_tracing() -> bool:
 
 @contextmanager
 def collecting_nodes() -> Iterator[list[Any]]:
-    """Within, the nodes that this thread adds to Keras's graph are noted."""
+    """A context that collects the nodes that this thread adds to Keras's graph."""
     nodes: list[Any] = []
     with _set(_NODES, nodes):
         yield nodes
@@ -212,13 +212,13 @@ def _made(node: Any) -> Any:
 
 @contextmanager
 def building() -> Iterator[None]:
-    """Within, code makes a real Keras graph, with layers' shapes inferred as in a trace."""
+    """A context in which code builds a real Keras graph, with shapes inferred as in a trace."""
     with _set(_TRACER, _Tracer(Observer(), None)), drawing_nothing():
         yield
 
 
 def output_spec(operation: Any, args: Any, kwargs: Any) -> Any:
-    """What an operation returns for Keras tensors of symbolic sizes."""
+    """The outputs of an operation for Keras tensors of symbolic sizes."""
     observer = Observer(quiet=1)
     with _set(_TRACER, _Tracer(observer, [])), _set(OBSERVER, observer):
         if isinstance(operation, keras.layers.Layer):
@@ -227,13 +227,13 @@ def output_spec(operation: Any, args: Any, kwargs: Any) -> Any:
 
 
 def drawing_nothing() -> Any:
-    """Within, code that draws random numbers fails: in a file they would be the same at every call."""
+    """A context in which drawing random numbers raises: in a file they would be the same at every call."""
     return _set(_DRAWS_NOTHING, True)
 
 
 @contextmanager
 def in_float32() -> Iterator[None]:
-    """Within, layers that compute in half precision compute in float32, with their variables as they are."""
+    """A context in which layers of half precision compute in float32, with unchanged variables."""
     with _set(_IN_FLOAT32, True), keras.src.backend.AutocastScope("float32"):
         yield
 
@@ -242,7 +242,7 @@ def in_float32() -> Iterator[None]:
 
 
 def _spec_of_operation(operation: Any, args: Any, kwargs: Any) -> Any:
-    # Among the arguments a size is a number, whose type Keras looks up; settings of an operation stay sizes.
+    # Keras looks up the types of arguments, so sizes become numbers there; settings stay sizes.
     numbers, named = tree.map_structure(_as_number, (args, kwargs))
     kind = type(operation).__name__
     if kind == "Einsum":  # Keras writes sizes as text
@@ -304,7 +304,7 @@ def _place(n: Any, size: Any, end: Any) -> Any:
 def _spec_of_layer(layer: Any, args: Any, kwargs: Any) -> Any:
     tracer = _TRACER.get()
     assert tracer is not None
-    # What computes the shape may not know arguments that only subclasses have.
+    # An inherited compute_output_spec may not accept the arguments of a subclass.
     kwargs = {name: x for name, x in kwargs.items() if x is not None}
     if isinstance(layer, keras.Sequential) and layer.built and len(args) == 1:
         with suppress(Exception):  # such as a model whose first layer takes a list
@@ -313,7 +313,7 @@ def _spec_of_layer(layer: Any, args: Any, kwargs: Any) -> Any:
                 x = part(x)
             return _renewed(x)
     if type(layer).compute_output_shape is keras.layers.Layer.compute_output_shape:
-        with suppress(Exception):  # whatever its code raises; the backend may run it, which takes longer
+        with suppress(Exception):  # whatever its code raises; running it on the backend is slower
             if type(layer).compute_output_spec is keras.layers.Layer.compute_output_spec:
                 args, kwargs = tree.map_structure(_renewed, (args, kwargs))
                 return tree.map_structure(_renewed, layer.call(*args, **kwargs))
@@ -331,7 +331,7 @@ def _spec_of_layer(layer: Any, args: Any, kwargs: Any) -> Any:
             sizes = dict(zip(known.split(",")[0], x.shape, strict=True))
             shape = [sizes.get(axis, n) for axis, n in zip(result, outputs.shape, strict=True)]
             return keras.KerasTensor(shape, outputs.dtype)
-    # Some layers promise a shape with None in it even where they are called on tensors of known size.
+    # Some layers declare a shape with None even for tensors of known size.
     if any(None in y.shape for y in tensors_in(outputs)):
         return usual(layer, *args, **kwargs)
     return outputs
@@ -341,11 +341,11 @@ def _renewed(x: Any) -> Any:
     return keras.KerasTensor(x.shape, x.dtype) if isinstance(x, keras.KerasTensor) else x
 
 
-# -- what is replaced in Keras ------------------------------------------------------------------------------
+# -- replaced functions of Keras ----------------------------------------------------------------------------
 
 
 def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Replaces a function of Keras by what `make` makes of it, for good."""
+    """Permanently replaces a function of Keras by `make(function)`."""
     usual = getattr(owner, name)
     setattr(owner, name, functools.wraps(usual)(make(usual)))
 
@@ -463,7 +463,7 @@ def _as_number(x: Any) -> Any:
 
 def _get_item(usual: Any) -> Any:
     def __getitem__(x: Any, key: Any) -> Any:
-        # A Keras tensor refuses the plain slice or None that backends take, and TensorFlow's list of slices.
+        # A Keras tensor refuses a plain slice, None and TensorFlow's list of slices, which backends accept.
         if _TRACER.get() is not None:
             if isinstance(key, list) and any(k is None or isinstance(k, slice) for k in key):
                 key = tuple(key)
@@ -475,7 +475,7 @@ def _get_item(usual: Any) -> Any:
 
 def _equal(usual: Any) -> Any:
     def __eq__(x: Any, other: Any) -> Any:
-        # Keras tensors lack ==, which tensors of every backend have: it would compare identities.
+        # == of Keras tensors compares identities, but that of every backend compares values.
         tracer = _TRACER.get()
         numeric = isinstance(other, (bool, int, float, np.ndarray, np.generic, keras.KerasTensor))
         if tracer is None or tracer.calls is None or not (numeric or keras.ops.is_tensor(other)):
@@ -503,7 +503,7 @@ def _next_seed(usual: Any) -> Any:
 
 
 def _recorded(make: Callable[..., Any]) -> Any:
-    """A function of keras.ops that computes at once, also on sizes, as an operation of the trace."""
+    """A function of keras.ops that computes eagerly, also on sizes, as an operation of the trace."""
 
     def wrapper(usual: Any) -> Any:
         def function(*args: Any, **kwargs: Any) -> Any:
@@ -574,7 +574,7 @@ def _extend_keras() -> None:
         "eye": eye,
         "identity": lambda tracer, n, dtype=None: eye(tracer, n, dtype=dtype),
     }
-    # keras.ops is what models import, keras.src.ops what Keras's own layers do.
+    # Models import keras.ops, Keras's own layers keras.src.ops.
     for name, make in recorded.items():
         for module in (keras.ops, keras.src.ops):
             _replace(module, name, _recorded(make))
@@ -604,7 +604,7 @@ def _extend_keras() -> None:
 
 def _einsum(usual: Any) -> Any:
     def einsum(subscripts: str, *operands: Any, **options: Any) -> Any:
-        # On Keras tensors Keras takes a capital letter for a number.
+        # On Keras tensors Keras reads a capital letter as a number.
         small = subscripts.lower()
         if _TRACER.get() is not None and len(set(small)) == len(set(subscripts)):
             subscripts = small

@@ -34,8 +34,8 @@ TOLERANCES = {
 }  # by the precision of a graph, as the manifest names it
 
 
-# Logits at or below it are those of masked places (-1e4, -1e9, the lowest number of a type). They are no part
-# of an output's scale: beside -10,000 a logit could be off by 1 within a tolerance of 1e-4.
+# Logits at or below it belong to masked places (-1e4, -1e9, the lowest number of a type). They do not count
+# towards an output's scale: beside -10,000 a logit could be off by 1 within a tolerance of 1e-4.
 MASKED = -1e4
 
 

@@ -1,9 +1,9 @@
-"""Per-token layers on the tokens that are needed: (tokens, width) in place of (batch, sequence, width).
+"""Runs per-token layers on the needed tokens only: (tokens, width) in place of (batch, sequence, width).
 
-Needed are the real tokens and the first of each row, which is the class token that pooled heads read, even
-where the mask excludes it. Embeddings look up these tokens alone; dense layers and norms compute no others.
-Layers that mix tokens see zeros at all other places, and outputs are zero wherever the mask is. Attention,
-whose mask excludes those places, sees the first token of the row there, which is faster.
+Needed are the real tokens and the first of each row, the class token, which pooled heads read even if the
+mask excludes it. Embeddings, dense layers and norms compute these tokens only. Layers that mix tokens receive
+zeros for all others, and outputs are zero where the mask is. Attention, whose mask excludes the others,
+receives the first token of the row for them, which is faster.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Unpad:
         return self._once("firsts", make)
 
     def _on_real_tokens(self, node: ir.Node) -> bool:
-        """Rewrites a node that works on each token by itself; returns whether it is one."""
+        """Rewrites a per-token node; returns whether the node is one."""
         kind = node.op_type
         if _reads_first_token(node) and node.inputs[0] in self.packed:
             return self._first_token(node)
@@ -118,7 +118,7 @@ class _Unpad:
         return True
 
     def _first_token(self, node: ir.Node) -> bool:
-        """x[:, 0] or x[:, :1]: the first token of each row, which is computed whatever the mask."""
+        """x[:, 0] or x[:, :1]: the first token of each row, which is always computed."""
         x, result = node.inputs[0], node.outputs[0]
         assert x is not None and result.shape is not None
         places = self._firsts()
@@ -134,7 +134,7 @@ class _Unpad:
         return True
 
     def _lookup(self, node: ir.Node) -> bool:
-        """The rows of a table are looked up for the tokens that are computed."""
+        """Looks up the rows of a table for the computed tokens only."""
         table, ids = node.inputs
         if (
             not _is_table(table)
@@ -227,7 +227,7 @@ class _Unpad:
         self.packed.add(x)
 
     def _gathered(self, x: ir.Value) -> ir.Value:
-        """Of (batch, sequence, ...), what is at the tokens that are computed."""
+        """The elements of (batch, sequence, ...) at the computed tokens."""
         assert x.shape is not None
         shape = [TOKENS_AXIS, *x.shape[2:]]
         return self._once(

@@ -22,12 +22,12 @@ from keras_tx_onnx.symbolic_backend import Call, building, in_float32
 
 
 def cases_for(model: Any, outside: Interface) -> list[Case]:
-    """What both sides are compared on, with Keras's outputs."""
+    """The examples of the comparison, with Keras's outputs."""
     return cases_of(outside, expected_of(model, outside), model.count_params())
 
 
 def expected_of(model: Any, outside: Interface) -> Callable[[list[np.ndarray]], list[np.ndarray]]:
-    """Computes what the graph must return for a list of inputs of the model."""
+    """Returns a function from a list of the model's inputs to the outputs that the graph must return."""
 
     def expected(inputs: list[np.ndarray]) -> list[np.ndarray]:
         if outside.axes:
@@ -40,9 +40,9 @@ def expected_of(model: Any, outside: Interface) -> Callable[[list[np.ndarray]], 
 def verify(
     path: Path, cases: Sequence[Case], outputs: list[str], precision: str = "fp32"
 ) -> tuple[contract.Parity, list[str]]:
-    """Runs the graph on every case; raises where it differs from Keras by more than the tolerance.
+    """Runs the graph on every case; raises an ExportError if a difference from Keras exceeds the tolerance.
 
-    Returns the comparison, and the outputs for which it proves nothing, because they hardly vary.
+    Returns the comparison, and the outputs that hardly vary, for which it proves nothing.
     """
     tolerance = tolerances.TOLERANCES[precision]
     worst = 0.0
@@ -76,8 +76,8 @@ def run_keras(model: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
     """The outputs at inference, flat: in float32, as the file computes, whatever the model's policy.
 
     Comparing with half precision would hide mistakes. On the CPU, because a GPU rounds the factors of a
-    product to TF32. The model's variables stay as they are; raises Stateful where the outputs depend on one
-    that the call changes.
+    product to TF32. The model's variables stay unchanged; raises Stateful if the outputs depend on one that
+    the call changes.
     """
     outputs, changed = _called(model, inputs, [])
     for factor in (2.0, -3.0) if changed else ():
@@ -86,8 +86,8 @@ def run_keras(model: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
         if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(outputs, again, strict=True)):
             names = ", ".join(repr(variable.path) for variable in changed)
             raise Stateful(
-                f"Model {model.name!r} changes {names} when it is called, and computes with it. A graph "
-                "keeps nothing between calls: make it an input and an output of the model."
+                f"Model {model.name!r} changes {names} when it is called, and its outputs depend on it. A "
+                "graph keeps no state between calls: make it an input and an output of the model."
             )
     return outputs
 
@@ -95,7 +95,7 @@ def run_keras(model: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
 def _called(
     model: Any, inputs: list[np.ndarray], values: list[tuple[Any, Any]]
 ) -> tuple[list[np.ndarray], list[Any]]:
-    """The outputs of a model whose variables have these values, and the variables to which it assigns."""
+    """The outputs of a model with these values of its variables, and the variables that it assigns to."""
     packed = keras.tree.pack_sequence_as(graph.function_of(model).input, inputs)
     with keras.device("cpu"), in_float32(), graph.unchanged(values) as is_changed:
         outputs = [keras.ops.convert_to_numpy(y) for y in keras.tree.flatten(model(packed, training=False))]

@@ -40,7 +40,7 @@ RESULTS gets bench.json and bench.md, after each part anew, and pictures at the 
 measured. The models are made below it, once, in RESULTS/subjects: about 7 GB. The first run takes some
 minutes more for them.
 """.format(sections="\n".join(f"  {name:<10}{what}" for name, what in SECTIONS.items()))
-REPORT, SUBJECTS_FOLDER = "bench.json", "subjects"  # by which a folder of results is known
+REPORT, SUBJECTS_FOLDER = "bench.json", "subjects"  # which identify a folder of results
 SUBJECTS = tuple(dict.fromkeys(race.subject for race in RACES if race.section != MACHINE))
 CONTENDERS = tuple(
     dict.fromkeys(one.name for race in RACES if race.section != MACHINE for one in race.contenders)
@@ -91,16 +91,16 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _check_results(folder: Path) -> None:
-    """Refuses a folder of something else, an export for one: gigabytes of models are written below it."""
+    """Raises a ConfigError for a folder with other content: gigabytes of models are written into it."""
     if not folder.exists() or any((folder / name).exists() for name in (REPORT, SUBJECTS_FOLDER)):
         return
     if folder.is_dir() and not any(folder.iterdir()):
         return
-    what = "a folder with other files" if folder.is_dir() else "a file"
+    kind = "a folder with other files" if folder.is_dir() else "a file"
     if (folder / contract.MANIFEST).exists():
-        what = "an exported folder"
+        kind = "an exported folder"
     raise ConfigError(
-        f"{folder} is {what}, expected a new folder for results: bench measures models of its own, and "
+        f"{folder} is {kind}, expected a new folder for results: bench measures models of its own, and "
         "writes up to 7 GB. Choose another name; python -m keras_tx.bench.many_clients measures an exported "
         "BERT."
     )

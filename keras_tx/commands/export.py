@@ -18,7 +18,7 @@ SUMMARY = "turn a saved .keras model or a checkpoint into a verified ONNX folder
 DESCRIPTION = """\
 Loads a model that model.save("name.keras") wrote, or a checkpoint of a family that keras_tx.from_checkpoint
 reads: a Hugging Face folder, hf://owner/name or a keras-hub preset. Walks its graph into ONNX, compares
-onnxruntime with Keras, and only then gives the folder its name: whatever goes wrong, nothing is left behind.
+onnxruntime with Keras, and only then renames the folder to FOLDER: a failed export leaves nothing behind.
 A .keras file is loaded in Keras's safe mode: one that carries Python code (a Lambda layer) is refused.
 """
 EPILOG = """\

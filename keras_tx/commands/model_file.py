@@ -10,7 +10,7 @@ from keras_tx.errors import ExportError
 
 
 def is_checkpoint(source: str) -> bool:
-    """Whether keras_tx.from_checkpoint is asked: for a folder, hf://owner/name and a keras-hub preset."""
+    """Whether keras_tx.from_checkpoint loads the source: a folder, hf://owner/name or a keras-hub preset."""
     path = Path(source)
     return path.suffix != ".keras" and not path.is_file()
 

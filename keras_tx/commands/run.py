@@ -29,11 +29,11 @@ named on standard error, the others are still run, and the exit code is then 2.
 An INPUT of an image model is
   FILE             a picture: JPEG, PNG, WebP, TIFF, BMP or GIF
   DIRECTORY        its pictures, in the order of their names
-  FILE.csv, .tsv   the pictures whose paths, seen from the table's directory, are in --column
+  FILE.csv, .tsv   the pictures whose paths are in --column, relative to the table's directory
   -                a picture from standard input
 and of a text model
   TEXT             a text in quotes
-  FILE             a text a line; with --whole-files the file is one text
+  FILE             one text per line; with --whole-files the file is one text
   DIRECTORY        its files that end in .txt, each as a FILE
   FILE.csv, .tsv   the texts in --column, under the header of the first line
   -                standard input, as a FILE
@@ -47,7 +47,7 @@ examples:
   keras-tx run flowers rose.jpg --json            one object a line: {"image": ..., "predictions": [...]}
   keras-tx run features rose.jpg --json           {"image": ..., "shape": [768], "embedding": [...]}
   keras-tx run reviews "A very good film."
-  keras-tx run reviews reviews.txt                a review a line
+  keras-tx run reviews reviews.txt                one review per line
   keras-tx run reviews reviews.csv --column text --json > answers.jsonl
   keras-tx run names - --whole-files < article.txt
   keras-tx run paraphrases "A cat." --pair "A kitten."
@@ -66,9 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="a picture, a text in quotes, a file, a directory, or - for standard input; see above",
     )
-    parser.add_argument("--column", metavar="NAME", help="of a .csv or .tsv file: the column to run")
+    parser.add_argument("--column", metavar="NAME", help="the column of a .csv or .tsv file to run")
     parser.add_argument(
-        "--whole-files", action="store_true", dest="whole", help="a file of text is one text, not one a line"
+        "--whole-files",
+        action="store_true",
+        dest="whole",
+        help="read a text file as one text, not one per line",
     )
     parser.add_argument("--pair", metavar="TEXT", help="the second text, where the model takes pairs")
     parser.add_argument("--question", metavar="TEXT", help="what to answer from each text")
@@ -104,8 +107,8 @@ def _run(model: Any, arguments: argparse.Namespace) -> int:
             return run_text.answers(model, texts, arguments.top_k, arguments.pair, arguments.question)
         return _answers(model, batch, arguments.top_k)
 
-    # With one range per tensor (int8) an answer depends on its companions in a batch. Lines that are typed
-    # are answered one by one.
+    # With one range per tensor (int8) an answer depends on the other rows of its batch. Typed lines are
+    # answered one at a time.
     typed = run_inputs.STDIN in arguments.inputs and sys.stdin.isatty()
     size = 1 if model.precision == "int8" or typed else BATCH
     failed = 0
@@ -126,7 +129,7 @@ def _run(model: Any, arguments: argparse.Namespace) -> int:
 def _each(
     batch: list[Input], answers: Callable[[list[Input]], list[dict[str, Any]]]
 ) -> Iterator[dict[str, Any] | KerasTxError]:
-    """The answers to a batch. Where an input is refused, each is run by itself, and that one has an error."""
+    """Yields the answers to a batch; if an input is refused, runs each separately and yields its error."""
     if not any(one.problem for one in batch):
         try:
             yield from answers(batch)
@@ -159,7 +162,7 @@ def _answers(model: Any, batch: list[Input], top_k: int) -> list[dict[str, Any]]
 
     names, images = [one.name for one in batch], [one.value for one in batch]
     if len(images) == 1:
-        images = images[0]  # an error then names no place in a list
+        images = images[0]  # so that an error mentions no position in a list
     if isinstance(model, ImageEmbedder):
         embeddings = model.embed(images)
         return [
@@ -168,8 +171,8 @@ def _answers(model: Any, batch: list[Input], top_k: int) -> list[dict[str, Any]]
         ]
     predictions = model(images, top_k=top_k)
     return [
-        {"image": name, "predictions": found}
-        for name, found in zip(names, predictions if len(batch) > 1 else [predictions], strict=True)
+        {"image": name, "predictions": labels}
+        for name, labels in zip(names, predictions if len(batch) > 1 else [predictions], strict=True)
     ]
 
 

@@ -14,13 +14,13 @@ from keras_tx.errors import ImageError, InputError, KerasTxError, TextError, nea
 
 STDIN = "-"
 TABLES = (".csv", ".tsv")
-TEXT_FILES = (".txt", *TABLES)  # what ends so and has no space in it is the path of a file, not a text
+TEXT_FILES = (".txt", *TABLES)  # an argument that ends so, without spaces, is a path and not a text
 DELIMITERS = ",;\t"
 
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """A text or a picture, and how the output names it; or why there is none."""
+    """A text or a picture and its name in the output, or the error of reading it."""
 
     name: str
     value: Any = None
@@ -28,11 +28,11 @@ class Input:
 
 
 def check_column(inputs: Sequence[str], column: str | None) -> None:
-    """Raises where `--column` is missing or has no use, before anything runs."""
+    """Raises an InputError if `--column` is missing, unknown or unused, before anything runs."""
     tables = [name for name in inputs if Path(name).suffix.lower() in TABLES and os.path.isfile(name)]
     if tables and column is None:
         names = ", ".join(map(repr, _header(Path(tables[0]))[0]))
-        raise InputError(f"{tables[0]} is a table, of which --column NAME is to be run. It has {names}.")
+        raise InputError(f"{tables[0]} is a table: choose a column with --column NAME. It has {names}.")
     if column is not None and not tables:
         raise InputError(
             f"--column is {column!r}, but no input is a {' or '.join(TABLES)} file. Leave it out."
@@ -49,44 +49,44 @@ def texts(inputs: Sequence[str], column: str | None, whole: bool) -> Iterator[In
     Args:
         whole: whether a file, or standard input, is one text.
     """
-    for given in inputs:
-        path = Path(given)
-        if given == STDIN:
+    for source in inputs:
+        path = Path(source)
+        if source == STDIN:
             yield from _lines(sys.stdin, whole)
-        elif os.path.isdir(given):
+        elif os.path.isdir(source):
             files = sorted(one for one in path.iterdir() if one.suffix.lower() == ".txt")
             if not files:
-                problem = f"{given} is a directory without a text, expected files that end in .txt."
-                yield Input(given, problem=TextError(problem))
+                problem = f"{source} is a directory without a text, expected files that end in .txt."
+                yield Input(source, problem=TextError(problem))
             for file in files:
                 yield from _file(file, whole)
-        elif os.path.isfile(given):
+        elif os.path.isfile(source):
             yield from _cells(path, str(column)) if path.suffix.lower() in TABLES else _file(path, whole)
-        elif path.suffix.lower() in TEXT_FILES and not any(map(str.isspace, given)):
-            problem = f"{given}: there is no such file. A text that is written so goes into standard input."
-            yield Input(given, problem=TextError(problem))
+        elif path.suffix.lower() in TEXT_FILES and not any(map(str.isspace, source)):
+            problem = f"{source} does not exist. If it is a text and not a path, pass it on standard input."
+            yield Input(source, problem=TextError(problem))
         else:
-            yield Input(given, given)
+            yield Input(source, source)
 
 
 def pictures(inputs: Sequence[str], column: str | None) -> Iterator[Input]:
     """The pictures: paths, those of a directory, those that a table names, or the bytes of standard input."""
     from keras_tx.processing.image_file import pictures_in
 
-    for given in inputs:
-        if given == STDIN:
-            yield Input(given, sys.stdin.buffer.read())
-        elif os.path.isdir(given):
+    for source in inputs:
+        if source == STDIN:
+            yield Input(source, sys.stdin.buffer.read())
+        elif os.path.isdir(source):
             try:
-                yield from (Input(str(path), path) for path in pictures_in(given))
+                yield from (Input(str(path), path) for path in pictures_in(source))
             except ImageError as problem:
-                yield Input(given, problem=problem)
-        elif Path(given).suffix.lower() in TABLES and os.path.isfile(given):
-            for cell in _cells(Path(given), str(column)):
-                path = None if cell.value is None else Path(given).parent / cell.value
+                yield Input(source, problem=problem)
+        elif Path(source).suffix.lower() in TABLES and os.path.isfile(source):
+            for cell in _cells(Path(source), str(column)):
+                path = None if cell.value is None else Path(source).parent / cell.value
                 yield dataclasses.replace(cell, value=path)
         else:
-            yield Input(given, given)
+            yield Input(source, source)
 
 
 def _file(path: Path, whole: bool) -> Iterator[Input]:
@@ -112,7 +112,7 @@ def _cells(path: Path, column: str) -> Iterator[Input]:
             place = header.index(column)
             for row in rows:
                 if not row:
-                    continue  # csv's reading of a blank line
+                    continue  # a blank line
                 if len(row) > place:
                     yield Input(row[place], row[place])
                 else:
@@ -123,7 +123,7 @@ def _cells(path: Path, column: str) -> Iterator[Input]:
 
 
 def _header(path: Path) -> tuple[list[str], str]:
-    """The names of the columns, and what separates them: the delimiter that the first line has most of."""
+    """The names of the columns, and the delimiter: the one that is most frequent in the first line."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             line = file.readline()
@@ -138,5 +138,5 @@ def _header(path: Path) -> tuple[list[str], str]:
 
 def _unreadable(path: Path, error: Exception) -> Input:
     reason = error.strerror if isinstance(error, OSError) else error
-    remedy = "Save it as UTF-8." if isinstance(error, UnicodeDecodeError) else "Check it."
+    remedy = "Save it as UTF-8." if isinstance(error, UnicodeDecodeError) else "Check the file."
     return Input(str(path), problem=TextError(f"{path} cannot be read: {reason}. {remedy}"))

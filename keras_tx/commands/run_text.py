@@ -15,7 +15,7 @@ def takes_text(model: Any) -> bool:
 
 
 def check_options(model: Any, pair: str | None, question: str | None, whole: bool) -> None:
-    """Refuses an option that the task has no use for."""
+    """Raises an InputError for an option that the task does not use, or lacks."""
     if whole and not takes_text(model):
         raise InputError(f"{model.folder.path} accepts no texts. Leave --whole-files out.")
     asks = hasattr(model, "answer")
@@ -31,25 +31,25 @@ def answers(
     model: Any, texts: list[str], top_k: int, pair: str | None, question: str | None
 ) -> list[dict[str, Any]]:
     """The answers for texts, as --json prints them."""
-    given: dict[str, Any] = {}
+    second: dict[str, Any] = {}
     if hasattr(model, "classify") and (pair is not None or not hasattr(model, "fill")):
-        given = {} if pair is None else {"pair": pair}
+        second = {} if pair is None else {"pair": pair}
         kind = "numbers" if model.folder.problem_type == contract.REGRESSION else "predictions"
-        found = model.classify(texts, None if pair is None else [pair] * len(texts), top_k=top_k)
+        results = model.classify(texts, None if pair is None else [pair] * len(texts), top_k=top_k)
     elif hasattr(model, "tag"):
-        kind, found = "entities", model.tag(texts)
+        kind, results = "entities", model.tag(texts)
     elif hasattr(model, "answer"):
-        given, kind = {"question": question}, "answers"
-        found = model.answer([question] * len(texts), texts, top_k=top_k)
+        second, kind = {"question": question}, "answers"
+        results = model.answer([question] * len(texts), texts, top_k=top_k)
     elif hasattr(model, "fill"):
-        kind, found = "tokens", model.fill(texts, top_k=top_k)
+        kind, results = "tokens", model.fill(texts, top_k=top_k)
     else:
         vectors = model.embed(texts)
         return [
             {"text": text, "shape": list(vector.shape), "embedding": vector.tolist()}
             for text, vector in zip(texts, vectors, strict=True)
         ]
-    return [{"text": text, **given, kind: one} for text, one in zip(texts, found, strict=True)]
+    return [{"text": text, **second, kind: result} for text, result in zip(texts, results, strict=True)]
 
 
 def lines(answer: dict[str, Any]) -> Iterator[str]:

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 SUMMARY = "check an exported folder: hashes, links, graph, inputs and outputs"
 DESCRIPTION = """\
-Checks an exported folder, whole: its manifest, sizes, links and external data, whether config.json, labels
+Checks a whole exported folder: its manifest, sizes, links and external data, whether config.json, labels
 and preprocessing agree with it, the sha256 of every file (load checks only the graph's), the ONNX checker
 where the onnx package is installed, whether onnxruntime opens the graph, whether that has the inputs and
 outputs of the manifest, and whether it computes finite numbers. A text model also answers a text; its graph
 runs on every kind of padding mask, on a text of one token and on the longest. At the end it repeats what the
-export measured against Keras. Needs neither Keras nor TensorFlow, but for --against, which compares every
-graph of the folder with the model anew. The hashes tell damage from health; against somebody who changed the
-folder and its manifest they cannot help.
+export measured against Keras. Needs neither Keras nor TensorFlow, except for --against, which compares every
+graph of the folder with the model again. The hashes detect damage, but not files that were changed together
+with the manifest.
 """
 EPILOG = """\
 examples:
@@ -120,7 +120,7 @@ def checks(root: Path) -> Iterator[Check]:
 
 
 def _agreeing(folder: Folder) -> str:
-    """What config.json and the files of the folder agree on."""
+    """The values on which config.json and the files of the folder agree."""
     parts = [
         name
         for name, there in (
@@ -207,7 +207,7 @@ def _tensors(folder: Folder, session: Session) -> Check:
 
 
 def _task(root: Path) -> Check:
-    """Whether the transform, the labels and the graph of a task fit together; a text model reads a text."""
+    """Whether transform, labels and graph of a task fit together; a text model is run on a text."""
     from keras_tx.processing import TextTransform
     from keras_tx.runtime import TextGenerator, load
     from keras_tx.runtime.text_model import TextModel
@@ -243,7 +243,7 @@ def _runs(folder: Folder, session: Session) -> Check:
     from keras_tx.processing import TextTransform
     from keras_tx.runtime.examples import examples_of
 
-    known = folder.manifest.task is not None  # any other graph may rightly compute infinities
+    known = folder.manifest.task is not None  # other graphs may compute infinities correctly
     done: list[str] = []
     try:
         longest = None if folder.tokenizer is None else TextTransform.load(folder.path).max_length

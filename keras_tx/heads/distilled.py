@@ -20,9 +20,11 @@ class DistilledClassifierHead(ClassifierHead):
     """One label for each image, by a dense layer on the class token and one on the distillation token.
 
     The logits are the mean of the two, as in Touvron et al., "DeiT"; the model needs `distillation=True`.
-    With `separate`, the output is a dict of `logits`, the mean, and `cls_logits` and `distillation_logits`,
-    the two. Targets are then {"cls_logits": labels, "distillation_logits": labels of a teacher}, and the loss
-    is the sum of both.
+
+    Args:
+        separate: whether the output is a dict of the mean, `logits`, and the logits of both layers,
+            `cls_logits` and `distillation_logits`. Targets are then {"cls_logits": labels,
+            "distillation_logits": labels of a teacher}, and the loss is the sum of both.
     """
 
     separate: bool = False
@@ -37,15 +39,11 @@ class DistilledClassifierHead(ClassifierHead):
         mean = keras.layers.Average(dtype="float32", name=contract.LOGITS)(both)
         return dict(zip(OUTPUTS, (mean, *both), strict=True)) if self.separate else mean
 
-    def classes_of(self, config: Any) -> dict[str, int]:
-        return dict.fromkeys(OUTPUTS if self.separate else (contract.LOGITS,), self.classes)
-
     def loss(self) -> Any:
         if not self.separate:
             return super().loss()
         return {name: keras.losses.SparseCategoricalCrossentropy(from_logits=True) for name in OUTPUTS[1:]}
 
     def metrics(self) -> Any:
-        return (
-            None if self.separate else super().metrics()
-        )  # with metrics Keras wants a target for each output
+        # With metrics, Keras requires a target for each output.
+        return None if self.separate else super().metrics()

@@ -66,7 +66,7 @@ class PretrainingHead(Head):
     """Masked tokens and next sentence together, as BERT was trained.
 
     Gives {"prediction_logits", "seq_relationship_logits"}; labels have the same names and the meaning that
-    they have in MaskedLMHead and NextSentenceHead. The loss is the sum of both. `tied` as in MaskedLMHead.
+    they have in MaskedLMHead and NextSentenceHead. The loss is the sum of both. For `tied`, see MaskedLMHead.
     """
 
     tied: bool = True

@@ -54,7 +54,7 @@ class MultiHeadAttention(keras.layers.Layer):
             `past`, keys include the past. A key is masked where any of the masks hides it.
         padding_mask: (batch, keys), true or nonzero where a key is real. With `past`, it covers the
             past too. Without it, Keras masks attached to key and value are used.
-        bias: added to the scores, of a shape as for `attention_mask`. RelativePositionBias makes one. A
+        bias: added to the scores, with the shapes of `attention_mask`. RelativePositionBias makes one. A
             key whose bias is -inf is masked.
         positions: integers (batch, queries) or (1, queries) for the rotation; by default 0, 1, 2 ...
             after the past. Keys of another sequence are always at 0, 1, 2 ...
@@ -266,14 +266,14 @@ class MultiHeadAttention(keras.layers.Layer):
             if covered != keys and None not in (covered, keys):
                 raise ConfigError(
                     f"Layer {self.name!r}: padding_mask covers {covered} keys, but there are {keys}, "
-                    "the past included."
+                    "the past included. Pass one column for each key."
                 )
         if attention_mask is not None:
             kind = keras.backend.standardize_dtype(attention_mask.dtype)
             if kind != "bool" and "int" not in kind:
                 raise ConfigError(
-                    f"Layer {self.name!r}: attention_mask is {kind}, expected booleans or integers. Numbers "
-                    "that are added to the scores are `bias`."
+                    f"Layer {self.name!r}: attention_mask is {kind}, expected booleans or integers. Pass "
+                    "numbers that are added to the scores as `bias`."
                 )
         full = (shapes["query"][0], self.num_heads, shapes["query"][1], keys)
         for name, argument in (("attention_mask", attention_mask), ("bias", bias)):
@@ -286,7 +286,7 @@ class MultiHeadAttention(keras.layers.Layer):
                 raise ConfigError(
                     f"Layer {self.name!r}: {name} has the shape {shape}, which does not broadcast to (batch, "
                     f"heads, queries, keys) = {full}. Make it (queries, keys), (batch, queries, keys) or "
-                    "four axes; a mask (batch, keys) is `padding_mask`."
+                    "four axes; pass a mask (batch, keys) as `padding_mask`."
                 )
 
     def _heads(self, x: Any, heads: int, size: int) -> Any:
@@ -294,14 +294,14 @@ class MultiHeadAttention(keras.layers.Layer):
         return ops.transpose(x, (0, 2, 1, 3))  # (b, s, heads, d) -> (b, heads, s, d)
 
     def _rotated(self, q: Any, k: Any, positions: Any, start: Any, is_self: bool) -> tuple[Any, Any]:
-        def counted(x: Any) -> Any:
+        def default_positions(x: Any) -> Any:
             return ops.expand_dims(ops.arange(ops.shape(x)[2]) + start, 0)
 
-        of_query = counted(q) if positions is None else positions
-        of_key = of_query if is_self else counted(k)
+        query_positions = default_positions(q) if positions is None else positions
+        key_positions = query_positions if is_self else default_positions(k)
         assert self.rotary_base is not None
         options = (self.rotary_base, self.rotary_scaling)
-        return rotate(q, of_query, *options), rotate(k, of_key, *options)
+        return rotate(q, query_positions, *options), rotate(k, key_positions, *options)
 
     def _shared(self, x: Any) -> Any:
         """Key and value heads repeated, so that each query head has one."""
@@ -393,7 +393,7 @@ def _per_head(x: Any) -> Any:
 
 
 def _mask_of(key: Any, value: Any) -> Any:
-    """The Keras masks of keys and values as one; a key that either hides is hidden."""
+    """The Keras masks of keys and values combined: a key is masked where either masks it."""
     masks = [get_keras_mask(x) for x in ((key,) if key is value else (key, value))]
     masks = [ops.cast(mask, "bool") for mask in masks if mask is not None]
     return functools.reduce(ops.logical_and, masks) if masks else None

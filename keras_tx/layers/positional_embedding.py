@@ -158,10 +158,12 @@ class PositionalEmbedding(keras.layers.Layer):
         if positions is None:
             return
         if self.kind == "none":
-            raise ConfigError(f"Layer {self.name!r} has kind='none', so `positions` would change nothing.")
+            raise ConfigError(
+                f"Layer {self.name!r} has kind='none', so `positions` would change nothing. Leave them out."
+            )
         kind = keras.backend.standardize_dtype(positions.dtype)
         if "int" not in kind:
-            raise ConfigError(f"Layer {self.name!r}: positions are {kind}, expected integers.")
+            raise ConfigError(f"Layer {self.name!r}: positions are {kind}, expected integers. Cast them.")
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         self._check(input_shape)

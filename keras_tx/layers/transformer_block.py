@@ -1,4 +1,4 @@
-"""TransformerBlock: attention, cross-attention where asked, and feed-forward, each with norm and residual."""
+"""TransformerBlock: self-attention, optional cross-attention and feed-forward, with norms and residuals."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class TransformerBlock(keras.layers.Layer):
         drop_path: rate at which a half is skipped for a whole sample (stochastic depth).
         use_bias: whether the dense layers have biases, and norms of kind "layer" theirs.
         layer_scale: initial value of a learned factor for each channel of a half's output; None for none.
-        cross_attention: whether attention over `value` stands between self-attention and feed-forward, as
-            in the decoder of an encoder-decoder. It has neither causal order nor rotary positions.
+        cross_attention: whether the block attends over `value` between self-attention and feed-forward, as
+            the decoder of an encoder-decoder does, without causal order and rotary positions.
 
     Call arguments:
         inputs: (batch, tokens, width).
@@ -223,16 +223,16 @@ class TransformerBlock(keras.layers.Layer):
                 f"Layer {self.name!r} has cross_attention=True, but was called without `value`. Call it with "
                 "the sequence to attend over."
             )
-        of_value = {
+        arguments = {
             "value": value,
             "value_attention_mask": attention_mask,
             "value_padding_mask": padding_mask,
         }
-        names = [name for name, x in of_value.items() if x is not None]
+        names = [name for name, x in arguments.items() if x is not None]
         if self.cross_attention is None and names:
             raise ConfigError(
-                f"Layer {self.name!r} was called with `{names[0]}`, but has no cross-attention. Make it with "
-                "cross_attention=True, or leave that out."
+                f"Layer {self.name!r} was called with `{names[0]}`, but has no cross-attention. Create it "
+                "with cross_attention=True, or leave that argument out."
             )
 
     def _branch(self, x: Any, scale: Any, training: bool | None) -> Any:

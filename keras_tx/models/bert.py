@@ -177,9 +177,9 @@ def bert(
 ) -> Bert:
     """A bidirectional encoder of text as a functional keras.Model.
 
-    It takes `input_ids` (batch, sequence), alone or in a dict with `attention_mask` (by default 0 where the
-    id is `pad_id`), `token_type_ids` (by default 0: one text) and, made with `position_ids=True`,
-    `position_ids` (by default 0, 1, 2 ...). It gives what its head gives; without one,
+    Its inputs are `input_ids` (batch, sequence), alone or in a dict with `attention_mask` (by default 0 where
+    the id is `pad_id`), `token_type_ids` (by default 0: one text) and, with `position_ids=True`,
+    `position_ids` (by default 0, 1, 2 ...). The head defines the outputs; without one they are
     {"last_hidden_state": (batch, sequence, width), "pooler_output": (batch, width)}.
 
     >>> import numpy as np

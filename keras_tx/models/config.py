@@ -1,4 +1,4 @@
-"""Config dataclasses of the families from keywords."""
+"""Builds the config dataclasses of the families from keyword arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from keras_tx.errors import ConfigError, nearest
 
-# What other libraries call the fields of our configs.
+# Our config fields by their names in other libraries.
 OTHER_NAMES = {
     **dict.fromkeys(("hidden_size", "hidden_dim", "embed_dim", "d_model", "n_embd", "dim"), "width"),
     **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layers", "n_layer", "layers"), "depth"),
@@ -28,7 +28,7 @@ OTHER_NAMES = {
     "pad_token_id": "pad_id",
 }
 NUMBERS_OF_CLASSES = ("classes", "num_classes", "n_classes", "num_labels")
-# Owners of the repositories that are known without them.
+# Owners of Hugging Face repositories that are often named without them, by prefix.
 OWNERS = {
     "bert-": "google-bert",
     "distilbert-": "distilbert",
@@ -50,7 +50,7 @@ def hub_advice(name: str) -> str:
         source = f"hf://{owner}/{name}"
     else:
         return ""
-    return f'A checkpoint of the Hugging Face Hub is keras_tx.from_checkpoint("{source}").'
+    return f'Load a checkpoint of the Hugging Face Hub with keras_tx.from_checkpoint("{source}").'
 
 
 def unknown_variant(name: Any, known: Iterable[str]) -> ConfigError:
@@ -64,8 +64,8 @@ def make_config(config_class: type, fields: dict[str, Any]) -> Any:
         if name not in known:
             advice = nearest(name, known)
             if OTHER_NAMES.get(name) in known:
-                advice = f"It is called {OTHER_NAMES[name]!r} here."
+                advice = f"Use {OTHER_NAMES[name]!r}."
             elif name in NUMBERS_OF_CLASSES:
-                advice = f"The head has it: head=keras_tx.ClassifierHead({fields[name]!r})."
+                advice = f"Pass it to the head: head=keras_tx.ClassifierHead({fields[name]!r})."
             raise ConfigError(f"{config_class.__name__} has no field {name!r}. {advice}")
     return config_class(**fields)

@@ -1,4 +1,4 @@
-"""A model that also returns what is computed inside: hidden states and attention weights."""
+"""A model that also returns its hidden states and attention weights."""
 
 from __future__ import annotations
 

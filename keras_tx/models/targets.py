@@ -1,4 +1,4 @@
-"""Targets of `fit`: whether they are what the loss of each output expects."""
+"""Checks that the targets of `fit` are what the loss of each output expects."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ KINDS = {
 
 
 def check_targets(targets: Any, loss: Any, shape: tuple[int | None, ...], model: str) -> None:
-    """Raises a ConfigError for targets that the loss of an output would misread, by row.
+    """Raises a ConfigError for targets that the loss of an output would misread, with the row of the first.
 
     Args:
         targets: of one output, as an array.
-        loss: of this output; a loss that is not Keras's or ours checks its targets itself.
+        loss: of this output. Targets of a loss that is neither Keras's nor ours are not checked.
         shape: of the output, (batch, ..., classes).
         model: its name, for messages.
     """

@@ -19,7 +19,7 @@ from keras_tx.training.first_batch import of_any_length
 
 # Rows of an embedding table that no token uses: tables are padded to a multiple of 64 or 128, or more.
 SPARE_ROWS, SPARE_SHARE = 127, 0.02
-RENAMED_SHARE = 0.1  # tokens of a vocabulary that may be others, such as [unused1], in one that replaces it
+RENAMED_SHARE = 0.1  # of the tokens, such as [unused1], that may differ in a replacement vocabulary
 SPECIAL_TOKENS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_token", "eos_token")
 
 
@@ -96,13 +96,13 @@ class TextModel(TransformerModel):
         )
 
     def adapted(self, data: Any, **options: Any) -> Any:
-        """Batches of a PyDataset may be of any length, in any order."""
+        """The data for Keras: batches of a PyDataset may differ in length, in any order."""
         if keras.backend.backend() != "tensorflow" or not isinstance(data, keras.utils.PyDataset):
             return data
         return of_any_length(data, self._longer, **options)
 
     def _longer(self, batch: Any) -> Any:
-        """A batch with one more token, in the inputs and in what there is of each token."""
+        """A batch with one more token, in the inputs and in per-token targets and weights."""
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
         outputs = self.output if isinstance(self.output, dict) else {contract.LOGITS: self.output}
         of_tokens = {name for name, output in outputs.items() if len(output.shape) == 3}
@@ -119,7 +119,7 @@ class TextModel(TransformerModel):
         return keras.utils.pack_x_y_sample_weight(x, of_outputs(y), of_outputs(weights))
 
     def check(self, inputs: Any, batch: str | None = None) -> None:
-        """Refuses arrays with numbers that the model has no row for, which a graph could not, and raw texts.
+        """Raises a ConfigError for ids out of range, which a graph could not check, and for raw texts.
 
         >>> import keras_tx, numpy as np
         >>> keras_tx.bert("tiny", vocabulary=50, depth=1).check(np.array([[7, 8, 50]]))
@@ -188,10 +188,10 @@ def as_processed(processing: TextTransform | None, overrides: dict[str, Any]) ->
 
 
 def check_padded_right(processing: TextTransform | None, name: str = "processing") -> None:
-    """Refuses padding in front of a text of an encoder.
+    """Raises a ConfigError for an encoder's tokenizer that pads on the left.
 
-    Its positions count columns, and its class token is in the first: a text would have another answer for
-    each length that it is padded to, in Hugging Face's BERT as well.
+    Positions are numbers of columns, and the class token is in the first column: the outputs would depend on
+    the padded length, as they do in Hugging Face's BERT.
     """
     if processing is not None and processing.padding_side != "right":
         raise ConfigError(
@@ -204,7 +204,7 @@ def check_padded_right(processing: TextTransform | None, name: str = "processing
 def check_tokenizer(
     transform: Any, config: Any, own: Any = None, name: str = "processing", stacklevel: int = 2
 ) -> None:
-    """Warns about a tokenizer far smaller than the embedding table; refuses another one than the model's own.
+    """Raises a ConfigError for a tokenizer that contradicts the model's own; warns about a small one.
 
     A table may have 127 rows or 2 % more than the tokenizer has tokens, whichever is more.
     """
@@ -220,8 +220,8 @@ def check_tokenizer(
     tokens, rows = transform.vocabulary_size, config.vocabulary
     if rows - tokens > max(SPARE_ROWS, SPARE_SHARE * rows):
         warnings.warn(
-            f"{name} has a vocabulary of {tokens} tokens, but the model has {rows} vectors: {rows - tokens} "
-            "are never used. Check that the tokenizer is the one that the model was trained with.",
+            f"{name} has a vocabulary of {tokens} tokens, but the model has {rows} vectors, of which "
+            f"{rows - tokens} are never used. Check that the model was trained with this tokenizer.",
             stacklevel=stacklevel + 1,
         )
 
@@ -248,8 +248,8 @@ def _tokenizer_difference(transform: TextTransform, own: TextTransform) -> str:
     if len(others) > RENAMED_SHARE * len(ids):
         first = ids[others[0]]
         return (
-            f"has other tokens for {len(others)} of {len(ids)} ids than the model's own tokenizer, such as "
-            f"{others[0]!r} for {own_tokens[first]!r}"
+            f"has different tokens than the model's own tokenizer for {len(others)} of {len(ids)} ids, "
+            f"such as {others[0]!r} for {own_tokens[first]!r}"
         )
     return ""
 

@@ -80,9 +80,9 @@ class TransformerModel(keras.Model):
     ) -> None:
         """As keras.Model.compile, for a model that returns logits.
 
-        Without arguments: keras_tx.AdamW and the head's own loss and metrics. Names mean what a transformer
-        needs: "adamw" is keras_tx.AdamW, a loss is the one on logits, and for tokens the one that leaves out
-        the label -100, as does "accuracy". An object is used as it is; one that expects probabilities is
+        Without arguments: keras_tx.AdamW and the head's own loss and metrics. Names are resolved
+        for transformers: "adamw" is keras_tx.AdamW, a loss is computed from logits, and losses and "accuracy"
+        of tokens ignore the label -100. An object is used unchanged; one that expects probabilities is
         refused.
         """
         if loss is None and self.head is not None:
@@ -118,9 +118,9 @@ class TransformerModel(keras.Model):
         return names[given]() if given in names else given
 
     def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As keras.Model.fit; data that the model would misread is refused before the first step.
+        """As keras.Model.fit, but raises a ConfigError before the first step for data that would be misread.
 
-        Of arrays, inputs and labels are checked; of a dataset, a generator or a loader, the first batch.
+        Arrays of inputs and labels are checked, and the first batch of a dataset, a generator or a loader.
         """
         warn_of_distribution()
         bound = _FIT.bind(None, x, y, *args, **kwargs).arguments
@@ -148,12 +148,12 @@ class TransformerModel(keras.Model):
             return super().predict(self.adapted(data), *args, **kwargs)
 
     def adapted(self, data: Any, **options: Any) -> Any:
-        """A source of data as Keras is given it; `options` are those of `fit` for this source."""
+        """The data source that is passed to Keras; `options` are arguments of `fit`."""
         return data
 
     @contextlib.contextmanager
     def _checked(self, x: Any, y: Any) -> Iterator[tuple[Any, FirstBatch]]:
-        """The data with its check; an error of a check that a pipeline wraps is raised as it was."""
+        """Checks the data. A check's error that a pipeline wraps is raised in its original form."""
         self._check_arrays(x, y)
         first = FirstBatch(self._check_batch)
         data = first.of(x)
@@ -183,7 +183,7 @@ class TransformerModel(keras.Model):
         keras_tx.errors.ConfigError: The images have values from 200 to 200, but model.processing ...
 
         Args:
-            inputs: as `fit` accepts them. Arrays are checked, and what can never be an input.
+            inputs: as `fit` accepts them. Arrays and raw data are checked, other sources are not.
             batch: the name of the inputs in a batch of a dataset; None for arrays.
         """
         self.refuse_raw(inputs, batch)
@@ -191,7 +191,7 @@ class TransformerModel(keras.Model):
             self.processing.check_output(inputs[:CHECKED_IMAGES], in_dataset=batch is not None)
 
     def refuse_raw(self, inputs: Any, batch: str | None = None) -> None:
-        """Raises for paths, texts and pictures, which `processing` makes arrays of."""
+        """Raises a ConfigError for paths, texts and pictures, which `processing` converts to arrays."""
         first = inputs
         while isinstance(first, list | tuple | set) and len(first):
             first = next(iter(first))
@@ -204,14 +204,14 @@ class TransformerModel(keras.Model):
             )
 
     def remedy(self, batch: str | None) -> str:
-        """The line that makes the model's inputs of raw data."""
+        """The line of code that converts raw data to the model's inputs, for an error."""
         if self.processing is None:
-            return "Make the model with processing=, and pass model.processing(x)."
+            return "Create the model with processing=, and pass model.processing(x)."
         line = "model.fit(model.processing(x), y)" if batch is None else "(model.processing(x), y)"
         return f"Write `{line}`."
 
     def check_labels(self, labels: Any, inputs: Any = None) -> None:
-        """Raises a ConfigError for arrays of labels that the loss would misread; it could be NaN, or worse.
+        """Raises a ConfigError for arrays of labels that the loss would misread.
 
         >>> import keras_tx, numpy as np
         >>> model = keras_tx.vit("Mu/2", image_size=8, classes=3)
@@ -232,25 +232,25 @@ class TransformerModel(keras.Model):
         if isinstance(inputs, dict) and contract.INPUT_IDS in inputs:
             length = np.shape(inputs[contract.INPUT_IDS])[-1]
         for index, (name, output) in enumerate(outputs.items()):
-            of_output, its_loss = labels, loss
+            targets, output_loss = labels, loss
             if isinstance(labels, dict):
-                of_output = labels.get(name)
+                targets = labels.get(name)
             elif isinstance(labels, list | tuple) and len(outputs) == len(labels):
-                of_output = labels[index]
+                targets = labels[index]
             elif len(outputs) > 1:
-                return  # Keras says which outputs it misses
+                return  # Keras reports the missing outputs
             if isinstance(loss, dict):
-                its_loss = loss.get(name)
+                output_loss = loss.get(name)
             elif isinstance(loss, list | tuple):
-                its_loss = loss[index] if index < len(loss) else None
-            array = as_array(of_output)
+                output_loss = loss[index] if index < len(loss) else None
+            array = as_array(targets)
             if isinstance(array, np.ndarray):
                 shape = tuple(output.shape)
                 if len(shape) == 2 and shape[-1] is None:
                     shape = (None, length)  # positions in the text
                 check_targets(
                     array,
-                    keras.losses.get(its_loss) if isinstance(its_loss, str) else its_loss,
+                    keras.losses.get(output_loss) if isinstance(output_loss, str) else output_loss,
                     shape,
                     self.name,
                 )
@@ -310,7 +310,7 @@ class TransformerModel(keras.Model):
             return super().export(filepath, format=format, verbose=verbose, **options)
         from keras_tx_onnx import export_onnx
 
-        if "opset_version" in options:  # as Keras calls it
+        if "opset_version" in options:  # Keras's name
             options["opset"] = options.pop("opset_version")
         report = export_onnx(self, filepath, **options)
         if verbose:
@@ -367,7 +367,7 @@ class TransformerModel(keras.Model):
         return copy
 
     def assign_weights(self, other: TransformerModel) -> None:
-        """Assigns the weights of a model with the same ones."""
+        """Assigns the weights of another model with the same layers, by path."""
         weights = merged_weights(other)
         for weight in self.weights:
             weight.assign(weights[weight.path])
@@ -404,10 +404,10 @@ class TransformerModel(keras.Model):
         raise NotImplementedError
 
     def with_outputs(self, *, hidden_states: bool = False, attentions: bool = False) -> keras.Model:
-        """A model of the same layers and weights that also returns what is computed inside.
+        """Returns a model of the same layers and weights that also outputs hidden states and attentions.
 
-        It is a functional keras.Model with all the inputs of this one; a text model's `complete` adds those
-        that were left out. It exports as any model does.
+        It is a functional keras.Model with all the inputs of this one; `complete` of a text model adds the
+        optional ones. It can be exported like any other model.
 
         >>> import keras_tx, numpy as np
         >>> model = keras_tx.bert("tiny", vocabulary=50, head=keras_tx.ClassifierHead(2))
@@ -420,8 +420,7 @@ class TransformerModel(keras.Model):
 
         Args:
             hidden_states: adds "hidden_states" as in transformers: a tuple of (batch, tokens, width), the
-                embeddings and then the output of each block, of which the last is behind the final norm in
-                GPT.
+                embeddings and then the output of each block; in GPT the last one is after the final norm.
             attentions: adds "attentions": a tuple of (batch, heads, queries, keys), the weights of each
                 block's self-attention; 0 where a key is masked.
 
@@ -468,7 +467,7 @@ class TransformerModel(keras.Model):
 
 
 def as_array(data: Any) -> Any:
-    """NumPy's array of an array, tensor or column of any package; anything else unchanged."""
+    """Converts an array, tensor or column of any package to NumPy; returns anything else unchanged."""
     if isinstance(data, np.ndarray) or not hasattr(data, "shape") or not hasattr(data, "__array__"):
         return data
     return keras.ops.convert_to_numpy(data) if keras.ops.is_tensor(data) else np.asarray(data)

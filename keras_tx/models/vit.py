@@ -200,7 +200,7 @@ class ViT(TransformerModel):
             )
         if head is not None and not isinstance(head, HEADS):
             raise ConfigError(
-                "A ViT takes a ClassifierHead, a MultiLabelHead or a RegressionHead, or head=None for its "
+                "A ViT accepts a ClassifierHead, a MultiLabelHead or a RegressionHead, or head=None for its "
                 f"features, not {head!r}."
             )
         if isinstance(head, DistilledClassifierHead):

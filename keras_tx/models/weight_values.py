@@ -23,13 +23,12 @@ def array_of(variable: Any) -> np.ndarray:
     if hasattr(tensor, "detach"):  # a parameter of PyTorch
         tensor = tensor.detach()
     dtype = keras.backend.standardize_dtype(tensor.dtype)
-    if dtype == "bfloat16":  # NumPy has none, and TensorFlow warns where it shares its own
+    if dtype == "bfloat16":  # NumPy does not have it, and TensorFlow warns when it shares its own
         tensor = ops.cast(tensor, "float32")
     if dtype == "float32":
         for share in (np.from_dlpack, memoryview):
-            with suppress(
-                AttributeError, BufferError, RuntimeError, TypeError
-            ):  # not on the CPU, or not here
+            # Only memory of the CPU is shared, and not by every backend.
+            with suppress(AttributeError, BufferError, RuntimeError, TypeError):
                 return np.asarray(share(tensor))
     return ops.convert_to_numpy(tensor)
 

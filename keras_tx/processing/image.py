@@ -26,7 +26,7 @@ RESAMPLING = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
-# Of a batch that is not this transform's: the share of values far outside of its range, and outside at all.
+# A batch is refused if a larger share of its values than this is far outside, or outside, of the range.
 FAR, OUTSIDE = 0.01, 0.3
 ROUNDING = 1e-3
 DARK, BRIGHT = 0.05, 0.5  # pictures in 0..1 have darker and brighter pixels than these
@@ -39,7 +39,7 @@ class ImageTransform:
     An image is a path, the bytes of a file, a file that is open in binary mode (io.BytesIO), a Pillow image,
     or a NumPy array: (height, width) for grey, or (height, width, channels); uint8, or float in 0..1. A call
     accepts one; several as a list, an iterator (Path.glob), a 4-D batch, or the path of a directory, whose
-    picture files are taken in the order of their names; and returns a batch.
+    picture files are read in the order of their names; and returns a batch.
 
     Files are turned upright by their EXIF tag and converted as Pillow does, which is what torchvision,
     Keras and Hugging Face train with: grey is repeated into three channels, alpha is dropped (not
@@ -129,8 +129,8 @@ class ImageTransform:
         Some values may lie outside of the range, since noise and other augmentation move them.
 
         Args:
-            images: what a model is to be trained on, or to predict.
-            in_dataset: whether the batch is one of a dataset, for the line that the error contains.
+            images: the inputs of `fit`, `evaluate` or `predict`.
+            in_dataset: whether the batch comes from a dataset, for the code line in the error.
         """
         line = "data.map(lambda x, y: (model.processing(x), y))" if in_dataset else "model.processing(x)"
         remedy = f"Pass {line} in place of {'data' if in_dataset else 'x'}"
@@ -149,14 +149,14 @@ class ImageTransform:
         margin = (high - low) / 2
         outside = float(((images < low - ROUNDING) | (images > high + ROUNDING)).mean())
         far = float(((images < low - margin) | (images > high + margin)).mean())
-        # Rescaled and nothing more: dark and bright pixels in 0..1, where normalized ones are around 0.
+        # Only rescaled, not normalized: dark and bright pixels in 0..1, where normalized ones are around 0.
         rescaled = high.min() > 0 > low.max() + ROUNDING and 0 <= smallest < DARK and BRIGHT < largest <= 1
         if far <= FAR and outside <= OUTSIDE and not rescaled:
             return
         if rescaled and in_dataset:
             remedy = remedy.replace("model.processing(x)", "model.processing(255 * x)")
         elif not rescaled and (smallest < 0 or largest > 255):
-            remedy += ", made of pixels in 0..255; a normalization of your own is its mean= and std="
+            remedy += ", with pixels of 0..255; for a normalization of your own set its mean= and std="
         elif not in_dataset and not rescaled and images.dtype != np.uint8:
             remedy += ', with pixels of 0..255 as x.astype("uint8")'
         raise ConfigError(

@@ -21,7 +21,7 @@ MAX_PIXELS = 89_478_485
 REFUSED_FORMATS = frozenset({"EPS", "WMF"})
 
 BYTES = bytes | bytearray | memoryview
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # of what is read
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # of the formats that are read
 
 _READ_INSTEAD = "JPEG, PNG, WebP, TIFF, BMP or GIF"
 _TIFF_BITS_PER_SAMPLE = 258
@@ -68,7 +68,7 @@ def pictures_in(directory: str | os.PathLike[str]) -> list[Path]:
 
 
 def _content(file: Any, name: str) -> bytes:
-    """What an open file holds, from its beginning on, as Pillow reads it."""
+    """The bytes of an open file, from its beginning, as Pillow reads it."""
     try:
         if file.seekable():
             file.seek(0)
@@ -76,7 +76,7 @@ def _content(file: Any, name: str) -> bytes:
     except (OSError, ValueError, AttributeError) as error:
         raise ImageError(f"{name} is a file that cannot be read: {error}.") from error
     if not isinstance(content, bytes):
-        raise ImageError(f"{name} is a file of text, expected one that was opened with open(..., 'rb').")
+        raise ImageError(f"{name} is a file of text, expected a binary file. Open it with open(..., 'rb').")
     return content
 
 

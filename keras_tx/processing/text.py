@@ -157,9 +157,9 @@ class TextTransform:
     def encode(self, texts: Any, pairs: Any = None, *, words: bool = False, start: int = 0) -> list[Row]:
         """The rows of texts before padding; with `words`, of texts that are lists of words.
 
-        What is too long is cut, of a pair the longer text first. A text may be empty where the tokenizer adds
-        special tokens: its row is those alone. Where these are part of a longer list,
-        `start` is the number of the first, for messages.
+        Rows that are too long are cut, in a pair the longer text first. A text may be empty if the tokenizer
+        adds special tokens, which are then its row. If the texts are part of a longer list, `start` is the
+        index of the first, for messages.
         """
         first, second = self._pieces(texts, pairs, words, start, empty=self._may_be_empty(words))
         partners = [None] * len(first) if second is None else second
@@ -269,7 +269,7 @@ class TextTransform:
         return self.max_length - special
 
     def _may_be_empty(self, words: bool) -> bool:
-        """Whether a text may have no token: an empty one is special tokens alone, where there are any."""
+        """Whether a text may be empty: its row then has the special tokens, if the tokenizer adds any."""
         return not words and len(self._frame(False)) > 0
 
     def _pieces(

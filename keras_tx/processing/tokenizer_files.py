@@ -199,7 +199,7 @@ def _from_vocabulary(
 
 def _special(path: Path) -> dict[str, str]:
     """The special tokens that a file names: as strings, or as objects with a `content`."""
-    found = {}
+    tokens = {}
     for name, value in _read_json(path).items():
         if name not in SPECIAL_TOKENS or value is None:
             continue
@@ -209,8 +209,8 @@ def _special(path: Path) -> dict[str, str]:
                 f"{path}: {name} is {value!r:.80}, expected a string, or an object with a string as content."
             )
         if token:
-            found[name] = token
-    return found
+            tokens[name] = token
+    return tokens
 
 
 def _wrong(folder: Path, key: str, value: Any, expected: str) -> ConfigError:

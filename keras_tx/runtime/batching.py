@@ -146,9 +146,9 @@ class MicroBatcher:
 
 
 def _check_options(model: Any, options: dict[str, Any]) -> None:
-    """Refuses what the model would refuse in every request."""
+    """Raises a ConfigError for options that the model would refuse in every request."""
     if not callable(model):
-        raise ConfigError(f"model is {model!r:.60}, expected a function of a list: what `load` returns.")
+        raise ConfigError(f"model is {model!r:.60}, expected a model from `load`, or a function of a list.")
     try:
         parameters = inspect.signature(model).parameters
     except ValueError:  # a function in C may have no signature

@@ -1,4 +1,4 @@
-"""Bounds of a graph: for which sizes of its dynamic axes it computes what the Keras model does.
+"""Bounds of a graph: the sizes of its dynamic axes at which it computes the same as the Keras model.
 
 A bound is a comparison in Python's syntax, of whole numbers and the names of dynamic axes:
 "sequence_length <= 200". The exporter writes bounds into the graph's metadata and into keras_tx.json.
@@ -42,7 +42,7 @@ def read_bounds(text: str) -> tuple[str, ...]:
 
 
 def violated_bound(bounds: Sequence[str], sizes: Mapping[str, int]) -> str | None:
-    """The first bound that sizes, by the names of axes, do not keep.
+    """The first bound that the sizes of axes violate; None if they violate none.
 
     >>> violated_bound(["sequence_length <= 200"], {"sequence_length": 300})
     'sequence_length <= 200'

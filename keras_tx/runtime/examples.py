@@ -18,7 +18,7 @@ from keras_tx.contract import TensorSpec
 MASKS = ("all", "right", "left", "holes", "one token", "none")
 LENGTH = 16  # of the texts that have every kind of mask
 LONGEST = 1024  # of a text, whatever length a model accepts
-# Sizes of the dynamic axes of a graph that says nothing about them, in the order in which they are tried.
+# Sizes to try, in this order, for dynamic axes about which nothing is known.
 SIZES = (64, 32, 16, 8, 4, 2, 1, 128, 256)
 SEED = 0
 
@@ -45,7 +45,7 @@ def draw(
 
     Args:
         specs: the inputs.
-        uses: how the integers of an input are used, where it is known.
+        uses: how the integers of an input are used, if known.
         sizes: the size of each dynamic axis by its name.
         masks: the kinds of mask of the rows in turn, equal in all inputs.
     """
@@ -115,15 +115,15 @@ class Example(NamedTuple):
 def examples_of(
     specs: Sequence[TensorSpec], config: Mapping[str, object], longest: int | None
 ) -> list[list[Example]]:
-    """What to run the graph of a folder on: one example of each list.
+    """Examples to run the graph of a folder on, one of each list.
 
-    Of a text model, every kind of mask, and the shortest and longest text. A list has several examples where
-    nothing says which sizes the dynamic axes of a graph may have.
+    For a text model these are every kind of mask, and the shortest and the longest text. The examples of a
+    list are alternatives, for dynamic axes whose valid sizes are not known.
 
     Args:
         specs: the inputs of the graph.
         config: the content of config.json.
-        longest: how many tokens the tokenizer leaves of a text; None where it does not say.
+        longest: the tokenizer's maximum length; None if it has none.
     """
     uses = {
         contract.INPUT_IDS: Use(_whole(config, "vocab_size") or 1),

@@ -89,7 +89,7 @@ def open_folder(
 
 
 def folder_path(path: str | os.PathLike[str]) -> Path:
-    """The path as a Path, or a FolderError where it cannot be one."""
+    """Converts to a Path; raises a FolderError for a value that is not a path."""
     if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
         raise FolderError(
             f"folder is {_short(path)}, expected the path of a folder that export_onnx wrote, as a string or "
@@ -124,13 +124,13 @@ def checked_folder(root: Path, precision: str | None, default: str) -> Folder:
 def check_unchanged(folder: Folder) -> None:
     """Raises where a file is not the one that was checked when the folder was opened.
 
-    Folders are replaced as a whole by `export_onnx`, but files also by whoever copies over them.
+    `export_onnx` replaces whole folders, but other programs may overwrite single files.
     """
     for name, state in folder.states.items():
         if _state(_regular_file(folder.path, name)) != state:
             raise FolderError(
-                f"{folder.path / name} was changed or replaced after the folder was opened, expected files "
-                "that stay as they are. Open the folder again when it is complete."
+                f"{folder.path / name} was changed or replaced after the folder was opened. Open the "
+                "folder again when it is complete."
             )
 
 
@@ -301,14 +301,12 @@ def _transform(root: Path, preprocessor: Mapping[str, Any]) -> ImageTransform:
 
 
 def _check_config(path: Path, config: Mapping[str, Any]) -> None:
-    """The keys that the runtime reads have their types; null is as good as none."""
+    """Raises for a key that the runtime reads and whose value has another type; null counts as missing."""
     for key, (expected, fits) in _CONFIG_KEYS.items():
         if config.get(key) is not None and not fits(config[key]):
             raise FolderError(f"{path}: {key} is {_short(config[key])}, expected {expected}. {_REMEDY}")
     if config.get("model_type") == "roberta" and config.get("pad_token_id") is None:
-        raise FolderError(
-            f"{path}: pad_token_id is missing, after which RoBERTa's positions begin. {_REMEDY}"
-        )
+        raise FolderError(f"{path}: pad_token_id is missing, which RoBERTa's positions depend on. {_REMEDY}")
 
 
 def _is_size(value: Any) -> bool:

@@ -30,7 +30,7 @@ from keras_tx.runtime.calls import quiet_options, run_options
 
 _DTYPES = {"float": "float32", "double": "float64"}  # onnxruntime's other names are NumPy's
 _UNNAMED = "?"
-# The kinds of NumPy's dtypes that are cast to those of a graph; numbers with a fraction are no ids.
+# The kinds of NumPy's dtypes that are cast to those of a graph; ids cannot have a fraction.
 _CASTS = {"bool": "biu", "int": "biu", "uint": "biu", "float": "biuf"}
 MOST_THREADS = 1024
 
@@ -67,10 +67,10 @@ class Session:
         self.optional = tuple(_spec(node) for node in self._session.get_overridable_initializers())
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """All outputs by name. What the graph does not take is refused here, by name.
+        """Returns all outputs by name; raises an InputError that names an input the graph does not accept.
 
-        An array of another dtype is cast where that changes no number: uint8 to float32 or int64, float64
-        that came of float32.
+        An array of another dtype is cast if that changes no value: uint8 to float32 or int64, or float64
+        that was converted from float32.
         """
         session = self._open()
         inputs = self._checked(inputs)
@@ -210,16 +210,15 @@ class Session:
                     )
                 if length == 0 and axis in (contract.BATCH_AXIS, contract.SEQUENCE_AXIS):
                     raise InputError(
-                        f"{name!r} has shape {value.shape}: {axis} is 0, expected 1 or more. Do not call the "
-                        "model where there is nothing to compute."
+                        f"{name!r} has shape {value.shape}: {axis} is 0, expected 1 or more. Skip the "
+                        "call for empty inputs."
                     )
         bound = violated_bound(self.bounds, {axis: length for axis, (length, _) in sizes.items()})
         if bound is not None:
             seen = [f"{axis} is {sizes[axis][0]} in {sizes[axis][1]!r}" for axis in axes_of(bound)]
             raise InputError(
-                f"{' and '.join(seen)}, expected {bound}: at other sizes the layers of the Keras model "
-                "compute something else than this graph. Shorten or pad the input, or export a model without "
-                "this bound."
+                f"{' and '.join(seen)}, expected {bound}: at other sizes the Keras model computes something "
+                "else than this graph. Shorten or pad the input, or export a model without this bound."
             )
         return arrays
 
@@ -362,10 +361,10 @@ def _checked_array(spec: TensorSpec, value: np.ndarray) -> np.ndarray:
 
 
 def _cast(spec: TensorSpec, value: np.ndarray) -> np.ndarray:
-    """The same numbers in the dtype of the graph, or an InputError where that has not all of them."""
+    """Casts to the dtype of the graph; raises an InputError if a value would change."""
     wrong = f"{spec.name!r} has dtype {value.dtype}, expected {spec.dtype}"
     if value.dtype.kind not in _CASTS.get(spec.dtype.rstrip("0123456789"), ""):
-        raise InputError(f"{wrong}. .astype({spec.dtype!r}) converts it.")
+        raise InputError(f"{wrong}. Convert it with .astype({spec.dtype!r}).")
     with np.errstate(all="ignore"):  # numbers that overflow
         array = value.astype(spec.dtype)
         back = array.astype(value.dtype)
@@ -373,7 +372,7 @@ def _cast(spec: TensorSpec, value: np.ndarray) -> np.ndarray:
     # The way back alone would miss integers that change their sign, and comparing alone large ones.
     if not np.array_equal(back, value, floats) or not np.array_equal(array, value, floats):
         raise InputError(
-            f"{wrong}, and holds numbers that {spec.dtype} does not have. .astype({spec.dtype!r}) rounds "
-            "them to those that it has."
+            f"{wrong}, and holds values that {spec.dtype} cannot represent. .astype({spec.dtype!r}) rounds "
+            "them."
         )
     return array

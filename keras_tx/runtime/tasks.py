@@ -148,7 +148,7 @@ def open_model(
 
 
 def _open_unchanged(root: Path, provider: str, threads: int | None, precision: str | None) -> LoadedModel:
-    """A model of files that are the ones that were checked: onnxruntime opens them by path, once more."""
+    """Opens a model and checks its files again afterwards, because onnxruntime opens them by path."""
     model = _open_best(root, provider, threads, precision)
     try:
         check_unchanged(model.folder)
@@ -181,8 +181,8 @@ def _open(folder: Folder, provider: str, threads: int | None) -> LoadedModel:
     if task not in _TASKS:
         known = [name for name in _TASKS if name is not None]
         raise FolderError(
-            f"{folder.path / contract.MANIFEST}: task is {task!r}, which this keras-tx does not run: upgrade "
-            f"it. {nearest(str(task), known)}"
+            f"{folder.path / contract.MANIFEST}: task is {task!r}, which this keras-tx does not support: "
+            f"upgrade it. {nearest(str(task), known)}"
         )
     shared = folder.shared if task == contract.TEXT_GENERATION and stays_on_cpu(provider) else None
     session = Session(shared or folder.graph, provider, threads)

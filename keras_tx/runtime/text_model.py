@@ -114,9 +114,9 @@ class TextModel(LoadedModel):
 
 
 def checked_tokens(folder: Folder, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-    """The inputs of a text model, once each number is one that the model has a meaning for.
+    """Returns the inputs of a text model; raises an InputError for an id that is out of range.
 
-    The ranges are those of config.json; a folder without one has none.
+    The ranges are those of config.json; without that file ids are not checked.
     """
     config = folder.config
     if config is None:
@@ -124,7 +124,7 @@ def checked_tokens(folder: Folder, inputs: Mapping[str, np.ndarray]) -> Mapping[
     segments = inputs.get(contract.TOKEN_TYPE_IDS)
     known = {spec.name for spec in folder.inputs}
     if config.get("type_vocab_size") == 1 and contract.TOKEN_TYPE_IDS not in known and segments is not None:
-        _check_range(contract.TOKEN_TYPE_IDS, segments, 1)  # what RoBERTa's tokenizers give: zeros
+        _check_range(contract.TOKEN_TYPE_IDS, segments, 1)  # RoBERTa's tokenizers return zeros
         inputs = {name: array for name, array in inputs.items() if name != contract.TOKEN_TYPE_IDS}
     positions = _positions(config)
     sizes = {
@@ -139,8 +139,8 @@ def checked_tokens(folder: Folder, inputs: Mapping[str, np.ndarray]) -> Mapping[
     ids = inputs.get(contract.INPUT_IDS)
     if positions is not None and isinstance(ids, np.ndarray) and ids.ndim == 2 and ids.shape[1] > positions:
         raise InputError(
-            f"input_ids has shape {ids.shape}, expected at most {positions} tokens in a row, for which the "
-            "model has positions. Cut the texts, or split them into windows."
+            f"input_ids has shape {ids.shape}, expected at most {positions} tokens in a row, the number "
+            "of the model's positions. Cut the texts, or split them into windows."
         )
     return inputs
 

@@ -121,7 +121,7 @@ class MaskFiller(TextModel):
 
 
 class PretrainedEncoder(MaskFiller):
-    """A BERT as it was pre-trained: fills masks, and says whether a text follows another.
+    """A pre-trained BERT: fills masks, and predicts whether a text follows another.
 
     >>> bert = load("pretrained")  # doctest: +SKIP
     >>> bert("Paris is the [MASK] of France.", top_k=1)  # doctest: +SKIP
@@ -145,7 +145,18 @@ class PretrainedEncoder(MaskFiller):
     def classify(
         self, texts: Any, pairs: Any, *, top_k: int = 2, batch_size: int = 32, progress: bool = False
     ) -> list[Any]:
-        """Whether the second text of a pair follows the first, the best label first; of lists, a list."""
+        """Predicts whether the second text of a pair follows the first.
+
+        Args:
+            texts: the first text, or a list of them.
+            pairs: the second text, or a list with one for each first text.
+            top_k: number of labels.
+            batch_size: number of pairs that the graph computes together.
+            progress: whether to show a progress bar.
+
+        Returns:
+            A list of {"label", "score"}, the best label first; for lists of texts, a list of these.
+        """
         top_k = min(whole_number("top_k", top_k), len(contract.NEXT_SENTENCE_LABELS))
 
         def answer(texts: Any, pairs: Any, start: int) -> list[Any]:
@@ -156,8 +167,8 @@ class PretrainedEncoder(MaskFiller):
                 batch_size,
             )
 
-        found = self.in_parts(answer, texts, pairs, batch_size=batch_size, progress=progress)
-        return found[0] if isinstance(texts, str) else found
+        answers = self.in_parts(answer, texts, pairs, batch_size=batch_size, progress=progress)
+        return answers[0] if isinstance(texts, str) else answers
 
 
 class TextEmbedder(TextModel):

@@ -207,14 +207,14 @@ class Generator:
         return found[0] if single else found
 
     def _ids(self, prompts: Any, kind: str = "prompt", fewest: int = 0) -> list[list[int]]:
-        """The token ids of prompts, or of texts with so many tokens at least."""
+        """The token ids of prompts; raises an InputError for one with fewer than `fewest` tokens."""
         found = []
         for index, prompt in enumerate(prompts):
             name = f"{kind} {index}"
             if isinstance(prompt, str):
                 if self.tokenizer is None:
                     raise InputError(
-                        f"{name} is text, but {self.name} has no {contract.TOKENIZER}. Give token "
+                        f"{name} is text, but {self.name} has no {contract.TOKENIZER}. Pass token "
                         "ids, or export with tokenizer=."
                     )
                 prompt = self.tokenizer.encode(prompt).ids
@@ -225,8 +225,8 @@ class Generator:
                 )
             if len(prompt) < fewest:
                 raise InputError(
-                    f"{name} has {len(prompt)} tokens, expected {fewest} or more: the first has nothing "
-                    "before it."
+                    f"{name} has {len(prompt)} tokens, expected {fewest} or more: each token is scored "
+                    "after those before it."
                 )
             if len(prompt) == 0:
                 if not self.stop_ids:
@@ -325,7 +325,7 @@ def _is_one(prompts: Any) -> bool:
 
 
 def _sampling(options: Mapping[str, Any], method: Callable[..., Any]) -> Sampling:
-    """The options of sampling. Others are arguments that the method does not have."""
+    """The sampling options; raises a ConfigError for an option that neither they nor the method have."""
     for name in options:
         if name not in SAMPLING:
             parameters = inspect.signature(method).parameters.values()

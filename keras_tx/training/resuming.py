@@ -171,8 +171,8 @@ class _Keeper(keras.callbacks.Callback):
                 if group != "metrics" and not np.isfinite(array).all():
                     raise ConfigError(
                         f"{variable.path} has NaN or infinite values after step {self.step} of epoch "
-                        f"{self.epoch}; {self.path} keeps the state before. Lower the learning rate or clip "
-                        "the gradients, and call fit_resumable again."
+                        f"{self.epoch}; {self.path} keeps the previous state. Lower the learning rate or "
+                        "clip the gradients, and call fit_resumable again."
                     )
         for name, state in _random_states().items():
             arrays[f"random/{name}"] = state

@@ -16,7 +16,7 @@ from keras_tx.weights.tensors import Checkpoint
 class Fields(dict[str, Any]):
     """The fields of a checkpoint's config.json.
 
-    `names` are the file's names of fields of our config: messages about those use the file's names.
+    `names` maps fields of our config to keys of the file, for messages.
     """
 
     def __init__(self, checkpoint: Checkpoint):
@@ -34,8 +34,8 @@ class Fields(dict[str, Any]):
             return make_config(config_class, fields)
         except ConfigError as error:
             names = rf"\b({'|'.join(self.names)})\b(?==| is )"
-            said = re.sub(names, lambda match: self.names[match[1]], str(error))
-            raise ConfigError(f"{self.where}: {said}") from error
+            message = re.sub(names, lambda match: self.names[match[1]], str(error))
+            raise ConfigError(f"{self.where}: {message}") from error
 
     def number(self, name: str, default: int, *, none: bool = False) -> Any:
         """A whole number, 0 or more; with `none` also null."""
@@ -92,8 +92,8 @@ def labels_of(config: Fields) -> tuple[int, tuple[str, ...] | None]:
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:  # ImageNet has two cranes
         warnings.warn(
-            f"{config.where}: id2label calls several classes {twice[0]!r}; such names get the "
-            "number of their class behind them.",
+            f"{config.where}: id2label calls several classes {twice[0]!r}; the number of the "
+            "class is added to such names.",
             stacklevel=2,
         )
         labels = [f"{x} ({number})" if x in twice else x for number, x in enumerate(labels)]

@@ -77,7 +77,7 @@ class Zeros(Form):
 
 @dataclasses.dataclass(frozen=True)
 class Copy(Form):
-    """A tensor that their class must have besides, with values of another one."""
+    """An additional tensor that their class requires, with the values of another one."""
 
     values: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, "float32"))
 

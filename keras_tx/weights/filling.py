@@ -168,7 +168,7 @@ def variables_of(model: keras.Model, plan: Plan) -> dict[str, Any]:
     if further:
         raise ConfigError(
             f"Model {model.name!r} has {_shortened(further)}, for which a checkpoint has no tensor: "
-            "model.quantize and layers of your own add such weights. Keep the model with model.save, or use "
+            "model.quantize and layers of your own add such weights. Save the model with model.save, or use "
             "it as it was before."
         )
     assert set(named) == set(variables), sorted(set(named) ^ set(variables))

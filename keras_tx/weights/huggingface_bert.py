@@ -52,7 +52,7 @@ THEIR_ACTIVATIONS = {
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"),
     "relu": "relu",
 }
-# What their config.json calls the fields of ours.
+# Keys in config.json of the fields of our config.
 KEYS = {
     "head.classes": "num_labels",
     "width": "hidden_size",
@@ -162,8 +162,10 @@ def _head_of(
     sentence = sentence_transformers.head_of(checkpoint.folder)
     if sentence is not None:
         return sentence, None
-    said = config.architecture()
-    name = said.removeprefix({"xlm-roberta": "XLM", "camembert": "Camembert"}.get(config["model_type"], ""))
+    architecture = config.architecture()
+    name = architecture.removeprefix(
+        {"xlm-roberta": "XLM", "camembert": "Camembert"}.get(config["model_type"], "")
+    )
     name = name.removeprefix(PREFIXES[family])
     dropout = fields["dropout"]
     if name == "Model":
@@ -182,8 +184,8 @@ def _head_of(
     if name not in ("ForSequenceClassification", "ForTokenClassification"):
         known = ["Model", *dict.fromkeys(HEADS.values())]
         return ConfigError(
-            f"{config.where} has the architecture {said!r}, whose head we have not "
-            f"({nearest(name, known)}) Give the head that you want: head=None takes the encoder alone."
+            f"{config.where} has the architecture {architecture!r}, whose head is not supported "
+            f"({nearest(name, known)}) Pass the head that you want: head=None loads the encoder alone."
         ), None
     if family == "distilbert":
         if name == "ForSequenceClassification":
@@ -205,7 +207,7 @@ def _head_of(
 
 
 def _untied(tensors: Tensors) -> bool:
-    """Whether a masked-language head has a table of its own, which is another one than the embeddings."""
+    """Whether a masked-language head has an output matrix that differs from the embeddings."""
     names = {canonical(name): name for name in tensors.shapes}
     table = names.get("embeddings.word_embeddings.weight")
     for name in ("cls.predictions.decoder.weight", "lm_head.decoder.weight", "vocab_projector.weight"):

@@ -36,7 +36,7 @@ READ_ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "gelu_python": "gelu",
 }
-# What their config.json calls the fields of ours.
+# Keys in config.json of the fields of our config.
 GPT2_KEYS = {
     "width": "n_embd",
     "depth": "n_layer",
@@ -203,8 +203,8 @@ def _gpt2_fields(config: Fields) -> dict[str, Any]:
     rates = {name: config.real(name, 0.1) for name in ("resid_pdrop", "embd_pdrop")}
     if rates["embd_pdrop"] != rates["resid_pdrop"]:
         warnings.warn(
-            f"{config.where} has {rates}; here one rate is for both, and that of "
-            "resid_pdrop was taken. It acts in training alone.",
+            f"{config.where} has {rates}; keras-tx has one rate for both and uses that of "
+            "resid_pdrop. It affects training only.",
             stacklevel=2,
         )
     width = config.number("n_embd", 768)

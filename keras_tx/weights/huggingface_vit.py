@@ -38,7 +38,7 @@ THEIR_ACTIVATIONS = {
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"),
     "relu": "relu",
 }
-# What their config.json calls the fields of ours.
+# Keys in config.json of the fields of our config.
 KEYS = {
     "head.classes": "num_labels",
     "width": "hidden_size",
@@ -193,15 +193,15 @@ def _is_zero(tensors: Tensors, kind: str, name: str) -> bool:
 
 def _head(config: Fields, kind: str) -> Head | ConfigError | None:
     """The checkpoint's own, or why we have none like it."""
-    said = config.architecture()
-    name = said.removeprefix(CLASSES[kind])
+    architecture = config.architecture()
+    name = architecture.removeprefix(CLASSES[kind])
     if name in ("Model", "Backbone"):
         return None
     if name != CLASSIFIER and (name != TEACHER or kind != "deit"):
         known = ["Model", CLASSIFIER, *([TEACHER] if kind == "deit" else [])]
         return ConfigError(
-            f"{config.where} has the architecture {said!r}, whose head we have not "
-            f"({nearest(name, known)}) Give the head that you want: head=None takes the encoder alone."
+            f"{config.where} has the architecture {architecture!r}, whose head is not supported "
+            f"({nearest(name, known)}) Pass the head that you want: head=None loads the encoder alone."
         )
     count, labels = labels_of(config)
     if count == 0:
@@ -213,7 +213,7 @@ def _head(config: Fields, kind: str) -> Head | ConfigError | None:
         return RegressionHead(count, labels=labels)
     if count == 1 or problem not in (None, contract.SINGLE_LABEL):
         return config.error(
-            "problem_type", f"with {count} labels, a distilled classifier cannot have it. Give head=None"
+            "problem_type", f"with {count} labels, a distilled classifier cannot have it. Pass head=None"
         )
     return (ClassifierHead if name == CLASSIFIER else DistilledClassifierHead)(count, labels=labels)
 

@@ -22,8 +22,8 @@ TOKENIZER = "tokenizer.json"
 NAME = re.compile(r"[a-z0-9]+(_[a-z0-9.]+)+")  # as "bert_base_en"
 URLS = ("kaggle://", "modelscope://", "gs://")
 
-# Families that keras-hub has and we have not, by Hugging Face's model_type: the class of keras-hub, and one
-# of its presets where keras-hub does not read Hugging Face's files of the family.
+# Families that only keras-hub supports, by Hugging Face's model_type: the class of keras-hub, and one of its
+# presets if keras-hub does not read Hugging Face's files of the family.
 OTHERS: dict[str, tuple[str, str | None]] = {
     "albert": ("AlbertBackbone", None),
     "bart": ("BartBackbone", None),
@@ -62,7 +62,7 @@ OTHERS: dict[str, tuple[str, str | None]] = {
 
 
 def advice(model_type: str, place: object) -> str:
-    """How to export a family that keras-hub has, for the end of an error; empty for any other."""
+    """How to export a family that only keras-hub supports, for the end of an error; otherwise empty."""
     if model_type not in OTHERS:
         return ""
     name, preset = OTHERS[model_type]
@@ -100,8 +100,8 @@ def of_model(source: keras.Model) -> Origin:
             return reader.origin(source)
     known = ", ".join(name for reader in READERS for name in reader.CLASSES)
     raise ConfigError(
-        f"keras-hub's {names[0]} {source.name!r} is none of those whose weights are read: {known}. "
-        "keras_tx_onnx.export_onnx exports it as it is."
+        f"keras-hub's {names[0]} {source.name!r} is not one of the models whose weights are read: {known}. "
+        "keras_tx_onnx.export_onnx exports it unchanged."
     )
 
 

@@ -29,7 +29,7 @@ class Origin:
         tensors: the checkpoint's.
         plan: which of them hold what, for a model of this config, with this head or another. The model may
             have variables without values: only their paths and shapes are asked for.
-        config: the config.json that the fields were read from, where there is one.
+        config: the config.json that the fields were read from, if any.
         adapted: the config, for a head and what was overridden, where the head decides on a part of the body.
     """
 

@@ -26,7 +26,7 @@ def to_keras_hub(model: Any) -> Any:
     """
     for family, writer in WRITERS.items():
         if isinstance(model, family):
-            check_finite(model, "Take the model as it was before its training diverged.")
+            check_finite(model, "Use the model as it was before its training diverged.")
             return writer.to_keras_hub(model)
     raise ConfigError(
         f"model is a {type(model).__name__}, expected what keras_tx.vit, bert or gpt gives: other models "

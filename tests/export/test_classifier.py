@@ -203,7 +203,7 @@ def unprepared():
         (unprepared, {"labels": LABELS}, "image=keras_tx.ImageTransform"),
         (small, {"labels": LABELS[:2], "image": RAW}, "2 labels.*3 classes"),
         (one_number, {"labels": LABELS[:2], "image": RAW}, "2 labels.*one number.*'linear'.*'sigmoid'"),
-        (small, {"labels": LABELS, "image": ImageTransform(9)}, r"\(9, 9, 3\).*takes \(8, 8, 3\)"),
+        (small, {"labels": LABELS, "image": ImageTransform(9)}, r"\(9, 9, 3\).*expects \(8, 8, 3\)"),
         (small, {"labels": LABELS, "image": np.abs}, "image=.*expected a keras_tx.ImageTransform"),
         (
             lambda: keras_tx.bert("tiny", vocabulary=50, depth=1, head=keras_tx.ClassifierHead(2)),

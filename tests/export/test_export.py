@@ -210,7 +210,7 @@ def test_what_hugging_face_cannot_say_is_said(options: dict, tmp_path):
         (
             {"image": keras_tx.ImageTransform(16)},
             ConfigError,
-            r"\(16, 16, 3\), but the model takes \(8, 8, 3\)",
+            r"\(16, 16, 3\), but the model expects \(8, 8, 3\)",
         ),
     ],
     ids=str,

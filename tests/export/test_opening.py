@@ -177,10 +177,10 @@ class NotAtAll(Frozen):
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (Frozen, "'odd' cannot be .* every size.* makes a plain number of a size"),
+        (Frozen, "'odd' cannot be .* every size.* converts a size to a plain number"),
         (Filled, r"'odd' cannot be .* every size.*'add' has a constant .* array of shape \(1, 11, 1\)"),
-        (Looping, "'odd' cannot be .* every size.* takes another way"),
-        (Converting, r"'odd' cannot be .* every size.* makes a plain number of a size by int\(\)"),
+        (Looping, "'odd' cannot be .* every size.* runs other operations"),
+        (Converting, r"'odd' cannot be .* every size.* converts a size to a plain number by int\(\)"),
         (
             NotAtAll,
             "(?s)'odd' .*NotAtAll.*keras.ops.*tier 2.*does not run on Keras tensors.*tier 3, tf2onnx: ",
@@ -280,7 +280,7 @@ def test_none_in_the_place_of_a_promised_tensor(tmp_path):
     folder = exported(model, tmp_path / "out")
     numbers = draw(2, 4)
     assert_close(*run(folder, numbers), *outputs_of(model, numbers))
-    with pytest.raises(ExportError, match="'pair'.*None where its compute_output_shape promises a tensor"):
+    with pytest.raises(ExportError, match="'pair'.*None, although compute_output_shape declares a tensor"):
         export_onnx(keras.Model(x, [first, layers.ReLU()(second)]), tmp_path / "other")
     assert not (tmp_path / "other").exists()
 

@@ -333,7 +333,7 @@ def test_right_bounded_or_refused(function: Callable, tmp_path):
 def test_a_branch_on_a_plain_number_of_a_size_is_refused(function: Callable, tmp_path):
     """No sample shows these: the code that made the number is what counts."""
     x = keras.Input((None, 4), name="x")
-    with pytest.raises(ExportError, match="'sized' .*makes a plain number of a size"):
+    with pytest.raises(ExportError, match="'sized' .*converts a size to a plain number"):
         export_onnx(keras.Model(x, Sized(function)(x)), tmp_path / "out")
 
 

@@ -71,7 +71,7 @@ def test_the_exported_graph_has_the_default_positions(head, tmp_path):
     model = redraw(bert(head, depth=1, segments=0, position_ids=True))
     report = export_onnx(model, tmp_path / "folder")
     assert [x.name for x in report.manifest.inputs] == ["input_ids", "attention_mask"]
-    assert any("position_ids are no input of the graph" in note for note in report.manifest.notes)
+    assert any("position_ids is not an input of the graph" in note for note in report.manifest.notes)
     outputs = run(tmp_path / "folder", IDS, MASK)
     assert_close(outputs[-1], as_numpy(model({"input_ids": IDS, "attention_mask": MASK})))
 

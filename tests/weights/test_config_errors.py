@@ -76,9 +76,9 @@ def test_more_classes_than_numbers(tmp_path: Path):
     [
         (lambda: keras_tx.vit("B/16", num_classes=10), "'num_classes'. .*ClassifierHead\\(10\\)"),
         (lambda: keras_tx.bert("tiny", classes=4), "'classes'. .*ClassifierHead\\(4\\)"),
-        (lambda: keras_tx.bert("tiny", hidden_size=64), "'hidden_size'. It is called 'width'"),
-        (lambda: keras_tx.gpt("pico", block_size=64), "'block_size'. It is called 'max_length'"),
-        (lambda: keras_tx.vit("B/16", img_size=64), "'img_size'. It is called 'image_size'"),
+        (lambda: keras_tx.bert("tiny", hidden_size=64), "'hidden_size'. Use 'width'"),
+        (lambda: keras_tx.gpt("pico", block_size=64), "'block_size'. Use 'max_length'"),
+        (lambda: keras_tx.vit("B/16", img_size=64), "'img_size'. Use 'image_size'"),
         (lambda: keras_tx.vit("B/16", vocab_size=64), "'vocab_size'. Known: "),  # a ViT has no such thing
         (lambda: keras_tx.vit("B/16", patchsize=8), "'patchsize'. Did you mean 'patch_size'"),
         (lambda: keras_tx.vit("B/61"), "variant='B/61' is unknown. Did you mean 'B/16'"),

@@ -148,8 +148,8 @@ REFUSED = [
     ({"id2label": ["a", "b", "c"]}, "an object of numbers and names"),
     ({"architectures": "Bert"}, "a list of names"),
     ({"architectures": []}, "which head it has stands there"),
-    ({"architectures": ["BertForMultipleChoice"]}, "'BertForMultipleChoice', whose head we have not"),
-    ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel', whose head we have not"),
+    ({"architectures": ["BertForMultipleChoice"]}, "'BertForMultipleChoice', whose head is not supported"),
+    ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel', whose head is not supported"),
     ({"architectures": ["BertForMaskedLM"]}, "has a MaskedLMHead, but its tensors are not those of one"),
 ]  # fmt: skip
 

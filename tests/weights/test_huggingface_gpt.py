@@ -230,7 +230,7 @@ def test_a_config_that_is_refused(name: str, field: str, value: Any, message: st
 
 def test_two_rates_of_dropout_are_said():
     state, config, _ = opened("gpt2-v4")
-    with pytest.warns(UserWarning, match="here one rate is for both, and that of resid_pdrop was taken"):
+    with pytest.warns(UserWarning, match="one rate for both and uses that of resid_pdrop"):
         assert loaded(state, {**config, "resid_pdrop": 0.3}).config.dropout == 0.3
 
 

@@ -264,7 +264,9 @@ class TestKerasHub:
         backbone = keras_hub.models.FNetBackbone(
             vocabulary_size=9, num_layers=1, hidden_dim=4, intermediate_dim=4
         )
-        with pytest.raises(ConfigError, match="FNetBackbone 'f_net_backbone' is none of those whose weights"):
+        with pytest.raises(
+            ConfigError, match="FNetBackbone 'f_net_backbone' is not one of the models whose weights"
+        ):
             keras_tx.from_checkpoint(backbone)
 
 

@@ -52,11 +52,10 @@ def attend(
     `padding_mask` (batch, keys) is true where a key is real. `mask`, boolean, and `bias` broadcast to (batch,
     heads, queries, keys); without a bias, `mask` is of full size in its last two axes. A bias of -inf masks,
     and a query that may attend to no key results in zero. `causal` is for keys that continue `past`.
-    `tokens` is the number of queries as a vector of one, where it is known to be shared by several layers,
-    whose masks are then computed once.
+    `tokens` is the number of queries as a vector of one, if several layers share it and with it their masks.
 
     Returns the result in the same form, the (key, value) of the next step where there is a past, and the
-    weights where asked. Attention's own output of weights is not used: shape inference fails on it.
+    weights if requested. Attention's own output of weights is not used, because shape inference fails on it.
     """
     finite = None if bias is None or bias.meta.get(FINITE) else cx.op.Not(cx.op.Equal(bias, -np.inf))
     real = None if padding_mask is None else _real_keys(cx, padding_mask)
@@ -163,7 +162,7 @@ def in_order(
 
 
 def all_of(cx: Context, masks: Sequence[ir.Value | None]) -> ir.Value | None:
-    """The masks as one, which allows what each of them allows; None where there is none."""
+    """The conjunction of the masks; None if all of them are None."""
     masks = [mask for mask in masks if mask is not None]
     return functools.reduce(cx.op.And, masks) if masks else None
 

@@ -1,4 +1,4 @@
-"""Branches and loops: the nodes If, Loop and Scan, whose graphs are the bodies that were traced."""
+"""Branches and loops: the nodes If, Loop and Scan, whose graphs are the traced bodies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keras_tx_onnx.registry import lowers
 
 
 class _Called(keras.layers.Layer):
-    """An example has to be a layer: outside of one, Keras's graph does not hold what a branch computes."""
+    """Makes a layer of an example: outside of layers, Keras's graph does not contain the branches."""
 
     def __init__(self, function: Any):
         super().__init__()
@@ -49,7 +49,7 @@ def _if(
     branches: list[tuple[Body, Any]],
     names: list[str],
 ) -> list[ir.Value]:
-    """The branch of the first predicate that is true, or else the last branch."""
+    """The branch of the first true predicate, or else the last branch."""
     body, last = branches[0][0], len(branches) == 2
     with cx.body([]) as then:
         _return(cx, then, body, _lowered(cx, *branches[0]))
@@ -180,7 +180,7 @@ def _return(cx: Context, inner: ir.Graph, body: Body, values: Sequence[ir.Value]
 
 
 def _made_in(cx: Context, inner: ir.Graph, value: ir.Value) -> ir.Value:
-    """The value, or a copy: what a graph returns is computed in it, and returned once."""
+    """The value, or a copy: a graph must compute the values that it returns, and return each once."""
     node = value.producer()
     if node is not None and node.graph is inner and value not in inner.outputs:
         return value

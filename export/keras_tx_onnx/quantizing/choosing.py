@@ -110,7 +110,7 @@ def choose(folder: Folder, validation: Any, tolerance: float, metric: Any, optio
         text = json.dumps(choice.to_json(), indent=2, ensure_ascii=False) + "\n"
         (aside / REPORT).write_text(text, encoding="utf-8", newline="\n")
         manifest = ladder.finish([REPORT])
-        check_unchanged(folder)  # a newer export is not replaced by files of the one before
+        check_unchanged(folder)  # files of an older export must not replace a newer one
     return dataclasses.replace(choice, manifest=manifest)
 
 

@@ -28,7 +28,7 @@ PASSES = frozenset(
 def drawn(specs: Sequence[contract.TensorSpec], graph: ir.Graph) -> Iterator[Feed]:
     """Random inputs, of one length after another: a graph may refuse the first.
 
-    Rows of a decoder are whole: nothing reads its logits at padding, where rounding errors grow.
+    Rows of a decoder are not padded: logits at padding are not used, and have larger rounding errors.
     """
     inputs = {value.name: value for value in graph.inputs}
     uses = {spec.name: _use(inputs[spec.name]) for spec in specs}
@@ -111,7 +111,7 @@ def _completed(given: dict[str, np.ndarray], specs: Sequence[contract.TensorSpec
 
 def _use(value: ir.Value) -> Use:
     """The size of the smallest table that the integers of an input index."""
-    found: list[int] = []
+    sizes: list[int] = []
     pending, seen = [value], set()
     while pending:
         current = pending.pop()
@@ -126,12 +126,12 @@ def _use(value: ir.Value) -> Use:
                 and table is not None
                 and table.const_value is not None
             ):
-                found.append(int(table.const_value.shape.numpy()[node.attributes.get_int("axis", 0)]))
+                sizes.append(int(table.const_value.shape.numpy()[node.attributes.get_int("axis", 0)]))
             elif node.op_type in PASSES or (node.op_type == "Gather" and index == 0):
                 pending.extend(node.outputs)
-    if not found:
+    if not sizes:
         return Use(UNLIMITED) if value.name == contract.POSITION_IDS else Use()
-    return Use(min(found))
+    return Use(min(sizes))
 
 
 def failed(said: str) -> ExportError:

@@ -235,7 +235,7 @@ def _in_blocks_note(layers: Sequence[str]) -> str:
 
 
 def _left_in_float32(model: ir.Model) -> list[str]:
-    """A note where most weights of a quantized graph are what they were, with the nodes that use them."""
+    """A note if most weights of a quantized graph are not quantized, with the nodes that use them."""
     sizes: Counter[str] = Counter()
     for value in model.graph.initializers.values():
         if value.const_value is not None:

@@ -117,10 +117,10 @@ def plan(graph: ir.Graph, keep: Iterable[str] = ()) -> Plan:
 
 
 def inside_branches(graph: ir.Graph) -> list[str]:
-    """The layers whose products stand in branches or loops, which `plan` leaves out."""
+    """The layers with matrix products inside branches or loops, which `plan` leaves out."""
     inner = (_product(node) for part in graph.subgraphs() for node in part)
-    found = [product.layer for product in inner if product is not None]
-    return list(dict.fromkeys(found))
+    layers = [product.layer for product in inner if product is not None]
+    return list(dict.fromkeys(layers))
 
 
 def _is_below(layer: str, path: str) -> bool:

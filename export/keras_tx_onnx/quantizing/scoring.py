@@ -129,13 +129,13 @@ def _fitting(targets: np.ndarray, expected: tuple[int, ...], what: str) -> np.nd
 
 
 def _check_targets(targets: np.ndarray, right: np.ndarray, expected: str) -> None:
-    """Names the first target of a batch that is none of those that the model can answer."""
+    """Raises a ConfigError for the first target of a batch that the model cannot predict."""
     wrong = np.argwhere(~right)
     if len(wrong):
         place = tuple(int(index) for index in wrong[0])
         raise ConfigError(
             f"validation has the target {targets[place]} at {list(place)} of a batch, expected {expected}. "
-            "Give targets as they were in training."
+            "Pass targets as in training."
         )
 
 
@@ -159,7 +159,7 @@ def _accuracy(outputs: Outputs, inputs: Outputs, targets: Any) -> Result:
 
 
 def _masked_tokens(outputs: Outputs, inputs: Outputs, targets: Any) -> Result:
-    """Of masked tokens, also where a model was pre-trained with pairs of texts."""
+    """The result for masked tokens, also of a model that was pre-trained with pairs of texts."""
     if contract.LOGITS in outputs:
         return _accuracy(outputs, inputs, targets)
     labels = _targets(targets)
