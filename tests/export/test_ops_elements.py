@@ -19,6 +19,7 @@ NAN, INF = float("nan"), float("inf")
 FLOATS = np.array([[-2.5, -1.0, -0.5], [0.0, 0.5, 3.0]], "float32")
 WHOLE = np.array([[-7, -3, -1], [1, 2, 8]], "int32")
 PIXELS = np.array([[0, 1, 4], [200, 250, 255]], "uint8")
+TOKENS = np.array([[7, 2148, 30521], [101, 4295, 50256]], "int32")
 TRUTH = np.array([[True, False, True], [False, False, True]])
 EDGES = np.array([[0.0, 1e-6, -1e-6], [30.0, -30.0, 0.5]], "float32")
 STRANGE = np.array([[NAN, INF, -INF], [1.0, -2.0, 0.0]], "float32")
@@ -58,6 +59,9 @@ STRANGE = np.array([[NAN, INF, -INF], [1.0, -2.0, 0.0]], "float32")
         (lambda x: abs(x), (WHOLE,)),
         (lambda x: ops.sign(x), (WHOLE,)),
         (lambda x: ops.square(x), (WHOLE,)),
+        (lambda x: x * 1000003 % 97, (TOKENS,)),
+        (lambda x: (x * 2654435 + 2**31 - 1) // 5, (TOKENS,)),
+        (lambda x: ops.square(x * 7) - x * 104729, (TOKENS,)),
         (lambda x: ops.sqrt(ops.abs(x)), (WHOLE,)),
         (lambda x: ops.floor(x), (WHOLE,)),
         (lambda x: ops.round(x), (FLOATS,)),
@@ -119,6 +123,7 @@ def test_elements(call, inputs, opset: int, tmp_path):
         (lambda x: list(ops.moments(x, [0, 1])), (FLOATS,)),
         (lambda x: [ops.cumsum(x, 1), ops.cumsum(x, -1), ops.cumsum(x)], (FLOATS,)),
         (lambda x: ops.cumsum(x, -1), (WHOLE,)),
+        (lambda x: [ops.prod(x, 1), ops.sum(x * 40000, -1), ops.cumsum(x * 40000, 1)], (TOKENS,)),
         (lambda x: ops.cumsum(x, -1), (TRUTH,)),
         (lambda x: [ops.argmax(x, -1), ops.argmin(x, 1), ops.argmax(x), ops.argmax(x, 0)], (WHOLE,)),
         (lambda x: [ops.argmax(x * 0, -1), ops.argmin(x * 0, -1)], (FLOATS,)),  # the first of equal ones

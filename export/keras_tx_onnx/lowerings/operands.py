@@ -25,6 +25,8 @@ NARROW = {
     "uint8": ir.DataType.UINT8,
     "uint16": ir.DataType.UINT16,
 }
+# These overflow in hashes of token ids, such as ids * 1000003 % buckets.
+OVERFLOWING = {**NARROW, "int32": ir.DataType.INT32, "uint32": ir.DataType.UINT32}
 FAR = 2**62  # beyond the end of every axis
 
 
@@ -130,9 +132,9 @@ def as_array(x: Any) -> np.ndarray:
 
 def wrapped(cx: Context, x: ir.Value, dtype: str) -> ir.Value:
     """A result in an integer type that overflows in Keras: 250 + 10 is 4 in uint8."""
-    if dtype not in NARROW:
+    if dtype not in OVERFLOWING:
         return x
-    return cx.op.Cast(cx.op.Cast(x, to=NARROW[dtype]), to=ir.DataType.INT64)
+    return cx.op.Cast(cx.op.Cast(x, to=OVERFLOWING[dtype]), to=ir.DataType.INT64)
 
 
 def axes_of(axis: Any, rank: int) -> list[int]:

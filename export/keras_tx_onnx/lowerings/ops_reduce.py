@@ -35,13 +35,15 @@ def _axes(operation: Any, x: Any) -> list[int]:
 @lowers("Sum", example=lambda x: ops.sum(x, axis=1), shape=(4, 3), nodes="ReduceSum")
 def sum_(cx: Context, operation: Any, /, x: Any) -> ir.Value:
     dtype = spec_of(operation, x).dtype  # of booleans int32
-    return reduce(cx, "ReduceSum", operand(cx, x, dtype), _axes(operation, x), operation.keepdims)
+    total = reduce(cx, "ReduceSum", operand(cx, x, dtype), _axes(operation, x), operation.keepdims)
+    return total if result_type(x) == "bool" else wrapped(cx, total, dtype)
 
 
 @lowers("Prod", example=lambda x: ops.prod(x, axis=1), shape=(4, 3), nodes="ReduceProd")
 def prod(cx: Context, operation: Any, /, x: Any) -> ir.Value:
     dtype = spec_of(operation, x).dtype
-    return reduce(cx, "ReduceProd", operand(cx, x, dtype), _axes(operation, x), operation.keepdims)
+    product = reduce(cx, "ReduceProd", operand(cx, x, dtype), _axes(operation, x), operation.keepdims)
+    return wrapped(cx, product, dtype)
 
 
 @lowers("Mean", example=lambda x: ops.mean(x, axis=-1), shape=(4, 3), nodes="ReduceMean")
