@@ -21,7 +21,18 @@ from keras import tree
 from keras_tx_onnx import graph
 from keras_tx_onnx.context import KERAS_TENSOR
 from keras_tx_onnx.errors import NotLowered, one_line
-from keras_tx_onnx.sizes import Bound, Expression, Real, Size, Symbol, expression_of, of_symbol, sizes_of
+from keras_tx_onnx.sizes import (
+    OBSERVER,
+    Bound,
+    Expression,
+    Observer,
+    Real,
+    Size,
+    Symbol,
+    expression_of,
+    of_symbol,
+    sizes_of,
+)
 from keras_tx_onnx.symbolic_backend import Trace, output_spec, tensors_in, trace
 
 # Sample sizes of the batch and of the other dynamic axes. Patches and strides divide those of the second row.
@@ -156,6 +167,7 @@ class _Opening:
         self.batches = [symbol for symbol in symbols if symbol in batches]
         self.others = [symbol for symbol in symbols if symbol not in batches]
         self.merged: dict[Symbol, Symbol] = {}
+        self.unequal: tuple[Symbol, Symbol] | None = None  # the axes that differed where the code raised
         firsts: dict[int, Symbol] = {}
         for axis, size in axes if equal != "known" else ():
             if size.symbol is not None:
@@ -167,7 +179,7 @@ class _Opening:
         """The trace at the first samples, which must be the same at all others that the code accepts."""
         fresh: dict[tuple[int, int, int], Symbol] = {}
         while True:
-            one, weights = self._trace(first, BATCHES[0], fresh)
+            one, weights = self._first(first, fresh)
             lost = one.observer.lost
             if lost:
                 raise SizeLost(f"Its code converts a size to a plain number by {lost[0]}. {ADVICE}")
@@ -184,6 +196,21 @@ class _Opening:
         used |= set(map(id, one.outputs))
         kept = [variable if id(tensor) in used else None for tensor, variable in weights]
         return Opened(one, self.values, kept, [*equal, *one.observer.bounds])
+
+    def _first(self, row: tuple, fresh: dict) -> tuple[Trace, list[tuple[Any, Any]]]:
+        """The trace at a row of samples, with axes made equal where the code raises because they are not."""
+        while True:
+            try:
+                return self._trace(row, BATCHES[0], fresh)
+            except Exception:
+                if self.unequal is None:
+                    raise
+                one, other = self.unequal
+                one, other = self.merged.get(one, one), self.merged.get(other, other)
+                if one is other:
+                    raise
+                self.merged |= {symbol: one for symbol, first in self.merged.items() if first is other}
+                self.merged[other] = one
 
     def _compared(self, one: Trace, others: tuple, last: tuple, fresh: dict) -> set[tuple[int, int, int]]:
         """Compares with traces at other samples. Returns the axes that shape inference made plain numbers."""
@@ -226,7 +253,11 @@ class _Opening:
             for value_id, mask in self.masks.items():
                 if value_id in made:
                     graph.set_mask(made[value_id], tensor(mask))
-            return function(*new_args, **new_kwargs)
+            try:
+                return function(*new_args, **new_kwargs)
+            except Exception:
+                self.unequal = _last_unequal(OBSERVER.get())
+                raise
 
         function, weights = self.function, []
         if self.layer is not None and self.way.symbolic:
@@ -235,6 +266,18 @@ class _Opening:
         options = {"plain": self.way.plain, "ranges": self.way.symbolic, "trusting": self.way.trusting}
         with graph.unchanged([]):  # by assignments in the code
             return trace(self.name, run, inputs, fresh=fresh, **options), weights
+
+
+def _last_unequal(observer: Observer | None) -> tuple[Symbol, Symbol] | None:
+    """The two axes that were compared last, if they differed."""
+    difference = None if observer is None else observer.unequal
+    if difference is None or len(difference.terms) != 2:
+        return None
+    (one, a), (other, b) = difference.terms
+    if a + b != 0 or abs(a) != 1 or len(one) != 1 or len(other) != 1:
+        return None
+    pair = sorted((atom for atom in (*one, *other) if isinstance(atom, Symbol)), key=lambda s: s.number)
+    return (pair[0], pair[1]) if len(pair) == 2 else None
 
 
 ADVICE = "Compute with sizes by + - * // % ** and comparisons, or by keras.ops on a tensor."

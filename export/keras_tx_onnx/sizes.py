@@ -273,6 +273,7 @@ class Observer:
 
     bounds: dict[Bound, None] = dataclasses.field(default_factory=dict)
     lost: list[str] = dataclasses.field(default_factory=list)
+    unequal: Expression | None = None  # the difference of what was compared last, and was not equal
     quiet: int = 0  # within Keras's own shape inference, where nothing is recorded
 
     def lose(self, how: str) -> None:
@@ -422,6 +423,8 @@ def compared(difference: Expression, relation: str, result: bool) -> bool:
     if proved is not None:
         return proved
     observer = OBSERVER.get()
+    if observer is not None and (relation, result) in (("==", False), ("!=", True)):
+        observer.unequal = difference
     if observer is not None and not observer.quiet:
         observer.bounds[Bound(difference, relation if result else RELATIONS[relation][1])] = None
     return result

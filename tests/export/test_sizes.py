@@ -16,6 +16,7 @@ import pytest
 from hypothesis import strategies as st
 from keras import layers, ops
 
+import keras_tx
 from keras_tx import contract
 from keras_tx.errors import ExportError, InputError
 from keras_tx.runtime.bounds import violated_bound
@@ -387,6 +388,16 @@ def test_the_warning_of_softmax_is_no_bound(tmp_path):
     x = keras.Input((None, 4), name="x")
     layer = Sized(lambda self, x: ops.softmax(x, axis=1))
     assert export_onnx(keras.Model(x, layer(x)), tmp_path / "out").manifest.bounds == ()
+
+
+def test_only_the_axes_that_code_wants_equal_have_to_be(tmp_path):
+    """An encoder-decoder: the padding mask is as long as the values, and not as long as the queries."""
+    x, values = keras.Input((None, 8), name="x"), keras.Input((None, 6), name="values")
+    mask = keras.Input((None,), dtype="bool", name="mask")
+    block = keras_tx.TransformerBlock(2, 16, cross_attention=True)
+    model = keras.Model([x, values, mask], block(x, value=values, value_padding_mask=mask))
+    report = export_onnx(model, tmp_path / "out")
+    assert report.manifest.bounds == ("values_sequence_length == mask_sequence_length",)
 
 
 def image(function: Callable, tmp_path, expected: str = RIGHT) -> None:
