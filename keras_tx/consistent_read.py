@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from keras_tx.errors import KerasTxError
 
 Result = TypeVar("Result")
 
-ATTEMPTS = 20
+PATIENCE = 10.0  # seconds; on a busy machine one replacement may follow the other many times
 
 
 def read_consistently(
@@ -32,7 +33,15 @@ def read_consistently(
         error: raised for an OSError, and for a folder that is replaced faster than it can be read.
         discard: called with a result that is not returned.
     """
-    for _ in range(ATTEMPTS):
+    end = time.monotonic() + PATIENCE
+    attempts = 0
+    while True:
+        attempts += 1
+        if attempts > 3 and time.monotonic() > end:
+            raise error(
+                f"{folder} was replaced again and again for {PATIENCE:g} seconds while it was being read, "
+                "expected a folder that does not change. Replace it less often."
+            )
         with _identity(folder) as before:
             try:
                 result = read()
@@ -47,10 +56,6 @@ def read_consistently(
                 return result
         if discard is not None:
             discard(result)
-    raise error(
-        f"{folder} was replaced {ATTEMPTS} times while it was being read, expected a folder that does "
-        "not change. Replace it less often."
-    )
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from keras_tx.models.targets import check_targets
 from keras_tx.models.weight_values import check_finite, merged_weights
 from keras_tx.processing import ImageTransform
 from keras_tx.training.distribution import warn_of_distribution
-from keras_tx.training.first_batch import FirstBatch
+from keras_tx.training.first_batch import FirstBatch, labels_like
 from keras_tx.training.optimizers import AdamW
 
 CROSSENTROPIES: dict[str, Any] = dict.fromkeys(
@@ -155,6 +155,8 @@ class TransformerModel(keras.Model):
     def _checked(self, x: Any, y: Any) -> Iterator[tuple[Any, FirstBatch]]:
         """Checks the data. A check's error that a pipeline wraps is raised in its original form."""
         self._check_arrays(x, y)
+        if y is None:
+            self.check_labels(labels_like(x))
         first = FirstBatch(self._check_batch)
         data = first.of(x)
         try:

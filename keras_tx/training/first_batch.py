@@ -81,6 +81,26 @@ class FirstBatch:
         return data.enumerate().map(checked)
 
 
+def labels_like(data: Any) -> Any:
+    """Zeros of the shape and type that a tf.data dataset declares for its labels; None where it does not.
+
+    Their shape has to be checked before Keras traces the loss, which comes before the first batch.
+    """
+    tf = sys.modules.get("tensorflow")
+    if tf is None or not isinstance(data, tf.data.Dataset):
+        return None
+    spec = data.element_spec
+    specs = spec[1] if isinstance(spec, tuple) and len(spec) > 1 else None
+
+    def zeros(spec: Any) -> Any:
+        known = isinstance(spec, tf.TensorSpec) and spec.dtype != tf.string and spec.shape.rank is not None
+        if not known or None in tuple(spec.shape)[1:]:
+            return None
+        return np.zeros([size or 1 for size in spec.shape], spec.dtype.as_numpy_dtype)
+
+    return tf.nest.map_structure(zeros, specs)
+
+
 def of_any_length(batches: keras.utils.PyDataset, axes: Any, **options: Any) -> Any:
     """Keras's adapter of a PyDataset whose batches differ in more axes than the first.
 

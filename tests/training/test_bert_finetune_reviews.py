@@ -57,5 +57,5 @@ def test_a_csv_is_learned_and_the_folder_agrees(script, tmp_path, capsys):
 
 
 def test_what_is_not_installed_is_said(script):
-    with pytest.raises(SystemExit, match="no_such_package is not installed: pip install"):
+    with pytest.raises(SystemExit, match=r"(?s)no_such_package is not installed.*pip install"):
         script.inside("no_such_package", "model")

@@ -235,3 +235,16 @@ def test_ids_of_a_dataset():
     for make in SOURCES.values():
         with pytest.raises(ConfigError, match="input_ids has 25 in row 0, but model 'bert' takes 0 to 19"):
             bert.fit(make(ids, LABELS % 2), shuffle=False, verbose=0)
+
+
+@pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", "categorical_crossentropy"])
+def test_the_shape_of_labels_in_tf_data_is_checked_before_keras_traces_the_loss(loss: str):
+    tf = pytest.importorskip("tensorflow", reason='pip install "keras-tx[cpu]"')
+    images, numbers = np.zeros((4, 8, 8, 3), "float32"), np.array([0, 1, 2, 0])
+    one_hot = np.eye(3, dtype="float32")[numbers]
+    right, wrong = (numbers, one_hot) if loss.startswith("sparse") else (one_hot, numbers)
+    model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+    model.compile("sgd", loss)
+    with pytest.raises(ConfigError, match=r"labels have the shape \((1, 3|1,)\)"):
+        model.fit(tf.data.Dataset.from_tensor_slices((images, wrong)).batch(2), shuffle=False, verbose=0)
+    model.fit(tf.data.Dataset.from_tensor_slices((images, right)).batch(2), shuffle=False, verbose=0)
