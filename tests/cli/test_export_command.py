@@ -16,6 +16,7 @@ import keras_tx
 from keras_tx.runtime import load, open_folder
 from keras_tx.weights.tensor_file import write_tensors
 from tests.drawing import as_numpy, redraw
+from tests.naming import shown
 from tests.tolerances import assert_close
 from tests.wordpiece import VOCABULARY
 
@@ -234,7 +235,7 @@ def scores_in_order(folder: Path, pixels: np.ndarray, labels: tuple[str, ...]) -
         (["--image=-1..1"], lambda x: x / 127.5 - 1),
         (["--image", "{tmp}/preprocessor_config.json"], lambda x: (x / 255 - 0.25) / 0.5),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_a_classifier_of_any_kind(tx, tmp_path, image, prepare):
     model = plain_classifier(tmp_path / "m.keras")

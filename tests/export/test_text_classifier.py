@@ -16,6 +16,7 @@ from keras_tx.processing import train_byte_bpe
 from keras_tx.runtime import load
 from keras_tx_onnx import compare, export_onnx
 from tests.drawing import redraw
+from tests.naming import shown
 from tests.tolerances import assert_close
 from tests.wordpiece import VOCABULARY
 
@@ -197,7 +198,7 @@ def unmasked():
             "task='image-classification': expected 'text-classification'",
         ),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_what_is_no_text_classifier_is_refused(make, options, message, tmp_path: Path):
     with pytest.raises(ConfigError, match=message):
