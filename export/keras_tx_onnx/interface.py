@@ -153,7 +153,7 @@ def _transform(model: ViT, image: ImageTransform | None) -> ImageTransform:
         (*model.config.size, model.config.channels),
     )
     if given != taken:
-        raise ConfigError(f"image gives (height, width, channels) {given}, but the model takes {taken}.")
+        raise ConfigError(f"image gives (height, width, channels) {given}, but the model expects {taken}.")
     return transform
 
 

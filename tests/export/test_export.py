@@ -184,7 +184,7 @@ def test_relatives_of_the_vit_have_their_model_type(kind: str, options: dict, tm
 
 @pytest.mark.parametrize(
     "options",
-    [{"registers": 2}, {"pooling": "average"}, {"positions": "sine-cosine"}, {"layer_scale": 0.1}],
+    [{"registers": 2}, {"pooling": "average"}, {"positions": "sine-cosine"}, {"qk_norm": True}],
     ids=str,
 )
 def test_what_hugging_face_cannot_say_is_said(options: dict, tmp_path):

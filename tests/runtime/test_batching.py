@@ -160,7 +160,7 @@ def test_options_that_the_model_does_not_have_are_refused_at_once():
 
     with pytest.raises(ConfigError, match="The model has no option 'topk'. Did you mean 'top_k'"):
         MicroBatcher(model, topk=1)
-    with pytest.raises(ConfigError, match="model is 5, expected a function"):
+    with pytest.raises(ConfigError, match="model is 5, expected a model"):
         MicroBatcher(5)  # type: ignore[arg-type]
     with MicroBatcher(model, top_k=1) as batcher:
         assert batcher(7) == 7
