@@ -162,7 +162,7 @@ def fit(
     import keras
 
     import keras_tx
-    from keras_tx.training import AdamW
+    from keras_tx.optimizers import AdamW
 
     keras.utils.set_random_seed(0)
     model = keras_tx.vit(

@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOMES = {
-    "AdamW": "training",
+    "AdamW": "optimizers",
     "Bert": "models",
     "BertConfig": "models",
     "Bias": "layers",
@@ -46,7 +46,7 @@ _HOMES = {
     "PretrainingHead": "heads",
     "RegressionHead": "heads",
     "RelativePositionBias": "layers",
-    "SampleText": "sampling_callback",
+    "SampleText": "training.text_samples",
     "SentenceEmbeddingHead": "heads",
     "SpanExactMatch": "metrics",
     "SpanF1": "metrics",
@@ -63,16 +63,16 @@ _HOMES = {
     "WarmupCosine": "training",
     "WarmupLinear": "training",
     "bert": "models",
-    "cost": "costs",
+    "cost": "models.costs",
     "finetune_recipe": "training",
     "fit_resumable": "training",
-    "from_checkpoint": "weights",
-    "generate": "generation",
+    "from_checkpoint": "models.checkpoint_loading",
+    "generate": "models.gpt.generation",
     "gpt": "models",
-    "load_model": "saving",
+    "load_model": "models.saved_models",
     "pretrain_recipe": "training",
-    "save_checkpoint": "weights",
-    "to_keras_hub": "weights",
+    "save_checkpoint": "models.checkpoint_saving",
+    "to_keras_hub": "models.to_keras_hub",
     "vit": "models",
 }
 
@@ -81,8 +81,6 @@ _EXPORT = ("ExportCallback", "export_onnx")  # the exporter has its own package
 __all__ = [*_EXPORT, *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
-    from keras_tx.costs import cost
-    from keras_tx.generation import generate
     from keras_tx.heads import (
         CausalLMHead,
         ClassifierHead,
@@ -121,18 +119,22 @@ if TYPE_CHECKING:
         TokenAccuracy,
     )
     from keras_tx.models import GPT, Bert, BertConfig, GPTConfig, ViT, ViTConfig, bert, gpt, vit
+    from keras_tx.models.checkpoint_loading import from_checkpoint
+    from keras_tx.models.checkpoint_saving import save_checkpoint
+    from keras_tx.models.costs import cost
+    from keras_tx.models.gpt.generation import generate
+    from keras_tx.models.saved_models import load_model
+    from keras_tx.models.to_keras_hub import to_keras_hub
+    from keras_tx.optimizers import AdamW
     from keras_tx.processing import ImageTransform, TextTransform
-    from keras_tx.sampling_callback import SampleText
-    from keras_tx.saving import load_model
     from keras_tx.training import (
-        AdamW,
         WarmupCosine,
         WarmupLinear,
         finetune_recipe,
         fit_resumable,
         pretrain_recipe,
     )
-    from keras_tx.weights import from_checkpoint, save_checkpoint, to_keras_hub
+    from keras_tx.training.text_samples import SampleText
     from keras_tx_onnx import ExportCallback, export_onnx
 
 

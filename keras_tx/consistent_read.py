@@ -25,8 +25,8 @@ def read_consistently(
     """Returns `read()` of one state of the folder: the old folder or the new one, never parts of both.
 
     `read` opens what it needs by path, and is called again if the path names another folder
-    afterwards. `keras_tx.aside` replaces folders as a whole, so a folder that is the same before and after
-    was the same throughout.
+    afterwards. `keras_tx.atomic_write` replaces folders as a whole, so a folder that is the same before
+    and after was the same throughout.
 
     Args:
         read: called without arguments. Its exceptions are raised only if the folder was not replaced.

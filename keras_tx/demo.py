@@ -106,7 +106,7 @@ def run(
 
     from keras_tx.runtime import load
     from keras_tx_onnx import export_onnx
-    from keras_tx_onnx.aside import check_target
+    from keras_tx_onnx.export_folder import check_target
 
     check_target(folder.absolute(), overwrite)
     if picture.exists() and not overwrite:
@@ -185,7 +185,7 @@ def compile_for(model: Any, steps: int, peak: float = 2e-3) -> None:
     """AdamW, warmed up over a tenth of the steps, then down to nothing on a cosine."""
     import keras
 
-    from keras_tx.training import AdamW
+    from keras_tx.optimizers import AdamW
 
     warmup = max(steps // 10, 1)
     schedule = keras.optimizers.schedules.CosineDecay(

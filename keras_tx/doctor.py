@@ -1,4 +1,4 @@
-"""What fits together on a machine and what does not: judgements on what `keras_tx.facts` gathers."""
+"""What fits together on a machine and what does not: judgements on what `keras_tx.environment` gathers."""
 
 from __future__ import annotations
 

@@ -26,7 +26,9 @@ class Placeholder:
     def from_config(self, config: dict[str, Any]) -> Any:
         import keras
 
-        import keras_tx.saving  # noqa: F401  registers the classes themselves, in place of this one
+        # These register the classes themselves, in place of this one.
+        import keras_tx.models.saved_models
+        import keras_tx.training.schedules  # noqa: F401
 
         # Not get_registered_object: a scope of Keras may still hold the placeholder.
         return keras.saving.get_custom_objects()[self._key].from_config(config)

@@ -13,11 +13,11 @@ import pytest
 import keras_tx
 
 MODULES = """
-    costs losses saving training.optimizers training.recipes training.schedules
-    metrics.classes metrics.entities metrics.ranks metrics.spans metrics.tokens
-    processing.token_file processing.vocabularies sampling_callback
-    models.bert models.gpt models.text_model models.transformer_model models.vit
-    weights.saving weights.starting
+    losses optimizers training.recipes training.schedules training.text_samples
+    metrics.classification metrics.entities metrics.ranking metrics.spans metrics.tokens
+    processing.token_file processing.vocabularies
+    models.bert.model models.gpt.model models.vit.model models.costs models.saved_models
+    models.text_model models.transformer_model models.checkpoint_saving models.checkpoint_loading
 """.split()
 
 

@@ -51,7 +51,7 @@ sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "export")!r}]
 import importlib, pathlib, keras_tx, keras
 ours = lambda: {{name for name in keras.saving.get_custom_objects() if name.startswith("keras_tx>")}}
 before = ours()
-import keras_tx.saving
+import keras_tx.models.saved_models, keras_tx.training.schedules
 of_saving = {{name for name, x in keras.saving.get_custom_objects().items() if isinstance(x, type)}}
 for path in pathlib.Path("keras_tx").rglob("*.py"):
     if "bench" not in path.parts:

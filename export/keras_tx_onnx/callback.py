@@ -16,11 +16,11 @@ import numpy as np
 from keras.src.callbacks.monitor_callback import MonitorCallback
 
 from keras_tx import contract
-from keras_tx.aside import partial_folder
+from keras_tx.atomic_write import partial_folder
 from keras_tx.errors import ConfigError, ExportError, KerasTxError, nearest
 from keras_tx.runtime.session import Session
-from keras_tx_onnx.aside import check_target
 from keras_tx_onnx.export import export_onnx
+from keras_tx_onnx.export_folder import check_target
 from keras_tx_onnx.report import Report
 
 OPTIONS = tuple(inspect.signature(export_onnx).parameters)[2:]  # after the model and the folder

@@ -9,8 +9,8 @@ from collections import Counter
 from keras import layers
 
 import keras_tx_onnx.lowerings  # noqa: F401  fills the registry
-from keras_tx_onnx import graph, registry
-from keras_tx_onnx.control_flow import TRACED
+from keras_tx_onnx.reading import functional_graph, registry
+from keras_tx_onnx.reading.traced_functions import TRACED
 
 STATES = ("registered", "opened", "nothing at inference", "not covered")
 
@@ -91,7 +91,7 @@ def coverage() -> Coverage:
             ((_group(kind), name, kind) for kind, name in names.items()), key=lambda known: known[:2]
         )
     ]
-    for module, operations in graph.operation_classes().items():
+    for module, operations in functional_graph.operation_classes().items():
         for kind in operations:
             name = kind.__name__
             lowering = known.get(TRACED[name][1] if name in TRACED else name)

@@ -19,23 +19,25 @@ import onnx_ir as ir
 import keras_tx
 from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
-from keras_tx.models.weight_values import check_finite
 from keras_tx.processing import ImageTransform
-from keras_tx_onnx import branches, evidence, graph, passes, sizes, tolerances, verify
-from keras_tx_onnx import unpad as unpadding
-from keras_tx_onnx.aside import check_target, written_aside
-from keras_tx_onnx.cases import Case
-from keras_tx_onnx.context import Context
+from keras_tx.weights.weight_values import check_finite
+from keras_tx_onnx import tolerances
 from keras_tx_onnx.errors import one_line
-from keras_tx_onnx.interface import Interface, axis_names
-from keras_tx_onnx.lower import lower
-from keras_tx_onnx.outside import outside_of
-from keras_tx_onnx.quantizing.ladder import add_precisions
+from keras_tx_onnx.export_folder import check_target, written_aside
+from keras_tx_onnx.graph import passes, unpadding
+from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.model_file import check_graph, write_graph
+from keras_tx_onnx.graph.shared_cache import SHARED_FROM, check_shared, no_shared, note_of, write_shared
+from keras_tx_onnx.interfaces.base import Interface, axis_names
+from keras_tx_onnx.interfaces.choice import outside_of
+from keras_tx_onnx.quantizing.precision_files import add_precisions
 from keras_tx_onnx.quantizing.recipes import precisions
+from keras_tx_onnx.reading import functional_graph, symbolic_sizes
+from keras_tx_onnx.reading.signature import as_functional
+from keras_tx_onnx.reading.walk import lower
 from keras_tx_onnx.report import Report
-from keras_tx_onnx.shared_cache import SHARED_FROM, check_shared, no_shared, note_of, write_shared
-from keras_tx_onnx.signature import as_functional
-from keras_tx_onnx.writing import check_graph, write_graph
+from keras_tx_onnx.verifying import branches, comparison, evidence
+from keras_tx_onnx.verifying.cases import Case
 
 
 def export_onnx(
@@ -123,7 +125,7 @@ def export_onnx(
     functional = as_functional(model, input_signature)
     outside = outside_of(functional, labels, tokenizer, image, raw_pixels, cache, unpad, task)
     model = outside.model or functional.model
-    function = graph.function_of(model)
+    function = functional_graph.function_of(model)
     check_target(folder, overwrite)
     check_finite(model, "Export the model as it was before its training diverged.", ExportError)
 
@@ -183,7 +185,7 @@ def _lowered(
     outside.close(context)
     model = context.model()
     passes.simplify(model, further)
-    sizes.name_axes(context.graph)
+    symbolic_sizes.name_axes(context.graph)
     for value in context.graph.outputs:
         _name_what_is_left(value)
     return context, model
@@ -192,7 +194,7 @@ def _lowered(
 def _name_what_is_left(output: ir.Value) -> None:
     """Sizes that nobody could trace to an input are called after the output that has them."""
     assert output.shape is not None and output.name is not None
-    known = [None if sizes.is_nameless(n) else n for n in output.shape]
+    known = [None if symbolic_sizes.is_nameless(n) else n for n in output.shape]
     names = axis_names(tuple(n if isinstance(n, int) else None for n in known), output.name)
     output.shape = ir.Shape([b if a is None else a for a, b in zip(known, names, strict=True)])
 
@@ -210,7 +212,9 @@ def _write_files(aside: Path, outside: Interface, external: bool) -> None:
 
 def _precision(model: Any) -> str:
     """fp32, whatever the policy; int8 where Keras quantized a layer."""
-    return "int8" if any(part.quantization_mode == "int8" for part in graph.parts(model)) else "fp32"
+    return (
+        "int8" if any(part.quantization_mode == "int8" for part in functional_graph.parts(model)) else "fp32"
+    )
 
 
 def _verified(
@@ -219,17 +223,17 @@ def _verified(
     """Compares the graph with Keras; returns the result and notes about branches that no example reaches."""
     outside = dataclasses.replace(outside, bounds=tuple(lowered.bounds))
     precision, outputs = _precision(model), _names(lowered)[: len(outside.outputs)]
-    run = verify.expected_of(model, outside)
-    cases = verify.cases_for(model, outside)
+    run = comparison.expected_of(model, outside)
+    cases = comparison.cases_for(model, outside)
     branching = branches.control_flow(path)
     if branching:
         cases += branches.scaled(cases, run)
 
     def compare(path: Path, cases: Sequence[Case]) -> contract.Parity:
-        return verify.verify(path, cases, outputs, precision)[0]
+        return comparison.verify(path, cases, outputs, precision)[0]
 
     try:
-        parity, weak = verify.verify(path, cases, outputs, precision)
+        parity, weak = comparison.verify(path, cases, outputs, precision)
         notes = _compared_otherwise(model, outside, lowered.opset, path, cases, weak) if weak else ()
         if branching:
             notes += branches.compare_untested(path, cases, run, compare, lowered.predicates)
@@ -238,13 +242,17 @@ def _verified(
 
         def write(probe: Any, path: Path) -> list[str]:
             outputs = [f"output_{index}" for index in range(len(probe.outputs))]
-            context, onnx_model = _lowered(graph.function_of(probe), outside, outputs, lowered.opset)
+            context, onnx_model = _lowered(
+                functional_graph.function_of(probe), outside, outputs, lowered.opset
+            )
             write_graph(onnx_model, path)
             return _names(context)
 
         try:
             tolerance = tolerances.TOLERANCES[precision]
-            places = (verify.first_difference(model, case, write, lowered.tiers, tolerance) for case in cases)
+            places = (
+                comparison.first_difference(model, case, write, lowered.tiers, tolerance) for case in cases
+            )
             where = next(filter(None, places), None)
             if where is None:
                 where = "No single layer differs by that much."
@@ -276,12 +284,14 @@ def _compared_otherwise(
             return (*notes, _weak_note(left))
         redrawn = Path(place, "redrawn.onnx")
         try:
-            context, onnx_model = _lowered(graph.function_of(model), outside, outputs, opset, outside.passes)
+            context, onnx_model = _lowered(
+                functional_graph.function_of(model), outside, outputs, opset, outside.passes
+            )
             write_graph(onnx_model, redrawn)
-            again = verify.cases_for(model, outside)
+            again = comparison.cases_for(model, outside)
         except Exception as error:  # layers that need their own variables
             return (*notes, f"{_weak_note(left)} With redrawn weights: {one_line(error)}")
-        parity, weak = verify.verify(redrawn, again, _names(context)[: len(outputs)])
+        parity, weak = comparison.verify(redrawn, again, _names(context)[: len(outputs)])
         weak = [name for name in weak if name in left]
         differences = evidence.compare_before_activation(model, redrawn, outputs, weak, again)
     proven = [name for name in left if name not in weak or name in differences]

@@ -12,10 +12,10 @@ from typing import Any
 from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.runtime.folder import check_unchanged, open_folder, verify_hashes
-from keras_tx_onnx.aside import written_aside
+from keras_tx_onnx.export_folder import written_aside
 from keras_tx_onnx.quantizing import recipes
-from keras_tx_onnx.quantizing.choosing import CANDIDATES, Choice, choose
-from keras_tx_onnx.quantizing.ladder import Ladder, Options
+from keras_tx_onnx.quantizing.auto_precision import CANDIDATES, Choice, choose
+from keras_tx_onnx.quantizing.precision_files import Ladder, Options
 from keras_tx_onnx.report import precision_rows
 
 

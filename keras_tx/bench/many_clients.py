@@ -59,7 +59,8 @@ def measure(
         same; `companions`, whether answers depend on those beside them, as dynamic int8 has it with its one
         range for a batch; `batch`, how many requests ran together on average.
     """
-    from keras_tx.runtime import MicroBatcher, load
+    from keras_tx.runtime import load
+    from keras_tx.serving import MicroBatcher
 
     with load(folder, provider="cpu", precision=precision, threads=threads) as model:
         variant = model.folder.manifest.variants.get(model.folder.precision)

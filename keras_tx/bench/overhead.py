@@ -70,7 +70,7 @@ def kinds_of_logits() -> dict[str, np.ndarray]:
 
 def choice(tokens: int = 300, runs: int = 5) -> str:
     """A table of milliseconds a token, the best of some runs."""
-    from keras_tx.sampling import Generator
+    from keras_tx.generation import Generator
 
     kinds = kinds_of_logits()
     lines = [f"| ms a token | {' | '.join(kinds)} |", f"| --- |{' --- |' * len(kinds)}"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_tx.commands.arguments import refuse_existing, whole
-from keras_tx.commands.quiet import import_keras
+from keras_tx.commands.framework_logs import import_keras
 from keras_tx.commands.terminal import beside, picture
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     from keras_tx.doctor import diagnose
-    from keras_tx.facts import gather
+    from keras_tx.environment import gather
 
     facts = gather(deep=arguments.deep)
     findings = diagnose(facts)
@@ -49,7 +49,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _versions(facts: Facts) -> str:
-    from keras_tx.facts import SHOWN
+    from keras_tx.environment import SHOWN
     from keras_tx.runtime.providers import WHEELS
 
     rows = [("Python", f"{facts.python}, {facts.system}"), ("keras-tx", facts.versions.get("keras-tx", "?"))]

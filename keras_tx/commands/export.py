@@ -10,8 +10,8 @@ from typing import Any
 
 from keras_tx import contract
 from keras_tx.commands.arguments import refuse_existing
+from keras_tx.commands.framework_logs import import_keras, quiet_start
 from keras_tx.commands.model_file import check_model_file, is_checkpoint, load
-from keras_tx.commands.quiet import import_keras, quiet_start
 from keras_tx.errors import ConfigError, ExportError, nearest
 
 SUMMARY = "turn a saved .keras model or a checkpoint into a verified ONNX folder"
@@ -134,7 +134,7 @@ def image_of(value: str, model: Any) -> Any:
     from keras import applications
 
     from keras_tx.processing import ImageTransform
-    from keras_tx_onnx.classifier import affine
+    from keras_tx_onnx.interfaces.image_classifier import affine
 
     modules = [name for name in dir(applications) if hasattr(getattr(applications, name), "preprocess_input")]
     if value in modules:
@@ -165,7 +165,7 @@ def image_of(value: str, model: Any) -> Any:
 
 
 def _tokenizer(file: str) -> Any:
-    from keras_tx.processing.pieces import read_tokenizer
+    from keras_tx.processing.detokenizer import read_tokenizer
 
     with open(file, "rb"):  # which says better than tokenizers why a file cannot be opened
         pass

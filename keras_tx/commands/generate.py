@@ -140,7 +140,7 @@ def _talk(
     beams: dict[str, Any],
 ) -> None:
     """Continues, takes a line, continues behind it, and so on; with the cache kept, nothing is read twice."""
-    from keras_tx.sampling import Memory
+    from keras_tx.generation import Memory
 
     if beams or arguments.json or arguments.samples is not None or arguments.echo or arguments.stats:
         raise InputError(

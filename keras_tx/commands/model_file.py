@@ -18,7 +18,7 @@ def is_checkpoint(source: str) -> bool:
 def load(source: str) -> Any:
     """The model of a .keras file, without its optimizer, or of a checkpoint."""
     if is_checkpoint(source):
-        from keras_tx.weights.starting import from_checkpoint
+        from keras_tx.models.checkpoint_loading import from_checkpoint
 
         return from_checkpoint(source)
     return load_model_file(Path(source))
@@ -26,7 +26,7 @@ def load(source: str) -> Any:
 
 def load_model_file(path: Path) -> Any:
     """The model of a .keras file, without its optimizer."""
-    from keras_tx.saving import load_model
+    from keras_tx.models.saved_models import load_model
 
     try:
         return load_model(path, compile=False)

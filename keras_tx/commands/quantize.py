@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_tx import contract
-from keras_tx.commands.quiet import quiet_start
+from keras_tx.commands.framework_logs import quiet_start
 from keras_tx.errors import InputError
 
 if TYPE_CHECKING:

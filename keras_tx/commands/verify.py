@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from keras_tx import contract
 from keras_tx.commands import run_text
+from keras_tx.commands.framework_logs import import_keras, quiet_start
 from keras_tx.commands.model_file import check_model_file, load_model_file
-from keras_tx.commands.quiet import import_keras, quiet_start
 from keras_tx.errors import FolderError, KerasTxError
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _task(root: Path) -> Check:
     """Whether transform, labels and graph of a task fit together; a text model is run on a text."""
     from keras_tx.processing import TextTransform
     from keras_tx.runtime import TextGenerator, load
-    from keras_tx.runtime.text_model import TextModel
+    from keras_tx.runtime.tasks.text import TextModel
 
     try:
         with load(root, provider="cpu") as model:
@@ -241,7 +241,7 @@ def _runs(folder: Folder, session: Session) -> Check:
     import numpy as np
 
     from keras_tx.processing import TextTransform
-    from keras_tx.runtime.examples import examples_of
+    from keras_tx.runtime.example_inputs import examples_of
 
     known = folder.manifest.task is not None  # other graphs may compute infinities correctly
     done: list[str] = []
@@ -271,7 +271,7 @@ def _runs(folder: Folder, session: Session) -> Check:
 
 def _shared_cache(folder: Folder) -> Check:
     """Whether the graph that writes its cache in place gives the logits of the other one."""
-    from keras_tx.runtime.generate import context_of, same_logits
+    from keras_tx.runtime.tasks.text_generation import context_of, same_logits
 
     assert folder.shared is not None
     exact = folder.manifest.precisions.get("fp32") == folder.graph.relative_to(folder.path).as_posix()

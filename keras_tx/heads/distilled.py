@@ -8,8 +8,8 @@ from typing import Any
 import keras
 
 from keras_tx import contract
-from keras_tx.heads.classifying import ClassifierHead
-from keras_tx.heads.head import project
+from keras_tx.heads.base import project
+from keras_tx.heads.classification import ClassifierHead
 
 OUTPUTS = (contract.LOGITS, "cls_logits", "distillation_logits")  # as transformers names them
 

@@ -12,7 +12,7 @@ from keras.src.backend import get_keras_mask  # no public name; JAX tracers carr
 
 from keras_tx.arguments import Epsilon, Positive, Rate, Size, checked
 from keras_tx.errors import ConfigError
-from keras_tx.layers.caching import open_cache
+from keras_tx.layers.key_value_cache import open_cache
 from keras_tx.layers.rotary import check_scaling, rotate
 from keras_tx.layers.shape import Shape
 

@@ -1,8 +1,8 @@
 """Metrics that the tasks report and Keras lacks. They take logits, as heads give them."""
 
-from keras_tx.metrics.classes import F1, Matthews, MultiLabelAccuracy, MultiLabelF1
+from keras_tx.metrics.classification import F1, Matthews, MultiLabelAccuracy, MultiLabelF1
 from keras_tx.metrics.entities import EntityF1
-from keras_tx.metrics.ranks import NearestIsAlike, Spearman
+from keras_tx.metrics.ranking import NearestIsAlike, Spearman
 from keras_tx.metrics.spans import SpanExactMatch, SpanF1
 from keras_tx.metrics.tokens import BitsPerByte, Perplexity, TokenAccuracy
 

@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_tx.errors import ConfigError
-from keras_tx.metrics.ratio import Ratio, labels_and_weights
+from keras_tx.metrics.base import Ratio, labels_and_weights
 
 OUTSIDE, BEGIN, INSIDE = range(3)
 

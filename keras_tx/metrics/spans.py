@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, whole_number
-from keras_tx.metrics.ratio import Ratio
+from keras_tx.metrics.base import Ratio
 
 
 class _Span(Ratio):

@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from keras_tx.errors import ConfigError
-from keras_tx.metrics.ratio import Ratio, labels_and_weights
+from keras_tx.metrics.base import Ratio, labels_and_weights
 
 
 @keras.saving.register_keras_serializable("keras_tx")

@@ -13,9 +13,9 @@ from keras import ops
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
+from keras_tx.models.first_batch import of_any_length
 from keras_tx.models.transformer_model import TransformerModel, as_array
 from keras_tx.processing import TextTransform
-from keras_tx.training.first_batch import of_any_length
 
 # Rows of an embedding table that no token uses: tables are padded to a multiple of 64 or 128, or more.
 SPARE_ROWS, SPARE_SHARE = 127, 0.02

@@ -21,13 +21,13 @@ from keras_tx.heads import Head, MultiLabelHead
 from keras_tx.losses import TokenCrossentropy, on_logits, refuse_one_of_all
 from keras_tx.metrics import MultiLabelAccuracy, TokenAccuracy
 from keras_tx.models.config import make_config
+from keras_tx.models.distribution import warn_of_distribution
+from keras_tx.models.first_batch import FirstBatch, labels_like
 from keras_tx.models.inner_outputs import with_outputs
 from keras_tx.models.targets import check_targets
-from keras_tx.models.weight_values import check_finite, merged_weights
+from keras_tx.optimizers import AdamW
 from keras_tx.processing import ImageTransform
-from keras_tx.training.distribution import warn_of_distribution
-from keras_tx.training.first_batch import FirstBatch, labels_like
-from keras_tx.training.optimizers import AdamW
+from keras_tx.weights.weight_values import check_finite, merged_weights
 
 CROSSENTROPIES: dict[str, Any] = dict.fromkeys(
     ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy"), TokenCrossentropy

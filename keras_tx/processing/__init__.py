@@ -2,7 +2,7 @@
 
 from keras_tx.processing.corpus import write_tokens
 from keras_tx.processing.image import ImageTransform
-from keras_tx.processing.rows import Row
+from keras_tx.processing.special_tokens import Row
 from keras_tx.processing.text import TextTransform
 from keras_tx.processing.token_file import TokenFile, TokenWriter
 from keras_tx.processing.vocabularies import (

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 from keras_tx import contract
 from keras_tx.errors import ConfigError, TextError, nearest, user_stacklevel, whole_number
 from keras_tx.processing import tokenizer_files
-from keras_tx.processing.given_texts import check_texts, check_words
-from keras_tx.processing.rows import Frame, Piece, Row, frame_of, piece_of
+from keras_tx.processing.special_tokens import Frame, Piece, Row, frame_of, piece_of
+from keras_tx.processing.text_input import check_texts, check_words
 
 Texts = str | Sequence[str] | np.ndarray
 

@@ -12,30 +12,28 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from keras_tx.runtime.batching import MicroBatcher
     from keras_tx.runtime.folder import Folder, open_folder, verify_hashes
-    from keras_tx.runtime.generate import TextGenerator
-    from keras_tx.runtime.loaded import LoadedModel
     from keras_tx.runtime.session import Session
-    from keras_tx.runtime.tasks import GenericModel, ImageClassifier, ImageEmbedder
-    from keras_tx.runtime.text_answers import QuestionAnswerer, TextTagger
-    from keras_tx.runtime.text_tasks import MaskFiller, PretrainedEncoder, TextClassifier, TextEmbedder
+    from keras_tx.runtime.tasks.arrays import GenericModel, ImageClassifier, ImageEmbedder
+    from keras_tx.runtime.tasks.base import LoadedModel
+    from keras_tx.runtime.tasks.text_generation import TextGenerator
+    from keras_tx.runtime.tasks.text_rows import MaskFiller, PretrainedEncoder, TextClassifier, TextEmbedder
+    from keras_tx.runtime.tasks.text_spans import QuestionAnswerer, TextTagger
 
 _HOMES = {
     "Folder": "folder",
-    "GenericModel": "tasks",
-    "ImageClassifier": "tasks",
-    "ImageEmbedder": "tasks",
-    "LoadedModel": "loaded",
-    "MaskFiller": "text_tasks",
-    "MicroBatcher": "batching",
-    "PretrainedEncoder": "text_tasks",
-    "QuestionAnswerer": "text_answers",
+    "GenericModel": "tasks.arrays",
+    "ImageClassifier": "tasks.arrays",
+    "ImageEmbedder": "tasks.arrays",
+    "LoadedModel": "tasks.base",
+    "MaskFiller": "tasks.text_rows",
+    "PretrainedEncoder": "tasks.text_rows",
+    "QuestionAnswerer": "tasks.text_spans",
     "Session": "session",
-    "TextClassifier": "text_tasks",
-    "TextEmbedder": "text_tasks",
-    "TextGenerator": "generate",
-    "TextTagger": "text_answers",
+    "TextClassifier": "tasks.text_rows",
+    "TextEmbedder": "tasks.text_rows",
+    "TextGenerator": "tasks.text_generation",
+    "TextTagger": "tasks.text_spans",
     "open_folder": "folder",
     "verify_hashes": "folder",
 }
@@ -47,7 +45,6 @@ __all__ = [
     "ImageEmbedder",
     "LoadedModel",
     "MaskFiller",
-    "MicroBatcher",
     "PretrainedEncoder",
     "QuestionAnswerer",
     "Session",
@@ -93,7 +90,7 @@ def load(
         `MaskFiller`, `PretrainedEncoder` or `TextEmbedder`; a `TextGenerator`; or a `GenericModel`, for a
         model of no known task and for a text model without tokenizer.
     """
-    from keras_tx.runtime.tasks import open_model
+    from keras_tx.runtime.tasks.arrays import open_model
 
     return open_model(folder, provider, threads, precision)
 

@@ -25,8 +25,8 @@ from keras_tx.errors import (
     whole_number,
 )
 from keras_tx.runtime import providers
-from keras_tx.runtime.bounds import axes_of, read_bounds, violated_bound
-from keras_tx.runtime.calls import quiet_options, run_options
+from keras_tx.runtime.async_call import quiet_options, run_options
+from keras_tx.runtime.axis_bounds import axes_of, read_bounds, violated_bound
 
 _DTYPES = {"float": "float32", "double": "float64"}  # onnxruntime's other names are NumPy's
 _UNNAMED = "?"

@@ -9,9 +9,9 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import FolderError
-from keras_tx.runtime.ports import Ports
+from keras_tx.generation.decoding_loop import Decoder, read, step
+from keras_tx.runtime.decoder_signature import Ports
 from keras_tx.runtime.session import Binding, Session
-from keras_tx.sampling.loop import Decoder, read, step
 
 # Of prompts that are read in one run: how many tokens, how many with padding for each real one, and logits.
 MOST_TOKENS, PADDED, MOST_LOGITS = 2048, 1.25, 2**23
@@ -99,7 +99,7 @@ class SharedPast:
 
 
 class SharedGraph:
-    """The graph as keras_tx.sampling's Decoder, on the CPU.
+    """The graph as keras_tx.generation's Decoder, on the CPU.
 
     Prompts are read into the beginning of their rows, those of like length in one run; then a step is one
     run for all.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_tx.errors import ConfigError
-from keras_tx.training.optimizers import AdamW
+from keras_tx.optimizers import AdamW
 from keras_tx.training.schedules import WarmupCosine, WarmupLinear
 
 BLOCK = "block_"  # the families name their blocks block_0, block_1 ...

@@ -9,8 +9,8 @@ from typing import Any
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
-from keras_tx.weights.tensor_file import open_tensors
-from keras_tx.weights.tensors import Checkpoint, Tensors
+from keras_tx.weights.safetensors_file import open_tensors
+from keras_tx.weights.tensor_source import Checkpoint, Tensors
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

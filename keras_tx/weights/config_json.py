@@ -10,7 +10,7 @@ from typing import Any
 from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.models.config import make_config
-from keras_tx.weights.tensors import Checkpoint
+from keras_tx.weights.tensor_source import Checkpoint
 
 
 class Fields(dict[str, Any]):

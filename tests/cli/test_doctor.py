@@ -16,7 +16,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from keras_tx import facts as gathering
+from keras_tx import environment as gathering
 from keras_tx.doctor import (
     DRIVER_FOR,
     PYTHON,

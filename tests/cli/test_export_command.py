@@ -14,7 +14,7 @@ from PIL import Image
 
 import keras_tx
 from keras_tx.runtime import load, open_folder
-from keras_tx.weights.tensor_file import write_tensors
+from keras_tx.weights.safetensors_file import write_tensors
 from tests.drawing import as_numpy, redraw
 from tests.naming import shown
 from tests.tolerances import assert_close

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from keras_tx.runtime import TextGenerator, load
-from keras_tx.runtime.generate import CachedGraph
+from keras_tx.runtime.tasks.text_generation import CachedGraph
 from tests.runtime.counting_decoder import byte_tokenizer, continued, make
 
 

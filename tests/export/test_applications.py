@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from keras import layers
 
-from keras_tx_onnx import export_onnx, graph, tolerances
+from keras_tx_onnx import export_onnx, tolerances
+from keras_tx_onnx.reading import functional_graph
 from tests.export.exporting import nodes_of, outputs_of, run
 
 ARCHITECTURES = {name: value for name, value in vars(keras.applications).items() if inspect.isfunction(value)}
@@ -185,8 +186,8 @@ def test_a_picture_that_is_too_small_is_refused_by_keras_and_not_computed():
     y = layers.MaxPooling2D(3, strides=2)(layers.Conv2D(4, 3)(x))
     model = keras.Model(x, y)
     with pytest.raises(ValueError, match="zero or negative"):
-        graph.check_sizes(model, [(1, 4, 4, 3)])
-    graph.check_sizes(model, [(1, 5, 5, 3)])
+        functional_graph.check_sizes(model, [(1, 4, 4, 3)])
+    functional_graph.check_sizes(model, [(1, 5, 5, 3)])
 
 
 class Unsaid(layers.Layer):
@@ -204,4 +205,4 @@ class Unsaid(layers.Layer):
 def test_sizes_behind_a_layer_that_cannot_tell_them_are_left_to_the_run():
     x = keras.Input((None, None, 3))
     model = keras.Model(x, Unsaid()(layers.Conv2D(4, 3)(x)))
-    graph.check_sizes(model, [(1, 8, 8, 3)])
+    functional_graph.check_sizes(model, [(1, 8, 8, 3)])

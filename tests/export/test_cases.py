@@ -10,10 +10,12 @@ import pytest
 from keras import layers
 
 from keras_tx.errors import ExportError
-from keras_tx.runtime import examples
-from keras_tx_onnx import cases, export_onnx, registry, verify
-from keras_tx_onnx.interface import Interface, interface_of
-from keras_tx_onnx.signature import as_functional
+from keras_tx.runtime import example_inputs
+from keras_tx_onnx import export_onnx
+from keras_tx_onnx.interfaces.base import Interface, interface_of
+from keras_tx_onnx.reading import registry
+from keras_tx_onnx.reading.signature import as_functional
+from keras_tx_onnx.verifying import cases, comparison
 from tests.drawing import redraw
 
 RANDOM = np.random.default_rng(0)
@@ -23,7 +25,7 @@ def ids(name: str = "ids", length: int | None = None):
     return keras.Input((length,), dtype="int32", name=name)
 
 
-def drawn(model, masks=examples.MASKS, length: int = 8) -> list[np.ndarray]:
+def drawn(model, masks=example_inputs.MASKS, length: int = 8) -> list[np.ndarray]:
     inputs = interface_of(as_functional(model, None), None, None, False)
     return inputs.example(dict.fromkeys(inputs.axes, length), masks, RANDOM)[1]
 
@@ -63,7 +65,7 @@ def test_every_kind_of_mask_is_the_same_in_all_inputs():
         "one token": [0, 0, 0, 0, 1, 0, 0, 0],
         "none": [0] * 8,
     }
-    masks = list(examples.MASKS)
+    masks = list(example_inputs.MASKS)
     assert masks == list(expected)
     for order in (masks, masks[::-1]):
         padded = drawn(model, order)
@@ -136,8 +138,8 @@ def takes(monkeypatch):
                 raise error
             return run_keras(model, inputs)
 
-        run_keras = verify.run_keras
-        monkeypatch.setattr(verify, "run_keras", run)
+        run_keras = comparison.run_keras
+        monkeypatch.setattr(comparison, "run_keras", run)
 
     return limit
 
@@ -231,4 +233,4 @@ def test_a_mask_that_goes_into_a_nested_model_is_no_input_of_it():
     inner = keras.Model(x, layers.Dense(2)(x), name="inner")
     tokens = ids()
     model = keras.Model(tokens, inner(layers.Embedding(7, 4, mask_zero=True)(tokens)))
-    assert cases.uses_of(model) == [examples.Use(7, padding=0)]
+    assert cases.uses_of(model) == [example_inputs.Use(7, padding=0)]

@@ -14,7 +14,8 @@ from keras import layers, ops
 
 from keras_tx.errors import ExportError
 from keras_tx.runtime import load
-from keras_tx_onnx import export_onnx, lowers, registry
+from keras_tx_onnx import export_onnx, lowers
+from keras_tx_onnx.reading import registry
 from tests.drawing import draw, redraw
 from tests.export.exporting import exported, nodes_of, outputs_of, run
 from tests.tolerances import ANOTHER_BRANCH, assert_close

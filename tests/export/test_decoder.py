@@ -14,8 +14,11 @@ import keras_tx
 from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.runtime.session import Session
-from keras_tx_onnx import cache, decoder, export_onnx, verify
-from keras_tx_onnx.lowerings import keras_tx_layers
+from keras_tx_onnx import export_onnx
+from keras_tx_onnx.graph import cache_ports
+from keras_tx_onnx.interfaces import decoder
+from keras_tx_onnx.lowerings import keras_tx as keras_tx_layers
+from keras_tx_onnx.verifying import comparison
 from tests.drawing import as_numpy, redraw
 from tests.tolerances import assert_close
 
@@ -131,12 +134,12 @@ def test_an_attention_that_looks_ahead_is_refused(variant, options, tmp_path):
 
 def test_a_cache_that_is_wrong_is_found(tmp_path, monkeypatch):
     """Keys are taken for values: one run of the prompt does not show it, a step does."""
-    keep = cache.Cache.keep
+    keep = cache_ports.Cache.keep
 
     def swapped(self, present):
         keep(self, (present[1], present[0]))
 
-    monkeypatch.setattr(cache.Cache, "keep", swapped)
+    monkeypatch.setattr(cache_ports.Cache, "keep", swapped)
     with pytest.raises(ExportError, match="in pieces"):
         export_onnx(gpt(), tmp_path / "poet")
     assert not (tmp_path / "poet").exists()
@@ -144,14 +147,14 @@ def test_a_cache_that_is_wrong_is_found(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_padding_is_not_compared_and_tokens_are(cached, tmp_path, monkeypatch):
-    run, off = verify.run_keras, {0: 1.0, 1: 0.0}
+    run, off = comparison.run_keras, {0: 1.0, 1: 0.0}
 
     def changed(model: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
         mask = next(x for x in inputs if set(np.unique(x)) <= {0, 1})
         change = np.where(mask == 0, off[0], off[1])[..., None].astype("float32")
         return [x + change for x in run(model, inputs)]
 
-    monkeypatch.setattr(verify, "run_keras", changed)
+    monkeypatch.setattr(comparison, "run_keras", changed)
     export_onnx(gpt(), tmp_path / "poet", cache=cached)
     off[1] = 0.1
     with pytest.raises(ExportError, match="Output 'logits' differs"):

@@ -10,8 +10,9 @@ import pytest
 from keras import layers
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx import export_onnx, registry
-from keras_tx_onnx.evidence import Variation
+from keras_tx_onnx import export_onnx
+from keras_tx_onnx.reading import registry
+from keras_tx_onnx.verifying.evidence import Variation
 from tests.drawing import redraw
 
 

@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 import keras_tx
-from keras_tx import aside, contract
+from keras_tx import atomic_write, contract
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.runtime import load
 from keras_tx.runtime.folder import open_folder, verify_hashes
@@ -284,7 +284,7 @@ def test_places_that_cannot_be_written(model, tmp_path, monkeypatch):
     with pytest.raises(ExportError, match="'model.onnx'.*folder.*'model'"):
         export_onnx(model, tmp_path / "model.onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    monkeypatch.setattr(aside.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(atomic_write.os, "access", lambda path, mode: False)
     with pytest.raises(ExportError, match="no permission to write"):
         export_onnx(model, tmp_path / "out")
 
@@ -325,15 +325,15 @@ def test_a_full_disk_leaves_nothing(model, step: str, existing: bool, tmp_path, 
 def test_a_failed_replacement_keeps_the_old_folder(model, tmp_path, monkeypatch, swap):
     out = tmp_path / "out"
     export_onnx(model, out)
-    rename = aside.Path.rename
+    rename = atomic_write.Path.rename
 
     def fails(self, target):
         if self.name.endswith(".partial"):
             raise OSError(errno.EIO, "Input/output error")
         return rename(self, target)
 
-    monkeypatch.setattr(aside, "_exchange", fails if swap else lambda one, other: False)
-    monkeypatch.setattr(aside.Path, "rename", fails)
+    monkeypatch.setattr(atomic_write, "_exchange", fails if swap else lambda one, other: False)
+    monkeypatch.setattr(atomic_write.Path, "rename", fails)
     with pytest.raises(ExportError, match="Input/output error"):
         export_onnx(model, out, opset=20, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

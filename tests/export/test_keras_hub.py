@@ -16,10 +16,10 @@ from keras_hub.src.models.llama.llama_attention import LlamaAttention
 from keras_hub.src.models.qwen.qwen_attention import QwenAttention
 from keras_hub.src.models.qwen3.qwen3_attention import Qwen3Attention
 
-import keras_tx_onnx.lowerings.hub  # noqa: F401  registers them
+import keras_tx_onnx.lowerings.keras_hub  # noqa: F401  registers them
 from keras_tx.errors import ExportError
 from keras_tx_onnx import export_onnx
-from keras_tx_onnx.registry import registered
+from keras_tx_onnx.reading.registry import registered
 from tests.drawing import draw, redraw
 from tests.export.exporting import example_input, example_model, exported, nodes_of, outputs_of, run
 from tests.tolerances import assert_close

@@ -8,7 +8,7 @@ import keras
 import pytest
 
 from keras_tx import layers
-from keras_tx_onnx.registry import lowers, registered
+from keras_tx_onnx.reading.registry import lowers, registered
 from tests.export.exporting import example_input, example_model, exported, nodes_of, outputs_of, run
 from tests.tolerances import assert_close
 

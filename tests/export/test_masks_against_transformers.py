@@ -16,7 +16,7 @@ import pytest
 import keras_tx
 from keras_tx import contract
 from keras_tx.runtime import Session
-from keras_tx.runtime.examples import MASKS, token_mask
+from keras_tx.runtime.example_inputs import MASKS, token_mask
 from keras_tx_onnx import export_onnx
 from tests.tolerances import FP32, difference
 

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_tx.models.weight_values import array_of
+from keras_tx.weights.weight_values import array_of
 
 SCRIPT = """
 import gc, json, sys

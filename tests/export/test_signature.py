@@ -10,7 +10,7 @@ from keras import layers, ops
 
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx_onnx import export_onnx
-from keras_tx_onnx.interface import axis_names
+from keras_tx_onnx.interfaces.base import axis_names
 from tests.drawing import draw, redraw
 from tests.export.exporting import outputs_of, run
 from tests.tolerances import assert_close

@@ -13,10 +13,10 @@ import pytest
 
 import keras_tx
 from keras_tx.errors import ExportError
-from keras_tx.heads.head import Head, project
+from keras_tx.heads.base import Head, project
 from keras_tx_onnx import export_onnx
-from keras_tx_onnx import unpad as unpadding
-from keras_tx_onnx.sizes import sizes_of_ids
+from keras_tx_onnx.graph import unpadding
+from keras_tx_onnx.reading.symbolic_sizes import sizes_of_ids
 from tests.drawing import as_numpy, draw
 from tests.export.small_bert import DISTILBERT, GIVEN, HEADS, ROBERTA, TINY, run, tiny
 from tests.tolerances import assert_close

@@ -11,7 +11,7 @@ import pytest
 import keras_tx
 from keras_tx.errors import ConfigError
 from keras_tx.models import Bert, BertConfig, bert
-from keras_tx.models.bert import VARIANTS
+from keras_tx.models.bert.model import VARIANTS
 from tests.drawing import as_numpy, redraw
 from tests.naming import shown
 from tests.tolerances import HALF, assert_close

@@ -75,7 +75,7 @@ def test_blocks(folder, tmp_path, name, bits):
 def test_a_length_that_no_block_divides():
     from onnxruntime.capi._pybind_state import quantize_matmul_4bits
 
-    from keras_tx_onnx.quantizing.blocks import rounded_blocks
+    from keras_tx_onnx.quantizing.weight_blocks import rounded_blocks
 
     kernel = draw(100, 24)
     kernel[:, 3] = 0

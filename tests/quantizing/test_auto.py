@@ -14,7 +14,7 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.runtime import load, open_folder, verify_hashes
 from keras_tx_onnx import quantize
-from keras_tx_onnx.quantizing import choosing, scoring
+from keras_tx_onnx.quantizing import auto_precision, validation_score
 from tests.drawing import as_numpy, draw
 from tests.quantizing.folders import bert, exported, gpt, session, vit
 
@@ -24,8 +24,8 @@ PICTURES = draw(48, 8, 8, 3)
 @pytest.fixture(scope="module", autouse=True)
 def short_timing():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choosing, "ROUNDS", 1)
-        patch.setattr(choosing, "RUNS", 2)
+        patch.setattr(auto_precision, "ROUNDS", 1)
+        patch.setattr(auto_precision, "RUNS", 2)
         yield
 
 
@@ -43,7 +43,7 @@ def labels(folder: Path) -> np.ndarray:
 def test_the_fastest_that_loses_little_enough(folder):
     choice = quantize(folder, "auto", validation=(PICTURES, labels(folder)), tolerance=1.0)
     rows = {row.precision: row for row in choice.measured}
-    assert set(rows) == {"fp32", *choosing.CANDIDATES}
+    assert set(rows) == {"fp32", *auto_precision.CANDIDATES}
     assert rows["fp32"].score == 1 and choice.metric == "accuracy"
     assert all(row.accepted and row.milliseconds > 0 for row in rows.values())
     assert rows["fp32"].megabytes > rows["int8"].megabytes > rows["int4"].megabytes > 0
@@ -51,7 +51,7 @@ def test_the_fastest_that_loses_little_enough(folder):
     opened = open_folder(folder, choice.chosen)
     verify_hashes(opened)
     assert set(opened.manifest.precisions) == {"fp32", choice.chosen}
-    report = json.loads((folder / choosing.REPORT).read_text())
+    report = json.loads((folder / auto_precision.REPORT).read_text())
     assert report["chosen"] == choice.chosen
     assert [row["precision"] for row in report["measured"]] == list(rows)
     with load(folder, provider="cpu", precision=choice.chosen) as model:
@@ -136,7 +136,7 @@ def test_the_metrics_of_text_tasks(tmp_path):
     assert (choice.metric, choice.measured[0].score) == ("accuracy of tokens", 0.75)
     outputs = {"start_logits": np.eye(4), "end_logits": np.eye(4)}
     spans = {"start_logits": np.arange(4), "end_logits": np.array([0, 1, 2, 0])}
-    assert scoring._spans(outputs, {}, spans) == (3.0, 4.0)
+    assert validation_score._spans(outputs, {}, spans) == (3.0, 4.0)
 
 
 def test_the_metric_is_that_of_what_the_logits_are(tmp_path):
@@ -162,12 +162,12 @@ def test_the_metric_is_that_of_what_the_logits_are(tmp_path):
 @pytest.mark.parametrize(
     ("measure", "targets", "message"),
     [
-        (scoring._accuracy, np.zeros(5), r"\(5,\), expected \(4,\): the class of each input"),
-        (scoring._accuracy, np.zeros((4, 2)), r"\(4, 2\), expected \(4,\): the class of each input"),
-        (scoring._distances, np.zeros(12), r"\(12,\), expected \(4, 3\): a number for each input"),
-        (scoring._several_labels, np.zeros(4), r"\(4,\), expected \(4, 3\): 0 or 1 for each class"),
+        (validation_score._accuracy, np.zeros(5), r"\(5,\), expected \(4,\): the class of each input"),
+        (validation_score._accuracy, np.zeros((4, 2)), r"\(4, 2\), expected \(4,\): the class of each input"),
+        (validation_score._distances, np.zeros(12), r"\(12,\), expected \(4, 3\): a number for each input"),
+        (validation_score._several_labels, np.zeros(4), r"\(4,\), expected \(4, 3\): 0 or 1 for each class"),
         (
-            scoring._spans,
+            validation_score._spans,
             {"start_logits": np.zeros(4), "end_logits": np.zeros(1)},
             r"\(1,\), expected \(4,\): the place of each answer in end_logits",
         ),
@@ -182,9 +182,12 @@ def test_targets_of_another_shape(measure, targets, message):
 def test_targets_with_an_axis_more():
     logits = {"logits": np.array([[0.0, 1.0], [1.0, 0.0]])}
     for classes in ([1, 1], [[1], [1]], [[0, 1], [0, 1]]):
-        assert scoring._accuracy(logits, {}, np.array(classes)) == (1.0, 2.0)
+        assert validation_score._accuracy(logits, {}, np.array(classes)) == (1.0, 2.0)
     for numbers in ([1, 3], [[1], [3]]):
-        assert scoring._distances({"logits": np.array([[0.0], [1.0]])}, {}, np.array(numbers)) == (-3.0, 2.0)
+        assert validation_score._distances({"logits": np.array([[0.0], [1.0]])}, {}, np.array(numbers)) == (
+            -3.0,
+            2.0,
+        )
 
 
 @pytest.mark.parametrize(
@@ -256,25 +259,30 @@ LOGITS = np.zeros((2, 3), "float32")
     ("measure", "outputs", "targets", "match"),
     [
         (
-            scoring._several_labels,
+            validation_score._several_labels,
             {"logits": LOGITS},
             [[0, 1, 2], [0, 0, 0]],
             r"target 2 at \[0, 2\].*0 or 1",
         ),
-        (scoring._distances, {"logits": LOGITS}, [[0, 1, 2], [0, np.inf, 0]], "target inf.*finite"),
+        (validation_score._distances, {"logits": LOGITS}, [[0, 1, 2], [0, np.inf, 0]], "target inf.*finite"),
         (
-            scoring._spans,
+            validation_score._spans,
             {"start_logits": LOGITS, "end_logits": LOGITS},
             {"start_logits": [0, 1], "end_logits": [2, 3]},
             r"target 3 at \[1\].*0 to 2, in end_logits",
         ),
         (
-            scoring._masked_tokens,
+            validation_score._masked_tokens,
             {"prediction_logits": LOGITS[None], "seq_relationship_logits": LOGITS},
             {"prediction_logits": [[-100, 3]], "seq_relationship_logits": [0]},
             r"target 3 at \[0, 1\].*0 to 2",
         ),
-        (scoring._accuracy, {"logits": LOGITS[None]}, [[0, 3]], r"target 3 at \[0, 1\].*-100 for none"),
+        (
+            validation_score._accuracy,
+            {"logits": LOGITS[None]},
+            [[0, 3]],
+            r"target 3 at \[0, 1\].*-100 for none",
+        ),
     ],
 )
 def test_targets_that_no_answer_has(measure, outputs, targets, match):

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import keras_tx.generation
 import keras_tx.runtime
-import keras_tx.sampling
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,7 +36,7 @@ def test_a_folder_runs_where_keras_cannot_be_imported(
     assert run(without_training_packages(code)) == "rose\n"
 
 
-@pytest.mark.parametrize("package", [keras_tx.runtime, keras_tx.sampling])
+@pytest.mark.parametrize("package", [keras_tx.runtime, keras_tx.generation])
 def test_every_public_name_is_there(package):
     for name in package.__all__:
         assert getattr(package, name).__doc__

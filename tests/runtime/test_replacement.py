@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_tx import aside, consistent_read, contract
+from keras_tx import atomic_write, consistent_read, contract
 from keras_tx.errors import ConfigError, FolderError
-from keras_tx.runtime import load, open_folder, session, tasks, verify_hashes
+from keras_tx.runtime import load, open_folder, session, verify_hashes
+from keras_tx.runtime.tasks import arrays
 
 ROOT = Path(__file__).parents[2]
 LOADS = 2000
@@ -24,7 +25,7 @@ BEST = {"old": "old 0", "new": "new 3"}  # of RED: the columns of the weights ar
 REPLACE = """
 import itertools, shutil, sys
 from pathlib import Path
-from keras_tx.aside import written_aside
+from keras_tx.atomic_write import written_aside
 from keras_tx.errors import ExportError
 target, *versions = map(Path, sys.argv[1:])
 for version in itertools.cycle(versions):
@@ -70,7 +71,7 @@ def test_loads_beside_replacements_see_one_export(versions, tmp_path):
 
 
 def replace(target: Path, version: Path) -> None:
-    with aside.written_aside(target, FolderError) as new:
+    with atomic_write.written_aside(target, FolderError) as new:
         shutil.copytree(version, new, dirs_exist_ok=True)
 
 
@@ -80,7 +81,7 @@ def test_a_folder_that_is_replaced_in_between_is_read_again(versions, tmp_path, 
     shutil.copytree(versions[0], target)
     where = {
         "onnxruntime opens the graph": (session, "_create"),
-        "the labels are read": (tasks, "_labels_for"),
+        "the labels are read": (arrays, "_labels_for"),
     }
     module, name = where[step]
     original, calls = getattr(module, name), []
@@ -152,17 +153,17 @@ def test_an_error_of_the_system_names_the_file(tmp_path):
 def test_the_names_of_two_folders_are_swapped_in_one_step(versions):
     old, new = versions
     files = {path: (path / contract.MANIFEST).read_bytes() for path in versions}
-    if not aside._exchange(old, new):
+    if not atomic_write._exchange(old, new):
         pytest.skip("this file system cannot swap names")
     assert (old / contract.MANIFEST).read_bytes() == files[new]
     assert (new / contract.MANIFEST).read_bytes() == files[old]
     with pytest.raises(FileNotFoundError, match="nothing"):
-        aside._exchange(old, old.with_name("nothing"))
+        atomic_write._exchange(old, old.with_name("nothing"))
 
 
 def test_where_names_cannot_be_swapped_the_old_folder_moves_away_first(versions, monkeypatch):
     old, new = versions
-    monkeypatch.setattr(aside, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(atomic_write, "_exchange", lambda one, other: False)
     replace(old, new)
     assert open_folder(old).manifest.labels == LABELS["new"]
     assert sorted(path.name for path in old.parent.iterdir()) == ["new", "old"]

@@ -17,12 +17,12 @@ import keras_tx
 from keras_tx import contract
 from keras_tx.commands.verify import checks
 from keras_tx.errors import ConfigError, ExportError, FolderError
+from keras_tx.generation import Memory
 from keras_tx.runtime import TextGenerator, load
-from keras_tx.runtime.generate import CachedGraph
 from keras_tx.runtime.shared_cache import SharedGraph, SharedPast
-from keras_tx.sampling import Memory
+from keras_tx.runtime.tasks.text_generation import CachedGraph
 from keras_tx_onnx import export_onnx
-from keras_tx_onnx.shared_cache import check_shared, share_cache
+from keras_tx_onnx.graph.shared_cache import check_shared, share_cache
 from tests.drawing import redraw
 
 PROMPTS = [[5, 17, 99], [1], [200, 3, 3, 42, 7, 9]]
@@ -191,7 +191,7 @@ def test_a_step_copies_nothing(folders, monkeypatch):
 
 
 def test_rows_change_places():
-    from keras_tx.runtime.ports import Ports
+    from keras_tx.runtime.decoder_signature import Ports
 
     spec = contract.TensorSpec("past", "float32", ("b", 1, "p", 1))
     ports = Ports((spec,), ("present",), spec, True)

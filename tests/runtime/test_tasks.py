@@ -11,7 +11,7 @@ from keras_tx.contract import TensorSpec
 from keras_tx.errors import ConfigError, FolderError, ImageError, InputError, KerasTxError
 from keras_tx.processing import ImageTransform
 from keras_tx.runtime import GenericModel, ImageClassifier, ImageEmbedder, load
-from keras_tx.runtime.scores import sigmoid, softmax
+from keras_tx.runtime.tasks.scores import sigmoid, softmax
 
 WEIGHTS = np.array([[2.0, 0.0, -1.0, 0.5], [0.0, 3.0, 1.0, -0.5], [-2.0, 1.0, 0.0, 4.0]], "float32")
 RNG = np.random.default_rng(0)

@@ -14,7 +14,7 @@ import keras_tx
 from keras_tx.errors import ConfigError, InputError, KerasTxError, TextError
 from keras_tx.processing import TextTransform
 from keras_tx.runtime import PretrainedEncoder, load
-from keras_tx.runtime.text_answers import merged
+from keras_tx.runtime.tasks.text_spans import merged
 from keras_tx_onnx import export_onnx
 from tests.drawing import as_numpy, redraw
 from tests.memory import resident
@@ -367,7 +367,7 @@ def test_every_task_runs_where_keras_cannot_be_imported(task: str, tmp_path, wit
 
 
 def test_long_lists_run_in_parts_and_come_in_order(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys):
-    monkeypatch.setattr("keras_tx.runtime.text_model.PART", 3)
+    monkeypatch.setattr("keras_tx.runtime.tasks.text.PART", 3)
     _, classify, _ = exported(tmp_path / "x", keras_tx.ClassifierHead(3))
     sizes = []
     encode = TextTransform.encode
@@ -392,7 +392,7 @@ def test_long_lists_run_in_parts_and_come_in_order(tmp_path, monkeypatch: pytest
 
 
 def test_an_iterator_is_drawn_from_part_by_part(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys):
-    monkeypatch.setattr("keras_tx.runtime.text_model.PART", 3)
+    monkeypatch.setattr("keras_tx.runtime.tasks.text.PART", 3)
     *_, embed, _ = exported(tmp_path / "embed", keras_tx.SentenceEmbeddingHead())
     *_, tag, _ = exported(tmp_path / "tag", keras_tx.TokenClassifierHead(3))
     _, classify, _ = exported(tmp_path / "classify", keras_tx.NextSentenceHead())
@@ -452,7 +452,7 @@ def test_the_other_tasks_take_long_lists_too(tmp_path, monkeypatch: pytest.Monke
     questions = ["Who sat?", "Who?", "Ada?", "Where?", "What is good?"]
     texts = [*TEXTS, TEXTS[0]]
     whole = tag(texts), answer(questions, texts), embed(texts)
-    monkeypatch.setattr("keras_tx.runtime.text_model.PART", 1)
+    monkeypatch.setattr("keras_tx.runtime.tasks.text.PART", 1)
     parts = tag(texts, batch_size=2), answer(questions, texts, batch_size=2), embed(texts, batch_size=2)
     assert_close(parts[2], whole[2])
     for some, all_at_once in zip(parts[:2], whole[:2], strict=True):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import keras_tx
-from keras_tx.training import AdamW
+from keras_tx.optimizers import AdamW
 
 BACKEND = keras.backend.backend()
 

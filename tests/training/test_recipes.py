@@ -8,7 +8,8 @@ import pytest
 
 import keras_tx
 from keras_tx.errors import ConfigError
-from keras_tx.training import AdamW, WarmupCosine, WarmupLinear, finetune_recipe, pretrain_recipe
+from keras_tx.optimizers import AdamW
+from keras_tx.training import WarmupCosine, WarmupLinear, finetune_recipe, pretrain_recipe
 
 BACKEND = keras.backend.backend()
 

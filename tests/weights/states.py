@@ -14,9 +14,9 @@ from safetensors.numpy import save_file
 
 import keras_tx
 from keras_tx.models import GPT
-from keras_tx.weights import huggingface_gpt
-from keras_tx.weights.filling import Filled, fill
-from keras_tx.weights.tensors import Tensors
+from keras_tx.models.gpt import huggingface
+from keras_tx.weights.assignment import Filled, fill
+from keras_tx.weights.tensor_source import Tensors
 
 State = Mapping[str, np.ndarray]
 
@@ -31,7 +31,7 @@ def put(model: GPT, state: State) -> Filled:
     """Gives a model of ours the weights of a state."""
     shapes = {name: x.shape for name, x in state.items()}
     tensors = Tensors("the state", shapes, state.__getitem__)
-    return fill(model, huggingface_gpt.plan(model, tensors), tensors)
+    return fill(model, huggingface.plan(model, tensors), tensors)
 
 
 def write(folder: Path, state: State, config: dict[str, Any]) -> None:

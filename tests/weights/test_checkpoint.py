@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from keras_tx.errors import ConfigError
-from keras_tx.weights import hub
+from keras_tx.weights import huggingface_hub
 from keras_tx.weights.checkpoint import INDEX, WEIGHTS, open_checkpoint
-from keras_tx.weights.tensor_file import write_tensors
+from keras_tx.weights.safetensors_file import write_tensors
 
 CONFIG = {"model_type": "bert"}
 
@@ -247,15 +247,15 @@ class TestHub:
         monkeypatch.setattr(self.package, "snapshot_download", snapshot_download)
 
     def test_a_repository_is_a_folder(self, tmp_path):
-        assert hub.download("hf://owner/name") == tmp_path
-        assert hub.download("hf://owner/na.me-2@refs/pr/1") == tmp_path
+        assert huggingface_hub.download("hf://owner/name") == tmp_path
+        assert huggingface_hub.download("hf://owner/na.me-2@refs/pr/1") == tmp_path
         assert [x[:2] for x in self.given] == [("owner/name", None), ("owner/na.me-2", "refs/pr/1")]
         assert not [x for x in self.given[0][2] if x.endswith((".bin", ".pt", ".h5", ".msgpack"))]
 
     @pytest.mark.parametrize("name", ["hf://name", "hf://a/b/c", "hf://a/b@", "hf://a b/c", "hf://../../x"])
     def test_a_name_that_is_none(self, name):
         with pytest.raises(ConfigError, match="expected hf://owner/name or hf://owner/name@revision"):
-            hub.download(name)
+            huggingface_hub.download(name)
         assert not self.given
 
     def test_what_the_hub_may_answer(self):
@@ -273,12 +273,12 @@ class TestHub:
             kind = getattr(errors, name)
             self.error = kind.__new__(kind)
             with pytest.raises(ConfigError, match=message):
-                hub.download("hf://owner/name@main")
+                huggingface_hub.download("hf://owner/name@main")
 
     def test_without_the_package(self):
         self.patch.setitem(__import__("sys").modules, "huggingface_hub", None)
         with pytest.raises(ConfigError, match="pip install huggingface_hub. Or download the folder"):
-            hub.download("hf://owner/name")
+            huggingface_hub.download("hf://owner/name")
 
 
 def test_offline_the_package_itself_is_understood(monkeypatch, tmp_path):
@@ -286,4 +286,4 @@ def test_offline_the_package_itself_is_understood(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ConfigError, match="is not in the local cache"):
-        hub.download("hf://owner/name")
+        huggingface_hub.download("hf://owner/name")

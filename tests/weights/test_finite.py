@@ -16,8 +16,8 @@ from safetensors.numpy import load_file
 
 import keras_tx
 from keras_tx.errors import ConfigError, ExportError
-from keras_tx.models.weight_values import check_values
-from keras_tx.weights.tensor_file import write_tensors
+from keras_tx.weights.safetensors_file import write_tensors
+from keras_tx.weights.weight_values import check_values
 from tests.drawing import as_numpy, redraw
 from tests.weights.test_vit_state_dicts import GOLDEN, load
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import keras_tx
 from keras_tx.errors import ConfigError
 from keras_tx.weights.checkpoint import INDEX, WEIGHTS, open_checkpoint
-from keras_tx.weights.tensor_file import open_tensors
+from keras_tx.weights.safetensors_file import open_tensors
 from tests.drawing import redraw
 from tests.memory import begin_peak, peak, resident
 

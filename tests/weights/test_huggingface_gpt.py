@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 import keras_tx
 from keras_tx import runtime
 from keras_tx.errors import ConfigError
-from keras_tx.weights import huggingface_gpt
+from keras_tx.models.gpt import huggingface
 from keras_tx_onnx import export_onnx
 from tests.drawing import as_numpy
 from tests.tolerances import assert_close
@@ -262,7 +262,7 @@ def test_a_window_as_long_as_the_model_is_none():
 def test_what_neither_can_have_is_refused_both_ways():
     model = keras_tx.gpt("char", depth=1)
     with pytest.raises(ConfigError, match="use_bias=False with learned positions"):
-        huggingface_gpt.plan(model)
+        huggingface.plan(model)
 
 
 def test_missing_and_unexpected_tensors_in_one_error():

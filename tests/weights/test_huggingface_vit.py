@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 import keras_tx
 from keras_tx import ClassifierHead, DistilledClassifierHead, from_checkpoint
 from keras_tx.errors import ConfigError
-from keras_tx.weights.saving import save_checkpoint
+from keras_tx.models.checkpoint_saving import save_checkpoint
 from tests.drawing import as_numpy, draw, redraw
 from tests.tolerances import assert_close
 from tests.weights.vit_comparing import compare, compare_resized, expected_of

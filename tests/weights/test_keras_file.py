@@ -13,8 +13,8 @@ import pytest
 
 import keras_tx
 from keras_tx.errors import ConfigError
-from keras_tx.models.sketch import sketch
-from keras_tx.weights.keras_file import OF_HEADS
+from keras_tx.models.keras_file import OF_HEADS
+from keras_tx.models.weightless import sketch
 from tests.drawing import as_numpy, redraw
 from tests.weights.small_models import HEADS, MODELS, assert_same_weights, bert
 

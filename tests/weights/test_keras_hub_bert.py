@@ -17,7 +17,7 @@ from tests.tolerances import assert_close
 from tests.wordpiece import VOCABULARY
 
 keras_hub = pytest.importorskip("keras_hub", reason='pip install "keras-tx[cpu]"')
-from keras_tx.weights.keras_hub_bert import to_keras_hub  # noqa: E402
+from keras_tx.models.bert.keras_hub import to_keras_hub  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
 

@@ -11,8 +11,8 @@ import pytest
 
 import keras_tx
 from keras_tx.errors import ConfigError
-from keras_tx.weights import keras_hub_gpt
-from keras_tx.weights.keras_hub_gpt import to_keras_hub
+from keras_tx.models.gpt import keras_hub as keras_hub_gpt
+from keras_tx.models.gpt.keras_hub import to_keras_hub
 from tests.drawing import as_numpy, redraw
 from tests.tolerances import assert_close
 

@@ -11,7 +11,7 @@ import pytest
 import keras_tx
 from keras_tx import ClassifierHead, DistilledClassifierHead, ImageTransform, from_checkpoint
 from keras_tx.errors import ConfigError
-from keras_tx.weights.keras_hub_vit import to_keras_hub
+from keras_tx.models.vit.keras_hub import to_keras_hub
 from tests.drawing import as_numpy, draw, redraw
 from tests.tolerances import assert_close
 

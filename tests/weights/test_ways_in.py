@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 
 import keras_tx
 from keras_tx.errors import ConfigError
-from keras_tx.weights.keras_hub_presets import OTHERS
-from keras_tx.weights.tensor_file import write_tensors
+from keras_tx.models.keras_hub_models import OTHERS
+from keras_tx.weights.safetensors_file import write_tensors
 from tests.drawing import as_numpy, redraw
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -10,11 +10,11 @@ import onnx_ir as ir
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError, nearest
+from keras_tx_onnx.graph.editor import Rewriter
 from keras_tx_onnx.quantizing import products
-from keras_tx_onnx.quantizing.blocks import Blocks
-from keras_tx_onnx.quantizing.half import Half
-from keras_tx_onnx.quantizing.integers import BLOCK, Integers, Range
-from keras_tx_onnx.quantizing.rewriting import Rewriter
+from keras_tx_onnx.quantizing.float16 import Half
+from keras_tx_onnx.quantizing.int8 import BLOCK, Integers, Range
+from keras_tx_onnx.quantizing.weight_blocks import Blocks
 
 BITS = {"int8-blocks": 8, "int4": 4}
 

@@ -17,7 +17,7 @@ def prepare(place: Path, precision: str) -> None:
 
 
 def imports(place: Path) -> None:
-    import keras_tx.runtime.tasks  # noqa: F401  # `load` would import it
+    import keras_tx.runtime.tasks.arrays  # noqa: F401  # `load` would import it
 
 
 def load(place: Path, precision: str) -> _Loaded:

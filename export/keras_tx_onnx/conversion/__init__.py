@@ -1,0 +1,1 @@
+"""Conversion by tf2onnx of layers that the exporter cannot lower."""

@@ -1,0 +1,1 @@
+"""The ONNX side of the export: builder, editor and passes."""

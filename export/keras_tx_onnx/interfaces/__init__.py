@@ -1,0 +1,1 @@
+"""Inputs, outputs and files of the exported folder, for each kind of model."""

@@ -1,0 +1,271 @@
+"""The layers of keras-hub that its families are made of. Imported when the first of its layers is met."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import keras_hub
+import numpy as np
+import onnx_ir as ir
+from keras import ops
+from keras_hub.src.models.gemma.rms_normalization import RMSNormalization as GemmaNorm
+from keras_hub.src.models.gemma3.gemma3_layers import RMSNormalization as Gemma3Norm
+from keras_hub.src.models.llama.llama_layernorm import LlamaLayerNorm
+from keras_hub.src.models.mistral.mistral_layer_norm import MistralLayerNormalization
+from keras_hub.src.models.mixtral.mixtral_layer_norm import MixtralLayerNormalization
+from keras_hub.src.models.phi3.phi3_layernorm import Phi3LayerNorm
+from keras_hub.src.models.qwen.qwen_layernorm import QwenLayerNorm
+from keras_hub.src.models.qwen3.qwen3_layernorm import Qwen3LayerNorm
+from keras_hub.src.models.qwen3_moe.qwen3_moe_layernorm import Qwen3MoeLayerNorm
+from keras_hub.src.models.qwen_moe.qwen_moe_layernorm import QwenMoeLayerNorm
+from keras_hub.src.models.siglip.siglip_layers import SigLIPTextEmbedding
+from keras_hub.src.models.t5.t5_layer_norm import T5LayerNorm
+
+from keras_tx.errors import ExportError
+from keras_tx_onnx.graph.builder import KERAS_TENSOR, Context, shape_of
+from keras_tx_onnx.lowerings.layers.sequences import reversible_embedding
+from keras_tx_onnx.lowerings.nodes.attention import counting, rotate
+from keras_tx_onnx.lowerings.nodes.reductions import reduced
+from keras_tx_onnx.reading.keras_masks import MASK
+from keras_tx_onnx.reading.registry import lowers, opens
+from keras_tx_onnx.reading.symbolic_sizes import axis_length
+
+layers = keras_hub.layers
+
+
+def tokens(x: Any) -> Any:
+    """For examples: token ids 0, 1, 2 of what is drawn around 0."""
+    return keras.layers.Discretization([0.0, 1.0])(x)
+
+
+def uncached(cx: Context, **caches: Any) -> None:
+    """Refuses the caches of keras-hub's own generation."""
+    given = [name for name, x in caches.items() if x is not None]
+    if given:
+        raise ExportError(
+            f"The layer {cx.scope!r} is called with {', '.join(given)}, the cache of keras-hub's own "
+            "generation, which has no lowering. Export the model without it."
+        )
+
+
+lowers(
+    layers.ReversibleEmbedding,
+    example=lambda x: layers.ReversibleEmbedding(7, 4)(x, reverse=True),
+    shape=(None, 4),
+    nodes="Shape Concat Reshape Gemm Reshape",
+)(reversible_embedding)
+
+
+@lowers(
+    layers.PositionEmbedding,
+    example=lambda x: layers.PositionEmbedding(9)(x),
+    shape=(None, 4),
+    nodes="Shape Slice Shape Expand",
+)
+def position_embedding(
+    cx: Context, layer: Any, /, inputs: ir.Value, start_index: Any = 0, positions: ir.Value | None = None
+) -> ir.Value:
+    return cx.op.Expand(_positions(cx, layer, inputs, 1, start_index, positions), cx.op.Shape(inputs))
+
+
+def _positions(
+    cx: Context, layer: Any, inputs: ir.Value, axis: int, start_index: Any, positions: ir.Value | None
+) -> ir.Value:
+    """The rows of the table for as many tokens as an axis of `inputs` has; the batch is in front, if any."""
+    table = cx.weight(layer.position_embeddings)
+    if positions is not None:
+        return cx.op.Gather(table, positions, axis=0)
+    if not isinstance(start_index, int):
+        raise ExportError(
+            f"The layer {cx.scope!r} starts at a position that is not a number; pass `positions`."
+        )
+    end = axis_length(cx, inputs, axis)
+    if start_index:
+        end = cx.op.Add(end, [start_index])
+    return cx.op.Slice(table, [start_index], end, [0])
+
+
+@lowers(
+    layers.TokenAndPositionEmbedding,
+    example=lambda x: layers.TokenAndPositionEmbedding(5, 9, 4)(tokens(x)),
+    shape=(None,),
+    nodes="Unsqueeze GreaterOrEqual Cast ReduceSum Gather Shape Slice Add",
+)
+def token_and_position_embedding(
+    cx: Context, layer: Any, /, inputs: ir.Value, start_index: Any = 0, positions: ir.Value | None = None
+) -> ir.Value:
+    embedded = reversible_embedding(cx, layer.token_embedding, inputs)
+    places = _positions(cx, layer.position_embedding, inputs, 1, start_index, positions)
+    result = cx.op.Add(embedded, places)
+    if MASK in embedded.meta:
+        result.meta[MASK] = embedded.meta[MASK]
+    return result
+
+
+# -- normalization ----------------------------------------------------------------------------------------
+
+
+def _norm(*classes: type) -> Any:
+    """Registers root-mean-square norms that differ in name alone, each with its own example."""
+
+    def register(function: Any) -> Any:
+        for kind in classes:
+            lowers(kind, example=lambda x, kind=kind: kind()(x), shape=(5, 8), nodes="RMSNormalization")(
+                function
+            )
+        return function
+
+    return register
+
+
+@_norm(
+    LlamaLayerNorm,
+    MistralLayerNormalization,
+    MixtralLayerNormalization,
+    Phi3LayerNorm,
+    QwenLayerNorm,
+    QwenMoeLayerNorm,
+)
+def family_norm(cx: Context, layer: Any, /, x: ir.Value) -> ir.Value:
+    return rms_norm(cx, x, cx.weight(layer.scale), layer.epsilon)
+
+
+@lowers(T5LayerNorm, example=lambda x: T5LayerNorm()(x), shape=(5, 8), nodes="RMSNormalization")
+def t5_norm(cx: Context, layer: Any, /, hidden_states: ir.Value) -> ir.Value:
+    return rms_norm(cx, hidden_states, cx.weight(layer.weight), layer.epsilon)
+
+
+@_norm(GemmaNorm, Gemma3Norm)
+def gemma_norm(cx: Context, layer: Any, /, x: ir.Value) -> ir.Value:
+    return rms_norm(cx, x, one_more(cx, layer.scale), layer.epsilon)
+
+
+def one_more(cx: Context, scale: Any) -> ir.Value:
+    """Gemma's norms multiply by 1 + scale."""
+    return cx.made_of(f"{scale.path}/one_more", [scale], tuple(scale.shape), lambda x: 1.0 + x)
+
+
+@lowers(
+    layers.RMSNormalization,
+    example=lambda x: layers.RMSNormalization(8)(x),
+    shape=(5, 8),
+    nodes="RMSNormalization",
+)
+def hub_norm(cx: Context, layer: Any, /, x: ir.Value) -> ir.Value:
+    return rms_norm(cx, cx.floating(x), cx.weight(layer.scale), 1e-6)
+
+
+@lowers(
+    Qwen3LayerNorm, example=lambda x: Qwen3LayerNorm(head_dim=8)(x), shape=(5, 8), nodes="RMSNormalization"
+)
+@lowers(
+    Qwen3MoeLayerNorm,
+    example=lambda x: Qwen3MoeLayerNorm(head_dim=8)(x),
+    shape=(5, 8),
+    nodes="RMSNormalization",
+)
+def qwen3_norm(cx: Context, layer: Any, /, x: ir.Value) -> ir.Value:
+    return rms_norm(cx, x, cx.weight(layer.scale), layer.epsilon)
+
+
+def rms_norm(cx: Context, x: ir.Value, scale: ir.Value, epsilon: float) -> ir.Value:
+    """Over the last axis."""
+    if cx.opset >= 23:
+        return cx.op.RMSNormalization(x, scale, axis=-1, epsilon=float(epsilon))
+    mean = reduced(cx, "ReduceMean", cx.op.Mul(x, x), [-1], keepdims=True)
+    return cx.op.Mul(cx.op.Div(x, cx.op.Sqrt(cx.op.Add(mean, float(epsilon)))), scale)
+
+
+# -- positions --------------------------------------------------------------------------------------------
+
+
+@lowers(
+    layers.RotaryEmbedding,
+    example=lambda x: layers.RotaryEmbedding()(x),
+    shape=(None, 2, 4),
+    nodes=(
+        "Shape Squeeze Range Cast Unsqueeze Mul Cos Sin Shape Concat Expand Expand "
+        "Reshape RotaryEmbedding Reshape"
+    ),
+)
+def rotary_embedding(
+    cx: Context, layer: Any, /, inputs: ir.Value, start_index: Any = 0, positions: ir.Value | None = None
+) -> Any:
+    shape = shape_of(inputs)
+    if len(shape) != 4 or layer.sequence_axis != 1 or layer.feature_axis not in (-1, 3):
+        return NotImplemented
+    if positions is not None or start_index != 0:
+        return NotImplemented
+    heads, size = shape[2], shape[3]
+    if heads is None:
+        return NotImplemented
+    angles = rotary_angles(cx, layer, inputs, size)
+    x = rotate(cx, cx.op.Reshape(inputs, [0, 0, heads * size]), angles, heads, size)
+    return cx.op.Reshape(x, [0, 0, heads, size])
+
+
+def rotary_angles(cx: Context, layer: Any, tokens: ir.Value, size: int) -> tuple[ir.Value, ir.Value]:
+    """Cosine and sine (b, s, size / 2) of the angles of as many positions as there are tokens (b, s, ...)."""
+    inverse = np.asarray(ops.convert_to_numpy(layer._get_inverse_freq(size)), "float32")
+    angles = cx.op.Mul(_places(cx, tokens, [0, 2]), inverse)
+    waves = cx.op.Cos(angles), cx.op.Sin(angles)
+    if layer.rope_type == "yarn":
+        factor = np.float32(0.1 * np.log(layer.scaling_factor) + 1.0)
+        waves = cx.op.Mul(waves[0], factor), cx.op.Mul(waves[1], factor)
+    whole = cx.op.Concat(axis_length(cx, tokens, 0), [1, 1], axis=0)
+    return cx.op.Expand(waves[0], whole), cx.op.Expand(waves[1], whole)
+
+
+@lowers(
+    layers.SinePositionEncoding,
+    example=lambda x: layers.SinePositionEncoding()(x),
+    shape=(None, 4),
+    nodes="Shape Squeeze Range Cast Unsqueeze Mul Sin Cos Where Shape Expand",
+)
+def sine_position_encoding(
+    cx: Context, layer: Any, /, inputs: ir.Value, start_index: Any = 0, positions: ir.Value | None = None
+) -> Any:
+    if positions is not None or start_index != 0 or len(shape_of(inputs)) != 3:
+        return NotImplemented
+    width = shape_of(inputs)[-1]
+    pairs = np.float32(2) * (np.arange(width) // 2).astype("float32") / np.float32(width)
+    timescales = np.float32(1 / layer.max_wavelength) ** pairs
+    angles = cx.op.Mul(_places(cx, inputs, [1]), timescales)
+    odd = np.arange(width) % 2 == 1
+    return cx.op.Expand(cx.op.Where(odd, cx.op.Cos(angles), cx.op.Sin(angles)), cx.op.Shape(inputs))
+
+
+def _places(cx: Context, tokens: ir.Value, axes: list[int]) -> ir.Value:
+    """0.0, 1.0, 2.0 ... for each token (b, s, ...), with new axes of size 1."""
+    count = cx.op.Squeeze(axis_length(cx, tokens, 1), [0])
+    return cx.op.Unsqueeze(cx.op.Cast(counting(cx, count), to=ir.DataType.FLOAT), axes)
+
+
+opens(
+    layers.FNetEncoder,
+    example=lambda x: layers.FNetEncoder(8)(x),
+    shape=(5, 4),
+    nodes=(
+        "MatMul MatMul Neg MatMul MatMul Add Add LayerNormalization "
+        "MatMul Add Relu MatMul Add Add LayerNormalization"
+    ),
+)
+
+
+def described(value: ir.Value, shape: tuple[Any, ...], dtype: str = "float32") -> ir.Value:
+    """A step inside a lowering of which another lowering shall know the shape."""
+    value.meta[KERAS_TENSOR] = keras.KerasTensor(shape, dtype)
+    return value
+
+
+@lowers(
+    SigLIPTextEmbedding,
+    example=lambda x: SigLIPTextEmbedding(5, 6, 4)(tokens(x)),
+    shape=(6,),
+    nodes="Unsqueeze GreaterOrEqual Cast ReduceSum Gather Gather Add",
+)
+def siglip_text_embedding(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    """Takes texts of one length only, that of its table of positions."""
+    positions = cx.op.Gather(cx.weight(layer.position_embedding.embeddings), cx.weight(layer.position_ids))
+    return cx.op.Add(reversible_embedding(cx, layer.token_embedding, inputs), positions)

@@ -1,0 +1,37 @@
+"""Lowerings of Keras layers."""
+
+from keras_tx_onnx.lowerings.layers import (
+    activations,
+    adaptive_pooling,
+    applications,
+    attention,
+    convolution,
+    dense,
+    merging,
+    normalization,
+    pooling,
+    preprocessing,
+    recurrent,
+    recurrent_cells,
+    reshaping,
+    sequences,
+    wrappers,
+)
+
+__all__ = [
+    "activations",
+    "adaptive_pooling",
+    "applications",
+    "attention",
+    "convolution",
+    "dense",
+    "merging",
+    "normalization",
+    "pooling",
+    "preprocessing",
+    "recurrent",
+    "recurrent_cells",
+    "reshaping",
+    "sequences",
+    "wrappers",
+]

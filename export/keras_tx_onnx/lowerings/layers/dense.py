@@ -1,0 +1,99 @@
+"""Dense layers, embeddings, and the layers that do nothing at inference."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import onnx_ir as ir
+from keras import layers
+
+from keras_tx.errors import ExportError
+from keras_tx_onnx.graph.builder import Context, shape_of
+from keras_tx_onnx.lowerings.nodes import int8_products
+from keras_tx_onnx.lowerings.nodes.activations import activate
+from keras_tx_onnx.reading.registry import lowers
+
+
+@lowers(
+    layers.Dense,
+    example=lambda x: layers.Dense(4, activation="gelu")(x),
+    shape=(5, 8),
+    nodes="MatMul Add Gelu",
+)
+def dense(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    return activate(cx, layer.activation, project(cx, layer, inputs))
+
+
+def project(cx: Context, layer: Any, x: ir.Value) -> ir.Value:
+    """A dense layer without its activation."""
+    x = _times(cx, layer, cx.floating(x), tuple(layer.kernel.shape))
+    return x if layer.bias is None else cx.op.Add(x, cx.weight(layer.bias))
+
+
+@lowers(
+    layers.EinsumDense,
+    example=lambda x: layers.EinsumDense("abc,cd->abd", (None, 4), bias_axes="d")(x),
+    shape=(5, 8),
+    nodes="MatMul Add",
+)
+def einsum_dense(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    x = _product(cx, layer, inputs)
+    if layer.bias is not None:
+        x = cx.op.Add(x, cx.weight(layer.bias))
+    return activate(cx, layer.activation, x)
+
+
+def _times(cx: Context, layer: Any, x: ir.Value, shape: tuple[int, ...]) -> ir.Value:
+    """x times the kernel of a dense layer as a matrix of this shape."""
+    kernel = cx.weight(layer.kernel, shape=shape)
+    if int8_products.is_quantized(layer):
+        return int8_products.product(cx, layer, x, kernel, int8_products.flat_scale(cx, layer.kernel_scale))
+    return cx.op.MatMul(x, kernel)
+
+
+def _product(cx: Context, layer: Any, x: ir.Value) -> ir.Value:
+    """A MatMul where the summed axes are the last of x and the first of the kernel, else an Einsum."""
+    equation = layer.equation.replace(" ", "")
+    left, _, result = equation.partition("->")
+    given, _, kernel = left.partition(",")
+    given, kernel, result = (part.replace("...", "…") for part in (given, kernel, result))
+    summed = "".join(axis for axis in given if axis in kernel and axis not in result)
+    kept = kernel.removeprefix(summed)
+    free = given.removesuffix(summed)
+    plain = summed and kernel == summed + kept and given == free + summed and result == free + kept
+    if not plain or set(free) & set(kept):
+        if int8_products.is_quantized(layer):
+            raise ExportError(
+                f"Layer {cx.scope!r} is quantized in Keras and has equation={equation!r}; one that is a "
+                "plain product has a lowering. Export the model as it was before."
+            )
+        return cx.op.Einsum(x, cx.weight(layer.kernel), equation=equation)
+    shape = tuple(layer.kernel.shape)
+    inner, outer = shape[: len(summed)], shape[len(summed) :]
+    same = [0] * (len(shape_of(x)) - len(inner))  # in a Reshape: the size of the same axis before
+    width = math.prod(inner)
+    if len(inner) > 1:
+        x = cx.op.Reshape(x, [*same, width])
+    x = _times(cx, layer, x, (width, math.prod(outer)))
+    return cx.op.Reshape(x, [*same, *outer]) if len(outer) != 1 else x
+
+
+@lowers(layers.Identity, example=lambda x: layers.Identity()(x), shape=(4,), nodes="")
+@lowers(layers.Dropout, example=lambda x: layers.Dropout(0.5)(x), shape=(4,), nodes="")
+@lowers(layers.AlphaDropout, example=lambda x: layers.AlphaDropout(0.5)(x), shape=(4,), nodes="")
+@lowers(layers.GaussianDropout, example=lambda x: layers.GaussianDropout(0.5)(x), shape=(4,), nodes="")
+@lowers(layers.GaussianNoise, example=lambda x: layers.GaussianNoise(0.5)(x), shape=(4,), nodes="")
+@lowers(layers.SpatialDropout1D, example=lambda x: layers.SpatialDropout1D(0.5)(x), shape=(4, 3), nodes="")
+@lowers(layers.SpatialDropout2D, example=lambda x: layers.SpatialDropout2D(0.5)(x), shape=(4, 5, 3), nodes="")
+@lowers(
+    layers.SpatialDropout3D, example=lambda x: layers.SpatialDropout3D(0.5)(x), shape=(4, 5, 2, 3), nodes=""
+)
+@lowers(
+    layers.ActivityRegularization,
+    example=lambda x: layers.ActivityRegularization(0.1)(x),
+    shape=(4,),
+    nodes="",
+)
+def nothing_at_inference(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    return inputs

@@ -1,0 +1,171 @@
+"""Pooling over windows, over everything, and to a given size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+from keras import layers
+
+from keras_tx.errors import ExportError
+from keras_tx_onnx.graph.builder import KERAS_TENSOR, Context
+from keras_tx_onnx.lowerings.nodes.channels import (
+    channels_are_last,
+    same_pads,
+    spatial,
+    spatial_axes,
+    to_first,
+    to_last,
+)
+from keras_tx_onnx.lowerings.nodes.reductions import reduced
+from keras_tx_onnx.reading.registry import lowers
+
+IMAGE, CUBE, SERIES = (6, 5, 3), (5, 4, 6, 2), (7, 4)
+
+
+def _pool(cx: Context, layer: Any, inputs: ir.Value, node: str) -> ir.Value:
+    """Padding never counts: it is minus infinity for the maximum, and absent from the average."""
+    rank = len(spatial(layer, inputs))
+    pool = getattr(cx.op, node)
+    options = {
+        "kernel_shape": list(layer.pool_size),
+        "strides": list(layer.strides),
+        **_padding(cx, layer, inputs),
+    }
+    if not channels_are_last(layer):
+        return pool(inputs, **options)
+    return to_last(cx, pool(to_first(cx, inputs, rank), **options), rank)
+
+
+def _padding(cx: Context, layer: Any, inputs: ir.Value) -> dict[str, Any]:
+    """By name where that is possible.
+
+    onnxruntime adds the zeros of a Pad to the numbers of the pooling behind it, where they are none.
+    """
+    windows, strides = list(layer.pool_size), list(layer.strides)
+    if layer.padding == "valid":
+        return {"auto_pad": "VALID"}
+    if all(window >= stride for window, stride in zip(windows, strides, strict=True)):
+        return {"auto_pad": "SAME_UPPER"}
+    pads = same_pads(cx, spatial(layer, inputs), windows, strides)
+    assert pads is not None  # it is where every window is at least its stride
+    if not any(pads):
+        return {"auto_pad": "VALID"}
+    if _comes_from_a_pad(inputs):
+        raise ExportError(
+            f"Layer {cx.scope!r} pads with padding='same' what was padded with zeros just before, with a "
+            f"window {tuple(windows)} smaller than its stride {tuple(strides)}; onnxruntime confuses the "
+            "two. Pad by the layer before as much as is needed, and use padding='valid'."
+        )
+    return {"pads": pads}
+
+
+def _comes_from_a_pad(x: ir.Value) -> bool:
+    node = x.producer()
+    while node is not None and node.op_type in ("Transpose", "Identity") and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return node is not None and node.op_type == "Pad"
+
+
+@lowers(
+    layers.MaxPooling1D,
+    example=lambda x: layers.MaxPooling1D(3, 2, padding="same")(x),
+    shape=SERIES,
+    nodes="Transpose MaxPool Transpose",
+)
+@lowers(
+    layers.MaxPooling2D,
+    example=lambda x: layers.MaxPooling2D(2)(x),
+    shape=IMAGE,
+    nodes="Transpose MaxPool Transpose",
+)
+@lowers(
+    layers.MaxPooling3D,
+    example=lambda x: layers.MaxPooling3D(2)(x),
+    shape=CUBE,
+    nodes="Transpose MaxPool Transpose",
+)
+def max_pooling(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    return _pool(cx, layer, inputs, "MaxPool")
+
+
+@lowers(
+    layers.AveragePooling1D,
+    example=lambda x: layers.AveragePooling1D(3, 2, padding="same")(x),
+    shape=SERIES,
+    nodes="Transpose AveragePool Transpose",
+)
+@lowers(
+    layers.AveragePooling2D,
+    example=lambda x: layers.AveragePooling2D(3, 2, padding="same")(x),
+    shape=IMAGE,
+    nodes="Transpose AveragePool Transpose",
+)
+@lowers(
+    layers.AveragePooling3D,
+    example=lambda x: layers.AveragePooling3D(2)(x),
+    shape=CUBE,
+    nodes="Transpose AveragePool Transpose",
+)
+def average_pooling(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    return _pool(cx, layer, inputs, "AveragePool")
+
+
+@lowers(
+    layers.GlobalMaxPooling1D,
+    example=lambda x: layers.GlobalMaxPooling1D()(x),
+    shape=SERIES,
+    nodes="ReduceMax",
+)
+@lowers(
+    layers.GlobalMaxPooling2D,
+    example=lambda x: layers.GlobalMaxPooling2D()(x),
+    shape=IMAGE,
+    nodes="ReduceMax",
+)
+@lowers(
+    layers.GlobalMaxPooling3D,
+    example=lambda x: layers.GlobalMaxPooling3D(keepdims=True)(x),
+    shape=CUBE,
+    nodes="ReduceMax",
+)
+def global_max_pooling(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    axes = spatial_axes(layer, len(spatial(layer, inputs)))
+    return reduced(cx, "ReduceMax", inputs, axes, keepdims=layer.keepdims)
+
+
+@lowers(
+    layers.GlobalAveragePooling1D,
+    example=lambda x: layers.GlobalAveragePooling1D()(x),
+    shape=SERIES,
+    nodes="ReduceMean",
+)
+def global_average_pooling_1d(
+    cx: Context, layer: Any, /, inputs: ir.Value, mask: ir.Value | None = None
+) -> ir.Value:
+    if mask is None:
+        return global_average_pooling(cx, layer, inputs)
+    axes = spatial_axes(layer, 1)
+    kept = cx.op.Unsqueeze(mask, [2 if channels_are_last(layer) else 1])
+    if mask.meta[KERAS_TENSOR].dtype != "bool":
+        kept = cx.op.Cast(kept, to=ir.DataType.BOOL)
+    total = reduced(cx, "ReduceSum", cx.op.Where(kept, inputs, 0.0), axes, keepdims=layer.keepdims)
+    count = cx.op.Cast(kept, to=ir.DataType.FLOAT)
+    return cx.op.Div(total, reduced(cx, "ReduceSum", count, axes, keepdims=layer.keepdims))
+
+
+@lowers(
+    layers.GlobalAveragePooling2D,
+    example=lambda x: layers.GlobalAveragePooling2D()(x),
+    shape=IMAGE,
+    nodes="ReduceMean",
+)
+@lowers(
+    layers.GlobalAveragePooling3D,
+    example=lambda x: layers.GlobalAveragePooling3D(keepdims=True)(x),
+    shape=CUBE,
+    nodes="ReduceMean",
+)
+def global_average_pooling(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    axes = spatial_axes(layer, len(spatial(layer, inputs)))
+    return reduced(cx, "ReduceMean", inputs, axes, keepdims=layer.keepdims)

@@ -1,0 +1,1 @@
+"""Groups of ONNX nodes that several lowerings share."""

@@ -1,0 +1,41 @@
+"""Lowerings of keras.ops."""
+
+from keras_tx_onnx.lowerings.operations import (
+    activation_operations,
+    activations,
+    arithmetic,
+    attention,
+    comparison,
+    control_flow,
+    convolution,
+    creation,
+    elementwise,
+    fourier,
+    image,
+    indexing,
+    normalization,
+    numpy_functions,
+    products,
+    reductions,
+    shapes,
+)
+
+__all__ = [
+    "activation_operations",
+    "activations",
+    "arithmetic",
+    "attention",
+    "comparison",
+    "control_flow",
+    "convolution",
+    "creation",
+    "elementwise",
+    "fourier",
+    "image",
+    "indexing",
+    "normalization",
+    "numpy_functions",
+    "products",
+    "reductions",
+    "shapes",
+]

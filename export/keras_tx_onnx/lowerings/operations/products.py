@@ -1,0 +1,162 @@
+"""Products of keras.ops that sum over axes: matrices, vectors, and what Einstein's notation says."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from keras import ops
+
+from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.lowerings.operations.arguments import (
+    operand,
+    rank_of,
+    result_type,
+)
+from keras_tx_onnx.reading.registry import lowers
+
+
+def _factors(cx: Context, *xs: Any) -> list[ir.Value]:
+    """As floats or integers: no node multiplies matrices of booleans."""
+    dtype = result_type(*xs)
+    return [operand(cx, x, "int32" if dtype == "bool" else dtype) for x in xs]
+
+
+def _result(cx: Context, x: ir.Value, *factors: Any) -> ir.Value:
+    return cx.op.Cast(x, to=ir.DataType.BOOL) if result_type(*factors) == "bool" else x
+
+
+@lowers(
+    "Matmul",
+    example=lambda x: ops.matmul(x, ops.transpose(x, (0, 2, 1))),
+    shape=(4, 3),
+    nodes="Transpose MatMul",
+)
+def matmul(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+    return _result(cx, cx.op.MatMul(*_factors(cx, x1, x2)), x1, x2)
+
+
+@lowers("Dot", example=lambda x: ops.dot(x, np.ones((3, 2))), shape=(4, 3), nodes="MatMul")
+def dot(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+    """The last axis of the first with the one before the last of the second, or its only one."""
+    ranks = rank_of(x1), rank_of(x2)
+    a, b = _factors(cx, x1, x2)
+    if 0 in ranks:
+        return _result(cx, cx.op.Mul(a, b), x1, x2)
+    if ranks[1] <= 2:
+        return _result(cx, cx.op.MatMul(a, b), x1, x2)
+    return _result(cx, _contracted(cx, a, b, ranks, [ranks[0] - 1], [ranks[1] - 2]), x1, x2)
+
+
+def _contracted(
+    cx: Context, a: ir.Value, b: ir.Value, ranks: tuple[int, int], first: list[int], second: list[int]
+) -> ir.Value:
+    """Summed over pairs of axes; what is left of the first comes before what is left of the second."""
+    left = [chr(ord("a") + axis) for axis in range(ranks[0])]
+    right = [chr(ord("a") + ranks[0] + axis) for axis in range(ranks[1])]
+    for one, other in zip(first, second, strict=True):
+        right[other] = left[one]
+    kept = [x for i, x in enumerate(left) if i not in first]
+    kept += [x for i, x in enumerate(right) if i not in second]
+    return product(cx, "".join(left), "".join(right), "".join(kept), a, b)
+
+
+@lowers(
+    "Tensordot",
+    example=lambda x: ops.tensordot(x, np.ones((4, 3, 2), "float32"), axes=2),
+    shape=(4, 3),
+    nodes="Einsum",
+)
+def tensordot(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+    ranks, axes = (rank_of(x1), rank_of(x2)), operation.axes
+    if isinstance(axes, int):
+        first, second = list(range(ranks[0] - axes, ranks[0])), list(range(axes))
+    else:
+        first, second = (
+            [axis % rank for axis in ([part] if isinstance(part, int) else part)]
+            for part, rank in zip(axes, ranks, strict=True)
+        )
+    a, b = _factors(cx, x1, x2)
+    return _result(cx, _contracted(cx, a, b, ranks, first, second), x1, x2)
+
+
+@lowers("Inner", example=lambda x: ops.inner(x, np.ones((2, 3))), shape=(4, 3), nodes="Transpose MatMul")
+def inner(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+    ranks = rank_of(x1), rank_of(x2)
+    a, b = _factors(cx, x1, x2)
+    if 0 in ranks:
+        return _result(cx, cx.op.Mul(a, b), x1, x2)
+    return _result(cx, _contracted(cx, a, b, ranks, [ranks[0] - 1], [ranks[1] - 1]), x1, x2)
+
+
+@lowers(
+    "Vdot", example=lambda x: ops.vdot(x[0], x[1]), shape=(4,), nodes="Gather Gather Reshape Reshape MatMul"
+)
+def vdot(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+    a, b = (cx.op.Reshape(x, [-1]) for x in _factors(cx, x1, x2))
+    return _result(cx, cx.op.MatMul(a, b), x1, x2)
+
+
+@lowers("Outer", example=lambda x: ops.outer(x, np.ones(2)), shape=(4,), nodes="Reshape Reshape Mul")
+def outer(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+    a, b = _factors(cx, x1, x2)
+    return _result(cx, cx.op.Mul(cx.op.Reshape(a, [-1, 1]), cx.op.Reshape(b, [1, -1])), x1, x2)
+
+
+@lowers(
+    "Einsum",
+    example=lambda x: ops.einsum("btd,bsd->bts", x, x),
+    shape=(4, 3),
+    nodes="Transpose MatMul",
+)
+def einsum(cx: Context, operation: Any, /, *args: Any, **kwargs: Any) -> ir.Value:
+    equation = operation.subscripts.replace(" ", "")
+    xs = _factors(cx, *args)
+    left, arrow, kept = equation.partition("->")
+    terms = left.split(",")
+    if arrow and len(terms) == 2 and "." not in equation:
+        return _result(cx, product(cx, terms[0], terms[1], kept, xs[0], xs[1]), *args)
+    return _result(cx, cx.op.Einsum(*xs, equation=equation), *args)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Order:
+    """How the axes have to lie for a MatMul, and how they lie in its result."""
+
+    first: str
+    second: str
+    result: str
+
+
+def product(cx: Context, first: str, second: str, kept: str, a: ir.Value, b: ir.Value) -> ir.Value:
+    """A product of two in Einstein's notation: a MatMul where it is one, with the axes in another order."""
+    order = _as_matrices(first, second, kept)
+    if order is None:
+        return cx.op.Einsum(a, b, equation=f"{first},{second}->{kept}")
+    result = cx.op.MatMul(_turned(cx, a, first, order.first), _turned(cx, b, second, order.second))
+    return _turned(cx, result, order.result, kept)
+
+
+def _turned(cx: Context, x: ir.Value, given: str, wanted: str) -> ir.Value:
+    return x if given == wanted else cx.op.Transpose(x, perm=[given.index(letter) for letter in wanted])
+
+
+def _as_matrices(first: str, second: str, kept: str) -> _Order | None:
+    letters = {*first, *second}
+    if len(set(first)) < len(first) or len(set(second)) < len(second) or not letters.issuperset(kept):
+        return None
+    both = [x for x in first if x in second]
+    summed = "".join(x for x in both if x not in kept)
+    batch = "".join(x for x in kept if x in both)
+    rows = "".join(x for x in kept if x in first and x not in second)
+    columns = "".join(x for x in kept if x in second and x not in first)
+    lost = letters - set(kept) - set(summed)
+    if lost or len(summed) != 1:
+        return None
+    if batch and (len(rows), len(columns)) != (1, 1):
+        return None
+    if len(columns) > 1 or not rows:
+        return None
+    return _Order(batch + rows + summed, batch + summed + columns, batch + rows + columns)

@@ -1,0 +1,266 @@
+"""Walks the graph of a Keras model. The only file that touches Keras's private graph interfaces."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import keras
+import onnx_ir as ir
+from keras import tree
+from keras.src.activations import activations as operations_activations
+from keras.src.backend import get_stateless_scope, set_keras_mask
+from keras.src.ops import core as operations_core
+from keras.src.ops import image as operations_image
+from keras.src.ops import linalg as operations_linalg
+from keras.src.ops import math as operations_math
+from keras.src.ops import nn as operations_nn
+from keras.src.ops import numpy as operations_numpy
+
+from keras_tx.errors import ExportError
+from keras_tx_onnx.reading.symbolic_backend import Call, Trace, building, collecting_nodes, tensors_in
+
+_OPERATIONS = (
+    operations_core,
+    operations_numpy,
+    operations_nn,
+    operations_math,
+    operations_image,
+    operations_linalg,
+    operations_activations,
+)
+
+set_mask = set_keras_mask
+
+
+def function_of(model: Any) -> Any:
+    """The functional graph of a model; keras.Sequential holds one."""
+    return getattr(model, "_functional", model)
+
+
+def has_own_call(model: Any) -> bool:
+    """Whether a model computes something else than its graph shows."""
+    return not type(model).call.__module__.startswith("keras.src.")
+
+
+def parts(layer: Any) -> list[Any]:
+    """A layer and all layers inside it."""
+    return list(layer._flatten_layers())
+
+
+def trainable_variables(model: Any) -> list[Any]:
+    """The trainable variables, frozen or not, each once."""
+    variables = {id(v): v for part in parts(model) for v in part._trainable_variables}
+    return list(variables.values())
+
+
+def last_operations(function: Any) -> list[Any]:
+    """The operations that compute the outputs of a function."""
+    return [tensor._keras_history.operation for tensor in function.outputs]
+
+
+def is_function(operation: Any) -> bool:
+    """Whether a node of a graph is a model with a graph of its own."""
+    return hasattr(function_of(operation), "_nodes_by_depth")
+
+
+def call_parameters(model: Any) -> list[inspect.Parameter]:
+    """The parameters of a model's `call`, without `training`, which is False in an export."""
+    return [p for p in inspect.signature(model.call).parameters.values() if p.name != "training"]
+
+
+def is_read(model: Any, argument: str) -> bool:
+    """Whether the code of a model's `call` reads an argument; True if the code is not available."""
+    code = getattr(inspect.unwrap(type(model).call), "__code__", None)
+    if code is None or argument in code.co_cellvars:
+        return True
+    loads = (x for x in dis.get_instructions(code) if x.opname.startswith("LOAD_FAST"))
+    return any(argument in (x.argval if isinstance(x.argval, tuple) else (x.argval,)) for x in loads)
+
+
+def shapes_of_first_call(model: Any) -> tuple[dict[str, Any], set[str]]:
+    """The shapes that Keras recorded when it built a model, and the arguments that it records, by name.
+
+    It records those that `build` names, `x_shape` for `x`. A `build` with one parameter, such as Keras's own,
+    receives the shape of the first tensor, whichever argument that is.
+    """
+    shapes = {name: x for name, x in (model._build_shapes_dict or {}).items() if x is not None}
+    names = list(inspect.signature(model.build).parameters)
+    if len(names) == 1 or not model.built:
+        first = [p.name for p in call_parameters(model)][:1]
+        return dict(zip(first, shapes.values(), strict=False)), set(first)
+    return {name.removesuffix("_shape"): x for name, x in shapes.items()}, {
+        name.removesuffix("_shape") for name in names
+    }
+
+
+def was_called(model: Any) -> bool:
+    return model._called
+
+
+def is_keras_operation(operation: Any) -> bool:
+    """Whether this is one of keras.ops or keras.activations, and not a layer."""
+    module = type(operation).__module__
+    known = module.startswith(("keras.src.ops.", "keras.src.activations."))
+    return known and not isinstance(operation, keras.layers.Layer)
+
+
+def name_of(operation: Any) -> str:
+    """The name, without the number by which Keras counts all operations that a process ever made."""
+    stem, _, number = operation.name.rpartition("_")
+    kind = getattr(operation, "traced", type(operation).__name__)
+    counted = number.isdigit() and stem.replace("_", "") == kind.lower()
+    return stem if counted and not isinstance(operation, keras.layers.Layer) else operation.name
+
+
+def output_names(function: Any) -> list[str]:
+    """The names of the layers and operations that compute the outputs of a function."""
+    return [name_of(operation) for operation in last_operations(function)]
+
+
+def operation_classes() -> dict[str, list[type]]:
+    """The classes behind keras.ops and keras.activations, by the module of Keras that holds them."""
+    found = {}
+    for module in _OPERATIONS:
+        classes = [x for x in vars(module).values() if isinstance(x, type)]
+        own = [x for x in classes if issubclass(x, keras.Operation) and x.__module__ == module.__name__]
+        found[module.__name__.rsplit(".", 1)[-1]] = sorted(own, key=lambda kind: kind.__name__)
+    return found
+
+
+@functools.cache
+def operation_names() -> frozenset[str]:
+    """The names of these classes; a newer Keras has more."""
+    return frozenset(kind.__name__ for kinds in operation_classes().values() for kind in kinds)
+
+
+def walk(function: Any, inputs: list[Any], lower: Callable[[Call], Any]) -> list[Any]:
+    """Runs `lower` for each call of a graph or a trace, in order, and returns the values of its outputs.
+
+    `inputs` are the values of the function's inputs, flat.
+    """
+    expected = function.inputs
+    if len(inputs) != len(expected):
+        raise ExportError(
+            f"{function.name!r} takes {len(expected)} inputs, but is called with {len(inputs)}."
+        )
+    values = dict(zip(map(id, expected), inputs, strict=True))
+    missing: dict[int, Any] = {}  # outputs that a layer declares and does not return, with the layer
+    for call in function.used() if isinstance(function, Trace) else _calls(function):
+        if any(id(x) not in values for x in tensors_in((call.args, call.kwargs))):
+            continue
+        args, kwargs = tree.map_structure(lambda x: values.get(id(x), x), (call.args, call.kwargs))
+        results = tree.flatten(lower(Call(call.operation, args, kwargs, call.outputs)))
+        if len(results) != len(call.outputs):
+            raise ExportError(
+                f"{call.operation.name!r} ({type(call.operation).__name__}) returns {len(results)} tensors, "
+                f"but its output shapes declare {len(call.outputs)}. Correct its compute_output_shape or its "
+                "lowering."
+            )
+        # A layer may declare a tensor and return None; the operations that read it are left out.
+        made = [(x, y) for x, y in zip(call.outputs, results, strict=True) if y is not None]
+        values.update((id(x), y) for x, y in made)
+        missing.update({id(x): call.operation for x in call.outputs if id(x) not in values})
+    for x in function.outputs:
+        if id(x) not in values:
+            names = ", ".join(repr(operation.name) for operation in missing.values()) or "its operations"
+            raise ExportError(
+                f"An output of {function.name!r} depends on a result of {names} that is "
+                "None, although compute_output_shape declares a tensor. Leave it out of the outputs."
+            )
+    return [values[id(x)] for x in function.outputs]
+
+
+def check_sizes(model: Any, shapes: list[tuple[int, ...]]) -> None:
+    """Raises the error of Keras for inputs of these shapes, without computing anything.
+
+    TensorFlow ends the process where a convolution or pooling has an image without pixels.
+    """
+    if not any(hasattr(part, "kernel_size") or hasattr(part, "pool_size") for part in parts(model)):
+        return
+    function = function_of(model)
+
+    def visit(call: Call) -> list[Any]:
+        try:
+            return tree.flatten(call.operation.compute_output_spec(*call.args, **call.kwargs))
+        except Exception as error:
+            if type(call.operation).__module__.startswith("keras.src."):
+                raise
+            raise _Unknown from error  # a layer of the user that runs, but cannot infer its sizes
+
+    inputs = [keras.KerasTensor(shape, x.dtype) for shape, x in zip(shapes, function.inputs, strict=True)]
+    with suppress(_Unknown):
+        walk(function, inputs, visit)
+
+
+class _Unknown(Exception):
+    """The output sizes of a layer are unknown."""
+
+
+def _nodes(function: Any) -> list[Any]:
+    by_depth = function._nodes_by_depth
+    return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
+
+
+def _calls(function: Any) -> list[Call]:
+    return [
+        Call(node.operation, node.arguments.args, node.arguments.kwargs, node.outputs)
+        for node in _nodes(function)
+        if not node.is_input
+    ]
+
+
+def operations(function: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """Each operation of a graph with the Keras tensors that it makes, in order."""
+    for node in _nodes(function):
+        if not node.is_input:
+            yield node.operation, node.outputs
+
+
+def distinct_values(structure: Any) -> list[ir.Value]:
+    """The values in a structure, each once, in order."""
+    found = {id(x): x for x in tree.flatten(structure) if isinstance(x, ir.Value)}
+    return list(found.values())
+
+
+@contextmanager
+def unchanged(values: list[tuple[Any, Any]]) -> Iterator[Callable[[Any], bool]]:
+    """A context in which variables have these values, or those of an outer scope, and are not assigned.
+
+    Yields a function that returns whether a variable was assigned to.
+    """
+    outer, scope = get_stateless_scope(), keras.StatelessScope(values)
+    if outer is not None:
+        scope.state_mapping = {**outer.state_mapping, **scope.state_mapping}
+    before = dict(scope.state_mapping)
+    with scope:
+        yield lambda variable: scope.get_current_value(variable) is not before.get(id(variable))
+
+
+def sequential_at(model: Any, inputs: keras.KerasTensor) -> Any:
+    """A Sequential model's layers, the same ones, as a functional model of an input of another shape."""
+    with untouched(model), building():
+        x = inputs
+        for layer in model.layers:
+            x = layer(x)
+        return keras.Model(inputs, x, name=model.name)
+
+
+@contextmanager
+def untouched(layer: Any) -> Iterator[None]:
+    """Removes the nodes that symbolic calls add to a layer and its parts.
+
+    Keras looks a node up by its index: nodes that another thread added after them keep theirs.
+    """
+    with collecting_nodes() as made:
+        try:
+            yield
+        finally:
+            for part in parts(layer):
+                for nodes in (part._inbound_nodes, part._outbound_nodes):
+                    while nodes and any(nodes[-1] is node for node in made):
+                        nodes.pop()

@@ -1,0 +1,458 @@
+"""Opens a layer: traces its `call` on Keras tensors, whose dynamic axes are symbolic sizes.
+
+All computations with sizes are then known exactly. Traces at other sample sizes, near and far, must be
+equal: a difference means that a size lost its expression, for example in a NumPy number or in a loop over an
+axis, and is refused. Nothing is inferred from samples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import keras
+import numpy as np
+import onnx_ir as ir
+from keras import tree
+
+from keras_tx_onnx.errors import NotLowered, one_line
+from keras_tx_onnx.graph.builder import KERAS_TENSOR
+from keras_tx_onnx.reading import functional_graph
+from keras_tx_onnx.reading.symbolic_backend import Trace, output_spec, tensors_in, trace
+from keras_tx_onnx.reading.symbolic_sizes import (
+    OBSERVER,
+    Bound,
+    Expression,
+    Observer,
+    Real,
+    Size,
+    Symbol,
+    expression_of,
+    of_symbol,
+    sizes_of,
+)
+
+# Sample sizes of the batch and of the other dynamic axes. Patches and strides divide those of the second row.
+# The trace must be the same at one of the others, which are tried from the left, and at each of the last, in
+# which powers of two and long axes reveal what C code, such as math.gcd or math.log2, computed from a size.
+FIRST = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
+FAR = (1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069, 1087)
+SAMPLES = (
+    (
+        FIRST,
+        (FAR, tuple(n + 146 for n in FIRST), tuple(n + 44 for n in FIRST)),
+        ((2, 3, 5, 7, 11, 13), (64, 128, 256, 512), (8209, 8219, 8221, 8231, 8233, 8237)),
+    ),
+    (
+        tuple(32 * n for n in FIRST[:4]),
+        (tuple(96 * n for n in FIRST[:4]), tuple(64 * n for n in FIRST[:4])),
+        (),
+    ),
+)
+BATCHES = (3, 7)
+LAST_BATCHES = (2, 64, 1021)
+
+# Dynamic axes that are assumed to be equal: those that are known to be, also those with the same index, or
+# all but the batch, as a square adjacency matrix requires.
+EQUAL = ("known", "numbered", "all")
+
+
+class SizeLost(NotLowered):
+    """A layer's code computes with a size in a way that a graph cannot express for all sizes."""
+
+
+class NothingToCompare(SizeLost):
+    """A layer's code runs at one of the sample sizes only, or is bounded differently at each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """How a layer's code is run.
+
+    `symbolic`: ranges, fills and weights become part of the graph. `plain`: keras.backend.backend() returns
+    a name for which code has no special case. `trusting`: inner layers have the output shapes that they
+    declare.
+    """
+
+    symbolic: bool = True
+    plain: bool = True
+    trusting: bool = True
+
+
+WAYS = (Way(), Way(plain=False), Way(symbolic=False, plain=False), Way(trusting=False))
+# Operations whose output size Keras infers without the size of the input: the relevant axes of the input, and
+# the axis of the output.
+CLIPPING: dict[str, Callable[[Any], tuple[tuple[int, ...], int]]] = {
+    "Split": lambda operation: ((operation.axis,), operation.axis),
+    "Diagonal": lambda operation: ((operation.axis1, operation.axis2), -1),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """A call as a trace, its bounds, and the values of its first inputs.
+
+    Its other inputs are weights: variables, or None for unused ones.
+    """
+
+    trace: Trace
+    values: list[ir.Value]
+    weights: list[Any]
+    bounds: list[Bound]
+
+
+def open_call(
+    name: str,
+    function: Callable[..., Any],
+    args: tuple,
+    kwargs: dict,
+    *,
+    layer: Any = None,
+    masks: dict[int, ir.Value] | None = None,
+) -> Opened:
+    """Traces a function for the values among its arguments.
+
+    Args:
+        layer: whose method the function is. Its weights become tensors of the trace.
+        masks: the Keras masks of these values, by the value's id.
+    """
+    errors: list[tuple[int, Exception]] = []
+    refuted: set[tuple[Way, str]] = set()  # by a sample size; that others agree proves nothing
+    for way in WAYS:
+        for samples in SAMPLES:
+            for equal in EQUAL:
+                opening = _Opening(name, function, args, kwargs, layer, masks or {}, equal, way)
+                if (equal != "known" and not opening.merged) or (way, equal) in refuted:
+                    continue
+                try:
+                    return opening.opened(*samples)
+                except Exception as error:  # whatever a layer's code raises at these sizes
+                    # With different sizes most layers with two inputs fail, with an unrelated error.
+                    rank = 0 if isinstance(error, SizeLost) else 1 if equal == "numbered" else 2
+                    errors.append((rank, error))
+                    if isinstance(error, SizeLost) and not isinstance(error, NothingToCompare):
+                        refuted.add((way, equal))
+    error = min(errors, key=lambda pair: pair[0])[1]
+    if isinstance(error, SizeLost):
+        raise error
+    raise NotLowered(f"Its call does not run on Keras tensors: {one_line(error)}") from error
+
+
+class _Opening:
+    """One attempt to trace a function."""
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple,
+        kwargs: dict,
+        layer: Any,
+        masks: dict[int, ir.Value],
+        equal: str,
+        way: Way,
+    ):
+        self.name, self.function, self.args, self.kwargs = name, function, args, kwargs
+        self.layer, self.masks, self.way = layer, masks, way
+        values = functional_graph.distinct_values((args, kwargs))
+        self.values = functional_graph.distinct_values(
+            [values, [masks[id(v)] for v in values if id(v) in masks]]
+        )
+        axes = [
+            (axis, n) for v in self.values for axis, n in enumerate(sizes_of(v)) if not isinstance(n, int)
+        ]
+        batches = {size.symbol for axis, size in axes if axis == 0} - {None}
+        symbols = sorted(set().union(*(size.symbols() for _, size in axes)), key=lambda s: s.number)
+        self.batches = [symbol for symbol in symbols if symbol in batches]
+        self.others = [symbol for symbol in symbols if symbol not in batches]
+        self.merged: dict[Symbol, Symbol] = {}
+        self.unequal: tuple[Symbol, Symbol] | None = None  # the axes that differed where the code raised
+        firsts: dict[int, Symbol] = {}
+        for axis, size in axes if equal != "known" else ():
+            if size.symbol is not None:
+                first = firsts.setdefault(min(axis, 1) if equal == "all" else axis, size.symbol)
+                if first is not size.symbol:
+                    self.merged[size.symbol] = first
+
+    def opened(self, first: tuple, others: tuple, last: tuple) -> Opened:
+        """The trace at the first samples, which must be the same at all others that the code accepts."""
+        fresh: dict[tuple[int, int, int], Symbol] = {}
+        while True:
+            one, weights = self._first(first, fresh)
+            lost = one.observer.lost
+            if lost:
+                raise SizeLost(f"Its code converts a size to a plain number by {lost[0]}. {ADVICE}")
+            places = (
+                set() if not self.batches and not self.others else self._compared(one, others, last, fresh)
+            )
+            if not places:
+                break
+            fresh |= {place: Symbol(None, place[2]) for place in sorted(places)}
+        # Inner axes that must be equal: if they are not, Keras fails like the graph.
+        pairs = [(a, b) for a, b in self.merged.items() if a.least and b.least]
+        equal = [Bound(of_symbol(a) - of_symbol(b), "==") for a, b in pairs]
+        used = {id(x) for call in one.used() for x in tensors_in((call.args, call.kwargs))}
+        used |= set(map(id, one.outputs))
+        kept = [variable if id(tensor) in used else None for tensor, variable in weights]
+        return Opened(one, self.values, kept, [*equal, *one.observer.bounds])
+
+    def _first(self, row: tuple, fresh: dict) -> tuple[Trace, list[tuple[Any, Any]]]:
+        """The trace at a row of samples, with axes made equal where the code raises because they are not."""
+        while True:
+            try:
+                return self._trace(row, BATCHES[0], fresh)
+            except Exception:
+                if self.unequal is None:
+                    raise
+                one, other = self.unequal
+                one, other = self.merged.get(one, one), self.merged.get(other, other)
+                if one is other:
+                    raise
+                self.merged |= {symbol: one for symbol, first in self.merged.items() if first is other}
+                self.merged[other] = one
+
+    def _compared(self, one: Trace, others: tuple, last: tuple, fresh: dict) -> set[tuple[int, int, int]]:
+        """Compares with traces at other samples. Returns the axes that shape inference made plain numbers."""
+        suitable = not others
+        pairs = [*((row, BATCHES[1]) for row in others), *zip(last, LAST_BATCHES, strict=False)]
+        for index, (row, batch) in enumerate(pairs):
+            if index < len(others) and suitable:
+                continue
+            try:
+                other, _ = self._trace(row, batch, fresh)
+            except Exception:  # a layer may refuse these sizes
+                continue
+            places = {place for place in _plain_axes(one, other) if place not in fresh}
+            if places:
+                return places
+            if list(one.observer.bounds) == list(other.observer.bounds):
+                _check_same(one, other)
+                suitable = True
+        if not suitable:
+            raise NothingToCompare(
+                f"Its code runs at one size of its inputs only, or differently at each. {ADVICE}"
+            )
+        return set()
+
+    def _trace(self, row: tuple, batch: int, fresh: dict) -> tuple[Trace, list[tuple[Any, Any]]]:
+        samples: dict[Any, int] = {symbol: batch + 2 * i for i, symbol in enumerate(self.batches)}
+        samples |= dict(zip(self.others, itertools.cycle(row), strict=False))
+        samples |= {symbol: samples[first] for symbol, first in self.merged.items()}
+        made: dict[int, keras.KerasTensor] = {}
+
+        def tensor(x: Any) -> Any:
+            if not isinstance(x, ir.Value):
+                return x
+            if id(x) not in made:
+                made[id(x)] = tensor_of(x, samples)
+            return made[id(x)]
+
+        def run() -> Any:
+            new_args, new_kwargs = tree.map_structure(tensor, (self.args, self.kwargs))
+            for value_id, mask in self.masks.items():
+                if value_id in made:
+                    functional_graph.set_mask(made[value_id], tensor(mask))
+            try:
+                return function(*new_args, **new_kwargs)
+            except Exception:
+                self.unequal = _last_unequal(OBSERVER.get())
+                raise
+
+        function, weights = self.function, []
+        if self.layer is not None and self.way.symbolic:
+            function, weights = _with_tensors(self.layer, self.function)
+        inputs = [*map(tensor, self.values), *(x for x, _ in weights)]
+        options = {"plain": self.way.plain, "ranges": self.way.symbolic, "trusting": self.way.trusting}
+        with functional_graph.unchanged([]):  # by assignments in the code
+            return trace(self.name, run, inputs, fresh=fresh, **options), weights
+
+
+def _last_unequal(observer: Observer | None) -> tuple[Symbol, Symbol] | None:
+    """The two axes that were compared last, if they differed."""
+    difference = None if observer is None else observer.unequal
+    if difference is None or len(difference.terms) != 2:
+        return None
+    (one, a), (other, b) = difference.terms
+    if a + b != 0 or abs(a) != 1 or len(one) != 1 or len(other) != 1:
+        return None
+    pair = sorted((atom for atom in (*one, *other) if isinstance(atom, Symbol)), key=lambda s: s.number)
+    return (pair[0], pair[1]) if len(pair) == 2 else None
+
+
+ADVICE = "Compute with sizes by + - * // % ** and comparisons, or by keras.ops on a tensor."
+
+
+def tensor_of(value: ir.Value, samples: Mapping[Symbol, int]) -> keras.KerasTensor:
+    """A Keras tensor in place of a value, with its symbolic sizes."""
+    known = value.meta[KERAS_TENSOR]
+    shape = [n if isinstance(n, int) else Size(n.evaluate(samples), n) for n in sizes_of(value)]
+    return keras.KerasTensor(shape, known.dtype)
+
+
+def _with_tensors(
+    layer: Any, function: Callable[..., Any]
+) -> tuple[Callable[..., Any], list[tuple[Any, Any]]]:
+    """A method of a copy of the layer, whose own variables are tensors, and these with the variables.
+
+    Operations on a variable alone, such as slicing a table, become part of the graph.
+    """
+    weights = []
+    if vars(layer).get(function.__name__) is not None or not hasattr(type(layer), function.__name__):
+        return function, weights
+    copied = object.__new__(type(layer))
+    attributes = vars(copied)
+    attributes.update(vars(layer))
+    for name, x in vars(layer).items():
+        if isinstance(x, keras.Variable):
+            floating = keras.backend.is_float_dtype(x.dtype)
+            attributes[name] = keras.KerasTensor(x.shape, layer.compute_dtype if floating else x.dtype)
+            weights.append((attributes[name], x))
+    return getattr(copied, function.__name__), weights
+
+
+def _plain_axes(one: Trace, other: Trace) -> Iterator[tuple[int, int, int]]:
+    """The axes of outputs without an expression that depend on sizes of inputs: by call, output and axis."""
+    for index, (a, b) in enumerate(zip(one.everything, other.everything, strict=False)):
+        if type(a.operation) is not type(b.operation) or len(a.outputs) != len(b.outputs):
+            return
+        clip = None
+        if type(a.operation).__name__ in CLIPPING:
+            axes, end = CLIPPING[type(a.operation).__name__](a.operation)
+            shape = tensors_in((a.args, a.kwargs))[0].shape
+            clip = end if any(isinstance(shape[axis], Size) for axis in axes) else None
+        for output, (x, y) in enumerate(zip(a.outputs, b.outputs, strict=True)):
+            if len(x.shape) != len(y.shape):
+                return
+            for axis, (n, m) in enumerate(zip(x.shape, y.shape, strict=True)):
+                if (
+                    not isinstance(n, Size)
+                    and not isinstance(m, Size)
+                    and (n != m or (clip is not None and axis == clip % len(x.shape)))
+                ):
+                    yield index, output, axis
+
+
+def _check_same(one: Trace, other: Trace) -> None:
+    """Raises where two traces differ in anything but the sample values of sizes."""
+    calls, others = one.used(), other.used()
+    places = [_places(one), _places(other)]
+    kinds = [[type(call.operation) for call in calls] for calls in (calls, others)]
+    if kinds[0] != kinds[1] or [places[0][id(x)] for x in one.outputs] != [
+        places[1][id(x)] for x in other.outputs
+    ]:
+        raise SizeLost(
+            "Its code runs other operations when its inputs have another size, without a comparison of "
+            f"sizes, as a loop over an axis does. {ADVICE}"
+        )
+    for a, b in zip(calls, others, strict=True):
+        pairs = [
+            (a.args, b.args),
+            (a.kwargs, b.kwargs),
+            ([x.shape for x in a.outputs], [x.shape for x in b.outputs]),
+        ]
+        if a.operation is not b.operation:
+            pairs.append((settings_of(a.operation), settings_of(b.operation)))
+        for x, y in zip(getattr(a.operation, "bodies", ()), getattr(b.operation, "bodies", ()), strict=True):
+            _check_same(x.trace, y.trace)
+            pairs.append((_numbers(x.results), _numbers(y.results)))
+        for x, y in pairs:
+            different = _difference(x, y, places)
+            if different is not None:
+                raise SizeLost(
+                    f"The operation {functional_graph.name_of(a.operation)!r} has a constant that depends "
+                    f"on the size of an input: {different}. {ADVICE}"
+                )
+
+
+def _numbers(results: list[Any]) -> list[Any]:
+    return [x for x in results if not isinstance(x, keras.KerasTensor)]
+
+
+def _places(one: Trace) -> dict[int, tuple[int, int]]:
+    """Where each Keras tensor of a trace comes from."""
+    places = {id(x): (-1, index) for index, x in enumerate(one.inputs)}
+    for index, call in enumerate(one.used()):
+        places.update({id(x): (index, output) for output, x in enumerate(call.outputs)})
+    return places
+
+
+def settings_of(operation: Any) -> dict[str, Any]:
+    """The settings that an operation was created with."""
+    if isinstance(operation, keras.layers.Layer):
+        return {name: x for name, x in operation.get_config().items() if name != "name"}
+    return {name: x for name, x in vars(operation).items() if name[0] != "_" and name != "name"}
+
+
+def _difference(x: Any, y: Any, places: list[dict[int, tuple[int, int]]]) -> str | None:
+    """What differs between two arguments, or None."""
+    if isinstance(x, (Size, Real)) or isinstance(y, (Size, Real)):
+        same = type(x) is type(y) and expression_of(x) == expression_of(y)
+        return None if same else f"{x!r} at one size and {y!r} at another"
+    if isinstance(x, keras.KerasTensor) and isinstance(y, keras.KerasTensor):
+        same = places[0].get(id(x)) == places[1].get(id(y))
+        return None if same else "another tensor at another size"
+    if isinstance(x, slice) and isinstance(y, slice):
+        x, y = (x.start, x.stop, x.step), (y.start, y.stop, y.step)
+    if isinstance(x, dict) and isinstance(y, dict) and x.keys() == y.keys():
+        x, y = list(x.values()), list(y.values())
+    if isinstance(x, (list, tuple)) and isinstance(y, (list, tuple)) and len(x) == len(y):
+        return next(filter(None, (_difference(a, b, places) for a, b in zip(x, y, strict=True))), None)
+    if x is y or not _is_data(x) or _same(x, y):  # an object, such as a layer's initializer
+        return None
+    return f"{_short(x)} at one size and {_short(y)} at another"
+
+
+def _is_data(x: Any) -> bool:
+    kinds = (bool, int, float, complex, str, bytes, slice, list, tuple, dict, np.ndarray, np.generic)
+    return isinstance(x, kinds) or keras.ops.is_tensor(x)
+
+
+def _same(first: Any, second: Any) -> bool:
+    if keras.ops.is_tensor(first) or isinstance(first, np.ndarray):
+        if not (keras.ops.is_tensor(second) or isinstance(second, np.ndarray)):
+            return False
+        a, b = keras.ops.convert_to_numpy(first), keras.ops.convert_to_numpy(second)
+        return a.shape == b.shape and bool(np.array_equal(a, b))
+    return type(first) is type(second) and bool(first == second)
+
+
+def _short(x: Any) -> str:
+    shape = getattr(x, "shape", None)
+    return f"an array of shape {tuple(shape)}" if shape and not callable(shape) else repr(x)
+
+
+def promised_sizes(operation: Any, args: tuple, kwargs: dict) -> list[tuple[Any, ...]] | None:
+    """The sizes that Keras infers for the results of an operation: numbers, expressions, None where unknown.
+
+    None if inference fails at every sample size.
+    """
+    values = functional_graph.distinct_values((args, kwargs))
+    symbols = {s for v in values for n in sizes_of(v) if isinstance(n, Expression) for s in n.symbols()}
+    ordered = sorted(symbols, key=lambda s: s.number)
+
+    def inferred(row: tuple) -> list[tuple[Any, ...]]:
+        samples = dict(zip(ordered, itertools.cycle(row), strict=False))
+        new = tree.map_structure(
+            lambda x: tensor_of(x, samples) if isinstance(x, ir.Value) else x, (args, kwargs)
+        )
+        return [tuple(x.shape) for x in tensors_in(output_spec(operation, *new))]
+
+    for first, others, last in SAMPLES:
+        traces = []
+        for row in (first, *others, *last[:1]):
+            with suppress(Exception):  # a layer may refuse these sizes
+                traces.append(inferred(row))
+            if not traces:
+                break
+            if len(traces) == 2:
+                return [tuple(map(_agreed, one, other)) for one, other in zip(*traces, strict=True)]
+    return None
+
+
+def _agreed(n: Any, m: Any) -> Any:
+    if isinstance(n, Size):
+        return n.expression if isinstance(m, Size) and n.expression == m.expression else None
+    return n if n == m else None

@@ -1,0 +1,777 @@
+"""Symbolic sizes: integers with the expression by which a layer's code computed them.
+
+While a layer is traced, each dynamic axis is a `Size`: an int with a sample value, and an `Expression`
+over the dynamic axes of the graph. Arithmetic applies to both. A comparison is decided by the expression if
+possible; otherwise the sample value decides, and the result of the comparison becomes a `Bound` of the
+graph. Expressions are sums of products in a normal form, so that equal sizes compare equal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import operator
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import keras
+import numpy as np
+import onnx_ir as ir
+
+from keras_tx import contract
+from keras_tx_onnx.errors import NotLowered
+from keras_tx_onnx.graph.builder import KERAS_TENSOR, Context
+
+SIZES = "sizes"  # key of a value's metadata with its sizes: integers, and expressions for dynamic axes
+LARGEST = 2**15  # expressions must fit into 64 bits for axes of this length
+
+
+@dataclasses.dataclass(eq=False)
+class Symbol:
+    """A dynamic axis of a value; `value` is None while the layer that computes it is being traced."""
+
+    value: ir.Value | None
+    axis: int
+    least: int = 0  # the inputs of a model have at least one row and one column
+    number: int = dataclasses.field(default_factory=itertools.count().__next__)
+
+    @property
+    def key(self) -> str:
+        return f"s{self.number:08d}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """A function of two expressions: //, %, min or max."""
+
+    name: str
+    left: Expression
+    right: Expression
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}({self.left.key},{self.right.key})"
+
+
+Atom = Symbol | Function
+FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "min": min,
+    "max": max,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Expression:
+    """A sum of products of atoms, each with a coefficient; the product of no atoms is 1."""
+
+    terms: tuple[tuple[tuple[Atom, ...], int], ...]
+
+    @property
+    def key(self) -> str:
+        return "+".join(f"{c}*{'*'.join(a.key for a in atoms)}" for atoms, c in self.terms)
+
+    @property
+    def constant(self) -> int | None:
+        """The value of a constant expression; otherwise None."""
+        if not self.terms:
+            return 0
+        (atoms, coefficient), *rest = self.terms
+        return coefficient if not rest and not atoms else None
+
+    @property
+    def symbol(self) -> Symbol | None:
+        """The axis, if the expression is a single axis; otherwise None."""
+        for atoms, coefficient in self.terms if len(self.terms) == 1 else ():
+            if coefficient == 1 and len(atoms) == 1 and isinstance(atoms[0], Symbol):
+                return atoms[0]
+        return None
+
+    def symbols(self) -> set[Symbol]:
+        atoms = {atom for product, _ in self.terms for atom in product}
+        inner = [a.left.symbols() | a.right.symbols() for a in atoms if isinstance(a, Function)]
+        return {a for a in atoms if isinstance(a, Symbol)}.union(*inner)
+
+    def __add__(self, other: Expression) -> Expression:
+        return _sum([*self.terms, *other.terms])
+
+    def __sub__(self, other: Expression) -> Expression:
+        return _sum([*self.terms, *((atoms, -c) for atoms, c in other.terms)])
+
+    def __mul__(self, other: Expression) -> Expression:
+        pairs = itertools.product(self.terms, other.terms)
+        return _sum([((*a, *b), c * d) for (a, c), (b, d) in pairs])
+
+    def evaluate(self, values: Mapping[Symbol, int]) -> int:
+        def number(atom: Atom) -> int:
+            if isinstance(atom, Symbol):
+                return values[atom]
+            return FUNCTIONS[atom.name](atom.left.evaluate(values), atom.right.evaluate(values))
+
+        return sum(c * math.prod(map(number, atoms)) for atoms, c in self.terms)
+
+    def limits(self) -> tuple[float, float]:
+        """The smallest and the largest value over all sizes."""
+        low, high = 0.0, 0.0
+        for atoms, coefficient in self.terms:
+            ends = (float(coefficient), float(coefficient))
+            for atom in atoms:
+                ends = _product(ends, _limits(atom))
+            low, high = low + ends[0], high + ends[1]
+        return low, high
+
+    def text(self, name: Callable[[Symbol], str]) -> str:
+        """The expression in Python's syntax."""
+        parts = []
+        for atoms, coefficient in self.terms:
+            names = [name(a) if isinstance(a, Symbol) else a_text(a, name) for a in atoms]
+            number = [] if abs(coefficient) == 1 and atoms else [str(abs(coefficient))]
+            parts.append(("-" if coefficient < 0 else "+", " * ".join([*number, *names])))
+        first = "".join(parts[0]).removeprefix("+") if parts else "0"
+        return " ".join([first, *(f"{sign} {part}" for sign, part in parts[1:])])
+
+
+def a_text(atom: Function, name: Callable[[Symbol], str]) -> str:
+    left, right = atom.left.text(name), atom.right.text(name)
+    if atom.name in ("min", "max"):
+        return f"{atom.name}({left}, {right})"
+    left = left if atom.left.symbol else f"({left})"
+    return f"({left} {atom.name} {right if atom.right.constant is not None else f'({right})'})"
+
+
+def _sum(terms: Iterable[tuple[tuple[Atom, ...], int]]) -> Expression:
+    total: dict[tuple[Atom, ...], int] = {}
+    for atoms, coefficient in terms:
+        atoms = tuple(sorted(atoms, key=lambda a: a.key))
+        total[atoms] = total.get(atoms, 0) + coefficient
+    kept = [(atoms, c) for atoms, c in total.items() if c]
+    # Constants last, as usual.
+    kept.sort(key=lambda term: (not term[0], -len(term[0]), [a.key for a in term[0]]))
+    return Expression(tuple(kept))
+
+
+def number(value: int) -> Expression:
+    return Expression((((), int(value)),) if value else ())
+
+
+def of_symbol(symbol: Symbol) -> Expression:
+    return Expression((((symbol,), 1),))
+
+
+def _limits(atom: Atom) -> tuple[float, float]:
+    if isinstance(atom, Symbol):
+        return float(atom.least), math.inf
+    a, b = atom.left.limits(), atom.right.limits()
+    if atom.name == "min":
+        return min(a[0], b[0]), min(a[1], b[1])
+    if atom.name == "max":
+        return max(a[0], b[0]), max(a[1], b[1])
+    if b[0] <= 0:
+        return -math.inf, math.inf
+    if atom.name == "%":
+        return 0.0, min(b[1] - 1, a[1]) if a[0] >= 0 else b[1] - 1
+    if a[0] >= 0:
+        return (0.0 if math.isinf(b[1]) else a[0] // b[1]), (math.inf if math.isinf(a[1]) else a[1] // b[0])
+    return (-math.inf if math.isinf(a[0]) else a[0] // b[0]), max(0.0, a[1])
+
+
+def _product(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
+    ends = [0.0 if 0 in pair else pair[0] * pair[1] for pair in itertools.product(a, b)]
+    return min(ends), max(ends)
+
+
+def apply(name: str, left: Expression, right: Expression) -> Expression:
+    """A function of two expressions, simplified."""
+    if left.constant is not None and right.constant is not None:
+        return number(FUNCTIONS[name](left.constant, right.constant))
+    if name in ("min", "max"):
+        low, high = (left - right).limits()
+        if low >= 0 or high <= 0:
+            return left if (high <= 0) == (name == "min") else right
+        left, right = sorted((left, right), key=lambda e: (e.constant is not None, e.key))
+        return of_function(name, left, right)
+    divisor = right.constant
+    if divisor is not None and divisor > 0:  # multiples of the divisor are divided separately
+        whole = [(atoms, c) for atoms, c in left.terms if c % divisor == 0]
+        rest = Expression(tuple((atoms, c) for atoms, c in left.terms if c % divisor))
+        if name == "%" and rest != left:
+            return apply(name, rest, right)
+        if name == "//" and whole:
+            return _sum([*((a, c // divisor) for a, c in whole), *apply(name, rest, right).terms])
+        low, high = left.limits()
+        if low >= 0 and high < divisor:
+            return left if name == "%" else number(0)
+    return of_function(name, left, right)
+
+
+def of_function(name: str, left: Expression, right: Expression) -> Expression:
+    return Expression((((Function(name, left, right),), 1),))
+
+
+# -- bounds -------------------------------------------------------------------------------------------------
+
+RELATIONS: dict[str, tuple[Callable[[int, int], bool], str]] = {  # with the negated relation
+    "<": (operator.lt, ">="),
+    "<=": (operator.le, ">"),
+    ">": (operator.gt, "<="),
+    ">=": (operator.ge, "<"),
+    "==": (operator.eq, "!="),
+    "!=": (operator.ne, "=="),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """A condition for a graph to be correct: `difference` is in this relation to 0."""
+
+    difference: Expression
+    relation: str
+
+    def text(self, name: Callable[[Symbol], str]) -> str:
+        """The bound in Python's syntax, with the constant on the right side."""
+        terms, relation = self.difference.terms, self.relation
+        if terms and terms[0][1] < 0:
+            relation = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}.get(relation, relation)
+            terms = tuple((atoms, -c) for atoms, c in terms)
+        right = -sum(c for atoms, c in terms if not atoms)
+        left = Expression(tuple((atoms, c) for atoms, c in terms if atoms))
+        if relation in ("<", ">"):  # of integers
+            relation, right = {"<": ("<=", right - 1), ">": (">=", right + 1)}[relation]
+        negative = [(atoms, -c) for atoms, c in left.terms if c < 0]
+        if right == 0 and negative:
+            left = Expression(tuple(term for term in left.terms if term[1] > 0))
+            return f"{left.text(name)} {relation} {Expression(tuple(negative)).text(name)}"
+        return f"{left.text(name)} {relation} {right}"
+
+
+def decide(difference: Expression, relation: str) -> bool | None:
+    """Whether a relation of an expression to 0 holds at all sizes (True), at none (False), or at some."""
+    low, high = difference.limits()
+    if relation in ("==", "!="):
+        if low > 0 or high < 0:
+            return relation == "!="
+        return relation == "==" if low == high == 0 else None
+    if relation in (">", ">="):
+        low, high = -high, -low
+    strict = relation in ("<", ">")
+    if high < 0 or (high == 0 and not strict):
+        return True
+    return False if low > 0 or (low == 0 and strict) else None
+
+
+# -- sizes in Python code -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Observer:
+    """Records how a layer's code uses sizes during a trace."""
+
+    bounds: dict[Bound, None] = dataclasses.field(default_factory=dict)
+    lost: list[str] = dataclasses.field(default_factory=list)
+    unequal: Expression | None = None  # the difference of what was compared last, and was not equal
+    quiet: int = 0  # within Keras's own shape inference, where nothing is recorded
+
+    def lose(self, how: str) -> None:
+        """Records that code converted a size to a plain number; Keras's own code may do so."""
+        caller = sys._getframe(2).f_globals.get("__name__", "")
+        if not self.quiet and not caller.startswith(("keras.src.", "keras_tx_onnx.")):
+            self.lost.append(how)
+
+
+OBSERVER: ContextVar[Observer | None] = ContextVar("keras_tx_sizes", default=None)
+
+
+def _expression(x: Any) -> Expression | None:
+    if isinstance(x, Size):
+        return x.expression
+    return number(int(x)) if isinstance(x, (int, np.integer)) and not isinstance(x, bool) else None
+
+
+def plain(x: Any) -> int:
+    """The sample value of a size."""
+    return int.__int__(x) if isinstance(x, Size) else int(x)
+
+
+def _plain_result(usual: Any, how: str) -> Any:
+    """A method of numbers that converts a size to a plain number."""
+
+    def method(x: Any, *args: Any) -> Any:
+        observer = OBSERVER.get()
+        if observer is not None:
+            observer.lose(how)
+        return usual(x, *args)
+
+    return method
+
+
+class Size(int):
+    """An integer with the expression that computed it."""
+
+    expression: Expression
+
+    def __new__(cls, value: int, expression: Expression) -> Any:
+        if expression.constant is not None:
+            return expression.constant
+        size = int.__new__(cls, value)
+        size.expression = expression
+        return size
+
+    def __repr__(self) -> str:
+        return self.expression.text(lambda symbol: f"axis_{symbol.number}")
+
+    def __bool__(self) -> bool:
+        return self != 0
+
+    def __neg__(self) -> Any:
+        return 0 - self
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __abs__(self) -> Any:
+        return self if self >= 0 else -self
+
+    def __floor__(self) -> Any:
+        return self
+
+    __ceil__ = __trunc__ = __floor__
+
+    def __round__(self, digits: Any = None) -> Any:
+        return (
+            self if digits is None or digits >= 0 else _plain_result(int.__round__, "round()")(self, digits)
+        )
+
+    def __invert__(self) -> Any:
+        return -1 - self
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def __pow__(self, other: Any, modulus: Any = None) -> Any:
+        if modulus is None and isinstance(other, int) and not isinstance(other, Size) and 0 <= other <= 8:
+            return math.prod([self] * other)
+        if modulus is None and isinstance(other, (int, float)) and not isinstance(other, Size):
+            return Real(self) ** other
+        return _plain_result(int.__pow__, "**")(self, other, modulus)
+
+    def __truediv__(self, other: Any) -> Any:
+        return Real(self).__truediv__(other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return Real(self).__rtruediv__(other)
+
+
+def _binary(name: str, combine: Callable[[Expression, Expression], Expression], compute: Any) -> Any:
+    def forward(a: Size, b: Any) -> Any:
+        if _expression(b) is None:
+            return getattr(Real(a), f"__{name}__")(b) if isinstance(b, float) else NotImplemented
+        return computed(a, b)
+
+    def backward(a: Size, b: Any) -> Any:
+        if _expression(b) is None:
+            return getattr(Real(a), f"__r{name}__")(b) if isinstance(b, float) else NotImplemented
+        return computed(b, a)
+
+    def computed(a: Any, b: Any) -> Any:
+        left, right = _expression(a), _expression(b)
+        assert left is not None and right is not None
+        result = compute(plain(a), plain(b))
+        if name in ("floordiv", "mod"):
+            compared(right, "!=", True)
+        return Size(result, _fitting(combine(left, right)))
+
+    return forward, backward
+
+
+def _fitting(expression: Expression) -> Expression:
+    for atoms, coefficient in expression.terms:
+        if abs(coefficient) * LARGEST ** len(atoms) >= 2**62:
+            raise NotLowered(
+                f"A size is computed as {expression.text(lambda s: f'axis_{s.number}')}, which does not fit "
+                "into 64 bits at long inputs. Compute it in floating point with keras.ops."
+            )
+    return expression
+
+
+def _comparing(relation: str) -> Any:
+    function = RELATIONS[relation][0]
+
+    def compare(a: Size, b: Any) -> Any:
+        other = _expression(b)
+        if other is None:
+            if isinstance(b, float) and not isinstance(b, Real):
+                whole = math.floor(b) if relation in ("<=", ">") else math.ceil(b)
+                if b == whole or relation in ("<", "<=", ">", ">="):
+                    return function(a, whole)
+            return NotImplemented
+        return compared(a.expression - other, relation, function(plain(a), plain(b)))
+
+    return compare
+
+
+def compared(difference: Expression, relation: str, result: bool) -> bool:
+    """The result of a comparison: proved for all sizes, or that of the sample, which becomes a bound."""
+    proved = decide(difference, relation)
+    if proved is not None:
+        return proved
+    observer = OBSERVER.get()
+    if observer is not None and (relation, result) in (("==", False), ("!=", True)):
+        observer.unequal = difference
+    if observer is not None and not observer.quiet:
+        observer.bounds[Bound(difference, relation if result else RELATIONS[relation][1])] = None
+    return result
+
+
+def _complete_size() -> None:
+    """Adds the operators of integers to `Size`."""
+    for name, combine, compute in (
+        ("add", operator.add, operator.add),
+        ("sub", operator.sub, operator.sub),
+        ("mul", operator.mul, operator.mul),
+        ("floordiv", lambda a, b: apply("//", a, b), operator.floordiv),
+        ("mod", lambda a, b: apply("%", a, b), operator.mod),
+    ):
+        forward, backward = _binary(name, combine, compute)
+        setattr(Size, f"__{name}__", forward)
+        setattr(Size, f"__r{name}__", backward)
+    for relation, name in (("<", "lt"), ("<=", "le"), (">", "gt"), (">=", "ge"), ("==", "eq"), ("!=", "ne")):
+        setattr(Size, f"__{name}__", _comparing(relation))
+    for name in ("and", "or", "xor", "lshift", "rshift", "rand", "ror", "rxor", "rlshift", "rrshift", "rpow"):
+        setattr(Size, f"__{name}__", _plain_result(getattr(int, f"__{name}__"), f"the operator {name!r}"))
+    for name, how in {"hash": "a key of a dictionary or a set", "int": "int()", "float": "float()"}.items():
+        setattr(Size, f"__{name}__", _plain_result(getattr(int, f"__{name}__"), how))
+    _complete_methods(Size, int)
+    Size.__repr__ = _plain_result(Size.__repr__, "repr()")  # type: ignore[method-assign]
+    Size.__str__ = _plain_result(Size.__repr__, "str()")  # type: ignore[method-assign]
+    Size.__format__ = _plain_result(lambda x, spec: repr(x), "a format string")  # type: ignore[method-assign]
+
+
+def _complete_methods(kind: type, number: type) -> None:
+    """Notes the methods and properties that a number has beside its operators, such as `bit_length`."""
+    for name, member in vars(number).items():
+        if isinstance(member, types.GetSetDescriptorType):
+            setattr(kind, name, property(_plain_result(member.__get__, f"the attribute {name!r}")))
+        elif isinstance(member, types.MethodDescriptorType) and name[0] != "_":
+            setattr(kind, name, _plain_result(member, f"the method {name!r}"))
+
+
+_complete_size()
+
+
+def smaller(a: Any, b: Any) -> Any:
+    """min of integers and sizes, without a comparison."""
+    return _chosen("min", a, b)
+
+
+def larger(a: Any, b: Any) -> Any:
+    return _chosen("max", a, b)
+
+
+def _chosen(name: str, a: Any, b: Any) -> Any:
+    left, right = _expression(a), _expression(b)
+    assert left is not None and right is not None
+    return Size(FUNCTIONS[name](plain(a), plain(b)), apply(name, left, right))
+
+
+class Real(float):
+    """A floating-point number computed from a size: the size itself, or an operation on two numbers."""
+
+    operation: str
+    operands: tuple[Any, ...]
+
+    def __new__(cls, size: Any, operation: str = "", operands: tuple[Any, ...] = ()) -> Real:
+        value = int.__float__(plain(size)) if isinstance(size, Size) else size
+        real = float.__new__(cls, value)
+        real.operation, real.operands = operation, operands or (size,)
+        return real
+
+    def __neg__(self) -> Any:
+        return 0.0 - self
+
+    def __pos__(self) -> Any:
+        return self
+
+
+def expression_of(x: Any) -> Any:
+    """The computation of a size, in a form that is equal for equal computations."""
+    if isinstance(x, Size):
+        return x.expression
+    return (x.operation, *map(expression_of, x.operands)) if isinstance(x, Real) else x
+
+
+def _real_binary(name: str) -> Any:
+    usual = getattr(float, f"__{name}__")
+    node = {"add": "Add", "sub": "Sub", "mul": "Mul", "truediv": "Div", "pow": "Pow"}.get(
+        name.removeprefix("r")
+    )
+
+    def compute(a: Real, b: Any) -> Any:
+        if not isinstance(b, (int, float)):
+            return NotImplemented
+        other = int.__float__(plain(b)) if isinstance(b, int) else float.__float__(b)
+        result = usual(float.__float__(a), other)
+        divisor = {"truediv": b, "rtruediv": a.operands[0]}.get(name)
+        if isinstance(divisor, Size):
+            compared(divisor.expression, "!=", True)
+        if node is None or not isinstance(result, float):
+            return _plain_result(lambda x: result, f"the operator {name!r}")(a)
+        return Real(result, node, (b, a) if name[0] == "r" else (a, b))
+
+    return compute
+
+
+def _complete_real() -> None:
+    """Adds the operators of floating-point numbers to `Real`."""
+    for name in ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod"):
+        setattr(Real, f"__{name}__", _real_binary(name))
+        setattr(Real, f"__r{name}__", _real_binary(f"r{name}"))
+    for name in (
+        "__float__",
+        "__int__",
+        "__trunc__",
+        "__floor__",
+        "__ceil__",
+        "__round__",
+        "__hash__",
+        "__bool__",
+        "__repr__",
+        "__abs__",
+        "__divmod__",
+        "__rdivmod__",
+    ):
+        setattr(Real, name, _plain_result(getattr(float, name), f"{name.strip('_')} of a quotient"))
+    for name in ("__str__", "__format__", "__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"):
+        setattr(Real, name, _plain_result(getattr(float, name), f"{name.strip('_')} of a quotient"))
+    _complete_methods(Real, float)
+
+
+_complete_real()
+
+
+# -- sizes in the graph -------------------------------------------------------------------------------------
+
+
+def lowered(cx: Context, x: Any) -> ir.Value:
+    """A size as a scalar of the graph, in place of a Python number."""
+    if isinstance(x, Real):
+        value = cx.op.Cast(_double(cx, x), to=ir.DataType.FLOAT)
+
+        value.meta[KERAS_TENSOR] = keras.KerasTensor((), "float32")
+        return value
+    return _scalar(cx, x.expression)
+
+
+def _double(cx: Context, x: Any) -> Any:
+    if isinstance(x, Size):
+        return cx.op.Cast(_scalar(cx, x.expression), to=ir.DataType.DOUBLE)
+    if not isinstance(x, Real):
+        return np.float64(x)
+    if not x.operation:
+        return _double(cx, x.operands[0])
+    left, right = (
+        cx.constant(v, "float64") if isinstance(v, np.float64) else v
+        for v in map(lambda o: _double(cx, o), x.operands)
+    )
+    return getattr(cx.op, x.operation)(left, right)
+
+
+def _scalar(cx: Context, expression: Expression) -> ir.Value:
+    if expression.constant is not None:
+        return cx.constant(np.int64(expression.constant))
+    total: Any = None
+    for atoms, coefficient in expression.terms:
+        value: Any = None
+        for atom in atoms:
+            one = _atom(cx, atom)
+            value = one if value is None else cx.op.Mul(value, one)
+        if value is None:
+            value = np.int64(coefficient)
+            total = cx.op.Add(total, value) if coefficient > 0 else cx.op.Sub(total, np.int64(-coefficient))
+            continue
+        if abs(coefficient) != 1:
+            value = cx.op.Mul(value, np.int64(abs(coefficient)))
+        if total is None:
+            constant = expression.terms[-1]
+            if coefficient < 0 and not constant[0]:  # 8 - n
+                rest = Expression(expression.terms[1:-1])
+                total = cx.op.Sub(np.int64(constant[1]), value)
+                return total if not rest.terms else cx.op.Add(total, _scalar(cx, rest))
+            total = value if coefficient > 0 else cx.op.Neg(value)
+        else:
+            total = cx.op.Add(total, value) if coefficient > 0 else cx.op.Sub(total, value)
+    return total
+
+
+def _atom(cx: Context, atom: Atom) -> ir.Value:
+    op = cx.op
+    if isinstance(atom, Symbol):
+        assert atom.value is not None
+        return op.Squeeze(op.Shape(atom.value, start=atom.axis, end=atom.axis + 1), [0])
+    a, b = _scalar(cx, atom.left), _scalar(cx, atom.right)
+    if atom.name in ("min", "max"):
+        return (op.Min if atom.name == "min" else op.Max)(a, b)
+    if atom.name == "%":  # of integers, with the sign of the divisor, as in Python
+        return op.Mod(a, b)
+    if atom.left.limits()[0] >= 0 and atom.right.limits()[0] > 0:
+        return op.Div(a, b)
+    return op.Div(op.Sub(a, op.Mod(a, b)), b)  # the node rounds towards zero, and Python down
+
+
+def sizes_of(value: ir.Value) -> tuple[int | Expression, ...]:
+    """The sizes of a value. An unknown dynamic axis is a new symbol."""
+    shape = value.meta[KERAS_TENSOR].shape
+    sizes = list(value.meta.get(SIZES) or shape)
+    for axis, size in enumerate(sizes):
+        if size is None:
+            sizes[axis] = of_symbol(Symbol(value, axis))
+    value.meta[SIZES] = tuple(sizes)
+    return value.meta[SIZES]
+
+
+def contradict(one: int | Expression, other: int | Expression) -> bool:
+    """Whether two sizes of an axis contradict each other; unknown for inner axes of a graph."""
+    symbols = set().union(*(size.symbols() for size in (one, other) if isinstance(size, Expression)))
+    return one != other and all(symbol.least for symbol in symbols)
+
+
+def axis_length(cx: Context, value: ir.Value, axis: int) -> ir.Value:
+    """The size of an axis, as a vector of one, of the first value that has it, so that all share one node."""
+    size = sizes_of(value)[axis]
+    if isinstance(size, int):
+        return cx.constant([size])
+    symbol = size.symbol
+    source, axis = (value, axis) if symbol is None else (symbol.value, symbol.axis)
+    return cx.op.Shape(source, start=axis, end=axis + 1)
+
+
+# -- the inputs of a model ----------------------------------------------------------------------------------
+
+TOKENS = ("token_ids", "input_ids")  # keras-hub's word and Hugging Face's
+ABOUT_TOKENS = (
+    "padding_mask",
+    "attention_mask",
+    "response_mask",
+    "vision_mask",
+    "segment_ids",
+    "token_type_ids",
+    "position_ids",
+)
+
+
+def text_of(name: str, names: Sequence[str]) -> str | None:
+    """The token ids that an input describes, among a model's inputs, by the usual names."""
+    end = next((end for end in (*TOKENS, *ABOUT_TOKENS) if name.endswith(end)), None)
+    texts = [] if end is None else [name.removesuffix(end) + tokens for tokens in TOKENS]
+    return next((text for text in texts if text in names), None)
+
+
+def begin(inputs: list[ir.Value], names: list[str]) -> None:
+    """Notes the sizes of a model's inputs: all share the batch, every other dynamic size is separate.
+
+    Padding masks and similar inputs are as long as the `token_ids` that they describe.
+    """
+    batch: Expression | None = None
+    values = dict(zip(names, inputs, strict=True))
+    for name in sorted(names, key=lambda name: not name.endswith(TOKENS)):
+        value, text = values[name], text_of(name, names)
+        if SIZES in value.meta:
+            continue
+        sizes: list[int | Expression | None] = list(value.meta[KERAS_TENSOR].shape)
+        if text not in (None, name) and len(sizes) == len(sizes_of(values[text])) == 2:
+            value.meta[SIZES] = sizes_of(values[text])
+            continue
+        for axis, size in enumerate(sizes):
+            if size is None:
+                own = of_symbol(Symbol(value, axis, least=1))
+                sizes[axis] = batch if axis == 0 and batch is not None else own
+        if sizes and isinstance(sizes[0], Expression):
+            batch = sizes[0]
+        value.meta[SIZES] = tuple(sizes)
+
+
+def axis_name(graph: ir.Graph, symbol: Symbol) -> str | None:
+    """The name of an axis of an input; None for an axis of any other value."""
+    value = symbol.value
+    if value is None or value.shape is None:
+        return None
+    if value in graph.inputs:
+        size = value.shape[symbol.axis]
+        return str(size.value) if isinstance(size, ir.SymbolicDim) and size.value is not None else None
+    return contract.BATCH_AXIS if symbol.least and symbol.axis == 0 else None
+
+
+def name_axes(graph: ir.Graph) -> None:
+    """Names axes that shape inference could not trace, by their expressions over axes of inputs."""
+
+    def named(size: Any) -> str | None:
+        if not isinstance(size, Expression):
+            return None
+        names = {symbol: axis_name(graph, symbol) for symbol in size.symbols()}
+        return None if None in names.values() else size.text(lambda symbol: str(names[symbol]))
+
+    values = [value for node in graph for value in node.outputs if value.shape is not None]
+    renamed: dict[str, str] = {}
+    known: dict[int, list[str | None]] = {}
+    for value in values:
+        names = known[id(value)] = [named(size) for size in value.meta.get(SIZES, ())]
+        for name, axis in zip(names, value.shape or (), strict=False):
+            if name is not None and is_nameless(axis) and not is_empty(axis):
+                renamed[str(axis)] = name
+    for value in values:
+        shape = list(value.shape or ())
+        pairs = zip(shape, known[id(value)] or [None] * len(shape), strict=False)
+        value.shape = ir.Shape(
+            [name if is_empty(n) and name else renamed.get(str(n), n) for n, name in pairs]
+        )
+
+
+def is_empty(axis: int | ir.SymbolicDim) -> bool:
+    """Whether shape inference has no result, as after a Scan."""
+    return isinstance(axis, ir.SymbolicDim) and axis.value is None
+
+
+def is_nameless(axis: int | ir.SymbolicDim) -> bool:
+    """Whether a size has no name, or one that shape inference invented."""
+    return is_empty(axis) or (isinstance(axis, ir.SymbolicDim) and str(axis).startswith("unk__"))
+
+
+# -- text models ---------------------------------------------------------------------------------------------
+
+
+def sizes_of_ids(model: ir.Model) -> int:
+    """Reads batch and sequence from the ids, so that equal nodes are merged. Returns how many nodes do.
+
+    Shape inference does not know that the sum of tokens and their positions is as long as the tokens.
+    """
+    values = [value for node in model.graph for value in node.outputs]
+    for value in values:
+        sizes = [] if value.shape is None else list(value.shape)
+        if len(sizes) > 1 and sizes[0] == contract.BATCH_AXIS and _name(sizes[1]).startswith("unk__"):
+            value.shape = ir.Shape([sizes[0], contract.SEQUENCE_AXIS, *sizes[2:]])
+    (ids,) = (value for value in model.graph.inputs if value.name == contract.INPUT_IDS)
+    changed = 0
+    for node in model.graph:
+        x = node.inputs[0] if node.op_type == "Shape" else None
+        start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", 99)
+        if x is not None and x is not ids and 0 <= start < end <= 2 and of_sequence(x):
+            node.replace_input_with(0, ids)
+            changed += 1
+    return changed
+
+
+def of_sequence(x: ir.Value) -> bool:
+    """Whether a value is (batch, sequence) or (batch, sequence, ...)."""
+    sizes = [] if x.shape is None else list(x.shape)
+    return [_name(size) for size in sizes[:2]] == [contract.BATCH_AXIS, contract.SEQUENCE_AXIS]
+
+
+def _name(size: int | ir.SymbolicDim) -> str:
+    return str(size) if isinstance(size, int) else str(size.value)

@@ -1,0 +1,315 @@
+"""From a Keras model to an ONNX graph in memory: the walk, with a lowering for each operation."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import onnx_ir as ir
+from keras import tree
+
+import keras_tx_onnx.lowerings  # noqa: F401  fills the registry
+from keras_tx.errors import ExportError
+from keras_tx_onnx.conversion import tf2onnx_fallback
+from keras_tx_onnx.errors import NotLowered
+from keras_tx_onnx.graph.builder import KERAS_TENSOR, Context, onnx_dtype
+from keras_tx_onnx.reading import functional_graph, keras_masks, registry, symbolic_sizes
+from keras_tx_onnx.reading.layer_tracing import SizeLost, open_call, promised_sizes, settings_of
+from keras_tx_onnx.reading.symbolic_backend import AsTensor, Call, Trace
+from keras_tx_onnx.reading.traced_functions import TRACED, Body
+
+__all__ = ["lower", "lower_call_of"]
+
+
+def lower(context: Context, function: Any, inputs: list[ir.Value]) -> list[ir.Value]:
+    """Adds the nodes of a functional graph or of a trace, and returns the values of its outputs."""
+    context.lower_call_of, context.lower_body = lower_call_of, _lower_body
+    traced = isinstance(function, Trace)
+    if not traced:
+        for value, tensor in zip(inputs, function.inputs, strict=True):
+            _describe(value, tensor.shape, tensor.dtype)
+        symbolic_sizes.begin(inputs, [tensor.name.split(":")[0] for tensor in function.inputs])
+
+    def lower_call(call: Call) -> Any:
+        with context.inside(functional_graph.name_of(call.operation)):
+            context.rank = len(call.outputs[0].shape)
+            results = _lower_call(context, _with_values(context, call) if traced else call)
+            if context.cache is not None:
+                results = context.cache.after_layer(context, results)
+        if traced:  # a trace has no tensors in place of None
+            results = [value for value in tree.flatten(results) if value is not None]
+            _describe_traced(call, results)
+        else:
+            _describe_promised(context, call, tree.flatten(results))
+        keras_masks.pass_on(context, call.operation, call.args, call.kwargs, results)
+        return results
+
+    values = functional_graph.walk(function, inputs, lower_call)
+    if not context.scope:  # the whole model is lowered, and nothing is taken back any more
+        for message in context.warnings:
+            warnings.warn(message, stacklevel=4)  # whoever calls export_onnx
+    return values
+
+
+def _describe_promised(context: Context, call: Call, values: list[ir.Value | None]) -> None:
+    """Notes what Keras's graph says of results; behind a layer that promised a wrong shape, what is right."""
+    shapes = [tensor.shape for tensor in call.outputs]
+    pairs = [(value, shape) for value, shape in zip(values, shapes, strict=False) if value is not None]
+    unknown = any(symbolic_sizes.SIZES not in value.meta and None in shape for value, shape in pairs)
+    known = promised_sizes(call.operation, call.args, call.kwargs) if unknown or context.misled else None
+    if known is not None and context.misled and len(known) == len(values):
+        shapes = [tuple(n if isinstance(n, int) else None for n in shape) for shape in known]
+    for value, shape, tensor in zip(values, shapes, call.outputs, strict=False):
+        if value is not None:  # a layer may declare a tensor and return None
+            dynamic = [_follows_inputs(context, n) for n in value.meta.get(symbolic_sizes.SIZES, ())]
+            wrong = len(dynamic) == len(shape) and any(
+                n is not None and moves for n, moves in zip(shape, dynamic, strict=True)
+            )
+            if wrong:  # a number in place of a size that was computed from the inputs' sizes
+                shape = value.meta[KERAS_TENSOR].shape
+            context.misled |= wrong | (not _describe(value, shape, tensor.dtype))
+    for value, shape in zip(values, known or [], strict=False):
+        if value is not None:
+            _note(value, shape)
+
+
+def _follows_inputs(context: Context, size: Any) -> bool:
+    """Whether a size is known to be computed from dynamic axes of the inputs."""
+    if not isinstance(size, symbolic_sizes.Expression) or size.constant is not None:
+        return False
+    return all(symbolic_sizes.axis_name(context.graph, symbol) is not None for symbol in size.symbols())
+
+
+def _note(value: ir.Value, shape: tuple[Any, ...]) -> None:
+    """Notes the sizes of a value. Numbers in its shape stay; an unknown size becomes a new symbol."""
+    known = value.meta[KERAS_TENSOR].shape
+    if symbolic_sizes.SIZES in value.meta or len(shape) != len(known):
+        return
+    pairs = zip(known, shape, strict=True)
+    value.meta[symbolic_sizes.SIZES] = tuple(
+        b if a is None and not isinstance(b, int) else a for a, b in pairs
+    )
+
+
+def _describe_traced(call: Call, values: list[ir.Value]) -> None:
+    """Notes the shape of results as it was in the trace, and the axes that it could not express."""
+    for value, tensor in zip(values, call.outputs, strict=True):
+        shape = [n.expression if isinstance(n, symbolic_sizes.Size) else n for n in tensor.shape]
+        actual = value.meta.get(symbolic_sizes.SIZES, shape)
+        if len(actual) != len(shape) or any(map(symbolic_sizes.contradict, actual, shape)):
+            raise NotLowered(
+                f"{functional_graph.name_of(call.operation)!r} returns another shape than it declares, and "
+                "later code may compute with the wrong one. Correct its compute_output_shape."
+            )
+        _describe(value, tuple(n if isinstance(n, int) else None for n in shape), tensor.dtype)
+        for axis, size in enumerate(shape):
+            symbol = None if isinstance(size, int) else size.symbol
+            if symbol is not None and symbol.value is None:
+                symbol.value, symbol.axis = value, axis
+        _note(value, tuple(shape))
+
+
+def _describe(value: ir.Value, shape: tuple, dtype: str) -> bool:
+    """Notes what Keras knows of a value. What is known already stays known; gives whether it agrees."""
+    before = value.meta.get(KERAS_TENSOR)
+    agrees = True
+    if before is not None:
+        pairs = list(zip(before.shape, shape, strict=False))
+        agrees = len(before.shape) == len(shape) and all(a == b for a, b in pairs if None not in (a, b))
+        shape = tuple(b if a is None else a for a, b in pairs) if agrees else before.shape
+        if onnx_dtype(before.dtype) != onnx_dtype(dtype):
+            dtype = before.dtype
+    value.meta[KERAS_TENSOR] = keras.KerasTensor(shape, dtype)
+    if value.shape is None:
+        value.shape = ir.Shape(shape)
+    if value.type is None:
+        value.type = ir.TensorType(onnx_dtype(dtype))
+    return agrees
+
+
+def _lower_call(context: Context, call: Call) -> Any:
+    operation, args = call.operation, call.args
+    kwargs = {name: value for name, value in call.kwargs.items() if value is not None}
+    _check_call(context, operation, kwargs)
+    kwargs.pop("training", None)
+    if isinstance(operation, AsTensor):
+        return args[0]
+    if functional_graph.is_function(operation) and not functional_graph.has_own_call(operation):
+        return _lower_model(context, operation, args, kwargs)
+    if isinstance(operation, keras.layers.Layer):
+        kwargs = {**kwargs, **keras_masks.given(operation, args, kwargs)}
+    lowering = registry.find(operation)
+    if (
+        lowering is None
+        and type(operation).__name__ in TRACED
+        and functional_graph.is_keras_operation(operation)
+    ):
+        return tree.flatten(lower_call_of(context, operation, *args, **kwargs))
+    if lowering is None and functional_graph.is_keras_operation(operation):
+        return tf2onnx_fallback.convert(context, operation, args, kwargs)
+    if lowering is None or lowering.function is None or _shows_too_little(operation, args):
+        return _opened(context, operation, args, kwargs)
+    if isinstance(operation, keras.layers.Layer):
+        context.tiers[context.scope] = "registered"
+    try:
+        inspect.signature(lowering.function).bind(context, operation, *args, **kwargs)
+    except TypeError as error:
+        raise ExportError(f"The lowering of {context.scope!r} cannot take this call: {error}.") from None
+    result = lowering.function(context, operation, *args, **kwargs)
+    # A lowering may know only some of the ways in which its layer is built and called.
+    return _opened(context, operation, args, kwargs) if result is NotImplemented else result
+
+
+def _opened(context: Context, operation: Any, args: tuple, kwargs: dict) -> Any:
+    context.tiers[context.scope] = "opened"
+    if "training" in inspect.signature(operation.call).parameters:
+        kwargs = {**kwargs, "training": False}
+    try:
+        with context.attempt(functional_graph.distinct_values((args, kwargs))):
+            return tree.flatten(lower_call_of(context, operation.call, *args, layer=operation, **kwargs))
+    except SizeLost as error:  # TensorFlow's trace would have to guess, too
+        named = str(error).startswith("The layer")
+        raise (
+            error
+            if named
+            else SizeLost(f"The layer {context.scope!r} cannot be exported for every size. {error}")
+        ) from error
+    except NotLowered as error:
+        return tf2onnx_fallback.convert(context, operation, args, kwargs, error)
+
+
+def _lower_model(context: Context, model: Any, args: tuple, kwargs: dict) -> list[ir.Value]:
+    """A model inside a model: its own graph is lowered."""
+    function = functional_graph.function_of(model)
+    mask = kwargs.pop("mask", None)
+    inputs = [x for x in tree.flatten((args, kwargs)) if isinstance(x, ir.Value)]
+    if mask is not None:
+        keras_masks.attach(inputs, tree.flatten(mask))
+    if isinstance(model, keras.Sequential) and len(inputs) == 1:
+        # A model that was built on data has the sizes of that data, and Keras accepts others.
+        known, built = inputs[0].meta[KERAS_TENSOR].shape, function.inputs[0].shape
+        if len(known) == len(built) and any(
+            n is not None and n != m for n, m in zip(built, known, strict=True)
+        ):
+            return tree.flatten(lower_call_of(context, model.call, *inputs, training=False))
+    if len(inputs) > 1 and _structure(args[0]) != _structure(function.input):
+        raise ExportError(
+            f"The model {context.scope!r} is called with its inputs in another structure than it was built "
+            "with. Call it with the same keys, or the same list."
+        )
+    return lower(context, function, inputs)
+
+
+def _structure(x: Any) -> Any:
+    return tree.lists_to_tuples(tree.map_structure(lambda leaf: 0, x))
+
+
+def lower_call_of(
+    context: Context, function: Callable[..., Any], *args: Any, layer: Any = None, **kwargs: Any
+) -> Any:
+    """Traces a function of keras.ops for values of the graph, and adds its nodes.
+
+    Args:
+        function: called on Keras tensors in place of the values among `args` and `kwargs`.
+        layer: whose method the function is, if it is one.
+
+    Returns:
+        What the function returns, with values in place of Keras tensors.
+    """
+    values = functional_graph.distinct_values((args, kwargs))
+    carried = {id(value): mask for value in values if (mask := keras_masks.mask_of(value)) is not None}
+    opened = open_call(context.scope, function, args, kwargs, layer=layer, masks=carried)
+    _note_bounds(context, opened.bounds)
+    weights: list[Any] = [
+        None if variable is None else _weight(context, variable) for variable in opened.weights
+    ]
+    results = lower(context, opened.trace, [*opened.values, *weights])
+    made = dict(zip(map(id, opened.trace.outputs), results, strict=True))
+    inputs = dict(zip(map(id, opened.trace.inputs), opened.values, strict=False))
+    return tree.map_structure(lambda x: {**inputs, **made}.get(id(x), x), opened.trace.result)
+
+
+def _lower_body(context: Context, body: Body, values: list[ir.Value]) -> list[Any]:
+    """Adds the nodes of a body of control flow, and returns its results: values, numbers and arrays."""
+    made = iter(lower(context, body.trace, values))
+    return [
+        next(made)
+        if isinstance(x, keras.KerasTensor)
+        else symbolic_sizes.lowered(context, x)
+        if isinstance(x, (symbolic_sizes.Size, symbolic_sizes.Real))
+        else x
+        for x in body.results
+    ]
+
+
+def _note_bounds(context: Context, bounds: Sequence[symbolic_sizes.Bound]) -> None:
+    for bound in bounds:
+        names = {s: symbolic_sizes.axis_name(context.graph, s) for s in bound.difference.symbols()}
+        if None in names.values():
+            raise SizeLost(
+                f"Its code compares a size that does not follow from the sizes of the model's inputs "
+                f"({bound.text(lambda s, names=names: names[s] or 'size')}). Compare sizes of inputs."
+            )
+        context.bounds[bound.text(lambda s, names=names: str(names[s]))] = None
+
+
+def _weight(context: Context, variable: Any) -> ir.Value:
+    value = context.weight(variable)
+    _describe(value, tuple(variable.shape), variable.dtype)
+    return value
+
+
+def _with_values(context: Context, call: Call) -> Call:
+    """The call with values of the graph in place of weights and of numbers computed from sizes."""
+    changed = False
+
+    def value(x: Any) -> Any:
+        nonlocal changed
+        if isinstance(x, slice):
+            return slice(*map(value, (x.start, x.stop, x.step)))
+        if not isinstance(x, (symbolic_sizes.Size, symbolic_sizes.Real)):
+            return x
+        changed = True
+        return symbolic_sizes.lowered(context, x)
+
+    args, kwargs = tree.map_structure(value, (call.args, call.kwargs))
+    operation = call.operation
+    if not isinstance(operation, keras.layers.Layer):
+        settings = {name: tree.map_structure(value, x) for name, x in settings_of(operation).items()}
+        if functional_graph.distinct_values(settings):
+            operation = object.__new__(type(operation))  # copy.copy would go through Keras's serialization
+            vars(operation).update({**vars(call.operation), **settings})
+    lowering = registry.find(operation)
+    if changed and not isinstance(operation, AsTensor) and (lowering is None or not lowering.takes_sizes):
+        raise NotLowered(
+            f"The operation {context.scope!r} ({type(operation).__name__}) has an argument that depends on "
+            "the size of an input, which its lowering does not support."
+        )
+    return Call(operation, args, kwargs, call.outputs)
+
+
+def _check_call(context: Context, operation: Any, kwargs: dict) -> None:
+    """Refuses what a lowering would not notice."""
+    if kwargs.get("training") and not _trains_by_default(operation):
+        raise ExportError(
+            f"The layer {context.scope!r} is called with training=True, and an exported graph only infers. "
+            "Call it without."
+        )
+
+
+def _shows_too_little(operation: Any, args: tuple) -> bool:
+    """A lowering of a whole block reads kernels as numbers, and quantized ones speak for themselves."""
+    if not isinstance(operation, keras.layers.Layer):
+        return False
+    return keras_masks.hides(operation, args) or any(
+        part.quantization_mode for part in functional_graph.parts(operation)[1:]
+    )
+
+
+def _trains_by_default(operation: Any) -> bool:
+    """Layers for images have training=True as default, and Keras's graph holds it as if it were said."""
+    parameter = inspect.signature(operation.call).parameters.get("training")
+    return parameter is not None and parameter.default is True

@@ -1,0 +1,1 @@
+"""The comparison of an exported graph with its Keras model."""

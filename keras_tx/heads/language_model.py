@@ -1,0 +1,156 @@
+"""Heads that answer with a token of the vocabulary."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import keras
+from keras import ops
+
+from keras_tx import contract
+from keras_tx.arguments import Epsilon, Rate
+from keras_tx.contract import PREDICTION_LOGITS, SEQ_RELATIONSHIP_LOGITS
+from keras_tx.errors import ConfigError, nearest
+from keras_tx.heads.base import Encoded, Head, initializer, project
+from keras_tx.layers import Bias
+from keras_tx.losses import TokenCrossentropy
+from keras_tx.metrics import Perplexity, TokenAccuracy
+
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+@dataclasses.dataclass(frozen=True)
+class MaskedLMHead(Head):
+    """Which token was masked: a dense layer, activation, norm, then logits (batch, sequence, vocabulary).
+
+    Labels are (batch, sequence), -100 where nothing was masked.
+
+    Args:
+        activation, norm_epsilon: by default the encoder's.
+        tied: whether the projection is the token embedding itself, with a bias; otherwise it has weights of
+            its own.
+    """
+
+    activation: str | None = None
+    norm_epsilon: Epsilon | None = None
+    tied: bool = True
+
+    task: ClassVar[str | None] = contract.FILL_MASK
+    token_outputs: ClassVar[tuple[str, ...]] = (contract.LOGITS,)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.activation not in (None, *ACTIVATIONS):
+            raise ConfigError(
+                f"activation={self.activation!r} is unknown. {nearest(str(self.activation), ACTIVATIONS)}"
+            )
+
+    def __call__(self, features: Encoded) -> Any:
+        return _masked_lm(features, contract.LOGITS, self.tied, self.activation, self.norm_epsilon)
+
+    def is_tied(self, config: Any) -> bool:
+        return self.tied
+
+    def loss(self) -> keras.losses.Loss:
+        return TokenCrossentropy()
+
+    def metrics(self) -> list[Any]:
+        return [TokenAccuracy(name="accuracy")]
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+@dataclasses.dataclass(frozen=True)
+class PretrainingHead(Head):
+    """Masked tokens and next sentence together, as BERT was trained.
+
+    Gives {"prediction_logits", "seq_relationship_logits"}; labels have the same names and the meaning that
+    they have in MaskedLMHead and NextSentenceHead. The loss is the sum of both. For `tied`, see MaskedLMHead.
+    """
+
+    tied: bool = True
+
+    task: ClassVar[str | None] = contract.FILL_MASK  # and pairs of texts
+    token_outputs: ClassVar[tuple[str, ...]] = (PREDICTION_LOGITS,)
+
+    def __call__(self, features: Encoded) -> dict[str, Any]:
+        assert features.pool is not None
+        return {
+            PREDICTION_LOGITS: _masked_lm(features, PREDICTION_LOGITS, self.tied),
+            SEQ_RELATIONSHIP_LOGITS: project(features.pool(), 2, SEQ_RELATIONSHIP_LOGITS),
+        }
+
+    def is_tied(self, config: Any) -> bool:
+        return self.tied
+
+    def loss(self) -> dict[str, keras.losses.Loss]:
+        return {
+            PREDICTION_LOGITS: TokenCrossentropy(),
+            SEQ_RELATIONSHIP_LOGITS: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        }
+
+    def metrics(self) -> dict[str, list[Any]]:
+        return {
+            PREDICTION_LOGITS: [TokenAccuracy(name="accuracy")],
+            SEQ_RELATIONSHIP_LOGITS: ["accuracy"],
+        }
+
+
+def _masked_lm(
+    features: Encoded,
+    name: str,
+    tied: bool,
+    activation: str | None = None,
+    norm_epsilon: float | None = None,
+) -> Any:
+    config = features.config
+    activation = activation or config.activation
+    epsilon = config.norm_epsilon if norm_epsilon is None else norm_epsilon
+    x = keras.layers.Dense(
+        config.width, kernel_initializer=initializer(), dtype="float32", name="prediction_dense"
+    )(features.tokens)
+    x = ops.relu(x) if activation == "relu" else ops.gelu(x, activation == "gelu_tanh")
+    x = keras.layers.LayerNormalization(epsilon=epsilon, dtype="float32", name="prediction_norm")(x)
+    if not tied:
+        return project(x, config.vocabulary, name)
+    assert features.embedding is not None
+    return Bias(dtype="float32", name=name)(features.embedding(x, reverse=True))
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+@dataclasses.dataclass(frozen=True)
+class CausalLMHead(Head):
+    """Which token comes next: logits (batch, sequence, vocabulary).
+
+    The projection is the token embedding itself; its own where the model's config has `tied=False`. The
+    label of a position is the token after it: `fit(tokens[:, :-1], tokens[:, 1:])`, -100 where there is
+    nothing to be learned.
+    """
+
+    label_smoothing: Rate = 0.0
+
+    task: ClassVar[str | None] = contract.TEXT_GENERATION
+    token_outputs: ClassVar[tuple[str, ...]] = (contract.LOGITS,)
+
+    def __call__(self, features: Encoded) -> Any:
+        if features.embedding is not None:
+            logits = features.embedding(features.tokens, reverse=True)
+            return keras.layers.Identity(dtype="float32", name=contract.LOGITS)(logits)
+        dense = keras.layers.Dense(
+            features.config.vocabulary,
+            use_bias=False,
+            kernel_initializer=initializer(),
+            dtype="float32",
+            name=contract.LOGITS,
+        )
+        return dense(features.tokens)
+
+    def is_tied(self, config: Any) -> bool:
+        return config.tied
+
+    def loss(self) -> keras.losses.Loss:
+        return TokenCrossentropy(self.label_smoothing)
+
+    def metrics(self) -> list[Any]:
+        return [TokenAccuracy(name="accuracy"), Perplexity()]

@@ -1,0 +1,187 @@
+"""Metrics of classes, from counts of the true and the predicted: F1 and Matthews correlation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tx.errors import ConfigError, nearest, whole_number
+from keras_tx.metrics.base import Ratio, labels_and_weights
+
+AVERAGES = ("binary", "micro", "macro")
+
+
+class _Counts(keras.metrics.Metric):
+    """Counts how often each class was taken for each; logits (batch, ..., classes), labels (batch, ...)."""
+
+    def __init__(self, classes: int, name: str, **kwargs: Any):
+        super().__init__(name=name, **kwargs)
+        self.classes = whole_number("classes", classes)
+        self.counts = self.add_variable(  # (true, predicted)
+            shape=(self.classes, self.classes), initializer="zeros", name="counts"
+        )
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        if y_pred.shape[-1] != self.classes:
+            raise ConfigError(
+                f"Metric {self.name!r} was made for {self.classes} classes, but the model has "
+                f"{y_pred.shape[-1]}."
+            )
+        predicted = ops.reshape(ops.argmax(y_pred, axis=-1), (-1,))
+        if len(y_true.shape) == len(y_pred.shape):  # (batch, 1), as some data sets have labels
+            y_true = ops.squeeze(y_true, -1)
+        labels, weights = labels_and_weights(y_true, sample_weight)
+        labels, weights = ops.reshape(labels, (-1,)), ops.reshape(weights, (-1,))
+        true = ops.one_hot(labels, self.classes, dtype="float32") * weights[:, None]
+        counted = ops.matmul(ops.transpose(true), ops.one_hot(predicted, self.classes, dtype="float32"))
+        self.counts.assign_add(counted)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "classes": self.classes}
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+class F1(_Counts):
+    """The harmonic mean of precision and recall, on logits.
+
+    >>> import numpy as np
+    >>> metric = F1()
+    >>> metric.update_state(np.array([1, 1, 0, 0]), np.eye(2)[[1, 0, 1, 0]])
+    >>> float(metric.result())
+    0.5
+
+    Args:
+        classes: number of classes.
+        average: "binary": of class 1 of two. "macro": the mean over the classes that occur. "micro": over
+            all decisions together.
+    """
+
+    def __init__(self, classes: int = 2, average: str = "binary", name: str = "f1", **kwargs: Any):
+        if average not in AVERAGES:
+            raise ConfigError(f"average={average!r} is unknown. {nearest(str(average), AVERAGES)}")
+        if average == "binary" and classes != 2:
+            raise ConfigError(f"average='binary' is for 2 classes, not {classes}. Use 'macro' or 'micro'.")
+        super().__init__(classes, name, **kwargs)
+        self.average = average
+
+    def result(self) -> Any:
+        right = ops.diagonal(self.counts)
+        predicted_and_true = ops.sum(self.counts, axis=0) + ops.sum(self.counts, axis=1)
+        if self.average == "micro":
+            return ops.divide_no_nan(2 * ops.sum(right), ops.sum(predicted_and_true))
+        each = ops.divide_no_nan(2 * right, predicted_and_true)
+        if self.average == "binary":
+            return each[1]
+        occur = ops.sum(ops.cast(predicted_and_true > 0, "float32"))
+        return ops.divide_no_nan(ops.sum(each), occur)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "average": self.average}
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+class Matthews(_Counts):
+    """Matthews correlation of labels and decisions, for two classes or more; 0 is chance.
+
+    >>> import numpy as np
+    >>> metric = Matthews()
+    >>> metric.update_state(np.array([1, 0]), np.array([[0.0, 1.0], [1.0, 0.0]]))
+    >>> float(metric.result())
+    1.0
+    """
+
+    def __init__(self, classes: int = 2, name: str = "matthews", **kwargs: Any):
+        super().__init__(classes, name, **kwargs)
+
+    def result(self) -> Any:
+        # Shares rather than counts, whose squares float32 would round.
+        shares = ops.divide_no_nan(self.counts, ops.sum(self.counts))
+        true, predicted = ops.sum(shares, axis=1), ops.sum(shares, axis=0)
+        covariance = ops.sum(ops.diagonal(shares)) - ops.sum(true * predicted)
+        variances = (1 - ops.sum(true * true)) * (1 - ops.sum(predicted * predicted))
+        return ops.divide_no_nan(covariance, ops.sqrt(ops.maximum(variances, 0.0)))
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+class MultiLabelF1(keras.metrics.Metric):
+    """F1 where a sample may have any number of labels: targets 0 or 1 and logits, both (batch, classes).
+
+    A class counts as found where its logit is above 0, that is, its probability above one half.
+
+    >>> import numpy as np
+    >>> metric = MultiLabelF1(3)
+    >>> metric.update_state(np.array([[1, 1, 0]]), np.array([[2.0, -1.0, -3.0]]))
+    >>> round(float(metric.result()), 3)
+    0.667
+
+    Args:
+        classes: number of classes.
+        average: "micro": over all decisions together. "macro": the mean over all the classes; one that
+            neither occurs nor is found has 0.
+    """
+
+    def __init__(self, classes: int, average: str = "micro", name: str = "f1", **kwargs: Any):
+        if average not in AVERAGES[1:]:
+            raise ConfigError(f"average={average!r} is unknown. {nearest(str(average), AVERAGES[1:])}")
+        super().__init__(name=name, **kwargs)
+        self.classes, self.average = whole_number("classes", classes), average
+        self.right, self.either = (
+            self.add_variable(shape=(self.classes,), initializer="zeros", name=name)
+            for name in ("right", "either")
+        )
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        if not all(_may_be(x.shape, self.classes) for x in (y_true, y_pred)):
+            raise ConfigError(
+                f"Metric {self.name!r} takes 0 or 1 for each of {self.classes} classes: targets have the "
+                f"shape {y_true.shape}, logits {y_pred.shape}."
+            )
+        true, found = ops.cast(y_true, "float32"), ops.cast(y_pred > 0, "float32")
+        right, either = true * found, true + found
+        if sample_weight is not None:
+            weights = ops.cast(sample_weight, "float32")
+            weights = weights if len(weights.shape) > 1 else weights[:, None]
+            right, either = right * weights, either * weights
+        self.right.assign_add(ops.sum(right, axis=0))
+        self.either.assign_add(ops.sum(either, axis=0))
+
+    def result(self) -> Any:
+        right, either = self.right, self.either
+        if self.average == "micro":
+            return ops.divide_no_nan(2 * ops.sum(right), ops.sum(either))
+        return ops.mean(ops.divide_no_nan(2 * ops.convert_to_tensor(right), ops.convert_to_tensor(either)))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "classes": self.classes, "average": self.average}
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+class MultiLabelAccuracy(Ratio):
+    """The share of right decisions where a sample may have any number of labels, on logits (batch, classes).
+
+    >>> import numpy as np
+    >>> metric = MultiLabelAccuracy()
+    >>> metric.update_state(np.array([[1, 1, 0, 0]]), np.array([[2.0, -1.0, -3.0, -1.0]]))
+    >>> float(metric.result())
+    0.75
+    """
+
+    def __init__(self, name: str = "accuracy", **kwargs: Any):
+        super().__init__(name=name, **kwargs)
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        right = ops.cast(ops.equal(ops.cast(y_true, "float32") > 0.5, y_pred > 0), "float32")
+        weights = ops.ones_like(right)
+        if sample_weight is not None:
+            given = ops.cast(sample_weight, "float32")
+            weights = weights * (given if len(given.shape) > 1 else given[:, None])
+        self.add(right * weights, weights)
+
+
+def _may_be(shape: Any, classes: int) -> bool:
+    """Whether (batch, classes) is what a shape is, as far as it is known."""
+    if getattr(shape, "rank", 2) is None:
+        return True
+    return len(shape) == 2 and shape[-1] in (None, classes)

@@ -1,0 +1,1 @@
+"""BERT, RoBERTa, DistilBERT and sentence encoders."""

@@ -1,0 +1,319 @@
+"""Hugging Face's BERT, RoBERTa and DistilBERT: their config.json, in both directions.
+
+Of a config.json counts what the code of transformers reads; a field that it reads and that would make another
+computation than ours is refused by name. XLM-RoBERTa and CamemBERT are RoBERTa with another vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError, nearest
+from keras_tx.heads import (
+    ClassifierHead,
+    Head,
+    MaskedLMHead,
+    MultiLabelHead,
+    NextSentenceHead,
+    PretrainingHead,
+    RegressionHead,
+    SpanHead,
+    TokenClassifierHead,
+)
+from keras_tx.models.bert import sentence_transformers
+from keras_tx.models.bert.huggingface_tensors import canonical, has_pooler, plan
+from keras_tx.models.bert.model import Bert, BertConfig
+from keras_tx.models.weight_source import Origin
+from keras_tx.weights.config_json import Fields, labels_of
+from keras_tx.weights.huggingface import ACTIVATIONS
+from keras_tx.weights.tensor_source import Checkpoint, Tensors
+
+__all__ = ["MODEL_TYPES", "bert_to_config", "family_of", "origin", "plan"]
+
+MODEL_TYPES = ("bert", "roberta", "distilbert", "xlm-roberta", "camembert")
+PREFIXES = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert"}
+HEADS = {
+    MaskedLMHead: "ForMaskedLM",
+    NextSentenceHead: "ForNextSentencePrediction",
+    PretrainingHead: "ForPreTraining",
+    ClassifierHead: "ForSequenceClassification",
+    MultiLabelHead: "ForSequenceClassification",
+    RegressionHead: "ForSequenceClassification",
+    TokenClassifierHead: "ForTokenClassification",
+    SpanHead: "ForQuestionAnswering",
+}
+# All names that transformers has for the three functions.
+THEIR_ACTIVATIONS = {
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"),
+    "relu": "relu",
+}
+# Keys in config.json of the fields of our config.
+KEYS = {
+    "head.classes": "num_labels",
+    "width": "hidden_size",
+    "depth": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "mlp_dim": "intermediate_size",
+    "vocabulary": "vocab_size",
+    "max_length": "max_position_embeddings",
+    "segments": "type_vocab_size",
+    "pad_id": "pad_token_id",
+    "norm_epsilon": "layer_norm_eps",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+}
+DISTILBERT_KEYS = {
+    "width": "dim",
+    "depth": "n_layers",
+    "num_heads": "n_heads",
+    "mlp_dim": "hidden_dim",
+    "vocabulary": "vocab_size",
+    "max_length": "max_position_embeddings",
+    "pad_id": "pad_token_id",
+}
+POOLERS = {"bert": "tanh", "roberta": "tanh", "distilbert": "relu"}
+
+
+def origin(checkpoint: Checkpoint) -> Origin:
+    """What a checkpoint makes; a ConfigError names what of its config.json we have not."""
+    tensors = checkpoint.tensors
+    config = Fields(checkpoint)
+    kind = config.text("model_type", MODEL_TYPES)
+    family = kind if kind in PREFIXES else "roberta"
+    config.names = DISTILBERT_KEYS if family == "distilbert" else KEYS
+    fields = _distilbert_fields(config) if family == "distilbert" else _bert_fields(config, family)
+    config.refuse("is_encoder_decoder", False)
+    config.refuse("pruned_heads", {})
+    config.refuse("quantization_config", None)
+    head, stored = _head_of(checkpoint, config, family, fields)
+
+    def adapted(made: BertConfig, head: Head | None, overrides: dict[str, Any]) -> BertConfig:
+        """The pooler is the head's first layer; alone, it is there where the checkpoint has one."""
+        if "pooler" in overrides:
+            return made
+        pooler = POOLERS[family] if head is not None or has_pooler(tensors) else None
+        return dataclasses.replace(made, pooler=pooler)
+
+    return Origin(
+        where=tensors.where,
+        family=Bert,
+        fields=fields,
+        head=head,
+        processing=sentence_transformers.text_transform(checkpoint.folder),
+        tensors=tensors,
+        config=config,
+        plan=lambda model: plan(model, tensors, stored),
+        adapted=adapted,
+    )
+
+
+def _bert_fields(config: Fields, family: str) -> dict[str, Any]:
+    for name in ("is_decoder", "add_cross_attention"):
+        config.refuse(name, False)
+    config.refuse("position_embedding_type", "absolute")
+    padding = config.number("pad_token_id", 1 if family == "roberta" else 0, none=family == "bert")
+    fields = {
+        "width": config.number("hidden_size", 768),
+        "depth": config.number("num_hidden_layers", 12),
+        "num_heads": config.number("num_attention_heads", 12),
+        "mlp_dim": config.number("intermediate_size", 3072),
+        "vocabulary": config.number("vocab_size", 50265 if family == "roberta" else 30522),
+        "max_length": config.number("max_position_embeddings", 512),
+        "segments": config.number("type_vocab_size", 2),
+        "pad_id": padding or 0,
+        "activation": THEIR_ACTIVATIONS[config.text("hidden_act", THEIR_ACTIVATIONS, "gelu")],
+        "norm_epsilon": config.real("layer_norm_eps", 1e-12),
+        "dropout": config.real("hidden_dropout_prob", 0.1),
+        "attention_dropout": config.real("attention_probs_dropout_prob", 0.1),
+    }
+    if family == "roberta":  # padding has a position, and real tokens count from the next
+        fields["position_offset"] = fields["pad_id"] + 1
+        fields["max_length"] -= fields["position_offset"]
+    return fields
+
+
+def _distilbert_fields(config: Fields) -> dict[str, Any]:
+    # sinusoidal_pos_embds says how the table began; it is in the file like a learned one.
+    return {
+        "width": config.number("dim", 768),
+        "depth": config.number("n_layers", 6),
+        "num_heads": config.number("n_heads", 12),
+        "mlp_dim": config.number("hidden_dim", 3072),
+        "vocabulary": config.number("vocab_size", 30522),
+        "max_length": config.number("max_position_embeddings", 512),
+        "segments": 0,
+        "pad_id": config.number("pad_token_id", 0, none=True) or 0,
+        "activation": THEIR_ACTIVATIONS[config.text("activation", THEIR_ACTIVATIONS, "gelu")],
+        "norm_epsilon": 1e-12,
+        "dropout": config.real("dropout", 0.1),
+        "attention_dropout": config.real("attention_dropout", 0.1),
+    }
+
+
+def _head_of(
+    checkpoint: Checkpoint, config: Fields, family: str, fields: dict[str, Any]
+) -> tuple[Head | ConfigError | None, Head | None]:
+    """The head that the checkpoint means, or why we have none like it; and the one whose tensors it holds."""
+    sentence = sentence_transformers.head_of(checkpoint.folder)
+    if sentence is not None:
+        return sentence, None
+    architecture = config.architecture()
+    name = architecture.removeprefix(
+        {"xlm-roberta": "XLM", "camembert": "Camembert"}.get(config["model_type"], "")
+    )
+    name = name.removeprefix(PREFIXES[family])
+    dropout = fields["dropout"]
+    if name == "Model":
+        return None, None
+    tied = config.get("tie_word_embeddings", True) or not _untied(checkpoint.tensors)
+    # RobertaLMHead has this activation, whatever the config says.
+    other = "gelu" if family == "roberta" and fields["activation"] != "gelu" else None
+    plain = {
+        "ForMaskedLM": MaskedLMHead(other, tied=tied),
+        "ForPreTraining": PretrainingHead(tied=tied),
+        "ForNextSentencePrediction": NextSentenceHead(),
+        "ForQuestionAnswering": SpanHead(config.real("qa_dropout", 0.1) if family == "distilbert" else 0.0),
+    }
+    if name in plain and (family == "bert" or name in ("ForMaskedLM", "ForQuestionAnswering")):
+        return plain[name], plain[name]
+    if name not in ("ForSequenceClassification", "ForTokenClassification"):
+        known = ["Model", *dict.fromkeys(HEADS.values())]
+        return ConfigError(
+            f"{config.where} has the architecture {architecture!r}, whose head is not supported "
+            f"({nearest(name, known)}) Pass the head that you want: head=None loads the encoder alone."
+        ), None
+    if family == "distilbert":
+        if name == "ForSequenceClassification":
+            dropout = config.real("seq_classif_dropout", 0.2)
+    elif config.get("classifier_dropout") is not None:
+        dropout = config.real("classifier_dropout", 0.0)
+    count, labels = labels_of(config)
+    if name == "ForTokenClassification":
+        head: Head = TokenClassifierHead(count, dropout, labels)
+        return head, head
+    problem = config.get("problem_type")
+    if problem == contract.MULTI_LABEL:
+        head = MultiLabelHead(count, dropout, labels)
+    elif problem == contract.REGRESSION or count == 1:
+        head = RegressionHead(count, dropout, labels)
+    else:
+        head = ClassifierHead(count, dropout, labels)
+    return head, head
+
+
+def _untied(tensors: Tensors) -> bool:
+    """Whether a masked-language head has an output matrix that differs from the embeddings."""
+    names = {canonical(name): name for name in tensors.shapes}
+    table = names.get("embeddings.word_embeddings.weight")
+    for name in ("cls.predictions.decoder.weight", "lm_head.decoder.weight", "vocab_projector.weight"):
+        if name in names and table is not None:
+            return not np.array_equal(tensors.read(names[name]), tensors.read(table))
+    return False
+
+
+def bert_to_config(model: Bert, labels: list[str] | None) -> tuple[dict[str, Any], list[str]]:
+    """A config.json for a BERT, and why it has no model_type where no class can be like it."""
+    family = family_of(model.config)
+    fields = _distilbert(model) if family == "distilbert" else _bert(model, family)
+    if labels is not None:
+        fields["id2label"] = {str(index): label for index, label in enumerate(labels)}
+        fields["label2id"] = {label: index for index, label in enumerate(labels)}
+    if isinstance(model.head, RegressionHead):
+        fields["problem_type"] = contract.REGRESSION
+    elif isinstance(model.head, MultiLabelHead):
+        fields["problem_type"] = contract.MULTI_LABEL
+    elif isinstance(model.head, ClassifierHead):
+        fields["problem_type"] = contract.SINGLE_LABEL
+    reasons = _beyond(model, family)
+    if reasons:
+        return fields, reasons
+    architecture = PREFIXES[family] + HEADS.get(type(model.head), "Model")
+    if isinstance(model.head, NextSentenceHead) and family != "bert":
+        architecture = PREFIXES[family] + HEADS[ClassifierHead]  # the same computation
+    return {"model_type": family, "architectures": [architecture], **fields}, []
+
+
+def family_of(config: BertConfig) -> str:
+    """The model_type that is nearest."""
+    if config.position_offset:
+        return "roberta"
+    return "bert" if config.segments else "distilbert"
+
+
+def _bert(model: Bert, family: str) -> dict[str, Any]:
+    config = model.config
+    return {
+        "vocab_size": config.vocabulary,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.mlp_dim,
+        "hidden_act": ACTIVATIONS[config.activation],
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "classifier_dropout": getattr(model.head, "dropout", None),
+        "max_position_embeddings": config.max_length + config.position_offset,
+        "type_vocab_size": config.segments or 1,  # where there is none, one of zeros
+        "initializer_range": 0.02,
+        "layer_norm_eps": config.norm_epsilon,
+        "position_embedding_type": "absolute",
+        "pad_token_id": config.pad_id,
+        "is_decoder": False,
+        "tie_word_embeddings": getattr(model.head, "tied", True),
+    }
+
+
+def _distilbert(model: Bert) -> dict[str, Any]:
+    config = model.config
+    dropout = getattr(model.head, "dropout", 0.0)
+    return {
+        "vocab_size": config.vocabulary,
+        "dim": config.width,
+        "n_layers": config.depth,
+        "n_heads": config.num_heads,
+        "hidden_dim": config.mlp_dim,
+        "activation": ACTIVATIONS[config.activation],
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "seq_classif_dropout": dropout,
+        "qa_dropout": dropout,
+        "max_position_embeddings": config.max_length,
+        "sinusoidal_pos_embds": False,
+        "initializer_range": 0.02,
+        "pad_token_id": config.pad_id,
+        "tie_word_embeddings": getattr(model.head, "tied", True),
+    }
+
+
+def _beyond(model: Bert, family: str) -> list[str]:
+    config, head = model.config, model.head
+    differences: dict[str, bool] = {}
+    if family == "roberta":
+        differences[f"position_offset={config.position_offset} with pad_id={config.pad_id}"] = (
+            config.position_offset != config.pad_id + 1
+        )
+    if family == "distilbert":
+        differences[f"norm_epsilon={config.norm_epsilon}"] = config.norm_epsilon != 1e-12
+    if isinstance(head, MaskedLMHead):
+        theirs = "gelu" if family == "roberta" else config.activation
+        ours = head.activation or config.activation
+        differences[f"a MaskedLMHead with activation={ours!r}"] = ours != theirs
+        differences[f"a MaskedLMHead with norm_epsilon={head.norm_epsilon}"] = head.norm_epsilon not in (
+            None,
+            config.norm_epsilon,
+        )
+    if family != "bert":
+        differences["a PretrainingHead"] = isinstance(head, PretrainingHead)
+    pooler = {"bert": ("tanh",), "roberta": ("tanh",), "distilbert": ("relu",)}[family]
+    samples = isinstance(head, PretrainingHead) or (head is not None and head.takes_sample)
+    if samples:
+        differences[f"pooler={config.pooler!r}"] = config.pooler not in pooler
+    elif head is None:  # without a pooler there is one output less, and what is left is theirs
+        without = (None,) if family == "distilbert" else (None, *pooler)
+        differences[f"pooler={config.pooler!r}"] = config.pooler not in without
+    return [difference for difference, present in differences.items() if present]

@@ -1,0 +1,231 @@
+"""What Hugging Face's BERT, RoBERTa and DistilBERT call the variables of a BERT of ours."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError
+from keras_tx.heads import (
+    ClassifierHead,
+    Head,
+    MaskedLMHead,
+    MultiLabelHead,
+    NextSentenceHead,
+    PretrainingHead,
+    RegressionHead,
+    SentenceEmbeddingHead,
+    TokenClassifierHead,
+)
+from keras_tx.models.bert.model import Bert
+from keras_tx.weights.tensor_map import (
+    HEAD,
+    POOLER,
+    TRANSPOSED,
+    Copy,
+    Entry,
+    Form,
+    Plan,
+    Zeros,
+    layer_norm,
+    linear,
+)
+from keras_tx.weights.tensor_source import Tensors
+from keras_tx.weights.weight_values import array_of
+
+PREFIXES = ("bert.", "roberta.", "distilbert.")
+WORDS = "embeddings.word_embeddings.weight"
+
+BERT_BLOCK = {
+    "attention/query": "attention.self.query",
+    "attention/key": "attention.self.key",
+    "attention/value": "attention.self.value",
+    "attention/output": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "feed_forward/up": "intermediate.dense",
+    "feed_forward/down": "output.dense",
+    "feed_forward_norm": "output.LayerNorm",
+}
+DISTILBERT_BLOCK = {
+    "attention/query": "attention.q_lin",
+    "attention/key": "attention.k_lin",
+    "attention/value": "attention.v_lin",
+    "attention/output": "attention.out_lin",
+    "attention_norm": "sa_layer_norm",
+    "feed_forward/up": "ffn.lin1",
+    "feed_forward/down": "ffn.lin2",
+    "feed_forward_norm": "output_layer_norm",
+}
+# dense, norm and bias of the masked-language head, and what repeats the word table and the bias
+LANGUAGE = {
+    "bert": (
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.LayerNorm",
+        "cls.predictions.bias",
+        "cls.predictions.decoder",
+    ),
+    "roberta": ("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.decoder"),
+    "distilbert": ("vocab_transform", "vocab_layer_norm", "vocab_projector.bias", "vocab_projector"),
+}
+NEXT = "next sentence"
+OTHERS = (
+    *("pooler.", "cls.", "classifier.", "qa_outputs.", "lm_head.", "pre_classifier."),
+    *("vocab_transform.", "vocab_layer_norm.", "vocab_projector."),
+)
+CLASSIFIERS = (ClassifierHead, MultiLabelHead, RegressionHead, TokenClassifierHead, NextSentenceHead)
+ONE_ROW = Form(reshape=(1, -1))
+
+
+def canonical(name: str) -> str:
+    """Without the prefix of the family, and norms as PyTorch names them; the first checkpoints came from
+    TensorFlow, which says gamma and beta."""
+    for prefix in PREFIXES:
+        name = name.removeprefix(prefix)
+    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+        if name.endswith(old):
+            name = name.removesuffix(old) + new
+    return name
+
+
+def has_pooler(tensors: Tensors) -> bool:
+    """Whether a checkpoint has one that does something."""
+    for name in tensors.shapes:
+        if canonical(name) == "pooler.dense.weight":
+            return bool(np.any(tensors.read(name)))
+    return False
+
+
+def plan(model: Bert, tensors: Tensors | None = None, stored: Head | None = None) -> Plan:
+    """The table of a model; `stored` is the head whose tensors the checkpoint holds, None where unknown."""
+    config, head = model.config, model.head
+    family = "roberta" if config.position_offset else "bert" if config.segments else "distilbert"
+    alone = head is None or isinstance(head, SentenceEmbeddingHead)
+    prefix = "" if alone else f"{family}."
+    there = {canonical(name) for name in (tensors.shapes if tensors is not None else ())}
+    entries = [*_body(model, family, prefix), *_head(model, family, prefix, there)]
+    if tensors is None:
+        entries += _zeros(model, family, prefix)
+    copies: dict[str, str] = {}
+    computed = ["embeddings.position_ids", "embeddings.token_type_ids"]
+    if isinstance(head, MaskedLMHead | PretrainingHead) and not head.tied:
+        bias, decoder = LANGUAGE[family][2:]
+        if tensors is None and bias != f"{decoder}.bias":  # a parameter of their class that it does not use
+            values = array_of(model.get_layer(_logits_of(head)).bias)
+            entries.append(Entry(bias, (), Copy(values=values), part=HEAD))
+        elif f"{decoder}.bias" in there and bias != f"{decoder}.bias":
+            computed.append(bias)
+    elif isinstance(head, MaskedLMHead | PretrainingHead):
+        bias, decoder = LANGUAGE[family][2:]
+        copies = {f"{decoder}.weight": WORDS, f"{decoder}.bias": bias}
+        # A file with each of the two only under its other name is as good.
+        swapped = {usual: other for other, usual in copies.items() if other in there and usual not in there}
+        entries = [
+            dataclasses.replace(x, name=swapped[canonical(x.name)]) if canonical(x.name) in swapped else x
+            for x in entries
+        ]
+        copies = {other: usual for other, usual in copies.items() if usual not in swapped and other != usual}
+    # Sentences are not made of it, and one of zeros is there only because BertModel wants one.
+    if isinstance(head, SentenceEmbeddingHead) or (tensors is not None and not has_pooler(tensors)):
+        computed += ["pooler.dense.weight", "pooler.dense.bias"]
+
+    strange = _strange(stored, head)
+    entries = [
+        dataclasses.replace(x, name="new " + x.name) if x.name.startswith(strange) else x for x in entries
+    ]
+    return Plan(tuple(entries), canonical, copies, tuple(computed), OTHERS)
+
+
+def first_rows(table: np.ndarray, expected: tuple[int, ...]) -> np.ndarray:
+    """Fewer positions are the first of many."""
+    if table.shape[1:] != expected[1:] or table.shape[0] < expected[0]:
+        raise ConfigError(
+            f"The checkpoint has {table.shape[0]} positions of width {table.shape[1]}, and the model wants "
+            f"{expected[0]} of width {expected[1]}. A max_length below the checkpoint's can be had, no other."
+        )
+    return table[: expected[0]]
+
+
+def _strange(stored: Head | None, head: Any) -> tuple[str, ...]:
+    """The beginnings of what means something else in the checkpoint: another kind of classifier has the same
+    names, and one of other classes has the same layer below it."""
+    if stored is None or not isinstance(head, CLASSIFIERS):
+        return ()
+    if type(stored) is not type(head):
+        return ("classifier.",)
+    sizes = [getattr(x, "classes", None) or getattr(x, "outputs", None) for x in (stored, head)]
+    last = ("classifier.weight", "classifier.bias", "classifier.out_proj.")
+    return () if sizes[0] == sizes[1] else last
+
+
+def _body(model: Bert, family: str, prefix: str) -> list[Entry]:
+    config = model.config
+    tables = f"{prefix}embeddings"
+    entries = [
+        Entry(f"{prefix}{WORDS}", ("token_embedding/table",)),
+        Entry(f"{tables}.position_embeddings.weight", ("positions/table",), fit=first_rows),
+    ]
+    if config.segments == 1:
+        entries.append(Entry(f"{tables}.token_type_embeddings.weight", ("segments/bias",), ONE_ROW))
+    elif config.segments:
+        entries.append(Entry(f"{tables}.token_type_embeddings.weight", ("segments/table",)))
+    entries += layer_norm(f"{tables}.LayerNorm", "embedding_norm")
+    where, block = ("transformer", DISTILBERT_BLOCK) if family == "distilbert" else ("encoder", BERT_BLOCK)
+    for index in range(config.depth):
+        for ours, theirs in block.items():
+            make = layer_norm if ours.endswith("norm") else linear
+            entries += make(f"{prefix}{where}.layer.{index}.{theirs}", f"block_{index}/{ours}")
+    return entries
+
+
+def _logits_of(head: MaskedLMHead | PretrainingHead) -> str:
+    return contract.LOGITS if isinstance(head, MaskedLMHead) else contract.PREDICTION_LOGITS
+
+
+def _head(model: Bert, family: str, prefix: str, there: Collection[str]) -> list[Entry]:
+    head = model.head
+    layers = {layer.name for layer in model.layers if layer.weights}
+    entries: list[Entry] = []
+    if "pooler" in layers:
+        pooler = {"bert": f"{prefix}pooler.dense", "distilbert": "pre_classifier"}.get(family)
+        if pooler is None:
+            pooler = "pooler.dense" if head is None else "classifier.dense"
+        entries += linear(pooler, "pooler", part=POOLER)
+    if isinstance(head, MaskedLMHead | PretrainingHead):
+        dense, norm, bias, decoder = LANGUAGE[family]
+        logits = _logits_of(head)
+        entries += linear(dense, "prediction_dense", part=HEAD)
+        entries += layer_norm(norm, "prediction_norm", part=HEAD)
+        if head.tied:
+            entries.append(Entry(bias, (f"{logits}/bias",), part=HEAD))
+        else:
+            # Files of transformers before 5 may have the bias only under its other name.
+            named = f"{decoder}.bias" not in there and bias in there
+            entries.append(Entry(f"{decoder}.weight", (f"{logits}/kernel",), TRANSPOSED, part=HEAD))
+            entries.append(Entry(bias if named else f"{decoder}.bias", (f"{logits}/bias",), part=HEAD))
+    if isinstance(head, PretrainingHead):
+        entries += linear("cls.seq_relationship", "seq_relationship_logits", part=NEXT)
+    elif isinstance(head, NextSentenceHead) and family == "bert":
+        entries += linear("cls.seq_relationship", "logits", part=HEAD)
+    elif "span" in layers:
+        entries += linear("qa_outputs", "span", part=HEAD)
+    elif "logits" in layers and not isinstance(head, MaskedLMHead):
+        deep = family == "roberta" and not isinstance(head, TokenClassifierHead)
+        entries += linear("classifier.out_proj" if deep else "classifier", "logits", part=HEAD)
+    return entries
+
+
+def _zeros(model: Bert, family: str, prefix: str) -> list[Entry]:
+    """What transformers would draw at random, with a warning, where the file lacks it."""
+    config, head = model.config, model.head
+    width = config.width
+    missing: dict[str, tuple[int, ...]] = {}
+    if family == "roberta" and not config.segments:
+        missing[f"{prefix}embeddings.token_type_embeddings.weight"] = (1, width)
+    pooled = any(layer.name == "pooler" for layer in model.layers)
+    if family != "distilbert" and not pooled and (head is None or isinstance(head, SentenceEmbeddingHead)):
+        missing |= {"pooler.dense.weight": (width, width), "pooler.dense.bias": (width,)}
+    return [Entry(name, (), Zeros(shape=shape)) for name, shape in missing.items()]

@@ -1,0 +1,344 @@
+"""keras-hub's BERT, RoBERTa and DistilBERT: live backbones and tasks are read, and made of models of ours."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_tx.errors import ConfigError
+from keras_tx.heads import ClassifierHead, Head, MaskedLMHead, RegressionHead, SentenceEmbeddingHead
+from keras_tx.models.bert.huggingface_tensors import ONE_ROW, first_rows
+from keras_tx.models.bert.model import Bert, BertConfig
+from keras_tx.models.weight_source import Origin
+from keras_tx.weights.assignment import emptied
+from keras_tx.weights.keras_hub_tokenizers import text_transform, tokenizer_of
+from keras_tx.weights.tensor_map import HEAD, POOLER, Entry, Form, Plan, Shape
+from keras_tx.weights.tensor_source import Tensors
+
+KINDS = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert"}
+TASKS = ("Backbone", "TextClassifier", "MaskedLM")
+CLASSES = (*(f"{kind}{task}" for kind in KINDS.values() for task in TASKS), "BertTextEmbedder")
+POOLERS = {"bert": "tanh", "roberta": "tanh", "distilbert": "relu"}
+OFFSET = 2  # RoBERTa's first position; its table in keras-hub begins there
+PADDING = 1
+MODES = {"mean": "mean", "cls": "class"}
+BLOCK = {
+    "attention/query": "self_attention_layer/query",
+    "attention/key": "self_attention_layer/key",
+    "attention/value": "self_attention_layer/value",
+    "attention/output": "self_attention_layer/attention_output",
+    "attention_norm": "self_attention_layer_norm",
+    "feed_forward/up": "feedforward_intermediate_dense",
+    "feed_forward/down": "feedforward_output_dense",
+    "feed_forward_norm": "feedforward_layer_norm",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted(Form):
+    """RoBERTa's positions without those before the first, and with the vector of its only segment in them."""
+
+    offset: int = OFFSET
+
+    def to_theirs(self, ours: Sequence[np.ndarray]) -> np.ndarray:
+        table = ours[0][self.offset :]
+        return table if len(ours) == 1 else table + ours[1]
+
+    def to_ours(self, theirs: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
+        before = np.zeros((self.offset, theirs.shape[1]), theirs.dtype)
+        return [np.concatenate([before, theirs]), *(np.zeros(shape, theirs.dtype) for shape in shapes[1:])]
+
+    def their_shape(self, shapes: Sequence[Shape]) -> Shape:
+        return (shapes[0][0] - self.offset, shapes[0][1])
+
+
+def origin(source: keras.Model) -> Origin:
+    """What a backbone or task makes; a ConfigError names what of it we have not."""
+    backbone: Any = getattr(source, "backbone", source)
+    where = f"keras-hub's {type(source).__name__} {source.name!r}"
+    kind = _kind(backbone)
+    activation, epsilon = _block(backbone, where)
+    fields = {
+        "width": backbone.hidden_dim,
+        "depth": backbone.num_layers,
+        "num_heads": backbone.num_heads,
+        "mlp_dim": backbone.intermediate_dim,
+        "vocabulary": backbone.vocabulary_size,
+        "max_length": backbone.max_sequence_length,
+        "segments": backbone.num_segments if kind == "bert" else 0,
+        "position_offset": OFFSET if kind == "roberta" else 0,
+        "pad_id": PADDING if kind == "roberta" else 0,
+        "activation": activation,
+        "norm_epsilon": epsilon,
+        "dropout": backbone.dropout,
+        "attention_dropout": backbone.dropout,
+    }
+    head = None if source is backbone else _head(source, where, fields)
+    processing = text_transform(getattr(source, "preprocessor", None), where)
+    if processing is not None and processing.pad_token is not None:
+        fields["pad_id"] = processing.pad_id
+    variables = {_canonical(variable.path): variable for variable in source.weights}
+    tensors = Tensors(
+        where=where,
+        shapes={path: tuple(variable.shape) for path, variable in variables.items()},
+        read=lambda path: ops.convert_to_numpy(variables[path]),
+    )
+
+    def adapted(made: BertConfig, chosen: Head | None, overrides: dict[str, Any]) -> BertConfig:
+        """As keras-hub's classifiers have it; alone, only BERT has a pooler."""
+        if "pooler" in overrides:
+            return made
+        pooler = POOLERS[kind] if chosen is not None or kind == "bert" else None
+        return dataclasses.replace(made, pooler=pooler)
+
+    classes = getattr(source, "num_classes", 0)
+    refused = ClassifierHead(classes) if classes > 1 else None  # the tensors are of one all the same
+    own = refused if isinstance(head, ConfigError) else head
+    return Origin(
+        where=where,
+        family=Bert,
+        fields=fields,
+        head=head,
+        processing=processing,
+        tensors=tensors,
+        plan=lambda model: _plan(model, kind, own),
+        adapted=adapted,
+    )
+
+
+def to_keras_hub(model: Bert) -> Any:
+    """A backbone, text classifier, masked-language model or text embedder with the model's weights.
+
+    A task has a preprocessor with the model's tokenizer where keras-hub has one like it; a warning says where
+    not. Its RoBERTa counts positions from the first token on, where transformers and we count real
+    tokens: the two are the same unless padding stands on the left.
+    """
+    import keras_hub
+
+    config, head = model.config, model.head
+    kind = "roberta" if config.position_offset else "bert" if config.segments else "distilbert"
+    name = KINDS[kind]
+    reasons = _beyond(model, kind)
+    if reasons:
+        raise ConfigError(
+            f"Model {model.name!r} has {', '.join(reasons)}, which keras-hub's {name} classes cannot have. "
+            "Keep it with model.save, or give it to transformers with keras_tx.save_checkpoint."
+        )
+    if config.attention_dropout != config.dropout:
+        warnings.warn(
+            f"keras-hub has one rate of dropout: {config.dropout}, not attention_dropout="
+            f"{config.attention_dropout}.",
+            stacklevel=2,
+        )
+    classes: Any = keras_hub.models
+    backbone = getattr(classes, f"{name}Backbone")(
+        vocabulary_size=config.vocabulary,
+        num_layers=config.depth,
+        num_heads=config.num_heads,
+        hidden_dim=config.width,
+        intermediate_dim=config.mlp_dim,
+        dropout=config.dropout,
+        max_sequence_length=config.max_length,
+        dtype=model.layers_policy,
+        **({"num_segments": config.segments} if kind == "bert" else {}),
+    )
+    if head is None:
+        made = backbone
+    elif isinstance(head, MaskedLMHead):
+        made = getattr(classes, f"{name}MaskedLM")(backbone, _preprocessor(model, name, "MaskedLM"))
+    elif isinstance(head, SentenceEmbeddingHead):
+        mode = next(theirs for theirs, ours in MODES.items() if ours == head.pooling)
+        preprocessor = _preprocessor(model, name, "TextEmbedder")
+        made = classes.BertTextEmbedder(backbone, preprocessor, pooling_mode=mode, normalize=head.normalize)
+    else:
+        count = head.classes if isinstance(head, ClassifierHead) else head.outputs  # type: ignore[union-attr]
+        dropout = head.dropout  # type: ignore[union-attr]
+        preprocessor = _preprocessor(model, name, "TextClassifier")
+        made = getattr(classes, f"{name}TextClassifier")(backbone, count, preprocessor, dropout=dropout)
+    variables = {_canonical(variable.path): variable for variable in made.weights}
+    for entry, value in emptied(model, _plan(model, kind, head)):
+        variables.pop(entry.name).assign(value)
+    for path, variable in variables.items():  # BertBackbone has a pooler, used or not
+        assert path.startswith("pooled_dense/"), path
+        variable.assign(np.zeros(variable.shape, "float32"))
+    return made
+
+
+def _preprocessor(model: Bert, name: str, task: str) -> Any:
+    if model.processing is None:
+        return None
+    import keras_hub
+
+    try:
+        tokenizer = tokenizer_of(model.processing, f"{name}Tokenizer")
+    except ConfigError as error:
+        warnings.warn(
+            f"The tokenizer of model {model.name!r} is none of keras-hub's, and stays behind: {error}.",
+            stacklevel=3,
+        )
+        return None
+    length = model.processing.max_length or model.config.max_length
+    return getattr(keras_hub.models, f"{name}{task}Preprocessor")(tokenizer, sequence_length=length)
+
+
+def _kind(backbone: Any) -> str:
+    names = [kind.__name__ for kind in type(backbone).__mro__]
+    return next(kind for kind, name in KINDS.items() if f"{name}Backbone" in names)
+
+
+def _canonical(path: str) -> str:
+    """Without the number that Keras gives to a layer without a name."""
+    return re.sub(r"^(token_and_position_embedding(_\d+)?|embeddings)/", "embeddings/", path)
+
+
+def _block(backbone: Any, where: str) -> tuple[str, float]:
+    """Activation and epsilon, which are no fields of a backbone but stand in its layers."""
+    known = {"gelu": "gelu", "relu": "relu", "gelu_approximate": "gelu_tanh"}
+    found = set()
+    for layer in backbone.transformer_layers:
+        config = layer.get_config()
+        said = config["activation"]
+        said = said if isinstance(said, str) else str(said["config"]).rpartition(">")[2]
+        if said not in known or config["normalize_first"]:
+            raise ConfigError(
+                f"{where}: layer {layer.name!r} has activation={said!r} and normalize_first="
+                f"{config['normalize_first']}; ours have one of {', '.join(known)}, and norms come last."
+            )
+        found.add((known[said], config["layer_norm_epsilon"]))
+    embedding = backbone.get_layer("embeddings_layer_norm").epsilon
+    if len(found) != 1 or next(iter(found))[1] != embedding:
+        raise ConfigError(f"{where}: its layers differ in activation or epsilon; ours have one for all.")
+    return next(iter(found))
+
+
+def _head(task: Any, where: str, fields: dict[str, Any]) -> Head | ConfigError:
+    if hasattr(task, "masked_lm_head"):
+        config = task.masked_lm_head.get_config()
+        said = (config["intermediate_activation"], config["activation"])
+        if said != ("gelu", "linear"):
+            return ConfigError(
+                f"{where}: its head has the activations {said}; ours gelu, and none at the end."
+            )
+        activation, epsilon = "gelu", config["layer_norm_epsilon"]
+        return MaskedLMHead(
+            None if activation == fields["activation"] else activation,
+            None if epsilon == fields["norm_epsilon"] else epsilon,
+        )
+    if hasattr(task, "pooling_mode"):
+        if task.pooling_mode not in MODES:
+            return ConfigError(
+                f"{where} has pooling_mode={task.pooling_mode!r}; ours are {', '.join(MODES)}. Give a head."
+            )
+        return SentenceEmbeddingHead(MODES[task.pooling_mode], bool(task.normalize))
+    if task.activation is not keras.activations.linear:
+        said = keras.activations.serialize(task.activation)
+        return ConfigError(
+            f"{where} has activation={said!r}; our heads give logits. "
+            f"Make it with activation=None, or give head=keras_tx.ClassifierHead({task.num_classes})."
+        )
+    hidden = getattr(task, "hidden_dim", fields["width"])
+    if hidden != fields["width"]:
+        return ConfigError(
+            f"{where} has hidden_dim={hidden}; our pooler is as wide as the rest. Give a head."
+        )
+    if task.num_classes == 1:
+        return RegressionHead(1, task.dropout)
+    return ClassifierHead(task.num_classes, task.dropout)
+
+
+def _beyond(model: Bert, kind: str) -> list[str]:
+    config, head = model.config, model.head
+    theirs = {"bert": ("gelu_tanh", 1e-12), "roberta": ("gelu", 1e-5), "distilbert": ("gelu", 1e-12)}[kind]
+    differences = {
+        f"activation={config.activation!r}": config.activation != theirs[0],
+        f"norm_epsilon={config.norm_epsilon}": config.norm_epsilon != theirs[1],
+    }
+    if isinstance(head, MaskedLMHead):
+        activation = head.activation or config.activation
+        epsilon = config.norm_epsilon if head.norm_epsilon is None else head.norm_epsilon
+        differences[f"a MaskedLMHead with activation={activation!r}"] = activation != "gelu"
+        differences[f"a MaskedLMHead with norm_epsilon={epsilon}"] = epsilon != 1e-5
+        differences["a MaskedLMHead with tied=False"] = not head.tied
+    elif isinstance(head, ClassifierHead | RegressionHead):
+        differences[f"pooler={config.pooler!r}"] = config.pooler != POOLERS[kind]
+    elif isinstance(head, SentenceEmbeddingHead):
+        differences["a SentenceEmbeddingHead"] = kind != "bert"
+    elif head is None:
+        without = (None, "tanh") if kind == "bert" else (None,)
+        differences[f"pooler={config.pooler!r}"] = config.pooler not in without
+    else:
+        differences[f"a {type(head).__name__}"] = True
+    if kind == "roberta":
+        differences[f"segments={config.segments}"] = config.segments > 1
+    return [difference for difference, present in differences.items() if present]
+
+
+def _plan(model: Bert, kind: str, own: Head | None) -> Plan:
+    config = model.config
+    size = config.width // config.num_heads
+    tables = "" if kind == "bert" else "embeddings/"
+    entries = [Entry(f"{tables}token_embedding/embeddings", ("token_embedding/table",))]
+    position = f"{tables}position_embedding/embeddings"
+    if kind == "roberta":
+        segment = ("segments/bias",) if config.segments else ()
+        form = Counted(offset=config.position_offset)
+        entries.append(Entry(position, ("positions/table", *segment), form, fit=first_rows))
+    else:
+        entries.append(Entry(position, ("positions/table",), fit=first_rows))
+    if kind == "bert" and config.segments == 1:
+        entries.append(Entry("segment_embedding/embeddings", ("segments/bias",), ONE_ROW))
+    elif kind == "bert":
+        entries.append(Entry("segment_embedding/embeddings", ("segments/table",)))
+    entries += _norm("embeddings_layer_norm", "embedding_norm")
+    split = Form(reshape=(config.width, config.num_heads, size)), Form(reshape=(config.num_heads, size))
+    joined = Form(reshape=(config.num_heads, size, config.width)), Form()
+    for index in range(config.depth):
+        for ours, theirs in BLOCK.items():
+            name, path = f"transformer_layer_{index}/{theirs}", f"block_{index}/{ours}"
+            if ours.endswith("norm"):
+                entries += _norm(name, path)
+            elif ours.startswith("attention"):
+                entries += _dense(name, path, forms=joined if ours.endswith("output") else split)
+            else:
+                entries += _dense(name, path)
+    layers = {layer.name for layer in model.layers if layer.weights}
+    if "pooler" in layers:
+        entries += _dense("pooled_dense", "pooler", part=POOLER)
+    if isinstance(model.head, MaskedLMHead):
+        entries += _dense("mlm_head/intermediate_dense", "prediction_dense", part=HEAD)
+        entries += _norm("mlm_head/intermediate_layer_norm", "prediction_norm", part=HEAD)
+        entries.append(Entry("mlm_head/output_bias", ("logits/bias",), part=HEAD))
+    else:
+        known = {"logits": "logits", "span": "span", "prediction_dense": "mlm_head/intermediate_dense"}
+        known |= {name: name for name in ("prediction_logits", "seq_relationship_logits")}
+        for layer in model.layers:
+            if layer.name in known or layer.name == "prediction_norm":
+                # Only a classifier's are in keras-hub; the others are new.
+                name = layer.name if type(model.head) is type(own) else f"new {layer.name}"
+                for variable in layer.weights:
+                    end = variable.path.rpartition("/")[2]
+                    entries.append(Entry(f"{name}/{end}", (variable.path,), part=HEAD))
+    # BERT's backbone has a pooler whatever the task, which is not to be said of the task's own head.
+    unused = ("pooled_dense/kernel", "pooled_dense/bias")
+    computed = unused if own is not None and type(model.head) is type(own) and "pooler" not in layers else ()
+    return Plan(tuple(entries), computed=computed, others=("pooled_dense/", "mlm_head/", "logits/"))
+
+
+def _norm(name: str, path: str, part: str = "") -> list[Entry]:
+    return [Entry(f"{name}/{x}", (f"{path}/{x}",), part=part) for x in ("gamma", "beta")]
+
+
+def _dense(
+    name: str, path: str, *, part: str = "", forms: tuple[Form, Form] = (Form(), Form())
+) -> list[Entry]:
+    return [
+        Entry(f"{name}/{x}", (f"{path}/{x}",), form, part)
+        for x, form in zip(("kernel", "bias"), forms, strict=True)
+    ]

@@ -1,0 +1,268 @@
+"""BERT: "Pre-training of Deep Bidirectional Transformers" (Devlin et al.), its sizes and relatives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import keras
+from keras import ops
+
+from keras_tx import contract
+from keras_tx.arguments import Count, Epsilon, Rate, Size, check_fields
+from keras_tx.errors import ConfigError, nearest, whole_number
+from keras_tx.heads import CausalLMHead, Encoded, Head
+from keras_tx.layers import Bias, PositionalEmbedding, TokenEmbedding, TransformerBlock
+from keras_tx.models.config import make_config, unknown_variant
+from keras_tx.models.text_model import TextModel, as_processed, check_padded_right, check_tokenizer, fitting
+from keras_tx.processing import TextTransform
+
+POOLERS = ("tanh", "relu")
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
+
+# depth, width, heads: the 24 of Turc et al., "Well-Read Students Learn Better", under the names of their
+# checkpoints; large from Devlin et al., section 3; the last two from Wang et al., "MiniLM". The mlp is four
+# times as wide.
+VARIANTS: dict[str, tuple[int, int, int]] = {
+    **{
+        f"L-{depth}_H-{width}": (depth, width, width // 64)
+        for depth in (2, 4, 6, 8, 10, 12)
+        for width in (128, 256, 512, 768)
+    },
+    "large": (24, 1024, 16),
+    "minilm-l6": (6, 384, 12),
+    "minilm-l12": (12, 384, 12),
+}
+ALIASES = {
+    "tiny": "L-2_H-128",
+    "mini": "L-4_H-256",
+    "small": "L-4_H-512",
+    "medium": "L-8_H-512",
+    "base": "L-12_H-768",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+    """Everything that shapes a BERT; `BertConfig.variant("base")` starts from a published one.
+
+    RoBERTa is `vocabulary=50265, segments=1, position_offset=2, pad_id=1, norm_epsilon=1e-5`, and
+    `pooler=None` where its checkpoint has none; DistilBERT is `depth=6, segments=0, pooler=None`, and
+    `pooler="relu"` with a classifier.
+    """
+
+    width: Size
+    depth: Size
+    num_heads: Size
+    mlp_dim: Size
+    vocabulary: Size = 30522
+    max_length: Size = 512
+    segments: Count = 2  # with 1 every token is of the same, as in RoBERTa, and 0 has none: no token_type_ids
+    position_offset: Count = 0  # above 0, real tokens count from here, and padding is at the one before
+    pad_id: Count = 0  # tokens with this id are padding, where no attention_mask says so
+    pooler: str | None = (
+        "tanh"  # activation of the dense layer on the class token; None for the class token itself
+    )
+    position_ids: bool = False  # whether the model has an input for them; an exported graph has none
+    activation: str = "gelu"
+    norm_epsilon: Epsilon = 1e-12
+    dropout: Rate = 0.1
+    attention_dropout: Rate = 0.1
+
+    # What may differ from the checkpoint that a model starts from.
+    FREE: ClassVar[frozenset[str]] = frozenset(
+        {"attention_dropout", "dropout", "max_length", "pooler", "position_ids"}
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.width % self.num_heads:
+            raise ConfigError(f"width={self.width} is not divisible by num_heads={self.num_heads}.")
+        if self.pad_id >= self.vocabulary:
+            raise ConfigError(f"pad_id={self.pad_id} is not in a vocabulary of {self.vocabulary}.")
+        if self.pooler is not None and self.pooler not in POOLERS:
+            raise ConfigError(f"pooler={self.pooler!r} is unknown. {nearest(str(self.pooler), POOLERS)}")
+        if self.activation not in ACTIVATIONS:
+            raise ConfigError(
+                f"activation={self.activation!r} is unknown. {nearest(str(self.activation), ACTIVATIONS)}"
+            )
+
+    @classmethod
+    def variant(cls, name: str, **overrides: Any) -> BertConfig:
+        """The config of a published size.
+
+        >>> BertConfig.variant("medium").width
+        512
+        """
+        known = ALIASES.get(name, name)
+        if known not in VARIANTS:
+            raise unknown_variant(name, [*ALIASES, *VARIANTS])
+        depth, width, num_heads = VARIANTS[known]
+        fields = {"width": width, "depth": depth, "num_heads": num_heads, **overrides}
+        fields.setdefault("mlp_dim", 4 * whole_number("width", fields["width"]))
+        return make_config(cls, fields)
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+class Bert(TextModel):
+    """A bidirectional encoder of text; see `bert`."""
+
+    config_class = BertConfig
+
+    @classmethod
+    def assemble(
+        cls,
+        config: BertConfig,
+        *,
+        head: Head | None = None,
+        processing: TextTransform | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+    ) -> Bert:
+        if isinstance(head, CausalLMHead):
+            raise ConfigError(
+                "BERT sees what comes next, so it cannot learn to predict it: use MaskedLMHead."
+            )
+        if head is not None and not isinstance(head, Head):
+            raise ConfigError(f"head={head!r}: expected a head such as keras_tx.ClassifierHead(2), or None.")
+        names = [contract.INPUT_IDS, contract.ATTENTION_MASK]
+        if config.segments > 1:
+            names.append(contract.TOKEN_TYPE_IDS)
+        if config.position_ids:
+            names.append(contract.POSITION_IDS)
+        inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in names}
+        encoded, pool = _encode(config, inputs, dtype)
+        if head is not None:
+            outputs = head(pool() if head.takes_sample else encoded)
+        else:
+            outputs = {contract.LAST_HIDDEN_STATE: encoded.tokens}
+            if config.pooler is not None:
+                outputs[contract.POOLER_OUTPUT] = pool()
+        processing = fitting(processing, config, segments=config.segments > 1)
+        check_padded_right(processing)
+        return cls(inputs, outputs, config=config, head=head, processing=processing, name=name or "bert")
+
+    def derive(self, given: dict[str, Any]) -> dict[str, Any]:
+        self.derive_mask(given)
+        if self.config.segments > 1 and contract.TOKEN_TYPE_IDS not in given:
+            given[contract.TOKEN_TYPE_IDS] = ops.zeros_like(given[contract.INPUT_IDS])
+        if self.config.position_ids and contract.POSITION_IDS not in given:
+            given[contract.POSITION_IDS] = _positions(self.config, given[contract.INPUT_IDS])
+        return given
+
+    @property
+    def positions(self) -> int:
+        return self.config.max_length + self.config.position_offset
+
+    def without_position_ids(self) -> Bert:
+        """A copy without that input, with the same weights."""
+        config = dataclasses.replace(self.config, position_ids=False)
+        copy = self.assemble(
+            config, head=self.head, processing=self.processing, name=self.name, dtype=self.layers_policy
+        )
+        copy.assign_weights(self)
+        return copy
+
+
+def bert(
+    variant: str = "base",
+    *,
+    head: Head | None = None,
+    weights: Any = None,
+    processing: TextTransform | None = None,
+    name: str | None = None,
+    dtype: Any = None,
+    **overrides: Any,
+) -> Bert:
+    """A bidirectional encoder of text as a functional keras.Model.
+
+    Its inputs are `input_ids` (batch, sequence), alone or in a dict with `attention_mask` (by default 0 where
+    the id is `pad_id`), `token_type_ids` (by default 0: one text) and, with `position_ids=True`,
+    `position_ids` (by default 0, 1, 2 ...). The head defines the outputs; without one they are
+    {"last_hidden_state": (batch, sequence, width), "pooler_output": (batch, width)}.
+
+    >>> import numpy as np
+    >>> import keras_tx
+    >>> model = keras_tx.bert("tiny", head=keras_tx.ClassifierHead(2), vocabulary=100)
+    >>> tuple(model(np.array([[2, 15, 3, 0], [2, 15, 27, 3]])).shape)
+    (2, 2)
+
+    Args:
+        variant: a size as the papers name it: "base", "large", "tiny", "mini", "small", "medium", any of the
+            24 miniatures as "L-10_H-256", "minilm-l6" or "minilm-l12".
+        head: MaskedLMHead, NextSentenceHead, PretrainingHead, ClassifierHead, MultiLabelHead,
+            RegressionHead, TokenClassifierHead, SpanHead or SentenceEmbeddingHead.
+        weights: what to start from: a Hugging Face folder, a .safetensors file, "hf://owner/name", a
+            keras-hub preset or model, a .keras or .weights.h5 file. The model takes its config, and the
+            variant must be that of the checkpoint; keras_tx.from_checkpoint finds it by itself.
+        processing: how texts become ids; vocabulary and pad_id are then its own, and it cuts texts to the
+            positions of the model.
+        dtype: a dtype policy ("mixed_bfloat16"); by default Keras's global one.
+        overrides: any field of BertConfig: `vocabulary=8000`, `segments=0`, `dropout=0.0` ...
+    """
+    if weights is not None:
+        from keras_tx.models.checkpoint_loading import start  # weights know the families
+
+        options = {"head": head, "processing": processing, "name": name, "dtype": dtype}
+        return start(Bert, variant, weights, **options, overrides=overrides)
+    config = BertConfig.variant(variant, **as_processed(processing, overrides))
+    check_tokenizer(processing, config)
+    return Bert.assemble(config, head=head, processing=processing, name=name, dtype=dtype)
+
+
+def _encode(config: BertConfig, inputs: dict[str, Any], dtype: Any) -> tuple[Encoded, Callable[[], Any]]:
+    ids, mask = inputs[contract.INPUT_IDS], inputs[contract.ATTENTION_MASK]
+    initializer = keras.initializers.TruncatedNormal(stddev=0.02)
+    shared = {"initializer": initializer, "dtype": dtype}
+    embedding = TokenEmbedding(config.vocabulary, config.width, name="token_embedding", **shared)
+    x = embedding(ids)
+    if config.segments > 1:
+        segments = TokenEmbedding(config.segments, config.width, name="segments", **shared)
+        x = ops.add(x, segments(inputs[contract.TOKEN_TYPE_IDS]))
+    elif config.segments:
+        x = Bias(initializer, dtype=dtype, name="segments")(x)
+    if config.position_offset:
+        table = TokenEmbedding(
+            config.max_length + config.position_offset, config.width, name="positions", **shared
+        )
+        positions = inputs.get(contract.POSITION_IDS)
+        x = ops.add(x, table(_positions(config, ids) if positions is None else positions))
+    else:
+        positions = PositionalEmbedding(config.max_length, name="positions", **shared)
+        x = positions(x, inputs[contract.POSITION_IDS]) if config.position_ids else positions(x)
+    x = keras.layers.LayerNormalization(epsilon=config.norm_epsilon, dtype=dtype, name="embedding_norm")(x)
+    if config.dropout:
+        x = keras.layers.Dropout(config.dropout, dtype=dtype, name="dropout")(x)
+    for index in range(config.depth):
+        x = TransformerBlock(
+            config.num_heads,
+            config.mlp_dim,
+            activation=config.activation,
+            norm_position="post",
+            norm_epsilon=config.norm_epsilon,
+            dropout=config.dropout,
+            hidden_dropout=0.0,
+            attention_dropout=config.attention_dropout,
+            kernel_initializer=initializer,
+            dtype=dtype,
+            name=f"block_{index}",
+        )(x, padding_mask=mask)
+
+    def pool() -> Any:
+        first = x[:, 0]
+        if config.pooler is None:
+            return first
+        return keras.layers.Dense(
+            config.width, config.pooler, kernel_initializer=initializer, dtype=dtype, name="pooler"
+        )(first)
+
+    return Encoded(x, mask, embedding, config, pool), pool
+
+
+def _positions(config: BertConfig, ids: Any) -> Any:
+    """The default positions (batch, sequence): 0, 1, 2 ..., or counted along real tokens as in RoBERTa."""
+    if not config.position_offset:
+        return ops.broadcast_to(ops.arange(ops.shape(ids)[1], dtype="int32"), ops.shape(ids))
+    real = ops.cast(ops.not_equal(ids, config.pad_id), "int32")
+    return ops.add(ops.multiply(ops.cumsum(real, axis=1), real), config.position_offset - 1)

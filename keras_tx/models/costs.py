@@ -1,0 +1,134 @@
+"""Parameters and floating-point operations of a model, layer by layer."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import keras
+
+from keras_tx.errors import ConfigError
+from keras_tx.layers import FeedForward, MultiHeadAttention, PatchEmbedding, TokenEmbedding, TransformerBlock
+from keras_tx.models import GPT, Bert, TransformerModel, ViT
+from keras_tx.models.weightless import sketch
+
+FREE = (  # no matrix products: a few operations an element, which the papers do not count
+    "Activation Add AlphaDropout Average BatchNormalization Bias Cast ClassToken Concatenate Cumsum Divide "
+    "Dropout ExpandDims Flatten Gelu GetItem GlobalAveragePooling1D Identity InputLayer LayerNormalization "
+    "MaskToken Maximum Multiply NotEqual PositionalEmbedding Relu RMSNormalization Rescaling Reshape Softmax "
+    "Sqrt Square Sum Where"
+).split()
+FAMILIES: tuple[type[TransformerModel], ...] = (ViT, Bert, GPT)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCost:
+    name: str
+    kind: str
+    params: int
+    flops: int | None  # None: there is no formula for this kind of layer
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What one sample costs. Printed, it is a table."""
+
+    layers: tuple[LayerCost, ...]
+
+    @property
+    def params(self) -> int:
+        return sum(layer.params for layer in self.layers)
+
+    @property
+    def flops(self) -> int:
+        """Two for each multiply-add of the matrix products, as the papers count, for one sample."""
+        return sum(layer.flops or 0 for layer in self.layers)
+
+    def __str__(self) -> str:
+        rows = [("layer", "kind", "parameters", "MFLOPs")]
+        for layer in self.layers:
+            flops = "not counted" if layer.flops is None else f"{layer.flops / 1e6:,.1f}"
+            rows.append((layer.name, layer.kind, f"{layer.params:,}", flops))
+        rows.append(("total", "", f"{self.params:,}", f"{self.flops / 1e6:,.1f}"))
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        return "\n".join(
+            f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}  {d:>{widths[3]}}" for a, b, c, d in rows
+        )
+
+
+def cost(model: Any, *, tokens: int | None = None) -> Cost:
+    """Parameters and FLOPs of a functional model, or of a config whose model is too large to build here.
+
+    `tokens` is the length of a text, which a text model leaves open; by default its longest.
+
+    >>> import keras_tx
+    >>> total = keras_tx.cost(keras_tx.ViTConfig.variant("B/16"))
+    >>> f"{total.params / 1e6:.0f} M, {total.flops / 1e9:.1f} GFLOPs"
+    '86 M, 35.1 GFLOPs'
+    """
+    for family in FAMILIES:
+        if isinstance(model, family.config_class):
+            model = sketch(family, model, head=family.default_head())
+    if not isinstance(model, keras.Model) or not hasattr(model, "operations"):
+        raise ConfigError(f"cost() takes a functional Keras model or a config, got {type(model).__name__}.")
+    if tokens is None and isinstance(model, TransformerModel):
+        tokens = getattr(model.config, "max_length", None)
+    rows = []
+    for operation in model.operations:
+        kind = type(operation).__name__
+        variables = operation.weights if isinstance(operation, keras.layers.Layer) else []
+        params = sum(math.prod(variable.shape) for variable in variables)
+        if params or kind not in FREE:
+            rows.append(LayerCost(operation.name, kind, params, _flops(model, operation, tokens)))
+    return Cost(tuple(rows))
+
+
+def _flops(model: keras.Model, operation: Any, tokens: int | None) -> int | None:
+    if type(operation).__name__ in FREE:
+        return 0
+    if isinstance(operation, TokenEmbedding):
+        if not isinstance(model, TransformerModel):
+            return None  # it may be the projection too, which Keras does not tell
+        tied = model.head is not None and model.head.is_tied(model.config)
+        if not tied or operation.name != "token_embedding":
+            return 0
+        return 2 * tokens * math.prod(operation.table.shape) if tokens else None
+    inputs = operation.input  # several, where there is a mask: what is computed on comes first
+    given = (inputs[0] if isinstance(inputs, list) else inputs).shape
+    shape: tuple[Any, ...] = tuple(tokens if axis and n is None else n for axis, n in enumerate(given))
+    if None in shape[1:]:
+        return None
+    if isinstance(operation, PatchEmbedding):
+        return 2 * operation.compute_output_shape(shape)[1] * math.prod(operation.kernel.shape)
+    if isinstance(operation, keras.layers.Dense):
+        return 2 * math.prod(shape[1:-1]) * math.prod(operation.kernel.shape)
+    if isinstance(operation, FeedForward):
+        return _feed_forward(operation, shape[1])
+    if isinstance(operation, MultiHeadAttention):
+        floats = [x for x in keras.tree.flatten(inputs) if keras.backend.is_float_dtype(x.dtype)]
+        return _attention(operation, shape[1]) if len(floats) == 1 else None  # value, key, past or bias
+    if isinstance(operation, TransformerBlock):
+        return _block(operation, shape[1], inputs, tokens)
+    return None
+
+
+def _block(layer: TransformerBlock, length: int, inputs: Any, tokens: int | None) -> int | None:
+    flops = _attention(layer.attention, length) + _feed_forward(layer.feed_forward, length)
+    if layer.cross_attention is None:
+        return flops
+    keys = inputs[1].shape[1] or tokens  # `value` is always the second
+    return None if keys is None else flops + _attention(layer.cross_attention, length, keys)
+
+
+def _feed_forward(layer: FeedForward, tokens: int) -> int:
+    return 2 * tokens * sum(math.prod(v.shape) for v in layer.weights if len(v.shape) == 2)
+
+
+def _attention(layer: MultiHeadAttention, queries: int, keys: int | None = None) -> int:
+    keys = queries if keys is None else keys
+    of_queries = (layer.query, layer.output_projection)
+    projections = sum(2 * queries * math.prod(dense.kernel.shape) for dense in of_queries)
+    projections += sum(2 * keys * math.prod(dense.kernel.shape) for dense in (layer.key, layer.value))
+    # The scores, and the values weighted with them.
+    return projections + 2 * layer.num_heads * (layer.size + layer.value_size) * queries * keys

@@ -1,0 +1,57 @@
+"""genai_config.json, by which onnxruntime-genai opens an exported decoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_tx import contract
+from keras_tx.models.gpt.model import GPT, GPTConfig
+
+
+def genai_config(model: GPT, special: dict[str, Any]) -> dict[str, Any]:
+    """The file's content; `special` are the ids that begin, end and pad a text."""
+    config: GPTConfig = model.config
+    end, pad = special["eos_token_id"], special["pad_token_id"]
+    first = end[0] if isinstance(end, list) else end
+    known = {
+        "bos_token_id": special["bos_token_id"] or 0,  # it wants a number for this and for padding
+        "eos_token_id": [] if end is None else end,
+        "pad_token_id": (first or 0) if pad is None else pad,
+    }
+    return {
+        "model": {
+            **known,
+            "type": "decoder",
+            "context_length": config.max_length,
+            "vocab_size": config.vocabulary,
+            "decoder": {
+                "session_options": {"provider_options": []},
+                "filename": contract.MODEL,
+                "hidden_size": config.width,
+                "head_size": config.head_size,
+                "num_attention_heads": config.num_heads,
+                "num_key_value_heads": config.kv_heads or config.num_heads,
+                "num_hidden_layers": config.depth,
+                "inputs": {
+                    "input_ids": contract.INPUT_IDS,
+                    "attention_mask": contract.ATTENTION_MASK,
+                    "position_ids": contract.POSITION_IDS,
+                    "past_key_names": contract.PAST[0].replace("{}", "%d"),
+                    "past_value_names": contract.PAST[1].replace("{}", "%d"),
+                },
+                "outputs": {
+                    "logits": contract.LOGITS,
+                    "present_key_names": contract.PRESENT[0].replace("{}", "%d"),
+                    "present_value_names": contract.PRESENT[1].replace("{}", "%d"),
+                },
+            },
+        },
+        "search": {
+            "do_sample": False,
+            "max_length": config.max_length,
+            "past_present_share_buffer": False,
+            "temperature": 1.0,
+            "top_k": 50,
+            "top_p": 1.0,
+        },
+    }

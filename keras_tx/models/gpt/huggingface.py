@@ -1,0 +1,430 @@
+"""Hugging Face's GPT-2, Llama and Mistral: their tensors as variables of ours, and their configs as ours."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError
+from keras_tx.heads import CausalLMHead
+from keras_tx.layers.rotary import check_scaling
+from keras_tx.models.gpt.model import GPT, GPTConfig
+from keras_tx.models.transformer_model import TransformerModel
+from keras_tx.models.weight_source import Origin
+from keras_tx.processing import TextTransform
+from keras_tx.weights.checkpoint import read_json
+from keras_tx.weights.config_json import Fields
+from keras_tx.weights.tensor_map import HEAD, Entry, Form, Plan, Shape, layer_norm, linear
+from keras_tx.weights.tensor_source import Checkpoint, Tensors
+
+MODEL_TYPES = ("gpt2", "llama", "mistral")
+BODIES = ("GPT2Model", "LlamaModel", "MistralModel")
+CAUSAL_LM = ("GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM")
+SENTENCEPIECE = "tokenizer.model"
+
+# Of each of our activations the name that we write; others of the same function are read.
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
+READ_ACTIVATIONS = {
+    **{theirs: ours for ours, theirs in ACTIVATIONS.items()},
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_python": "gelu",
+}
+# Keys in config.json of the fields of our config.
+GPT2_KEYS = {
+    "width": "n_embd",
+    "depth": "n_layer",
+    "num_heads": "n_head",
+    "mlp_dim": "n_inner",
+    "vocabulary": "vocab_size",
+    "max_length": "n_positions",
+    "norm_epsilon": "layer_norm_epsilon",
+    "dropout": "resid_pdrop",
+    "attention_dropout": "attn_pdrop",
+}
+LLAMA_KEYS = {
+    "width": "hidden_size",
+    "depth": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "mlp_dim": "intermediate_size",
+    "vocabulary": "vocab_size",
+    "max_length": "max_position_embeddings",
+    "rotary_base": "rope_theta",
+    "norm_epsilon": "rms_norm_eps",
+}
+OF_OTHER_HEADS = ("score.", "classifier.", "qa_outputs.", "multiple_choice_head.")
+
+
+def origin(checkpoint: Checkpoint) -> Origin:
+    """What a checkpoint makes; a ConfigError names what of its config.json we have not.
+
+    The id that begins a text is the tokenizer's.
+    """
+    tensors = checkpoint.tensors
+    config = Fields(checkpoint)
+    kind = config.text("model_type", MODEL_TYPES)
+    config.names = GPT2_KEYS if kind == "gpt2" else LLAMA_KEYS
+    fields = _gpt2_fields(config) if kind == "gpt2" else _llama_fields(config, mistral=kind == "mistral")
+    processing = _processing(checkpoint.folder)
+    fields["pad_id"] = _pad_id(config, fields["vocabulary"])
+    fields["stop_ids"] = _stop_ids(config, checkpoint.folder, processing, fields["vocabulary"])
+    config.refuse("quantization_config", None)
+
+    def planned(model: TransformerModel) -> Plan:
+        assert isinstance(model, GPT)
+        return plan(model, tensors, _score_scales(config, model.config) if kind == "gpt2" else None)
+
+    return Origin(
+        where=tensors.where,
+        family=GPT,
+        fields=fields,
+        head=_head_of(config),
+        processing=processing,
+        tensors=tensors,
+        config=config,
+        plan=planned,
+    )
+
+
+def plan(model: GPT, tensors: Tensors | None = None, scales: Sequence[float] | None = None) -> Plan:
+    """The table between a model of ours and a checkpoint of GPT-2's or Llama's names.
+
+    `scales` are the scales of the attention scores of each block of a GPT-2, relative to 1 / sqrt(head size).
+    Our queries absorb them, so the model that comes back is an ordinary GPT-2 with the same outputs.
+    """
+    config: GPTConfig = model.config
+    reasons = beyond(config)
+    if reasons:
+        raise ConfigError(
+            f"Model {model.name!r} has {', '.join(reasons)}, which neither Hugging Face's GPT-2 nor its "
+            "Llama can have, so their weights do not fit it."
+        )
+    llama = config.positions == "rotary"
+    body = ("model." if llama else "transformer.") if model.head is not None else ""
+    entries = _llama_entries(config, body) if llama else _gpt2_entries(config, body, scales)
+    if model.head is not None and not config.tied:
+        entries += linear("lm_head", contract.LOGITS, bias=False, part=HEAD)
+    words = "embed_tokens.weight" if llama else "wte.weight"
+    return Plan(
+        entries=tuple(entries),
+        canonical=_canonical,
+        copies={"lm_head.weight": words} if config.tied else {},
+        computed=(".rotary_emb.inv_freq",) if llama else (".attn.bias", ".attn.masked_bias"),
+        others=OF_OTHER_HEADS if model.head is not None else ("lm_head.", *OF_OTHER_HEADS),
+    )
+
+
+def _canonical(name: str) -> str:
+    return name.removeprefix("transformer.").removeprefix("model.")
+
+
+def _score_scales(config: Fields, ours: GPTConfig) -> list[float] | None:
+    """The scale of the attention scores of each block, relative to ours; None where they are equal."""
+    plain = _flag(config, "scale_attn_weights", True)
+    by_block = _flag(config, "scale_attn_by_inverse_layer_idx", False)
+    if plain and not by_block:
+        return None
+    whole = 1.0 if plain else math.sqrt(ours.head_size)
+    return [whole / (index + 1 if by_block else 1) for index in range(ours.depth)]
+
+
+def _gpt2_entries(config: GPTConfig, body: str, scales: Sequence[float] | None) -> list[Entry]:
+    entries = [
+        Entry(f"{body}wte.weight", ("token_embedding/table",)),
+        Entry(f"{body}wpe.weight", ("positions/table",), fit=_first_positions),
+    ]
+    for index in range(config.depth):
+        theirs, ours = f"{body}h.{index}", f"block_{index}"
+        packed = [f"{ours}/attention/{part}" for part in ("query", "key", "value")]
+        factors = None if scales is None else (scales[index], 1.0, 1.0)
+        entries += [
+            *layer_norm(f"{theirs}.ln_1", f"{ours}/attention_norm"),
+            # Its Conv1D has (in, out), as Keras has it; query, key and value side by side.
+            Entry(
+                f"{theirs}.attn.c_attn.weight",
+                tuple(f"{path}/kernel" for path in packed),
+                Form(join=1, factors=factors),
+            ),
+            Entry(
+                f"{theirs}.attn.c_attn.bias", tuple(f"{path}/bias" for path in packed), Form(factors=factors)
+            ),
+            *_conv1d(f"{theirs}.attn.c_proj", f"{ours}/attention/output"),
+            *layer_norm(f"{theirs}.ln_2", f"{ours}/feed_forward_norm"),
+            *_conv1d(f"{theirs}.mlp.c_fc", f"{ours}/feed_forward/up"),
+            *_conv1d(f"{theirs}.mlp.c_proj", f"{ours}/feed_forward/down"),
+        ]
+    return [*entries, *layer_norm(f"{body}ln_f", "norm")]
+
+
+def _first_positions(table: np.ndarray, shape: Shape) -> np.ndarray:
+    if table.shape[1:] != shape[1:] or table.shape[0] < shape[0]:
+        raise ConfigError(
+            f"The checkpoint has {table.shape[0]} positions of width {table.shape[1]}, and the model needs "
+            f"{shape[0]} of width {shape[1]}: the first of them can be taken, but no more be made."
+        )
+    return table[: shape[0]]
+
+
+def _conv1d(name: str, path: str) -> list[Entry]:
+    return [Entry(f"{name}.weight", (f"{path}/kernel",)), Entry(f"{name}.bias", (f"{path}/bias",))]
+
+
+def _llama_entries(config: GPTConfig, body: str) -> list[Entry]:
+    entries = [Entry(f"{body}embed_tokens.weight", ("token_embedding/table",))]
+    for index in range(config.depth):
+        theirs, ours = f"{body}layers.{index}", f"block_{index}"
+        layers = {
+            "self_attn.q_proj": "attention/query",
+            "self_attn.k_proj": "attention/key",
+            "self_attn.v_proj": "attention/value",
+            "self_attn.o_proj": "attention/output",
+            "mlp.gate_proj": "feed_forward/gate",
+            "mlp.up_proj": "feed_forward/up",
+            "mlp.down_proj": "feed_forward/down",
+        }
+        for name, path in layers.items():
+            entries += linear(f"{theirs}.{name}", f"{ours}/{path}", bias=config.use_bias)
+        entries += [
+            Entry(f"{theirs}.input_layernorm.weight", (f"{ours}/attention_norm/scale",)),
+            Entry(f"{theirs}.post_attention_layernorm.weight", (f"{ours}/feed_forward_norm/scale",)),
+        ]
+    return [*entries, Entry(f"{body}norm.weight", ("norm/scale",))]
+
+
+def _gpt2_fields(config: Fields) -> dict[str, Any]:
+    config.refuse("add_cross_attention", False)
+    rates = {name: config.real(name, 0.1) for name in ("resid_pdrop", "embd_pdrop")}
+    if rates["embd_pdrop"] != rates["resid_pdrop"]:
+        warnings.warn(
+            f"{config.where} has {rates}; keras-tx has one rate for both and uses that of "
+            "resid_pdrop. It affects training only.",
+            stacklevel=2,
+        )
+    width = config.number("n_embd", 768)
+    return {
+        "vocabulary": config.number("vocab_size", 50257),
+        "max_length": config.number("n_positions", 1024),
+        "width": width,
+        "depth": config.number("n_layer", 12),
+        "num_heads": config.number("n_head", 12),
+        "mlp_dim": config.number("n_inner", 0, none=True) or 4 * width,
+        "activation": READ_ACTIVATIONS[config.text("activation_function", READ_ACTIVATIONS, "gelu_new")],
+        "norm_epsilon": config.real("layer_norm_epsilon", 1e-5),
+        "tied": _flag(config, "tie_word_embeddings", True),
+        "dropout": rates["resid_pdrop"],
+        "attention_dropout": config.real("attn_pdrop", 0.1),
+    }
+
+
+def _llama_fields(config: Fields, mistral: bool) -> dict[str, Any]:
+    length = config.number("max_position_embeddings", 4096 * 32 if mistral else 2048)
+    heads = config.number("num_attention_heads", 32)
+    bias = False
+    if mistral:
+        config.setdefault("sliding_window", 4096)
+        window = config.number("sliding_window", 4096, none=True)
+        if window is not None and window < length:
+            raise config.error("sliding_window", f"expected null, or no less than the {length} positions")
+    else:
+        bias = _flag(config, "attention_bias", False)
+        if _flag(config, "mlp_bias", False) != bias:
+            raise config.error("mlp_bias", f"expected {bias}, as attention_bias: here one field is for both")
+    config.text("hidden_act", ("silu", "swish"), "silu")
+    config.refuse("rope_interleaved", False)
+    return {
+        "vocabulary": config.number("vocab_size", 32000),
+        "max_length": length,
+        "width": config.number("hidden_size", 4096),
+        "depth": config.number("num_hidden_layers", 32),
+        "num_heads": heads,
+        "kv_heads": config.number("num_key_value_heads", 8 if mistral else heads, none=True) or heads,
+        "head_dim": config.number("head_dim", 0, none=True) or None,
+        "mlp_dim": config.number("intermediate_size", 14336 if mistral else 11008),
+        "positions": "rotary",
+        **_rotary(config, length),
+        "norm": "rms",
+        "norm_epsilon": config.real("rms_norm_eps", 1e-6),
+        "activation": "swiglu",
+        "use_bias": bias,
+        "tied": _flag(config, "tie_word_embeddings", False),
+        "dropout": 0.0,
+        "attention_dropout": config.real("attention_dropout", 0.0),
+    }
+
+
+def _rotary(config: Fields, length: int) -> dict[str, Any]:
+    """rope_theta and rope_scaling, as transformers before 5 wrote them, or rope_parameters, which is both."""
+    parameters, scaling = (_object(config, name) for name in ("rope_parameters", "rope_scaling"))
+    base = config.get("rope_theta")
+    base = config.real("rope_theta", 0.0) if base is not None else parameters.get("rope_theta", 10000.0)
+    if parameters.get("rope_theta", base) != base:
+        raise config.error("rope_theta", f"but rope_parameters has {parameters['rope_theta']!r}")
+    given = {**scaling, **parameters}
+    kind = given.get("rope_type", given.get("type", "default"))
+    numbers = {
+        x: given[x] for x in given if x not in ("rope_type", "type", "rope_theta") and given[x] is not None
+    }
+    if numbers.pop("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise config.error("partial_rotary_factor", "expected 1: here every channel is turned")
+    if kind == "llama3":
+        numbers.setdefault("original_max_position_embeddings", length)
+    if kind == "default" and not numbers:
+        return {"rotary_base": base}
+    try:
+        return {"rotary_base": base, "rotary_scaling": check_scaling({"rope_type": kind, **numbers})}
+    except ConfigError as error:
+        name = "rope_parameters" if parameters else "rope_scaling"
+        raise config.error(name, f"as a scaling of ours, {error}".rstrip(".")) from error
+
+
+def _flag(config: Fields, name: str, default: bool) -> bool:
+    value = config.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise config.error(name, "expected true or false")
+    return default if value is None else value
+
+
+def _object(config: Fields, name: str) -> dict[str, Any]:
+    value = config.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise config.error(name, "expected an object")
+    return value or {}
+
+
+def _head_of(config: Fields) -> CausalLMHead | ConfigError | None:
+    architecture = config.architecture()
+    if architecture in CAUSAL_LM:
+        return CausalLMHead()
+    if architecture in BODIES:
+        return None
+    return config.error("architectures", "a GPT of ours has a CausalLMHead or, with head=None, none")
+
+
+def _pad_id(config: Fields, vocabulary: int) -> int | None:
+    """The token that is padding, where it is nothing else: a text's end is often named for it too."""
+    pad = config.get("pad_token_id")
+    named = [config.get(name) for name in ("eos_token_id", "bos_token_id")]
+    others = [number for x in named for number in (x if isinstance(x, list) else [x])]
+    return pad if type(pad) is int and pad not in others and 0 <= pad < vocabulary else None
+
+
+def _stop_ids(
+    config: Fields, folder: Path | None, transform: TextTransform | None, vocabulary: int
+) -> tuple[int, ...] | None:
+    """What ends a text by generation_config.json, or by config.json; None where the tokenizer says the same.
+
+    An id that the vocabulary lacks, such as the one that config classes have by default, ends nothing.
+    """
+    said = config.get("eos_token_id")
+    if folder is not None and (folder / contract.GENERATION_CONFIG).is_file():
+        said = read_json(folder, contract.GENERATION_CONFIG).get("eos_token_id", said)
+    ids = [] if said is None else said if isinstance(said, list) else [said]
+    if not all(type(number) is int for number in ids):
+        raise config.error("eos_token_id", "expected a number, or a list of them")
+    ids = [number for number in dict.fromkeys(ids) if 0 <= number < vocabulary]
+    own = transform and transform.eos_token
+    if not ids or (transform and own and ids == [transform.id_of(own)]):
+        return None
+    return tuple(ids)
+
+
+def _processing(folder: Path | None) -> TextTransform | None:
+    if folder is None:
+        return None
+    if any((folder / name).is_file() for name in (contract.TOKENIZER, contract.VOCAB_JSON)):
+        return TextTransform.load(folder, segments=False)
+    if (folder / SENTENCEPIECE).is_file():
+        warnings.warn(
+            f"{folder} has {SENTENCEPIECE} but no {contract.TOKENIZER}, so the model comes without a "
+            "tokenizer. AutoTokenizer.from_pretrained(folder).save_pretrained(folder) of transformers writes "
+            "one.",
+            stacklevel=2,
+        )
+    return None
+
+
+def gpt_to_config(model: GPT, special: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A config.json for a GPT as GPT-2 or Llama, and why it has no model_type where it is like neither.
+
+    `special` are the ids that begin, end and pad a text; None where nobody knows. Dropout
+    acts only in training; Llama's config has the rate of attention alone.
+    """
+    config: GPTConfig = model.config
+    rotary = config.positions == "rotary"
+    whole = "ForCausalLM" if rotary else "LMHeadModel"
+    body = "Model" if model.head is None else whole
+    reasons = beyond(config)
+    fields: dict[str, Any] = {
+        "vocab_size": config.vocabulary,
+        "tie_word_embeddings": config.tied,
+        "initializer_range": 0.02,
+        "use_cache": True,
+        **special,
+    }
+    if rotary or reasons:
+        fields |= {
+            "hidden_size": config.width,
+            "num_hidden_layers": config.depth,
+            "num_attention_heads": config.num_heads,
+            "num_key_value_heads": config.kv_heads or config.num_heads,
+            "head_dim": config.head_size,
+            "intermediate_size": config.mlp_dim,
+            "max_position_embeddings": config.max_length,
+            "attention_dropout": config.attention_dropout,
+        }
+    if reasons:
+        differing = ("positions", "norm", "activation", "use_bias", "norm_epsilon", "rotary_base", "dropout")
+        return {**fields, **{name: getattr(config, name) for name in differing}}, reasons
+    if rotary:
+        scaling = config.rotary_scaling or {"rope_type": "default"}
+        fields |= {
+            "hidden_act": "silu",
+            "rms_norm_eps": config.norm_epsilon,
+            "attention_bias": config.use_bias,
+            "mlp_bias": config.use_bias,
+            "rope_theta": config.rotary_base,  # these two as transformers before 5 reads them
+            "rope_scaling": config.rotary_scaling,
+            "rope_parameters": {**scaling, "rope_theta": config.rotary_base},
+        }
+        return {"model_type": "llama", "architectures": [f"Llama{body}"], **fields}, []
+    fields |= {
+        "n_embd": config.width,
+        "n_layer": config.depth,
+        "n_head": config.num_heads,
+        "n_inner": config.mlp_dim,
+        "n_positions": config.max_length,
+        "n_ctx": config.max_length,
+        "activation_function": ACTIVATIONS[config.activation],
+        "layer_norm_epsilon": config.norm_epsilon,
+        "embd_pdrop": config.dropout,
+        "resid_pdrop": config.dropout,
+        "attn_pdrop": config.attention_dropout,
+    }
+    return {"model_type": "gpt2", "architectures": [f"GPT2{body}"], **fields}, []
+
+
+def beyond(config: GPTConfig) -> list[str]:
+    """What neither GPT-2 nor Llama can be."""
+    if config.positions == "rotary":
+        differences = {
+            f"norm={config.norm!r} with rotary positions": config.norm != "rms",
+            f"activation={config.activation!r} with rotary positions": config.activation != "swiglu",
+        }
+    else:
+        differences = {
+            f"norm={config.norm!r} with learned positions": config.norm != "layer",
+            f"activation={config.activation!r} with learned positions": config.activation not in ACTIVATIONS,
+            f"use_bias={config.use_bias} with learned positions": not config.use_bias,
+            f"kv_heads={config.kv_heads} with learned positions": (
+                config.kv_heads not in (None, config.num_heads)
+            ),
+            f"head_dim={config.head_dim} with learned positions": config.head_dim is not None,
+        }
+    return [difference for difference, present in differences.items() if present]

@@ -1,0 +1,302 @@
+"""GPT: "Language Models are Unsupervised Multitask Learners" (Radford et al.), and what came after."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import keras
+from keras import ops
+
+from keras_tx import contract
+from keras_tx.arguments import Count, Epsilon, Positive, Rate, Size, check_fields
+from keras_tx.errors import ConfigError, nearest, whole_number
+from keras_tx.heads import CausalLMHead, Encoded, Head
+from keras_tx.layers import TokenEmbedding, TransformerBlock
+from keras_tx.layers.rotary import check_scaling
+from keras_tx.models.config import make_config, unknown_variant
+from keras_tx.models.text_model import TextModel, as_processed, check_tokenizer, fitting
+from keras_tx.processing import TextTransform
+
+POSITIONS = ("learned", "rotary")
+CAUSAL_LM = CausalLMHead()
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    # depth, width, heads: table 2 of Radford et al., whose parameter counts were corrected later
+    "124M": {"depth": 12, "width": 768, "num_heads": 12},
+    "355M": {"depth": 24, "width": 1024, "num_heads": 16},
+    "774M": {"depth": 36, "width": 1280, "num_heads": 20},
+    "1558M": {"depth": 48, "width": 1600, "num_heads": 25},
+    # nanoGPT's configuration for characters: exact gelu, no biases, Shakespeare's 65 characters
+    "char": {
+        "depth": 6,
+        "width": 384,
+        "num_heads": 6,
+        "vocabulary": 65,
+        "max_length": 256,
+        "activation": "gelu",
+        "use_bias": False,
+        "dropout": 0.2,
+        "attention_dropout": 0.2,
+    },
+    "nano": {"depth": 3, "width": 48, "num_heads": 3},  # minGPT's
+    "pico": {"depth": 2, "width": 32, "num_heads": 2, "vocabulary": 256, "max_length": 64},  # a toy for tests
+    # the shape of Touvron et al., "Llama 2", at the size of a toy
+    "llama-tiny": {
+        "depth": 2,
+        "width": 64,
+        "num_heads": 4,
+        "kv_heads": 2,
+        "mlp_dim": 176,
+        "vocabulary": 256,
+        "max_length": 128,
+        "positions": "rotary",
+        "norm": "rms",
+        "activation": "swiglu",
+        "use_bias": False,
+        "tied": False,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class GPTConfig:
+    """Everything that shapes a GPT; `GPTConfig.variant("124M")` starts from a published one."""
+
+    width: Size
+    depth: Size
+    num_heads: Size
+    mlp_dim: Size
+    vocabulary: Size = 50257
+    max_length: Size = 1024
+    kv_heads: Size | None = None  # by default as many as num_heads
+    head_dim: Size | None = None  # by default width / num_heads
+    positions: str = "learned"  # "rotary" turns queries and keys
+    rotary_base: Positive = 10000.0
+    rotary_scaling: dict[str, Any] | None = None  # see MultiHeadAttention
+    norm: str = "layer"  # "rms"
+    activation: str = "gelu_tanh"  # "gelu", "relu", "swiglu"
+    use_bias: bool = True  # in dense layers, and in norms of kind "layer"
+    tied: bool = True  # whether the token embedding gives the logits
+    pad_id: Count | None = None  # tokens with this id are padding, where no attention_mask says so
+    stop_ids: tuple[int, ...] | None = None  # any of them ends a text; by default the tokenizer's own end
+    norm_epsilon: Epsilon = 1e-5
+    dropout: Rate = 0.1
+    attention_dropout: Rate = 0.1
+
+    # What may differ from the checkpoint that a model starts from.
+    FREE: ClassVar[frozenset[str]] = frozenset(
+        {"attention_dropout", "dropout", "max_length", "pad_id", "stop_ids"}
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.width % self.num_heads:
+            raise ConfigError(f"width={self.width} is not divisible by num_heads={self.num_heads}.")
+        if self.kv_heads is not None and self.num_heads % self.kv_heads:
+            raise ConfigError(f"num_heads={self.num_heads} is not divisible by kv_heads={self.kv_heads}.")
+        if self.head_dim == self.width // self.num_heads:
+            object.__setattr__(self, "head_dim", None)
+        if self.pad_id is not None and self.pad_id >= self.vocabulary:
+            raise ConfigError(f"pad_id={self.pad_id} is not in a vocabulary of {self.vocabulary}.")
+        if self.stop_ids is not None:
+            object.__setattr__(self, "stop_ids", _checked_ids(self.stop_ids, self.vocabulary))
+        if self.positions not in POSITIONS:
+            raise ConfigError(
+                f"positions={self.positions!r} is unknown. {nearest(str(self.positions), POSITIONS)}"
+            )
+        object.__setattr__(self, "rotary_scaling", check_scaling(self.rotary_scaling))
+        if self.rotary_scaling is not None and self.positions != "rotary":
+            raise ConfigError(
+                f"rotary_scaling={self.rotary_scaling} would change nothing with "
+                f"positions={self.positions!r}. Leave it out."
+            )
+
+    @property
+    def head_size(self) -> int:
+        """The width of a head."""
+        return self.head_dim or self.width // self.num_heads
+
+    @classmethod
+    def variant(cls, name: str, **overrides: Any) -> GPTConfig:
+        """The config of a published size.
+
+        >>> GPTConfig.variant("774M").width
+        1280
+        """
+        if name not in VARIANTS:
+            raise unknown_variant(name, VARIANTS)
+        fields = {**VARIANTS[name], **overrides}
+        fields.setdefault("mlp_dim", 4 * whole_number("width", fields["width"]))
+        return make_config(cls, fields)
+
+
+def _checked_ids(ids: Any, vocabulary: int) -> tuple[int, ...]:
+    known = isinstance(ids, list | tuple) and all(type(i) is int and 0 <= i < vocabulary for i in ids)
+    if not known or not ids:
+        raise ConfigError(
+            f"stop_ids={ids!r}: expected one or more ids of a vocabulary of {vocabulary}, as a list."
+        )
+    return tuple(dict.fromkeys(ids))
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+class GPT(TextModel):
+    """A decoder of text; see `gpt`."""
+
+    config_class = GPTConfig
+    last_state = "norm"
+
+    @classmethod
+    def default_head(cls) -> Head:
+        return CAUSAL_LM
+
+    def special_ids(self, transform: TextTransform | None = None) -> dict[str, Any]:
+        """The ids that begin, end and pad a text, as Hugging Face names them; None where nobody knows.
+
+        Several may end one: then a list. `transform` is by default the model's own processing.
+
+        >>> gpt("pico", pad_id=0, stop_ids=[3, 7]).special_ids()
+        {'bos_token_id': None, 'eos_token_id': [3, 7], 'pad_token_id': 0}
+        """
+        transform = transform or self.processing
+        begin = transform and (transform.bos_token or transform.cls_token)
+        end = transform and (transform.eos_token or transform.sep_token)
+        stops = list(self.config.stop_ids or ([transform.id_of(end)] if transform and end else []))
+        return {
+            "bos_token_id": transform.id_of(begin) if transform and begin else None,
+            "eos_token_id": stops if len(stops) > 1 else stops[0] if stops else None,
+            "pad_token_id": self.config.pad_id,
+        }
+
+    def stops(self, transform: TextTransform | None = None) -> list[int]:
+        """The ids that end a text, where they are known."""
+        found = self.special_ids(transform)["eos_token_id"]
+        return found if isinstance(found, list) else [] if found is None else [found]
+
+    @classmethod
+    def assemble(
+        cls,
+        config: GPTConfig,
+        *,
+        head: Head | None = None,
+        processing: TextTransform | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+    ) -> GPT:
+        if head is not None and not isinstance(head, CausalLMHead):
+            raise ConfigError(
+                f"A GPT takes a CausalLMHead, or head=None for its hidden states, not {head!r}. For other "
+                "tasks, put layers of your own on the hidden states, or use a BERT."
+            )
+        names = (contract.INPUT_IDS, contract.ATTENTION_MASK, contract.POSITION_IDS)
+        inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in names}
+        encoded = _decode(config, inputs, dtype)
+        outputs = encoded.tokens if head is None else head(encoded)
+        processing = fitting(processing, config, segments=False)
+        return cls(inputs, outputs, config=config, head=head, processing=processing, name=name or "gpt")
+
+    def derive(self, given: dict[str, Any]) -> dict[str, Any]:
+        self.derive_mask(given)
+        if contract.POSITION_IDS not in given:
+            # Counted along the real tokens, so that padding on the left moves no position.
+            count = ops.cumsum(given[contract.ATTENTION_MASK], axis=1)
+            given[contract.POSITION_IDS] = ops.cast(ops.maximum(count - 1, 0), "int32")
+        return given
+
+
+def gpt(
+    variant: str = "124M",
+    *,
+    head: Head | None = CAUSAL_LM,
+    weights: Any = None,
+    processing: TextTransform | None = None,
+    name: str | None = None,
+    dtype: Any = None,
+    **overrides: Any,
+) -> GPT:
+    """A decoder of text as a functional keras.Model.
+
+    It takes `input_ids` (batch, sequence), alone or in a dict with `attention_mask` (by default 1; 0 where
+    the id is `pad_id`, if there is one) and `position_ids` (by default counted along the mask), and gives
+    logits (batch, sequence, vocabulary) of the token that follows each.
+
+    >>> import numpy as np
+    >>> import keras_tx
+    >>> model = keras_tx.gpt("pico")
+    >>> tuple(model(np.array([[5, 17, 99]])).shape)
+    (1, 3, 256)
+
+    Args:
+        variant: "124M", "355M", "774M" or "1558M" (GPT-2), "char" (nanoGPT's for characters), "nano", "pico",
+            or "llama-tiny".
+        head: CausalLMHead; None for the hidden states (batch, sequence, width).
+        weights: what to start from: a Hugging Face folder, a .safetensors file, "hf://owner/name", a
+            keras-hub preset or model, a .keras or .weights.h5 file. The model takes its config, and the
+            variant must be that of the checkpoint; keras_tx.from_checkpoint finds it by itself.
+        processing: how texts become ids; vocabulary and pad_id are then its own, and it cuts texts to the
+            positions of the model.
+        dtype: a dtype policy ("mixed_bfloat16"); by default Keras's global one.
+        overrides: any field of GPTConfig: `vocabulary=8000`, `max_length=256`, `dropout=0.0`,
+            `positions="rotary"` ...
+    """
+    if weights is not None:
+        from keras_tx.models.checkpoint_loading import start  # weights know the families
+
+        options = {"head": head, "processing": processing, "name": name, "dtype": dtype}
+        return start(GPT, variant, weights, **options, overrides=overrides)
+    config = GPTConfig.variant(variant, **as_processed(processing, overrides))
+    check_tokenizer(processing, config)
+    model = GPT.assemble(config, head=head, processing=processing, name=name, dtype=dtype)
+    # Radford et al., section 2.3: what is added to the residual starts smaller the more blocks there are.
+    for index in range(model.config.depth):
+        block = model.get_layer(f"block_{index}")
+        for layer in (block.attention.output_projection, block.feed_forward.down):
+            layer.kernel.assign(layer.kernel / math.sqrt(2 * model.config.depth))
+    return model
+
+
+def _decode(config: GPTConfig, inputs: dict[str, Any], dtype: Any) -> Encoded:
+    ids, mask = inputs[contract.INPUT_IDS], inputs[contract.ATTENTION_MASK]
+    position_ids = inputs[contract.POSITION_IDS]
+    initializer = keras.initializers.RandomNormal(stddev=0.02)
+    shared = {"initializer": initializer, "dtype": dtype}
+    embedding = TokenEmbedding(config.vocabulary, config.width, name="token_embedding", **shared)
+    x = embedding(ids)
+    turned = {}
+    if config.positions == "rotary":
+        turned["positions"] = position_ids
+    else:
+        table = TokenEmbedding(config.max_length, config.width, name="positions", **shared)
+        x = ops.add(x, table(position_ids))
+    if config.dropout:
+        x = keras.layers.Dropout(config.dropout, dtype=dtype, name="dropout")(x)
+    for index in range(config.depth):
+        x = TransformerBlock(
+            config.num_heads,
+            config.mlp_dim,
+            kv_heads=config.kv_heads,
+            key_dim=config.head_dim,
+            causal=True,
+            rotary_base=config.rotary_base if turned else None,
+            rotary_scaling=config.rotary_scaling,
+            activation=config.activation,
+            norm=config.norm,
+            norm_epsilon=config.norm_epsilon,
+            dropout=config.dropout,
+            hidden_dropout=0.0,
+            attention_dropout=config.attention_dropout,
+            use_bias=config.use_bias,
+            kernel_initializer=initializer,
+            dtype=dtype,
+            name=f"block_{index}",
+        )(x, padding_mask=mask, **turned)
+    options = {"epsilon": config.norm_epsilon, "dtype": dtype, "name": "norm"}
+    if config.norm == "rms":
+        x = keras.layers.RMSNormalization(**options)(x)
+    else:
+        x = keras.layers.LayerNormalization(center=config.use_bias, **options)(x)
+    return Encoded(x, mask, embedding if config.tied else None, config)

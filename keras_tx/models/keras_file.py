@@ -1,0 +1,216 @@
+"""What Keras saved of a model of ours, .keras and .weights.h5, and live models: read by the same accounting.
+
+Keras's own loading is for the model that was saved, whole. Here the body may go under another head, so the
+file is read as what it is: HDF5 with a group for each layer, whose arrays are views of a memory map.
+Nothing of it is executed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import mmap
+import os
+import struct
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import h5py
+import keras
+import ml_dtypes
+import numpy as np
+
+from keras_tx.errors import ConfigError
+from keras_tx.heads import Head
+from keras_tx.models.bert.model import Bert
+from keras_tx.models.config import make_config
+from keras_tx.models.gpt.model import GPT
+from keras_tx.models.transformer_model import TransformerModel
+from keras_tx.models.vit.model import ViT
+from keras_tx.models.weight_source import Origin
+from keras_tx.models.weightless import sketch
+from keras_tx.weights.tensor_map import BODY, HEAD, POOLER, Entry, Plan
+from keras_tx.weights.tensor_source import Tensors
+from keras_tx.weights.weight_values import array_of, merged_weights
+
+FAMILIES: dict[str, type[TransformerModel]] = {f"keras_tx>{x.__name__}": x for x in (ViT, Bert, GPT)}
+# Layers that a model has because of its head.
+OF_HEADS = (
+    *("logits", "prediction_dense", "prediction_norm", "prediction_logits", "seq_relationship_logits"),
+    *("span", "pooler", "class_logits", "distillation_logits"),
+)
+LONGEST_CONFIG = 64 * 2**20  # bytes; a tokenizer may be part of it
+
+
+def of_model(model: TransformerModel) -> Origin:
+    """A live model of ours: its body for another head, another size of image, another dtype."""
+    variables = merged_weights(model)
+    tensors = Tensors(
+        where=f"model {model.name!r}",
+        shapes={path: tuple(variable.shape) for path, variable in variables.items()},
+        read=lambda path: array_of(variables[path]),
+    )
+    fields = dataclasses.asdict(model.config)
+    return Origin(
+        tensors.where, type(model), fields, model.head, model.processing, tensors, lambda x: _plan(x, str)
+    )
+
+
+def open_keras(path: Path) -> Origin:
+    """A .keras file of a model of ours."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if archive.getinfo("config.json").file_size > LONGEST_CONFIG:
+                raise ConfigError(f"{path}: its config.json has more than {LONGEST_CONFIG} bytes.")
+            saved = json.loads(archive.read("config.json"))
+            part = archive.getinfo("model.weights.h5")
+        family, fields, head, processing = _saved(saved, path)
+        if part.compress_type != zipfile.ZIP_STORED:
+            raise ConfigError(f"{path} was compressed; expected a .keras file as Keras writes it.")
+        with path.open("rb") as file:
+            file.seek(part.header_offset)
+            local = file.read(30)  # its last four bytes are the lengths of a name and of an extra field
+            begin = part.header_offset + 30 + sum(struct.unpack("<HH", local[26:]))
+        tensors = _tensors(path, begin, part.file_size)
+    except ConfigError:
+        raise
+    except (zipfile.BadZipFile, struct.error, KeyError, ValueError, OSError, RecursionError) as error:
+        raise ConfigError(f"{path} is not a sound .keras file: {error}. Save or copy it again.") from error
+    return Origin(str(path), family, fields, head, processing, tensors, lambda x: _plan(x, _numbered(x)))
+
+
+def open_weights(path: Path, family: type[TransformerModel] | None) -> Origin:
+    """A .weights.h5 file of a model of ours; what model, only the caller knows."""
+    if family is None:
+        raise ConfigError(
+            f"{path} has weights but no config, so it does not say which model it is. Give it as weights= to "
+            "keras_tx.vit, bert or gpt, with the variant and the fields that it was made with."
+        )
+    try:
+        tensors = _tensors(path, 0, path.stat().st_size)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read as a weights file: {error}. Save or copy it again."
+        ) from error
+    return Origin(str(path), family, None, None, None, tensors, lambda x: _plan(x, _numbered(x)))
+
+
+def _saved(saved: Any, path: Path) -> tuple[type[TransformerModel], dict[str, Any], Head | None, Any]:
+    name = saved.get("registered_name") if isinstance(saved, dict) else None
+    if name not in FAMILIES:
+        kind = saved.get("class_name") if isinstance(saved, dict) else None
+        raise ConfigError(
+            f"{path} holds a {kind}, expected a ViT, Bert or GPT of keras_tx. keras.models.load_model opens "
+            "any other model."
+        )
+    family, config = FAMILIES[name], saved["config"]
+    try:
+        head = config["head"]
+        if head is not None:
+            if not str(head["registered_name"]).startswith("keras_tx>"):
+                raise ConfigError(f"{path}: its head is {head['registered_name']!r}, which is none of ours.")
+            head = keras.saving.deserialize_keras_object(head, safe_mode=True)
+            if not isinstance(head, Head):
+                raise ConfigError(f"{path}: its head is a {type(head).__name__}.")
+        processing = config["processing"]
+        if processing is not None:
+            processing = family.processing_class(**processing)
+        fields = dict(config["config"])
+        make_config(family.config_class, fields)
+    except (TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{path}: its config.json is not what a {family.__name__} writes: {error!r}."
+        ) from error
+    return family, fields, head, processing
+
+
+def _tensors(path: Path, begin: int, size: int) -> Tensors:
+    """The variables of a weights file, by the names of layers and the variable's number in its layer."""
+    places: dict[str, tuple[np.dtype, tuple[int, ...], int]] = {}
+    with path.open("rb") as file, h5py.File(_Part(file, begin, size), "r") as opened:
+        for name, dataset in _datasets(opened, "", path):
+            first, shape = dataset.id.get_offset(), tuple(dataset.shape)
+            nbytes = math.prod(shape) * dataset.dtype.itemsize
+            if first is None or dataset.external or first + nbytes > size:
+                raise ConfigError(f"{path} is not as Keras writes it: {name} is not stored as one whole.")
+            if name in places:
+                raise ConfigError(f"{path} has two layers with the variable {name}.")
+            kind = ml_dtypes.bfloat16 if dataset.attrs.get("dtype") == "bfloat16" else dataset.dtype
+            places[name] = (np.dtype(kind), shape, begin + first)
+        whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    nbytes = sum(math.prod(shape) * dtype.itemsize for dtype, shape, _ in places.values())
+    if nbytes > size:
+        raise ConfigError(
+            f"{path} says that it has {nbytes} bytes of weights, which is more than it is long."
+        )
+
+    def read(name: str) -> np.ndarray:
+        dtype, shape, first = places[name]
+        return np.frombuffer(whole, dtype, math.prod(shape), first).reshape(shape)
+
+    shapes = {name: shape for name, (_, shape, _) in places.items()}
+    return Tensors(str(path), shapes, read, nbytes, {name: x[0] for name, x in places.items()})
+
+
+class _Part(io.RawIOBase):
+    """A range of a file as a file."""
+
+    def __init__(self, file: BinaryIO, begin: int, size: int) -> None:
+        self._file, self._begin, self._size, self._at = file, begin, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = start + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        self._file.seek(self._begin + self._at)
+        data = self._file.read(max(0, min(len(buffer), self._size - self._at)))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def _datasets(group: Any, prefix: str, path: Path) -> Iterator[tuple[str, h5py.Dataset]]:
+    for key in group:
+        if not isinstance(group.get(key, getlink=True), h5py.HardLink):
+            raise ConfigError(f"{path} has a link at {group.name}/{key}, which is not followed.")
+        inner = group[key]
+        if isinstance(inner, h5py.Dataset):
+            yield f"{prefix}{key}", inner
+        elif isinstance(inner, h5py.Group):
+            own = inner["vars"].attrs.get("name") if "vars" in inner else None
+            yield from _datasets(inner, prefix if own is None else f"{prefix}{own}/", path)
+
+
+def _numbered(model: TransformerModel) -> Any:
+    """From a variable's path to its layer and number, as a weights file counts it."""
+    numbers: dict[str, str] = {}
+    counts: dict[str, int] = {}
+    for variable in model.weights:
+        layer = variable.path.rpartition("/")[0]
+        numbers[variable.path] = f"{layer}/{counts.setdefault(layer, 0)}"
+        counts[layer] += 1
+    return numbers.__getitem__
+
+
+def _plan(model: TransformerModel, name_of: Any) -> Plan:
+    body = {x.path for x in sketch(type(model), model.config, head=None).weights}
+    entries = []
+    for variable in model.weights:
+        part = POOLER if variable.path.startswith("pooler/") else BODY if variable.path in body else HEAD
+        entries.append(Entry(name_of(variable.path), (variable.path,), part=part))
+    return Plan(tuple(entries), others=tuple(f"{name}/" for name in OF_HEADS))

@@ -1,0 +1,1 @@
+"""ViT, DeiT, DINO and DINOv2."""

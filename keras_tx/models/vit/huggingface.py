@@ -1,0 +1,350 @@
+"""Hugging Face's ViT, DeiT and DINOv2: their config.json, in both directions.
+
+DINO's models are ViT there. A lone file may have the names of timm, DINOv2's authors or torchvision.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+import numpy as np
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError, nearest
+from keras_tx.heads import ClassifierHead, DistilledClassifierHead, Head, MultiLabelHead, RegressionHead
+from keras_tx.models.vit import huggingface_tensors, state_dicts
+from keras_tx.models.vit.huggingface_tensors import Grid, canonical, dialect
+from keras_tx.models.vit.model import ViT, ViTConfig
+from keras_tx.models.weight_source import Origin
+from keras_tx.processing import ImageTransform
+from keras_tx.weights.checkpoint import read_json
+from keras_tx.weights.config_json import Fields, labels_of
+from keras_tx.weights.huggingface import ACTIVATIONS
+from keras_tx.weights.tensor_map import Plan
+from keras_tx.weights.tensor_source import Checkpoint, Tensors
+
+CLASSES = {
+    "vit": "ViT",
+    "deit": "DeiT",
+    "dinov2": "Dinov2",
+    "dinov2_with_registers": "Dinov2WithRegisters",
+}
+MODEL_TYPES = tuple(CLASSES)
+THEIR_ACTIVATIONS = {
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    "quick_gelu": "quick_gelu",
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"),
+    "relu": "relu",
+}
+# Keys in config.json of the fields of our config.
+KEYS = {
+    "head.classes": "num_labels",
+    "width": "hidden_size",
+    "depth": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "mlp_dim": "intermediate_size",
+    "channels": "num_channels",
+    "registers": "num_register_tokens",
+    "layer_scale": "layerscale_value",
+    "norm_epsilon": "layer_norm_eps",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "drop_path": "drop_path_rate",
+}
+POOLER, MASK_TOKEN = "pooler.dense.weight", "embeddings.mask_token"
+OPTIONAL = (POOLER, "pooler.dense.bias", MASK_TOKEN)
+CLASSIFIER = "ForImageClassification"
+TEACHER = "ForImageClassificationWithTeacher"
+
+
+def plan(model: ViT, tensors: Tensors | None, old: Grid | None = None) -> Plan:
+    """The table of a model, for the names that a checkpoint has, or for those that are written.
+
+    `old` is the grid of the checkpoint's positions, where its config says it.
+    """
+    if tensors is not None and state_dicts.is_timm(tensors.shapes):
+        return state_dicts.timm_plan(model, tensors)
+    if tensors is not None and state_dicts.is_torchvision(tensors.shapes):
+        return state_dicts.torchvision_plan(model, tensors)
+    kind = _written_type(model) if tensors is None else dialect(model.config)
+    return huggingface_tensors.plan(model, kind, tensors, old)
+
+
+def origin(checkpoint: Checkpoint) -> Origin:
+    """What a checkpoint makes; a ConfigError names what of its config.json we have not."""
+    tensors = checkpoint.tensors
+    config = Fields(checkpoint)
+    kind = config.text("model_type", MODEL_TYPES)
+    dinov2 = kind.startswith("dinov2")
+    config.names = KEYS
+    fields = _fields(config, kind)
+    # Where a model of ours has none, zeros are written, because transformers wants them.
+    zeros = tuple(name for name in OPTIONAL if _is_zero(tensors, kind, name))
+    if kind == "dinov2_with_registers":
+        fields["mask_token"] = MASK_TOKEN not in zeros
+    pooled = not dinov2 and POOLER not in zeros and _is_there(tensors, kind, POOLER)
+
+    def adapted(made: ViTConfig, head: Head | None, overrides: dict[str, Any]) -> ViTConfig:
+        """Classifiers take the token itself, and DINOv2's the mean of the patches besides."""
+        changes: dict[str, Any] = {}
+        if "pooling" not in overrides and dinov2:
+            changes["pooling"] = "token" if head is None else "token+average"
+        if "pooler" not in overrides and pooled and head is None and made.pooling == "token":
+            changes |= {"pooler": "tanh", "pooler_dim": _pooler_dim(config, made.width)}
+        return dataclasses.replace(made, **changes)
+
+    made = config.make(ViTConfig, fields)
+    return Origin(
+        where=tensors.where,
+        family=ViT,
+        fields=fields,
+        head=_head(config, kind),
+        processing=_transform(checkpoint, made),
+        tensors=tensors,
+        config=config,
+        plan=lambda model: dataclasses.replace(plan(model, tensors, made.grid), computed=zeros),
+        adapted=adapted,
+    )
+
+
+def _fields(config: Fields, kind: str) -> dict[str, Any]:
+    for name in ("is_decoder", "add_cross_attention", "is_encoder_decoder"):
+        config.refuse(name, False)
+    config.refuse("pruned_heads", {})
+    config.refuse("quantization_config", None)
+    width, heads = config.number("hidden_size", 768), config.number("num_attention_heads", 12)
+    config.refuse("head_dim", width // max(heads, 1))
+    fields = {
+        "width": width,
+        "depth": config.number("num_hidden_layers", 12),
+        "num_heads": heads,
+        "mlp_dim": 0 if kind.startswith("dinov2") else config.number("intermediate_size", 3072),
+        "image_size": _size(config, "image_size", 224),
+        "patch_size": _size(config, "patch_size", 14 if kind == "dinov2" else 16),
+        "channels": config.number("num_channels", 3),
+        "activation": THEIR_ACTIVATIONS[config.text("hidden_act", THEIR_ACTIVATIONS, "gelu")],
+        "qkv_bias": _switch(config, "qkv_bias", True),
+        "norm_epsilon": config.real("layer_norm_eps", 1e-6 if kind.startswith("dinov2") else 1e-12),
+        "dropout": config.real("hidden_dropout_prob", 0.0),
+        "attention_dropout": config.real("attention_probs_dropout_prob", 0.0),
+        "distillation": kind == "deit",
+    }
+    if not kind.startswith("dinov2"):
+        config.refuse("pooler_act", "tanh")
+        return fields
+    if not isinstance(fields["image_size"], int):
+        raise config.error("image_size", "DINOv2 takes its positions for those of a square")
+    if not isinstance(fields["patch_size"], int):
+        raise config.error("patch_size", "expected one number: DINOv2's patches are squares")
+    ratio = config.real("mlp_ratio", 4)
+    fields["mlp_dim"] = int(width * ratio)
+    if width and not fields["mlp_dim"]:
+        raise config.error("mlp_ratio", "expected a number above 0")
+    if _switch(config, "use_swiglu_ffn", False):
+        fields |= {"activation": "swiglu", "mlp_dim": gated_dim(fields["mlp_dim"])}
+    fields["layer_scale"] = config.real("layerscale_value", 1.0)
+    fields["drop_path"] = config.real("drop_path_rate", 0.0)
+    if kind == "dinov2":
+        fields["mask_token"] = _switch(config, "use_mask_token", True)
+    else:
+        fields["registers"] = config.number("num_register_tokens", 4)
+        if not fields["registers"]:
+            raise config.error("num_register_tokens", "expected 1 or more; without registers it is dinov2")
+    return fields
+
+
+def gated_dim(hidden: int) -> int:
+    """DINOv2 keeps two thirds of the width where the layer is gated, in multiples of 8."""
+    return (int(hidden * 2 / 3) + 7) // 8 * 8
+
+
+def _switch(config: Fields, name: str, default: bool) -> bool:
+    value = config.get(name, default)
+    if not isinstance(value, bool):
+        raise config.error(name, "expected true or false")
+    return value
+
+
+def _size(config: Fields, name: str, default: int) -> int | tuple[int, int]:
+    size = config.get(name, default)
+    if isinstance(size, list) and len(size) == 2 and all(type(x) is int and x > 0 for x in size):
+        return size[0] if size[0] == size[1] else (size[0], size[1])
+    if type(size) is int and size > 0:
+        return size
+    raise config.error(name, "expected a number, or height and width")
+
+
+def _pooler_dim(config: Fields, width: int) -> int | None:
+    units = config.number("pooler_output_size", width, none=True)
+    return None if units in (None, 0, width) else units
+
+
+def _is_there(tensors: Tensors, kind: str, name: str) -> bool:
+    known = canonical(kind)
+    return any(known(x) == name for x in tensors.shapes)
+
+
+def _is_zero(tensors: Tensors, kind: str, name: str) -> bool:
+    known = canonical(kind)
+    return any(known(x) == name and not np.any(tensors.read(x)) for x in tensors.shapes)
+
+
+def _head(config: Fields, kind: str) -> Head | ConfigError | None:
+    """The checkpoint's own, or why we have none like it."""
+    architecture = config.architecture()
+    name = architecture.removeprefix(CLASSES[kind])
+    if name in ("Model", "Backbone"):
+        return None
+    if name != CLASSIFIER and (name != TEACHER or kind != "deit"):
+        known = ["Model", CLASSIFIER, *([TEACHER] if kind == "deit" else [])]
+        return ConfigError(
+            f"{config.where} has the architecture {architecture!r}, whose head is not supported "
+            f"({nearest(name, known)}) Pass the head that you want: head=None loads the encoder alone."
+        )
+    count, labels = labels_of(config)
+    if count == 0:
+        return None
+    problem = config.get("problem_type")
+    if problem == contract.MULTI_LABEL and name == CLASSIFIER:
+        return MultiLabelHead(count, labels=labels)
+    if name == CLASSIFIER and (problem == contract.REGRESSION or count == 1):
+        return RegressionHead(count, labels=labels)
+    if count == 1 or problem not in (None, contract.SINGLE_LABEL):
+        return config.error(
+            "problem_type", f"with {count} labels, a distilled classifier cannot have it. Pass head=None"
+        )
+    return (ClassifierHead if name == CLASSIFIER else DistilledClassifierHead)(count, labels=labels)
+
+
+def _transform(checkpoint: Checkpoint, config: ViTConfig) -> ImageTransform | None:
+    """preprocessor_config.json; what we do otherwise is said."""
+    folder = checkpoint.folder
+    if folder is None or not (folder / contract.PREPROCESSOR).is_file():
+        return None
+    found = read_json(folder, contract.PREPROCESSOR)
+    try:
+        return ImageTransform.from_preprocessor_config(found)
+    except ConfigError as error:
+        kept = {key: found[key] for key in KEPT if found.get(key) is not None}
+        size = {"height": config.size[0], "width": config.size[1]}
+        transform = ImageTransform.from_preprocessor_config({**kept, "size": size})
+        warnings.warn(
+            f"{folder}/{contract.PREPROCESSOR}: {error} Images are resized to {config.size[0]} x "
+            f"{config.size[1]} as a whole, and otherwise prepared as the file says.",
+            stacklevel=4,
+        )
+        return transform
+
+
+# What holds for other processors, too, which crop.
+KEPT = ("resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
+
+
+def vit_to_config(model: ViT, labels: list[str] | None) -> tuple[dict[str, Any], list[str]]:
+    """A config.json for a ViT, and why it has no model_type where no class of Hugging Face can be like it."""
+    config: ViTConfig = model.config
+    kind, ratio = _written_type(model), _ratio(config)
+    fields: dict[str, Any] = {
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.num_heads,
+        "hidden_act": ACTIVATIONS.get(config.activation, config.activation),
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "initializer_range": 0.02,
+        "layer_norm_eps": config.norm_epsilon,
+        "image_size": config.size[0] if config.size[0] == config.size[1] else list(config.size),
+        "patch_size": config.patch_size if isinstance(config.patch_size, int) else list(config.patch_size),
+        "num_channels": config.channels,
+        "qkv_bias": config.qkv_bias,
+    }
+    if kind.startswith("dinov2"):
+        gated = config.activation == "swiglu"
+        fields |= {
+            "hidden_act": "gelu" if gated else fields["hidden_act"],
+            "mlp_ratio": ratio or config.mlp_dim / config.width,
+            "use_swiglu_ffn": gated,
+            "layerscale_value": config.layer_scale,
+            "drop_path_rate": config.drop_path,
+        }
+        if kind == "dinov2":
+            fields["use_mask_token"] = config.mask_token
+        else:
+            fields["num_register_tokens"] = config.registers
+    else:
+        fields["intermediate_size"] = config.mlp_dim
+        if config.pooler is not None:
+            fields |= {"pooler_act": config.pooler, "pooler_output_size": config.pooler_dim or config.width}
+    if isinstance(model.head, MultiLabelHead):
+        fields["problem_type"] = contract.MULTI_LABEL
+    elif isinstance(model.head, RegressionHead):
+        fields["problem_type"] = contract.REGRESSION
+    if labels is not None:
+        fields["id2label"] = {str(index): label for index, label in enumerate(labels)}
+        fields["label2id"] = {label: index for index, label in enumerate(labels)}
+    reasons = _beyond(model, kind)
+    if reasons:
+        return fields, reasons
+    if isinstance(model.head, DistilledClassifierHead):
+        architecture = TEACHER
+    else:
+        architecture = "Model" if model.head is None else CLASSIFIER
+    return {"model_type": kind, "architectures": [CLASSES[kind] + architecture], **fields}, []
+
+
+def _written_type(model: ViT) -> str:
+    """The model_type that a model is saved as.
+
+    Only Dinov2's classes have LayerScale. A model that differs from them in something else is saved as an
+    ordinary ViT, whose dense layers absorb the LayerScale.
+    """
+    kind = dialect(model.config)
+    if kind != "dinov2":
+        return kind
+    return min(("dinov2", "vit"), key=lambda candidate: len(_beyond(model, candidate)))
+
+
+def _ratio(config: ViTConfig) -> int | None:
+    """DINOv2's mlp_ratio, a whole number there; None where there is none that gives the mlp."""
+    gated = config.activation == "swiglu"
+    about = config.mlp_dim / config.width * (1.5 if gated else 1.0)
+    for ratio in range(max(int(about) - 1, 1), int(about) + 3):
+        hidden = config.width * ratio
+        if (gated_dim(hidden) if gated else hidden) == config.mlp_dim:
+            return ratio
+    return None
+
+
+def _beyond(model: ViT, kind: str) -> list[str]:
+    """What the classes of a model_type cannot have of a model."""
+    config, head = model.config, model.head
+    dinov2 = kind.startswith("dinov2")
+    taken = ("token", "none") if head is None else ("token+average",) if dinov2 else ("token",)
+    scaled = f" with layer_scale={config.layer_scale}" if dinov2 and config.layer_scale is not None else ""
+    differences = {
+        f"pooling={config.pooling!r}{scaled}": config.pooling not in taken,
+        "class_token=False": not config.has_class_token and "token" not in config.pooling,
+        f"positions={config.positions!r}": config.positions != "learned",
+        f"activation={config.activation!r}": config.activation not in ACTIVATIONS
+        and not (dinov2 and config.activation == "swiglu"),
+        "patch_bias=False": not config.patch_bias,
+        "pre_norm=True": config.pre_norm,
+        "qk_norm=True": config.qk_norm,
+        "pooled_norm=True": config.pooled_norm,
+        f"pooler={config.pooler!r}": config.pooler is not None and (dinov2 or head is not None),
+    }
+    if dinov2:
+        differences |= {
+            f"image_size={config.image_size!r}": config.size[0] != config.size[1],
+            f"patch_size={config.patch_size!r}": not isinstance(config.patch_size, int),
+            f"mlp_dim={config.mlp_dim} with width={config.width}": _ratio(config) is None,
+            f"registers={config.registers} without layer_scale": config.layer_scale is None,
+        }
+    else:
+        differences |= {
+            f"registers={config.registers} with a distillation token": config.registers != 0,
+            "mask_token=True": config.mask_token,
+        }
+    return [difference for difference, present in differences.items() if present]

@@ -1,0 +1,304 @@
+"""keras-hub's ViT and DeiT: live backbones and classifiers are read, and made of models of ours."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError
+from keras_tx.heads import ClassifierHead, DistilledClassifierHead, Head, MultiLabelHead, RegressionHead
+from keras_tx.models.vit.huggingface_tensors import Grid, covering, positions
+from keras_tx.models.vit.model import ViT, ViTConfig
+from keras_tx.models.weight_source import Origin
+from keras_tx.processing import ImageTransform
+from keras_tx.weights.assignment import emptied
+from keras_tx.weights.tensor_map import HEAD, POOLER, Entry, Form, Plan
+from keras_tx.weights.tensor_source import Tensors
+
+CLASSES = ("ViTBackbone", "ViTImageClassifier", "DeiTBackbone", "DeiTImageClassifier")
+NORMS = {"attention_norm": "ln_1", "feed_forward_norm": "ln_2"}
+VIT_MLP = {"feed_forward/up": "mlp/dense_1", "feed_forward/down": "mlp/dense_2"}
+DEIT_MLP = {"feed_forward/up": "mlp/dense", "feed_forward/down": "output_layer/output"}
+RESAMPLING = {"nearest": "nearest", "bilinear": "bilinear", "bicubic": "bicubic", "lanczos3": "lanczos"}
+
+
+def origin(source: keras.Model) -> Origin:
+    """What a backbone or classifier makes; a ConfigError names what of it we have not."""
+    backbone: Any = getattr(source, "backbone", source)
+    where = f"keras-hub's {type(source).__name__} {source.name!r}"
+    fields = _fields(backbone, where)
+    try:
+        made = ViTConfig(**fields)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    head = None if source is backbone else _head(source, where, fields)
+    variables = {variable.path: variable for variable in source.weights}
+    tensors = Tensors(
+        where=where,
+        shapes={path: tuple(variable.shape) for path, variable in variables.items()},
+        read=lambda path: ops.convert_to_numpy(variables[path]),
+    )
+
+    def adapted(config: ViTConfig, chosen: Head | None, overrides: dict[str, Any]) -> ViTConfig:
+        """A backbone gives all tokens; a classifier may have a dense layer before its last."""
+        changes: dict[str, Any] = {}
+        pooling = overrides.get("pooling")
+        if pooling is None:
+            pooling = _pooling(made) if chosen is not None else "none"
+            changes["pooling"] = pooling
+        units = getattr(source, "intermediate_dim", None)
+        if "pooler" not in overrides and chosen is not None and units is not None and head is not None:
+            changes |= {"pooler": "tanh", "pooler_dim": None if units == config.width else units}
+        return dataclasses.replace(config, **changes)
+
+    return Origin(
+        where=where,
+        family=ViT,
+        fields=fields,
+        head=head,
+        processing=_transform(source, made, where),
+        tensors=tensors,
+        plan=lambda model: plan(model, made.grid, tensors),
+        adapted=adapted,
+    )
+
+
+def to_keras_hub(model: ViT) -> Any:
+    """A backbone, or a classifier with the model's image transform, with equal outputs.
+
+    Images that have another size are resized by Pillow here and by Keras there.
+    """
+    import keras_hub
+
+    config, head = model.config, model.head
+    reasons = _beyond(model)
+    if reasons:
+        raise ConfigError(
+            f"Model {model.name!r} has {', '.join(reasons)}, which keras-hub's ViT and DeiT cannot have. "
+            "Keep it with model.save, or give it to transformers with keras_tx.save_checkpoint."
+        )
+    models: Any = keras_hub.models
+    layers: Any = keras_hub.layers
+    options = {
+        "image_shape": (*config.size, config.channels),
+        "patch_size": config.patch_size,
+        "num_layers": config.depth,
+        "num_heads": config.num_heads,
+        "hidden_dim": config.width,
+        "dropout_rate": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "layer_norm_epsilon": config.norm_epsilon,
+        "data_format": "channels_last",
+        "dtype": model.layers_policy,
+    }
+    name = "DeiT" if config.distillation else "ViT"
+    if config.distillation:
+        made = models.DeiTBackbone(**options, intermediate_dim=config.mlp_dim)
+    else:
+        made = models.ViTBackbone(
+            **options,
+            mlp_dim=config.mlp_dim,
+            use_class_token=config.has_class_token,
+            use_patch_bias=config.patch_bias,
+        )
+    if head is not None:
+        converter = getattr(layers, f"{name}ImageConverter")(**_converter(model.processing))
+        preprocessor = getattr(models, f"{name}ImageClassifierPreprocessor")(image_converter=converter)
+        units = config.pooler_dim or config.width
+        made = getattr(models, f"{name}ImageClassifier")(
+            made,
+            num_classes=head.classes,  # type: ignore[attr-defined]
+            preprocessor=preprocessor,
+            pooling="token" if config.pooling == "token" else "gap",
+            dropout=head.dropout,  # type: ignore[attr-defined]
+            head_dtype="float32",
+            **({"intermediate_dim": units} if config.pooler is not None else {}),
+        )
+    variables = {variable.path: variable for variable in made.weights}
+    for entry, value in emptied(model, plan(model)):
+        variables.pop(entry.name).assign(value)
+    assert not variables, sorted(variables)
+    return made
+
+
+def plan(model: ViT, old: Grid | None = None, tensors: Tensors | None = None) -> Plan:
+    """The table between a model of ours and the variables of keras-hub's; `old` is the grid of theirs."""
+    config = model.config
+    deit = config.distillation
+    kind = "deit" if deit else "vit"
+    first, encoder = f"{kind}_patching_and_embedding", f"{kind}_encoder"
+    table = f"{first}/position_embedding" + ("" if deit else "/embeddings")
+    row = Form(reshape=(1, 1, -1))
+    entries = [
+        *([Entry(f"{first}/class_token", ("class_token/tokens",), row)] if config.has_class_token else []),
+        *([Entry(f"{first}/distillation_token", ("distillation_token/tokens",), row)] if deit else []),
+        *_dense(f"{first}/patch_embedding", "patch_embedding", bias=config.patch_bias),
+        positions(table, config, tensors.shapes.get(table) if tensors else None, old, batched=deit),
+    ]
+    for index in range(config.depth):
+        theirs, ours = f"{encoder}/transformer_block_{index + 1}", f"block_{index}"
+        entries += _attention(config, f"{theirs}/mha", f"{ours}/attention")
+        for here, there in NORMS.items():
+            entries += _norm(f"{theirs}/{there}", f"{ours}/{here}")
+        for here, there in (DEIT_MLP if deit else VIT_MLP).items():
+            entries += _dense(f"{theirs}/{there}", f"{ours}/{here}")
+    entries += _norm(f"{encoder}/ln", "norm")
+    if config.pooler is not None:
+        entries += _dense("pre_logits", "pooler", part=POOLER)
+    if isinstance(model.head, DistilledClassifierHead):
+        raise ConfigError(
+            "keras-hub's DeiT has one classifier, not the two of a DistilledClassifierHead. Give another."
+        )
+    if model.head is not None:
+        entries += _dense("predictions", contract.LOGITS, part=HEAD)
+    return Plan(covering(model, entries, "keras-hub's ViT"), others=("predictions/", "pre_logits/"))
+
+
+def _attention(config: ViTConfig, theirs: str, ours: str) -> list[Entry]:
+    size = config.width // config.num_heads
+    entries = []
+    for name in ("query", "key", "value"):
+        form = Form(reshape=(-1, config.num_heads, size))
+        entries.append(Entry(f"{theirs}/{name}/kernel", (f"{ours}/{name}/kernel",), form))
+        form = Form(reshape=(config.num_heads, size))
+        entries.append(Entry(f"{theirs}/{name}/bias", (f"{ours}/{name}/bias",), form))
+    form = Form(reshape=(config.num_heads, size, config.width))
+    entries.append(Entry(f"{theirs}/attention_output/kernel", (f"{ours}/output/kernel",), form))
+    entries.append(Entry(f"{theirs}/attention_output/bias", (f"{ours}/output/bias",)))
+    return entries
+
+
+def _dense(theirs: str, ours: str, *, bias: bool = True, part: str = "") -> list[Entry]:
+    names = ("kernel", "bias")[: 1 + bias]
+    return [Entry(f"{theirs}/{name}", (f"{ours}/{name}",), part=part) for name in names]
+
+
+def _norm(theirs: str, ours: str) -> list[Entry]:
+    return [Entry(f"{theirs}/{name}", (f"{ours}/{name}",)) for name in ("gamma", "beta")]
+
+
+def _fields(backbone: Any, where: str) -> dict[str, Any]:
+    only = {"data_format": "channels_last", "use_mha_bias": True, "use_mlp_bias": True}
+    for name, value in only.items():
+        if getattr(backbone, name, value) != value:
+            raise ConfigError(
+                f"{where} has {name}={getattr(backbone, name)!r}; ours are only ever {name}={value!r}."
+            )
+    patch = backbone.patch_size
+    height, width, channels = backbone.image_shape
+    deit = any(kind.__name__ == "DeiTBackbone" for kind in type(backbone).__mro__)
+    class_token = deit or backbone.use_class_token
+    return {
+        "patch_size": patch[0] if patch[0] == patch[1] else tuple(patch),
+        "width": backbone.hidden_dim,
+        "depth": backbone.num_layers,
+        "mlp_dim": backbone.intermediate_dim if deit else backbone.mlp_dim,
+        "num_heads": backbone.num_heads,
+        "image_size": height if height == width else (height, width),
+        "channels": channels,
+        "pooling": "none",
+        "class_token": class_token,
+        "distillation": deit,
+        "patch_bias": deit or backbone.use_patch_bias,
+        "norm_epsilon": backbone.layer_norm_epsilon,
+        "dropout": backbone.dropout_rate,
+        "attention_dropout": backbone.attention_dropout,
+    }
+
+
+def _pooling(config: ViTConfig) -> str:
+    return "token" if config.has_class_token else "average"
+
+
+def _head(task: Any, where: str, fields: dict[str, Any]) -> Head | ConfigError:
+    remedy = f"Give head=keras_tx.ClassifierHead({task.num_classes}), or None for the tokens."
+    if keras.activations.get(task.activation) is not keras.activations.linear:
+        said = keras.activations.serialize(keras.activations.get(task.activation))
+        return ConfigError(f"{where} has activation={said!r}; our heads give logits. {remedy}")
+    if task.pooling != ("token" if fields["class_token"] else "gap"):
+        return ConfigError(
+            f"{where} has pooling={task.pooling!r} with use_class_token={fields['class_token']}; ours take "
+            f"the class token, or without one the mean of the patches. {remedy}"
+        )
+    if task.num_classes < 2:
+        return ConfigError(f"{where} has num_classes={task.num_classes}; ours tell 2 or more apart. {remedy}")
+    return ClassifierHead(task.num_classes, 0.0 if fields["distillation"] else task.dropout)
+
+
+def _beyond(model: ViT) -> list[str]:
+    config, head = model.config, model.head
+    deit = config.distillation
+    pooled = config.pooling == ("none" if head is None else _pooling(config))
+    differences = {
+        f"pooling={config.pooling!r} with head={head}": not pooled,
+        f"a {type(head).__name__}": isinstance(
+            head, DistilledClassifierHead | MultiLabelHead | RegressionHead
+        ),
+        f"positions={config.positions!r}": config.positions != "learned",
+        f"registers={config.registers}": config.registers != 0,
+        "mask_token=True": config.mask_token,
+        "patch_bias=False with a distillation token": deit and not config.patch_bias,
+        "qkv_bias=False": not config.qkv_bias,
+        "qk_norm=True": config.qk_norm,
+        "pre_norm=True": config.pre_norm,
+        "pooled_norm=True": config.pooled_norm,
+        f"pooler={config.pooler!r} with a distillation token": deit and config.pooler is not None,
+        f"activation={config.activation!r}": config.activation != "gelu",
+        f"layer_scale={config.layer_scale}": config.layer_scale is not None,
+    }
+    return [difference for difference, present in differences.items() if present]
+
+
+def _transform(source: Any, config: ViTConfig, where: str) -> ImageTransform | None:
+    """The image converter of a preprocessor; what we do otherwise is said."""
+    converter = getattr(getattr(source, "preprocessor", None), "image_converter", None)
+    if converter is None:
+        return None
+    scale = 1.0 if converter.scale is None else converter.scale
+    offset = 0.0 if converter.offset is None else converter.offset
+    std = 1 / (255 * np.asarray(scale, "float64"))
+    mean = np.broadcast_to(-np.asarray(offset, "float64") * std, (np.broadcast(std, offset).shape))
+    size = converter.image_size or config.size
+    otherwise = [
+        f"{name}={getattr(converter, name)!r}"
+        for name in ("crop_to_aspect_ratio", "pad_to_aspect_ratio")
+        if getattr(converter, name)
+    ]
+    if converter.interpolation not in RESAMPLING:
+        otherwise.append(f"interpolation={converter.interpolation!r}")
+    if otherwise:
+        warnings.warn(
+            f"{where}: its image converter has {', '.join(otherwise)}. Images of another size are resized to "
+            f"{size[0]} x {size[1]} as a whole, {RESAMPLING.get(converter.interpolation, 'bilinear')}.",
+            stacklevel=4,
+        )
+    return ImageTransform(
+        size,
+        channels=config.channels,
+        resample=RESAMPLING.get(converter.interpolation, "bilinear"),
+        mean=_numbers(mean),
+        std=_numbers(std),
+    )
+
+
+def _numbers(values: np.ndarray) -> Any:
+    return float(values) if values.ndim == 0 else tuple(float(x) for x in values)
+
+
+def _converter(transform: ImageTransform) -> dict[str, Any]:
+    mean, std = np.asarray(transform.mean), np.asarray(transform.std)
+    theirs = {ours: name for name, ours in RESAMPLING.items()}
+    return {
+        "image_size": (transform.height, transform.width),
+        "scale": (transform.rescale / std).tolist(),
+        "offset": (-mean / std).tolist(),
+        "interpolation": theirs[transform.resample],
+        "antialias": True,
+        "crop_to_aspect_ratio": False,
+    }

@@ -1,0 +1,390 @@
+"""ViT: "An Image is Worth 16x16 Words" (Dosovitskiy et al.), its sizes and its later refinements."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import keras
+import numpy as np
+
+from keras_tx import contract
+from keras_tx.arguments import Count, Epsilon, Rate, Size, check_fields
+from keras_tx.errors import ConfigError, nearest
+from keras_tx.heads import ClassifierHead, DistilledClassifierHead, MultiLabelHead, RegressionHead
+from keras_tx.layers import ClassToken, PatchEmbedding, PositionalEmbedding, TransformerBlock
+from keras_tx.layers.mask_token import MaskToken
+from keras_tx.layers.position_tables import resize_grid
+from keras_tx.models.config import make_config, unknown_variant
+from keras_tx.models.transformer_model import TransformerModel
+from keras_tx.processing import ImageTransform
+from keras_tx.weights.weight_values import merged_weights
+
+POOLINGS = ("token", "average", "token+average", "none")
+POOLERS = ("tanh",)
+HEADS = (ClassifierHead, MultiLabelHead, RegressionHead)
+
+# patch, width, depth, mlp, heads: table 1 of Dosovitskiy et al.; Ti from Touvron et al., "DeiT"; the small s,
+# g and G from Zhai et al., "Scaling Vision Transformers", table 2. Names are case-sensitive, as there.
+VARIANTS: dict[str, tuple[int, int, int, int, int]] = {
+    "Mu/2": (2, 32, 1, 128, 2),  # a toy for tests
+    "s/28": (28, 256, 6, 1024, 8),
+    "s/16": (16, 256, 6, 1024, 8),
+    "Ti/16": (16, 192, 12, 768, 3),
+    "S/32": (32, 384, 12, 1536, 6),
+    "S/16": (16, 384, 12, 1536, 6),
+    "B/32": (32, 768, 12, 3072, 12),
+    "B/28": (28, 768, 12, 3072, 12),
+    "B/16": (16, 768, 12, 3072, 12),
+    "L/32": (32, 1024, 24, 4096, 16),
+    "L/16": (16, 1024, 24, 4096, 16),
+    "H/14": (14, 1280, 32, 5120, 16),
+    "g/14": (14, 1408, 40, 6144, 16),
+    "G/14": (14, 1664, 48, 8192, 16),
+}
+ALIASES = {  # torchvision's builders
+    "vit_b_16": "B/16",
+    "vit_b_32": "B/32",
+    "vit_l_16": "L/16",
+    "vit_l_32": "L/32",
+    "vit_h_14": "H/14",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ViTConfig:
+    """Everything that shapes a ViT; `ViTConfig.variant("B/16")` starts from a published one."""
+
+    patch_size: Size | tuple[Size, Size]  # (height, width) where not square
+    width: Size
+    depth: Size
+    mlp_dim: Size
+    num_heads: Size
+    image_size: Size | tuple[Size, Size] = 224  # (height, width) where not square
+    channels: Size = 3
+    pooling: str = "token"  # "average" of the patches, "token+average" side by side, "none": all tokens
+    class_token: bool | None = None  # None: unless pooling is "average"
+    positions: str = "learned"  # a kind of PositionalEmbedding
+    registers: Count = 0  # extra tokens without positions, behind the class token
+    distillation: bool = False  # DeiT's second token, behind the class token
+    mask_token: bool = False  # DINOv2's, which only its pre-training used: kept with the weights
+    patch_bias: bool = True
+    qkv_bias: bool = True
+    qk_norm: bool = False  # layer norms of query and key in each head, as timm has them
+    pre_norm: bool = False  # a norm before the first block, as CLIP has it
+    pooled_norm: bool = False  # the last norm stands behind the pooling
+    pooler: str | None = None  # activation of a dense layer behind the pooling: "tanh"
+    pooler_dim: Size | None = None  # its units, where they are not the width
+    activation: str = "gelu"
+    norm_epsilon: Epsilon = 1e-6
+    dropout: Rate = 0.0
+    attention_dropout: Rate = 0.0
+    drop_path: Rate = 0.0  # of the last block; earlier ones linearly less
+    layer_scale: float | None = None
+
+    # What may differ from the checkpoint that a model starts from.
+    FREE: ClassVar[frozenset[str]] = frozenset(
+        {"attention_dropout", "drop_path", "dropout", "image_size", "pooler", "pooling"}
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.width % self.num_heads:
+            raise ConfigError(f"width={self.width} is not divisible by num_heads={self.num_heads}.")
+        sides = tuple(zip(self.size, self.patch, strict=True))
+        if any(side % patch for side, patch in sides):
+            near = tuple(max(round(side / patch), 1) * patch for side, patch in sides)
+            raise ConfigError(
+                f"image_size={self.image_size!r} is not divisible by patch_size={self.patch_size}. "
+                f"The nearest that is: {near[0] if near[0] == near[1] else near}."
+            )
+        if self.pooling not in POOLINGS:
+            raise ConfigError(f"pooling={self.pooling!r} is unknown. {nearest(str(self.pooling), POOLINGS)}")
+        self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        takes = {"pooling=" + repr(self.pooling): "token" in self.pooling, "distillation": self.distillation}
+        for what, given in takes.items():
+            if given and not self.has_class_token:
+                raise ConfigError(f"{what} needs the class token: leave class_token=False out.")
+        if self.pooler is None and self.pooler_dim is not None:
+            raise ConfigError(f"pooler_dim={self.pooler_dim} says the width of a pooler: give pooler='tanh'.")
+        if self.pooler is not None and self.pooler not in POOLERS:
+            raise ConfigError(f"pooler={self.pooler!r} is unknown. {nearest(str(self.pooler), POOLERS)}")
+        for name in ("pooler", "pooled_norm"):
+            if getattr(self, name) and self.pooling == "none":
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} comes behind a pooling, but pooling='none'."
+                )
+
+    @property
+    def has_class_token(self) -> bool:
+        return self.pooling != "average" if self.class_token is None else self.class_token
+
+    @property
+    def positioned(self) -> int:
+        """Tokens before the patches that have a position: class and distillation."""
+        return int(self.has_class_token) + int(self.distillation)
+
+    @property
+    def resizing(self) -> str:
+        """How positions are resized: DINOv2's with registers, the published ones, are with antialiasing."""
+        return "antialiased" if self.registers else "plain"
+
+    @classmethod
+    def variant(cls, name: str, **overrides: Any) -> ViTConfig:
+        """The config of a published size.
+
+        >>> ViTConfig.variant("S/16").width
+        384
+        """
+        known = ALIASES.get(name, name)
+        if known not in VARIANTS:
+            raise unknown_variant(name, [*VARIANTS, *ALIASES])
+        patch_size, width, depth, mlp_dim, num_heads = VARIANTS[known]
+        sizes = {
+            "patch_size": patch_size,
+            "width": width,
+            "depth": depth,
+            "mlp_dim": mlp_dim,
+            "num_heads": num_heads,
+        }
+        return make_config(cls, {**sizes, **overrides})
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) of the image."""
+        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+
+    @property
+    def patch(self) -> tuple[int, int]:
+        """(height, width) of a patch."""
+        return (self.patch_size, self.patch_size) if isinstance(self.patch_size, int) else self.patch_size
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(rows, columns) of patches."""
+        return (self.size[0] // self.patch[0], self.size[1] // self.patch[1])
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+class ViT(TransformerModel):
+    """A vision transformer; see `vit`."""
+
+    config_class = ViTConfig
+    processing: ImageTransform  # type: ignore[assignment]  # a ViT always has it
+
+    @property
+    def task(self) -> str:  # type: ignore[override]
+        return contract.IMAGE_FEATURES if self.head is None else contract.IMAGE_CLASSIFICATION
+
+    @classmethod
+    def assemble(
+        cls,
+        config: ViTConfig,
+        *,
+        head: Any = None,
+        processing: ImageTransform | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+    ) -> ViT:
+        processing = processing or ImageTransform(config.size, channels=config.channels)
+        if (processing.size, processing.channels) != (config.size, config.channels):
+            raise ConfigError(
+                f"processing gives images of {processing.size} with {processing.channels} channels, but the "
+                f"model takes {config.size} with {config.channels}."
+            )
+        if head is not None and config.pooling == "none":
+            raise ConfigError(
+                "pooling='none' gives all tokens, which a classifier cannot take. Use 'token' or 'average'."
+            )
+        if head is not None and not isinstance(head, HEADS):
+            raise ConfigError(
+                "A ViT accepts a ClassifierHead, a MultiLabelHead or a RegressionHead, or head=None for its "
+                f"features, not {head!r}."
+            )
+        if isinstance(head, DistilledClassifierHead):
+            _check_distilled(config)
+        images = keras.Input((*config.size, config.channels), name="images")
+        tokens, features = _features(config, images, dtype)
+        if isinstance(head, DistilledClassifierHead):
+            outputs = head(tokens[:, :2])
+        else:
+            outputs = features if head is None else head(features)
+        return cls(images, outputs, config=config, head=head, processing=processing, name=name or "vit")
+
+    def at_image_size(self, image_size: int | tuple[int, int]) -> ViT:
+        """A copy for images of another size: the same weights, learned positions resized bicubically.
+
+        >>> vit("Mu/2", image_size=8, classes=3).at_image_size(12).config.grid
+        (6, 6)
+        """
+        config = dataclasses.replace(self.config, image_size=image_size)
+        processing = dataclasses.replace(self.processing, size=config.size)
+        copy = self.assemble(
+            config, head=self.head, processing=processing, name=self.name, dtype=self.layers_policy
+        )
+        weights = merged_weights(self)
+        for mine, theirs in zip(self.layers, copy.layers, strict=True):
+            if isinstance(theirs, PositionalEmbedding):
+                theirs.resize_from(mine, self.config.resizing)
+            else:
+                for weight in theirs.weights:
+                    weight.assign(weights[weight.path])
+        copy.freeze(self.frozen())
+        return copy
+
+
+def vit(
+    variant: str = "B/16",
+    *,
+    classes: int | None = None,
+    head: ClassifierHead | MultiLabelHead | RegressionHead | None = None,
+    weights: Any = None,
+    processing: ImageTransform | None = None,
+    name: str | None = None,
+    dtype: Any = None,
+    **overrides: Any,
+) -> ViT:
+    """A vision transformer as a functional keras.Model.
+
+    It takes float32 images (batch, height, width, channels) that `model.processing` made, and gives logits
+    (batch, classes); without `classes` or `head` it gives features.
+
+    >>> import keras_tx
+    >>> model = keras_tx.vit("Mu/2", image_size=32, classes=10)
+    >>> model.output_shape
+    (None, 10)
+
+    Args:
+        variant: a size as the papers name it, "B/16" or "s/28" (case-sensitive), or torchvision's "vit_b_16".
+        classes: number of classes; short for `head=ClassifierHead(classes)`.
+        head: the head, where more than the number of classes is to be said.
+        weights: what to start from: a Hugging Face folder, a .safetensors file, "hf://owner/name", a
+            keras-hub preset or model, a .keras or .weights.h5 file. The model takes its config, and the
+            variant must be that of the checkpoint; keras_tx.from_checkpoint finds it by itself.
+        processing: how files and arrays become the model's input; by default resized to the image size and
+            normalized to -1..1.
+        dtype: a dtype policy ("mixed_bfloat16"); by default Keras's global one.
+        overrides: any field of ViTConfig: `image_size=384`, `pooling="average"`, `drop_path=0.1` ...
+    """
+    if classes is not None and head is not None:
+        raise ConfigError(f"classes={classes} and head={head} were both given; one of them says it.")
+    if classes is not None:
+        head = ClassifierHead(classes)
+    if weights is not None:
+        from keras_tx.models.checkpoint_loading import start  # weights know the families
+
+        options = {"head": head, "processing": processing, "name": name, "dtype": dtype}
+        return start(ViT, variant, weights, **options, overrides=overrides)
+    config = ViTConfig.variant(variant, **overrides)
+    return ViT.assemble(config, head=head, processing=processing, name=name, dtype=dtype)
+
+
+def resize_positions(
+    table: np.ndarray, old: tuple[int, int], config: ViTConfig, kind: str = "plain"
+) -> np.ndarray:
+    """Learned positions of an `old` grid for that of the config; those of the tokens before it stay."""
+    grid = resize_grid(table[config.positioned :], old, config.grid, kind)
+    return np.concatenate([table[: config.positioned], grid])
+
+
+def _check_distilled(config: ViTConfig) -> None:
+    if not config.distillation:
+        raise ConfigError("DistilledClassifierHead takes a distillation token: give distillation=True.")
+    other = {"pooling": "token", "pooler": None, "pooled_norm": False}
+    for name, expected in other.items():
+        if getattr(config, name) != expected:
+            raise ConfigError(
+                f"DistilledClassifierHead takes two tokens as they are: {name}={getattr(config, name)!r} "
+                f"does not go with it, {name}={expected!r} does."
+            )
+
+
+def _features(config: ViTConfig, images: Any, dtype: Any) -> tuple[Any, Any]:
+    """All tokens, and what a head takes."""
+    tokens, norm = _encode(config, images, dtype)
+    if config.pooling == "none":
+        return tokens, tokens
+    features = _pool(config, tokens, dtype)
+    if config.pooled_norm:
+        features = norm(features)
+    if config.pooler is not None:
+        features = keras.layers.Dense(
+            config.pooler_dim or config.width,
+            config.pooler,
+            kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
+            dtype=dtype,
+            name="pooler",
+        )(features)
+    return tokens, features
+
+
+def _encode(config: ViTConfig, images: Any, dtype: Any) -> tuple[Any, keras.layers.Layer]:
+    """The tokens of the last block, through the last norm unless that is for later; and this norm."""
+    initializer = keras.initializers.TruncatedNormal(stddev=0.02)
+    x = PatchEmbedding(
+        config.width,
+        config.patch_size,
+        use_bias=config.patch_bias,
+        kernel_initializer=initializer,
+        dtype=dtype,
+        name="patch_embedding",
+    )(images)
+    if config.mask_token:
+        x = MaskToken(dtype=dtype, name="mask_token")(x)
+    if config.has_class_token:
+        x = ClassToken(initializer=initializer, dtype=dtype, name="class_token")(x)
+    if config.distillation:
+        x = ClassToken(after=1, initializer=initializer, dtype=dtype, name="distillation_token")(x)
+    x = PositionalEmbedding(
+        config.grid,
+        config.positions,
+        prefix_tokens=config.positioned,
+        initializer=initializer,
+        dtype=dtype,
+        name="positions",
+    )(x)
+    if config.registers:
+        x = ClassToken(
+            config.registers,
+            after=config.positioned,
+            initializer=initializer,
+            dtype=dtype,
+            name="registers",
+        )(x)
+    if config.dropout:
+        x = keras.layers.Dropout(config.dropout, dtype=dtype, name="dropout")(x)
+    if config.pre_norm:
+        x = keras.layers.LayerNormalization(epsilon=config.norm_epsilon, dtype=dtype, name="pre_norm")(x)
+    for index in range(config.depth):
+        x = TransformerBlock(
+            config.num_heads,
+            config.mlp_dim,
+            activation=config.activation,
+            norm_epsilon=config.norm_epsilon,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
+            drop_path=config.drop_path * index / max(config.depth - 1, 1),
+            layer_scale=config.layer_scale,
+            qkv_bias=config.qkv_bias,
+            qk_norm=config.qk_norm,
+            kernel_initializer=initializer,
+            dtype=dtype,
+            name=f"block_{index}",
+        )(x)
+    norm = keras.layers.LayerNormalization(epsilon=config.norm_epsilon, dtype=dtype, name="norm")
+    return x if config.pooled_norm else norm(x), norm
+
+
+def _pool(config: ViTConfig, tokens: Any, dtype: Any) -> Any:
+    """(batch, tokens, width) -> (batch, features)."""
+    parts = [tokens[:, 0]] if "token" in config.pooling else []
+    if "average" in config.pooling:
+        before = config.positioned + config.registers
+        patches = tokens[:, before:] if before else tokens
+        average = keras.layers.GlobalAveragePooling1D(
+            data_format="channels_last", dtype=dtype, name="average"
+        )
+        parts.append(average(patches))
+    return parts[0] if len(parts) == 1 else keras.layers.Concatenate(dtype=dtype, name="both")(parts)

@@ -1,0 +1,5 @@
+"""Serving of exported folders to many clients, on NumPy and onnxruntime."""
+
+from keras_tx.serving.micro_batcher import MicroBatcher
+
+__all__ = ["MicroBatcher"]

@@ -1,0 +1,169 @@
+"""Which tokens remain and how often each is drawn, also against transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keras_tx.errors import ConfigError, InputError
+from keras_tx.generation import Sampling, Seen, choose, log_probability, log_softmax
+from keras_tx.generation.sampling import penalized
+from keras_tx.generation.truncated_sampling import best, drawn
+
+LOGITS = np.log(np.array([0.1, 0.4, 0.05, 0.25, 0.2])).astype("float32")
+
+
+def shares(logits: np.ndarray, count: int = 20_000, **options: Any) -> np.ndarray:
+    """How often each token is drawn."""
+    random = np.random.default_rng(0)
+    return (
+        np.bincount([drawn(logits, random, **options) for _ in range(count)], minlength=len(logits)) / count
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [0.1, 0.4, 0.05, 0.25, 0.2]),
+        ({"top_k": 2}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
+        ({"top_k": 99}, [0.1, 0.4, 0.05, 0.25, 0.2]),
+        ({"top_p": 0.5}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
+        ({"top_p": 0.1}, [0, 1, 0, 0, 0]),
+        ({"min_p": 0.45}, [0, 0.4 / 0.85, 0, 0.25 / 0.85, 0.2 / 0.85]),
+        ({"temperature": 0.5, "top_k": 2}, [0, 0.16 / 0.2225, 0, 0.0625 / 0.2225, 0]),
+        ({"temperature": 1e-310}, [0, 1, 0, 0, 0]),
+    ],
+)
+def test_what_remains_is_drawn_as_often_as_it_is_likely(options, expected):
+    found = shares(LOGITS, **options)
+    assert ((found > 0) == (np.array(expected) > 0)).all()
+    np.testing.assert_allclose(found, expected, atol=0.012)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.1, 3.0])
+def test_a_large_vocabulary_is_searched_as_a_whole_sort_would(scale: float):
+    """Equal logits too: as many remain as were asked for, the first of them."""
+    random = np.random.default_rng(4)
+    logits = np.round(random.standard_normal(5003) * scale, 2).astype("float32")
+    order = np.argsort(-logits, kind="stable")
+    for count in (1, 40, 500):
+        np.testing.assert_array_equal(best(logits, count), np.sort(order[:count]))
+    weights = np.exp(logits[order].astype("float64"))
+    weights /= weights.sum()
+    for share in (0.02, 0.3, 0.95):
+        needed = 1 + int(np.searchsorted(weights.cumsum(), share))
+        found = {drawn(logits, random, top_p=share) for _ in range(3000)}
+        assert found <= set(order[: needed + 1].tolist())  # the border is a matter of rounding
+        if needed < 300:
+            assert set(order[: needed // 4].tolist()) <= found
+
+
+def test_blocks_of_weights_are_searched_as_one():
+    """More tokens than one block, the last one not full; most of them without any weight."""
+    logits = np.full(1000, -np.inf, "float32")
+    places = [0, 255, 256, 511, 767, 768, 999]
+    logits[places] = np.log(np.arange(1, 8))
+    found = shares(logits)
+    assert np.flatnonzero(found).tolist() == places
+    np.testing.assert_allclose(found[places], np.arange(1, 8) / 28, atol=0.012)
+
+
+def test_a_draw_at_the_very_end():
+    class Last:
+        def random(self) -> float:
+            return float(np.nextafter(1.0, 0.0))
+
+    logits = np.log(np.random.default_rng(0).random(1000)).astype("float32")
+    logits[-3:] = -np.inf
+    last: Any = Last()
+    assert drawn(logits, last) == 996
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 1}, {"top_p": 0.5}, {"temperature": 1.0}], ids=str)
+def test_logits_that_are_not_numbers(options):
+    logits = LOGITS.copy()
+    logits[2] = np.nan
+    with pytest.raises(InputError, match="logits are not numbers"):
+        choose(logits, Sampling(**options), Seen(), np.random.default_rng(0))
+
+
+def test_what_a_text_has():
+    seen = Seen([3, 3, 7])
+    for token in [*range(100), 7]:
+        seen.add(token)
+    assert sorted(seen.ids.tolist()) == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("options", "samples"),
+    [
+        ({}, False),
+        ({"seed": 0}, True),
+        ({"top_k": 5}, True),
+        ({"temperature": 0.0, "seed": 0}, False),
+        ({"top_k": 5, "do_sample": False}, False),
+        ({"do_sample": True}, True),
+        ({"repetition_penalty": 1.2}, False),
+    ],
+)
+def test_when_tokens_are_drawn(options, samples):
+    assert Sampling(**options).samples is samples
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("temperature", "1"), ("temperature", float("inf")), ("seed", 1.5)]
+)
+def test_bad_values_are_named(name: str, value: Any):
+    with pytest.raises(ConfigError, match=f"{name} is {value!r}"):
+        Sampling(**{name: value})
+
+
+def test_the_log_probability_of_one_token():
+    logits = np.random.default_rng(0).standard_normal(50257).astype("float32") * 4
+    for token in (0, 7, int(logits.argmax())):
+        assert log_probability(logits, token) == pytest.approx(log_softmax(logits)[token], abs=2e-6)
+
+
+def test_log_probabilities_do_not_overflow():
+    np.testing.assert_allclose(log_softmax(np.array([[1e4, 1e4]], "float32")), np.log([[0.5, 0.5]]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_k": 7},
+        {"top_p": 0.8},
+        {"min_p": 0.1},
+        {"temperature": 1.7, "top_k": 20, "top_p": 0.7, "min_p": 0.05},
+        {"temperature": 0.3, "top_p": 0.99},
+    ],
+    ids=str,
+)
+def test_equals_the_processors_of_transformers(options):
+    for package in ("torch", "transformers"):
+        pytest.importorskip(package, reason='pip install "keras-tx[parity]"')
+    import torch
+    from transformers.generation import logits_process as theirs
+
+    logits = np.random.default_rng(1).standard_normal(50).astype("float32") * 3
+    text = [3, 3, 7, 49]
+    ids: Any = torch.tensor([text])
+    scores = torch.from_numpy(logits)[None]
+    scores = theirs.RepetitionPenaltyLogitsProcessor(1.3)(ids, scores)
+    np.testing.assert_allclose(penalized(logits, Seen(text).ids, 1.3), scores[0].numpy(), rtol=1e-6)
+    kinds = {
+        "temperature": theirs.TemperatureLogitsWarper,
+        "top_k": theirs.TopKLogitsWarper,
+        "top_p": theirs.TopPLogitsWarper,
+        "min_p": theirs.MinPLogitsWarper,
+    }
+    for name, kind in kinds.items():
+        if name in options:
+            scores = kind(options[name])(ids, scores)
+    expected = torch.softmax(scores[0], -1).numpy()
+    found = shares(penalized(logits, Seen(text).ids, 1.3), **options)
+    assert ((found > 0) <= (expected > 0)).all()
+    assert found[expected > 0.002].all()
+    np.testing.assert_allclose(found, expected, atol=0.012)

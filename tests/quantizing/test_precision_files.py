@@ -1,0 +1,385 @@
+"""The files of a ladder: their names, what the folder says of them, and what refuses to be quantized."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import keras
+import numpy as np
+import onnx
+import pytest
+
+import keras_tx
+from keras_tx import contract
+from keras_tx.errors import ConfigError, ExportError, FolderError
+from keras_tx.runtime import load, open_folder, verify_hashes
+from keras_tx_onnx import export_onnx, quantize
+from keras_tx_onnx.export_folder import written_aside
+from keras_tx_onnx.quantizing import int8, precision_files, weight_blocks
+from keras_tx_onnx.quantizing.weight_blocks import rounded_blocks
+from tests.drawing import draw, redraw
+from tests.quantizing.folders import bert, exported, gpt, session, vit
+
+ALL = ["fp32", "fp16", "int8", "int8-blocks", "int4"]
+FILES = ["model.onnx", "model_fp16.onnx", "model_quantized.onnx", "model_int8.onnx", "model_q4.onnx"]
+# Random weights, 2 layers: what quantizing costs grows with depth, and is measured, not promised.
+NOISE = {"fp16": 5e-3, "int8": 0.1, "int8-blocks": 0.1, "int4": 0.8}
+MODELS = {"vit": vit, "bert": bert, "gpt": gpt}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    parent = tmp_path_factory.mktemp("ladder")
+    return {name: exported(make(), parent / name, precision=ALL) for name, make in MODELS.items()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_files_of_a_ladder(folders, name):
+    folder = open_folder(folders[name])
+    verify_hashes(folder)
+    assert list(folder.manifest.precisions) == ALL
+    assert sorted(path.name for path in (folders[name] / "onnx").iterdir()) == sorted(FILES)
+    for precision, variant in folder.manifest.variants.items():
+        assert 0 < variant.noise < NOISE[precision], precision
+        assert variant.agreement is not None and variant.agreement > 0.5
+    sizes = [folder.manifest.files[f"onnx/{file}"].size for file in FILES]
+    assert sizes[0] > sizes[1] > sizes[2] > sizes[4]
+
+
+def nodes(folder: Path, file: str) -> Counter[str]:
+    return Counter(node.op_type for node in onnx.load(folder / "onnx" / file).graph.node)
+
+
+def test_attention_is_never_quantized_and_int8_is_standard_onnx(folders):
+    for name, products in (("vit", 10), ("bert", 10), ("gpt", 9)):
+        for file in FILES[2:]:
+            found = nodes(folders[name], file)
+            assert found["Attention"] == 2
+            assert found["MatMulInteger"] + found["MatMulNBits"] == products, (name, file)
+            assert not found["MatMul"] + found["Gemm"]
+        model = onnx.load(folders[name] / "onnx/model_quantized.onnx")
+        assert [entry.domain for entry in model.opset_import] == [""]
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt"])
+@pytest.mark.parametrize("file", FILES[2:])
+def test_a_tied_table_is_stored_once(folders, name, file):
+    model = onnx.load(folders[name] / "onnx" / file)
+    tables = [t for t in model.graph.initializer if t.name.startswith("token_embedding/table")]
+    kinds = {t.name.rpartition("_")[2]: onnx.numpy_helper.to_array(t) for t in tables}
+    assert len(kinds) == 2 and "scale" in kinds
+    (stored,) = (array for kind, array in kinds.items() if kind != "scale")
+    assert stored.nbytes == 300 * 64 // (2 if file == "model_q4.onnx" else 1)
+    variants = open_folder(folders[name]).manifest.variants
+    assert any("stored once" in note for note in variants["int8"].notes)
+
+
+def test_every_value_keeps_its_shape(folders):
+    for name in MODELS:
+        for file in FILES:
+            graph = onnx.load(folders[name] / "onnx" / file).graph
+            known = {info.name for info in graph.value_info if info.type.tensor_type.HasField("shape")}
+            known |= {output.name for output in graph.output}
+            assert known >= {output for node in graph.node for output in node.output if output}
+
+
+@pytest.mark.parametrize("precision", ALL)
+def test_the_runtime_takes_the_precision_asked_for(folders, precision):
+    with load(folders["vit"], provider="cpu", precision=precision) as model:
+        assert model.folder.graph.name == FILES[ALL.index(precision)]
+        assert len(model(np.zeros((8, 8, 3), "uint8"), top_k=3)) == 3
+    with load(folders["gpt"], provider="cpu", precision=precision) as poet:
+        assert len(poet.generate([5, 6, 7], max_new_tokens=8).ids) == 8
+
+
+def test_fp32_is_the_default(folders):
+    assert open_folder(folders["vit"]).precision == "fp32"
+
+
+def test_what_is_not_there_is_an_error_that_says_how_to_get_it(tmp_path):
+    folder = exported(vit(), tmp_path / "out")
+    with pytest.raises(
+        ConfigError, match=r"'int4', but .*out has fp32\. .*keras-tx quantize .*--precision int4"
+    ):
+        load(folder, precision="int4")
+    with pytest.raises(ConfigError, match="'int3'.*Did you mean 'int"):
+        load(folder, precision="int3")
+
+
+def test_only_what_was_asked_for(tmp_path):
+    folder = exported(gpt(), tmp_path / "out", precision="int8")
+    opened = open_folder(folder)
+    assert list(opened.manifest.precisions) == ["int8"]
+    assert [path.name for path in (folder / "onnx").iterdir()] == ["model_quantized.onnx"]
+    genai = json.loads((folder / contract.GENAI_CONFIG).read_text())
+    assert genai["model"]["decoder"]["filename"] == "onnx/model_quantized.onnx"
+    with load(folder, provider="cpu") as poet:
+        assert poet.folder.precision == "int8"
+    with pytest.raises(ExportError, match="has int8, but no fp32 file.*precision=\\['fp32', 'int4'\\]"):
+        quantize(folder, "int4")
+
+
+def test_half_precision_inside_and_in_the_cache(folders):
+    given = {spec.name: spec.type for spec in session(folders["gpt"], "model_fp16.onnx").get_inputs()}
+    assert given["past_key_values.0.key"] == "tensor(float16)"
+    taken = {spec.name: spec.type for spec in session(folders["gpt"], "model_fp16.onnx").get_outputs()}
+    assert (taken["logits"], taken["present.1.value"]) == ("tensor(float)", "tensor(float16)")
+    variant = open_folder(folders["gpt"]).manifest.variants["fp16"]
+    assert {spec.dtype for spec in variant.inputs or ()} == {"int64", "float16"}
+    for name in MODELS:
+        model = onnx.load(folders[name] / "onnx/model_fp16.onnx")
+        large = [t for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT]
+        assert not large
+
+
+def test_half_precision_keeps_what_it_cannot_hold_in_float32(tmp_path):
+    """Attention of opset 17 is written out: its mask and its softmax stay, and an empty row is finite."""
+    folder = exported(bert(), tmp_path / "out", precision=["fp32", "fp16"], opset=17, unpad=False)
+    given = {
+        "input_ids": np.arange(12).reshape(2, 6),
+        "attention_mask": np.array([[1, 1, 1, 1, 0, 0], [0] * 6]),
+        "token_type_ids": np.zeros((2, 6), "int64"),
+    }
+    (expected,) = session(folder).run(None, given)
+    (got,) = session(folder, "model_fp16.onnx").run(None, given)
+    assert np.isfinite(got).all()
+    np.testing.assert_allclose(got, expected, atol=5e-3 * np.abs(expected).max())
+    (note,) = open_folder(folder).manifest.variants["fp16"].notes
+    assert "2 Softmax" in note
+
+
+def recurrent(activation: str):
+    inputs = keras.Input((None, 16), name="x")
+    hidden = keras.layers.GRU(16, activation=activation, return_sequences=True)(
+        keras.layers.Dense(16)(inputs)
+    )
+    return redraw(keras.Model(inputs, keras.layers.Dense(16)(hidden)))
+
+
+def test_a_graph_inside_a_node_stays_in_float32(tmp_path):
+    folder = exported(recurrent("silu"), tmp_path / "out", precision=["fp32", "fp16"])
+    assert nodes(folder, "model_fp16.onnx")["Scan"] == 1
+    x = draw(2, 5, 16)
+    (expected,), (got,) = (session(folder, name).run(None, {"x": x}) for name in FILES[:2])
+    np.testing.assert_allclose(got, expected, atol=5e-3)
+
+
+def test_what_onnxruntime_crashes_on_is_refused(tmp_path):
+    with pytest.raises(ExportError, match="is a recurrent node \\(GRU\\), with which onnxruntime crashes"):
+        export_onnx(recurrent("tanh"), tmp_path / "out", precision="fp16")
+
+
+def test_nodes_with_numbers_beyond_half_precision_stay_in_float32(tmp_path):
+    inputs = keras.Input((8,), name="x")
+    model = keras.Model(inputs, keras.layers.Dense(4, use_bias=False)(keras.layers.Rescaling(3e4)(inputs)))
+    folder = exported(model, tmp_path / "out", precision=["fp32", "fp16"])
+    (note,) = open_folder(folder).manifest.variants["fp16"].notes
+    assert note == "In float32: 1 Add, 1 MatMul, 1 Mul."
+
+
+def test_layers_that_are_kept(tmp_path):
+    folder = exported(vit(), tmp_path / "out")
+    done = quantize(folder, "int8", keep=["block_0/feed_forward", "logits"])
+    kept = ("block_0/feed_forward/up", "block_0/feed_forward/down", "logits")
+    assert done.manifest.variants["int8"].kept == kept
+    found = nodes(folder, "model_quantized.onnx")
+    assert (found["MatMul"], found["MatMulInteger"]) == (3, 7)
+    assert "In fp32 because of keep: block_0/feed_forward/up" in str(done)
+    again = quantize(folder, "int8")
+    assert again.manifest.variants["int8"].kept == ()
+    assert nodes(folder, "model_quantized.onnx")["MatMulInteger"] == 10
+
+
+def test_a_layer_whose_input_one_range_cannot_hold_has_blocks(tmp_path, monkeypatch):
+    """As in trained decoders: one channel is a thousand times as large as the rest, which count as much."""
+    model = vit()
+    scale = np.ones(128, "float32")
+    scale[5] = 1e3
+    up, down = model.get_layer("block_0").feed_forward.up, model.get_layer("block_0").feed_forward.down
+    up.kernel.assign(np.asarray(up.kernel) * scale)
+    down.kernel.assign(20 * np.asarray(down.kernel) / scale[:, None])
+    folder = exported(model, tmp_path / "out")
+    done = quantize(folder, "int8")
+    (note,) = done.manifest.variants["int8"].notes
+    assert note.startswith("In 8-bit blocks") and note.endswith("result: block_0/feed_forward/down.")
+    found = nodes(folder, "model_quantized.onnx")
+    assert (found["MatMulNBits"], found["MatMulInteger"]) == (1, 9)
+    pictures = {"pixel_values": draw(4, 3, 8, 8)}
+    quantize(folder, "int8", calibration=pictures)
+    found = nodes(folder, "model_quantized.onnx")
+    assert (found["MatMulNBits"], found["QuantizeLinear"]) == (1, 9)
+    with monkeypatch.context() as patched:
+        patched.setattr(precision_files, "LOST_BY_A_RANGE", 1.0)
+        without = quantize(folder, "int8").manifest.variants["int8"]
+    assert without.notes == () and without.noise > 3 * done.manifest.variants["int8"].noise
+
+    def wrong(*given):
+        steps, scales = rounded_blocks(*given)
+        return steps, scales * 2
+
+    monkeypatch.setattr(weight_blocks, "rounded_blocks", wrong)
+    with pytest.raises(ExportError, match="Layer 'block_0/feed_forward/down' is off by .* in int8"):
+        quantize(folder, "int8")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "int9"}, "'int9', expected some of fp32, fp16, int8, int8-blocks, int4. Did you mean"),
+        ({"precision": []}, "precision is empty"),
+        ({"precision": "fp32"}, "'fp32', of which the others are made"),
+        ({"precision": "int8", "keep": "logits"}, "keep is 'logits', expected a list"),
+        (
+            {"precision": "int8", "keep": ["block_0/atention"]},
+            "'block_0/atention'.*Did you mean 'block_0/att",
+        ),
+        ({"precision": "fp16", "keep": ["logits"]}, "keep was given, but fp16 quantizes no layer"),
+        ({"precision": "int4", "calibration": draw(1, 3, 8, 8)}, "only int8 has ranges, not int4"),
+        ({"precision": "int8", "calibration": "flowers"}, "calibration is a str, expected an array"),
+        ({"precision": "int8", "calibration": []}, "calibration is empty"),
+        (
+            {"precision": "int8", "calibration": draw(0, 3, 8, 8)},
+            r"calibration has.*'pixel_values' has the shape \(0, 3, 8, 8\)",
+        ),
+        ({"precision": "int8", "calibration": {"images": draw(1, 3, 8, 8)}}, "'pixel_values' is missing"),
+    ],
+)
+def test_what_cannot_be(folders, tmp_path, options, message):
+    folder = shutil.copytree(folders["vit"], tmp_path / "out")
+    before = (folder / contract.MANIFEST).read_bytes()
+    with pytest.raises(ConfigError, match=message):
+        quantize(folder, **options)
+    assert (folder / contract.MANIFEST).read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_model_with_nothing_to_quantize(tmp_path):
+    small = redraw(keras_tx.vit("Mu/2", image_size=8, classes=3, width=16, num_heads=2, mlp_dim=16))
+    with pytest.raises(
+        ExportError, match="no product with a weight of 4096 numbers or more.*Use fp32 or fp16"
+    ):
+        export_onnx(small, tmp_path / "out", precision="int8")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_keras_quantized_is_not_quantized_again(tmp_path):
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
+    model.layers[0].quantize("int8")
+    with pytest.raises(ConfigError, match="Keras quantized model .* already"):
+        export_onnx(model, tmp_path / "out", precision="int4")
+
+
+def test_damaged_weights_are_not_quantized(tmp_path):
+    folder = exported(vit(), tmp_path / "out")
+    config = folder / contract.CONFIG
+    config.write_bytes(config.read_bytes()[:-1] + b" ")
+    with pytest.raises(FolderError, match="sha256 of config.json differs"):
+        quantize(folder, "int8")
+
+
+def test_files_of_the_user_stay(tmp_path):
+    folder = exported(vit(), tmp_path / "out")
+    (folder / "NOTES.md").write_text("precious")
+    quantize(folder, "int8")
+    assert (folder / "NOTES.md").read_text() == "precious"
+    assert "NOTES.md" not in open_folder(folder).manifest.files
+
+
+def test_a_failure_leaves_the_folder_as_it_was(tmp_path, monkeypatch):
+    folder = exported(vit(), tmp_path / "out")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(precision_files, "write_graph", full)
+    with pytest.raises(ExportError, match="No space left on device"):
+        quantize(folder, ["int8"])
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("fault", ["scale", "axis", "zero"])
+def test_a_wrong_scale_is_found_and_names_the_layer(tmp_path, monkeypatch, fault):
+    right = int8.rounded_columns
+
+    def wrong(kernel):
+        rounded, scale = right(kernel)
+        if fault == "scale":
+            return rounded, scale * 1.05
+        return (rounded, np.roll(scale, 1)) if fault == "axis" else (rounded + np.int8(1), scale)
+
+    folder = exported(vit(), tmp_path / "out")
+    monkeypatch.setattr(int8, "rounded_columns", wrong)
+    with pytest.raises(ExportError, match="Layer 'block_0/attention/qkv' is off by .* keep=\\['block_0"):
+        quantize(folder, "int8")
+
+
+def test_large_files_keep_their_weights_beside_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(contract, "EXTERNAL_DATA_FROM", 100_000)
+    folder = exported(vit(), tmp_path / "out", precision=["fp32", "int8"])
+    quantize(folder, "fp16")
+    config = json.loads((folder / contract.CONFIG).read_text())
+    beside = {name for name in ("model.onnx", "model_fp16.onnx") if (folder / f"onnx/{name}_data").exists()}
+    assert beside == {"model.onnx", "model_fp16.onnx"}
+    assert config["transformers.js_config"]["use_external_data_format"] == dict.fromkeys(sorted(beside), True)
+    verify_hashes(open_folder(folder, "fp16"))
+
+
+def test_a_small_file_made_of_a_large_one_stands_alone(tmp_path, monkeypatch):
+    """fp32 has its weights beside it; int8 needs no data file, and does not point to that of fp32."""
+    weights = vit().count_params() * 4
+    monkeypatch.setattr(contract, "EXTERNAL_DATA_FROM", weights // 2)
+    both = exported(vit(), tmp_path / "both", precision=["fp32", "int8"])
+    assert (both / contract.MODEL_DATA).exists()
+    model = onnx.load(both / "onnx/model_quantized.onnx", load_external_data=False)
+    assert not [tensor.name for tensor in model.graph.initializer if tensor.external_data]
+    alone = exported(vit(), tmp_path / "alone", precision="int8")
+    with load(alone, provider="cpu") as classify:
+        assert len(classify(np.zeros((8, 8, 3), "uint8"), top_k=3)) == 3
+
+
+def test_the_report_lists_the_files(tmp_path):
+    text = str(export_onnx(vit(), tmp_path / "out", precision=["fp32", "int8", "int4"], verify=False))
+    assert "dynamic: within" in text and "4 bits in blocks of 32: within" in text
+    assert "largest number in" in text
+
+
+def test_a_file_that_is_as_large_as_fp32_says_so(tmp_path):
+    """Convolutions are not quantized."""
+    x = keras.Input((8, 8, 3))
+    y = keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(256, 5, name="wide")(x))
+    model = redraw(keras.Model(x, keras.layers.Dense(16, name="answer")(y)))
+    report = export_onnx(model, tmp_path / "out", precision=["fp32", "int8"])
+    (note,) = (
+        note for note in report.manifest.variants["int8"].notes if "of the weights are quantized" in note
+    )
+    weights = 5 * 5 * 3 * 256 + 256 + 256 * 16 + 16
+    assert float(note.split("%")[0]) == pytest.approx(100 * 256 * 16 / weights, abs=1)
+    assert "Conv" in note
+    assert note in str(report)
+    sizes = [(tmp_path / "out" / name).stat().st_size for name in report.manifest.precisions.values()]
+    assert sizes[1] > 0.8 * sizes[0]
+
+
+@pytest.mark.parametrize("automatic", [False, True])
+def test_a_newer_export_is_not_replaced_by_files_of_the_one_before(tmp_path, monkeypatch, automatic):
+    folder, newer = (exported(vit(depth=1), tmp_path / name) for name in ("folder", "newer"))
+    finish = precision_files.Ladder.finish
+
+    def replaced_before(self, *arguments):
+        with written_aside(folder) as aside:
+            shutil.copytree(newer, aside, dirs_exist_ok=True)
+        return finish(self, *arguments)
+
+    monkeypatch.setattr(precision_files.Ladder, "finish", replaced_before)
+    pixels = draw(4, 3, 8, 8)
+    options = {"validation": (pixels, np.arange(4))} if automatic else {}
+    with pytest.raises(FolderError, match="was changed or replaced after the folder was opened"):
+        quantize(folder, "auto" if automatic else "fp16", **options)
+    manifests = [(path / contract.MANIFEST).read_bytes() for path in (folder, newer)]
+    assert manifests[0] == manifests[1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "newer"]

@@ -1,0 +1,154 @@
+"""Awaited calls, and what becomes of a session that is used wrongly: forked, cancelled, overtaxed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from keras_tx.errors import ConfigError, InputError, KerasTxError, RunError
+from keras_tx.runtime import Session, load
+from tests.memory import resident
+
+
+@pytest.fixture
+def expand(tmp_path: Path) -> Path:
+    """A graph that makes as much of a number as it is asked for, and multiplies it many times."""
+    nodes = [helper.make_node("Expand", ["x", "shape"], ["v0"])]
+    nodes += [helper.make_node("Sin", [f"v{i}"], [f"v{i + 1}"]) for i in range(200)]
+    graph = helper.make_graph(
+        nodes,
+        "expand",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [1]),
+            helper.make_tensor_value_info("shape", TensorProto.INT64, ["rank"]),
+        ],
+        [helper.make_tensor_value_info("v200", TensorProto.FLOAT, ["n"])],
+    )
+    path = tmp_path / "expand.onnx"
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def given(size: int) -> dict[str, np.ndarray]:
+    return {"x": np.ones(1, "float32"), "shape": np.array([size])}
+
+
+def test_too_large_a_request_is_an_error_and_the_session_goes_on(expand: Path, capfd):
+    with Session(expand, provider="cpu") as session:
+        with pytest.raises(RunError, match=r"expand.onnx.*not enough memory for x \[1\], shape \[1\].*again"):
+            session.run(given(10**13))
+        assert capfd.readouterr().err == ""  # onnxruntime would print what is raised
+        with pytest.raises(RunError, match=r"expand.onnx failed with x \[1\], shape \[1\]: .*overflow"):
+            session.run(given(2**62))
+        assert session.run(given(3))["v200"].shape == (3,)
+
+
+def test_a_cancelled_call_stops_and_the_session_goes_on(expand: Path):
+    from keras_tx.runtime.async_call import awaited
+
+    async def cancel() -> None:
+        task = asyncio.create_task(awaited(session.run, given(20_000_000)))
+        await asyncio.sleep(0.2)
+        assert not task.done(), "the graph is too fast for this test"
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    def ended() -> bool:
+        return not any(t.is_alive() for t in threading.enumerate() if t.name.startswith("asyncio"))
+
+    with Session(expand, provider="cpu") as session:
+        asyncio.run(cancel())  # it ends when its threads do: long before 200 nodes are done
+        assert ended()
+        assert session.run(given(3))["v200"].shape == (3,)
+
+
+def test_a_call_may_be_awaited(make_image_folder):
+    folder = make_image_folder()
+    image = np.full((4, 6, 3), 128, "uint8")
+    with load(folder.path, provider="cpu") as model:
+        expected = model(image)
+
+        async def several() -> list:
+            return await asyncio.gather(*(model.awaited(image) for _ in range(8)))
+
+        assert asyncio.run(several()) == [expected] * 8
+
+
+def test_several_threads_at_once_get_their_own_answers(expand: Path):
+    with Session(expand, provider="cpu") as session:
+        found: dict[int, tuple] = {}
+
+        def run(size: int) -> None:
+            for _ in range(20):
+                found[size] = session.run(given(size))["v200"].shape
+
+        threads = [threading.Thread(target=run, args=(size,)) for size in range(1, 9)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == {size: (size,) for size in range(1, 9)}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_is_told_to_load_again(expand: Path):
+    with Session(expand, provider="cpu") as session:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:  # nothing of pytest may run here
+            try:
+                session.run(given(3))
+                said = "it ran"
+            except KerasTxError as error:
+                said = str(error)
+            os.write(writing, said.encode())
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            said = pipe.read()
+        os.waitpid(child, 0)
+        assert "Load the folder after the fork" in said and str(os.getpid()) in said
+        assert session.run(given(3))["v200"].shape == (3,)
+
+
+def test_placement_says_how_many_nodes_run_where(expand: Path):
+    with Session(expand, provider="cpu") as session:
+        (name,) = session.placement()
+        assert name == "cpu"
+        assert session.placement()["cpu"] >= 200
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("requests", [1500, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_memory_stays_flat_over_requests_of_random_sizes(requests: int, expand: Path):
+    random = np.random.default_rng(0)
+    with Session(expand, provider="cpu") as session:
+        for _ in range(200):
+            session.run(given(int(random.integers(1, 5000))))
+        before = resident()
+        for _ in range(requests):
+            session.run(given(int(random.integers(1, 5000))))
+        assert resident() - before < 20 * 2**20
+
+
+def test_warming_up_runs_the_graph_once(make_image_folder, monkeypatch: pytest.MonkeyPatch):
+    with load(make_image_folder().path, provider="cpu") as model:
+        seen = []
+        monkeypatch.setattr(model.session, "run", lambda inputs: seen.append(inputs))
+        model.warm_up(batch_size=3)
+        model.warm_up()
+        assert [next(iter(inputs.values())).shape[0] for inputs in seen] == [3, 1]
+        with pytest.raises(InputError, match=r"has no dynamic axis 'batch'. Did you mean 'batch_size'"):
+            model.warm_up(batch=3)
+        with pytest.raises(ConfigError, match="batch_size is 0"):
+            model.warm_up(batch_size=0)
