@@ -166,7 +166,7 @@ def fit(
 
     keras.utils.set_random_seed(0)
     model = keras_tx.vit(
-        options.variant, image_size=options.image_size, classes=CLASSES, pooling="average", dtype=policy
+        options.variant, image_size=options.image_size, num_classes=CLASSES, pooling="average", dtype=policy
     )
     model.compile(AdamW(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"], jit_compile=xla)
 

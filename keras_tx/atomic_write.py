@@ -39,7 +39,7 @@ def check_place(folder: Path, overwrite: bool, error: type[KerasTxError]) -> Non
 
 
 @contextmanager
-def written_aside(folder: Path, error: type[KerasTxError]) -> Iterator[Path]:
+def atomic_directory(folder: Path, error: type[KerasTxError]) -> Iterator[Path]:
     """Yields a new folder beside `folder`, which replaces it at the end, or is removed if anything fails.
 
     Missing parent folders are created, and removed as well if anything fails.

@@ -172,7 +172,7 @@ def small_vit() -> Any:
         "Mu/2",
         image_size=8,
         channels=1,
-        classes=len(LABELS),
+        num_classes=len(LABELS),
         width=64,
         depth=3,
         mlp_dim=128,

@@ -55,11 +55,11 @@ def on_logits(loss: Any, kind: str = "losses") -> Any:
     return loss
 
 
-def refuse_one_of_all(loss: Any) -> None:
+def refuse_categorical_loss(loss: Any) -> None:
     """For a head whose classes are each a question of its own: no cross-entropy by which one of them wins."""
     if isinstance(loss, dict | list | tuple):
         for value in loss.values() if isinstance(loss, dict) else loss:
-            refuse_one_of_all(value)
+            refuse_categorical_loss(value)
         return
     name = loss if isinstance(loss, str) else function_name(loss)
     if "categorical" in name.lower():

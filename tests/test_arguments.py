@@ -22,14 +22,14 @@ CONFIGS = {
     keras_tx.GPTConfig: dataclasses.asdict(keras_tx.GPTConfig.variant("pico")),
 }
 REQUIRED = {
-    "classes": 3,
+    "num_classes": 3,
     "num_heads": 4,
     "mlp_dim": 8,
     "hidden": 8,
     "width": 8,
     "patch_size": 2,
     "grid": 4,
-    "vocabulary": 9,
+    "vocabulary_size": 9,
 }
 # What is neither a number nor a boolean, or is checked by a function of its own.
 OTHERS = {
@@ -122,7 +122,7 @@ def test_saved_nonsense_is_refused(tmp_path):
     config = layers.TransformerBlock(2, 8).get_config()
     with pytest.raises(TypeError, match="TransformerBlock: norm_epsilon is nan"):  # Keras's, with our message
         layers.TransformerBlock.from_config({**config, "norm_epsilon": math.nan})
-    model = keras_tx.bert("tiny", vocabulary=50, depth=1, head=keras_tx.ClassifierHead(2))
+    model = keras_tx.bert("tiny", vocabulary_size=50, depth=1, head=keras_tx.ClassifierHead(2))
     saved = model.get_config()
     with pytest.raises(ConfigError, match="dropout is 2, expected"):
         type(model).from_config({**saved, "config": {**saved["config"], "dropout": 2}})

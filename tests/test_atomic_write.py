@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_tx.atomic_write import partial_folder, written_aside
+from keras_tx.atomic_write import atomic_directory, partial_folder
 from keras_tx.errors import ExportError
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no locks for folders")
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from keras_tx.atomic_write import written_aside
-with written_aside(Path(sys.argv[1]), OSError) as folder:
+from keras_tx.atomic_write import atomic_directory
+with atomic_directory(Path(sys.argv[1]), OSError) as folder:
     (folder / "onnx").mkdir()
     (folder / "onnx" / "model.onnx").write_bytes(b"1234")
     print("written", flush=True)
@@ -40,7 +40,7 @@ def start(folder: Path, then: str) -> subprocess.Popen:
 
 
 def write(folder: Path) -> None:
-    with written_aside(folder, ExportError) as aside:
+    with atomic_directory(folder, ExportError) as aside:
         (aside / "a").touch()
 
 

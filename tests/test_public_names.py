@@ -48,7 +48,7 @@ def test_the_exporters_docstring_examples_run(module: str):
 
 
 def test_a_fresh_process_loads_a_saved_model(tmp_path):
-    keras_tx.vit("Mu/2", image_size=8, classes=3).save(tmp_path / "model.keras")
+    keras_tx.vit("Mu/2", image_size=8, num_classes=3).save(tmp_path / "model.keras")
     script = (
         f"import sys; sys.path[:0] = {sys.path!r}\n"
         "import keras_tx\n"

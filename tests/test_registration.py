@@ -24,7 +24,7 @@ def run(code: str) -> str:
 
 @pytest.mark.parametrize("imports", ["import keras_tx, keras", "import keras, keras_tx"])
 def test_a_fresh_process_loads_a_model(imports: str, tmp_path: Path):
-    model = redraw(keras_tx.bert("tiny", head=keras_tx.SpanHead(), vocabulary=20, depth=1, max_length=8))
+    model = redraw(keras_tx.bert("tiny", head=keras_tx.SpanHead(), vocabulary_size=20, depth=1, max_length=8))
     model.compile(metrics={"start_logits": ["accuracy"]})
     model.save(tmp_path / "model.keras")
     ids = np.array([[3, 4, 5]])

@@ -37,12 +37,12 @@ def vit(**options: Any) -> Callable[[str], Any]:
 
 
 ROWS = [
-    Row("vit", contract.IMAGE_CLASSIFICATION, vit(classes=3)),
-    Row("vit raw pixels", contract.IMAGE_CLASSIFICATION, vit(classes=3, channels=1), raw_pixels=True),
+    Row("vit", contract.IMAGE_CLASSIFICATION, vit(num_classes=3)),
+    Row("vit raw pixels", contract.IMAGE_CLASSIFICATION, vit(num_classes=3, channels=1), raw_pixels=True),
     Row(
         "vit average",
         contract.IMAGE_CLASSIFICATION,
-        vit(classes=3, pooling="average", registers=2, positions="sine-cosine", layer_scale=0.5, depth=2),
+        vit(num_classes=3, pooling="average", registers=2, positions="sine-cosine", layer_scale=0.5, depth=2),
     ),
     Row(
         "deit",
@@ -53,7 +53,7 @@ ROWS = [
         "dinov2",
         contract.IMAGE_CLASSIFICATION,
         vit(
-            classes=3,
+            num_classes=3,
             pooling="token+average",
             mask_token=True,
             registers=2,
@@ -62,12 +62,17 @@ ROWS = [
             qkv_bias=False,
         ),
     ),
-    Row("vit qk norm", contract.IMAGE_CLASSIFICATION, vit(classes=3, qk_norm=True, layer_scale=0.5)),
+    Row("vit qk norm", contract.IMAGE_CLASSIFICATION, vit(num_classes=3, qk_norm=True, layer_scale=0.5)),
     Row(
         "vit clip",
         contract.IMAGE_CLASSIFICATION,
         vit(
-            classes=3, pre_norm=True, patch_bias=False, pooled_norm=True, pooling="average", class_token=True
+            num_classes=3,
+            pre_norm=True,
+            patch_bias=False,
+            pooled_norm=True,
+            pooling="average",
+            class_token=True,
         ),
     ),
     Row("vit pooler", contract.IMAGE_FEATURES, vit(pooler="tanh", pooler_dim=5)),
@@ -89,7 +94,7 @@ def fit(model: Any, images: np.ndarray) -> None:
         model.fit(images, np.zeros((len(images), *model.output_shape[1:])), verbose=0)
     else:
         model.compile()
-        model.fit(images, np.arange(len(images)) % model.head.classes, verbose=0)
+        model.fit(images, np.arange(len(images)) % model.head.num_classes, verbose=0)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

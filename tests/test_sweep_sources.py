@@ -35,7 +35,7 @@ IMAGES = np.random.default_rng(3).integers(0, 256, (4, 8, 8, 3), "uint8")
 WIDTH, DEPTH, HEADS, MLP, LENGTH, PATCH = 16, 1, 2, 24, 32, 2
 CLASSES = 3
 SIZES = {"width": WIDTH, "depth": DEPTH, "num_heads": HEADS, "mlp_dim": MLP}
-TEXT_SIZES = {**SIZES, "vocabulary": len(VOCABULARY), "max_length": LENGTH}
+TEXT_SIZES = {**SIZES, "vocabulary_size": len(VOCABULARY), "max_length": LENGTH}
 
 
 @dataclasses.dataclass(frozen=True)

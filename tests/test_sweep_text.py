@@ -32,7 +32,7 @@ SIZES = {
     "depth": 1,
     "num_heads": 2,
     "mlp_dim": 16,
-    "vocabulary": len(VOCABULARY),
+    "vocabulary_size": len(VOCABULARY),
     "max_length": 32,
 }
 ROBERTA = {"segments": 0, "position_offset": 1}

@@ -6,11 +6,11 @@ from keras_tx_onnx.export import export_onnx
 from keras_tx_onnx.quantize import Quantized, quantize
 from keras_tx_onnx.reading.registry import lowers
 from keras_tx_onnx.report import Report
-from keras_tx_onnx.verifying.folder_comparison import Again, compare
+from keras_tx_onnx.verifying.folder_comparison import FolderComparison, compare
 
 __all__ = [
-    "Again",
     "ExportCallback",
+    "FolderComparison",
     "Quantized",
     "Report",
     "compare",

@@ -42,7 +42,7 @@ class ExportCallback(MonitorCallback):
     says what to beat, and overwrite=True is needed.
 
     >>> import keras, keras_tx, numpy, tempfile
-    >>> model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+    >>> model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
     >>> model.compile("adamw")
     >>> x, y = numpy.zeros((4, 8, 8, 3)), numpy.zeros(4)
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -23,13 +23,13 @@ from keras_tx.processing import ImageTransform
 from keras_tx.weights.weight_values import check_finite
 from keras_tx_onnx import tolerances
 from keras_tx_onnx.errors import one_line
-from keras_tx_onnx.export_folder import check_target, written_aside
+from keras_tx_onnx.export_folder import atomic_directory, check_target
 from keras_tx_onnx.graph import passes, unpadding
 from keras_tx_onnx.graph.builder import Context
 from keras_tx_onnx.graph.model_file import check_graph, write_graph
 from keras_tx_onnx.graph.shared_cache import SHARED_FROM, check_shared, no_shared, note_of, write_shared
 from keras_tx_onnx.interfaces.base import Interface, axis_names
-from keras_tx_onnx.interfaces.choice import outside_of
+from keras_tx_onnx.interfaces.choice import choose_interface
 from keras_tx_onnx.quantizing.precision_files import add_precisions
 from keras_tx_onnx.quantizing.recipes import precisions
 from keras_tx_onnx.reading import functional_graph, symbolic_sizes
@@ -63,7 +63,7 @@ def export_onnx(
     wrong before, nothing is left behind.
 
     >>> import keras_tx, tempfile
-    >>> model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+    >>> model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     report = export_onnx(model, folder + "/flowers", labels=["daisy", "rose", "tulip"])
     >>> report.nodes["Attention"]
@@ -123,7 +123,7 @@ def export_onnx(
             "attention is written out in older nodes. Leave one of the two out."
         )
     functional = as_functional(model, input_signature)
-    outside = outside_of(functional, labels, tokenizer, image, raw_pixels, cache, unpad, task)
+    outside = choose_interface(functional, labels, tokenizer, image, raw_pixels, cache, unpad, task)
     model = outside.model or functional.model
     function = functional_graph.function_of(model)
     check_target(folder, overwrite)
@@ -131,7 +131,7 @@ def export_onnx(
 
     seconds: dict[str, float] = {}
     computed, notes, found = _precision(model), outside.notes, None
-    with written_aside(folder) as aside:
+    with atomic_directory(folder) as aside:
         path = aside / contract.MODEL
         with _timed(seconds, "lower"):
             context, onnx_model = _lowered(function, outside, outside.outputs, opset, outside.passes)

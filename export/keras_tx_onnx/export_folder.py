@@ -39,5 +39,5 @@ def _check_former_export(folder: Path) -> None:
         )
 
 
-def written_aside(folder: Path) -> AbstractContextManager[Path]:
-    return atomic_write.written_aside(folder, ExportError)
+def atomic_directory(folder: Path) -> AbstractContextManager[Path]:
+    return atomic_write.atomic_directory(folder, ExportError)

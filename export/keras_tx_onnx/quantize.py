@@ -12,7 +12,7 @@ from typing import Any
 from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.runtime.folder import check_unchanged, open_folder, verify_hashes
-from keras_tx_onnx.export_folder import written_aside
+from keras_tx_onnx.export_folder import atomic_directory
 from keras_tx_onnx.quantizing import recipes
 from keras_tx_onnx.quantizing.auto_precision import CANDIDATES, Choice, choose
 from keras_tx_onnx.quantizing.precision_files import Ladder, Options
@@ -49,7 +49,7 @@ def quantize(
 
     >>> import keras_tx, tempfile
     >>> from keras_tx_onnx import export_onnx
-    >>> model = keras_tx.vit("Ti/16", image_size=32, classes=3, depth=1)
+    >>> model = keras_tx.vit("Ti/16", image_size=32, num_classes=3, depth=1)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     report = export_onnx(model, folder + "/flowers", verify=False)
     ...     list(quantize(folder + "/flowers", "int8").manifest.precisions)
@@ -90,7 +90,7 @@ def quantize(
     verify_hashes(opened)
     if auto:
         return choose(opened, validation, tolerance, metric, options)
-    with written_aside(opened.path) as aside:
+    with atomic_directory(opened.path) as aside:
         shutil.copytree(opened.path, aside, symlinks=True, dirs_exist_ok=True)
         ladder = Ladder(aside, opened.manifest, options)
         for name in wanted:

@@ -89,7 +89,7 @@ def measure(variant: str, batches: Any, head: Any, length: int, steps: int, roun
 
     import keras_tx
 
-    model: Any = keras_tx.bert(variant, head=head, vocabulary=4000, max_length=length)
+    model: Any = keras_tx.bert(variant, head=head, vocabulary_size=4000, max_length=length)
     model.compile()
     batch = batches[0]
     feeds: dict[str, Callable[[], Any]] = {

@@ -42,7 +42,7 @@ def measure(variant: str, runs: int) -> str:
     import keras_tx
     from keras_tx_onnx import export_onnx
 
-    model = keras_tx.vit(variant, classes=1000)
+    model = keras_tx.vit(variant, num_classes=1000)
     seconds, reports = [], []
     with tempfile.TemporaryDirectory() as folder:
         for run in range(runs):

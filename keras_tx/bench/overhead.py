@@ -38,7 +38,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 class Prepared:
     """A decoder that has its logits ready: what is left is our own time."""
 
-    vocabulary, context = VOCABULARY, 1024
+    vocabulary_size, context = VOCABULARY, 1024
 
     def __init__(self, logits: np.ndarray) -> None:
         self._logits = logits[None, None]
@@ -125,7 +125,7 @@ def steps(folder: str, tokens: int = 48) -> str:
         for length in LENGTHS:
             if length + tokens > model.context:
                 continue
-            prompt = random.integers(0, model.decoder.vocabulary, length)
+            prompt = random.integers(0, model.decoder.vocabulary_size, length)
             list(model.stream(prompt, max_new_tokens=4, as_ids=True))
             made, inside = [time.perf_counter()], [0.0]
             watched.seconds = 0.0

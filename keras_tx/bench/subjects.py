@@ -111,7 +111,7 @@ def _export(subject: str, model: Any, place: Path) -> None:
 
 
 def inputs(model: Any, cases: tuple[Case, ...]) -> dict[str, np.ndarray]:
-    vocabulary = getattr(model.config, "vocabulary", 0)
+    vocabulary = getattr(model.config, "vocabulary_size", 0)
     if cases[0].parts != ("x", "y"):
         return inputs_of(cases, vocabulary)
     size = getattr(model.config, "image_size", None)
@@ -121,7 +121,7 @@ def inputs(model: Any, cases: tuple[Case, ...]) -> dict[str, np.ndarray]:
         case,
         image=(height, width, 3) if size else None,
         vocabulary=vocabulary,
-        classes=getattr(model.head, "classes", None),
+        classes=getattr(model.head, "num_classes", None),
     )
 
 
@@ -133,11 +133,11 @@ def model_of(subject: str) -> Any:
 
     keras.utils.set_random_seed(0)
     made = {
-        VIT: lambda: keras_tx.vit("B/16", classes=1000),
+        VIT: lambda: keras_tx.vit("B/16", num_classes=1000),
         BERT: lambda: keras_tx.bert("base"),
         GPT: lambda: keras_tx.gpt("124M"),
         SMALL_BERT: lambda: keras_tx.bert("mini"),
-        VIT_TRAINED: lambda: keras_tx.vit("S/16", classes=1000, **STEADY),
+        VIT_TRAINED: lambda: keras_tx.vit("S/16", num_classes=1000, **STEADY),
         BERT_TRAINED: lambda: keras_tx.bert("small", head=keras_tx.ClassifierHead(2), **STEADY),
         GPT_TRAINED: lambda: keras_tx.gpt("char", use_bias=True, **STEADY),
     }

@@ -20,7 +20,7 @@ CHUNK = 256  # tokens scored at once: all their logits are in memory
 class Decoder(Protocol):
     """A model with a cache, whatever runs it."""
 
-    vocabulary: int
+    vocabulary_size: int
     context: int
 
     def run(
@@ -254,11 +254,11 @@ def checked(decoder: Decoder, name: str, text: Any) -> list[int]:
     ids = np.asarray(text)
     if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
         raise InputError(f"{name} is {text!r}, expected at least one token id, all whole numbers.")
-    wrong = ids[(ids < 0) | (ids >= decoder.vocabulary)]
+    wrong = ids[(ids < 0) | (ids >= decoder.vocabulary_size)]
     if wrong.size:
         raise InputError(
             f"{name} has the id {wrong[0]}, but the model's vocabulary goes from 0 to "
-            f"{decoder.vocabulary - 1}."
+            f"{decoder.vocabulary_size - 1}."
         )
     return ids.tolist()
 

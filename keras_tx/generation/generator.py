@@ -256,13 +256,13 @@ class Generator:
         at_context: str,
     ) -> Limits:
         ids: Any = self.stop_ids if stop_tokens is None else stop_tokens
-        expected = f"expected ids from 0 to {self.decoder.vocabulary - 1}; strings go into stop"
+        expected = f"expected ids from 0 to {self.decoder.vocabulary_size - 1}; strings go into stop"
         if not isinstance(ids, Iterable):
             raise InputError(f"stop_tokens is {ids!r}, expected a list: [{ids!r}].")
         ids = list(ids)
         for i in ids:
             whole = isinstance(i, int | np.integer) and not isinstance(i, bool)
-            if not whole or not 0 <= i < self.decoder.vocabulary:
+            if not whole or not 0 <= i < self.decoder.vocabulary_size:
                 raise InputError(f"stop_tokens has {i!r}, {expected}.")
         return Limits(max_new_tokens, frozenset(ids), deadline, cancelled, at_context)
 

@@ -57,7 +57,7 @@ class Head:
 
         By default a head with `classes` or `outputs` has numbered ones, the names that Hugging Face invents.
         """
-        count = getattr(self, "classes", None) or getattr(self, "outputs", None)
+        count = getattr(self, "num_classes", None) or getattr(self, "outputs", None)
         return None if count is None else [f"LABEL_{index}" for index in range(count)]
 
     def joint_metrics(self) -> list[keras.metrics.Metric]:

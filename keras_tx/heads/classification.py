@@ -23,7 +23,7 @@ class ClassifierHead(Head):
     exported folder has them.
     """
 
-    classes: Size
+    num_classes: Size
     dropout: Rate = 0.0
     labels: tuple[str, ...] | None = None
 
@@ -32,13 +32,15 @@ class ClassifierHead(Head):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.classes < 2:
-            raise ConfigError(f"classes={self.classes!r}: a classifier tells at least 2 classes apart.")
+        if self.num_classes < 2:
+            raise ConfigError(
+                f"num_classes={self.num_classes!r}: a classifier tells at least 2 classes apart."
+            )
         if self.labels is not None:
-            object.__setattr__(self, "labels", check_labels(self.labels, self.classes))
+            object.__setattr__(self, "labels", check_labels(self.labels, self.num_classes))
 
     def __call__(self, features: Any) -> Any:
-        return project(features, self.classes, contract.LOGITS, self.dropout)
+        return project(features, self.num_classes, contract.LOGITS, self.dropout)
 
     def loss(self) -> keras.losses.Loss:
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -56,7 +58,7 @@ class MultiLabelHead(Head):
     are the names of the classes, in order.
     """
 
-    classes: Size
+    num_classes: Size
     dropout: Rate = 0.0
     labels: tuple[str, ...] | None = None
 
@@ -66,16 +68,16 @@ class MultiLabelHead(Head):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.labels is not None:
-            object.__setattr__(self, "labels", check_labels(self.labels, self.classes))
+            object.__setattr__(self, "labels", check_labels(self.labels, self.num_classes))
 
     def __call__(self, features: Any) -> Any:
-        return project(features, self.classes, contract.LOGITS, self.dropout)
+        return project(features, self.num_classes, contract.LOGITS, self.dropout)
 
     def loss(self) -> keras.losses.Loss:
         return keras.losses.BinaryCrossentropy(from_logits=True)
 
     def metrics(self) -> list[Any]:
-        return [MultiLabelF1(self.classes)]
+        return [MultiLabelF1(self.num_classes)]
 
 
 @keras.saving.register_keras_serializable("keras_tx")

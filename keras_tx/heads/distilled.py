@@ -33,7 +33,7 @@ class DistilledClassifierHead(ClassifierHead):
         if self.dropout:
             features = keras.layers.Dropout(self.dropout, dtype="float32", name="head_dropout")(features)
         both = [
-            project(features[:, index], self.classes, name)
+            project(features[:, index], self.num_classes, name)
             for index, name in enumerate(("class_logits", "distillation_logits"))
         ]
         mean = keras.layers.Average(dtype="float32", name=contract.LOGITS)(both)

@@ -113,7 +113,7 @@ def _masked_lm(
     x = ops.relu(x) if activation == "relu" else ops.gelu(x, activation == "gelu_tanh")
     x = keras.layers.LayerNormalization(epsilon=epsilon, dtype="float32", name="prediction_norm")(x)
     if not tied:
-        return project(x, config.vocabulary, name)
+        return project(x, config.vocabulary_size, name)
     assert features.embedding is not None
     return Bias(dtype="float32", name=name)(features.embedding(x, reverse=True))
 
@@ -138,7 +138,7 @@ class CausalLMHead(Head):
             logits = features.embedding(features.tokens, reverse=True)
             return keras.layers.Identity(dtype="float32", name=contract.LOGITS)(logits)
         dense = keras.layers.Dense(
-            features.config.vocabulary,
+            features.config.vocabulary_size,
             use_bias=False,
             kernel_initializer=initializer(),
             dtype="float32",

@@ -12,7 +12,7 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.heads.base import Encoded, Head
 from keras_tx.losses import ContrastiveLoss
-from keras_tx.metrics import NearestIsAlike
+from keras_tx.metrics import NearestNeighborAccuracy
 
 POOLINGS = ("mean", "class")
 
@@ -52,4 +52,4 @@ class SentenceEmbeddingHead(Head):
         return ContrastiveLoss()
 
     def metrics(self) -> list[Any]:
-        return [NearestIsAlike()]
+        return [NearestNeighborAccuracy()]

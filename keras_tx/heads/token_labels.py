@@ -28,7 +28,7 @@ class TokenClassifierHead(Head):
     `labels` has the names of the classes, in order; the exported folder has them, too.
     """
 
-    classes: Size
+    num_classes: Size
     dropout: Rate = 0.0
     labels: tuple[str, ...] | None = None
 
@@ -37,13 +37,15 @@ class TokenClassifierHead(Head):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.classes < 2:
-            raise ConfigError(f"classes={self.classes!r}: a classifier tells at least 2 classes apart.")
+        if self.num_classes < 2:
+            raise ConfigError(
+                f"num_classes={self.num_classes!r}: a classifier tells at least 2 classes apart."
+            )
         if self.labels is not None:
-            object.__setattr__(self, "labels", check_labels(self.labels, self.classes))
+            object.__setattr__(self, "labels", check_labels(self.labels, self.num_classes))
 
     def __call__(self, features: Encoded) -> Any:
-        return project(features.tokens, self.classes, contract.LOGITS, self.dropout)
+        return project(features.tokens, self.num_classes, contract.LOGITS, self.dropout)
 
     def loss(self) -> keras.losses.Loss:
         return TokenCrossentropy()

@@ -24,7 +24,7 @@ class TokenEmbedding(keras.layers.Layer):
     business (an error, a row of zeros, NaN). The text models check ids that come as NumPy arrays.
 
     >>> import numpy as np
-    >>> embedding = TokenEmbedding(vocabulary=100, width=16)
+    >>> embedding = TokenEmbedding(vocabulary_size=100, width=16)
     >>> vectors = embedding(np.array([[5, 7, 99]]))
     >>> tuple(vectors.shape), tuple(embedding(vectors, reverse=True).shape)
     ((1, 3, 16), (1, 3, 100))
@@ -40,17 +40,17 @@ class TokenEmbedding(keras.layers.Layer):
     """
 
     @checked
-    def __init__(self, vocabulary: Size, width: Size, initializer: Any = None, **kwargs: Any):
+    def __init__(self, vocabulary_size: Size, width: Size, initializer: Any = None, **kwargs: Any):
         super().__init__(**kwargs)
         self.supports_masking = True
-        self.vocabulary = vocabulary
+        self.vocabulary_size = vocabulary_size
         self.width = width
         self.initializer = keras.initializers.get(initializer or keras.initializers.RandomNormal(stddev=0.02))
 
     def build(self, input_shape: Shape) -> None:
         # Without autocast: half precision would round the whole table for the sake of a few rows of it.
         self.table = self.add_weight(
-            shape=(self.vocabulary, self.width),
+            shape=(self.vocabulary_size, self.width),
             initializer=self.initializer.clone(),
             autocast=False,
             name="table",
@@ -74,7 +74,7 @@ class TokenEmbedding(keras.layers.Layer):
             )
 
     def compute_output_shape(self, input_shape: Shape, reverse: bool = False) -> Shape:
-        return (*input_shape[:-1], self.vocabulary) if reverse else (*input_shape, self.width)
+        return (*input_shape[:-1], self.vocabulary_size) if reverse else (*input_shape, self.width)
 
     def compute_output_spec(self, inputs: Any, reverse: bool = False) -> keras.KerasTensor:
         if reverse:
@@ -85,7 +85,7 @@ class TokenEmbedding(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
-            "vocabulary": self.vocabulary,
+            "vocabulary_size": self.vocabulary_size,
             "width": self.width,
             "initializer": keras.initializers.serialize(self.initializer),
         }

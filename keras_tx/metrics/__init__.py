@@ -2,7 +2,7 @@
 
 from keras_tx.metrics.classification import F1, Matthews, MultiLabelAccuracy, MultiLabelF1
 from keras_tx.metrics.entities import EntityF1
-from keras_tx.metrics.ranking import NearestIsAlike, Spearman
+from keras_tx.metrics.ranking import NearestNeighborAccuracy, Spearman
 from keras_tx.metrics.spans import SpanExactMatch, SpanF1
 from keras_tx.metrics.tokens import BitsPerByte, Perplexity, TokenAccuracy
 
@@ -13,7 +13,7 @@ __all__ = [
     "Matthews",
     "MultiLabelAccuracy",
     "MultiLabelF1",
-    "NearestIsAlike",
+    "NearestNeighborAccuracy",
     "Perplexity",
     "SpanExactMatch",
     "SpanF1",

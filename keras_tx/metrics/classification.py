@@ -16,17 +16,17 @@ AVERAGES = ("binary", "micro", "macro")
 class _Counts(keras.metrics.Metric):
     """Counts how often each class was taken for each; logits (batch, ..., classes), labels (batch, ...)."""
 
-    def __init__(self, classes: int, name: str, **kwargs: Any):
+    def __init__(self, num_classes: int, name: str, **kwargs: Any):
         super().__init__(name=name, **kwargs)
-        self.classes = whole_number("classes", classes)
+        self.num_classes = whole_number("num_classes", num_classes)
         self.counts = self.add_variable(  # (true, predicted)
-            shape=(self.classes, self.classes), initializer="zeros", name="counts"
+            shape=(self.num_classes, self.num_classes), initializer="zeros", name="counts"
         )
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        if y_pred.shape[-1] != self.classes:
+        if y_pred.shape[-1] != self.num_classes:
             raise ConfigError(
-                f"Metric {self.name!r} was made for {self.classes} classes, but the model has "
+                f"Metric {self.name!r} was made for {self.num_classes} classes, but the model has "
                 f"{y_pred.shape[-1]}."
             )
         predicted = ops.reshape(ops.argmax(y_pred, axis=-1), (-1,))
@@ -34,12 +34,12 @@ class _Counts(keras.metrics.Metric):
             y_true = ops.squeeze(y_true, -1)
         labels, weights = labels_and_weights(y_true, sample_weight)
         labels, weights = ops.reshape(labels, (-1,)), ops.reshape(weights, (-1,))
-        true = ops.one_hot(labels, self.classes, dtype="float32") * weights[:, None]
-        counted = ops.matmul(ops.transpose(true), ops.one_hot(predicted, self.classes, dtype="float32"))
+        true = ops.one_hot(labels, self.num_classes, dtype="float32") * weights[:, None]
+        counted = ops.matmul(ops.transpose(true), ops.one_hot(predicted, self.num_classes, dtype="float32"))
         self.counts.assign_add(counted)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "classes": self.classes}
+        return {**super().get_config(), "num_classes": self.num_classes}
 
 
 @keras.saving.register_keras_serializable("keras_tx")
@@ -58,12 +58,14 @@ class F1(_Counts):
             all decisions together.
     """
 
-    def __init__(self, classes: int = 2, average: str = "binary", name: str = "f1", **kwargs: Any):
+    def __init__(self, num_classes: int = 2, average: str = "binary", name: str = "f1", **kwargs: Any):
         if average not in AVERAGES:
             raise ConfigError(f"average={average!r} is unknown. {nearest(str(average), AVERAGES)}")
-        if average == "binary" and classes != 2:
-            raise ConfigError(f"average='binary' is for 2 classes, not {classes}. Use 'macro' or 'micro'.")
-        super().__init__(classes, name, **kwargs)
+        if average == "binary" and num_classes != 2:
+            raise ConfigError(
+                f"average='binary' is for 2 classes, not {num_classes}. Use 'macro' or 'micro'."
+            )
+        super().__init__(num_classes, name, **kwargs)
         self.average = average
 
     def result(self) -> Any:
@@ -92,8 +94,8 @@ class Matthews(_Counts):
     1.0
     """
 
-    def __init__(self, classes: int = 2, name: str = "matthews", **kwargs: Any):
-        super().__init__(classes, name, **kwargs)
+    def __init__(self, num_classes: int = 2, name: str = "matthews", **kwargs: Any):
+        super().__init__(num_classes, name, **kwargs)
 
     def result(self) -> Any:
         # Shares rather than counts, whose squares float32 would round.
@@ -122,20 +124,20 @@ class MultiLabelF1(keras.metrics.Metric):
             neither occurs nor is found has 0.
     """
 
-    def __init__(self, classes: int, average: str = "micro", name: str = "f1", **kwargs: Any):
+    def __init__(self, num_classes: int, average: str = "micro", name: str = "f1", **kwargs: Any):
         if average not in AVERAGES[1:]:
             raise ConfigError(f"average={average!r} is unknown. {nearest(str(average), AVERAGES[1:])}")
         super().__init__(name=name, **kwargs)
-        self.classes, self.average = whole_number("classes", classes), average
+        self.num_classes, self.average = whole_number("num_classes", num_classes), average
         self.right, self.either = (
-            self.add_variable(shape=(self.classes,), initializer="zeros", name=name)
+            self.add_variable(shape=(self.num_classes,), initializer="zeros", name=name)
             for name in ("right", "either")
         )
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        if not all(_may_be(x.shape, self.classes) for x in (y_true, y_pred)):
+        if not all(_may_be(x.shape, self.num_classes) for x in (y_true, y_pred)):
             raise ConfigError(
-                f"Metric {self.name!r} takes 0 or 1 for each of {self.classes} classes: targets have the "
+                f"Metric {self.name!r} takes 0 or 1 for each of {self.num_classes} classes: targets have the "
                 f"shape {y_true.shape}, logits {y_pred.shape}."
             )
         true, found = ops.cast(y_true, "float32"), ops.cast(y_pred > 0, "float32")
@@ -154,7 +156,7 @@ class MultiLabelF1(keras.metrics.Metric):
         return ops.mean(ops.divide_no_nan(2 * ops.convert_to_tensor(right), ops.convert_to_tensor(either)))
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "classes": self.classes, "average": self.average}
+        return {**super().get_config(), "num_classes": self.num_classes, "average": self.average}
 
 
 @keras.saving.register_keras_serializable("keras_tx")

@@ -65,13 +65,13 @@ def _ranks(values: Any, real: Any) -> Any:
 
 
 @keras.saving.register_keras_serializable("keras_tx")
-class NearestIsAlike(Ratio):
+class NearestNeighborAccuracy(Ratio):
     """The share of vectors whose nearest in the batch, by cosine, has the same label.
 
     Vectors alone in their label do not count.
 
     >>> import numpy as np
-    >>> metric = NearestIsAlike()
+    >>> metric = NearestNeighborAccuracy()
     >>> metric.update_state(np.array([1, 1, 2]), np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]))
     >>> float(metric.result())
     1.0

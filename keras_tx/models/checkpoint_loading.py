@@ -8,13 +8,13 @@ from typing import Any
 
 from keras_tx.errors import ConfigError
 from keras_tx.models.config import make_config
-from keras_tx.models.source_lookup import open_origin
+from keras_tx.models.source_lookup import open_source
 from keras_tx.models.text_model import check_tokenizer
 from keras_tx.models.transformer_model import TransformerModel
-from keras_tx.models.weight_source import Origin
+from keras_tx.models.weight_source import WeightSource
 from keras_tx.models.weightless import complete, sketch
 from keras_tx.processing import ImageTransform
-from keras_tx.weights.assignment import SHOWN, account_for, fill
+from keras_tx.weights.assignment import SHOWN, fill, match_tensors
 
 ITS_OWN: Any = "its own"
 RESIZED = {"image_size", "max_length"}  # fields by which positions may differ from the checkpoint's
@@ -47,7 +47,7 @@ def from_checkpoint(
         dtype: a dtype policy; by default Keras's global one.
         overrides: fields of the config that change nothing that was learned: `dropout=0.0`, `image_size=384`.
     """
-    origin = open_origin(source)
+    origin = open_source(source)
     if origin.fields is None:
         raise ConfigError(
             f"{origin.where} has tensors but no config, so it does not say which model it is. Give it as "
@@ -70,7 +70,7 @@ def start(
 ) -> Any:
     """What a family's factory does with `weights=`: a variant, by its sizes, filled from the source."""
     said = family.config_class.variant(variant)  # type: ignore[attr-defined]
-    origin = open_origin(source, family)
+    origin = open_source(source, family)
     if origin.family is not family:
         raise ConfigError(
             f"weights={origin.where} are those of a {origin.family.__name__}, not of a {family.__name__}. "
@@ -96,7 +96,7 @@ def start(
     return _model(origin, config, overrides, head, processing, name, dtype, callers=3)
 
 
-def _config(origin: Origin, overrides: dict[str, Any]) -> Any:
+def _config(origin: WeightSource, overrides: dict[str, Any]) -> Any:
     """The checkpoint's config with the overrides, which may change nothing that was learned."""
     assert origin.fields is not None
     config_class: Any = origin.family.config_class
@@ -113,7 +113,7 @@ def _config(origin: Origin, overrides: dict[str, Any]) -> Any:
 
 
 def _model(
-    origin: Origin,
+    origin: WeightSource,
     config: Any,
     overrides: dict[str, Any],
     head: Any,
@@ -139,7 +139,7 @@ def _model(
     # All that may be wrong is found on shapes alone, before there is memory for the weights.
     model = sketch(origin.family, config, **options)
     plan = origin.plan(model)
-    account = account_for(model, plan, origin.tensors)
+    account = match_tensors(model, plan, origin.tensors)
     filled = account.filled
     if own_head and account.head_lacks:
         lacks = "\n  ".join(account.head_lacks[:SHOWN])
@@ -157,7 +157,7 @@ def _model(
     return model
 
 
-def _check_claims(origin: Origin, config: Any, head: Any, overrides: dict[str, Any]) -> None:
+def _check_claims(origin: WeightSource, config: Any, head: Any, overrides: dict[str, Any]) -> None:
     """Sizes that the checkpoint's tensors cannot have are refused before anything is made of them."""
     there, names = origin.tensors.numbers, len(origin.tensors.shapes)
     where, keys = (origin.config.where, origin.config.names) if origin.config else (origin.where, {})
@@ -176,7 +176,7 @@ def _check_claims(origin: Origin, config: Any, head: Any, overrides: dict[str, A
     # A model has a table of each of these sizes.
     claims |= {
         f"{called('width')} x {called(key)}": config.width * getattr(config, key)
-        for key in ("mlp_dim", "vocabulary")
+        for key in ("mlp_dim", "vocabulary_size")
         if hasattr(config, key)
     }
     claims[f"{called('width')} x {called('num_heads')}"] = config.width * config.num_heads

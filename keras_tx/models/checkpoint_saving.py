@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from keras_tx import contract
-from keras_tx.atomic_write import check_place, written_aside
+from keras_tx.atomic_write import atomic_directory, check_place
 from keras_tx.errors import ConfigError
 from keras_tx.heads.base import label_names
 from keras_tx.models.bert.huggingface import bert_to_config
@@ -62,7 +62,7 @@ def save_checkpoint(
 
     >>> import keras_tx, tempfile
     >>> from keras_tx import save_checkpoint
-    >>> model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+    >>> model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
     >>> with tempfile.TemporaryDirectory() as place:
     ...     folder = save_checkpoint(model, place + "/small", labels=["daisy", "rose", "tulip"])
     ...     keras_tx.from_checkpoint(folder).config == model.config
@@ -89,7 +89,7 @@ def save_checkpoint(
     check_place(folder, overwrite, ConfigError)
     check_finite(model, "Save the model as it was before its training diverged.")
     _check_former(folder)
-    with written_aside(folder, ConfigError) as aside:
+    with atomic_directory(folder, ConfigError) as aside:
         for name, content in files.items():
             (aside / name).parent.mkdir(exist_ok=True)
             text = content if isinstance(content, str) else _json(content)

@@ -16,7 +16,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("num_attention_heads", "n_heads", "n_head", "heads"), "num_heads"),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), "kv_heads"),
     **dict.fromkeys(("intermediate_size", "intermediate_dim", "n_inner"), "mlp_dim"),
-    **dict.fromkeys(("vocab_size", "vocabulary_size"), "vocabulary"),
+    **dict.fromkeys(("vocab_size", "vocabulary"), "vocabulary_size"),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "block_size", "max_seq_length"), "max_length"),
     **dict.fromkeys(("hidden_dropout_prob", "dropout_rate", "resid_pdrop"), "dropout"),
     **dict.fromkeys(("hidden_act", "activation_function"), "activation"),

@@ -31,7 +31,7 @@ from keras_tx.models.config import make_config
 from keras_tx.models.gpt.model import GPT
 from keras_tx.models.transformer_model import TransformerModel
 from keras_tx.models.vit.model import ViT
-from keras_tx.models.weight_source import Origin
+from keras_tx.models.weight_source import WeightSource
 from keras_tx.models.weightless import sketch
 from keras_tx.weights.tensor_map import BODY, HEAD, POOLER, Entry, Plan
 from keras_tx.weights.tensor_source import Tensors
@@ -46,7 +46,7 @@ OF_HEADS = (
 LONGEST_CONFIG = 64 * 2**20  # bytes; a tokenizer may be part of it
 
 
-def of_model(model: TransformerModel) -> Origin:
+def of_model(model: TransformerModel) -> WeightSource:
     """A live model of ours: its body for another head, another size of image, another dtype."""
     variables = merged_weights(model)
     tensors = Tensors(
@@ -55,12 +55,12 @@ def of_model(model: TransformerModel) -> Origin:
         read=lambda path: array_of(variables[path]),
     )
     fields = dataclasses.asdict(model.config)
-    return Origin(
+    return WeightSource(
         tensors.where, type(model), fields, model.head, model.processing, tensors, lambda x: _plan(x, str)
     )
 
 
-def open_keras(path: Path) -> Origin:
+def open_keras(path: Path) -> WeightSource:
     """A .keras file of a model of ours."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -80,10 +80,12 @@ def open_keras(path: Path) -> Origin:
         raise
     except (zipfile.BadZipFile, struct.error, KeyError, ValueError, OSError, RecursionError) as error:
         raise ConfigError(f"{path} is not a sound .keras file: {error}. Save or copy it again.") from error
-    return Origin(str(path), family, fields, head, processing, tensors, lambda x: _plan(x, _numbered(x)))
+    return WeightSource(
+        str(path), family, fields, head, processing, tensors, lambda x: _plan(x, _numbered(x))
+    )
 
 
-def open_weights(path: Path, family: type[TransformerModel] | None) -> Origin:
+def open_weights(path: Path, family: type[TransformerModel] | None) -> WeightSource:
     """A .weights.h5 file of a model of ours; what model, only the caller knows."""
     if family is None:
         raise ConfigError(
@@ -96,7 +98,7 @@ def open_weights(path: Path, family: type[TransformerModel] | None) -> Origin:
         raise ConfigError(
             f"{path} cannot be read as a weights file: {error}. Save or copy it again."
         ) from error
-    return Origin(str(path), family, None, None, None, tensors, lambda x: _plan(x, _numbered(x)))
+    return WeightSource(str(path), family, None, None, None, tensors, lambda x: _plan(x, _numbered(x)))
 
 
 def _saved(saved: Any, path: Path) -> tuple[type[TransformerModel], dict[str, Any], Head | None, Any]:

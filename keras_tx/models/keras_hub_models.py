@@ -14,7 +14,7 @@ from keras_tx.models.bert import keras_hub as keras_hub_bert
 from keras_tx.models.bert.model import Bert
 from keras_tx.models.gpt import keras_hub as keras_hub_gpt
 from keras_tx.models.vit import keras_hub as keras_hub_vit
-from keras_tx.models.weight_source import Origin
+from keras_tx.models.weight_source import WeightSource
 from keras_tx.weights.keras_hub_tokenizers import text_transform
 
 READERS: tuple[Any, ...] = (keras_hub_vit, keras_hub_bert, keras_hub_gpt)
@@ -95,7 +95,7 @@ def is_model(source: Any) -> bool:
     return isinstance(source, keras_hub.models.Backbone | keras_hub.models.Task)
 
 
-def of_model(source: keras.Model) -> Origin:
+def of_model(source: keras.Model) -> WeightSource:
     names = [kind.__name__ for kind in type(source).__mro__]
     for reader in READERS:
         if set(names) & set(reader.CLASSES):
@@ -107,7 +107,7 @@ def of_model(source: keras.Model) -> Origin:
     )
 
 
-def of_preset(name: str) -> Origin:
+def of_preset(name: str) -> WeightSource:
     """Loads a preset as what it was saved as: a task with its head, or a backbone."""
     try:
         import keras_hub

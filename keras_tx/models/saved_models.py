@@ -19,7 +19,7 @@ def load_model(path: str | os.PathLike[str], *, compile: bool = True) -> Any:
 
     >>> import keras_tx, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     keras_tx.vit("Mu/2", image_size=8, classes=3).save(folder + "/model.keras")
+    ...     keras_tx.vit("Mu/2", image_size=8, num_classes=3).save(folder + "/model.keras")
     ...     keras_tx.load_model(folder + "/model.keras").task
     'image-classification'
     """

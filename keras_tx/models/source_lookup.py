@@ -19,7 +19,7 @@ from keras_tx.models.gpt.model import GPT
 from keras_tx.models.transformer_model import TransformerModel
 from keras_tx.models.vit import huggingface as huggingface_vit
 from keras_tx.models.vit.model import ViT
-from keras_tx.models.weight_source import Origin
+from keras_tx.models.weight_source import WeightSource
 from keras_tx.weights import huggingface_hub
 from keras_tx.weights.checkpoint import open_checkpoint
 from keras_tx.weights.tensor_source import Checkpoint
@@ -36,7 +36,7 @@ EXPECTED = (
 )
 
 
-def open_origin(source: Any, family: Family = None) -> Origin:
+def open_source(source: Any, family: Family = None) -> WeightSource:
     """Raises a ConfigError for what nobody understands. `family` is what a lone file is for."""
     if isinstance(source, TransformerModel):
         return keras_file.of_model(source)
@@ -47,7 +47,7 @@ def open_origin(source: Any, family: Family = None) -> Origin:
     raise ConfigError(f"weights is a {type(source).__name__}, {EXPECTED}.")
 
 
-def _named(name: str, family: Family) -> Origin:
+def _named(name: str, family: Family) -> WeightSource:
     path = Path(name)
     if name.startswith(huggingface_hub.SCHEME):
         path = huggingface_hub.download(name)
@@ -74,7 +74,7 @@ def _named(name: str, family: Family) -> Origin:
     return read_consistently(path, lambda: _of_checkpoint(open_checkpoint(path), family), ConfigError)
 
 
-def _of_checkpoint(checkpoint: Checkpoint, family: Family) -> Origin:
+def _of_checkpoint(checkpoint: Checkpoint, family: Family) -> WeightSource:
     tensors, config = checkpoint.tensors, checkpoint.config
     if config is None:
         if family is None:
@@ -83,7 +83,9 @@ def _of_checkpoint(checkpoint: Checkpoint, family: Family) -> Origin:
                 "folder with its config.json, or give the file as weights= to keras_tx.vit, bert or gpt."
             )
         plan = HUGGING_FACE[family].plan
-        return Origin(tensors.where, family, None, None, None, tensors, lambda model: plan(model, tensors))
+        return WeightSource(
+            tensors.where, family, None, None, None, tensors, lambda model: plan(model, tensors)
+        )
     kind = config.get("model_type")
     for reader in HUGGING_FACE.values():
         if kind in reader.MODEL_TYPES:

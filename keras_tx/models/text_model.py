@@ -47,7 +47,7 @@ class TextModel(TransformerModel):
         """All inputs of the graph, from the ids alone or from a dict of some of them.
 
         >>> import keras_tx
-        >>> model = keras_tx.bert("tiny", vocabulary=50, depth=1)
+        >>> model = keras_tx.bert("tiny", vocabulary_size=50, depth=1)
         >>> sorted(model.complete([[7, 8, 9, 0]]))
         ['attention_mask', 'input_ids', 'token_type_ids']
         """
@@ -122,21 +122,21 @@ class TextModel(TransformerModel):
         """Raises a ConfigError for ids out of range, which a graph could not check, and for raw texts.
 
         >>> import keras_tx, numpy as np
-        >>> keras_tx.bert("tiny", vocabulary=50, depth=1).check(np.array([[7, 8, 50]]))
+        >>> keras_tx.bert("tiny", vocabulary_size=50, depth=1).check(np.array([[7, 8, 50]]))
         Traceback (most recent call last):
         keras_tx.errors.ConfigError: input_ids has 50 in row 0, but model 'bert' takes 0 to 49 there.
         """
         self.refuse_raw(inputs, batch)
         config = self.config
-        vocabulary = getattr(inputs, "vocabulary", None)  # token_blocks knows it of its file
-        if isinstance(vocabulary, int) and vocabulary > config.vocabulary:
+        vocabulary = getattr(inputs, "vocabulary_size", None)  # token_blocks knows it of its file
+        if isinstance(vocabulary, int) and vocabulary > config.vocabulary_size:
             raise ConfigError(
                 f"The token file has a vocabulary of {vocabulary}, but model {self.name!r} has "
-                f"{config.vocabulary} vectors. Make it with vocabulary={vocabulary}, or with the "
+                f"{config.vocabulary_size} vectors. Make it with vocabulary_size={vocabulary}, or with the "
                 "processing= of the file's folder."
             )
         limits = {
-            contract.INPUT_IDS: config.vocabulary,
+            contract.INPUT_IDS: config.vocabulary_size,
             contract.ATTENTION_MASK: 2,
             contract.TOKEN_TYPE_IDS: getattr(config, "segments", 0),
             contract.POSITION_IDS: self.positions,
@@ -181,7 +181,7 @@ def as_processed(processing: TextTransform | None, overrides: dict[str, Any]) ->
     """The overrides of a config, with the vocabulary of the transform where they do not say it."""
     if processing is None:
         return overrides
-    told = {"vocabulary": processing.vocabulary_size}
+    told = {"vocabulary_size": processing.vocabulary_size}
     if processing.pad_token is not None:
         told["pad_id"] = processing.pad_id
     return {**told, **overrides}
@@ -217,7 +217,7 @@ def check_tokenizer(
                 f"{name} {difference}. Use the tokenizer that the model was trained with; to train new "
                 "embeddings for another one, assign it to model.processing."
             )
-    tokens, rows = transform.vocabulary_size, config.vocabulary
+    tokens, rows = transform.vocabulary_size, config.vocabulary_size
     if rows - tokens > max(SPARE_ROWS, SPARE_SHARE * rows):
         warnings.warn(
             f"{name} has a vocabulary of {tokens} tokens, but the model has {rows} vectors, of which "
@@ -262,10 +262,10 @@ def fitting(
         return None
     if not isinstance(processing, TextTransform):
         raise ConfigError(f"{name} is {type(processing).__name__}, expected a keras_tx.TextTransform.")
-    if processing.vocabulary_size > config.vocabulary:
+    if processing.vocabulary_size > config.vocabulary_size:
         raise ConfigError(
             f"{name} has a vocabulary of {processing.vocabulary_size} tokens, but the model has "
-            f"{config.vocabulary} vectors. Make it with vocabulary={processing.vocabulary_size}."
+            f"{config.vocabulary_size} vectors. Make it with vocabulary_size={processing.vocabulary_size}."
         )
     if processing.pad_token is not None and config.pad_id not in (None, processing.pad_id):
         raise ConfigError(

@@ -18,7 +18,7 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.heads import Head, MultiLabelHead
-from keras_tx.losses import TokenCrossentropy, on_logits, refuse_one_of_all
+from keras_tx.losses import TokenCrossentropy, on_logits, refuse_categorical_loss
 from keras_tx.metrics import MultiLabelAccuracy, TokenAccuracy
 from keras_tx.models.config import make_config
 from keras_tx.models.distribution import warn_of_distribution
@@ -89,7 +89,7 @@ class TransformerModel(keras.Model):
             loss = self.head.loss()
             metrics = self.head.metrics() if metrics is None else metrics
         if isinstance(self.head, MultiLabelHead):
-            refuse_one_of_all(loss)
+            refuse_categorical_loss(loss)
             metrics, weighted_metrics = self._of_several(metrics), self._of_several(weighted_metrics)
         super().compile(
             optimizer=AdamW() if optimizer in (None, "adamw", "AdamW") else optimizer,
@@ -179,7 +179,7 @@ class TransformerModel(keras.Model):
         """Raises a ConfigError for inputs that `processing` cannot have made.
 
         >>> import keras_tx, numpy as np
-        >>> model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+        >>> model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
         >>> model.check(np.full((4, 8, 8, 3), 200, "uint8"))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         keras_tx.errors.ConfigError: The images have values from 200 to 200, but model.processing ...
@@ -216,7 +216,7 @@ class TransformerModel(keras.Model):
         """Raises a ConfigError for arrays of labels that the loss would misread.
 
         >>> import keras_tx, numpy as np
-        >>> model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+        >>> model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
         >>> model.check_labels(np.array([0, 2, 3]))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         keras_tx.errors.ConfigError: The label 3 in row 2 is not a class of model 'vit', ...
@@ -412,7 +412,7 @@ class TransformerModel(keras.Model):
         optional ones. It can be exported like any other model.
 
         >>> import keras_tx, numpy as np
-        >>> model = keras_tx.bert("tiny", vocabulary=50, head=keras_tx.ClassifierHead(2))
+        >>> model = keras_tx.bert("tiny", vocabulary_size=50, head=keras_tx.ClassifierHead(2))
         >>> inside = model.with_outputs(hidden_states=True, attentions=True)
         >>> outputs = inside(model.complete(np.array([[7, 8, 9]])))
         >>> tuple(outputs["logits"].shape), len(outputs["hidden_states"])
@@ -442,7 +442,7 @@ class TransformerModel(keras.Model):
         """Makes the layers with these paths not trainable.
 
         >>> import keras_tx
-        >>> model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+        >>> model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
         >>> model.freeze(["patch_embedding", "block_0/attention"])
         """
         layers = self._parts()

@@ -16,7 +16,7 @@ from keras_tx.weights.tensor_source import Tensors
 
 
 @dataclasses.dataclass(frozen=True)
-class Origin:
+class WeightSource:
     """A checkpoint, understood.
 
     Args:

@@ -31,20 +31,20 @@ class Header:
     tokens: int
     documents: int
     text_bytes: int  # of the texts as UTF-8, which is what bits per byte are counted over
-    vocabulary: int
+    vocabulary_size: int
     end_of_text: int | None
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "documents", "text_bytes", "vocabulary"):
+        for name in ("tokens", "documents", "text_bytes", "vocabulary_size"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}, expected a whole number, 0 or more")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype is {self.dtype!r}, expected {' or '.join(DTYPES)}")
-        if not 0 < self.vocabulary <= np.iinfo(DTYPES[self.dtype]).max + 1:
-            raise ConfigError(f"vocabulary is {self.vocabulary}, which {self.dtype} cannot hold")
+        if not 0 < self.vocabulary_size <= np.iinfo(DTYPES[self.dtype]).max + 1:
+            raise ConfigError(f"vocabulary_size is {self.vocabulary_size}, which {self.dtype} cannot hold")
         end = self.end_of_text
-        if end is not None and (type(end) is not int or not 0 <= end < self.vocabulary):
-            raise ConfigError(f"end_of_text is {end!r}, expected an id below {self.vocabulary}, or null")
+        if end is not None and (type(end) is not int or not 0 <= end < self.vocabulary_size):
+            raise ConfigError(f"end_of_text is {end!r}, expected an id below {self.vocabulary_size}, or null")
 
 
 class TokenFile:
@@ -52,7 +52,7 @@ class TokenFile:
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp(), "few.tokens")
-    >>> with TokenWriter(path, vocabulary=50, end_of_text=49) as writer:
+    >>> with TokenWriter(path, vocabulary_size=50, end_of_text=49) as writer:
     ...     writer.add([7, 8, 9], text_bytes=5)
     ...     writer.end_document()
     >>> tokens = TokenFile(path)
@@ -87,8 +87,8 @@ class TokenFile:
         return self.checked(np.asarray(self._ids[part], "int64"))
 
     @property
-    def vocabulary(self) -> int:
-        return self.header.vocabulary
+    def vocabulary_size(self) -> int:
+        return self.header.vocabulary_size
 
     @property
     def end_of_text(self) -> int | None:
@@ -118,10 +118,10 @@ class TokenFile:
 
     def checked(self, ids: np.ndarray) -> np.ndarray:
         """The ids, or an error where the vocabulary that the header states cannot be theirs."""
-        if ids.size and int(ids.max()) >= self.vocabulary:
+        if ids.size and int(ids.max()) >= self.vocabulary_size:
             raise ConfigError(
                 f"{self.path} has the id {int(ids.max())}, but its header says that the vocabulary goes "
-                f"from 0 to {self.vocabulary - 1}: it is damaged, or was put together by hand. Write it "
+                f"from 0 to {self.vocabulary_size - 1}: it is damaged, or was put together by hand. Write it "
                 "again."
             )
         return ids
@@ -165,11 +165,13 @@ class TokenWriter:
         end_of_text: the id behind each document; None writes none.
     """
 
-    def __init__(self, path: str | os.PathLike[str], vocabulary: int, end_of_text: int | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], vocabulary_size: int, end_of_text: int | None = None
+    ) -> None:
         self.path = Path(path)
-        vocabulary = whole_number("vocabulary", vocabulary)
-        dtype = "uint16" if vocabulary <= 1 << 16 else "uint32"
-        self._header = Header(dtype, 0, 0, 0, vocabulary, end_of_text)
+        vocabulary_size = whole_number("vocabulary_size", vocabulary_size)
+        dtype = "uint16" if vocabulary_size <= 1 << 16 else "uint32"
+        self._header = Header(dtype, 0, 0, 0, vocabulary_size, end_of_text)
         self._aside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         self._file: Any = None
 
@@ -189,9 +191,9 @@ class TokenWriter:
         if array.size:
             if array.ndim != 1 or array.dtype.kind not in "iu":
                 raise TextError(f"ids are {array.dtype} {array.shape}, expected a list of whole numbers.")
-            if int(array.min()) < 0 or int(array.max()) >= self._header.vocabulary:
+            if int(array.min()) < 0 or int(array.max()) >= self._header.vocabulary_size:
                 wrong = int(array.min()) if int(array.min()) < 0 else int(array.max())
-                raise TextError(f"ids have {wrong}, expected 0 to {self._header.vocabulary - 1}.")
+                raise TextError(f"ids have {wrong}, expected 0 to {self._header.vocabulary_size - 1}.")
             self._file.write(array.astype(DTYPES[self._header.dtype]).tobytes())
         self._count(tokens=array.size, text_bytes=text_bytes)
 

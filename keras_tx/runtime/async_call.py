@@ -23,7 +23,7 @@ def quiet_options() -> Any:
     return options
 
 
-async def awaited(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+async def call_async(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """`function(*args, **options)` in a thread.
 
     Where the task is cancelled, the graph stops at its next node, and the session stays usable.

@@ -23,7 +23,7 @@ class Ports:
     short: bool
 
     @property
-    def vocabulary(self) -> int:
+    def vocabulary_size(self) -> int:
         return int(self.logits.shape[-1])
 
     @classmethod

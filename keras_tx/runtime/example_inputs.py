@@ -30,7 +30,7 @@ class Use:
     `padding` is the id of masked tokens, which no other token has; None where they have any id.
     """
 
-    vocabulary: int = 2
+    vocabulary_size: int = 2
     padding: int | None = None
 
 
@@ -61,15 +61,15 @@ def _array(
     if is_mask(spec):
         return real.astype(kind)
     if spec.name == contract.POSITION_IDS:
-        return np.clip(real.cumsum(axis=-1) - 1, 0, use.vocabulary - 1).astype(kind)
+        return np.clip(real.cumsum(axis=-1) - 1, 0, use.vocabulary_size - 1).astype(kind)
     if spec.dtype == "bool":
         return random.random(shape) < 0.7
     if kind.kind == "f":
         # In steps that half precision has as well: Keras may round its inputs to it where a graph does not.
         return (np.round(random.standard_normal(shape, "float32") * 32) / 32).astype(kind)
-    numbers = random.integers(0, 256 if kind == np.uint8 else use.vocabulary, shape)
+    numbers = random.integers(0, 256 if kind == np.uint8 else use.vocabulary_size, shape)
     if use.padding is not None:
-        other = min(1, use.vocabulary - 1) if use.padding == 0 else 0
+        other = min(1, use.vocabulary_size - 1) if use.padding == 0 else 0
         numbers = np.where(real, np.where(numbers == use.padding, other, numbers), use.padding)
     return numbers.astype(kind)
 

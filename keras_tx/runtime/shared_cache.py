@@ -81,7 +81,7 @@ class SharedPast:
         if self._binding is None:
             names = zip(self._ports.pasts, self._ports.presents, self.arrays, strict=True)
             self._binding = self._session.binding([(p.name, present, array) for p, present, array in names])
-        shape = (len(ids), kept, self._ports.vocabulary)
+        shape = (len(ids), kept, self._ports.vocabulary_size)
         if not self._fixed or self._fixed[0].shape != ids.shape or self._fixed[3].shape != shape:
             logits = np.empty(shape, self._ports.logits.dtype)
             tokens = np.empty((2, *ids.shape), "int64")
@@ -113,7 +113,7 @@ class SharedGraph:
                 f"{session.graph} gives the logits of all tokens, expected an input "
                 f"{contract.NUM_LOGITS_TO_KEEP}. Export again."
             )
-        self.vocabulary = self._ports.vocabulary
+        self.vocabulary_size = self._ports.vocabulary_size
         self.context = context
 
     def run(
@@ -185,7 +185,7 @@ class SharedGraph:
             if end < len(lengths):
                 own = lengths[start : end + 1]
                 padded = len(own) * int(own.max())
-                logits = len(own) * int(own.max() - own.min() + 1) * self.vocabulary
+                logits = len(own) * int(own.max() - own.min() + 1) * self.vocabulary_size
                 if padded <= min(MOST_TOKENS, PADDED * int(own.sum())) and logits <= MOST_LOGITS:
                     continue
             found.append(slice(start, end))
@@ -205,8 +205,8 @@ def difference(plain: Decoder, shared: Decoder, *, batched: bool = True, steps: 
     random = np.random.default_rng(0)
     longest = max(1, min(32, plain.context - steps))
     lengths = sorted({longest, (longest + 1) // 2, 1}, reverse=True)
-    texts = [random.integers(0, plain.vocabulary, length).tolist() for length in lengths]
-    further = random.integers(0, plain.vocabulary, (steps, len(texts))).tolist()
+    texts = [random.integers(0, plain.vocabulary_size, length).tolist() for length in lengths]
+    further = random.integers(0, plain.vocabulary_size, (steps, len(texts))).tolist()
     worst = 0.0
     every = list(range(len(texts)))
     groups = [every[:1], every] if batched else [[row] for row in every]

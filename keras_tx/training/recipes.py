@@ -30,7 +30,7 @@ def finetune_recipe(
     AdamW without decay on biases and norms, a rate that rises and falls in lines, clipped gradients.
 
     >>> import keras_tx
-    >>> model = keras_tx.bert("tiny", vocabulary=50, head=keras_tx.ClassifierHead(2))
+    >>> model = keras_tx.bert("tiny", vocabulary_size=50, head=keras_tx.ClassifierHead(2))
     >>> model.compile(finetune_recipe(model, steps=300, layer_decay=0.9, frozen_blocks=1))
     >>> model.optimizer.rate_factors["block_1"]
     0.9

@@ -48,7 +48,7 @@ def fill(model: keras.Model, plan: Plan, tensors: Tensors, *, stacklevel: int = 
 
     Names, shapes and dtypes are checked before anything is assigned; values (NaN, infinity) as they are read.
     """
-    account = account_for(model, plan, tensors)
+    account = match_tensors(model, plan, tensors)
     variables = variables_of(model, plan)
     # What may still fail is read before anything is assigned.
     fitted = {
@@ -72,7 +72,7 @@ def fill(model: keras.Model, plan: Plan, tensors: Tensors, *, stacklevel: int = 
     return account.filled
 
 
-def account_for(model: keras.Model, plan: Plan, tensors: Tensors) -> Account:
+def match_tensors(model: keras.Model, plan: Plan, tensors: Tensors) -> Account:
     """Compares both sides by names, shapes and dtypes; raises one ConfigError for all that does not fit.
 
     The model's variables may be without values.

@@ -10,7 +10,7 @@ from keras_tx.bench import many_clients
 from keras_tx_onnx import export_onnx
 from tests.drawing import redraw
 
-SIZES = {"width": 64, "depth": 2, "num_heads": 4, "mlp_dim": 64, "vocabulary": 99, "max_length": 24}
+SIZES = {"width": 64, "depth": 2, "num_heads": 4, "mlp_dim": 64, "vocabulary_size": 99, "max_length": 24}
 
 
 @pytest.fixture(scope="module")

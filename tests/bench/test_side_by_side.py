@@ -23,7 +23,7 @@ from keras_tx.bench.races import MODELS, START, TRAINING, Race
 from keras_tx.bench.side_by_side import run_race
 from tests.bench.places import make_place
 
-TINY = {"vocabulary": 90, "depth": 1, "max_length": 128}
+TINY = {"vocabulary_size": 90, "depth": 1, "max_length": 128}
 CRASHING = Contender("crashing", "keras_predict", ("tests.bench.ends_itself",), (BERT,))
 MISSING = Contender("missing", "keras_predict", ("no_such_module",), (BERT,))
 
@@ -136,7 +136,7 @@ def test_steps_of_training_start_with_one_loss(family: str, tmp_path: Path):
     pytest.importorskip("transformers")
     steady = {"dropout": 0.0, "attention_dropout": 0.0}
     if family == "vit":
-        model = keras_tx.vit("Mu/2", image_size=8, classes=3, **steady)
+        model = keras_tx.vit("Mu/2", image_size=8, num_classes=3, **steady)
     elif family == "bert":
         model = keras_tx.bert("tiny", head=keras_tx.ClassifierHead(2), **TINY, **steady)
     else:

@@ -46,7 +46,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A classifier, an embedder, a generic model, and the .keras file of the first."""
     parent = tmp_path_factory.mktemp("exports")
     keras.utils.set_random_seed(0)
-    classifier = keras_tx.vit("Mu/2", image_size=8, classes=len(LABELS))
+    classifier = keras_tx.vit("Mu/2", image_size=8, num_classes=len(LABELS))
     classifier.save(parent / "flowers.keras")
     export_onnx(classifier, parent / "flowers", labels=LABELS)
     export_onnx(keras_tx.vit("Mu/2", image_size=8), parent / "features")

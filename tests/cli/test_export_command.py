@@ -49,7 +49,7 @@ def test_a_gpt_with_its_tokenizer(tx, tmp_path):
     from tests.runtime.counting_decoder import byte_tokenizer
 
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    keras_tx.gpt("pico", vocabulary=byte_tokenizer().get_vocab_size()).save(tmp_path / "poet.keras")
+    keras_tx.gpt("pico", vocabulary_size=byte_tokenizer().get_vocab_size()).save(tmp_path / "poet.keras")
     options = ["--tokenizer", tmp_path / "tokenizer.json"]
     ran = tx("export", tmp_path / "poet.keras", tmp_path / "poet", *options)
     assert (ran.code, ran.err) == (0, "")

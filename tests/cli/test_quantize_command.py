@@ -15,7 +15,7 @@ from tests.drawing import draw, redraw
 
 @pytest.fixture
 def flowers(tmp_path):
-    model = redraw(keras_tx.vit("Mu/2", image_size=8, classes=100, width=64, num_heads=4, mlp_dim=128))
+    model = redraw(keras_tx.vit("Mu/2", image_size=8, num_classes=100, width=64, num_heads=4, mlp_dim=128))
     model.save(tmp_path / "flowers.keras")
     export_onnx(model, tmp_path / "flowers", verify=False)
     return tmp_path / "flowers"

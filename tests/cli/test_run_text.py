@@ -31,7 +31,7 @@ TASKS = {
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     parent = tmp_path_factory.mktemp("texts")
-    sizes = {"width": 8, "depth": 1, "num_heads": 2, "mlp_dim": 8, "vocabulary": len(VOCABULARY)}
+    sizes = {"width": 8, "depth": 1, "num_heads": 2, "mlp_dim": 8, "vocabulary_size": len(VOCABULARY)}
     for name, (head, _, _) in TASKS.items():
         model = redraw(keras_tx.bert("tiny", head=head, **sizes))
         export_onnx(model, parent / name, tokenizer=wordpiece(), verify=False)

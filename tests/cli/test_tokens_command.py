@@ -22,7 +22,7 @@ def test_characters(tx, tmp_path, poem):
     assert (ran.code, ran.err) == (0, "")
     transform, tokens = TextTransform.load(tmp_path / "out"), TokenFile(tmp_path / "out" / "train.tokens")
     vocabulary = len(set(poem.read_text())) + 1
-    assert transform.vocabulary_size == tokens.vocabulary == vocabulary
+    assert transform.vocabulary_size == tokens.vocabulary_size == vocabulary
     unseen = TokenFile(tmp_path / "out" / "validation.tokens")
     assert transform.decode([*tokens[:-1], *unseen[:-1]]) == poem.read_text()
     assert 40 < len(unseen) < 100

@@ -150,7 +150,7 @@ def test_weights_of_another_model_of_the_same_size(tx, copied, tmp_path, monkeyp
 
     monkeypatch.setattr(contract, "EXTERNAL_DATA_FROM", 1000)
     for name in ("flowers", "trees"):
-        export_onnx(keras_tx.vit("Mu/2", image_size=8, classes=3), tmp_path / name, verify=False)
+        export_onnx(keras_tx.vit("Mu/2", image_size=8, num_classes=3), tmp_path / name, verify=False)
     ours, theirs = (tmp_path / name / contract.MODEL_DATA for name in ("flowers", "trees"))
     assert ours.stat().st_size == theirs.stat().st_size
     os.replace(theirs, ours)
@@ -254,7 +254,7 @@ def test_against_the_model(tx, tmp_path):
     import keras_tx
     from keras_tx_onnx import export_onnx
 
-    model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+    model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
     export_onnx(model, tmp_path / "flowers")
     model.save(tmp_path / "flowers.keras")
     ran = tx("verify", tmp_path / "flowers", "--against", tmp_path / "flowers.keras")

@@ -27,7 +27,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2_untied": ("pico", {"processing": LLAMA, "tied": False, "activation": "gelu"}),
     "llama": ("llama-tiny", {"processing": LLAMA}),
     "llama_tied": ("llama-tiny", {"processing": GPT_2, "tied": True, "rotary_base": 500.0}),
-    "gpt2_endless": ("pico", {"vocabulary": 330}),
+    "gpt2_endless": ("pico", {"vocabulary_size": 330}),
     "gpt2_opset_17": ("pico", {"processing": GPT_2}),
     "llama_opset_17": ("llama-tiny", {"processing": LLAMA}),
     "gpt2_large": ("pico", {"processing": GPT_2, "width": 1024, "num_heads": 16}),

@@ -20,14 +20,14 @@ PICTURES = 3
 
 # What differs between folders for a client: keys of the JSON files, outputs, where the weights are.
 CASES: dict[str, dict[str, Any]] = {
-    "square": {"image_size": 8, "classes": len(LABELS)},
-    "wide": {"image_size": (8, 12), "classes": len(LABELS)},
-    "grey": {"image_size": 8, "channels": 1, "classes": len(LABELS)},
+    "square": {"image_size": 8, "num_classes": len(LABELS)},
+    "wide": {"image_size": (8, 12), "num_classes": len(LABELS)},
+    "grey": {"image_size": 8, "channels": 1, "num_classes": len(LABELS)},
     "tokens": {"image_size": 8, "pooling": "none"},
     "embedding": {"image_size": 8},
-    "vit_opset_17": {"image_size": 8, "classes": len(LABELS)},
-    "vit_large": {"image_size": 8, "classes": len(LABELS), "width": 1024, "mlp_dim": 3072, "depth": 2},
-    "ladder_vit": {"image_size": 8, "classes": len(LABELS), "width": 64, "num_heads": 4, "mlp_dim": 128},
+    "vit_opset_17": {"image_size": 8, "num_classes": len(LABELS)},
+    "vit_large": {"image_size": 8, "num_classes": len(LABELS), "width": 1024, "mlp_dim": 3072, "depth": 2},
+    "ladder_vit": {"image_size": 8, "num_classes": len(LABELS), "width": 64, "num_heads": 4, "mlp_dim": 128},
 }
 
 
@@ -35,7 +35,7 @@ def make(out: Path, name: str) -> dict[str, dict[str, Any]]:
     """The folder, and what is asked about each of its files."""
     config = CASES[name]
     model = redraw(keras_tx.vit("Mu/2", **config))
-    labels = LABELS if "classes" in config else None
+    labels = LABELS if "num_classes" in config else None
     opset = 17 if name.endswith("opset_17") else contract.DEFAULT_OPSET
     export_onnx(model, out / name, labels=labels, opset=opset, precision=precisions.of(name), overwrite=True)
     transform = model.processing

@@ -65,7 +65,7 @@ def graphs(folder: Path) -> dict[str, Any]:
     models = {
         "text": text,
         "picture": picture,
-        "vit": lambda: keras_tx.vit("Mu/2", image_size=8, classes=3),
+        "vit": lambda: keras_tx.vit("Mu/2", image_size=8, num_classes=3),
     }
     for name, make in models.items():
         keras.utils.clear_session()

@@ -17,7 +17,7 @@ TINY = {
     "depth": 2,
     "num_heads": 2,
     "mlp_dim": 24,
-    "vocabulary": len(VOCABULARY),
+    "vocabulary_size": len(VOCABULARY),
     "max_length": 70,
 }
 ROBERTA = {"segments": 1, "position_offset": 2, "pad_id": 1}

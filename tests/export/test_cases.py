@@ -37,7 +37,7 @@ def test_integers_stay_in_the_smallest_vocabulary():
     y = nested([tokens + 0, segments])
     y = y + layers.Embedding(20, 4)(tokens) + keras.ops.cast(free, "float32")[..., None]
     model = keras.Model([tokens, segments, free], y)
-    assert [use.vocabulary for use in cases.uses_of(model)] == [20, 3, 2]
+    assert [use.vocabulary_size for use in cases.uses_of(model)] == [20, 3, 2]
     for array, largest in zip(drawn(model, length=64), (19, 2, 1), strict=True):
         assert (array.min(), array.max(), array.dtype) == (0, largest, "int64")
 
@@ -46,7 +46,7 @@ def test_floats_made_of_integers_are_no_indices():
     tokens = ids()
     rounded = keras.ops.cast(keras.ops.sigmoid(layers.Embedding(50, 4)(tokens)) > 0.5, "int32")
     model = keras.Model(tokens, layers.Embedding(2, 4)(rounded))
-    assert cases.uses_of(model)[0].vocabulary == 50
+    assert cases.uses_of(model)[0].vocabulary_size == 50
 
 
 def test_every_kind_of_mask_is_the_same_in_all_inputs():

@@ -206,7 +206,7 @@ def unprepared():
         (small, {"labels": LABELS, "image": ImageTransform(9)}, r"\(9, 9, 3\).*expects \(8, 8, 3\)"),
         (small, {"labels": LABELS, "image": np.abs}, "image=.*expected a keras_tx.ImageTransform"),
         (
-            lambda: keras_tx.bert("tiny", vocabulary=50, depth=1, head=keras_tx.ClassifierHead(2)),
+            lambda: keras_tx.bert("tiny", vocabulary_size=50, depth=1, head=keras_tx.ClassifierHead(2)),
             {"task": "image-classification"},
             "task='image-classification': expected 'text-classification'",
         ),

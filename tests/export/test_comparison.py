@@ -46,7 +46,7 @@ def break_lowering(monkeypatch):
     ids=str,
 )
 def test_a_wrong_layer_is_named_and_leaves_no_folder(break_lowering, target, layer: str, tmp_path):
-    model = redraw(keras_tx.vit("Mu/2", image_size=8, classes=3, depth=2))
+    model = redraw(keras_tx.vit("Mu/2", image_size=8, num_classes=3, depth=2))
     break_lowering(target, lambda cx, x: cx.op.Mul(x, 1.01))
     with pytest.raises(
         ExportError, match=rf"'logits' differs from Keras.*tolerance 1e-04.*first layer.*'{layer}"
@@ -58,7 +58,7 @@ def test_a_wrong_layer_is_named_and_leaves_no_folder(break_lowering, target, lay
 def test_a_graph_that_the_checker_refuses_is_reported(break_lowering, tmp_path, caplog):
     break_lowering(keras.layers.LayerNormalization, lambda cx, x: cx.op.NoSuchNode(x))
     with pytest.raises(ExportError, match="checker refuses the graph.*NoSuchNode"):
-        export_onnx(keras_tx.vit("Mu/2", image_size=8, classes=3), tmp_path / "out")
+        export_onnx(keras_tx.vit("Mu/2", image_size=8, num_classes=3), tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
@@ -71,7 +71,7 @@ def test_nan_is_a_difference():
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "bfloat16", "float16"])
 def test_half_precision_is_compared_in_float32(policy: str, tmp_path):
-    model = redraw(keras_tx.vit("Mu/2", image_size=8, classes=3, dtype=policy))
+    model = redraw(keras_tx.vit("Mu/2", image_size=8, num_classes=3, dtype=policy))
     policies = [layer.dtype_policy for layer in model._flatten_layers()]
     assert export_onnx(model, tmp_path / "out").manifest.parity.max_difference < 1e-5
     assert policies == [layer.dtype_policy for layer in model._flatten_layers()]
@@ -115,7 +115,7 @@ def test_a_layer_whose_config_cannot_copy_it_is_compared_in_float32(tmp_path):
 
 
 def test_one_case_for_each_batch(tmp_path):
-    report = export_onnx(keras_tx.vit("Mu/2", image_size=8, classes=3), tmp_path / "out")
+    report = export_onnx(keras_tx.vit("Mu/2", image_size=8, num_classes=3), tmp_path / "out")
     assert report.manifest.parity.cases == ("batch 1", "batch 3")
 
 

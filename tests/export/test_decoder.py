@@ -22,7 +22,7 @@ from keras_tx_onnx.verifying import comparison
 from tests.drawing import as_numpy, redraw
 from tests.tolerances import assert_close
 
-SMALL = {"max_length": 24, "vocabulary": 50}
+SMALL = {"max_length": 24, "vocabulary_size": 50}
 CASES = [
     (variant, opset, options)
     for variant, options in (("pico", {}), ("llama-tiny", {}), ("pico", {"use_bias": False, "tied": False}))
@@ -38,7 +38,7 @@ def given(model: Any, rows: list[int], length: int) -> dict[str, np.ndarray]:
     """Texts of so many tokens, padded on the left, and an empty past."""
     config = model.config
     mask = (np.arange(length) >= length - np.reshape(rows, (-1, 1))).astype("int64")
-    ids = np.random.default_rng(3).integers(0, config.vocabulary, mask.shape)
+    ids = np.random.default_rng(3).integers(0, config.vocabulary_size, mask.shape)
     positions = np.maximum(mask.cumsum(axis=1) - 1, 0)
     heads, size = config.kv_heads or config.num_heads, config.width // config.num_heads
     past = {
@@ -193,7 +193,7 @@ def test_files_for_clients(tmp_path):
     assert read(tmp_path / "poet", "tokenizer_config.json")["eos_token"] == "<|endoftext|>"
     again = tokenizers.Tokenizer.from_file(str(tmp_path / "poet" / "tokenizer.json"))
     assert again.token_to_id("be") == 2
-    small = gpt(vocabulary=2)
+    small = gpt(vocabulary_size=2)
     with pytest.raises(
         ConfigError, match="tokenizer has a vocabulary of 3 tokens, but the model has 2 vectors"
     ):
@@ -202,7 +202,7 @@ def test_files_for_clients(tmp_path):
 
 def test_the_transform_of_the_model_is_its_tokenizer(tmp_path):
     transform = keras_tx.processing.train_byte_bpe(["to be or not to be"], 270, too_long="raise")
-    export_onnx(gpt(vocabulary=270, processing=transform), tmp_path / "poet", verify=False)
+    export_onnx(gpt(vocabulary_size=270, processing=transform), tmp_path / "poet", verify=False)
     assert read(tmp_path / "poet", "generation_config.json") == {"bos_token_id": 0, "eos_token_id": 0}
     config = read(tmp_path / "poet", "tokenizer_config.json")
     assert (config["pad_token"], config["padding_side"]) == ("<|endoftext|>", "left")

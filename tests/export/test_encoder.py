@@ -174,7 +174,7 @@ def test_tokenizer_by_path(tmp_path):
     [
         (7, {}, "tokenizer is a int, expected a TextTransform, a tokenizers.Tokenizer, or"),
         ("missing.json", {}, "missing.json does not exist; expected a folder with tokenizer.json"),
-        (wordpiece(), {"vocabulary": 20}, "but the model has 20 vectors. Make it with vocabulary=39"),
+        (wordpiece(), {"vocabulary_size": 20}, "the model has 20 vectors. Make it with vocabulary_size=39"),
         (wordpiece(), {"pad_id": 3}, r"pads with '\[PAD\]', id 0, but the model has pad_id=3"),
         (wordpiece(special=["[PAD]", "[UNK]"]), {}, "tokenizer has no cls_token, sep_token, which"),
     ],
@@ -190,7 +190,10 @@ def test_arguments_for_other_models(tmp_path):
         export_onnx(tiny(), tmp_path / "x", raw_pixels=True)
     with pytest.raises(ConfigError, match="tokenizer was given, but 'vit' is a ViT, no text model"):
         export_onnx(
-            keras_tx.vit("Mu/2", image_size=8, classes=3), tmp_path / "x", tokenizer=wordpiece(), verify=False
+            keras_tx.vit("Mu/2", image_size=8, num_classes=3),
+            tmp_path / "x",
+            tokenizer=wordpiece(),
+            verify=False,
         )
 
 
@@ -267,7 +270,7 @@ def test_byte_level_tokenizers(tmp_path):
     trainer = trainers.BpeTrainer(vocab_size=60, special_tokens=special, show_progress=False)
     tokenizer.train_from_iterator(["the cat sat on the mat"] * 3, trainer)
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
-    model = tiny(**{**ROBERTA, "vocabulary": 60})
+    model = tiny(**{**ROBERTA, "vocabulary_size": 60})
     export_onnx(model, tmp_path / "x", tokenizer=tokenizer, verify=False)
     assert (tmp_path / "x/merges.txt").read_text().startswith("#version: 0.2\n")
     assert json.loads((tmp_path / "x/vocab.json").read_text())["<mask>"] == 4

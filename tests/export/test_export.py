@@ -26,7 +26,7 @@ from tests.tolerances import assert_close
 
 @pytest.fixture(scope="module")
 def model():
-    return redraw(keras_tx.vit("Mu/2", image_size=8, classes=3, depth=2))
+    return redraw(keras_tx.vit("Mu/2", image_size=8, num_classes=3, depth=2))
 
 
 def test_the_nodes_of_a_vit(model, tmp_path):
@@ -137,7 +137,7 @@ def test_raw_pixels_put_the_transform_into_the_graph(model, tmp_path):
 
 def test_large_weights_go_to_a_file_of_their_own(tmp_path):
     model = redraw(
-        keras_tx.vit("Mu/2", image_size=8, classes=3, depth=4, width=512, num_heads=8, mlp_dim=3328)
+        keras_tx.vit("Mu/2", image_size=8, num_classes=3, depth=4, width=512, num_heads=8, mlp_dim=3328)
     )
     report = export_onnx(model, tmp_path / "out")
     data = tmp_path / "out" / contract.MODEL_DATA
@@ -171,7 +171,7 @@ def test_the_report_says_what_matters(model, tmp_path):
     ("kind", "options"),
     [
         ("deit", {"distillation": True, "head": keras_tx.DistilledClassifierHead(3)}),
-        ("dinov2", {"layer_scale": 0.1, "pooling": "token+average", "classes": 3}),
+        ("dinov2", {"layer_scale": 0.1, "pooling": "token+average", "num_classes": 3}),
         ("dinov2_with_registers", {"layer_scale": 0.1, "registers": 2}),
     ],
     ids=str,
@@ -188,7 +188,7 @@ def test_relatives_of_the_vit_have_their_model_type(kind: str, options: dict, tm
     ids=str,
 )
 def test_what_hugging_face_cannot_say_is_said(options: dict, tmp_path):
-    report = export_onnx(keras_tx.vit("Mu/2", image_size=8, classes=3, **options), tmp_path / "out")
+    report = export_onnx(keras_tx.vit("Mu/2", image_size=8, num_classes=3, **options), tmp_path / "out")
     assert "model_type" not in json.loads((tmp_path / "out" / "config.json").read_text())
     name = next(iter(options))
     assert any("no model_type" in note and name in note for note in report.manifest.notes)
@@ -357,7 +357,7 @@ def test_killed_at_the_last_moment_nothing_has_the_final_name(tmp_path):
         "from keras_tx import aside\n"
         "from keras_tx_onnx import export_onnx\n"
         "aside._replace = lambda new, folder: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "export_onnx(keras_tx.vit('Mu/2', image_size=8, classes=3), sys.argv[1])\n"
+        "export_onnx(keras_tx.vit('Mu/2', image_size=8, num_classes=3), sys.argv[1])\n"
     )
     paths = os.pathsep.join(sys.path)
     done = subprocess.run(

@@ -14,9 +14,9 @@ from keras_tx.errors import ConfigError, ExportError
 from keras_tx_onnx import compare, export_onnx
 from tests.drawing import redraw
 
-BERT = {"vocabulary": 60, "depth": 1, "max_length": 64}
+BERT = {"vocabulary_size": 60, "depth": 1, "max_length": 64}
 MODELS: dict[str, Any] = {
-    "vit": lambda: keras_tx.vit("Mu/2", image_size=8, classes=3),
+    "vit": lambda: keras_tx.vit("Mu/2", image_size=8, num_classes=3),
     "bert": lambda: keras_tx.bert("tiny", head=keras_tx.TokenClassifierHead(3), **BERT),
     "embedder": lambda: keras_tx.bert("tiny", head=keras_tx.SentenceEmbeddingHead(), **BERT),
     "gpt": lambda: keras_tx.gpt("pico"),
@@ -61,7 +61,7 @@ def test_another_model_is_found_out(tmp_path: Path):
     with pytest.raises(
         ExportError, match=r"gives 'logits' with the shape \('batch_size', 3\).*not the model"
     ):
-        compare(keras_tx.vit("Mu/2", image_size=8, classes=4), tmp_path / "x")
+        compare(keras_tx.vit("Mu/2", image_size=8, num_classes=4), tmp_path / "x")
     with pytest.raises(ExportError, match=r"gives logits, but model 'vit' gives image_embeds"):
         compare(keras_tx.vit("Mu/2", image_size=8), tmp_path / "x")
     with pytest.raises(ConfigError, match="model is a str, expected a Keras model"):

@@ -30,7 +30,7 @@ def initializers(folder) -> list[str]:
 
 
 def test_a_wrapped_vit(tmp_path):
-    vit = keras_tx.vit("Mu/2", image_size=8, classes=3)
+    vit = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
     model = keras.Model(vit.input, layers.Activation("softmax", name="scores")(vit.output))
     same(model, tmp_path / "out", draw(2, 8, 8, 3))
 
@@ -85,7 +85,7 @@ def test_layers_of_the_same_name_in_two_models(tmp_path):
 
 
 def test_nodes_and_weights_are_named_after_layers(tmp_path):
-    folder = exported(keras_tx.vit("Mu/2", image_size=8, depth=2, classes=3), tmp_path / "out")
+    folder = exported(keras_tx.vit("Mu/2", image_size=8, depth=2, num_classes=3), tmp_path / "out")
     graph = onnx.load(folder / "onnx" / "model.onnx").graph
     names = {node.name for node in graph.node}
     assert {"patch_embedding/Conv", "block_0/attention/Attention", "block_0/feed_forward/up/MatMul"} <= names
@@ -94,7 +94,7 @@ def test_nodes_and_weights_are_named_after_layers(tmp_path):
 
 
 def test_the_model_is_left_as_it_was(tmp_path):
-    model = redraw(keras_tx.vit("Mu/2", image_size=8, classes=3))
+    model = redraw(keras_tx.vit("Mu/2", image_size=8, num_classes=3))
     images = np.tanh(draw(8, 8, 8, 3))  # in the range of what model.processing returns
     before = as_numpy(model(images))
     parts = list(model._flatten_layers())
@@ -143,7 +143,7 @@ def test_a_subclass_of_a_known_layer_is_not_taken_for_it(tmp_path):
 
 
 def test_lora_counts(tmp_path):
-    model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+    model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
     model.get_layer("block_0").attention.query.enable_lora(2)
     model.get_layer("block_0").feed_forward.up.enable_lora(2)
     export_onnx(redraw(model), tmp_path / "out")

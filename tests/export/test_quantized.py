@@ -55,7 +55,7 @@ def test_the_products_are_of_integers(tmp_path):
 
 
 def test_a_transformer_is_opened_down_to_its_dense_layers(tmp_path):
-    model = redraw(keras_tx.vit("Mu/2", image_size=8, classes=3))
+    model = redraw(keras_tx.vit("Mu/2", image_size=8, num_classes=3))
     model.quantize("int8")
     report = export_onnx(model, tmp_path / "out")
     assert report.manifest.tiers["block_0/attention"] == "opened"

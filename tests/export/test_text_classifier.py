@@ -43,7 +43,7 @@ def roberta_tokenizer() -> Any:
 
 
 def classifier(
-    kind: str, classes: int = 3, length: int = 12, positions: int = 24, rows: int = 0, **options: Any
+    kind: str, num_classes: int = 3, length: int = 12, positions: int = 24, rows: int = 0, **options: Any
 ):
     models = keras_hub.models
     if kind == "Roberta":
@@ -56,7 +56,7 @@ def classifier(
         intermediate_dim=12, max_sequence_length=positions,
     )  # fmt: skip
     model = getattr(models, f"{kind}TextClassifier")
-    return redraw(model(backbone, num_classes=classes, preprocessor=preprocessor, **options))
+    return redraw(model(backbone, num_classes=num_classes, preprocessor=preprocessor, **options))
 
 
 def scores_of(answers: Any, labels: list[str]) -> np.ndarray:
@@ -103,7 +103,7 @@ def test_pairs_of_texts(kind: str, tmp_path: Path):
 
 
 def test_one_sigmoid_and_two_labels(tmp_path: Path):
-    model = classifier("Bert", classes=1, activation="sigmoid")
+    model = classifier("Bert", num_classes=1, activation="sigmoid")
     export_onnx(model, tmp_path / "out", labels=["bad", "good"])
     (p,) = model.predict(TEXTS[:1], verbose=0)[0]
     with load(tmp_path / "out") as classify:
@@ -190,7 +190,11 @@ def unmasked():
         (lambda: classifier("Bert", length=30), {}, "sequence_length=30.*24 positions"),
         (lambda: classifier("Bert", rows=20), {}, "ids up to 38.*20 vectors"),
         (lambda: classifier("Bert"), {"labels": LABELS[:2]}, "2 labels.*3 classes"),
-        (lambda: classifier("Bert", classes=1), {"labels": LABELS[:2]}, "one number.*'linear'.*'sigmoid'"),
+        (
+            lambda: classifier("Bert", num_classes=1),
+            {"labels": LABELS[:2]},
+            "one number.*'linear'.*'sigmoid'",
+        ),
         (lambda: classifier("Bert"), {"raw_pixels": True}, "raw_pixels=True.*model of text"),
         (
             lambda: classifier("Bert"),

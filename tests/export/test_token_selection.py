@@ -15,7 +15,7 @@ from keras import ops
 import keras_tx
 from keras_tx import contract, layers
 from keras_tx_onnx import export_onnx
-from keras_tx_onnx.graph.token_selection import select_early
+from keras_tx_onnx.graph.token_selection import select_tokens
 from tests.drawing import draw, redraw
 from tests.export.exporting import exported, outputs_of, run
 from tests.tolerances import assert_close
@@ -269,7 +269,7 @@ def test_a_split_into_a_number_of_parts():
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     changed = ir.from_proto(onnx.shape_inference.infer_shapes(model))
-    assert select_early(changed) == 1
+    assert select_tokens(changed) == 1
     given = {"x": draw(2, 6, WIDTH)}
     found = [
         onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(
@@ -282,7 +282,7 @@ def test_a_split_into_a_number_of_parts():
 
 
 def test_a_vit_with_a_class_token(tmp_path):
-    model = redraw(keras_tx.vit("Mu/2", image_size=8, depth=2, classes=3))
+    model = redraw(keras_tx.vit("Mu/2", image_size=8, depth=2, num_classes=3))
     folder = export_onnx(model, tmp_path / "out").folder
     sizes = counts(onnx.load(folder / contract.MODEL))
     assert sizes["block_0/feed_forward/up/MatMul"] == 17
@@ -291,7 +291,7 @@ def test_a_vit_with_a_class_token(tmp_path):
 
 def test_a_bert_whose_first_token_is_classified(tmp_path):
     head = keras_tx.ClassifierHead(3)
-    model = redraw(keras_tx.bert("tiny", vocabulary=50, width=16, depth=2, num_heads=2, head=head))
+    model = redraw(keras_tx.bert("tiny", vocabulary_size=50, width=16, depth=2, num_heads=2, head=head))
     for unpad in (True, False):
         folder = export_onnx(model, tmp_path / str(unpad), unpad=unpad).folder
         sizes = counts(onnx.load(folder / contract.MODEL))

@@ -15,7 +15,7 @@ from tests.drawing import as_numpy, draw, redraw
 @pytest.mark.parametrize(("depth", "width"), [(1, 32), (12, 192)])
 def test_derived_from_the_rounding_error_of_the_reference(depth: int, width: int):
     model = redraw(
-        keras_tx.vit("Mu/2", image_size=16, classes=10, depth=depth, width=width, mlp_dim=4 * width)
+        keras_tx.vit("Mu/2", image_size=16, num_classes=10, depth=depth, width=width, mlp_dim=4 * width)
     )
     images = draw(2, 16, 16, 3)
     exact = as_numpy(model.with_policy("float64")(images.astype("float64")))

@@ -70,7 +70,7 @@ def test_every_kind_of_mask(head: str, options: dict, opset: int, tmp_path):
     export_onnx(model, tmp_path / "x", opset=opset, verify=False)
     mask = np.array(list(MASKS.values()))
     random = np.random.default_rng(0)
-    given = {"attention_mask": mask, "input_ids": random.integers(2, TINY["vocabulary"], mask.shape)}
+    given = {"attention_mask": mask, "input_ids": random.integers(2, TINY["vocabulary_size"], mask.shape)}
     given["token_type_ids"] = random.integers(0, 2, mask.shape)
     found = run(tmp_path / "x", given)
     expected = model({name: given[name] for name in model.input})

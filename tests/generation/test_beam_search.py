@@ -60,7 +60,7 @@ def both(request, tmp_path_factory) -> tuple[Any, Any, Path]:
             drawn = random.standard_normal(tuple(parameter.shape)) * 0.3 + mean
             parameter.copy_(torch.from_numpy((drawn * (4 if "wpe" in name else 1)).astype("float32")))
     state = state_of(theirs)
-    sizes = {"width": 32, "depth": 2, "num_heads": 4, "mlp_dim": 24, "vocabulary": 40, "max_length": 60}
+    sizes = {"width": 32, "depth": 2, "num_heads": 4, "mlp_dim": 24, "vocabulary_size": 40, "max_length": 60}
     ours = keras_tx.gpt("llama-tiny" if llama else "pico", **sizes)
     put(ours, state)
     folder = tmp_path_factory.mktemp(request.param) / "poet"

@@ -56,7 +56,7 @@ def test_from_config_of_get_config():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: TokenEmbedding(0, 8), r"vocabulary is 0, expected a whole number"),
+        (lambda: TokenEmbedding(0, 8), r"vocabulary_size is 0, expected a whole number"),
         (lambda: TokenEmbedding(5, 2.5), r"width is 2.5, expected a whole number"),
         (lambda: TokenEmbedding(5, 8, name="words")(draw(2, 3)), r"'words' looks up ids, but got float32"),
         (

@@ -217,7 +217,7 @@ def test_nearest_is_alike_worked_by_hand():
         [1],
     ]
     labels = np.array([1, 1, 1, 2, 3])  # the last two are alone
-    assert result_of(metrics.NearestIsAlike(), (labels, vectors)) == pytest.approx(2 / 3)
+    assert result_of(metrics.NearestNeighborAccuracy(), (labels, vectors)) == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize(

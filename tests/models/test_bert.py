@@ -16,7 +16,7 @@ from tests.drawing import as_numpy, redraw
 from tests.naming import shown
 from tests.tolerances import HALF, assert_close
 
-TINY = {"width": 16, "depth": 2, "num_heads": 2, "mlp_dim": 24, "vocabulary": 30, "max_length": 12}
+TINY = {"width": 16, "depth": 2, "num_heads": 2, "mlp_dim": 24, "vocabulary_size": 30, "max_length": 12}
 IDS = np.array([[2, 7, 8, 3, 9, 3], [2, 11, 3, 0, 0, 0]])
 HEADS = [
     keras_tx.MaskedLMHead(),
@@ -38,7 +38,7 @@ def tiny(**options) -> Bert:
 
 def labels_for(head: object, ids: np.ndarray):
     """Labels that the head can learn from, padding left out."""
-    tokens = np.where(ids == 0, -100, ids % getattr(head, "classes", 30))
+    tokens = np.where(ids == 0, -100, ids % getattr(head, "num_classes", 30))
     samples = np.arange(len(ids)) % 2
     return {
         "MaskedLMHead": tokens,
@@ -56,7 +56,7 @@ def labels_for(head: object, ids: np.ndarray):
 )
 def test_sizes_are_those_of_the_paper(name: str, million: float):
     config = BertConfig.variant(name)
-    width, words = config.width, config.vocabulary
+    width, words = config.width, config.vocabulary_size
     head = (width * width + width) + 2 * width + words + (2 * width + 2)
     assert (keras_tx.cost(config).params + head) / 1e6 == pytest.approx(million, abs=0.05)
 
@@ -123,7 +123,7 @@ def test_given_inputs_count():
 
 
 def test_one_segment_accepts_zeros_alone():
-    model = keras_tx.bert("tiny", vocabulary=50, depth=1, segments=1)
+    model = keras_tx.bert("tiny", vocabulary_size=50, depth=1, segments=1)
     ids = np.array([[7, 8, 9]])
     expected = as_numpy(model({"input_ids": ids})["last_hidden_state"])
     zeros = {"input_ids": ids, "token_type_ids": np.zeros_like(ids)}
@@ -248,7 +248,7 @@ def test_dropout_is_where_bert_has_it():
 
 
 def test_starts_as_the_paper_says():
-    model = bert("tiny", vocabulary=2000)
+    model = bert("tiny", vocabulary_size=2000)
     for path in ("token_embedding", "segments", "positions", "pooler"):
         weight = as_numpy(model.get_layer(path).weights[0])
         # 0.0176 where it is truncated at two deviations; Keras on PyTorch truncates at two itself. What is
@@ -300,14 +300,14 @@ def test_heads_from_config_of_get_config(head):
     [
         (lambda: bert("bass"), r"variant='bass' is unknown.*'base'"),
         (lambda: bert("L-10_H-255"), r"variant='L-10_H-255' is unknown.*'L-10_H-256'"),
-        (lambda: bert("tiny", vocab=7), r"no field 'vocab'.*'vocabulary'"),
+        (lambda: bert("tiny", vocab=7), r"no field 'vocab'.*'vocabulary_size'"),
         (lambda: bert("tiny", num_heads=7), r"width=128 is not divisible by num_heads=7"),
         (lambda: bert("tiny", segments=-1), r"segments is -1, expected a whole number, 0 or more"),
         (lambda: bert("tiny", max_length=0), r"max_length is 0"),
         (lambda: bert("tiny", dropout=1), r"dropout is 1.*rate"),
         (lambda: bert("tiny", pooler="tan"), r"pooler='tan' is unknown.*'tanh'"),
         (lambda: bert("tiny", activation="swiglu"), r"activation='swiglu' is unknown"),
-        (lambda: bert("tiny", pad_id=99, vocabulary=99), r"pad_id=99 is not in a vocabulary of 99"),
+        (lambda: bert("tiny", pad_id=99, vocabulary_size=99), r"pad_id=99 is not in a vocabulary of 99"),
         (lambda: bert("tiny", head=2), r"head=2: expected a head such as"),
         (lambda: bert("tiny", head=keras_tx.CausalLMHead()), r"use MaskedLMHead"),
         (
@@ -339,7 +339,7 @@ def test_heads_from_config_of_get_config(head):
             lambda: tiny()({"input_ids": IDS, "attention_mask": np.ones((2, 4), "int32")}),
             r"attention_mask has the shape \(2, 4\), but input_ids has \(2, 6\)",
         ),
-        (lambda: keras_tx.TokenClassifierHead(1), r"classes=1.*at least 2"),
+        (lambda: keras_tx.TokenClassifierHead(1), r"num_classes=1.*at least 2"),
         (lambda: keras_tx.SentenceEmbeddingHead("average"), r"pooling='average' is unknown"),
         (lambda: keras_tx.SpanHead(dropout=2), r"dropout is 2.*rate"),
         (lambda: keras_tx.RegressionHead(0), r"outputs is 0"),

@@ -45,7 +45,7 @@ def test_a_folder_that_is_replaced_while_it_is_read_is_read_again(tmp_path, monk
     def replaced_after(path: Path) -> Any:
         opened = original(path)
         if not calls:
-            with atomic_write.written_aside(target, ConfigError) as folder:
+            with atomic_write.atomic_directory(target, ConfigError) as folder:
                 shutil.copytree(new, folder, dirs_exist_ok=True)
         calls.append(path)
         return opened
@@ -123,8 +123,8 @@ class TestFactories:
             (lambda x: keras_tx.gpt("pico", weights=x), "those of a Bert, not of a GPT. Call that family"),
             (lambda x: keras_tx.vit("Mu/2", weights=x), "those of a Bert, not of a ViT"),
             (
-                lambda x: keras_tx.from_checkpoint(x, vocabulary=41),
-                "vocabulary=41 .* trained with vocabulary=40",
+                lambda x: keras_tx.from_checkpoint(x, vocabulary_size=41),
+                "vocabulary_size=41 .* trained with vocabulary_size=40",
             ),
             (lambda x: keras_tx.from_checkpoint(x, vocabluary=41), "no field 'vocabluary'. Did you mean"),
             (lambda x: keras_tx.from_checkpoint(x, max_length=99), "has 16 positions"),
@@ -139,7 +139,7 @@ class TestFactories:
 
     def test_a_lone_file_is_what_the_variant_says(self, tagger):
         model, folder = tagger
-        given = {"head": model.head, "vocabulary": 40, "max_length": 16}
+        given = {"head": model.head, "vocabulary_size": 40, "max_length": 16}
         assert_same_weights(model, keras_tx.bert("tiny", weights=folder / WEIGHTS, **given))
         with pytest.raises(
             ConfigError, match="shape: bert.embeddings.word_embeddings.weight is 40 x 128, but"

@@ -29,7 +29,7 @@ def test_labels_of_which_any_number_is_right():
 
 @pytest.fixture
 def model():
-    return redraw(vit("Mu/2", image_size=8, classes=3))
+    return redraw(vit("Mu/2", image_size=8, num_classes=3))
 
 
 def expected_loss(model, images, labels) -> float:
@@ -153,7 +153,7 @@ def test_a_loaded_model_trains_on(model, tmp_path):
 )
 @pytest.mark.parametrize("head", [keras_tx.MaskedLMHead(), keras_tx.TokenClassifierHead(4)], ids=shown)
 def test_losses_and_accuracies_of_tokens_leave_out_what_has_no_label(head, arguments: dict):
-    model = redraw(bert("tiny", head=head, width=16, num_heads=2, depth=1, vocabulary=4, max_length=8))
+    model = redraw(bert("tiny", head=head, width=16, num_heads=2, depth=1, vocabulary_size=4, max_length=8))
     ids = np.random.default_rng(0).integers(0, 4, (4, 6))
     labels = np.where(np.arange(6) < 4, ids, -100)
     model.compile(**arguments)
@@ -165,7 +165,7 @@ def test_losses_and_accuracies_of_tokens_leave_out_what_has_no_label(head, argum
 
 
 def test_names_mean_what_each_output_needs():
-    options = {"width": 16, "num_heads": 2, "depth": 1, "vocabulary": 4, "max_length": 8}
+    options = {"width": 16, "num_heads": 2, "depth": 1, "vocabulary_size": 4, "max_length": 8}
     model = redraw(bert("tiny", head=keras_tx.PretrainingHead(), **options))
     ids = np.random.default_rng(0).integers(0, 4, (4, 6))
     labels = {

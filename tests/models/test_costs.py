@@ -13,7 +13,7 @@ from keras_tx.errors import ConfigError
 
 
 def test_counts_every_parameter_of_a_real_model():
-    model = keras_tx.vit("Mu/2", image_size=8, classes=3, registers=2, layer_scale=0.1)
+    model = keras_tx.vit("Mu/2", image_size=8, num_classes=3, registers=2, layer_scale=0.1)
     cost = keras_tx.cost(model)
     assert cost.params == model.count_params()
     assert {layer.name for layer in cost.layers if layer.params} == {
@@ -26,7 +26,7 @@ def test_flops_worked_by_hand():
     patches = 2 * 16 * (2 * 2 * 3) * 32
     attention = 2 * 17 * (4 * 32 * 32) + 2 * 2 * 17 * 17 * 32
     feed_forward = 2 * 17 * (2 * 32 * 128)
-    cost = keras_tx.cost(keras_tx.vit("Mu/2", image_size=8, classes=3))
+    cost = keras_tx.cost(keras_tx.vit("Mu/2", image_size=8, num_classes=3))
     assert {layer.name: layer.flops for layer in cost.layers if layer.flops} == {
         "patch_embedding": patches,
         "block_0": attention + feed_forward,
@@ -50,7 +50,7 @@ def test_flops_of_cross_attention_worked_by_hand():
 
 
 def test_prints_a_table():
-    text = str(keras_tx.cost(keras_tx.vit("Mu/2", image_size=8, classes=3)))
+    text = str(keras_tx.cost(keras_tx.vit("Mu/2", image_size=8, num_classes=3)))
     assert "block_0" in text
     assert text.splitlines()[-1].split()[:2] == ["total", "13,859"]
 

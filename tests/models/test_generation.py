@@ -122,7 +122,9 @@ def test_equals_generate_of_transformers(name, tmp_path):
 
 def test_the_tokenizer_and_the_end_are_the_models_own(tmp_path):
     corpus = ["To be, or not to be: that is the question."] * 4
-    model = keras_tx.gpt("pico", processing=keras_tx.processing.train_byte_bpe(corpus, 270), vocabulary=270)
+    model = keras_tx.gpt(
+        "pico", processing=keras_tx.processing.train_byte_bpe(corpus, 270), vocabulary_size=270
+    )
     with exported(model, tmp_path / "poet") as poet:
         for options in ({}, {"stop_tokens": []}):
             expected = poet.generate("To be", max_new_tokens=30, **options)
@@ -132,7 +134,7 @@ def test_the_tokenizer_and_the_end_are_the_models_own(tmp_path):
 def test_a_stop_token_repeats_no_text():
     corpus = ["To be, or not to be: that is the question."] * 4
     processing = keras_tx.processing.train_byte_bpe(corpus, 270)
-    model = keras_tx.gpt("pico", processing=processing, vocabulary=270)
+    model = keras_tx.gpt("pico", processing=processing, vocabulary_size=270)
     options = {"do_sample": True, "seed": 0}
     ids = generate(model, "To be", max_new_tokens=12, stop_tokens=[], **options).ids
     place = next(i for i, x in enumerate(ids) if i > 2 and x not in ids[:i])

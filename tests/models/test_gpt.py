@@ -13,7 +13,7 @@ from tests.drawing import as_numpy, redraw
 from tests.naming import shown
 from tests.tolerances import HALF, assert_close
 
-TINY = {"width": 16, "num_heads": 2, "mlp_dim": 24, "vocabulary": 30, "max_length": 12}
+TINY = {"width": 16, "num_heads": 2, "mlp_dim": 24, "vocabulary_size": 30, "max_length": 12}
 IDS = np.array([[2, 7, 8, 3, 9, 0], [5, 11, 3, 0, 2, 29]])
 VARIANTS = pytest.mark.parametrize("variant", ["pico", "llama-tiny", "char"])
 

@@ -11,7 +11,7 @@ import keras_tx
 from keras_tx.errors import ConfigError
 
 IDS = np.array([[5, 6, 7], [8, 9, 3], [4, 2, 1]])
-TINY = {"vocabulary": 20, "depth": 1, "max_length": 8}
+TINY = {"vocabulary_size": 20, "depth": 1, "max_length": 8}
 
 
 def bert(head: Any) -> Any:
@@ -74,13 +74,13 @@ def test_labels_that_are_right():
     model.fit(
         IDS, np.array([[-100, 0, 3]] * 3), validation_data=(IDS, np.array([[1, 2, -100]] * 3)), verbose=0
     )
-    one_hot = keras_tx.vit("Mu/2", image_size=8, classes=3)
+    one_hot = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
     one_hot.compile("adamw", "categorical_crossentropy")
     one_hot.fit(np.zeros((3, 8, 8, 3), "float32"), np.eye(3, dtype="int64"), verbose=0)
 
 
 def test_a_vit():
-    model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+    model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
     model.compile()
     with pytest.raises(
         ConfigError, match="The label 3 in row 1 is not a class of model 'vit', which has classes 0 to 2"
@@ -89,7 +89,7 @@ def test_a_vit():
 
 
 def test_class_numbers_where_rows_are_expected():
-    model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+    model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
     model.compile(loss="categorical_crossentropy")
     images = np.zeros((3, 8, 8, 3), "float32")
     with pytest.raises(ConfigError, match=r"shape \(3,\), .*keras.utils.to_categorical\(labels, 3\)"):
@@ -100,6 +100,6 @@ def test_class_numbers_where_rows_are_expected():
 
 
 def test_a_loss_of_the_user_has_labels_of_its_own():
-    model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+    model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
     model.compile(loss=lambda labels, logits: logits[:, 0] * labels)
     model.fit(np.zeros((3, 8, 8, 3), "float32"), np.array([0.5, -7.0, 40.0]), verbose=0)

@@ -13,7 +13,7 @@ from keras_tx.errors import ConfigError
 from tests.drawing import as_numpy, redraw
 from tests.tolerances import assert_close
 
-BERT = {"vocabulary": 40, "depth": 1, "activation": "gelu_tanh", "head": keras_tx.ClassifierHead(3)}
+BERT = {"vocabulary_size": 40, "depth": 1, "activation": "gelu_tanh", "head": keras_tx.ClassifierHead(3)}
 IDS = np.array([[5, 17, 9, 3], [8, 2, 11, 7]])
 
 

@@ -62,13 +62,13 @@ def test_exact_parameters_of_b16():
 @pytest.mark.parametrize(
     ("options", "shape"),
     [
-        ({"classes": 3}, (2, 3)),
+        ({"num_classes": 3}, (2, 3)),
         ({}, (2, 32)),
         ({"pooling": "average"}, (2, 32)),
         ({"pooling": "none"}, (2, 17, 32)),
         ({"pooling": "none", "registers": 4}, (2, 21, 32)),
-        ({"classes": 3, "pooling": "average", "registers": 2}, (2, 3)),
-        ({"classes": 3, "image_size": (8, 12), "channels": 1}, (2, 3)),
+        ({"num_classes": 3, "pooling": "average", "registers": 2}, (2, 3)),
+        ({"num_classes": 3, "image_size": (8, 12), "channels": 1}, (2, 3)),
         ({"positions": "none"}, (2, 32)),
         ({"positions": "learned-2d"}, (2, 32)),
         ({"positions": "sine-cosine"}, (2, 32)),
@@ -137,7 +137,7 @@ def test_drop_path_grows_with_depth():
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
 def test_logits_are_float32_under_every_policy(policy: str):
-    model = vit("Mu/2", image_size=8, classes=3, dtype=policy)
+    model = vit("Mu/2", image_size=8, num_classes=3, dtype=policy)
     logits = model(draw(2, 8, 8, 3))
     assert keras.backend.standardize_dtype(logits.dtype) == "float32"
     assert model.get_layer("block_0").compute_dtype == policy.removeprefix("mixed_")
@@ -146,7 +146,7 @@ def test_logits_are_float32_under_every_policy(policy: str):
 @pytest.mark.parametrize(
     "options",
     [
-        {"classes": 3, "dtype": "mixed_bfloat16"},
+        {"num_classes": 3, "dtype": "mixed_bfloat16"},
         {"pooling": "average", "registers": 1, "positions": "learned-2d", "image_size": (8, 12)},
         {"head": keras_tx.DistilledClassifierHead(3), "distillation": True, "mask_token": True},
         {"pooling": "token+average", "qkv_bias": False, "pre_norm": True, "pooler": "tanh", "pooler_dim": 5},
@@ -166,11 +166,11 @@ def test_saved_and_loaded_is_the_same_model(options: dict, tmp_path):
     np.testing.assert_array_equal(as_numpy(loaded(images)), as_numpy(model(images)))
 
 
-@pytest.mark.parametrize("options", [{"width": 64}, {"depth": 2}, {"classes": 4}], ids=shown)
+@pytest.mark.parametrize("options", [{"width": 64}, {"depth": 2}, {"num_classes": 4}], ids=shown)
 def test_weights_that_do_not_fit_change_nothing(options: dict, tmp_path):
     path = tmp_path / "other.weights.h5"
-    redraw(vit("Mu/2", **{"image_size": 8, "classes": 3, **options})).save_weights(path)
-    model = redraw(vit("Mu/2", image_size=8, classes=3))
+    redraw(vit("Mu/2", **{"image_size": 8, "num_classes": 3, **options})).save_weights(path)
+    model = redraw(vit("Mu/2", image_size=8, num_classes=3))
     before = model.get_weights()
     with pytest.raises(
         ConfigError, match=r"other.weights.h5 do not fit model 'vit' \(ViTConfig\(.*keras_tx.load_model"
@@ -181,7 +181,7 @@ def test_weights_that_do_not_fit_change_nothing(options: dict, tmp_path):
 
 
 def test_weights_that_fit(tmp_path):
-    model, other = (redraw(vit("Mu/2", image_size=8, classes=3), seed=seed) for seed in (1, 2))
+    model, other = (redraw(vit("Mu/2", image_size=8, num_classes=3), seed=seed) for seed in (1, 2))
     model.save_weights(tmp_path / "vit.weights.h5")
     other.load_weights(tmp_path / "vit.weights.h5")
     for mine, theirs in zip(model.get_weights(), other.get_weights(), strict=True):
@@ -213,12 +213,12 @@ def test_a_file_that_breaks_off_changes_nothing(monkeypatch):
 
 
 def test_from_config_of_get_config():
-    model = vit("Mu/2", image_size=8, classes=3)
+    model = vit("Mu/2", image_size=8, num_classes=3)
     assert ViT.from_config(model.get_config()).get_config() == model.get_config()
 
 
 def test_frozen_layers_stay_frozen_when_saved(tmp_path):
-    model = vit("Mu/2", image_size=8, classes=3)
+    model = vit("Mu/2", image_size=8, num_classes=3)
     model.freeze(["patch_embedding", "block_0/attention"])
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
@@ -227,7 +227,7 @@ def test_frozen_layers_stay_frozen_when_saved(tmp_path):
 
 
 def test_copies_stay_frozen():
-    model = vit("Mu/2", image_size=8, classes=3)
+    model = vit("Mu/2", image_size=8, num_classes=3)
     model.freeze(["block_0/attention"])
     for copy in (model.at_image_size(12), model.with_policy("mixed_bfloat16")):
         assert copy.frozen() == model.frozen()
@@ -235,7 +235,7 @@ def test_copies_stay_frozen():
 
 def test_frozen_in_a_name_scope(tmp_path):
     with keras.name_scope("teacher"):
-        model = vit("Mu/2", image_size=8, classes=3)
+        model = vit("Mu/2", image_size=8, num_classes=3)
     model.freeze(["patch_embedding"])
     model.save(tmp_path / "model.keras")
     assert keras.models.load_model(tmp_path / "model.keras").frozen() == ["patch_embedding"]
@@ -251,7 +251,7 @@ def test_the_image_data_format_of_keras_does_not_matter():
 
 def test_numbers_of_numpy_are_numbers():
     labels = np.array([0, 2, 1])
-    assert vit("Mu/2", image_size=np.int64(8), classes=labels.max() + 1).output_shape == (None, 3)
+    assert vit("Mu/2", image_size=np.int64(8), num_classes=labels.max() + 1).output_shape == (None, 3)
 
 
 def test_freeze_names_the_nearest_layer():
@@ -260,7 +260,7 @@ def test_freeze_names_the_nearest_layer():
 
 
 def test_another_image_size_keeps_the_weights():
-    model = redraw(vit("Mu/2", image_size=8, classes=3))
+    model = redraw(vit("Mu/2", image_size=8, num_classes=3))
     larger = model.at_image_size((8, 16))
     assert larger.config.grid == (4, 8)
     assert (larger.processing.height, larger.processing.width) == (8, 16)
@@ -274,7 +274,7 @@ def test_another_image_size_keeps_the_weights():
 
 
 def test_plain_keras_tools_understand_it(capsys):
-    model = vit("Mu/2", image_size=8, classes=3)
+    model = vit("Mu/2", image_size=8, num_classes=3)
     model.summary()
     assert "patch_embedding" in capsys.readouterr().out
     assert isinstance(model, keras.Model)
@@ -312,9 +312,9 @@ def test_plain_keras_tools_understand_it(capsys):
             lambda: vit("Mu/2", head=keras_tx.DistilledClassifierHead(3), distillation=True, pooler="tanh"),
             r"pooler='tanh' does not go with it, pooler=None does",
         ),
-        (lambda: vit("Mu/2", classes=1), r"classes=1.*at least 2"),
-        (lambda: vit("Mu/2", classes=3, head=keras_tx.ClassifierHead(3)), r"both given"),
-        (lambda: vit("Mu/2", classes=3, pooling="none"), r"pooling='none'.*'token' or 'average'"),
+        (lambda: vit("Mu/2", num_classes=1), r"num_classes=1.*at least 2"),
+        (lambda: vit("Mu/2", num_classes=3, head=keras_tx.ClassifierHead(3)), r"both given"),
+        (lambda: vit("Mu/2", num_classes=3, pooling="none"), r"pooling='none'.*'token' or 'average'"),
         (
             lambda: vit("Mu/2", image_size=8, processing=keras_tx.ImageTransform(16)),
             r"processing gives images of \(16, 16\).*takes \(8, 8\)",

@@ -53,7 +53,7 @@ def compared(mine: dict[str, Any], theirs: dict[str, Any], real: Any = True) -> 
 
 
 def test_vit_equals_transformers(tmp_path):
-    model = redraw(keras_tx.vit("Mu/2", image_size=8, depth=3, classes=3))
+    model = redraw(keras_tx.vit("Mu/2", image_size=8, depth=3, num_classes=3))
     images = draw(2, 8, 8, 3)
     mine = as_numpy(model.with_outputs(hidden_states=True, attentions=True)(images))
     pixels = {"pixel_values": images.transpose(0, 3, 1, 2)}
@@ -82,12 +82,12 @@ def test_only_what_is_asked_for():
     model = keras_tx.gpt("pico")
     assert sorted(model.with_outputs().output) == ["logits"]
     assert sorted(model.with_outputs(attentions=True).output) == ["attentions", "logits"]
-    assert sorted(keras_tx.bert("tiny", vocabulary=50).with_outputs(hidden_states=True).output) == [
+    assert sorted(keras_tx.bert("tiny", vocabulary_size=50).with_outputs(hidden_states=True).output) == [
         "hidden_states",
         "last_hidden_state",
         "pooler_output",
     ]
-    embedder = keras_tx.bert("tiny", vocabulary=50, head=keras_tx.SentenceEmbeddingHead())
+    embedder = keras_tx.bert("tiny", vocabulary_size=50, head=keras_tx.SentenceEmbeddingHead())
     assert "sentence_embedding" in embedder.with_outputs(attentions=True).output
     assert "image_embeds" in keras_tx.vit("Mu/2", image_size=8).with_outputs(attentions=True).output
     tokens = keras_tx.vit("Mu/2", image_size=8, pooling="none").with_outputs(attentions=True)
@@ -111,7 +111,7 @@ def test_a_family_without_blocks_is_refused():
 
 
 def test_weights_are_shared_and_the_model_stays_as_it_is():
-    model = redraw(keras_tx.vit("Mu/2", image_size=8, classes=3))
+    model = redraw(keras_tx.vit("Mu/2", image_size=8, num_classes=3))
     model.compile()
     inside = model.with_outputs(hidden_states=True, attentions=True)
     assert {id(w) for w in inside.weights} == {id(w) for w in model.weights}
@@ -128,7 +128,7 @@ def test_weights_are_shared_and_the_model_stays_as_it_is():
 def test_it_exports(family, opset, tmp_path):
     """Verified by the export, then run; the outputs have names."""
     if family == "vit":
-        model = redraw(keras_tx.vit("Mu/2", image_size=8, classes=3))
+        model = redraw(keras_tx.vit("Mu/2", image_size=8, num_classes=3))
         inputs = {"images": draw(2, 8, 8, 3)}
     elif family == "bert":
         model = redraw(bert(keras_tx.ClassifierHead(3), depth=1, segments=0))

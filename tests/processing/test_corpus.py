@@ -28,7 +28,7 @@ BYTES = train_byte_bpe(["the cat sat on the mat\n\nand the dog?\n"] * 3, 300)
 def read(folder: Path, name: str = "train") -> list[str]:
     """The documents of a token file, as text."""
     tokens, transform = TokenFile(folder / f"{name}.tokens"), TextTransform.load(folder)
-    assert tokens.vocabulary == transform.vocabulary_size
+    assert tokens.vocabulary_size == transform.vocabulary_size
     found = [transform.decode(tokens[a : b - 1]) for a, b in zip(*tokens.documents(), strict=True)]
     assert tokens.header.documents == len(found)
     assert tokens.header.text_bytes == sum(len(text.encode()) for text in found)

@@ -301,7 +301,7 @@ def test_a_model_keeps_its_processing(tmp_path):
     model = keras_tx.bert(
         "tiny", depth=1, width=64, max_length=12, processing=CASED, head=keras_tx.ClassifierHead(2)
     )
-    assert model.config.vocabulary == CASED.vocabulary_size
+    assert model.config.vocabulary_size == CASED.vocabulary_size
     assert model.processing.max_length == 12
     model.save(tmp_path / "model.keras")
     again = keras_tx.load_model(tmp_path / "model.keras")
@@ -309,9 +309,9 @@ def test_a_model_keeps_its_processing(tmp_path):
     np.testing.assert_array_equal(again(again.processing(["the dog"])), model(model.processing(["the dog"])))
     without = keras_tx.bert("tiny", depth=1, segments=0, processing=CASED)
     assert set(without.processing("dog")) == {"input_ids", "attention_mask"}
-    gpt = keras_tx.gpt("pico", vocabulary=300, processing=BYTES)
+    gpt = keras_tx.gpt("pico", vocabulary_size=300, processing=BYTES)
     assert tuple(gpt(gpt.processing(["the dog", "a"])).shape)[::2] == (2, 300)
-    with pytest.raises(ConfigError, match="Make it with vocabulary="):
-        keras_tx.bert("tiny", vocabulary=20, processing=CASED)
+    with pytest.raises(ConfigError, match="Make it with vocabulary_size="):
+        keras_tx.bert("tiny", vocabulary_size=20, processing=CASED)
     with pytest.raises(ConfigError, match="pads with '<pad>', id"):
         keras_tx.bert("tiny", pad_id=7, processing=CHARACTERS)

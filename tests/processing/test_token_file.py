@@ -36,7 +36,7 @@ def test_the_format_is_what_it_is_said_to_be(tmp_path, vocabulary: int, dtype: s
     header = json.loads(content[:4096].decode("ascii"))
     assert header == {
         "format": "keras-tx tokens", "version": 1, "dtype": "uint16" if dtype == "<u2" else "uint32",
-        "tokens": 6, "documents": 2, "text_bytes": 8, "vocabulary": vocabulary, "end_of_text": 99,
+        "tokens": 6, "documents": 2, "text_bytes": 8, "vocabulary_size": vocabulary, "end_of_text": 99,
     }  # fmt: skip
     assert np.frombuffer(content[4096:], dtype).tolist() == [1, 2, 3, 99, 4, 99]
     tokens = TokenFile(tmp_path / "a")
@@ -79,9 +79,9 @@ def test_a_failure_leaves_nothing_and_the_file_before(tmp_path):
         ({"tokens": 5}, "is damaged: it has 4108 bytes"),
         ({"dtype": "uint32"}, "is cut off: it has 4108 bytes, but 6 tokens of uint32"),
         ({"dtype": "object"}, "dtype is 'object', expected uint16 or uint32"),
-        ({"vocabulary": 70000}, "vocabulary is 70000, which uint16 cannot hold"),
-        ({"vocabulary": 0}, "vocabulary is 0"),
-        ({"vocabulary": 50, "end_of_text": 70}, "end_of_text is 70, expected an id below 50"),
+        ({"vocabulary_size": 70000}, "vocabulary_size is 70000, which uint16 cannot hold"),
+        ({"vocabulary_size": 0}, "vocabulary_size is 0"),
+        ({"vocabulary_size": 50, "end_of_text": 70}, "end_of_text is 70, expected an id below 50"),
         ({"tokens": "6"}, "tokens is '6', expected a whole number"),
         ({"tokens": -1}, "tokens is -1"),
         ({"version": 2}, "its version is 2, expected 1"),
@@ -99,7 +99,7 @@ def test_a_header_that_lies_is_refused_when_it_is_opened(tmp_path, changes, says
 
 def test_a_vocabulary_that_lies_is_found_where_it_is_read(tmp_path):
     path = write(tmp_path / "a.tokens")
-    with_header(path, vocabulary=99, end_of_text=98)
+    with_header(path, vocabulary_size=99, end_of_text=98)
     tokens = TokenFile(path)
     assert tokens[:3].tolist() == [1, 2, 3]
     for read in (lambda: tokens[:], lambda: tokens.at(np.array([3])), tokens.documents):

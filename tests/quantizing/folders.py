@@ -16,16 +16,16 @@ WIDE = {"width": 64, "depth": 2, "num_heads": 4}
 
 
 def vit(**options: Any) -> Any:
-    return redraw(keras_tx.vit("Mu/2", image_size=8, classes=100, mlp_dim=128, **WIDE | options))
+    return redraw(keras_tx.vit("Mu/2", image_size=8, num_classes=100, mlp_dim=128, **WIDE | options))
 
 
 def bert(**options: Any) -> Any:
-    sizes = {**WIDE, "mlp_dim": 128, "vocabulary": 300, "max_length": 64}
+    sizes = {**WIDE, "mlp_dim": 128, "vocabulary_size": 300, "max_length": 64}
     return redraw(keras_tx.bert("tiny", head=options.pop("head", keras_tx.MaskedLMHead()), **sizes | options))
 
 
 def gpt(**options: Any) -> Any:
-    return redraw(keras_tx.gpt("pico", vocabulary=300, max_length=64, **WIDE | options))
+    return redraw(keras_tx.gpt("pico", vocabulary_size=300, max_length=64, **WIDE | options))
 
 
 def exported(model: Any, folder: Path, **options: Any) -> Path:

@@ -17,7 +17,7 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError, FolderError
 from keras_tx.runtime import load, open_folder, verify_hashes
 from keras_tx_onnx import export_onnx, quantize
-from keras_tx_onnx.export_folder import written_aside
+from keras_tx_onnx.export_folder import atomic_directory
 from keras_tx_onnx.quantizing import int8, precision_files, weight_blocks
 from keras_tx_onnx.quantizing.weight_blocks import rounded_blocks
 from tests.drawing import draw, redraw
@@ -257,7 +257,7 @@ def test_what_cannot_be(folders, tmp_path, options, message):
 
 
 def test_a_model_with_nothing_to_quantize(tmp_path):
-    small = redraw(keras_tx.vit("Mu/2", image_size=8, classes=3, width=16, num_heads=2, mlp_dim=16))
+    small = redraw(keras_tx.vit("Mu/2", image_size=8, num_classes=3, width=16, num_heads=2, mlp_dim=16))
     with pytest.raises(
         ExportError, match="no product with a weight of 4096 numbers or more.*Use fp32 or fp16"
     ):
@@ -371,7 +371,7 @@ def test_a_newer_export_is_not_replaced_by_files_of_the_one_before(tmp_path, mon
     finish = precision_files.Ladder.finish
 
     def replaced_before(self, *arguments):
-        with written_aside(folder) as aside:
+        with atomic_directory(folder) as aside:
             shutil.copytree(newer, aside, dirs_exist_ok=True)
         return finish(self, *arguments)
 

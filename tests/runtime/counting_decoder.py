@@ -52,7 +52,7 @@ def make(folder: Path, *, tokenizer: Any = None, end: int | None = END, config: 
         "far": np.array([2**62]),
         "zero": np.array([0]),
         "first": np.array([1]),
-        "vocabulary": np.array(float(VOCABULARY), "float32"),
+        "vocabulary_size": np.array(float(VOCABULARY), "float32"),
         "seven": np.array(7.0, "float32"),
         "three": np.array(3.0, "float32"),
         "unit": np.array(1.0, "float32"),
@@ -79,7 +79,7 @@ def make(folder: Path, *, tokenizer: Any = None, end: int | None = END, config: 
         node("Mul", ["position", "three"], ["b"]),
         node("Add", ["a", "b"], ["ab"]),
         node("Add", ["ab", "unit"], ["c"]),
-        node("Mod", ["c", "vocabulary"], ["target"], fmod=1),
+        node("Mod", ["c", "vocabulary_size"], ["target"], fmod=1),
         node("Sub", ["target", "all"], ["gap"]),
         node("Abs", ["gap"], ["distance"]),
         node("Neg", ["distance"], ["every"]),  # (b, s, vocabulary)

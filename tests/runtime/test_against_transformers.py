@@ -19,7 +19,7 @@ SIZES = {
     "depth": 2,
     "num_heads": 4,
     "mlp_dim": 24,
-    "vocabulary": len(VOCABULARY),
+    "vocabulary_size": len(VOCABULARY),
     "max_length": 32,
     "pooler": None,
 }
@@ -34,7 +34,7 @@ def both(folder: Path, name: str, head: Any, **options: Any) -> tuple[Any, Any, 
     import transformers
 
     model = keras_tx.bert("tiny", head=head, **{**SIZES, **options})
-    labels = getattr(head, "classes", None)
+    labels = getattr(head, "num_classes", None)
     export_onnx(model, folder, tokenizer=wordpiece(), verify=False)
     config = transformers.AutoConfig.from_pretrained(folder, attn_implementation="eager")
     assert labels is None or config.num_labels == labels

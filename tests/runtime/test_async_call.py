@@ -52,10 +52,10 @@ def test_too_large_a_request_is_an_error_and_the_session_goes_on(expand: Path, c
 
 
 def test_a_cancelled_call_stops_and_the_session_goes_on(expand: Path):
-    from keras_tx.runtime.async_call import awaited
+    from keras_tx.runtime.async_call import call_async
 
     async def cancel() -> None:
-        task = asyncio.create_task(awaited(session.run, given(20_000_000)))
+        task = asyncio.create_task(call_async(session.run, given(20_000_000)))
         await asyncio.sleep(0.2)
         assert not task.done(), "the graph is too fast for this test"
         task.cancel()
@@ -78,7 +78,7 @@ def test_a_call_may_be_awaited(make_image_folder):
         expected = model(image)
 
         async def several() -> list:
-            return await asyncio.gather(*(model.awaited(image) for _ in range(8)))
+            return await asyncio.gather(*(model.call_async(image) for _ in range(8)))
 
         assert asyncio.run(several()) == [expected] * 8
 

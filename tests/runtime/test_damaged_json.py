@@ -40,9 +40,9 @@ def run(model: Any) -> None:
 @pytest.fixture(scope="module", params=["vit", "bert", "gpt"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("damaged") / request.param
-    vocabulary = {"vocabulary": len(VOCABULARY)}
+    vocabulary = {"vocabulary_size": len(VOCABULARY)}
     if request.param == "vit":
-        model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+        model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
         export_onnx(model, path, labels=["daisy", "rose", "tulip"])
     elif request.param == "bert":
         model = keras_tx.bert("tiny", head=keras_tx.SentenceEmbeddingHead(), **SIZES, **vocabulary)

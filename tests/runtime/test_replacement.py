@@ -25,11 +25,11 @@ BEST = {"old": "old 0", "new": "new 3"}  # of RED: the columns of the weights ar
 REPLACE = """
 import itertools, shutil, sys
 from pathlib import Path
-from keras_tx.atomic_write import written_aside
+from keras_tx.atomic_write import atomic_directory
 from keras_tx.errors import ExportError
 target, *versions = map(Path, sys.argv[1:])
 for version in itertools.cycle(versions):
-    with written_aside(target, ExportError) as new:
+    with atomic_directory(target, ExportError) as new:
         shutil.copytree(version, new, dirs_exist_ok=True)
 """
 
@@ -71,7 +71,7 @@ def test_loads_beside_replacements_see_one_export(versions, tmp_path):
 
 
 def replace(target: Path, version: Path) -> None:
-    with atomic_write.written_aside(target, FolderError) as new:
+    with atomic_write.atomic_directory(target, FolderError) as new:
         shutil.copytree(version, new, dirs_exist_ok=True)
 
 

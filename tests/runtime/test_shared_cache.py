@@ -284,7 +284,7 @@ def test_it_is_beside_large_weights_only_unless_asked_for(tmp_path, monkeypatch)
 
 def test_a_cancelled_generation_stops_and_the_model_goes_on(folders):
     async def cancel(model: TextGenerator) -> None:
-        task = asyncio.create_task(model.awaited([1, 2], max_new_tokens=10**9, at_context="slide"))
+        task = asyncio.create_task(model.call_async([1, 2], max_new_tokens=10**9, at_context="slide"))
         await asyncio.sleep(0.2)
         assert not task.done()
         task.cancel()

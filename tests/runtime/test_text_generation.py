@@ -347,7 +347,7 @@ def test_a_cancelled_generation_stops_and_the_model_goes_on(counter):
 
     async def cancel() -> None:
         endless = {"max_new_tokens": 10**9, "at_context": "slide", "stop_tokens": []}
-        task = asyncio.create_task(counter.awaited([1, 2, 3], **endless))
+        task = asyncio.create_task(counter.call_async([1, 2, 3], **endless))
         await asyncio.sleep(0.2)
         assert not task.done()
         task.cancel()

@@ -26,7 +26,7 @@ TINY = {
     "depth": 2,
     "num_heads": 2,
     "mlp_dim": 24,
-    "vocabulary": len(VOCABULARY),
+    "vocabulary_size": len(VOCABULARY),
     "max_length": 24,
 }
 TEXTS = ["The cat sat on the mat.", "Ada!", "I love the film, it is very good and I hated the cats.", "Paris"]
@@ -273,7 +273,7 @@ def test_zeros_as_token_type_ids_are_right_for_a_model_with_one_segment(tmp_path
 
 
 def test_the_inputs_of_a_gpt_without_a_cache_are_checked(tmp_path):
-    export_onnx(keras_tx.gpt("pico", vocabulary=50), tmp_path / "x", verify=False, cache=False)
+    export_onnx(keras_tx.gpt("pico", vocabulary_size=50), tmp_path / "x", verify=False, cache=False)
     ids = np.array([[2, 7, 3]])
     given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(3)[None]}
     with load(tmp_path / "x", provider="cpu") as runtime:

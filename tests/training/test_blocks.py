@@ -20,7 +20,7 @@ END = 2999
 def write(path: Path, *documents: int) -> Path:
     """Documents of so many tokens, numbered on through all of them, the end-of-text token behind each."""
     place = 0
-    with TokenWriter(path, vocabulary=3000, end_of_text=END) as writer:
+    with TokenWriter(path, vocabulary_size=3000, end_of_text=END) as writer:
         for length in documents:
             writer.add(np.arange(place, place + length))
             writer.end_document()
@@ -118,7 +118,7 @@ def test_documents_are_packed_as_gpt2_has_it(corpus):
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_documents_apart(corpus, shuffle):
-    blocks = token_blocks(corpus, 64, 4, apart=True, shuffle=shuffle)
+    blocks = token_blocks(corpus, 64, 4, separate_documents=True, shuffle=shuffle)
     rows = [row for batch in every(blocks) for row in zip(*batch, strict=True)]
     assert len(rows) == (18 if not shuffle else 16)  # 4, 1, 0, 5 and 8 blocks
     bounds = [0, 200, 205, 206, 507, 1001]
@@ -154,18 +154,18 @@ def test_what_does_not_fit_is_refused(corpus, tmp_path):
     with pytest.raises(ConfigError, match="is not a token file"):
         token_blocks(__file__, 8)
     assert len(token_blocks(corpus, 500, 2)) == 1
-    model = keras_tx.gpt("pico", vocabulary=2999)
+    model = keras_tx.gpt("pico", vocabulary_size=2999)
     model.compile()
     with pytest.raises(ConfigError, match="has a vocabulary of 3000, but model 'gpt' has 2999 vectors"):
         model.fit(token_blocks(corpus, 16, 4))
 
 
 def test_a_model_learns_from_it_and_knows_its_bits_per_byte(tmp_path):
-    with TokenWriter(tmp_path / "a.tokens", vocabulary=8, end_of_text=7) as writer:
+    with TokenWriter(tmp_path / "a.tokens", vocabulary_size=8, end_of_text=7) as writer:
         writer.add(np.tile([1, 2, 3, 4, 1, 5], 400), text_bytes=4800)
         writer.end_document()
     keras.utils.set_random_seed(0)
-    model = keras_tx.gpt("pico", vocabulary=8, depth=1, dropout=0.0, attention_dropout=0.0)
+    model = keras_tx.gpt("pico", vocabulary_size=8, depth=1, dropout=0.0, attention_dropout=0.0)
     blocks = token_blocks(tmp_path / "a.tokens", 16, 8, steps=40)
     unseen = token_blocks(tmp_path / "a.tokens", 16, 64, shuffle=False)
     bits = keras_tx.BitsPerByte(unseen.tokens.bytes_per_token)

@@ -30,7 +30,7 @@ labels = np.arange(16) % 3
 def trained(scope):
     keras.utils.set_random_seed(0)
     with scope:
-        model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+        model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
         # A large epsilon: Adam divides by the gradient's scale, which blows up rounding where it is near 0.
         optimizer = keras_tx.AdamW(
             1e-2, epsilon=1e-2, global_clipnorm=None, rate_factors={{"block_0": 0.5}}

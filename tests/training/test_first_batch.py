@@ -70,7 +70,7 @@ SOURCES: dict[str, Callable[..., Any]] = {
 
 
 def vit(**options: Any) -> Any:
-    model = keras_tx.vit("Mu/2", image_size=8, classes=3, **options)
+    model = keras_tx.vit("Mu/2", image_size=8, num_classes=3, **options)
     model.compile()
     return model
 
@@ -182,7 +182,7 @@ def test_a_folder_of_pictures_as_keras_reads_it(tmp_path: Path):
     data = keras.utils.image_dataset_from_directory(
         tmp_path, image_size=(8, 8), batch_size=8, shuffle=False, verbose=False
     )
-    model = keras_tx.vit("Mu/2", image_size=8, classes=2)
+    model = keras_tx.vit("Mu/2", image_size=8, num_classes=2)
     model.compile()
     with pytest.raises(ConfigError, match="model.processing returns -1 to 1"):
         model.fit(data, shuffle=False, verbose=0)
@@ -218,7 +218,7 @@ def test_raw_data_is_named():
         bert = keras_tx.bert(
             "tiny",
             head=keras_tx.ClassifierHead(2),
-            vocabulary=len(VOCABULARY),
+            vocabulary_size=len(VOCABULARY),
             depth=1,
             processing=processing,
         )
@@ -229,7 +229,7 @@ def test_raw_data_is_named():
 
 
 def test_ids_of_a_dataset():
-    bert = keras_tx.bert("tiny", head=keras_tx.ClassifierHead(2), vocabulary=20, depth=1)
+    bert = keras_tx.bert("tiny", head=keras_tx.ClassifierHead(2), vocabulary_size=20, depth=1)
     bert.compile()
     ids = np.full((BATCH * BATCHES, 5), 25)
     for make in SOURCES.values():
@@ -243,7 +243,7 @@ def test_the_shape_of_labels_in_tf_data_is_checked_before_keras_traces_the_loss(
     images, numbers = np.zeros((4, 8, 8, 3), "float32"), np.array([0, 1, 2, 0])
     one_hot = np.eye(3, dtype="float32")[numbers]
     right, wrong = (numbers, one_hot) if loss.startswith("sparse") else (one_hot, numbers)
-    model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+    model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
     model.compile("sgd", loss)
     with pytest.raises(ConfigError, match=r"labels have the shape \((1, 3|1,)\)"):
         model.fit(tf.data.Dataset.from_tensor_slices((images, wrong)).batch(2), shuffle=False, verbose=0)

@@ -39,7 +39,7 @@ class Batches(keras.utils.PyDataset):
 
 def fitted(data, epochs: int = 6, jit_compile: bool | str = "auto", **options) -> dict[str, list[float]]:
     keras.utils.set_random_seed(0)
-    model = keras_tx.vit("Mu/2", image_size=8, classes=3, **options)
+    model = keras_tx.vit("Mu/2", image_size=8, num_classes=3, **options)
     model.compile(AdamW(3e-3), jit_compile=jit_compile)
     arrays = dict(zip(("x", "y"), data, strict=True)) if isinstance(data, tuple) else {"x": data}
     history = model.fit(**arrays, epochs=epochs, verbose=0, shuffle=isinstance(data, tuple)).history
@@ -82,7 +82,7 @@ def test_regularized_training_is_finite():
 
 def test_the_callbacks_of_keras_work(tmp_path):
     images, labels = stripes(64)
-    model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+    model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
     model.compile()
     best = tmp_path / "best.keras"
     callbacks = [keras.callbacks.ModelCheckpoint(best, save_best_only=True), keras.callbacks.EarlyStopping()]

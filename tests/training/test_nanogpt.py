@@ -47,14 +47,14 @@ def test_it_trains_as_nanogpt_does(tmp_path: Path, monkeypatch):
     from tests.training import reference_nanogpt as nanogpt
 
     random = np.random.default_rng(0)
-    with TokenWriter(tmp_path / "a.tokens", vocabulary=40) as writer:
+    with TokenWriter(tmp_path / "a.tokens", vocabulary_size=40) as writer:
         writer.add(np.minimum(random.geometric(0.15, 6000), 39))
     blocks = token_blocks(tmp_path / "a.tokens", 16, 4, steps=STEPS)
     monkeypatch.setattr(nanogpt, "WARMUP", 10)
 
     torch.manual_seed(0)
     theirs = nanogpt.NanoGPT(40, 16, 2, 2, 32)
-    sizes = {"depth": 2, "width": 32, "num_heads": 2, "vocabulary": 40, "max_length": 16}
+    sizes = {"depth": 2, "width": 32, "num_heads": 2, "vocabulary_size": 40, "max_length": 16}
     ours = keras_tx.gpt("char", dropout=0.0, attention_dropout=0.0, **sizes)
     copy(theirs, ours)
     batches = [blocks[index] for index in range(STEPS)]
@@ -77,7 +77,7 @@ def test_the_weights_begin_as_nanogpts_do():
     from tests.training import reference_nanogpt as nanogpt
 
     theirs = nanogpt.NanoGPT(104, 64, 4, 4, 128)
-    sizes = {"depth": 4, "width": 128, "num_heads": 4, "vocabulary": 104, "max_length": 64}
+    sizes = {"depth": 4, "width": 128, "num_heads": 4, "vocabulary_size": 104, "max_length": 64}
     ours, copied = keras_tx.gpt("char", **sizes), keras_tx.gpt("char", **sizes)
     copy(theirs, copied)
     for mine, other in zip(ours.weights, copied.weights, strict=True):

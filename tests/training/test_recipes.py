@@ -16,7 +16,7 @@ BACKEND = keras.backend.backend()
 
 def model(depth: int = 3, **options) -> keras_tx.Bert:
     head = keras_tx.ClassifierHead(2)
-    return keras_tx.bert("tiny", depth=depth, width=64, vocabulary=30, head=head, dropout=0.0, **options)
+    return keras_tx.bert("tiny", depth=depth, width=64, vocabulary_size=30, head=head, dropout=0.0, **options)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_it_serves_other_families_and_refuses_what_has_no_blocks():
         "block_0": 0.25,
         "block_1": 0.5,
     }
-    vit = keras_tx.vit("Mu/2", image_size=8, classes=3)
+    vit = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
     finetune_recipe(vit, 10, frozen_blocks=1)
     assert "patch_embedding" in vit.frozen()
     with pytest.raises(ConfigError, match="has no layers named block_0"):

@@ -40,7 +40,7 @@ class Watch(keras.callbacks.Callback):
 
 def write(path: Path, count: int = 8 * 4 * STEPS + 11) -> Path:
     ids = np.random.default_rng(0).integers(0, 30, count)
-    with TokenWriter(path, vocabulary=32, end_of_text=31) as writer:
+    with TokenWriter(path, vocabulary_size=32, end_of_text=31) as writer:
         writer.add(ids, text_bytes=ids.size)
         writer.end_document()
     return path
@@ -54,7 +54,7 @@ def corpus(tmp_path_factory) -> Path:
 def made(corpus: Path, batch_size: int = 4, depth: int = 1) -> tuple[Any, Any]:
     keras.utils.set_random_seed(3)
     rates = {"dropout": 0.2, "attention_dropout": 0.2}
-    model = keras_tx.gpt("pico", vocabulary=32, width=16, depth=depth, **rates)
+    model = keras_tx.gpt("pico", vocabulary_size=32, width=16, depth=depth, **rates)
     model.compile(pretrain_recipe(EPOCHS * STEPS, learning_rate=3e-3, warmup=3))
     return model, token_blocks(corpus, 8, batch_size, seed=5)
 

@@ -26,7 +26,7 @@ MODELS: dict[str, Any] = {
     "gpt": lambda: keras_tx.gpt("pico"),
     "gpt, none": lambda: keras_tx.gpt("pico", head=None),
     "llama": lambda: keras_tx.gpt("llama-tiny"),
-    "vit": lambda: keras_tx.vit("Mu/2", image_size=8, classes=3, drop_path=0.1),
+    "vit": lambda: keras_tx.vit("Mu/2", image_size=8, num_classes=3, drop_path=0.1),
     "deit": lambda: keras_tx.vit(
         "Mu/2", image_size=8, distillation=True, head=keras_tx.DistilledClassifierHead(3)
     ),
@@ -35,7 +35,7 @@ MODELS: dict[str, Any] = {
 
 
 def bert(head: Any = None, **options: Any) -> Any:
-    return keras_tx.bert("tiny", head=head, **{"vocabulary": 40, "max_length": 16, **options})
+    return keras_tx.bert("tiny", head=head, **{"vocabulary_size": 40, "max_length": 16, **options})
 
 
 def assert_same_weights(one: Any, other: Any) -> None:

@@ -243,13 +243,13 @@ import keras_tx
 from keras_tx.weights.safetensors_file import write_tensors
 
 folder = sys.argv[1]
-options = {"depth": 8, "width": 1024, "vocabulary": 100_000, "num_heads": 16}
+options = {"depth": 8, "width": 1024, "vocabulary_size": 100_000, "num_heads": 16}
 
 def memory(field):
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field))
 
-keras_tx.bert("tiny", vocabulary=99)  # what the libraries take once
+keras_tx.bert("tiny", vocabulary_size=99)  # what the libraries take once
 if sys.argv[2] == "write":
     keras_tx.save_checkpoint(keras_tx.bert("base", **options), folder)
     sys.exit()

@@ -26,7 +26,7 @@ HUGGING_FACE = "bert.encoder.layer.0.intermediate.dense.weight"
 
 
 def bert(**options: Any) -> Any:
-    return keras_tx.bert("tiny", head=keras_tx.ClassifierHead(2), vocabulary=30, depth=1, **options)
+    return keras_tx.bert("tiny", head=keras_tx.ClassifierHead(2), vocabulary_size=30, depth=1, **options)
 
 
 def spoil(model: Any, value: float = np.nan, path: str = KERNEL) -> Any:

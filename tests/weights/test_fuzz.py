@@ -23,14 +23,14 @@ from keras_tx.weights.safetensors_file import open_tensors
 from tests.drawing import redraw
 from tests.memory import begin_peak, peak, resident
 
-BERT = {"width": 8, "depth": 2, "num_heads": 2, "vocabulary": 20, "max_length": 8}
+BERT = {"width": 8, "depth": 2, "num_heads": 2, "vocabulary_size": 20, "max_length": 8}
 MODELS: dict[str, Any] = {
     "bert": lambda: keras_tx.bert("tiny", head=keras_tx.MaskedLMHead(), **BERT),
-    "classes": lambda: keras_tx.bert("tiny", head=keras_tx.ClassifierHead(3), **BERT),
+    "num_classes": lambda: keras_tx.bert("tiny", head=keras_tx.ClassifierHead(3), **BERT),
     "distilbert": lambda: keras_tx.bert("tiny", segments=0, pooler=None, **BERT),
-    "gpt": lambda: keras_tx.gpt("nano", width=8, num_heads=2, depth=1, vocabulary=20, max_length=8),
+    "gpt": lambda: keras_tx.gpt("nano", width=8, num_heads=2, depth=1, vocabulary_size=20, max_length=8),
     "llama": lambda: keras_tx.gpt("llama-tiny", width=8, num_heads=2, kv_heads=1, depth=1, mlp_dim=16),
-    "vit": lambda: keras_tx.vit("Mu/2", width=8, num_heads=2, mlp_dim=16, image_size=8, classes=3),
+    "vit": lambda: keras_tx.vit("Mu/2", width=8, num_heads=2, mlp_dim=16, image_size=8, num_classes=3),
 }
 MEMORY = 300 * 2**20  # bytes that a whole test may take at its peak; the files have some kilobytes
 

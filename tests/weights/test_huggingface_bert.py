@@ -289,7 +289,7 @@ def test_a_lone_file_and_shards(tmp_path: Path):
     folder = tiny(tmp_path / "x", "RobertaForSequenceClassification")
     expected = load_file(folder / "answers.safetensors")
     fields = dict(
-        width=8, depth=2, num_heads=2, mlp_dim=12, vocabulary=24, max_length=12, activation="gelu_tanh"
+        width=8, depth=2, num_heads=2, mlp_dim=12, vocabulary_size=24, max_length=12, activation="gelu_tanh"
     )
     roberta = dict(segments=1, position_offset=2, pad_id=1)
     model = keras_tx.bert(
@@ -308,7 +308,7 @@ def test_a_lone_file_and_shards(tmp_path: Path):
      "RobertaForSequenceClassification"),
 ])  # fmt: skip
 def test_what_our_models_lack_is_written_as_zeros(options: dict[str, Any], name: str, tmp_path: Path):
-    sizes = dict(width=8, depth=2, num_heads=2, mlp_dim=12, vocabulary=len(VOCABULARY), max_length=12)
+    sizes = dict(width=8, depth=2, num_heads=2, mlp_dim=12, vocabulary_size=len(VOCABULARY), max_length=12)
     model = redraw(keras_tx.bert("tiny", **{**sizes, **options}))
     folder = keras_tx.save_checkpoint(model, tmp_path / "x")
     again = keras_tx.from_checkpoint(folder)

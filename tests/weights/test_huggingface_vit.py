@@ -119,21 +119,21 @@ def test_equals_transformers(case: str, tmp_path):
 
 
 OURS = {
-    "vit": {"classes": 3},
-    "vit not square": {"classes": 3, "image_size": (8, 12), "channels": 1},
+    "vit": {"num_classes": 3},
+    "vit not square": {"num_classes": 3, "image_size": (8, 12), "channels": 1},
     "vit features": {},
     "vit tokens": {"pooling": "none"},
     "vit pooler": {"pooler": "tanh", "pooler_dim": 5},
     "deit": {"head": DistilledClassifierHead(3), "distillation": True},
-    "dinov2": {"layer_scale": 0.5, "classes": 3, "pooling": "token+average", "depth": 2},
+    "dinov2": {"layer_scale": 0.5, "num_classes": 3, "pooling": "token+average", "depth": 2},
     "dinov2 features": {"layer_scale": 0.5, "mask_token": True, "drop_path": 0.1},
-    "registers": {"layer_scale": 0.5, "registers": 3, "pooling": "token+average", "classes": 3},
+    "registers": {"layer_scale": 0.5, "registers": 3, "pooling": "token+average", "num_classes": 3},
     "registers and mask": {"layer_scale": 0.5, "registers": 3, "mask_token": True},
 }
 
 
 FOLDED = {  # what Dinov2's classes, which have LayerScale, cannot be like
-    "layer_scale and the token alone": {"layer_scale": 0.5, "classes": 3, "depth": 2},
+    "layer_scale and the token alone": {"layer_scale": 0.5, "num_classes": 3, "depth": 2},
     "layer_scale and a rectangle": {"layer_scale": 0.5, "image_size": (8, 12)},
     "layer_scale and an mlp": {"layer_scale": 0.5, "mlp_dim": 33, "pooler": "tanh"},
     "layer_scale and deit": {
@@ -201,22 +201,22 @@ def test_layer_scale_becomes_part_of_the_dense_layers_before_it(name: str, dtype
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"pooling": "average", "classes": 3}, "pooling='average'"),
+        ({"pooling": "average", "num_classes": 3}, "pooling='average'"),
         ({"pooling": "none", "class_token": False}, "class_token=False"),
         ({"positions": "sine-cosine"}, "positions='sine-cosine'"),
         ({"activation": "swiglu"}, "activation='swiglu'"),
         ({"patch_bias": False}, "patch_bias=False"),
         ({"pre_norm": True}, "pre_norm=True"),
-        ({"qk_norm": True, "classes": 3}, "qk_norm=True"),
+        ({"qk_norm": True, "num_classes": 3}, "qk_norm=True"),
         ({"qk_norm": True, "layer_scale": 0.1}, "qk_norm=True"),
         ({"pooled_norm": True}, "pooled_norm=True"),
-        ({"pooler": "tanh", "classes": 3}, "pooler='tanh'"),
+        ({"pooler": "tanh", "num_classes": 3}, "pooler='tanh'"),
         ({"registers": 2}, "registers=2 without layer_scale"),
         ({"registers": 2, "distillation": True}, "registers=2 with a distillation token"),
-        ({"layer_scale": 0.1, "registers": 2, "classes": 3}, "pooling='token' with layer_scale=0.1"),
+        ({"layer_scale": 0.1, "registers": 2, "num_classes": 3}, "pooling='token' with layer_scale=0.1"),
         ({"layer_scale": 0.1, "registers": 2, "image_size": (8, 12)}, r"image_size=\(8, 12\)"),
         ({"layer_scale": 0.1, "registers": 2, "mlp_dim": 33}, "mlp_dim=33 with width=32"),
-        ({"layer_scale": 0.1, "mask_token": True, "classes": 3}, "pooling='token' with layer_scale=0.1"),
+        ({"layer_scale": 0.1, "mask_token": True, "num_classes": 3}, "pooling='token' with layer_scale=0.1"),
         ({"layer_scale": 0.1, "activation": "swiglu", "image_size": (8, 12)}, r"image_size=\(8, 12\)"),
         ({"mask_token": True}, "mask_token=True"),
     ],
@@ -263,10 +263,10 @@ def test_another_head_on_the_body():
 def test_a_family_with_weights(folder):
     options = {"patch_size": 2, "width": 8, "depth": 2, "mlp_dim": 12, "num_heads": 2}
     expected = expected_of(folder)
-    model = keras_tx.vit("Mu/2", classes=3, weights=folder / "model.safetensors", image_size=6, **options)
+    model = keras_tx.vit("Mu/2", num_classes=3, weights=folder / "model.safetensors", image_size=6, **options)
     compare(model, expected)
     with pytest.raises(ConfigError, match="The variant 'Mu/2' has width=32.*has width=8"):
-        keras_tx.vit("Mu/2", classes=3, weights=folder)
+        keras_tx.vit("Mu/2", num_classes=3, weights=folder)
 
 
 def test_labels_are_kept(folder, tmp_path):
@@ -387,7 +387,7 @@ def test_a_loaded_model_for_another_image_size(name: str):
 
 def test_the_same_number_of_positions_in_another_grid(tmp_path):
     """4 x 4 patches to 2 x 8: as many rows, but others."""
-    model = redraw(keras_tx.vit("Mu/2", image_size=8, classes=3))
+    model = redraw(keras_tx.vit("Mu/2", image_size=8, num_classes=3))
     folder = save_checkpoint(model, tmp_path / "given")
     wide = from_checkpoint(folder, image_size=(4, 16))
     tables = [as_numpy(x.get_layer("positions").table) for x in (model, wide)]

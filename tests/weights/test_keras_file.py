@@ -42,7 +42,7 @@ def test_keras_files_and_live_models_are_read(name, tmp_path):
 
 def test_weights_need_their_variant(saved):
     model, folder = saved
-    given = {"vocabulary": 40, "max_length": 16}
+    given = {"vocabulary_size": 40, "max_length": 16}
     path = folder / "model.weights.h5"
     assert_same_weights(model, keras_tx.bert("tiny", weights=path, head=model.head, **given))
     with pytest.raises(ConfigError, match="has weights but no config"):
@@ -65,7 +65,7 @@ def test_the_layers_of_every_head_are_known(name):
 @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
 def test_another_head_takes_the_body(name, saved):
     model, folder = saved
-    given = {} if name == "model.keras" else {"vocabulary": 40, "max_length": 16}
+    given = {} if name == "model.keras" else {"vocabulary_size": 40, "max_length": 16}
     with pytest.warns(UserWarning, match="new, .*prediction_dense/kernel.*; not used, .*: .*pooler/0"):
         back = keras_tx.bert("tiny", weights=folder / name, head=keras_tx.MaskedLMHead(), **given)
     body = {x.path: as_numpy(x) for x in model.weights}
@@ -104,7 +104,7 @@ def test_a_config_that_is_none_is_refused(change, message, saved, tmp_path):
         keras_tx.from_checkpoint(path)
 
 
-@pytest.mark.parametrize("field", ["width", "depth", "mlp_dim", "vocabulary", "max_length", "num_heads"])
+@pytest.mark.parametrize("field", ["width", "depth", "mlp_dim", "vocabulary_size", "max_length", "num_heads"])
 def test_a_config_that_claims_too_much_is_refused(field, saved, tmp_path):
     def claims(config: dict[str, Any]) -> dict[str, Any]:
         config["config"]["config"][field] = 64 * 10**12
@@ -174,4 +174,4 @@ def test_a_weights_file_that_lies_is_refused(saved, tmp_path):
 
 
 def read(path: Path) -> Any:
-    return keras_tx.bert("tiny", weights=path, head=HEADS["classes"], vocabulary=40, max_length=16)
+    return keras_tx.bert("tiny", weights=path, head=HEADS["classes"], vocabulary_size=40, max_length=16)

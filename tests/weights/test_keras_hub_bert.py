@@ -176,7 +176,9 @@ def test_from_keras_hub_to_transformers(tmp_path: Path):
 
 
 def test_a_lone_segment_goes_into_the_positions():
-    options = dict(width=8, depth=1, num_heads=2, mlp_dim=12, vocabulary=20, max_length=16, norm_epsilon=1e-5)
+    options = dict(
+        width=8, depth=1, num_heads=2, mlp_dim=12, vocabulary_size=20, max_length=16, norm_epsilon=1e-5
+    )
     model = redraw(keras_tx.bert("tiny", segments=1, position_offset=2, pad_id=1, pooler=None, **options))
     compare(model, {k: v for k, v in theirs_of_small(to_keras_hub(model)).items() if k != "token_type_ids"})
 
@@ -200,7 +202,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("options", "message"), REFUSED, ids=lambda x: x if isinstance(x, str) else "")
 def test_what_keras_hub_cannot_have(options: dict[str, Any], message: str):
-    model = keras_tx.bert("tiny", depth=1, vocabulary=20, max_length=8, **options)
+    model = keras_tx.bert("tiny", depth=1, vocabulary_size=20, max_length=8, **options)
     with pytest.raises(ConfigError, match=message):
         to_keras_hub(model)
 
@@ -222,7 +224,7 @@ def test_what_we_cannot_have():
 
 
 def test_one_rate_of_dropout_is_said():
-    model = keras_tx.bert("tiny", depth=1, vocabulary=20, activation="gelu_tanh", attention_dropout=0.2)
+    model = keras_tx.bert("tiny", depth=1, vocabulary_size=20, activation="gelu_tanh", attention_dropout=0.2)
     with pytest.warns(UserWarning, match="one rate of dropout: 0.1, not attention_dropout=0.2"):
         to_keras_hub(model)
 

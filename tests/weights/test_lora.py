@@ -18,10 +18,10 @@ from tests.tolerances import assert_close
 
 IDS = np.array([[2, 15, 27, 3], [2, 9, 3, 4]])
 MODELS: dict[str, Any] = {
-    "bert": lambda: keras_tx.bert("tiny", vocabulary=30, depth=1, head=keras_tx.ClassifierHead(2)),
+    "bert": lambda: keras_tx.bert("tiny", vocabulary_size=30, depth=1, head=keras_tx.ClassifierHead(2)),
     "gpt": lambda: keras_tx.gpt("pico"),
     "llama": lambda: keras_tx.gpt("llama-tiny"),
-    "vit": lambda: keras_tx.vit("Mu/2", image_size=8, classes=3),
+    "vit": lambda: keras_tx.vit("Mu/2", image_size=8, num_classes=3),
 }
 
 

@@ -17,7 +17,7 @@ from tests.drawing import redraw
 def folder(tmp_path: Path) -> Path:
     head = keras_tx.SentenceEmbeddingHead("class")
     model = redraw(
-        keras_tx.bert("tiny", vocabulary=20, depth=1, width=16, num_heads=2, max_length=8, head=head)
+        keras_tx.bert("tiny", vocabulary_size=20, depth=1, width=16, num_heads=2, max_length=8, head=head)
     )
     return keras_tx.save_checkpoint(model, tmp_path / "sentences")
 

@@ -37,27 +37,27 @@ def test_far_fewer_tokens_than_rows(rows: int, said: bool, tmp_path: Path):
         return made
 
     transform = wordpiece(WORDS)
-    model = check(lambda: keras_tx.bert("tiny", depth=1, processing=transform, vocabulary=rows))
+    model = check(lambda: keras_tx.bert("tiny", depth=1, processing=transform, vocabulary_size=rows))
     folder = keras_tx.save_checkpoint(model, tmp_path / "folder")
     check(lambda: keras_tx.from_checkpoint(folder))
     check(lambda: keras_tx.bert("tiny", weights=folder, depth=1))
-    bare = keras_tx.bert("tiny", depth=1, vocabulary=rows)
+    bare = keras_tx.bert("tiny", depth=1, vocabulary_size=rows)
     check(lambda: export_onnx(bare, tmp_path / "bert", tokenizer=transform, verify=False))
     # Once is enough: the exported model was warned about when it was made.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         export_onnx(model, tmp_path / "own", verify=False)
     letters = characters("abcdefghijklmnopqrstu")
-    check(lambda: keras_tx.gpt("pico", processing=letters, vocabulary=rows))
-    gpt = keras_tx.gpt("pico", vocabulary=rows)
+    check(lambda: keras_tx.gpt("pico", processing=letters, vocabulary_size=rows))
+    gpt = keras_tx.gpt("pico", vocabulary_size=rows)
     check(lambda: export_onnx(gpt, tmp_path / "gpt", tokenizer=letters, verify=False))
 
 
 def test_two_percent_of_a_large_table():
     letters = characters([chr(0x4E00 + number) for number in range(9800)])
-    keras_tx.gpt("pico", processing=letters, vocabulary=10000)
+    keras_tx.gpt("pico", processing=letters, vocabulary_size=10000)
     with pytest.warns(UserWarning, match="9800 tokens, but the model has 10001 vectors, of which 201"):
-        keras_tx.gpt("pico", processing=letters, vocabulary=10001)
+        keras_tx.gpt("pico", processing=letters, vocabulary_size=10001)
 
 
 def moved(words: list[str], one: int, other: int) -> list[str]:
@@ -91,7 +91,7 @@ OTHERS: dict[str, tuple[Any, str]] = {
 def test_another_tokenizer_than_the_checkpoints_own(name: str, tmp_path: Path):
     make, says = OTHERS[name]
     other = make()
-    model = bert(wordpiece(WORDS), vocabulary=64)
+    model = bert(wordpiece(WORDS), vocabulary_size=64)
     folder = keras_tx.save_checkpoint(model, tmp_path / "folder")
     for source in (folder, model):
         with pytest.raises(ConfigError, match=f"processing .*{says}"):
@@ -105,7 +105,7 @@ def test_another_tokenizer_than_the_checkpoints_own(name: str, tmp_path: Path):
 
 
 def test_a_tokenizer_of_the_same_vocabulary(tmp_path: Path):
-    folder = keras_tx.save_checkpoint(bert(wordpiece(WORDS), vocabulary=64), tmp_path / "folder")
+    folder = keras_tx.save_checkpoint(bert(wordpiece(WORDS), vocabulary_size=64), tmp_path / "folder")
     for other in (
         wordpiece(WORDS, max_length=8, too_long="cut", lowercase=False),
         wordpiece([*WORDS, "more"]),
@@ -117,7 +117,7 @@ def test_a_tokenizer_of_the_same_vocabulary(tmp_path: Path):
 
 def test_a_tokenizer_as_the_text_of_its_file(tmp_path: Path):
     transform = wordpiece(WORDS)
-    bare = keras_tx.bert("tiny", depth=1, vocabulary=21, max_length=16)
+    bare = keras_tx.bert("tiny", depth=1, vocabulary_size=21, max_length=16)
     export_onnx(bare, tmp_path / "folder", tokenizer=transform.tokenizer, verify=False)
     stored = keras_tx.TextTransform.load(tmp_path / "folder")
     assert stored.vocabulary == transform.vocabulary

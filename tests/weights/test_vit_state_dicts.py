@@ -18,25 +18,25 @@ from tests.weights.vit_comparing import compare, compare_resized, expected_of
 GOLDEN = Path(__file__).parents[1] / "golden" / "vit"
 SIZES = {"patch_size": 2, "width": 8, "depth": 2, "mlp_dim": 12, "num_heads": 2}
 CASES: dict[str, dict[str, Any]] = {
-    "timm_plain": {"classes": 3},
+    "timm_plain": {"num_classes": 3},
     "timm_distilled": {"head": keras_tx.DistilledClassifierHead(3), "distillation": True},
     "timm_registers": {
-        "classes": 3,
+        "num_classes": 3,
         "registers": 2,
         "layer_scale": 0.5,
         "activation": "swiglu",
         "qkv_bias": False,
     },
     "timm_average": {
-        "classes": 3,
+        "num_classes": 3,
         "pooling": "average",
         "class_token": True,
         "pooled_norm": True,
         "pre_norm": True,
         "patch_bias": False,
     },
-    "timm_qk_norm": {"classes": 3, "qk_norm": True, "norm_epsilon": 1e-3, "qkv_bias": False},
-    "torchvision": {"classes": 3},
+    "timm_qk_norm": {"num_classes": 3, "qk_norm": True, "norm_epsilon": 1e-3, "qkv_bias": False},
+    "torchvision": {"num_classes": 3},
 }
 every_case = pytest.mark.parametrize("name", CASES)
 
@@ -79,13 +79,13 @@ def test_other_spellings(name: str, pairs: list[tuple[str, str]], tmp_path):
 
 def test_what_is_left_out_is_said():
     with pytest.warns(UserWarning, match="not used.*head.weight"):
-        features = load("timm_plain", classes=None)
+        features = load("timm_plain", num_classes=None)
     expected = expected_of(GOLDEN / "timm_plain")
     np.testing.assert_allclose(
         as_numpy(features(expected["images"])), expected["tokens"][:, 0], rtol=1e-4, atol=1e-5
     )
     with pytest.warns(UserWarning, match="new.*logits/kernel.*not used.*heads.head.weight"):
-        load("torchvision", classes=7)
+        load("torchvision", num_classes=7)
 
 
 @pytest.mark.parametrize(

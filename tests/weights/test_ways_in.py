@@ -20,7 +20,7 @@ from tests.drawing import as_numpy, redraw
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FAMILIES: dict[str, Any] = {
-    "bert": lambda **more: keras_tx.bert("tiny", **{"vocabulary": 30, "depth": 1, **more}),
+    "bert": lambda **more: keras_tx.bert("tiny", **{"vocabulary_size": 30, "depth": 1, **more}),
     "gpt": lambda **more: keras_tx.gpt("pico", **more),
     "vit": lambda **more: keras_tx.vit("Mu/2", **{"image_size": 8, **more}),
 }

@@ -22,7 +22,7 @@ NORMS = ("LayerNormalization", "RMSNormalization")
 END = 2**62
 
 
-def select_early(model: ir.Model) -> int:
+def select_tokens(model: ir.Model) -> int:
     """Moves the selection of one token up; gives how many nodes work on that token alone then.
 
     Shapes must be known. What the graph gives stays the same, but for rounding.

@@ -20,7 +20,7 @@ from keras_tx.processing import ImageTransform
 from keras_tx.runtime.example_inputs import MASKS, draw, is_mask
 from keras_tx.runtime.session import Session
 from keras_tx_onnx.graph.builder import Context, onnx_dtype
-from keras_tx_onnx.graph.token_selection import select_early
+from keras_tx_onnx.graph.token_selection import select_tokens
 from keras_tx_onnx.reading import functional_graph, symbolic_sizes
 from keras_tx_onnx.reading.signature import Functional
 from keras_tx_onnx.verifying import cases
@@ -59,7 +59,7 @@ class Interface:
     context: int = 0  # of a decoder with a cache: how many tokens it takes
     shared: bool = False  # whether a graph with a shared cache was asked for
     # Over the graph with its shapes, behind those that need none.
-    passes: tuple[Callable[[ir.Model], int], ...] = (select_early,)
+    passes: tuple[Callable[[ir.Model], int], ...] = (select_tokens,)
     # What the graph shall give, from what Keras gives for these inputs.
     expected: Callable[[list[np.ndarray], list[np.ndarray]], list[np.ndarray]] = lambda outputs, inputs: (
         outputs

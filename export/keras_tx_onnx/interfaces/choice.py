@@ -16,7 +16,7 @@ from keras_tx_onnx.interfaces.text_classifier import is_text_classifier, text_cl
 from keras_tx_onnx.reading.signature import Functional
 
 
-def outside_of(
+def choose_interface(
     functional: Functional,
     labels: Sequence[str] | None,
     tokenizer: Any,

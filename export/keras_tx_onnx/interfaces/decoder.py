@@ -105,7 +105,7 @@ def _decoder(model: GPT, tokenizer: Any, cache: bool, shared: bool) -> Interface
         past = (contract.BATCH_AXIS, heads, contract.PAST_AXIS, size)
         ports = [port.format(index) for index in range(config.depth) for port in contract.PAST]
         specs += [contract.TensorSpec(port, "float32", past) for port in ports]
-    uses = {contract.INPUT_IDS: Use(config.vocabulary), contract.POSITION_IDS: Use(config.max_length)}
+    uses = {contract.INPUT_IDS: Use(config.vocabulary_size), contract.POSITION_IDS: Use(config.max_length)}
 
     def example(sizes: Sizes, masks: Masks, random: np.random.Generator) -> Example:
         sizes = {contract.BATCH_AXIS: len(masks), contract.PAST_AXIS: 0, **sizes}

@@ -21,7 +21,7 @@ from keras_tx.models.text_model import check_padded_right, check_tokenizer, fitt
 from keras_tx.processing import TextTransform
 from keras_tx.runtime.example_inputs import Use, draw
 from keras_tx_onnx.graph.builder import Context
-from keras_tx_onnx.graph.token_selection import select_early
+from keras_tx_onnx.graph.token_selection import select_tokens
 from keras_tx_onnx.graph.unpadding import unpad
 from keras_tx_onnx.interfaces.base import Example, Interface
 from keras_tx_onnx.reading import functional_graph
@@ -96,7 +96,7 @@ def encoder_of(
         contract.TensorSpec(name, "int64", (contract.BATCH_AXIS, contract.SEQUENCE_AXIS)) for name in inputs
     ]
     uses = {
-        contract.INPUT_IDS: Use(model.config.vocabulary, padding=model.config.pad_id),
+        contract.INPUT_IDS: Use(model.config.vocabulary_size, padding=model.config.pad_id),
         contract.TOKEN_TYPE_IDS: Use(model.config.segments),
     }
 
@@ -129,7 +129,7 @@ def encoder_of(
         masked=True,
         model=replaced,
         expected=expected,
-        passes=(sizes_of_ids, select_early, *((unpad,) if unpadded else ())),
+        passes=(sizes_of_ids, select_tokens, *((unpad,) if unpadded else ())),
     )
 
 

@@ -64,7 +64,7 @@ def text_classifier_of(
     names = _input_names(model, function)
     scores = class_scores(model, function, labels)
     uses = dict(zip(names, cases.uses_of(function), strict=True))
-    vocabulary = uses[contract.INPUT_IDS].vocabulary
+    vocabulary = uses[contract.INPUT_IDS].vocabulary_size
     positions = getattr(getattr(model, "backbone", None), "max_sequence_length", None)
     transform = _transform(model, vocabulary, positions, contract.TOKEN_TYPE_IDS in names)
     uses[contract.INPUT_IDS] = Use(vocabulary, padding=transform.pad_id)
@@ -91,7 +91,7 @@ def text_classifier_of(
     if positions is not None:
         config["max_position_embeddings"] = positions
     if contract.TOKEN_TYPE_IDS in names:
-        config["type_vocab_size"] = uses[contract.TOKEN_TYPE_IDS].vocabulary
+        config["type_vocab_size"] = uses[contract.TOKEN_TYPE_IDS].vocabulary_size
     return Interface(
         task=contract.TEXT_CLASSIFICATION,
         open=open_graph,

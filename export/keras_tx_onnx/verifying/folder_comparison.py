@@ -17,7 +17,7 @@ from keras_tx.runtime.folder import Folder, open_folder
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import tolerances
 from keras_tx_onnx.interfaces.base import Interface
-from keras_tx_onnx.interfaces.choice import outside_of
+from keras_tx_onnx.interfaces.choice import choose_interface
 from keras_tx_onnx.interfaces.image_classifier import REVERSAL
 from keras_tx_onnx.reading import functional_graph
 from keras_tx_onnx.reading.signature import Functional, as_functional
@@ -25,7 +25,7 @@ from keras_tx_onnx.verifying import comparison
 
 
 @dataclasses.dataclass(frozen=True)
-class Again:
+class FolderComparison:
     """How far the graph of one precision is from Keras, in units of the output's scale."""
 
     precision: str
@@ -37,7 +37,9 @@ class Again:
         return self.found <= self.allowed
 
 
-def compare(model: Any, folder: str | os.PathLike[str], *, input_signature: Any = None) -> list[Again]:
+def compare(
+    model: Any, folder: str | os.PathLike[str], *, input_signature: Any = None
+) -> list[FolderComparison]:
     """Runs every graph of the folder and the model on the same inputs, as the export did.
 
     The fp32 graph may be as far away as at an export; one of lower precision as far as its own rounding took
@@ -45,7 +47,7 @@ def compare(model: Any, folder: str | os.PathLike[str], *, input_signature: Any 
 
     >>> import keras_tx, tempfile
     >>> from keras_tx_onnx import compare, export_onnx
-    >>> model = keras_tx.vit("Mu/2", image_size=8, classes=3)
+    >>> model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     report = export_onnx(model, folder + "/flowers")
     ...     [again.passed for again in compare(model, folder + "/flowers")]
@@ -66,7 +68,7 @@ def compare(model: Any, folder: str | os.PathLike[str], *, input_signature: Any 
     ]
 
 
-def _compared(model: Any, folder: Folder, signature: Any) -> Again:
+def _compared(model: Any, folder: Folder, signature: Any) -> FolderComparison:
     functional = as_functional(model, signature)
     outside = _outside(functional, folder)
     exported = outside.model or functional.model
@@ -81,7 +83,9 @@ def _compared(model: Any, folder: Folder, signature: Any) -> Again:
                 worst = max(worst, tolerances.difference(expected, got[name].astype(expected.dtype)))
     variant = folder.manifest.variants.get(folder.precision)
     allowed = tolerances.TOLERANCES["fp32" if variant is not None else folder.precision]
-    return Again(folder.precision, worst, allowed if variant is None else allowed + 2 * variant.noise)
+    return FolderComparison(
+        folder.precision, worst, allowed if variant is None else allowed + 2 * variant.noise
+    )
 
 
 def _outside(functional: Functional, folder: Folder) -> Interface:
@@ -93,7 +97,7 @@ def _outside(functional: Functional, folder: Folder) -> Interface:
     reverses = any(node.op_type == "Gather" and node.name.startswith(REVERSAL) for node in graph_nodes)
     stored = keras.applications.resnet.preprocess_input if reverses else folder.transform
     task = None if isinstance(functional.model, (ViT, TextModel)) else folder.manifest.task
-    return outside_of(
+    return choose_interface(
         functional,
         None if task is None else folder.manifest.labels,
         None,

@@ -27,7 +27,7 @@ from keras_tx.heads import (
 from keras_tx.models.bert import sentence_transformers
 from keras_tx.models.bert.huggingface_tensors import canonical, has_pooler, plan
 from keras_tx.models.bert.model import Bert, BertConfig
-from keras_tx.models.weight_source import Origin
+from keras_tx.models.weight_source import WeightSource
 from keras_tx.weights.config_json import Fields, labels_of
 from keras_tx.weights.huggingface import ACTIVATIONS
 from keras_tx.weights.tensor_source import Checkpoint, Tensors
@@ -54,12 +54,12 @@ THEIR_ACTIVATIONS = {
 }
 # Keys in config.json of the fields of our config.
 KEYS = {
-    "head.classes": "num_labels",
+    "head.num_classes": "num_labels",
     "width": "hidden_size",
     "depth": "num_hidden_layers",
     "num_heads": "num_attention_heads",
     "mlp_dim": "intermediate_size",
-    "vocabulary": "vocab_size",
+    "vocabulary_size": "vocab_size",
     "max_length": "max_position_embeddings",
     "segments": "type_vocab_size",
     "pad_id": "pad_token_id",
@@ -72,14 +72,14 @@ DISTILBERT_KEYS = {
     "depth": "n_layers",
     "num_heads": "n_heads",
     "mlp_dim": "hidden_dim",
-    "vocabulary": "vocab_size",
+    "vocabulary_size": "vocab_size",
     "max_length": "max_position_embeddings",
     "pad_id": "pad_token_id",
 }
 POOLERS = {"bert": "tanh", "roberta": "tanh", "distilbert": "relu"}
 
 
-def origin(checkpoint: Checkpoint) -> Origin:
+def origin(checkpoint: Checkpoint) -> WeightSource:
     """What a checkpoint makes; a ConfigError names what of its config.json we have not."""
     tensors = checkpoint.tensors
     config = Fields(checkpoint)
@@ -99,7 +99,7 @@ def origin(checkpoint: Checkpoint) -> Origin:
         pooler = POOLERS[family] if head is not None or has_pooler(tensors) else None
         return dataclasses.replace(made, pooler=pooler)
 
-    return Origin(
+    return WeightSource(
         where=tensors.where,
         family=Bert,
         fields=fields,
@@ -122,7 +122,7 @@ def _bert_fields(config: Fields, family: str) -> dict[str, Any]:
         "depth": config.number("num_hidden_layers", 12),
         "num_heads": config.number("num_attention_heads", 12),
         "mlp_dim": config.number("intermediate_size", 3072),
-        "vocabulary": config.number("vocab_size", 50265 if family == "roberta" else 30522),
+        "vocabulary_size": config.number("vocab_size", 50265 if family == "roberta" else 30522),
         "max_length": config.number("max_position_embeddings", 512),
         "segments": config.number("type_vocab_size", 2),
         "pad_id": padding or 0,
@@ -144,7 +144,7 @@ def _distilbert_fields(config: Fields) -> dict[str, Any]:
         "depth": config.number("n_layers", 6),
         "num_heads": config.number("n_heads", 12),
         "mlp_dim": config.number("hidden_dim", 3072),
-        "vocabulary": config.number("vocab_size", 30522),
+        "vocabulary_size": config.number("vocab_size", 30522),
         "max_length": config.number("max_position_embeddings", 512),
         "segments": 0,
         "pad_id": config.number("pad_token_id", 0, none=True) or 0,
@@ -248,7 +248,7 @@ def family_of(config: BertConfig) -> str:
 def _bert(model: Bert, family: str) -> dict[str, Any]:
     config = model.config
     return {
-        "vocab_size": config.vocabulary,
+        "vocab_size": config.vocabulary_size,
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.num_heads,
@@ -272,7 +272,7 @@ def _distilbert(model: Bert) -> dict[str, Any]:
     config = model.config
     dropout = getattr(model.head, "dropout", 0.0)
     return {
-        "vocab_size": config.vocabulary,
+        "vocab_size": config.vocabulary_size,
         "dim": config.width,
         "n_layers": config.depth,
         "n_heads": config.num_heads,

@@ -156,7 +156,7 @@ def _strange(stored: Head | None, head: Any) -> tuple[str, ...]:
         return ()
     if type(stored) is not type(head):
         return ("classifier.",)
-    sizes = [getattr(x, "classes", None) or getattr(x, "outputs", None) for x in (stored, head)]
+    sizes = [getattr(x, "num_classes", None) or getattr(x, "outputs", None) for x in (stored, head)]
     last = ("classifier.weight", "classifier.bias", "classifier.out_proj.")
     return () if sizes[0] == sizes[1] else last
 

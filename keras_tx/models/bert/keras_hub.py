@@ -16,7 +16,7 @@ from keras_tx.errors import ConfigError
 from keras_tx.heads import ClassifierHead, Head, MaskedLMHead, RegressionHead, SentenceEmbeddingHead
 from keras_tx.models.bert.huggingface_tensors import ONE_ROW, first_rows
 from keras_tx.models.bert.model import Bert, BertConfig
-from keras_tx.models.weight_source import Origin
+from keras_tx.models.weight_source import WeightSource
 from keras_tx.weights.assignment import emptied
 from keras_tx.weights.keras_hub_tokenizers import text_transform, tokenizer_of
 from keras_tx.weights.tensor_map import HEAD, POOLER, Entry, Form, Plan, Shape
@@ -59,7 +59,7 @@ class Counted(Form):
         return (shapes[0][0] - self.offset, shapes[0][1])
 
 
-def origin(source: keras.Model) -> Origin:
+def origin(source: keras.Model) -> WeightSource:
     """What a backbone or task makes; a ConfigError names what of it we have not."""
     backbone: Any = getattr(source, "backbone", source)
     where = f"keras-hub's {type(source).__name__} {source.name!r}"
@@ -70,7 +70,7 @@ def origin(source: keras.Model) -> Origin:
         "depth": backbone.num_layers,
         "num_heads": backbone.num_heads,
         "mlp_dim": backbone.intermediate_dim,
-        "vocabulary": backbone.vocabulary_size,
+        "vocabulary_size": backbone.vocabulary_size,
         "max_length": backbone.max_sequence_length,
         "segments": backbone.num_segments if kind == "bert" else 0,
         "position_offset": OFFSET if kind == "roberta" else 0,
@@ -101,7 +101,7 @@ def origin(source: keras.Model) -> Origin:
     classes = getattr(source, "num_classes", 0)
     refused = ClassifierHead(classes) if classes > 1 else None  # the tensors are of one all the same
     own = refused if isinstance(head, ConfigError) else head
-    return Origin(
+    return WeightSource(
         where=where,
         family=Bert,
         fields=fields,
@@ -139,7 +139,7 @@ def to_keras_hub(model: Bert) -> Any:
         )
     classes: Any = keras_hub.models
     backbone = getattr(classes, f"{name}Backbone")(
-        vocabulary_size=config.vocabulary,
+        vocabulary_size=config.vocabulary_size,
         num_layers=config.depth,
         num_heads=config.num_heads,
         hidden_dim=config.width,
@@ -158,7 +158,7 @@ def to_keras_hub(model: Bert) -> Any:
         preprocessor = _preprocessor(model, name, "TextEmbedder")
         made = classes.BertTextEmbedder(backbone, preprocessor, pooling_mode=mode, normalize=head.normalize)
     else:
-        count = head.classes if isinstance(head, ClassifierHead) else head.outputs  # type: ignore[union-attr]
+        count = head.num_classes if isinstance(head, ClassifierHead) else head.outputs  # type: ignore[union-attr]
         dropout = head.dropout  # type: ignore[union-attr]
         preprocessor = _preprocessor(model, name, "TextClassifier")
         made = getattr(classes, f"{name}TextClassifier")(backbone, count, preprocessor, dropout=dropout)

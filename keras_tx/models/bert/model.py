@@ -47,7 +47,7 @@ ALIASES = {
 class BertConfig:
     """Everything that shapes a BERT; `BertConfig.variant("base")` starts from a published one.
 
-    RoBERTa is `vocabulary=50265, segments=1, position_offset=2, pad_id=1, norm_epsilon=1e-5`, and
+    RoBERTa is `vocabulary_size=50265, segments=1, position_offset=2, pad_id=1, norm_epsilon=1e-5`, and
     `pooler=None` where its checkpoint has none; DistilBERT is `depth=6, segments=0, pooler=None`, and
     `pooler="relu"` with a classifier.
     """
@@ -56,7 +56,7 @@ class BertConfig:
     depth: Size
     num_heads: Size
     mlp_dim: Size
-    vocabulary: Size = 30522
+    vocabulary_size: Size = 30522
     max_length: Size = 512
     segments: Count = 2  # with 1 every token is of the same, as in RoBERTa, and 0 has none: no token_type_ids
     position_offset: Count = 0  # above 0, real tokens count from here, and padding is at the one before
@@ -79,8 +79,8 @@ class BertConfig:
         check_fields(self)
         if self.width % self.num_heads:
             raise ConfigError(f"width={self.width} is not divisible by num_heads={self.num_heads}.")
-        if self.pad_id >= self.vocabulary:
-            raise ConfigError(f"pad_id={self.pad_id} is not in a vocabulary of {self.vocabulary}.")
+        if self.pad_id >= self.vocabulary_size:
+            raise ConfigError(f"pad_id={self.pad_id} is not in a vocabulary of {self.vocabulary_size}.")
         if self.pooler is not None and self.pooler not in POOLERS:
             raise ConfigError(f"pooler={self.pooler!r} is unknown. {nearest(str(self.pooler), POOLERS)}")
         if self.activation not in ACTIVATIONS:
@@ -184,7 +184,7 @@ def bert(
 
     >>> import numpy as np
     >>> import keras_tx
-    >>> model = keras_tx.bert("tiny", head=keras_tx.ClassifierHead(2), vocabulary=100)
+    >>> model = keras_tx.bert("tiny", head=keras_tx.ClassifierHead(2), vocabulary_size=100)
     >>> tuple(model(np.array([[2, 15, 3, 0], [2, 15, 27, 3]])).shape)
     (2, 2)
 
@@ -199,7 +199,7 @@ def bert(
         processing: how texts become ids; vocabulary and pad_id are then its own, and it cuts texts to the
             positions of the model.
         dtype: a dtype policy ("mixed_bfloat16"); by default Keras's global one.
-        overrides: any field of BertConfig: `vocabulary=8000`, `segments=0`, `dropout=0.0` ...
+        overrides: any field of BertConfig: `vocabulary_size=8000`, `segments=0`, `dropout=0.0` ...
     """
     if weights is not None:
         from keras_tx.models.checkpoint_loading import start  # weights know the families
@@ -215,7 +215,7 @@ def _encode(config: BertConfig, inputs: dict[str, Any], dtype: Any) -> tuple[Enc
     ids, mask = inputs[contract.INPUT_IDS], inputs[contract.ATTENTION_MASK]
     initializer = keras.initializers.TruncatedNormal(stddev=0.02)
     shared = {"initializer": initializer, "dtype": dtype}
-    embedding = TokenEmbedding(config.vocabulary, config.width, name="token_embedding", **shared)
+    embedding = TokenEmbedding(config.vocabulary_size, config.width, name="token_embedding", **shared)
     x = embedding(ids)
     if config.segments > 1:
         segments = TokenEmbedding(config.segments, config.width, name="segments", **shared)

@@ -23,7 +23,7 @@ def genai_config(model: GPT, special: dict[str, Any]) -> dict[str, Any]:
             **known,
             "type": "decoder",
             "context_length": config.max_length,
-            "vocab_size": config.vocabulary,
+            "vocab_size": config.vocabulary_size,
             "decoder": {
                 "session_options": {"provider_options": []},
                 "filename": contract.MODEL,

@@ -81,7 +81,7 @@ class _CachedModel:
 
     def __init__(self, model: GPT) -> None:
         self._model = model
-        self.vocabulary: int = model.config.vocabulary
+        self.vocabulary_size: int = model.config.vocabulary_size
         self.context: int = model.config.max_length
 
     def run(

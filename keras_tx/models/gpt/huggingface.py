@@ -16,7 +16,7 @@ from keras_tx.heads import CausalLMHead
 from keras_tx.layers.rotary import check_scaling
 from keras_tx.models.gpt.model import GPT, GPTConfig
 from keras_tx.models.transformer_model import TransformerModel
-from keras_tx.models.weight_source import Origin
+from keras_tx.models.weight_source import WeightSource
 from keras_tx.processing import TextTransform
 from keras_tx.weights.checkpoint import read_json
 from keras_tx.weights.config_json import Fields
@@ -42,7 +42,7 @@ GPT2_KEYS = {
     "depth": "n_layer",
     "num_heads": "n_head",
     "mlp_dim": "n_inner",
-    "vocabulary": "vocab_size",
+    "vocabulary_size": "vocab_size",
     "max_length": "n_positions",
     "norm_epsilon": "layer_norm_epsilon",
     "dropout": "resid_pdrop",
@@ -54,7 +54,7 @@ LLAMA_KEYS = {
     "num_heads": "num_attention_heads",
     "kv_heads": "num_key_value_heads",
     "mlp_dim": "intermediate_size",
-    "vocabulary": "vocab_size",
+    "vocabulary_size": "vocab_size",
     "max_length": "max_position_embeddings",
     "rotary_base": "rope_theta",
     "norm_epsilon": "rms_norm_eps",
@@ -62,7 +62,7 @@ LLAMA_KEYS = {
 OF_OTHER_HEADS = ("score.", "classifier.", "qa_outputs.", "multiple_choice_head.")
 
 
-def origin(checkpoint: Checkpoint) -> Origin:
+def origin(checkpoint: Checkpoint) -> WeightSource:
     """What a checkpoint makes; a ConfigError names what of its config.json we have not.
 
     The id that begins a text is the tokenizer's.
@@ -73,15 +73,15 @@ def origin(checkpoint: Checkpoint) -> Origin:
     config.names = GPT2_KEYS if kind == "gpt2" else LLAMA_KEYS
     fields = _gpt2_fields(config) if kind == "gpt2" else _llama_fields(config, mistral=kind == "mistral")
     processing = _processing(checkpoint.folder)
-    fields["pad_id"] = _pad_id(config, fields["vocabulary"])
-    fields["stop_ids"] = _stop_ids(config, checkpoint.folder, processing, fields["vocabulary"])
+    fields["pad_id"] = _pad_id(config, fields["vocabulary_size"])
+    fields["stop_ids"] = _stop_ids(config, checkpoint.folder, processing, fields["vocabulary_size"])
     config.refuse("quantization_config", None)
 
     def planned(model: TransformerModel) -> Plan:
         assert isinstance(model, GPT)
         return plan(model, tensors, _score_scales(config, model.config) if kind == "gpt2" else None)
 
-    return Origin(
+    return WeightSource(
         where=tensors.where,
         family=GPT,
         fields=fields,
@@ -209,7 +209,7 @@ def _gpt2_fields(config: Fields) -> dict[str, Any]:
         )
     width = config.number("n_embd", 768)
     return {
-        "vocabulary": config.number("vocab_size", 50257),
+        "vocabulary_size": config.number("vocab_size", 50257),
         "max_length": config.number("n_positions", 1024),
         "width": width,
         "depth": config.number("n_layer", 12),
@@ -239,7 +239,7 @@ def _llama_fields(config: Fields, mistral: bool) -> dict[str, Any]:
     config.text("hidden_act", ("silu", "swish"), "silu")
     config.refuse("rope_interleaved", False)
     return {
-        "vocabulary": config.number("vocab_size", 32000),
+        "vocabulary_size": config.number("vocab_size", 32000),
         "max_length": length,
         "width": config.number("hidden_size", 4096),
         "depth": config.number("num_hidden_layers", 32),
@@ -362,7 +362,7 @@ def gpt_to_config(model: GPT, special: dict[str, Any]) -> tuple[dict[str, Any], 
     body = "Model" if model.head is None else whole
     reasons = beyond(config)
     fields: dict[str, Any] = {
-        "vocab_size": config.vocabulary,
+        "vocab_size": config.vocabulary_size,
         "tie_word_embeddings": config.tied,
         "initializer_range": 0.02,
         "use_cache": True,

@@ -14,7 +14,7 @@ from keras_tx.errors import ConfigError
 from keras_tx.heads import CausalLMHead
 from keras_tx.models.gpt.huggingface import beyond
 from keras_tx.models.gpt.model import GPT, GPTConfig
-from keras_tx.models.weight_source import Origin
+from keras_tx.models.weight_source import WeightSource
 from keras_tx.processing import TextTransform, byte_bpe
 from keras_tx.weights.assignment import emptied
 from keras_tx.weights.tensor_map import HEAD, Entry, Form, Plan
@@ -26,7 +26,7 @@ EPSILON = 1e-5  # of keras-hub's GPT-2
 LONGEST = 4096  # keras-hub's Llama names no context; where nothing else does, that of Llama 2
 
 
-def origin(source: Any) -> Origin:
+def origin(source: Any) -> WeightSource:
     """What a live backbone or task makes. A Llama has as many positions as its preprocessor packs."""
     kinds = {kind.__name__ for kind in type(source).__mro__}
     task = bool(kinds & set(TASKS))
@@ -41,7 +41,7 @@ def origin(source: Any) -> Origin:
     )
     gpt2 = "GPT2Backbone" in {kind.__name__ for kind in type(backbone).__mro__}
     length = getattr(preprocessor, "sequence_length", None)
-    return Origin(
+    return WeightSource(
         where=tensors.where,
         family=GPT,
         fields=_gpt2_fields(backbone) if gpt2 else _llama_fields(backbone, length),
@@ -70,7 +70,7 @@ def to_keras_hub(model: GPT) -> Any:
     llama = config.positions == "rotary"
     models: Any = keras_hub.models
     shared = {
-        "vocabulary_size": config.vocabulary,
+        "vocabulary_size": config.vocabulary_size,
         "num_layers": config.depth,
         "hidden_dim": config.width,
         "intermediate_dim": config.mlp_dim,
@@ -168,7 +168,7 @@ def _norm(config: GPTConfig, theirs: str, ours: str) -> list[Entry]:
 
 def _gpt2_fields(backbone: Any) -> dict[str, Any]:
     return {
-        "vocabulary": backbone.vocabulary_size,
+        "vocabulary_size": backbone.vocabulary_size,
         "max_length": backbone.max_sequence_length,
         "width": backbone.hidden_dim,
         "depth": backbone.num_layers,
@@ -183,7 +183,7 @@ def _gpt2_fields(backbone: Any) -> dict[str, Any]:
 def _llama_fields(backbone: Any, length: int | None) -> dict[str, Any]:
     scaling = _our_scaling(backbone)
     return {
-        "vocabulary": backbone.vocabulary_size,
+        "vocabulary_size": backbone.vocabulary_size,
         "max_length": length or LONGEST,
         "width": backbone.hidden_dim,
         "depth": backbone.num_layers,

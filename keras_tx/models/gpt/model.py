@@ -33,7 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "depth": 6,
         "width": 384,
         "num_heads": 6,
-        "vocabulary": 65,
+        "vocabulary_size": 65,
         "max_length": 256,
         "activation": "gelu",
         "use_bias": False,
@@ -41,7 +41,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "attention_dropout": 0.2,
     },
     "nano": {"depth": 3, "width": 48, "num_heads": 3},  # minGPT's
-    "pico": {"depth": 2, "width": 32, "num_heads": 2, "vocabulary": 256, "max_length": 64},  # a toy for tests
+    "pico": {
+        "depth": 2,
+        "width": 32,
+        "num_heads": 2,
+        "vocabulary_size": 256,
+        "max_length": 64,
+    },  # a toy for tests
     # the shape of Touvron et al., "Llama 2", at the size of a toy
     "llama-tiny": {
         "depth": 2,
@@ -49,7 +55,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "num_heads": 4,
         "kv_heads": 2,
         "mlp_dim": 176,
-        "vocabulary": 256,
+        "vocabulary_size": 256,
         "max_length": 128,
         "positions": "rotary",
         "norm": "rms",
@@ -70,7 +76,7 @@ class GPTConfig:
     depth: Size
     num_heads: Size
     mlp_dim: Size
-    vocabulary: Size = 50257
+    vocabulary_size: Size = 50257
     max_length: Size = 1024
     kv_heads: Size | None = None  # by default as many as num_heads
     head_dim: Size | None = None  # by default width / num_heads
@@ -100,10 +106,10 @@ class GPTConfig:
             raise ConfigError(f"num_heads={self.num_heads} is not divisible by kv_heads={self.kv_heads}.")
         if self.head_dim == self.width // self.num_heads:
             object.__setattr__(self, "head_dim", None)
-        if self.pad_id is not None and self.pad_id >= self.vocabulary:
-            raise ConfigError(f"pad_id={self.pad_id} is not in a vocabulary of {self.vocabulary}.")
+        if self.pad_id is not None and self.pad_id >= self.vocabulary_size:
+            raise ConfigError(f"pad_id={self.pad_id} is not in a vocabulary of {self.vocabulary_size}.")
         if self.stop_ids is not None:
-            object.__setattr__(self, "stop_ids", _checked_ids(self.stop_ids, self.vocabulary))
+            object.__setattr__(self, "stop_ids", _checked_ids(self.stop_ids, self.vocabulary_size))
         if self.positions not in POSITIONS:
             raise ConfigError(
                 f"positions={self.positions!r} is unknown. {nearest(str(self.positions), POSITIONS)}"
@@ -134,11 +140,11 @@ class GPTConfig:
         return make_config(cls, fields)
 
 
-def _checked_ids(ids: Any, vocabulary: int) -> tuple[int, ...]:
-    known = isinstance(ids, list | tuple) and all(type(i) is int and 0 <= i < vocabulary for i in ids)
+def _checked_ids(ids: Any, vocabulary_size: int) -> tuple[int, ...]:
+    known = isinstance(ids, list | tuple) and all(type(i) is int and 0 <= i < vocabulary_size for i in ids)
     if not known or not ids:
         raise ConfigError(
-            f"stop_ids={ids!r}: expected one or more ids of a vocabulary of {vocabulary}, as a list."
+            f"stop_ids={ids!r}: expected one or more ids of a vocabulary of {vocabulary_size}, as a list."
         )
     return tuple(dict.fromkeys(ids))
 
@@ -240,7 +246,7 @@ def gpt(
         processing: how texts become ids; vocabulary and pad_id are then its own, and it cuts texts to the
             positions of the model.
         dtype: a dtype policy ("mixed_bfloat16"); by default Keras's global one.
-        overrides: any field of GPTConfig: `vocabulary=8000`, `max_length=256`, `dropout=0.0`,
+        overrides: any field of GPTConfig: `vocabulary_size=8000`, `max_length=256`, `dropout=0.0`,
             `positions="rotary"` ...
     """
     if weights is not None:
@@ -264,7 +270,7 @@ def _decode(config: GPTConfig, inputs: dict[str, Any], dtype: Any) -> Encoded:
     position_ids = inputs[contract.POSITION_IDS]
     initializer = keras.initializers.RandomNormal(stddev=0.02)
     shared = {"initializer": initializer, "dtype": dtype}
-    embedding = TokenEmbedding(config.vocabulary, config.width, name="token_embedding", **shared)
+    embedding = TokenEmbedding(config.vocabulary_size, config.width, name="token_embedding", **shared)
     x = embedding(ids)
     turned = {}
     if config.positions == "rotary":

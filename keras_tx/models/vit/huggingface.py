@@ -17,7 +17,7 @@ from keras_tx.heads import ClassifierHead, DistilledClassifierHead, Head, MultiL
 from keras_tx.models.vit import huggingface_tensors, state_dicts
 from keras_tx.models.vit.huggingface_tensors import Grid, canonical, dialect
 from keras_tx.models.vit.model import ViT, ViTConfig
-from keras_tx.models.weight_source import Origin
+from keras_tx.models.weight_source import WeightSource
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.checkpoint import read_json
 from keras_tx.weights.config_json import Fields, labels_of
@@ -40,7 +40,7 @@ THEIR_ACTIVATIONS = {
 }
 # Keys in config.json of the fields of our config.
 KEYS = {
-    "head.classes": "num_labels",
+    "head.num_classes": "num_labels",
     "width": "hidden_size",
     "depth": "num_hidden_layers",
     "num_heads": "num_attention_heads",
@@ -72,7 +72,7 @@ def plan(model: ViT, tensors: Tensors | None, old: Grid | None = None) -> Plan:
     return huggingface_tensors.plan(model, kind, tensors, old)
 
 
-def origin(checkpoint: Checkpoint) -> Origin:
+def origin(checkpoint: Checkpoint) -> WeightSource:
     """What a checkpoint makes; a ConfigError names what of its config.json we have not."""
     tensors = checkpoint.tensors
     config = Fields(checkpoint)
@@ -96,7 +96,7 @@ def origin(checkpoint: Checkpoint) -> Origin:
         return dataclasses.replace(made, **changes)
 
     made = config.make(ViTConfig, fields)
-    return Origin(
+    return WeightSource(
         where=tensors.where,
         family=ViT,
         fields=fields,

@@ -15,7 +15,7 @@ from keras_tx.errors import ConfigError
 from keras_tx.heads import ClassifierHead, DistilledClassifierHead, Head, MultiLabelHead, RegressionHead
 from keras_tx.models.vit.huggingface_tensors import Grid, covering, positions
 from keras_tx.models.vit.model import ViT, ViTConfig
-from keras_tx.models.weight_source import Origin
+from keras_tx.models.weight_source import WeightSource
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.assignment import emptied
 from keras_tx.weights.tensor_map import HEAD, POOLER, Entry, Form, Plan
@@ -28,7 +28,7 @@ DEIT_MLP = {"feed_forward/up": "mlp/dense", "feed_forward/down": "output_layer/o
 RESAMPLING = {"nearest": "nearest", "bilinear": "bilinear", "bicubic": "bicubic", "lanczos3": "lanczos"}
 
 
-def origin(source: keras.Model) -> Origin:
+def origin(source: keras.Model) -> WeightSource:
     """What a backbone or classifier makes; a ConfigError names what of it we have not."""
     backbone: Any = getattr(source, "backbone", source)
     where = f"keras-hub's {type(source).__name__} {source.name!r}"
@@ -57,7 +57,7 @@ def origin(source: keras.Model) -> Origin:
             changes |= {"pooler": "tanh", "pooler_dim": None if units == config.width else units}
         return dataclasses.replace(config, **changes)
 
-    return Origin(
+    return WeightSource(
         where=where,
         family=ViT,
         fields=fields,
@@ -113,7 +113,7 @@ def to_keras_hub(model: ViT) -> Any:
         units = config.pooler_dim or config.width
         made = getattr(models, f"{name}ImageClassifier")(
             made,
-            num_classes=head.classes,  # type: ignore[attr-defined]
+            num_classes=head.num_classes,  # type: ignore[attr-defined]
             preprocessor=preprocessor,
             pooling="token" if config.pooling == "token" else "gap",
             dropout=head.dropout,  # type: ignore[attr-defined]

@@ -216,7 +216,7 @@ class ViT(TransformerModel):
     def at_image_size(self, image_size: int | tuple[int, int]) -> ViT:
         """A copy for images of another size: the same weights, learned positions resized bicubically.
 
-        >>> vit("Mu/2", image_size=8, classes=3).at_image_size(12).config.grid
+        >>> vit("Mu/2", image_size=8, num_classes=3).at_image_size(12).config.grid
         (6, 6)
         """
         config = dataclasses.replace(self.config, image_size=image_size)
@@ -238,7 +238,7 @@ class ViT(TransformerModel):
 def vit(
     variant: str = "B/16",
     *,
-    classes: int | None = None,
+    num_classes: int | None = None,
     head: ClassifierHead | MultiLabelHead | RegressionHead | None = None,
     weights: Any = None,
     processing: ImageTransform | None = None,
@@ -249,16 +249,16 @@ def vit(
     """A vision transformer as a functional keras.Model.
 
     It takes float32 images (batch, height, width, channels) that `model.processing` made, and gives logits
-    (batch, classes); without `classes` or `head` it gives features.
+    (batch, classes); without `num_classes` or `head` it returns features.
 
     >>> import keras_tx
-    >>> model = keras_tx.vit("Mu/2", image_size=32, classes=10)
+    >>> model = keras_tx.vit("Mu/2", image_size=32, num_classes=10)
     >>> model.output_shape
     (None, 10)
 
     Args:
         variant: a size as the papers name it, "B/16" or "s/28" (case-sensitive), or torchvision's "vit_b_16".
-        classes: number of classes; short for `head=ClassifierHead(classes)`.
+        num_classes: number of classes; short for `head=ClassifierHead(num_classes)`.
         head: the head, where more than the number of classes is to be said.
         weights: what to start from: a Hugging Face folder, a .safetensors file, "hf://owner/name", a
             keras-hub preset or model, a .keras or .weights.h5 file. The model takes its config, and the
@@ -268,10 +268,10 @@ def vit(
         dtype: a dtype policy ("mixed_bfloat16"); by default Keras's global one.
         overrides: any field of ViTConfig: `image_size=384`, `pooling="average"`, `drop_path=0.1` ...
     """
-    if classes is not None and head is not None:
-        raise ConfigError(f"classes={classes} and head={head} were both given; one of them says it.")
-    if classes is not None:
-        head = ClassifierHead(classes)
+    if num_classes is not None and head is not None:
+        raise ConfigError(f"num_classes={num_classes} and head={head} were both given; one of them says it.")
+    if num_classes is not None:
+        head = ClassifierHead(num_classes)
     if weights is not None:
         from keras_tx.models.checkpoint_loading import start  # weights know the families
 

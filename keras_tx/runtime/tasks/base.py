@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import InputError, nearest, whole_number
-from keras_tx.runtime.async_call import awaited
+from keras_tx.runtime.async_call import call_async
 from keras_tx.runtime.folder import Folder
 from keras_tx.runtime.session import Session, describe
 
@@ -40,12 +40,12 @@ class LoadedModel(abc.ABC):
         """The names of the classes, in the order of the logits; None where there are none."""
         return self.folder.manifest.labels
 
-    async def awaited(self, *args: Any, **options: Any) -> Any:
-        """The same as a call, in a thread: `await model.awaited("rose.jpg", top_k=1)`.
+    async def call_async(self, *args: Any, **options: Any) -> Any:
+        """The same as a call, in a thread: `await model.call_async("rose.jpg", top_k=1)`.
 
         Where the task that waits is cancelled, the graph stops at its next node.
         """
-        return await awaited(self, *args, **options)
+        return await call_async(self, *args, **options)
 
     def warm_up(self, **sizes: int) -> None:
         """Runs the graph once on zeros, so that the first request is not the slow one.

@@ -35,8 +35,10 @@ class TextGenerator(LoadedModel, Generator):
         LoadedModel.__init__(self, folder, session)
         kind = SharedGraph if session.graph == folder.shared else CachedGraph
         decoder = kind(session, context_of(folder))
-        tokenizer = None if folder.tokenizer is None else _tokenizer(folder.tokenizer, decoder.vocabulary)
-        stop_ids = _stop_ids(folder, decoder.vocabulary)
+        tokenizer = (
+            None if folder.tokenizer is None else _tokenizer(folder.tokenizer, decoder.vocabulary_size)
+        )
+        stop_ids = _stop_ids(folder, decoder.vocabulary_size)
         Generator.__init__(self, decoder, stop_ids, str(folder.path), tokenizer)
 
     @property
@@ -45,7 +47,7 @@ class TextGenerator(LoadedModel, Generator):
         return self.decoder.context
 
     def __repr__(self) -> str:
-        size = f"{self.decoder.vocabulary} tokens, context {self.context}"
+        size = f"{self.decoder.vocabulary_size} tokens, context {self.context}"
         return f"<{type(self).__name__} {str(self.folder.path)!r}: {size}, on {self._place()}>"
 
     def __call__(self, prompts: Any, **options: Any) -> Any:
@@ -59,7 +61,7 @@ class CachedGraph:
     def __init__(self, session: Session, context: int) -> None:
         self._ports = Ports.of(session)
         self._session = session
-        self.vocabulary = self._ports.vocabulary
+        self.vocabulary_size = self._ports.vocabulary_size
         self.context = context
 
     def run(

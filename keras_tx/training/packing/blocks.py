@@ -19,7 +19,7 @@ def token_blocks(
     batch_size: int = 32,
     *,
     steps: int | None = None,
-    apart: bool = False,
+    separate_documents: bool = False,
     shuffle: bool = True,
     seed: int = 0,
     **options: Any,
@@ -32,16 +32,16 @@ def token_blocks(
     labels of -100.
 
     Documents stand one behind the other, as GPT-2 was trained: a block may begin in one, the end-of-text
-    token tells the next from it, and the loss counts all tokens. `apart=True` keeps them apart: a block is
-    of one document and filled up with labels of -100, so that neither attention nor loss reaches from one
-    into another. It costs the padding, which for documents much shorter than `length` is most of it.
+    token tells the next from it, and the loss counts all tokens. `separate_documents=True` keeps them
+    apart: a block is of one document and filled up with labels of -100, so that neither attention nor
+    loss reaches from one into another. It costs the padding, which for documents much shorter than `length` is most of it.
 
     Args:
         tokens: a TokenFile, or the path of one.
         length: tokens in a block: at most the model's `max_length`.
         steps: batches in an epoch, which is then a part of a pass, or more than one; by default an epoch is
             a pass. The whole training is the same batches in any case.
-        apart: whether each block is of one document.
+        separate_documents: whether each block is of one document.
         shuffle: False gives the blocks in order, for validation.
         options: those of keras.utils.PyDataset: `workers`, `max_queue_size` ...
     """
@@ -49,7 +49,7 @@ def token_blocks(
         tokens = TokenFile(tokens)
     if steps is not None and not shuffle:
         raise ConfigError("steps goes with shuffle=True: each epoch would be over another part of the file.")
-    kind = _Apart if apart else _Packed
+    kind = _SeparateDocuments if separate_documents else _Packed
     return kind(tokens, length, batch_size, steps=steps, shuffle=shuffle, seed=seed, **options)
 
 
@@ -70,7 +70,7 @@ class _Blocks(Batches):
         self.tokens = tokens
         self.length = whole_number("length", length)
         self.steps = None if steps is None else whole_number("steps", steps)
-        self.vocabulary = tokens.vocabulary  # TextModel.check compares it with the model's
+        self.vocabulary_size = tokens.vocabulary_size  # TextModel.check compares it with the model's
         size = whole_number("batch_size", batch_size)
         count = self.count(size, shuffle)
         if count < (size if shuffle else 1):
@@ -96,8 +96,17 @@ class _Blocks(Batches):
         return [batch for batch in order if batch.size == self.batch_size] if self.shuffle else order
 
     def fingerprint(self) -> dict[str, Any]:
-        told = {"length": self.length, "steps": self.steps, "apart": isinstance(self, _Apart)}
-        return {**super().fingerprint(), **told, "tokens": len(self.tokens), "vocabulary": self.vocabulary}
+        told = {
+            "length": self.length,
+            "steps": self.steps,
+            "separate_documents": isinstance(self, _SeparateDocuments),
+        }
+        return {
+            **super().fingerprint(),
+            **told,
+            "tokens": len(self.tokens),
+            "vocabulary_size": self.vocabulary_size,
+        }
 
     def filled(self, starts: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Blocks from these places on, with so many labels each."""
@@ -139,7 +148,7 @@ class _Packed(_Blocks):
         return [first + batch * self.length for batch in order]
 
 
-class _Apart(_Blocks):
+class _SeparateDocuments(_Blocks):
     """Each block of one document."""
 
     def count(self, batch_size: int, shuffle: bool) -> int:
