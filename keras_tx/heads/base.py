@@ -55,7 +55,7 @@ class Head:
     def default_labels(self) -> list[str] | None:
         """What the logits are called where nobody has named them; None where each is nothing by itself.
 
-        By default a head with `classes` or `outputs` has numbered ones, the names that Hugging Face invents.
+        By default a head with `num_classes` or `outputs` has numbered ones, as in Hugging Face's configs.
         """
         count = getattr(self, "num_classes", None) or getattr(self, "outputs", None)
         return None if count is None else [f"LABEL_{index}" for index in range(count)]

@@ -14,7 +14,7 @@ from keras_tx.layers.shape import Shape
 
 @keras.saving.register_keras_serializable("keras_tx")
 class TokenEmbedding(keras.layers.Layer):
-    """Looks ids up in a table of `vocabulary` rows: tokens, but segments and positions too.
+    """Looks ids up in a table of `vocabulary_size` rows: tokens, but segments and positions too.
 
     Called with `reverse=True` it takes vectors instead and scores each of them against every row, with the
     same variable: the output projection that is tied to the embedding (BERT, GPT-2). Scores are float32
@@ -30,7 +30,7 @@ class TokenEmbedding(keras.layers.Layer):
     ((1, 3, 16), (1, 3, 100))
 
     Args:
-        vocabulary: number of rows; ids go from 0 to `vocabulary - 1`.
+        vocabulary_size: number of rows; ids go from 0 to `vocabulary_size - 1`.
         width: width of a vector.
         initializer: of the table; by default a normal distribution with a deviation of 0.02.
 

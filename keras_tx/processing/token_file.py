@@ -161,7 +161,7 @@ class TokenWriter:
 
     Args:
         path: an existing file is replaced.
-        vocabulary: how many ids there are.
+        vocabulary_size: number of ids.
         end_of_text: the id behind each document; None writes none.
     """
 

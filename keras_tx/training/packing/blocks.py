@@ -34,7 +34,8 @@ def token_blocks(
     Documents stand one behind the other, as GPT-2 was trained: a block may begin in one, the end-of-text
     token tells the next from it, and the loss counts all tokens. `separate_documents=True` keeps them
     apart: a block is of one document and filled up with labels of -100, so that neither attention nor
-    loss reaches from one into another. It costs the padding, which for documents much shorter than `length` is most of it.
+    loss reaches from one into another. It costs the padding, which for documents much shorter than `length`
+    is most of it.
 
     Args:
         tokens: a TokenFile, or the path of one.
