@@ -13,7 +13,6 @@ SUPPORTED: dict[str, tuple[str, str]] = {
     "keras-nlp": ("0.32", "0.33"),
     "onnx": ("1.21", "1.24"),
     "onnx-ir": ("1.1", "2"),
-    "onnxscript": ("0.6", "0.8"),
     "tf2onnx": ("1.17", "1.18"),
     "onnxruntime": ("1.28", "2"),
     "onnxruntime-gpu": ("1.24", "2"),  # beside TensorFlow up to 1.26, by itself from 1.28

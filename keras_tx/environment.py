@@ -18,7 +18,7 @@ import keras_tx
 from keras_tx.doctor import Facts, Framework, Gpu, OnnxRuntime
 
 SHOWN = (
-    "keras tensorflow tensorflow-cpu jax jaxlib torch keras-hub keras-nlp onnx onnx-ir onnxscript tf2onnx "
+    "keras tensorflow tensorflow-cpu jax jaxlib torch keras-hub keras-nlp onnx onnx-ir tf2onnx "
     "onnxruntime onnxruntime-gpu numpy pillow tokenizers scikit-learn"
 ).split()
 

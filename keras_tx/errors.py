@@ -15,7 +15,6 @@ EXTRAS = {
     "sklearn": "cpu",
     "onnx": "cpu",
     "onnx_ir": "cpu",
-    "onnxscript": "cpu",
     "tf2onnx": "cpu",
     "ml_dtypes": "cpu",
     "onnxruntime": "runtime",

@@ -59,7 +59,6 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
             "numpy",
             "onnx",
             "onnx_ir",
-            "onnxscript",
             "onnxruntime",
             "tf2onnx",
             "tensorflow",
