@@ -25,7 +25,7 @@ from keras_tx_onnx import tolerances
 from keras_tx_onnx.errors import one_line
 from keras_tx_onnx.export_folder import atomic_directory, check_target
 from keras_tx_onnx.graph import passes, unpadding
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.graph.model_file import check_graph, write_graph
 from keras_tx_onnx.graph.shared_cache import SHARED_FROM, check_shared, no_shared, note_of, write_shared
 from keras_tx_onnx.interfaces.base import Interface, axis_names
@@ -177,8 +177,8 @@ def _lowered(
     outputs: Sequence[str],
     opset: int,
     further: Sequence[Callable[[ir.Model], int]] = (),
-) -> tuple[Context, ir.Model]:
-    context = Context(function.name, opset)
+) -> tuple[GraphContext, ir.Model]:
+    context = GraphContext(function.name, opset)
     values = lower(context, function, outside.open(context))
     for value, name in zip(values, outputs, strict=True):
         context.output(value, name)
@@ -218,7 +218,7 @@ def _precision(model: Any) -> str:
 
 
 def _verified(
-    model: Any, outside: Interface, lowered: Context, path: Path
+    model: Any, outside: Interface, lowered: GraphContext, path: Path
 ) -> tuple[contract.Parity, tuple[str, ...]]:
     """Compares the graph with Keras; returns the result and notes about branches that no example reaches."""
     outside = dataclasses.replace(outside, bounds=tuple(lowered.bounds))
@@ -313,7 +313,7 @@ def _weak_note(names: Sequence[str]) -> str:
     )
 
 
-def _names(context: Context) -> list[str]:
+def _names(context: GraphContext) -> list[str]:
     """The outputs as the graph has them: a name that was taken got a number."""
     return [str(value.name) for value in context.graph.outputs]
 
@@ -321,7 +321,7 @@ def _names(context: Context) -> list[str]:
 def _manifest(
     aside: Path,
     outside: Interface,
-    context: Context,
+    context: GraphContext,
     opset: int,
     parity: contract.Parity | None,
     precision: str,

@@ -11,7 +11,7 @@ import pytest
 from keras import layers
 
 from keras_tx_onnx.graph import channel_layout, passes
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.lowerings.nodes.channels import to_first, to_last
 from keras_tx_onnx.lowerings.nodes.reductions import reduced
 from tests.drawing import draw, redraw
@@ -27,7 +27,7 @@ class RandomGraph:
     def __init__(self, seed: int, opset: int = 23):
         self.random = np.random.default_rng(seed)
         self.rank = int(self.random.integers(1, 4))
-        self.cx = Context("random", opset)
+        self.cx = GraphContext("random", opset)
         self.shape = (2, *(int(n) for n in self.random.integers(4, 6, self.rank)), CHANNELS)
         x = self.cx.input("x", ir.DataType.FLOAT, ("batch", *self.shape[1:]))
         self.shapes = {x: self.shape}

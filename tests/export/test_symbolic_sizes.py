@@ -22,7 +22,7 @@ from keras_tx.errors import ExportError, InputError
 from keras_tx.runtime.axis_bounds import violated_bound
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import export_onnx
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.reading.walk import lower
 from tests.drawing import as_numpy, draw
 from tests.tolerances import assert_close
@@ -530,7 +530,7 @@ def test_random_expressions_are_right_bounded_or_refused(tree, use: str):
     layer = Computing(tree, use)
     x = keras.Input((None, None), name="x")
     function = keras.Model(x, layer(x))
-    context = Context("sized", contract.DEFAULT_OPSET)
+    context = GraphContext("sized", contract.DEFAULT_OPSET)
     value = context.input("x", ir.DataType.FLOAT, ["batch_size", "rows", "columns"])
     try:
         (result,) = lower(context, function, [value])

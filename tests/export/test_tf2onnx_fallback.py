@@ -13,7 +13,7 @@ from keras import layers, ops
 
 from keras_tx.errors import ExportError
 from keras_tx_onnx import export_onnx
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.reading import registry
 from tests.drawing import as_numpy, draw, redraw
 from tests.export.exporting import nodes_of, outputs_of, run
@@ -320,7 +320,7 @@ def test_on_other_backends_the_remedy_is_said(tmp_path, monkeypatch):
 
 
 def test_what_was_added_in_a_failed_attempt_is_taken_back():
-    context = Context("graph", 23)
+    context = GraphContext("graph", 23)
     x = context.input("x", ir.DataType.FLOAT, [None])
     kept = context.op.Add(x, 1.0)
     variable = keras.Variable(np.ones(3, "float32"), name="weight")

@@ -9,13 +9,13 @@ import onnx
 import onnx_ir as ir
 
 from keras_tx_onnx.errors import NotLowered
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 FILE = (ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL)  # what the file holds between layers
 
 
-def splice(context: Context, proto: onnx.ModelProto, given: Sequence[Any]) -> tuple[list[ir.Value], int]:
+def splice(context: GraphContext, proto: onnx.ModelProto, given: Sequence[Any]) -> tuple[list[ir.Value], int]:
     """The values of the model's outputs when its inputs are `given`, and how many nodes it has.
 
     Everything gets a name of the layer. Integers are int64 at the border, and half precision is float32
@@ -111,7 +111,7 @@ def _as_float(tensor: Any) -> Any:
     return ir.tensor(tensor.numpy().astype("float32"), name=tensor.name)
 
 
-def _rename(context: Context, body: ir.Graph, outermost: bool) -> None:
+def _rename(context: GraphContext, body: ir.Graph, outermost: bool) -> None:
     """Names of the layer; initializers of the outermost graph move to the context's."""
     prefix = f"{context.scope}/" if context.scope else ""
     for value in list(body.initializers.values()):
@@ -131,7 +131,7 @@ def _rename(context: Context, body: ir.Graph, outermost: bool) -> None:
                 value.name = node.name if len(node.outputs) == 1 else f"{node.name}.{index}"
 
 
-def _out(context: Context, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+def _out(context: GraphContext, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
     """An output as the file holds it."""
     if dtype in FILE:
         return value
@@ -139,6 +139,6 @@ def _out(context: Context, value: ir.Value, dtype: ir.DataType | None) -> ir.Val
     return context.op.Cast(value, to=wanted)
 
 
-def _as(context: Context, value: ir.Value | None, dtype: ir.DataType | None) -> ir.Value:
+def _as(context: GraphContext, value: ir.Value | None, dtype: ir.DataType | None) -> ir.Value:
     assert value is not None
     return value if dtype is None or dtype == value.dtype else context.op.Cast(value, to=dtype)

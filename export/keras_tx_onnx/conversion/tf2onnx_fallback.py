@@ -19,7 +19,7 @@ from keras import tree
 from keras_tx_onnx.conversion import tf2onnx_operations
 from keras_tx_onnx.conversion.splice import splice
 from keras_tx_onnx.errors import NotLowered, one_line
-from keras_tx_onnx.graph.builder import KERAS_TENSOR, Context
+from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext
 from keras_tx_onnx.reading import functional_graph, keras_masks
 from keras_tx_onnx.reading.symbolic_backend import drawing_nothing
 
@@ -35,7 +35,7 @@ _LOCK = threading.Lock()  # tf2onnx keeps the state of a conversion in its modul
 
 
 def convert(
-    context: Context, operation: Any, args: tuple, kwargs: dict, opened: NotLowered | None = None
+    context: GraphContext, operation: Any, args: tuple, kwargs: dict, opened: NotLowered | None = None
 ) -> list[ir.Value]:
     """Adds what tf2onnx makes of the call of a layer or operation, and gives the values of its outputs.
 
@@ -64,7 +64,7 @@ def convert(
     return results
 
 
-def _named(context: Context, operation: Any) -> str:
+def _named(context: GraphContext, operation: Any) -> str:
     kind = type(operation)
     if isinstance(operation, keras.layers.Layer):
         return f"layer {context.scope!r} ({kind.__module__}.{kind.__name__})"

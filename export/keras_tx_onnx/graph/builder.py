@@ -65,7 +65,7 @@ def _kept(dtype: Any) -> ir.DataType:
     return ir.DataType.INT8 if name == "int8" else onnx_dtype(name)
 
 
-class Context:
+class GraphContext:
     """What a lowering gets: `context.op.MatMul(x, w)` adds a node, `context.weight(variable)` a weight.
 
     Weights are kept as promises that are read when the file is written, so that no second copy of the
@@ -82,7 +82,7 @@ class Context:
         self.bounds: dict[str, None] = {}  # for which sizes of its inputs the graph is right
         self.lower_call_of: Callable[..., Any] | None = None  # adds the nodes of a function of keras.ops
         # Adds the nodes of a traced body to the graph that is open, and returns its results.
-        self.lower_body: Callable[[Context, Any, list[Any]], list[Any]] | None = None
+        self.lower_body: Callable[[GraphContext, Any, list[Any]], list[Any]] | None = None
         self.cache: Cache | None = None  # where the graph decodes with a cache
         self.misled = False  # whether a layer turned out to give another shape than it promised
         self.rank = 0  # of the first result of the layer that is being lowered
@@ -308,7 +308,7 @@ class Context:
 class Nodes:
     """`op.MatMul(x, w)` adds the node MatMul; `outputs=` says how many values it gives."""
 
-    def __init__(self, context: Context):
+    def __init__(self, context: GraphContext):
         self._context = context
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from keras_tx import contract
 from keras_tx.errors import ExportError
 
 if TYPE_CHECKING:
-    from keras_tx_onnx.graph.builder import Context
+    from keras_tx_onnx.graph.builder import GraphContext
 
 
 class Cache:
@@ -36,7 +36,7 @@ class Cache:
         self._presents: list[tuple[ir.Value, ir.Value]] = []
         self._count = 0
 
-    def ports(self, cx: Context, heads: int, size: int, value_size: int) -> tuple[ir.Value, ir.Value]:
+    def ports(self, cx: GraphContext, heads: int, size: int, value_size: int) -> tuple[ir.Value, ir.Value]:
         """The key and value of earlier tokens, as inputs of the graph for the next layer in order."""
         key, value = (
             cx.input(
@@ -61,7 +61,7 @@ class Cache:
         assert present is not None
         self._presents.append(present)
 
-    def after_layer(self, cx: Context, results: Any) -> Any:
+    def after_layer(self, cx: GraphContext, results: Any) -> Any:
         """Behind the body: only the last tokens, where only their logits are wanted."""
         if cx.scope != self.body:
             return results
@@ -75,7 +75,7 @@ class Cache:
         start = cx.op.Unsqueeze(cx.op.Neg(wanted), [0])  # -0 is the beginning, and so gives all
         return cx.op.Slice(results, start, [2**62], [1])
 
-    def close(self, cx: Context) -> None:
+    def close(self, cx: GraphContext) -> None:
         """Adds the outputs; refuses a graph in which something else has used the mask."""
         users = [node.name for node, _ in self.stand_in.uses()]
         if users:

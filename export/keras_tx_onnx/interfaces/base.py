@@ -19,7 +19,7 @@ from keras_tx.models.vit.huggingface import vit_to_config
 from keras_tx.processing import ImageTransform
 from keras_tx.runtime.example_inputs import MASKS, draw, is_mask
 from keras_tx.runtime.session import Session
-from keras_tx_onnx.graph.builder import Context, onnx_dtype
+from keras_tx_onnx.graph.builder import GraphContext, onnx_dtype
 from keras_tx_onnx.graph.token_selection import select_tokens
 from keras_tx_onnx.reading import functional_graph, symbolic_sizes
 from keras_tx_onnx.reading.signature import Functional
@@ -40,7 +40,7 @@ class Interface:
     """
 
     task: str | None
-    open: Callable[[Context], list[ir.Value]]
+    open: Callable[[GraphContext], list[ir.Value]]
     outputs: list[str]
     example: Callable[[cases.Sizes, cases.Masks, np.random.Generator], Example]
     files: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -53,7 +53,7 @@ class Interface:
     bounds: tuple[str, ...] = ()  # on these axes, from the layers' code
     batch: int | None = None  # where the model has a fixed one
     further: Callable[[cases.Case], list[cases.Case]] = lambda case: []  # other ways to run a case
-    close: Callable[[Context], None] = lambda cx: None  # adds outputs behind those of the model
+    close: Callable[[GraphContext], None] = lambda cx: None  # adds outputs behind those of the model
     masked: bool = False  # whether examples have padding masks
     model: Any = None  # what is exported, where it is not the model itself
     context: int = 0  # of a decoder with a cache: how many tokens it takes
@@ -118,7 +118,7 @@ def _vision(model: ViT, labels: list[str] | None, transform: ImageTransform, raw
     )
 
 
-def image_input(cx: Context, transform: ImageTransform, raw_pixels: bool) -> ir.Value:
+def image_input(cx: GraphContext, transform: ImageTransform, raw_pixels: bool) -> ir.Value:
     """Adds the input of an image model: `pixels` or `pixel_values`; returns the images, channels last."""
     height, width, channels = transform.height, transform.width, transform.channels
     if raw_pixels:
@@ -168,7 +168,7 @@ def _generic(functional: Functional) -> Interface:
         axis_names(tensor.shape, _owner(name, names)) for name, tensor in zip(names, tensors, strict=True)
     ]
 
-    def open_graph(cx: Context) -> list[ir.Value]:
+    def open_graph(cx: GraphContext) -> list[ir.Value]:
         known = zip(names, shapes, tensors, strict=True)
         return [cx.input(name, onnx_dtype(tensor.dtype), shape) for name, shape, tensor in known]
 

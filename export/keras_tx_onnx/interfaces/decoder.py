@@ -18,7 +18,7 @@ from keras_tx.models.text_model import check_tokenizer, fitting
 from keras_tx.processing import TextTransform
 from keras_tx.runtime.example_inputs import Use, draw
 from keras_tx.runtime.session import Session
-from keras_tx_onnx.graph.builder import KERAS_TENSOR, Context
+from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext
 from keras_tx_onnx.graph.cache_ports import Cache
 from keras_tx_onnx.interfaces.base import Example, Interface
 from keras_tx_onnx.reading import functional_graph, symbolic_sizes
@@ -86,7 +86,7 @@ def _decoder(model: GPT, tokenizer: Any, cache: bool, shared: bool) -> Interface
     output = contract.LAST_HIDDEN_STATE if model.head is None else contract.LOGITS
     names = [_name(tensor) for tensor in functional_graph.function_of(model).inputs]
 
-    def open_graph(cx: Context) -> list[ir.Value]:
+    def open_graph(cx: GraphContext) -> list[ir.Value]:
         values = _open(cx, cached=cache)
         return [values[name] for name in names]
 
@@ -140,7 +140,7 @@ def _at_tokens(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return values * mask[..., None].astype(values.dtype)
 
 
-def _open(cx: Context, cached: bool) -> dict[str, ir.Value]:
+def _open(cx: GraphContext, cached: bool) -> dict[str, ir.Value]:
     """The inputs of the graph that Keras's graph knows, all as long as the ids."""
     tokens = [contract.BATCH_AXIS, contract.SEQUENCE_AXIS]
     total = [contract.BATCH_AXIS, contract.TOTAL_AXIS] if cached else tokens
@@ -158,7 +158,7 @@ def _open(cx: Context, cached: bool) -> dict[str, ir.Value]:
     return {contract.INPUT_IDS: ids, contract.ATTENTION_MASK: inside, contract.POSITION_IDS: positions}
 
 
-def _close(cx: Context) -> None:
+def _close(cx: GraphContext) -> None:
     assert cx.cache is not None
     cx.cache.close(cx)
     for value in cx.graph.outputs:

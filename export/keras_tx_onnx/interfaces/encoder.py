@@ -20,7 +20,7 @@ from keras_tx.models.bert.sentence_transformers import sentence_files
 from keras_tx.models.text_model import check_padded_right, check_tokenizer, fitting
 from keras_tx.processing import TextTransform
 from keras_tx.runtime.example_inputs import Use, draw
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.graph.token_selection import select_tokens
 from keras_tx_onnx.graph.unpadding import unpad
 from keras_tx_onnx.interfaces.base import Example, Interface
@@ -87,7 +87,7 @@ def encoder_of(
     exported = model if replaced is None else replaced
     outputs = _outputs(exported)
 
-    def open_graph(cx: Context) -> list[ir.Value]:
+    def open_graph(cx: GraphContext) -> list[ir.Value]:
         shape = [contract.BATCH_AXIS, contract.SEQUENCE_AXIS]
         values = {name: cx.input(name, ir.DataType.INT64, shape) for name in inputs}
         return [values[tensor.name] for tensor in functional_graph.function_of(exported).inputs]

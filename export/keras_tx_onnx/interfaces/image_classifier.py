@@ -14,7 +14,7 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.processing import ImageTransform
 from keras_tx.processing.image import RESAMPLING
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.interfaces.base import Example, Interface, image_example, image_input
 from keras_tx_onnx.interfaces.class_scores import class_scores
 from keras_tx_onnx.reading import functional_graph
@@ -67,7 +67,7 @@ def classifier_of(
     dtype = function.inputs[0].dtype
     integers = not keras.backend.is_float_dtype(dtype)
 
-    def open_graph(cx: Context) -> list[ir.Value]:
+    def open_graph(cx: GraphContext) -> list[ir.Value]:
         images = image_input(cx, transform, raw_pixels)
         if reverses:
             with cx.inside(REVERSAL):

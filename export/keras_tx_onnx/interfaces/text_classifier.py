@@ -17,7 +17,7 @@ from keras_tx.processing import TextTransform
 from keras_tx.runtime.example_inputs import Use, draw
 from keras_tx.weights.keras_hub_tokenizers import converted
 from keras_tx_onnx import tolerances
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.interfaces.base import Example, Interface
 from keras_tx_onnx.interfaces.class_scores import class_scores
 from keras_tx_onnx.reading import functional_graph
@@ -78,7 +78,7 @@ def text_classifier_of(
     shape = (contract.BATCH_AXIS, contract.SEQUENCE_AXIS)
     specs = [contract.TensorSpec(name, "int64", shape) for name in names]
 
-    def open_graph(cx: Context) -> list[ir.Value]:
+    def open_graph(cx: GraphContext) -> list[ir.Value]:
         order = [name for name in _INPUTS.values() if name in names]
         values = {name: cx.input(name, ir.DataType.INT64, list(shape)) for name in order}
         return [values[name] for name in names]

@@ -12,7 +12,7 @@ from keras_tx import layers
 from keras_tx.errors import ExportError
 from keras_tx.layers.mask_token import MaskToken
 from keras_tx.layers.rotary import inverse_frequencies
-from keras_tx_onnx.graph.builder import Context, shape_of
+from keras_tx_onnx.graph.builder import GraphContext, shape_of
 from keras_tx_onnx.lowerings.layers.dense import project
 from keras_tx_onnx.lowerings.layers.sequences import scores
 from keras_tx_onnx.lowerings.nodes.attention import (
@@ -37,7 +37,7 @@ from keras_tx_onnx.reading.symbolic_sizes import axis_length
     shape=(8, 12, 3),
     nodes="Transpose Conv Reshape Transpose",
 )
-def patch_embedding(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def patch_embedding(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     rank = len(shape_of(inputs)) - 2
     patch = layer.patch(rank)
     channels_first = [0, rank + 1, *range(1, rank + 1)]
@@ -55,7 +55,7 @@ def patch_embedding(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
     shape=(4, 6),
     nodes="Shape Concat Expand Slice Slice Concat",
 )
-def class_token(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def class_token(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     shape = cx.op.Concat(cx.op.Shape(inputs, start=0, end=1), [layer.count, shape_of(inputs)[-1]], axis=0)
     tokens = cx.op.Expand(cx.weight(layer.tokens), shape)
     if layer.after == 0:
@@ -66,7 +66,7 @@ def class_token(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
 
 
 @lowers(MaskToken, example=lambda x: MaskToken()(x), shape=(4, 6), nodes="Identity")
-def mask_token(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def mask_token(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     return inputs
 
 
@@ -77,7 +77,7 @@ def mask_token(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
     nodes="Add",
 )
 def positional_embedding(
-    cx: Context, layer: Any, /, inputs: ir.Value, positions: ir.Value | None = None
+    cx: GraphContext, layer: Any, /, inputs: ir.Value, positions: ir.Value | None = None
 ) -> ir.Value:
     if layer.kind == "none":
         return inputs
@@ -104,7 +104,7 @@ def positional_embedding(
     nodes="MatMul Add Split Attention MatMul Add",
 )
 def multi_head_attention(
-    cx: Context,
+    cx: GraphContext,
     layer: Any,
     /,
     query: ir.Value,
@@ -182,7 +182,7 @@ def multi_head_attention(
     return (output, *extra) if extra else output
 
 
-def _normalized(cx: Context, norm: Any, x: ir.Value, heads: int, size: int) -> ir.Value:
+def _normalized(cx: GraphContext, norm: Any, x: ir.Value, heads: int, size: int) -> ir.Value:
     """Layer normalization of each head of (batch, tokens, heads * size)."""
     x = cx.op.Reshape(x, [0, 0, heads, size])
     shift = None if norm.beta is None else cx.weight(norm.beta)
@@ -191,7 +191,7 @@ def _normalized(cx: Context, norm: Any, x: ir.Value, heads: int, size: int) -> i
 
 
 def _places(
-    cx: Context, x: ir.Value, past: tuple[ir.Value, ir.Value] | None, positions: ir.Value | None
+    cx: GraphContext, x: ir.Value, past: tuple[ir.Value, ir.Value] | None, positions: ir.Value | None
 ) -> ir.Value:
     """The positions of tokens: as they were passed, or 0, 1, 2 ... after the past."""
     if positions is not None:
@@ -200,13 +200,13 @@ def _places(
     return places if past is None else cx.op.Add(places, length(cx, past[0], 2))
 
 
-def _per_head(cx: Context, x: ir.Value, rank: int) -> ir.Value:
+def _per_head(cx: GraphContext, x: ir.Value, rank: int) -> ir.Value:
     """(queries, keys), (batch, queries, keys) or four axes -> (b or 1, heads or 1, queries, keys)."""
     return x if rank == 4 else cx.op.Unsqueeze(x, [0, 1] if rank == 2 else [1])
 
 
 def _of_full_size(
-    cx: Context,
+    cx: GraphContext,
     x: ir.Value,
     sizes: tuple[ir.Value, ir.Value],
     past: tuple[ir.Value, ir.Value] | None,
@@ -220,7 +220,7 @@ def _of_full_size(
     return cx.op.Expand(x, cx.op.Concat([1, 1], queries, keys, axis=0))
 
 
-def _packed_projection(cx: Context, layer: Any, x: ir.Value, heads: Heads) -> tuple[ir.Value, ...]:
+def _packed_projection(cx: GraphContext, layer: Any, x: ir.Value, heads: Heads) -> tuple[ir.Value, ...]:
     """Query, key and value as one product, which is faster than three."""
     parts = (layer.query, layer.key, layer.value)
     x = cx.op.MatMul(x, cx.packed(f"{layer.path}/qkv/kernel", [part.kernel for part in parts], axis=1))
@@ -240,7 +240,7 @@ def _packed_projection(cx: Context, layer: Any, x: ir.Value, heads: Heads) -> tu
     ),
 )
 def relative_position_bias(
-    cx: Context, layer: Any, /, query: ir.Value, value: ir.Value | None = None
+    cx: GraphContext, layer: Any, /, query: ir.Value, value: ir.Value | None = None
 ) -> ir.Value:
     queries = counting(cx, length(cx, query, 1))
     keys = counting(cx, length(cx, query if value is None else value, 1))
@@ -263,14 +263,14 @@ def relative_position_bias(
     shape=(None, 4),
     nodes="Shape Concat Reshape Gemm Reshape",
 )
-def token_embedding(cx: Context, layer: Any, /, inputs: ir.Value, reverse: bool = False) -> ir.Value:
+def token_embedding(cx: GraphContext, layer: Any, /, inputs: ir.Value, reverse: bool = False) -> ir.Value:
     if reverse:
         return scores(cx, cx.weight(layer.table), inputs)
     return cx.op.Gather(cx.weight(layer.table), inputs, axis=0)
 
 
 @lowers(layers.Bias, example=lambda x: layers.Bias()(x), shape=(5, 4), nodes="Add")
-def bias(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def bias(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     return cx.op.Add(inputs, cx.weight(layer.bias))
 
 

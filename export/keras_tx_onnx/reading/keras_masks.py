@@ -14,7 +14,7 @@ from keras import tree
 
 from keras_tx.errors import ExportError
 from keras_tx_onnx.errors import NotLowered
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.reading import functional_graph
 
 MASK = "keras_mask"
@@ -59,7 +59,7 @@ def hides(layer: Any, args: tuple) -> bool:
     return joins and any(mask_of(value) is not None for value in functional_graph.distinct_values(args))
 
 
-def pass_on(context: Context, layer: Any, args: tuple, kwargs: dict, results: Any) -> None:
+def pass_on(context: GraphContext, layer: Any, args: tuple, kwargs: dict, results: Any) -> None:
     """Gives the results of a layer the masks that Keras would give them."""
     if not isinstance(layer, keras.layers.Layer) or not layer.supports_masking:
         return
@@ -76,7 +76,7 @@ def pass_on(context: Context, layer: Any, args: tuple, kwargs: dict, results: An
             value.meta[MASK] = mask
 
 
-def _computed(context: Context, layer: Any, inputs: Any, previous: Any) -> Any:
+def _computed(context: GraphContext, layer: Any, inputs: Any, previous: Any) -> Any:
     if type(layer).compute_mask is keras.layers.Layer.compute_mask:
         return previous
     assert context.lower_call_of is not None

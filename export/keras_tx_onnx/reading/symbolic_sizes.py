@@ -24,7 +24,7 @@ import onnx_ir as ir
 
 from keras_tx import contract
 from keras_tx_onnx.errors import NotLowered
-from keras_tx_onnx.graph.builder import KERAS_TENSOR, Context
+from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext
 
 SIZES = "sizes"  # key of a value's metadata with its sizes: integers, and expressions for dynamic axes
 LARGEST = 2**15  # expressions must fit into 64 bits for axes of this length
@@ -559,7 +559,7 @@ _complete_real()
 # -- sizes in the graph -------------------------------------------------------------------------------------
 
 
-def lowered(cx: Context, x: Any) -> ir.Value:
+def lowered(cx: GraphContext, x: Any) -> ir.Value:
     """A size as a scalar of the graph, in place of a Python number."""
     if isinstance(x, Real):
         value = cx.op.Cast(_double(cx, x), to=ir.DataType.FLOAT)
@@ -569,7 +569,7 @@ def lowered(cx: Context, x: Any) -> ir.Value:
     return _scalar(cx, x.expression)
 
 
-def _double(cx: Context, x: Any) -> Any:
+def _double(cx: GraphContext, x: Any) -> Any:
     if isinstance(x, Size):
         return cx.op.Cast(_scalar(cx, x.expression), to=ir.DataType.DOUBLE)
     if not isinstance(x, Real):
@@ -583,7 +583,7 @@ def _double(cx: Context, x: Any) -> Any:
     return getattr(cx.op, x.operation)(left, right)
 
 
-def _scalar(cx: Context, expression: Expression) -> ir.Value:
+def _scalar(cx: GraphContext, expression: Expression) -> ir.Value:
     if expression.constant is not None:
         return cx.constant(np.int64(expression.constant))
     total: Any = None
@@ -610,7 +610,7 @@ def _scalar(cx: Context, expression: Expression) -> ir.Value:
     return total
 
 
-def _atom(cx: Context, atom: Atom) -> ir.Value:
+def _atom(cx: GraphContext, atom: Atom) -> ir.Value:
     op = cx.op
     if isinstance(atom, Symbol):
         assert atom.value is not None
@@ -642,7 +642,7 @@ def contradict(one: int | Expression, other: int | Expression) -> bool:
     return one != other and all(symbol.least for symbol in symbols)
 
 
-def axis_length(cx: Context, value: ir.Value, axis: int) -> ir.Value:
+def axis_length(cx: GraphContext, value: ir.Value, axis: int) -> ir.Value:
     """The size of an axis, as a vector of one, of the first value that has it, so that all share one node."""
     size = sizes_of(value)[axis]
     if isinstance(size, int):

@@ -15,7 +15,7 @@ import keras_tx_onnx.lowerings  # noqa: F401  fills the registry
 from keras_tx.errors import ExportError
 from keras_tx_onnx.conversion import tf2onnx_fallback
 from keras_tx_onnx.errors import NotLowered
-from keras_tx_onnx.graph.builder import KERAS_TENSOR, Context, onnx_dtype
+from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, onnx_dtype
 from keras_tx_onnx.reading import functional_graph, keras_masks, registry, symbolic_sizes
 from keras_tx_onnx.reading.layer_tracing import SizeLost, open_call, promised_sizes, settings_of
 from keras_tx_onnx.reading.symbolic_backend import AsTensor, Call, Trace
@@ -24,7 +24,7 @@ from keras_tx_onnx.reading.traced_functions import TRACED, Body
 __all__ = ["lower", "lower_call_of"]
 
 
-def lower(context: Context, function: Any, inputs: list[ir.Value]) -> list[ir.Value]:
+def lower(context: GraphContext, function: Any, inputs: list[ir.Value]) -> list[ir.Value]:
     """Adds the nodes of a functional graph or of a trace, and returns the values of its outputs."""
     context.lower_call_of, context.lower_body = lower_call_of, _lower_body
     traced = isinstance(function, Trace)
@@ -54,7 +54,7 @@ def lower(context: Context, function: Any, inputs: list[ir.Value]) -> list[ir.Va
     return values
 
 
-def _describe_promised(context: Context, call: Call, values: list[ir.Value | None]) -> None:
+def _describe_promised(context: GraphContext, call: Call, values: list[ir.Value | None]) -> None:
     """Notes what Keras's graph says of results; behind a layer that promised a wrong shape, what is right."""
     shapes = [tensor.shape for tensor in call.outputs]
     pairs = [(value, shape) for value, shape in zip(values, shapes, strict=False) if value is not None]
@@ -76,7 +76,7 @@ def _describe_promised(context: Context, call: Call, values: list[ir.Value | Non
             _note(value, shape)
 
 
-def _follows_inputs(context: Context, size: Any) -> bool:
+def _follows_inputs(context: GraphContext, size: Any) -> bool:
     """Whether a size is known to be computed from dynamic axes of the inputs."""
     if not isinstance(size, symbolic_sizes.Expression) or size.constant is not None:
         return False
@@ -130,7 +130,7 @@ def _describe(value: ir.Value, shape: tuple, dtype: str) -> bool:
     return agrees
 
 
-def _lower_call(context: Context, call: Call) -> Any:
+def _lower_call(context: GraphContext, call: Call) -> Any:
     operation, args = call.operation, call.args
     kwargs = {name: value for name, value in call.kwargs.items() if value is not None}
     _check_call(context, operation, kwargs)
@@ -163,7 +163,7 @@ def _lower_call(context: Context, call: Call) -> Any:
     return _opened(context, operation, args, kwargs) if result is NotImplemented else result
 
 
-def _opened(context: Context, operation: Any, args: tuple, kwargs: dict) -> Any:
+def _opened(context: GraphContext, operation: Any, args: tuple, kwargs: dict) -> Any:
     context.tiers[context.scope] = "opened"
     if "training" in inspect.signature(operation.call).parameters:
         kwargs = {**kwargs, "training": False}
@@ -181,7 +181,7 @@ def _opened(context: Context, operation: Any, args: tuple, kwargs: dict) -> Any:
         return tf2onnx_fallback.convert(context, operation, args, kwargs, error)
 
 
-def _lower_model(context: Context, model: Any, args: tuple, kwargs: dict) -> list[ir.Value]:
+def _lower_model(context: GraphContext, model: Any, args: tuple, kwargs: dict) -> list[ir.Value]:
     """A model inside a model: its own graph is lowered."""
     function = functional_graph.function_of(model)
     mask = kwargs.pop("mask", None)
@@ -208,7 +208,7 @@ def _structure(x: Any) -> Any:
 
 
 def lower_call_of(
-    context: Context, function: Callable[..., Any], *args: Any, layer: Any = None, **kwargs: Any
+    context: GraphContext, function: Callable[..., Any], *args: Any, layer: Any = None, **kwargs: Any
 ) -> Any:
     """Traces a function of keras.ops for values of the graph, and adds its nodes.
 
@@ -232,7 +232,7 @@ def lower_call_of(
     return tree.map_structure(lambda x: {**inputs, **made}.get(id(x), x), opened.trace.result)
 
 
-def _lower_body(context: Context, body: Body, values: list[ir.Value]) -> list[Any]:
+def _lower_body(context: GraphContext, body: Body, values: list[ir.Value]) -> list[Any]:
     """Adds the nodes of a body of control flow, and returns its results: values, numbers and arrays."""
     made = iter(lower(context, body.trace, values))
     return [
@@ -245,7 +245,7 @@ def _lower_body(context: Context, body: Body, values: list[ir.Value]) -> list[An
     ]
 
 
-def _note_bounds(context: Context, bounds: Sequence[symbolic_sizes.Bound]) -> None:
+def _note_bounds(context: GraphContext, bounds: Sequence[symbolic_sizes.Bound]) -> None:
     for bound in bounds:
         names = {s: symbolic_sizes.axis_name(context.graph, s) for s in bound.difference.symbols()}
         if None in names.values():
@@ -256,13 +256,13 @@ def _note_bounds(context: Context, bounds: Sequence[symbolic_sizes.Bound]) -> No
         context.bounds[bound.text(lambda s, names=names: str(names[s]))] = None
 
 
-def _weight(context: Context, variable: Any) -> ir.Value:
+def _weight(context: GraphContext, variable: Any) -> ir.Value:
     value = context.weight(variable)
     _describe(value, tuple(variable.shape), variable.dtype)
     return value
 
 
-def _with_values(context: Context, call: Call) -> Call:
+def _with_values(context: GraphContext, call: Call) -> Call:
     """The call with values of the graph in place of weights and of numbers computed from sizes."""
     changed = False
 
@@ -291,7 +291,7 @@ def _with_values(context: Context, call: Call) -> Call:
     return Call(operation, args, kwargs, call.outputs)
 
 
-def _check_call(context: Context, operation: Any, kwargs: dict) -> None:
+def _check_call(context: GraphContext, operation: Any, kwargs: dict) -> None:
     """Refuses what a lowering would not notice."""
     if kwargs.get("training") and not _trains_by_default(operation):
         raise ExportError(

@@ -23,7 +23,7 @@ from keras_hub.src.models.siglip.siglip_layers import SigLIPTextEmbedding
 from keras_hub.src.models.t5.t5_layer_norm import T5LayerNorm
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx.graph.builder import KERAS_TENSOR, Context, shape_of
+from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
 from keras_tx_onnx.lowerings.layers.sequences import reversible_embedding
 from keras_tx_onnx.lowerings.nodes.attention import counting, rotate
 from keras_tx_onnx.lowerings.nodes.reductions import reduced
@@ -39,7 +39,7 @@ def tokens(x: Any) -> Any:
     return keras.layers.Discretization([0.0, 1.0])(x)
 
 
-def uncached(cx: Context, **caches: Any) -> None:
+def uncached(cx: GraphContext, **caches: Any) -> None:
     """Refuses the caches of keras-hub's own generation."""
     given = [name for name, x in caches.items() if x is not None]
     if given:
@@ -64,13 +64,13 @@ lowers(
     nodes="Shape Slice Shape Expand",
 )
 def position_embedding(
-    cx: Context, layer: Any, /, inputs: ir.Value, start_index: Any = 0, positions: ir.Value | None = None
+    cx: GraphContext, layer: Any, /, inputs: ir.Value, start_index: Any = 0, positions: ir.Value | None = None
 ) -> ir.Value:
     return cx.op.Expand(_positions(cx, layer, inputs, 1, start_index, positions), cx.op.Shape(inputs))
 
 
 def _positions(
-    cx: Context, layer: Any, inputs: ir.Value, axis: int, start_index: Any, positions: ir.Value | None
+    cx: GraphContext, layer: Any, inputs: ir.Value, axis: int, start_index: Any, positions: ir.Value | None
 ) -> ir.Value:
     """The rows of the table for as many tokens as an axis of `inputs` has; the batch is in front, if any."""
     table = cx.weight(layer.position_embeddings)
@@ -93,7 +93,7 @@ def _positions(
     nodes="Unsqueeze GreaterOrEqual Cast ReduceSum Gather Shape Slice Add",
 )
 def token_and_position_embedding(
-    cx: Context, layer: Any, /, inputs: ir.Value, start_index: Any = 0, positions: ir.Value | None = None
+    cx: GraphContext, layer: Any, /, inputs: ir.Value, start_index: Any = 0, positions: ir.Value | None = None
 ) -> ir.Value:
     embedded = reversible_embedding(cx, layer.token_embedding, inputs)
     places = _positions(cx, layer.position_embedding, inputs, 1, start_index, positions)
@@ -127,21 +127,21 @@ def _norm(*classes: type) -> Any:
     QwenLayerNorm,
     QwenMoeLayerNorm,
 )
-def family_norm(cx: Context, layer: Any, /, x: ir.Value) -> ir.Value:
+def family_norm(cx: GraphContext, layer: Any, /, x: ir.Value) -> ir.Value:
     return rms_norm(cx, x, cx.weight(layer.scale), layer.epsilon)
 
 
 @lowers(T5LayerNorm, example=lambda x: T5LayerNorm()(x), shape=(5, 8), nodes="RMSNormalization")
-def t5_norm(cx: Context, layer: Any, /, hidden_states: ir.Value) -> ir.Value:
+def t5_norm(cx: GraphContext, layer: Any, /, hidden_states: ir.Value) -> ir.Value:
     return rms_norm(cx, hidden_states, cx.weight(layer.weight), layer.epsilon)
 
 
 @_norm(GemmaNorm, Gemma3Norm)
-def gemma_norm(cx: Context, layer: Any, /, x: ir.Value) -> ir.Value:
+def gemma_norm(cx: GraphContext, layer: Any, /, x: ir.Value) -> ir.Value:
     return rms_norm(cx, x, one_more(cx, layer.scale), layer.epsilon)
 
 
-def one_more(cx: Context, scale: Any) -> ir.Value:
+def one_more(cx: GraphContext, scale: Any) -> ir.Value:
     """Gemma's norms multiply by 1 + scale."""
     return cx.made_of(f"{scale.path}/one_more", [scale], tuple(scale.shape), lambda x: 1.0 + x)
 
@@ -152,7 +152,7 @@ def one_more(cx: Context, scale: Any) -> ir.Value:
     shape=(5, 8),
     nodes="RMSNormalization",
 )
-def hub_norm(cx: Context, layer: Any, /, x: ir.Value) -> ir.Value:
+def hub_norm(cx: GraphContext, layer: Any, /, x: ir.Value) -> ir.Value:
     return rms_norm(cx, cx.floating(x), cx.weight(layer.scale), 1e-6)
 
 
@@ -165,11 +165,11 @@ def hub_norm(cx: Context, layer: Any, /, x: ir.Value) -> ir.Value:
     shape=(5, 8),
     nodes="RMSNormalization",
 )
-def qwen3_norm(cx: Context, layer: Any, /, x: ir.Value) -> ir.Value:
+def qwen3_norm(cx: GraphContext, layer: Any, /, x: ir.Value) -> ir.Value:
     return rms_norm(cx, x, cx.weight(layer.scale), layer.epsilon)
 
 
-def rms_norm(cx: Context, x: ir.Value, scale: ir.Value, epsilon: float) -> ir.Value:
+def rms_norm(cx: GraphContext, x: ir.Value, scale: ir.Value, epsilon: float) -> ir.Value:
     """Over the last axis."""
     if cx.opset >= 23:
         return cx.op.RMSNormalization(x, scale, axis=-1, epsilon=float(epsilon))
@@ -190,7 +190,7 @@ def rms_norm(cx: Context, x: ir.Value, scale: ir.Value, epsilon: float) -> ir.Va
     ),
 )
 def rotary_embedding(
-    cx: Context, layer: Any, /, inputs: ir.Value, start_index: Any = 0, positions: ir.Value | None = None
+    cx: GraphContext, layer: Any, /, inputs: ir.Value, start_index: Any = 0, positions: ir.Value | None = None
 ) -> Any:
     shape = shape_of(inputs)
     if len(shape) != 4 or layer.sequence_axis != 1 or layer.feature_axis not in (-1, 3):
@@ -205,7 +205,7 @@ def rotary_embedding(
     return cx.op.Reshape(x, [0, 0, heads, size])
 
 
-def rotary_angles(cx: Context, layer: Any, tokens: ir.Value, size: int) -> tuple[ir.Value, ir.Value]:
+def rotary_angles(cx: GraphContext, layer: Any, tokens: ir.Value, size: int) -> tuple[ir.Value, ir.Value]:
     """Cosine and sine (b, s, size / 2) of the angles of as many positions as there are tokens (b, s, ...)."""
     inverse = np.asarray(ops.convert_to_numpy(layer._get_inverse_freq(size)), "float32")
     angles = cx.op.Mul(_places(cx, tokens, [0, 2]), inverse)
@@ -224,7 +224,7 @@ def rotary_angles(cx: Context, layer: Any, tokens: ir.Value, size: int) -> tuple
     nodes="Shape Squeeze Range Cast Unsqueeze Mul Sin Cos Where Shape Expand",
 )
 def sine_position_encoding(
-    cx: Context, layer: Any, /, inputs: ir.Value, start_index: Any = 0, positions: ir.Value | None = None
+    cx: GraphContext, layer: Any, /, inputs: ir.Value, start_index: Any = 0, positions: ir.Value | None = None
 ) -> Any:
     if positions is not None or start_index != 0 or len(shape_of(inputs)) != 3:
         return NotImplemented
@@ -236,7 +236,7 @@ def sine_position_encoding(
     return cx.op.Expand(cx.op.Where(odd, cx.op.Cos(angles), cx.op.Sin(angles)), cx.op.Shape(inputs))
 
 
-def _places(cx: Context, tokens: ir.Value, axes: list[int]) -> ir.Value:
+def _places(cx: GraphContext, tokens: ir.Value, axes: list[int]) -> ir.Value:
     """0.0, 1.0, 2.0 ... for each token (b, s, ...), with new axes of size 1."""
     count = cx.op.Squeeze(axis_length(cx, tokens, 1), [0])
     return cx.op.Unsqueeze(cx.op.Cast(counting(cx, count), to=ir.DataType.FLOAT), axes)
@@ -265,7 +265,7 @@ def described(value: ir.Value, shape: tuple[Any, ...], dtype: str = "float32") -
     shape=(6,),
     nodes="Unsqueeze GreaterOrEqual Cast ReduceSum Gather Gather Add",
 )
-def siglip_text_embedding(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def siglip_text_embedding(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     """Takes texts of one length only, that of its table of positions."""
     positions = cx.op.Gather(cx.weight(layer.position_embedding.embeddings), cx.weight(layer.position_ids))
     return cx.op.Add(reversible_embedding(cx, layer.token_embedding, inputs), positions)

@@ -19,7 +19,7 @@ from keras_hub.src.models.qwen3.qwen3_attention import Qwen3Attention
 from keras_hub.src.models.qwen3_moe.qwen3_moe_attention import Qwen3MoeAttention
 from keras_hub.src.models.qwen_moe.qwen_moe_attention import QwenMoeAttention
 
-from keras_tx_onnx.graph.builder import Context, shape_of
+from keras_tx_onnx.graph.builder import GraphContext, shape_of
 from keras_tx_onnx.lowerings.keras_hub.layers import one_more, rms_norm, rotary_angles, uncached
 from keras_tx_onnx.lowerings.keras_hub.transformer_blocks import boolean, full_mask, windowed
 from keras_tx_onnx.lowerings.nodes.attention import Heads, attend, rotate
@@ -44,7 +44,7 @@ def _called(kind: type, **options: Any) -> Any:
 @lowers(QwenAttention, example=_called(QwenAttention), shape=(None, 16), nodes=BIASED)
 @lowers(QwenMoeAttention, example=_called(QwenMoeAttention), shape=(None, 16), nodes=BIASED)
 def llama_attention(
-    cx: Context,
+    cx: GraphContext,
     layer: Any,
     /,
     hidden_states: ir.Value,
@@ -70,7 +70,7 @@ def llama_attention(
     nodes=NORMED,
 )
 def qwen3_attention(
-    cx: Context,
+    cx: GraphContext,
     layer: Any,
     /,
     hidden_states: ir.Value,
@@ -98,7 +98,7 @@ GEMMA = "Transpose MatMul Greater Unsqueeze Concat Expand " + NODES.replace("Mat
 @lowers(CachedGemmaAttention, example=_gemma(CachedGemmaAttention), shape=(None, 16), nodes=GEMMA)
 @lowers(CachedGemma3Attention, example=_gemma(CachedGemma3Attention), shape=(None, 16), nodes=GEMMA)
 def gemma_attention(
-    cx: Context,
+    cx: GraphContext,
     layer: Any,
     /,
     x: ir.Value,
@@ -124,7 +124,7 @@ def gemma_attention(
 
 
 def _rotary(
-    cx: Context,
+    cx: GraphContext,
     layer: Any,
     x: ir.Value,
     mask: ir.Value | None,
@@ -167,7 +167,7 @@ def shape_of_kernel(dense: Any) -> tuple[int, ...]:
 
 
 def _projections(
-    cx: Context, layer: Any, x: ir.Value, parts: tuple[Any, ...], heads: Heads
+    cx: GraphContext, layer: Any, x: ir.Value, parts: tuple[Any, ...], heads: Heads
 ) -> tuple[ir.Value, ...]:
     """Queries, keys and values (b, s, heads * size); in one product where the kernels' order allows it."""
     width = shape_of(x)[-1]
@@ -196,7 +196,9 @@ def _heads_first(dense: Any) -> bool:
     return kernel[0] != x[-1]
 
 
-def _normed(cx: Context, x: ir.Value, heads: int, size: int, scale: ir.Value, epsilon: float) -> ir.Value:
+def _normed(
+    cx: GraphContext, x: ir.Value, heads: int, size: int, scale: ir.Value, epsilon: float
+) -> ir.Value:
     """Each head by itself."""
     x = rms_norm(cx, cx.op.Reshape(x, [0, 0, heads, size]), scale, epsilon)
     return cx.op.Reshape(x, [0, 0, heads * size])

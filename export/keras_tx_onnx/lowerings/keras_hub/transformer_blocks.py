@@ -8,7 +8,7 @@ import keras_hub
 import numpy as np
 import onnx_ir as ir
 
-from keras_tx_onnx.graph.builder import KERAS_TENSOR, Context, shape_of
+from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
 from keras_tx_onnx.lowerings.keras_hub.layers import described, uncached
 from keras_tx_onnx.lowerings.layers.attention import (
     mean_where_nothing_is_seen,
@@ -32,7 +32,7 @@ layers = keras_hub.layers
     nodes="MatMul Add Split Attention MatMul Add",
 )
 def cached_attention(
-    cx: Context,
+    cx: GraphContext,
     layer: Any,
     /,
     query: ir.Value,
@@ -54,18 +54,18 @@ def cached_attention(
     )
 
 
-def boolean(cx: Context, mask: ir.Value) -> ir.Value:
+def boolean(cx: GraphContext, mask: ir.Value) -> ir.Value:
     known = mask.meta.get(KERAS_TENSOR)
     return mask if known is not None and known.dtype == "bool" else cx.op.Cast(mask, to=ir.DataType.BOOL)
 
 
-def causal_mask(cx: Context, query: ir.Value, value: ir.Value) -> ir.Value:
+def causal_mask(cx: GraphContext, query: ir.Value, value: ir.Value) -> ir.Value:
     """(1, queries, keys): what is not later."""
     queries, keys = (counting(cx, cx.op.Squeeze(axis_length(cx, x, 1), [0])) for x in (query, value))
     return cx.op.GreaterOrEqual(cx.op.Unsqueeze(queries, [0, 2]), cx.op.Unsqueeze(keys, [0, 1]))
 
 
-def full_mask(cx: Context, mask: ir.Value, query: ir.Value, value: ir.Value) -> ir.Value:
+def full_mask(cx: GraphContext, mask: ir.Value, query: ir.Value, value: ir.Value) -> ir.Value:
     """(b, 1, 1 or queries, keys) in full size: onnxruntime refuses one row for all queries."""
     if cx.opset < 23:
         return mask
@@ -74,7 +74,7 @@ def full_mask(cx: Context, mask: ir.Value, query: ir.Value, value: ir.Value) -> 
 
 
 def _attended(
-    cx: Context,
+    cx: GraphContext,
     layer: Any,
     query: ir.Value,
     value: ir.Value,
@@ -105,7 +105,9 @@ def _attended(
     return (y, scores) if weights else y
 
 
-def merged(cx: Context, inputs: ir.Value, padding: ir.Value | None, mask: ir.Value | None) -> ir.Value | None:
+def merged(
+    cx: GraphContext, inputs: ir.Value, padding: ir.Value | None, mask: ir.Value | None
+) -> ir.Value | None:
     """The padding mask, given or carried, and an attention mask as one: (b, 1 or queries, keys)."""
     padding = mask_of(inputs) if padding is None else padding
     found = [] if padding is None else [cx.op.Unsqueeze(boolean(cx, padding), [1])]
@@ -125,7 +127,7 @@ def merged(cx: Context, inputs: ir.Value, padding: ir.Value | None, mask: ir.Val
     ),
 )
 def transformer_encoder(
-    cx: Context,
+    cx: GraphContext,
     layer: Any,
     /,
     inputs: ir.Value,
@@ -170,7 +172,7 @@ def transformer_encoder(
     ),
 )
 def transformer_decoder(
-    cx: Context,
+    cx: GraphContext,
     layer: Any,
     /,
     decoder_sequence: ir.Value,
@@ -215,7 +217,7 @@ def transformer_decoder(
     return _residual(cx, layer, x, layer._feedforward_layer_norm, lambda x: _feed_forward(cx, layer, x))
 
 
-def _residual(cx: Context, layer: Any, x: ir.Value, norm: Any, branch: Any) -> ir.Value:
+def _residual(cx: GraphContext, layer: Any, x: ir.Value, norm: Any, branch: Any) -> ir.Value:
     """x + branch(x), normalized before the branch or behind the sum."""
     known = x.meta[KERAS_TENSOR].shape
 
@@ -227,7 +229,7 @@ def _residual(cx: Context, layer: Any, x: ir.Value, norm: Any, branch: Any) -> i
     return described(result, known) if layer.normalize_first else normalized(result)
 
 
-def _feed_forward(cx: Context, layer: Any, x: ir.Value) -> ir.Value:
+def _feed_forward(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:
     known = x.meta[KERAS_TENSOR].shape
     for part in (layer._feedforward_intermediate_dense, layer._feedforward_output_dense):
         with cx.inside(part.name):
@@ -235,7 +237,7 @@ def _feed_forward(cx: Context, layer: Any, x: ir.Value) -> ir.Value:
     return x
 
 
-def windowed(cx: Context, mask: ir.Value, tokens: ir.Value, window: int) -> ir.Value:
+def windowed(cx: GraphContext, mask: ir.Value, tokens: ir.Value, window: int) -> ir.Value:
     """A mask without what lies `window` or more places away."""
     places = counting(cx, cx.op.Squeeze(axis_length(cx, tokens, 1), [0]))
     distance = cx.op.Sub(cx.op.Unsqueeze(places, [0, 2]), cx.op.Unsqueeze(places, [0, 1]))

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from keras import layers
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx.graph.builder import Context, shape_of
+from keras_tx_onnx.graph.builder import GraphContext, shape_of
 from keras_tx_onnx.lowerings.nodes.channels import spatial, spatial_axes
 from keras_tx_onnx.lowerings.nodes.reductions import reduced
 from keras_tx_onnx.reading.registry import lowers
@@ -36,7 +36,7 @@ IMAGE, CUBE, SERIES = (6, 5, 3), (5, 4, 6, 2), (7, 4)
     shape=CUBE,
     nodes="Gather ReduceMax Gather ReduceMax Gather ReduceMax",
 )
-def adaptive_max_pooling(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def adaptive_max_pooling(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     x = inputs
     for axis, places, _ in _windows(cx, layer, inputs):
         x = reduced(cx, "ReduceMax", cx.op.Gather(x, places, axis=axis), [axis + 1], keepdims=False)
@@ -61,7 +61,7 @@ def adaptive_max_pooling(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Val
     shape=CUBE,
     nodes="Gather Mul ReduceSum Gather Mul ReduceSum Gather Mul ReduceSum",
 )
-def adaptive_average_pooling(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def adaptive_average_pooling(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     x = inputs
     for axis, places, shares in _windows(cx, layer, inputs):
         behind = len(shape_of(inputs)) - axis - 1
@@ -71,7 +71,7 @@ def adaptive_average_pooling(cx: Context, layer: Any, /, inputs: ir.Value) -> ir
     return x
 
 
-def _windows(cx: Context, layer: Any, x: ir.Value) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+def _windows(cx: GraphContext, layer: Any, x: ir.Value) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """For each spatial axis the places that each window sees, and the share of each place.
 
     Windows differ in length by one: the shorter see their last place twice, the second time with no share.

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from keras import layers
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx.graph.builder import KERAS_TENSOR, Context, shape_of
+from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
 from keras_tx_onnx.lowerings.nodes.attention import LOWEST, Heads, all_of, attend, counting, length
 from keras_tx_onnx.lowerings.nodes.reductions import reduced
 from keras_tx_onnx.reading.keras_masks import MASK, mask_of
@@ -24,7 +24,7 @@ from keras_tx_onnx.reading.registry import lowers
     shape=(None, 16),
     nodes="MatMul Add Split Attention MatMul Add",
 )
-def multi_head_attention(cx: Context, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+def multi_head_attention(cx: GraphContext, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     call = inspect.signature(layer.call).bind(*args, **kwargs).arguments
     query = call["query"]
     heads = Heads(layer.num_heads, layer.num_heads, layer.key_dim, layer.value_dim)
@@ -53,14 +53,14 @@ def multi_head_attention(cx: Context, layer: Any, /, *args: Any, **kwargs: Any) 
     shape=(None, 16),
     nodes="MatMul Add Split Attention MatMul Add",
 )
-def group_query_attention(cx: Context, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+def group_query_attention(cx: GraphContext, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     call = inspect.signature(layer.call).bind(*args, **kwargs).arguments
     heads = Heads(layer.num_query_heads, layer.num_key_value_heads, layer.head_dim)
     return _attention(cx, layer, heads, layer.sliding_window, layer.use_gate, **call)
 
 
 def _attention(
-    cx: Context,
+    cx: GraphContext,
     layer: Any,
     heads: Heads,
     window: int | None,
@@ -111,23 +111,23 @@ def _attention(
     return (y, weights) if return_attention_scores else y
 
 
-def _at(cx: Context, mask: ir.Value | None, axis: int) -> ir.Value | None:
+def _at(cx: GraphContext, mask: ir.Value | None, axis: int) -> ir.Value | None:
     return None if mask is None else cx.op.Unsqueeze(_boolean(cx, mask), [axis])
 
 
-def _boolean(cx: Context, mask: ir.Value) -> ir.Value:
+def _boolean(cx: GraphContext, mask: ir.Value) -> ir.Value:
     known = mask.meta.get(KERAS_TENSOR)
     return mask if known is not None and known.dtype == "bool" else cx.op.Cast(mask, to=ir.DataType.BOOL)
 
 
-def _places(cx: Context, query: ir.Value, value: ir.Value) -> tuple[ir.Value, ir.Value]:
+def _places(cx: GraphContext, query: ir.Value, value: ir.Value) -> tuple[ir.Value, ir.Value]:
     """The places of queries (1, queries, 1) and keys (1, 1, keys)."""
     places = counting(cx, length(cx, query, 1)), counting(cx, length(cx, value, 1))
     return cx.op.Unsqueeze(places[0], [0, 2]), cx.op.Unsqueeze(places[1], [0, 1])
 
 
 def mean_where_nothing_is_seen(
-    cx: Context, heads: Heads, q: ir.Value, mask: ir.Value, per_head: bool
+    cx: GraphContext, heads: Heads, q: ir.Value, mask: ir.Value, per_head: bool
 ) -> tuple[ir.Value, ir.Value]:
     """A query that sees nothing becomes zero and sees all: equal scores, without a number as a mask."""
     seen = reduced(cx, "ReduceMax", cx.op.Cast(mask, to=ir.DataType.FLOAT), [-1], keepdims=True)
@@ -140,7 +140,7 @@ def mean_where_nothing_is_seen(
     return cx.op.Reshape(split, [0, 0, heads.queries * heads.size]), mask
 
 
-def _of_full_size(cx: Context, mask: ir.Value, q: ir.Value, k: ir.Value, axis: int) -> ir.Value:
+def _of_full_size(cx: GraphContext, mask: ir.Value, q: ir.Value, k: ir.Value, axis: int) -> ir.Value:
     """onnxruntime refuses a mask of one row for all queries; the sizes are those of an axis of q and k."""
     if cx.opset < 23:
         return mask
@@ -150,7 +150,7 @@ def _of_full_size(cx: Context, mask: ir.Value, q: ir.Value, k: ir.Value, axis: i
 
 
 def projected(
-    cx: Context, layer: Any, heads: Heads, query: ir.Value, key: ir.Value, value: ir.Value
+    cx: GraphContext, layer: Any, heads: Heads, query: ir.Value, key: ir.Value, value: ir.Value
 ) -> tuple[ir.Value, ...]:
     parts = (layer._query_dense, layer._key_dense, layer._value_dense)
     sizes = [heads.queries * heads.size, heads.keys * heads.size, heads.keys * heads.values]
@@ -166,13 +166,13 @@ def projected(
     return cx.op.Split(x, sizes, outputs=3, axis=-1)
 
 
-def _dense(cx: Context, dense: Any, x: ir.Value, size: int) -> ir.Value:
+def _dense(cx: GraphContext, dense: Any, x: ir.Value, size: int) -> ir.Value:
     """(b, s, d) -> (b, s, heads * size)."""
     x = cx.op.MatMul(cx.floating(x), cx.weight(dense.kernel, shape=(dense.kernel.shape[0], size)))
     return x if dense.bias is None else cx.op.Add(x, cx.weight(dense.bias, shape=(size,)))
 
 
-def output_of(cx: Context, dense: Any, y: ir.Value) -> ir.Value:
+def output_of(cx: GraphContext, dense: Any, y: ir.Value) -> ir.Value:
     shape = tuple(dense.kernel.shape)
     width = math.prod(shape[2:])
     y = cx.op.MatMul(y, cx.weight(dense.kernel, shape=(shape[0] * shape[1], width)))
@@ -181,7 +181,7 @@ def output_of(cx: Context, dense: Any, y: ir.Value) -> ir.Value:
     return y if len(shape) == 3 else cx.op.Reshape(y, [0, 0, *shape[2:]])
 
 
-def _given(cx: Context, inputs: list[ir.Value], mask: list[ir.Value | None] | None) -> tuple[Any, ...]:
+def _given(cx: GraphContext, inputs: list[ir.Value], mask: list[ir.Value | None] | None) -> tuple[Any, ...]:
     """Query, value and key, which is the value where there is none, and the masks of the first two."""
     query, value = (cx.floating(x) for x in inputs[:2])
     key = cx.floating(inputs[2]) if len(inputs) > 2 else value
@@ -196,7 +196,7 @@ def _given(cx: Context, inputs: list[ir.Value], mask: list[ir.Value | None] | No
     nodes="Attention",
 )
 def attention(
-    cx: Context,
+    cx: GraphContext,
     layer: Any,
     /,
     inputs: list[ir.Value],
@@ -240,7 +240,7 @@ def attention(
     nodes="Unsqueeze Unsqueeze Add Tanh MatMul Softmax MatMul",
 )
 def additive_attention(
-    cx: Context,
+    cx: GraphContext,
     layer: Any,
     /,
     inputs: list[ir.Value],
@@ -258,12 +258,12 @@ def additive_attention(
     return _applied(cx, scores, seen, value, of_query, return_attention_scores)
 
 
-def _sums(cx: Context, query: ir.Value, key: ir.Value) -> ir.Value:
+def _sums(cx: GraphContext, query: ir.Value, key: ir.Value) -> ir.Value:
     """Each query with each key: (b, queries, keys, d)."""
     return cx.op.Add(cx.op.Unsqueeze(query, [-2]), cx.op.Unsqueeze(key, [-3]))
 
 
-def _scores(cx: Context, layer: Any, query: ir.Value, key: ir.Value) -> ir.Value:
+def _scores(cx: GraphContext, layer: Any, query: ir.Value, key: ir.Value) -> ir.Value:
     if layer.score_mode == "dot":
         axes = list(range(len(shape_of(key))))
         scores = cx.op.MatMul(query, cx.op.Transpose(key, perm=[*axes[:-2], axes[-1], axes[-2]]))
@@ -276,7 +276,13 @@ def _scores(cx: Context, layer: Any, query: ir.Value, key: ir.Value) -> ir.Value
 
 
 def _seen(
-    cx: Context, of_value: ir.Value | None, causal: bool, rows: Any, columns: Any, row_axis: int, axis: int
+    cx: GraphContext,
+    of_value: ir.Value | None,
+    causal: bool,
+    rows: Any,
+    columns: Any,
+    row_axis: int,
+    axis: int,
 ) -> ir.Value | None:
     """Which keys (b, queries or 1, keys) a query sees; `rows` and `columns` have axes of these sizes."""
     seen = None
@@ -294,7 +300,7 @@ def _seen(
 
 
 def _applied(
-    cx: Context,
+    cx: GraphContext,
     scores: ir.Value,
     seen: ir.Value | None,
     value: ir.Value,
@@ -308,5 +314,5 @@ def _applied(
     return (y, weights) if with_weights else y
 
 
-def _where_real(cx: Context, of_query: ir.Value | None, y: ir.Value) -> ir.Value:
+def _where_real(cx: GraphContext, of_query: ir.Value | None, y: ir.Value) -> ir.Value:
     return y if of_query is None else cx.op.Where(_at(cx, of_query, -1), y, 0.0)

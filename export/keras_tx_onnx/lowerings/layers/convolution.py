@@ -8,7 +8,7 @@ import onnx_ir as ir
 from keras import layers
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.lowerings.nodes.activations import activate
 from keras_tx_onnx.lowerings.nodes.channels import channels_are_last, same_pads, spatial, to_first, to_last
 from keras_tx_onnx.reading.registry import lowers
@@ -34,7 +34,7 @@ IMAGE, CUBE, SERIES = (6, 5, 3), (5, 4, 6, 2), (7, 4)
     shape=CUBE,
     nodes="Transpose Conv Transpose",
 )
-def convolution(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def convolution(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     def convolve(x: ir.Value) -> ir.Value:
         kernel = cx.weight(layer.kernel, permute=(layer.rank + 1, layer.rank, *range(layer.rank)))
         return _conv(cx, layer, x, kernel, layer.bias, layer.groups, spatial(layer, inputs))
@@ -54,7 +54,7 @@ def convolution(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
     shape=IMAGE,
     nodes="Transpose Conv Transpose",
 )
-def depthwise_convolution(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def depthwise_convolution(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     def convolve(x: ir.Value) -> ir.Value:
         return _depthwise(cx, layer, x, layer.kernel, layer.bias, spatial(layer, inputs))
 
@@ -73,7 +73,7 @@ def depthwise_convolution(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Va
     shape=IMAGE,
     nodes="Transpose Conv Conv Transpose",
 )
-def separable_convolution(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def separable_convolution(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     def convolve(x: ir.Value) -> ir.Value:
         x = _depthwise(cx, layer, x, layer.depthwise_kernel, None, spatial(layer, inputs))
         kernel = cx.weight(layer.pointwise_kernel, permute=(layer.rank + 1, layer.rank, *range(layer.rank)))
@@ -82,7 +82,7 @@ def separable_convolution(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Va
     return _channels_first(cx, layer, inputs, convolve)
 
 
-def _channels_first(cx: Context, layer: Any, inputs: ir.Value, convolve: Any) -> ir.Value:
+def _channels_first(cx: GraphContext, layer: Any, inputs: ir.Value, convolve: Any) -> ir.Value:
     if channels_are_last(layer):
         x = to_last(cx, convolve(to_first(cx, inputs, layer.rank)), layer.rank)
     else:
@@ -91,7 +91,7 @@ def _channels_first(cx: Context, layer: Any, inputs: ir.Value, convolve: Any) ->
 
 
 def _depthwise(
-    cx: Context, layer: Any, x: ir.Value, kernel: Any, bias: Any, sizes: tuple[int | None, ...]
+    cx: GraphContext, layer: Any, x: ir.Value, kernel: Any, bias: Any, sizes: tuple[int | None, ...]
 ) -> ir.Value:
     *space, channels, multiplier = kernel.shape  # (space ..., c, m) -> (c * m, 1, space ...)
     axes = range(layer.rank)
@@ -104,7 +104,7 @@ def _depthwise(
 
 
 def _conv(
-    cx: Context,
+    cx: GraphContext,
     layer: Any,
     x: ir.Value,
     kernel: ir.Value,
@@ -156,7 +156,7 @@ def _each(layer: Any, name: str) -> list[int]:
     shape=CUBE,
     nodes="Transpose ConvTranspose Transpose",
 )
-def transposed_convolution(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def transposed_convolution(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     def convolve(x: ir.Value) -> ir.Value:
         size, strides, dilation = (_each(layer, n) for n in ("kernel_size", "strides", "dilation_rate"))
         extra = [None] * layer.rank if layer.output_padding is None else _each(layer, "output_padding")

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from keras import layers
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx.graph.builder import Context, shape_of
+from keras_tx_onnx.graph.builder import GraphContext, shape_of
 from keras_tx_onnx.lowerings.nodes import int8_products
 from keras_tx_onnx.lowerings.nodes.activations import activate
 from keras_tx_onnx.reading.registry import lowers
@@ -21,11 +21,11 @@ from keras_tx_onnx.reading.registry import lowers
     shape=(5, 8),
     nodes="MatMul Add Gelu",
 )
-def dense(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def dense(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     return activate(cx, layer.activation, project(cx, layer, inputs))
 
 
-def project(cx: Context, layer: Any, x: ir.Value) -> ir.Value:
+def project(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:
     """A dense layer without its activation."""
     x = _times(cx, layer, cx.floating(x), tuple(layer.kernel.shape))
     return x if layer.bias is None else cx.op.Add(x, cx.weight(layer.bias))
@@ -37,14 +37,14 @@ def project(cx: Context, layer: Any, x: ir.Value) -> ir.Value:
     shape=(5, 8),
     nodes="MatMul Add",
 )
-def einsum_dense(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def einsum_dense(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     x = _product(cx, layer, inputs)
     if layer.bias is not None:
         x = cx.op.Add(x, cx.weight(layer.bias))
     return activate(cx, layer.activation, x)
 
 
-def _times(cx: Context, layer: Any, x: ir.Value, shape: tuple[int, ...]) -> ir.Value:
+def _times(cx: GraphContext, layer: Any, x: ir.Value, shape: tuple[int, ...]) -> ir.Value:
     """x times the kernel of a dense layer as a matrix of this shape."""
     kernel = cx.weight(layer.kernel, shape=shape)
     if int8_products.is_quantized(layer):
@@ -52,7 +52,7 @@ def _times(cx: Context, layer: Any, x: ir.Value, shape: tuple[int, ...]) -> ir.V
     return cx.op.MatMul(x, kernel)
 
 
-def _product(cx: Context, layer: Any, x: ir.Value) -> ir.Value:
+def _product(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:
     """A MatMul where the summed axes are the last of x and the first of the kernel, else an Einsum."""
     equation = layer.equation.replace(" ", "")
     left, _, result = equation.partition("->")
@@ -95,5 +95,5 @@ def _product(cx: Context, layer: Any, x: ir.Value) -> ir.Value:
     shape=(4,),
     nodes="",
 )
-def nothing_at_inference(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def nothing_at_inference(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     return inputs

@@ -9,42 +9,42 @@ import onnx_ir as ir
 from keras import layers
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx.graph.builder import Context, shape_of
+from keras_tx_onnx.graph.builder import GraphContext, shape_of
 from keras_tx_onnx.lowerings.nodes.reductions import reduced
 from keras_tx_onnx.reading.registry import lowers
 
 
 @lowers(layers.Add, example=lambda x: layers.Add()([x, x, x]), shape=(4,), nodes="Add Add")
-def add(cx: Context, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
+def add(cx: GraphContext, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
     return _fold(cx, cx.op.Add, inputs)
 
 
 @lowers(layers.Subtract, example=lambda x: layers.Subtract()([x, x]), shape=(4,), nodes="Sub")
-def subtract(cx: Context, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
+def subtract(cx: GraphContext, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
     return _fold(cx, cx.op.Sub, inputs)
 
 
 @lowers(layers.Multiply, example=lambda x: layers.Multiply()([x, x]), shape=(4,), nodes="Mul")
-def multiply(cx: Context, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
+def multiply(cx: GraphContext, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
     return _fold(cx, cx.op.Mul, inputs)
 
 
 @lowers(layers.Average, example=lambda x: layers.Average()([x, x]), shape=(4,), nodes="Add Div")
-def average(cx: Context, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
+def average(cx: GraphContext, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
     return cx.op.Div(_fold(cx, cx.op.Add, inputs), float(len(inputs)))
 
 
 @lowers(layers.Maximum, example=lambda x: layers.Maximum()([x, x]), shape=(4,), nodes="Max")
-def maximum(cx: Context, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
+def maximum(cx: GraphContext, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
     return _fold(cx, cx.op.Max, inputs)
 
 
 @lowers(layers.Minimum, example=lambda x: layers.Minimum()([x, x]), shape=(4,), nodes="Min")
-def minimum(cx: Context, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
+def minimum(cx: GraphContext, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
     return _fold(cx, cx.op.Min, inputs)
 
 
-def _fold(cx: Context, node: Any, inputs: list[ir.Value]) -> ir.Value:
+def _fold(cx: GraphContext, node: Any, inputs: list[ir.Value]) -> ir.Value:
     """Keras widens an input of lower rank behind its batch: (b, c) meets (b, h, w, c) as (b, 1, 1, c)."""
     rank = max(len(shape_of(x)) for x in inputs)
     wide = []
@@ -60,7 +60,7 @@ def _fold(cx: Context, node: Any, inputs: list[ir.Value]) -> ir.Value:
 @lowers(
     layers.Concatenate, example=lambda x: layers.Concatenate(axis=1)([x, x]), shape=(4, 3), nodes="Concat"
 )
-def concatenate(cx: Context, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
+def concatenate(cx: GraphContext, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
     return cx.op.Concat(*inputs, axis=layer.axis)
 
 
@@ -70,7 +70,7 @@ def concatenate(cx: Context, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
     shape=(4, 3),
     nodes="Transpose Einsum",
 )
-def dot(cx: Context, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
+def dot(cx: GraphContext, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
     x, y = inputs
     ranks = len(shape_of(x)), len(shape_of(y))
     axes = [layer.axes, layer.axes] if isinstance(layer.axes, int) else list(layer.axes)
@@ -89,6 +89,6 @@ def dot(cx: Context, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
     return cx.op.Unsqueeze(product, [1]) if len(result) == 1 else product
 
 
-def _unit(cx: Context, x: ir.Value, axis: int) -> ir.Value:
+def _unit(cx: GraphContext, x: ir.Value, axis: int) -> ir.Value:
     square = reduced(cx, "ReduceSum", cx.op.Mul(x, x), [axis], keepdims=True)
     return cx.op.Div(x, cx.op.Max(cx.op.Sqrt(square), keras.config.epsilon()))

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from keras import layers
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx.graph.builder import Context, shape_of
+from keras_tx_onnx.graph.builder import GraphContext, shape_of
 from keras_tx_onnx.lowerings.nodes.reductions import reduced
 from keras_tx_onnx.reading.registry import lowers
 
@@ -21,7 +21,7 @@ from keras_tx_onnx.reading.registry import lowers
     shape=(5, 8),
     nodes="LayerNormalization",
 )
-def layer_normalization(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def layer_normalization(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     rank, axes = len(shape_of(inputs)), _axes(layer, inputs)
     if layer.rms_scaling:
         # Deprecated in Keras: the input, not centred, over its standard deviation.
@@ -47,7 +47,7 @@ def layer_normalization(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Valu
     shape=(5, 8),
     nodes="RMSNormalization",
 )
-def rms_normalization(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def rms_normalization(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     rank, axes = len(shape_of(inputs)), _axes(layer, inputs)
     if cx.opset >= 23 and _are_last(axes, rank):
         return cx.op.RMSNormalization(
@@ -71,7 +71,7 @@ def _ones(x: ir.Value, axes: list[int]) -> np.ndarray:
     return np.ones([shape_of(x)[axis] for axis in axes], "float32")
 
 
-def _along(cx: Context, variable: Any, axes: list[int], rank: int) -> ir.Value:
+def _along(cx: GraphContext, variable: Any, axes: list[int], rank: int) -> ir.Value:
     """A weight over some axes, in a shape that broadcasts to all of them."""
     shape = [1] * rank
     for axis, size in zip(axes, variable.shape, strict=True):
@@ -79,7 +79,7 @@ def _along(cx: Context, variable: Any, axes: list[int], rank: int) -> ir.Value:
     return cx.weight(variable, shape=tuple(shape[axes[0] :]))
 
 
-def _deviation(cx: Context, x: ir.Value, axes: list[int], epsilon: float) -> ir.Value:
+def _deviation(cx: GraphContext, x: ir.Value, axes: list[int], epsilon: float) -> ir.Value:
     """Square root of the mean square."""
     square = reduced(cx, "ReduceMean", cx.op.Mul(x, x), axes, keepdims=True)
     return cx.op.Sqrt(cx.op.Add(square, float(epsilon)))
@@ -92,7 +92,7 @@ def _deviation(cx: Context, x: ir.Value, axes: list[int], epsilon: float) -> ir.
     nodes="Transpose BatchNormalization Transpose",
 )
 def batch_normalization(
-    cx: Context, layer: Any, /, inputs: ir.Value, mask: ir.Value | None = None
+    cx: GraphContext, layer: Any, /, inputs: ir.Value, mask: ir.Value | None = None
 ) -> ir.Value:
     """With the moving statistics: a mask only says what these were made of."""
     (axis,) = _axes(layer, inputs)
@@ -105,7 +105,7 @@ def batch_normalization(
     return _with_channels_first(cx, layer, inputs, axis, normalize)
 
 
-def _scale_and_shift(cx: Context, layer: Any, x: ir.Value, axis: int) -> tuple[Any, Any]:
+def _scale_and_shift(cx: GraphContext, layer: Any, x: ir.Value, axis: int) -> tuple[Any, Any]:
     """The weights of a layer; 1 and 0 for those that it does not have, and a node must."""
     ones = _ones(x, [axis])
     scale = ones if layer.gamma is None else cx.weight(layer.gamma)
@@ -113,7 +113,7 @@ def _scale_and_shift(cx: Context, layer: Any, x: ir.Value, axis: int) -> tuple[A
 
 
 def _with_channels_first(
-    cx: Context, layer: Any, x: ir.Value, axis: int, normalize: Callable[[ir.Value], ir.Value]
+    cx: GraphContext, layer: Any, x: ir.Value, axis: int, normalize: Callable[[ir.Value], ir.Value]
 ) -> ir.Value:
     """ONNX has channels at axis 1, like a convolution: the transpositions of the two often meet."""
     if axis == 0:
@@ -134,7 +134,7 @@ def _with_channels_first(
     shape=(4, 5, 6),
     nodes="Transpose GroupNormalization Transpose",
 )
-def group_normalization(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def group_normalization(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     rank, (axis,) = len(shape_of(inputs)), _axes(layer, inputs)
     if cx.opset >= 21:  # before, the node had one scale for a whole group
         scale, shift = _scale_and_shift(cx, layer, inputs, axis)
@@ -168,6 +168,6 @@ def group_normalization(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Valu
     shape=(5, 8),
     nodes="Mul ReduceSum Sqrt Max Div",
 )
-def unit_normalization(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def unit_normalization(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     square = reduced(cx, "ReduceSum", cx.op.Mul(inputs, inputs), _axes(layer, inputs), keepdims=True)
     return cx.op.Div(inputs, cx.op.Max(cx.op.Sqrt(square), 1e-12))

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from keras import layers
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx.graph.builder import KERAS_TENSOR, Context
+from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext
 from keras_tx_onnx.lowerings.nodes.channels import (
     channels_are_last,
     same_pads,
@@ -23,7 +23,7 @@ from keras_tx_onnx.reading.registry import lowers
 IMAGE, CUBE, SERIES = (6, 5, 3), (5, 4, 6, 2), (7, 4)
 
 
-def _pool(cx: Context, layer: Any, inputs: ir.Value, node: str) -> ir.Value:
+def _pool(cx: GraphContext, layer: Any, inputs: ir.Value, node: str) -> ir.Value:
     """Padding never counts: it is minus infinity for the maximum, and absent from the average."""
     rank = len(spatial(layer, inputs))
     pool = getattr(cx.op, node)
@@ -37,7 +37,7 @@ def _pool(cx: Context, layer: Any, inputs: ir.Value, node: str) -> ir.Value:
     return to_last(cx, pool(to_first(cx, inputs, rank), **options), rank)
 
 
-def _padding(cx: Context, layer: Any, inputs: ir.Value) -> dict[str, Any]:
+def _padding(cx: GraphContext, layer: Any, inputs: ir.Value) -> dict[str, Any]:
     """By name where that is possible.
 
     onnxruntime adds the zeros of a Pad to the numbers of the pooling behind it, where they are none.
@@ -85,7 +85,7 @@ def _comes_from_a_pad(x: ir.Value) -> bool:
     shape=CUBE,
     nodes="Transpose MaxPool Transpose",
 )
-def max_pooling(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def max_pooling(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     return _pool(cx, layer, inputs, "MaxPool")
 
 
@@ -107,7 +107,7 @@ def max_pooling(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
     shape=CUBE,
     nodes="Transpose AveragePool Transpose",
 )
-def average_pooling(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def average_pooling(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     return _pool(cx, layer, inputs, "AveragePool")
 
 
@@ -129,7 +129,7 @@ def average_pooling(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
     shape=CUBE,
     nodes="ReduceMax",
 )
-def global_max_pooling(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def global_max_pooling(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     axes = spatial_axes(layer, len(spatial(layer, inputs)))
     return reduced(cx, "ReduceMax", inputs, axes, keepdims=layer.keepdims)
 
@@ -141,7 +141,7 @@ def global_max_pooling(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value
     nodes="ReduceMean",
 )
 def global_average_pooling_1d(
-    cx: Context, layer: Any, /, inputs: ir.Value, mask: ir.Value | None = None
+    cx: GraphContext, layer: Any, /, inputs: ir.Value, mask: ir.Value | None = None
 ) -> ir.Value:
     if mask is None:
         return global_average_pooling(cx, layer, inputs)
@@ -166,6 +166,6 @@ def global_average_pooling_1d(
     shape=CUBE,
     nodes="ReduceMean",
 )
-def global_average_pooling(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def global_average_pooling(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     axes = spatial_axes(layer, len(spatial(layer, inputs)))
     return reduced(cx, "ReduceMean", inputs, axes, keepdims=layer.keepdims)

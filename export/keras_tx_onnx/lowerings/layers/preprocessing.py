@@ -10,7 +10,7 @@ import onnx_ir as ir
 from keras import layers
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx.graph.builder import KERAS_TENSOR, Context, shape_of
+from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
 from keras_tx_onnx.lowerings.layers.reshaping import resize_options
 from keras_tx_onnx.lowerings.nodes.channels import channels_are_last, spatial, spatial_axes, to_first, to_last
 from keras_tx_onnx.reading.registry import lowers
@@ -18,7 +18,7 @@ from keras_tx_onnx.reading.registry import lowers
 IMAGE = (6, 5, 3)
 
 
-def _as_float(cx: Context, x: ir.Value) -> ir.Value:
+def _as_float(cx: GraphContext, x: ir.Value) -> ir.Value:
     return x if _is_float(x) else cx.op.Cast(x, to=ir.DataType.FLOAT)
 
 
@@ -26,7 +26,7 @@ def _is_float(x: ir.Value) -> bool:
     return keras.backend.is_float_dtype(x.meta[KERAS_TENSOR].dtype)
 
 
-def _only_float(cx: Context, x: ir.Value) -> None:
+def _only_float(cx: GraphContext, x: ir.Value) -> None:
     if not _is_float(x):
         dtype = x.meta[KERAS_TENSOR].dtype
         raise ExportError(
@@ -36,7 +36,7 @@ def _only_float(cx: Context, x: ir.Value) -> None:
 
 
 @lowers(layers.Rescaling, example=lambda x: layers.Rescaling(2.0, 1.0)(x), shape=(4,), nodes="Mul Add")
-def rescaling(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def rescaling(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     scale = np.asarray(layer.scale, "float32")
     if scale.ndim and keras.config.image_data_format() == "channels_first":
         scale = scale.reshape((*scale.shape, *[1] * (3 - scale.ndim)))
@@ -49,7 +49,7 @@ def rescaling(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
     shape=(4, 3),
     nodes="Sub Div",
 )
-def normalization(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def normalization(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     x = _as_float(cx, inputs)
     mean, variance = (
         np.asarray(keras.ops.convert_to_numpy(w), "float32") for w in (layer.mean, layer.variance)
@@ -66,7 +66,7 @@ def normalization(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
     shape=(4,),
     nodes="Unsqueeze GreaterOrEqual Cast ReduceSum Cast Mul Add",
 )
-def discretization(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def discretization(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     if layer.output_mode != "int":
         raise ExportError(f"Layer {cx.scope!r} has output_mode={layer.output_mode!r}; 'int' has a lowering.")
     x = cx.op.Unsqueeze(_as_float(cx, inputs), [-1])
@@ -80,7 +80,7 @@ def discretization(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
     shape=IMAGE,
     nodes="Transpose Shape Concat Resize Transpose",
 )
-def resizing(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def resizing(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     _only_float(cx, inputs)
     x, sizes = inputs, _sizes(cx, layer, inputs)
     if layer.crop_to_aspect_ratio:
@@ -92,7 +92,7 @@ def resizing(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
     return _resized(cx, layer, x, sizes, layer.interpolation, layer.antialias)
 
 
-def _sizes(cx: Context, layer: Any, x: ir.Value) -> tuple[int | None, ...]:
+def _sizes(cx: GraphContext, layer: Any, x: ir.Value) -> tuple[int | None, ...]:
     """Height and width of a batch of images."""
     if len(shape_of(x)) != 4:
         raise ExportError(
@@ -102,7 +102,7 @@ def _sizes(cx: Context, layer: Any, x: ir.Value) -> tuple[int | None, ...]:
     return spatial(layer, x)
 
 
-def _known(cx: Context, sizes: tuple[int | None, ...]) -> tuple[int, int]:
+def _known(cx: GraphContext, sizes: tuple[int | None, ...]) -> tuple[int, int]:
     height, width = sizes
     if height is None or width is None:
         raise ExportError(
@@ -120,7 +120,9 @@ def _largest_inside(layer: Any, sizes: tuple[int, int]) -> tuple[int, int]:
     return max(min(height, cut_height), 1), max(min(width, cut_width), 1)
 
 
-def _padded(cx: Context, layer: Any, x: ir.Value, sizes: tuple[int, int]) -> tuple[ir.Value, tuple[int, int]]:
+def _padded(
+    cx: GraphContext, layer: Any, x: ir.Value, sizes: tuple[int, int]
+) -> tuple[ir.Value, tuple[int, int]]:
     """An image with a border, equal on both sides, that gives it the aspect ratio of the result."""
     height, width = sizes
     more = (
@@ -136,7 +138,7 @@ def _padded(cx: Context, layer: Any, x: ir.Value, sizes: tuple[int, int]) -> tup
 
 
 def _resized(
-    cx: Context,
+    cx: GraphContext,
     layer: Any,
     x: ir.Value,
     sizes: tuple[int | None, ...],
@@ -155,7 +157,7 @@ def _resized(
     return to_last(cx, x, 2) if last else x
 
 
-def _nearest(cx: Context, layer: Any, x: ir.Value, sizes: tuple[int | None, ...]) -> ir.Value:
+def _nearest(cx: GraphContext, layer: Any, x: ir.Value, sizes: tuple[int | None, ...]) -> ir.Value:
     """The places are computed here: ONNX's own ways round the middle between two pixels otherwise."""
     targets = (layer.height, layer.width)
     for axis, size, count in zip(spatial_axes(layer, 2), sizes, targets, strict=True):
@@ -170,7 +172,7 @@ def _nearest(cx: Context, layer: Any, x: ir.Value, sizes: tuple[int | None, ...]
 
 
 @lowers(layers.CenterCrop, example=lambda x: layers.CenterCrop(3, 4)(x), shape=IMAGE, nodes="Slice")
-def center_crop(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def center_crop(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     x = _as_float(cx, inputs)
     sizes, target = _known(cx, _sizes(cx, layer, inputs)), (layer.height, layer.width)
     if all(size >= kept for size, kept in zip(sizes, target, strict=True)):
@@ -179,7 +181,9 @@ def center_crop(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
     return _resized(cx, layer, _middle(cx, layer, x, sizes, inside), inside, "bilinear")
 
 
-def _middle(cx: Context, layer: Any, x: ir.Value, sizes: tuple[int, int], kept: tuple[int, int]) -> ir.Value:
+def _middle(
+    cx: GraphContext, layer: Any, x: ir.Value, sizes: tuple[int, int], kept: tuple[int, int]
+) -> ir.Value:
     starts = [(size - keep) // 2 for size, keep in zip(sizes, kept, strict=True)]
     ends = [start + keep for start, keep in zip(starts, kept, strict=True)]
     return cx.op.Slice(x, starts, ends, spatial_axes(layer, 2))
@@ -219,13 +223,13 @@ def _middle(cx: Context, layer: Any, x: ir.Value, sizes: tuple[int, int], kept: 
 )
 @lowers(layers.RandomZoom, example=lambda x: layers.RandomZoom(0.1)(x), shape=IMAGE, nodes="")
 @lowers(layers.Solarization, example=lambda x: layers.Solarization()(x), shape=IMAGE, nodes="")
-def augmentation(cx: Context, layer: Any, /, data: ir.Value) -> ir.Value:
+def augmentation(cx: GraphContext, layer: Any, /, data: ir.Value) -> ir.Value:
     _only_float(cx, data)
     return data
 
 
 @lowers(layers.RandomCrop, example=lambda x: layers.RandomCrop(6, 5)(x), shape=IMAGE, nodes="")
-def random_crop(cx: Context, layer: Any, /, data: ir.Value) -> ir.Value:
+def random_crop(cx: GraphContext, layer: Any, /, data: ir.Value) -> ir.Value:
     sizes = _sizes(cx, layer, data)
     if sizes != (layer.height, layer.width):
         raise ExportError(

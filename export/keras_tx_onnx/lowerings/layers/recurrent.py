@@ -11,7 +11,7 @@ import onnx_ir as ir
 from keras import layers, tree
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx.graph.builder import KERAS_TENSOR, Context
+from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext
 from keras_tx_onnx.lowerings.layers.recurrent_scan import begins_with_zeros, initial_states, scan
 from keras_tx_onnx.reading.registry import lowers
 
@@ -55,7 +55,7 @@ KINDS = (layers.LSTM, layers.GRU, layers.SimpleRNN, layers.RNN)
     nodes="Shape Concat Expand Concat Expand Scan",
 )
 def recurrent(
-    cx: Context,
+    cx: GraphContext,
     layer: Any,
     /,
     sequences: ir.Value,
@@ -74,7 +74,7 @@ def recurrent(
     nodes="Transpose LSTM Squeeze Transpose LSTM Squeeze Transpose Concat",
 )
 def bidirectional(
-    cx: Context,
+    cx: GraphContext,
     layer: Any,
     /,
     sequences: ir.Value,
@@ -105,7 +105,7 @@ def bidirectional(
     return (*merged, *there_states, *back_states) if layer.return_state else _single(merged)
 
 
-def _merged(cx: Context, mode: str | None, x: ir.Value, y: ir.Value) -> tuple[ir.Value, ...]:
+def _merged(cx: GraphContext, mode: str | None, x: ir.Value, y: ir.Value) -> tuple[ir.Value, ...]:
     if mode is None:
         return (x, y)
     if mode == "concat":
@@ -120,16 +120,16 @@ def _single(values: tuple[ir.Value, ...]) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def _as_processed(cx: Context, layer: Any, outputs: ir.Value) -> ir.Value:
+def _as_processed(cx: GraphContext, layer: Any, outputs: ir.Value) -> ir.Value:
     return _flipped(cx, outputs) if layer.go_backwards else outputs
 
 
-def _flipped(cx: Context, x: ir.Value) -> ir.Value:
+def _flipped(cx: GraphContext, x: ir.Value) -> ir.Value:
     return cx.op.Slice(x, [-1], [-(2**62)], [1], [-1])
 
 
 def _run(
-    cx: Context, layer: Any, x: ir.Value, initial: Any, mask: ir.Value | None
+    cx: GraphContext, layer: Any, x: ir.Value, initial: Any, mask: ir.Value | None
 ) -> tuple[ir.Value | None, ir.Value, list[Any]]:
     """The outputs in order of time, or None where the layer gives but the last; the last; the states."""
     if layer.stateful:
@@ -183,7 +183,7 @@ def _node_of(cell: Any) -> Any:
 Result = tuple[ir.Value | None, ir.Value, list[Any]]
 
 
-def _lstm(options: dict, cx: Context, layer: Any, x: ir.Value, initial: list | None) -> Result:
+def _lstm(options: dict, cx: GraphContext, layer: Any, x: ir.Value, initial: list | None) -> Result:
     cell = layer.cell
     order = (0, 3, 1, 2)  # Keras has the gates as i, f, c, o, ONNX as i, o, f, c
     kernels = _kernels(cx, cell, order)
@@ -201,7 +201,7 @@ def _lstm(options: dict, cx: Context, layer: Any, x: ir.Value, initial: list | N
     return _results(cx, layer, y, h, c)
 
 
-def _gru(options: dict, cx: Context, layer: Any, x: ir.Value, initial: list | None) -> Result:
+def _gru(options: dict, cx: GraphContext, layer: Any, x: ir.Value, initial: list | None) -> Result:
     cell = layer.cell
     order = (0, 1, 2)
     kernels = _kernels(cx, cell, order)
@@ -222,7 +222,7 @@ def _gru(options: dict, cx: Context, layer: Any, x: ir.Value, initial: list | No
     return _results(cx, layer, y, h)
 
 
-def _simple(options: dict, cx: Context, layer: Any, x: ir.Value, initial: list | None) -> Result:
+def _simple(options: dict, cx: GraphContext, layer: Any, x: ir.Value, initial: list | None) -> Result:
     kernels = _kernels(cx, layer.cell, (0,))
     bias = _bias(cx, layer.cell, (0,), lambda bias: (bias, np.zeros_like(bias)))
     state = None if initial is None else cx.op.Unsqueeze(initial[0], [0])
@@ -237,14 +237,14 @@ def _common(layer: Any, options: dict) -> dict[str, Any]:
     return {"hidden_size": layer.cell.units, "direction": direction, **options}
 
 
-def _results(cx: Context, layer: Any, y: ir.Value, *states: ir.Value) -> Result:
+def _results(cx: GraphContext, layer: Any, y: ir.Value, *states: ir.Value) -> Result:
     last = [cx.op.Squeeze(state, [0]) for state in states]
     if not layer.return_sequences:
         return None, last[0], last
     return cx.op.Transpose(cx.op.Squeeze(y, [1]), perm=[1, 0, 2]), last[0], last
 
 
-def _kernels(cx: Context, cell: Any, order: tuple[int, ...]) -> list[ir.Value]:
+def _kernels(cx: GraphContext, cell: Any, order: tuple[int, ...]) -> list[ir.Value]:
     """(width, gates * units) -> (1, gates * units, width), the gates in the order of ONNX."""
 
     def make(kernel: np.ndarray) -> np.ndarray:
@@ -254,7 +254,7 @@ def _kernels(cx: Context, cell: Any, order: tuple[int, ...]) -> list[ir.Value]:
     return [cx.made_of(v.path, [v], (1, v.shape[1], v.shape[0]), make) for v in variables]
 
 
-def _bias(cx: Context, cell: Any, order: tuple[int, ...], halves: Any) -> ir.Value | None:
+def _bias(cx: GraphContext, cell: Any, order: tuple[int, ...], halves: Any) -> ir.Value | None:
     """The bias of the input and that of the state, side by side: (1, 2 * gates * units)."""
     if cell.bias is None:
         return None

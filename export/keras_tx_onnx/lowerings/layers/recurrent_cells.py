@@ -7,7 +7,7 @@ from typing import Any
 import onnx_ir as ir
 from keras import layers, tree
 
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.lowerings.nodes.activations import activate
 from keras_tx_onnx.reading.registry import lowers, opens
 
@@ -20,7 +20,7 @@ Step = tuple[ir.Value, Any]  # the output, and the new states in the structure o
     shape=(3,),
     nodes="MatMul MatMul Add Add Tanh",
 )
-def simple_rnn_cell(cx: Context, cell: Any, /, sequence: ir.Value, states: Any) -> Step:
+def simple_rnn_cell(cx: GraphContext, cell: Any, /, sequence: ir.Value, states: Any) -> Step:
     (h,) = tree.flatten(states)
     total = cx.op.Add(
         _given(cx, cell, sequence, cell.bias), cx.op.MatMul(h, cx.weight(cell.recurrent_kernel))
@@ -35,7 +35,7 @@ def simple_rnn_cell(cx: Context, cell: Any, /, sequence: ir.Value, states: Any) 
     shape=(3,),
     nodes="MatMul Add MatMul Add Split Sigmoid Sigmoid Sigmoid Tanh Tanh Mul Mul Mul Add",
 )
-def lstm_cell(cx: Context, cell: Any, /, inputs: ir.Value, states: Any) -> Step:
+def lstm_cell(cx: GraphContext, cell: Any, /, inputs: ir.Value, states: Any) -> Step:
     h, c = states
     total = cx.op.Add(_given(cx, cell, inputs, cell.bias), cx.op.MatMul(h, cx.weight(cell.recurrent_kernel)))
     i, f, new, o = cx.op.Split(total, [cell.units] * 4, outputs=4, axis=-1)
@@ -54,7 +54,7 @@ def lstm_cell(cx: Context, cell: Any, /, inputs: ir.Value, states: Any) -> Step:
         "Mul Sub Mul Add"
     ),
 )
-def gru_cell(cx: Context, cell: Any, /, inputs: ir.Value, states: Any) -> Step:
+def gru_cell(cx: GraphContext, cell: Any, /, inputs: ir.Value, states: Any) -> Step:
     (before,) = tree.flatten(states)
     units = cell.units
     of_input, of_state = cell.bias, None
@@ -81,7 +81,7 @@ def gru_cell(cx: Context, cell: Any, /, inputs: ir.Value, states: Any) -> Step:
     return h, tree.pack_sequence_as(states, [h])
 
 
-def _given(cx: Context, cell: Any, x: ir.Value, bias: Any) -> ir.Value:
+def _given(cx: GraphContext, cell: Any, x: ir.Value, bias: Any) -> ir.Value:
     x = cx.op.MatMul(cx.floating(x), cx.weight(cell.kernel))
     return x if bias is None else cx.op.Add(x, bias)
 

@@ -10,12 +10,12 @@ import onnx_ir as ir
 from keras import ops, tree
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx.graph.builder import KERAS_TENSOR, Context, shape_of
+from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
 from keras_tx_onnx.lowerings.layers.sequences import lower_inner
 
 
 def scan(
-    cx: Context, layer: Any, x: ir.Value, states: Any, mask: ir.Value | None, sequences: bool
+    cx: GraphContext, layer: Any, x: ir.Value, states: Any, mask: ir.Value | None, sequences: bool
 ) -> tuple[ir.Value | None, ir.Value, Any]:
     """The outputs in order of time where asked for, the last output, and the last states.
 
@@ -60,21 +60,21 @@ def scan(
     return outputs, results[0], tree.pack_sequence_as(states, results[1:])
 
 
-def _value(cx: Context, name: str, shape: tuple, dtype: str = "float32") -> ir.Value:
+def _value(cx: GraphContext, name: str, shape: tuple, dtype: str = "float32") -> ir.Value:
     kind = ir.DataType.BOOL if dtype == "bool" else ir.DataType.FLOAT
     value = ir.Value(name=cx.unique(f"{cx.scope}/{name}"), type=ir.TensorType(kind), shape=ir.Shape(shape))
     value.meta[KERAS_TENSOR] = keras.KerasTensor(shape, dtype)
     return value
 
 
-def _where(cx: Context, real: ir.Value, new: Any, old: Any, rank: int) -> ir.Value:
+def _where(cx: GraphContext, real: ir.Value, new: Any, old: Any, rank: int) -> ir.Value:
     """`rank` is that of a step's numbers, without the batch."""
     missing = rank - (len(shape_of(real)) - 1)
     wide = cx.op.Unsqueeze(real, list(range(-missing, 0))) if missing > 0 else real
     return cx.op.Where(wide, new, old)
 
 
-def _end(cx: Context, body: ir.Graph, value: ir.Value) -> None:
+def _end(cx: GraphContext, body: ir.Graph, value: ir.Value) -> None:
     """An output of a body is made there, and is no other output."""
     node = value.producer()
     if node is None or node.graph is not body or value in body.outputs:
@@ -83,7 +83,7 @@ def _end(cx: Context, body: ir.Graph, value: ir.Value) -> None:
     body.outputs.append(value)
 
 
-def initial_states(cx: Context, layer: Any, x: ir.Value) -> Any:
+def initial_states(cx: GraphContext, layer: Any, x: ir.Value) -> Any:
     """What Keras begins with: rows that are the same for the whole batch, mostly zeros."""
 
     def widened(one: Any, two: Any) -> ir.Value:

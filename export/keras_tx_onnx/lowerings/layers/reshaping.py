@@ -8,7 +8,7 @@ import onnx_ir as ir
 from keras import layers
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx.graph.builder import Context, shape_of
+from keras_tx_onnx.graph.builder import GraphContext, shape_of
 from keras_tx_onnx.lowerings.nodes.channels import channels_are_last, spatial_axes, to_first, to_last
 from keras_tx_onnx.reading.registry import lowers
 
@@ -16,7 +16,7 @@ IMAGE, CUBE, SERIES = (6, 5, 3), (5, 4, 6, 2), (7, 4)
 
 
 @lowers(layers.Flatten, example=lambda x: layers.Flatten()(x), shape=(4, 3), nodes="Reshape")
-def flatten(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def flatten(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     rank = len(shape_of(inputs))
     if layer.data_format == "channels_first" and rank > 2:
         inputs = to_last(cx, inputs, rank - 2)
@@ -24,19 +24,19 @@ def flatten(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
 
 
 @lowers(layers.Reshape, example=lambda x: layers.Reshape((6, -1))(x), shape=(4, 3), nodes="Reshape")
-def reshape(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def reshape(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     return cx.op.Reshape(inputs, [0, *layer.target_shape])
 
 
 @lowers(layers.Permute, example=lambda x: layers.Permute((2, 1))(x), shape=(4, 3), nodes="Transpose")
-def permute(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def permute(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     return cx.op.Transpose(inputs, perm=[0, *layer.dims])
 
 
 @lowers(
     layers.RepeatVector, example=lambda x: layers.RepeatVector(3)(x), shape=(4,), nodes="Unsqueeze Expand"
 )
-def repeat_vector(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def repeat_vector(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     return cx.op.Expand(cx.op.Unsqueeze(inputs, [1]), [1, layer.n, 1])
 
 
@@ -48,7 +48,7 @@ def repeat_vector(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
     nodes="Pad",
 )
 @lowers(layers.ZeroPadding3D, example=lambda x: layers.ZeroPadding3D(1)(x), shape=CUBE, nodes="Pad")
-def zero_padding(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def zero_padding(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     amounts = _pairs(layer.padding)
     rank = len(shape_of(inputs))
     begins, ends = [0] * rank, [0] * rank
@@ -65,7 +65,7 @@ def zero_padding(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
     nodes="Slice",
 )
 @lowers(layers.Cropping3D, example=lambda x: layers.Cropping3D(1)(x), shape=CUBE, nodes="Slice")
-def cropping(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def cropping(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     amounts = _pairs(layer.cropping)
     rank = len(shape_of(inputs)) - 2
     axes = [1] if rank == 1 else spatial_axes(layer, rank)  # Cropping1D has no data_format
@@ -97,7 +97,7 @@ def _pairs(amounts: Any) -> list[tuple[int, int]]:
     shape=CUBE,
     nodes="Transpose Resize Transpose",
 )
-def up_sampling(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def up_sampling(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     rank = len(shape_of(inputs)) - 2
     factors = [layer.size] if isinstance(layer.size, int) else list(layer.size)
     interpolation = getattr(layer, "interpolation", "nearest")
@@ -108,7 +108,7 @@ def up_sampling(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
     return to_last(cx, x, rank) if last else x
 
 
-def resize_options(cx: Context, interpolation: str) -> dict[str, str]:
+def resize_options(cx: GraphContext, interpolation: str) -> dict[str, str]:
     """Attributes of a Resize."""
     if interpolation not in RESIZE:
         raise ExportError(

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from keras import layers
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx.graph.builder import KERAS_TENSOR, Context, shape_of
+from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
 from keras_tx_onnx.lowerings.layers.dense import dense
 from keras_tx_onnx.lowerings.nodes import int8_products
 from keras_tx_onnx.lowerings.nodes.reductions import reduced
@@ -25,14 +25,14 @@ from keras_tx_onnx.reading.registry import lowers
     shape=(5,),
     nodes="Unsqueeze GreaterOrEqual Cast ReduceSum Gather",
 )
-def embedding(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def embedding(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     ids = _whole(cx, inputs)
     if int8_products.is_quantized(layer):
         return int8_products.gathered(cx, layer, ids)
     return cx.op.Gather(cx.weight(layer.embeddings), ids, axis=0)
 
 
-def _whole(cx: Context, x: ir.Value) -> ir.Value:
+def _whole(cx: GraphContext, x: ir.Value) -> ir.Value:
     dtype = x.meta[KERAS_TENSOR].dtype
     return cx.op.Cast(x, to=ir.DataType.INT64) if dtype == "bool" or "float" in dtype else x
 
@@ -43,7 +43,9 @@ def _whole(cx: Context, x: ir.Value) -> ir.Value:
     shape=(None, 4),
     nodes="Shape Concat Reshape Gemm Reshape",
 )
-def reversible_embedding(cx: Context, layer: Any, /, inputs: ir.Value, reverse: bool = False) -> ir.Value:
+def reversible_embedding(
+    cx: GraphContext, layer: Any, /, inputs: ir.Value, reverse: bool = False
+) -> ir.Value:
     if not reverse:
         tokens = embedding(cx, layer, inputs)
         if layer.mask_zero:
@@ -64,7 +66,7 @@ def reversible_embedding(cx: Context, layer: Any, /, inputs: ir.Value, reverse: 
     return logits
 
 
-def scores(cx: Context, table: ir.Value, x: ir.Value) -> ir.Value:
+def scores(cx: GraphContext, table: ir.Value, x: ir.Value) -> ir.Value:
     """x times each row of a table (rows, width): Gemm turns it, so that it is stored as it is looked up."""
     assert table.shape is not None
     rows, width = table.shape.numpy()
@@ -81,7 +83,7 @@ def scores(cx: Context, table: ir.Value, x: ir.Value) -> ir.Value:
     shape=(None, 4),
     nodes="Equal Not Cast ReduceMax Cast Unsqueeze Where",
 )
-def masking(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
+def masking(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     kind = "float32" if "float" in inputs.meta[KERAS_TENSOR].dtype else "int64"
     value = keras.ops.convert_to_numpy(layer.mask_value).astype(kind)
     unlike = cx.op.Cast(cx.op.Not(cx.op.Equal(inputs, value)), to=ir.DataType.FLOAT)
@@ -98,7 +100,7 @@ def masking(cx: Context, layer: Any, /, inputs: ir.Value) -> ir.Value:
     shape=(None, 5, 4),
     nodes="Shape Reshape Transpose Conv Transpose Concat Reshape",
 )
-def time_distributed(cx: Context, layer: Any, /, inputs: ir.Value, mask: ir.Value | None = None) -> Any:
+def time_distributed(cx: GraphContext, layer: Any, /, inputs: ir.Value, mask: ir.Value | None = None) -> Any:
     """The layer inside works on (batch * time, ...)."""
     inner = layer.layer
     if type(inner) is layers.Dense:
@@ -121,7 +123,7 @@ def time_distributed(cx: Context, layer: Any, /, inputs: ir.Value, mask: ir.Valu
     return cx.op.Reshape(y, cx.op.Concat(sizes, rest, axis=0))
 
 
-def _merged(cx: Context, x: ir.Value) -> ir.Value:
+def _merged(cx: GraphContext, x: ir.Value) -> ir.Value:
     shape = shape_of(x)
     if None in shape[2:]:
         merged = cx.op.Reshape(x, cx.op.Concat([-1], cx.op.Shape(x, start=2), axis=0))
@@ -131,7 +133,7 @@ def _merged(cx: Context, x: ir.Value) -> ir.Value:
     return merged
 
 
-def lower_inner(cx: Context, layer: Any, *args: Any, **kwargs: Any) -> Any:
+def lower_inner(cx: GraphContext, layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Lowers the call of a layer that another one holds."""
     assert cx.lower_call_of is not None
     return cx.lower_call_of(cx, lambda *args, **kwargs: layer(*args, **kwargs), *args, **kwargs)

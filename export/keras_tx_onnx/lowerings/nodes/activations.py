@@ -13,10 +13,10 @@ import onnx_ir as ir
 from keras import ops
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 
 
-def gelu(cx: Context, x: ir.Value, approximate: bool = False) -> ir.Value:
+def gelu(cx: GraphContext, x: ir.Value, approximate: bool = False) -> ir.Value:
     if cx.opset >= 20:
         return cx.op.Gelu(x, approximate="tanh" if approximate else "none")
     if approximate:
@@ -27,18 +27,18 @@ def gelu(cx: Context, x: ir.Value, approximate: bool = False) -> ir.Value:
     return cx.op.Mul(cx.op.Mul(x, 0.5), cx.op.Add(inner, 1.0))
 
 
-def silu(cx: Context, x: ir.Value) -> ir.Value:
+def silu(cx: GraphContext, x: ir.Value) -> ir.Value:
     return cx.op.Mul(x, cx.op.Sigmoid(x))
 
 
-def mish(cx: Context, x: ir.Value) -> ir.Value:
+def mish(cx: GraphContext, x: ir.Value) -> ir.Value:
     if cx.opset >= 18:
         return cx.op.Mish(x)
     return cx.op.Mul(x, cx.op.Tanh(cx.op.Softplus(x)))
 
 
 def relu(
-    cx: Context,
+    cx: GraphContext,
     x: ir.Value,
     negative_slope: float = 0.0,
     max_value: float | None = None,
@@ -60,41 +60,41 @@ def relu(
     return cx.op.Sub(positive, cx.op.Mul(below, float(negative_slope)))
 
 
-def leaky_relu(cx: Context, x: ir.Value, negative_slope: float = 0.2) -> ir.Value:
+def leaky_relu(cx: GraphContext, x: ir.Value, negative_slope: float = 0.2) -> ir.Value:
     return cx.op.LeakyRelu(x, alpha=float(negative_slope))
 
 
-def elu(cx: Context, x: ir.Value, alpha: float = 1.0) -> ir.Value:
+def elu(cx: GraphContext, x: ir.Value, alpha: float = 1.0) -> ir.Value:
     return cx.op.Elu(x, alpha=float(alpha))
 
 
-def celu(cx: Context, x: ir.Value, alpha: float = 1.0) -> ir.Value:
+def celu(cx: GraphContext, x: ir.Value, alpha: float = 1.0) -> ir.Value:
     if alpha <= 0:  # Celu takes the smaller of 0 and what Keras adds, which below 0 is another one
         raise ExportError(f"Layer {cx.scope!r} has celu with alpha={alpha}; above 0 it has a lowering.")
     return cx.op.Celu(x, alpha=float(alpha))
 
 
-def glu(cx: Context, x: ir.Value, axis: int = -1) -> ir.Value:
+def glu(cx: GraphContext, x: ir.Value, axis: int = -1) -> ir.Value:
     halves = {"num_outputs": 2} if cx.opset >= 18 else {}
     first, gate = cx.op.Split(x, outputs=2, axis=axis, **halves)
     return cx.op.Mul(first, cx.op.Sigmoid(gate))
 
 
-def softmax(cx: Context, x: ir.Value, axis: int = -1) -> ir.Value:
+def softmax(cx: GraphContext, x: ir.Value, axis: int = -1) -> ir.Value:
     return cx.op.Softmax(x, axis=_one(cx, "softmax", axis))
 
 
-def log_softmax(cx: Context, x: ir.Value, axis: int = -1) -> ir.Value:
+def log_softmax(cx: GraphContext, x: ir.Value, axis: int = -1) -> ir.Value:
     return cx.op.LogSoftmax(x, axis=_one(cx, "log_softmax", axis))
 
 
-def _one(cx: Context, name: str, axis: Any) -> int:
+def _one(cx: GraphContext, name: str, axis: Any) -> int:
     if not isinstance(axis, int):
         raise ExportError(f"Layer {cx.scope!r} has {name} with axis={axis!r}; one axis has a lowering.")
     return axis
 
 
-def sparsemax(cx: Context, x: ir.Value, axis: int = -1) -> ir.Value:
+def sparsemax(cx: GraphContext, x: ir.Value, axis: int = -1) -> ir.Value:
     if axis >= 0:
         raise ExportError(
             f"Layer {cx.scope!r} has sparsemax over axis={axis}; count it from the end, axis=-1."
@@ -112,29 +112,29 @@ def sparsemax(cx: Context, x: ir.Value, axis: int = -1) -> ir.Value:
     return cx.op.Relu(cx.op.Sub(x, cx.op.Div(cx.op.Sub(total, 1.0), count)))
 
 
-def squareplus(cx: Context, x: ir.Value, b: float = 4) -> ir.Value:
+def squareplus(cx: GraphContext, x: ir.Value, b: float = 4) -> ir.Value:
     root = cx.op.Sqrt(cx.op.Add(cx.op.Mul(x, x), float(b)))
     return cx.op.Mul(cx.op.Add(x, root), 0.5)
 
 
-def sparse_plus(cx: Context, x: ir.Value) -> ir.Value:
+def sparse_plus(cx: GraphContext, x: ir.Value) -> ir.Value:
     shifted = cx.op.Relu(cx.op.Add(x, 1.0))
     return cx.op.Where(cx.op.Less(x, 1.0), cx.op.Mul(cx.op.Mul(shifted, shifted), 0.25), x)
 
 
-def sparse_sigmoid(cx: Context, x: ir.Value) -> ir.Value:
+def sparse_sigmoid(cx: GraphContext, x: ir.Value) -> ir.Value:
     return cx.op.Clip(cx.op.Mul(cx.op.Add(x, 1.0), 0.5), 0.0, 1.0)
 
 
-def soft_shrink(cx: Context, x: ir.Value, threshold: float = 0.5) -> ir.Value:
+def soft_shrink(cx: GraphContext, x: ir.Value, threshold: float = 0.5) -> ir.Value:
     return cx.op.Shrink(x, bias=float(threshold), lambd=float(threshold))
 
 
-def hard_shrink(cx: Context, x: ir.Value, threshold: float = 0.5) -> ir.Value:
+def hard_shrink(cx: GraphContext, x: ir.Value, threshold: float = 0.5) -> ir.Value:
     return cx.op.Shrink(x, bias=0.0, lambd=float(threshold))
 
 
-def threshold(cx: Context, x: ir.Value, threshold: float, default_value: float) -> ir.Value:
+def threshold(cx: GraphContext, x: ir.Value, threshold: float, default_value: float) -> ir.Value:
     return cx.op.Where(cx.op.Greater(x, float(threshold)), x, float(default_value))
 
 
@@ -182,7 +182,7 @@ _BY_FUNCTION: dict[Any, Write] = {
 }
 
 
-def activate(cx: Context, activation: Any, x: ir.Value) -> ir.Value:
+def activate(cx: GraphContext, activation: Any, x: ir.Value) -> ir.Value:
     """The activation of a layer: one of keras.activations, a functools.partial of one, or any function."""
     options: dict[str, Any] = {}
     function = activation

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ FINITE = "finite"  # noted of a bias that has no -inf
 
 
 def attend(
-    cx: Context,
+    cx: GraphContext,
     heads: Heads,
     q: ir.Value,
     k: ir.Value,
@@ -100,7 +100,7 @@ def attend(
 
 
 def _written_out(
-    cx: Context,
+    cx: GraphContext,
     heads: Heads,
     q: ir.Value,
     k: ir.Value,
@@ -136,23 +136,23 @@ def _written_out(
     return cx.op.Reshape(y, [0, 0, heads.queries * heads.values]), present, weights
 
 
-def _split(cx: Context, x: ir.Value, heads: int, size: int) -> ir.Value:
+def _split(cx: GraphContext, x: ir.Value, heads: int, size: int) -> ir.Value:
     return cx.op.Transpose(cx.op.Reshape(x, [0, 0, heads, size]), perm=[0, 2, 1, 3])
 
 
-def _shared(cx: Context, x: ir.Value, heads: Heads, size: int) -> ir.Value:
+def _shared(cx: GraphContext, x: ir.Value, heads: Heads, size: int) -> ir.Value:
     """(b, keys, t, d) -> (b, queries, t, d), each head repeated."""
     x = cx.op.Expand(cx.op.Unsqueeze(x, [2]), [1, 1, heads.queries // heads.keys, 1, 1])
     return cx.op.Reshape(x, [0, heads.queries, -1, size])
 
 
-def _real_keys(cx: Context, padding_mask: ir.Value) -> ir.Value:
+def _real_keys(cx: GraphContext, padding_mask: ir.Value) -> ir.Value:
     """(b, keys) of any type -> boolean (b, 1, 1, keys)."""
     return cx.op.Unsqueeze(cx.op.Cast(padding_mask, to=ir.DataType.BOOL), [1, 2])
 
 
 def in_order(
-    cx: Context, q: ir.Value, k: ir.Value, past: tuple[ir.Value, ir.Value] | None = None
+    cx: GraphContext, q: ir.Value, k: ir.Value, past: tuple[ir.Value, ir.Value] | None = None
 ) -> ir.Value:
     """Boolean (1, 1, queries, keys): the keys up to the query's own position, which follows the past."""
     start = length(cx, past[0], 2) if past is not None else np.int64(0)
@@ -161,24 +161,24 @@ def in_order(
     return cx.op.LessOrEqual(cx.op.Unsqueeze(keys, [0, 1, 2]), cx.op.Unsqueeze(queries, [0, 1, 3]))
 
 
-def all_of(cx: Context, masks: Sequence[ir.Value | None]) -> ir.Value | None:
+def all_of(cx: GraphContext, masks: Sequence[ir.Value | None]) -> ir.Value | None:
     """The conjunction of the masks; None if all of them are None."""
     masks = [mask for mask in masks if mask is not None]
     return functools.reduce(cx.op.And, masks) if masks else None
 
 
-def length(cx: Context, x: ir.Value, axis: int) -> ir.Value:
+def length(cx: GraphContext, x: ir.Value, axis: int) -> ir.Value:
     """The size of an axis, as a scalar of the graph."""
     return cx.op.Squeeze(cx.op.Shape(x, start=axis, end=axis + 1), [0])
 
 
-def counting(cx: Context, count: ir.Value) -> ir.Value:
+def counting(cx: GraphContext, count: ir.Value) -> ir.Value:
     """0, 1, 2 ... up to `count`."""
     return cx.op.Range(np.int64(0), count, np.int64(1))
 
 
 def rotary_angles(
-    cx: Context, x: ir.Value, positions: ir.Value, frequencies: np.ndarray
+    cx: GraphContext, x: ir.Value, positions: ir.Value, frequencies: np.ndarray
 ) -> tuple[ir.Value, ir.Value]:
     """Cosine and sine (batch, tokens, size / 2) of the angle of each token and pair of channels."""
     positions = cx.op.Expand(cx.op.Cast(positions, to=ir.DataType.FLOAT), cx.op.Shape(x, start=0, end=2))
@@ -186,7 +186,9 @@ def rotary_angles(
     return cx.op.Cos(angles), cx.op.Sin(angles)
 
 
-def rotate(cx: Context, x: ir.Value, angles: tuple[ir.Value, ir.Value], heads: int, size: int) -> ir.Value:
+def rotate(
+    cx: GraphContext, x: ir.Value, angles: tuple[ir.Value, ir.Value], heads: int, size: int
+) -> ir.Value:
     """Rotary positions on (batch, tokens, heads * size)."""
     if cx.opset >= 23:
         return cx.op.RotaryEmbedding(x, *angles, num_heads=heads)

@@ -7,19 +7,19 @@ from typing import Any
 import onnx_ir as ir
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx.graph.builder import Context, shape_of
+from keras_tx_onnx.graph.builder import GraphContext, shape_of
 
 
 def channels_are_last(layer: Any) -> bool:
     return layer.data_format == "channels_last"
 
 
-def to_first(cx: Context, x: ir.Value, rank: int) -> ir.Value:
+def to_first(cx: GraphContext, x: ir.Value, rank: int) -> ir.Value:
     """(b, space ..., c) -> (b, c, space ...)."""
     return cx.op.Transpose(x, perm=[0, rank + 1, *range(1, rank + 1)])
 
 
-def to_last(cx: Context, x: ir.Value, rank: int) -> ir.Value:
+def to_last(cx: GraphContext, x: ir.Value, rank: int) -> ir.Value:
     """(b, c, space ...) -> (b, space ..., c)."""
     return cx.op.Transpose(x, perm=[0, *range(2, rank + 2), 1])
 
@@ -34,7 +34,7 @@ def spatial_axes(layer: Any, rank: int) -> list[int]:
 
 
 def same_pads(
-    cx: Context, sizes: tuple[int | None, ...], windows: list[int], strides: list[int]
+    cx: GraphContext, sizes: tuple[int | None, ...], windows: list[int], strides: list[int]
 ) -> list[int] | None:
     """What Keras pads for "same", begins and then ends, the odd one at the end.
 
@@ -55,7 +55,7 @@ def same_pads(
     return [*begins, *ends]
 
 
-def _check_same_upper(cx: Context, windows: list[int], strides: list[int]) -> None:
+def _check_same_upper(cx: GraphContext, windows: list[int], strides: list[int]) -> None:
     for window, stride in zip(windows, strides, strict=True):
         if window < stride:
             raise ExportError(

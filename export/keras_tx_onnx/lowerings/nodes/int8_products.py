@@ -9,11 +9,11 @@ import keras
 import onnx_ir as ir
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.lowerings.nodes.reductions import reduced
 
 
-def product(cx: Context, layer: Any, x: ir.Value, kernel: ir.Value, scale: ir.Value) -> ir.Value:
+def product(cx: GraphContext, layer: Any, x: ir.Value, kernel: ir.Value, scale: ir.Value) -> ir.Value:
     """x times an int8 kernel (inner, outer) with a scale for each column, (outer,).
 
     The layer's quantizer rounds each row of x to its own range. That row is moved up by 128: onnxruntime is
@@ -36,7 +36,7 @@ def product(cx: Context, layer: Any, x: ir.Value, kernel: ir.Value, scale: ir.Va
     return cx.op.Div(cx.op.Cast(whole, to=ir.DataType.FLOAT), cx.op.Mul(steps, scale))
 
 
-def gathered(cx: Context, layer: Any, ids: ir.Value) -> ir.Value:
+def gathered(cx: GraphContext, layer: Any, ids: ir.Value) -> ir.Value:
     """Rows of an int8 table with a scale for each row."""
     check(cx, layer)
     rows = cx.op.Cast(cx.op.Gather(cx.weight(layer.embeddings), ids, axis=0), to=ir.DataType.FLOAT)
@@ -44,7 +44,7 @@ def gathered(cx: Context, layer: Any, ids: ir.Value) -> ir.Value:
     return cx.op.Div(rows, cx.op.Unsqueeze(scales, [-1]))
 
 
-def logits(cx: Context, layer: Any, x: ir.Value) -> ir.Value:
+def logits(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:
     """The product of ReversibleEmbedding; a tied table is turned in the graph, and stored once."""
     if not layer.tie_weights:
         kernel = cx.weight(layer.reverse_embeddings)
@@ -53,7 +53,7 @@ def logits(cx: Context, layer: Any, x: ir.Value) -> ir.Value:
     return product(cx, layer, x, kernel, flat_scale(cx, layer.embeddings_scale))
 
 
-def flat_scale(cx: Context, variable: Any) -> ir.Value:
+def flat_scale(cx: GraphContext, variable: Any) -> ir.Value:
     """The scale of a kernel, one number for each of its columns."""
     return cx.weight(variable, shape=(math.prod(variable.shape),))
 
@@ -62,7 +62,7 @@ def is_quantized(layer: Any) -> bool:
     return getattr(layer, "quantization_mode", None) is not None
 
 
-def check(cx: Context, layer: Any) -> Any:
+def check(cx: GraphContext, layer: Any) -> Any:
     """The layer, if its way of quantizing has a lowering."""
     if layer.quantization_mode != "int8":
         raise ExportError(

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from keras import ops
 
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.lowerings.nodes.activations import WRITTEN
 from keras_tx_onnx.lowerings.operations.arguments import as_float, as_given, is_float, refuse
 from keras_tx_onnx.reading.registry import lowers
@@ -52,7 +52,7 @@ def _register(operation_name: str, name: str, settings: tuple[str, ...], nodes: 
     given = (0.1, -1.0) if name == "threshold" else ()
 
     @lowers(operation_name, example=lambda x: function(x, *given), shape=(4,), nodes=nodes)
-    def lower(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+    def lower(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
         options = {setting: getattr(operation, setting) for setting in settings}
         return WRITTEN[name](cx, as_float(cx, x), **options)
 
@@ -62,13 +62,13 @@ for _operation, (_name, _settings, _nodes) in ACTIVATIONS.items():
 
 
 @lowers("Relu", example=lambda x: ops.relu(x), shape=(4,), nodes="Relu")
-def relu(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def relu(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     if is_float(x):
         return cx.op.Relu(as_float(cx, x))
     return cx.op.Max(as_given(cx, x), np.int64(0))
 
 
-def _over_an_axis(cx: Context, operation: Any, x: Any, node: str) -> ir.Value:
+def _over_an_axis(cx: GraphContext, operation: Any, x: Any, node: str) -> ir.Value:
     value, axis = as_float(cx, x), operation.axis
     if isinstance(axis, int):
         return getattr(cx.op, node)(value, axis=axis)
@@ -79,10 +79,10 @@ def _over_an_axis(cx: Context, operation: Any, x: Any, node: str) -> ir.Value:
 
 
 @lowers("Softmax", example=lambda x: ops.softmax(x), shape=(4,), nodes="Softmax")
-def softmax(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def softmax(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return _over_an_axis(cx, operation, x, "Softmax")
 
 
 @lowers("LogSoftmax", example=lambda x: ops.log_softmax(x), shape=(4,), nodes="LogSoftmax")
-def log_softmax(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def log_softmax(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return _over_an_axis(cx, operation, x, "LogSoftmax")

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from keras import ops
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx.graph.builder import KERAS_TENSOR, Context, shape_of
+from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
 from keras_tx_onnx.lowerings.nodes.reductions import reduced
 
 # Integers that may overflow in ordinary use: pixels, above all. In the graph they are int64 all the same.
@@ -30,7 +30,7 @@ OVERFLOWING = {**NARROW, "int32": ir.DataType.INT32, "uint32": ir.DataType.UINT3
 FAR = 2**62  # beyond the end of every axis
 
 
-def refuse(cx: Context, operation: Any, argument: str, value: Any, instead: str = "") -> ExportError:
+def refuse(cx: GraphContext, operation: Any, argument: str, value: Any, instead: str = "") -> ExportError:
     """The error of an operation whose argument has no lowering."""
     name = type(operation).__name__
     return ExportError(
@@ -86,7 +86,7 @@ def held_as(dtype: str) -> ir.DataType:
     raise ExportError(f"The dtype {dtype!r} has no place in an exported graph: float, integer and bool have.")
 
 
-def operand(cx: Context, x: Any, dtype: str) -> ir.Value:
+def operand(cx: GraphContext, x: Any, dtype: str) -> ir.Value:
     """An operand as the graph's type for `dtype`."""
     wanted = held_as(dtype)
     if isinstance(x, ir.Value):
@@ -101,25 +101,25 @@ def operand(cx: Context, x: Any, dtype: str) -> ir.Value:
     return cx.constant(as_array(x), wanted.numpy().name)
 
 
-def operands(cx: Context, *xs: Any) -> tuple[str, list[ir.Value]]:
+def operands(cx: GraphContext, *xs: Any) -> tuple[str, list[ir.Value]]:
     """The common dtype of operands, and each in it."""
     dtype = result_type(*xs)
     return dtype, [operand(cx, x, dtype) for x in xs]
 
 
-def as_float(cx: Context, x: Any) -> ir.Value:
+def as_float(cx: GraphContext, x: Any) -> ir.Value:
     return operand(cx, x, "float32")
 
 
-def as_index(cx: Context, x: Any) -> ir.Value:
+def as_index(cx: GraphContext, x: Any) -> ir.Value:
     return operand(cx, x, "int64")
 
 
-def as_bool(cx: Context, x: Any) -> ir.Value:
+def as_bool(cx: GraphContext, x: Any) -> ir.Value:
     return operand(cx, x, "bool")
 
 
-def as_given(cx: Context, x: Any) -> ir.Value:
+def as_given(cx: GraphContext, x: Any) -> ir.Value:
     """An operand in its own dtype."""
     return operand(cx, x, result_type(x))
 
@@ -130,7 +130,7 @@ def as_array(x: Any) -> np.ndarray:
     return np.asarray(ops.convert_to_numpy(x))
 
 
-def wrapped(cx: Context, x: ir.Value, dtype: str) -> ir.Value:
+def wrapped(cx: GraphContext, x: ir.Value, dtype: str) -> ir.Value:
     """A result in an integer type that overflows in Keras: 250 + 10 is 4 in uint8."""
     if dtype not in OVERFLOWING:
         return x
@@ -144,12 +144,12 @@ def axes_of(axis: Any, rank: int) -> list[int]:
     return [a % rank for a in (axis if isinstance(axis, (list, tuple)) else [axis])]
 
 
-def reduce(cx: Context, node: str, x: ir.Value, axes: Sequence[int], keepdims: bool) -> ir.Value:
+def reduce(cx: GraphContext, node: str, x: ir.Value, axes: Sequence[int], keepdims: bool) -> ir.Value:
     """Over no axes nothing happens; the node would take all of them."""
     return reduced(cx, node, x, axes, keepdims) if axes else x
 
 
-def dims(cx: Context, operation: Any, argument: str, sizes: Any) -> ir.Value | list[int]:
+def dims(cx: GraphContext, operation: Any, argument: str, sizes: Any) -> ir.Value | list[int]:
     """Sizes as a node takes them: numbers, or a vector of numbers and scalars of the graph."""
     if isinstance(sizes, ir.Value):
         return sizes
@@ -166,7 +166,7 @@ def scalar(x: Any) -> Any:
     return x if isinstance(x, ir.Value) else np.int64(x)
 
 
-def length_of(cx: Context, x: ir.Value, axis: int) -> Any:
+def length_of(cx: GraphContext, x: ir.Value, axis: int) -> Any:
     """The size of an axis: a number, or a scalar of the graph where it is not known."""
     size = shape_of(x)[axis]
     if size is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import onnx_ir as ir
 from keras import ops
 
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.lowerings.operations.arguments import (
     as_array,
     as_float,
@@ -30,13 +30,13 @@ def _integer(x: Any) -> Any:
 
 
 @lowers("Add", example=lambda x: ops.add(x, 1), shape=(4,), nodes="Add", takes_sizes=True)
-def add(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def add(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     dtype, (a, b) = operands(cx, x1, x2)
     return cx.op.Or(a, b) if dtype == "bool" else wrapped(cx, cx.op.Add(a, b), dtype)
 
 
 @lowers("Subtract", example=lambda x: 1 - x, shape=(4,), nodes="Sub", takes_sizes=True)
-def subtract(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def subtract(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     dtype, (a, b) = operands(cx, x1, x2)
     if dtype == "bool":
         raise refuse(cx, operation, "dtype", dtype, "Keras does not subtract booleans either.")
@@ -44,12 +44,12 @@ def subtract(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
 
 
 @lowers("Multiply", example=lambda x: x * x, shape=(4,), nodes="Mul", takes_sizes=True)
-def multiply(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def multiply(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     dtype, (a, b) = operands(cx, x1, x2)
     return cx.op.And(a, b) if dtype == "bool" else wrapped(cx, cx.op.Mul(a, b), dtype)
 
 
-def _divide(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def _divide(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     return cx.op.Div(as_float(cx, x1), as_float(cx, x2))
 
 
@@ -63,7 +63,7 @@ lowers("Divide", example=lambda x: ops.divide(1, x), shape=(4,), nodes="Div", ta
     shape=(4,),
     nodes="Relu Equal Where Div Where",
 )
-def divide_no_nan(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def divide_no_nan(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     """Zero where the divisor is."""
     a, b = as_float(cx, x1), as_float(cx, x2)
     zero = cx.op.Equal(b, 0.0)
@@ -71,7 +71,7 @@ def divide_no_nan(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
 
 
 @lowers("FloorDivide", example=lambda x: x // 0.3, shape=(4,), nodes="Div Floor", takes_sizes=True)
-def floor_divide(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def floor_divide(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     dtype, (a, b) = operands(cx, x1, x2)
     if held_as(dtype) == ir.DataType.FLOAT:
         return cx.op.Floor(cx.op.Div(a, b))
@@ -82,7 +82,7 @@ def floor_divide(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
 
 
 @lowers("Mod", example=lambda x: _integer(x) % 3, shape=(4,), nodes="Mul Cast Mod", takes_sizes=True)
-def mod(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def mod(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     """The remainder has the sign of the divisor."""
     dtype, (a, b) = operands(cx, x1, x2)
     if dtype == "bool":
@@ -95,25 +95,25 @@ def mod(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
 
 
 @lowers("Power", example=lambda x: ops.square(x) ** 0.5, shape=(4,), nodes="Mul Pow", takes_sizes=True)
-def power(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def power(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     dtype, (a, b) = operands(cx, x1, x2)
     if dtype == "bool":
         raise refuse(cx, operation, "dtype", dtype)
     return wrapped(cx, cx.op.Pow(a, b), dtype)
 
 
-def _extreme(cx: Context, node: str, logical: str, x1: Any, x2: Any) -> ir.Value:
+def _extreme(cx: GraphContext, node: str, logical: str, x1: Any, x2: Any) -> ir.Value:
     dtype, values = operands(cx, x1, x2)
     return getattr(cx.op, logical if dtype == "bool" else node)(*values)
 
 
 @lowers("Maximum", example=lambda x: ops.maximum(x, 0), shape=(4,), nodes="Max", takes_sizes=True)
-def maximum(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def maximum(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     return _extreme(cx, "Max", "Or", x1, x2)
 
 
 @lowers("Minimum", example=lambda x: ops.minimum(x, 0), shape=(4,), nodes="Min", takes_sizes=True)
-def minimum(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def minimum(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     return _extreme(cx, "Min", "And", x1, x2)
 
 
@@ -123,7 +123,7 @@ def minimum(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     shape=(4,),
     nodes="Neg Abs Abs Max Min Equal Where Div Mul Add Sqrt Mul",
 )
-def hypot(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def hypot(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     """The larger one times sqrt(1 + ratio ** 2), which does not overflow."""
     a, b = cx.op.Abs(as_float(cx, x1)), cx.op.Abs(as_float(cx, x2))
     large, small = cx.op.Max(a, b), cx.op.Min(a, b)
@@ -135,14 +135,14 @@ def hypot(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
 
 
 @lowers("Negative", example=lambda x: -x, shape=(4,), nodes="Neg")
-def negative(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def negative(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     dtype = result_type(x)
     if dtype == "bool":
         raise refuse(cx, operation, "dtype", dtype, "Keras does not negate booleans either.")
     return wrapped(cx, cx.op.Neg(x), dtype)
 
 
-def _absolute(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def _absolute(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     dtype = result_type(x)
     return x if dtype == "bool" else wrapped(cx, cx.op.Abs(x), dtype)
 
@@ -152,14 +152,14 @@ lowers("Abs", example=lambda x: abs(x), shape=(4,), nodes="Abs")(_absolute)
 
 
 @lowers("Sign", example=lambda x: ops.sign(x), shape=(4,), nodes="Sign")
-def sign(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def sign(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     if result_type(x) == "bool":
         raise refuse(cx, operation, "dtype", "bool")
     return cx.op.Sign(x)
 
 
 @lowers("Square", example=lambda x: ops.square(x), shape=(4,), nodes="Mul")
-def square(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def square(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     dtype = result_type(x)
     if dtype == "bool":
         dtype = "int32"
@@ -168,22 +168,22 @@ def square(cx: Context, operation: Any, /, x: Any) -> ir.Value:
 
 
 @lowers("Sqrt", example=lambda x: ops.sqrt(ops.square(x)), shape=(4,), nodes="Mul Sqrt")
-def sqrt(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def sqrt(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return cx.op.Sqrt(as_float(cx, x))
 
 
 @lowers("Rsqrt", example=lambda x: ops.rsqrt(ops.square(x)), shape=(4,), nodes="Mul Sqrt Reciprocal")
-def rsqrt(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def rsqrt(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return cx.op.Reciprocal(cx.op.Sqrt(as_float(cx, x)))
 
 
 @lowers("Reciprocal", example=lambda x: ops.reciprocal(x), shape=(4,), nodes="Reciprocal")
-def reciprocal(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def reciprocal(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return cx.op.Reciprocal(as_float(cx, x))
 
 
 def _to_whole(node: str) -> Any:
-    def lower(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+    def lower(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
         return getattr(cx.op, node)(x) if is_float(x) else as_float(cx, x)
 
     return lower
@@ -194,14 +194,14 @@ lowers("Ceil", example=lambda x: ops.ceil(x), shape=(4,), nodes="Ceil")(_to_whol
 
 
 @lowers("Trunc", example=lambda x: ops.trunc(x), shape=(4,), nodes="Abs Floor Sign Mul")
-def trunc(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def trunc(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     if not is_float(x):
         return x
     return cx.op.Mul(cx.op.Sign(x), cx.op.Floor(cx.op.Abs(x)))
 
 
 @lowers("Round", example=lambda x: ops.round(x), shape=(4,), nodes="Round")
-def round_(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def round_(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     """Halves go to the even neighbour in both."""
     if not is_float(x):
         if operation.decimals < 0 or result_type(x) == "bool":
@@ -214,7 +214,7 @@ def round_(cx: Context, operation: Any, /, x: Any) -> ir.Value:
 
 
 @lowers("Clip", example=lambda x: ops.clip(x, -0.5, 0.5), shape=(4,), nodes="Clip")
-def clip(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def clip(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     dtype = result_type(x)
     dtype = "int32" if dtype == "bool" else dtype
     value = operand(cx, x, dtype)
@@ -228,7 +228,7 @@ def clip(cx: Context, operation: Any, /, x: Any) -> ir.Value:
     return value if high is None else cx.op.Min(value, high)
 
 
-def _bound(cx: Context, operation: Any, name: str, bound: Any, dtype: str) -> ir.Value:
+def _bound(cx: GraphContext, operation: Any, name: str, bound: Any, dtype: str) -> ir.Value:
     if held_as(dtype) == ir.DataType.INT64 and is_float(bound) and (as_array(bound) % 1).any():
         raise refuse(cx, operation, name, bound, "It bounds integers.")
     return operand(cx, bound, dtype)

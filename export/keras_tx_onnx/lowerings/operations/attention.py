@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from keras import ops
 
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.lowerings.nodes.attention import counting, length
 from keras_tx_onnx.lowerings.operations.arguments import as_bool, as_float, refuse, sizes_of
 from keras_tx_onnx.reading.registry import lowers
@@ -24,7 +24,7 @@ HIDDEN = -1e30
     nodes="Reshape Attention Reshape",
 )
 def dot_product_attention(
-    cx: Context,
+    cx: GraphContext,
     operation: Any,
     /,
     query: Any,
@@ -84,7 +84,7 @@ def dot_product_attention(
     return cx.op.Transpose(mixed, perm=[0, 2, 1, 3])
 
 
-def _allowed(cx: Context, query: Any, key: Any, mask: Any, causal: bool) -> ir.Value | None:
+def _allowed(cx: GraphContext, query: Any, key: Any, mask: Any, causal: bool) -> ir.Value | None:
     """Boolean, broadcasting to (batch, heads, queries, keys)."""
     allowed = None if mask is None else as_bool(cx, mask)
     if not causal:
@@ -94,7 +94,7 @@ def _allowed(cx: Context, query: Any, key: Any, mask: Any, causal: bool) -> ir.V
     return earlier if allowed is None else cx.op.And(allowed, earlier)
 
 
-def _offsets(cx: Context, bias: ir.Value | None, allowed: ir.Value | None) -> ir.Value:
+def _offsets(cx: GraphContext, bias: ir.Value | None, allowed: ir.Value | None) -> ir.Value:
     """What is added to the scores. Nothing that is added shall bring back what is hidden."""
     if allowed is None:
         assert bias is not None
@@ -102,7 +102,7 @@ def _offsets(cx: Context, bias: ir.Value | None, allowed: ir.Value | None) -> ir
     return cx.op.Where(allowed, np.float32(0) if bias is None else bias, HIDDEN)
 
 
-def _repeated(cx: Context, x: ir.Value, heads: int, kv_heads: int, size: int) -> ir.Value:
+def _repeated(cx: GraphContext, x: ir.Value, heads: int, kv_heads: int, size: int) -> ir.Value:
     """(b, t, kv_heads, size) -> (b, t, heads, size), each head several times."""
     x = cx.op.Expand(cx.op.Unsqueeze(x, [3]), [1, 1, 1, heads // kv_heads, 1])
     return cx.op.Reshape(x, [0, 0, heads, size])

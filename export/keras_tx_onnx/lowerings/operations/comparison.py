@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from keras import ops
 
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.lowerings.operations.arguments import (
     NARROW,
     as_bool,
@@ -41,7 +41,7 @@ def _register_comparison(name: str, function: Callable[..., Any], node: str) -> 
     @lowers(
         name, example=lambda x: _truth(function(x, 0)), shape=(4,), nodes=f"{node} Cast", takes_sizes=True
     )
-    def lower(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+    def lower(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
         dtype, values = operands(cx, x1, x2)
         if dtype == "bool":  # false before true
             values = [cx.op.Cast(value, to=ir.DataType.INT64) for value in values]
@@ -53,7 +53,7 @@ for _name, (_function, _node) in COMPARISONS.items():
 
 
 @lowers("Equal", example=lambda x: _truth(ops.equal(x, 0)), shape=(4,), nodes="Equal Cast", takes_sizes=True)
-def equal(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def equal(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     return cx.op.Equal(*operands(cx, x1, x2)[1])
 
 
@@ -64,7 +64,7 @@ def equal(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     nodes="Equal Not Cast",
     takes_sizes=True,
 )
-def not_equal(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def not_equal(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     return cx.op.Not(equal(cx, operation, x1, x2))
 
 
@@ -82,7 +82,7 @@ def _register_logic(name: str, function: Callable[..., Any], node: str) -> None:
         shape=(4,),
         nodes=f"Greater Less {node} Cast",
     )
-    def lower(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+    def lower(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
         return getattr(cx.op, node)(as_bool(cx, x1), as_bool(cx, x2))
 
 
@@ -91,7 +91,7 @@ for _name, (_function, _node) in LOGIC.items():
 
 
 @lowers("LogicalNot", example=lambda x: _truth(ops.logical_not(x > 0)), shape=(4,), nodes="Greater Not Cast")
-def logical_not(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def logical_not(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return cx.op.Not(as_bool(cx, x))
 
 
@@ -111,7 +111,7 @@ def _register_bits(name: str, function: Callable[..., Any], logical: str, nodes:
         shape=(4,),
         nodes=f"Mul Mul {nodes}",
     )
-    def lower(cx: Context, operation: Any, /, x: Any, y: Any) -> ir.Value:
+    def lower(cx: GraphContext, operation: Any, /, x: Any, y: Any) -> ir.Value:
         dtype, values = operands(cx, x, y)
         if dtype == "bool":
             return getattr(cx.op, logical)(*values)
@@ -122,7 +122,7 @@ def _register_bits(name: str, function: Callable[..., Any], logical: str, nodes:
         return _of_bits(cx, getattr(cx.op, logical)(*(_bits(cx, value) for value in values)))
 
 
-def _bits(cx: Context, x: ir.Value) -> ir.Value:
+def _bits(cx: GraphContext, x: ir.Value) -> ir.Value:
     """The 34 bits of an integer in two's complement along a new last axis, as booleans."""
     x = cx.op.Unsqueeze(x, [-1])
     places = 2 ** np.arange(34)
@@ -130,7 +130,7 @@ def _bits(cx: Context, x: ir.Value) -> ir.Value:
     return cx.op.Cast(cx.op.Mod(cut, np.int64(2)), to=ir.DataType.BOOL)
 
 
-def _of_bits(cx: Context, bits: ir.Value) -> ir.Value:
+def _of_bits(cx: GraphContext, bits: ir.Value) -> ir.Value:
     values = 2 ** np.arange(34)
     values[-1] *= -1
     return cx.op.ReduceSum(cx.op.Where(bits, values, np.int64(0)), [-1], keepdims=0)
@@ -140,7 +140,7 @@ for _name, (_function, _logical, _nodes) in BITS.items():
     _register_bits(_name, _function, _logical, _nodes)
 
 
-def _invert(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def _invert(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     dtype = result_type(x)
     if dtype == "bool":
         return cx.op.Not(x)
@@ -164,7 +164,9 @@ for _name, _function in (("BitwiseNot", ops.bitwise_not), ("BitwiseInvert", ops.
     shape=(4,),
     nodes="Sub Abs Abs Mul Add IsInf Not LessOrEqual And Equal Or Cast",
 )
-def isclose(cx: Context, operation: Any, /, x1: Any, x2: Any, rtol: Any = 1e-5, atol: Any = 1e-8) -> ir.Value:
+def isclose(
+    cx: GraphContext, operation: Any, /, x1: Any, x2: Any, rtol: Any = 1e-5, atol: Any = 1e-8
+) -> ir.Value:
     """|x1 - x2| <= atol + rtol |x2|; equal ones, infinite too, are close."""
     if operation.equal_nan:
         raise refuse(cx, operation, "equal_nan", True)
@@ -177,7 +179,7 @@ def isclose(cx: Context, operation: Any, /, x1: Any, x2: Any, rtol: Any = 1e-5, 
 @lowers(
     "Where", example=lambda x: ops.where(x > 0, x, 0), shape=(4,), nodes="Greater Where", takes_sizes=True
 )
-def where(cx: Context, operation: Any, /, condition: Any, x1: Any = None, x2: Any = None) -> ir.Value:
+def where(cx: GraphContext, operation: Any, /, condition: Any, x1: Any = None, x2: Any = None) -> ir.Value:
     if x1 is None or x2 is None:
         raise refuse(cx, operation, "x1 and x2", None, "Name what to choose between.")
     dtype, (a, b) = operands(cx, x1, x2)
@@ -188,7 +190,7 @@ def where(cx: Context, operation: Any, /, condition: Any, x1: Any = None, x2: An
 
 
 @lowers("Cast", example=lambda x: ops.cast(x, "int32") / 2, shape=(4,), nodes="Cast Cast Div")
-def cast(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def cast(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return to_dtype(cx, operation, x, operation.dtype)
 
 
@@ -198,7 +200,7 @@ def cast(cx: Context, operation: Any, /, x: Any) -> ir.Value:
     shape=(4,),
     nodes="Mul Clip Cast Cast Div",
 )
-def saturate_cast(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def saturate_cast(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     dtype = keras.backend.standardize_dtype(operation.dtype)
     if dtype in NARROW and dtype_of(x) != "bool":
         limits = ir.DataType[dtype.upper()]
@@ -212,7 +214,7 @@ def saturate_cast(cx: Context, operation: Any, /, x: Any) -> ir.Value:
     return to_dtype(cx, operation, x, dtype)
 
 
-def to_dtype(cx: Context, operation: Any, x: Any, dtype: str) -> ir.Value:
+def to_dtype(cx: GraphContext, operation: Any, x: Any, dtype: str) -> ir.Value:
     """A value in another dtype of Keras. Between floats nothing: the file computes in float32."""
     wanted = keras.backend.standardize_dtype(dtype)
     if not (wanted == "bool" or "int" in wanted or keras.backend.is_float_dtype(wanted)) or wanted == "int4":
@@ -227,23 +229,23 @@ def to_dtype(cx: Context, operation: Any, x: Any, dtype: str) -> ir.Value:
     return operand_as(cx, x, given, wanted)
 
 
-def operand_as(cx: Context, x: ir.Value, given: str, wanted: str) -> ir.Value:
+def operand_as(cx: GraphContext, x: ir.Value, given: str, wanted: str) -> ir.Value:
     return x if held_as(given) == held_as(wanted) else cx.op.Cast(x, to=held_as(wanted))
 
 
 @lowers("ConvertToTensor", example=lambda x: ops.convert_to_tensor(x), shape=(4,), nodes="")
-def convert_to_tensor(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def convert_to_tensor(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     if operation.sparse:
         raise refuse(cx, operation, "sparse", operation.sparse)
     return to_dtype(cx, operation, x, operation.dtype or result_type(x))
 
 
 @lowers("StopGradient", example=lambda x: ops.stop_gradient(x), shape=(4,), nodes="")
-def stop_gradient(cx: Context, operation: Any, /, variable: Any) -> ir.Value:
+def stop_gradient(cx: GraphContext, operation: Any, /, variable: Any) -> ir.Value:
     return operand(cx, variable, result_type(variable))
 
 
-def _same(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def _same(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return operand(cx, x, result_type(x))
 
 
@@ -251,5 +253,5 @@ lowers("Copy", example=lambda x: ops.copy(x), shape=(4,), nodes="")(_same)
 
 
 @lowers("Array", example=lambda x: ops.array(x), shape=(4,), nodes="")
-def array(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def array(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return to_dtype(cx, operation, x, operation.dtype or result_type(x))

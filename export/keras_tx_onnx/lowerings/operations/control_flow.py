@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from keras import ops
 
-from keras_tx_onnx.graph.builder import KERAS_TENSOR, Context, Predicate, onnx_dtype
+from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, Predicate, onnx_dtype
 from keras_tx_onnx.reading.registry import lowers
 from keras_tx_onnx.reading.traced_functions import Body, Choice, Repeat, Steps, spec_of
 
@@ -32,7 +32,7 @@ class _Called(keras.layers.Layer):
     shape=(5,),
     nodes="ReduceMax Greater If",
 )
-def choice(cx: Context, operation: Any, /, index: Any, captured: Sequence[Any]) -> list[ir.Value]:
+def choice(cx: GraphContext, operation: Any, /, index: Any, captured: Sequence[Any]) -> list[ir.Value]:
     branches = list(zip(operation.bodies, captured, strict=True))
     if operation.traced == "Cond":
         names = ["where its predicate is true", "where its predicate is false"]
@@ -43,7 +43,7 @@ def choice(cx: Context, operation: Any, /, index: Any, captured: Sequence[Any]) 
 
 
 def _if(
-    cx: Context,
+    cx: GraphContext,
     operation: Choice,
     predicates: list[ir.Value],
     branches: list[tuple[Body, Any]],
@@ -76,7 +76,7 @@ def _if(
     takes_sizes=True,
 )
 def repeat(
-    cx: Context, operation: Any, /, variables: Sequence[Any], captured: Sequence[Any], limit: Any = None
+    cx: GraphContext, operation: Any, /, variables: Sequence[Any], captured: Sequence[Any], limit: Any = None
 ) -> list[ir.Value]:
     condition, body = operation.bodies
     specs = body.known_specs()
@@ -105,7 +105,7 @@ def repeat(
     takes_sizes=True,
 )
 def steps(
-    cx: Context,
+    cx: GraphContext,
     operation: Any,
     /,
     states: Sequence[Any],
@@ -134,14 +134,14 @@ def _several(results: Any) -> list[ir.Value]:
     return list(results) if isinstance(results, tuple) else [results]
 
 
-def _lowered(cx: Context, body: Body, values: Sequence[Any]) -> list[ir.Value]:
+def _lowered(cx: GraphContext, body: Body, values: Sequence[Any]) -> list[ir.Value]:
     """The results of a body for values of its parameters and of what it captured."""
     assert cx.lower_body is not None
     results = cx.lower_body(cx, body, list(values))
     return [_as(cx, x, spec) for x, spec in zip(results, body.known_specs(), strict=True)]
 
 
-def _as(cx: Context, x: Any, spec: keras.KerasTensor) -> ir.Value:
+def _as(cx: GraphContext, x: Any, spec: keras.KerasTensor) -> ir.Value:
     """A value, or a number or array as a constant, in the dtype in which the file holds `spec`."""
     wanted = onnx_dtype(spec.dtype)
     if not isinstance(x, ir.Value):
@@ -155,7 +155,7 @@ def _as(cx: Context, x: Any, spec: keras.KerasTensor) -> ir.Value:
     return x
 
 
-def _boolean(cx: Context, x: ir.Value) -> ir.Value:
+def _boolean(cx: GraphContext, x: ir.Value) -> ir.Value:
     return x if x.dtype == ir.DataType.BOOL else cx.op.Cast(x, to=ir.DataType.BOOL)
 
 
@@ -164,7 +164,7 @@ def _element(sequence: ir.Value) -> keras.KerasTensor:
     return keras.KerasTensor(known.shape[1:], known.dtype)
 
 
-def _parameter(cx: Context, name: str, spec: keras.KerasTensor) -> ir.Value:
+def _parameter(cx: GraphContext, name: str, spec: keras.KerasTensor) -> ir.Value:
     value = ir.Value(
         name=cx.unique(f"{cx.scope}/{name}"),
         type=ir.TensorType(onnx_dtype(spec.dtype)),
@@ -174,12 +174,12 @@ def _parameter(cx: Context, name: str, spec: keras.KerasTensor) -> ir.Value:
     return value
 
 
-def _return(cx: Context, inner: ir.Graph, body: Body, values: Sequence[ir.Value]) -> None:
+def _return(cx: GraphContext, inner: ir.Graph, body: Body, values: Sequence[ir.Value]) -> None:
     for value, spec in zip(values, body.known_specs(), strict=True):
         inner.outputs.append(_made_in(cx, inner, _as(cx, value, spec)))
 
 
-def _made_in(cx: Context, inner: ir.Graph, value: ir.Value) -> ir.Value:
+def _made_in(cx: GraphContext, inner: ir.Graph, value: ir.Value) -> ir.Value:
     """The value, or a copy: a graph must compute the values that it returns, and return each once."""
     node = value.producer()
     if node is not None and node.graph is inner and value not in inner.outputs:

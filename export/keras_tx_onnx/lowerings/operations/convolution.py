@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from keras import ops
 
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.lowerings.layers import convolution, pooling
 from keras_tx_onnx.lowerings.nodes.channels import to_first, to_last
 from keras_tx_onnx.lowerings.operations.arguments import as_float, rank_of, refuse, sizes_of
@@ -65,7 +65,7 @@ def _kernel(kernel: Any) -> Any:
     shape=(6, 5, 3),
     nodes="Transpose Conv Transpose",
 )
-def conv(cx: Context, operation: Any, /, inputs: Any, kernel: Any) -> ir.Value:
+def conv(cx: GraphContext, operation: Any, /, inputs: Any, kernel: Any) -> ir.Value:
     return convolution.convolution(cx, _of_convolution(operation, kernel), inputs)
 
 
@@ -75,7 +75,7 @@ def conv(cx: Context, operation: Any, /, inputs: Any, kernel: Any) -> ir.Value:
     shape=(6, 5, 3),
     nodes="Transpose Conv Transpose",
 )
-def depthwise_conv(cx: Context, operation: Any, /, inputs: Any, kernel: Any) -> ir.Value:
+def depthwise_conv(cx: GraphContext, operation: Any, /, inputs: Any, kernel: Any) -> ir.Value:
     return convolution.depthwise_convolution(cx, _of_convolution(operation, kernel), inputs)
 
 
@@ -86,7 +86,7 @@ def depthwise_conv(cx: Context, operation: Any, /, inputs: Any, kernel: Any) -> 
     nodes="Transpose Conv Conv Transpose",
 )
 def separable_conv(
-    cx: Context, operation: Any, /, inputs: Any, depthwise_kernel: Any, pointwise_kernel: Any
+    cx: GraphContext, operation: Any, /, inputs: Any, depthwise_kernel: Any, pointwise_kernel: Any
 ) -> ir.Value:
     settings = _of_convolution(operation, depthwise_kernel, "depthwise_kernel")
     settings.pointwise_kernel = _kernel(pointwise_kernel)
@@ -106,7 +106,7 @@ class _Transposed(keras.layers.Layer):
     shape=(6, 5, 3),
     nodes="Transpose ConvTranspose Transpose",
 )
-def conv_transpose(cx: Context, operation: Any, /, inputs: Any, kernel: Any) -> ir.Value:
+def conv_transpose(cx: GraphContext, operation: Any, /, inputs: Any, kernel: Any) -> ir.Value:
     settings = _of_convolution(operation, kernel)
     settings.output_padding = operation.output_padding
     return convolution.transposed_convolution(cx, settings, inputs)
@@ -125,7 +125,7 @@ def _of_pooling(operation: Any, inputs: Any) -> Any:
     shape=(6, 5, 3),
     nodes="Transpose MaxPool Transpose",
 )
-def max_pool(cx: Context, operation: Any, /, inputs: Any) -> ir.Value:
+def max_pool(cx: GraphContext, operation: Any, /, inputs: Any) -> ir.Value:
     return pooling.max_pooling(cx, _of_pooling(operation, inputs), inputs)
 
 
@@ -135,14 +135,14 @@ def max_pool(cx: Context, operation: Any, /, inputs: Any) -> ir.Value:
     shape=(6, 5, 3),
     nodes="Transpose AveragePool Transpose",
 )
-def average_pool(cx: Context, operation: Any, /, inputs: Any) -> ir.Value:
+def average_pool(cx: GraphContext, operation: Any, /, inputs: Any) -> ir.Value:
     return pooling.average_pooling(cx, _of_pooling(operation, inputs), inputs)
 
 
 # -- blocks of pixels as channels -------------------------------------------------------------------------
 
 
-def _channels_first(cx: Context, operation: Any, x: Any, node: str, **attributes: Any) -> ir.Value:
+def _channels_first(cx: GraphContext, operation: Any, x: Any, node: str, **attributes: Any) -> ir.Value:
     value = as_float(cx, x)
     if operation.data_format != "channels_last":
         return getattr(cx.op, node)(value, blocksize=operation.block_size, **attributes)
@@ -156,7 +156,7 @@ def _channels_first(cx: Context, operation: Any, x: Any, node: str, **attributes
     shape=(3, 2, 8),
     nodes="Transpose DepthToSpace Transpose",
 )
-def depth_to_space(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def depth_to_space(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return _channels_first(cx, operation, x, "DepthToSpace", mode="DCR")
 
 
@@ -166,16 +166,16 @@ def depth_to_space(cx: Context, operation: Any, /, x: Any) -> ir.Value:
     shape=(4, 6, 3),
     nodes="Transpose SpaceToDepth Transpose",
 )
-def space_to_depth(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def space_to_depth(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return _channels_first(cx, operation, x, "SpaceToDepth")
 
 
-def as_images(cx: Context, x: ir.Value, rank: int) -> ir.Value:
+def as_images(cx: GraphContext, x: ir.Value, rank: int) -> ir.Value:
     """One image as a batch of one."""
     return cx.op.Unsqueeze(x, [0]) if rank == 3 else x
 
 
-def as_before(cx: Context, x: ir.Value, rank: int) -> ir.Value:
+def as_before(cx: GraphContext, x: ir.Value, rank: int) -> ir.Value:
     return cx.op.Squeeze(x, [0]) if rank == 3 else x
 
 
@@ -185,7 +185,7 @@ def as_before(cx: Context, x: ir.Value, rank: int) -> ir.Value:
     shape=(6, 6, 3),
     nodes="Reshape Transpose Reshape",
 )
-def extract_patches(cx: Context, operation: Any, /, images: Any) -> ir.Value:
+def extract_patches(cx: GraphContext, operation: Any, /, images: Any) -> ir.Value:
     """Patches side by side are a matter of shape; others take a kernel of ones and zeros, as in Keras."""
     rank, sizes = rank_of(images), sizes_of(images)
     if len(operation.size) != 2:

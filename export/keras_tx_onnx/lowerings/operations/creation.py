@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from keras import layers, ops
 
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.lowerings.operations.arguments import (
     as_float,
     as_index,
@@ -25,29 +25,29 @@ from keras_tx_onnx.lowerings.operations.arguments import (
 from keras_tx_onnx.reading.registry import lowers
 
 
-def _like(cx: Context, operation: Any, x: Any, fill: Any) -> ir.Value:
+def _like(cx: GraphContext, operation: Any, x: Any, fill: Any) -> ir.Value:
     dtype = keras.backend.standardize_dtype(operation.dtype or result_type(x))
     return cx.op.Expand(operand(cx, fill, dtype), _shape(cx, x))
 
 
-def _shape(cx: Context, x: Any) -> Any:
+def _shape(cx: GraphContext, x: Any) -> Any:
     """Numbers where they are known, which leaves nothing to compute."""
     sizes = sizes_of(x)
     return cx.op.Shape(x) if None in sizes else list(sizes)
 
 
 @lowers("ZerosLike", example=lambda x: ops.zeros_like(x), shape=(4,), nodes="Shape Expand")
-def zeros_like(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def zeros_like(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return _like(cx, operation, x, 0)
 
 
 @lowers("OnesLike", example=lambda x: ops.ones_like(x), shape=(4,), nodes="Shape Expand")
-def ones_like(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def ones_like(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return _like(cx, operation, x, 1)
 
 
 @lowers("FullLike", example=lambda x: ops.full_like(x, 2), shape=(4,), nodes="Shape Expand", takes_sizes=True)
-def full_like(cx: Context, operation: Any, /, x: Any, fill_value: Any) -> ir.Value:
+def full_like(cx: GraphContext, operation: Any, /, x: Any, fill_value: Any) -> ir.Value:
     return _like(cx, operation, x, fill_value)
 
 
@@ -58,7 +58,7 @@ def full_like(cx: Context, operation: Any, /, x: Any, fill_value: Any) -> ir.Val
     nodes="Range Add",
     takes_sizes=True,
 )
-def arange(cx: Context, operation: Any, /, start: Any, stop: Any, step: Any) -> ir.Value:
+def arange(cx: GraphContext, operation: Any, /, start: Any, stop: Any, step: Any) -> ir.Value:
     floating = keras.backend.is_float_dtype(operation.dtype)
 
     def scalar(x: Any) -> Any:
@@ -76,7 +76,7 @@ def arange(cx: Context, operation: Any, /, start: Any, stop: Any, step: Any) -> 
     nodes="ReduceSum Expand",
     takes_sizes=True,
 )
-def full(cx: Context, operation: Any, /, fill_value: Any) -> ir.Value:
+def full(cx: GraphContext, operation: Any, /, fill_value: Any) -> ir.Value:
     dtype = keras.backend.standardize_dtype(operation.dtype)
     shape = (operation.shape,) if isinstance(operation.shape, int) else operation.shape
     return cx.op.Expand(operand(cx, fill_value, dtype), dims(cx, operation, "shape", shape))
@@ -88,7 +88,7 @@ def full(cx: Context, operation: Any, /, fill_value: Any) -> ir.Value:
     shape=(4,),
     nodes="Add Sub Mul Add",
 )
-def linspace(cx: Context, operation: Any, /, start: Any, stop: Any) -> ir.Value:
+def linspace(cx: GraphContext, operation: Any, /, start: Any, stop: Any) -> ir.Value:
     if operation.retstep or operation.axis != 0 or not isinstance(operation.num, int):
         raise refuse(cx, operation, "retstep, axis, num", (operation.retstep, operation.axis, operation.num))
     dtype = keras.backend.standardize_dtype(operation.dtype or keras.config.floatx())
@@ -108,7 +108,7 @@ def linspace(cx: Context, operation: Any, /, start: Any, stop: Any) -> ir.Value:
     nodes="Mul Cast Unsqueeze Equal Cast",
     takes_sizes=True,
 )
-def one_hot(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def one_hot(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     """Compared with 0, 1, 2 ...: what is outside gives zeros. The node OneHot counts -1 from the end."""
     if operation.sparse:
         raise refuse(cx, operation, "sparse", True)
@@ -132,7 +132,7 @@ def one_hot(cx: Context, operation: Any, /, x: Any) -> ir.Value:
     shape=(4,),
     nodes="Mul Cast Unsqueeze Equal Cast ReduceMax",
 )
-def multi_hot(cx: Context, operation: Any, /, inputs: Any) -> ir.Value:
+def multi_hot(cx: GraphContext, operation: Any, /, inputs: Any) -> ir.Value:
     """In the integers that Keras's graph promises; called on data, Keras gives floats."""
     if operation.sparse or operation.axis != -1:
         raise refuse(cx, operation, "sparse and axis", (operation.sparse, operation.axis))

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from keras import ops
 
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.lowerings.operations.arguments import as_float, is_float, operand
 from keras_tx_onnx.reading.registry import lowers
 
@@ -36,7 +36,7 @@ WITHIN = {"Log", "Arcsin", "Arccos", "Arctanh", "Arccosh"}  # these have gaps: t
 
 
 def _register(name: str, function: Callable[[Any], Any], node: str) -> None:
-    def lower(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+    def lower(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
         return getattr(cx.op, node)(as_float(cx, x))
 
     def example(x: Any) -> Any:
@@ -58,7 +58,7 @@ for _name, (_function, _node) in SAME_NAME.items():
     shape=(4,),
     nodes="Relu Add Sub Equal IsInf Or Log Where Div Mul Where",
 )
-def log1p(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def log1p(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     """log(u) * x / (u - 1) with u = 1 + x, exact near 0 too; x itself where u is 1 or infinite."""
     x = as_float(cx, x)
     u = cx.op.Add(x, 1.0)
@@ -69,34 +69,34 @@ def log1p(cx: Context, operation: Any, /, x: Any) -> ir.Value:
 
 
 @lowers("Expm1", example=lambda x: ops.expm1(x), shape=(4,), nodes="Mul Tanh Exp Add Mul")
-def expm1(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def expm1(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     """tanh(x / 2) * (exp(x) + 1), which keeps its digits near 0."""
     x = as_float(cx, x)
     return cx.op.Mul(cx.op.Tanh(cx.op.Mul(x, 0.5)), cx.op.Add(cx.op.Exp(x), 1.0))
 
 
 @lowers("Exp2", example=lambda x: ops.exp2(x), shape=(4,), nodes="Pow")
-def exp2(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def exp2(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return cx.op.Pow(2.0, as_float(cx, x))
 
 
 @lowers("Log2", example=lambda x: ops.log2(ops.sigmoid(x)), shape=(4,), nodes="Sigmoid Log Mul")
-def log2(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def log2(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return cx.op.Mul(cx.op.Log(as_float(cx, x)), 1 / math.log(2))
 
 
 @lowers("Log10", example=lambda x: ops.log10(ops.sigmoid(x)), shape=(4,), nodes="Sigmoid Log Mul")
-def log10(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def log10(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return cx.op.Mul(cx.op.Log(as_float(cx, x)), 1 / math.log(10))
 
 
 @lowers("Deg2rad", example=lambda x: ops.deg2rad(x), shape=(4,), nodes="Mul")
-def deg2rad(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def deg2rad(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return cx.op.Mul(as_float(cx, x), math.pi / 180)
 
 
 @lowers("Rad2deg", example=lambda x: ops.rad2deg(x), shape=(4,), nodes="Mul")
-def rad2deg(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def rad2deg(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return cx.op.Mul(as_float(cx, x), 180 / math.pi)
 
 
@@ -106,7 +106,7 @@ def rad2deg(cx: Context, operation: Any, /, x: Any) -> ir.Value:
     shape=(4,),
     nodes="Max Equal Sub Abs Neg Exp Add Log Add Where",
 )
-def logaddexp(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def logaddexp(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     """max + log(1 + exp(-|difference|)); equal ones, infinite too, have no difference to take."""
     a, b = as_float(cx, x1), as_float(cx, x2)
     more = cx.op.Log(cx.op.Add(cx.op.Exp(cx.op.Neg(cx.op.Abs(cx.op.Sub(a, b)))), 1.0))
@@ -119,7 +119,7 @@ def logaddexp(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     shape=(4,),
     nodes="Abs Abs Max Min Equal Where Div Atan Greater Sub Where Less Sub Where Less Neg Where",
 )
-def arctan2(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def arctan2(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     """The angle in the first octant, mirrored where it belongs."""
     y, x = as_float(cx, x1), as_float(cx, x2)
     up, right = cx.op.Abs(y), cx.op.Abs(x)
@@ -138,23 +138,23 @@ def _truth(x: Any) -> Any:
 
 
 @lowers("Isnan", example=lambda x: _truth(ops.isnan(x)), shape=(4,), nodes="IsNaN Cast")
-def isnan(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def isnan(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return cx.op.IsNaN(as_float(cx, x))
 
 
 @lowers("Isinf", example=lambda x: _truth(ops.isinf(x)), shape=(4,), nodes="IsInf Cast")
-def isinf(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def isinf(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return cx.op.IsInf(as_float(cx, x))
 
 
 @lowers("Isfinite", example=lambda x: _truth(ops.isfinite(x)), shape=(4,), nodes="IsNaN IsInf Or Not Cast")
-def isfinite(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def isfinite(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     x = as_float(cx, x)
     return cx.op.Not(cx.op.Or(cx.op.IsNaN(x), cx.op.IsInf(x)))
 
 
 @lowers("NanToNum", example=lambda x: ops.nan_to_num(x), shape=(4,), nodes="IsNaN Where Clip")
-def nan_to_num(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def nan_to_num(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     if not is_float(x):
         return x
     x = cx.op.Where(cx.op.IsNaN(x), operand(cx, operation.nan, "float32"), x)

@@ -9,14 +9,14 @@ import numpy as np
 import onnx_ir as ir
 from keras import ops
 
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.lowerings.operations.arguments import as_float, length_of, rank_of, refuse, sizes_of
 from keras_tx_onnx.reading.registry import lowers
 
 Complex = tuple[ir.Value, ir.Value | None]  # the imaginary part is None where it is zero
 
 
-def waves(cx: Context, size: Any) -> tuple[ir.Value, ir.Value]:
+def waves(cx: GraphContext, size: Any) -> tuple[ir.Value, ir.Value]:
     """Cosine and sine (size, size) of the angle of row times column."""
     if not isinstance(size, ir.Value):
         steps = np.arange(size)
@@ -29,7 +29,7 @@ def waves(cx: Context, size: Any) -> tuple[ir.Value, ir.Value]:
     return cx.op.Cos(angle), cx.op.Sin(angle)
 
 
-def _last(cx: Context, x: Complex, size: Any, sign: int = 1) -> Complex:
+def _last(cx: GraphContext, x: Complex, size: Any, sign: int = 1) -> Complex:
     """Along the last axis: (real + i imaginary) (cosine - i sine)."""
     (real, imaginary), (cosine, sine) = x, waves(cx, size)
     if sign < 0:
@@ -42,7 +42,7 @@ def _last(cx: Context, x: Complex, size: Any, sign: int = 1) -> Complex:
     )
 
 
-def _rows(cx: Context, x: Complex, size: Any, sign: int = 1) -> Complex:
+def _rows(cx: GraphContext, x: Complex, size: Any, sign: int = 1) -> Complex:
     """The same along the axis before the last, from the left."""
     (real, imaginary), (cosine, sine) = x, waves(cx, size)
     assert imaginary is not None
@@ -54,7 +54,7 @@ def _rows(cx: Context, x: Complex, size: Any, sign: int = 1) -> Complex:
     )
 
 
-def _parts(cx: Context, x: Any) -> Complex:
+def _parts(cx: GraphContext, x: Any) -> Complex:
     real, imaginary = x
     return as_float(cx, real), None if _is_zero(imaginary) else as_float(cx, imaginary)
 
@@ -74,7 +74,7 @@ def _is_zero(x: Any) -> bool:
     shape=(4, 6),
     nodes="Mul MatMul MatMul Add",
 )
-def fft(cx: Context, operation: Any, /, x: Any) -> Complex:
+def fft(cx: GraphContext, operation: Any, /, x: Any) -> Complex:
     return _last(cx, _parts(cx, x), length_of(cx, x[0], -1))
 
 
@@ -84,7 +84,7 @@ def fft(cx: Context, operation: Any, /, x: Any) -> Complex:
     shape=(4, 6),
     nodes="MatMul MatMul Neg MatMul MatMul Add",
 )
-def fft2(cx: Context, operation: Any, /, x: Any) -> Complex:
+def fft2(cx: GraphContext, operation: Any, /, x: Any) -> Complex:
     real = x[0]
     return _rows(cx, _last(cx, _parts(cx, x), length_of(cx, real, -1)), length_of(cx, real, -2))
 
@@ -95,7 +95,7 @@ def fft2(cx: Context, operation: Any, /, x: Any) -> Complex:
     shape=(4, 6),
     nodes="Mul Neg MatMul MatMul Add MatMul MatMul Sub Neg MatMul MatMul Add Mul Div",
 )
-def ifft2(cx: Context, operation: Any, /, x: Any) -> Complex:
+def ifft2(cx: GraphContext, operation: Any, /, x: Any) -> Complex:
     sizes = [length_of(cx, x[0], axis) for axis in (-1, -2)]
     result = _rows(cx, _last(cx, _parts(cx, x), sizes[0], -1), sizes[1], -1)
     count = cx.op.Mul(
@@ -105,7 +105,7 @@ def ifft2(cx: Context, operation: Any, /, x: Any) -> Complex:
 
 
 @lowers("RFFT", example=lambda x: ops.rfft(x)[0], shape=(4, 6), nodes="MatMul")
-def rfft(cx: Context, operation: Any, /, x: Any) -> Complex:
+def rfft(cx: GraphContext, operation: Any, /, x: Any) -> Complex:
     """The first half of the transform of numbers without imaginary parts."""
     size = sizes_of(x)[-1]
     if size is None or operation.fft_length not in (None, size) or rank_of(x) < 1:

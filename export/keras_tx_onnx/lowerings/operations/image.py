@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from keras import ops
 
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.lowerings.nodes.channels import to_first, to_last
 from keras_tx_onnx.lowerings.operations.arguments import (
     as_given,
@@ -36,7 +36,7 @@ def _places(operation: Any, rank: int) -> tuple[int, int]:
     nodes="Transpose Shape Concat Resize Transpose",
     takes_sizes=True,
 )
-def resize(cx: Context, operation: Any, /, images: Any) -> ir.Value:
+def resize(cx: GraphContext, operation: Any, /, images: Any) -> ir.Value:
     for setting in ("antialias", "crop_to_aspect_ratio", "pad_to_aspect_ratio"):
         if getattr(operation, setting):
             raise refuse(cx, operation, setting, True)
@@ -54,7 +54,7 @@ def resize(cx: Context, operation: Any, /, images: Any) -> ir.Value:
     return as_before(cx, to_last(cx, value, 2) if last else value, rank)
 
 
-def _nearest(cx: Context, operation: Any, images: Any) -> ir.Value:
+def _nearest(cx: GraphContext, operation: Any, images: Any) -> ir.Value:
     """The places are computed here: nodes of ONNX round halves in ways of their own."""
     value, rank = as_given(cx, images), rank_of(images)
     for axis, count in zip(_places(operation, rank), operation.size, strict=True):
@@ -63,7 +63,7 @@ def _nearest(cx: Context, operation: Any, images: Any) -> ir.Value:
     return value
 
 
-def _nearest_places(cx: Context, size: Any, count: Any) -> Any:
+def _nearest_places(cx: GraphContext, size: Any, count: Any) -> Any:
     half = np.float32(0.5)
     if not isinstance(size, ir.Value) and not isinstance(count, ir.Value):
         scale = np.float32(size) / np.float32(count)
@@ -85,7 +85,7 @@ def _nearest_places(cx: Context, size: Any, count: Any) -> Any:
     shape=(4, 5, 3),
     nodes="MatMul",
 )
-def rgb_to_grayscale(cx: Context, operation: Any, /, images: Any) -> ir.Value:
+def rgb_to_grayscale(cx: GraphContext, operation: Any, /, images: Any) -> ir.Value:
     value, last = as_given(cx, images), operation.data_format == "channels_last"
     channels = sizes_of(images)[-1 if last else -3]
     if channels == 1:
@@ -105,7 +105,7 @@ def rgb_to_grayscale(cx: Context, operation: Any, /, images: Any) -> ir.Value:
     shape=(6, 5, 3),
     nodes="Pad",
 )
-def pad_images(cx: Context, operation: Any, /, images: Any) -> ir.Value:
+def pad_images(cx: GraphContext, operation: Any, /, images: Any) -> ir.Value:
     """With zeros."""
     rank = rank_of(images)
     pads = [0] * (2 * rank)
@@ -127,7 +127,7 @@ def pad_images(cx: Context, operation: Any, /, images: Any) -> ir.Value:
     shape=(6, 5, 3),
     nodes="Slice",
 )
-def crop_images(cx: Context, operation: Any, /, images: Any) -> ir.Value:
+def crop_images(cx: GraphContext, operation: Any, /, images: Any) -> ir.Value:
     rank = rank_of(images)
     starts, ends, axes = [], [], []
     for axis, names in _sides(operation, rank, "cropping"):

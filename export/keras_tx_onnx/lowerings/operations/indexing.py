@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from keras import ops
 
-from keras_tx_onnx.graph.builder import Context, shape_of
+from keras_tx_onnx.graph.builder import GraphContext, shape_of
 from keras_tx_onnx.lowerings.operations.arguments import (
     FAR,
     as_given,
@@ -36,7 +36,7 @@ from keras_tx_onnx.reading.registry import lowers
     nodes="Slice Gather Unsqueeze",
     takes_sizes=True,
 )
-def get_item(cx: Context, operation: Any, /, x: Any, key: Any) -> ir.Value:
+def get_item(cx: GraphContext, operation: Any, /, x: Any, key: Any) -> ir.Value:
     """Slices first, then the indices, which remove their axis, then the new axes."""
     x = as_given(cx, x)
     keys = list(key) if isinstance(key, tuple) else [key]
@@ -81,7 +81,7 @@ def _is_array(key: Any) -> bool:
     return isinstance(key, (list, np.ndarray)) or ops.is_tensor(key)
 
 
-def _sliced(cx: Context, x: ir.Value, slices: Sequence[tuple[int, slice]]) -> ir.Value:
+def _sliced(cx: GraphContext, x: ir.Value, slices: Sequence[tuple[int, slice]]) -> ir.Value:
     slices = [(axis, k) for axis, k in slices if (k.start, k.stop, k.step) != (None, None, None)]
     if not slices:
         return x
@@ -106,7 +106,7 @@ def _sliced(cx: Context, x: ir.Value, slices: Sequence[tuple[int, slice]]) -> ir
     nodes="Gather",
     takes_sizes=True,
 )
-def take(cx: Context, operation: Any, /, x: Any, indices: Any) -> ir.Value:
+def take(cx: GraphContext, operation: Any, /, x: Any, indices: Any) -> ir.Value:
     value = as_given(cx, x)
     if operation.axis is None:
         return cx.op.Gather(cx.op.Reshape(value, [-1]), as_index(cx, indices), axis=0)
@@ -119,7 +119,7 @@ def take(cx: Context, operation: Any, /, x: Any, indices: Any) -> ir.Value:
     shape=(4, 3),
     nodes="TopK GatherElements",
 )
-def take_along_axis(cx: Context, operation: Any, /, x: Any, indices: Any) -> ir.Value:
+def take_along_axis(cx: GraphContext, operation: Any, /, x: Any, indices: Any) -> ir.Value:
     value, index = as_given(cx, x), as_index(cx, indices)
     if operation.axis is None:
         return cx.op.Gather(cx.op.Reshape(value, [-1]), index, axis=0)
@@ -133,7 +133,7 @@ def take_along_axis(cx: Context, operation: Any, /, x: Any, indices: Any) -> ir.
     return cx.op.GatherElements(value, index, axis=axis)
 
 
-def _stretched(cx: Context, x: ir.Value, other: ir.Value, axis: int) -> ir.Value:
+def _stretched(cx: GraphContext, x: ir.Value, other: ir.Value, axis: int) -> ir.Value:
     """Broadcast to the other one's shape, but along one axis."""
     before, behind = cx.op.Shape(other, start=0, end=axis), cx.op.Shape(other, start=axis + 1)
     return cx.op.Expand(x, cx.op.Concat(before, [1], behind, axis=0))
@@ -146,7 +146,7 @@ def _stretched(cx: Context, x: ir.Value, other: ir.Value, axis: int) -> ir.Value
     nodes="Slice",
     takes_sizes=True,
 )
-def slice_(cx: Context, operation: Any, /, inputs: Any, start_indices: Any) -> ir.Value:
+def slice_(cx: GraphContext, operation: Any, /, inputs: Any, start_indices: Any) -> ir.Value:
     starts, sizes = _starts(cx, operation, start_indices), operation.shape
     if not isinstance(sizes, (list, tuple)) or not all(
         isinstance(n, (int, np.integer, ir.Value)) for n in sizes
@@ -159,7 +159,7 @@ def slice_(cx: Context, operation: Any, /, inputs: Any, start_indices: Any) -> i
     return cx.op.Slice(as_given(cx, inputs), cx.vector(starts), cx.vector(ends), list(range(len(starts))))
 
 
-def _starts(cx: Context, operation: Any, starts: Any) -> list[Any]:
+def _starts(cx: GraphContext, operation: Any, starts: Any) -> list[Any]:
     """Numbers and scalars of the graph."""
     if isinstance(starts, ir.Value):
         (count,) = shape_of(starts)
@@ -171,7 +171,7 @@ def _starts(cx: Context, operation: Any, starts: Any) -> list[Any]:
     return [as_index(cx, n) if isinstance(n, ir.Value) else int(n) for n in starts]
 
 
-def _plus(cx: Context, a: Any, b: Any) -> Any:
+def _plus(cx: GraphContext, a: Any, b: Any) -> Any:
     if isinstance(a, ir.Value) or isinstance(b, ir.Value):
         return cx.op.Add(scalar(a), scalar(b))
     return int(a) + int(b)
@@ -184,7 +184,9 @@ def _plus(cx: Context, a: Any, b: Any) -> Any:
     nodes="Slice Slice Slice Slice Concat Slice Concat",
     takes_sizes=True,
 )
-def slice_update(cx: Context, operation: Any, /, inputs: Any, start_indices: Any, updates: Any) -> ir.Value:
+def slice_update(
+    cx: GraphContext, operation: Any, /, inputs: Any, start_indices: Any, updates: Any
+) -> ir.Value:
     dtype = result_type(inputs)
     value, news = operand(cx, inputs, dtype), operand(cx, updates, dtype)
     starts = _starts(cx, operation, start_indices)
@@ -198,7 +200,7 @@ def slice_update(cx: Context, operation: Any, /, inputs: Any, start_indices: Any
     return _updated(cx, value, news, [(axis, starts[axis], length[axis]) for axis in partial])
 
 
-def _updated(cx: Context, x: ir.Value, news: ir.Value, parts: list[tuple[int, Any, Any]]) -> ir.Value:
+def _updated(cx: GraphContext, x: ir.Value, news: ir.Value, parts: list[tuple[int, Any, Any]]) -> ir.Value:
     """What is before, in and behind the window along one axis; in it, the same along the next."""
     if not parts:
         return news
@@ -218,7 +220,7 @@ REDUCTIONS = {None: "none", "add": "add", "mul": "mul", "max": "max", "min": "mi
     shape=(4,),
     nodes="ScatterND",
 )
-def scatter_update(cx: Context, operation: Any, /, inputs: Any, indices: Any, updates: Any) -> ir.Value:
+def scatter_update(cx: GraphContext, operation: Any, /, inputs: Any, indices: Any, updates: Any) -> ir.Value:
     reduction, dtype = operation.reduction, result_type(inputs)
     if (
         reduction not in REDUCTIONS
@@ -241,7 +243,7 @@ def scatter_update(cx: Context, operation: Any, /, inputs: Any, indices: Any, up
     nodes="Slice Expand ScatterND",
     takes_sizes=True,
 )
-def scatter(cx: Context, operation: Any, /, indices: Any, values: Any) -> ir.Value:
+def scatter(cx: GraphContext, operation: Any, /, indices: Any, values: Any) -> ir.Value:
     """Into zeros; values for the same place add up."""
     dtype = result_type(values)
     if dtype == "bool":
@@ -254,14 +256,14 @@ def scatter(cx: Context, operation: Any, /, indices: Any, values: Any) -> ir.Val
 
 
 @lowers("TopK", example=lambda x: ops.top_k(x, 2)[0], shape=(4,), nodes="TopK", takes_sizes=True)
-def top_k(cx: Context, operation: Any, /, x: Any) -> tuple[ir.Value, ir.Value]:
+def top_k(cx: GraphContext, operation: Any, /, x: Any) -> tuple[ir.Value, ir.Value]:
     """Sorted always, which an order that does not matter may be."""
     if result_type(x) == "bool":
         raise refuse(cx, operation, "dtype", "bool")
     return cx.op.TopK(as_given(cx, x), cx.vector([operation.k]), outputs=2, axis=-1)
 
 
-def _sorted(cx: Context, operation: Any, x: Any) -> tuple[ir.Value, ir.Value]:
+def _sorted(cx: GraphContext, operation: Any, x: Any) -> tuple[ir.Value, ir.Value]:
     """Equal ones stay in their order."""
     value = operand(cx, x, "int32") if result_type(x) == "bool" else as_given(cx, x)
     if operation.axis is None:
@@ -274,13 +276,13 @@ def _sorted(cx: Context, operation: Any, x: Any) -> tuple[ir.Value, ir.Value]:
 
 
 @lowers("Sort", example=lambda x: ops.sort(x), shape=(4,), nodes="TopK")
-def sort(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def sort(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     result = _sorted(cx, operation, x)[0]
     return cx.op.Cast(result, to=ir.DataType.BOOL) if result_type(x) == "bool" else result
 
 
 @lowers("Argsort", example=lambda x: ops.argsort(x) / 2, shape=(4,), nodes="TopK Cast Div")
-def argsort(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def argsort(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return _sorted(cx, operation, x)[1]
 
 
@@ -290,7 +292,7 @@ def argsort(cx: Context, operation: Any, /, x: Any) -> ir.Value:
     shape=(4,),
     nodes="Gather Unsqueeze Less Cast ReduceSum Cast Div",
 )
-def search_sorted(cx: Context, operation: Any, /, sorted_sequence: Any, values: Any) -> ir.Value:
+def search_sorted(cx: GraphContext, operation: Any, /, sorted_sequence: Any, values: Any) -> ir.Value:
     """How many are smaller, or not larger."""
     if rank_of(sorted_sequence) != 1:
         raise refuse(cx, operation, "sorted_sequence of rank", rank_of(sorted_sequence))
@@ -304,16 +306,16 @@ def search_sorted(cx: Context, operation: Any, /, sorted_sequence: Any, values: 
 
 
 @lowers("Tril", example=lambda x: ops.tril(x, 1), shape=(4, 4), nodes="Trilu", takes_sizes=True)
-def tril(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def tril(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return cx.op.Trilu(as_given(cx, x), scalar(operation.k), upper=0)
 
 
 @lowers("Triu", example=lambda x: ops.triu(x), shape=(4, 4), nodes="Trilu", takes_sizes=True)
-def triu(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def triu(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return cx.op.Trilu(as_given(cx, x), scalar(operation.k), upper=1)
 
 
-def _diagonal(cx: Context, operation: Any, x: Any) -> ir.Value:
+def _diagonal(cx: GraphContext, operation: Any, x: Any) -> ir.Value:
     """Of the square in the corner where the offset begins."""
     rank, offset = rank_of(x), operation.offset
     first, second = operation.axis1 % rank, operation.axis2 % rank
@@ -334,10 +336,10 @@ def _diagonal(cx: Context, operation: Any, x: Any) -> ir.Value:
 
 
 @lowers("Diagonal", example=lambda x: ops.diagonal(x, axis1=1, axis2=2), shape=(4, 4), nodes="Einsum")
-def diagonal(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def diagonal(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return _diagonal(cx, operation, x)
 
 
 @lowers("Trace", example=lambda x: ops.trace(x, axis1=1, axis2=2), shape=(4, 4), nodes="Einsum ReduceSum")
-def trace(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def trace(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return cx.op.ReduceSum(_diagonal(cx, operation, x), [-1], keepdims=0)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from keras import ops
 
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.lowerings.operations.arguments import as_float, axes_of, rank_of, reduce, refuse, sizes_of
 from keras_tx_onnx.lowerings.operations.reductions import norm_of
 from keras_tx_onnx.reading.registry import lowers
@@ -29,7 +29,7 @@ def _scale_of_node(x: Any, scale: Any, axes: list[int]) -> Any:
     return scale if list(sizes_of(scale)) == sizes else None
 
 
-def _along(cx: Context, x: Any, like: Any, axes: list[int]) -> ir.Value:
+def _along(cx: GraphContext, x: Any, like: Any, axes: list[int]) -> ir.Value:
     """In a shape that broadcasts; one of the full rank is left as it is."""
     value, rank = as_float(cx, x), rank_of(like)
     if rank_of(x) == rank or axes == [rank - 1]:
@@ -47,7 +47,7 @@ def _along(cx: Context, x: Any, like: Any, axes: list[int]) -> ir.Value:
     nodes="LayerNormalization",
 )
 def layer_normalization(
-    cx: Context, operation: Any, /, x: Any, gamma: Any = None, beta: Any = None
+    cx: GraphContext, operation: Any, /, x: Any, gamma: Any = None, beta: Any = None
 ) -> ir.Value:
     axes = sorted(axes_of(operation.axis, rank_of(x)))
     value, epsilon = as_float(cx, x), _epsilon(operation)
@@ -74,7 +74,7 @@ def layer_normalization(
     shape=(4, 3),
     nodes="RMSNormalization",
 )
-def rms_normalization(cx: Context, operation: Any, /, x: Any, scale: Any = None) -> ir.Value:
+def rms_normalization(cx: GraphContext, operation: Any, /, x: Any, scale: Any = None) -> ir.Value:
     axes = sorted(axes_of(operation.axis, rank_of(x)))
     value, epsilon = as_float(cx, x), _epsilon(operation)
     of_node = _scale_of_node(x, scale, axes)
@@ -92,7 +92,7 @@ def _batch_example(x: Any) -> Any:
 
 @lowers("BatchNorm", example=_batch_example, shape=(4, 3), nodes="Sub Add Sqrt Div Mul Add")
 def batch_normalization(
-    cx: Context,
+    cx: GraphContext,
     operation: Any,
     /,
     x: Any,
@@ -119,7 +119,7 @@ def batch_normalization(
     shape=(4, 3),
     nodes="ReduceL2 Max Div",
 )
-def normalize(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def normalize(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     if rank_of(x) == 0:
         raise refuse(cx, operation, "x of rank", 0)
     value, axes = as_float(cx, x), axes_of(operation.axis, rank_of(x))

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from keras import ops
 
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.lowerings.operations.arguments import (
     FAR,
     as_bool,
@@ -36,37 +36,37 @@ lowers("EmptyLike", example=lambda x: ops.empty_like(x) * 0, shape=(4,), nodes="
 
 
 @lowers("Fabs", example=lambda x: ops.fabs(x), shape=(4,), nodes="Abs")
-def fabs(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def fabs(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return cx.op.Abs(as_float(cx, x))
 
 
 @lowers("Cbrt", example=lambda x: ops.cbrt(x), shape=(4,), nodes="Sign Abs Pow Mul")
-def cbrt(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def cbrt(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     x = as_float(cx, x)
     return cx.op.Mul(cx.op.Sign(x), cx.op.Pow(cx.op.Abs(x), 1 / 3))
 
 
 @lowers("Sinc", example=lambda x: ops.sinc(x), shape=(4,), nodes="Mul Equal Sin Where Div Where")
-def sinc(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def sinc(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     turned = cx.op.Mul(as_float(cx, x), math.pi)
     zero = cx.op.Equal(turned, 0.0)
     return cx.op.Where(zero, 1.0, cx.op.Div(cx.op.Sin(turned), cx.op.Where(zero, 1.0, turned)))
 
 
 @lowers("Erfc", example=lambda x: ops.erfc(x), shape=(4,), nodes="Erf Sub")
-def erfc(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def erfc(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return cx.op.Sub(1.0, cx.op.Erf(as_float(cx, x)))
 
 
 @lowers("Heaviside", example=lambda x: ops.heaviside(x, x), shape=(4,), nodes="Greater Cast Equal Where")
-def heaviside(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def heaviside(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     x = as_float(cx, x1)
     step = cx.op.Cast(cx.op.Greater(x, 0.0), to=ir.DataType.FLOAT)
     return cx.op.Where(cx.op.Equal(x, 0.0), as_float(cx, x2), step)
 
 
 @lowers("Fmod", example=lambda x: ops.fmod(x, x + 3), shape=(4,), nodes="Add Mod")
-def fmod(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def fmod(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     """The remainder has the sign of the dividend."""
     dtype, (a, b) = operands(cx, x1, x2)
     if dtype == "bool":
@@ -75,7 +75,7 @@ def fmod(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
 
 
 def _infinite(sign: str) -> Callable[..., Any]:
-    def lower(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+    def lower(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
         return cx.op.IsInf(as_float(cx, x), **{f"detect_{sign}": 0})
 
     return lower
@@ -99,7 +99,7 @@ lowers("Isneginf", example=lambda x: _truth(ops.isneginf(x)), shape=(4,), nodes=
     shape=(4,),
     nodes="Round Unsqueeze Equal Cast ReduceMax Cast Cast",
 )
-def is_in(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def is_in(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     _, (a, b) = operands(cx, x1, x2)
     b = b if rank_of(x2) == 1 else cx.op.Reshape(b, [-1])
     same = cx.op.Cast(cx.op.Equal(cx.op.Unsqueeze(a, [-1]), b), to=ir.DataType.INT64)
@@ -113,7 +113,7 @@ def is_in(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     shape=(4,),
     nodes="Greater Greater Mul Where Where",
 )
-def select(cx: Context, operation: Any, /, condlist: Any, choicelist: Any, default: Any = 0) -> ir.Value:
+def select(cx: GraphContext, operation: Any, /, condlist: Any, choicelist: Any, default: Any = 0) -> ir.Value:
     """The first choice whose condition holds."""
     dtype, (*choices, result) = operands(cx, *choicelist, default)
     if dtype == "bool":
@@ -124,7 +124,7 @@ def select(cx: Context, operation: Any, /, condlist: Any, choicelist: Any, defau
 
 
 @lowers("Diff", example=lambda x: ops.diff(x, axis=1), shape=(4, 3), nodes="Slice Slice Sub")
-def diff(cx: Context, operation: Any, /, a: Any) -> ir.Value:
+def diff(cx: GraphContext, operation: Any, /, a: Any) -> ir.Value:
     dtype, value, axis = result_type(a), as_given(cx, a), operation.axis % rank_of(a)
     for _ in range(operation.n):
         later, earlier = cut(cx, value, axis, 1, FAR), cut(cx, value, axis, 0, -1)
@@ -136,7 +136,7 @@ def diff(cx: Context, operation: Any, /, a: Any) -> ir.Value:
 
 
 def _flipped(axis: int) -> Callable[..., Any]:
-    def lower(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+    def lower(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
         return cx.op.Slice(as_given(cx, x), [FAR], [-FAR], [axis], [-1])
 
     return lower
@@ -147,7 +147,7 @@ lowers("Flipud", example=lambda x: ops.flipud(x), shape=(4, 3), nodes="Slice")(_
 
 
 @lowers("Rot90", example=lambda x: ops.rot90(x, axes=(1, 2)), shape=(4, 3), nodes="Transpose Slice")
-def rot90(cx: Context, operation: Any, /, array: Any) -> ir.Value:
+def rot90(cx: GraphContext, operation: Any, /, array: Any) -> ir.Value:
     value, rank = as_given(cx, array), rank_of(array)
     first, second = axes_of(list(operation.axes), rank)
     turns = operation.k % 4
@@ -162,14 +162,14 @@ def rot90(cx: Context, operation: Any, /, array: Any) -> ir.Value:
 
 
 @lowers("Dstack", example=lambda x: ops.dstack([x, x]), shape=(4, 3), nodes="Concat")
-def dstack(cx: Context, operation: Any, /, xs: Any) -> ir.Value:
+def dstack(cx: GraphContext, operation: Any, /, xs: Any) -> ir.Value:
     if min(map(rank_of, xs)) < 3:
         raise refuse(cx, operation, "xs of rank", min(map(rank_of, xs)))
     return joined(cx, xs, 2)
 
 
 def _split_axis(axis: int) -> Callable[..., Any]:
-    def lower(cx: Context, operation: Any, /, x: Any) -> list[ir.Value]:
+    def lower(cx: GraphContext, operation: Any, /, x: Any) -> list[ir.Value]:
         return split_along(cx, operation, x, axis)
 
     return lower
@@ -185,7 +185,7 @@ lowers("Dsplit", example=lambda x: ops.dsplit(x, 3), shape=(4, 3), nodes="Split"
     shape=(4, 3),
     nodes="Mul Gather Gather Gather Gather Mul Mul Sub",
 )
-def cross(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def cross(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     """Of vectors of three along the last axis."""
     axes = (operation.axisa, operation.axisb, operation.axisc)
     if axes != (-1, -1, -1) or sizes_of(x1)[-1] != 3 or sizes_of(x2)[-1] != 3:
@@ -207,13 +207,13 @@ def cross(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     shape=(4, 3),
     nodes="Mul Unsqueeze Unsqueeze Sub ReduceL2",
 )
-def cdist(cx: Context, operation: Any, /, x: Any, y: Any) -> ir.Value:
+def cdist(cx: GraphContext, operation: Any, /, x: Any, y: Any) -> ir.Value:
     apart = cx.op.Sub(cx.op.Unsqueeze(as_float(cx, x), [-2]), cx.op.Unsqueeze(as_float(cx, y), [-3]))
     return reduce(cx, "ReduceL2", apart, [max(rank_of(x), rank_of(y))], keepdims=False)
 
 
 def _without_nan(node: str, fill: float) -> Callable[..., Any]:
-    def lower(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+    def lower(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
         if not is_float(x):
             raise refuse(
                 cx, operation, "dtype", result_type(x), "It has no NaN: leave out the nan in the name."
@@ -239,7 +239,7 @@ lowers("Nanprod", example=lambda x: ops.nanprod(x, axis=1), shape=(4, 3), nodes=
     shape=(4, 3),
     nodes="IsNaN Where ReduceSum Not Cast ReduceSum Div",
 )
-def nanmean(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def nanmean(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     value, axes = as_float(cx, x), axes_of(operation.axis, rank_of(x))
     missing = cx.op.IsNaN(value)
     total = reduce(cx, "ReduceSum", cx.op.Where(missing, 0.0, value), axes, operation.keepdims)
@@ -253,7 +253,7 @@ def nanmean(cx: Context, operation: Any, /, x: Any) -> ir.Value:
     shape=(4,),
     nodes="Neg Max Equal Sub Abs Neg Pow Add Log Mul Where Add",
 )
-def logaddexp2(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def logaddexp2(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     a, b = as_float(cx, x1), as_float(cx, x2)
     gap = cx.op.Neg(cx.op.Abs(cx.op.Sub(a, b)))
     more = cx.op.Mul(cx.op.Log(cx.op.Add(cx.op.Pow(2.0, gap), 1.0)), 1 / math.log(2))
@@ -266,7 +266,7 @@ def logaddexp2(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     shape=(4,),
     nodes="Gather Where",
 )
-def diag(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def diag(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     """A vector as the diagonal of a matrix of zeros."""
     if rank_of(x) != 1 or operation.k != 0:
         raise refuse(cx, operation, "x of rank, and k", (rank_of(x), operation.k), "A vector and k=0 have.")

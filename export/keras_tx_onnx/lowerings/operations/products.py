@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from keras import ops
 
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.lowerings.operations.arguments import (
     operand,
     rank_of,
@@ -18,13 +18,13 @@ from keras_tx_onnx.lowerings.operations.arguments import (
 from keras_tx_onnx.reading.registry import lowers
 
 
-def _factors(cx: Context, *xs: Any) -> list[ir.Value]:
+def _factors(cx: GraphContext, *xs: Any) -> list[ir.Value]:
     """As floats or integers: no node multiplies matrices of booleans."""
     dtype = result_type(*xs)
     return [operand(cx, x, "int32" if dtype == "bool" else dtype) for x in xs]
 
 
-def _result(cx: Context, x: ir.Value, *factors: Any) -> ir.Value:
+def _result(cx: GraphContext, x: ir.Value, *factors: Any) -> ir.Value:
     return cx.op.Cast(x, to=ir.DataType.BOOL) if result_type(*factors) == "bool" else x
 
 
@@ -34,12 +34,12 @@ def _result(cx: Context, x: ir.Value, *factors: Any) -> ir.Value:
     shape=(4, 3),
     nodes="Transpose MatMul",
 )
-def matmul(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def matmul(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     return _result(cx, cx.op.MatMul(*_factors(cx, x1, x2)), x1, x2)
 
 
 @lowers("Dot", example=lambda x: ops.dot(x, np.ones((3, 2))), shape=(4, 3), nodes="MatMul")
-def dot(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def dot(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     """The last axis of the first with the one before the last of the second, or its only one."""
     ranks = rank_of(x1), rank_of(x2)
     a, b = _factors(cx, x1, x2)
@@ -51,7 +51,7 @@ def dot(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
 
 
 def _contracted(
-    cx: Context, a: ir.Value, b: ir.Value, ranks: tuple[int, int], first: list[int], second: list[int]
+    cx: GraphContext, a: ir.Value, b: ir.Value, ranks: tuple[int, int], first: list[int], second: list[int]
 ) -> ir.Value:
     """Summed over pairs of axes; what is left of the first comes before what is left of the second."""
     left = [chr(ord("a") + axis) for axis in range(ranks[0])]
@@ -69,7 +69,7 @@ def _contracted(
     shape=(4, 3),
     nodes="Einsum",
 )
-def tensordot(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def tensordot(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     ranks, axes = (rank_of(x1), rank_of(x2)), operation.axes
     if isinstance(axes, int):
         first, second = list(range(ranks[0] - axes, ranks[0])), list(range(axes))
@@ -83,7 +83,7 @@ def tensordot(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
 
 
 @lowers("Inner", example=lambda x: ops.inner(x, np.ones((2, 3))), shape=(4, 3), nodes="Transpose MatMul")
-def inner(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def inner(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     ranks = rank_of(x1), rank_of(x2)
     a, b = _factors(cx, x1, x2)
     if 0 in ranks:
@@ -94,13 +94,13 @@ def inner(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
 @lowers(
     "Vdot", example=lambda x: ops.vdot(x[0], x[1]), shape=(4,), nodes="Gather Gather Reshape Reshape MatMul"
 )
-def vdot(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def vdot(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     a, b = (cx.op.Reshape(x, [-1]) for x in _factors(cx, x1, x2))
     return _result(cx, cx.op.MatMul(a, b), x1, x2)
 
 
 @lowers("Outer", example=lambda x: ops.outer(x, np.ones(2)), shape=(4,), nodes="Reshape Reshape Mul")
-def outer(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def outer(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     a, b = _factors(cx, x1, x2)
     return _result(cx, cx.op.Mul(cx.op.Reshape(a, [-1, 1]), cx.op.Reshape(b, [1, -1])), x1, x2)
 
@@ -111,7 +111,7 @@ def outer(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     shape=(4, 3),
     nodes="Transpose MatMul",
 )
-def einsum(cx: Context, operation: Any, /, *args: Any, **kwargs: Any) -> ir.Value:
+def einsum(cx: GraphContext, operation: Any, /, *args: Any, **kwargs: Any) -> ir.Value:
     equation = operation.subscripts.replace(" ", "")
     xs = _factors(cx, *args)
     left, arrow, kept = equation.partition("->")
@@ -130,7 +130,7 @@ class _Order:
     result: str
 
 
-def product(cx: Context, first: str, second: str, kept: str, a: ir.Value, b: ir.Value) -> ir.Value:
+def product(cx: GraphContext, first: str, second: str, kept: str, a: ir.Value, b: ir.Value) -> ir.Value:
     """A product of two in Einstein's notation: a MatMul where it is one, with the axes in another order."""
     order = _as_matrices(first, second, kept)
     if order is None:
@@ -139,7 +139,7 @@ def product(cx: Context, first: str, second: str, kept: str, a: ir.Value, b: ir.
     return _turned(cx, result, order.result, kept)
 
 
-def _turned(cx: Context, x: ir.Value, given: str, wanted: str) -> ir.Value:
+def _turned(cx: GraphContext, x: ir.Value, given: str, wanted: str) -> ir.Value:
     return x if given == wanted else cx.op.Transpose(x, perm=[given.index(letter) for letter in wanted])
 
 

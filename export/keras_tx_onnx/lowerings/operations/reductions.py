@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from keras import ops
 
-from keras_tx_onnx.graph.builder import Context
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.lowerings.operations.arguments import (
     as_bool,
     as_float,
@@ -33,27 +33,27 @@ def _axes(operation: Any, x: Any) -> list[int]:
 
 
 @lowers("Sum", example=lambda x: ops.sum(x, axis=1), shape=(4, 3), nodes="ReduceSum")
-def sum_(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def sum_(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     dtype = spec_of(operation, x).dtype  # of booleans int32
     total = reduce(cx, "ReduceSum", operand(cx, x, dtype), _axes(operation, x), operation.keepdims)
     return total if result_type(x) == "bool" else wrapped(cx, total, dtype)
 
 
 @lowers("Prod", example=lambda x: ops.prod(x, axis=1), shape=(4, 3), nodes="ReduceProd")
-def prod(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def prod(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     dtype = spec_of(operation, x).dtype
     product = reduce(cx, "ReduceProd", operand(cx, x, dtype), _axes(operation, x), operation.keepdims)
     return wrapped(cx, product, dtype)
 
 
 @lowers("Mean", example=lambda x: ops.mean(x, axis=-1), shape=(4, 3), nodes="ReduceMean")
-def mean(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def mean(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     """Of integers too it is a float."""
     return reduce(cx, "ReduceMean", as_float(cx, x), _axes(operation, x), operation.keepdims)
 
 
 def moments_of(
-    cx: Context, x: ir.Value, axes: list[int], keepdims: bool
+    cx: GraphContext, x: ir.Value, axes: list[int], keepdims: bool
 ) -> tuple[Callable[[], ir.Value], ir.Value]:
     """How to get the mean in the form that was asked for, and the variance."""
     centre = reduce(cx, "ReduceMean", x, axes, keepdims=True)
@@ -63,12 +63,12 @@ def moments_of(
 
 
 @lowers("Var", example=lambda x: ops.var(x, axis=1), shape=(4, 3), nodes="ReduceMean Sub Mul ReduceMean")
-def var(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def var(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return moments_of(cx, as_float(cx, x), _axes(operation, x), operation.keepdims)[1]
 
 
 @lowers("Std", example=lambda x: ops.std(x, axis=1), shape=(4, 3), nodes="ReduceMean Sub Mul ReduceMean Sqrt")
-def std(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def std(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return cx.op.Sqrt(moments_of(cx, as_float(cx, x), _axes(operation, x), operation.keepdims)[1])
 
 
@@ -78,7 +78,7 @@ def std(cx: Context, operation: Any, /, x: Any) -> ir.Value:
     shape=(4, 3),
     nodes="ReduceMean Sub Mul ReduceMean",
 )
-def moments(cx: Context, operation: Any, /, x: Any) -> tuple[ir.Value, ir.Value]:
+def moments(cx: GraphContext, operation: Any, /, x: Any) -> tuple[ir.Value, ir.Value]:
     if operation.synchronized:
         raise refuse(cx, operation, "synchronized", True, "One process serves an exported file.")
     centre, variance = moments_of(
@@ -87,7 +87,7 @@ def moments(cx: Context, operation: Any, /, x: Any) -> tuple[ir.Value, ir.Value]
     return centre(), variance
 
 
-def _extreme(cx: Context, operation: Any, x: Any, node: str) -> ir.Value:
+def _extreme(cx: GraphContext, operation: Any, x: Any, node: str) -> ir.Value:
     initial = getattr(operation, "initial", None)
     dtype = result_type(x)
     held = "int32" if dtype == "bool" else dtype  # onnxruntime has no extremes of booleans
@@ -97,11 +97,11 @@ def _extreme(cx: Context, operation: Any, x: Any, node: str) -> ir.Value:
     return cx.op.Cast(result, to=ir.DataType.BOOL) if dtype == "bool" else result
 
 
-def _max(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def _max(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return _extreme(cx, operation, x, "Max")
 
 
-def _min(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def _min(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return _extreme(cx, operation, x, "Min")
 
 
@@ -112,11 +112,11 @@ lowers("Amin", example=lambda x: ops.amin(x, axis=1), shape=(4, 3), nodes="Reduc
 
 
 @lowers("Ptp", example=lambda x: ops.ptp(x, axis=1), shape=(4, 3), nodes="ReduceMax ReduceMin Sub")
-def ptp(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def ptp(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return cx.op.Sub(_max(cx, operation, x), _min(cx, operation, x))
 
 
-def _truth(cx: Context, operation: Any, x: Any, node: str) -> ir.Value:
+def _truth(cx: GraphContext, operation: Any, x: Any, node: str) -> ir.Value:
     numbers = cx.op.Cast(as_bool(cx, x), to=ir.DataType.INT64)
     return cx.op.Cast(reduce(cx, node, numbers, _axes(operation, x), operation.keepdims), to=ir.DataType.BOOL)
 
@@ -127,7 +127,7 @@ def _truth(cx: Context, operation: Any, x: Any, node: str) -> ir.Value:
     shape=(4, 3),
     nodes="Greater Cast ReduceMax Cast Cast",
 )
-def any_(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def any_(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return _truth(cx, operation, x, "ReduceMax")
 
 
@@ -137,7 +137,7 @@ def any_(cx: Context, operation: Any, /, x: Any) -> ir.Value:
     shape=(4, 3),
     nodes="Greater Cast ReduceMin Cast Cast",
 )
-def all_(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def all_(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return _truth(cx, operation, x, "ReduceMin")
 
 
@@ -147,22 +147,22 @@ def all_(cx: Context, operation: Any, /, x: Any) -> ir.Value:
     shape=(4,),
     nodes="Relu Cast Cast ReduceSum Cast Div",
 )
-def count_nonzero(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def count_nonzero(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     numbers = cx.op.Cast(as_bool(cx, x), to=ir.DataType.INT64)
     return reduce(cx, "ReduceSum", numbers, _axes(operation, x), keepdims=False)
 
 
 @lowers("Argmax", example=lambda x: ops.argmax(x, axis=1) / 2, shape=(4, 3), nodes="ArgMax Cast Div")
-def argmax(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def argmax(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return _place(cx, operation, x, "ArgMax")
 
 
 @lowers("Argmin", example=lambda x: ops.argmin(x, axis=1) / 2, shape=(4, 3), nodes="ArgMin Cast Div")
-def argmin(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def argmin(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return _place(cx, operation, x, "ArgMin")
 
 
-def _place(cx: Context, operation: Any, x: Any, node: str) -> ir.Value:
+def _place(cx: GraphContext, operation: Any, x: Any, node: str) -> ir.Value:
     """The first of equal ones, in both."""
     rank = rank_of(x)
     if held_as(result_type(x)) != ir.DataType.FLOAT:
@@ -174,7 +174,7 @@ def _place(cx: Context, operation: Any, x: Any, node: str) -> ir.Value:
 
 
 @lowers("Cumsum", example=lambda x: ops.cumsum(x, axis=1), shape=(4, 3), nodes="CumSum")
-def cumsum(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def cumsum(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     dtype = keras.backend.standardize_dtype(operation.dtype or result_type(x))
     x = to_dtype(cx, operation, x, "int32" if dtype == "bool" else dtype)
     if operation.axis is None:
@@ -183,19 +183,19 @@ def cumsum(cx: Context, operation: Any, /, x: Any) -> ir.Value:
 
 
 @lowers("Logsumexp", example=lambda x: ops.logsumexp(x, axis=1), shape=(4, 3), nodes="ReduceLogSumExp")
-def logsumexp(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def logsumexp(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return reduce(cx, "ReduceLogSumExp", as_float(cx, x), _axes(operation, x), operation.keepdims)
 
 
 @lowers("Norm", example=lambda x: ops.norm(x), shape=(4,), nodes="ReduceL2")
-def norm(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def norm(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     """Of a vector any order; of a matrix those that are sums and extremes, not singular values."""
     axes = _axes(operation, x)
     return norm_of(cx, operation, as_float(cx, x), operation.ord, axes, operation.keepdims)
 
 
 def norm_of(
-    cx: Context, operation: Any, x: ir.Value, order: Any, axes: list[int], keepdims: bool
+    cx: GraphContext, operation: Any, x: ir.Value, order: Any, axes: list[int], keepdims: bool
 ) -> ir.Value:
     if order is None or (order == "fro" and len(axes) == 2) or (order == 2 and len(axes) == 1):
         return reduce(cx, "ReduceL2", x, axes, keepdims)
@@ -224,7 +224,7 @@ def norm_of(
     shape=(3,),
     nodes="Reshape Mul ReduceSum ReduceSum Div",
 )
-def average(cx: Context, operation: Any, /, x: Any, weights: Any = None) -> ir.Value:
+def average(cx: GraphContext, operation: Any, /, x: Any, weights: Any = None) -> ir.Value:
     """Weighted along one axis, or everywhere."""
     value, axes = as_float(cx, x), _axes(operation, x)
     if weights is None:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from keras import ops
 
-from keras_tx_onnx.graph.builder import Context, shape_of
+from keras_tx_onnx.graph.builder import GraphContext, shape_of
 from keras_tx_onnx.lowerings.operations.arguments import (
     FAR,
     as_array,
@@ -27,7 +27,7 @@ from keras_tx_onnx.reading.registry import lowers
 
 
 @lowers("Reshape", example=lambda x: ops.reshape(x, (-1, 6)), shape=(4, 3), nodes="Reshape", takes_sizes=True)
-def reshape(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def reshape(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     shape = operation.newshape
     shape = dims(cx, operation, "newshape", (shape,) if isinstance(shape, int) else shape)
     if isinstance(shape, list) and 0 in shape:  # an empty axis: 0 would mean the axis of the input
@@ -36,21 +36,21 @@ def reshape(cx: Context, operation: Any, /, x: Any) -> ir.Value:
 
 
 @lowers("Ravel", example=lambda x: ops.ravel(x), shape=(4, 3), nodes="Reshape")
-def ravel(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def ravel(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return cx.op.Reshape(as_given(cx, x), [-1])
 
 
-def permuted(cx: Context, x: Any, order: Sequence[int]) -> ir.Value:
+def permuted(cx: GraphContext, x: Any, order: Sequence[int]) -> ir.Value:
     return cx.op.Transpose(as_given(cx, x), perm=[axis % len(order) for axis in order])
 
 
 @lowers("Transpose", example=lambda x: ops.transpose(x, (0, 2, 1)), shape=(4, 3), nodes="Transpose")
-def transpose(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def transpose(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return permuted(cx, x, operation.axes or tuple(reversed(range(rank_of(x)))))
 
 
 @lowers("Swapaxes", example=lambda x: ops.swapaxes(x, 1, -1), shape=(4, 3), nodes="Transpose")
-def swapaxes(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def swapaxes(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     order = list(range(rank_of(x)))
     a, b = operation.axis1, operation.axis2
     order[a], order[b] = order[b], order[a]
@@ -58,7 +58,7 @@ def swapaxes(cx: Context, operation: Any, /, x: Any) -> ir.Value:
 
 
 @lowers("Moveaxis", example=lambda x: ops.moveaxis(x, 1, -1), shape=(4, 3), nodes="Transpose")
-def moveaxis(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def moveaxis(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     rank = rank_of(x)
     sources, targets = axes_of(operation.source, rank), axes_of(operation.destination, rank)
     order = [axis for axis in range(rank) if axis not in sources]
@@ -68,13 +68,13 @@ def moveaxis(cx: Context, operation: Any, /, x: Any) -> ir.Value:
 
 
 @lowers("ExpandDims", example=lambda x: ops.expand_dims(x, -1), shape=(4,), nodes="Unsqueeze")
-def expand_dims(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def expand_dims(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     axes = operation.axis if isinstance(operation.axis, (list, tuple)) else [operation.axis]
     return cx.op.Unsqueeze(as_given(cx, x), list(axes))
 
 
 @lowers("Squeeze", example=lambda x: ops.squeeze(x, -1), shape=(4, 1), nodes="Squeeze")
-def squeeze(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def squeeze(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     """Without an axis those that are known to be 1."""
     if operation.axis is not None:
         return cx.op.Squeeze(x, axes_of(operation.axis, rank_of(x)))
@@ -89,45 +89,45 @@ def squeeze(cx: Context, operation: Any, /, x: Any) -> ir.Value:
     nodes="Expand",
     takes_sizes=True,
 )
-def broadcast_to(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def broadcast_to(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     return cx.op.Expand(as_given(cx, x), dims(cx, operation, "shape", operation.shape))
 
 
 # -- joining ----------------------------------------------------------------------------------------------
 
 
-def joined(cx: Context, xs: Sequence[Any], axis: int) -> ir.Value:
+def joined(cx: GraphContext, xs: Sequence[Any], axis: int) -> ir.Value:
     return cx.op.Concat(*operands(cx, *xs)[1], axis=axis)
 
 
 @lowers("Concatenate", example=lambda x: ops.concatenate([x, x], axis=1), shape=(4, 3), nodes="Concat")
-def concatenate(cx: Context, operation: Any, /, xs: Any) -> ir.Value:
+def concatenate(cx: GraphContext, operation: Any, /, xs: Any) -> ir.Value:
     if operation.axis is None:
         return cx.op.Concat(*(cx.op.Reshape(x, [-1]) for x in operands(cx, *xs)[1]), axis=0)
     return joined(cx, xs, operation.axis)
 
 
 @lowers("Append", example=lambda x: ops.append(x, x, axis=1), shape=(4, 3), nodes="Concat")
-def append(cx: Context, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
+def append(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     return concatenate(cx, operation, [x1, x2])
 
 
 @lowers("Stack", example=lambda x: ops.stack([x, x], axis=1), shape=(4,), nodes="Unsqueeze Concat")
-def stack(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def stack(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     values = operands(cx, *x)[1]
     new = [operation.axis]
     return cx.op.Concat(*(cx.op.Unsqueeze(value, new) for value in values), axis=operation.axis)
 
 
 @lowers("Hstack", example=lambda x: ops.hstack([x, x]), shape=(4,), nodes="Concat")
-def hstack(cx: Context, operation: Any, /, xs: Any) -> ir.Value:
+def hstack(cx: GraphContext, operation: Any, /, xs: Any) -> ir.Value:
     if min(map(rank_of, xs)) == 0:
         raise refuse(cx, operation, "xs of rank", 0)
     return joined(cx, xs, 0 if rank_of(xs[0]) == 1 else 1)
 
 
 @lowers("Vstack", example=lambda x: ops.vstack([x, x]), shape=(4,), nodes="Concat")
-def vstack(cx: Context, operation: Any, /, xs: Any) -> ir.Value:
+def vstack(cx: GraphContext, operation: Any, /, xs: Any) -> ir.Value:
     if min(map(rank_of, xs)) < 2:
         raise refuse(cx, operation, "xs of rank", min(map(rank_of, xs)))
     return joined(cx, xs, 0)
@@ -139,7 +139,7 @@ def vstack(cx: Context, operation: Any, /, xs: Any) -> ir.Value:
     shape=(4,),
     nodes="Gather Shape Shape Concat Reshape Reshape Expand Expand",
 )
-def meshgrid(cx: Context, operation: Any, /, *x: Any) -> list[ir.Value]:
+def meshgrid(cx: GraphContext, operation: Any, /, *x: Any) -> list[ir.Value]:
     """Vectors, each along an axis of its own; `xy` has the first two axes swapped."""
     if any(rank_of(v) != 1 for v in x):
         raise refuse(cx, operation, "x of rank", [rank_of(v) for v in x], "Vectors have.")
@@ -156,17 +156,17 @@ def meshgrid(cx: Context, operation: Any, /, *x: Any) -> list[ir.Value]:
 # -- cutting ----------------------------------------------------------------------------------------------
 
 
-def cut(cx: Context, x: ir.Value, axis: int, start: Any, end: Any) -> ir.Value:
+def cut(cx: GraphContext, x: ir.Value, axis: int, start: Any, end: Any) -> ir.Value:
     """Between numbers or scalars of the graph."""
     return cx.op.Slice(x, cx.vector([start]), cx.vector([end]), [axis])
 
 
 @lowers("Split", example=lambda x: ops.split(x, 2, axis=1), shape=(4, 3), nodes="Split")
-def split(cx: Context, operation: Any, /, x: Any) -> list[ir.Value]:
+def split(cx: GraphContext, operation: Any, /, x: Any) -> list[ir.Value]:
     return split_along(cx, operation, x, operation.axis)
 
 
-def split_along(cx: Context, operation: Any, x: Any, axis: int) -> list[ir.Value]:
+def split_along(cx: GraphContext, operation: Any, x: Any, axis: int) -> list[ir.Value]:
     sections, value, size = operation.indices_or_sections, as_given(cx, x), shape_of(x)[axis]
     if isinstance(sections, int):
         if size is not None:
@@ -191,7 +191,7 @@ def _listed(values: Any) -> list[ir.Value]:
 
 
 @lowers("Unstack", example=lambda x: ops.unstack(x, axis=1)[1:], shape=(2, 3), nodes="Gather")
-def unstack(cx: Context, operation: Any, /, x: Any) -> list[ir.Value]:
+def unstack(cx: GraphContext, operation: Any, /, x: Any) -> list[ir.Value]:
     axis, value = operation.axis, as_given(cx, x)
     count = operation.num if operation.num is not None else shape_of(x)[axis]
     if count is None:
@@ -203,7 +203,7 @@ def unstack(cx: Context, operation: Any, /, x: Any) -> list[ir.Value]:
 
 
 @lowers("Tile", example=lambda x: ops.tile(x, (1, 2, 1)), shape=(4, 3), nodes="Tile", takes_sizes=True)
-def tile(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def tile(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     repeats = operation.repeats
     repeats = list(repeats) if isinstance(repeats, (list, tuple)) else [repeats]
     rank, value = rank_of(x), as_given(cx, x)
@@ -220,7 +220,7 @@ def tile(cx: Context, operation: Any, /, x: Any) -> ir.Value:
     nodes="Gather",
     takes_sizes=True,
 )
-def repeat(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def repeat(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     """Each element several times: gathered by an index that repeats."""
     if isinstance(operation.repeats, ir.Value):
         if operation.axis is None or shape_of(x)[operation.axis] != 1:
@@ -245,14 +245,14 @@ def repeat(cx: Context, operation: Any, /, x: Any) -> ir.Value:
 
 
 @lowers("Flip", example=lambda x: ops.flip(x, axis=1), shape=(4, 3), nodes="Slice")
-def flip(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def flip(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     axes = axes_of(operation.axis, rank_of(x))
     n = len(axes)
     return cx.op.Slice(as_given(cx, x), [FAR] * n, [-FAR] * n, axes, [-1] * n)
 
 
 @lowers("Roll", example=lambda x: ops.roll(x, 1, axis=1), shape=(4, 3), nodes="Slice Slice Concat")
-def roll(cx: Context, operation: Any, /, x: Any) -> ir.Value:
+def roll(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     value, shift, axis = as_given(cx, x), operation.shift, operation.axis
     if axis is None:
         flat = _rolled(cx, cx.op.Reshape(value, [-1]), int(shift), 0, None)
@@ -264,7 +264,7 @@ def roll(cx: Context, operation: Any, /, x: Any) -> ir.Value:
     return value
 
 
-def _rolled(cx: Context, x: ir.Value, shift: int, axis: int, size: int | None) -> ir.Value:
+def _rolled(cx: GraphContext, x: ir.Value, shift: int, axis: int, size: int | None) -> ir.Value:
     start: Any
     if size is not None:
         start = -shift % size if size else 0
@@ -276,7 +276,7 @@ def _rolled(cx: Context, x: ir.Value, shift: int, axis: int, size: int | None) -
 
 
 @lowers("Pad", example=lambda x: ops.pad(x, [[0, 0], [1, 2]]), shape=(4,), nodes="Pad", takes_sizes=True)
-def pad(cx: Context, operation: Any, /, x: Any, constant_values: Any = None) -> ir.Value:
+def pad(cx: GraphContext, operation: Any, /, x: Any, constant_values: Any = None) -> ir.Value:
     if operation.mode not in ("constant", "reflect"):
         raise refuse(cx, operation, "mode", operation.mode, "constant and reflect have.")
     dtype, rank = result_type(x), rank_of(x)
