@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -91,6 +91,7 @@ PRIVATE_GRAPH = {
     "_outbound_nodes",
     "_run_through_graph",
 }
+GRAPH_WALK = "export/keras_tx_onnx/reading/functional_graph.py"
 EXECUTES_ITS_INPUT = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
 
@@ -144,6 +145,10 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"), name_of(path))
 
 
+TREES = {path: parse(path) for path in SOURCES}
+AT_IMPORT = {path: at_import(parse(path)) for path in SOURCES}
+
+
 def forbidden(name: str, rooms: set[str], others: set[str]) -> bool:
     top, *rest = name.split(".")
     if top in PACKAGES:
@@ -152,63 +157,76 @@ def forbidden(name: str, rooms: set[str], others: set[str]) -> bool:
     return top not in sys.stdlib_module_names and top not in others
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_a_module_imports_only_what_its_room_may(path: Path):
-    tree, room = parse(path), room_of(path)
-    if room in LAZY or not room:
-        others = {"numpy"} if room == "bench" else set()
-        bad = [
-            name
-            for name in imports_of(at_import(tree))
-            if forbidden(name, {"contract", "errors", "registration"} | LAZY, others)
-        ]
-        assert not bad, f"{bad} at module level: import it inside the function that needs it"
-    else:
-        assert room in RULES, f"{room!r} is a new room: give it its arrows in RULES, as the design has them"
+def violations(check: Callable[[Path, ast.Module], list[str]]) -> list[str]:
+    return [f"{name_of(path)}: {problem}" for path in SOURCES for problem in check(path, TREES[path])]
+
+
+def test_modules_import_only_what_their_room_may():
+    def check(path: Path, tree: ast.Module) -> list[str]:
+        room = room_of(path)
+        if room in LAZY or not room:
+            known, others = (
+                {"contract", "errors", "registration"} | LAZY,
+                {"numpy"} if room == "bench" else set(),
+            )
+            bad = [name for name in imports_of(AT_IMPORT[path]) if forbidden(name, known, others)]
+            return [f"imports {name} at module level; import it inside a function" for name in bad]
+        if room not in RULES:
+            return [f"{room!r} is a new room; add its arrows to RULES"]
         rooms, others = RULES[room]
-        backwards = rooms | {room} | BACKWARDS.get(room, set())
-        bad = [name for name in imports_of(tree) if forbidden(name, backwards, others)]
-        bad += [name for name in imports_of(at_import(tree)) if forbidden(name, rooms | {room}, others)]
-        assert not bad, f"{room} may not import {bad}"
+        lazily = rooms | {room} | BACKWARDS.get(room, set())
+        bad = [name for name in imports_of(tree) if forbidden(name, lazily, others)]
+        bad += [name for name in imports_of(AT_IMPORT[path]) if forbidden(name, rooms | {room}, others)]
+        return [f"{room} may not import {name}" for name in bad]
+
+    assert not violations(check)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_frameworks_are_imported_only_by_the_function_that_needs_them(path: Path):
-    names = {name.split(".")[0] for name in imports_of(at_import(parse(path)))}
-    assert not names & {"tensorflow", "tf2onnx", "torch", "jax"}
+def test_frameworks_are_imported_inside_functions():
+    def check(path: Path, tree: ast.Module) -> list[str]:
+        names = {name.split(".")[0] for name in imports_of(AT_IMPORT[path])}
+        return sorted(names & {"tensorflow", "tf2onnx", "torch", "jax"})
+
+    assert not violations(check)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_private_interfaces_stay_where_they_are_watched(path: Path):
-    tree = parse(path)
-    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    source = [name for name in imports_of(tree) if name.startswith("keras.src")]
-    source += [ast.unparse(node) for node in attributes if ast.unparse(node) == "keras.src"]
-    assert not source or name_of(path) in KERAS_SRC, f"{source}: keras.src only with a reason in KERAS_SRC"
-    walk = sorted({node.attr for node in attributes} & PRIVATE_GRAPH)
-    assert not walk or name_of(path) == "export/keras_tx_onnx/reading/functional_graph.py", (
-        f"{walk} belong to graph.py"
-    )
+def test_private_interfaces_of_keras_are_used_only_where_listed():
+    def check(path: Path, tree: ast.Module) -> list[str]:
+        attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+        source = [name for name in imports_of(tree) if name.startswith("keras.src")]
+        source += [ast.unparse(node) for node in attributes if ast.unparse(node) == "keras.src"]
+        bad = [] if name_of(path) in KERAS_SRC else [f"{name}; add a reason to KERAS_SRC" for name in source]
+        if name_of(path) != GRAPH_WALK:
+            bad += sorted({node.attr for node in attributes} & PRIVATE_GRAPH)
+        return bad
+
+    assert not violations(check)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_nothing_that_is_read_can_execute(path: Path):
-    tree = parse(path)
-    bad = [name for name in imports_of(tree) if name.split(".")[0] in EXECUTES_ITS_INPUT]
-    bad += [
-        f"line {node.value.lineno}: {node.arg}={ast.unparse(node.value)}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False"
-    ]
-    assert not bad
+def test_nothing_that_is_read_can_execute():
+    def check(path: Path, tree: ast.Module) -> list[str]:
+        bad = [name for name in imports_of(tree) if name.split(".")[0] in EXECUTES_ITS_INPUT]
+        return bad + [
+            f"line {node.value.lineno}: {node.arg}={ast.unparse(node.value)}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.keyword)
+            and node.arg == "allow_pickle"
+            and ast.unparse(node.value) != "False"
+        ]
+
+    assert not violations(check)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_imports_by_string_are_lazy_tables(path: Path):
-    """A name in a string would walk around the rules above."""
-    words = {ast.unparse(node.func) for node in ast.walk(parse(path)) if isinstance(node, ast.Call)}
-    dynamic = words & {"importlib.import_module", "import_module", "__import__"}
-    assert not dynamic or path.name == "__init__.py" or room_of(path) in LAZY, dynamic
+def test_imports_by_string_occur_only_in_lazy_tables():
+    """A module name in a string escapes the other rules."""
+
+    def check(path: Path, tree: ast.Module) -> list[str]:
+        if path.name == "__init__.py" or room_of(path) in LAZY:
+            return []
+        calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        return sorted(calls & {"importlib.import_module", "import_module", "__import__"})
+
+    assert not violations(check)
 
 
 def test_modules_are_named_for_their_purpose():
