@@ -12,9 +12,9 @@ from keras_tx.models.source_lookup import open_source
 from keras_tx.models.text_model import check_tokenizer
 from keras_tx.models.transformer_model import TransformerModel
 from keras_tx.models.weight_source import WeightSource
-from keras_tx.models.weightless import complete, sketch
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.assignment import SHOWN, fill, match_tensors
+from keras_tx.weights.weightless import build_weightless, initialize
 
 ITS_OWN: Any = "its own"
 RESIZED = {"image_size", "max_length"}  # fields by which positions may differ from the checkpoint's
@@ -100,7 +100,7 @@ def _config(origin: WeightSource, overrides: dict[str, Any]) -> Any:
     """The checkpoint's config with the overrides, which may change nothing that was learned."""
     assert origin.fields is not None
     config_class: Any = origin.family.config_class
-    own = (origin.config.make if origin.config else make_config)(config_class, origin.fields)
+    own = make_config(config_class, origin.fields, origin.config)
     config = make_config(config_class, {**origin.fields, **overrides})
     for key in overrides:
         if key not in config_class.FREE and getattr(config, key) != getattr(own, key):
@@ -137,7 +137,7 @@ def _model(
     if origin.fields is not None:
         _check_claims(origin, config, head if own_head else None, overrides)
     # All that may be wrong is found on shapes alone, before there is memory for the weights.
-    model = sketch(origin.family, config, **options)
+    model = build_weightless(origin.family.assemble, config, **options)
     plan = origin.plan(model)
     account = match_tensors(model, plan, origin.tensors)
     filled = account.filled
@@ -153,7 +153,7 @@ def _model(
             "says. Correct the config, or say which size is meant (image_size=, max_length=)."
         )
     fill(model, plan, origin.tensors, stacklevel=callers + 1)
-    complete(model)
+    initialize(model)
     return model
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from keras_tx.errors import ConfigError, nearest
+from keras_tx.weights.config_json import Fields
 
 # Our config fields by their names in other libraries.
 OTHER_NAMES = {
@@ -57,8 +58,24 @@ def unknown_variant(name: Any, known: Iterable[str]) -> ConfigError:
     return ConfigError(f"variant={name!r} is unknown. {hub_advice(str(name)) or nearest(str(name), known)}")
 
 
-def make_config(config_class: type, fields: dict[str, Any]) -> Any:
-    """A config from keywords, with the nearest names where one is unknown."""
+def make_config(config_class: type, fields: dict[str, Any], source: Fields | None = None) -> Any:
+    """A config from keywords. With `source`, errors name that config.json and its keys.
+
+    Raises:
+        ConfigError: for an unknown field, with the nearest known name, and for a wrong value.
+    """
+    try:
+        _check_names(config_class, fields)
+        return config_class(**fields)
+    except ConfigError as error:
+        if source is None:
+            raise
+        names = rf"\b({'|'.join(source.names)})\b(?==| is )"
+        message = re.sub(names, lambda match: source.names[match[1]], str(error))
+        raise ConfigError(f"{source.where}: {message}") from error
+
+
+def _check_names(config_class: type, fields: dict[str, Any]) -> None:
     known = [field.name for field in dataclasses.fields(config_class)]
     for name in fields:
         if name not in known:
@@ -68,4 +85,3 @@ def make_config(config_class: type, fields: dict[str, Any]) -> Any:
             elif name in NUMBERS_OF_CLASSES:
                 advice = f"Pass it to the head: head=keras_tx.ClassifierHead({fields[name]!r})."
             raise ConfigError(f"{config_class.__name__} has no field {name!r}. {advice}")
-    return config_class(**fields)

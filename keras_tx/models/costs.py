@@ -11,7 +11,7 @@ import keras
 from keras_tx.errors import ConfigError
 from keras_tx.layers import FeedForward, MultiHeadAttention, PatchEmbedding, TokenEmbedding, TransformerBlock
 from keras_tx.models import GPT, Bert, TransformerModel, ViT
-from keras_tx.models.weightless import sketch
+from keras_tx.weights.weightless import build_weightless
 
 FREE = (  # no matrix products: a few operations an element, which the papers do not count
     "Activation Add AlphaDropout Average BatchNormalization Bias Cast ClassToken Concatenate Cumsum Divide "
@@ -69,7 +69,7 @@ def cost(model: Any, *, tokens: int | None = None) -> Cost:
     """
     for family in FAMILIES:
         if isinstance(model, family.config_class):
-            model = sketch(family, model, head=family.default_head())
+            model = build_weightless(family.assemble, model, head=family.default_head())
     if not isinstance(model, keras.Model) or not hasattr(model, "operations"):
         raise ConfigError(f"cost() takes a functional Keras model or a config, got {type(model).__name__}.")
     if tokens is None and isinstance(model, TransformerModel):

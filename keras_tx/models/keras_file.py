@@ -32,10 +32,10 @@ from keras_tx.models.gpt.model import GPT
 from keras_tx.models.transformer_model import TransformerModel
 from keras_tx.models.vit.model import ViT
 from keras_tx.models.weight_source import WeightSource
-from keras_tx.models.weightless import sketch
 from keras_tx.weights.tensor_map import BODY, HEAD, POOLER, Entry, Plan
 from keras_tx.weights.tensor_source import Tensors
 from keras_tx.weights.weight_values import array_of, merged_weights
+from keras_tx.weights.weightless import build_weightless
 
 FAMILIES: dict[str, type[TransformerModel]] = {f"keras_tx>{x.__name__}": x for x in (ViT, Bert, GPT)}
 # Layers that a model has because of its head.
@@ -210,7 +210,7 @@ def _numbered(model: TransformerModel) -> Any:
 
 
 def _plan(model: TransformerModel, name_of: Any) -> Plan:
-    body = {x.path for x in sketch(type(model), model.config, head=None).weights}
+    body = {x.path for x in build_weightless(model.assemble, model.config).weights}
     entries = []
     for variable in model.weights:
         part = POOLER if variable.path.startswith("pooler/") else BODY if variable.path in body else HEAD

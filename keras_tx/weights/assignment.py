@@ -12,11 +12,11 @@ import ml_dtypes
 import numpy as np
 
 from keras_tx.errors import ConfigError
-from keras_tx.models.weightless import give
 from keras_tx.weights.progress import counted
 from keras_tx.weights.tensor_map import BODY, HEAD, Entry, Plan
 from keras_tx.weights.tensor_source import Tensors
 from keras_tx.weights.weight_values import array_of, check_values, merged_weights
+from keras_tx.weights.weightless import assign
 
 SHOWN = 12  # names of a long list
 FINITE = "Download or copy the weights again, or use those from before the training diverged."
@@ -67,7 +67,7 @@ def fill(model: keras.Model, plan: Plan, tensors: Tensors, *, stacklevel: int = 
                 value = np.array(value, dtype="float32", order="C")
                 cast = value.astype("float16") if variable.dtype == "float16" else value
             check_values(cast, f"{tensors.where}: tensor {name!r}, as {variable.dtype},", FINITE)
-            give(variable, value)
+            assign(variable, value)
     _say(account.filled, tensors, stacklevel + 2)
     return account.filled
 

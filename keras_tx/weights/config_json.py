@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
-from keras_tx.models.config import make_config
 from keras_tx.weights.tensor_source import Checkpoint
 
 
@@ -27,15 +25,6 @@ class Fields(dict[str, Any]):
 
     def error(self, name: str, expected: str) -> ConfigError:
         return ConfigError(f"{self.where} has {name}={self.get(name)!r}; {expected}.")
-
-    def make(self, config_class: type, fields: dict[str, Any]) -> Any:
-        """The config of a family; its errors name the file and the file's keys."""
-        try:
-            return make_config(config_class, fields)
-        except ConfigError as error:
-            names = rf"\b({'|'.join(self.names)})\b(?==| is )"
-            message = re.sub(names, lambda match: self.names[match[1]], str(error))
-            raise ConfigError(f"{self.where}: {message}") from error
 
     def number(self, name: str, default: int, *, none: bool = False) -> Any:
         """A whole number, 0 or more; with `none` also null."""

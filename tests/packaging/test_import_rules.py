@@ -32,11 +32,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "metrics": (EVERYWHERE, {"keras", "numpy"}),
     "optimizers": (EVERYWHERE, {"keras", "numpy"}),
     "heads": (EVERYWHERE | {"layers", "losses", "metrics"}, {"keras", "numpy"}),
-    # models: assignment takes the variables of a weightless model, and config_json makes a family's config
-    "weights": (
-        EVERYWHERE | {"models"},
-        {"keras", "numpy", "ml_dtypes", "h5py", "huggingface_hub", "keras_hub"},
-    ),
+    "weights": (EVERYWHERE, {"keras", "numpy", "ml_dtypes", "h5py", "huggingface_hub", "keras_hub"}),
     "models": (
         EVERYWHERE
         | {"atomic_write", "consistent_read", "generation"}
@@ -79,7 +75,7 @@ KERAS_SRC = {
     "export/keras_tx_onnx/lowerings/layers/applications.py",  # keras.applications: layers without public name
     "keras_tx/layers/attention.py",  # get_keras_mask has no public name
     "keras_tx/models/first_batch.py",  # PyDatasetAdapter, which fixes axes by the first two batches
-    "keras_tx/models/weightless.py",  # a model without memory for its weights
+    "keras_tx/weights/weightless.py",  # a model without memory for its weights
 }
 PRIVATE_GRAPH = {
     "_functional",

@@ -14,7 +14,7 @@ import pytest
 import keras_tx
 from keras_tx.errors import ConfigError
 from keras_tx.models.keras_file import OF_HEADS
-from keras_tx.models.weightless import sketch
+from keras_tx.weights.weightless import build_weightless
 from tests.drawing import as_numpy, redraw
 from tests.weights.small_models import HEADS, MODELS, assert_same_weights, bert
 
@@ -57,7 +57,7 @@ def test_weights_need_their_variant(saved):
 def test_the_layers_of_every_head_are_known(name):
     """What a head of the file has, and the model's not, is left out and not an error."""
     model = MODELS[name]()
-    body = {x.path for x in sketch(type(model), model.config, head=None).weights}
+    body = {x.path for x in build_weightless(model.assemble, model.config).weights}
     layers = {x.path.split("/")[0] for x in model.weights if x.path not in body}
     assert layers <= set(OF_HEADS)
 

@@ -14,6 +14,7 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.heads import ClassifierHead, DistilledClassifierHead, Head, MultiLabelHead, RegressionHead
+from keras_tx.models.config import make_config
 from keras_tx.models.vit import huggingface_tensors, state_dicts
 from keras_tx.models.vit.huggingface_tensors import Grid, canonical, dialect
 from keras_tx.models.vit.model import ViT, ViTConfig
@@ -95,7 +96,7 @@ def origin(checkpoint: Checkpoint) -> WeightSource:
             changes |= {"pooler": "tanh", "pooler_dim": _pooler_dim(config, made.width)}
         return dataclasses.replace(made, **changes)
 
-    made = config.make(ViTConfig, fields)
+    made = make_config(ViTConfig, fields, config)
     return WeightSource(
         where=tensors.where,
         family=ViT,
