@@ -8,7 +8,7 @@ from pathlib import Path
 
 import keras
 
-from keras_tx.bench.readme import BEGIN, END
+from tests.benchmarks.readme_table import BEGIN, END
 
 README = Path(__file__).parents[1] / "README.md"
 

@@ -54,8 +54,7 @@ before = ours()
 import keras_tx.models.saved_models, keras_tx.training.schedules
 of_saving = {{name for name, x in keras.saving.get_custom_objects().items() if isinstance(x, type)}}
 for path in pathlib.Path("keras_tx").rglob("*.py"):
-    if "bench" not in path.parts:
-        importlib.import_module(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
+    importlib.import_module(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
 classes = {{name for name in ours() if isinstance(keras.saving.get_custom_objects()[name], type)}}
 print(sorted(classes - before), sorted(classes - of_saving))
 """)

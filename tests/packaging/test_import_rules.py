@@ -62,7 +62,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
 }
 # These reach everything, but only from inside a function: `keras-tx --help` must not wait for TensorFlow.
-LAZY = {"cli", "commands", "demo", "doctor", "environment", "bench"}
+LAZY = {"cli", "commands", "demo", "doctor", "environment"}
 
 # Against the arrows, and so only from inside a function: Keras's `model.export` is a method.
 BACKWARDS = {"models": {"keras_tx_onnx"}}
@@ -161,11 +161,8 @@ def test_modules_import_only_what_their_room_may():
     def check(path: Path, tree: ast.Module) -> list[str]:
         room = room_of(path)
         if room in LAZY or not room:
-            known, others = (
-                {"contract", "errors", "registration"} | LAZY,
-                {"numpy"} if room == "bench" else set(),
-            )
-            bad = [name for name in imports_of(AT_IMPORT[path]) if forbidden(name, known, others)]
+            known = {"contract", "errors", "registration"} | LAZY
+            bad = [name for name in imports_of(AT_IMPORT[path]) if forbidden(name, known, set())]
             return [f"imports {name} at module level; import it inside a function" for name in bad]
         if room not in RULES:
             return [f"{room!r} is a new room; add its arrows to RULES"]

@@ -50,6 +50,7 @@ def test_it_holds_every_module_and_nothing_else(wheel: zipfile.ZipFile):
         if path.suffix == ".py" or path.name == "py.typed"
     }
     assert {name for name in wheel.namelist() if not name.startswith(INFO)} == expected
+    assert not any("bench" in name.rpartition("/")[0] for name in wheel.namelist())
     assert {"keras_tx/py.typed", "keras_tx_onnx/py.typed"} <= expected
 
 

@@ -1,1 +1,0 @@
-"""Measurements. Each prints what it measured; none is a test."""

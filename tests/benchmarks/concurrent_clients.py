@@ -1,0 +1,208 @@
+"""What a MicroBatcher brings to many clients that send one text each: requests a second, against one by one.
+
+    python -m tests.benchmarks.concurrent_clients FOLDER [--precision int8] [--clients 16] [--lengths 16 128]
+
+Every client is a thread that sends its next text when it has the answer to the last. There are three ways
+to serve them, which take turns: "at once", where each client calls the model itself; "queue", where their
+requests run one after the other; and "batched", through a MicroBatcher. Requests are token ids, so that
+lengths are known and folders without a tokenizer can be measured; an answer is the mean of the first output
+over the tokens, or that output where it has none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from keras_tx import contract
+from tests.benchmarks.results import quartiles
+
+AT_ONCE, QUEUE, BATCHED = "at once", "queue", "batched"
+ONE_BY_ONE = (AT_ONCE, QUEUE)
+MULTIPLE = 16  # texts are padded up to it, as the text tasks of the runtime do
+
+
+def measure(
+    folder: str | os.PathLike[str],
+    *,
+    precision: str | None = None,
+    clients: int = 16,
+    lengths: tuple[int, int] = (16, 128),
+    requests: int = 6,
+    rounds: int = 5,
+    max_batch: int = 16,
+    max_wait_ms: float = 5.0,
+    workers: int = 1,
+    threads: int | None = None,
+) -> dict[str, Any]:
+    """Requests a second of each way, and what the answers differ by.
+
+    Args:
+        folder: an exported encoder of texts.
+        clients, lengths: how many, and the tokens of their texts, from and to.
+        requests: of each client, in each turn of each way.
+        max_batch, max_wait_ms, workers: of the MicroBatcher.
+        threads: of the model, in all three ways.
+
+    Returns:
+        `rates`, requests a second by way, a number a round; `ratio`, how many times as many are served in
+        batches as one by one, whichever of its two ways is the faster in that round: lower quartile,
+        median and upper quartile; `difference`, the largest between an answer in a batch and the one alone,
+        in units of the answers' scale, and `allowed`, what it may be; `cosine`, the smallest between the
+        same; `companions`, whether answers depend on those beside them, as dynamic int8 has it with its one
+        range for a batch; `batch`, how many requests ran together on average.
+    """
+    from keras_tx.runtime import load
+    from keras_tx.serving import MicroBatcher
+
+    with load(folder, provider="cpu", precision=precision, threads=threads) as model:
+        variant = model.folder.manifest.variants.get(model.folder.precision)
+        asked = _requests(model, clients * requests, lengths)
+        answer, sizes = _answerer(model), list[int]()
+        alone = np.stack([answer([ids])[0] for ids in asked])
+        together = alone
+        rates: dict[str, list[float]] = {way: [] for way in (*ONE_BY_ONE, BATCHED)}
+        with (
+            ThreadPoolExecutor(clients) as pool,
+            MicroBatcher(answer, max_batch=1, max_wait_ms=0) as queue,
+            MicroBatcher(
+                _noted(answer, sizes), max_batch=max_batch, max_wait_ms=max_wait_ms, workers=workers
+            ) as batcher,
+        ):
+            ways: dict[str, Callable[[np.ndarray], Any]] = {
+                AT_ONCE: lambda ids: answer([ids])[0],
+                QUEUE: queue,
+                BATCHED: batcher,
+            }
+            for turn in range(rounds + 1):
+                for way, ask in ways.items():
+                    rate, found = _serve(pool, ask, asked, clients)
+                    if turn:  # the first is no measurement: memory is planned for new shapes
+                        rates[way].append(rate)
+                    if way == BATCHED and turn == 0:
+                        together = np.stack(found)
+        ratios = [
+            batched / max(rates[way][turn] for way in ONE_BY_ONE)
+            for turn, batched in enumerate(rates[BATCHED])
+        ]
+        return {
+            "folder": str(folder),
+            "precision": model.folder.precision,
+            "clients": clients,
+            "lengths": lengths,
+            "rates": rates,
+            "ratio": quartiles(ratios),
+            "difference": float(np.abs(together - alone).max() / np.abs(alone).max()),
+            "allowed": contract.FLOAT32 if model.folder.precision == "fp32" else contract.ROUNDED,
+            "companions": variant is not None and variant.recipe == "dynamic",
+            "cosine": float(_cosines(together, alone).min()),
+            "batch": statistics.mean(sizes),
+        }
+
+
+def _requests(model: Any, count: int, lengths: tuple[int, int]) -> list[np.ndarray]:
+    """Random ids of the model's vocabulary, without the first, which may be padding."""
+    random = np.random.default_rng(0)
+    vocabulary = int((model.folder.config or {})["vocab_size"])
+    return [random.integers(1, vocabulary, random.integers(lengths[0], lengths[1] + 1)) for _ in range(count)]
+
+
+def _answerer(model: Any) -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
+    """The model as a function of several texts, each an array of ids."""
+    session = model.session
+    names = {spec.name for spec in session.inputs}
+    output = session.outputs[0]
+    by_token = contract.SEQUENCE_AXIS in output.shape
+
+    def answer(texts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        length = -(-max(map(len, texts)) // MULTIPLE) * MULTIPLE
+        ids = np.zeros((len(texts), length), "int64")
+        mask = np.zeros_like(ids)
+        for row, text in enumerate(texts):
+            ids[row, : len(text)], mask[row, : len(text)] = text, 1
+        given = {contract.INPUT_IDS: ids, contract.ATTENTION_MASK: mask}
+        given[contract.TOKEN_TYPE_IDS] = np.zeros_like(ids)
+        found = session.run({name: value for name, value in given.items() if name in names})[output.name]
+        return [
+            row[: len(text)].mean(axis=0) if by_token else row for row, text in zip(found, texts, strict=True)
+        ]
+
+    return answer
+
+
+def _serve(
+    pool: ThreadPoolExecutor, ask: Callable[[np.ndarray], Any], asked: Sequence[np.ndarray], clients: int
+) -> tuple[float, list[Any]]:
+    """Requests a second, and the answers in the order of the requests."""
+
+    def client(number: int) -> list[Any]:
+        return [ask(ids) for ids in asked[number::clients]]
+
+    start = time.perf_counter()
+    by_client = list(pool.map(client, range(clients)))
+    seconds = time.perf_counter() - start
+    return len(asked) / seconds, [by_client[i % clients][i // clients] for i in range(len(asked))]
+
+
+def _noted(answer: Callable[..., Any], sizes: list[int]) -> Callable[..., Any]:
+    def noting(texts: Sequence[np.ndarray]) -> Any:
+        sizes.append(len(texts))
+        return answer(texts)
+
+    return noting
+
+
+def _cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    one, other = (x.astype("float64").reshape(len(x), -1) for x in (one, other))
+    return (one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
+
+
+def described(found: dict[str, Any]) -> str:
+    """A table of requests a second, and a sentence on the answers."""
+    low, middle, high = found["ratio"]
+    short, long = found["lengths"]
+    lines = [f"{found['clients']} clients, texts of {short} to {long} tokens, {found['precision']}", ""]
+    lines += ["| requests | a second | |", "| --- | --- | --- |"]
+    for way, rates in found["rates"].items():
+        below, rate, above = quartiles(rates)
+        gain = f"{middle:.2f}x ({low:.2f} to {high:.2f})" if way == BATCHED else ""
+        lines.append(f"| {way} | {rate:.1f} ({below:.1f} to {above:.1f}) | {gain} |")
+    same = "the same" if found["difference"] <= found["allowed"] else "NOT the same"
+    lines += [
+        "",
+        f"{found['batch']:.1f} requests ran together on average. The answers are {same}: they differ from "
+        f"those alone by at most {found['difference']:.1e} of their scale ({found['allowed']:.0e} allowed), "
+        f"cosine {found['cosine']:.6f} or more.",
+    ]
+    if found["companions"]:
+        lines.append("This file has one range for the numbers of a batch: answers depend on companions.")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    description = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
+    parser.add_argument("folder", help="an exported encoder of texts")
+    parser.add_argument("--precision", help="which file of the folder (default: fp32)")
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--lengths", type=int, nargs=2, default=(16, 128), metavar=("FROM", "TO"))
+    parser.add_argument("--requests", type=int, default=6, help="of a client in a turn (default: 6)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each way (default: 5)")
+    parser.add_argument("--max-batch", type=int, default=16)
+    parser.add_argument("--max-wait-ms", type=float, default=5.0)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--threads", type=int)
+    given = vars(parser.parse_args(arguments))
+    given["lengths"] = tuple(given["lengths"])
+    print(described(measure(given.pop("folder"), **given)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Which families of keras-hub export, through which tier, and how near to Keras.
+
+    python -m tests.benchmarks.keras_hub_families [--families bert,gpt2] [--markdown docs/families.md]
+
+Each backbone is built tiny, every weight is redrawn, and onnxruntime is compared with Keras at two sizes of
+the batch and, where the model takes any, two lengths of text or two image sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from keras_tx import contract
+from tests.benchmarks.tiny_backbones import FAMILIES, Family
+
+BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
+TOLERANCE = 1e-4
+SAID = 700  # characters of an error that the table shows
+# Batch, length of text, side of an image where the model takes any, length of a second sequence.
+CASES = ((2, 7, 64, 11), (3, 12, 96, 5))
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What came of one family."""
+
+    family: Family
+    tiers: tuple[str, ...] = ()
+    nodes: int | None = None
+    nodes_of_a_block: int | None = None
+    difference: float | None = None
+    problem: str | None = None
+
+    @property
+    def works(self) -> bool:
+        return self.problem is None and "tf2onnx" not in self.tiers
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Export every family of keras-hub, tiny, and compare.")
+    parser.add_argument("--families", help="only these, separated by commas (default: all)")
+    parser.add_argument("--markdown", type=Path, help="write the table into this file, between its markers")
+    parser.add_argument("--traceback", action="store_true", help="show where a family fails")
+    options = parser.parse_args(arguments)
+    rows = [tried(family, options.traceback) for family in chosen(options.families)]
+    text = table(rows)
+    print(text)
+    if options.markdown is not None:
+        before = options.markdown.read_text(encoding="utf-8")
+        kept = before[: before.index(BEGIN) + len(BEGIN)], before[before.index(END) :]
+        options.markdown.write_text(f"{kept[0]}\n{text}\n{kept[1]}", encoding="utf-8")
+
+
+def chosen(names: str | None) -> list[Family]:
+    """The families with these keys; an unknown key is refused."""
+    if names is None:
+        return list(FAMILIES)
+    known = {family.key: family for family in FAMILIES}
+    unknown = [name for name in names.split(",") if name not in known]
+    if unknown:
+        raise SystemExit(f"There is no family {', '.join(unknown)}. Known: {', '.join(known)}.")
+    return [known[name] for name in names.split(",")]
+
+
+def tried(family: Family, show: bool = False) -> Row:
+    """Builds, exports and compares one family; what goes wrong is part of the row."""
+    try:
+        return measured(family)
+    except Exception as error:  # a family's own code may raise anything, and the table shall say what
+        if show:
+            traceback.print_exc()
+        said = " ".join(line.strip() for line in str(error).splitlines())
+        return Row(
+            family, problem=f"{type(error).__name__}: {said[:SAID]}{'...' if len(said) > SAID else ''}"
+        )
+
+
+def measured(family: Family, opset: int = contract.DEFAULT_OPSET) -> Row:
+    """Exports two blocks, and three to see what a block adds; compares the two with Keras."""
+    import keras
+
+    from keras_tx_onnx import export_onnx, tolerances
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = redrawn(family.make(2))
+        report = export_onnx(model, Path(folder, "two"), verify=False, opset=opset)
+        found = max(
+            tolerances.difference(expected, got)
+            for case in CASES
+            for expected, got in both_sides(family, model, Path(folder, "two"), case)
+        )
+        nodes, block = report.nodes.total(), None
+        if family.blocks:
+            keras.backend.clear_session()
+            more = export_onnx(family.make(3), Path(folder, "three"), verify=False, opset=opset)
+            block = more.nodes.total() - nodes
+    problem = None if found <= TOLERANCE else f"differs from Keras by {found:.1e} of the scale"
+    return Row(family, tuple(sorted(set(report.manifest.tiers.values()))), nodes, block, found, problem)
+
+
+def redrawn(model: Any) -> Any:
+    """Every weight drawn anew, since zeros and ones would hide mistakes. Outputs stay near 1."""
+    import numpy as np
+
+    rng = np.random.default_rng(1)
+    for weight in model.weights:
+        shape = weight.shape
+        if "seed" in weight.name or not str(weight.dtype).startswith(("float", "bfloat")):
+            continue
+        if not weight.trainable and "variance" not in weight.name and "mean" not in weight.name:
+            continue  # a table that the layer computed
+        if len(shape) <= 1 or "variance" in weight.name:
+            sign = 1 if "variance" in weight.name else rng.choice((-1, 1), shape)
+            weight.assign(rng.uniform(0.5, 1.5, shape) * sign)
+        else:
+            weight.assign(rng.standard_normal(shape) / np.sqrt(np.prod(shape[:-1])))
+    return model
+
+
+def both_sides(family: Family, model: Any, folder: Path, case: tuple[int, ...]) -> list[tuple[Any, Any]]:
+    """Each output of Keras beside that of onnxruntime."""
+    import keras
+    import onnxruntime
+
+    arrays = drawn(family, model, case)
+    tensors = keras.tree.flatten(model.input)
+    inputs = keras.tree.pack_sequence_as(model.input, [arrays[tensor.name] for tensor in tensors])
+    expected = [keras.ops.convert_to_numpy(y) for y in keras.tree.flatten(model(inputs, training=False))]
+    session = onnxruntime.InferenceSession(folder / "onnx" / "model.onnx", providers=["CPUExecutionProvider"])
+    wide = {"tensor(int64)": "int64", "tensor(float)": "float32", "tensor(bool)": "bool"}
+    feeds = {x.name: arrays[x.name].astype(wide[x.type]) for x in session.get_inputs()}
+    return list(zip(expected, session.run(None, feeds), strict=True))
+
+
+def drawn(family: Family, model: Any, case: tuple[int, ...]) -> dict[str, Any]:
+    """Inputs by name: tokens of the vocabulary, the last places of every second text padded, images."""
+    import keras
+    import numpy as np
+
+    batch, length, side, other = case
+    rng = np.random.default_rng(7)
+    found = {}
+    for tensor in keras.tree.flatten(model.input):
+        name = tensor.name
+        here = family.fixed_length.get(name, other if name in family.other_length else length)
+        open_axis = side if len(tensor.shape) == 4 else here
+        shape = [batch, *(open_axis if n is None else n for n in tensor.shape[1:])]
+        if name in family.special:
+            found[name] = family.special[name](shape, rng)
+        elif name.endswith("padding_mask"):
+            padded = (
+                np.arange(shape[1])[None] < np.where(np.arange(batch) % 2, shape[1], shape[1] - 2)[:, None]
+            )
+            found[name] = padded.astype(tensor.dtype)
+        elif name.endswith("token_ids"):
+            found[name] = rng.integers(3, family.vocabulary, shape).astype(tensor.dtype)
+        elif keras.backend.is_float_dtype(tensor.dtype):
+            found[name] = rng.standard_normal(shape, "float32")
+        else:
+            found[name] = rng.integers(0, 2, shape).astype(tensor.dtype)
+    return found
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as Markdown."""
+    import keras
+    import keras_hub
+
+    good = sum(row.works for row in rows)
+    lines = [
+        f"keras-hub {keras_hub.__version__}, Keras {keras.__version__} on {keras.backend.backend()}, "
+        f"{datetime.date.today()}: {good} of {len(rows)} families without tf2onnx "
+        f"and equal within {TOLERANCE:.0e}.",
+        "",
+        "| family | tiers | nodes | of a block | max difference | why not |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        cells = (
+            row.family.name,
+            " ".join(row.tiers),
+            "" if row.nodes is None else str(row.nodes),
+            "" if row.nodes_of_a_block is None else str(row.nodes_of_a_block),
+            "" if row.difference is None else f"{row.difference:.1e}",
+            (row.problem or "").replace("|", "\\|"),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
