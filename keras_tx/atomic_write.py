@@ -1,4 +1,4 @@
-"""Writes a folder aside and gives it its name when it is whole."""
+"""Writes a folder under a temporary name and renames it when it is complete."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from keras_tx.errors import KerasTxError
+from keras_tx import contract
+from keras_tx.errors import ExportError, KerasTxError
 
 try:
     import fcntl
@@ -23,8 +24,15 @@ except ImportError:  # Windows
 PARTIAL = ".keras_tx.partial"  # suffix of the name of a folder that is being written
 
 
-def check_place(folder: Path, overwrite: bool, error: type[KerasTxError]) -> None:
-    """Raises where the folder cannot be written, before any work is done."""
+def check_target(
+    folder: Path, overwrite: bool, error: type[KerasTxError], written: Callable[[Path], Collection[str]]
+) -> None:
+    """Raises `error` if the folder cannot be written, or if it holds files of others.
+
+    Args:
+        overwrite: whether an existing folder may be replaced.
+        written: returns the paths, relative to an existing folder, of the files that may be replaced.
+    """
     parent = next(path for path in folder.absolute().parents if os.path.lexists(path))
     if not parent.is_dir():
         raise error(f"The folder {folder} cannot be written: {parent} is not a folder.")
@@ -36,6 +44,34 @@ def check_place(folder: Path, overwrite: bool, error: type[KerasTxError]) -> Non
         raise error(f"{folder} exists and is not a folder. Choose another name.")
     if not overwrite:
         raise error(f"The folder {folder} exists. Pass overwrite=True, or choose another name.")
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    foreign = sorted(files.difference(written(folder))) if files else []
+    if foreign:
+        raise error(
+            f"The folder {folder} holds {foreign[0]!r}, which keras-tx did not write, and is not "
+            "overwritten. Move the file away, or choose another name."
+        )
+
+
+def check_export_target(folder: Path, overwrite: bool) -> None:
+    """Raises an ExportError if an export cannot be written to `folder`; only exports are overwritten."""
+    if folder.suffix == ".onnx":
+        raise ExportError(
+            f"folder={folder.name!r} is the name of a file, but an export is a folder with the graph in "
+            f"{contract.MODEL}. Choose a name such as {folder.stem!r}."
+        )
+    check_target(folder, overwrite, ExportError, _exported_files)
+
+
+def _exported_files(folder: Path) -> Collection[str]:
+    try:
+        manifest = contract.Manifest.from_json((folder / contract.MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ExportError(
+            f"The folder {folder} is not an export (it has no valid {contract.MANIFEST}), and is not "
+            "overwritten. Choose another name."
+        ) from None
+    return {contract.MANIFEST, *manifest.files}
 
 
 @contextmanager

@@ -104,11 +104,11 @@ def run(
     import keras
     import numpy as np
 
+    from keras_tx.atomic_write import check_export_target
     from keras_tx.runtime import load
     from keras_tx_onnx import export_onnx
-    from keras_tx_onnx.export_folder import check_target
 
-    check_target(folder.absolute(), overwrite)
+    check_export_target(folder.absolute(), overwrite)
     if picture.exists() and not overwrite:
         raise ExportError(f"{picture} exists: the demo writes a digit there. Choose another folder.")
     seconds: dict[str, float] = {}

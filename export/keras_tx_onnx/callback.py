@@ -16,11 +16,10 @@ import numpy as np
 from keras.src.callbacks.monitor_callback import MonitorCallback
 
 from keras_tx import contract
-from keras_tx.atomic_write import partial_folder
+from keras_tx.atomic_write import check_export_target, partial_folder
 from keras_tx.errors import ConfigError, ExportError, KerasTxError, nearest
 from keras_tx.runtime.session import Session
 from keras_tx_onnx.export import export_onnx
-from keras_tx_onnx.export_folder import check_target
 from keras_tx_onnx.report import Report
 
 OPTIONS = tuple(inspect.signature(export_onnx).parameters)[2:]  # after the model and the folder
@@ -97,7 +96,7 @@ class ExportCallback(MonitorCallback):
         self._validated = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        check_target(self.folder, self.overwrite or self.report is not None)
+        check_export_target(self.folder, self.overwrite or self.report is not None)
         self._tried = self.model.built
         if self._tried:
             self._try("Training was not started")

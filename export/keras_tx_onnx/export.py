@@ -18,12 +18,12 @@ import onnx_ir as ir
 
 import keras_tx
 from keras_tx import contract
+from keras_tx.atomic_write import atomic_directory, check_export_target
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.weight_values import check_finite
 from keras_tx_onnx import tolerances
 from keras_tx_onnx.errors import one_line
-from keras_tx_onnx.export_folder import atomic_directory, check_target
 from keras_tx_onnx.graph import passes, unpadding
 from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.graph.model_file import check_graph, write_graph
@@ -126,12 +126,12 @@ def export_onnx(
     outside = choose_interface(functional, labels, tokenizer, image, raw_pixels, cache, unpad, task)
     model = outside.model or functional.model
     function = functional_graph.function_of(model)
-    check_target(folder, overwrite)
+    check_export_target(folder, overwrite)
     check_finite(model, "Export the model as it was before its training diverged.", ExportError)
 
     seconds: dict[str, float] = {}
     computed, notes, found = _precision(model), outside.notes, None
-    with atomic_directory(folder) as aside:
+    with atomic_directory(folder, ExportError) as aside:
         path = aside / contract.MODEL
         with _timed(seconds, "lower"):
             context, onnx_model = _lowered(function, outside, outside.outputs, opset, outside.passes)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from keras_tx import contract
+from keras_tx.atomic_write import atomic_directory
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.runtime.folder import check_unchanged, open_folder, verify_hashes
-from keras_tx_onnx.export_folder import atomic_directory
 from keras_tx_onnx.quantizing import recipes
 from keras_tx_onnx.quantizing.auto_precision import CANDIDATES, Choice, choose
 from keras_tx_onnx.quantizing.precision_files import Ladder, Options
@@ -90,7 +90,7 @@ def quantize(
     verify_hashes(opened)
     if auto:
         return choose(opened, validation, tolerance, metric, options)
-    with atomic_directory(opened.path) as aside:
+    with atomic_directory(opened.path, ExportError) as aside:
         shutil.copytree(opened.path, aside, symlinks=True, dirs_exist_ok=True)
         ladder = Ladder(aside, opened.manifest, options)
         for name in wanted:

@@ -94,7 +94,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _run(model: Any, arguments: argparse.Namespace) -> int:
     """Prints the answers in the order of the inputs, and returns how many inputs have none."""
-    from keras_tx.runtime.progress import bar as progress
+    from keras_tx.progress_bar import ProgressBar
 
     if run_text.takes_text(model):
         inputs = run_inputs.texts(arguments.inputs, arguments.column, arguments.whole)
@@ -112,7 +112,8 @@ def _run(model: Any, arguments: argparse.Namespace) -> int:
     typed = run_inputs.STDIN in arguments.inputs and sys.stdin.isatty()
     size = 1 if model.precision == "int8" or typed else BATCH
     failed = 0
-    with progress(sys.stderr.isatty() and not sys.stdout.isatty(), None, "inputs") as shown:
+    shown = sys.stderr.isatty() and not sys.stdout.isatty()
+    with ProgressBar(None, "inputs", shown=shown) as progress:
         while batch := list(itertools.islice(inputs, size)):
             for answer in _each(batch, answers):
                 if isinstance(answer, KerasTxError):
@@ -122,7 +123,7 @@ def _run(model: Any, arguments: argparse.Namespace) -> int:
                     lines = [json.dumps(answer, ensure_ascii=False)] if arguments.json else _lines(answer)
                     print(*lines, sep="\n")
             sys.stdout.flush()
-            shown.advance(len(batch))
+            progress.advance(len(batch))
     return failed
 
 

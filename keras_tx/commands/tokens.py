@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_tx.commands.arguments import whole
-from keras_tx.commands.terminal import bar
 
 if TYPE_CHECKING:
     from keras_tx.processing import TextTransform
     from keras_tx.processing.documents import Part
+    from keras_tx.progress_bar import ProgressBar
 
 SUMMARY = "turn text files into token files to train a GPT on"
 DESCRIPTION = """\
@@ -78,7 +77,7 @@ def execute(arguments: argparse.Namespace) -> int:
     check_target(folder)  # before a vocabulary is learned
     parts = whole_files(arguments.texts)
     transform = _transform(arguments, parts)
-    with _Progress("tokens") as progress:
+    with _progress(parts, "MB tokenized") as bar:
         headers = write_tokens(
             folder,
             arguments.texts,
@@ -86,7 +85,7 @@ def execute(arguments: argparse.Namespace) -> int:
             document_per=arguments.document_per,
             separator=arguments.separator,
             validation=arguments.validation,
-            progress=progress,
+            progress=lambda done, total: bar.update(done),
         )
     end = (
         "no end-of-text token" if transform.eos_token is None else f"documents end with {transform.eos_token}"
@@ -107,11 +106,11 @@ def _transform(arguments: argparse.Namespace, parts: list[Part]) -> TextTransfor
 
     if arguments.tokenizer is not None:
         return TextTransform.load(arguments.tokenizer)
-    with _Progress("vocabulary") as progress:
+    with _progress(parts, "MB read for the vocabulary") as bar:
 
         def texts() -> Iterator[str]:
             for chunk in documents(parts, arguments.document_per, arguments.separator):
-                progress(chunk.read, sum(part.end for part in parts))
+                bar.update(chunk.read)
                 yield chunk.text
 
         if arguments.characters:
@@ -129,29 +128,8 @@ def _share(text: str) -> float:
     return share
 
 
-class _Progress:
-    """A bar on standard error, where somebody looks at it."""
+def _progress(parts: list[Part], unit: str) -> ProgressBar:
+    """A bar over the bytes of the texts, where standard error is a terminal."""
+    from keras_tx.progress_bar import ProgressBar
 
-    def __init__(self, what: str) -> None:
-        self._what, self._shown = what, sys.stderr.isatty()
-        self._start = self._last = time.monotonic()
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if not self._shown or (now - self._last < 0.1 and done < total):
-            return
-        self._last = now
-        seconds = now - self._start
-        left = seconds * (total - done) / max(1, done)
-        line = (
-            f"{self._what:<11}{bar(done / total):<20} {done / total:4.0%} of {total / 1e6:.1f} MB, "
-            f"{done / 1e6 / max(seconds, 1e-9):.1f} MB/s, {left:.0f} s left"
-        )
-        print(f"\r{line:<78}", end="", file=sys.stderr, flush=True)
-
-    def __exit__(self, *error: object) -> None:
-        if self._shown and self._last != self._start:
-            print(f"\r{'':<78}\r", end="", file=sys.stderr, flush=True)
+    return ProgressBar(sum(part.end for part in parts), unit, scale=10**6, shown=sys.stderr.isatty())

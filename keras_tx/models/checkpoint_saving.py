@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from keras_tx import contract
-from keras_tx.atomic_write import atomic_directory, check_place
+from keras_tx.atomic_write import atomic_directory, check_target
 from keras_tx.errors import ConfigError
 from keras_tx.heads.base import label_names
 from keras_tx.models.bert.huggingface import bert_to_config
@@ -86,9 +86,8 @@ def save_checkpoint(
         )
     plan: Plan = HUGGING_FACE[_family(model)].plan(model, None)
     files = {contract.CONFIG: config, **_processing_files(model)}
-    check_place(folder, overwrite, ConfigError)
+    check_target(folder, overwrite, ConfigError, lambda folder: WRITTEN)
     check_finite(model, "Save the model as it was before its training diverged.")
-    _check_former(folder)
     with atomic_directory(folder, ConfigError) as aside:
         for name, content in files.items():
             (aside / name).parent.mkdir(exist_ok=True)
@@ -148,19 +147,6 @@ def _processing_files(model: TransformerModel) -> dict[str, Any]:
         known = {name: number for name, number in model.special_ids().items() if number is not None}
         files[contract.GENERATION_CONFIG] = known
     return files
-
-
-def _check_former(folder: Path) -> None:
-    """Only what this function wrote may be replaced."""
-    if not folder.exists():
-        return
-    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
-    foreign = sorted(present - WRITTEN)
-    if foreign:
-        raise ConfigError(
-            f"The folder {folder} holds {foreign[0]!r}, which save_checkpoint does not write, and is not "
-            "overwritten. Choose another name."
-        )
 
 
 def _json(content: Any) -> str:

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from keras_tx.errors import ConfigError
-from keras_tx.weights.progress import counted
+from keras_tx.progress_bar import ProgressBar
 from keras_tx.weights.tensor_map import BODY, HEAD, Entry, Plan
 from keras_tx.weights.tensor_source import Tensors
 from keras_tx.weights.weight_values import array_of, check_values, merged_weights
@@ -20,6 +20,7 @@ from keras_tx.weights.weightless import assign
 
 SHOWN = 12  # names of a long list
 FINITE = "Download or copy the weights again, or use those from before the training diverged."
+LARGE = 2**30  # bytes; smaller files load in a few seconds and show no progress bar
 FLOATS = [np.dtype(x) for x in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
 
 
@@ -56,20 +57,24 @@ def fill(model: keras.Model, plan: Plan, tensors: Tensors, *, stacklevel: int = 
         for name, entry in account.taken.items()
         if name in account.to_fit and entry.fit is not None
     }
-    for name, entry in counted(account.taken.items(), f"weights of {tensors.where}", tensors.nbytes):
-        values = fitted[name] if name in fitted else tensors.read(name)
-        ours = [variables[path] for path in entry.paths]
-        for variable, value in zip(
-            ours, entry.form.to_ours(values, [tuple(x.shape) for x in ours]), strict=True
-        ):
-            with np.errstate(over="ignore"):
-                # A copy in any case: a backend may keep what it is given, and the file's pages are not ours.
-                value = np.array(value, dtype="float32", order="C")
-                cast = value.astype("float16") if variable.dtype == "float16" else value
-            check_values(cast, f"{tensors.where}: tensor {name!r}, as {variable.dtype},", FINITE)
-            assign(variable, value)
+    with ProgressBar(len(account.taken), "tensors", shown=tensors.nbytes >= LARGE) as bar:
+        for name, entry in account.taken.items():
+            values = fitted[name] if name in fitted else tensors.read(name)
+            _assign(f"{tensors.where}: tensor {name!r}", values, entry, variables)
+            bar.advance()
     _say(account.filled, tensors, stacklevel + 2)
     return account.filled
+
+
+def _assign(name: str, values: np.ndarray, entry: Entry, variables: dict[str, Any]) -> None:
+    ours = [variables[path] for path in entry.paths]
+    for variable, value in zip(ours, entry.form.to_ours(values, [tuple(x.shape) for x in ours]), strict=True):
+        # A copy in any case: a backend may keep the array, and the file's pages must not be trained on.
+        with np.errstate(over="ignore"):
+            value = np.array(value, dtype="float32", order="C")
+            cast = value.astype("float16") if variable.dtype == "float16" else value
+        check_values(cast, f"{name}, as {variable.dtype},", FINITE)
+        assign(variable, value)
 
 
 def match_tensors(model: keras.Model, plan: Plan, tensors: Tensors) -> Account:

@@ -247,7 +247,7 @@ def test_an_existing_folder_is_kept_unless_told(model, tmp_path):
 def test_somebody_elses_folder_is_never_overwritten(model, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("precious")
-    with pytest.raises(ExportError, match="is not an export, and is not overwritten"):
+    with pytest.raises(ExportError, match="thesis is not an export"):
         export_onnx(model, tmp_path / "thesis", overwrite=True)
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "precious"
     (tmp_path / "file").write_text("x")
@@ -261,7 +261,7 @@ def test_somebody_elses_folder_is_never_overwritten(model, tmp_path):
 def test_files_of_the_user_in_a_former_export_are_kept(model, tmp_path):
     export_onnx(model, tmp_path / "out")
     (tmp_path / "out" / "NOTES.md").write_text("precious")
-    with pytest.raises(ExportError, match="holds 'NOTES.md', which no export wrote"):
+    with pytest.raises(ExportError, match="'NOTES.md'"):
         export_onnx(model, tmp_path / "out", overwrite=True)
     assert (tmp_path / "out" / "NOTES.md").read_text() == "precious"
 

@@ -304,7 +304,7 @@ class TestSaving:
         keras_tx.save_checkpoint(model, folder, overwrite=True)
         assert_same_weights(model, keras_tx.from_checkpoint(folder))
         (folder / "thesis.tex").write_text("all of it")
-        with pytest.raises(ConfigError, match="holds 'thesis.tex', which save_checkpoint does not write"):
+        with pytest.raises(ConfigError, match="'thesis.tex'"):
             keras_tx.save_checkpoint(model, folder, overwrite=True)
         nested = keras_tx.save_checkpoint(model, tmp_path / "no" / "folder")
         assert_same_weights(model, keras_tx.from_checkpoint(nested))

@@ -20,19 +20,23 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "errors": (set(), set()),
     "arguments": ({"errors"}, {"numpy"}),
     "contract": ({"errors"}, set()),
-    "atomic_write": ({"errors"}, set()),
+    "atomic_write": ({"contract", "errors"}, set()),
+    "progress_bar": (set(), set()),
     "consistent_read": ({"errors"}, set()),
     "registration": ({"models", "training"}, {"keras"}),
     "generation": (EVERYWHERE, {"numpy"}),
     "processing": ({"contract", "errors"}, {"numpy", "PIL", "tokenizers"}),
-    "runtime": (EVERYWHERE | {"consistent_read", "generation"}, {"numpy", "onnxruntime"}),
+    "runtime": (EVERYWHERE | {"consistent_read", "generation", "progress_bar"}, {"numpy", "onnxruntime"}),
     "serving": (EVERYWHERE | {"runtime"}, {"numpy", "onnxruntime"}),
     "layers": ({"arguments", "contract", "errors"}, {"keras", "numpy"}),
     "losses": (EVERYWHERE, {"keras", "numpy"}),
     "metrics": (EVERYWHERE, {"keras", "numpy"}),
     "optimizers": (EVERYWHERE, {"keras", "numpy"}),
     "heads": (EVERYWHERE | {"layers", "losses", "metrics"}, {"keras", "numpy"}),
-    "weights": (EVERYWHERE, {"keras", "numpy", "ml_dtypes", "h5py", "huggingface_hub", "keras_hub"}),
+    "weights": (
+        EVERYWHERE | {"progress_bar"},
+        {"keras", "numpy", "ml_dtypes", "h5py", "huggingface_hub", "keras_hub"},
+    ),
     "models": (
         EVERYWHERE
         | {"atomic_write", "consistent_read", "generation"}

@@ -14,10 +14,10 @@ import pytest
 
 import keras_tx
 from keras_tx import contract
+from keras_tx.atomic_write import atomic_directory
 from keras_tx.errors import ConfigError, ExportError, FolderError
 from keras_tx.runtime import load, open_folder, verify_hashes
 from keras_tx_onnx import export_onnx, quantize
-from keras_tx_onnx.export_folder import atomic_directory
 from keras_tx_onnx.quantizing import int8, precision_files, weight_blocks
 from keras_tx_onnx.quantizing.weight_blocks import rounded_blocks
 from tests.drawing import draw, redraw
@@ -371,7 +371,7 @@ def test_a_newer_export_is_not_replaced_by_files_of_the_one_before(tmp_path, mon
     finish = precision_files.Ladder.finish
 
     def replaced_before(self, *arguments):
-        with atomic_directory(folder) as aside:
+        with atomic_directory(folder, ExportError) as aside:
             shutil.copytree(newer, aside, dirs_exist_ok=True)
         return finish(self, *arguments)
 

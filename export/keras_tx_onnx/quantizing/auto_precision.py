@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from keras_tx import contract
+from keras_tx.atomic_write import atomic_directory
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.runtime.folder import Folder, check_unchanged
 from keras_tx.runtime.session import Session
-from keras_tx_onnx.export_folder import atomic_directory
 from keras_tx_onnx.quantizing import activation_ranges, calibration_inputs, validation_score
 from keras_tx_onnx.quantizing.precision_files import Ladder, Options
 
@@ -97,7 +97,7 @@ def choose(folder: Folder, validation: Any, tolerance: float, metric: Any, optio
     options = dataclasses.replace(
         options, examples=[batches[0][0]] if options.examples is None else options.examples
     )
-    with atomic_directory(folder.path) as aside:
+    with atomic_directory(folder.path, ExportError) as aside:
         shutil.copytree(folder.path, aside, symlinks=True, dirs_exist_ok=True)
         ladder = Ladder(aside, folder.manifest, options)
         trial = _Trial(ladder, measure, batches, tolerance)

@@ -11,8 +11,8 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.errors import ConfigError, FolderError, InputError, true_or_false, whole_number
 from keras_tx.processing import Row, TextTransform
+from keras_tx.progress_bar import ProgressBar
 from keras_tx.runtime.folder import Folder
-from keras_tx.runtime.progress import bar
 from keras_tx.runtime.session import Session, describe
 from keras_tx.runtime.tasks.base import LoadedModel
 
@@ -73,11 +73,11 @@ class TextModel(LoadedModel):
             return list(answer(*columns, start=0))  # which says what is wrong with columns that are no lists
         (count,) = counts
         found: list[Any] = []
-        with bar(progress, count, what) as shown:
+        with ProgressBar(count, what, shown=progress) as bar:
             for start in range(0, count, size):
                 part = [None if column is None else column[start : start + size] for column in lists]
                 found += answer(*part, start=start)
-                shown.advance(len(found) - start)
+                bar.advance(len(found) - start)
         return found
 
     def run_rows(
@@ -183,14 +183,14 @@ def _drawn(
     lists = [[column] if isinstance(column, str) else column for column in columns]
     sources = [None if column is None else iter(column) for column in lists]
     found: list[Any] = []
-    with bar(progress, None, what) as shown:
+    with ProgressBar(None, what, shown=progress) as bar:
         while True:
             start = len(found)
             part = [None if source is None else list(itertools.islice(source, size)) for source in sources]
             if not any(part):
                 return found
             found += answer(*part, start=start)  # which refuses columns of different lengths
-            shown.advance(len(found) - start)
+            bar.advance(len(found) - start)
 
 
 def _buckets(rows: Sequence[Row], batch_size: int) -> Iterator[list[int]]:
