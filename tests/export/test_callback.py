@@ -154,8 +154,8 @@ def test_a_wrong_answer_stops_before_the_first_epoch(tmp_path, monkeypatch):
     def wrong(*args):
         raise ExportError("Output 'out' differs from Keras.")
 
-    monkeypatch.setattr(export.verify, "verify", wrong)
-    monkeypatch.setattr(export.verify, "first_difference", lambda *args: None)
+    monkeypatch.setattr(export.comparison, "verify", wrong)
+    monkeypatch.setattr(export.comparison, "first_difference", lambda *args: None)
     says = Says(1.0)
     with pytest.raises(ExportError, match="Training was not started.*'out' differs from Keras"):
         fit(make(), says, ExportCallback(tmp_path / "out"))
@@ -231,9 +231,9 @@ def test_a_crash_leaves_the_former_best(tmp_path, monkeypatch):
 
 def test_a_wrong_answer_later_leaves_the_former_best(tmp_path, monkeypatch):
     model, says = make(), Says(3.0, 2.0)
-    difference = export.verify.tolerances.difference
+    difference = export.comparison.tolerances.difference
     monkeypatch.setattr(
-        export.verify.tolerances, "difference", lambda *a: 1.0 if len(says.weights) == 2 else difference(*a)
+        export.comparison.tolerances, "difference", lambda *a: 1.0 if len(says.weights) == 2 else difference(*a)
     )
     with pytest.raises(ExportError, match="Epoch 2 could not be exported: Output 'out' differs.*former best"):
         fit(model, says, ExportCallback(tmp_path / "out"), epochs=2)

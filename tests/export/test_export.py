@@ -354,9 +354,9 @@ def test_an_interruption_leaves_nothing(model, tmp_path, monkeypatch):
 def test_killed_at_the_last_moment_nothing_has_the_final_name(tmp_path):
     script = (
         "import os, signal, sys, keras_tx\n"
-        "from keras_tx import aside\n"
+        "from keras_tx import atomic_write\n"
         "from keras_tx_onnx import export_onnx\n"
-        "aside._replace = lambda new, folder: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "atomic_write._replace = lambda new, folder: os.kill(os.getpid(), signal.SIGKILL)\n"
         "export_onnx(keras_tx.vit('Mu/2', image_size=8, num_classes=3), sys.argv[1])\n"
     )
     paths = os.pathsep.join(sys.path)
