@@ -21,11 +21,7 @@ def draws_blocks() -> bool:
 
 
 def bar(share: float, width: int = 20) -> str:
-    """A share of 1 as a bar, to an eighth of a character.
-
-    >>> bar(0.5, 4)
-    '██'
-    """
+    """A share of 1 as a bar, to an eighth of a character."""
     if not draws_blocks():
         return "#" * round(share * width)
     eighths = round(share * width * 8)

@@ -233,7 +233,9 @@ def test_a_wrong_answer_later_leaves_the_former_best(tmp_path, monkeypatch):
     model, says = make(), Says(3.0, 2.0)
     difference = export.comparison.tolerances.difference
     monkeypatch.setattr(
-        export.comparison.tolerances, "difference", lambda *a: 1.0 if len(says.weights) == 2 else difference(*a)
+        export.comparison.tolerances,
+        "difference",
+        lambda *a: 1.0 if len(says.weights) == 2 else difference(*a),
     )
     with pytest.raises(ExportError, match="Epoch 2 could not be exported: Output 'out' differs.*former best"):
         fit(model, says, ExportCallback(tmp_path / "out"), epochs=2)

@@ -14,8 +14,8 @@ from keras_tx import contract
 class Scores:
     """What the logits of a sample mean, as config.json's problem_type says it; without one, one label of all.
 
-    >>> Scores(None, ("cat", "dog")).best(np.array([0.0, 2.0]), top_k=1)
-    [{'label': 'dog', 'score': 0.8807970779778824}]
+    >>> Scores(None, ("cat", "dog")).best(np.array([0.0, 0.0]), top_k=1)
+    [{'label': 'cat', 'score': 0.5}]
     """
 
     problem_type: str | None
