@@ -29,7 +29,7 @@ import numpy as np
 
 import keras_tx
 from keras_tx.runtime import load
-from keras_tx.training.packing import labelled_texts
+from keras_tx.training.packing import text_classification_batches
 from keras_tx_onnx import export_onnx
 
 
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     model.processing = dataclasses.replace(
         model.processing, max_length=longest, multiple=min(32, longest), too_long="cut"
     )
-    batches = labelled_texts(
+    batches = text_classification_batches(
         *train, model.processing, classes=names, batch_size=options.batch_size, seed=options.seed
     )
     steps = options.epochs * len(batches)
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     model.fit(batches.tf_data(), epochs=options.epochs, shuffle=False, verbose=2)
     minutes = (time.perf_counter() - started) / 60
 
-    unseen = labelled_texts(*test, model.processing, classes=names, shuffle=False)
+    unseen = text_classification_batches(*test, model.processing, classes=names, shuffle=False)
     accuracy = float(model.evaluate(unseen, verbose=0, return_dict=True)["accuracy"])
     print(export_onnx(model, options.out, overwrite=True))
     exported = accuracy_of(options.out, *test)

@@ -26,7 +26,7 @@ import numpy as np
 import keras_tx
 from keras_tx.processing import TextTransform, train_wordpiece
 from keras_tx.runtime import load
-from keras_tx.training.packing import labelled_texts, masked_language
+from keras_tx.training.packing import masked_lm_batches, text_classification_batches
 from keras_tx_onnx import export_onnx
 
 TOPICS = {
@@ -75,7 +75,7 @@ def pretrain(transform: TextTransform, texts: Sequence[str], variant: str, epoch
     """A model that has learned to fill in masked words of the texts."""
     head = keras_tx.MaskedLMHead()
     model = keras_tx.bert(variant, processing=transform, max_length=transform.max_length, head=head)
-    batches = masked_language(texts, transform, whole_words=True, seed=seed)
+    batches = masked_lm_batches(texts, transform, whole_words=True, seed=seed)
     if epochs:
         steps = epochs * len(batches)
         model.compile(keras_tx.finetune_recipe(model, steps, learning_rate=1e-3))
@@ -120,13 +120,15 @@ def main(arguments: Sequence[str] | None = None) -> float:
     )
     pretrained = pretrain(transform, train[0], options.variant, options.pretrain_epochs, options.seed)
     model = classifier_from(pretrained, transform, options.variant, len(names))
-    batches = labelled_texts(*train, model.processing, classes=names, batch_size=16, seed=options.seed)
+    batches = text_classification_batches(
+        *train, model.processing, classes=names, batch_size=16, seed=options.seed
+    )
     model.compile(
         keras_tx.finetune_recipe(model, options.epochs * len(batches), learning_rate=3e-4, layer_decay=0.9)
     )
     model.fit(batches.tf_data(), epochs=options.epochs, shuffle=False, verbose=2)
 
-    unseen = labelled_texts(*test, model.processing, classes=names, shuffle=False)
+    unseen = text_classification_batches(*test, model.processing, classes=names, shuffle=False)
     accuracy = model.evaluate(unseen, verbose=0, return_dict=True)["accuracy"]
     most = max(test[1].count(name) for name in names) / len(test[1])
     print(f"test accuracy {accuracy:.3f}; the most frequent label alone would give {most:.3f}")

@@ -28,7 +28,7 @@ import keras
 import keras_tx
 from keras_tx.processing import TextTransform, character_vocabulary, write_tokens
 from keras_tx.runtime import load
-from keras_tx.training.packing import token_blocks
+from keras_tx.training.packing import causal_lm_batches
 from keras_tx_onnx import export_onnx
 
 
@@ -90,10 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options.folder.mkdir(parents=True, exist_ok=True)
     tokens = write_corpus(options.folder)
     transform = TextTransform.load(tokens)
-    blocks = token_blocks(
+    blocks = causal_lm_batches(
         tokens / "train.tokens", options.context, options.batch_size, steps=options.between, seed=options.seed
     )
-    unseen = token_blocks(tokens / "validation.tokens", options.context, 64, shuffle=False)
+    unseen = causal_lm_batches(tokens / "validation.tokens", options.context, 64, shuffle=False)
 
     model = make(transform, options.context, options.width, options.depth)
     model.compile(

@@ -19,7 +19,7 @@ SUMMARY = "turn text files into token files to train a GPT on"
 DESCRIPTION = """\
 Reads UTF-8 text files, larger than memory if need be, and writes a new folder with train.tokens,
 validation.tokens and the files of the tokenizer, so that the folder is all that training needs:
-    token_blocks("FOLDER/train.tokens", length=256)   and   TextTransform.load("FOLDER")
+    causal_lm_batches("FOLDER/train.tokens", length=256)   and   TextTransform.load("FOLDER")
 A token file is the ids as raw uint16 or uint32 behind a header of 4096 bytes, which `head -c 4096` shows.
 Each document ends with the tokenizer's end-of-text token; where a text spells that token out, it is text.
 Needs neither Keras nor TensorFlow, only pip install "keras-tx[runtime]".

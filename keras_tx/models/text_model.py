@@ -128,7 +128,7 @@ class TextModel(TransformerModel):
         """
         self.refuse_raw(inputs, batch)
         config = self.config
-        vocabulary = getattr(inputs, "vocabulary_size", None)  # token_blocks knows it of its file
+        vocabulary = getattr(inputs, "vocabulary_size", None)  # causal_lm_batches knows it of its file
         if isinstance(vocabulary, int) and vocabulary > config.vocabulary_size:
             raise ConfigError(
                 f"The token file has a vocabulary of {vocabulary}, but model {self.name!r} has "

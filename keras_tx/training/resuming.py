@@ -46,7 +46,8 @@ def fit_resumable(
 
     Args:
         model: compiled, and built the same way each time.
-        batches: the result of token_blocks, masked_language and the like, with the same arguments each time.
+        batches: the result of causal_lm_batches or another function of keras_tx.training.packing, called with
+            the same arguments each time.
         path: the file of the state.
         epochs: in all, those before an interruption included.
         every: steps between two saves. The end of an epoch is always saved, after its validation; so is the

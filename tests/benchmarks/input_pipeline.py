@@ -62,22 +62,27 @@ def _tasks(length: int, batch_size: int, steps: int) -> dict[str, tuple[Any, Any
     tags = [[len(word) % 3 for word in row] for row in words]
     return {
         "masked language": (
-            packing.masked_language(texts * 3, transform, whole_words=True, **shared),
+            packing.masked_lm_batches(texts * 3, transform, whole_words=True, **shared),
             keras_tx.MaskedLMHead(),
         ),
-        "pairs": (packing.sentence_pairs(documents * 3, transform, **shared), keras_tx.PretrainingHead()),
+        "pairs": (
+            packing.sentence_pair_batches(documents * 3, transform, **shared),
+            keras_tx.PretrainingHead(),
+        ),
         "spans": (
-            packing.answer_spans(
+            packing.question_answering_batches(
                 ["What is it?"] * len(texts), texts, answers, transform, overlap=32, **shared
             ),
             keras_tx.SpanHead(),
         ),
         "labels": (
-            packing.labelled_texts(paragraphs, [len(x) % 2 for x in paragraphs], transform, **shared),
+            packing.text_classification_batches(
+                paragraphs, [len(x) % 2 for x in paragraphs], transform, **shared
+            ),
             keras_tx.ClassifierHead(2),
         ),
         "labels of words": (
-            packing.labelled_words(words, tags, transform, **shared),
+            packing.token_classification_batches(words, tags, transform, **shared),
             keras_tx.TokenClassifierHead(3),
         ),
     }

@@ -116,7 +116,7 @@ def main() -> None:
     from examples import gpt_characters
     from keras_tx.processing import TextTransform
     from keras_tx.training import fit_resumable, pretrain_recipe
-    from keras_tx.training.packing import token_blocks
+    from keras_tx.training.packing import causal_lm_batches
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=2000)
@@ -126,8 +126,8 @@ def main() -> None:
         folder = gpt_characters.write_corpus(Path(parent))
         transform = TextTransform.load(folder)
         for seed in options.seeds:
-            blocks = token_blocks(folder / "train.tokens", 64, 12, steps=options.steps, seed=seed)
-            unseen = token_blocks(folder / "validation.tokens", 64, 64, shuffle=False)
+            blocks = causal_lm_batches(folder / "train.tokens", 64, 12, steps=options.steps, seed=seed)
+            unseen = causal_lm_batches(folder / "validation.tokens", 64, 64, shuffle=False)
 
             torch.manual_seed(seed)
             theirs = NanoGPT(transform.vocabulary_size, 64, 4, 4, 128)

@@ -12,7 +12,7 @@ import pytest
 import keras_tx
 from keras_tx.errors import ConfigError
 from keras_tx.processing import TokenWriter
-from keras_tx.training.packing import token_blocks
+from keras_tx.training.packing import causal_lm_batches
 
 END = 2999
 
@@ -49,7 +49,7 @@ def labelled(batches: Any) -> np.ndarray:
 
 def test_in_order_each_token_but_the_first_is_a_label_once(tmp_path):
     path = write(tmp_path / "one.tokens", 999)
-    blocks = token_blocks(path, 64, 3, shuffle=False)
+    blocks = causal_lm_batches(path, 64, 3, shuffle=False)
     assert [ids.shape for ids, _ in every(blocks)] == [(3, 64)] * 5 + [(1, 64)]
     ids, labels = (np.concatenate(x) for x in zip(*every(blocks), strict=True))
     assert ids.dtype == labels.dtype == np.int32
@@ -60,7 +60,7 @@ def test_in_order_each_token_but_the_first_is_a_label_once(tmp_path):
 
 def test_a_pass_has_each_token_once_and_begins_elsewhere_each_time(tmp_path):
     path = write(tmp_path / "one.tokens", 999)
-    blocks = token_blocks(path, 16, 4, seed=1)
+    blocks = causal_lm_batches(path, 16, 4, seed=1)
     firsts = set()
     for epoch in range(5):
         blocks.seek(epoch)
@@ -76,7 +76,7 @@ def test_a_pass_has_each_token_once_and_begins_elsewhere_each_time(tmp_path):
 
 def test_the_order_depends_on_seed_and_epoch_alone(corpus):
     def rows(seed: int, epoch: int) -> Any:
-        blocks = token_blocks(corpus, 16, 4, seed=seed)
+        blocks = causal_lm_batches(corpus, 16, 4, seed=seed)
         blocks.seek(epoch)
         return every(blocks)
 
@@ -91,7 +91,7 @@ def test_the_order_depends_on_seed_and_epoch_alone(corpus):
 
 
 def test_steps_cut_the_same_batches_into_other_epochs(corpus):
-    whole, parts = token_blocks(corpus, 16, 4), token_blocks(corpus, 16, 4, steps=7)
+    whole, parts = causal_lm_batches(corpus, 16, 4), causal_lm_batches(corpus, 16, 4, steps=7)
     expected, found = [], []
     for epoch in range(2):
         whole.seek(epoch)
@@ -108,17 +108,17 @@ def test_steps_cut_the_same_batches_into_other_epochs(corpus):
     with pytest.raises(ConfigError, match="no batch 7 in epoch 1: an epoch has 7"):
         parts.seek(1, 7)
     with pytest.raises(ConfigError, match="steps goes with shuffle=True"):
-        token_blocks(corpus, 16, 4, steps=7, shuffle=False)
+        causal_lm_batches(corpus, 16, 4, steps=7, shuffle=False)
 
 
 def test_documents_are_packed_as_gpt2_has_it(corpus):
-    ids, labels = token_blocks(corpus, 400, 1, shuffle=False)[0]
+    ids, labels = causal_lm_batches(corpus, 400, 1, shuffle=False)[0]
     assert labels[0, 198] == END and ids[0, 199] == END and labels[0, 199] == 200
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_documents_apart(corpus, shuffle):
-    blocks = token_blocks(corpus, 64, 4, separate_documents=True, shuffle=shuffle)
+    blocks = causal_lm_batches(corpus, 64, 4, separate_documents=True, shuffle=shuffle)
     rows = [row for batch in every(blocks) for row in zip(*batch, strict=True)]
     assert len(rows) == (18 if not shuffle else 16)  # 4, 1, 0, 5 and 8 blocks
     bounds = [0, 200, 205, 206, 507, 1001]
@@ -136,7 +136,7 @@ def test_documents_apart(corpus, shuffle):
 
 def test_tf_data_gives_the_same_epochs(corpus):
     pytest.importorskip("tensorflow", reason='pip install "keras-tx[cpu]"')
-    blocks = token_blocks(corpus, 16, 4, steps=5)
+    blocks = causal_lm_batches(corpus, 16, 4, steps=5)
     data = blocks.tf_data()
     assert int(data.cardinality()) == 5
     for epoch in range(2):
@@ -148,16 +148,16 @@ def test_tf_data_gives_the_same_epochs(corpus):
 
 def test_what_does_not_fit_is_refused(corpus, tmp_path):
     with pytest.raises(ConfigError, match="has 1001 tokens, too few for a batch of 2 blocks of 512"):
-        token_blocks(corpus, 512, 2)
+        causal_lm_batches(corpus, 512, 2)
     with pytest.raises(ConfigError, match="length is 0"):
-        token_blocks(corpus, 0)
+        causal_lm_batches(corpus, 0)
     with pytest.raises(ConfigError, match="is not a token file"):
-        token_blocks(__file__, 8)
-    assert len(token_blocks(corpus, 500, 2)) == 1
+        causal_lm_batches(__file__, 8)
+    assert len(causal_lm_batches(corpus, 500, 2)) == 1
     model = keras_tx.gpt("pico", vocabulary_size=2999)
     model.compile()
     with pytest.raises(ConfigError, match="has a vocabulary of 3000, but model 'gpt' has 2999 vectors"):
-        model.fit(token_blocks(corpus, 16, 4))
+        model.fit(causal_lm_batches(corpus, 16, 4))
 
 
 def test_a_model_learns_from_it_and_knows_its_bits_per_byte(tmp_path):
@@ -166,8 +166,8 @@ def test_a_model_learns_from_it_and_knows_its_bits_per_byte(tmp_path):
         writer.end_document()
     keras.utils.set_random_seed(0)
     model = keras_tx.gpt("pico", vocabulary_size=8, depth=1, dropout=0.0, attention_dropout=0.0)
-    blocks = token_blocks(tmp_path / "a.tokens", 16, 8, steps=40)
-    unseen = token_blocks(tmp_path / "a.tokens", 16, 64, shuffle=False)
+    blocks = causal_lm_batches(tmp_path / "a.tokens", 16, 8, steps=40)
+    unseen = causal_lm_batches(tmp_path / "a.tokens", 16, 64, shuffle=False)
     bits = keras_tx.BitsPerByte(unseen.tokens.bytes_per_token)
     model.compile(keras_tx.pretrain_recipe(40, learning_rate=1e-2), metrics=[bits, keras_tx.Perplexity()])
     model.fit(blocks, verbose=0)

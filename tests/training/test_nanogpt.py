@@ -11,7 +11,7 @@ import pytest
 import keras_tx
 from keras_tx.processing import TokenWriter
 from keras_tx.training import pretrain_recipe
-from keras_tx.training.packing import token_blocks
+from keras_tx.training.packing import causal_lm_batches
 from tests.drawing import as_numpy
 from tests.tolerances import FP32
 
@@ -49,7 +49,7 @@ def test_it_trains_as_nanogpt_does(tmp_path: Path, monkeypatch):
     random = np.random.default_rng(0)
     with TokenWriter(tmp_path / "a.tokens", vocabulary_size=40) as writer:
         writer.add(np.minimum(random.geometric(0.15, 6000), 39))
-    blocks = token_blocks(tmp_path / "a.tokens", 16, 4, steps=STEPS)
+    blocks = causal_lm_batches(tmp_path / "a.tokens", 16, 4, steps=STEPS)
     monkeypatch.setattr(nanogpt, "WARMUP", 10)
 
     torch.manual_seed(0)

@@ -13,12 +13,12 @@ import keras_tx
 from keras_tx.errors import ConfigError, TextError
 from keras_tx.processing import train_wordpiece, wordpiece
 from keras_tx.training.packing import (
-    answer_spans,
-    labelled_texts,
-    labelled_words,
     mask_tokens,
-    masked_language,
-    sentence_pairs,
+    masked_lm_batches,
+    question_answering_batches,
+    sentence_pair_batches,
+    text_classification_batches,
+    token_classification_batches,
 )
 
 WORDS = "alpha beta gamma delta epsilon zeta theta iota kappa omega".split()
@@ -96,7 +96,7 @@ def test_a_row_of_one_token_still_learns_and_a_row_of_none_does_not():
 
 def test_masked_language_never_masks_special_tokens_and_changes_each_epoch():
     texts = [*TEXTS, "alpha [MASK] beta [SEP] xyzzy"]
-    batches = masked_language(texts, TRANSFORM, whole_words=True, batch_size=8, shuffle=False)
+    batches = masked_lm_batches(texts, TRANSFORM, whole_words=True, batch_size=8, shuffle=False)
     first = every(batches)
     for inputs, labels in first:
         special = np.isin(inputs["input_ids"], sorted(TRANSFORM.special_ids()))
@@ -105,18 +105,18 @@ def test_masked_language_never_masks_special_tokens_and_changes_each_epoch():
         assert ((labels == -100) | ~special | (inputs["input_ids"] == 4)).all()
         assert (inputs["attention_mask"][labels != -100] == 1).all()
     assert same(
-        first, every(masked_language(texts, TRANSFORM, whole_words=True, batch_size=8, shuffle=False))
+        first, every(masked_lm_batches(texts, TRANSFORM, whole_words=True, batch_size=8, shuffle=False))
     )
     batches.on_epoch_end()
     assert not same(first, every(batches))
-    long = masked_language([" ".join(TEXTS)], TRANSFORM)
+    long = masked_lm_batches([" ".join(TEXTS)], TRANSFORM)
     assert long.lengths.sum() - 2 * long.lengths.size == sum(len(piece) for piece in TRANSFORM.pieces(TEXTS))
     with pytest.raises(ConfigError, match="has no mask_token"):
-        masked_language(TEXTS, dataclasses.replace(TRANSFORM, mask_token=None))
+        masked_lm_batches(TEXTS, dataclasses.replace(TRANSFORM, mask_token=None))
 
 
 def test_half_of_the_second_sentences_follow():
-    batches = sentence_pairs(DOCUMENTS, TRANSFORM, rate=None, batch_size=9)
+    batches = sentence_pair_batches(DOCUMENTS, TRANSFORM, rate=None, batch_size=9)
     labels = []
     for _ in range(8):
         for inputs, label in every(batches):
@@ -133,16 +133,16 @@ def test_half_of_the_second_sentences_follow():
 
 
 def test_pretraining_has_both_labels_and_fills_its_rows():
-    inputs, labels = sentence_pairs(DOCUMENTS, TRANSFORM, batch_size=16)[0]
+    inputs, labels = sentence_pair_batches(DOCUMENTS, TRANSFORM, batch_size=16)[0]
     assert set(labels) == {"prediction_logits", "seq_relationship_logits"}
     assert labels["prediction_logits"].shape == inputs["input_ids"].shape
     assert 12 < inputs["input_ids"].shape[1] <= 24
     with pytest.raises(TextError, match=r"documents\[0\] is a text"):
-        sentence_pairs(["a b", "c d"], TRANSFORM)
+        sentence_pair_batches(["a b", "c d"], TRANSFORM)
     with pytest.raises(TextError, match="There are 1 documents"):
-        sentence_pairs(DOCUMENTS[:1], TRANSFORM)
+        sentence_pair_batches(DOCUMENTS[:1], TRANSFORM)
     with pytest.raises(TextError, match=r"documents\[1\]: texts\[0\] gives no token"):
-        sentence_pairs([DOCUMENTS[0], [""]], TRANSFORM)
+        sentence_pair_batches([DOCUMENTS[0], [""]], TRANSFORM)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -151,7 +151,9 @@ def test_answers_are_found_at_their_characters(side):
     documents = [f"  {TEXTS[0]}\u200b, {' '.join(TEXTS)}", TEXTS[1], TEXTS[2]]
     start = documents[0].index(TEXTS[7])
     answers = [(start, start + len(" ".join(TEXTS[7].split()[:2]))), None, (0, len(TEXTS[2].split()[0]))]
-    batches = answer_spans(["iota", "zeta?", "omega"], documents, answers, transform, overlap=8, batch_size=4)
+    batches = question_answering_batches(
+        ["iota", "zeta?", "omega"], documents, answers, transform, overlap=8, batch_size=4
+    )
     found = {0: 0, 1: 0, 2: 0}
     question = {transform.pieces(q)[0].ids[0]: i for i, q in enumerate(["iota", "zeta?", "omega"])}
     for inputs, labels in every(batches):
@@ -180,25 +182,29 @@ def test_answers_are_found_at_their_characters(side):
 )
 def test_an_answer_that_is_none_is_refused_by_row(answer, says):
     with pytest.raises(TextError, match=says):
-        answer_spans(["a", "b"], ["alpha", "alpha beta"], [None, answer], TRANSFORM, overlap=2)
+        question_answering_batches(["a", "b"], ["alpha", "alpha beta"], [None, answer], TRANSFORM, overlap=2)
 
 
 def test_labels_of_words_stand_at_their_first_piece():
     transform = wordpiece([*"[PAD] [UNK] [CLS] [SEP] [MASK]".split(), "good", "##ness", "bad"])
     words, labels = [["goodness", "bad"], ["bad"]], [["B-X", "O"], ["I-X"]]
     classes = ["O", "B-X", "I-X"]
-    (_, first), *_ = every(labelled_words(words, labels, transform, classes=classes, shuffle=False))
+    (_, first), *_ = every(
+        token_classification_batches(words, labels, transform, classes=classes, shuffle=False)
+    )
     assert first.tolist() == [[-100, 1, -100, 0, -100], [-100, 2, -100, -100, -100]]
     (_, pieces), *_ = every(
-        labelled_words(words, labels, transform, classes=classes, shuffle=False, all_pieces=True)
+        token_classification_batches(
+            words, labels, transform, classes=classes, shuffle=False, label_all_tokens=True
+        )
     )
     assert pieces[0].tolist() == [-100, 1, 1, 0, -100]
     with pytest.raises(TextError, match=r"labels\[0\]\[1\] is 'Q'. Known: 'O', 'B-X', 'I-X'"):
-        labelled_words([["bad", "bad"]], [["O", "Q"]], transform, classes=classes)
+        token_classification_batches([["bad", "bad"]], [["O", "Q"]], transform, classes=classes)
     with pytest.raises(TextError, match=r"labels\[1\]\[0\] is 3, expected 0 to 2"):
-        labelled_words(words, [[-100, 1], [3]], transform, classes=3)
+        token_classification_batches(words, [[-100, 1], [3]], transform, classes=3)
     with pytest.raises(TextError, match=r"texts\[1\] has 1 words but 2 labels"):
-        labelled_words(words, [[0, 1], [1, 1]], transform)
+        token_classification_batches(words, [[0, 1], [1, 1]], transform)
 
 
 @pytest.mark.parametrize("overlap", [0, 1, 3])
@@ -208,7 +214,9 @@ def test_long_documents_become_windows_with_all_their_labels(overlap):
     random = np.random.default_rng(overlap)
     texts = [list(random.choice(["goodness", "bad"], n)) for n in (11, 1, 30, 5)]
     labels = [list(range(sum(map(len, texts[:i])), sum(map(len, texts[: i + 1])))) for i in range(4)]
-    batches = labelled_words(texts, labels, transform, overlap=overlap, shuffle=False, batch_size=100)
+    batches = token_classification_batches(
+        texts, labels, transform, overlap=overlap, shuffle=False, batch_size=100
+    )
     inputs, targets = batches[0]
     found = {}
     for ids, row in zip(inputs["input_ids"], targets, strict=True):
@@ -221,24 +229,32 @@ def test_long_documents_become_windows_with_all_their_labels(overlap):
     words = [word for text in texts for word in text]
     assert found == {i: {5 if word == "goodness" else 7} for i, word in enumerate(words)}
     with pytest.raises(TextError, match="Row 0 of texts has"):
-        labelled_words(texts, labels, dataclasses.replace(transform, too_long="raise"))
+        token_classification_batches(texts, labels, dataclasses.replace(transform, too_long="raise"))
 
 
 def test_labels_of_texts_are_checked():
-    batches = labelled_texts(TEXTS, np.arange(40) % 3, TRANSFORM, classes=3, batch_size=16)
+    batches = text_classification_batches(TEXTS, np.arange(40) % 3, TRANSFORM, classes=3, batch_size=16)
     seen = np.concatenate([labels for _, labels in every(batches)])
     assert np.bincount(seen).tolist() == [14, 13, 13]
-    named = labelled_texts(["alpha", "beta"], ["no", "yes"], TRANSFORM, classes=["no", "yes"], shuffle=False)
+    named = text_classification_batches(
+        ["alpha", "beta"], ["no", "yes"], TRANSFORM, classes=["no", "yes"], shuffle=False
+    )
     assert named[0][1].tolist() == [0, 1]
-    assert labelled_texts(["alpha", "beta"], [0.5, 1], TRANSFORM)[0][1].dtype == np.float32
+    assert text_classification_batches(["alpha", "beta"], [0.5, 1], TRANSFORM)[0][1].dtype == np.float32
     pair, names = ["alpha", "beta"], ["no", "yes", "perhaps"]
-    several = labelled_texts(pair, [["yes", "no"], set()], TRANSFORM, classes=names, shuffle=False)
-    same = labelled_texts(pair, [[1, 1, 0], [0, 0, 0]], TRANSFORM, classes=3, shuffle=False)
+    several = text_classification_batches(
+        pair, [["yes", "no"], set()], TRANSFORM, classes=names, shuffle=False
+    )
+    same = text_classification_batches(pair, [[1, 1, 0], [0, 0, 0]], TRANSFORM, classes=3, shuffle=False)
     assert several[0][1].tolist() == same[0][1].tolist() == [[1, 1, 0], [0, 0, 0]]
     assert several[0][1].dtype == same[0][1].dtype == np.float32
-    floats = labelled_texts(pair, np.array([[1.0, 1, 0], [0, 0, 0]]), TRANSFORM, classes=names, shuffle=False)
+    floats = text_classification_batches(
+        pair, np.array([[1.0, 1, 0], [0, 0, 0]]), TRANSFORM, classes=names, shuffle=False
+    )
     assert floats[0][1].tolist() == several[0][1].tolist()
-    numbers = labelled_texts(pair, [[1, 5], [3, 4]], TRANSFORM, shuffle=False)  # for a RegressionHead
+    numbers = text_classification_batches(
+        pair, [[1, 5], [3, 4]], TRANSFORM, shuffle=False
+    )  # for a RegressionHead
     assert numbers[0][1].tolist() == [[1, 5], [3, 4]]
     for classes, labels, says in (
         (names, [["yes"], "no"], r"labels\[1\] is 'no', expected a list of names, as others are"),
@@ -249,7 +265,7 @@ def test_labels_of_texts_are_checked():
         (3, [[1, 0], [0, 1]], r"labels\[0\] is \[1, 0\], expected 0 or 1 for each of 3 classes"),
     ):
         with pytest.raises(TextError, match=says):
-            labelled_texts(pair, labels, TRANSFORM, classes=classes)
+            text_classification_batches(pair, labels, TRANSFORM, classes=classes)
     for labels, says in (
         ([0, 2], r"labels\[1\] is 2, expected 0 to 1"),
         ([0, -1], r"labels\[1\] is -1"),
@@ -258,13 +274,13 @@ def test_labels_of_texts_are_checked():
         ([0.0, 1.0], "labels are float64, expected whole numbers"),
     ):
         with pytest.raises(TextError, match=says):
-            labelled_texts(["alpha", "beta"], labels, TRANSFORM, classes=2)
+            text_classification_batches(["alpha", "beta"], labels, TRANSFORM, classes=2)
     with pytest.raises(TextError, match=r"labels\[0\] is nan"):
-        labelled_texts(["alpha", "beta"], [float("nan"), 1], TRANSFORM)
+        text_classification_batches(["alpha", "beta"], [float("nan"), 1], TRANSFORM)
 
 
 def test_batches_hold_every_sample_once_with_little_padding():
-    batches = labelled_texts(TEXTS, np.arange(40), TRANSFORM, batch_size=7)
+    batches = text_classification_batches(TEXTS, np.arange(40), TRANSFORM, batch_size=7)
     for _ in range(2):
         everything = every(batches)
         assert sorted(np.concatenate([labels for _, labels in everything]).tolist()) == list(range(40))
@@ -277,7 +293,7 @@ def test_batches_hold_every_sample_once_with_little_padding():
 
 def test_tf_data_gives_the_same_batches_each_epoch():
     pytest.importorskip("tensorflow", reason='pip install "keras-tx[cpu]"')
-    one, two = (masked_language(TEXTS, TRANSFORM, batch_size=8, seed=5) for _ in range(2))
+    one, two = (masked_lm_batches(TEXTS, TRANSFORM, batch_size=8, seed=5) for _ in range(2))
     data = two.tf_data()
     assert len(data) == len(one)
     next(iter(data))  # a pass that is left early is an epoch, too
@@ -296,7 +312,7 @@ def test_a_bert_learns_from_the_batches(source):
         "tiny", depth=1, width=64, processing=TRANSFORM, head=keras_tx.PretrainingHead(), dropout=0.0
     )
     model.compile(keras_tx.AdamW(3e-3))
-    batches = sentence_pairs(DOCUMENTS, TRANSFORM, batch_size=16)
+    batches = sentence_pair_batches(DOCUMENTS, TRANSFORM, batch_size=16)
     data = batches.tf_data() if source == "tf.data" else batches
     losses = model.fit(data, epochs=6, verbose=0, shuffle=False).history["loss"]
     assert losses[-1] < losses[0] - 0.5
@@ -317,10 +333,14 @@ def test_batches_may_grow_after_the_first_ones(head):
     words = [[TEXTS[0].split()[0]]] * 5 + [TEXTS[0].split()]
     if head == "classes":
         texts = [" ".join(text) for text in words]
-        batches = labelled_texts(texts, [0, 1] * 3, TRANSFORM, classes=2, batch_size=1, shuffle=False)
+        batches = text_classification_batches(
+            texts, [0, 1] * 3, TRANSFORM, classes=2, batch_size=1, shuffle=False
+        )
     else:
         labels = [[1] * len(text) for text in words]
-        batches = labelled_words(words, labels, TRANSFORM, classes=2, batch_size=1, shuffle=False)
+        batches = token_classification_batches(
+            words, labels, TRANSFORM, classes=2, batch_size=1, shuffle=False
+        )
     lengths = [batches[index][0]["input_ids"].shape[1] for index in range(len(batches))]
     assert lengths[0] == lengths[1] < lengths[-1]
     model.fit(batches, validation_data=batches, epochs=2, shuffle=False, verbose=0)
@@ -334,8 +354,10 @@ def test_a_text_that_is_cut_is_said_at_the_line_of_the_user():
     short = dataclasses.replace(TRANSFORM, max_length=4)
     for call in (
         lambda transform: transform(TEXTS[:2]),
-        lambda transform: labelled_texts(TEXTS[:2], [0, 1], transform),
-        lambda transform: labelled_words([TEXTS[0].split()], [[0] * len(TEXTS[0].split())], transform),
+        lambda transform: text_classification_batches(TEXTS[:2], [0, 1], transform),
+        lambda transform: token_classification_batches(
+            [TEXTS[0].split()], [[0] * len(TEXTS[0].split())], transform
+        ),
     ):
         with pytest.warns(UserWarning, match=r"dataclasses.replace\(transform, too_long='cut'\)") as found:
             call(short)
@@ -347,6 +369,6 @@ def test_options_of_batches():
     with pytest.raises(
         ConfigError, match=r"too_long='cut' .*dataclasses.replace\(transform, too_long='cut'\)"
     ):
-        labelled_texts(TEXTS[:2], [0, 1], TRANSFORM, too_long="cut")
+        text_classification_batches(TEXTS[:2], [0, 1], TRANSFORM, too_long="cut")
     with pytest.raises(ConfigError, match="worker=2 is not an option of batches. Did you mean 'workers'"):
-        labelled_texts(TEXTS[:2], [0, 1], TRANSFORM, worker=2)
+        text_classification_batches(TEXTS[:2], [0, 1], TRANSFORM, worker=2)

@@ -15,7 +15,7 @@ import keras_tx
 from keras_tx.errors import ConfigError
 from keras_tx.processing import TokenWriter
 from keras_tx.training import fit_resumable, packing, pretrain_recipe, resuming
-from keras_tx.training.packing import token_blocks
+from keras_tx.training.packing import causal_lm_batches
 from tests.drawing import as_numpy, draw
 
 EPOCHS, STEPS = 3, 6
@@ -56,7 +56,7 @@ def made(corpus: Path, batch_size: int = 4, depth: int = 1) -> tuple[Any, Any]:
     rates = {"dropout": 0.2, "attention_dropout": 0.2}
     model = keras_tx.gpt("pico", vocabulary_size=32, width=16, depth=depth, **rates)
     model.compile(pretrain_recipe(EPOCHS * STEPS, learning_rate=3e-3, warmup=3))
-    return model, token_blocks(corpus, 8, batch_size, seed=5)
+    return model, causal_lm_batches(corpus, 8, batch_size, seed=5)
 
 
 def fitted(corpus: Path, state: Path, stop: int | None = None, **options: Any) -> tuple[Any, dict, int]:
@@ -64,7 +64,7 @@ def fitted(corpus: Path, state: Path, stop: int | None = None, **options: Any) -
     model, blocks = made(corpus)
     assert len(blocks) == STEPS
     watch = Watch(stop)
-    unseen = token_blocks(corpus, 8, 4, shuffle=False)
+    unseen = causal_lm_batches(corpus, 8, 4, shuffle=False)
     options = {"epochs": EPOCHS, "verbose": 0, "validation_data": unseen, "callbacks": [watch], **options}
     try:
         history = fit_resumable(model, blocks, state, **options).history
@@ -238,7 +238,7 @@ for hook in HOOKS:
 def test_a_kill_at_any_hook_loses_nothing(corpus, tmp_path, monkeypatch, every):
     """Each call of each hook, before the state is saved and behind it, in two epochs of three steps."""
     model, _ = made(corpus)
-    blocks, unseen = (token_blocks(corpus, 8, 8, seed=5, shuffle=shuffle) for shuffle in (True, False))
+    blocks, unseen = (causal_lm_batches(corpus, 8, 8, seed=5, shuffle=shuffle) for shuffle in (True, False))
     begun = tmp_path / "begun"
     resuming._Keeper(model, blocks, begun, None)
     save = resuming._Keeper.save
@@ -271,7 +271,11 @@ def test_a_kill_at_any_hook_loses_nothing(corpus, tmp_path, monkeypatch, every):
 def test_a_run_without_any_step_resumes_from_its_beginning(corpus, tmp_path, whole):
     """The same objects again, as in a notebook: they have made steps that no state has."""
     model, blocks = made(corpus)
-    options = {"epochs": EPOCHS, "verbose": 0, "validation_data": token_blocks(corpus, 8, 4, shuffle=False)}
+    options = {
+        "epochs": EPOCHS,
+        "verbose": 0,
+        "validation_data": causal_lm_batches(corpus, 8, 4, shuffle=False),
+    }
     with pytest.raises(Interruption):
         fit_resumable(model, blocks, tmp_path / "a", callbacks=[Watch(3)], **options)
     assert fit_resumable(model, blocks, tmp_path / "a", **options).history == whole[1]

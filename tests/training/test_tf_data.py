@@ -1,4 +1,4 @@
-"""The ids of a tf.data pipeline are those of the transform, or the text is refused."""
+"""Tokenization in tf.data: the ids equal those of the transform, or the text raises."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from keras_tx.errors import ConfigError, TextError
 from keras_tx.processing import character_vocabulary, train_byte_bpe, train_wordpiece, wordpiece
-from keras_tx.training.packing import keras_hub_tokenizer, tokenizing
+from keras_tx.training.packing import keras_hub_tokenizer, tf_data_tokenizer
 
 tf = pytest.importorskip("tensorflow", reason='pip install "keras-tx[cpu]"')
 if keras.backend.backend() != "tensorflow":
@@ -42,7 +42,7 @@ AGREED = st.text(st.one_of(LETTERS, CHINESE, EMOJI, st.sampled_from(" \t\n.,!?'-
 @pytest.mark.parametrize("name", TRANSFORMS)
 @settings(deadline=None)
 @given(text=AGREED)
-def test_keras_hub_agrees_on_latin_chinese_and_emoji(name, text):
+def test_wordpiece_agrees_on_latin_chinese_and_emoji(name, text):
     assume(text.strip() and all(len(word.encode()) < 100 for word in text.split()))
     ours = TRANSFORMS[name].pieces(text)[0].ids.tolist()
     assert np.asarray(TOKENIZERS[name](text)).tolist() == ours
@@ -57,49 +57,56 @@ def test_keras_hub_agrees_on_latin_chinese_and_emoji(name, text):
         "é" * 60,  # not too long in characters, but in bytes
     ],
 )
-def test_where_keras_hub_parts_the_row_is_named(text):
+def test_texts_that_differ_raise(text):
     pieces = "the fox fo ##x well fine . … é ##é".split()
     transform = wordpiece([*"[PAD] [UNK] [CLS] [SEP] [MASK]".split(), *pieces], strip_accents=False)
-    with pytest.raises(TextError, match=r"corpus\[1\], .* other ids from keras_hub"):
+    with pytest.raises(TextError, match=r"corpus\[1\]"):
         keras_hub_tokenizer(transform, ["the fox", text])
 
 
+# keras-hub's byte-level BPE counts the signs of multiplication and division among the letters.
+WORDS = st.text(
+    st.one_of(
+        LETTERS.filter(lambda c: c not in "\u00d7\u00f7"), CHINESE, EMOJI, st.sampled_from(".,!?'-0123")
+    ),
+    min_size=1,
+)
 BYTES = train_byte_bpe(CORPUS, 340)
 BYTES_IN_TF = keras_hub_tokenizer(BYTES, CORPUS)
 
 
 @settings(deadline=None)
-@given(words=st.lists(st.text(st.one_of(LETTERS, CHINESE, EMOJI, st.sampled_from(".,!?'-0123")), min_size=1)))
-def test_keras_hubs_byte_level_bpe_agrees_where_white_space_is_single(words):
+@given(words=st.lists(WORDS))
+def test_byte_level_bpe_agrees_on_single_spaces(words):
     text = " ".join(["the", *words])
     assert np.asarray(BYTES_IN_TF(text)).tolist() == BYTES.pieces(text)[0].ids.tolist()
 
 
-def test_keras_hubs_byte_level_bpe_keeps_the_end_of_text():
+def test_byte_level_bpe_keeps_the_end_of_text():
     ids = np.asarray(BYTES_IN_TF("the fox<|endoftext|>the")).tolist()
     assert BYTES.id_of("<|endoftext|>") in ids
     breaks = train_byte_bpe(["the fox\n\n"] * 3, 300)  # with a token for two line breaks
-    with pytest.raises(TextError, match=r"corpus\[0\], .* other ids from keras_hub"):
+    with pytest.raises(TextError, match=r"corpus\[0\]"):
         keras_hub_tokenizer(breaks, ["the fox\n\nthe dog"])
 
 
-def test_keras_hub_has_these_two_only():
-    with pytest.raises(ConfigError, match="not BERT's WordPiece and no byte-level BPE"):
+def test_other_tokenizers_raise():
+    with pytest.raises(ConfigError, match="WordLevel"):
         keras_hub_tokenizer(character_vocabulary(CORPUS), CORPUS)
 
 
 @settings(deadline=None, max_examples=50)
 @given(texts=st.lists(st.text(min_size=1), min_size=1, max_size=5))
-def test_the_transform_in_tf_data_gives_its_own_ids_on_any_text(texts):
+def test_ids_equal_those_of_the_transform(texts):
     texts = ["fox " + text for text in texts]
     transform = dataclasses.replace(TRANSFORMS["cased"], max_length=12, too_long="cut", multiple=4)
-    got = tokenizing(transform)(tf.constant([text.encode() for text in texts]))
+    got = tf_data_tokenizer(transform)(tf.constant([text.encode() for text in texts]))
     for name, expected in transform(texts).items():
         np.testing.assert_array_equal(got[name].numpy(), expected)
 
 
-def test_a_pipeline_of_pairs_has_its_shapes():
-    tokenize = tokenizing(TRANSFORMS["uncased"])
+def test_pairs_have_static_shapes():
+    tokenize = tf_data_tokenizer(TRANSFORMS["uncased"])
     data = tf.data.Dataset.from_tensor_slices((["the fox", "a dog!"], ["naïve", "it's \U0001f600"])).batch(2)
     data = data.map(tokenize)
     assert data.element_spec["token_type_ids"].shape.as_list() == [None, None]

@@ -1,22 +1,22 @@
 """From texts to batches with their labels, for `model.fit`: as a keras PyDataset, or as tf.data."""
 
 from keras_tx.training.packing.batches import Batches
-from keras_tx.training.packing.blocks import token_blocks
-from keras_tx.training.packing.classification import labelled_texts, labelled_words
-from keras_tx.training.packing.language_modeling import masked_language, sentence_pairs
+from keras_tx.training.packing.blocks import causal_lm_batches
+from keras_tx.training.packing.classification import text_classification_batches, token_classification_batches
+from keras_tx.training.packing.language_modeling import masked_lm_batches, sentence_pair_batches
 from keras_tx.training.packing.masking import mask_tokens
-from keras_tx.training.packing.question_answering import answer_spans
-from keras_tx.training.packing.tf_data import keras_hub_tokenizer, tokenizing
+from keras_tx.training.packing.question_answering import question_answering_batches
+from keras_tx.training.packing.tf_data import keras_hub_tokenizer, tf_data_tokenizer
 
 __all__ = [
     "Batches",
-    "answer_spans",
+    "causal_lm_batches",
     "keras_hub_tokenizer",
-    "labelled_texts",
-    "labelled_words",
     "mask_tokens",
-    "masked_language",
-    "sentence_pairs",
-    "token_blocks",
-    "tokenizing",
+    "masked_lm_batches",
+    "question_answering_batches",
+    "sentence_pair_batches",
+    "text_classification_batches",
+    "tf_data_tokenizer",
+    "token_classification_batches",
 ]

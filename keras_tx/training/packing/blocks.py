@@ -13,7 +13,7 @@ from keras_tx.processing import TokenFile
 from keras_tx.training.packing.batches import Batches
 
 
-def token_blocks(
+def causal_lm_batches(
     tokens: TokenFile | str | os.PathLike[str],
     length: int,
     batch_size: int = 32,

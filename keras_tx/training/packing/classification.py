@@ -16,7 +16,7 @@ from keras_tx.training.packing.batches import Batches
 Classes = int | Sequence[str] | None
 
 
-def labelled_texts(
+def text_classification_batches(
     texts: Any,
     labels: Any,
     transform: TextTransform,
@@ -48,24 +48,45 @@ def labelled_texts(
     return Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, **options)
 
 
-def labelled_words(
+def token_classification_batches(
     texts: Sequence[Sequence[str]],
     labels: Sequence[Sequence[Any]],
     transform: TextTransform,
     *,
     classes: Classes = None,
-    all_pieces: bool = False,
+    label_all_tokens: bool = False,
     overlap: int | None = None,
     batch_size: int = 32,
     shuffle: bool = True,
     seed: int = 0,
     **options: Any,
 ) -> Batches:
-    """Batches for a TokenClassifierHead, from lists of words and of their labels.
+    """Returns batches for a TokenClassifierHead, from lists of words and of their labels.
 
-    The label of a word is that of its first piece, and its other pieces have none (-100); with `all_pieces`
-    each has it. A label -100 stays. What is longer than max_length is cut, as the transform's `too_long`
-    says; with `overlap` it becomes several rows instead, windows that share so many tokens.
+    Texts longer than the transform's `max_length` are truncated, unless `overlap` is set.
+
+    >>> from keras_tx.processing import train_wordpiece
+    >>> transform = train_wordpiece(["Ada lives in Paris"] * 2, 60)
+    >>> words, tags = ["Ada", "lives", "in", "Paris"], ["PER", "O", "O", "LOC"]
+    >>> batches = token_classification_batches([words], [tags], transform, classes=["O", "PER", "LOC"])
+    >>> batches[0][1].tolist()
+    [[-100, 1, 0, 0, 2, -100]]
+
+    Args:
+        texts: a list of words for each text.
+        labels: a list of labels for each text, one for each word; -100 for a word without a label.
+        transform: the tokenizer.
+        classes: the number of classes, or their names where labels are names.
+        label_all_tokens: whether all tokens of a word have its label. By default its first token has the
+            label, and the others have -100.
+        overlap: the number of tokens that the windows of a long text share; None truncates long texts.
+        batch_size, shuffle, seed, options: as for `Batches`.
+
+    Returns:
+        `Batches` of the model's inputs and of labels (batch, sequence), -100 where a token has none.
+
+    Raises:
+        TextError: a text or a label is invalid; the message contains its index.
     """
     if len(labels) != len(texts):
         raise TextError(f"There are {len(texts)} texts but labels for {len(labels)}.")
@@ -87,7 +108,7 @@ def labelled_words(
         for index, number in enumerate(chosen):
             row = rows[number]
             has_label = row.words >= 0
-            if not all_pieces:
+            if not label_all_tokens:
                 has_label[1:] &= row.words[1:] != row.words[:-1]
                 has_label &= row.words != begun[number]
             of_row = np.where(has_label, known[row.text][np.maximum(row.words, 0)], contract.NO_LABEL)

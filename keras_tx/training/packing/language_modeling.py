@@ -17,7 +17,7 @@ from keras_tx.training.packing.masking import mask_tokens
 Mask = Callable[[Sequence[Row], dict[str, np.ndarray], np.random.Generator], np.ndarray]
 
 
-def masked_language(
+def masked_lm_batches(
     texts: Sequence[str],
     transform: TextTransform,
     *,
@@ -45,7 +45,7 @@ def masked_language(
     return Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, **options)
 
 
-def sentence_pairs(
+def sentence_pair_batches(
     documents: Sequence[Sequence[str]],
     transform: TextTransform,
     *,

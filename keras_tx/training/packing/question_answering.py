@@ -15,7 +15,7 @@ from keras_tx.training.packing.batches import Batches
 NAMES = (contract.START_LOGITS, contract.END_LOGITS)
 
 
-def answer_spans(
+def question_answering_batches(
     questions: Sequence[str],
     documents: Sequence[str],
     answers: Sequence[tuple[int, int] | None],

@@ -1,12 +1,14 @@
-"""Tokenizing inside tf.data, with the ids that the exported folder will give.
+"""Tokenization inside a tf.data pipeline.
 
-`tokenizing` calls the transform itself from the pipeline: equal on every text, and not slow, since a batch
-is tokenized outside of Python. `keras_hub_tokenizer` is the tokenizer of keras-hub (keras-nlp) on the same
-vocabulary, in TensorFlow operations only. It is not equal everywhere. For uncased vocabularies it writes
-compatibility characters out, so that an ellipsis is three dots and the sharp s two letters; control
-characters and the zero-width space separate words there and vanish here; a word is too long from 100 bytes
-on, not 100 characters. A byte-level BPE it cuts otherwise at two line breaks in a row, where the
-vocabulary has a token for both. So it is given only for a corpus on which it was compared.
+`tf_data_tokenizer` calls the transform from the pipeline, so its ids equal the transform's for every text.
+`keras_hub_tokenizer` is keras-hub's tokenizer with the same vocabulary, in TensorFlow operations only. The
+two differ on some texts, so they are compared on a corpus first:
+
+- For uncased vocabularies keras-hub decomposes compatibility characters: an ellipsis becomes three dots.
+- Control characters and the zero-width space separate words in keras-hub; the transform removes them.
+- keras-hub's limit for a word is 100 bytes, not 100 characters.
+- Byte-level BPE differs at two consecutive line breaks, if the vocabulary has a token for both, and at the
+  signs of multiplication and division.
 """
 
 from __future__ import annotations
@@ -24,12 +26,19 @@ from keras_tx.processing import TextTransform
 COMPARED_AT_ONCE = 1000
 
 
-def tokenizing(transform: TextTransform) -> Callable[..., dict[str, Any]]:
-    """A function for `Dataset.map` on batches: texts (batch,), or two such, to what `transform` gives.
+def tf_data_tokenizer(transform: TextTransform) -> Callable[..., dict[str, Any]]:
+    """Returns a function that tokenizes batches of texts in `Dataset.map`.
 
+        tokenize = tf_data_tokenizer(transform)
         texts.batch(32).map(lambda x, y: (tokenize(x), y), num_parallel_calls=tf.data.AUTOTUNE)
 
-    It runs Python, so the pipeline cannot be serialized.
+    The function runs Python code, so the pipeline cannot be serialized.
+
+    Args:
+        transform: the tokenizer.
+
+    Returns:
+        A function of one or two string tensors (batch,) that returns the dict of the transform.
     """
     import tensorflow as tf
 
@@ -52,18 +61,25 @@ def tokenizing(transform: TextTransform) -> Callable[..., dict[str, Any]]:
 
 
 def keras_hub_tokenizer(transform: TextTransform, corpus: Sequence[str]) -> Any:
-    """keras_hub's tokenizer with the vocabulary of a WordPiece or byte-level BPE, if both agree on a corpus.
+    """Returns keras-hub's tokenizer with the vocabulary of a transform, if both agree on a corpus.
 
-    It gives the ids of a text without the special tokens around it. A text of the corpus that it cuts
-    otherwise is an error that names the row: use `tokenizing`, or leave the text out.
+    The ids do not include the special tokens around a text.
+
+    Args:
+        transform: a WordPiece or byte-level BPE tokenizer.
+        corpus: the texts on which both tokenizers are compared.
+
+    Raises:
+        ConfigError: keras-hub has no such tokenizer.
+        TextError: the tokenizers differ on a text of the corpus; the message contains its index.
     """
     parts = json.loads(transform.tokenizer)
     kinds = {"WordPiece": ("normalizer", "BertNormalizer"), "BPE": ("pre_tokenizer", "ByteLevel")}
     part, expected = kinds.get(parts["model"]["type"], ("", ""))
     if not part or (parts[part] or {}).get("type") != expected:
         raise ConfigError(
-            "The transform is not BERT's WordPiece and no byte-level BPE, which are what keras_hub has. Use "
-            "`tokenizing`."
+            f"The tokenizer's model is {parts['model']['type']!r}, expected BERT's WordPiece or byte-level "
+            "BPE. Use tf_data_tokenizer instead."
         )
     tokenizer = _word_pieces(transform, parts) if part == "normalizer" else _byte_pairs(transform, parts)
     for first in range(0, len(corpus), COMPARED_AT_ONCE):
@@ -72,8 +88,8 @@ def keras_hub_tokenizer(transform: TextTransform, corpus: Sequence[str]) -> Any:
         for index, (text, ours, theirs) in enumerate(rows, first):
             if ours.ids.tolist() != np.asarray(theirs).tolist():
                 raise TextError(
-                    f"corpus[{index}], {text!r:.60}, has {len(ours)} tokens, but other ids from keras_hub's "
-                    "tokenizer. Use `tokenizing`, which is equal on every text, or leave this one out."
+                    f"corpus[{index}]={text!r:.60} has other ids with keras-hub's tokenizer. Use "
+                    "tf_data_tokenizer, which agrees on every text, or remove this text."
                 )
     return tokenizer
 
@@ -84,7 +100,8 @@ def _word_pieces(transform: TextTransform, parts: dict[str, Any]) -> Any:
     ids = transform.vocabulary
     if sorted(ids.values()) != list(range(len(ids))):
         raise ConfigError(
-            "The vocabulary has gaps in its ids, which keras_hub cannot have. Use `tokenizing`."
+            "The ids of the vocabulary are not consecutive, which keras-hub requires. Use tf_data_tokenizer "
+            "instead."
         )
     normalizer, special = parts["normalizer"], transform.special_ids()
     lowercase, strip = normalizer["lowercase"], normalizer["strip_accents"]
