@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import keras_tx
-from keras_tx.commands import demo, doctor, export, generate, quantize, run, tokens, verify
+from keras_tx.commands import bench, demo, doctor, export, generate, quantize, run, tokens, verify
 from keras_tx.errors import KerasTxError, install_remedy
 
-COMMANDS = (demo, tokens, export, quantize, run, generate, verify, doctor)
+COMMANDS = (demo, tokens, export, quantize, run, generate, verify, bench, doctor)
 
 DESCRIPTION = """\
 The shortest way from model.fit to a transformer that runs anywhere ONNX runs. Build and train a ViT, a

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -32,6 +32,23 @@ def picture(image: Any) -> list[str]:
     """A grey uint8 image (height, width) as lines of shades, two characters a pixel."""
     shades = SHADES if draws_blocks() else PLAIN_SHADES
     return ["".join(shades[int(value) * len(shades) // 256] * 2 for value in row) for row in image]
+
+
+def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
+    """Aligned columns, two spaces apart; those whose index is in `right` are aligned to the right.
+
+    >>> print(table([["size", "ms"], ["1", "12.5"], ["16", "8"]], right={1}))
+    size    ms
+    1     12.5
+    16       8
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+    def line(row: Sequence[str]) -> str:
+        cells = enumerate(zip(row, widths, strict=True))
+        return "  ".join(x.rjust(width) if i in right else x.ljust(width) for i, (x, width) in cells).rstrip()
+
+    return "\n".join(map(line, rows))
 
 
 def beside(columns: Sequence[list[str]], gap: int = 3) -> str:
