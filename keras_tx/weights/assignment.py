@@ -1,4 +1,4 @@
-"""A model takes the tensors of a checkpoint, every one accounted for."""
+"""Assigns the tensors of a checkpoint to the variables of a model, and accounts for each of them."""
 
 from __future__ import annotations
 
@@ -26,50 +26,57 @@ FLOATS = [np.dtype(x) for x in (np.float16, ml_dtypes.bfloat16, np.float32, np.f
 
 @dataclasses.dataclass(frozen=True)
 class Filled:
-    """What a checkpoint does not give, and what of it is not taken."""
+    """The variables without a tensor in the checkpoint, and the tensors without a variable in the model."""
 
     new: tuple[str, ...]  # paths of variables that keep their initial values
     unused: tuple[str, ...]  # tensors of parts that the model does not have
-    resized: tuple[str, ...]
+    resized: tuple[str, ...]  # paths of variables whose tensors have another shape
     new_parts: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
-class Account:
-    """Which tensor each entry takes, and what is left over on both sides."""
+class Match:
+    """The entry of each tensor that is loaded, by its name in the checkpoint, and the rest of both sides."""
 
-    taken: dict[str, Entry]  # by the name of the tensor in the checkpoint
-    to_fit: frozenset[str]
+    entries: dict[str, Entry]
+    to_fit: frozenset[str]  # tensors that `Entry.fit` brings to the shape of the model
     filled: Filled
-    head_lacks: tuple[str, ...]  # what of the checkpoint's head does not fit this one, which is then new
+    head_lacks: tuple[str, ...]  # why the checkpoint's head is not the model's, which is then new
 
 
 def fill(model: keras.Model, plan: Plan, tensors: Tensors, *, stacklevel: int = 1) -> Filled:
-    """Assigns every tensor, and warns about those that are new or unused.
+    """Assigns the tensors of a checkpoint to the variables of a model.
 
     Names, shapes and dtypes are checked before anything is assigned; values (NaN, infinity) as they are read.
+
+    Args:
+        plan: which tensor holds which variables.
+        stacklevel: of the warning about new variables and unused tensors.
+
+    Raises:
+        ConfigError: the tensors do not fit the model; the message lists all of them.
     """
-    account = match_tensors(model, plan, tensors)
+    match = match_tensors(model, plan, tensors)
     variables = variables_of(model, plan)
-    # What may still fail is read before anything is assigned.
+    # `fit` may raise, so it runs before anything is assigned.
     fitted = {
-        name: entry.fit(tensors.read(name), _expected(entry, variables))
-        for name, entry in account.taken.items()
-        if name in account.to_fit and entry.fit is not None
+        name: entry.fit(tensors.read(name), _shape(entry, variables))
+        for name, entry in match.entries.items()
+        if name in match.to_fit and entry.fit is not None
     }
-    with ProgressBar(len(account.taken), "tensors", shown=tensors.nbytes >= LARGE) as bar:
-        for name, entry in account.taken.items():
+    with ProgressBar(len(match.entries), "tensors", shown=tensors.nbytes >= LARGE) as bar:
+        for name, entry in match.entries.items():
             values = fitted[name] if name in fitted else tensors.read(name)
             _assign(f"{tensors.where}: tensor {name!r}", values, entry, variables)
             bar.advance()
-    _say(account.filled, tensors, stacklevel + 2)
-    return account.filled
+    _warn(match.filled, tensors, stacklevel + 2)
+    return match.filled
 
 
 def _assign(name: str, values: np.ndarray, entry: Entry, variables: dict[str, Any]) -> None:
     ours = [variables[path] for path in entry.paths]
     for variable, value in zip(ours, entry.form.to_ours(values, [tuple(x.shape) for x in ours]), strict=True):
-        # A copy in any case: a backend may keep the array, and the file's pages must not be trained on.
+        # Always a copy: a backend may keep the array, and the pages of the file must not be trained on.
         with np.errstate(over="ignore"):
             value = np.array(value, dtype="float32", order="C")
             cast = value.astype("float16") if variable.dtype == "float16" else value
@@ -77,88 +84,112 @@ def _assign(name: str, values: np.ndarray, entry: Entry, variables: dict[str, An
         assign(variable, value)
 
 
-def match_tensors(model: keras.Model, plan: Plan, tensors: Tensors) -> Account:
-    """Compares both sides by names, shapes and dtypes; raises one ConfigError for all that does not fit.
+def match_tensors(model: keras.Model, plan: Plan, tensors: Tensors) -> Match:
+    """Matches the tensors of a checkpoint and the variables of a model, which may be without values.
 
-    The model's variables may be without values.
+    Raises:
+        ConfigError: names, shapes or dtypes do not fit; the message lists all of them.
     """
-    variables = variables_of(model, plan)
-    there = _canonical_names(plan, tensors)
-    named = {plan.canonical(entry.name): entry for entry in plan.entries}
-    shapes = {name: tuple(tensors.shapes[there[name]]) for name in there}
-    fits = {
-        name: name in there and (entry.fit is not None or shapes[name] == _expected(entry, variables))
-        for name, entry in named.items()
-    }
-    new_parts = set()
-    for part in {entry.part for entry in plan.entries} - {BODY}:
-        names = [name for name, entry in named.items() if entry.part == part]
-        # A head of another size, or with other layers, is another head.
-        if not any(name in there for name in names) or (part == HEAD and not all(fits[x] for x in names)):
-            new_parts.add(part)
-    taken = {name: entry for name, entry in named.items() if entry.part not in new_parts}
-    left = [name for name in there if name not in taken and not _computed(name, plan)]
-    copies = [name for name in left if name in plan.copies and plan.copies[name] in there]
-    unused = [
-        name
-        for name in left
-        if name not in copies and (name in named or name.startswith(plan.others or ("\0",)))
-    ]
+    comparison = _Comparison(model, plan, tensors)
+    comparison.check()
+    return comparison.match()
 
-    def missing(names: Iterable[str]) -> list[str]:
+
+class _Comparison:
+    """The entries of a plan and the tensors of a checkpoint, both by canonical name."""
+
+    def __init__(self, model: keras.Model, plan: Plan, tensors: Tensors) -> None:
+        self.plan, self.tensors, self.model = plan, tensors, model
+        variables = variables_of(model, plan)
+        self.names = _canonical_names(plan, tensors)
+        self.stored = {name: tuple(tensors.shapes[self.names[name]]) for name in self.names}
+        self.entries = {plan.canonical(entry.name): entry for entry in plan.entries}
+        self.shapes = {name: _shape(entry, variables) for name, entry in self.entries.items()}
+        optional = {entry.part for entry in plan.entries} - {BODY}
+        self.new_parts = frozenset(part for part in optional if self.is_new(part))
+        self.loaded = {n: entry for n, entry in self.entries.items() if entry.part not in self.new_parts}
+        self.copies, self.unused, self.unexpected = self._not_loaded()
+
+    def _not_loaded(self) -> tuple[list[str], list[str], list[str]]:
+        """The tensors without an entry: copies of others, parts that the model lacks, and unexpected ones."""
+        rest = [n for n in self.names if n not in self.loaded and not n.endswith(self.plan.computed)]
+        copies = [name for name in rest if self.plan.copies.get(name) in self.names]
+        rest = [name for name in rest if name not in copies]
+        unused = [name for name in rest if name in self.entries or name.startswith(self.plan.others)]
+        return copies, unused, [name for name in rest if name not in unused]
+
+    def is_new(self, part: str) -> bool:
+        """Whether a part is missing from the checkpoint; a head of other layers or sizes is another head."""
+        names = self.names_of(part)
+        if not any(name in self.names for name in names):
+            return True
+        return part == HEAD and not all(name in self.names and self.fits(name) for name in names)
+
+    def names_of(self, part: str) -> list[str]:
+        return [name for name, entry in self.entries.items() if entry.part == part]
+
+    def fits(self, name: str) -> bool:
+        return self.entries[name].fit is not None or self.stored[name] == self.shapes[name]
+
+    def check(self) -> None:
+        """Raises one ConfigError for everything that does not fit."""
+        unexpected = [
+            f"not expected: {self.names[name]} {_size(self.stored[name])}" for name in self.unexpected
+        ]
+        kinds = (self.missing(self.loaded), unexpected, self.misshapen(self.loaded), self.integers())
+        # Each kind is shortened separately, so that a long list of one kind does not hide another.
+        problems = [_shortened(problems, "\n  ") for problems in kinds if problems]
+        if problems:
+            raise ConfigError(
+                f"The weights of {self.tensors.where} do not fit model {self.model.name!r}:\n  "
+                + "\n  ".join(problems)
+                + "\nCreate the model from the checkpoint's own config, with keras_tx.from_checkpoint."
+            )
+        _check_copies(self.plan, self.tensors, self.names, self.copies)
+
+    def missing(self, names: Iterable[str]) -> list[str]:
         return [
-            f"missing: {entry.name} {_size(_expected(entry, variables))} for {', '.join(entry.paths)}"
-            for x in names
-            if x not in there and (entry := named[x])
+            f"missing: {self.entries[name].name} {_size(self.shapes[name])} for "
+            f"{', '.join(self.entries[name].paths)}"
+            for name in names
+            if name not in self.names
         ]
 
-    def misshapen(names: Iterable[str]) -> list[str]:
+    def misshapen(self, names: Iterable[str]) -> list[str]:
         return [
-            f"shape: {there[x]} is {_size(shapes[x])}, but {', '.join(named[x].paths)} of the model "
-            f"need{'s' * (len(named[x].paths) == 1)} {_size(_expected(named[x], variables))}"
-            for x in names
-            if x in there and not fits[x]
+            f"shape: {self.names[name]} is {_size(self.stored[name])}, but {', '.join(paths)} of the model "
+            f"need{'s' * (len(paths) == 1)} {_size(self.shapes[name])}"
+            for name in names
+            if name in self.names and not self.fits(name) and (paths := self.entries[name].paths)
         ]
 
-    unexpected = [
-        f"not expected: {there[name]} {_size(shapes[name])}"
-        for name in left
-        if name not in copies and name not in unused
-    ]
-    integers = [
-        f"dtype: {there[name]} has {tensors.dtypes[there[name]]} numbers, expected floats"
-        for name in [*taken, *copies]
-        if name in there and tensors.dtypes.get(there[name], FLOATS[0]) not in FLOATS
-    ]
-    # Each kind is cut by itself, so that a long list of one hides no other.
-    problems = [found for found in (missing(taken), unexpected, misshapen(taken), integers) if found]
-    if problems:
-        raise ConfigError(
-            f"The weights of {tensors.where} do not fit model {model.name!r}:\n  "
-            + "\n  ".join(_shortened(found, "\n  ") for found in problems)
-            + "\nMake the model of the checkpoint's own config: keras_tx.from_checkpoint does that."
+    def integers(self) -> list[str]:
+        dtypes = self.tensors.dtypes
+        return [
+            f"dtype: {tensor} is {dtypes[tensor]}, expected floats"
+            for tensor in (self.names[name] for name in (*self.loaded, *self.copies) if name in self.names)
+            if dtypes.get(tensor, FLOATS[0]) not in FLOATS
+        ]
+
+    def match(self) -> Match:
+        to_fit = {n for n, entry in self.loaded.items() if entry.always or self.stored[n] != self.shapes[n]}
+        new = [entry for entry in self.plan.entries if entry.part in self.new_parts]
+        head = self.names_of(HEAD) if HEAD in self.new_parts else []
+        return Match(
+            entries={self.names[name]: entry for name, entry in self.loaded.items()},
+            to_fit=frozenset(self.names[name] for name in to_fit),
+            filled=Filled(
+                new=tuple(path for entry in new for path in entry.paths),
+                unused=tuple(self.names[name] for name in self.unused),
+                resized=tuple(entry.paths[0] for name, entry in self.loaded.items() if name in to_fit),
+                new_parts=self.new_parts,
+            ),
+            head_lacks=(*self.missing(head), *self.misshapen(head)),
         )
-    _check_copies(plan, tensors, there, copies)
-    of_head = [name for name, entry in named.items() if entry.part == HEAD and HEAD in new_parts]
-    to_fit = {
-        name for name, entry in taken.items() if entry.always or shapes[name] != _expected(entry, variables)
-    }
-    filled = Filled(
-        new=tuple(path for entry in plan.entries if entry.part in new_parts for path in entry.paths),
-        unused=tuple(there[name] for name in unused),
-        resized=tuple(taken[name].paths[0] for name in taken if name in to_fit),
-        new_parts=frozenset(new_parts),
-    )
-    return Account(
-        {there[name]: entry for name, entry in taken.items()},
-        frozenset(there[name] for name in to_fit),
-        filled,
-        (*missing(of_head), *misshapen(of_head)),
-    )
 
 
 def emptied(model: keras.Model, plan: Plan) -> Iterable[tuple[Entry, np.ndarray]]:
-    """The tensors of a checkpoint, one by one, from the model's variables."""
+    """Yields the tensors of a checkpoint, computed from the model's variables."""
     variables = variables_of(model, plan)
     for entry in plan.entries:
         ours = [array_of(variables[path]) for path in entry.paths]
@@ -166,48 +197,47 @@ def emptied(model: keras.Model, plan: Plan) -> Iterable[tuple[Entry, np.ndarray]
 
 
 def variables_of(model: keras.Model, plan: Plan) -> dict[str, Any]:
-    """The model's weights by path, all of which the plan must name."""
+    """Returns the model's weights by path.
+
+    Raises:
+        ConfigError: the plan has no entry for a weight.
+    """
     variables = merged_weights(model)
-    named = [path for entry in plan.entries for path in entry.paths]
-    further = sorted(set(variables) - set(named))
-    if further:
+    named = {path for entry in plan.entries for path in entry.paths}
+    extra = sorted(set(variables) - named)
+    if extra:
         raise ConfigError(
-            f"Model {model.name!r} has {_shortened(further)}, for which a checkpoint has no tensor: "
-            "model.quantize and layers of your own add such weights. Save the model with model.save, or use "
-            "it as it was before."
+            f"Model {model.name!r} has the weights {_shortened(extra)}, which checkpoints do not have. Save "
+            "the model with model.save, or without model.quantize and custom layers."
         )
-    assert set(named) == set(variables), sorted(set(named) ^ set(variables))
+    assert named == set(variables), sorted(named ^ set(variables))
     return variables
 
 
 def _canonical_names(plan: Plan, tensors: Tensors) -> dict[str, str]:
-    there: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name in tensors.shapes:
-        known = plan.canonical(name)
-        if known in there:
+        canonical = plan.canonical(name)
+        if canonical in names:
             raise ConfigError(
-                f"{tensors.where} has {there[known]!r} and {name!r}, which are two names of one tensor. "
-                "Leave one of them out."
+                f"{tensors.where} has {names[canonical]!r} and {name!r}, which are two names of one tensor. "
+                "Remove one of them."
             )
-        there[known] = name
-    return there
+        names[canonical] = name
+    return names
 
 
-def _computed(name: str, plan: Plan) -> bool:
-    return bool(plan.computed) and name.endswith(plan.computed)
-
-
-def _check_copies(plan: Plan, tensors: Tensors, there: dict[str, str], copies: list[str]) -> None:
+def _check_copies(plan: Plan, tensors: Tensors, names: dict[str, str], copies: list[str]) -> None:
     for name in copies:
-        other = there[plan.copies[name]]
-        if not np.array_equal(tensors.read(there[name]), tensors.read(other), equal_nan=True):
+        tensor, other = names[name], names[plan.copies[name]]
+        if not np.array_equal(tensors.read(tensor), tensors.read(other), equal_nan=True):
             raise ConfigError(
-                f"{tensors.where}: {there[name]} differs from {other}, but in this model they are one. "
-                "Untie them in the model's config (tie_word_embeddings), or leave one out."
+                f"{tensors.where}: {tensor} differs from {other}, but this model ties them. Set "
+                "tie_word_embeddings to false in the checkpoint's config, or remove one of the tensors."
             )
 
 
-def _expected(entry: Entry, variables: dict[str, Any]) -> tuple[int, ...]:
+def _shape(entry: Entry, variables: dict[str, Any]) -> tuple[int, ...]:
     return entry.form.their_shape([tuple(variables[path].shape) for path in entry.paths])
 
 
@@ -220,11 +250,11 @@ def _shortened(items: list[str], separator: str = ", ") -> str:
     return separator.join(items[:SHOWN] + more)
 
 
-def _say(filled: Filled, tensors: Tensors, stacklevel: int) -> None:
-    said = []
+def _warn(filled: Filled, tensors: Tensors, stacklevel: int) -> None:
+    parts = []
     if filled.new:
-        said.append(f"new, not yet trained: {_shortened(list(filled.new))}")
+        parts.append(f"new, not yet trained: {_shortened(list(filled.new))}")
     if filled.unused:
-        said.append(f"not used, because the model has no such part: {_shortened(list(filled.unused))}")
-    if said:
-        warnings.warn(f"Weights from {tensors.where}: {'; '.join(said)}.", stacklevel=stacklevel)
+        parts.append(f"not used, because the model has no such part: {_shortened(list(filled.unused))}")
+    if parts:
+        warnings.warn(f"Weights from {tensors.where}: {'; '.join(parts)}.", stacklevel=stacklevel)

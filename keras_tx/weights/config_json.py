@@ -10,6 +10,9 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.weights.tensor_source import Checkpoint
 
+# The names of transformers by ours.
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "quick_gelu": "quick_gelu"}
+
 
 class Fields(dict[str, Any]):
     """The fields of a checkpoint's config.json.

@@ -28,8 +28,7 @@ from keras_tx.models.bert import sentence_transformers
 from keras_tx.models.bert.huggingface_tensors import canonical, has_pooler, plan
 from keras_tx.models.bert.model import Bert, BertConfig
 from keras_tx.models.weight_source import WeightSource
-from keras_tx.weights.config_json import Fields, labels_of
-from keras_tx.weights.huggingface import ACTIVATIONS
+from keras_tx.weights.config_json import ACTIVATIONS, Fields, labels_of
 from keras_tx.weights.tensor_source import Checkpoint, Tensors
 
 __all__ = ["MODEL_TYPES", "bert_to_config", "family_of", "origin", "plan"]

@@ -21,8 +21,7 @@ from keras_tx.models.vit.model import ViT, ViTConfig
 from keras_tx.models.weight_source import WeightSource
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.checkpoint import read_json
-from keras_tx.weights.config_json import Fields, labels_of
-from keras_tx.weights.huggingface import ACTIVATIONS
+from keras_tx.weights.config_json import ACTIVATIONS, Fields, labels_of
 from keras_tx.weights.tensor_map import Plan
 from keras_tx.weights.tensor_source import Checkpoint, Tensors
 
