@@ -1,0 +1,55 @@
+"""docs/architecture.md names files and functions that exist, and the drawings agree with their sources."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.documentation_drawings import DRAWINGS, PICTURES, arrows
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+
+
+def definitions(file: Path) -> set[str]:
+    """Functions and classes of a module, and methods as Class.method."""
+    names = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {
+                f"{node.name}.{method.name}" for method in node.body if isinstance(method, ast.FunctionDef)
+            }
+    return names
+
+
+def test_paths_exist():
+    paths = re.findall(r"`([\w./]+/[\w./]*)`", PAGE)
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_named_functions_are_in_their_files():
+    rows = re.findall(r"^\| .* \| `([\w/]+\.py)` \| (.*) \|$", PAGE, re.MULTILINE)
+    missing = {
+        f"{file}: {name}"
+        for file, names in rows
+        for name in re.findall(r"`([\w.]+)`", names)
+        if name not in definitions(ROOT / file)
+    }
+    assert rows and missing == set()
+
+
+def test_every_room_of_the_drawing_has_its_purpose():
+    table = PAGE.partition("| room | purpose |")[2].partition("\n\n")[0]
+    described = set(re.findall(r"`(\w+)`", table))
+    assert set(arrows()) <= described
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_drawing_agrees_with_its_source(name):
+    """python -m tests.documentation_drawings writes it anew."""
+    assert (PICTURES / name).read_bytes() == DRAWINGS[name]()
