@@ -1,23 +1,51 @@
-"""For the documentation site: examples in docstrings become blocks of code, call arguments a list."""
+"""For the documentation site: the import of each public name, examples as code, call arguments as a list."""
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 from typing import Any
 
 import griffe
 
+ROOT = Path(__file__).parents[1]
+
 
 class OurDocstrings(griffe.Extension):
+    def __init__(self) -> None:
+        self.exports = list(exports())
+
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
-            obj.docstring.value = listed(fenced(obj.docstring.value))
+            obj.docstring.value = fenced(listed(obj.docstring.value))
+            if line := self.import_line(obj.path):
+                obj.docstring.value = f"```python\n{line}\n```\n\n{obj.docstring.value}"
+
+    def import_line(self, path: str) -> str | None:
+        home, _, name = path.rpartition(".")
+        for package, module, exported in self.exports:
+            if exported == name and f"{home}.".startswith(f"{module}."):
+                return f"from {package} import {name}"
+        return None
+
+
+def exports() -> list[tuple[str, str, str]]:
+    """(package, module, name) of what the packages import from their modules, the shortest package first."""
+    rows = []
+    for folder in (ROOT / "keras_tx", ROOT / "export" / "keras_tx_onnx"):
+        for path in folder.rglob("__init__.py"):
+            package = ".".join(path.parent.relative_to(folder.parent).parts)
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ImportFrom):
+                    rows += [(package, str(node.module), alias.name) for alias in node.names]
+    return sorted(rows, key=lambda row: (row[0].count("."), row))
 
 
 def fenced(text: str) -> str:
-    """Each run of lines from a ">>>" up to an empty line, between fences."""
+    """Puts each run of lines from a ">>>" to an empty line between fences."""
     lines: list[str] = []
-    indent = None  # of the example that the line is in
+    indent = None  # of the current example
     for line in [*text.splitlines(), ""]:
         if indent is None and line.lstrip().startswith(">>>"):
             indent = line[: len(line) - len(line.lstrip())]
@@ -30,7 +58,7 @@ def fenced(text: str) -> str:
 
 
 def listed(text: str) -> str:
-    """The arguments of a layer's call, which the parser of docstrings does not know as arguments."""
+    """Turns a layer's "Call arguments:" section, which the parser does not know, into a list."""
     before, heading, after = text.partition("Call arguments:\n")
     section, gap, rest = after.partition("\n\n")
     indent = re.match(" *", section)
