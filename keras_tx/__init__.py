@@ -17,8 +17,8 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOMES = {
     "AdamW": "optimizers",
-    "Bert": "models",
-    "BertConfig": "models",
+    "Bert": "models.bert.model",
+    "BertConfig": "models.bert.model",
     "Bias": "layers",
     "BitsPerByte": "metrics",
     "CausalLMHead": "heads",
@@ -29,8 +29,8 @@ _HOMES = {
     "EntityF1": "metrics",
     "F1": "metrics",
     "FeedForward": "layers",
-    "GPT": "models",
-    "GPTConfig": "models",
+    "GPT": "models.gpt.model",
+    "GPTConfig": "models.gpt.model",
     "ImageTransform": "processing",
     "MaskedLMHead": "heads",
     "Matthews": "metrics",
@@ -58,22 +58,22 @@ _HOMES = {
     "TokenCrossentropy": "losses",
     "TokenEmbedding": "layers",
     "TransformerBlock": "layers",
-    "ViT": "models",
-    "ViTConfig": "models",
+    "ViT": "models.vit.model",
+    "ViTConfig": "models.vit.model",
     "WarmupCosine": "training",
     "WarmupLinear": "training",
-    "bert": "models",
+    "bert": "models.bert.model",
     "cost": "models.costs",
     "finetune_recipe": "training",
     "fit_resumable": "training",
     "from_checkpoint": "models.checkpoint_loading",
     "generate": "models.gpt.generation",
-    "gpt": "models",
-    "load_model": "models.saved_models",
+    "gpt": "models.gpt.model",
+    "load_model": "models.keras_file",
     "pretrain_recipe": "training",
     "save_checkpoint": "models.checkpoint_saving",
-    "to_keras_hub": "models.to_keras_hub",
-    "vit": "models",
+    "to_keras_hub": "models.keras_hub_models",
+    "vit": "models.vit.model",
 }
 
 _EXPORT = ("ExportCallback", "export_onnx")  # the exporter has its own package
@@ -118,13 +118,15 @@ if TYPE_CHECKING:
         Spearman,
         TokenAccuracy,
     )
-    from keras_tx.models import GPT, Bert, BertConfig, GPTConfig, ViT, ViTConfig, bert, gpt, vit
+    from keras_tx.models.bert.model import Bert, BertConfig, bert
     from keras_tx.models.checkpoint_loading import from_checkpoint
     from keras_tx.models.checkpoint_saving import save_checkpoint
     from keras_tx.models.costs import cost
     from keras_tx.models.gpt.generation import generate
-    from keras_tx.models.saved_models import load_model
-    from keras_tx.models.to_keras_hub import to_keras_hub
+    from keras_tx.models.gpt.model import GPT, GPTConfig, gpt
+    from keras_tx.models.keras_file import load_model
+    from keras_tx.models.keras_hub_models import to_keras_hub
+    from keras_tx.models.vit.model import ViT, ViTConfig, vit
     from keras_tx.optimizers import AdamW
     from keras_tx.processing import ImageTransform, TextTransform
     from keras_tx.training import (

@@ -27,8 +27,10 @@ class Placeholder:
         import keras
 
         # These register the classes themselves, in place of this one.
-        import keras_tx.models.saved_models
         import keras_tx.training.schedules  # noqa: F401
+        from keras_tx.models.families import families
+
+        families()
 
         # Not get_registered_object: a scope of Keras may still hold the placeholder.
         return keras.saving.get_custom_objects()[self._key].from_config(config)

@@ -51,7 +51,9 @@ sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "export")!r}]
 import importlib, pathlib, keras_tx, keras
 ours = lambda: {{name for name in keras.saving.get_custom_objects() if name.startswith("keras_tx>")}}
 before = ours()
-import keras_tx.models.saved_models, keras_tx.training.schedules
+import keras_tx.layers, keras_tx.training.schedules
+from keras_tx.models.families import families
+families()
 of_saving = {{name for name, x in keras.saving.get_custom_objects().items() if isinstance(x, type)}}
 for path in pathlib.Path("keras_tx").rglob("*.py"):
     importlib.import_module(".".join(path.with_suffix("").parts).removesuffix(".__init__"))

@@ -26,7 +26,7 @@ def load(source: str) -> Any:
 
 def load_model_file(path: Path) -> Any:
     """The model of a .keras file, without its optimizer."""
-    from keras_tx.models.saved_models import load_model
+    from keras_tx.models.keras_file import load_model
 
     try:
         return load_model(path, compile=False)

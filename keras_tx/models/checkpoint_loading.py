@@ -8,10 +8,10 @@ from typing import Any
 
 from keras_tx.errors import ConfigError
 from keras_tx.models.config import make_config
+from keras_tx.models.families import WeightSource
 from keras_tx.models.source_lookup import open_source
 from keras_tx.models.text_model import check_tokenizer
 from keras_tx.models.transformer_model import TransformerModel
-from keras_tx.models.weight_source import WeightSource
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.assignment import SHOWN, fill, match_tensors
 from keras_tx.weights.weightless import build_weightless, initialize
@@ -71,10 +71,10 @@ def start(
     """What a family's factory does with `weights=`: a variant, by its sizes, filled from the source."""
     said = family.config_class.variant(variant)  # type: ignore[attr-defined]
     origin = open_source(source, family)
-    if origin.family is not family:
+    if origin.model_class is not family:
         raise ConfigError(
-            f"weights={origin.where} are those of a {origin.family.__name__}, not of a {family.__name__}. "
-            "Call that family, or keras_tx.from_checkpoint."
+            f"weights={origin.where} contains a {origin.model_class.__name__}, expected a {family.__name__}. "
+            "Call its factory, or keras_tx.from_checkpoint."
         )
     if origin.fields is None:
         config = family.config_class.variant(variant, **overrides)  # type: ignore[attr-defined]
@@ -99,7 +99,7 @@ def start(
 def _config(origin: WeightSource, overrides: dict[str, Any]) -> Any:
     """The checkpoint's config with the overrides, which may change nothing that was learned."""
     assert origin.fields is not None
-    config_class: Any = origin.family.config_class
+    config_class: Any = origin.model_class.config_class
     own = make_config(config_class, origin.fields, origin.config)
     config = make_config(config_class, {**origin.fields, **overrides})
     for key in overrides:
@@ -137,7 +137,7 @@ def _model(
     if origin.fields is not None:
         _check_claims(origin, config, head if own_head else None, overrides)
     # All that may be wrong is found on shapes alone, before there is memory for the weights.
-    model = build_weightless(origin.family.assemble, config, **options)
+    model = build_weightless(origin.model_class.assemble, config, **options)
     plan = origin.plan(model)
     account = match_tensors(model, plan, origin.tensors)
     filled = account.filled

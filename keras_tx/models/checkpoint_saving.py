@@ -15,15 +15,9 @@ from keras_tx import contract
 from keras_tx.atomic_write import atomic_directory, check_target
 from keras_tx.errors import ConfigError
 from keras_tx.heads.base import label_names
-from keras_tx.models.bert.huggingface import bert_to_config
-from keras_tx.models.bert.model import Bert
-from keras_tx.models.bert.sentence_transformers import sentence_files
-from keras_tx.models.gpt.huggingface import gpt_to_config
-from keras_tx.models.gpt.model import GPT
-from keras_tx.models.source_lookup import HUGGING_FACE
+from keras_tx.models.families import expected_models, family_of
 from keras_tx.models.transformer_model import TransformerModel
-from keras_tx.models.vit.huggingface import vit_to_config
-from keras_tx.models.vit.model import ViT
+from keras_tx.processing import ImageTransform
 from keras_tx.weights.assignment import variables_of
 from keras_tx.weights.checkpoint import WEIGHTS
 from keras_tx.weights.safetensors_file import open_tensors, write_tensors
@@ -73,19 +67,20 @@ def save_checkpoint(
         overwrite: whether a folder that was written by this function may be replaced.
     """
     folder = Path(folder)
-    if not isinstance(model, TransformerModel):
+    family = family_of(model)
+    if family is None:
         raise ConfigError(
-            f"save_checkpoint takes what keras_tx.vit, bert, gpt or from_checkpoint made, not a "
-            f"{type(model).__name__}. Any Keras model has model.save."
+            f"model is a {type(model).__name__}, expected {expected_models()}. Save it with model.save."
         )
-    config, reasons = _config(model, label_names(model.head, labels, model.name))
-    if reasons:
+    config = family.config_json(model, label_names(model.head, labels, model.name))
+    if family.huggingface is None or config.unsupported:
         raise ConfigError(
-            f"Model {model.name!r} has {', '.join(reasons)}, which no class of transformers can have. "
-            "Keep it with model.save, or export it with export_onnx."
+            f"Model {model.name!r} has {', '.join(config.unsupported)}, which no class of transformers "
+            "supports. Save it with model.save, or export it with export_onnx."
         )
-    plan: Plan = HUGGING_FACE[_family(model)].plan(model, None)
-    files = {contract.CONFIG: config, **_processing_files(model)}
+    converter = family.huggingface()
+    plan = converter.plan(model, None)
+    files = {contract.CONFIG: config.content, **_processing_files(model), **converter.files(model)}
     check_target(folder, overwrite, ConfigError, lambda folder: WRITTEN)
     check_finite(model, "Save the model as it was before its training diverged.")
     with atomic_directory(folder, ConfigError) as aside:
@@ -121,32 +116,10 @@ def _write_weights(model: TransformerModel, plan: Plan, path: Path) -> None:
     assert open_tensors(path).shapes == {name: shape for name, (_, shape) in described.items()}
 
 
-def _family(model: TransformerModel) -> type[TransformerModel]:
-    return next(family for family in (ViT, Bert, GPT) if isinstance(model, family))
-
-
-def _config(model: TransformerModel, labels: list[str] | None) -> tuple[dict[str, Any], list[str]]:
-    """config.json, and why there is none."""
-    if isinstance(model, ViT):
-        return vit_to_config(model, labels)
-    if isinstance(model, Bert):
-        return bert_to_config(model, labels)
-    assert isinstance(model, GPT)
-    return gpt_to_config(model, model.special_ids())
-
-
 def _processing_files(model: TransformerModel) -> dict[str, Any]:
-    if isinstance(model, ViT):
+    if isinstance(model.processing, ImageTransform):
         return {contract.PREPROCESSOR: model.processing.to_preprocessor_config()}
-    transform: Any = model.processing
-    files: dict[str, Any] = {} if transform is None else transform.files()
-    if isinstance(model, Bert):
-        longest = None if transform is None else transform.max_length
-        files |= sentence_files(model.head, model.config.width, longest or model.config.max_length)
-    if isinstance(model, GPT) and model.head is not None:
-        known = {name: number for name, number in model.special_ids().items() if number is not None}
-        files[contract.GENERATION_CONFIG] = known
-    return files
+    return {} if model.processing is None else model.processing.files()
 
 
 def _json(content: Any) -> str:

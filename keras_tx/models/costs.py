@@ -10,7 +10,8 @@ import keras
 
 from keras_tx.errors import ConfigError
 from keras_tx.layers import FeedForward, MultiHeadAttention, PatchEmbedding, TokenEmbedding, TransformerBlock
-from keras_tx.models import GPT, Bert, TransformerModel, ViT
+from keras_tx.models.families import families
+from keras_tx.models.transformer_model import TransformerModel
 from keras_tx.weights.weightless import build_weightless
 
 FREE = (  # no matrix products: a few operations an element, which the papers do not count
@@ -19,7 +20,6 @@ FREE = (  # no matrix products: a few operations an element, which the papers do
     "MaskToken Maximum Multiply NotEqual PositionalEmbedding Relu RMSNormalization Rescaling Reshape Softmax "
     "Sqrt Square Sum Where"
 ).split()
-FAMILIES: tuple[type[TransformerModel], ...] = (ViT, Bert, GPT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +67,10 @@ def cost(model: Any, *, tokens: int | None = None) -> Cost:
     >>> f"{total.params / 1e6:.0f} M, {total.flops / 1e9:.1f} GFLOPs"
     '86 M, 35.1 GFLOPs'
     """
-    for family in FAMILIES:
+    for family in families():
         if isinstance(model, family.config_class):
-            model = build_weightless(family.assemble, model, head=family.default_head())
+            kind = family.model_class
+            model = build_weightless(kind.assemble, model, head=kind.default_head())
     if not isinstance(model, keras.Model) or not hasattr(model, "operations"):
         raise ConfigError(f"cost() takes a functional Keras model or a config, got {type(model).__name__}.")
     if tokens is None and isinstance(model, TransformerModel):
@@ -88,10 +89,10 @@ def _flops(model: keras.Model, operation: Any, tokens: int | None) -> int | None
     if type(operation).__name__ in FREE:
         return 0
     if isinstance(operation, TokenEmbedding):
-        if not isinstance(model, TransformerModel):
+        if not isinstance(model, TransformerModel) or model.encoded is None:
             return None  # it may be the projection too, which Keras does not tell
         tied = model.head is not None and model.head.is_tied(model.config)
-        if not tied or operation.name != "token_embedding":
+        if not tied or operation is not model.encoded.embedding:
             return 0
         return 2 * tokens * math.prod(operation.table.shape) if tokens else None
     inputs = operation.input  # several, where there is a mask: what is computed on comes first

@@ -17,10 +17,7 @@ def with_outputs(model: Any, hidden_states: bool, attentions: bool) -> keras.Mod
 
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(layer, TransformerBlock):
-            outputs = layer(*args, **kwargs)
-            if states and layer.name == model.last_state:
-                states[-1] = outputs
-            return outputs
+            return layer(*args, **kwargs)
         if attentions:
             output, *weights = BlockWithScores(layer, name=layer.name)(*args, **kwargs)
             scores.append(weights[0])
@@ -29,14 +26,18 @@ def with_outputs(model: Any, hidden_states: bool, attentions: bool) -> keras.Mod
         states.extend([output] if states else [args[0], output])
         return output
 
-    uncompiled = keras.Model(model.input, model.output)  # a clone of a compiled one has an optimizer
+    # The output of the last block may go through a norm, whose output is then the last hidden state.
+    last = [] if model.encoded is None else [model.encoded.tokens]
+    uncompiled = keras.Model(model.input, [model.output, *last])  # a clone of a compiled one has an optimizer
     clone = keras.models.clone_model(uncompiled, clone_function=lambda layer: layer, call_function=call)
     if not states:
         raise ConfigError(
             f"Model {model.name!r} has no TransformerBlock in its graph, so it has neither hidden states nor "
             "attention weights. Build a model of its layers' outputs with keras.Model instead."
         )
-    outputs = dict(clone.output) if isinstance(clone.output, dict) else {model.output_name: clone.output}
+    output, *last = clone.output
+    states[-1:] = last or states[-1:]
+    outputs = dict(output) if isinstance(output, dict) else {model.output_name: output}
     for name, wanted, tensors in (
         ("hidden_states", hidden_states, states),
         ("attentions", attentions, scores),

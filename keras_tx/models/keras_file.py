@@ -26,24 +26,46 @@ import numpy as np
 
 from keras_tx.errors import ConfigError
 from keras_tx.heads import Head
-from keras_tx.models.bert.model import Bert
 from keras_tx.models.config import make_config
-from keras_tx.models.gpt.model import GPT
+from keras_tx.models.families import WeightSource, expected_models, factories, families
 from keras_tx.models.transformer_model import TransformerModel
-from keras_tx.models.vit.model import ViT
-from keras_tx.models.weight_source import WeightSource
 from keras_tx.weights.tensor_map import BODY, HEAD, POOLER, Entry, Plan
 from keras_tx.weights.tensor_source import Tensors
-from keras_tx.weights.weight_values import array_of, merged_weights
+from keras_tx.weights.weight_values import array_of, check_finite, merged_weights
 from keras_tx.weights.weightless import build_weightless
 
-FAMILIES: dict[str, type[TransformerModel]] = {f"keras_tx>{x.__name__}": x for x in (ViT, Bert, GPT)}
 # Layers that a model has because of its head.
 OF_HEADS = (
     *("logits", "prediction_dense", "prediction_norm", "prediction_logits", "seq_relationship_logits"),
     *("span", "pooler", "class_logits", "distillation_logits"),
 )
 LONGEST_CONFIG = 64 * 2**20  # bytes; a tokenizer may be part of it
+
+
+def load_model(path: str | os.PathLike[str], *, compile: bool = True) -> Any:
+    """Loads a .keras file in safe mode, as `keras.models.load_model` does.
+
+    Args:
+        path: of the file.
+        compile: whether to compile the model if it was compiled when saved.
+
+    Returns:
+        The keras.Model.
+
+    Raises:
+        ConfigError: if weights are NaN or infinite.
+
+    Example:
+
+    >>> import keras_tx, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     keras_tx.vit("Mu/2", image_size=8, num_classes=3).save(folder + "/model.keras")
+    ...     keras_tx.load_model(folder + "/model.keras").task
+    'image-classification'
+    """
+    model = keras.models.load_model(path, compile=compile, safe_mode=True)
+    check_finite(model, f"{path} was saved after its training diverged: load an earlier one.")
+    return model
 
 
 def of_model(model: TransformerModel) -> WeightSource:
@@ -89,8 +111,8 @@ def open_weights(path: Path, family: type[TransformerModel] | None) -> WeightSou
     """A .weights.h5 file of a model of ours; what model, only the caller knows."""
     if family is None:
         raise ConfigError(
-            f"{path} has weights but no config, so it does not say which model it is. Give it as weights= to "
-            "keras_tx.vit, bert or gpt, with the variant and the fields that it was made with."
+            f"{path} contains weights but no config, so its model is unknown. Pass it as weights= to "
+            f"{factories()}, with the variant and the options of the model."
         )
     try:
         tensors = _tensors(path, 0, path.stat().st_size)
@@ -103,13 +125,14 @@ def open_weights(path: Path, family: type[TransformerModel] | None) -> WeightSou
 
 def _saved(saved: Any, path: Path) -> tuple[type[TransformerModel], dict[str, Any], Head | None, Any]:
     name = saved.get("registered_name") if isinstance(saved, dict) else None
-    if name not in FAMILIES:
+    classes = {keras.saving.get_registered_name(x.model_class): x.model_class for x in families()}
+    if name not in classes:
         kind = saved.get("class_name") if isinstance(saved, dict) else None
         raise ConfigError(
-            f"{path} holds a {kind}, expected a ViT, Bert or GPT of keras_tx. keras.models.load_model opens "
-            "any other model."
+            f"{path} contains a {kind}, expected {expected_models()}. Open other models with "
+            "keras.models.load_model."
         )
-    family, config = FAMILIES[name], saved["config"]
+    family, config = classes[name], saved["config"]
     try:
         head = config["head"]
         if head is not None:

@@ -1,4 +1,4 @@
-"""keras-hub's presets, by name or folder, and its live models: who reads them."""
+"""keras-hub's presets, by name or folder, and its live models, in both directions."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from typing import Any
 import keras
 
 from keras_tx.errors import ConfigError, nearest
-from keras_tx.models.bert import keras_hub as keras_hub_bert
-from keras_tx.models.bert.model import Bert
-from keras_tx.models.gpt import keras_hub as keras_hub_gpt
-from keras_tx.models.vit import keras_hub as keras_hub_vit
-from keras_tx.models.weight_source import WeightSource
+from keras_tx.models.families import KerasHub, WeightSource, expected_models, families, family_of
 from keras_tx.weights.keras_hub_tokenizers import text_transform
+from keras_tx.weights.weight_values import check_finite
 
-READERS: tuple[Any, ...] = (keras_hub_vit, keras_hub_bert, keras_hub_gpt)
 FILES = ("config.json", "metadata.json")  # of a preset's folder
 TASK = "task.json"
 TOKENIZER = "tokenizer.json"
@@ -96,15 +92,47 @@ def is_model(source: Any) -> bool:
 
 
 def of_model(source: keras.Model) -> WeightSource:
+    return _converter_of(source).read(source)
+
+
+def _converter_of(source: keras.Model) -> KerasHub:
     names = [kind.__name__ for kind in type(source).__mro__]
-    for reader in READERS:
-        if set(names) & set(reader.CLASSES):
-            return reader.origin(source)
-    known = ", ".join(name for reader in READERS for name in reader.CLASSES)
+    converters = [family.keras_hub() for family in families() if family.keras_hub is not None]
+    for converter in converters:
+        if set(names) & set(converter.classes):
+            return converter
+    known = ", ".join(name for converter in converters for name in converter.classes)
     raise ConfigError(
-        f"keras-hub's {names[0]} {source.name!r} is not one of the models whose weights are read: {known}. "
-        "keras_tx_onnx.export_onnx exports it unchanged."
+        f"Weights of keras-hub's {names[0]} {source.name!r} are not supported; expected one of {known}. "
+        "keras_tx_onnx.export_onnx exports the model unchanged."
     )
+
+
+def to_keras_hub(model: Any) -> Any:
+    """Returns a keras-hub backbone or task with the weights of a model, and equal outputs.
+
+    `save_to_preset` of the result writes a preset.
+
+    Args:
+        model: from a factory or `from_checkpoint`.
+
+    Raises:
+        ConfigError: for options of the model that keras-hub's classes do not have.
+
+    Example:
+
+    >>> import keras_tx
+    >>> type(keras_tx.to_keras_hub(keras_tx.gpt("pico"))).__name__
+    'GPT2CausalLM'
+    """
+    family = family_of(model)
+    if family is None or family.keras_hub is None:
+        raise ConfigError(
+            f"model is a {type(model).__name__}, expected {expected_models()}. keras-hub has no counterpart "
+            "of other models."
+        )
+    check_finite(model, "Use the model as it was before its training diverged.")
+    return family.keras_hub().write(model)
 
 
 def of_preset(name: str) -> WeightSource:
@@ -132,16 +160,14 @@ def of_preset(name: str) -> WeightSource:
             f"keras-hub could not load the preset {name}: {type(error).__name__}: "
             f"{' '.join(str(error).split())[:300]}"
         ) from error
-    origin = of_model(loaded)
-    if (
-        origin.family is Bert
-        and origin.processing is None
-        and preset_utils.check_file_exists(name, TOKENIZER)
-    ):
+    converter = _converter_of(loaded)
+    source = converter.read(loaded)
+    missing = source.processing is None and preset_utils.check_file_exists(name, TOKENIZER)
+    if converter.tokenizers and missing:
         # A backbone has none, but its folder does.
-        tokenizer = text_transform(models.Tokenizer.from_preset(name), origin.where)
-        fields = dict(origin.fields or {})
+        tokenizer = text_transform(models.Tokenizer.from_preset(name), source.where)
+        fields = dict(source.fields or {})
         if tokenizer is not None and tokenizer.pad_token is not None:
             fields["pad_id"] = tokenizer.pad_id
-        origin = dataclasses.replace(origin, processing=tokenizer, fields=fields)
-    return origin
+        source = dataclasses.replace(source, processing=tokenizer, fields=fields)
+    return source

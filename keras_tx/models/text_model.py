@@ -13,12 +13,14 @@ from keras import ops
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
+from keras_tx.heads import CausalLMHead, Encoded, Head
 from keras_tx.models.first_batch import of_any_length
 from keras_tx.models.transformer_model import TransformerModel, as_array
 from keras_tx.processing import TextTransform
 
 # Rows of an embedding table that no token uses: tables are padded to a multiple of 64 or 128, or more.
 SPARE_ROWS, SPARE_SHARE = 127, 0.02
+CAUSAL_LM = CausalLMHead()
 RENAMED_SHARE = 0.1  # of the tokens, such as [unused1], that may differ in a replacement vocabulary
 SPECIAL_TOKENS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_token", "eos_token")
 
@@ -35,6 +37,45 @@ class TextModel(TransformerModel):
     @property
     def task(self) -> str | None:  # type: ignore[override]
         return contract.FEATURE_EXTRACTION if self.head is None else self.head.task
+
+    @classmethod
+    def input_names(cls, config: Any) -> list[str]:
+        """The inputs of the graph; each family writes its own."""
+        raise NotImplementedError
+
+    @classmethod
+    def encode(cls, config: Any, inputs: dict[str, Any], dtype: Any) -> Encoded:
+        """The vectors of the tokens; each family writes its own."""
+        raise NotImplementedError
+
+    @classmethod
+    def features(cls, encoded: Encoded) -> Any:
+        """The outputs of a model without a head."""
+        return encoded.tokens
+
+    @classmethod
+    def assemble(
+        cls,
+        config: Any,
+        *,
+        head: Head | None = None,
+        processing: TextTransform | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+    ) -> Any:
+        cls.check_head(head)
+        names = cls.input_names(config)
+        inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in names}
+        encoded = cls.encode(config, inputs, dtype)
+        if head is None:
+            outputs = cls.features(encoded)
+        else:
+            outputs = head(encoded.pool() if head.takes_sample and encoded.pool else encoded)
+        processing = fitting(processing, config, segments=contract.TOKEN_TYPE_IDS in names)
+        name = name or cls.__name__.lower()
+        model = cls(inputs, outputs, config=config, head=head, processing=processing, name=name)
+        model.encoded = encoded
+        return model
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         return super().__call__(self.complete(inputs), *args, **kwargs)
@@ -90,7 +131,7 @@ class TextModel(TransformerModel):
         """Adds the attention mask: 0 where the id is that of padding."""
         if contract.ATTENTION_MASK in given:
             return
-        ids, padding = given[contract.INPUT_IDS], self.config.pad_id
+        ids, padding = given[contract.INPUT_IDS], getattr(self.config, "pad_id", None)
         given[contract.ATTENTION_MASK] = (
             ops.ones_like(ids) if padding is None else ops.cast(ops.not_equal(ids, padding), "int32")
         )
@@ -175,6 +216,65 @@ class TextModel(TransformerModel):
         if len(value.shape) != 2:
             raise ConfigError(f"{name} has the shape {tuple(value.shape)}, expected (batch, sequence).")
         return value if kind == "int32" else ops.cast(value, "int32")
+
+
+class DecoderModel(TextModel):
+    """Base of the decoders, which generate text.
+
+    The config has `vocabulary_size`, `max_length`, `width`, `depth` and `num_heads`, and optionally
+    `kv_heads`, `head_size`, `pad_id` and `stop_ids`.
+    """
+
+    heads = (CausalLMHead,)
+
+    @classmethod
+    def default_head(cls) -> Head:
+        return CAUSAL_LM
+
+    @classmethod
+    def input_names(cls, config: Any) -> list[str]:
+        return [contract.INPUT_IDS, contract.ATTENTION_MASK, contract.POSITION_IDS]
+
+    def derive(self, given: dict[str, Any]) -> dict[str, Any]:
+        self.derive_mask(given)
+        if contract.POSITION_IDS not in given:
+            # Counted along the real tokens, so that padding on the left moves no position.
+            count = ops.cumsum(given[contract.ATTENTION_MASK], axis=1)
+            given[contract.POSITION_IDS] = ops.cast(ops.maximum(count - 1, 0), "int32")
+        return given
+
+    def special_ids(self, transform: TextTransform | None = None) -> dict[str, Any]:
+        """The ids that begin, end and pad a text, as Hugging Face names them; None for unknown ones.
+
+        Several may end one: then a list. `transform` is by default the model's own processing.
+
+        >>> import keras_tx
+        >>> keras_tx.gpt("pico", pad_id=0, stop_ids=[3, 7]).special_ids()
+        {'bos_token_id': None, 'eos_token_id': [3, 7], 'pad_token_id': 0}
+        """
+        transform = transform or self.processing
+        begin = transform and (transform.bos_token or transform.cls_token)
+        end = transform and (transform.eos_token or transform.sep_token)
+        stops = list(
+            getattr(self.config, "stop_ids", None) or ([transform.id_of(end)] if transform and end else [])
+        )
+        return {
+            "bos_token_id": transform.id_of(begin) if transform and begin else None,
+            "eos_token_id": stops if len(stops) > 1 else stops[0] if stops else None,
+            "pad_token_id": getattr(self.config, "pad_id", None),
+        }
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """Of keys and values: the number of layers, their heads in each, and the size of a head."""
+        config = self.config
+        size = getattr(config, "head_size", config.width // config.num_heads)
+        return config.depth, getattr(config, "kv_heads", None) or config.num_heads, size
+
+    def stops(self, transform: TextTransform | None = None) -> list[int]:
+        """The ids that end a text, as far as they are known."""
+        ends = self.special_ids(transform)["eos_token_id"]
+        return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
 
 def as_processed(processing: TextTransform | None, overrides: dict[str, Any]) -> dict[str, Any]:
@@ -267,7 +367,7 @@ def fitting(
             f"{name} has a vocabulary of {processing.vocabulary_size} tokens, but the model has "
             f"{config.vocabulary_size} vectors. Make it with vocabulary_size={processing.vocabulary_size}."
         )
-    if processing.pad_token is not None and config.pad_id not in (None, processing.pad_id):
+    if processing.pad_token is not None and getattr(config, "pad_id", None) not in (None, processing.pad_id):
         raise ConfigError(
             f"{name} pads with {processing.pad_token!r}, id {processing.pad_id}, but the model has "
             f"pad_id={config.pad_id}."

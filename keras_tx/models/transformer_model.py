@@ -17,7 +17,7 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
-from keras_tx.heads import Head, MultiLabelHead
+from keras_tx.heads import Encoded, Head, MultiLabelHead
 from keras_tx.losses import TokenCrossentropy, on_logits, refuse_categorical_loss
 from keras_tx.metrics import MultiLabelAccuracy, TokenAccuracy
 from keras_tx.models.config import make_config
@@ -51,8 +51,9 @@ class TransformerModel(keras.Model):
 
     config_class: type
     processing_class: type = ImageTransform
+    heads: ClassVar[tuple[type[Head], ...]] = ()  # that the family supports
     task: str | None
-    last_state: ClassVar[str | None] = None  # the layer of the last hidden state, if it is not the last block
+    encoded: Encoded | None = None  # of a text model: the tensors that a head reads
 
     def __init__(
         self,
@@ -389,8 +390,18 @@ class TransformerModel(keras.Model):
 
     @classmethod
     def default_head(cls) -> Head | None:
-        """The head that a config means where none is named."""
+        """The head of a model for which none is requested."""
         return None
+
+    @classmethod
+    def check_head(cls, head: Any) -> None:
+        """Raises a ConfigError for a head that the family does not support."""
+        if head is not None and not isinstance(head, cls.heads):
+            known = ", ".join(kind.__name__ for kind in cls.heads)
+            raise ConfigError(
+                f"head={head!r} is not supported by a {cls.__name__}. Pass one of {known}, or None for the "
+                "features."
+            )
 
     @classmethod
     def assemble(

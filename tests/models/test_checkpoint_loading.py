@@ -120,17 +120,17 @@ class TestFactories:
                 "The variant 'base' has width=768.* has width=128.*from_check",
             ),
             (lambda x: keras_tx.bert("huge", weights=x), "variant='huge' is unknown"),
-            (lambda x: keras_tx.gpt("pico", weights=x), "those of a Bert, not of a GPT. Call that family"),
-            (lambda x: keras_tx.vit("Mu/2", weights=x), "those of a Bert, not of a ViT"),
+            (lambda x: keras_tx.gpt("pico", weights=x), "weights=.* a Bert, .* a GPT"),
+            (lambda x: keras_tx.vit("Mu/2", weights=x), "weights=.* a Bert, .* a ViT"),
             (
                 lambda x: keras_tx.from_checkpoint(x, vocabulary_size=41),
                 "vocabulary_size=41 .* trained with vocabulary_size=40",
             ),
-            (lambda x: keras_tx.from_checkpoint(x, vocabluary=41), "no field 'vocabluary'. Did you mean"),
+            (lambda x: keras_tx.from_checkpoint(x, vocabluary=41), "no field 'vocabluary'"),
             (lambda x: keras_tx.from_checkpoint(x, max_length=99), "has 16 positions"),
-            (lambda x: keras_tx.from_checkpoint(x, dropout=2), "dropout is 2, expected a rate"),
-            (lambda x: keras_tx.from_checkpoint(x, head="tags"), "head='tags': expected a head"),
-            (lambda x: keras_tx.from_checkpoint(x / WEIGHTS), "has tensors but no config"),
+            (lambda x: keras_tx.from_checkpoint(x, dropout=2), "dropout is 2"),
+            (lambda x: keras_tx.from_checkpoint(x, head="tags"), "head='tags'"),
+            (lambda x: keras_tx.from_checkpoint(x / WEIGHTS), f"{WEIGHTS} .*no config"),
         ],
     )
     def test_what_does_not_go_together_is_refused(self, call, message, tagger):
@@ -206,7 +206,7 @@ class TestSources:
 
     def test_a_model_type_that_is_not_read(self, tagger, tmp_path):
         folder = self.edited(tagger[1], tmp_path, model_type="berd")
-        with pytest.raises(ConfigError, match="model_type='berd', which is not read. Did you mean 'bert'"):
+        with pytest.raises(ConfigError, match="model_type='berd'.*'bert'"):
             keras_tx.from_checkpoint(folder)
 
     def test_a_repository_of_the_hub(self, tagger, monkeypatch):
@@ -265,9 +265,7 @@ class TestKerasHub:
         backbone = keras_hub.models.FNetBackbone(
             vocabulary_size=9, num_layers=1, hidden_dim=4, intermediate_dim=4
         )
-        with pytest.raises(
-            ConfigError, match="FNetBackbone 'f_net_backbone' is not one of the models whose weights"
-        ):
+        with pytest.raises(ConfigError, match="FNetBackbone 'f_net_backbone'"):
             keras_tx.from_checkpoint(backbone)
 
 
@@ -281,7 +279,7 @@ class TestSaving:
     @pytest.mark.parametrize(
         ("make", "options", "message"),
         [
-            (lambda: keras.Sequential(), {}, "not a Sequential. Any Keras model has model.save"),
+            (lambda: keras.Sequential(), {}, "Sequential.*model.save"),
             (
                 lambda: keras_tx.gpt("pico", norm="rms"),
                 {},

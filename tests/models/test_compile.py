@@ -9,7 +9,8 @@ import pytest
 import keras_tx
 from keras_tx.errors import ConfigError
 from keras_tx.losses import on_logits
-from keras_tx.models import bert, vit
+from keras_tx.models.bert.model import bert
+from keras_tx.models.vit.model import vit
 from tests.drawing import as_numpy, draw, redraw
 from tests.naming import shown
 

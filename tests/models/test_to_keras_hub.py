@@ -45,8 +45,6 @@ def test_the_families(ours: Any, theirs: str):
     assert_close(outputs(hub), outputs(model))
 
 
-def test_what_is_no_model_of_ours():
-    with pytest.raises(
-        ConfigError, match="model is a Sequential, expected what keras_tx.vit, bert or gpt gives"
-    ):
+def test_other_models_raise():
+    with pytest.raises(ConfigError, match="model is a Sequential"):
         keras_tx.to_keras_hub(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))

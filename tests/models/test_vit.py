@@ -10,7 +10,7 @@ import pytest
 
 import keras_tx
 from keras_tx.errors import ConfigError
-from keras_tx.models import ViT, ViTConfig, vit
+from keras_tx.models.vit.model import ViT, ViTConfig, vit
 from tests.drawing import as_numpy, draw, redraw
 from tests.naming import shown
 from tests.tolerances import assert_close

@@ -13,8 +13,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 import keras_tx
-from keras_tx.models import GPT
 from keras_tx.models.gpt import huggingface
+from keras_tx.models.gpt.model import GPT
 from keras_tx.weights.assignment import Filled, fill
 from keras_tx.weights.tensor_source import Tensors
 

@@ -14,8 +14,8 @@ import onnx_ir as ir
 from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.heads.base import label_names
-from keras_tx.models import ViT
-from keras_tx.models.vit.huggingface import vit_to_config
+from keras_tx.models.vit.huggingface import to_config
+from keras_tx.models.vit.model import ViT
 from keras_tx.processing import ImageTransform
 from keras_tx.runtime.example_inputs import MASKS, draw, is_mask
 from keras_tx.runtime.session import Session
@@ -91,14 +91,8 @@ def interface_of(
 
 
 def _vision(model: ViT, labels: list[str] | None, transform: ImageTransform, raw_pixels: bool) -> Interface:
-    config, beyond = vit_to_config(model, labels)
-    notes = []
-    if beyond:
-        notes.append(
-            f"config.json has no model_type: Hugging Face's ViT cannot have {', '.join(beyond)}. "
-            "Clients that need one (Optimum, transformers.js) will not open the folder; onnxruntime and "
-            "keras_tx.runtime do."
-        )
+    config = to_config(model, labels)
+    notes = [config.note] if config.note else []
     if model.head is not None:
         output = contract.LOGITS
     else:
@@ -112,7 +106,10 @@ def _vision(model: ViT, labels: list[str] | None, transform: ImageTransform, raw
         open=lambda cx: [image_input(cx, transform, raw_pixels)],
         outputs=sorted(model.output) if isinstance(model.output, dict) else [output],
         example=example,
-        files={contract.CONFIG: config, contract.PREPROCESSOR: transform.to_preprocessor_config(raw_pixels)},
+        files={
+            contract.CONFIG: config.content,
+            contract.PREPROCESSOR: transform.to_preprocessor_config(raw_pixels),
+        },
         labels=None if labels is None else tuple(labels),
         notes=tuple(notes),
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
-from keras_tx.models import ViT
+from keras_tx.models.vit.model import ViT
 from keras_tx_onnx.interfaces.base import Interface, interface_of
 from keras_tx_onnx.interfaces.decoder import decoder_of
 from keras_tx_onnx.interfaces.encoder import encoder_of

@@ -11,9 +11,9 @@ import onnx_ir as ir
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
-from keras_tx.models import GPT
-from keras_tx.models.gpt.genai_config import genai_config
-from keras_tx.models.gpt.huggingface import gpt_to_config
+from keras_tx.models.genai_config import genai_config
+from keras_tx.models.gpt.huggingface import to_config
+from keras_tx.models.gpt.model import GPT
 from keras_tx.models.text_model import check_tokenizer, fitting
 from keras_tx.processing import TextTransform
 from keras_tx.runtime.example_inputs import Use, draw
@@ -64,15 +64,9 @@ def _decoder(model: GPT, tokenizer: Any, cache: bool, shared: bool) -> Interface
     config = model.config
     transform = _transform(model, tokenizer)
     special = model.special_ids(transform)
-    content, beyond = gpt_to_config(model, special)
-    notes = []
-    if beyond:
-        notes.append(
-            f"config.json has no model_type: neither Hugging Face's GPT-2 nor its Llama can have "
-            f"{', '.join(beyond)}. Clients that need one (Optimum, transformers.js) will not open the "
-            "folder; onnxruntime, onnxruntime-genai and keras_tx.runtime do."
-        )
-    files: dict[str, Any] = {contract.CONFIG: content}
+    described = to_config(model, processing=transform)
+    notes = [described.note] if described.note else []
+    files: dict[str, Any] = {contract.CONFIG: described.content}
     if cache:
         files[contract.GENERATION_CONFIG] = {k: v for k, v in special.items() if v is not None}
         files[contract.GENAI_CONFIG] = genai_config(model, special)

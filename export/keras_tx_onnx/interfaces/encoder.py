@@ -14,8 +14,8 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.heads import SentenceEmbeddingHead
 from keras_tx.heads.base import label_names
-from keras_tx.models import Bert
-from keras_tx.models.bert.huggingface import PREFIXES, bert_to_config, family_of
+from keras_tx.models.bert.huggingface import to_config
+from keras_tx.models.bert.model import Bert
 from keras_tx.models.bert.sentence_transformers import sentence_files
 from keras_tx.models.text_model import check_padded_right, check_tokenizer, fitting
 from keras_tx.processing import TextTransform
@@ -60,15 +60,11 @@ def encoder_of(
             "uses the default positions of the Keras model."
         )
     names = label_names(model.head, labels, model.name)
-    config, beyond = bert_to_config(model, names)
-    if beyond:
-        notes.append(
-            f"config.json has no model_type: Hugging Face's {PREFIXES[family_of(model.config)]} cannot have "
-            f"{', '.join(beyond)}. Clients that need one (Optimum, transformers.js) will not open the "
-            "folder; onnxruntime and keras_tx.runtime do."
-        )
+    config = to_config(model, names)
+    if config.note:
+        notes.append(config.note)
     inputs = [name for name in INPUTS if name in model.input]
-    files: dict[str, Any] = {contract.CONFIG: config}
+    files: dict[str, Any] = {contract.CONFIG: config.content}
     tokenizer = model.processing if tokenizer is None else tokenizer
     longest = None
     if tokenizer is None:

@@ -11,8 +11,7 @@ import onnx
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
-from keras_tx.models import ViT
-from keras_tx.models.text_model import TextModel
+from keras_tx.models.families import family_of
 from keras_tx.runtime.folder import Folder, open_folder
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import tolerances
@@ -96,7 +95,7 @@ def _outside(functional: Functional, folder: Folder) -> Interface:
     nodes = {node.op_type for node in graph_nodes}
     reverses = any(node.op_type == "Gather" and node.name.startswith(REVERSAL) for node in graph_nodes)
     stored = keras.applications.resnet.preprocess_input if reverses else folder.transform
-    task = None if isinstance(functional.model, (ViT, TextModel)) else folder.manifest.task
+    task = None if family_of(functional.model) is not None else folder.manifest.task
     return choose_interface(
         functional,
         None if task is None else folder.manifest.labels,

@@ -7,6 +7,7 @@ computation than ours is refused by name. XLM-RoBERTa and CamemBERT are RoBERTa 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,13 +26,11 @@ from keras_tx.heads import (
     TokenClassifierHead,
 )
 from keras_tx.models.bert import sentence_transformers
-from keras_tx.models.bert.huggingface_tensors import canonical, has_pooler, plan
+from keras_tx.models.bert.huggingface_tensors import canonical, has_pooler, model_type_of, plan
 from keras_tx.models.bert.model import Bert, BertConfig
-from keras_tx.models.weight_source import WeightSource
+from keras_tx.models.families import HuggingFace, HuggingFaceConfig, WeightSource, label_fields
 from keras_tx.weights.config_json import ACTIVATIONS, Fields, labels_of
 from keras_tx.weights.tensor_source import Checkpoint, Tensors
-
-__all__ = ["MODEL_TYPES", "bert_to_config", "family_of", "origin", "plan"]
 
 MODEL_TYPES = ("bert", "roberta", "distilbert", "xlm-roberta", "camembert")
 PREFIXES = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert"}
@@ -78,8 +77,12 @@ DISTILBERT_KEYS = {
 POOLERS = {"bert": "tanh", "roberta": "tanh", "distilbert": "relu"}
 
 
-def origin(checkpoint: Checkpoint) -> WeightSource:
-    """What a checkpoint makes; a ConfigError names what of its config.json we have not."""
+def read(checkpoint: Checkpoint) -> WeightSource:
+    """Describes a checkpoint.
+
+    Raises:
+        ConfigError: for a field of config.json that is not supported.
+    """
     tensors = checkpoint.tensors
     config = Fields(checkpoint)
     kind = config.text("model_type", MODEL_TYPES)
@@ -100,7 +103,7 @@ def origin(checkpoint: Checkpoint) -> WeightSource:
 
     return WeightSource(
         where=tensors.where,
-        family=Bert,
+        model_class=Bert,
         fields=fields,
         head=head,
         processing=sentence_transformers.text_transform(checkpoint.folder),
@@ -215,13 +218,11 @@ def _untied(tensors: Tensors) -> bool:
     return False
 
 
-def bert_to_config(model: Bert, labels: list[str] | None) -> tuple[dict[str, Any], list[str]]:
-    """A config.json for a BERT, and why it has no model_type where no class can be like it."""
-    family = family_of(model.config)
+def to_config(model: Bert, labels: Sequence[str] | None = None, processing: Any = None) -> HuggingFaceConfig:
+    """The config.json of a BERT."""
+    family = model_type_of(model.config)
     fields = _distilbert(model) if family == "distilbert" else _bert(model, family)
-    if labels is not None:
-        fields["id2label"] = {str(index): label for index, label in enumerate(labels)}
-        fields["label2id"] = {label: index for index, label in enumerate(labels)}
+    fields |= label_fields(labels)
     if isinstance(model.head, RegressionHead):
         fields["problem_type"] = contract.REGRESSION
     elif isinstance(model.head, MultiLabelHead):
@@ -230,18 +231,19 @@ def bert_to_config(model: Bert, labels: list[str] | None) -> tuple[dict[str, Any
         fields["problem_type"] = contract.SINGLE_LABEL
     reasons = _beyond(model, family)
     if reasons:
-        return fields, reasons
+        return HuggingFaceConfig(fields, reasons)
     architecture = PREFIXES[family] + HEADS.get(type(model.head), "Model")
     if isinstance(model.head, NextSentenceHead) and family != "bert":
         architecture = PREFIXES[family] + HEADS[ClassifierHead]  # the same computation
-    return {"model_type": family, "architectures": [architecture], **fields}, []
+    return HuggingFaceConfig({"model_type": family, "architectures": [architecture], **fields})
 
 
-def family_of(config: BertConfig) -> str:
-    """The model_type that is nearest."""
-    if config.position_offset:
-        return "roberta"
-    return "bert" if config.segments else "distilbert"
+def files(model: Bert) -> dict[str, Any]:
+    """The files of sentence-transformers, for a model with a SentenceEmbeddingHead."""
+    longest = None if model.processing is None else model.processing.max_length
+    return sentence_transformers.sentence_files(
+        model.head, model.config.width, longest or model.config.max_length
+    )
 
 
 def _bert(model: Bert, family: str) -> dict[str, Any]:
@@ -316,3 +318,6 @@ def _beyond(model: Bert, family: str) -> list[str]:
         without = (None,) if family == "distilbert" else (None, *pooler)
         differences[f"pooler={config.pooler!r}"] = config.pooler not in without
     return [difference for difference, present in differences.items() if present]
+
+
+CONVERTER = HuggingFace(MODEL_TYPES, read, plan, to_config, files)

@@ -21,7 +21,7 @@ from keras_tx.heads import (
     SentenceEmbeddingHead,
     TokenClassifierHead,
 )
-from keras_tx.models.bert.model import Bert
+from keras_tx.models.bert.model import Bert, BertConfig
 from keras_tx.weights.tensor_map import (
     HEAD,
     POOLER,
@@ -91,6 +91,13 @@ def canonical(name: str) -> str:
     return name
 
 
+def model_type_of(config: BertConfig) -> str:
+    """The most similar of "bert", "roberta" and "distilbert"."""
+    if config.position_offset:
+        return "roberta"
+    return "bert" if config.segments else "distilbert"
+
+
 def has_pooler(tensors: Tensors) -> bool:
     """Whether a checkpoint has one that does something."""
     for name in tensors.shapes:
@@ -102,7 +109,7 @@ def has_pooler(tensors: Tensors) -> bool:
 def plan(model: Bert, tensors: Tensors | None = None, stored: Head | None = None) -> Plan:
     """The table of a model; `stored` is the head whose tensors the checkpoint holds, None where unknown."""
     config, head = model.config, model.head
-    family = "roberta" if config.position_offset else "bert" if config.segments else "distilbert"
+    family = model_type_of(config)
     alone = head is None or isinstance(head, SentenceEmbeddingHead)
     prefix = "" if alone else f"{family}."
     there = {canonical(name) for name in (tensors.shapes if tensors is not None else ())}

@@ -14,9 +14,9 @@ from keras import ops
 
 from keras_tx.errors import ConfigError
 from keras_tx.heads import ClassifierHead, Head, MaskedLMHead, RegressionHead, SentenceEmbeddingHead
-from keras_tx.models.bert.huggingface_tensors import ONE_ROW, first_rows
+from keras_tx.models.bert.huggingface_tensors import ONE_ROW, first_rows, model_type_of
 from keras_tx.models.bert.model import Bert, BertConfig
-from keras_tx.models.weight_source import WeightSource
+from keras_tx.models.families import KerasHub, WeightSource
 from keras_tx.weights.assignment import emptied
 from keras_tx.weights.keras_hub_tokenizers import text_transform, tokenizer_of
 from keras_tx.weights.tensor_map import HEAD, POOLER, Entry, Form, Plan, Shape
@@ -59,8 +59,8 @@ class Counted(Form):
         return (shapes[0][0] - self.offset, shapes[0][1])
 
 
-def origin(source: keras.Model) -> WeightSource:
-    """What a backbone or task makes; a ConfigError names what of it we have not."""
+def read(source: keras.Model) -> WeightSource:
+    """Describes a backbone or task; an unsupported option raises a ConfigError."""
     backbone: Any = getattr(source, "backbone", source)
     where = f"keras-hub's {type(source).__name__} {source.name!r}"
     kind = _kind(backbone)
@@ -103,7 +103,7 @@ def origin(source: keras.Model) -> WeightSource:
     own = refused if isinstance(head, ConfigError) else head
     return WeightSource(
         where=where,
-        family=Bert,
+        model_class=Bert,
         fields=fields,
         head=head,
         processing=processing,
@@ -123,7 +123,7 @@ def to_keras_hub(model: Bert) -> Any:
     import keras_hub
 
     config, head = model.config, model.head
-    kind = "roberta" if config.position_offset else "bert" if config.segments else "distilbert"
+    kind = model_type_of(config)
     name = KINDS[kind]
     reasons = _beyond(model, kind)
     if reasons:
@@ -342,3 +342,6 @@ def _dense(
         Entry(f"{name}/{x}", (f"{path}/{x}",), form, part)
         for x, form in zip(("kernel", "bias"), forms, strict=True)
     ]
+
+
+CONVERTER = KerasHub(CLASSES, read, to_keras_hub, tokenizers=True)

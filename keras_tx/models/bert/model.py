@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import keras
@@ -12,10 +11,23 @@ from keras import ops
 from keras_tx import contract
 from keras_tx.arguments import Count, Epsilon, Rate, Size, check_fields
 from keras_tx.errors import ConfigError, nearest, whole_number
-from keras_tx.heads import CausalLMHead, Encoded, Head
+from keras_tx.heads import (
+    CausalLMHead,
+    ClassifierHead,
+    Encoded,
+    Head,
+    MaskedLMHead,
+    MultiLabelHead,
+    NextSentenceHead,
+    PretrainingHead,
+    RegressionHead,
+    SentenceEmbeddingHead,
+    SpanHead,
+    TokenClassifierHead,
+)
 from keras_tx.layers import Bias, PositionalEmbedding, TokenEmbedding, TransformerBlock
 from keras_tx.models.config import make_config, unknown_variant
-from keras_tx.models.text_model import TextModel, as_processed, check_padded_right, check_tokenizer, fitting
+from keras_tx.models.text_model import TextModel, as_processed, check_padded_right, check_tokenizer
 from keras_tx.processing import TextTransform
 
 POOLERS = ("tanh", "relu")
@@ -109,39 +121,53 @@ class Bert(TextModel):
     """A bidirectional encoder of text; see `bert`."""
 
     config_class = BertConfig
+    heads = (
+        MaskedLMHead,
+        NextSentenceHead,
+        PretrainingHead,
+        ClassifierHead,
+        MultiLabelHead,
+        RegressionHead,
+        TokenClassifierHead,
+        SpanHead,
+        SentenceEmbeddingHead,
+    )
 
     @classmethod
-    def assemble(
-        cls,
-        config: BertConfig,
-        *,
-        head: Head | None = None,
-        processing: TextTransform | None = None,
-        name: str | None = None,
-        dtype: Any = None,
-    ) -> Bert:
+    def check_head(cls, head: Any) -> None:
         if isinstance(head, CausalLMHead):
             raise ConfigError(
-                "BERT sees what comes next, so it cannot learn to predict it: use MaskedLMHead."
+                "head=CausalLMHead() is not supported by a Bert, whose tokens attend to later ones. Use "
+                "MaskedLMHead, or a GPT."
             )
-        if head is not None and not isinstance(head, Head):
-            raise ConfigError(f"head={head!r}: expected a head such as keras_tx.ClassifierHead(2), or None.")
+        if head is not None and not isinstance(head, Head):  # a head of the user's own is supported
+            super().check_head(head)
+
+    @classmethod
+    def input_names(cls, config: BertConfig) -> list[str]:
         names = [contract.INPUT_IDS, contract.ATTENTION_MASK]
         if config.segments > 1:
             names.append(contract.TOKEN_TYPE_IDS)
         if config.position_ids:
             names.append(contract.POSITION_IDS)
-        inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in names}
-        encoded, pool = _encode(config, inputs, dtype)
-        if head is not None:
-            outputs = head(pool() if head.takes_sample else encoded)
-        else:
-            outputs = {contract.LAST_HIDDEN_STATE: encoded.tokens}
-            if config.pooler is not None:
-                outputs[contract.POOLER_OUTPUT] = pool()
-        processing = fitting(processing, config, segments=config.segments > 1)
-        check_padded_right(processing)
-        return cls(inputs, outputs, config=config, head=head, processing=processing, name=name or "bert")
+        return names
+
+    @classmethod
+    def encode(cls, config: BertConfig, inputs: dict[str, Any], dtype: Any) -> Encoded:
+        return _encode(config, inputs, dtype)
+
+    @classmethod
+    def features(cls, encoded: Encoded) -> dict[str, Any]:
+        outputs = {contract.LAST_HIDDEN_STATE: encoded.tokens}
+        if encoded.config.pooler is not None and encoded.pool is not None:
+            outputs[contract.POOLER_OUTPUT] = encoded.pool()
+        return outputs
+
+    @classmethod
+    def assemble(cls, config: BertConfig, **options: Any) -> Bert:
+        model = super().assemble(config, **options)
+        check_padded_right(model.processing)
+        return model
 
     def derive(self, given: dict[str, Any]) -> dict[str, Any]:
         self.derive_mask(given)
@@ -211,7 +237,7 @@ def bert(
     return Bert.assemble(config, head=head, processing=processing, name=name, dtype=dtype)
 
 
-def _encode(config: BertConfig, inputs: dict[str, Any], dtype: Any) -> tuple[Encoded, Callable[[], Any]]:
+def _encode(config: BertConfig, inputs: dict[str, Any], dtype: Any) -> Encoded:
     ids, mask = inputs[contract.INPUT_IDS], inputs[contract.ATTENTION_MASK]
     initializer = keras.initializers.TruncatedNormal(stddev=0.02)
     shared = {"initializer": initializer, "dtype": dtype}
@@ -257,7 +283,7 @@ def _encode(config: BertConfig, inputs: dict[str, Any], dtype: Any) -> tuple[Enc
             config.width, config.pooler, kernel_initializer=initializer, dtype=dtype, name="pooler"
         )(first)
 
-    return Encoded(x, mask, embedding, config, pool), pool
+    return Encoded(x, mask, embedding, config, pool)
 
 
 def _positions(config: BertConfig, ids: Any) -> Any:

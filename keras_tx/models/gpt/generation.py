@@ -12,14 +12,14 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.generation import Generator
 from keras_tx.layers.key_value_cache import KeyValueCache, caching
-from keras_tx.models import GPT
+from keras_tx.models.text_model import DecoderModel
 from keras_tx.processing import tokenizer_files
 
 STEP = 64  # by how many tokens the cache grows: at each new size JAX compiles anew
 
 
 def generate(
-    model: GPT,
+    model: DecoderModel,
     prompts: Any,
     *,
     tokenizer: Any = None,
@@ -51,7 +51,7 @@ def generate(
 
 
 def stream(
-    model: GPT,
+    model: DecoderModel,
     prompt: Any,
     *,
     tokenizer: Any = None,
@@ -62,10 +62,12 @@ def stream(
     return _generator(model, tokenizer, stop_tokens).stream(prompt, **options)
 
 
-def _generator(model: GPT, tokenizer: Any, stop_tokens: Sequence[int] | None) -> Generator:
-    if not isinstance(model, GPT) or model.head is None:
-        kind = "a GPT with head=None" if isinstance(model, GPT) else f"a {type(model).__name__}"
-        raise ConfigError(f"model is {kind}, expected what keras_tx.gpt() made, with its CausalLMHead.")
+def _generator(model: Any, tokenizer: Any, stop_tokens: Sequence[int] | None) -> Generator:
+    if not isinstance(model, DecoderModel) or model.head is None:
+        kind = type(model).__name__ + (" with head=None" if isinstance(model, DecoderModel) else "")
+        raise ConfigError(
+            f"model is a {kind}, expected a decoder with a CausalLMHead, such as a keras_tx.gpt."
+        )
     transform: Any = model.processing
     if tokenizer is None and transform is not None:
         tokenizer = tokenizer_files.parse(transform.tokenizer)
@@ -74,12 +76,12 @@ def _generator(model: GPT, tokenizer: Any, stop_tokens: Sequence[int] | None) ->
 
 
 class _CachedModel:
-    """A GPT as keras_tx.generation's Decoder.
+    """A decoder as keras_tx.generation's Decoder.
 
     The cache is as long as a multiple of STEP, filled from the right, and the mask hides the rest.
     """
 
-    def __init__(self, model: GPT) -> None:
+    def __init__(self, model: DecoderModel) -> None:
         self._model = model
         self.vocabulary_size: int = model.config.vocabulary_size
         self.context: int = model.config.max_length

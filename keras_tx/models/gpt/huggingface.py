@@ -14,9 +14,9 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.heads import CausalLMHead
 from keras_tx.layers.rotary import check_scaling
+from keras_tx.models.families import HuggingFace, HuggingFaceConfig, WeightSource
 from keras_tx.models.gpt.model import GPT, GPTConfig
 from keras_tx.models.transformer_model import TransformerModel
-from keras_tx.models.weight_source import WeightSource
 from keras_tx.processing import TextTransform
 from keras_tx.weights.checkpoint import read_json
 from keras_tx.weights.config_json import Fields
@@ -62,10 +62,11 @@ LLAMA_KEYS = {
 OF_OTHER_HEADS = ("score.", "classifier.", "qa_outputs.", "multiple_choice_head.")
 
 
-def origin(checkpoint: Checkpoint) -> WeightSource:
-    """What a checkpoint makes; a ConfigError names what of its config.json we have not.
+def read(checkpoint: Checkpoint) -> WeightSource:
+    """Describes a checkpoint. The id that begins a text is the tokenizer's.
 
-    The id that begins a text is the tokenizer's.
+    Raises:
+        ConfigError: for a field of config.json that is not supported.
     """
     tensors = checkpoint.tensors
     config = Fields(checkpoint)
@@ -83,7 +84,7 @@ def origin(checkpoint: Checkpoint) -> WeightSource:
 
     return WeightSource(
         where=tensors.where,
-        family=GPT,
+        model_class=GPT,
         fields=fields,
         head=_head_of(config),
         processing=processing,
@@ -350,12 +351,10 @@ def _processing(folder: Path | None) -> TextTransform | None:
     return None
 
 
-def gpt_to_config(model: GPT, special: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A config.json for a GPT as GPT-2 or Llama, and why it has no model_type where it is like neither.
-
-    `special` are the ids that begin, end and pad a text; None where nobody knows. Dropout
-    acts only in training; Llama's config has the rate of attention alone.
-    """
+def to_config(
+    model: GPT, labels: Sequence[str] | None = None, processing: TextTransform | None = None
+) -> HuggingFaceConfig:
+    """The config.json of a GPT, as GPT-2 or Llama. Llama's has no dropout rate but that of attention."""
     config: GPTConfig = model.config
     rotary = config.positions == "rotary"
     whole = "ForCausalLM" if rotary else "LMHeadModel"
@@ -366,7 +365,7 @@ def gpt_to_config(model: GPT, special: dict[str, Any]) -> tuple[dict[str, Any], 
         "tie_word_embeddings": config.tied,
         "initializer_range": 0.02,
         "use_cache": True,
-        **special,
+        **model.special_ids(processing),
     }
     if rotary or reasons:
         fields |= {
@@ -381,7 +380,7 @@ def gpt_to_config(model: GPT, special: dict[str, Any]) -> tuple[dict[str, Any], 
         }
     if reasons:
         differing = ("positions", "norm", "activation", "use_bias", "norm_epsilon", "rotary_base", "dropout")
-        return {**fields, **{name: getattr(config, name) for name in differing}}, reasons
+        return HuggingFaceConfig({**fields, **{name: getattr(config, name) for name in differing}}, reasons)
     if rotary:
         scaling = config.rotary_scaling or {"rope_type": "default"}
         fields |= {
@@ -393,7 +392,7 @@ def gpt_to_config(model: GPT, special: dict[str, Any]) -> tuple[dict[str, Any], 
             "rope_scaling": config.rotary_scaling,
             "rope_parameters": {**scaling, "rope_theta": config.rotary_base},
         }
-        return {"model_type": "llama", "architectures": [f"Llama{body}"], **fields}, []
+        return HuggingFaceConfig({"model_type": "llama", "architectures": [f"Llama{body}"], **fields})
     fields |= {
         "n_embd": config.width,
         "n_layer": config.depth,
@@ -407,7 +406,15 @@ def gpt_to_config(model: GPT, special: dict[str, Any]) -> tuple[dict[str, Any], 
         "resid_pdrop": config.dropout,
         "attn_pdrop": config.attention_dropout,
     }
-    return {"model_type": "gpt2", "architectures": [f"GPT2{body}"], **fields}, []
+    return HuggingFaceConfig({"model_type": "gpt2", "architectures": [f"GPT2{body}"], **fields})
+
+
+def files(model: GPT) -> dict[str, Any]:
+    """generation_config.json, for a model that generates."""
+    if model.head is None:
+        return {}
+    known = {name: number for name, number in model.special_ids().items() if number is not None}
+    return {contract.GENERATION_CONFIG: known}
 
 
 def beyond(config: GPTConfig) -> list[str]:
@@ -428,3 +435,6 @@ def beyond(config: GPTConfig) -> list[str]:
             f"head_dim={config.head_dim} with learned positions": config.head_dim is not None,
         }
     return [difference for difference, present in differences.items() if present]
+
+
+CONVERTER = HuggingFace(MODEL_TYPES, read, plan, to_config, files)

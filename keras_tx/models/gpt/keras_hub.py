@@ -12,9 +12,9 @@ from keras import ops
 from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.heads import CausalLMHead
+from keras_tx.models.families import KerasHub, WeightSource
 from keras_tx.models.gpt.huggingface import beyond
 from keras_tx.models.gpt.model import GPT, GPTConfig
-from keras_tx.models.weight_source import WeightSource
 from keras_tx.processing import TextTransform, byte_bpe
 from keras_tx.weights.assignment import emptied
 from keras_tx.weights.tensor_map import HEAD, Entry, Form, Plan
@@ -26,8 +26,8 @@ EPSILON = 1e-5  # of keras-hub's GPT-2
 LONGEST = 4096  # keras-hub's Llama names no context; where nothing else does, that of Llama 2
 
 
-def origin(source: Any) -> WeightSource:
-    """What a live backbone or task makes. A Llama has as many positions as its preprocessor packs."""
+def read(source: Any) -> WeightSource:
+    """Describes a live backbone or task. A Llama has as many positions as its preprocessor packs."""
     kinds = {kind.__name__ for kind in type(source).__mro__}
     task = bool(kinds & set(TASKS))
     backbone = source.backbone if task else source
@@ -43,7 +43,7 @@ def origin(source: Any) -> WeightSource:
     length = getattr(preprocessor, "sequence_length", None)
     return WeightSource(
         where=tensors.where,
-        family=GPT,
+        model_class=GPT,
         fields=_gpt2_fields(backbone) if gpt2 else _llama_fields(backbone, length),
         head=CausalLMHead() if task else None,
         processing=_processing(getattr(preprocessor, "tokenizer", None), tensors.where),
@@ -285,3 +285,6 @@ def _preprocessor(model: GPT) -> Any:
     )
     length = transform.max_length or model.config.max_length
     return models.GPT2CausalLMPreprocessor(tokenizer=tokenizer, sequence_length=length)
+
+
+CONVERTER = KerasHub(CLASSES, read, to_keras_hub)

@@ -12,15 +12,14 @@ from keras import ops
 from keras_tx import contract
 from keras_tx.arguments import Count, Epsilon, Positive, Rate, Size, check_fields
 from keras_tx.errors import ConfigError, nearest, whole_number
-from keras_tx.heads import CausalLMHead, Encoded, Head
+from keras_tx.heads import Encoded, Head
 from keras_tx.layers import TokenEmbedding, TransformerBlock
 from keras_tx.layers.rotary import check_scaling
 from keras_tx.models.config import make_config, unknown_variant
-from keras_tx.models.text_model import TextModel, as_processed, check_tokenizer, fitting
+from keras_tx.models.text_model import CAUSAL_LM, DecoderModel, as_processed, check_tokenizer
 from keras_tx.processing import TextTransform
 
 POSITIONS = ("learned", "rotary")
-CAUSAL_LM = CausalLMHead()
 
 VARIANTS: dict[str, dict[str, Any]] = {
     # depth, width, heads: table 2 of Radford et al., whose parameter counts were corrected later
@@ -150,68 +149,14 @@ def _checked_ids(ids: Any, vocabulary_size: int) -> tuple[int, ...]:
 
 
 @keras.saving.register_keras_serializable("keras_tx")
-class GPT(TextModel):
+class GPT(DecoderModel):
     """A decoder of text; see `gpt`."""
 
     config_class = GPTConfig
-    last_state = "norm"
 
     @classmethod
-    def default_head(cls) -> Head:
-        return CAUSAL_LM
-
-    def special_ids(self, transform: TextTransform | None = None) -> dict[str, Any]:
-        """The ids that begin, end and pad a text, as Hugging Face names them; None where nobody knows.
-
-        Several may end one: then a list. `transform` is by default the model's own processing.
-
-        >>> gpt("pico", pad_id=0, stop_ids=[3, 7]).special_ids()
-        {'bos_token_id': None, 'eos_token_id': [3, 7], 'pad_token_id': 0}
-        """
-        transform = transform or self.processing
-        begin = transform and (transform.bos_token or transform.cls_token)
-        end = transform and (transform.eos_token or transform.sep_token)
-        stops = list(self.config.stop_ids or ([transform.id_of(end)] if transform and end else []))
-        return {
-            "bos_token_id": transform.id_of(begin) if transform and begin else None,
-            "eos_token_id": stops if len(stops) > 1 else stops[0] if stops else None,
-            "pad_token_id": self.config.pad_id,
-        }
-
-    def stops(self, transform: TextTransform | None = None) -> list[int]:
-        """The ids that end a text, where they are known."""
-        found = self.special_ids(transform)["eos_token_id"]
-        return found if isinstance(found, list) else [] if found is None else [found]
-
-    @classmethod
-    def assemble(
-        cls,
-        config: GPTConfig,
-        *,
-        head: Head | None = None,
-        processing: TextTransform | None = None,
-        name: str | None = None,
-        dtype: Any = None,
-    ) -> GPT:
-        if head is not None and not isinstance(head, CausalLMHead):
-            raise ConfigError(
-                f"A GPT takes a CausalLMHead, or head=None for its hidden states, not {head!r}. For other "
-                "tasks, put layers of your own on the hidden states, or use a BERT."
-            )
-        names = (contract.INPUT_IDS, contract.ATTENTION_MASK, contract.POSITION_IDS)
-        inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in names}
-        encoded = _decode(config, inputs, dtype)
-        outputs = encoded.tokens if head is None else head(encoded)
-        processing = fitting(processing, config, segments=False)
-        return cls(inputs, outputs, config=config, head=head, processing=processing, name=name or "gpt")
-
-    def derive(self, given: dict[str, Any]) -> dict[str, Any]:
-        self.derive_mask(given)
-        if contract.POSITION_IDS not in given:
-            # Counted along the real tokens, so that padding on the left moves no position.
-            count = ops.cumsum(given[contract.ATTENTION_MASK], axis=1)
-            given[contract.POSITION_IDS] = ops.cast(ops.maximum(count - 1, 0), "int32")
-        return given
+    def encode(cls, config: GPTConfig, inputs: dict[str, Any], dtype: Any) -> Encoded:
+        return _decode(config, inputs, dtype)
 
 
 def gpt(

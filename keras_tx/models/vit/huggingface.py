@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.heads import ClassifierHead, DistilledClassifierHead, Head, MultiLabelHead, RegressionHead
 from keras_tx.models.config import make_config
+from keras_tx.models.families import HuggingFace, HuggingFaceConfig, WeightSource, label_fields
 from keras_tx.models.vit import huggingface_tensors, state_dicts
 from keras_tx.models.vit.huggingface_tensors import Grid, canonical, dialect
 from keras_tx.models.vit.model import ViT, ViTConfig
-from keras_tx.models.weight_source import WeightSource
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.checkpoint import read_json
 from keras_tx.weights.config_json import ACTIVATIONS, Fields, labels_of
@@ -72,8 +73,12 @@ def plan(model: ViT, tensors: Tensors | None, old: Grid | None = None) -> Plan:
     return huggingface_tensors.plan(model, kind, tensors, old)
 
 
-def origin(checkpoint: Checkpoint) -> WeightSource:
-    """What a checkpoint makes; a ConfigError names what of its config.json we have not."""
+def read(checkpoint: Checkpoint) -> WeightSource:
+    """Describes a checkpoint.
+
+    Raises:
+        ConfigError: for a field of config.json that is not supported.
+    """
     tensors = checkpoint.tensors
     config = Fields(checkpoint)
     kind = config.text("model_type", MODEL_TYPES)
@@ -98,7 +103,7 @@ def origin(checkpoint: Checkpoint) -> WeightSource:
     made = make_config(ViTConfig, fields, config)
     return WeightSource(
         where=tensors.where,
-        family=ViT,
+        model_class=ViT,
         fields=fields,
         head=_head(config, kind),
         processing=_transform(checkpoint, made),
@@ -242,8 +247,8 @@ def _transform(checkpoint: Checkpoint, config: ViTConfig) -> ImageTransform | No
 KEPT = ("resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
 
 
-def vit_to_config(model: ViT, labels: list[str] | None) -> tuple[dict[str, Any], list[str]]:
-    """A config.json for a ViT, and why it has no model_type where no class of Hugging Face can be like it."""
+def to_config(model: ViT, labels: Sequence[str] | None = None, processing: Any = None) -> HuggingFaceConfig:
+    """The config.json of a ViT."""
     config: ViTConfig = model.config
     kind, ratio = _written_type(model), _ratio(config)
     fields: dict[str, Any] = {
@@ -281,17 +286,16 @@ def vit_to_config(model: ViT, labels: list[str] | None) -> tuple[dict[str, Any],
         fields["problem_type"] = contract.MULTI_LABEL
     elif isinstance(model.head, RegressionHead):
         fields["problem_type"] = contract.REGRESSION
-    if labels is not None:
-        fields["id2label"] = {str(index): label for index, label in enumerate(labels)}
-        fields["label2id"] = {label: index for index, label in enumerate(labels)}
+    fields |= label_fields(labels)
     reasons = _beyond(model, kind)
     if reasons:
-        return fields, reasons
+        return HuggingFaceConfig(fields, reasons)
     if isinstance(model.head, DistilledClassifierHead):
         architecture = TEACHER
     else:
         architecture = "Model" if model.head is None else CLASSIFIER
-    return {"model_type": kind, "architectures": [CLASSES[kind] + architecture], **fields}, []
+    architectures = [CLASSES[kind] + architecture]
+    return HuggingFaceConfig({"model_type": kind, "architectures": architectures, **fields})
 
 
 def _written_type(model: ViT) -> str:
@@ -348,3 +352,6 @@ def _beyond(model: ViT, kind: str) -> list[str]:
             "mask_token=True": config.mask_token,
         }
     return [difference for difference, present in differences.items() if present]
+
+
+CONVERTER = HuggingFace(MODEL_TYPES, read, plan, to_config)

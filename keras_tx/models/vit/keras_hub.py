@@ -13,9 +13,9 @@ from keras import ops
 from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.heads import ClassifierHead, DistilledClassifierHead, Head, MultiLabelHead, RegressionHead
+from keras_tx.models.families import KerasHub, WeightSource
 from keras_tx.models.vit.huggingface_tensors import Grid, covering, positions
 from keras_tx.models.vit.model import ViT, ViTConfig
-from keras_tx.models.weight_source import WeightSource
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.assignment import emptied
 from keras_tx.weights.tensor_map import HEAD, POOLER, Entry, Form, Plan
@@ -28,8 +28,8 @@ DEIT_MLP = {"feed_forward/up": "mlp/dense", "feed_forward/down": "output_layer/o
 RESAMPLING = {"nearest": "nearest", "bilinear": "bilinear", "bicubic": "bicubic", "lanczos3": "lanczos"}
 
 
-def origin(source: keras.Model) -> WeightSource:
-    """What a backbone or classifier makes; a ConfigError names what of it we have not."""
+def read(source: keras.Model) -> WeightSource:
+    """Describes a backbone or classifier; an unsupported option raises a ConfigError."""
     backbone: Any = getattr(source, "backbone", source)
     where = f"keras-hub's {type(source).__name__} {source.name!r}"
     fields = _fields(backbone, where)
@@ -59,7 +59,7 @@ def origin(source: keras.Model) -> WeightSource:
 
     return WeightSource(
         where=where,
-        family=ViT,
+        model_class=ViT,
         fields=fields,
         head=head,
         processing=_transform(source, made, where),
@@ -302,3 +302,6 @@ def _converter(transform: ImageTransform) -> dict[str, Any]:
         "antialias": True,
         "crop_to_aspect_ratio": False,
     }
+
+
+CONVERTER = KerasHub(CLASSES, read, to_keras_hub)

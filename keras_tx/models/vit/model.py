@@ -22,7 +22,6 @@ from keras_tx.weights.weight_values import merged_weights
 
 POOLINGS = ("token", "average", "token+average", "none")
 POOLERS = ("tanh",)
-HEADS = (ClassifierHead, MultiLabelHead, RegressionHead)
 
 # patch, width, depth, mlp, heads: table 1 of Dosovitskiy et al.; Ti from Touvron et al., "DeiT"; the small s,
 # g and G from Zhai et al., "Scaling Vision Transformers", table 2. Names are case-sensitive, as there.
@@ -172,6 +171,7 @@ class ViT(TransformerModel):
     """A vision transformer; see `vit`."""
 
     config_class = ViTConfig
+    heads = (ClassifierHead, MultiLabelHead, RegressionHead)
     processing: ImageTransform  # type: ignore[assignment]  # a ViT always has it
 
     @property
@@ -198,11 +198,7 @@ class ViT(TransformerModel):
             raise ConfigError(
                 "pooling='none' gives all tokens, which a classifier cannot take. Use 'token' or 'average'."
             )
-        if head is not None and not isinstance(head, HEADS):
-            raise ConfigError(
-                "A ViT accepts a ClassifierHead, a MultiLabelHead or a RegressionHead, or head=None for its "
-                f"features, not {head!r}."
-            )
+        cls.check_head(head)
         if isinstance(head, DistilledClassifierHead):
             _check_distilled(config)
         images = keras.Input((*config.size, config.channels), name="images")

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from keras_tx import contract
-from keras_tx.models.gpt.model import GPT, GPTConfig
+from keras_tx.models.text_model import DecoderModel
 
 
-def genai_config(model: GPT, special: dict[str, Any]) -> dict[str, Any]:
+def genai_config(model: DecoderModel, special: dict[str, Any]) -> dict[str, Any]:
     """The file's content; `special` are the ids that begin, end and pad a text."""
-    config: GPTConfig = model.config
+    config = model.config
+    layers, kv_heads, head_size = model.cache_shape
     end, pad = special["eos_token_id"], special["pad_token_id"]
     first = end[0] if isinstance(end, list) else end
     known = {
-        "bos_token_id": special["bos_token_id"] or 0,  # it wants a number for this and for padding
+        "bos_token_id": special["bos_token_id"]
+        or 0,  # onnxruntime-genai requires a number for this and for padding
         "eos_token_id": [] if end is None else end,
         "pad_token_id": (first or 0) if pad is None else pad,
     }
@@ -28,10 +30,10 @@ def genai_config(model: GPT, special: dict[str, Any]) -> dict[str, Any]:
                 "session_options": {"provider_options": []},
                 "filename": contract.MODEL,
                 "hidden_size": config.width,
-                "head_size": config.head_size,
+                "head_size": head_size,
                 "num_attention_heads": config.num_heads,
-                "num_key_value_heads": config.kv_heads or config.num_heads,
-                "num_hidden_layers": config.depth,
+                "num_key_value_heads": kv_heads,
+                "num_hidden_layers": layers,
                 "inputs": {
                     "input_ids": contract.INPUT_IDS,
                     "attention_mask": contract.ATTENTION_MASK,

@@ -1,0 +1,245 @@
+"""The records of the model families, and the one place where they are looked up.
+
+A record says what the rest of the package needs to know about a family, so that no other module asks
+whether a model is a ViT, a BERT or a GPT. Converters are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from keras_tx.errors import ConfigError
+
+if TYPE_CHECKING:
+    from keras_tx.heads import Head
+    from keras_tx.models.transformer_model import TransformerModel
+    from keras_tx.processing import TextTransform
+    from keras_tx.weights.config_json import Fields
+    from keras_tx.weights.tensor_map import Plan
+    from keras_tx.weights.tensor_source import Checkpoint, Tensors
+
+INTERFACES = ("vision", "encoder", "decoder")
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightSource:
+    """A checkpoint, a file or a live model as a converter describes it.
+
+    Args:
+        where: its name in messages.
+        model_class: of the model that it makes.
+        fields: of the config, all that the source contains; None if it contains only tensors.
+        head: its own head; None for a body without one; an error for an unsupported head, which is raised
+            unless another head is requested.
+        processing: its tokenizer or image transform, or None.
+        tensors: its tensors.
+        plan: the tensor map of a model of this config, with this head or another. It reads only paths and
+            shapes of the model's variables.
+        config: the config.json that the fields were read from, if any.
+        adapted: adjusts a config to the head and the overrides, if the head decides on a part of the body.
+    """
+
+    where: str
+    model_class: type[TransformerModel]
+    fields: dict[str, Any] | None
+    head: Head | ConfigError | None
+    processing: Any
+    tensors: Tensors
+    plan: Callable[[Any], Plan]
+    config: Fields | None = None
+    adapted: Callable[[Any, Head | None, dict[str, Any]], Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class HuggingFaceConfig:
+    """A model's config.json.
+
+    Args:
+        content: of the file, without model_type and architectures if `unsupported` is not empty.
+        unsupported: options of the model that no class of transformers has.
+    """
+
+    content: dict[str, Any]
+    unsupported: Sequence[str] = ()
+
+    @property
+    def note(self) -> str | None:
+        """Why the file has no model_type, for the report of an export; None if it has one."""
+        if not self.unsupported:
+            return None
+        return (
+            f"config.json has no model_type: no class of transformers has {', '.join(self.unsupported)}. "
+            "Clients that need one (Optimum, transformers.js) cannot open the folder; onnxruntime and "
+            "keras_tx.runtime can."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class HuggingFace:
+    """The converter between a family and Hugging Face folders.
+
+    Args:
+        model_types: values of `model_type` in config.json that `read` supports.
+        read: describes a checkpoint that has a config.json.
+        plan: the tensor map between a model and the tensors of a checkpoint; with None as second argument, of
+            the checkpoint that `save_checkpoint` writes.
+        config: the config.json of a model, for these labels and this tokenizer (by default the model's own).
+        files: further files of a checkpoint, by name: text, or what becomes JSON.
+    """
+
+    model_types: tuple[str, ...]
+    read: Callable[[Checkpoint], WeightSource]
+    plan: Callable[[Any, Tensors | None], Plan]
+    config: Callable[[Any, Sequence[str] | None, TextTransform | None], HuggingFaceConfig]
+    files: Callable[[Any], dict[str, Any]] = lambda model: {}
+
+
+@dataclasses.dataclass(frozen=True)
+class KerasHub:
+    """The converter between a family and keras-hub.
+
+    Args:
+        classes: names of the backbones and tasks that `read` supports.
+        read: describes a live backbone or task.
+        write: makes a backbone or task with the weights of a model.
+        tokenizers: whether a preset of a backbone without preprocessor has a tokenizer for the family.
+    """
+
+    classes: tuple[str, ...]
+    read: Callable[[Any], WeightSource]
+    write: Callable[[Any], Any]
+    tokenizers: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """The record of a model family.
+
+    The class `model_class` has the config class, the heads and the kind of processing as attributes; the
+    config class has `variant(name, **overrides)`.
+
+    Args:
+        name: of the factory, such as "vit".
+        title: the family's name in messages and in the help of the command line, such as "ViT".
+        model_class: a TransformerModel.
+        factory: makes a model from the name of a variant.
+        variants: the names of the published sizes.
+        interface: of the exported graph: "vision", "encoder" or "decoder".
+        huggingface: returns the converter for Hugging Face folders; None if there is none.
+        keras_hub: returns the converter for keras-hub; None if there is none.
+    """
+
+    name: str
+    title: str
+    model_class: type[TransformerModel]
+    factory: Callable[..., TransformerModel]
+    variants: tuple[str, ...]
+    interface: str
+    huggingface: Callable[[], HuggingFace] | None = None
+    keras_hub: Callable[[], KerasHub] | None = None
+
+    def __post_init__(self) -> None:
+        if self.interface not in INTERFACES:
+            raise ConfigError(
+                f"interface={self.interface!r} is unknown. Pass one of {', '.join(INTERFACES)}."
+            )
+
+    @property
+    def config_class(self) -> type:
+        return self.model_class.config_class
+
+    @property
+    def heads(self) -> tuple[type[Head], ...]:
+        return self.model_class.heads
+
+    def config_json(
+        self, model: Any, labels: Sequence[str] | None = None, processing: TextTransform | None = None
+    ) -> HuggingFaceConfig:
+        """The config.json of a model; without a converter one that only keras_tx.runtime reads."""
+        if self.huggingface is not None:
+            return self.huggingface().config(model, labels, processing)
+        values = dataclasses.asdict(model.config)
+        fields = {theirs: values[ours] for ours, theirs in NAMES.items() if values.get(ours) is not None}
+        return HuggingFaceConfig({**fields, **label_fields(labels)}, (f"the architecture of {self.title}",))
+
+
+NAMES = {  # of config fields in a config.json without model_type
+    "width": "hidden_size",
+    "depth": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "mlp_dim": "intermediate_size",
+    "vocabulary_size": "vocab_size",
+    "max_length": "max_position_embeddings",
+    "image_size": "image_size",
+    "channels": "num_channels",
+}
+
+
+def label_fields(labels: Sequence[str] | None) -> dict[str, Any]:
+    """id2label and label2id of a config.json."""
+    if labels is None:
+        return {}
+    return {
+        "id2label": {str(index): label for index, label in enumerate(labels)},
+        "label2id": {label: index for index, label in enumerate(labels)},
+    }
+
+
+def _vit() -> Family:
+    from keras_tx.models.vit.record import RECORD
+
+    return RECORD
+
+
+def _bert() -> Family:
+    from keras_tx.models.bert.record import RECORD
+
+    return RECORD
+
+
+def _gpt() -> Family:
+    from keras_tx.models.gpt.record import RECORD
+
+    return RECORD
+
+
+_RECORDS: dict[str, Callable[[], Family]] = {"vit": _vit, "bert": _bert, "gpt": _gpt}
+
+
+def register_family(family: Family) -> None:
+    """Registers the record of a family that is defined outside the package.
+
+    Raises:
+        ConfigError: if the name is registered already.
+    """
+    if family.name in _RECORDS:
+        raise ConfigError(f"A family {family.name!r} is registered already. Choose another name.")
+    _RECORDS[family.name] = lambda: family
+
+
+def family_names() -> tuple[str, ...]:
+    """The names of all families; no family is imported."""
+    return tuple(_RECORDS)
+
+
+def families() -> tuple[Family, ...]:
+    """The records of all families."""
+    return tuple(record() for record in _RECORDS.values())
+
+
+def family_of(model: Any) -> Family | None:
+    """The record of a model's family; None for other models."""
+    return next((family for family in families() if isinstance(model, family.model_class)), None)
+
+
+def factories() -> str:
+    """The factories of all families, for messages."""
+    *others, last = (f"keras_tx.{name}" for name in family_names())
+    return f"{', '.join(others)} or {last}"
+
+
+def expected_models() -> str:
+    """The models of all families, for messages."""
+    return f"a model from {factories()}"
