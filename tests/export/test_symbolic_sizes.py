@@ -544,6 +544,8 @@ def test_random_expressions_are_right_bounded_or_refused(tree, use: str):
         if violated_bound(list(context.bounds), axes) is not None:
             continue
         try:
+            if abs(value_of(tree, dict(zip("abc", shape, strict=True)))) >= 2**31:
+                continue  # Keras computes with int32, which overflows
             expected = as_numpy(layer.call(ops.convert_to_tensor(array)))
         except ZeroDivisionError:
             raise AssertionError(f"Keras fails at {shape}, and {list(context.bounds)} permits it") from None

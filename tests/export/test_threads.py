@@ -1,16 +1,23 @@
-"""Exports in threads: other threads see Keras as it is, and the model is not changed, even for a moment."""
+"""Exports in threads: other threads see Keras unchanged, and the model is never changed."""
 
 from __future__ import annotations
 
+import sys
 import threading
+import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import keras
+import keras.src.backend
+import keras.src.ops
 import numpy as np
+import pytest
 from keras import layers, ops
+from keras.src.ops import core as operations_core
 
 from keras_tx_onnx import export_onnx
+from keras_tx_onnx.reading import keras_patches
 from tests.drawing import as_numpy, draw, redraw
 
 
@@ -110,3 +117,77 @@ def test_eight_threads_export_predict_and_build(tmp_path):
         future.result()
     assert nodes == [[len(part._inbound_nodes) for part in model._flatten_layers()] for model in shared]
     everything_is_as_usual()
+
+
+def replaced_functions() -> dict[str, object]:
+    """What the exporter replaces in Keras, as it is now."""
+    owners = (keras.ops, keras.src.ops, keras.src.backend, keras.config, keras.KerasTensor)
+    owners += (keras.Operation, keras.layers.Layer, keras.random.SeedGenerator, operations_core.Cond)
+    return {f"{owner.__name__}.{name}": x for owner in owners for name, x in vars(owner).items()}
+
+
+def test_keras_is_restored_when_the_last_of_two_threads_is_done():
+    before = replaced_functions()
+    inside, leave = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with keras_patches.patched():
+            inside.set()
+            leave.wait(60)
+
+    with keras_patches.patched():
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert inside.wait(60)
+    assert replaced_functions() != before  # the other thread still needs them
+    everything_is_as_usual()
+    leave.set()
+    thread.join()
+    assert replaced_functions() == before
+
+
+@pytest.mark.parametrize("owner", [keras.ops, keras.KerasTensor, operations_core.Cond])
+def test_keras_is_restored_after_an_error(owner, monkeypatch):
+    before = replaced_functions()
+    with pytest.raises(RuntimeError, match="inside"), keras_patches.patched():
+        raise RuntimeError("inside")
+    assert replaced_functions() == before
+
+    assign = keras_patches._assign
+
+    def fail(target: object, name: str, value: object) -> None:
+        if target is owner:
+            raise RuntimeError("replacing")
+        assign(target, name, value)
+
+    monkeypatch.setattr(keras_patches, "_assign", fail)
+    with pytest.raises(RuntimeError, match="replacing"), keras_patches.patched():
+        pass
+    assert replaced_functions() == before
+
+
+def test_a_function_that_another_library_replaced_stays(monkeypatch):
+    usual = keras.ops.arange
+    with keras_patches.patched():
+        monkeypatch.setattr(keras.ops, "arange", len)
+    assert keras.ops.arange is len
+    monkeypatch.setattr(keras.ops, "arange", usual)
+
+
+def test_functions_that_a_module_imported_by_name_are_traced(tmp_path):
+    module = types.ModuleType("module_of_a_user")
+    exec("from keras.ops import arange, shape, zeros", vars(module))
+    sys.modules[module.__name__] = module
+
+    class Steps(layers.Layer):
+        def call(self, x):
+            n = module.shape(x)[1]
+            return x + module.zeros((n, 1)) + ops.cast(module.arange(n), x.dtype)[:, None]
+
+    try:
+        x = keras.Input((None, 4), name="x")
+        model = keras.Model(x, Steps()(x))
+        report = export_onnx(model, tmp_path / "out")
+    finally:
+        del sys.modules[module.__name__]
+    assert report.nodes["Range"] == 1

@@ -21,7 +21,7 @@ from keras_tx_onnx.conversion.splice import splice
 from keras_tx_onnx.errors import NotLowered, one_line
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext
 from keras_tx_onnx.reading import functional_graph, keras_masks
-from keras_tx_onnx.reading.symbolic_backend import drawing_nothing
+from keras_tx_onnx.reading.keras_patches import deterministic
 
 RANDOM = {
     "Bernoulli",
@@ -116,7 +116,7 @@ class _Call:
         for value, mask in self.carried:
             functional_graph.set_mask(place[id(value)], place[id(mask)])
         with (
-            drawing_nothing(),
+            deterministic(),
             keras.StatelessScope(state_mapping=list(zip(variables, tensors[count:], strict=True))),
         ):
             return tree.flatten(self.operation(*args, **kwargs))

@@ -21,8 +21,8 @@ from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.interfaces.base import Example, Interface
 from keras_tx_onnx.interfaces.class_scores import class_scores
 from keras_tx_onnx.reading import functional_graph
+from keras_tx_onnx.reading.keras_patches import in_float32
 from keras_tx_onnx.reading.signature import Functional
-from keras_tx_onnx.reading.symbolic_backend import in_float32
 from keras_tx_onnx.verifying import cases
 
 # The inputs of keras-hub's encoders, by the contract's names.

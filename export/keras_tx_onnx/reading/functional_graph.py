@@ -22,7 +22,9 @@ from keras.src.ops import nn as operations_nn
 from keras.src.ops import numpy as operations_numpy
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx.reading.symbolic_backend import Call, Trace, building, collecting_nodes, tensors_in
+from keras_tx_onnx.reading import keras_patches
+from keras_tx_onnx.reading.symbolic_backend import Call, Trace, Tracer, tensors_in
+from keras_tx_onnx.reading.symbolic_sizes import Observer
 
 _OPERATIONS = (
     operations_core,
@@ -243,7 +245,7 @@ def unchanged(values: list[tuple[Any, Any]]) -> Iterator[Callable[[Any], bool]]:
 
 def sequential_at(model: Any, inputs: keras.KerasTensor) -> Any:
     """A Sequential model's layers, the same ones, as a functional model of an input of another shape."""
-    with untouched(model), building():
+    with building(model):
         x = inputs
         for layer in model.layers:
             x = layer(x)
@@ -256,7 +258,7 @@ def untouched(layer: Any) -> Iterator[None]:
 
     Keras looks a node up by its index: nodes that another thread added after them keep theirs.
     """
-    with collecting_nodes() as made:
+    with keras_patches.collecting_nodes() as made:
         try:
             yield
         finally:
@@ -264,3 +266,10 @@ def untouched(layer: Any) -> Iterator[None]:
                 for nodes in (part._inbound_nodes, part._outbound_nodes):
                     while nodes and any(nodes[-1] is node for node in made):
                         nodes.pop()
+
+
+@contextmanager
+def building(model: Any) -> Iterator[None]:
+    """A context in which the layers of a model make a new Keras graph, with shapes inferred as in a trace."""
+    with untouched(model), keras_patches.tracing(Tracer(Observer(), None)):
+        yield

@@ -20,10 +20,9 @@ from keras import tree
 
 from keras_tx_onnx.errors import NotLowered, one_line
 from keras_tx_onnx.graph.builder import KERAS_TENSOR
-from keras_tx_onnx.reading import functional_graph
-from keras_tx_onnx.reading.symbolic_backend import Trace, output_spec, tensors_in, trace
+from keras_tx_onnx.reading import functional_graph, keras_patches
+from keras_tx_onnx.reading.symbolic_backend import Trace, Tracer, output_spec, tensors_in, trace_of
 from keras_tx_onnx.reading.symbolic_sizes import (
-    OBSERVER,
     Bound,
     Expression,
     Observer,
@@ -250,29 +249,28 @@ class _Opening:
                 made[id(x)] = tensor_of(x, samples)
             return made[id(x)]
 
-        def run() -> Any:
+        function, weights = self.function, []
+        if self.layer is not None and self.way.symbolic:
+            function, weights = _with_tensors(self.layer, self.function)
+        way = self.way
+        tracer = Tracer(Observer(), [], way.plain, way.symbolic, way.trusting, fresh)
+        with functional_graph.unchanged([]), keras_patches.tracing(tracer):  # assignments change nothing
+            inputs = [*map(tensor, self.values), *(x for x, _ in weights)]
             new_args, new_kwargs = tree.map_structure(tensor, (self.args, self.kwargs))
             for value_id, mask in self.masks.items():
                 if value_id in made:
                     functional_graph.set_mask(made[value_id], tensor(mask))
             try:
-                return function(*new_args, **new_kwargs)
+                result = function(*new_args, **new_kwargs)
             except Exception:
-                self.unequal = _last_unequal(OBSERVER.get())
+                self.unequal = _last_unequal(tracer.observer)
                 raise
-
-        function, weights = self.function, []
-        if self.layer is not None and self.way.symbolic:
-            function, weights = _with_tensors(self.layer, self.function)
-        inputs = [*map(tensor, self.values), *(x for x, _ in weights)]
-        options = {"plain": self.way.plain, "ranges": self.way.symbolic, "trusting": self.way.trusting}
-        with functional_graph.unchanged([]):  # by assignments in the code
-            return trace(self.name, run, inputs, fresh=fresh, **options), weights
+        return trace_of(self.name, tracer, inputs, result), weights
 
 
-def _last_unequal(observer: Observer | None) -> tuple[Symbol, Symbol] | None:
+def _last_unequal(observer: Observer) -> tuple[Symbol, Symbol] | None:
     """The two axes that were compared last, if they differed."""
-    difference = None if observer is None else observer.unequal
+    difference = observer.unequal
     if difference is None or len(difference.terms) != 2:
         return None
     (one, a), (other, b) = difference.terms
@@ -435,10 +433,12 @@ def promised_sizes(operation: Any, args: tuple, kwargs: dict) -> list[tuple[Any,
 
     def inferred(row: tuple) -> list[tuple[Any, ...]]:
         samples = dict(zip(ordered, itertools.cycle(row), strict=False))
-        new = tree.map_structure(
-            lambda x: tensor_of(x, samples) if isinstance(x, ir.Value) else x, (args, kwargs)
-        )
-        return [tuple(x.shape) for x in tensors_in(output_spec(operation, *new))]
+        tracer = Tracer(Observer(quiet=1), [])
+        with keras_patches.tracing(tracer, allow_random=True):
+            new = tree.map_structure(
+                lambda x: tensor_of(x, samples) if isinstance(x, ir.Value) else x, (args, kwargs)
+            )
+            return [tuple(x.shape) for x in tensors_in(output_spec(tracer, operation, *new))]
 
     for first, others, last in SAMPLES:
         traces = []

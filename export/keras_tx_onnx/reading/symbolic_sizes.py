@@ -297,6 +297,22 @@ def plain(x: Any) -> int:
     return int.__int__(x) if isinstance(x, Size) else int(x)
 
 
+def plain_number(x: Any) -> Any:
+    """The sample value of a size, also of those in a slice; anything else is returned as it is."""
+    if isinstance(x, slice):
+        return slice(*map(plain_number, (x.start, x.stop, x.step)))
+    if isinstance(x, Real):
+        return float.__float__(x)
+    return plain(x) if isinstance(x, Size) else x
+
+
+def with_plain_sizes(x: Any) -> Any:
+    """A Keras tensor or a number with sample values in place of sizes."""
+    if isinstance(x, keras.KerasTensor):
+        return keras.KerasTensor([n if n is None else plain(n) for n in x.shape], x.dtype)
+    return plain_number(x)
+
+
 def _plain_result(usual: Any, how: str) -> Any:
     """A method of numbers that converts a size to a plain number."""
 

@@ -8,23 +8,19 @@ If), a loop (Loop) and a scan (Scan).
 
 from __future__ import annotations
 
-import contextvars
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 from keras import ops, tree
 
 from keras_tx_onnx.errors import NotLowered
-from keras_tx_onnx.reading import functional_graph, symbolic_backend
-from keras_tx_onnx.reading.symbolic_backend import Trace, is_tracing
+from keras_tx_onnx.reading import keras_patches
+from keras_tx_onnx.reading.symbolic_backend import Trace, body_of, tracing_body
 from keras_tx_onnx.reading.symbolic_sizes import Size
-
-_forced: contextvars.ContextVar[bool | None] = contextvars.ContextVar("forced_predicates", default=None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,8 +54,10 @@ class Body:
 def trace(function: Callable[..., Any], *specs: Any) -> Body:
     """Calls a function on Keras tensors of these shapes and dtypes, and returns its graph."""
     parameters = tree.map_structure(lambda x: keras.KerasTensor(x.shape, x.dtype), specs)
-    traced, captured = symbolic_backend.trace_body(lambda: function(*parameters), tree.flatten(parameters))
-    results, structure = _flat(traced.result)
+    with tracing_body() as calls:
+        result = function(*parameters)
+    traced, captured = body_of(calls, tree.flatten(parameters), result)
+    results, structure = _flat(result)
     return Body(traced, captured, results, structure)
 
 
@@ -287,69 +285,4 @@ TRACED: dict[str, tuple[Callable[..., Any], type[Bodies]]] = {
 }
 
 
-@contextmanager
-def forced_predicates(value: bool) -> Iterator[None]:
-    """A context in which `ops.cond` on numbers computes one branch, whatever its predicate."""
-    token = _forced.set(value)
-    try:
-        yield
-    finally:
-        _forced.reset(token)
-
-
-def _install() -> None:
-    """Extends Keras's operations for traces and `forced_predicates`."""
-
-    def traced_by(function: Callable[..., Any]) -> Callable[..., Any]:
-        def symbolic_call(operation: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_tracing():
-                return function(operation, *args, **kwargs)
-            return keras.Operation.symbolic_call(operation, *args, **kwargs)
-
-        return symbolic_call
-
-    kinds = {kind.__name__: kind for kind in functional_graph.operation_classes()["core"]}
-    for name, (function, _) in TRACED.items():
-        kinds[name].symbolic_call = traced_by(function)
-    compute = kinds["Cond"].call
-
-    def call(operation: Any, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-        if is_tracing():
-            return _cond(operation, pred, true_fn, false_fn)
-        if (value := _forced.get()) is not None and not isinstance(pred, bool):
-            return true_fn() if value else false_fn()
-        return compute(operation, pred, true_fn, false_fn)
-
-    kinds["Cond"].call = call
-
-    # Keras asks the arguments alone whether they are symbolic, and not what the functions read from outside.
-    def always(name: str, traced: Callable[..., Any]) -> None:
-        usual = getattr(ops, name)
-
-        def function(*args: Any, **kwargs: Any) -> Any:
-            return traced(*args, **kwargs) if is_tracing() else usual(*args, **kwargs)
-
-        setattr(ops, name, functools.wraps(usual)(function))
-
-    def switch(index: Any, branches: Any, *operands: Any) -> Any:
-        return kinds["Switch"]().symbolic_call(index, branches, *operands)
-
-    def while_loop(cond: Any, body: Any, loop_vars: Any, maximum_iterations: Any = None) -> Any:
-        return kinds["WhileLoop"](cond, body, maximum_iterations).symbolic_call(loop_vars)
-
-    def fori_loop(lower: Any, upper: Any, body_fun: Any, init_val: Any) -> Any:
-        return kinds["ForiLoop"](lower, upper, body_fun).symbolic_call(init_val)
-
-    def scan(
-        f: Any, init: Any, xs: Any = None, length: Any = None, reverse: Any = False, unroll: Any = 1
-    ) -> Any:
-        return kinds["Scan"](length, reverse, unroll).symbolic_call(f, init, xs)
-
-    def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: f(*args, **kwargs)[0]
-
-    for function in (switch, while_loop, fori_loop, scan, custom_gradient):
-        always(function.__name__, function)
-
-
-_install()
+keras_patches.CONTROL_FLOW.update({name: trace for name, (trace, _) in TRACED.items()})

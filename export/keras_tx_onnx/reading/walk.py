@@ -16,7 +16,7 @@ from keras_tx.errors import ExportError
 from keras_tx_onnx.conversion import tf2onnx_fallback
 from keras_tx_onnx.errors import NotLowered
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, onnx_dtype
-from keras_tx_onnx.reading import functional_graph, keras_masks, registry, symbolic_sizes
+from keras_tx_onnx.reading import functional_graph, keras_masks, keras_patches, registry, symbolic_sizes
 from keras_tx_onnx.reading.layer_tracing import SizeLost, open_call, promised_sizes, settings_of
 from keras_tx_onnx.reading.symbolic_backend import AsTensor, Call, Trace
 from keras_tx_onnx.reading.traced_functions import TRACED, Body
@@ -47,7 +47,8 @@ def lower(context: GraphContext, function: Any, inputs: list[ir.Value]) -> list[
         keras_masks.pass_on(context, call.operation, call.args, call.kwargs, results)
         return results
 
-    values = functional_graph.walk(function, inputs, lower_call)
+    with keras_patches.patched():
+        values = functional_graph.walk(function, inputs, lower_call)
     if not context.scope:  # the whole model is lowered, and nothing is taken back any more
         for message in context.warnings:
             warnings.warn(message, stacklevel=4)  # whoever calls export_onnx

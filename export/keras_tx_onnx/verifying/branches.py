@@ -19,7 +19,7 @@ import onnx_ir as ir
 from keras_tx.errors import RunError
 from keras_tx.runtime.session import Session
 from keras_tx_onnx.graph.builder import Predicate
-from keras_tx_onnx.reading.traced_functions import forced_predicates
+from keras_tx_onnx.reading.keras_patches import forced_predicates
 from keras_tx_onnx.verifying.cases import Case
 
 MULTIPLIED = 3  # cases

@@ -17,7 +17,8 @@ from keras_tx_onnx import tolerances
 from keras_tx_onnx.errors import Stateful
 from keras_tx_onnx.interfaces.base import Interface
 from keras_tx_onnx.reading import functional_graph
-from keras_tx_onnx.reading.symbolic_backend import Call, building, in_float32
+from keras_tx_onnx.reading.keras_patches import in_float32
+from keras_tx_onnx.reading.symbolic_backend import Call
 from keras_tx_onnx.verifying.cases import Case, cases_of, graph_inputs
 from keras_tx_onnx.verifying.evidence import Variation
 
@@ -164,7 +165,7 @@ def _probe(model: Any) -> tuple[Any, list[tuple[str, Any]]]:
 
         return functional_graph.walk(function, values, visit)
 
-    with functional_graph.untouched(model), building():
+    with functional_graph.building(model):
         unpacked(function, inputs, "")
         packed = keras.tree.pack_sequence_as(function.input, inputs)
         probe = keras.Model(packed, tensors, name="probe")

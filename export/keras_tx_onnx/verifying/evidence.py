@@ -21,7 +21,8 @@ from keras_tx.errors import ExportError
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import tolerances
 from keras_tx_onnx.reading import functional_graph
-from keras_tx_onnx.reading.symbolic_backend import Call, in_float32
+from keras_tx_onnx.reading.keras_patches import in_float32
+from keras_tx_onnx.reading.symbolic_backend import Call
 from keras_tx_onnx.verifying.cases import Case
 
 # A difference above this share of the variation between samples is more than rounding.
