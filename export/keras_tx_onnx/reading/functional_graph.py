@@ -140,41 +140,64 @@ def operation_names() -> frozenset[str]:
     return frozenset(kind.__name__ for kinds in operation_classes().values() for kind in kinds)
 
 
-def walk(function: Any, inputs: list[Any], lower: Callable[[Call], Any]) -> list[Any]:
-    """Runs `lower` for each call of a graph or a trace, in order, and returns the values of its outputs.
+class Walk:
+    """The calls of a graph or a trace, in order, with values in place of Keras tensors.
 
-    `inputs` are the values of the function's inputs, flat.
+    Each call that the iteration yields is answered by `set_results` with the values of its outputs.
+
+    Args:
+        inputs: the values of the function's inputs, flat.
     """
-    expected = function.inputs
-    if len(inputs) != len(expected):
-        raise ExportError(
-            f"{function.name!r} takes {len(expected)} inputs, but is called with {len(inputs)}."
-        )
-    values = dict(zip(map(id, expected), inputs, strict=True))
-    missing: dict[int, Any] = {}  # outputs that a layer declares and does not return, with the layer
-    for call in function.used() if isinstance(function, Trace) else _calls(function):
-        if any(id(x) not in values for x in tensors_in((call.args, call.kwargs))):
-            continue
-        args, kwargs = tree.map_structure(lambda x: values.get(id(x), x), (call.args, call.kwargs))
-        results = tree.flatten(lower(Call(call.operation, args, kwargs, call.outputs)))
-        if len(results) != len(call.outputs):
+
+    def __init__(self, function: Any, inputs: list[Any]):
+        expected = function.inputs
+        if len(inputs) != len(expected):
             raise ExportError(
-                f"{call.operation.name!r} ({type(call.operation).__name__}) returns {len(results)} tensors, "
-                f"but its output shapes declare {len(call.outputs)}. Correct its compute_output_shape or its "
-                "lowering."
+                f"{function.name!r} was called with {len(inputs)} inputs, expected {len(expected)}."
             )
-        # A layer may declare a tensor and return None; the operations that read it are left out.
-        made = [(x, y) for x, y in zip(call.outputs, results, strict=True) if y is not None]
-        values.update((id(x), y) for x, y in made)
-        missing.update({id(x): call.operation for x in call.outputs if id(x) not in values})
-    for x in function.outputs:
-        if id(x) not in values:
-            names = ", ".join(repr(operation.name) for operation in missing.values()) or "its operations"
+        self._function = function
+        self._values = dict(zip(map(id, expected), inputs, strict=True))
+        self._missing: dict[int, Any] = {}  # declared outputs that a layer does not return, with the layer
+        self._call: Any = None
+
+    def __iter__(self) -> Iterator[Call]:
+        values, function = self._values, self._function
+        for self._call in function.used() if isinstance(function, Trace) else _calls(function):
+            arguments = (self._call.args, self._call.kwargs)
+            if all(id(x) in values for x in tensors_in(arguments)):
+                args, kwargs = tree.map_structure(lambda x: values.get(id(x), x), arguments)
+                yield Call(self._call.operation, args, kwargs, self._call.outputs)
+
+    def set_results(self, structure: Any) -> None:
+        operation, outputs, results = self._call.operation, self._call.outputs, tree.flatten(structure)
+        if len(results) != len(outputs):
             raise ExportError(
-                f"An output of {function.name!r} depends on a result of {names} that is "
-                "None, although compute_output_shape declares a tensor. Leave it out of the outputs."
+                f"{operation.name!r} ({type(operation).__name__}) returns {len(results)} tensors, but its "
+                f"output shapes declare {len(outputs)}. Correct its compute_output_shape or its lowering."
             )
-    return [values[id(x)] for x in function.outputs]
+        for tensor, value in zip(outputs, results, strict=True):
+            if value is not None:
+                self._values[id(tensor)] = value
+            elif id(tensor) not in self._values:  # operations that read it are left out
+                self._missing[id(tensor)] = operation
+
+    def outputs(self) -> list[Any]:
+        """The values of the function's outputs."""
+        if any(id(x) not in self._values for x in self._function.outputs):
+            names = ", ".join(repr(operation.name) for operation in self._missing.values())
+            raise ExportError(
+                f"An output of {self._function.name!r} depends on a result of {names or 'its operations'} "
+                "that is None, although compute_output_shape declares a tensor. Leave it out of the outputs."
+            )
+        return [self._values[id(x)] for x in self._function.outputs]
+
+
+def walk(function: Any, inputs: list[Any], visit: Callable[[Call], Any]) -> list[Any]:
+    """Calls `visit` for each call of a graph, in order, and returns the values of its outputs."""
+    calls = Walk(function, inputs)
+    for call in calls:
+        calls.set_results(visit(call))
+    return calls.outputs()
 
 
 def check_sizes(model: Any, shapes: list[tuple[int, ...]]) -> None:

@@ -1,6 +1,6 @@
-"""Keras masks, which Embedding(mask_zero=True) or Masking attach to a tensor, carried along the walk.
+"""Keras masks, which Embedding(mask_zero=True) or Masking attach to a tensor.
 
-A functional graph does not hold them: Keras computes them anew at every call. So does the walk.
+A functional graph does not hold them: Keras computes them at every call, and so does the walk.
 """
 
 from __future__ import annotations
@@ -21,46 +21,48 @@ MASK = "keras_mask"
 
 
 def mask_of(value: Any) -> ir.Value | None:
-    """The mask that a value carries."""
+    """The mask of a value, or None."""
     return value.meta.get(MASK) if isinstance(value, ir.Value) else None
 
 
 def attach(values: list[ir.Value], masks: list[ir.Value | None]) -> None:
-    """Gives each value a mask, where there is one."""
+    """Sets the masks of values; None sets no mask."""
     for value, mask in zip(values, masks, strict=False):
         if mask is not None:
             value.meta[MASK] = mask
 
 
-def given(layer: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """The masks that Keras would pass to a layer's `call` by name, beside what it was called with."""
+def implicit_masks(layer: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """The masks of the inputs that Keras passes to a layer's `call` by name."""
     parameters = inspect.signature(layer.call).parameters
     try:
         arguments = inspect.signature(layer.call).bind(*args, **kwargs).arguments
     except TypeError as error:
-        raise ExportError(f"The layer {layer.name!r} cannot be called as the graph says: {error}.") from None
+        raise ExportError(
+            f"The layer {layer.name!r} cannot be called with the arguments in the graph: {error}."
+        ) from None
     tensors = {name: x for name, x in arguments.items() if functional_graph.distinct_values(x)}
     if len(tensors) == 1:
         names = dict.fromkeys(tensors, "mask")
     else:
         names = {name: f"{name}_mask" for name in tensors}
-    found = {}
+    implicit = {}
     for name, mask_name in names.items():
         if mask_name in parameters and arguments.get(mask_name) is None:
             masks = tree.map_structure(mask_of, tensors[name])
             if any(mask is not None for mask in tree.flatten(masks)):
-                found[mask_name] = masks
-    return found
+                implicit[mask_name] = masks
+    return implicit
 
 
-def hides(layer: Any, args: tuple) -> bool:
-    """Whether a layer that joins tensors computes with their masks, which its lowering does not."""
+def merges_masks(layer: Any, args: tuple) -> bool:
+    """Whether Keras merges the masks of the inputs of a layer into its output, unlike the lowering."""
     joins = type(layer) in (keras.layers.Maximum, keras.layers.Minimum, keras.layers.Multiply)
     return joins and any(mask_of(value) is not None for value in functional_graph.distinct_values(args))
 
 
-def pass_on(context: GraphContext, layer: Any, args: tuple, kwargs: dict, results: Any) -> None:
-    """Gives the results of a layer the masks that Keras would give them."""
+def propagate(context: GraphContext, layer: Any, args: tuple, kwargs: dict, results: Any) -> None:
+    """Sets the masks of the results of a layer as Keras does."""
     if not isinstance(layer, keras.layers.Layer) or not layer.supports_masking:
         return
     values = [x for x in tree.flatten(results) if isinstance(x, ir.Value)]

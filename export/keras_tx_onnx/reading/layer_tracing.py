@@ -1,8 +1,8 @@
-"""Opens a layer: traces its `call` on Keras tensors, whose dynamic axes are symbolic sizes.
+"""Opens a layer: traces its `call` on Keras tensors whose dynamic axes are symbolic sizes.
 
-All computations with sizes are then known exactly. Traces at other sample sizes, near and far, must be
-equal: a difference means that a size lost its expression, for example in a NumPy number or in a loop over an
-axis, and is refused. Nothing is inferred from samples.
+The trace is exact for all sizes. Traces at other sample sizes, near and far, must be equal: a difference
+means that a size lost its expression, for example in a NumPy number or in a loop over an axis, and raises.
+Nothing is inferred from samples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from keras import tree
 from keras_tx_onnx.errors import NotLowered, one_line
 from keras_tx_onnx.graph.builder import KERAS_TENSOR
 from keras_tx_onnx.reading import functional_graph, keras_patches
-from keras_tx_onnx.reading.symbolic_backend import Trace, Tracer, output_spec, tensors_in, trace_of
+from keras_tx_onnx.reading.symbolic_backend import Call, Trace, Tracer, output_spec, tensors_in, trace_of
 from keras_tx_onnx.reading.symbolic_sizes import (
     Bound,
     Expression,
@@ -34,9 +34,9 @@ from keras_tx_onnx.reading.symbolic_sizes import (
     sizes_of,
 )
 
-# Sample sizes of the batch and of the other dynamic axes. Patches and strides divide those of the second row.
-# The trace must be the same at one of the others, which are tried from the left, and at each of the last, in
-# which powers of two and long axes reveal what C code, such as math.gcd or math.log2, computed from a size.
+# Sample sizes of the dynamic axes other than the batch, in two variants: the first row is traced; the trace
+# must be the same at one of the second rows, and at each of the third, in which powers of two and long axes
+# reveal sizes that C code such as math.gcd or math.log2 read. Patches and strides divide the second variant.
 FIRST = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
 FAR = (1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069, 1087)
 SAMPLES = (
@@ -54,7 +54,7 @@ SAMPLES = (
 BATCHES = (3, 7)
 LAST_BATCHES = (2, 64, 1021)
 
-# Dynamic axes that are assumed to be equal: those that are known to be, also those with the same index, or
+# Which dynamic axes are assumed to be equal: those that are known to be, also those with the same index, or
 # all but the batch, as a square adjacency matrix requires.
 EQUAL = ("known", "numbered", "all")
 
@@ -64,16 +64,17 @@ class SizeLost(NotLowered):
 
 
 class NothingToCompare(SizeLost):
-    """A layer's code runs at one of the sample sizes only, or is bounded differently at each."""
+    """A layer's code runs at one of the sample sizes only, or compares sizes differently at each."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
+class TraceMode:
     """How a layer's code is run.
 
-    `symbolic`: ranges, fills and weights become part of the graph. `plain`: keras.backend.backend() returns
-    a name for which code has no special case. `trusting`: inner layers have the output shapes that they
-    declare.
+    Attributes:
+        symbolic: whether ranges, fills and weights become part of the graph.
+        plain: whether keras.backend.backend() returns a name for which code has no special case.
+        trusting: whether inner layers have the output shapes that they declare.
     """
 
     symbolic: bool = True
@@ -81,7 +82,12 @@ class Way:
     trusting: bool = True
 
 
-WAYS = (Way(), Way(plain=False), Way(symbolic=False, plain=False), Way(trusting=False))
+MODES = (
+    TraceMode(),
+    TraceMode(plain=False),
+    TraceMode(symbolic=False, plain=False),
+    TraceMode(trusting=False),
+)
 # Operations whose output size Keras infers without the size of the input: the relevant axes of the input, and
 # the axis of the output.
 CLIPPING: dict[str, Callable[[Any], tuple[tuple[int, ...], int]]] = {
@@ -119,28 +125,28 @@ def open_call(
         masks: the Keras masks of these values, by the value's id.
     """
     errors: list[tuple[int, Exception]] = []
-    refuted: set[tuple[Way, str]] = set()  # by a sample size; that others agree proves nothing
-    for way in WAYS:
+    refuted: set[tuple[TraceMode, str]] = set()  # by a sample size; that others agree proves nothing
+    for mode in MODES:
         for samples in SAMPLES:
             for equal in EQUAL:
-                opening = _Opening(name, function, args, kwargs, layer, masks or {}, equal, way)
-                if (equal != "known" and not opening.merged) or (way, equal) in refuted:
+                attempt = _Attempt(name, function, args, kwargs, layer, masks or {}, equal, mode)
+                if (equal != "known" and not attempt.merged) or (mode, equal) in refuted:
                     continue
                 try:
-                    return opening.opened(*samples)
+                    return attempt.trace_at(*samples)
                 except Exception as error:  # whatever a layer's code raises at these sizes
                     # With different sizes most layers with two inputs fail, with an unrelated error.
                     rank = 0 if isinstance(error, SizeLost) else 1 if equal == "numbered" else 2
                     errors.append((rank, error))
                     if isinstance(error, SizeLost) and not isinstance(error, NothingToCompare):
-                        refuted.add((way, equal))
+                        refuted.add((mode, equal))
     error = min(errors, key=lambda pair: pair[0])[1]
     if isinstance(error, SizeLost):
         raise error
     raise NotLowered(f"Its call does not run on Keras tensors: {one_line(error)}") from error
 
 
-class _Opening:
+class _Attempt:
     """One attempt to trace a function."""
 
     def __init__(
@@ -152,10 +158,10 @@ class _Opening:
         layer: Any,
         masks: dict[int, ir.Value],
         equal: str,
-        way: Way,
+        mode: TraceMode,
     ):
         self.name, self.function, self.args, self.kwargs = name, function, args, kwargs
-        self.layer, self.masks, self.way = layer, masks, way
+        self.layer, self.masks, self.mode = layer, masks, mode
         values = functional_graph.distinct_values((args, kwargs))
         self.values = functional_graph.distinct_values(
             [values, [masks[id(v)] for v in values if id(v) in masks]]
@@ -167,16 +173,10 @@ class _Opening:
         symbols = sorted(set().union(*(size.symbols() for _, size in axes)), key=lambda s: s.number)
         self.batches = [symbol for symbol in symbols if symbol in batches]
         self.others = [symbol for symbol in symbols if symbol not in batches]
-        self.merged: dict[Symbol, Symbol] = {}
+        self.merged = _merged(axes, equal)
         self.unequal: tuple[Symbol, Symbol] | None = None  # the axes that differed where the code raised
-        firsts: dict[int, Symbol] = {}
-        for axis, size in axes if equal != "known" else ():
-            if size.symbol is not None:
-                first = firsts.setdefault(min(axis, 1) if equal == "all" else axis, size.symbol)
-                if first is not size.symbol:
-                    self.merged[size.symbol] = first
 
-    def opened(self, first: tuple, others: tuple, last: tuple) -> Opened:
+    def trace_at(self, first: tuple, others: tuple, last: tuple) -> Opened:
         """The trace at the first samples, which must be the same at all others that the code accepts."""
         fresh: dict[tuple[int, int, int], Symbol] = {}
         while True:
@@ -250,10 +250,10 @@ class _Opening:
             return made[id(x)]
 
         function, weights = self.function, []
-        if self.layer is not None and self.way.symbolic:
+        if self.layer is not None and self.mode.symbolic:
             function, weights = _with_tensors(self.layer, self.function)
-        way = self.way
-        tracer = Tracer(Observer(), [], way.plain, way.symbolic, way.trusting, fresh)
+        mode = self.mode
+        tracer = Tracer(Observer(), [], mode.plain, mode.symbolic, mode.trusting, fresh)
         with functional_graph.unchanged([]), keras_patches.tracing(tracer):  # assignments change nothing
             inputs = [*map(tensor, self.values), *(x for x, _ in weights)]
             new_args, new_kwargs = tree.map_structure(tensor, (self.args, self.kwargs))
@@ -266,6 +266,18 @@ class _Opening:
                 self.unequal = _last_unequal(tracer.observer)
                 raise
         return trace_of(self.name, tracer, inputs, result), weights
+
+
+def _merged(axes: list[tuple[int, Expression]], equal: str) -> dict[Symbol, Symbol]:
+    """The axes that are assumed to be equal to another one, with that axis."""
+    merged: dict[Symbol, Symbol] = {}
+    firsts: dict[int, Symbol] = {}
+    for axis, size in axes if equal != "known" else ():
+        if size.symbol is not None:
+            first = firsts.setdefault(min(axis, 1) if equal == "all" else axis, size.symbol)
+            if first is not size.symbol:
+                merged[size.symbol] = first
+    return merged
 
 
 def _last_unequal(observer: Observer) -> tuple[Symbol, Symbol] | None:
@@ -316,21 +328,24 @@ def _plain_axes(one: Trace, other: Trace) -> Iterator[tuple[int, int, int]]:
     for index, (a, b) in enumerate(zip(one.everything, other.everything, strict=False)):
         if type(a.operation) is not type(b.operation) or len(a.outputs) != len(b.outputs):
             return
-        clip = None
-        if type(a.operation).__name__ in CLIPPING:
-            axes, end = CLIPPING[type(a.operation).__name__](a.operation)
-            shape = tensors_in((a.args, a.kwargs))[0].shape
-            clip = end if any(isinstance(shape[axis], Size) for axis in axes) else None
+        clipped = _clipped_axis(a)
         for output, (x, y) in enumerate(zip(a.outputs, b.outputs, strict=True)):
             if len(x.shape) != len(y.shape):
                 return
             for axis, (n, m) in enumerate(zip(x.shape, y.shape, strict=True)):
-                if (
-                    not isinstance(n, Size)
-                    and not isinstance(m, Size)
-                    and (n != m or (clip is not None and axis == clip % len(x.shape)))
-                ):
+                plain = not isinstance(n, Size) and not isinstance(m, Size)
+                if plain and (n != m or (clipped is not None and axis == clipped % len(x.shape))):
                     yield index, output, axis
+
+
+def _clipped_axis(call: Call) -> int | None:
+    """The output axis of a call that Keras infers without the dynamic size of the input."""
+    clip = CLIPPING.get(type(call.operation).__name__)
+    if clip is None:
+        return None
+    axes, end = clip(call.operation)
+    shape = tensors_in((call.args, call.kwargs))[0].shape
+    return end if any(isinstance(shape[axis], Size) for axis in axes) else None
 
 
 def _check_same(one: Trace, other: Trace) -> None:
@@ -385,22 +400,28 @@ def settings_of(operation: Any) -> dict[str, Any]:
 
 
 def _difference(x: Any, y: Any, places: list[dict[int, tuple[int, int]]]) -> str | None:
-    """What differs between two arguments, or None."""
+    """How two arguments differ, or None."""
     if isinstance(x, (Size, Real)) or isinstance(y, (Size, Real)):
         same = type(x) is type(y) and expression_of(x) == expression_of(y)
         return None if same else f"{x!r} at one size and {y!r} at another"
     if isinstance(x, keras.KerasTensor) and isinstance(y, keras.KerasTensor):
         same = places[0].get(id(x)) == places[1].get(id(y))
         return None if same else "another tensor at another size"
-    if isinstance(x, slice) and isinstance(y, slice):
-        x, y = (x.start, x.stop, x.step), (y.start, y.stop, y.step)
-    if isinstance(x, dict) and isinstance(y, dict) and x.keys() == y.keys():
-        x, y = list(x.values()), list(y.values())
-    if isinstance(x, (list, tuple)) and isinstance(y, (list, tuple)) and len(x) == len(y):
-        return next(filter(None, (_difference(a, b, places) for a, b in zip(x, y, strict=True))), None)
+    first, second = _elements(x), _elements(y)
+    if first is not None and second is not None and first.keys() == second.keys():
+        return next(filter(None, (_difference(first[key], second[key], places) for key in first)), None)
     if x is y or not _is_data(x) or _same(x, y):  # an object, such as a layer's initializer
         return None
     return f"{_short(x)} at one size and {_short(y)} at another"
+
+
+def _elements(x: Any) -> dict[Any, Any] | None:
+    """The elements of a structure, by key or index; None if it is no structure."""
+    if isinstance(x, slice):
+        x = (x.start, x.stop, x.step)
+    if isinstance(x, (list, tuple)):
+        return dict(enumerate(x))
+    return x if isinstance(x, dict) else None
 
 
 def _is_data(x: Any) -> bool:

@@ -33,48 +33,57 @@ def lower(context: GraphContext, function: Any, inputs: list[ir.Value]) -> list[
             _describe(value, tensor.shape, tensor.dtype)
         symbolic_sizes.begin(inputs, [tensor.name.split(":")[0] for tensor in function.inputs])
 
-    def lower_call(call: Call) -> Any:
-        with context.inside(functional_graph.name_of(call.operation)):
-            context.rank = len(call.outputs[0].shape)
-            results = _lower_call(context, _with_values(context, call) if traced else call)
-            if context.cache is not None:
-                results = context.cache.after_layer(context, results)
-        if traced:  # a trace has no tensors in place of None
-            results = [value for value in tree.flatten(results) if value is not None]
-            _describe_traced(call, results)
-        else:
-            _describe_promised(context, call, tree.flatten(results))
-        keras_masks.pass_on(context, call.operation, call.args, call.kwargs, results)
-        return results
-
     with keras_patches.patched():
-        values = functional_graph.walk(function, inputs, lower_call)
-    if not context.scope:  # the whole model is lowered, and nothing is taken back any more
+        walk = functional_graph.Walk(function, inputs)
+        for call in walk:
+            walk.set_results(_lower_node(context, call, traced))
+        values = walk.outputs()
+    if not context.scope:  # the whole model is lowered, and no attempt is undone any more
         for message in context.warnings:
-            warnings.warn(message, stacklevel=4)  # whoever calls export_onnx
+            warnings.warn(message, stacklevel=4)  # the caller of export_onnx
     return values
 
 
+def _lower_node(context: GraphContext, call: Call, traced: bool) -> Any:
+    """Lowers a call, and notes shapes and masks of its results."""
+    with context.inside(functional_graph.name_of(call.operation)):
+        context.rank = len(call.outputs[0].shape)
+        results = _lower_call(context, _with_values(context, call) if traced else call)
+        if context.cache is not None:
+            results = context.cache.after_layer(context, results)
+    if traced:  # a trace has no tensors in place of None
+        results = [value for value in tree.flatten(results) if value is not None]
+        _describe_traced(call, results)
+    else:
+        _describe_promised(context, call, tree.flatten(results))
+    keras_masks.propagate(context, call.operation, call.args, call.kwargs, results)
+    return results
+
+
 def _describe_promised(context: GraphContext, call: Call, values: list[ir.Value | None]) -> None:
-    """Notes what Keras's graph says of results; behind a layer that promised a wrong shape, what is right."""
+    """Notes the shapes of results in Keras's graph; after a layer that declared a wrong one, inferred shapes."""
     shapes = [tensor.shape for tensor in call.outputs]
     pairs = [(value, shape) for value, shape in zip(values, shapes, strict=False) if value is not None]
     unknown = any(symbolic_sizes.SIZES not in value.meta and None in shape for value, shape in pairs)
-    known = promised_sizes(call.operation, call.args, call.kwargs) if unknown or context.misled else None
-    if known is not None and context.misled and len(known) == len(values):
-        shapes = [tuple(n if isinstance(n, int) else None for n in shape) for shape in known]
+    inferred = promised_sizes(call.operation, call.args, call.kwargs) if unknown or context.misled else None
+    if inferred is not None and context.misled and len(inferred) == len(values):
+        shapes = [tuple(n if isinstance(n, int) else None for n in shape) for shape in inferred]
     for value, shape, tensor in zip(values, shapes, call.outputs, strict=False):
         if value is not None:  # a layer may declare a tensor and return None
-            dynamic = [_follows_inputs(context, n) for n in value.meta.get(symbolic_sizes.SIZES, ())]
-            wrong = len(dynamic) == len(shape) and any(
-                n is not None and moves for n, moves in zip(shape, dynamic, strict=True)
-            )
-            if wrong:  # a number in place of a size that was computed from the inputs' sizes
-                shape = value.meta[KERAS_TENSOR].shape
-            context.misled |= wrong | (not _describe(value, shape, tensor.dtype))
-    for value, shape in zip(values, known or [], strict=False):
+            wrong = _is_static_by_mistake(context, value, shape)
+            agrees = _describe(value, value.meta[KERAS_TENSOR].shape if wrong else shape, tensor.dtype)
+            context.misled |= wrong or not agrees
+    for value, shape in zip(values, inferred or [], strict=False):
         if value is not None:
             _note(value, shape)
+
+
+def _is_static_by_mistake(context: GraphContext, value: ir.Value, shape: tuple[Any, ...]) -> bool:
+    """Whether a shape has a number in place of a size that is computed from dynamic axes of the inputs."""
+    sizes = value.meta.get(symbolic_sizes.SIZES, ())
+    if len(sizes) != len(shape):
+        return False
+    return any(n is not None and _follows_inputs(context, m) for n, m in zip(shape, sizes, strict=True))
 
 
 def _follows_inputs(context: GraphContext, size: Any) -> bool:
@@ -134,33 +143,40 @@ def _describe(value: ir.Value, shape: tuple, dtype: str) -> bool:
 def _lower_call(context: GraphContext, call: Call) -> Any:
     operation, args = call.operation, call.args
     kwargs = {name: value for name, value in call.kwargs.items() if value is not None}
-    _check_call(context, operation, kwargs)
-    kwargs.pop("training", None)
+    if kwargs.pop("training", None) and not _trains_by_default(operation):
+        raise ExportError(
+            f"The layer {context.scope!r} is called with training=True, but an exported graph is for "
+            "inference. Call it without training=True."
+        )
     if isinstance(operation, AsTensor):
         return args[0]
     if functional_graph.is_function(operation) and not functional_graph.has_own_call(operation):
         return _lower_model(context, operation, args, kwargs)
-    if isinstance(operation, keras.layers.Layer):
-        kwargs = {**kwargs, **keras_masks.given(operation, args, kwargs)}
     lowering = registry.find(operation)
-    if (
-        lowering is None
-        and type(operation).__name__ in TRACED
-        and functional_graph.is_keras_operation(operation)
-    ):
-        return tree.flatten(lower_call_of(context, operation, *args, **kwargs))
-    if lowering is None and functional_graph.is_keras_operation(operation):
+    if functional_graph.is_keras_operation(operation):
+        if lowering is not None:
+            return _apply(context, lowering, operation, args, kwargs)
+        if type(operation).__name__ in TRACED:
+            return tree.flatten(lower_call_of(context, operation, *args, **kwargs))
         return tf2onnx_fallback.convert(context, operation, args, kwargs)
-    if lowering is None or lowering.function is None or _shows_too_little(operation, args):
-        return _opened(context, operation, args, kwargs)
     if isinstance(operation, keras.layers.Layer):
-        context.tiers[context.scope] = "registered"
+        kwargs = {**kwargs, **keras_masks.implicit_masks(operation, args, kwargs)}
+    if lowering is None or lowering.function is None or _must_open(operation, args):
+        return _opened(context, operation, args, kwargs)
+    context.tiers[context.scope] = "registered"
+    return _apply(context, lowering, operation, args, kwargs)
+
+
+def _apply(
+    context: GraphContext, lowering: registry.Lowering, operation: Any, args: tuple, kwargs: dict
+) -> Any:
+    assert lowering.function is not None
     try:
         inspect.signature(lowering.function).bind(context, operation, *args, **kwargs)
     except TypeError as error:
-        raise ExportError(f"The lowering of {context.scope!r} cannot take this call: {error}.") from None
+        raise ExportError(f"The lowering of {context.scope!r} does not support this call: {error}.") from None
     result = lowering.function(context, operation, *args, **kwargs)
-    # A lowering may know only some of the ways in which its layer is built and called.
+    # A lowering may support only some settings and calls of its layer.
     return _opened(context, operation, args, kwargs) if result is NotImplemented else result
 
 
@@ -292,20 +308,11 @@ def _with_values(context: GraphContext, call: Call) -> Call:
     return Call(operation, args, kwargs, call.outputs)
 
 
-def _check_call(context: GraphContext, operation: Any, kwargs: dict) -> None:
-    """Refuses what a lowering would not notice."""
-    if kwargs.get("training") and not _trains_by_default(operation):
-        raise ExportError(
-            f"The layer {context.scope!r} is called with training=True, and an exported graph only infers. "
-            "Call it without."
-        )
-
-
-def _shows_too_little(operation: Any, args: tuple) -> bool:
-    """A lowering of a whole block reads kernels as numbers, and quantized ones speak for themselves."""
+def _must_open(operation: Any, args: tuple) -> bool:
+    """Whether the lowering of a layer would ignore masks of its inputs, or quantized parts."""
     if not isinstance(operation, keras.layers.Layer):
         return False
-    return keras_masks.hides(operation, args) or any(
+    return keras_masks.merges_masks(operation, args) or any(
         part.quantization_mode for part in functional_graph.parts(operation)[1:]
     )
 
