@@ -38,9 +38,7 @@ def implicit_masks(layer: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
     try:
         arguments = inspect.signature(layer.call).bind(*args, **kwargs).arguments
     except TypeError as error:
-        raise ExportError(
-            f"The layer {layer.name!r} cannot be called with the arguments in the graph: {error}."
-        ) from None
+        raise ExportError(f"The layer {layer.name!r} does not accept its arguments: {error}.") from None
     tensors = {name: x for name, x in arguments.items() if functional_graph.distinct_values(x)}
     if len(tensors) == 1:
         names = dict.fromkeys(tensors, "mask")

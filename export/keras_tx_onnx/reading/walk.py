@@ -61,10 +61,12 @@ def _lower_node(context: GraphContext, call: Call, traced: bool) -> Any:
 
 
 def _describe_promised(context: GraphContext, call: Call, values: list[ir.Value | None]) -> None:
-    """Notes the shapes of results in Keras's graph; after a layer that declared a wrong one, inferred shapes."""
+    """Notes the declared shapes of results, or the inferred ones after a wrong declaration."""
     shapes = [tensor.shape for tensor in call.outputs]
-    pairs = [(value, shape) for value, shape in zip(values, shapes, strict=False) if value is not None]
-    unknown = any(symbolic_sizes.SIZES not in value.meta and None in shape for value, shape in pairs)
+    unknown = any(
+        value is not None and symbolic_sizes.SIZES not in value.meta and None in shape
+        for value, shape in zip(values, shapes, strict=False)
+    )
     inferred = promised_sizes(call.operation, call.args, call.kwargs) if unknown or context.misled else None
     if inferred is not None and context.misled and len(inferred) == len(values):
         shapes = [tuple(n if isinstance(n, int) else None for n in shape) for shape in inferred]
@@ -167,10 +169,7 @@ def _lower_call(context: GraphContext, call: Call) -> Any:
     return _apply(context, lowering, operation, args, kwargs)
 
 
-def _apply(
-    context: GraphContext, lowering: registry.Lowering, operation: Any, args: tuple, kwargs: dict
-) -> Any:
-    assert lowering.function is not None
+def _apply(context: GraphContext, lowering: Any, operation: Any, args: tuple, kwargs: dict) -> Any:
     try:
         inspect.signature(lowering.function).bind(context, operation, *args, **kwargs)
     except TypeError as error:
