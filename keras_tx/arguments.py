@@ -1,4 +1,4 @@
-"""Checks of numbers and booleans against their annotations: config fields and constructor arguments."""
+"""Checks numbers and booleans against their annotations: fields of configs and arguments of constructors."""
 
 from __future__ import annotations
 
@@ -21,27 +21,30 @@ from keras_tx.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """A constraint on a number, in words and as a predicate, for `Annotated` types."""
+    """A constraint on a number, as a text and as a predicate, for `Annotated` types."""
 
     text: str
     contains: Callable[[Any], bool]
 
 
 Size = Annotated[int, Range("a whole number, 1 or more", lambda n: n >= 1)]
+Classes = Annotated[int, Range("2 or more classes; a binary classifier has 2", lambda n: n >= 2)]
 Count = Annotated[int, Range("a whole number, 0 or more", lambda n: n >= 0)]
 Rate = Annotated[float, Range("a rate from 0 up to, not including, 1", lambda x: 0 <= x < 1)]
 Epsilon = Annotated[float, Range("a number above 0 and below 1", lambda x: 0 < x < 1)]
 Positive = Annotated[float, Range("a finite number above 0", lambda x: x > 0)]
+
+Shape = tuple[Any, ...]  # of a tensor: an integer for each axis, or None where the size is unknown
 
 Init = TypeVar("Init", bound=Callable[..., None])
 TEXTS = {bool: "True or False", int: "a whole number", float: "a finite number", types.NoneType: "None"}
 
 
 def check_fields(instance: Any) -> None:
-    """Checks the fields of a dataclass by their annotations; call it in `__post_init__`.
+    """Checks the fields of a dataclass against their annotations; call it in `__post_init__`.
 
-    Booleans, numbers and tuples of them are checked, and stored as plain Python ones; other fields are left
-    to the class.
+    Booleans, numbers and tuples of them are checked and converted to plain Python values. Fields of other
+    types are not checked.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Config:
@@ -58,7 +61,7 @@ def check_fields(instance: Any) -> None:
 
 
 def checked(init: Init) -> Init:
-    """Decorates a layer's `__init__` to check its arguments by their annotations."""
+    """Decorator for a layer's `__init__` that checks its arguments against their annotations."""
     signature = inspect.signature(init)
 
     @functools.wraps(init)
@@ -96,7 +99,7 @@ def _checked(name: str, value: Any, hint: Any, owner: str = "") -> Any:
 
 
 def _options(hint: Any) -> list[Any] | None:
-    """The types of a union; None where one is neither a number, a boolean, None nor a tuple of these."""
+    """The types of a union; None where one of them is not a number, a boolean, None or a tuple of these."""
     parts = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     inner = [typing.get_args(part)[0] if _kind(part) is tuple else part for part in parts]
     return list(parts) if all(_kind(part) in TEXTS for part in inner) else None
@@ -108,7 +111,7 @@ def _kind(hint: Any) -> Any:
 
 
 def _converted(value: Any, hint: Any) -> Any:
-    """Converts the value to this type; raises TypeError, ValueError or OverflowError where it has another."""
+    """Converts the value to the type; raises TypeError, ValueError or OverflowError if it is not of it."""
     kind = _kind(hint)
     if kind is types.NoneType:
         if value is not None:

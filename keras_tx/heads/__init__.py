@@ -1,11 +1,16 @@
-"""What a model answers: a head turns features into logits, and knows the loss and metrics for them."""
+"""Heads: each computes logits from a model's features, and has their loss and metrics."""
 
 from keras_tx.heads.base import Encoded, Head
-from keras_tx.heads.classification import ClassifierHead, MultiLabelHead, NextSentenceHead, RegressionHead
-from keras_tx.heads.distilled import DistilledClassifierHead
+from keras_tx.heads.classification import (
+    ClassifierHead,
+    DistilledClassifierHead,
+    MultiLabelHead,
+    NextSentenceHead,
+    RegressionHead,
+)
 from keras_tx.heads.language_model import CausalLMHead, MaskedLMHead, PretrainingHead
 from keras_tx.heads.sentence_embedding import SentenceEmbeddingHead
-from keras_tx.heads.token_labels import SpanHead, TokenClassifierHead
+from keras_tx.heads.token_classification import SpanHead, TokenClassifierHead
 
 __all__ = [
     "CausalLMHead",

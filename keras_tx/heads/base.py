@@ -1,4 +1,4 @@
-"""What the heads share."""
+"""The base class of the heads, and the names of their logits."""
 
 from __future__ import annotations
 
@@ -15,53 +15,67 @@ from keras_tx.layers import TokenEmbedding
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """What a text model gives to a head that takes more than one vector a sample."""
+    """The output of a text model's body, for heads that need more than one vector per sample.
 
-    tokens: Any  # (batch, sequence, width)
-    mask: Any  # (batch, sequence), nonzero where a token is real
-    embedding: TokenEmbedding | None  # that logits are tied to; None where they have weights of their own
-    config: Any  # of the model
-    pool: Callable[[], Any] | None = None  # makes the vector (batch, width) of the whole sample
+    Args:
+        tokens: (batch, sequence, width).
+        mask: (batch, sequence), nonzero at real tokens.
+        embedding: the embedding that the logits are tied to; None where they have weights of their own.
+        config: of the model.
+        pool: returns the vector (batch, width) of the whole sample.
+    """
+
+    tokens: Any
+    mask: Any
+    embedding: TokenEmbedding | None
+    config: Any
+    pool: Callable[[], Any] | None = None
 
 
 class Head:
-    """Base of the heads, which are frozen dataclasses: turned into logits, loss, metrics and a config.
+    """Base class of the heads: frozen dataclasses with the logits, the loss, the metrics and a config.
 
-    Logits stay float32 under mixed precision: the losses take their exponentials.
+    Logits are float32 under mixed precision, because losses exponentiate them.
+
+    A field `labels` holds the names of the logits, and is checked against `num_classes` or `outputs`.
     """
 
-    takes_sample: ClassVar[bool] = False  # one vector a sample (batch, width); if not, an Encoded
+    takes_sample: ClassVar[bool] = False  # called with one vector per sample (batch, width), not an Encoded
     task: ClassVar[str | None] = None  # of a text model with this head
     token_outputs: ClassVar[tuple[str, ...]] = ()  # outputs with a label for each token, -100 for none
 
     def __post_init__(self) -> None:
         check_fields(self)
+        labels = getattr(self, "labels", None)
+        if labels is not None:
+            object.__setattr__(self, "labels", check_labels(labels, len(self.default_labels() or ())))
 
     def __call__(self, features: Any) -> Any:
+        """Returns the logits of the features, a tensor (batch, width) or an `Encoded`."""
         raise NotImplementedError
 
     def loss(self) -> Any:
-        """What `compile` takes where no loss is given."""
+        """Returns the default loss of `compile`."""
         raise NotImplementedError
 
     def metrics(self) -> Any:
-        """What `compile` takes where neither loss nor metrics are given."""
+        """Returns the default metrics of `compile`, which apply where no loss is passed."""
         raise NotImplementedError
 
     def is_tied(self, config: Any) -> bool:
-        """Whether the token embedding gives the logits, in a model of this config."""
+        """Returns whether the logits of a model of this config are tied to its token embedding."""
         return False
 
     def default_labels(self) -> list[str] | None:
-        """What the logits are called where nobody has named them; None where each is nothing by itself.
+        """Returns the names of the logits without `labels`: numbered, as in Hugging Face's configs.
 
-        By default a head with `num_classes` or `outputs` has numbered ones, as in Hugging Face's configs.
+        None for heads whose logits have no names.
         """
         count = getattr(self, "num_classes", None) or getattr(self, "outputs", None)
         return None if count is None else [f"LABEL_{index}" for index in range(count)]
 
     def joint_metrics(self) -> list[keras.metrics.Metric]:
-        """Metrics that need all the outputs at once, which Keras's `compile` does not know."""
+        """Returns metrics of all outputs together, which Keras's `compile` does not support."""
         return []
 
     def get_config(self) -> dict[str, Any]:
@@ -73,30 +87,45 @@ class Head:
 
 
 def label_names(head: Head | None, labels: Any, model: str) -> list[str] | None:
-    """What the logits of the model of this name are called: as given, or as its head says, or LABEL_0 ..."""
+    """Returns the names of a model's logits: `labels`, or those of its head, or LABEL_0, LABEL_1 ...
+
+    Args:
+        labels: the names that the user passed, or None.
+        model: the name of the model, for messages.
+
+    Returns:
+        None where the logits have no names.
+
+    Raises:
+        ConfigError: `labels` does not fit the head.
+    """
     default = None if head is None else head.default_labels()
     if default is None:
         if labels is not None:
-            raise ConfigError(f"labels were given, but model {model!r} has no classifier head.")
+            raise ConfigError(f"labels requires a classifier head, which model {model!r} does not have.")
         return None
     known = getattr(head, "labels", None) if labels is None else labels
     return default if known is None else list(check_labels(known, len(default)))
 
 
 def check_labels(labels: Any, count: int) -> tuple[str, ...]:
-    """Names of the classes, in order; a ConfigError says what is wrong with them."""
+    """Returns the names of `count` classes, in order.
+
+    Raises:
+        ConfigError: the names are not as many different strings.
+    """
     if not isinstance(labels, list | tuple) or not all(isinstance(x, str) and x for x in labels):
-        raise ConfigError(f"labels={labels!r}: expected a list of names, one for each class in order.")
+        raise ConfigError(f"labels={labels!r}, expected a list of names, one for each class in order.")
     if len(labels) != count:
-        raise ConfigError(f"{len(labels)} labels were given, but the model tells {count} classes apart.")
-    twice = sorted({label for label in labels if labels.count(label) > 1})
-    if twice:
-        raise ConfigError(f"labels has {twice[0]!r} more than once; each class needs a name of its own.")
+        raise ConfigError(f"given {len(labels)} labels, but the model has {count} classes.")
+    repeated = sorted({label for label in labels if labels.count(label) > 1})
+    if repeated:
+        raise ConfigError(f"labels contains {repeated[0]!r} more than once. Each class needs its own name.")
     return tuple(labels)
 
 
 def project(features: Any, units: int, name: str, dropout: float = 0.0) -> Any:
-    """Dropout, then the dense layer that gives logits."""
+    """Applies dropout and the dense layer that returns the logits."""
     if dropout:
         features = keras.layers.Dropout(dropout, dtype="float32", name="head_dropout")(features)
     dense = keras.layers.Dense(units, kernel_initializer=initializer(), dtype="float32", name=name)

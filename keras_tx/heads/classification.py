@@ -1,4 +1,4 @@
-"""Heads that answer for a whole sample: a class, a number, whether a sentence follows."""
+"""Heads with one output per sample: classes, numbers, and whether a sentence follows another."""
 
 from __future__ import annotations
 
@@ -8,54 +8,94 @@ from typing import Any, ClassVar
 import keras
 
 from keras_tx import contract
-from keras_tx.arguments import Rate, Size
-from keras_tx.errors import ConfigError
-from keras_tx.heads.base import Head, check_labels, project
+from keras_tx.arguments import Classes, Rate, Size
+from keras_tx.heads.base import Head, project
 from keras_tx.metrics import MultiLabelF1, Spearman
+
+# The outputs of a separate DistilledClassifierHead, as transformers names them.
+DISTILLED_OUTPUTS = (contract.LOGITS, "cls_logits", "distillation_logits")
 
 
 @keras.saving.register_keras_serializable("keras_tx")
 @dataclasses.dataclass(frozen=True)
 class ClassifierHead(Head):
-    """One label for each sample: dropout, then a dense layer that gives logits (batch, classes).
+    """One class per sample, for images, texts and pairs of texts: logits (batch, classes).
 
-    For images, and for a text or a pair of texts. `labels` are the names of the classes, in order; the
-    exported folder has them.
+    Targets are integers from 0 to `num_classes` - 1.
+
+    >>> import keras_tx
+    >>> head = ClassifierHead(3, labels=("daisy", "rose", "tulip"))
+    >>> keras_tx.bert("tiny", vocabulary_size=100, head=head).output_shape
+    (None, 3)
+
+    Args:
+        num_classes: the number of classes, at least 2.
+        dropout: the dropout rate before the dense layer.
+        labels: the names of the classes, in order; an exported folder contains them.
     """
 
-    num_classes: Size
+    num_classes: Classes
     dropout: Rate = 0.0
     labels: tuple[str, ...] | None = None
 
     takes_sample: ClassVar[bool] = True
     task: ClassVar[str | None] = contract.TEXT_CLASSIFICATION
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_classes < 2:
-            raise ConfigError(
-                f"num_classes={self.num_classes!r}: a classifier tells at least 2 classes apart."
-            )
-        if self.labels is not None:
-            object.__setattr__(self, "labels", check_labels(self.labels, self.num_classes))
-
     def __call__(self, features: Any) -> Any:
         return project(features, self.num_classes, contract.LOGITS, self.dropout)
 
-    def loss(self) -> keras.losses.Loss:
+    def loss(self) -> Any:
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
-    def metrics(self) -> list[Any]:
+    def metrics(self) -> Any:
         return ["accuracy"]
 
 
 @keras.saving.register_keras_serializable("keras_tx")
 @dataclasses.dataclass(frozen=True)
-class MultiLabelHead(Head):
-    """Any number of labels for each sample: logits (batch, classes), each of which is a question of its own.
+class DistilledClassifierHead(ClassifierHead):
+    """The classifier of a distilled DeiT: a dense layer on each of two tokens.
 
-    What is to be learned is 0 or 1 for each class. For images, and for a text or a pair of texts. `labels`
-    are the names of the classes, in order.
+    The logits are the mean of both, as in Touvron et al., "Training data-efficient image transformers &
+    distillation through attention". The model needs `distillation=True`.
+
+    Args:
+        separate: whether the output is a dict of the mean, `logits`, and the logits of both layers,
+            `cls_logits` and `distillation_logits`. Targets are then {"cls_logits": labels,
+            "distillation_logits": labels of a teacher}, and the loss is the sum of both.
+    """
+
+    separate: bool = False
+
+    def __call__(self, features: Any) -> Any:
+        if self.dropout:
+            features = keras.layers.Dropout(self.dropout, dtype="float32", name="head_dropout")(features)
+        both = [
+            project(features[:, index], self.num_classes, name)
+            for index, name in enumerate(("class_logits", "distillation_logits"))
+        ]
+        mean = keras.layers.Average(dtype="float32", name=contract.LOGITS)(both)
+        return dict(zip(DISTILLED_OUTPUTS, (mean, *both), strict=True)) if self.separate else mean
+
+    def loss(self) -> Any:
+        if not self.separate:
+            return super().loss()
+        return {name: ClassifierHead.loss(self) for name in DISTILLED_OUTPUTS[1:]}
+
+    def metrics(self) -> Any:
+        # With metrics, Keras requires a target for each output.
+        return None if self.separate else super().metrics()
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+@dataclasses.dataclass(frozen=True)
+class MultiLabelHead(Head):
+    """Any number of classes per sample: independent logits (batch, classes).
+
+    Targets are 0 or 1 for each class.
+
+    Args:
+        num_classes, dropout, labels: as for `ClassifierHead`; one class is enough.
     """
 
     num_classes: Size
@@ -64,11 +104,6 @@ class MultiLabelHead(Head):
 
     takes_sample: ClassVar[bool] = True
     task: ClassVar[str | None] = contract.TEXT_CLASSIFICATION
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.labels is not None:
-            object.__setattr__(self, "labels", check_labels(self.labels, self.num_classes))
 
     def __call__(self, features: Any) -> Any:
         return project(features, self.num_classes, contract.LOGITS, self.dropout)
@@ -83,9 +118,12 @@ class MultiLabelHead(Head):
 @keras.saving.register_keras_serializable("keras_tx")
 @dataclasses.dataclass(frozen=True)
 class RegressionHead(Head):
-    """Numbers for each sample (batch, outputs), such as how alike two sentences are.
+    """Numbers for each sample (batch, outputs), such as the similarity of two sentences.
 
-    `labels` are the names of the numbers.
+    Args:
+        outputs: how many numbers.
+        dropout: the dropout rate before the dense layer.
+        labels: the names of the numbers, in order.
     """
 
     outputs: Size = 1
@@ -93,12 +131,7 @@ class RegressionHead(Head):
     labels: tuple[str, ...] | None = None
 
     takes_sample: ClassVar[bool] = True
-    task: ClassVar[str | None] = contract.TEXT_CLASSIFICATION  # with one label, as Hugging Face has it
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.labels is not None:
-            object.__setattr__(self, "labels", check_labels(self.labels, self.outputs))
+    task: ClassVar[str | None] = contract.TEXT_CLASSIFICATION  # with one label, as in Hugging Face's configs
 
     def __call__(self, features: Any) -> Any:
         return project(features, self.outputs, contract.LOGITS, self.dropout)
@@ -113,7 +146,7 @@ class RegressionHead(Head):
 @keras.saving.register_keras_serializable("keras_tx")
 @dataclasses.dataclass(frozen=True)
 class NextSentenceHead(Head):
-    """Whether the second text follows the first: class 0 that it does, 1 that it is a random one."""
+    """Whether the second text follows the first (class 0) or is a random one (class 1)."""
 
     takes_sample: ClassVar[bool] = True
     task: ClassVar[str | None] = contract.TEXT_CLASSIFICATION

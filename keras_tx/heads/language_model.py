@@ -1,4 +1,4 @@
-"""Heads that answer with a token of the vocabulary."""
+"""Heads with logits over the vocabulary."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 @keras.saving.register_keras_serializable("keras_tx")
 @dataclasses.dataclass(frozen=True)
 class MaskedLMHead(Head):
-    """Which token was masked: a dense layer, activation, norm, then logits (batch, sequence, vocabulary).
+    """Masked tokens: a dense layer, an activation, a norm, then logits (batch, sequence, vocabulary).
 
-    Labels are (batch, sequence), -100 where nothing was masked.
+    Targets are (batch, sequence), -100 at tokens that are not masked.
 
     Args:
-        activation, norm_epsilon: by default the encoder's.
-        tied: whether the projection is the token embedding itself, with a bias; otherwise it has weights of
-            its own.
+        activation, norm_epsilon: by default those of the encoder.
+        tied: whether the projection is the transposed token embedding with a bias; otherwise it has its own
+            weights.
     """
 
     activation: str | None = None
@@ -63,10 +63,13 @@ class MaskedLMHead(Head):
 @keras.saving.register_keras_serializable("keras_tx")
 @dataclasses.dataclass(frozen=True)
 class PretrainingHead(Head):
-    """Masked tokens and next sentence together, as BERT was trained.
+    """Masked tokens and next sentence together, as in the pre-training of BERT.
 
-    Gives {"prediction_logits", "seq_relationship_logits"}; labels have the same names and the meaning that
-    they have in MaskedLMHead and NextSentenceHead. The loss is the sum of both. For `tied`, see MaskedLMHead.
+    The output is a dict of "prediction_logits" and "seq_relationship_logits". Targets have the same names,
+    and are those of MaskedLMHead and NextSentenceHead. The loss is the sum of both.
+
+    Args:
+        tied: as for `MaskedLMHead`.
     """
 
     tied: bool = True
@@ -121,11 +124,14 @@ def _masked_lm(
 @keras.saving.register_keras_serializable("keras_tx")
 @dataclasses.dataclass(frozen=True)
 class CausalLMHead(Head):
-    """Which token comes next: logits (batch, sequence, vocabulary).
+    """The next token: logits (batch, sequence, vocabulary).
 
-    The projection is the token embedding itself; its own where the model's config has `tied=False`. The
-    label of a position is the token after it: `fit(tokens[:, :-1], tokens[:, 1:])`, -100 where there is
-    nothing to be learned.
+    The projection is the transposed token embedding, or has its own weights if the model's config has
+    `tied=False`. The target of a position is the token after it: `fit(tokens[:, :-1], tokens[:, 1:])`, -100
+    for positions that the loss ignores.
+
+    Args:
+        label_smoothing: as for `TokenCrossentropy`.
     """
 
     label_smoothing: Rate = 0.0

@@ -1,4 +1,4 @@
-"""SentenceEmbeddingHead: one vector a text, near to those of texts that mean the same."""
+"""The head of sentence encoders: one vector per text."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ POOLINGS = ("mean", "class")
 @keras.saving.register_keras_serializable("keras_tx")
 @dataclasses.dataclass(frozen=True)
 class SentenceEmbeddingHead(Head):
-    """The mean of the real tokens, or the class token, by default of length 1: (batch, width).
+    """One vector per text (batch, width); texts with the same meaning have similar vectors.
 
-    The label of a text is a number that it shares with those texts of the batch that mean the same.
+    Targets are integers: texts of a batch with the same meaning have the same integer.
+
+    Args:
+        pooling: "mean" for the mean of the real tokens, "class" for the class token.
+        normalize: whether the vectors have length 1.
     """
 
     pooling: str = "mean"
@@ -33,7 +37,9 @@ class SentenceEmbeddingHead(Head):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.pooling not in POOLINGS:
-            raise ConfigError(f"pooling={self.pooling!r} is unknown. {nearest(str(self.pooling), POOLINGS)}")
+            raise ConfigError(
+                f"pooling={self.pooling!r} is unknown. {nearest(str(self.pooling), POOLINGS)}"
+            )
 
     def __call__(self, features: Encoded) -> Any:
         tokens = ops.cast(features.tokens, "float32")
@@ -41,7 +47,7 @@ class SentenceEmbeddingHead(Head):
             x = tokens[:, 0]
         else:
             real = ops.expand_dims(ops.cast(features.mask, "float32"), -1)  # (b, s, 1)
-            # A text without any token has no mean; it shall be zeros, not NaN.
+            # The mean of a text without tokens is zeros, not NaN.
             x = ops.divide(ops.sum(tokens * real, axis=1), ops.maximum(ops.sum(real, axis=1), 1.0))
         if self.normalize:
             square = ops.sum(ops.square(x), axis=-1, keepdims=True)

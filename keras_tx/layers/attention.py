@@ -10,11 +10,10 @@ import keras
 from keras import ops
 from keras.src.backend import get_keras_mask  # no public name; JAX tracers carry no `_keras_mask`
 
-from keras_tx.arguments import Epsilon, Positive, Rate, Size, checked
+from keras_tx.arguments import Epsilon, Positive, Rate, Shape, Size, checked
 from keras_tx.errors import ConfigError
 from keras_tx.layers.key_value_cache import open_cache
 from keras_tx.layers.rotary import check_scaling, rotate
-from keras_tx.layers.shape import Shape
 
 
 @keras.saving.register_keras_serializable("keras_tx")

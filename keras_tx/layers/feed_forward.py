@@ -7,9 +7,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tx.arguments import Rate, Size, checked
+from keras_tx.arguments import Rate, Shape, Size, checked
 from keras_tx.errors import ConfigError, nearest
-from keras_tx.layers.shape import Shape
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "swiglu")
 

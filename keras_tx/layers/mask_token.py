@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from keras_tx.layers.shape import Shape
+from keras_tx.arguments import Shape
 
 
 @keras.saving.register_keras_serializable("keras_tx")

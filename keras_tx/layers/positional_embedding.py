@@ -9,10 +9,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_tx.arguments import Count, Size, checked
+from keras_tx.arguments import Count, Shape, Size, checked
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.layers.position_tables import fourier_features, resize_grid, sine_cosine
-from keras_tx.layers.shape import Shape
 
 KINDS = ("none", "learned", "learned-2d", "sine-cosine", "fourier")
 

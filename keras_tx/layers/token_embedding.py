@@ -7,9 +7,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tx.arguments import Size, checked
+from keras_tx.arguments import Shape, Size, checked
 from keras_tx.errors import ConfigError
-from keras_tx.layers.shape import Shape
 
 
 @keras.saving.register_keras_serializable("keras_tx")

@@ -7,11 +7,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tx.arguments import Epsilon, Positive, Rate, Size, checked
+from keras_tx.arguments import Epsilon, Positive, Rate, Shape, Size, checked
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.layers.attention import MultiHeadAttention
 from keras_tx.layers.feed_forward import FeedForward
-from keras_tx.layers.shape import Shape
 
 NORMS = {"layer": keras.layers.LayerNormalization, "rms": keras.layers.RMSNormalization}
 NORM_POSITIONS = ("pre", "post")

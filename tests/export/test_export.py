@@ -201,7 +201,7 @@ def test_what_hugging_face_cannot_say_is_said(options: dict, tmp_path):
     [
         ({"opset": 16}, ConfigError, "opset=16: expected one of 17 to 26"),
         ({"opset": 27}, ConfigError, "opset=27"),
-        ({"labels": ["a", "b"]}, ConfigError, "2 labels were given, but the model tells 3 classes apart"),
+        ({"labels": ["a", "b"]}, ConfigError, "2 labels.*3 classes"),
         ({"labels": ["a", "b", "a"]}, ConfigError, "'a' more than once"),
         ({"labels": {0: "a", 1: "b", 2: "c"}}, ConfigError, "expected a list of names"),
         ({"labels": ["a", "b", None]}, ConfigError, "expected a list of names"),
@@ -225,7 +225,7 @@ def test_labels_need_a_head_and_a_family(tmp_path):
     import keras
 
     headless = keras_tx.vit("Mu/2", image_size=8)
-    with pytest.raises(ConfigError, match="no classifier head"):
+    with pytest.raises(ConfigError, match="labels"):
         export_onnx(headless, tmp_path / "out", labels=["a"])
     generic = keras.Model(headless.input, headless.output)
     with pytest.raises(ConfigError, match="ends with GetItem.*Leave task, labels"):
