@@ -78,6 +78,24 @@ _HOMES = {
 
 _EXPORT = ("ExportCallback", "export_onnx")  # the exporter has its own package
 
+_MODULES = (
+    "contract",
+    "demo",
+    "errors",
+    "generation",
+    "heads",
+    "layers",
+    "losses",
+    "metrics",
+    "models",
+    "optimizers",
+    "processing",
+    "runtime",
+    "serving",
+    "training",
+    "weights",
+)
+
 __all__ = [*_EXPORT, *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
@@ -141,12 +159,13 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a public name when it is first used, so that `import keras_tx` costs nothing."""
-    if name not in _HOMES and name not in _EXPORT:
+    """Loads a public name or submodule when it is first used, so that `import keras_tx` is fast."""
+    if name not in _HOMES and name not in _EXPORT and name not in _MODULES:
         raise AttributeError(f"module 'keras_tx' has no attribute {name!r}")
-    home = f"keras_tx.{_HOMES[name]}" if name in _HOMES else "keras_tx_onnx"
+    home = "keras_tx_onnx" if name in _EXPORT else f"keras_tx.{_HOMES.get(name, name)}"
     try:
-        return getattr(importlib.import_module(home), name)
+        module = importlib.import_module(home)
+        return module if name in _MODULES else getattr(module, name)
     except ModuleNotFoundError as error:
         remedy = install_remedy(error)
         if remedy is None:
@@ -156,7 +175,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})
 
 
 # The last are registered and not public.

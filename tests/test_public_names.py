@@ -33,7 +33,15 @@ def test_every_name_is_there_and_documented(name: str):
     assert name in dir(keras_tx)
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_submodules_are_attributes_without_an_import_of_their_own():
+    assert set(keras_tx._MODULES) <= set(dir(keras_tx))
+    names = ", ".join(f"keras_tx.{name}.__name__" for name in keras_tx._MODULES)
+    script = f"import sys; sys.path[:0] = {sys.path!r}\nimport keras_tx\nprint({names})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [f"keras_tx.{name}" for name in keras_tx._MODULES]
+
+
+def test_unknown_name_raises():
     with pytest.raises(AttributeError, match="no attribute 'vitt'"):
         _ = keras_tx.vitt
 
