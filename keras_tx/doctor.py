@@ -1,4 +1,4 @@
-"""What fits together on a machine and what does not: judgements on what `keras_tx.environment` gathers."""
+"""Diagnoses an installation: which of the facts that `keras_tx.environment` gathers are in conflict."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ CPU_WHEEL, GPU_WHEEL = "onnxruntime", "onnxruntime-gpu"
 
 @dataclasses.dataclass(frozen=True)
 class OnnxRuntime:
-    """What onnxruntime says when it is imported."""
+    """The state of the installed onnxruntime."""
 
     providers: tuple[str, ...] = ()
-    starts_cuda: bool | None = None  # None: not tried, it has no CUDA
-    said: str = ""  # when CUDA did not start, or the import failed
+    starts_cuda: bool | None = None  # None: not tried, it was built without CUDA
+    error: str = ""  # of the import, or of the start of CUDA
     imports: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """What nvidia-smi says."""
+    """What nvidia-smi reports."""
 
     names: tuple[str, ...]
     driver: str = ""
@@ -55,37 +55,37 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True)
 class Framework:
-    """What TensorFlow, JAX or PyTorch says of its devices, when it was asked."""
+    """The devices that TensorFlow, JAX or PyTorch reports."""
 
     gpus: tuple[str, ...] = ()
-    said: str = ""  # when it failed
+    error: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What is installed and what it says of itself."""
+    """What is installed on a machine, and its devices."""
 
     python: str
     system: str  # "Linux x86_64"
     versions: Mapping[str, str]  # of what is installed, by the name of the distribution
-    backend: str = "tensorflow"  # which Keras would take
+    backend: str = "tensorflow"  # that Keras selects
     onnxruntime: OnnxRuntime | None = None  # None: not installed
     gpu: Gpu | None = None  # None: nvidia-smi is not here or does not answer
-    frameworks: Mapping[str, Framework] | None = None  # None: not asked
+    frameworks: Mapping[str, Framework] | None = None  # None: not started
     disable_telemetry: str = "1"  # ORT_DISABLE_TELEMETRY, which keras_tx sets to "1" unless the user did
 
     @property
     def cuda_majors(self) -> frozenset[int]:
         """Of the CUDA libraries that pip installed: nvidia-...-cu12, and without suffix from 13 on."""
-        found = {int(m[1]) for name in self.versions if (m := re.fullmatch(r"nvidia-.+-cu(\d+)", name))}
+        majors = {int(m[1]) for name in self.versions if (m := re.fullmatch(r"nvidia-.+-cu(\d+)", name))}
         if "nvidia-cuda-runtime" in self.versions:
-            found.add(release(self.versions["nvidia-cuda-runtime"])[0])
-        return frozenset(found)
+            majors.add(release(self.versions["nvidia-cuda-runtime"])[0])
+        return frozenset(majors)
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One judgement: "ok", a "warning", or a "problem" that will break something, with its remedy."""
+    """A finding: "ok", a "warning", or a "problem" that breaks something, with its remedy."""
 
     level: str
     subject: str
@@ -94,17 +94,17 @@ class Finding:
 
 
 def diagnose(facts: Facts) -> list[Finding]:
-    """Everything that is worth saying about the facts, problems first.
+    """The findings of all rules, problems first.
 
-    >>> [found.level for found in diagnose(Facts("3.12.1", "Linux x86_64", {"numpy": "2.1"}))]
+    >>> [finding.level for finding in diagnose(Facts("3.12.1", "Linux x86_64", {"numpy": "2.1"}))]
     ['problem', 'ok', 'ok']
     """
-    found = [finding for rule in RULES for finding in rule(facts)]
-    return sorted(found, key=lambda finding: ("problem", "warning", "ok").index(finding.level))
+    findings = [finding for rule in RULES for finding in rule(facts)]
+    return sorted(findings, key=lambda finding: ("problem", "warning", "ok").index(finding.level))
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The numbers of a version, to compare.
+    """The numbers of a version, for comparisons.
 
     >>> release("2.13.0rc1+cpu")
     (2, 13, 0)
@@ -123,61 +123,56 @@ def _versions(facts: Facts) -> Iterator[Finding]:
             continue
         too_old_to_run = name in (CPU_WHEEL, GPU_WHEEL) and release(version) < release(OPSET_23_FROM)
         level = "problem" if too_old_to_run or name == "keras" else "warning"
-        why = f"{version} is installed, keras-tx was tried with {low} up to, not including, {below}"
+        text = f"{version} is not supported, expected >={low},<{below}"
         if too_old_to_run:
-            why = f"{version} is installed; it cannot open opset 23, which exports have by default"
+            text = f"{version} does not support opset 23, the default of exports"
         elif name == CPU_WHEEL and release(version) < release(low):
-            why += "; before, rows of which every key is padding do not come out as in Keras"
+            text += "; its attention differs from Keras in rows whose keys are all padding"
         remedy = f'pip install "{name}>={low},<{below}"'
         if name == "Python":
-            remedy = f"a virtual environment with Python {low} or newer, before {below}"
-        yield Finding(level, name, why, remedy)
+            remedy = f"create a virtual environment with Python >={low},<{below}"
+        yield Finding(level, name, text, remedy)
 
 
 def _wheels(facts: Facts) -> Iterator[Finding]:
     from keras_tx.runtime.providers import WHEELS
 
     wheels = sorted(WHEELS & facts.versions.keys())
+    install = f'pip install "keras-tx[{_extra(facts)}]"'
     if len(wheels) > 1:
-        yield Finding(
-            "problem",
-            "onnxruntime",
-            f"{' and '.join(wheels)} are both installed: they overwrite each other's files",
-            f'pip uninstall -y {" ".join(wheels)} && pip install "keras-tx[{_extra(facts)}]"',
-        )
+        text = f"{' and '.join(wheels)} are both installed and overwrite each other's files"
+        yield Finding("problem", "onnxruntime", text, f"pip uninstall -y {' '.join(wheels)} && {install}")
     elif not wheels and facts.onnxruntime is None:
+        text = "not installed: models do not run, and exports are not verified"
+        yield Finding("problem", "onnxruntime", text, install)
+    elif len(wheels) == 1 and facts.onnxruntime is not None and not facts.onnxruntime.error:
+        version = facts.versions[_wheel(facts)]
+        yield Finding("ok", "onnxruntime", f"{version}, {', '.join(facts.onnxruntime.providers)}")
+
+
+def _onnxruntime(facts: Facts) -> Iterator[Finding]:
+    runtime = facts.onnxruntime
+    if runtime is None or (runtime.imports and runtime.starts_cuda is not False):
+        return
+    wheel, cuda = _wheel(facts), f'pip install "{_gpu_requirement(facts)}" installs the CUDA libraries'
+    if not runtime.imports:
         yield Finding(
             "problem",
             "onnxruntime",
-            "not installed: nothing can be run, and no export compared with Keras",
-            f'pip install "keras-tx[{_extra(facts)}]"',
+            f"{wheel} cannot be imported: {runtime.error}",
+            f'pip install --force-reinstall "{wheel}"; on Windows also the Visual C++ runtime',
         )
-    said = facts.onnxruntime
-    if said is not None and not said.imports:
-        yield Finding(
-            "problem",
-            "onnxruntime",
-            f"is installed but cannot be imported ({said.said})",
-            f'pip install --force-reinstall "{_wheel(facts)}"; on Windows also the Visual C++ runtime',
-        )
-    elif said is not None and said.starts_cuda is False and facts.gpu is not None:
-        yield Finding(
-            "problem",
-            "onnxruntime",
-            f"was built with CUDA but cannot start it ({said.said or 'it does not say why'})",
-            f'pip install "{_gpu_requirement(facts)}" brings its CUDA libraries; and see the driver',
-        )
-    elif said is not None and said.starts_cuda is False and len(wheels) < 2:
+    elif facts.gpu is not None:
+        text = f"{wheel} cannot start CUDA: {runtime.error}"
+        yield Finding("problem", "onnxruntime", text, f"{cuda}; check the driver")
+    elif not (CPU_WHEEL in facts.versions and GPU_WHEEL in facts.versions):
         yield Finding(
             "warning",
             "onnxruntime",
-            f"{_wheel(facts)} is installed, but its CUDA does not start "
-            f"({said.said or 'it does not say why'}): models run on the CPU",
-            f'with a GPU, pip install "{_gpu_requirement(facts)}" brings its CUDA libraries; without, '
-            f'pip uninstall -y {_wheel(facts)} && pip install "keras-tx[{_extra(facts)}]"',
+            f"{wheel} cannot start CUDA, models run on the CPU: {runtime.error}",
+            f"with a GPU: {cuda}; without: "
+            f'pip uninstall -y {wheel} && pip install "keras-tx[{_extra(facts)}]"',
         )
-    elif said is not None and len(wheels) == 1:
-        yield Finding("ok", "onnxruntime", f"{facts.versions[_wheel(facts)]}, {', '.join(said.providers)}")
 
 
 def _telemetry(facts: Facts) -> Iterator[Finding]:
@@ -197,46 +192,47 @@ def _telemetry(facts: Facts) -> Iterator[Finding]:
 
 
 def _cuda(facts: Facts) -> Iterator[Finding]:
-    wanted = _wanted_cuda(facts)
-    if (
-        wanted is not None
-        and "tensorflow" in facts.versions
-        and 12 in facts.cuda_majors
-        and wanted != TENSORFLOW_CUDA
-    ):
-        yield Finding(
-            "problem",
-            "CUDA",
-            f"tensorflow {facts.versions['tensorflow']} uses CUDA {TENSORFLOW_CUDA}, but onnxruntime-gpu "
-            f"{facts.versions[GPU_WHEEL]} wants CUDA {wanted}: one process cannot have both",
-            f'pip install "{_gpu_requirement(facts)}"',
+    """onnxruntime-gpu and the CUDA libraries beside it."""
+    required = _required_cuda(facts)
+    if required is None:
+        return
+    wheel = f"onnxruntime-gpu {facts.versions[GPU_WHEEL]}"
+    if "tensorflow" in facts.versions and 12 in facts.cuda_majors and required != TENSORFLOW_CUDA:
+        text = (
+            f"tensorflow {facts.versions['tensorflow']} requires CUDA {TENSORFLOW_CUDA} and {wheel} requires "
+            f"CUDA {required}: one process cannot load both"
         )
-    elif wanted is not None and facts.cuda_majors and wanted not in facts.cuda_majors:
-        has = " and ".join(map(str, sorted(facts.cuda_majors)))
-        yield Finding(
-            "problem",
-            "CUDA",
-            f"onnxruntime-gpu {facts.versions[GPU_WHEEL]} wants CUDA {wanted}, pip has installed CUDA {has}",
-            f'pip install "{_gpu_requirement(facts)}"',
-        )
+    elif facts.cuda_majors and required not in facts.cuda_majors:
+        installed = " and ".join(map(str, sorted(facts.cuda_majors)))
+        text = f"{wheel} requires CUDA {required}, but pip installed CUDA {installed}"
+    else:
+        return
+    yield Finding("problem", "CUDA", text, f'pip install "{_gpu_requirement(facts)}"')
+
+
+def _torch_cuda(facts: Facts) -> Iterator[Finding]:
+    required = _required_cuda(facts)
     torch = re.search(r"\+cu(\d\d)\d", facts.versions.get("torch", ""))
-    if torch and wanted is not None and int(torch[1]) != wanted:
+    if torch and required is not None and int(torch[1]) != required:
         yield Finding(
             "warning",
             "CUDA",
-            f"torch {facts.versions['torch']} brings CUDA {torch[1]}, onnxruntime-gpu wants {wanted}: "
-            "the one that is imported second may find the other's libraries",
-            f"a torch for CUDA {wanted} (https://pytorch.org/get-started), or each in a process of its own",
+            f"torch {facts.versions['torch']} includes CUDA {torch[1]}, but onnxruntime-gpu requires CUDA "
+            f"{required}: in one process, the second import may load the libraries of the first",
+            f"install a torch for CUDA {required} (https://pytorch.org/get-started), or use two processes",
         )
-    needed = max(
-        (wanted or 0, TENSORFLOW_CUDA if facts.cuda_majors and "tensorflow" in facts.versions else 0)
-    )
-    if needed and facts.gpu and facts.gpu.cuda and release(facts.gpu.cuda)[0] < needed:
+
+
+def _driver(facts: Facts) -> Iterator[Finding]:
+    trains = facts.cuda_majors and "tensorflow" in facts.versions
+    required = max(_required_cuda(facts) or 0, TENSORFLOW_CUDA if trains else 0)
+    if required and facts.gpu and facts.gpu.cuda and release(facts.gpu.cuda)[0] < required:
         yield Finding(
             "problem",
             "driver",
-            f"the NVIDIA driver {facts.gpu.driver} supports CUDA up to {facts.gpu.cuda}, {needed} is wanted",
-            f"a driver of version {DRIVER_FOR.get(needed, 'that supports it')} or newer",
+            f"NVIDIA driver {facts.gpu.driver} supports CUDA up to {facts.gpu.cuda}, but CUDA {required} is "
+            "required",
+            f"install NVIDIA driver {DRIVER_FOR.get(required, 'with its support')} or newer",
         )
 
 
@@ -247,14 +243,14 @@ def _gpu(facts: Facts) -> Iterator[Finding]:
                 "warning",
                 "GPU",
                 "onnxruntime-gpu is installed, but nvidia-smi shows no GPU",
-                "the NVIDIA driver, and in a container --gpus all; without a GPU: "
+                "install the NVIDIA driver, or start the container with --gpus all; without a GPU: "
                 f'pip uninstall -y onnxruntime-gpu && pip install "keras-tx[{_extra(facts)}]"',
             )
         else:
             yield Finding(
                 "ok",
                 "GPU",
-                "no NVIDIA GPU (nvidia-smi is not here or shows none): everything runs on the CPU",
+                "nvidia-smi shows no GPU: models run on the CPU",
             )
         return
     driver = f"driver {facts.gpu.driver}, CUDA up to {facts.gpu.cuda}"
@@ -263,7 +259,7 @@ def _gpu(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "GPU",
-            "there is a GPU, but this onnxruntime was built without CUDA",
+            "the GPU is not used: onnxruntime was built without CUDA",
             f'pip uninstall -y onnxruntime && pip install "keras-tx[{_extra(facts)}]" (Linux)',
         )
     if (
@@ -274,16 +270,16 @@ def _gpu(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "GPU",
-            f"there is a GPU, but TensorFlow's CUDA {TENSORFLOW_CUDA} libraries were not installed by pip: "
-            "unless the system has them, Keras trains on the CPU (--deep asks)",
+            f"TensorFlow's CUDA {TENSORFLOW_CUDA} libraries are not installed by pip: unless the system has "
+            "them, Keras trains on the CPU (--deep checks)",
             'pip install "keras-tx[gpu]" (Linux)',
         )
 
 
 def _keras(facts: Facts) -> Iterator[Finding]:
     if "keras" not in facts.versions:
-        text = "not installed: this machine runs and verifies folders, it does not train or export"
-        yield Finding("ok", "keras", f'{text}; for that, pip install "keras-tx[cpu]"')
+        text = 'not installed: folders run and verify; to train or export, pip install "keras-tx[cpu]"'
+        yield Finding("ok", "keras", text)
         return
     if facts.backend not in facts.versions and not (
         facts.backend == "tensorflow" and "tensorflow-cpu" in facts.versions
@@ -292,8 +288,8 @@ def _keras(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "problem",
             "backend",
-            f"Keras would take {facts.backend} (KERAS_BACKEND or ~/.keras/keras.json), which is not there",
-            f'pip install "keras-tx[{extra}]", or set KERAS_BACKEND to what is',
+            f"Keras selects {facts.backend} (KERAS_BACKEND or ~/.keras/keras.json), which is not installed",
+            f'pip install "keras-tx[{extra}]", or set KERAS_BACKEND to an installed backend',
         )
     else:
         yield Finding("ok", "backend", f"keras {facts.versions['keras']} on {facts.backend}")
@@ -307,35 +303,36 @@ def _keras(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _asked(facts: Facts) -> Iterator[Finding]:
+def _frameworks(facts: Facts) -> Iterator[Finding]:
     for name, framework in (facts.frameworks or {}).items():
-        if framework.said:
-            remedy = f"pip install --force-reinstall {name}, and see what it printed"
-            yield Finding("problem", name, f"cannot be asked for its devices ({framework.said})", remedy)
+        if framework.error:
+            remedy = f"pip install --force-reinstall {name}"
+            yield Finding("problem", name, f"cannot list its devices: {framework.error}", remedy)
         elif framework.gpus:
-            yield Finding("ok", name, f"sees {', '.join(framework.gpus)}")
+            yield Finding("ok", name, f"lists {', '.join(framework.gpus)}")
         elif facts.gpu is None:
-            yield Finding("ok", name, "sees no GPU, as nvidia-smi does not")
+            yield Finding("ok", name, "lists no GPU, nor does nvidia-smi")
         else:
             level = "problem" if name == facts.backend else "warning"
-            remedy = f'a {name} with CUDA; for TensorFlow, pip install "keras-tx[gpu]"'
-            yield Finding(
-                level, name, "sees no GPU, although nvidia-smi shows one: it would train on the CPU", remedy
-            )
+            remedy = f'install {name} with CUDA; for TensorFlow, pip install "keras-tx[gpu]"'
+            yield Finding(level, name, "lists no GPU, but nvidia-smi does: it trains on the CPU", remedy)
 
 
 RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     _versions,
     _wheels,
+    _onnxruntime,
     _telemetry,
     _cuda,
+    _torch_cuda,
+    _driver,
     _gpu,
     _keras,
-    _asked,
+    _frameworks,
 )
 
 
-def _wanted_cuda(facts: Facts) -> int | None:
+def _required_cuda(facts: Facts) -> int | None:
     """The CUDA major that the installed onnxruntime-gpu was built for."""
     version = facts.versions.get(GPU_WHEEL)
     if version is None:
@@ -350,13 +347,13 @@ def _wheel(facts: Facts) -> str:
 
 
 def _extra(facts: Facts) -> str:
-    """The extra that this machine should have."""
+    """The extra for this machine."""
     if "keras" in facts.versions:
         return "gpu" if facts.gpu else "cpu"
     return "runtime-gpu" if facts.gpu else "runtime"
 
 
 def _gpu_requirement(facts: Facts) -> str:
-    """Beside TensorFlow it has to be one of the same CUDA."""
+    """With TensorFlow installed, a release for the same CUDA."""
     beside_tensorflow = "tensorflow" in facts.versions
     return "onnxruntime-gpu[cuda,cudnn]" + (f">=1.24,<{CUDA_13_FROM}" if beside_tensorflow else ">=1.28,<2")

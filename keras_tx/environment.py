@@ -1,4 +1,4 @@
-"""Asks this machine what `keras_tx.doctor` judges: package metadata, nvidia-smi, and the libraries."""
+"""Gathers the facts for `keras_tx.doctor`: package metadata, nvidia-smi, and the libraries' own reports."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ IDENTITY = base64.b64decode(
     "CAg6NwoQCgF4EgF5IghJZGVudGl0eRIBZ1oPCgF4EgoKCAgBEgQKAggBYg8KAXkSCgoICAESBAoCCAFCBAoAEBE="
 )
 
-# Each prints one line of JSON. They run elsewhere, because a library that does not fit can end a process.
+# Each prints one line of JSON. They run in a process of their own, which a broken library may crash.
 _ONNXRUNTIME = """
 import base64, contextlib, io, json, onnxruntime
-said, starts = io.StringIO(), None
+output, starts = io.StringIO(), None
 available = onnxruntime.get_available_providers()
 if "CUDAExecutionProvider" in available or getattr(onnxruntime, "cuda_version", ""):
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
             onnxruntime.preload_dlls()
             session = onnxruntime.InferenceSession(
@@ -43,7 +43,7 @@ if "CUDAExecutionProvider" in available or getattr(onnxruntime, "cuda_version", 
         except Exception as error:
             starts = False
             print(error)
-print(json.dumps(dict(providers=available, starts_cuda=starts, said=said.getvalue())))
+print(json.dumps(dict(providers=available, starts_cuda=starts, output=output.getvalue())))
 """
 _FRAMEWORKS = {
     "tensorflow": """
@@ -63,7 +63,7 @@ print(json.dumps([torch.cuda.get_device_name(i) for i in range(torch.cuda.device
 
 
 def gather(deep: bool = False) -> Facts:
-    """The facts. With `deep`, the frameworks that are installed are started and asked for their devices."""
+    """Gathers the facts. With `deep`, the installed frameworks are started and list their devices."""
     versions = installed()
     frameworks = {name: _framework(name) for name in _FRAMEWORKS if name in versions} if deep else None
     has_onnxruntime = any(name in versions for name in _wheels())
@@ -87,16 +87,16 @@ def _wheels() -> set[str]:
 
 def installed() -> dict[str, str]:
     """Versions by distribution, from the metadata: nothing is imported."""
-    found, known = {"keras-tx": keras_tx.__version__}, {*SHOWN, *_wheels()}
+    versions, known = {"keras-tx": keras_tx.__version__}, {*SHOWN, *_wheels()}
     for distribution in metadata.distributions():
         name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
         if name in known or name.startswith("nvidia-"):
-            found.setdefault(name, distribution.version)  # the first on the path is the one that is imported
-    return found
+            versions.setdefault(name, distribution.version)  # the first on the path is imported
+    return versions
 
 
 def keras_backend() -> str:
-    """Which backend Keras would take, without importing it: as keras/src/backend/config.py looks for it."""
+    """The backend that Keras selects, without importing it: as keras/src/backend/config.py does."""
     if named := os.environ.get("KERAS_BACKEND"):
         return named
     home = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
@@ -107,33 +107,33 @@ def keras_backend() -> str:
 
 
 def _onnxruntime() -> OnnxRuntime:
-    answer, said = _ask(_ONNXRUNTIME.format(graph=base64.b64encode(IDENTITY).decode()))
+    answer, error = _report(_ONNXRUNTIME.format(graph=base64.b64encode(IDENTITY).decode()))
     if answer is None:
-        return OnnxRuntime(imports=False, said=said)
-    said = " ".join(answer["said"].split()) or said
+        return OnnxRuntime(imports=False, error=error)
+    error = " ".join(answer["output"].split()) or "no message"
     return OnnxRuntime(
         tuple(answer["providers"]),
         answer["starts_cuda"],
-        said[:400] if answer["starts_cuda"] is False else "",
+        error[:400] if answer["starts_cuda"] is False else "",
     )
 
 
 def _framework(name: str) -> Framework:
-    answer, said = _ask(_FRAMEWORKS[name])
-    return Framework(said=said) if answer is None else Framework(tuple(answer))
+    answer, error = _report(_FRAMEWORKS[name])
+    return Framework(error=error) if answer is None else Framework(tuple(answer))
 
 
-def _ask(code: str, seconds: int = 120) -> tuple[Any, str]:
-    """What the last line that the code prints says, or None; and the last line of its complaints."""
+def _report(code: str, seconds: int = 120) -> tuple[Any, str]:
+    """Runs code in a process: the JSON of its last printed line, or None, and the last line of its errors."""
     try:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        return None, f"no answer in {seconds} seconds"
-    said = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
+        return None, f"no output within {seconds} seconds"
+    error = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     try:
-        return json.loads(done.stdout.strip().splitlines()[-1]), said
+        return json.loads(done.stdout.strip().splitlines()[-1]), error
     except (ValueError, IndexError):
-        return None, said
+        return None, error
 
 
 def _gpu() -> Gpu | None:
@@ -154,7 +154,7 @@ def _gpu() -> Gpu | None:
 
 
 def read_nvidia_smi(table: str, query: str) -> Gpu | None:
-    """The GPUs in what nvidia-smi prints: only the table has the newest CUDA that the driver supports."""
+    """Parses the output of nvidia-smi: only the table has the newest CUDA that the driver supports."""
     rows = [[cell.strip() for cell in line.split(",")] for line in query.strip().splitlines()]
     if not rows or any(len(row) != 2 for row in rows):
         return None

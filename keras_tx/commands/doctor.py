@@ -1,4 +1,4 @@
-"""keras-tx doctor: what is installed, and what does not fit together."""
+"""keras-tx doctor: installed versions, devices and conflicts."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING
 
+from keras_tx.commands.terminal import table
+
 if TYPE_CHECKING:
     from keras_tx.doctor import Facts, Finding
 
-SUMMARY = "versions, providers, GPU, and conflicts with their remedies"
+SUMMARY = "show versions, providers and GPUs, and report conflicts with their remedies"
 DESCRIPTION = """\
-Lists what is installed (from the packages' metadata, without importing them), which providers onnxruntime
-has, and which GPU nvidia-smi shows; and says what does not fit together, each with its remedy: both
-onnxruntime wheels at once or neither, CUDA of different majors, a driver too old for it, an onnxruntime too
-old for opset 23, CUDA that does not start, versions that keras-tx was not tried with. Works on a serving
-machine without Keras.
+Shows installed versions (read from package metadata, without importing anything), the providers of
+onnxruntime and the GPUs that nvidia-smi lists. Reports conflicts, each with its remedy: two onnxruntime
+wheels or none, CUDA libraries of different major versions, a driver that is too old, CUDA that does not
+start, and unsupported versions. Works on a serving machine without Keras.
 """
 EPILOG = """\
 examples:
   keras-tx doctor
-  keras-tx doctor --deep          also starts TensorFlow, JAX and PyTorch and asks them for GPUs; some seconds
-  keras-tx doctor --json          for a bug report
+  keras-tx doctor --deep     also start TensorFlow, JAX and PyTorch and list their GPUs (some seconds)
+  keras-tx doctor --json     for a bug report
 
-exit codes: 0 nothing is broken, warnings included; 1 a problem was found.
+exit codes: 0 no problem (there may be warnings); 1 a problem.
 """
 MARKS = {"ok": "ok", "warning": "warning", "problem": "PROBLEM"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--deep", action="store_true", help="start the frameworks and ask them for GPUs")
-    parser.add_argument("--json", action="store_true", help="facts and findings as one JSON object")
+    parser.add_argument("--deep", action="store_true", help="also start the frameworks and list their GPUs")
+    parser.add_argument("--json", action="store_true", help="print facts and findings as one JSON object")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -59,15 +60,15 @@ def _versions(facts: Facts) -> str:
     libraries = sorted(
         f"{name} {version}" for name, version in facts.versions.items() if name.startswith("nvidia-")
     )
-    rows += [("CUDA by pip", ", ".join(libraries))] if libraries else []
+    rows += [("CUDA from pip", ", ".join(libraries))] if libraries else []
     rows += [("not installed", ", ".join(absent))] if absent else []
-    return "\n".join(f"{name:<18}{value}" for name, value in rows)
+    return table(rows)
 
 
 def _findings(findings: list[Finding]) -> str:
-    lines = []
+    rows = []
     for finding in findings:
-        lines.append(f"{MARKS[finding.level]:<9}{finding.subject}: {finding.text}")
+        rows.append((MARKS[finding.level], f"{finding.subject}: {finding.text}"))
         if finding.remedy:
-            lines.append(f"{'':<9}-> {finding.remedy}")
-    return "\n".join(lines)
+            rows.append(("", f"-> {finding.remedy}"))
+    return table(rows)
