@@ -1,15 +1,16 @@
-"""Checks and prints what pip resolved: resolved.py REPORT EXTRA."""
+"""Checks and prints the versions that uv resolved: resolved.py FILE EXTRA."""
 
-import json
+import re
 import sys
 from pathlib import Path
 
 SHOWN = ("keras", "tensorflow", "jax", "torch", "onnx", "onnxruntime", "onnxruntime-gpu")
 
-report, extra = sys.argv[1:]
-packages = [item["metadata"] for item in json.loads(Path(report).read_text("utf-8"))["install"]]
-found = {package["name"].lower(): package["version"] for package in packages}
-if {"onnxruntime", "onnxruntime-gpu"} <= set(found):
-    sys.exit(f"{extra} brings both onnxruntime and onnxruntime-gpu: they overwrite each other")
-shown = ", ".join(f"{name} {found[name]}" for name in SHOWN if name in found)
-print(f"{extra}: {len(found)} packages; {shown}")
+file, extra = sys.argv[1:]
+versions = dict(re.findall(r"^([\w.-]+)(?:\[.*?\])?==([^\s;]+)", Path(file).read_text("utf-8"), re.MULTILINE))
+if not versions:
+    sys.exit(f"{extra}: nothing was resolved")
+if {"onnxruntime", "onnxruntime-gpu"} <= set(versions):
+    sys.exit(f"{extra} requires both onnxruntime and onnxruntime-gpu, which overwrite each other")
+shown = ", ".join(f"{name} {versions[name]}" for name in SHOWN if name in versions)
+print(f"{extra}: {len(versions)} packages; {shown}")

@@ -21,19 +21,21 @@ find_python() {  # the first of the given minor versions of Python 3 that starts
     return 1
 }
 
-make_venv() {  # make_venv FOLDER PYTHON: empty, with a pip that reads metadata without downloading wheels
+make_venv() {  # make_venv FOLDER PYTHON: an empty environment with a supported pip
     "$2" -m venv --clear "$1"
     "$1/bin/python" -m pip install --quiet "pip>=25,<27"
 }
 
-resolve() {  # resolve PYTHON EXTRA [pip options]: which versions the extra of PROJECT would get; nothing is installed
-    local python=$1 extra=$2 report
+resolve() {  # resolve PYTHON EXTRA [uv options]: prints the versions of an extra of PROJECT; installs nothing
+    local python=$1 extra=$2 versions
     shift 2
-    report=$(mktemp)
-    # fast-deps reads a wheel's metadata by range requests where the index has no metadata files of its own:
-    # seconds instead of 4 GB for gpu.
-    "$python" -m pip install --dry-run --ignore-installed --use-feature=fast-deps --no-build-isolation -qq \
-        --report "$report" "$@" "${PROJECT:-.}[$extra]" &&
-        "$python" .ci/resolved.py "$report" "$extra" &&
-        rm "$report"
+    versions=$(mktemp)
+    # uv, which PYTHON has: it resolves in seconds and for other platforms
+    if [ -n "${PROJECT:-}" ]; then
+        echo "keras-tx[$extra] @ file://$PROJECT" | "$python" -m uv pip compile --quiet "$@" - >"$versions"
+    else
+        "$python" -m uv pip compile --quiet --extra "$extra" "$@" pyproject.toml >"$versions"
+    fi
+    "$python" .ci/resolved.py "$versions" "$extra"
+    rm "$versions"
 }
