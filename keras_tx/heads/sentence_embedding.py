@@ -37,9 +37,7 @@ class SentenceEmbeddingHead(Head):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.pooling not in POOLINGS:
-            raise ConfigError(
-                f"pooling={self.pooling!r} is unknown. {nearest(str(self.pooling), POOLINGS)}"
-            )
+            raise ConfigError(f"pooling={self.pooling!r} is unknown. {nearest(str(self.pooling), POOLINGS)}")
 
     def __call__(self, features: Encoded) -> Any:
         tokens = ops.cast(features.tokens, "float32")
