@@ -1,4 +1,4 @@
-"""Which token comes next, and the loop around it. NumPy only: Keras and the runtime share it."""
+"""Text generation with NumPy only: sampling, beam search and the loop, for Keras and the runtime."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from keras_tx.generation.beam_search import BeamSearch
-    from keras_tx.generation.decoding_loop import Decoder, Limits, Memory, Token, checked, decode, score
+    from keras_tx.generation.decoding_loop import Decoder, Limits, PromptCache, Token, decode, score
     from keras_tx.generation.generator import Generation, Generator, Scored
-    from keras_tx.generation.sampling import Sampling, Seen, choose, log_probability, log_softmax
+    from keras_tx.generation.logits import log_probability, log_softmax
+    from keras_tx.generation.sampling import Sampling, SeenTokens, choose_token
 
 _HOMES = {
     "BeamSearch": "beam_search",
@@ -17,16 +18,15 @@ _HOMES = {
     "Generation": "generator",
     "Generator": "generator",
     "Limits": "decoding_loop",
-    "Memory": "decoding_loop",
+    "PromptCache": "decoding_loop",
     "Sampling": "sampling",
     "Scored": "generator",
-    "Seen": "sampling",
+    "SeenTokens": "sampling",
     "Token": "decoding_loop",
-    "checked": "decoding_loop",
-    "choose": "sampling",
+    "choose_token": "sampling",
     "decode": "decoding_loop",
-    "log_probability": "sampling",
-    "log_softmax": "sampling",
+    "log_probability": "logits",
+    "log_softmax": "logits",
     "score": "decoding_loop",
 }
 
@@ -36,13 +36,12 @@ __all__ = [
     "Generation",
     "Generator",
     "Limits",
-    "Memory",
+    "PromptCache",
     "Sampling",
     "Scored",
-    "Seen",
+    "SeenTokens",
     "Token",
-    "checked",
-    "choose",
+    "choose_token",
     "decode",
     "log_probability",
     "log_softmax",

@@ -1,4 +1,4 @@
-"""Beam search: several continuations of a text grow side by side, and the likeliest as a whole is taken."""
+"""Beam search: the continuations with the highest total probability."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from keras_tx.generation.decoding_loop import (
     STOP,
     Decoder,
     Limits,
-    check_length,
-    checked,
-    is_over,
-    read,
-    step,
+    check_prompts,
+    decode_step,
+    prefill,
 )
-from keras_tx.generation.sampling import penalized
-from keras_tx.generation.truncated_sampling import best, not_numbers
+from keras_tx.generation.logits import nan_error, penalize, top_k_ids
 
 EARLY_STOPPING = (False, True, "never")
 
 
 @dataclasses.dataclass(frozen=True)
 class BeamSearch:
-    """How beams are searched, by the names of transformers, whose beam search gives the same tokens.
+    """Options of beam search, with the names of transformers, whose beam search finds the same tokens.
 
-    A text's score is the sum of its tokens' log probabilities, divided by its length to the power of the
-    length penalty.
+    The score of a text is the sum of its tokens' log probabilities, divided by its length to the power of
+    the length penalty.
 
     Args:
-        num_beams: how many continuations grow side by side.
-        length_penalty: above 0 longer texts get better scores, below 0 shorter ones; 0 takes the sum itself.
-        early_stopping: True ends a text's search when num_beams continuations have ended; False also goes on
-            while the best that grows could be better than the worst that has ended, if it ended now; "never"
-            while it could be at any length.
+        num_beams: number of continuations that are extended together.
+        length_penalty: values above 0 favour long texts, values below 0 short ones; 0 ranks by the sum.
+        early_stopping: when the search for a prompt ends. True: as soon as num_beams texts have ended.
+            False: when the best unfinished text, if it ended now, would score below the worst finished one.
+            "never": when it would do so at any length.
+
+    Raises:
+        ConfigError: if a value is out of range.
     """
 
     num_beams: int
@@ -52,28 +52,30 @@ class BeamSearch:
         whole_number("num_beams", self.num_beams)
         penalty = self.length_penalty
         if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not math.isfinite(penalty):
-            raise ConfigError(f"length_penalty is {penalty!r}, expected a number; 0 for none.")
+            raise ConfigError(f"length_penalty is {penalty!r}, expected a finite number.")
         if not any(self.early_stopping is x or self.early_stopping == "never" for x in EARLY_STOPPING):
             raise ConfigError(f"early_stopping is {self.early_stopping!r}, expected True, False or 'never'.")
 
 
-class Ending(Protocol):
-    """What looks for the end of one text, token by token, and can be asked for several next tokens."""
+class StopCriterion(Protocol):
+    """Decides whether a text ends with a token; immutable, since a beam may continue in several ways."""
 
-    def after(self, token: int) -> tuple[Ending, bool]: ...
+    def after(self, token: int) -> tuple[StopCriterion, bool]:
+        """The criterion for the longer text, and whether it ends with this token."""
+        ...
 
 
 class Beam(NamedTuple):
-    """A continuation: its tokens, the sum that it is judged by, and each token's own log probability."""
+    """An unfinished continuation: its tokens, the sum of their scores, and their log probabilities."""
 
     ids: tuple[int, ...]
     total: float
     log_probabilities: tuple[float, ...]
-    ending: Ending
+    stop: StopCriterion
 
 
-class Found(NamedTuple):
-    """A continuation that has ended."""
+class Hypothesis(NamedTuple):
+    """A finished continuation."""
 
     ids: tuple[int, ...]
     score: float
@@ -81,119 +83,116 @@ class Found(NamedTuple):
     finish: str
 
 
-class _Text:
-    """The search for one prompt."""
+class _PromptSearch:
+    """The beams and hypotheses of one prompt."""
 
-    def __init__(self, prompt: list[int], beams: BeamSearch, most: int, ending: Ending, last: str) -> None:
+    def __init__(
+        self, prompt: list[int], options: BeamSearch, limit: int, finish: str, stop: StopCriterion
+    ) -> None:
+        """Texts end after `limit` tokens, for the reason `finish`."""
         self.prompt = prompt
-        self.beams = beams
-        self.most = most  # tokens
-        self.last = last  # why it ends with them
-        self.growing = [Beam((), 0.0, (), ending)]
-        self.found: list[Found] = []
+        self.options = options
+        self.limit = limit
+        self.finish = finish
+        self.beams = [Beam((), 0.0, (), stop)]
+        self.hypotheses: list[Hypothesis] = []
 
     def advance(self, logits: np.ndarray, limits: Limits, penalty: float, over: str | None) -> list[int]:
-        """Takes the logits of each beam that grows; gives the places of those that go on, one by one."""
+        """Extends all beams by a token; returns the index of the beam that each new one extends."""
         candidates = self._candidates(logits, max(2, 1 + len(limits.stop_ids)), penalty)
-        made = len(self.growing[0].ids) + 1
-        over = over or (self.last if made == self.most else None)
-        growing, parents, ended = [], [], []
-        for rank, (place, token, total, probability) in enumerate(candidates):
-            before = self.growing[place]
-            ending, reached = before.ending.after(token)
-            ids, probabilities = (*before.ids, token), (*before.log_probabilities, probability)
+        length = len(self.beams[0].ids) + 1
+        over = over or (self.finish if length == self.limit else None)
+        beams, parents, finished = [], [], []
+        for rank, (index, token, total, probability) in enumerate(candidates):
+            parent = self.beams[index]
+            stop, reached = parent.stop.after(token)
+            ids, probabilities = (*parent.ids, token), (*parent.log_probabilities, probability)
             stopped = reached or token in limits.stop_ids
             if stopped or over:
-                if rank < self.beams.num_beams:
-                    score = total / made**self.beams.length_penalty
-                    ended.append(Found(ids, score, probabilities, STOP if stopped else over or STOP))
-            elif len(growing) < self.beams.num_beams:
-                growing.append(Beam(ids, total, probabilities, ending))
-                parents.append(place)
-        # sorted() keeps the order of equal scores: the earlier one stays in front
-        self.found = sorted(self.found + ended, key=lambda x: -x.score)[: self.beams.num_beams]
-        self.growing = growing
-        return parents if growing and self._may_improve(made) else []
+                if rank < self.options.num_beams:
+                    score = total / length**self.options.length_penalty
+                    finished.append(Hypothesis(ids, score, probabilities, STOP if stopped else over or STOP))
+            elif len(beams) < self.options.num_beams:
+                beams.append(Beam(ids, total, probabilities, stop))
+                parents.append(index)
+        # sorted() keeps the order of equal scores
+        ranked = sorted(self.hypotheses + finished, key=lambda x: -x.score)
+        self.hypotheses, self.beams = ranked[: self.options.num_beams], beams
+        return parents if beams and self._can_improve(length) else []
 
-    def _may_improve(self, made: int) -> bool:
-        beams = self.beams
-        if len(self.found) < beams.num_beams:
+    def _can_improve(self, length: int) -> bool:
+        options = self.options
+        if len(self.hypotheses) < options.num_beams:
             return True
-        if beams.early_stopping is True:
+        if options.early_stopping is True:
             return False
-        far = beams.early_stopping == "never" and beams.length_penalty > 0
-        possible = self.growing[0].total / (self.most if far else made) ** beams.length_penalty
-        return possible > self.found[-1].score
+        at_limit = options.early_stopping == "never" and options.length_penalty > 0
+        possible = self.beams[0].total / (self.limit if at_limit else length) ** options.length_penalty
+        return possible > self.hypotheses[-1].score
 
     def _candidates(
-        self, logits: np.ndarray, share: int, penalty: float
+        self, logits: np.ndarray, per_beam: int, penalty: float
     ) -> list[tuple[int, int, float, float]]:
-        """The best next tokens of all beams: place of the beam, token, total, own log probability."""
-        count = share * self.beams.num_beams
-        found = []
-        for place, (beam, row) in enumerate(zip(self.growing, logits, strict=True)):
+        """The best next tokens of all beams: index of the beam, token, total, log probability."""
+        count = per_beam * self.options.num_beams
+        candidates = []
+        for index, (beam, row) in enumerate(zip(self.beams, logits, strict=True)):
             shifted = row - row.max()
-            plain = shifted - np.log(np.exp(shifted).sum())  # float32 throughout, as in transformers
-            if not np.isfinite(plain.max()):
-                raise not_numbers()
-            scores = plain
+            log_probabilities = shifted - np.log(np.exp(shifted).sum())  # float32, as in transformers
+            if not np.isfinite(log_probabilities.max()):
+                raise nan_error()
+            scores = log_probabilities
             if penalty != 1.0:
                 seen = np.fromiter({*self.prompt, *beam.ids}, "int64")
-                scores = penalized(plain, seen, penalty)
-            ids = best(scores, min(count, len(scores)))
+                scores = penalize(log_probabilities, seen, penalty)
+            ids = top_k_ids(scores, min(count, len(scores)))
             totals = scores[ids] + np.float32(beam.total)
-            found += [
-                (place, token, total, probability)
-                for token, total, probability in zip(
-                    ids.tolist(), totals.tolist(), plain[ids].tolist(), strict=True
-                )
-            ]
-        return sorted(found, key=lambda x: -x[2])[:count]
+            columns = ids.tolist(), totals.tolist(), log_probabilities[ids].tolist()
+            candidates += [(index, *values) for values in zip(*columns, strict=True)]
+        return sorted(candidates, key=lambda x: -x[2])[:count]
 
 
 def search(
     decoder: Decoder,
     prompts: Sequence[Sequence[int]],
-    beams: BeamSearch,
+    options: BeamSearch,
     limits: Limits,
-    endings: Sequence[Ending],
+    stops: Sequence[StopCriterion],
     *,
     repetition_penalty: float = 1.0,
-) -> list[list[Found]]:
-    """For each prompt up to `num_beams` continuations, the best first.
+) -> list[list[Hypothesis]]:
+    """Returns up to `num_beams` continuations of each prompt, best first.
 
-    Prompts are read once, and searched side by side; each finds what it finds alone. The deadline and a
-    cancellation end all that grow, as they are.
+    Prompts are prefilled once and searched in one batch; the result of each is that of a search alone. At the
+    deadline and when cancelled, all texts end.
     """
     began = time.monotonic()
-    prompts = [checked(decoder, f"prompt {i}", prompt) for i, prompt in enumerate(prompts)]
-    texts = []
-    for index, (prompt, ending) in enumerate(zip(prompts, endings, strict=True)):
-        check_length(decoder, f"prompt {index}", prompt)
+    searches = []
+    for prompt, stop in zip(check_prompts(decoder, prompts), stops, strict=True):
         room = decoder.context + 1 - len(prompt)
-        most, last = min((limits.max_new_tokens, LENGTH), (room, CONTEXT))
-        texts.append(_Text(prompt, beams, most, ending, last))
-    logits, mask, past = read(decoder, prompts, limits.max_new_tokens)
-    active = list(texts)
+        limit, finish = min((limits.max_new_tokens, LENGTH), (room, CONTEXT))
+        searches.append(_PromptSearch(prompt, options, limit, finish, stop))
+    logits, mask, past = prefill(decoder, [x.prompt for x in searches], limits.max_new_tokens)
+    active = list(searches)
     made = 0
     while True:
         made += 1
-        over = is_over(limits, began)
-        rows: list[int] = []  # of the logits, for each beam that goes on
-        going = []
+        over = limits.reached(began)
+        rows: list[int] = []  # of the logits, for each new beam
+        unfinished = []
         start = 0
-        for text in active:
-            count = len(text.growing)
-            parents = text.advance(logits[start : start + count], limits, repetition_penalty, over)
-            rows += [start + place for place in parents]
-            going += [text] if parents else []
+        for one in active:
+            count = len(one.beams)
+            parents = one.advance(logits[start : start + count], limits, repetition_penalty, over)
+            rows += [start + index for index in parents]
+            unfinished += [one] if parents else []
             start += count
-        if not going:
-            return [text.found for text in texts]
-        # While no text leaves, beams change places only with those of the same prompt.
-        first = min(len(text.prompt) for text in going) if len(going) == len(active) else 0
-        active = going
+        if not unfinished:
+            return [one.hypotheses for one in searches]
+        # If no prompt leaves the batch, beams change places only with those of the same prompt.
+        first = min(len(one.prompt) for one in unfinished) if len(unfinished) == len(active) else 0
+        active = unfinished
         past, mask = decoder.select(past, rows, first), mask[rows]
-        tokens = [beam.ids[-1] for text in active for beam in text.growing]
-        lengths = [len(text.prompt) + made for text in active for _ in text.growing]
-        logits, mask, past = step(decoder, tokens, lengths, mask, past, limits.max_new_tokens - made)
+        tokens = [beam.ids[-1] for one in active for beam in one.beams]
+        lengths = [len(one.prompt) + made for one in active for _ in one.beams]
+        logits, mask, past = decode_step(decoder, tokens, lengths, mask, past, limits.max_new_tokens - made)

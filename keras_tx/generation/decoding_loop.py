@@ -1,8 +1,9 @@
-"""The loop of generation: the prompts at once, then a token for each text and step, with a cache."""
+"""The generation loop: prefill of the prompts, then a decode step for each token, with a cache."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -10,15 +11,21 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from keras_tx.errors import ConfigError, InputError, nearest, whole_number
-from keras_tx.generation.sampling import Sampling, Seen, choose, log_probability
+from keras_tx.generation.logits import log_probability
+from keras_tx.generation.sampling import Sampling, SeenTokens, choose_token
 
 STOP, LENGTH, CONTEXT, DEADLINE, CANCELLED = "stop", "length", "context", "deadline", "cancelled"
 AT_CONTEXT = ("stop", "slide")
-CHUNK = 256  # tokens scored at once: all their logits are in memory
+CHUNK = 256  # tokens that are scored together: all their logits are in memory
 
 
 class Decoder(Protocol):
-    """A model with a cache, whatever runs it."""
+    """A model with a cache of keys and values: in Keras, or a graph in onnxruntime.
+
+    Attributes:
+        vocabulary_size: number of token ids.
+        context: maximum number of tokens.
+    """
 
     vocabulary_size: int
     context: int
@@ -32,33 +39,42 @@ class Decoder(Protocol):
         every: bool,
         room: int = 0,
     ) -> tuple[np.ndarray, Any]:
-        """Logits (batch, tokens, vocabulary), of the last token or of `every` one, and the past to go on.
+        """Computes logits (batch, tokens, vocabulary) and the cache for the next run.
 
-        `ids` and `positions` are (batch, tokens), `mask` covers the past too; past None is an empty one.
-        `room` further tokens are expected. Both the logits and the past that was given are used up by the
-        next run.
+        The next run may overwrite the logits and the cache.
+
+        Args:
+            ids: token ids (batch, tokens).
+            mask: 1 for tokens and 0 for padding, those of the cache included.
+            positions: (batch, tokens).
+            past: the cache; None for an empty one.
+            every: whether to return the logits of all tokens, or of the last only.
+            room: number of tokens that are expected to follow.
         """
         ...
 
     def select(self, past: Any, rows: Sequence[int], first: int = 0) -> Any:
-        """The past of these rows, each as often as it is named; uses up the past that was given.
+        """The cache of these rows, which may repeat; invalidates `past`.
 
-        Up to the token `first` the rows that change places are known to be equal.
+        Rows that change places are equal up to the token `first`.
         """
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Where a text ends.
+    """When a text ends.
 
     Args:
-        max_new_tokens: at most so many tokens.
-        stop_ids: tokens that end the text; the text's last token is then one of them.
-        deadline: seconds, after which no further token is begun.
-        cancelled: asked before each token; true ends all texts.
-        at_context: "stop" ends a text that has filled the model's context; "slide" forgets the older half
-            and reads the rest anew, which takes as long as a prompt.
+        max_new_tokens: maximum number of new tokens.
+        stop_ids: tokens that end a text; the stop token is the text's last token.
+        deadline: seconds after which no new token is started.
+        cancelled: a function that is called before each token; all texts end when it returns True.
+        at_context: "stop" ends a text that has filled the model's context; "slide" drops the older half and
+            prefills the rest again.
+
+    Raises:
+        ConfigError: if a value is out of range.
     """
 
     max_new_tokens: int = 128
@@ -80,9 +96,17 @@ class Limits:
         if self.cancelled is not None and not callable(self.cancelled):
             raise ConfigError(f"cancelled is {self.cancelled!r}, expected a function without arguments.")
 
+    def reached(self, began: float, made: int = 0) -> str | None:
+        """Why all texts end with the token number `made`; None if they go on."""
+        if self.cancelled is not None and self.cancelled():
+            return CANCELLED
+        if self.deadline is not None and time.monotonic() - began > self.deadline:
+            return DEADLINE
+        return LENGTH if made == self.max_new_tokens else None
+
 
 class Token(NamedTuple):
-    """The next token of a text, and why the text ends with it: stop, length, context, deadline, cancelled."""
+    """The next token of a text; `finish` is the reason if the text ends with it."""
 
     row: int
     id: int
@@ -91,8 +115,8 @@ class Token(NamedTuple):
 
 
 @dataclasses.dataclass
-class _State:
-    """The texts that go on: their rows, where the window of each starts, and what the decoder has of them."""
+class _Batch:
+    """The texts that have not ended: their rows, the start of each one's window, and the cache."""
 
     rows: list[int]
     starts: list[int]
@@ -101,23 +125,46 @@ class _State:
 
 
 @dataclasses.dataclass
-class Memory:
-    """What a model has read of one text: a prompt that begins with it is read from there on.
+class PromptCache:
+    """The cache of one text between calls: a prompt that begins with this text is not prefilled again.
 
-    `ids` is the whole text, with the tokens that were made.
+    Attributes:
+        ids: the whole text, generated tokens included.
+        num_cached: number of its tokens in the cache.
     """
 
     ids: list[int] = dataclasses.field(default_factory=list)
-    read: int = 0
+    num_cached: int = 0
     past: Any = None
 
     def covers(self, prompt: list[int]) -> bool:
-        return 0 < self.read < len(prompt) and prompt[: self.read] == self.ids[: self.read]
+        """Whether the cached tokens are the beginning of a prompt."""
+        return 0 < self.num_cached < len(prompt) and prompt[: self.num_cached] == self.ids[: self.num_cached]
 
-    def keep(self, ids: list[int], state: _State) -> None:
+    def keep(self, ids: list[int], batch: _Batch) -> None:
+        """Stores a text and its cache; not the cache of a window that has slid."""
         self.ids = ids
-        whole = state.starts[0] == 0  # a window that has slid is not the beginning of the text
-        self.read, self.past = (state.mask.shape[1], state.past) if whole else (0, None)
+        whole = batch.starts[0] == 0
+        self.num_cached, self.past = (batch.mask.shape[1], batch.past) if whole else (0, None)
+
+
+class _Texts:
+    """Token ids of several texts, each of which chooses its own next tokens."""
+
+    def __init__(self, sampling: Sampling, prompts: Sequence[list[int]], samples: int) -> None:
+        self.ids = [list(prompt) for prompt in prompts for _ in range(samples)]
+        self._sampling = sampling
+        self._penalty = sampling.repetition_penalty != 1.0
+        self._seen = [SeenTokens(ids if self._penalty else ()) for ids in self.ids]
+        self._randoms = [random for _ in prompts for random in sampling.generators(samples)]
+
+    def choose(self, row: int, logits: np.ndarray) -> int:
+        """Chooses the next token of a text and appends it."""
+        token = choose_token(logits, self._sampling, self._seen[row], self._randoms[row])
+        self.ids[row].append(token)
+        if self._penalty:
+            self._seen[row].add(token)
+        return token
 
 
 def decode(
@@ -129,90 +176,85 @@ def decode(
     samples: int = 1,
     log_probabilities: bool = False,
     ends: Callable[[int, int], bool] | None = None,
-    memory: Memory | None = None,
+    prompt_cache: PromptCache | None = None,
 ) -> Iterator[list[Token]]:
-    """One list of tokens a step, one for each text that goes on. Nothing outlives the iterator.
+    """Yields, for each decode step, the next token of each text that has not ended.
 
-    Each prompt is continued `samples` times, as rows `prompt * samples` and after, but computed once. Log
-    probabilities are the model's own, before penalty, temperature and the like. `ends(row, token)` may end
-    a text, too. `memory`, for one prompt and one sample, is kept between calls.
+    Args:
+        samples: number of texts for each prompt, as rows `prompt * samples` and after; the prompt is
+            prefilled once.
+        log_probabilities: whether to compute those of the model, before penalty and temperature.
+        ends: a function of row and token that returns True to end a text; called with every token.
+        prompt_cache: the cache of one prompt and one sample, kept between calls.
     """
     began = time.monotonic()
-    prompts = [checked(decoder, f"prompt {i}", prompt) for i, prompt in enumerate(prompts)]
-    for index, prompt in enumerate(prompts):
-        check_length(decoder, f"prompt {index}", prompt, limits)
-    randoms = [random for _ in prompts for random in sampling.generators(samples)]
-    texts = [list(prompt) for prompt in prompts for _ in range(samples)]
-    penalty = sampling.repetition_penalty != 1.0
-    seen = [Seen(text if penalty else ()) for text in texts]
-    starts = [_start(decoder, prompt) for prompt in prompts]
-    if memory is not None and starts == [0] and memory.covers(prompts[0]):
-        logits, mask, past = _read_on(decoder, prompts[0], memory, limits.max_new_tokens)
+    prompts = check_prompts(decoder, prompts, limits)
+    texts = _Texts(sampling, prompts, samples)
+    logits, batch = _prefill_batch(decoder, prompts, samples, limits.max_new_tokens, prompt_cache)
+    full = decoder.context if limits.at_context == "stop" else math.inf
+    try:
+        for made in range(1, limits.max_new_tokens + 1):
+            over = limits.reached(began, made)
+            step = []
+            for place, row in enumerate(batch.rows):
+                token = texts.choose(row, logits[place])
+                stopped = (ends is not None and ends(row, token)) or token in limits.stop_ids
+                at_context = CONTEXT if len(texts.ids[row]) - batch.starts[place] > full else None
+                probability = log_probability(logits[place], token) if log_probabilities else None
+                step.append(Token(row, token, probability, STOP if stopped else over or at_context))
+            yield step
+            places = [place for place, token in enumerate(step) if token.finish is None]
+            if not places:
+                return
+            logits = _decode_batch(decoder, batch, texts.ids, places, limits.max_new_tokens - made)
+    finally:
+        if prompt_cache is not None:
+            prompt_cache.keep(texts.ids[0], batch)
+
+
+def _prefill_batch(
+    decoder: Decoder, prompts: list[list[int]], samples: int, room: int, cache: PromptCache | None
+) -> tuple[np.ndarray, _Batch]:
+    """The logits after the prompts, and the batch of all their samples."""
+    starts = [_window_start(decoder, prompt) for prompt in prompts]
+    if cache is not None and starts == [0] and cache.covers(prompts[0]):
+        logits, mask, past = _prefill_rest(decoder, prompts[0], cache, room)
     else:
         windows = [prompt[start:] for prompt, start in zip(prompts, starts, strict=True)]
-        logits, mask, past = read(decoder, windows, limits.max_new_tokens)
+        logits, mask, past = prefill(decoder, windows, room)
     if samples > 1:
         repeated = [index for index in range(len(prompts)) for _ in range(samples)]
         logits, mask, past = logits[repeated], mask[repeated], decoder.select(past, repeated)
         starts = [starts[index] for index in repeated]
-    state = _State(list(range(len(texts))), starts, mask, past)
-    try:
-        for made in range(1, limits.max_new_tokens + 1):
-            over = is_over(limits, began) or (LENGTH if made == limits.max_new_tokens else None)
-            step = []
-            for place, row in enumerate(state.rows):
-                found = logits[place]
-                token = choose(found, sampling, seen[row], randoms[row])
-                texts[row].append(token)
-                if penalty:
-                    seen[row].add(token)
-                # It is told of every token, also of one that stops.
-                stopped = (ends is not None and ends(row, token)) or token in limits.stop_ids
-                full = len(texts[row]) - state.starts[place] > decoder.context and limits.at_context == "stop"
-                finish = STOP if stopped else over or (CONTEXT if full else None)
-                probability = log_probability(found, token) if log_probabilities else None
-                step.append(Token(row, token, probability, finish))
-            yield step
-            going = [place for place, token in enumerate(step) if token.finish is None]
-            if not going:
-                return
-            logits = _next(decoder, state, texts, going, limits.max_new_tokens - made)
-    finally:
-        if memory is not None:
-            memory.keep(texts[0], state)
+    return logits, _Batch(list(range(len(starts))), starts, mask, past)
 
 
-def is_over(limits: Limits, began: float) -> str | None:
-    if limits.cancelled is not None and limits.cancelled():
-        return CANCELLED
-    late = limits.deadline is not None and time.monotonic() - began > limits.deadline
-    return DEADLINE if late else None
-
-
-def _next(decoder: Decoder, state: _State, texts: list[list[int]], going: list[int], room: int) -> np.ndarray:
-    """The logits behind the texts' last tokens; texts that have ended leave the batch."""
-    if len(going) < len(state.rows):
-        state.rows = [state.rows[place] for place in going]
-        state.starts = [state.starts[place] for place in going]
-        state.mask, state.past = state.mask[going], decoder.select(state.past, going)
-    lengths = [len(texts[row]) - start for row, start in zip(state.rows, state.starts, strict=True)]
+def _decode_batch(
+    decoder: Decoder, batch: _Batch, texts: list[list[int]], places: list[int], room: int
+) -> np.ndarray:
+    """The logits after the last tokens of the texts at `places`; the others leave the batch."""
+    if len(places) < len(batch.rows):
+        batch.rows = [batch.rows[place] for place in places]
+        batch.starts = [batch.starts[place] for place in places]
+        batch.mask, batch.past = batch.mask[places], decoder.select(batch.past, places)
+    lengths = [len(texts[row]) - start for row, start in zip(batch.rows, batch.starts, strict=True)]
     if max(lengths) > decoder.context:
-        windows = [texts[row][start:] for row, start in zip(state.rows, state.starts, strict=True)]
-        starts = [_start(decoder, window) for window in windows]
-        state.starts = [a + b for a, b in zip(state.starts, starts, strict=True)]
+        windows = [texts[row][start:] for row, start in zip(batch.rows, batch.starts, strict=True)]
+        starts = [_window_start(decoder, window) for window in windows]
+        batch.starts = [a + b for a, b in zip(batch.starts, starts, strict=True)]
         windows = [window[start:] for window, start in zip(windows, starts, strict=True)]
-        logits, state.mask, state.past = read(decoder, windows, room)
+        logits, batch.mask, batch.past = prefill(decoder, windows, room)
         return logits
-    tokens = [texts[row][-1] for row in state.rows]
-    logits, mask, past = step(decoder, tokens, lengths, state.mask, state.past, room)
-    state.mask, state.past = mask, past  # together: an interruption leaves both or none
+    tokens = [texts[row][-1] for row in batch.rows]
+    logits, mask, past = decode_step(decoder, tokens, lengths, batch.mask, batch.past, room)
+    batch.mask, batch.past = mask, past  # together: an interruption changes both or neither
     return logits
 
 
-def step(
+def decode_step(
     decoder: Decoder, tokens: list[int], lengths: list[int], mask: np.ndarray, past: Any, room: int
 ) -> tuple[np.ndarray, np.ndarray, Any]:
-    """One more token of each text, which has these lengths with it: logits, mask and past behind it."""
+    """Runs one token of each text, which has `lengths` tokens with it; returns logits, mask and cache."""
     ids = np.array(tokens, "int64")[:, None]
     positions = np.array(lengths, "int64")[:, None] - 1
     mask = np.concatenate([mask, np.ones_like(ids)], axis=1)
@@ -220,8 +262,10 @@ def step(
     return logits[:, -1], mask, past
 
 
-def read(decoder: Decoder, texts: Sequence[Sequence[int]], room: int) -> tuple[np.ndarray, np.ndarray, Any]:
-    """Texts of different lengths at once, padded on the left: logits behind their ends, mask and past."""
+def prefill(
+    decoder: Decoder, texts: Sequence[Sequence[int]], room: int
+) -> tuple[np.ndarray, np.ndarray, Any]:
+    """Runs texts, padded on the left; returns the logits of their last tokens, mask and cache."""
     longest = max(map(len, texts))
     ids = np.zeros((len(texts), longest), "int64")
     mask = np.zeros_like(ids)
@@ -233,39 +277,50 @@ def read(decoder: Decoder, texts: Sequence[Sequence[int]], room: int) -> tuple[n
     return logits[:, -1], mask, past
 
 
-def _read_on(
-    decoder: Decoder, text: list[int], memory: Memory, room: int
+def _prefill_rest(
+    decoder: Decoder, text: list[int], cache: PromptCache, room: int
 ) -> tuple[np.ndarray, np.ndarray, Any]:
-    """What a text has behind the part that is read already."""
-    ids = np.array([text[memory.read :]], "int64")
+    """Prefills the tokens of a text that are not in the cache."""
+    ids = np.array([text[cache.num_cached :]], "int64")
     mask = np.ones((1, len(text)), "int64")
-    positions = np.arange(memory.read, len(text))[None]
-    logits, past = decoder.run(ids, mask, positions, memory.past, every=False, room=room)
+    positions = np.arange(cache.num_cached, len(text))[None]
+    logits, past = decoder.run(ids, mask, positions, cache.past, every=False, room=room)
     return logits[:, -1], mask, past
 
 
-def _start(decoder: Decoder, text: Sequence[int]) -> int:
-    """Where the window of a text starts: at its beginning, or at its last half of a context."""
+def _window_start(decoder: Decoder, text: Sequence[int]) -> int:
+    """The start of a text, or of its last half context if it is longer than the context."""
     return 0 if len(text) <= decoder.context else len(text) - max(1, decoder.context // 2)
 
 
-def checked(decoder: Decoder, name: str, text: Any) -> list[int]:
-    """Token ids as a list; raises for what the model has no row for."""
+def check_ids(decoder: Decoder, name: str, text: Any) -> list[int]:
+    """Token ids as a list; raises an InputError for an id out of range."""
     ids = np.asarray(text)
     if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
-        raise InputError(f"{name} is {text!r}, expected at least one token id, all whole numbers.")
+        raise InputError(f"{name} is {text!r}, expected a list of at least one token id.")
     wrong = ids[(ids < 0) | (ids >= decoder.vocabulary_size)]
     if wrong.size:
         raise InputError(
-            f"{name} has the id {wrong[0]}, but the model's vocabulary goes from 0 to "
+            f"{name} has the id {wrong[0]}, which is out of range: the model has ids from 0 to "
             f"{decoder.vocabulary_size - 1}."
         )
     return ids.tolist()
 
 
+def check_prompts(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], limits: Limits | None = None
+) -> list[list[int]]:
+    """Prompts as lists; raises an InputError for an id out of range or a prompt that is too long."""
+    checked = [check_ids(decoder, f"prompt {i}", prompt) for i, prompt in enumerate(prompts)]
+    for index, prompt in enumerate(checked):
+        check_length(decoder, f"prompt {index}", prompt, limits)
+    return checked
+
+
 def check_length(decoder: Decoder, name: str, text: list[int], limits: Limits | None = None) -> None:
+    """Raises an InputError for a text longer than the context, unless the window slides."""
     if len(text) > decoder.context and (limits is None or limits.at_context == "stop"):
-        remedy = "" if limits is None else ", or give at_context='slide', which keeps its last half"
+        remedy = "" if limits is None else ", or pass at_context='slide', which keeps its last half"
         raise InputError(
             f"{name} has {len(text)} tokens, but the model's context is {decoder.context}. Shorten "
             f"it{remedy}."
@@ -273,17 +328,17 @@ def check_length(decoder: Decoder, name: str, text: list[int], limits: Limits | 
 
 
 def score(decoder: Decoder, text: Sequence[int]) -> np.ndarray:
-    """The log probability of each token of a text but the first, given those before it."""
-    text = checked(decoder, "the text", text)
+    """The log probability of each token of a text but the first."""
+    text = check_ids(decoder, "the text", text)
     check_length(decoder, "the text", text)
     ids = np.array(text, "int64")[None]
     mask = np.ones_like(ids)
-    found: list[float] = []
+    scores: list[float] = []
     past = None
     for start in range(0, ids.shape[1] - 1, CHUNK):
         end = min(start + CHUNK, ids.shape[1] - 1)
         positions = np.arange(start, end)[None]
         room = ids.shape[1] - 1 - end
         logits, past = decoder.run(ids[:, start:end], mask[:, :end], positions, past, every=True, room=room)
-        found += map(log_probability, logits[0], ids[0, start + 1 : end + 1])
-    return np.array(found)
+        scores += map(log_probability, logits[0], ids[0, start + 1 : end + 1])
+    return np.array(scores)

@@ -1,4 +1,4 @@
-"""What a user calls: prompts to texts, streams and scores, over any model with a cache."""
+"""Generator: generates, streams and scores texts with any model that has a cache."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, InputError, nearest, true_or_false, whole_number
-from keras_tx.generation.beam_search import BeamSearch, Found, search
+from keras_tx.generation.beam_search import BeamSearch, Hypothesis, search
 from keras_tx.generation.decoding_loop import (
     Decoder,
     Limits,
-    Memory,
+    PromptCache,
     Token,
+    check_ids,
     check_length,
-    checked,
     decode,
     score,
 )
 from keras_tx.generation.sampling import Sampling
-from keras_tx.processing.detokenizer import Pieces
+from keras_tx.processing.detokenizer import Detokenizer
 
 Prompt = str | Sequence[int] | np.ndarray
 SAMPLING = tuple(field.name for field in dataclasses.fields(Sampling))
@@ -32,12 +32,14 @@ SAMPLING = tuple(field.name for field in dataclasses.fields(Sampling))
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """How a prompt goes on. `str()` of it is the text.
+    """A generated text. `str()` returns the text.
 
-    `finish` says why it ends: "stop" (a stop token, which is then the last id, or a stop string), "length",
-    "context", "deadline" or "cancelled". `text` is None where the folder has no tokenizer; it ends before the
-    stop. `score` is that of a beam search: the sum of the log probabilities over the length to the power of
-    the length penalty.
+    Attributes:
+        text: the text without its prompt and stop string; None if there is no tokenizer.
+        ids: the new tokens, a stop token included.
+        finish: "stop" (a stop token or stop string), "length", "context", "deadline" or "cancelled".
+        log_probabilities: of each token, if requested.
+        score: of beam search; see `BeamSearch`.
     """
 
     text: str | None
@@ -52,31 +54,38 @@ class Generation:
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """The log probability of each token of a text but the first, given those before it."""
+    """The log probability of each token of a text but the first.
+
+    Attributes:
+        ids: all tokens.
+        log_probabilities: of all tokens but the first.
+    """
 
     ids: tuple[int, ...]
     log_probabilities: tuple[float, ...]
 
     @property
     def total(self) -> float:
+        """The log probability of the text."""
         return math.fsum(self.log_probabilities)
 
     @property
     def perplexity(self) -> float:
+        """The exponential of the mean negative log probability."""
         return math.exp(-self.total / len(self.log_probabilities))
 
 
 class Generator:
-    """Continues texts, streams them, and says how likely they are.
+    """Generates, streams and scores texts.
 
-    A prompt is a string where there is a tokenizer, else token ids; ids are always taken. An empty one starts
-    from the end-of-text token.
+    A prompt is a string if there is a tokenizer, or token ids. An empty prompt starts from the end-of-text
+    token.
 
     Args:
         decoder: the model.
         stop_ids: the end-of-text tokens.
-        name: of the model, for messages.
-        tokenizer: the tokenizers.Tokenizer, or None.
+        name: name of the model in error messages.
+        tokenizer: a tokenizers.Tokenizer, or None.
     """
 
     def __init__(self, decoder: Decoder, stop_ids: frozenset[int], name: str, tokenizer: Any) -> None:
@@ -102,65 +111,90 @@ class Generator:
         early_stopping: bool | str | None = None,
         **sampling: Any,
     ) -> Any:
-        """A Generation; a list of them for several prompts, or for several samples of one.
-
-        Prompts of different lengths are computed together, and each gives what it gives alone.
+        """Generates texts. Prompts of different lengths run in one batch, with the results of each alone.
 
         Args:
-            samples: continuations of each prompt, which is read once for all; the result then has a list for
-                each prompt. They differ only where tokens are drawn, or are the best of a beam search.
-            max_new_tokens: at most so many tokens are added.
-            stop: strings that end a text; they need a tokenizer.
-            stop_tokens: ids that end a text, in place of the folder's own end-of-text; [] for none.
-            log_probabilities: whether to give each token's, as the model has it: before penalty, temperature
-                and the like.
-            deadline: seconds, after which no further token is begun.
-            cancelled: asked before each token; true ends all texts.
-            at_context: "stop", or "slide" to go on beyond the model's context with the last half of it.
-            num_beams: above 1 a beam search, which takes the likeliest text as a whole, with length_penalty
-                and early_stopping as in transformers; see keras_tx.generation.BeamSearch.
-            sampling: do_sample, temperature, top_k, top_p, min_p, repetition_penalty, seed; see
-                keras_tx.generation.Sampling. Greedy where none is given.
+            prompts: a prompt, or a list of prompts.
+            samples: number of texts for each prompt, which is prefilled once. They differ only if tokens are
+                drawn at random, or in a beam search.
+            max_new_tokens: maximum number of new tokens.
+            stop: strings that end a text; requires a tokenizer.
+            stop_tokens: ids that end a text, instead of the end-of-text tokens; [] for none.
+            log_probabilities: whether to return those of the model, before penalty and temperature.
+            deadline: seconds after which no new token is started.
+            cancelled: a function that is called before each token; all texts end when it returns True.
+            at_context: "stop", or "slide" to continue beyond the model's context with its last half.
+            num_beams: above 1 a beam search for the most probable text; see `BeamSearch`.
+            length_penalty: option of beam search.
+            early_stopping: option of beam search.
+            sampling: do_sample, temperature, top_k, top_p, min_p, repetition_penalty and seed; see
+                `Sampling`. Greedy by default.
+
+        Returns:
+            A Generation. For several prompts a list of them; with `samples`, a list for each prompt.
+
+        Raises:
+            InputError: if a prompt is not valid or longer than the context.
+            ConfigError: if an option is unknown, out of range, or in conflict with another.
         """
         single = _is_one(prompts)
         ids = self._ids([prompts] if single else prompts)
         count = 1 if samples is None else whole_number("samples", samples)
         limits = self._limits(max_new_tokens, stop_tokens, deadline, cancelled, at_context)
-        strings = _strings(stop, self.tokenizer)
+        strings = _stop_strings(stop, self.tokenizer)
         true_or_false("log_probabilities", log_probabilities)
         options = _sampling(sampling, self.generate)
-        beams = _beams(num_beams, length_penalty, early_stopping, count, options, limits)
+        beams = _beam_search(num_beams, length_penalty, early_stopping, count, options, limits)
         if not ids:
             return []
-        texts = [_Text(self.tokenizer, strings, prompt) for prompt in ids for _ in range(count)]
+        texts = [[_Text(self.tokenizer, strings, prompt) for _ in range(count)] for prompt in ids]
         if beams is not None:
-            endings = [_Ending(text.pieces if strings else None) for text in texts[::count]]
-            penalty = options.repetition_penalty
-            found = search(self.decoder, ids, beams, limits, endings, repetition_penalty=penalty)
-            grouped = [
-                [
-                    _Text(self.tokenizer, strings, prompt).of(one, limits, log_probabilities)
-                    for one in best[:count]
-                ]
-                for prompt, best in zip(ids, found, strict=True)
-            ]
+            groups = self._search(ids, beams, limits, options, texts, bool(strings), log_probabilities)
         else:
-            steps = decode(
-                self.decoder,
-                ids,
-                options,
-                limits,
-                samples=count,
-                log_probabilities=log_probabilities,
-                ends=lambda row, token: texts[row].ends(token, limits),
-            )
-            for step in steps:
-                for token in step:
-                    texts[token.row].add(token)
-            done = [text.done(log_probabilities) for text in texts]
-            grouped = [done[i : i + count] for i in range(0, len(done), count)]
-        results: list[Any] = grouped if samples is not None else [one for (one,) in grouped]
+            groups = self._decode(ids, options, limits, texts, log_probabilities)
+        results: list[Any] = groups if samples is not None else [one for (one,) in groups]
         return results[0] if single else results
+
+    def _decode(
+        self,
+        ids: list[list[int]],
+        options: Sampling,
+        limits: Limits,
+        texts: list[list[_Text]],
+        log_probabilities: bool,
+    ) -> list[list[Generation]]:
+        rows = [text for group in texts for text in group]
+        steps = decode(
+            self.decoder,
+            ids,
+            options,
+            limits,
+            samples=len(texts[0]),
+            log_probabilities=log_probabilities,
+            ends=lambda row, token: rows[row].ends(token, limits),
+        )
+        for step in steps:
+            for token in step:
+                rows[token.row].add(token)
+        return [[text.result(log_probabilities) for text in group] for group in texts]
+
+    def _search(
+        self,
+        ids: list[list[int]],
+        beam_search: BeamSearch,
+        limits: Limits,
+        options: Sampling,
+        texts: list[list[_Text]],
+        stops: bool,
+        log_probabilities: bool,
+    ) -> list[list[Generation]]:
+        criteria = [_StopStrings(group[0].detokenizer if stops else None) for group in texts]
+        penalty = options.repetition_penalty
+        best = search(self.decoder, ids, beam_search, limits, criteria, repetition_penalty=penalty)
+        return [
+            [text.from_beam(one, limits, log_probabilities) for text, one in zip(group, beams, strict=False)]
+            for group, beams in zip(texts, best, strict=True)
+        ]
 
     def stream(
         self,
@@ -173,51 +207,80 @@ class Generator:
         cancelled: Callable[[], bool] | None = None,
         at_context: str = "stop",
         as_ids: bool = False,
-        memory: Memory | None = None,
+        prompt_cache: PromptCache | None = None,
         **sampling: Any,
     ) -> Iterator[Any]:
-        """The text of one prompt piece by piece, or its ids with `as_ids` and where there is no tokenizer.
+        """Generates a text and returns an iterator over its pieces.
 
-        A piece has whole characters only, and never a part of a stop string. The iterator may be left at any
-        time; the model stays as it was. With the same `memory` in several calls, what a prompt has in common
-        with the text of the call before is not read again.
+        A piece consists of whole characters, and never contains part of a stop string. The iterator may be
+        closed at any time.
+
+        Args:
+            prompt: one prompt.
+            as_ids: whether to yield token ids instead of text, as without tokenizer.
+            prompt_cache: pass the same PromptCache to several calls, and the beginning that a prompt shares
+                with the previous text is not prefilled again.
+            max_new_tokens: and the other options: see `generate`.
+
+        Raises:
+            InputError: if there are several prompts, or the prompt is not valid or too long.
+            ConfigError: if an option is unknown or out of range.
         """
         if not _is_one(prompt):
-            raise InputError(f"stream accepts one prompt, but got {len(prompt)}; generate accepts several.")
+            raise InputError(f"stream accepts one prompt, not {len(prompt)}. Use generate for several.")
         true_or_false("as_ids", as_ids)
-        if memory is not None and not isinstance(memory, Memory):
-            raise ConfigError(f"memory is {memory!r}, expected a keras_tx.generation.Memory.")
+        if prompt_cache is not None and not isinstance(prompt_cache, PromptCache):
+            raise ConfigError(
+                f"prompt_cache is {prompt_cache!r}, expected a keras_tx.generation.PromptCache."
+            )
         (ids,) = self._ids([prompt])
         limits = self._limits(max_new_tokens, stop_tokens, deadline, cancelled, at_context)
-        text = _Text(self.tokenizer, _strings(stop, self.tokenizer), ids)
+        text = _Text(self.tokenizer, _stop_strings(stop, self.tokenizer), ids)
         options = _sampling(sampling, self.stream)
+        return self._pieces(text, ids, options, limits, as_ids or text.detokenizer is None, prompt_cache)
 
+    def _pieces(
+        self,
+        text: _Text,
+        ids: list[int],
+        options: Sampling,
+        limits: Limits,
+        as_ids: bool,
+        prompt_cache: PromptCache | None,
+    ) -> Iterator[Any]:
         def ends(row: int, token: int) -> bool:
             return text.ends(token, limits)
 
-        def pieces() -> Iterator[Any]:
-            for (token,) in decode(self.decoder, [ids], options, limits, ends=ends, memory=memory):
-                if as_ids or text.pieces is None:
-                    yield token.id
-                elif text.last:
-                    yield text.last
-            if not as_ids and text.pieces is not None and (rest := text.pieces.end()):
-                yield rest
-
-        return pieces()
+        for (token,) in decode(self.decoder, [ids], options, limits, ends=ends, prompt_cache=prompt_cache):
+            if as_ids:
+                yield token.id
+            elif text.last:
+                yield text.last
+        if not as_ids and text.detokenizer is not None and (rest := text.detokenizer.end()):
+            yield rest
 
     def score(self, texts: Prompt | Sequence[Prompt]) -> Any:
-        """How likely a text is, token by token: a Scored, or a list of them."""
+        """Computes the log probability of each token of a text.
+
+        Args:
+            texts: a text or its ids, of at least two tokens; or a list of these.
+
+        Returns:
+            A Scored; for several texts, a list of them.
+
+        Raises:
+            InputError: if a text is not valid, too short, or longer than the context.
+        """
         single = _is_one(texts)
-        found = []
+        results = []
         for index, ids in enumerate(self._ids([texts] if single else texts, "text", fewest=2)):
             check_length(self.decoder, f"text {index}", ids)
-            found.append(Scored(tuple(map(int, ids)), tuple(score(self.decoder, ids).tolist())))
-        return found[0] if single else found
+            results.append(Scored(tuple(map(int, ids)), tuple(score(self.decoder, ids).tolist())))
+        return results[0] if single else results
 
     def _ids(self, prompts: Any, kind: str = "prompt", fewest: int = 0) -> list[list[int]]:
         """The token ids of prompts; raises an InputError for one with fewer than `fewest` tokens."""
-        found = []
+        results = []
         for index, prompt in enumerate(prompts):
             name = f"{kind} {index}"
             if isinstance(prompt, str):
@@ -230,22 +293,22 @@ class Generator:
             elif isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
                 raise InputError(
                     f"{name} is {prompt!r:.60} ({type(prompt).__name__}), expected text or a list of token "
-                    "ids, all whole numbers."
+                    "ids."
                 )
             if len(prompt) < fewest:
                 raise InputError(
-                    f"{name} has {len(prompt)} tokens, expected {fewest} or more: each token is scored "
-                    "after those before it."
+                    f"{name} has {len(prompt)} tokens, expected at least {fewest}: the first token has no "
+                    "probability."
                 )
             if len(prompt) == 0:
                 if not self.stop_ids:
                     raise InputError(
-                        f"{name} is empty, and {self.name} names no end-of-text token to "
-                        "start from. Give at least one token."
+                        f"{name} is empty, and {self.name} has no end-of-text token to start from. Pass at "
+                        "least one token."
                     )
                 prompt = [min(self.stop_ids)]
-            found.append(checked(self.decoder, name, prompt))
-        return found
+            results.append(check_ids(self.decoder, name, prompt))
+        return results
 
     def _limits(
         self,
@@ -256,68 +319,68 @@ class Generator:
         at_context: str,
     ) -> Limits:
         ids: Any = self.stop_ids if stop_tokens is None else stop_tokens
-        expected = f"expected ids from 0 to {self.decoder.vocabulary_size - 1}; strings go into stop"
         if not isinstance(ids, Iterable):
             raise InputError(f"stop_tokens is {ids!r}, expected a list: [{ids!r}].")
         ids = list(ids)
         for i in ids:
             whole = isinstance(i, int | np.integer) and not isinstance(i, bool)
             if not whole or not 0 <= i < self.decoder.vocabulary_size:
-                raise InputError(f"stop_tokens has {i!r}, {expected}.")
+                raise InputError(
+                    f"stop_tokens has {i!r}, expected ids from 0 to {self.decoder.vocabulary_size - 1}. Pass "
+                    "strings as stop."
+                )
         return Limits(max_new_tokens, frozenset(ids), deadline, cancelled, at_context)
 
 
 class _Text:
-    """A text that is being made."""
+    """A text during its generation."""
 
     def __init__(self, tokenizer: Any, stop: Sequence[str], prompt: Sequence[int]) -> None:
-        self.pieces = None if tokenizer is None else Pieces(tokenizer.decode, stop, prompt)
+        self.detokenizer = None if tokenizer is None else Detokenizer(tokenizer.decode, stop, prompt)
         self.last = ""
         self._parts: list[str] = []
         self._tokens: list[Token] = []
 
     def ends(self, token: int, limits: Limits) -> bool:
-        """Takes the token's text, and says whether a stop string is reached."""
+        """Decodes a token; returns whether the text ends with a stop string."""
         self.last = ""
-        if self.pieces is None or token in limits.stop_ids:
+        if self.detokenizer is None or token in limits.stop_ids:
             return False
-        self.last = self.pieces.add(token)
-        return self.pieces.stopped
+        self.last = self.detokenizer.add(token)
+        return self.detokenizer.stopped
 
     def add(self, token: Token) -> None:
         self._tokens.append(token)
         self._parts.append(self.last)
 
-    def of(self, found: Found, limits: Limits, log_probabilities: bool) -> Generation:
-        """The text of a beam."""
-        for place, token in enumerate(found.ids):
+    def from_beam(self, beam: Hypothesis, limits: Limits, log_probabilities: bool) -> Generation:
+        for place, token in enumerate(beam.ids):
             self.ends(token, limits)
-            finish = found.finish if place == len(found.ids) - 1 else None
-            self.add(Token(0, token, found.log_probabilities[place], finish))
-        return dataclasses.replace(self.done(log_probabilities), score=found.score)
+            finish = beam.finish if place == len(beam.ids) - 1 else None
+            self.add(Token(0, token, beam.log_probabilities[place], finish))
+        return dataclasses.replace(self.result(log_probabilities), score=beam.score)
 
-    def done(self, log_probabilities: bool) -> Generation:
-        text = None if self.pieces is None else "".join(self._parts) + self.pieces.end()
+    def result(self, log_probabilities: bool) -> Generation:
+        text = None if self.detokenizer is None else "".join(self._parts) + self.detokenizer.end()
         finish = self._tokens[-1].finish
         assert finish is not None
-        found = tuple(t.log_probability for t in self._tokens if t.log_probability is not None)
-        return Generation(
-            text, tuple(t.id for t in self._tokens), finish, found if log_probabilities else None
-        )
+        probabilities = tuple(t.log_probability for t in self._tokens if t.log_probability is not None)
+        ids = tuple(t.id for t in self._tokens)
+        return Generation(text, ids, finish, probabilities if log_probabilities else None)
 
 
-class _Ending:
-    """Looks for stop strings in the texts of beams."""
+class _StopStrings:
+    """The stop criterion of a beam: stop strings in its text."""
 
-    def __init__(self, pieces: Pieces | None) -> None:
-        self._pieces = pieces
+    def __init__(self, detokenizer: Detokenizer | None) -> None:
+        self._detokenizer = detokenizer
 
-    def after(self, token: int) -> tuple[_Ending, bool]:
-        if self._pieces is None:
+    def after(self, token: int) -> tuple[_StopStrings, bool]:
+        if self._detokenizer is None:
             return self, False
-        pieces = self._pieces.copy()
-        pieces.add(token)
-        return _Ending(pieces), pieces.stopped
+        detokenizer = self._detokenizer.copy()
+        detokenizer.add(token)
+        return _StopStrings(detokenizer), detokenizer.stopped
 
 
 def _is_one(prompts: Any) -> bool:
@@ -345,43 +408,40 @@ def _sampling(options: Mapping[str, Any], method: Callable[..., Any]) -> Samplin
     return Sampling(**options)
 
 
-def _beams(
+def _beam_search(
     num_beams: int,
     length_penalty: float | None,
     early_stopping: bool | str | None,
     samples: int,
-    options: Sampling,
+    sampling: Sampling,
     limits: Limits,
 ) -> BeamSearch | None:
-    given = {"length_penalty": length_penalty, "early_stopping": early_stopping}
-    given = {name: value for name, value in given.items() if value is not None}
-    beams = BeamSearch(num_beams, **given)
+    """The options of beam search; None for one beam."""
+    options = {"length_penalty": length_penalty, "early_stopping": early_stopping}
+    options = {name: value for name, value in options.items() if value is not None}
+    beams = BeamSearch(num_beams, **options)
     if beams.num_beams == 1:
-        for name, value in given.items():
-            raise ConfigError(
-                f"{name}={value!r} was given without beams. Give num_beams, 2 or more, as well."
-            )
+        for name, value in options.items():
+            raise ConfigError(f"{name}={value!r} requires num_beams above 1.")
         return None
-    if options.samples:
+    if sampling.samples:
         raise ConfigError(
-            f"num_beams is {num_beams}, but tokens are to be drawn: a beam search takes the best. Leave "
-            "do_sample, temperature, top_k, top_p, min_p and seed out, or num_beams."
+            f"num_beams={num_beams} is not supported with random sampling. Omit do_sample, temperature, "
+            "top_k, top_p, min_p and seed, or num_beams."
         )
     if samples > beams.num_beams:
-        raise ConfigError(
-            f"samples is {samples}, but num_beams is {num_beams}: there are as many continuations as beams."
-        )
+        raise ConfigError(f"samples={samples} is above num_beams={num_beams}. Pass at least as many beams.")
     if limits.at_context == "slide":
         raise ConfigError(
-            "at_context='slide' was given with num_beams: beams end with the context. Leave one of them out."
+            f"at_context='slide' is not supported with num_beams={num_beams}. Omit one of them."
         )
     return beams
 
 
-def _strings(stop: str | Sequence[str], tokenizer: Any) -> list[str]:
+def _stop_strings(stop: str | Sequence[str], tokenizer: Any) -> list[str]:
     strings = [stop] if isinstance(stop, str) or not isinstance(stop, Iterable) else list(stop)
     if not all(isinstance(s, str) and s for s in strings):
-        raise ConfigError(f"stop is {stop!r}, expected strings that are not empty; ids go into stop_tokens.")
+        raise ConfigError(f"stop is {stop!r}, expected strings that are not empty. Pass ids as stop_tokens.")
     if strings and tokenizer is None:
-        raise InputError("stop has strings, but the folder has no tokenizer to find them. Use stop_tokens.")
+        raise InputError(f"stop is {stop!r}, but the folder has no tokenizer. Pass ids as stop_tokens.")
     return strings

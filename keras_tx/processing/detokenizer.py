@@ -1,4 +1,4 @@
-"""Tokens back to text while they come: whole characters only, and nothing of what stops the text."""
+"""Streaming detokenization: whole characters only, without stop strings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 REPLACEMENT = "\ufffd"
-BEFORE = 4  # tokens of the prompt that are decoded too: a space may belong to what is before it
+BEFORE = 4  # tokens of the prompt that are decoded too: a space may depend on the token before it
 
 
 def read_tokenizer(path: str | os.PathLike[str]) -> Any:
@@ -18,20 +18,20 @@ def read_tokenizer(path: str | os.PathLike[str]) -> Any:
     return tokenizers.Tokenizer.from_file(os.fspath(path))
 
 
-class Pieces:
-    """Gives the text of tokens piece by piece; the pieces together are the text of all.
+class Detokenizer:
+    """Decodes tokens one by one; the returned strings together are the text of all tokens.
 
-    A character whose bytes are spread over tokens comes when it is whole. What may be the beginning of a stop
-    string is held back until it is clear, and a stop string itself is never given.
+    A character whose bytes are spread over tokens is returned when it is complete. A possible beginning of a
+    stop string is held back until it is clear, and a stop string is never returned.
 
-    >>> pieces = Pieces(lambda ids: bytes(ids).decode(errors="replace"))
-    >>> [pieces.add(byte) for byte in "é!".encode()], pieces.end()
+    >>> detokenizer = Detokenizer(lambda ids: bytes(ids).decode(errors="replace"))
+    >>> [detokenizer.add(byte) for byte in "é!".encode()], detokenizer.end()
     (['', 'é', '!'], '')
 
     Args:
-        decode: gives the text of ids.
+        decode: a function from ids to text.
         stop: strings that end the text.
-        prompt: what the tokens continue.
+        prompt: ids before the first token.
     """
 
     def __init__(
@@ -40,52 +40,52 @@ class Pieces:
         self._decode = decode
         self._stop = tuple(stop)
         self._ids = list(prompt[-BEFORE:])
-        self._given = len(_certain(decode(self._ids))) if self._ids else 0  # characters of the ids' text
+        self._returned = len(_complete(decode(self._ids))) if self._ids else 0  # characters of the ids' text
         self._held = ""
         self.stopped = False
 
-    def copy(self) -> Pieces:
-        """The same place in the text, to go on from in another way."""
-        found = copy.copy(self)
-        found._ids = list(self._ids)
-        return found
+    def copy(self) -> Detokenizer:
+        """An independent copy with the same state."""
+        other = copy.copy(self)
+        other._ids = list(self._ids)
+        return other
 
     def add(self, token: int) -> str:
-        """What is new and certain."""
+        """The new characters that are complete."""
         if self.stopped:
             return ""
         before = len(self._ids)
         self._ids.append(token)
         text = self._decode(self._ids)
-        certain = _certain(text)
-        new = certain[self._given :]
-        self._given = max(self._given, len(certain))
-        if certain is text and before > 2 * BEFORE:  # whole: a few tokens are enough to go on with
+        complete = _complete(text)
+        new = complete[self._returned :]
+        self._returned = max(self._returned, len(complete))
+        if complete is text and before > 2 * BEFORE:  # the last tokens suffice from here on
             self._ids = self._ids[-BEFORE:]
-            self._given = len(self._decode(self._ids))
+            self._returned = len(self._decode(self._ids))
         return self._without_stop(new)
 
     def end(self) -> str:
-        """What was held back, once there are no more tokens."""
+        """The characters that were held back, after the last token."""
         if self.stopped:
             return ""
         text = self._decode(self._ids) if self._ids else ""
-        rest = self._held + text[self._given :]
-        self._held, self._given = "", max(self._given, len(text))
+        rest = self._held + text[self._returned :]
+        self._held, self._returned = "", max(self._returned, len(text))
         return rest
 
     def _without_stop(self, new: str) -> str:
         text = self._held + new
-        found = [place for stop in self._stop if (place := text.find(stop)) >= 0]
-        if found:
+        places = [place for stop in self._stop if (place := text.find(stop)) >= 0]
+        if places:
             self.stopped = True
-            return text[: min(found)]
+            return text[: min(places)]
         most = min(len(text), max(map(len, self._stop), default=1) - 1)
         keep = next((n for n in range(most, 0, -1) if any(s.startswith(text[-n:]) for s in self._stop)), 0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
-def _certain(text: str) -> str:
-    """Without a character at the end whose bytes may still be to come."""
+def _complete(text: str) -> str:
+    """The text without a character at its end whose bytes may not all be there."""
     return text[:-1] if text.endswith(REPLACEMENT) else text

@@ -1,4 +1,4 @@
-"""Runs exported folders with NumPy and onnxruntime: no Keras, no TensorFlow, no PyTorch, no onnx.
+"""Runs exported folders with NumPy and onnxruntime, without Keras, TensorFlow, PyTorch or onnx.
 
 >>> from keras_tx.runtime import load
 >>> load("flowers")("rose.jpg")  # doctest: +SKIP
@@ -14,26 +14,32 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from keras_tx.runtime.folder import Folder, open_folder, verify_hashes
     from keras_tx.runtime.session import Session
-    from keras_tx.runtime.tasks.arrays import GenericModel, ImageClassifier, ImageEmbedder
+    from keras_tx.runtime.tasks.arrays import GenericModel
     from keras_tx.runtime.tasks.base import LoadedModel
+    from keras_tx.runtime.tasks.feature_extraction import TextEmbedder
+    from keras_tx.runtime.tasks.fill_mask import MaskFiller
+    from keras_tx.runtime.tasks.image_classification import ImageClassifier
+    from keras_tx.runtime.tasks.image_feature_extraction import ImageEmbedder
+    from keras_tx.runtime.tasks.pretraining import PretrainedEncoder
+    from keras_tx.runtime.tasks.question_answering import QuestionAnswerer
+    from keras_tx.runtime.tasks.text_classification import TextClassifier
     from keras_tx.runtime.tasks.text_generation import TextGenerator
-    from keras_tx.runtime.tasks.text_rows import MaskFiller, PretrainedEncoder, TextClassifier, TextEmbedder
-    from keras_tx.runtime.tasks.text_spans import QuestionAnswerer, TextTagger
+    from keras_tx.runtime.tasks.token_classification import TextTagger
 
 _HOMES = {
     "Folder": "folder",
     "GenericModel": "tasks.arrays",
-    "ImageClassifier": "tasks.arrays",
-    "ImageEmbedder": "tasks.arrays",
+    "ImageClassifier": "tasks.image_classification",
+    "ImageEmbedder": "tasks.image_feature_extraction",
     "LoadedModel": "tasks.base",
-    "MaskFiller": "tasks.text_rows",
-    "PretrainedEncoder": "tasks.text_rows",
-    "QuestionAnswerer": "tasks.text_spans",
+    "MaskFiller": "tasks.fill_mask",
+    "PretrainedEncoder": "tasks.pretraining",
+    "QuestionAnswerer": "tasks.question_answering",
     "Session": "session",
-    "TextClassifier": "tasks.text_rows",
-    "TextEmbedder": "tasks.text_rows",
+    "TextClassifier": "tasks.text_classification",
+    "TextEmbedder": "tasks.feature_extraction",
     "TextGenerator": "tasks.text_generation",
-    "TextTagger": "tasks.text_spans",
+    "TextTagger": "tasks.token_classification",
     "open_folder": "folder",
     "verify_hashes": "folder",
 }
@@ -65,7 +71,7 @@ def load(
     threads: int | None = None,
     precision: str | None = None,
 ) -> LoadedModel:
-    """Opens an exported folder, ready to run.
+    """Loads an exported folder.
 
     >>> model = load("flowers")  # doctest: +SKIP
     >>> model  # doctest: +SKIP
@@ -74,29 +80,33 @@ def load(
     [[{'label': 'rose', 'score': 0.98}], [{'label': 'tulip', 'score': 0.97}]]
 
     Args:
-        folder: what `export_onnx` wrote. A folder that is damaged, or that points outside itself, is refused.
-        provider: "cpu", "cuda", "tensorrt", "openvino", "coreml" or "directml", and nothing else is taken; or
-            "auto": CUDA where it works, otherwise the CPU, with a warning where an onnxruntime that was built
-            for CUDA cannot use it. `.provider` of the result says which it is, and
-            `.session.placement()` how many nodes run where.
-        threads: for one operation on the CPU; None leaves it to onnxruntime.
-        precision: which file of the folder to run, "fp32", "fp16", "int8", "int8-blocks" or "int4". By
-            default fp32, or fp16 on a GPU ("cuda", "tensorrt", "directml", or "auto" where that comes to
-            CUDA) where the folder has it; or the only one that is there. `.precision` of the result says
-            which it is. `keras-tx quantize` adds others.
+        folder: path of a folder that `export_onnx` wrote.
+        provider: "cpu", "cuda", "tensorrt", "openvino", "coreml" or "directml"; or "auto", which uses CUDA if
+            it works and otherwise the CPU, with a warning if onnxruntime was built for CUDA. The result has
+            it as `.provider`; `.session.placement()` counts the nodes on each provider.
+        threads: threads of one operation on the CPU; by default as many as cores.
+        precision: "fp32", "fp16", "int8", "int8-blocks" or "int4". By default fp32, or on a GPU fp16 if the
+            folder has it; or the folder's only one. The result has it as `.precision`. `keras-tx quantize`
+            adds precisions to a folder.
 
     Returns:
-        An `ImageClassifier` or `ImageEmbedder`; a `TextClassifier`, `TextTagger`, `QuestionAnswerer`,
-        `MaskFiller`, `PretrainedEncoder` or `TextEmbedder`; a `TextGenerator`; or a `GenericModel`, for a
-        model of no known task and for a text model without tokenizer.
-    """
-    from keras_tx.runtime.tasks.arrays import open_model
+        The model of the folder's task, whose call runs its method: `ImageClassifier` and `TextClassifier`
+        (`classify`), `ImageEmbedder` and `TextEmbedder` (`embed`), `TextTagger` (`tag`), `QuestionAnswerer`
+        (`answer`), `MaskFiller` and `PretrainedEncoder` (`fill`), `TextGenerator` (`generate`); or a
+        `GenericModel` (`run`) for a graph without a known task and for a text model without tokenizer.
 
-    return open_model(folder, provider, threads, precision)
+    Raises:
+        FolderError: if the folder is damaged, incomplete, or refers to files outside itself.
+        ProviderError: if the provider is unknown or not available.
+        ConfigError: if `threads` is out of range, or the folder does not have the precision.
+    """
+    from keras_tx.runtime.loading import load_folder
+
+    return load_folder(folder, provider, threads, precision)
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a name when it is first used: importing this package costs nothing."""
+    """Imports the module of a public name when it is first used."""
     if name in _HOMES:
         return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

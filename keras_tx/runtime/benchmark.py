@@ -316,7 +316,7 @@ class _Sizes:
     def longest(self) -> int:
         """Tokens that the model accepts."""
         if self.kind == "generation":
-            from keras_tx.runtime.tasks.text_generation import context_of
+            from keras_tx.runtime.cached_decoder import context_of
 
             return context_of(self.folder)
         from keras_tx.processing import TextTransform

@@ -1,6 +1,6 @@
-"""Example inputs of a graph: random numbers, ids within their tables, and every kind of padding mask.
+"""Example inputs of graphs: random numbers, ids in their range, and every kind of padding mask.
 
-The exporter compares a graph with Keras on them, and precisions with fp32; `keras-tx verify` runs a folder.
+The exporter compares graphs on them, and `keras-tx verify` runs a folder on them.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.contract import TensorSpec
 
-# Which tokens of a row a client may declare real.
+# Kinds of padding masks, by the tokens that are not padding.
 MASKS = ("all", "right", "left", "holes", "one token", "none")
-LENGTH = 16  # of the texts that have every kind of mask
-LONGEST = 1024  # of a text, whatever length a model accepts
-# Sizes to try, in this order, for dynamic axes about which nothing is known.
+LENGTH = 16  # of texts with every kind of mask
+LONGEST = 1024  # of any text
+# Sizes to try, in this order, for dynamic axes without known bounds.
 SIZES = (64, 32, 16, 8, 4, 2, 1, 128, 256)
 SEED = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """How a graph uses the integers of an input: the size of the smallest table that they index.
+    """How a graph uses the integers of an input.
 
-    `padding` is the id of masked tokens, which no other token has; None where they have any id.
+    Attributes:
+        vocabulary_size: size of the smallest table that they index.
+        padding: the id that all masked tokens and no others have; None if there is none.
     """
 
     vocabulary_size: int = 2
@@ -45,9 +47,9 @@ def draw(
 
     Args:
         specs: the inputs.
-        uses: how the integers of an input are used, if known.
-        sizes: the size of each dynamic axis by its name.
-        masks: the kinds of mask of the rows in turn, equal in all inputs.
+        uses: the uses of integer inputs, by name.
+        sizes: the size of each dynamic axis, by name.
+        masks: kinds of masks, of which each row has the next one.
     """
     return {spec.name: _array(spec, uses.get(spec.name, Use()), sizes, masks, random) for spec in specs}
 
@@ -65,7 +67,7 @@ def _array(
     if spec.dtype == "bool":
         return random.random(shape) < 0.7
     if kind.kind == "f":
-        # In steps that half precision has as well: Keras may round its inputs to it where a graph does not.
+        # Multiples of 1/32, which half precision represents: Keras may round its inputs to it.
         return (np.round(random.standard_normal(shape, "float32") * 32) / 32).astype(kind)
     numbers = random.integers(0, 256 if kind == np.uint8 else use.vocabulary_size, shape)
     if use.padding is not None:
@@ -81,7 +83,7 @@ def is_mask(spec: TensorSpec) -> bool:
 
 
 def token_mask(shape: Sequence[int], masks: Sequence[str]) -> np.ndarray:
-    """True where a token is real: rows along the first axis have these kinds in turn, tokens along the last.
+    """A mask that is True for tokens and False for padding; each row has the next kind of `masks`.
 
     >>> token_mask((4, 6), ("right", "left", "holes", "one token")).astype(int)
     array([[1, 1, 1, 1, 0, 0],
@@ -106,7 +108,7 @@ def token_mask(shape: Sequence[int], masks: Sequence[str]) -> np.ndarray:
 
 
 class Example(NamedTuple):
-    """Inputs of a graph, and what they are called in a report."""
+    """Inputs of a graph and their description."""
 
     name: str
     inputs: dict[str, np.ndarray]
@@ -115,41 +117,39 @@ class Example(NamedTuple):
 def examples_of(
     specs: Sequence[TensorSpec], config: Mapping[str, object], longest: int | None
 ) -> list[list[Example]]:
-    """Examples to run the graph of a folder on, one of each list.
+    """Lists of alternative examples of a folder's graph; one of each list is enough to run.
 
-    For a text model these are every kind of mask, and the shortest and the longest text. The examples of a
-    list are alternatives, for dynamic axes whose valid sizes are not known.
+    Text models have every kind of mask, the shortest and the longest text. Alternatives are different sizes,
+    for dynamic axes whose valid sizes are not known.
 
     Args:
         specs: the inputs of the graph.
         config: the content of config.json.
         longest: the tokenizer's maximum length; None if it has none.
     """
-    uses = {
-        contract.INPUT_IDS: Use(_whole(config, "vocab_size") or 1),
-        contract.TOKEN_TYPE_IDS: Use(_whole(config, "type_vocab_size") or 1),
-    }
     axes = {axis for spec in specs for axis in spec.shape if isinstance(axis, str)}
+    uses = {
+        contract.INPUT_IDS: Use(_positive(config, "vocab_size", 1)),
+        contract.TOKEN_TYPE_IDS: Use(_positive(config, "type_vocab_size", 1)),
+    }
     random = np.random.default_rng(SEED)
 
     def example(name: str, length: int, masks: Sequence[str]) -> Example:
         sizes = {**dict.fromkeys(axes, length), contract.BATCH_AXIS: len(masks), contract.PAST_AXIS: 0}
-        known = {**uses, contract.POSITION_IDS: Use(length)}
-        return Example(name, draw(specs, known, sizes, masks, random))
+        return Example(name, draw(specs, {**uses, contract.POSITION_IDS: Use(length)}, sizes, masks, random))
 
     if {contract.INPUT_IDS, contract.ATTENTION_MASK} <= {spec.name for spec in specs}:
-        positions = _whole(config, "n_positions") or _whole(config, "max_position_embeddings")
-        longest = min(longest or positions or LENGTH, LONGEST)
+        positions = _positive(config, "n_positions", _positive(config, "max_position_embeddings", LENGTH))
+        longest = min(longest or positions, LONGEST)
         length = min(LENGTH, longest)
         name = f"{len(MASKS)} texts of {length} tokens with every kind of padding mask"
-        counts = [f"{n} token{'s' if n > 1 else ''}" for n in sorted({1, longest})]
-        texts = [example(f"a text of {count}", int(count.split()[0]), ("all",)) for count in counts]
-        return [[example(name, length, MASKS)], *([text] for text in texts)]
+        lengths = {1: "a text of 1 token", longest: f"a text of {longest} token{'s' if longest > 1 else ''}"}
+        return [[example(name, length, MASKS)], *([example(x, n, ("all",))] for n, x in lengths.items())]
     if axes - {contract.BATCH_AXIS}:
         return [[example(f"a batch of 2, other dynamic axes {n}", n, ("all", "all")) for n in SIZES]]
     return [[example(f"a batch of {batch}", 1, ("all",) * batch)] for batch in (1, 2)]
 
 
-def _whole(config: Mapping[str, object], name: str) -> int | None:
+def _positive(config: Mapping[str, object], name: str, default: int) -> int:
     value = config.get(name)
-    return value if isinstance(value, int) and value > 0 else None
+    return value if isinstance(value, int) and value > 0 else default

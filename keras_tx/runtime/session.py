@@ -1,4 +1,4 @@
-"""One ONNX graph in onnxruntime: its provider, its threads, and a check of what is fed to it."""
+"""Session: an ONNX graph in onnxruntime, whose inputs are checked before it runs."""
 
 from __future__ import annotations
 
@@ -30,22 +30,33 @@ from keras_tx.runtime.axis_bounds import axes_of, read_bounds, violated_bound
 
 _DTYPES = {"float": "float32", "double": "float64"}  # onnxruntime's other names are NumPy's
 _UNNAMED = "?"
-# The kinds of NumPy's dtypes that are cast to those of a graph; ids cannot have a fraction.
+# Kinds of NumPy dtypes that are cast to the dtypes of a graph.
 _CASTS = {"bool": "biu", "int": "biu", "uint": "biu", "float": "biuf"}
 MOST_THREADS = 1024
 
 
 class Session:
-    """A graph that is ready to run.
+    """Runs a graph.
 
     >>> with Session("flowers/onnx/model.onnx", provider="cpu") as session:  # doctest: +SKIP
     ...     logits = session.run({"pixel_values": pixels})["logits"]
 
     Args:
-        graph: the .onnx file. Nothing is checked about it here; `open_folder` does.
-        provider: "cpu", "cuda" and so on, or "auto": CUDA where it works, else the CPU, with a warning
-            where an onnxruntime built for CUDA cannot use it. `.provider` says what it came to.
-        threads: for one operation on the CPU; None leaves it to onnxruntime, which takes the cores.
+        graph: path of the .onnx file. Its content is not checked; `open_folder` does that.
+        provider: "cpu", "cuda" ..., or "auto": CUDA if it works, otherwise the CPU.
+        threads: threads of one operation on the CPU; by default as many as cores.
+
+    Attributes:
+        provider: the provider that runs the graph.
+        inputs: the inputs of the graph.
+        optional: inputs that have a default value.
+        outputs: the outputs of the graph.
+        bounds: sizes of dynamic axes at which the graph computes the same as the Keras model.
+
+    Raises:
+        ProviderError: if the provider is unknown or not available.
+        FolderError: if onnxruntime cannot load the graph.
+        ConfigError: if `threads` is not a number from 1 to 1024.
     """
 
     def __init__(
@@ -67,54 +78,59 @@ class Session:
         self.optional = tuple(_spec(node) for node in self._session.get_overridable_initializers())
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns all outputs by name; raises an InputError that names an input the graph does not accept.
+        """Runs the graph and returns all outputs by name.
 
-        An array of another dtype is cast if that changes no value: uint8 to float32 or int64, or float64
-        that was converted from float32.
+        Args:
+            inputs: an array for each input. An array of another dtype is cast if that changes no value:
+                uint8 to float32 or int64, or float64 that was converted from float32.
+
+        Raises:
+            InputError: if an input is missing, unknown, or has a wrong dtype or shape.
+            RunError: if the graph fails; the session can be used again.
         """
         session = self._open()
         inputs = self._checked(inputs)
-        with self._named(inputs) as options:
+        with self._run_options(inputs) as options:
             if self.provider in providers.DEVICES:
-                values = self._bound(session, inputs, options)
+                values = self._run_bound(session, inputs, options)
             else:
                 values = session.run(None, inputs, options)
         return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
 
-    def _bound(self, session: Any, inputs: Mapping[str, np.ndarray], options: Any) -> list[np.ndarray]:
-        """What `session.run` gives, with inputs and outputs bound: each goes straight to where it is used."""
-        binding = session.io_binding()  # a new one for each call: other threads make theirs
+    def _run_bound(self, session: Any, inputs: Mapping[str, np.ndarray], options: Any) -> list[np.ndarray]:
+        """`session.run` with bound inputs, which are copied directly to the device that uses them."""
+        binding = session.io_binding()  # for each call, because threads share the session
         for name, array in inputs.items():
-            binding.bind_cpu_input(name, array)  # copied at once to the device of the node that takes it
+            binding.bind_cpu_input(name, array)
         for spec in self.outputs:
-            binding.bind_output(spec.name, "cpu")  # of a size that only the run tells
+            binding.bind_output(spec.name, "cpu")
         session.run_with_iobinding(binding, options)
-        return binding.copy_outputs_to_cpu()  # of our own: what is bound is gone with the binding
+        return binding.copy_outputs_to_cpu()  # bound memory is freed with the binding
 
     @contextlib.contextmanager
-    def _named(self, inputs: Mapping[str, Any]) -> Iterator[Any]:
-        """Options for a run, whose errors are ours then."""
+    def _run_options(self, inputs: Mapping[str, Any]) -> Iterator[Any]:
+        """Options for a run; converts its errors to a RunError."""
         try:
             yield run_options() or self._quiet
         except Exception as error:  # onnxruntime's exceptions have no base class of their own
-            raise self._failed(error, inputs) from error
+            raise self._run_error(error, inputs) from error
 
     def advance(
         self, inputs: Mapping[str, Any], kept: Sequence[str], wanted: str
     ) -> tuple[list[Any], np.ndarray]:
-        """One step of a loop: outputs that the next step takes stay where they were computed.
+        """Runs a step of a loop; the outputs `kept` stay on the session's device for the next step.
 
         Args:
-            inputs: arrays, and what an earlier step kept. Not checked: `run` does that.
-            kept: the outputs to keep, as onnxruntime's own values on the session's device.
-            wanted: the output to give as an array.
+            inputs: arrays, or values that an earlier step kept. They are not checked.
+            kept: outputs to keep.
+            wanted: the output to return as an array.
         """
         session = self._open()
-        binding = session.io_binding()  # a new one each time: a second run would overwrite what it gave
-        with self._named(inputs) as options:
+        binding = session.io_binding()  # for each step: a second run would overwrite the outputs
+        with self._run_options(inputs) as options:
             for name, value in inputs.items():
-                given = self._value(value, "cpu") if isinstance(value, np.ndarray) else value
-                binding.bind_ortvalue_input(name, given)
+                value = self._value(value, "cpu") if isinstance(value, np.ndarray) else value
+                binding.bind_ortvalue_input(name, value)
             for name in kept:
                 binding.bind_output(name, self.device)
             binding.bind_output(wanted, "cpu")
@@ -123,15 +139,15 @@ class Session:
         return values, last.numpy().copy()
 
     def binding(self, shared: Sequence[tuple[str, str, np.ndarray]]) -> Binding:
-        """The loop on the CPU of a graph that writes into the memory that it reads: nothing is allocated.
+        """A binding on the CPU for a graph that writes into the memory that it reads.
 
         Args:
-            shared: an input, an output, and the array that is both.
+            shared: name of an input, name of an output, and the array for both.
         """
         return Binding(self, shared)
 
     def device_value(self, array: np.ndarray) -> Any:
-        """An array as a value that `advance` takes, on the session's device."""
+        """An array as an input of `advance`, on the session's device."""
         return self._value(array, self.device)
 
     def _value(self, array: np.ndarray, device: str) -> Any:
@@ -139,42 +155,44 @@ class Session:
 
     @property
     def device(self) -> str:
-        """Where the provider's memory is, in onnxruntime's words."""
+        """onnxruntime's name of the device with the provider's memory."""
         return providers.DEVICES.get(self.provider, "cpu")
 
     def placement(self) -> dict[str, int]:
-        """How many nodes of the graph each provider runs, as onnxruntime optimized it: {"cpu": 126}."""
-        found: Counter[str] = Counter()
+        """The number of nodes of the optimized graph by provider: {"cpu": 126}."""
+        counts: Counter[str] = Counter()
         for part in self._open().get_provider_graph_assignment_info():
-            found[providers.name_of(part.ep_name)] += len(part.get_nodes())
-        return dict(found)
+            counts[providers.name_of(part.ep_name)] += len(part.get_nodes())
+        return dict(counts)
 
     def _open(self) -> Any:
         if self._session is None:
-            raise KerasTxError(f"The session on {self.graph} is closed, expected an open one; load it again.")
+            raise KerasTxError(f"The session on {self.graph} is closed. Load the folder again.")
         if os.getpid() != self._process:
             raise KerasTxError(
-                f"The session on {self.graph} was opened in process {self._process}, and this is its fork "
-                f"{os.getpid()}, in which onnxruntime's threads do not exist: it would wait for ever. Load "
-                "the folder after the fork, in each process."
+                f"The session on {self.graph} was opened in process {self._process} and cannot run in its "
+                f"fork {os.getpid()}, which lacks onnxruntime's threads. Load the folder in each process, "
+                "after the fork."
             )
         return self._session
 
-    def _failed(self, error: Exception, inputs: Mapping[str, Any]) -> KerasTxError:
-        said = " ".join(str(error).split())
+    def _run_error(self, error: Exception, inputs: Mapping[str, Any]) -> KerasTxError:
+        reason = " ".join(str(error).split())
         arrays = {name: value for name, value in inputs.items() if isinstance(value, np.ndarray)}
-        given = ", ".join(f"{name} {list(value.shape)}" for name, value in arrays.items())
-        if "terminate flag" in said.lower():
-            return RunError(f"{self.graph}: the call was cancelled while it ran.")
-        if any(word in said for word in ("bad_alloc", "allocate memory", "bad allocation", "out of memory")):
+        shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in arrays.items())
+        if "terminate flag" in reason.lower():
+            return RunError(f"{self.graph}: the call was cancelled.")
+        if any(
+            word in reason for word in ("bad_alloc", "allocate memory", "bad allocation", "out of memory")
+        ):
             return RunError(
-                f"{self.graph}: there is not enough memory for {given} ({said:.200}). Give a smaller batch "
-                "or shorter texts; the model can be used again."
+                f"{self.graph}: out of memory with {shapes} ({reason:.200}). Pass a smaller batch or shorter "
+                "texts; the model can be used again."
             )
-        return RunError(f"{self.graph} failed with {given}: {said:.400}")
+        return RunError(f"{self.graph} failed with {shapes}: {reason:.400}")
 
     def close(self) -> None:
-        """Gives the memory back; a second time does nothing."""
+        """Frees the graph's memory. Calling it twice is allowed."""
         self._session = None
 
     def __enter__(self) -> Session:
@@ -187,20 +205,21 @@ class Session:
 
     def _checked(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The inputs in the dtypes of the graph, or an InputError."""
-        known = {spec.name: spec for spec in (*self.inputs, *self.optional)}
-        missing = [spec.name for spec in self.inputs if spec.name not in inputs]
-        unknown = [name for name in inputs if name not in known]
-        if missing or unknown:
+        specs = {spec.name: spec for spec in (*self.inputs, *self.optional)}
+        if any(spec.name not in inputs for spec in self.inputs) or any(name not in specs for name in inputs):
             raise InputError(
                 f"The inputs are {', '.join(map(repr, inputs)) or 'none'}; "
                 f"expected {', '.join(describe(spec) for spec in self.inputs)}."
             )
-        sizes: dict[
-            str, tuple[int, str]
-        ] = {}  # by the name of a dynamic axis: how long, and where seen first
-        arrays = {name: _checked_array(known[name], value) for name, value in inputs.items()}
-        for name, value in arrays.items():
-            for axis, length in zip(known[name].shape, value.shape, strict=True):
+        arrays = {name: _checked_array(specs[name], value) for name, value in inputs.items()}
+        self._check_sizes(specs, arrays)
+        return arrays
+
+    def _check_sizes(self, specs: Mapping[str, TensorSpec], arrays: Mapping[str, np.ndarray]) -> None:
+        """Raises an InputError for a dynamic axis with different sizes, size 0, or one out of bounds."""
+        sizes: dict[str, tuple[int, str]] = {}  # of a dynamic axis, and the first input that has it
+        for name, array in arrays.items():
+            for axis, length in zip(specs[name].shape, array.shape, strict=True):
                 if not isinstance(axis, str) or axis == _UNNAMED:
                     continue
                 first, where = sizes.setdefault(axis, (length, name))
@@ -210,38 +229,37 @@ class Session:
                     )
                 if length == 0 and axis in (contract.BATCH_AXIS, contract.SEQUENCE_AXIS):
                     raise InputError(
-                        f"{name!r} has shape {value.shape}: {axis} is 0, expected 1 or more. Skip the "
+                        f"{name!r} has shape {array.shape}: {axis} is 0, expected 1 or more. Skip the "
                         "call for empty inputs."
                     )
         bound = violated_bound(self.bounds, {axis: length for axis, (length, _) in sizes.items()})
         if bound is not None:
-            seen = [f"{axis} is {sizes[axis][0]} in {sizes[axis][1]!r}" for axis in axes_of(bound)]
+            actual = [f"{axis} is {sizes[axis][0]} in {sizes[axis][1]!r}" for axis in axes_of(bound)]
             raise InputError(
-                f"{' and '.join(seen)}, expected {bound}: at other sizes the Keras model computes something "
-                "else than this graph. Shorten or pad the input, or export a model without this bound."
+                f"{' and '.join(actual)}, expected {bound}: at other sizes the graph differs from the Keras "
+                "model. Shorten or pad the input, or export a model without this bound."
             )
-        return arrays
 
 
 class Binding:
-    """Inputs and outputs of a session that stay bound from run to run."""
+    """Inputs and outputs of a session that stay bound between runs."""
 
     def __init__(self, owner: Session, shared: Sequence[tuple[str, str, np.ndarray]]) -> None:
         self._owner = owner
         self._binding = owner._open().io_binding()
         self._bound: dict[str, np.ndarray] = {}
-        for taken, given, array in shared:
+        for input_name, output_name, array in shared:
             value = owner._value(array, "cpu")
-            self._binding.bind_ortvalue_input(taken, value)
-            self._binding.bind_ortvalue_output(given, value)
+            self._binding.bind_ortvalue_input(input_name, value)
+            self._binding.bind_ortvalue_output(output_name, value)
 
     def run(self, inputs: Mapping[str, np.ndarray], wanted: str, out: np.ndarray) -> None:
-        """Computes; the output `wanted` is written into `out`.
+        """Runs the graph and writes the output `wanted` into `out`.
 
-        An array that is that of the run before, with other numbers in it, costs nothing to give.
+        An array that the previous run had too, perhaps with other values, is not bound again.
         """
         session = self._owner._open()
-        with self._owner._named(inputs) as options:
+        with self._owner._run_options(inputs) as options:
             self._bind(inputs, wanted, out)
             session.run_with_iobinding(self._binding, options)
 
@@ -256,12 +274,12 @@ class Binding:
 
 
 def describe(spec: TensorSpec) -> str:
-    """For messages: name, dtype and shape as the graph has them."""
+    """Name, dtype and shape of an input or output, for messages."""
     return f"{spec.name} {spec.dtype} ({', '.join(map(str, spec.shape))})"
 
 
 def stays_on_cpu(provider: str) -> bool:
-    """Whether a session will run on the CPU whatever its graph is."""
+    """Whether a session runs on the CPU, whatever its graph."""
     return provider == "cpu" or (provider == "auto" and not _gpu_wheel(_onnxruntime()))
 
 
@@ -281,7 +299,7 @@ def _start(graph: Path, provider: str, threads: int | None) -> tuple[str, Any]:
     try:
         session = _create(onnxruntime, graph, wanted, threads)
     except FolderError as error:
-        # Is it the provider that fails, or the graph? What fails on the CPU as well is the graph's fault.
+        # A graph that fails on the CPU too is not valid; otherwise the provider failed.
         session, reason = _create(onnxruntime, graph, [providers.CPU], threads), str(error.__cause__)
     return providers.settle(provider, session.get_providers(), reason), session
 
@@ -292,40 +310,40 @@ def _gpu_wheel(onnxruntime: Any) -> bool:
 
 
 def _wheels(onnxruntime: Any) -> tuple[str, ...]:
-    """The distributions that share the package that is imported: one, if all is well.
+    """The installed distributions that share the import package: more than one is a mistake.
 
-    Read off the names beside it, since `importlib.metadata` takes longer than a small model needs to load.
+    Read from the file names: `importlib.metadata` takes longer than loading a small model.
     """
-    beside = Path(getattr(onnxruntime, "__file__", None) or os.devnull).parent.parent
-    found = {path.name.split("-")[0].replace("_", "-") for path in beside.glob("onnxruntime*.dist-info")}
-    return tuple(sorted(found & providers.WHEELS))
+    folder = Path(getattr(onnxruntime, "__file__", None) or os.devnull).parent.parent
+    names = {path.name.split("-")[0].replace("_", "-") for path in folder.glob("onnxruntime*.dist-info")}
+    return tuple(sorted(names & providers.WHEELS))
 
 
 def _create(onnxruntime: Any, graph: Path, wanted: list[str], threads: int | None) -> Any:
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    options.log_severity_level = 3  # errors: it warns of each initializer that may be overridden
+    options.log_severity_level = 3  # errors only: otherwise it warns about each optional input
     if threads is not None:
         options.intra_op_num_threads = threads
     try:
-        # enable_fallback: by default onnxruntime prints and goes on with the CPU, here and in run()
+        # enable_fallback=0: by default onnxruntime prints a message and continues on the CPU
         return onnxruntime.InferenceSession(graph, options, providers=wanted, enable_fallback=0)
     except Exception as error:  # onnxruntime's exceptions have no base class of their own
         raise FolderError(
             f"{graph}: onnxruntime {onnxruntime.__version__} cannot load it: {str(error).strip()} "
-            "Export it again, or upgrade onnxruntime if it does not know the opset."
+            "Export again, or upgrade onnxruntime if it does not support the opset."
         ) from error
 
 
 def _load_cuda_libraries(onnxruntime: Any) -> str:
-    """Finds the CUDA that pip installed, which the system's loader does not; gives its complaints."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    """Loads the CUDA libraries that pip installed; returns error messages."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         try:
             onnxruntime.preload_dlls()
         except (AttributeError, OSError, RuntimeError) as error:  # older versions have no such function
             return str(error)
-    return " ".join(said.getvalue().split())
+    return " ".join(output.getvalue().split())
 
 
 def _onnxruntime() -> Any:
@@ -369,10 +387,10 @@ def _cast(spec: TensorSpec, value: np.ndarray) -> np.ndarray:
         array = value.astype(spec.dtype)
         back = array.astype(value.dtype)
     floats = value.dtype.kind == "f"
-    # The way back alone would miss integers that change their sign, and comparing alone large ones.
+    # The first comparison alone would miss integers that change sign, the second large integers.
     if not np.array_equal(back, value, floats) or not np.array_equal(array, value, floats):
         raise InputError(
-            f"{wrong}, and holds values that {spec.dtype} cannot represent. .astype({spec.dtype!r}) rounds "
-            "them."
+            f"{wrong}, and has values that {spec.dtype} cannot represent. Round them with "
+            f".astype({spec.dtype!r})."
         )
     return array

@@ -1,41 +1,45 @@
-"""A graph that writes keys and values into the buffers from which it reads them: no step copies them."""
+"""Decoder graphs that write keys and values into the buffers they read from, without copies."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import FolderError
-from keras_tx.generation.decoding_loop import Decoder, read, step
-from keras_tx.runtime.decoder_signature import Ports
+from keras_tx.generation.decoding_loop import Decoder, decode_step, prefill
+from keras_tx.runtime.cached_decoder import CachedDecoder, DecoderSignature
 from keras_tx.runtime.session import Binding, Session
 
-# Of prompts that are read in one run: how many tokens, how many with padding for each real one, and logits.
+# Limits of prompts in one run: tokens, tokens with padding for each real one, and logits.
 MOST_TOKENS, PADDED, MOST_LOGITS = 2048, 1.25, 2**23
 
 
-class SharedPast:
-    """The keys and values of some texts, a row each, in buffers with room for more tokens.
+class SharedCache:
+    """Keys and values of several texts, a row each, in buffers with room for more tokens.
 
     A row holds its text from the first place on: there is no padding, and texts may differ in length.
     """
 
-    def __init__(self, ports: Ports, session: Session, arrays: list[np.ndarray], used: int = 0) -> None:
-        self._ports = ports
+    def __init__(
+        self, signature: DecoderSignature, session: Session, arrays: list[np.ndarray], used: int = 0
+    ) -> None:
+        self._signature = signature
         self._session = session
         self.arrays = arrays  # each (rows, heads, room, size)
-        self.used = used  # places that are filled in the longest row
+        self.used = used  # filled places of the longest row
         self._binding: Binding | None = None
-        self._fixed: tuple[np.ndarray, ...] = ()  # ids, positions, kept and logits of a run, bound once
+        self._buffers: tuple[np.ndarray, ...] = ()  # ids, positions, kept and logits, bound once
 
     @classmethod
-    def empty(cls, ports: Ports, session: Session, rows: int, room: int) -> SharedPast:
-        # Zeros that nobody has written to take no memory yet.
-        arrays = [np.zeros((rows, int(p.shape[1]), room, int(p.shape[3])), p.dtype) for p in ports.pasts]
-        return cls(ports, session, arrays)
+    def empty(cls, signature: DecoderSignature, session: Session, rows: int, room: int) -> SharedCache:
+        # The operating system provides memory for zeros only when they are first written to.
+        shapes = [(rows, int(p.shape[1]), room, int(p.shape[3])) for p in signature.pasts]
+        arrays = [np.zeros(s, p.dtype) for s, p in zip(shapes, signature.pasts, strict=True)]
+        return cls(signature, session, arrays)
 
     @property
     def rows(self) -> int:
@@ -49,23 +53,23 @@ class SharedPast:
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays)
 
-    def part(self, rows: slice) -> SharedPast:
+    def view(self, rows: slice) -> SharedCache:
         """Some rows, in the same memory."""
         if rows == slice(0, self.rows):
             return self
-        return SharedPast(self._ports, self._session, [x[rows] for x in self.arrays], self.used)
+        return SharedCache(self._signature, self._session, [x[rows] for x in self.arrays], self.used)
 
-    def copied(self, rows: Sequence[int], room: int) -> SharedPast:
+    def copy(self, rows: Sequence[int], room: int) -> SharedCache:
         """These rows in new buffers."""
-        found = SharedPast.empty(self._ports, self._session, len(rows), room)
-        for old, new in zip(self.arrays, found.arrays, strict=True):
+        cache = SharedCache.empty(self._signature, self._session, len(rows), room)
+        for old, new in zip(self.arrays, cache.arrays, strict=True):
             for index, row in enumerate(rows):
                 new[index, :, : self.used] = old[row, :, : self.used]
-        found.used = self.used
-        return found
+        cache.used = self.used
+        return cache
 
-    def keep(self, rows: Sequence[int], first: int) -> SharedPast:
-        """These rows, in the buffers that there are; up to the token `first` they are equal anyway."""
+    def reorder(self, rows: Sequence[int], first: int) -> SharedCache:
+        """These rows in the same buffers; rows are equal up to the token `first`, which is not copied."""
         moved = [index for index, row in enumerate(rows) if index != row]
         if moved:
             sources = [rows[index] for index in moved]
@@ -74,46 +78,45 @@ class SharedPast:
         if len(rows) == self.rows:
             return self
         arrays = [array[: len(rows)] for array in self.arrays]
-        return SharedPast(self._ports, self._session, arrays, self.used)
+        return SharedCache(self._signature, self._session, arrays, self.used)
 
     def run(self, ids: np.ndarray, mask: np.ndarray, positions: np.ndarray, kept: int) -> np.ndarray:
-        """Logits of so many of the last tokens; those of a step are valid until the next."""
+        """Logits of the last `kept` tokens; the next run overwrites those of a decode step."""
         if self._binding is None:
-            names = zip(self._ports.pasts, self._ports.presents, self.arrays, strict=True)
+            names = zip(self._signature.pasts, self._signature.presents, self.arrays, strict=True)
             self._binding = self._session.binding([(p.name, present, array) for p, present, array in names])
-        shape = (len(ids), kept, self._ports.vocabulary_size)
-        if not self._fixed or self._fixed[0].shape != ids.shape or self._fixed[3].shape != shape:
-            logits = np.empty(shape, self._ports.logits.dtype)
+        shape = (len(ids), kept, self._signature.vocabulary_size)
+        if not self._buffers or self._buffers[0].shape != ids.shape or self._buffers[3].shape != shape:
+            logits = np.empty(shape, self._signature.logits.dtype)
             tokens = np.empty((2, *ids.shape), "int64")
-            self._fixed = (tokens[0], tokens[1], np.array(kept), logits)
-        own_ids, own_positions, own_kept, logits = self._fixed
-        own_ids[:], own_positions[:] = ids, positions
+            self._buffers = (tokens[0], tokens[1], np.array(kept), logits)
+        bound_ids, bound_positions, bound_kept, logits = self._buffers
+        bound_ids[:], bound_positions[:] = ids, positions
         feed = {
-            contract.INPUT_IDS: own_ids,
+            contract.INPUT_IDS: bound_ids,
             contract.ATTENTION_MASK: mask,
-            contract.POSITION_IDS: own_positions,
-            contract.NUM_LOGITS_TO_KEEP: own_kept,
+            contract.POSITION_IDS: bound_positions,
+            contract.NUM_LOGITS_TO_KEEP: bound_kept,
         }
         self._binding.run(feed, contract.LOGITS, logits)
         return logits
 
 
-class SharedGraph:
-    """The graph as keras_tx.generation's Decoder, on the CPU.
+class SharedCacheDecoder:
+    """A graph with a shared cache as keras_tx.generation's Decoder, on the CPU.
 
-    Prompts are read into the beginning of their rows, those of like length in one run; then a step is one
-    run for all.
+    Prefill runs prompts of similar length together; a decode step is one run for all texts.
     """
 
     def __init__(self, session: Session, context: int) -> None:
-        self._ports = Ports.of(session)
+        self._signature = DecoderSignature.of(session)
         self._session = session
-        if not self._ports.short:
+        if not self._signature.keeps_logits:
             raise FolderError(
-                f"{session.graph} gives the logits of all tokens, expected an input "
-                f"{contract.NUM_LOGITS_TO_KEEP}. Export again."
+                f"{session.graph} has no input {contract.NUM_LOGITS_TO_KEEP}, which a shared cache needs. "
+                "Export again."
             )
-        self.vocabulary_size = self._ports.vocabulary_size
+        self.vocabulary_size = self._signature.vocabulary_size
         self.context = context
 
     def run(
@@ -127,102 +130,115 @@ class SharedGraph:
     ) -> tuple[np.ndarray, Any]:
         lengths = mask.sum(axis=1)
         total = int(lengths.max())
-        fresh = past is None
-        if fresh:
-            past = SharedPast.empty(self._ports, self._session, len(ids), self._room(total, room))
+        is_new = past is None
+        if is_new:
+            past = SharedCache.empty(self._signature, self._session, len(ids), self._capacity(total, room))
         elif past.room < total:
-            past = past.copied(range(past.rows), self._room(total, max(room, total)))
+            past = past.copy(range(past.rows), self._capacity(total, max(room, total)))
         if ids.shape[1] == 1:
             real = (np.arange(total) < lengths[:, None]).astype("int64")
             logits = past.run(ids, real, positions, 1)
         else:
-            logits = self._read(ids, lengths, positions, past, every, fresh)
+            groups = self._groups(lengths) if is_new and not every else _single_rows(len(ids))
+            logits = [self._prefill(rows, ids, lengths, positions, past, every) for rows in groups]
+            logits = logits[0] if len(logits) == 1 else np.concatenate(logits)
         past.used = total
         return logits, past
 
     def select(self, past: Any, rows: Sequence[int], first: int = 0) -> Any:
         if len(rows) > past.rows:
-            return past.copied(rows, past.room)
-        return past.keep(rows, first)
+            return past.copy(rows, past.room)
+        return past.reorder(rows, first)
 
-    def _read(
+    def _prefill(
         self,
+        rows: slice,
         ids: np.ndarray,
         lengths: np.ndarray,
         positions: np.ndarray,
-        past: SharedPast,
+        past: SharedCache,
         every: bool,
-        fresh: bool,
     ) -> np.ndarray:
-        """Several tokens of each text, which are padded on the left."""
-        found = []
+        """Logits of several tokens of some rows, which are padded on the left."""
         count = ids.shape[1]
-        together = fresh and not every
-        for rows in self._groups(lengths) if together else [slice(i, i + 1) for i in range(len(ids))]:
-            own = lengths[rows]
-            longest, shortest = int(own.max()), int(own.min())
-            size = min(count, longest)  # of what is read now; where there is a past, texts are longer
-            given, places = np.zeros((len(own), size), "int64"), np.zeros((len(own), size), "int64")
-            for row, length in enumerate(own.tolist()):
-                width = min(count, length)  # the graph wants padding on the right
-                given[row, :width] = ids[rows][row, count - width :]
-                places[row, :width] = positions[rows][row, count - width :]
-            real = (np.arange(longest) < own[:, None]).astype("int64")
-            kept = size if every else longest - shortest + 1
-            logits = past.part(rows).run(given, real, places, kept)
-            if not every:
-                logits = logits[np.arange(len(own)), own - shortest][:, None]
-            elif size < count:
-                logits = np.pad(logits, ((0, 0), (count - size, 0), (0, 0)))
-            found.append(logits)
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        lengths = lengths[rows]
+        longest, shortest = int(lengths.max()), int(lengths.min())
+        size = min(count, longest)  # of new tokens; with a past, texts are longer
+        # The graph expects padding on the right.
+        right_ids, right_positions = (np.zeros((len(lengths), size), "int64") for _ in range(2))
+        for row, length in enumerate(lengths.tolist()):
+            width = min(count, length)
+            right_ids[row, :width] = ids[rows][row, count - width :]
+            right_positions[row, :width] = positions[rows][row, count - width :]
+        real = (np.arange(longest) < lengths[:, None]).astype("int64")
+        kept = size if every else longest - shortest + 1
+        logits = past.view(rows).run(right_ids, real, right_positions, kept)
+        if not every:
+            return logits[np.arange(len(lengths)), lengths - shortest][:, None]
+        return np.pad(logits, ((0, 0), (count - size, 0), (0, 0))) if size < count else logits
 
     def _groups(self, lengths: np.ndarray) -> list[slice]:
-        """Neighbours of like length: little padding is computed with them, and few logits of other tokens."""
-        found = []
+        """Neighbouring rows of similar length, which add little padding and few unneeded logits."""
+        groups = []
         start = 0
         for end in range(1, len(lengths) + 1):
             if end < len(lengths):
-                own = lengths[start : end + 1]
-                padded = len(own) * int(own.max())
-                logits = len(own) * int(own.max() - own.min() + 1) * self.vocabulary_size
-                if padded <= min(MOST_TOKENS, PADDED * int(own.sum())) and logits <= MOST_LOGITS:
+                group = lengths[start : end + 1]
+                padded = len(group) * int(group.max())
+                logits = len(group) * int(group.max() - group.min() + 1) * self.vocabulary_size
+                if padded <= min(MOST_TOKENS, PADDED * int(group.sum())) and logits <= MOST_LOGITS:
                     continue
-            found.append(slice(start, end))
+            groups.append(slice(start, end))
             start = end
-        return found
+        return groups
 
-    def _room(self, total: int, further: int) -> int:
-        return max(total, min(self.context, total + further))
+    def _capacity(self, total: int, room: int) -> int:
+        return max(total, min(self.context, total + room))
 
 
-def difference(plain: Decoder, shared: Decoder, *, batched: bool = True, steps: int = 4) -> float:
-    """How far the logits of two decoders of one model lie apart, in units of their scale.
+def _single_rows(count: int) -> list[slice]:
+    return [slice(row, row + 1) for row in range(count)]
 
-    Texts of different lengths are read and then continued token by token; where `batched`, all at once: a
-    graph that rounds to int8 by the range of a whole batch gives a text other logits among others.
+
+def shared_cache_difference(graph: Path, shared: Path, context: int, exact: bool) -> tuple[float, float]:
+    """The difference of the logits of a graph and its shared-cache version, and the tolerance."""
+    with Session(graph, "cpu") as plain_session, Session(shared, "cpu") as shared_session:
+        plain, decoder = CachedDecoder(plain_session, context), SharedCacheDecoder(shared_session, context)
+        return _difference(plain, decoder, exact), contract.FLOAT32 if exact else contract.ROUNDED
+
+
+def _difference(plain: Decoder, shared: Decoder, batched: bool, steps: int = 4) -> float:
+    """The largest difference of logits, in units of their scale, over a prefill and several decode steps.
+
+    Texts of different lengths run in one batch if `batched`: a graph that rounds to int8 by the range of a
+    whole batch computes other logits for a text in a batch.
     """
     random = np.random.default_rng(0)
     longest = max(1, min(32, plain.context - steps))
     lengths = sorted({longest, (longest + 1) // 2, 1}, reverse=True)
     texts = [random.integers(0, plain.vocabulary_size, length).tolist() for length in lengths]
-    further = random.integers(0, plain.vocabulary_size, (steps, len(texts))).tolist()
+    continuations = random.integers(0, plain.vocabulary_size, (steps, len(texts))).tolist()
     worst = 0.0
     every = list(range(len(texts)))
-    groups = [every[:1], every] if batched else [[row] for row in every]
-    for rows in groups:
-        results = []
-        for decoder in (plain, shared):
-            logits, mask, past = read(decoder, [texts[row] for row in rows], steps)
-            found = [logits.copy()]
-            for made, tokens in enumerate(further):
-                own = [tokens[row] for row in rows]
-                sizes = [lengths[row] + made + 1 for row in rows]
-                logits, mask, past = step(decoder, own, sizes, mask, past, 0)
-                found.append(logits.copy())
-            results.append(np.stack(found).astype("float64"))
-        expected, got = results
-        if not np.isfinite(got).all():
+    for rows in [every[:1], every] if batched else [[row] for row in every]:
+        expected, actual = (
+            _logits_of(
+                decoder, [texts[row] for row in rows], [[x[row] for row in rows] for x in continuations]
+            )
+            for decoder in (plain, shared)
+        )
+        if not np.isfinite(actual).all():
             return float("inf")
-        worst = max(worst, float(np.abs(got - expected).max() / max(np.abs(expected).max(), 1e-6)))
+        worst = max(worst, float(np.abs(actual - expected).max() / max(np.abs(expected).max(), 1e-6)))
     return worst
+
+
+def _logits_of(decoder: Decoder, texts: list[list[int]], continuations: list[list[int]]) -> np.ndarray:
+    """Logits after the texts and after each of the tokens that continue them."""
+    logits, mask, past = prefill(decoder, texts, len(continuations))
+    steps = [logits.copy()]
+    for count, tokens in enumerate(continuations, 1):
+        lengths = [len(text) + count for text in texts]
+        logits, mask, past = decode_step(decoder, tokens, lengths, mask, past, 0)
+        steps.append(logits.copy())
+    return np.stack(steps).astype("float64")

@@ -18,7 +18,7 @@ def test_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert all(re.fullmatch(r"\| .+ \| \d+\.\d{3} \| \d+\.\d{3} \|", line) for line in table[2:])
     folder = make(tmp_path / "counter")
     steps = decoding_overhead.steps(str(folder), tokens=8).splitlines()
-    assert "CachedGraph" in steps[0]
+    assert "CachedDecoder" in steps[0]
     assert [line.split("|")[1].strip() for line in steps[4:]] == ["16"]  # its context is 40
     assert all(float(cell) >= 0 for cell in steps[4].split("|")[2:-1])
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from keras_tx.runtime import TextGenerator, load
-from keras_tx.runtime.tasks.text_generation import CachedGraph
+from keras_tx.runtime.cached_decoder import CachedDecoder
 from tests.runtime.counting_decoder import byte_tokenizer, continued, make
 
 
@@ -71,11 +71,8 @@ def test_beams(tx, writer):
     scores = [json.loads(answer)["score"] for answer in answers]
     assert len(scores) == 2
     assert scores == sorted(scores, reverse=True)
-    assert (
-        "length_penalty=1.0 was given without beams"
-        in tx("generate", writer, "ab", "--length-penalty", 1).err
-    )
-    assert "those of beams out" in tx("generate", writer, "ab", "--num-beams", 2, "--interactive").err
+    assert "length_penalty=1.0" in tx("generate", writer, "ab", "--length-penalty", 1).err
+    assert "--interactive" in tx("generate", writer, "ab", "--num-beams", 2, "--interactive").err
 
 
 def test_ids_and_standard_input(tx, counter, monkeypatch):
@@ -111,11 +108,11 @@ def test_an_interruption(tx, writer, monkeypatch):
 @pytest.mark.parametrize(
     ("prompt", "more", "expected"),
     [
-        ("text", [], r"prompt 0 is text, but "),
-        ("5 x", ["--ids"], "With --ids the prompt is '5 x'"),
-        ("99", ["--ids"], "prompt 0 has the id 99, but the model's vocabulary goes from 0 to 30"),
-        ("1 " * 50, ["--ids"], "prompt 0 has 50 tokens, but the model's context is 40"),
-        ("", ["--ids"], "names no end-of-text token"),
+        ("text", [], "prompt 0 is text"),
+        ("5 x", ["--ids"], "'5 x' with --ids"),
+        ("99", ["--ids"], "prompt 0 has the id 99"),
+        ("1 " * 50, ["--ids"], "prompt 0 has 50 tokens"),
+        ("", ["--ids"], "prompt 0 is empty"),
         ("5", ["--ids", "--temperature", "-1"], "temperature is -1.0"),
         ("5", ["--ids", "--top-p", "2"], "top_p is 2.0"),
     ],
@@ -129,19 +126,19 @@ def test_errors(tx, counter, prompt, more, expected):
 
 
 def test_folders_of_another_task(tx, exports, counter, picture):
-    assert "continues no text" in tx("generate", exports / "flowers", "To be").err
-    assert "continues texts, and does not take images" in tx("run", counter, picture).err
+    assert "'image-classification'" in tx("generate", exports / "flowers", "To be").err
+    assert "keras-tx generate" in tx("run", counter, picture).err
 
 
 def test_line_by_line(tx, counter, monkeypatch):
     read = []
-    run = CachedGraph.run
+    run = CachedDecoder.run
 
     def counted(self, ids, *more, **options):
         read.append(ids.shape[1])
         return run(self, ids, *more, **options)
 
-    monkeypatch.setattr(CachedGraph, "run", counted)
+    monkeypatch.setattr(CachedDecoder, "run", counted)
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n8 9\n3\n"))
     ran = tx("generate", counter, "5 17", "--ids", "--max-new-tokens", 3, "--interactive")
     first = continued([5, 17], 3)
@@ -150,8 +147,8 @@ def test_line_by_line(tx, counter, monkeypatch):
     assert (ran.code, ran.err) == (0, "")
     assert [list(map(int, line.split())) for line in ran.out.splitlines()] == [first, second, third]
     assert read == [2, 1, 1, 3, 1, 1, 2, 1, 1]
-    assert "Leave --json" in tx("generate", counter, "5", "--ids", "--json", "--interactive").err
-    assert "the conversation" in tx("generate", counter, "-", "--ids", "--interactive").err
+    assert "--json" in tx("generate", counter, "5", "--ids", "--json", "--interactive").err
+    assert "PROMPT is -" in tx("generate", counter, "-", "--ids", "--interactive").err
 
 
 def test_line_by_line_as_text(tx, writer, monkeypatch):

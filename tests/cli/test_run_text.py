@@ -61,16 +61,16 @@ def test_every_task(name: str, tx, folders):
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "message"),
     [
-        ("squad", [], "answers questions: add --question TEXT"),
-        ("reviews", ["--question", "who?"], "answers no questions. Leave --question out"),
-        ("names", ["--pair", "a"], "takes no pairs of texts. Leave --pair out"),
+        ("squad", [], "--question"),
+        ("reviews", ["--question", "who?"], "--question"),
+        ("names", ["--pair", "a"], "--pair"),
     ],
 )
-def test_options_that_do_not_fit(name: str, options: list[str], said: str, tx, folders):
+def test_options_that_do_not_fit(name: str, options: list[str], message: str, tx, folders):
     ran = tx("run", folders / name, TEXT, *options)
-    assert (ran.code, ran.out) == (2, "") and said in ran.err
+    assert (ran.code, ran.out) == (2, "") and message in ran.err
 
 
 def test_a_text_that_is_refused_is_named_and_the_others_are_run(tx, folders):

@@ -14,7 +14,7 @@ from keras_tx.errors import ConfigError
 from keras_tx.generation import Generator
 from keras_tx.models.gpt.generation import generate
 from keras_tx.runtime import Session, TextGenerator, load
-from keras_tx.runtime.tasks.text_generation import CachedGraph
+from keras_tx.runtime.cached_decoder import CachedDecoder
 from keras_tx_onnx import export_onnx
 from tests.runtime.counting_decoder import byte_tokenizer, make
 
@@ -101,7 +101,7 @@ def test_equals_the_beam_search_of_transformers(both, options):
     with load(folder, provider="cpu", threads=1) as poet:
         assert isinstance(poet, TextGenerator)
         found = [poet.generate(PROMPTS, **own), [poet.generate(prompt, **own) for prompt in PROMPTS]]
-        plain = CachedGraph(Session(folder / contract.MODEL, "cpu", 1), poet.context)
+        plain = CachedDecoder(Session(folder / contract.MODEL, "cpu", 1), poet.context)
         found.append(Generator(plain, poet.stop_ids, "plain", None).generate(PROMPTS, **own))
     if options in IN_KERAS:
         found.append(generate(ours, PROMPTS, **own))
@@ -162,20 +162,20 @@ def test_stop_strings_and_cancelling(tmp_path):
 
 
 BAD = [
-    ({"num_beams": 0}, "num_beams is 0, expected a whole number, 1 or more"),
-    ({"num_beams": 2, "seed": 1}, "num_beams is 2, but tokens are to be drawn"),
-    ({"num_beams": 2, "samples": 3}, "samples is 3, but num_beams is 2"),
-    ({"num_beams": 2, "at_context": "slide"}, "at_context='slide' was given with num_beams"),
-    ({"num_beams": 2, "length_penalty": float("nan")}, "length_penalty is nan, expected a number"),
-    ({"num_beams": 2, "early_stopping": "always"}, "early_stopping is 'always', expected True, False or"),
-    ({"length_penalty": 1.0}, r"length_penalty=1\.0 was given without beams. Give num_beams"),
-    ({"early_stopping": True}, "early_stopping=True was given without beams"),
-    ({"beams": 4}, "generate has no option 'beams'. Did you mean 'num_beams'"),
+    ({"num_beams": 0}, "num_beams is 0"),
+    ({"num_beams": 2, "seed": 1}, "num_beams=2 .* seed"),
+    ({"num_beams": 2, "samples": 3}, "samples=3 .*num_beams=2"),
+    ({"num_beams": 2, "at_context": "slide"}, "at_context='slide' .*num_beams=2"),
+    ({"num_beams": 2, "length_penalty": float("nan")}, "length_penalty is nan"),
+    ({"num_beams": 2, "early_stopping": "always"}, "early_stopping is 'always'"),
+    ({"length_penalty": 1.0}, r"length_penalty=1\.0 .*num_beams"),
+    ({"early_stopping": True}, "early_stopping=True .*num_beams"),
+    ({"beams": 4}, "'beams'.*'num_beams'"),
 ]
 
 
 @pytest.mark.parametrize(("options", "message"), BAD, ids=[row[1] for row in BAD])
-def test_what_beams_cannot_do(options, message, tmp_path):
+def test_invalid_beam_options_raise(options, message, tmp_path):
     with load(make(tmp_path / "counter"), provider="cpu") as counter:
         assert isinstance(counter, TextGenerator)
         with pytest.raises(ConfigError, match=message):

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from keras_tx.errors import ConfigError, InputError
-from keras_tx.generation import Sampling, Seen, choose, log_probability, log_softmax
-from keras_tx.generation.sampling import penalized
-from keras_tx.generation.truncated_sampling import best, drawn
+from keras_tx.generation import Sampling, SeenTokens, choose_token, log_probability, log_softmax
+from keras_tx.generation.logits import draw_token, penalize, top_k_ids
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.05, 0.25, 0.2])).astype("float32")
 
@@ -19,7 +18,8 @@ def shares(logits: np.ndarray, count: int = 20_000, **options: Any) -> np.ndarra
     """How often each token is drawn."""
     random = np.random.default_rng(0)
     return (
-        np.bincount([drawn(logits, random, **options) for _ in range(count)], minlength=len(logits)) / count
+        np.bincount([draw_token(logits, random, **options) for _ in range(count)], minlength=len(logits))
+        / count
     )
 
 
@@ -49,12 +49,12 @@ def test_a_large_vocabulary_is_searched_as_a_whole_sort_would(scale: float):
     logits = np.round(random.standard_normal(5003) * scale, 2).astype("float32")
     order = np.argsort(-logits, kind="stable")
     for count in (1, 40, 500):
-        np.testing.assert_array_equal(best(logits, count), np.sort(order[:count]))
+        np.testing.assert_array_equal(top_k_ids(logits, count), np.sort(order[:count]))
     weights = np.exp(logits[order].astype("float64"))
     weights /= weights.sum()
     for share in (0.02, 0.3, 0.95):
         needed = 1 + int(np.searchsorted(weights.cumsum(), share))
-        found = {drawn(logits, random, top_p=share) for _ in range(3000)}
+        found = {draw_token(logits, random, top_p=share) for _ in range(3000)}
         assert found <= set(order[: needed + 1].tolist())  # the border is a matter of rounding
         if needed < 300:
             assert set(order[: needed // 4].tolist()) <= found
@@ -78,19 +78,19 @@ def test_a_draw_at_the_very_end():
     logits = np.log(np.random.default_rng(0).random(1000)).astype("float32")
     logits[-3:] = -np.inf
     last: Any = Last()
-    assert drawn(logits, last) == 996
+    assert draw_token(logits, last) == 996
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 1}, {"top_p": 0.5}, {"temperature": 1.0}], ids=str)
 def test_logits_that_are_not_numbers(options):
     logits = LOGITS.copy()
     logits[2] = np.nan
-    with pytest.raises(InputError, match="logits are not numbers"):
-        choose(logits, Sampling(**options), Seen(), np.random.default_rng(0))
+    with pytest.raises(InputError, match="NaN"):
+        choose_token(logits, Sampling(**options), SeenTokens(), np.random.default_rng(0))
 
 
 def test_what_a_text_has():
-    seen = Seen([3, 3, 7])
+    seen = SeenTokens([3, 3, 7])
     for token in [*range(100), 7]:
         seen.add(token)
     assert sorted(seen.ids.tolist()) == list(range(100))
@@ -152,7 +152,7 @@ def test_equals_the_processors_of_transformers(options):
     ids: Any = torch.tensor([text])
     scores = torch.from_numpy(logits)[None]
     scores = theirs.RepetitionPenaltyLogitsProcessor(1.3)(ids, scores)
-    np.testing.assert_allclose(penalized(logits, Seen(text).ids, 1.3), scores[0].numpy(), rtol=1e-6)
+    np.testing.assert_allclose(penalize(logits, SeenTokens(text).ids, 1.3), scores[0].numpy(), rtol=1e-6)
     kinds = {
         "temperature": theirs.TemperatureLogitsWarper,
         "top_k": theirs.TopKLogitsWarper,
@@ -163,7 +163,7 @@ def test_equals_the_processors_of_transformers(options):
         if name in options:
             scores = kind(options[name])(ids, scores)
     expected = torch.softmax(scores[0], -1).numpy()
-    found = shares(penalized(logits, Seen(text).ids, 1.3), **options)
+    found = shares(penalize(logits, SeenTokens(text).ids, 1.3), **options)
     assert ((found > 0) <= (expected > 0)).all()
     assert found[expected > 0.002].all()
     np.testing.assert_allclose(found, expected, atol=0.012)

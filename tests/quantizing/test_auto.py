@@ -230,7 +230,7 @@ def test_validation_without_auto(folder):
 
 def test_a_generic_model_needs_a_metric(tmp_path):
     folder = exported(keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)]), tmp_path / "generic")
-    with pytest.raises(ConfigError, match="metric is missing: the folder's task is none"):
+    with pytest.raises(ConfigError, match="metric is missing, and the task None"):
         quantize(folder, "auto", validation=(draw(4, 64), np.zeros(4)))
 
 

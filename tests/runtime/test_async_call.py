@@ -43,10 +43,10 @@ def given(size: int) -> dict[str, np.ndarray]:
 
 def test_too_large_a_request_is_an_error_and_the_session_goes_on(expand: Path, capfd):
     with Session(expand, provider="cpu") as session:
-        with pytest.raises(RunError, match=r"expand.onnx.*not enough memory for x \[1\], shape \[1\].*again"):
+        with pytest.raises(RunError, match=r"expand.onnx.*out of memory with x \[1\], shape \[1\]"):
             session.run(given(10**13))
         assert capfd.readouterr().err == ""  # onnxruntime would print what is raised
-        with pytest.raises(RunError, match=r"expand.onnx failed with x \[1\], shape \[1\]: .*overflow"):
+        with pytest.raises(RunError, match=r"expand.onnx.* x \[1\], shape \[1\]: .*overflow"):
             session.run(given(2**62))
         assert session.run(given(3))["v200"].shape == (3,)
 
@@ -108,16 +108,16 @@ def test_a_fork_is_told_to_load_again(expand: Path):
         if child == 0:  # nothing of pytest may run here
             try:
                 session.run(given(3))
-                said = "it ran"
+                answer = "it ran"
             except KerasTxError as error:
-                said = str(error)
-            os.write(writing, said.encode())
+                answer = str(error)
+            os.write(writing, answer.encode())
             os._exit(0)
         os.close(writing)
         with os.fdopen(reading) as pipe:
-            said = pipe.read()
+            answer = pipe.read()
         os.waitpid(child, 0)
-        assert "Load the folder after the fork" in said and str(os.getpid()) in said
+        assert "fork" in answer and str(os.getpid()) in answer
         assert session.run(given(3))["v200"].shape == (3,)
 
 
@@ -148,7 +148,7 @@ def test_warming_up_runs_the_graph_once(make_image_folder, monkeypatch: pytest.M
         model.warm_up(batch_size=3)
         model.warm_up()
         assert [next(iter(inputs.values())).shape[0] for inputs in seen] == [3, 1]
-        with pytest.raises(InputError, match=r"has no dynamic axis 'batch'. Did you mean 'batch_size'"):
+        with pytest.raises(InputError, match="'batch'.*'batch_size'"):
             model.warm_up(batch=3)
         with pytest.raises(ConfigError, match="batch_size is 0"):
             model.warm_up(batch_size=0)

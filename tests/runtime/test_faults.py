@@ -26,7 +26,7 @@ def test_a_graph_that_is_newer_than_the_runtime(opset: int, ir_version: int, mak
     model.opset_import[0].version, model.ir_version = opset, ir_version
     built.graph.write_bytes(model.SerializeToString())
     built.seal()
-    with pytest.raises(FolderError, match=r"cannot load it: .*99.*upgrade onnxruntime if it does not know"):
+    with pytest.raises(FolderError, match="99.*upgrade onnxruntime"):
         load(built.path, provider="cpu")
 
 
@@ -40,13 +40,13 @@ def test_swapped_graphs_are_found_at_once_and_swapped_weights_by_verify(make_ima
     built.seal(precisions={"fp32": contract.MODEL, "fp16": "onnx/model_fp16.onnx"})
     swap(data, beside)
     folder = open_folder(built.path)
-    with pytest.raises(FolderError, match=r"sha256 of onnx/model.*onnx_data.*onnx_data differs"):
+    with pytest.raises(FolderError, match="sha256 of onnx/model.*onnx_data"):
         verify_hashes(folder)
     swap(data, beside)
     verify_hashes(folder)
     swap(built.graph, other)
     for precision in ("fp32", "fp16"):
-        with pytest.raises(FolderError, match="has sha256 .*damaged or changed since the export"):
+        with pytest.raises(FolderError, match="has sha256"):
             load(built.path, provider="cpu", precision=precision)
 
 
@@ -61,7 +61,7 @@ def test_a_manifest_that_disagrees_with_the_graph(make_image_folder):
     built = make_image_folder()
     (output,) = built.manifest.outputs
     built.seal(outputs=(contract.TensorSpec("scores", output.dtype, output.shape),))
-    with pytest.raises(FolderError, match=r"gives the outputs scores float32 .*but the graph has logits"):
+    with pytest.raises(FolderError, match="outputs scores float32 .*logits"):
         load(built.path, provider="cpu")
 
 
@@ -84,7 +84,7 @@ def test_a_closed_model_says_so_and_closing_twice_does_nothing(make_image_folder
     with load(make_image_folder().path, provider="cpu") as model:
         model(RED)
     model.close()
-    with pytest.raises(KerasTxError, match="is closed, expected an open one; load it again"):
+    with pytest.raises(KerasTxError, match="closed"):
         model(RED)
 
 

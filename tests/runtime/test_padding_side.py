@@ -47,7 +47,7 @@ def test_a_folder(tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "padding_side": "left"}))
     files = {**manifest.files, contract.TOKENIZER_CONFIG: contract.describe_file(path)}
     dataclasses.replace(manifest, files=files).save(tmp_path / "x")
-    with pytest.raises(FolderError, match="tokenizer_config.json has padding_side='left'"):
+    with pytest.raises(FolderError, match="tokenizer_config.json: padding_side='left'"):
         load(tmp_path / "x")
 
 

@@ -14,7 +14,7 @@ import pytest
 from keras_tx import atomic_write, consistent_read, contract
 from keras_tx.errors import ConfigError, FolderError
 from keras_tx.runtime import load, open_folder, session, verify_hashes
-from keras_tx.runtime.tasks import arrays
+from keras_tx.runtime.tasks import image_classification
 
 ROOT = Path(__file__).parents[2]
 LOADS = 2000
@@ -81,7 +81,7 @@ def test_a_folder_that_is_replaced_in_between_is_read_again(versions, tmp_path, 
     shutil.copytree(versions[0], target)
     where = {
         "onnxruntime opens the graph": (session, "_create"),
-        "the labels are read": (arrays, "_labels_for"),
+        "the labels are read": (image_classification, "labels_of"),
     }
     module, name = where[step]
     original, calls = getattr(module, name), []

@@ -15,12 +15,12 @@ import pytest
 
 import keras_tx
 from keras_tx import contract
-from keras_tx.commands.verify import checks
 from keras_tx.errors import ConfigError, ExportError, FolderError
-from keras_tx.generation import Memory
+from keras_tx.generation import PromptCache
 from keras_tx.runtime import TextGenerator, load
-from keras_tx.runtime.shared_cache import SharedGraph, SharedPast
-from keras_tx.runtime.tasks.text_generation import CachedGraph
+from keras_tx.runtime.cached_decoder import CachedDecoder
+from keras_tx.runtime.shared_cache import SharedCache, SharedCacheDecoder
+from keras_tx.runtime.verification import verify_folder
 from keras_tx_onnx import export_onnx
 from keras_tx_onnx.graph.shared_cache import check_shared, share_cache
 from tests.drawing import redraw
@@ -43,11 +43,11 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 def opened(folder: Path, shared: bool = True) -> TextGenerator:
     model = load(folder, provider="cpu", threads=1)
     assert isinstance(model, TextGenerator)
-    assert isinstance(model.decoder, SharedGraph)
+    assert isinstance(model.decoder, SharedCacheDecoder)
     if not shared:
         from keras_tx.runtime.session import Session
 
-        model.decoder = CachedGraph(Session(folder / contract.MODEL, "cpu", 1), model.context)
+        model.decoder = CachedDecoder(Session(folder / contract.MODEL, "cpu", 1), model.context)
     return model
 
 
@@ -74,13 +74,13 @@ def test_prompts_of_like_length_are_read_in_one_run(folders, monkeypatch):
     random = np.random.default_rng(3)
     prompts = [random.integers(0, 256, length).tolist() for length in (8, 9, 10, 9, 3, 3, 20, 1, 2)]
     sizes = []
-    run = SharedPast.run
+    run = SharedCache.run
 
-    def watched(self: SharedPast, ids: np.ndarray, *more: Any) -> np.ndarray:
+    def watched(self: SharedCache, ids: np.ndarray, *more: Any) -> np.ndarray:
         sizes.append(ids.shape)
         return run(self, ids, *more)
 
-    monkeypatch.setattr(SharedPast, "run", watched)
+    monkeypatch.setattr(SharedCache, "run", watched)
     options: dict[str, Any] = {"max_new_tokens": 6, "log_probabilities": True}
     with opened(folders["llama-tiny"]) as ours, opened(folders["llama-tiny"], shared=False) as theirs:
         found, expected = ours.generate(prompts, **options), theirs.generate(prompts, **options)
@@ -96,12 +96,12 @@ def ids_of(made: Any) -> Any:
 
 def test_a_conversation_and_interleaved_streams(folders):
     with opened(folders["pico"]) as model:
-        memory = Memory()
-        first = list(model.stream([1, 2, 3], max_new_tokens=4, memory=memory))
+        memory = PromptCache()
+        first = list(model.stream([1, 2, 3], max_new_tokens=4, prompt_cache=memory))
         room = memory.past.room
         prompt = [*memory.ids, 9, 8]
         expected = model.generate(prompt, max_new_tokens=60).ids
-        stream = model.stream(prompt, max_new_tokens=60, memory=memory)
+        stream = model.stream(prompt, max_new_tokens=60, prompt_cache=memory)
         other = model.stream([7, 7], max_new_tokens=60)
         pairs = [(next(stream), next(other)) for _ in range(50)]
         assert tuple(a for a, _ in pairs) == expected[:50]
@@ -111,7 +111,7 @@ def test_a_conversation_and_interleaved_streams(folders):
         assert [1, 2, 3, *first] == memory.ids[:7]
         again = [*memory.ids, 4]
         assert (
-            tuple(model.stream(again, max_new_tokens=9, memory=memory))
+            tuple(model.stream(again, max_new_tokens=9, prompt_cache=memory))
             == model.generate(again, max_new_tokens=9).ids
         )
 
@@ -123,7 +123,7 @@ def test_an_interruption_in_the_middle_of_a_run(folders, shared, calls):
     with opened(folders["pico"], shared) as model:
         expected = model.generate([1, 2, 3], max_new_tokens=12).ids
         session = model.decoder._session  # type: ignore[attr-defined]
-        memory = Memory()
+        memory = PromptCache()
         inner = session._session
 
         class Interrupted:
@@ -141,13 +141,13 @@ def test_an_interruption_in_the_middle_of_a_run(folders, shared, calls):
         session._session = Interrupted()
         made = []
         with pytest.raises(KeyboardInterrupt):
-            for token in model.stream([1, 2, 3], max_new_tokens=12, memory=memory):
+            for token in model.stream([1, 2, 3], max_new_tokens=12, prompt_cache=memory):
                 made.append(token)
         session._session = inner
         assert tuple(made) == expected[: calls - 1]
         assert model.generate([1, 2, 3], max_new_tokens=12).ids == expected
         further = [1, 2, 3, *made, 7]
-        again = tuple(model.stream(further, max_new_tokens=6, memory=memory))
+        again = tuple(model.stream(further, max_new_tokens=6, prompt_cache=memory))
         assert again == model.generate(further, max_new_tokens=6).ids
 
 
@@ -164,7 +164,7 @@ def test_threads_share_a_model(folders):
 def test_a_step_copies_nothing(folders, monkeypatch):
     """The memory of keys and values is that of before, as large as it was said to become, and filled."""
     with opened(folders["pico"]) as model:
-        pasts: list[SharedPast] = []
+        pasts: list[SharedCache] = []
         run = model.decoder.run
 
         def watched(*arguments: Any, **options: Any) -> Any:
@@ -173,7 +173,7 @@ def test_a_step_copies_nothing(folders, monkeypatch):
             return logits, past
 
         monkeypatch.setattr(model.decoder, "run", watched)
-        monkeypatch.setattr(SharedPast, "copied", None)
+        monkeypatch.setattr(SharedCache, "copy", None)
         model.generate(PROMPTS, max_new_tokens=20)
         assert len(pasts) == 20
         assert len({id(past) for past in pasts}) == 1
@@ -191,15 +191,15 @@ def test_a_step_copies_nothing(folders, monkeypatch):
 
 
 def test_rows_change_places():
-    from keras_tx.runtime.decoder_signature import Ports
+    from keras_tx.runtime.cached_decoder import DecoderSignature
 
     spec = contract.TensorSpec("past", "float32", ("b", 1, "p", 1))
-    ports = Ports((spec,), ("present",), spec, True)
+    ports = DecoderSignature((spec,), ("present",), spec, True)
     nobody: Any = None
     base = np.arange(4)[:, None] * 10 + np.arange(5)
     for rows, first in (([0, 0, 3, 2], 0), ([3, 2, 1, 0], 2), ([1, 3], 0), ([0, 1, 2, 3], 0)):
-        past = SharedPast(ports, nobody, [base.reshape(4, 1, 5, 1).astype("float32")], used=4)
-        found = past.keep(rows, first).arrays[0][:, 0, :, 0]
+        past = SharedCache(ports, nobody, [base.reshape(4, 1, 5, 1).astype("float32")], used=4)
+        found = past.reorder(rows, first).arrays[0][:, 0, :, 0]
         expected = base[rows].copy()
         moved = [i for i, row in enumerate(rows) if i != row]
         expected[moved, :first] = base[moved, :first]  # known to be equal, and not copied
@@ -255,9 +255,9 @@ def test_the_comparison_sees_a_wrong_graph(folders, tmp_path):
 
 
 def test_verify_looks_at_both_graphs(folders, tmp_path):
-    found = {check.name: check for check in checks(folders["pico"])}
+    found = {check.name: check for check in verify_folder(folders["pico"])}
     assert found["shared cache"].passed
-    assert "model_shared.onnx gives the logits of model.onnx" in found["shared cache"].detail
+    assert "model_shared.onnx computes the logits of model.onnx" in found["shared cache"].detail
     folder = tmp_path / "poet"
     shutil.copytree(folders["pico"], folder)
     (folder / SHARED).write_bytes((folder / SHARED).read_bytes()[:-1] + b"\0")

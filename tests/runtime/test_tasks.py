@@ -36,7 +36,7 @@ def assert_best(got: list[dict[str, Any]], image: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("external", [False, True])
-def test_one_image_gives_its_labels_best_first(external: bool, make_image_folder):
+def test_classify_one_image(external: bool, make_image_folder):
     with load(make_image_folder(external=external).path) as model:
         assert isinstance(model, ImageClassifier)
         got = model(IMAGES[0])
@@ -45,7 +45,7 @@ def test_one_image_gives_its_labels_best_first(external: bool, make_image_folder
         assert type(got[0]["score"]) is float
 
 
-def test_images_with_several_labels(make_image_folder):
+def test_multi_label_scores(make_image_folder):
     model = load(make_image_folder(config={"problem_type": "multi_label_classification"}).path)
     softmaxed = load(make_image_folder().path)
     for several, one in zip(model(IMAGES), softmaxed(IMAGES), strict=True):
@@ -55,7 +55,7 @@ def test_images_with_several_labels(make_image_folder):
         np.testing.assert_allclose(odds / odds.sum(), [row["score"] for row in one], rtol=1e-6)
 
 
-def test_a_list_and_a_batch_give_a_list(make_image_folder, tmp_path: Path):
+def test_classify_several_images(make_image_folder, tmp_path: Path):
     model = load(make_image_folder().path)
     for several in (list(IMAGES), tuple(IMAGES), IMAGES):
         got = model(several, batch_size=2)
@@ -68,7 +68,7 @@ def test_a_list_and_a_batch_give_a_list(make_image_folder, tmp_path: Path):
     assert model(IMAGES[:0]) == []
 
 
-def test_every_kind_of_image(make_image_folder, tmp_path: Path):
+def test_image_types(make_image_folder, tmp_path: Path):
     model = load(make_image_folder().path)
     file = tmp_path / "a.png"
     Image.fromarray(IMAGES[0]).save(file)
@@ -81,7 +81,7 @@ def test_every_kind_of_image(make_image_folder, tmp_path: Path):
     assert_best(model(big), np.asarray(big.resize((6, 4), Image.Resampling.BILINEAR)))
 
 
-def test_raw_pixels_give_the_same(make_image_folder):
+def test_raw_pixels(make_image_folder):
     # the graph of this folder does not normalize, so its logits are those of the bare pixels
     built = make_image_folder(raw_pixels=True, task=contract.IMAGE_FEATURES, output=contract.IMAGE_EMBEDS)
     model = load(built.path)
@@ -97,11 +97,11 @@ def test_top_k_and_batch_size(make_image_folder):
     assert len(model(IMAGES[0], top_k=99)) == 4
     for name in ("top_k", "batch_size"):
         for value in (0, -1, 2.0, True, None):
-            with pytest.raises(ConfigError, match=f"{name} is {value!r}, expected a whole number, 1 or more"):
+            with pytest.raises(ConfigError, match=f"{name} is {value!r}"):
                 model(IMAGES[0], **{name: value})
 
 
-def test_the_batches_are_no_larger_than_asked(make_image_folder, monkeypatch: pytest.MonkeyPatch):
+def test_batch_size_limits_batches(make_image_folder, monkeypatch: pytest.MonkeyPatch):
     model = load(make_image_folder().path)
     sizes, run = [], model.session.run
     monkeypatch.setattr(
@@ -111,12 +111,12 @@ def test_the_batches_are_no_larger_than_asked(make_image_folder, monkeypatch: py
     assert sizes == [2, 2, 1]
 
 
-def test_a_bad_image_is_named_by_its_place_in_the_whole_list(make_image_folder):
-    with pytest.raises(ImageError, match=r"^images\[3\] 'missing\.jpg': there is no such file"):
+def test_error_names_index_of_image(make_image_folder):
+    with pytest.raises(ImageError, match=r"^images\[3\] 'missing\.jpg'"):
         load(make_image_folder().path)([*IMAGES[:3], "missing.jpg"], batch_size=2)
 
 
-def test_labels_without_names_are_those_of_hugging_face(make_image_folder):
+def test_default_labels(make_image_folder):
     model = load(make_image_folder(labels=None).path)
     assert model.labels == ("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")
     assert model(IMAGES[0], top_k=1)[0]["label"] == f"LABEL_{LABELS.index(best_of(IMAGES[0])[0][0])}"
@@ -139,17 +139,15 @@ def test_generic_models(generic_folder, make_image_folder):
     with load(generic_folder.path) as model:
         assert isinstance(model, GenericModel)
         assert set(model({"a": a, "b": a})) == {"sum", "product"}
-        with pytest.raises(
-            InputError, match=r"inputs is one array, expected a dict: a float32 \(n, 3\), b float32"
-        ):
+        with pytest.raises(InputError, match=r"inputs is a single array.* a float32 \(n, 3\), b float32"):
             model(a)
-        with pytest.raises(InputError, match="inputs is a list, expected a NumPy array or a dict: a float32"):
+        with pytest.raises(InputError, match="inputs is a list.* a float32"):
             model([1, 2])  # pyright: ignore[reportArgumentType]
     single = load(make_image_folder(task=None).path)
     assert single(np.zeros((1, 3, 4, 6), "float32"))["logits"].shape == (1, 4)
 
 
-def test_what_a_model_says_of_itself(make_image_folder, generic_folder):
+def test_repr(make_image_folder, generic_folder):
     built = make_image_folder()
     model = load(built.path, provider="cpu", threads=1)
     assert model.provider == "cpu"
@@ -160,14 +158,14 @@ def test_what_a_model_says_of_itself(make_image_folder, generic_folder):
     assert repr(load(generic_folder.path)).endswith("a float32 (n, 3), b float32 (n, 3) on cpu>")
 
 
-def test_a_closed_model_says_so(make_image_folder):
+def test_closed_model_raises(make_image_folder):
     with load(make_image_folder().path) as model:
         model(IMAGES[0])
     with pytest.raises(KerasTxError, match="is closed"):
         model(IMAGES[0])
 
 
-def test_the_scores_of_huge_logits_are_finite():
+def test_scores_of_large_logits_are_finite():
     np.testing.assert_allclose(softmax(np.array([1e4, 1e4, -1e4], "float32")), [0.5, 0.5, 0])
     np.testing.assert_allclose(softmax(np.array([60000, 0], "float16")), [1, 0])
     np.testing.assert_allclose(sigmoid(np.array([1e4, 0, -1e4], "float32")), [1, 0.5, 0])
@@ -178,62 +176,48 @@ def test_the_scores_of_huge_logits_are_finite():
     [
         (
             ImageTransform((6, 4)),
-            r"takes pixel_values float32 \(batch_size, 3, 4, 6\), but preprocessor_config\.json gives "
+            r"pixel_values float32 \(batch_size, 3, 4, 6\).* preprocessor_config\.json .*"
             r"float32 \(batch, 3, 6, 4\)",
         ),
-        (ImageTransform((4, 6), channels=1), r"gives float32 \(batch, 1, 4, 6\)"),
+        (ImageTransform((4, 6), channels=1), r"float32 \(batch, 1, 4, 6\)"),
     ],
 )
-def test_a_transform_that_the_graph_does_not_take(transform: ImageTransform, message: str, make_image_folder):
+def test_transform_of_another_shape_raises(transform: ImageTransform, message: str, make_image_folder):
     with pytest.raises(FolderError, match=message):
         load(make_image_folder(transform=transform).path)
 
 
-def test_a_raw_graph_and_a_transform_that_disagree(make_image_folder):
-    with pytest.raises(
-        FolderError, match=r"takes pixels uint8 \(batch_size, 4, 6, 3\), but .*uint8 \(batch, 4, 4, 3\)"
-    ):
+def test_raw_pixels_of_another_shape_raise(make_image_folder):
+    with pytest.raises(FolderError, match=r"pixels uint8 \(batch_size, 4, 6, 3\).*uint8 \(batch, 4, 4, 3\)"):
         load(make_image_folder(raw_pixels=True, transform=ImageTransform(4)).path)
 
 
-def test_folders_that_do_not_fit_their_task(make_image_folder, generic_folder):
+def test_folders_of_another_task_raise(make_image_folder, generic_folder):
     built = make_image_folder()
     built.seal(labels=("rose", "tulip"))
-    with pytest.raises(
-        FolderError, match=r"gives logits float32 \(batch_size, 4\), expected \(batch, 2\) for 2 labels"
-    ):
+    with pytest.raises(FolderError, match=r"logits float32 \(batch_size, 4\), expected \(batch, 2\)"):
         load(built.path)
     built.seal(labels=LABELS, task="image-clasification")
-    with pytest.raises(
-        FolderError, match=r"task is 'image-clasification'.* Did you mean 'image-classification'"
-    ):
+    with pytest.raises(FolderError, match="'image-clasification'.* 'image-classification'"):
         load(built.path)
     built.seal(task=contract.IMAGE_FEATURES)
-    with pytest.raises(
-        FolderError, match="the graph gives logits, expected image_embeds or last_hidden_state"
-    ):
+    with pytest.raises(FolderError, match="outputs logits, .*image_embeds"):
         load(built.path)
     (built.path / contract.PREPROCESSOR).unlink()
     built.seal(task=contract.IMAGE_CLASSIFICATION)
-    with pytest.raises(
-        FolderError, match=r"has no preprocessor_config\.json, which the task 'image-classification'"
-    ):
+    with pytest.raises(FolderError, match=r"no preprocessor_config\.json.* 'image-classification'"):
         load(built.path)
     (generic_folder.path / contract.PREPROCESSOR).write_text("{}")
     generic_folder.seal(task=contract.IMAGE_FEATURES)
-    with pytest.raises(
-        FolderError, match=r"the graph takes a float32 \(n, 3\), b float32 \(n, 3\), expected one input"
-    ):
+    with pytest.raises(FolderError, match=r"inputs a float32 \(n, 3\), b float32 \(n, 3\)"):
         load(generic_folder.path)
 
 
-def test_a_manifest_that_describes_another_graph(make_image_folder):
+def test_manifest_of_another_graph_raises(make_image_folder):
     built = make_image_folder()
     built.seal(inputs=(TensorSpec(contract.PIXEL_VALUES, "float16", ("batch_size", 3, 4, 6)),))
-    with pytest.raises(
-        FolderError, match=r"gives the inputs pixel_values float16 .*the graph has pixel_values float32"
-    ):
+    with pytest.raises(FolderError, match="inputs pixel_values float16 .*pixel_values float32"):
         load(built.path)
     built.seal(inputs=built.manifest.inputs[:0])
-    with pytest.raises(FolderError, match="gives the inputs"):
+    with pytest.raises(FolderError, match="inputs"):
         load(built.path)

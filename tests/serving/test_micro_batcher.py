@@ -110,7 +110,7 @@ def test_closing_answers_what_waits_and_then_refuses():
     batcher.close()
     batcher.close()
     assert [future.result(0) for future in futures] == [0, 2, 4, 6, 8]
-    with pytest.raises(KerasTxError, match="The batcher is closed, expected an open one"):
+    with pytest.raises(KerasTxError, match="closed"):
         batcher.submit(1)
 
 
@@ -135,9 +135,9 @@ def test_several_workers_run_batches_at_the_same_time():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"workers": 0}, "workers is 0, expected a whole number, 1 or more"),
-        ({"max_batch": 0}, "max_batch is 0, expected a whole number, 1 or more"),
-        ({"max_wait_ms": -1}, "max_wait_ms is -1, expected milliseconds, 0 or more"),
+        ({"workers": 0}, "workers is 0"),
+        ({"max_batch": 0}, "max_batch is 0"),
+        ({"max_wait_ms": -1}, "max_wait_ms is -1"),
         ({"max_wait_ms": float("nan")}, "max_wait_ms is nan"),
     ],
 )
@@ -149,7 +149,7 @@ def test_bad_options(options, message):
 def test_a_model_that_loses_answers_is_found_out():
     with (
         MicroBatcher(lambda items: [], max_wait_ms=0) as batcher,
-        pytest.raises(ConfigError, match="gave 0 answers to 1 requests"),
+        pytest.raises(ConfigError, match="0 answers.* 1 requests"),
     ):
         batcher(1)
 
@@ -158,9 +158,9 @@ def test_options_that_the_model_does_not_have_are_refused_at_once():
     def model(items: list[int], *, top_k: int = 5) -> list[int]:
         return items
 
-    with pytest.raises(ConfigError, match="The model has no option 'topk'. Did you mean 'top_k'"):
+    with pytest.raises(ConfigError, match="'topk'.*'top_k'"):
         MicroBatcher(model, topk=1)
-    with pytest.raises(ConfigError, match="model is 5, expected a model"):
+    with pytest.raises(ConfigError, match="model is 5"):
         MicroBatcher(5)  # type: ignore[arg-type]
     with MicroBatcher(model, top_k=1) as batcher:
         assert batcher(7) == 7

@@ -10,7 +10,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from keras_tx import contract
 from keras_tx.errors import ExportError
-from keras_tx.runtime.tasks.text_generation import same_logits
+from keras_tx.runtime.shared_cache import shared_cache_difference
 
 DOMAIN = "com.microsoft"
 SHARED_FROM = 23  # the first opset with an Attention of its own
@@ -51,7 +51,7 @@ def write_shared(path: Path) -> Path | None:
 
 def check_shared(path: Path, beside: Path, context: int, precision: str) -> float:
     """How far the logits of the two graphs lie apart; raises where that is more than the tolerance."""
-    found, tolerance = same_logits(path, beside, context, exact=precision == "fp32")
+    found, tolerance = shared_cache_difference(path, beside, context, exact=precision == "fp32")
     if found > tolerance:
         raise ExportError(
             f"The graph with a shared cache differs from the one without by {found:.1e} of the logits' scale "

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from keras_tx import contract
 from keras_tx.errors import ExportError, RunError
 from keras_tx.runtime.session import Session
-from keras_tx.runtime.tasks.text_generation import same_logits
+from keras_tx.runtime.shared_cache import shared_cache_difference
 from keras_tx_onnx import tolerances
 from keras_tx_onnx.graph.model_file import check_graph, write_graph
 from keras_tx_onnx.graph.passes import infer_shapes
@@ -144,7 +144,7 @@ class Ladder:
         assert beside is not None, f"fp32 has a shared cache, but {precision} none"
         check_graph(beside)
         context = _read(self.folder / contract.GENAI_CONFIG)["model"]["context_length"]
-        found, tolerance = same_logits(path, beside, context, exact=False)
+        found, tolerance = shared_cache_difference(path, beside, context, exact=False)
         if found <= tolerance:
             return [note_of(beside, path, found)]
         beside.unlink()

@@ -12,6 +12,7 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.runtime.folder import Folder
+from keras_tx.runtime.tasks import tasks_named
 from keras_tx_onnx.quantizing import calibration_inputs
 
 Outputs = Mapping[str, np.ndarray]
@@ -62,14 +63,14 @@ def metric_of(folder: Folder, given: Any) -> Metric:
     """The metric to use: the user's, or that of the task."""
     if given is not None:
         return _users(given)
-    task = folder.manifest.task
-    if task not in _OF_TASKS:
+    tasks = tasks_named(folder.manifest.task)
+    if not tasks or tasks[0].metric is None:
         raise ConfigError(
-            f"metric is missing: the folder's task is {task or 'none'}, for which none is known. Give a "
-            "function of (outputs by name, targets) that gives a number, more is better, or a "
-            "keras.metrics.Metric."
+            f"metric is missing, and the task {folder.manifest.task!r} has no default. Pass a "
+            "keras.metrics.Metric, or a function of (outputs by name, targets) of which more is better."
         )
-    name, measure = _OF_PROBLEMS.get(folder.problem_type, _OF_TASKS[task])
+    name = _OF_PROBLEMS.get(folder.problem_type, tasks[0].metric)
+    measure = _MEASURES[name]
 
     def score(run: Callable[[Any], Outputs], batches: list[Any]) -> float:
         found = [measure(run(inputs), inputs, targets) for inputs, targets in batches]
@@ -209,15 +210,15 @@ def _next_tokens(outputs: Outputs, inputs: Outputs, targets: Any) -> Result:
 
 
 _Measure = Callable[[Outputs, Outputs, Any], Result]
-_OF_PROBLEMS: dict[str | None, tuple[str, _Measure]] = {
-    contract.MULTI_LABEL: ("F1 of all labels", _several_labels),
-    contract.REGRESSION: ("-mean absolute error", _distances),
+_OF_PROBLEMS: dict[str | None, str] = {
+    contract.MULTI_LABEL: "F1 of all labels",
+    contract.REGRESSION: "-mean absolute error",
 }
-_OF_TASKS: dict[str | None, tuple[str, _Measure]] = {
-    contract.IMAGE_CLASSIFICATION: ("accuracy", _accuracy),
-    contract.TEXT_CLASSIFICATION: ("accuracy", _accuracy),
-    contract.TOKEN_CLASSIFICATION: ("accuracy of tokens", _accuracy),
-    contract.FILL_MASK: ("accuracy of tokens", _masked_tokens),
-    contract.QUESTION_ANSWERING: ("exact match", _spans),
-    contract.TEXT_GENERATION: ("-log(perplexity)", _next_tokens),
+_MEASURES: dict[str, _Measure] = {  # by the metric's name in the record of the task
+    "accuracy": _accuracy,
+    "accuracy of tokens": _masked_tokens,
+    "exact match": _spans,
+    "-log(perplexity)": _next_tokens,
+    "F1 of all labels": _several_labels,
+    "-mean absolute error": _distances,
 }

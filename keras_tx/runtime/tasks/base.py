@@ -1,77 +1,93 @@
-"""LoadedModel: what every exported folder has in common once it runs."""
+"""LoadedModel, the base class of all tasks, and Task, the record of one."""
 
 from __future__ import annotations
 
 import abc
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
 from keras_tx import contract
-from keras_tx.errors import InputError, nearest, whole_number
+from keras_tx.errors import FolderError, InputError, nearest, whole_number
 from keras_tx.runtime.async_call import call_async
 from keras_tx.runtime.folder import Folder
 from keras_tx.runtime.session import Session, describe
 
 
 class LoadedModel(abc.ABC):
-    """What `load` gives; close it, or use it in a with statement, to give the memory back."""
+    """A loaded folder. Close it, or use it in a `with` statement, to free its memory.
+
+    Attributes:
+        folder: the checked folder.
+        session: the graph in onnxruntime.
+        task: the record of the task.
+    """
+
+    task: Task
 
     def __init__(self, folder: Folder, session: Session) -> None:
         self.folder = folder
         self.session = session
 
     @abc.abstractmethod
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the method of the task: `classify`, `embed`, `tag`, `answer`, `fill`, `generate` or `run`."""
 
     @property
     def provider(self) -> str:
-        """Where it really runs: "cpu", "cuda" ..."""
+        """The provider that runs the graph: "cpu", "cuda" ..."""
         return self.session.provider
 
     @property
     def precision(self) -> str:
-        """Which file of the folder runs: "fp32", "fp16", "int8", "int8-blocks" or "int4"."""
+        """The precision of the graph: "fp32", "fp16", "int8", "int8-blocks" or "int4"."""
         return self.folder.precision
 
     @property
     def labels(self) -> tuple[str, ...] | None:
-        """The names of the classes, in the order of the logits; None where there are none."""
+        """Names of the classes, in the order of the logits; None for a model without classes."""
         return self.folder.manifest.labels
 
     async def call_async(self, *args: Any, **options: Any) -> Any:
-        """The same as a call, in a thread: `await model.call_async("rose.jpg", top_k=1)`.
+        """Calls the model in a thread; cancelling the asyncio task stops the graph at its next node.
 
-        Where the task that waits is cancelled, the graph stops at its next node.
+        >>> await model.call_async("rose.jpg", top_k=1)  # doctest: +SKIP
         """
         return await call_async(self, *args, **options)
 
     def warm_up(self, **sizes: int) -> None:
-        """Runs the graph once on zeros, so that the first request is not the slow one.
+        """Runs the graph once on zeros, so that the first request is as fast as the others.
 
         >>> model.warm_up(sequence_length=128)  # doctest: +SKIP
 
         Args:
-            sizes: of dynamic axes, by their names; 1 for those that are not named, and 0 for the past.
+            sizes: size of each dynamic axis, by its name. By default 1, and 0 for the axis of the past.
+
+        Raises:
+            InputError: if the graph has no dynamic axis of that name.
+            ConfigError: if a size is not a positive integer.
         """
         axes = {axis for spec in self.session.inputs for axis in spec.shape if isinstance(axis, str)}
         for name in sizes:
             if name not in axes:
                 raise InputError(f"{self.folder.path} has no dynamic axis {name!r}. {nearest(name, axes)}")
             whole_number(name, sizes[name])
-        given = {contract.PAST_AXIS: 0, **sizes}
-        given.setdefault(contract.TOTAL_AXIS, given.get(contract.SEQUENCE_AXIS, 1))
+        sizes = {contract.PAST_AXIS: 0, **sizes}
+        sizes.setdefault(contract.TOTAL_AXIS, sizes.get(contract.SEQUENCE_AXIS, 1))
         self.session.run(
             {
                 spec.name: np.zeros(
-                    [n if isinstance(n, int) else given.get(n, 1) for n in spec.shape], spec.dtype
+                    [n if isinstance(n, int) else sizes.get(n, 1) for n in spec.shape], spec.dtype
                 )
                 for spec in self.session.inputs
             }
         )
 
     def close(self) -> None:
+        """Frees the graph's memory. Calling it twice is allowed."""
         self.session.close()
 
     def __enter__(self) -> Self:
@@ -83,9 +99,78 @@ class LoadedModel(abc.ABC):
         self.close()
 
     def __repr__(self) -> str:
-        inputs = ", ".join(describe(spec) for spec in self.session.inputs)
         labels = f", {len(self.labels)} labels" if self.labels else ""
-        return f"<{type(self).__name__} {str(self.folder.path)!r}: {inputs} on {self._place()}{labels}>"
+        precision = "" if self.precision == "fp32" else f" in {self.precision}"
+        return (
+            f"<{type(self).__name__} {str(self.folder.path)!r}: {self._summary()} on "
+            f"{self.provider}{precision}{labels}>"
+        )
 
-    def _place(self) -> str:
-        return self.provider if self.precision == "fp32" else f"{self.provider} in {self.precision}"
+    def _summary(self) -> str:
+        return ", ".join(describe(spec) for spec in self.session.inputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """Options of `keras-tx run` that tasks use."""
+
+    top_k: int = 5
+    pair: str | None = None
+    question: str | None = None
+
+
+Answer = dict[str, Any]  # to one input, as `keras-tx run --json` prints it
+DrawBar = Callable[[float], str]  # a score from 0 to 1 as a bar; "" if there is no terminal
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A task of exported folders: the class that runs it, and how the commands use that class.
+
+    Attributes:
+        name: `task` in the manifest; None for graphs without a known task.
+        runtime: the class that runs a folder of this task.
+        inputs: what one input is: "image", "text", "prompt" or "arrays".
+        outputs: outputs of the graph that distinguish tasks with the same name.
+        metric: name of the metric on validation data; None if there is no usual one.
+        options: optional RunOptions of the task, besides `top_k`.
+        required: RunOptions without which the task cannot run.
+        answer: computes the answers of `keras-tx run` to a list of inputs.
+        render: yields an answer as lines for a terminal.
+        run_example: runs a loaded model on an example and returns a description for `keras-tx verify`.
+    """
+
+    name: str | None
+    runtime: Callable[[Folder, Session], LoadedModel]
+    inputs: str
+    outputs: tuple[str, ...] = ()
+    metric: str | None = None
+    options: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    answer: Callable[[Any, Sequence[Any], RunOptions], list[Answer]] | None = None
+    render: Callable[[Answer, DrawBar], Iterator[str]] | None = None
+    run_example: Callable[[Any], str] | None = None
+
+    def open(self, folder: Folder, session: Session) -> LoadedModel:
+        """The loaded model; raises a FolderError if the folder does not fit the task."""
+        model = self.runtime(folder, session)
+        model.task = self
+        return model
+
+
+def check_outputs(folder: Folder, session: Session, names: Sequence[str]) -> None:
+    """Raises a FolderError if the graph lacks one of these outputs."""
+    outputs = [spec.name for spec in session.outputs]
+    if not set(names) <= set(outputs):
+        raise FolderError(
+            f"{folder.path}: the graph has the outputs {', '.join(outputs)}, but the task "
+            f"{folder.manifest.task!r} needs {' and '.join(names)}. Export again."
+        )
+
+
+def embedding_answer(vector: np.ndarray) -> Answer:
+    return {"shape": list(vector.shape), "embedding": vector.tolist()}
+
+
+def render_embedding(answer: Answer, draw_bar: DrawBar) -> Iterator[str]:
+    yield f"  embedding of shape {tuple(answer['shape'])}; --json prints its numbers"

@@ -17,7 +17,10 @@ def prepare(place: Path, precision: str) -> None:
 
 
 def imports(place: Path) -> None:
-    import keras_tx.runtime.tasks.arrays  # noqa: F401  # `load` would import it
+    import keras_tx.runtime.loading  # noqa: F401  # `load` would import it, and the tasks
+    from keras_tx.runtime.tasks import all_tasks
+
+    all_tasks()
 
 
 def load(place: Path, precision: str) -> _Loaded:

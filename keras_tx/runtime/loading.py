@@ -1,0 +1,94 @@
+"""Loads a folder: checks it, opens its graph and creates the model of its task."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+from keras_tx import contract
+from keras_tx.consistent_read import read_consistently
+from keras_tx.errors import FolderError, nearest, user_stacklevel
+from keras_tx.runtime.folder import Folder, check_unchanged, checked_folder, folder_path
+from keras_tx.runtime.providers import check_name, on_gpu
+from keras_tx.runtime.session import Session, describe, stays_on_cpu
+from keras_tx.runtime.tasks import all_tasks, arrays, tasks_named
+from keras_tx.runtime.tasks.base import LoadedModel
+
+
+def load_folder(
+    path: str | os.PathLike[str], provider: str, threads: int | None, precision: str | None = None
+) -> LoadedModel:
+    """The model of a folder. On a GPU the fp16 graph is preferred, unless `precision` names another."""
+    root = folder_path(path)
+    check_name(provider)
+    return read_consistently(
+        root, lambda: _load_unchanged(root, provider, threads, precision), FolderError, LoadedModel.close
+    )
+
+
+def _load_unchanged(root: Path, provider: str, threads: int | None, precision: str | None) -> LoadedModel:
+    """Loads a model and checks its files again afterwards, because onnxruntime opens them by path."""
+    model = _load_best(root, provider, threads, precision)
+    try:
+        check_unchanged(model.folder)
+    except FolderError:
+        model.close()
+        raise
+    return model
+
+
+def _load_best(root: Path, provider: str, threads: int | None, precision: str | None) -> LoadedModel:
+    maybe_gpu = on_gpu(provider) or (provider == "auto" and not stays_on_cpu(provider))
+    folder = checked_folder(root, precision, "fp16" if maybe_gpu else "fp32")
+    has_fallback = provider == "auto" and maybe_gpu and precision is None
+    fallback = checked_folder(root, None, "fp32") if has_fallback else folder
+    if fallback.precision == folder.precision:
+        return _load(folder, provider, threads)
+    try:
+        model = _load(folder, provider, threads)
+    except FolderError as error:  # onnxruntime lacks some nodes in half precision on the CPU
+        warnings.warn(
+            f"{error} The {fallback.precision} graph runs on the CPU instead.",
+            RuntimeWarning,
+            user_stacklevel(),
+        )
+        return _load(fallback, "cpu", threads)
+    if on_gpu(model.provider):
+        return model
+    model.close()
+    return _load(fallback, "cpu", threads)  # "auto" chose the CPU, with a warning
+
+
+def _load(folder: Folder, provider: str, threads: int | None) -> LoadedModel:
+    name = folder.manifest.task
+    tasks = tasks_named(name)
+    if not tasks:
+        raise FolderError(
+            f"{folder.path / contract.MANIFEST}: task {name!r} is not supported by this version of keras-tx. "
+            f"Upgrade it. {nearest(str(name), [task.name for task in all_tasks() if task.name])}"
+        )
+    shared = folder.shared if tasks[0].inputs == "prompt" and stays_on_cpu(provider) else None
+    session = Session(shared or folder.graph, provider, threads)
+    try:
+        _check_manifest(folder, session)
+        if tasks[0].inputs == "text" and contract.TOKENIZER not in folder.manifest.files:
+            return arrays.TASK.open(folder, session)  # runs on token ids
+        outputs = {spec.name for spec in session.outputs}
+        task = next((task for task in tasks if outputs.issuperset(task.outputs)), tasks[0])
+        return task.open(folder, session)
+    except FolderError:
+        session.close()
+        raise
+
+
+def _check_manifest(folder: Folder, session: Session) -> None:
+    for kind, expected, actual in (
+        ("inputs", folder.inputs, session.inputs),
+        ("outputs", folder.outputs, session.outputs),
+    ):
+        if [(spec.name, spec.dtype) for spec in expected] != [(spec.name, spec.dtype) for spec in actual]:
+            raise FolderError(
+                f"{folder.path}: {contract.MANIFEST} has the {kind} {', '.join(map(describe, expected))}, "
+                f"but the graph has {', '.join(map(describe, actual))}. Export again."
+            )

@@ -1,0 +1,198 @@
+"""Checks of a whole exported folder, as `keras-tx verify` prints them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from keras_tx import contract
+from keras_tx.errors import FolderError, KerasTxError
+from keras_tx.processing import TextTransform
+from keras_tx.runtime.cached_decoder import context_of
+from keras_tx.runtime.example_inputs import Example, examples_of
+from keras_tx.runtime.folder import Folder, open_folder, verify_hashes
+from keras_tx.runtime.loading import load_folder
+from keras_tx.runtime.session import Session, describe
+from keras_tx.runtime.shared_cache import shared_cache_difference
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """The result of a check; `passed` is None if there was nothing to decide."""
+
+    name: str
+    passed: bool | None
+    detail: str
+
+    @classmethod
+    def failed(cls, name: str, error: Exception) -> Check:
+        return cls(name, False, " ".join(str(error).split()))
+
+
+def verify_folder(
+    root: Path, check_graph: Callable[[Folder], Iterator[Check]] = lambda folder: iter(())
+) -> Iterator[Check]:
+    """Yields the result of each check; stops after a failure that makes the others impossible.
+
+    Args:
+        root: the folder.
+        check_graph: more checks of each graph, which need packages that the runtime does not have.
+    """
+    try:
+        folder = open_folder(root)
+    except FolderError as error:
+        yield Check.failed("folder", error)
+        return
+    count = len(folder.manifest.files)
+    yield Check(
+        "folder",
+        True,
+        f"manifest; {count} files, their sizes, no links, no data outside{_consistent(folder)}",
+    )
+    try:
+        verify_hashes(folder)
+    except FolderError as error:
+        yield Check.failed("hashes", error)
+        return
+    yield Check("hashes", True, f"sha256 of {count} files")
+    yield _unlisted_files(folder)
+    yield from check_graph(folder)
+    try:
+        session = Session(folder.graph, provider="cpu")
+    except KerasTxError as error:
+        yield Check.failed("onnxruntime", error)
+        return
+    with session:
+        yield Check("onnxruntime", True, f"opens {folder.graph.name} on the CPU")
+        yield _tensors(folder, session)
+        yield _task(root)
+        yield _runs(folder, session)
+    if folder.shared is not None:
+        yield _shared_cache(folder, folder.shared)
+    yield _parity(folder)
+    for precision in folder.manifest.precisions:
+        if precision != folder.precision:
+            yield _precision(root, precision, check_graph)
+
+
+def _consistent(folder: Folder) -> str:
+    """The values on which config.json and the other files agree."""
+    present = {"labels": folder.manifest.labels, "image size": folder.transform}
+    names = [name for name, value in present.items() if value is not None and folder.config is not None]
+    return f"; {', '.join(names)}" if names else ""
+
+
+def _unlisted_files(folder: Folder) -> Check:
+    listed = {*folder.manifest.files, contract.MANIFEST}
+    paths = (path.relative_to(folder.path).as_posix() for path in folder.path.rglob("*") if not path.is_dir())
+    unlisted = sorted(set(paths) - listed)
+    if not unlisted:
+        return Check("other files", True, "none")
+    return Check("other files", None, f"not part of the export, and never read: {', '.join(unlisted)}")
+
+
+def _tensors(folder: Folder, session: Session) -> Check:
+    for kind, expected, actual in (
+        ("inputs", folder.inputs, session.inputs),
+        ("outputs", folder.outputs, session.outputs),
+    ):
+        if expected != actual:
+            return Check(
+                "tensors",
+                False,
+                f"the manifest has the {kind} {', '.join(map(describe, expected))}; "
+                f"the graph has {', '.join(map(describe, actual))}",
+            )
+    return Check("tensors", True, ", ".join(map(describe, (*session.inputs, *session.outputs))))
+
+
+def _task(root: Path) -> Check:
+    """Whether the files and the graph fit the task, and whether the model runs on an example."""
+    try:
+        with load_folder(root, "cpu", None) as model:
+            example = "" if model.task.run_example is None else model.task.run_example(model)
+            detail = f"{model.folder.manifest.task or 'none'}, as {type(model).__name__}"
+            return Check("task", True, f"{detail}, {example}" if example else detail)
+    except KerasTxError as error:
+        return Check.failed("task", error)
+
+
+def _runs(folder: Folder, session: Session) -> Check:
+    """Whether the graph runs on random inputs and computes finite numbers."""
+    names: list[str] = []
+    try:
+        longest = None if folder.tokenizer is None else TextTransform.load(folder.path).max_length
+        for examples in examples_of(session.inputs, folder.config or {}, longest):
+            ran = _first_that_runs(session, examples)
+            if isinstance(ran, str):
+                return Check("runs", None, f"not run: none of {len(examples)} sizes is accepted ({ran})")
+            name, outputs = ran
+            for output, value in outputs.items():
+                # A graph without a known task may compute infinities correctly.
+                if folder.manifest.task and value.dtype.kind == "f" and not np.isfinite(value).all():
+                    return Check("runs", False, f"{output} is not finite for {name}")
+            names.append(name)
+    except KerasTxError as error:
+        return Check.failed("runs", error)
+    return Check("runs", True, f"on random inputs: {'; '.join(names)}")
+
+
+def _first_that_runs(session: Session, examples: list[Example]) -> tuple[str, dict[str, np.ndarray]] | str:
+    """The name and outputs of the first example that the graph accepts; the first error if there is none."""
+    first_error = None
+    for name, inputs in examples:
+        try:
+            return name, session.run(inputs)
+        except KerasTxError as error:
+            if len(examples) == 1:
+                raise
+            first_error = first_error or Check.failed("", error).detail
+    return first_error or ""
+
+
+def _shared_cache(folder: Folder, shared: Path) -> Check:
+    """Whether the graph with a shared cache computes the logits of the other one."""
+    exact = folder.manifest.precisions.get("fp32") == folder.graph.relative_to(folder.path).as_posix()
+    try:
+        difference, tolerance = shared_cache_difference(folder.graph, shared, context_of(folder), exact)
+    except KerasTxError as error:
+        return Check.failed("shared cache", error)
+    return Check(
+        "shared cache",
+        difference <= tolerance,
+        f"{shared.name} computes the logits of {folder.graph.name} within {difference:.1e} of their scale "
+        f"(tolerance {tolerance:.0e})",
+    )
+
+
+def _parity(folder: Folder) -> Check:
+    parity = folder.manifest.parity
+    if parity is None:
+        return Check("parity", None, "NOT compared with Keras when it was exported (--no-verify)")
+    return Check(
+        "parity",
+        parity.max_difference <= parity.tolerance,
+        f"at export within {parity.max_difference:.1e} of Keras, in units of the output's scale "
+        f"(tolerance {parity.tolerance:.0e}; {', '.join(parity.cases)})",
+    )
+
+
+def _precision(root: Path, precision: str, check_graph: Callable[[Folder], Iterator[Check]]) -> Check:
+    """The checks of another graph of the folder, as one."""
+    try:
+        folder = open_folder(root, precision)
+        with Session(folder.graph, provider="cpu") as session:
+            checks = [*check_graph(folder), _tensors(folder, session), _runs(folder, session)]
+    except KerasTxError as error:
+        return Check.failed(precision, error)
+    failed = next((check for check in checks if check.passed is False), None)
+    if failed is not None:
+        return Check(precision, False, f"{folder.graph.name}, {failed.name}: {failed.detail}")
+    variant = folder.manifest.variants.get(precision)
+    detail = folder.graph.name
+    if variant is not None:
+        detail += f", {variant.recipe}, within {variant.noise:.1e} of fp32 when it was written"
+    return Check(precision, True, detail)
