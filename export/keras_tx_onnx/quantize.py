@@ -78,7 +78,7 @@ def quantize(
     wanted = list(CANDIDATES) if auto else recipes.precisions(precision)
     if "fp32" in wanted:
         raise ConfigError("precision has 'fp32', of which the others are made: leave it out.")
-    options = Options(recipes.paths(keep), calibration, examples)
+    options = Options(recipes.layer_paths(keep), calibration, examples)
     recipes.check_options(wanted, options.keep, calibration)
     opened = open_folder(Path(folder).absolute())
     if opened.precision != "fp32":

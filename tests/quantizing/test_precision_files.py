@@ -168,7 +168,7 @@ def test_a_graph_inside_a_node_stays_in_float32(tmp_path):
 
 
 def test_what_onnxruntime_crashes_on_is_refused(tmp_path):
-    with pytest.raises(ExportError, match="is a recurrent node \\(GRU\\), with which onnxruntime crashes"):
+    with pytest.raises(ExportError, match=r"fp16 .*\(GRU\)"):
         export_onnx(recurrent("tanh"), tmp_path / "out", precision="fp16")
 
 
@@ -231,13 +231,13 @@ def test_a_layer_whose_input_one_range_cannot_hold_has_blocks(tmp_path, monkeypa
         ({"precision": "int9"}, "'int9', expected some of fp32, fp16, int8, int8-blocks, int4. Did you mean"),
         ({"precision": []}, "precision is empty"),
         ({"precision": "fp32"}, "'fp32', of which the others are made"),
-        ({"precision": "int8", "keep": "logits"}, "keep is 'logits', expected a list"),
+        ({"precision": "int8", "keep": "logits"}, "keep='logits'"),
         (
             {"precision": "int8", "keep": ["block_0/atention"]},
             "'block_0/atention'.*Did you mean 'block_0/att",
         ),
-        ({"precision": "fp16", "keep": ["logits"]}, "keep was given, but fp16 quantizes no layer"),
-        ({"precision": "int4", "calibration": draw(1, 3, 8, 8)}, "only int8 has ranges, not int4"),
+        ({"precision": "fp16", "keep": ["logits"]}, "keep .*precision fp16"),
+        ({"precision": "int4", "calibration": draw(1, 3, 8, 8)}, "calibration .*precision int4"),
         ({"precision": "int8", "calibration": "flowers"}, "calibration is a str, expected an array"),
         ({"precision": "int8", "calibration": []}, "calibration is empty"),
         (

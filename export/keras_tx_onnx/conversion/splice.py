@@ -1,8 +1,8 @@
-"""Takes an ONNX model into the graph that is being built."""
+"""Splices an ONNX model into the graph that is being built."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
@@ -12,22 +12,27 @@ from keras_tx_onnx.errors import NotLowered
 from keras_tx_onnx.graph.builder import GraphContext
 
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-FILE = (ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL)  # what the file holds between layers
+FILE = (ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL)  # the dtypes between layers
 
 
-def splice(context: GraphContext, proto: onnx.ModelProto, given: Sequence[Any]) -> tuple[list[ir.Value], int]:
-    """The values of the model's outputs when its inputs are `given`, and how many nodes it has.
+def splice(
+    context: GraphContext, proto: onnx.ModelProto, inputs: Sequence[Any]
+) -> tuple[list[ir.Value], int]:
+    """Adds the nodes of a model, applied to `inputs`, to the graph that is built.
 
-    Everything gets a name of the layer. Integers are int64 at the border, and half precision is float32
-    throughout, as in the whole file.
+    Everything is named after the current layer. Integers are int64 at inputs and outputs, and half precision
+    is float32 throughout, as in the whole file.
+
+    Returns:
+        The values of the model's outputs, and the number of its nodes.
     """
     body = ir.from_proto(proto).graph
-    graphs = list(_graphs(body))
+    graphs = [body, *body.subgraphs()]
     for inner in graphs:
-        _complete(inner)
+        _write_defaults(inner)
         _widen(inner)
     dtypes = [value.dtype for value in body.outputs]
-    for value, replacement in zip(body.inputs, given, strict=True):
+    for value, replacement in zip(body.inputs, inputs, strict=True):
         if value.uses() or value.is_graph_output():
             source = _as(context, context.value(replacement), value.dtype)
             value.replace_all_uses_with(source, replace_graph_outputs=True)
@@ -42,34 +47,25 @@ def splice(context: GraphContext, proto: onnx.ModelProto, given: Sequence[Any]) 
     return [_out(context, value, dtype) for value, dtype in zip(outputs, dtypes, strict=True)], count
 
 
-def _graphs(body: ir.Graph) -> Iterator[ir.Graph]:
-    """A graph and the bodies of its loops and branches."""
-    yield body
-    for node in body:
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                yield from _graphs(attribute.as_graph())
-
-
-def _complete(body: ir.Graph) -> None:
-    """Writes out what ONNX has as a default, where our passes read it or onnxruntime lacks it."""
+def _write_defaults(body: ir.Graph) -> None:
+    """Writes the default of attributes that passes read or that onnxruntime does not support."""
     for node in body:
         source = node.inputs[0] if node.inputs else None
         if node.op_type == "Transpose" and "perm" not in node.attributes:
             if source is None or source.shape is None:
-                raise NotLowered("It reverses the axes of a tensor whose rank is not known.")
+                raise NotLowered("Transpose without perm is not supported for a tensor of unknown rank.")
             perm = list(reversed(range(len(source.shape))))
             node.attributes["perm"] = ir.AttrInt64s("perm", perm)
         elif node.op_type.startswith("Reduce") and "keepdims" not in node.attributes:
             node.attributes["keepdims"] = ir.AttrInt64("keepdims", 1)
         elif node.op_type == "Conv" and max(_numbers(node, "dilations"), default=1) > 1:
-            _pad(node)
+            _write_pads(node)
 
 
-def _pad(node: ir.Node) -> None:
-    """Gives a dilated convolution its padding in numbers, which onnxruntime wants; its strides are 1."""
-    same = node.attributes.get("auto_pad")
-    if same is None or not same.as_string().startswith("SAME"):
+def _write_pads(node: ir.Node) -> None:
+    """Replaces auto_pad of a dilated convolution, which onnxruntime refuses, by pads; the strides are 1."""
+    auto_pad = node.attributes.get_string("auto_pad", "")
+    if not auto_pad.startswith("SAME"):
         return
     weight = node.inputs[1]
     sizes = _numbers(node, "kernel_shape")
@@ -78,7 +74,7 @@ def _pad(node: ir.Node) -> None:
     totals = [(n - 1) * d for n, d in zip(sizes, _numbers(node, "dilations"), strict=True)]
     before = [total // 2 for total in totals]
     after = [total - n for total, n in zip(totals, before, strict=True)]
-    pads = before + after if same.as_string() == "SAME_UPPER" else after + before
+    pads = before + after if auto_pad == "SAME_UPPER" else after + before
     del node.attributes["auto_pad"]
     node.attributes["pads"] = ir.AttrInt64s("pads", pads)
 
@@ -100,11 +96,15 @@ def _widen(body: ir.Graph) -> None:
         for value in node.outputs:
             if not value.is_graph_output():
                 value.type = value.shape = None
-        for name, attribute in node.attributes.items():
-            if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in HALF:
-                node.attributes[name] = ir.AttrTensor(name, _as_float(attribute.as_tensor()))
-            elif name in ("to", "dtype") and attribute.as_int() in HALF:
-                node.attributes[name] = ir.AttrInt64(name, ir.DataType.FLOAT)
+        _widen_attributes(node)
+
+
+def _widen_attributes(node: ir.Node) -> None:
+    for name, attribute in node.attributes.items():
+        if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in HALF:
+            node.attributes[name] = ir.AttrTensor(name, _as_float(attribute.as_tensor()))
+        elif name in ("to", "dtype") and attribute.as_int() in HALF:
+            node.attributes[name] = ir.AttrInt64(name, ir.DataType.FLOAT)
 
 
 def _as_float(tensor: Any) -> Any:
@@ -112,7 +112,7 @@ def _as_float(tensor: Any) -> Any:
 
 
 def _rename(context: GraphContext, body: ir.Graph, outermost: bool) -> None:
-    """Names of the layer; initializers of the outermost graph move to the context's."""
+    """Names everything after the layer; moves initializers of the outermost graph to the context's."""
     prefix = f"{context.scope}/" if context.scope else ""
     for value in list(body.initializers.values()):
         name = context.unique(f"{prefix}constant")
@@ -132,11 +132,11 @@ def _rename(context: GraphContext, body: ir.Graph, outermost: bool) -> None:
 
 
 def _out(context: GraphContext, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
-    """An output as the file holds it."""
+    """An output in a dtype of the file."""
     if dtype in FILE:
         return value
-    wanted = ir.DataType.FLOAT if dtype == ir.DataType.DOUBLE else ir.DataType.INT64
-    return context.op.Cast(value, to=wanted)
+    target = ir.DataType.FLOAT if dtype == ir.DataType.DOUBLE else ir.DataType.INT64
+    return context.op.Cast(value, to=target)
 
 
 def _as(context: GraphContext, value: ir.Value | None, dtype: ir.DataType | None) -> ir.Value:

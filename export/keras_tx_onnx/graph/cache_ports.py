@@ -9,23 +9,23 @@ import onnx_ir as ir
 
 from keras_tx import contract
 from keras_tx.errors import ExportError
+from keras_tx_onnx.graph.properties import TO_THE_END
 
 if TYPE_CHECKING:
     from keras_tx_onnx.graph.builder import GraphContext
 
 
 class Cache:
-    """The flag of the walk: with it, lowerings of attention take past, mask and positions from here.
+    """Marks a walk for cached decoding: lowerings of attention take past, mask and positions from here.
 
-    Keras's graph knows nothing of a past: its mask is as long as its tokens. In its place stands `stand_in`,
-    which attention exchanges for the mask of past and tokens. Whatever else used it would be wrong as soon
-    as there is a past, so that is refused.
+    Keras's graph has no past, and its mask is as long as its tokens. It is lowered with `stand_in`, which
+    attention replaces with the mask of past and tokens. Any other use of it would be wrong, and is refused.
 
     Args:
         mask: of past and tokens, (batch, total).
-        stand_in: the mask that Keras's graph is given.
+        stand_in: the mask with which Keras's graph is lowered.
         positions: of the tokens, (batch, sequence).
-        body: the last layer in front of the head, whose result is cut to the tokens whose logits are wanted.
+        body: path of the last layer before the head; its result is cut to the tokens whose logits are wanted.
     """
 
     def __init__(self, mask: ir.Value, stand_in: ir.Value, positions: ir.Value, body: str):
@@ -37,7 +37,7 @@ class Cache:
         self._count = 0
 
     def ports(self, cx: GraphContext, heads: int, size: int, value_size: int) -> tuple[ir.Value, ir.Value]:
-        """The key and value of earlier tokens, as inputs of the graph for the next layer in order."""
+        """Adds the inputs for the earlier keys and values of the next layer in order."""
         key, value = (
             cx.input(
                 name.format(self._count),
@@ -49,39 +49,35 @@ class Cache:
         self._count += 1
         return key, value
 
-    def mask_for(self, given: ir.Value | None) -> ir.Value | None:
-        if given is not None and given is not self.stand_in:
+    def mask_for(self, mask: ir.Value | None) -> ir.Value | None:
+        """The mask of past and tokens for the mask of a layer; raises an ExportError for a computed one."""
+        if mask is not None and mask is not self.stand_in:
             raise ExportError(
-                "A layer attends with a mask that is computed from attention_mask, which covers no past "
-                "then. Give attention_mask itself to the layer, or export with cache=False."
+                "A layer attends with a mask that is computed from attention_mask, so it does not cover the "
+                "cache. Pass attention_mask itself to the layer, or export with cache=False."
             )
-        return None if given is None else self.mask
+        return None if mask is None else self.mask
 
     def keep(self, present: tuple[ir.Value, ir.Value] | None) -> None:
+        """Remembers the keys and values of the next layer in order."""
         assert present is not None
         self._presents.append(present)
 
     def after_layer(self, cx: GraphContext, results: Any) -> Any:
-        """Behind the body: only the last tokens, where only their logits are wanted."""
+        """Cuts the result of the body to the last tokens, if only their logits are wanted."""
         if cx.scope != self.body:
             return results
-        name = cx.unique(contract.NUM_LOGITS_TO_KEEP)
-        tensor = ir.tensor(np.int64(0), name=name)
-        wanted = ir.Value(
-            name=name, shape=ir.Shape(()), type=ir.TensorType(ir.DataType.INT64), const_value=tensor
-        )
-        cx.graph.register_initializer(wanted)
-        self._wanted = wanted
-        start = cx.op.Unsqueeze(cx.op.Neg(wanted), [0])  # -0 is the beginning, and so gives all
-        return cx.op.Slice(results, start, [2**62], [1])
+        self._wanted = cx.initializer(contract.NUM_LOGITS_TO_KEEP, np.array(0, "int64"))
+        start = cx.op.Unsqueeze(cx.op.Neg(self._wanted), [0])  # -0 is the beginning, and so keeps all
+        return cx.op.Slice(results, start, [TO_THE_END], [1])
 
     def close(self, cx: GraphContext) -> None:
-        """Adds the outputs; refuses a graph in which something else has used the mask."""
+        """Adds the outputs; raises an ExportError if something else than attention uses the mask."""
         users = [node.name for node, _ in self.stand_in.uses()]
         if users:
             raise ExportError(
-                f"{users[0]!r} uses attention_mask outside of attention, where it covers no past. Export "
-                "with cache=False."
+                f"{users[0]!r} uses attention_mask outside of attention, where it does not cover the cache. "
+                "Export with cache=False."
             )
         cx.graph.inputs.append(self._wanted)  # an initializer that is an input as well may be overridden
         axes = (contract.BATCH_AXIS, contract.TOTAL_AXIS)

@@ -1,129 +1,154 @@
-"""Adding nodes and weights to a graph that was read from a file."""
+"""Edits a graph: new nodes, weights and names, and replacements, also inside branches and loops."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
 Inputs = Sequence[ir.Value | None]
-Outputs = Sequence[tuple[ir.DataType, Any]]
+Outputs = Sequence[tuple[ir.DataType | None, Any]]
+T = TypeVar("T")
 
 
-class Rewriter:
-    """Adds nodes in front of one that is there; every name is new, and shapes and dtypes are written down.
+class GraphEditor:
+    """Adds, replaces and removes nodes and weights of a graph and of the graphs inside its nodes.
 
-    Quantizers, viewers and checkers lose the shapes behind operators of other domains where no value_info
-    says them.
+    Every new name is unique. New values have a dtype and a shape, because quantizers, viewers and checkers
+    cannot infer them behind operators of other domains. Weights are stored in the outermost graph.
+
+    Args:
+        graph: the outermost graph.
     """
 
     def __init__(self, graph: ir.Graph):
         self.graph = graph
-        self._names = {node.name for node in graph} | set(graph.initializers)
-        self._names |= {value.name for node in graph for value in node.outputs}
-        self._names |= {value.name for value in graph.inputs}
+        self._names: set[str | None] = set()
+        for part in (graph, *graph.subgraphs()):
+            self._names |= set(part.initializers) | {value.name for value in part.inputs}
+            for node in part:
+                self._names |= {node.name, *(value.name for value in node.outputs)}
         self._made: dict[Any, Any] = {}
 
     def unique(self, name: str) -> str:
-        stem, count = name, 0
+        """`name`, with a number behind it if it is in use. A final slash stays final."""
+        stem, end = (name[:-1], "/") if name.endswith("/") else (name, "")
+        count = 0
         while name in self._names:
             count += 1
-            name = f"{stem}_{count}"
+            name = f"{stem}_{count}{end}"
         self._names.add(name)
         return name
 
-    def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` gives, the first time; the same again for an equal key."""
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """The result of `make`, computed once for each key."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
 
-    def weight(self, name: str, array: np.ndarray) -> ir.Value:
+    def initializer(self, name: str, array: np.ndarray) -> ir.Value:
+        """Stores an array, under a name that is made unique."""
         name = self.unique(name)
-        tensor = ir.tensor(np.asarray(array, order="C"), name=name)
-        shape = ir.Shape(tensor.shape.numpy())
-        value = ir.Value(name=name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
-        self.graph.register_initializer(value)
-        return value
+        return self._register(ir.tensor(np.asarray(array, order="C"), name=name))
 
-    def constant(self, array: Any, dtype: str) -> ir.Value:
-        """A small constant, stored once."""
-        array = np.asarray(array, dtype)
+    def lazy_initializer(
+        self, name: str, dtype: ir.DataType, shape: Sequence[int], read: Callable[[], np.ndarray]
+    ) -> ir.Value:
+        """Stores an array that `read` computes when the file is written, under a name that is made unique."""
+        name = self.unique(name)
+        return self._register(
+            ir.LazyTensor(
+                lambda: ir.tensor(np.ascontiguousarray(read(), dtype.numpy()), name=name),
+                dtype=dtype,
+                shape=ir.Shape(shape),
+                name=name,
+            )
+        )
+
+    def constant(self, value: Any, dtype: str | None = None) -> ir.Value:
+        """A small constant; equal ones are stored once. By default floats are float32, integers int64."""
+        array = np.asarray(value, dtype)
+        if dtype is None and array.dtype.name != "bool":
+            array = array.astype("int64" if array.dtype.kind in "iu" else "float32")
         shown = "x".join(map(str, array.shape)) if array.size != 1 else str(array.item())
-        key = (dtype, array.shape, array.tobytes())
-        return self.once(key, lambda: self.weight(f"constant/{dtype}_{shown}", array))
+        key = (array.dtype.str, array.shape, array.tobytes())
+        return self.once(key, lambda: self.initializer(f"constant/{array.dtype.name}_{shown}", array))
+
+    def _register(self, tensor: ir.TensorProtocol) -> ir.Value:
+        return ir.tape.Tape(self.graph).initializer(tensor)
 
     def add(
         self,
-        before: ir.Node,
         op_type: str,
         inputs: Inputs,
         outputs: Outputs,
+        *,
+        before: ir.Node | None = None,
+        after: ir.Value | None = None,
+        graph: ir.Graph | None = None,
+        name: str | None = None,
         domain: str = "",
         **attributes: Any,
     ) -> Any:
-        """Adds a node in front of another, and names it after that.
+        """Adds a node: before a node, as soon as a value exists, or at the end of a graph.
 
         Args:
-            before: the node.
             op_type: the operator.
             inputs: its values.
-            outputs: dtype and shape of each of its results; None for a shape that is not known.
+            outputs: dtype and shape of each result; the shape is None if it is unknown.
+            before: the node in front of which to add.
+            after: the value behind which to add; the node comes first if the graph does not compute it.
+            graph: with `after`, or at the end: the graph to add to; by default the outermost.
+            name: of the node; by default the operator, behind the layer's path of `before`.
             domain: of the operator.
-            attributes: of the node.
+            **attributes: of the node.
 
         Returns:
-            The result, or several as a tuple.
+            The result; several as a tuple.
         """
-        layer = str(before.name).rpartition("/")[0]
-        node = self._node(
-            f"{layer}/{op_type}" if layer else op_type, op_type, inputs, outputs, domain, attributes
-        )
-        self.graph.insert_before(before, node)
-        return node.outputs[0] if len(node.outputs) == 1 else tuple(node.outputs)
-
-    def append(self, op_type: str, inputs: Inputs, outputs: Outputs, **attributes: Any) -> ir.Value:
-        """Adds a node with one result behind all others."""
-        node = self._node(op_type, op_type, inputs, outputs, "", attributes)
-        self.graph.append(node)
-        return node.outputs[0]
-
-    def _node(
-        self,
-        name: str,
-        op_type: str,
-        inputs: Inputs,
-        outputs: Outputs,
-        domain: str,
-        attributes: dict[str, Any],
-    ) -> ir.Node:
+        if name is None:
+            layer = "" if before is None else str(before.name).rpartition("/")[0]
+            name = f"{layer}/{op_type}" if layer else op_type
         name = self.unique(name)
-        values = []
-        for index, (dtype, shape) in enumerate(outputs):
-            given = self.unique(f"{name}.{index}") if len(outputs) > 1 else name
-            known = None if shape is None else ir.Shape(list(shape))
-            values.append(ir.Value(name=given, shape=known, type=ir.TensorType(dtype)))
+        names = [name] if len(outputs) == 1 else [self.unique(f"{name}.{i}") for i in range(len(outputs))]
+        values = [
+            ir.Value(
+                name=name,
+                shape=None if shape is None else ir.Shape(list(shape)),
+                type=None if dtype is None else ir.TensorType(dtype),
+            )
+            for name, (dtype, shape) in zip(names, outputs, strict=True)
+        ]
         if domain:
             self.graph.opset_imports.setdefault(domain, 1)
-        return ir.node(
-            op_type, inputs=inputs, attributes=attributes, domain=domain, outputs=values, name=name
-        )
+        node = ir.node(op_type, inputs, attributes, domain=domain, outputs=values, name=name)
+        _insert(node, before, after, self.graph if graph is None else graph)
+        return values[0] if len(values) == 1 else tuple(values)
 
-    def replace(self, node: ir.Node, value: ir.Value) -> None:
-        """Puts `value` in the place of what a node gives, under its name, and removes the node."""
-        old = node.outputs[0]
-        name = old.name
-        old.replace_all_uses_with(value, replace_graph_outputs=True)
-        self.graph.remove(node, safe=True)
-        old.name = None
-        value.name = name
-        value.shape = value.shape if old.shape is None else old.shape
+    def replace(self, node: ir.Node, *values: ir.Value | None) -> None:
+        """Removes a node and replaces its results, which keep their names; None for one without uses."""
+        pairs = [(old, new) for old, new in zip(node.outputs, values, strict=True) if new is not None]
+        graph, (old, new) = node.graph, zip(*pairs, strict=True)
+        assert isinstance(graph, ir.Graph)
+        ir.convenience.replace_nodes_and_values(graph, node, [node], [], old, new)
 
-    def forget(self, values: Sequence[ir.Value]) -> None:
-        """Removes weights that nobody uses any more."""
-        for value in values:
+    def remove_unused(self, weights: Iterable[ir.Value]) -> None:
+        """Removes those of some weights that no node uses."""
+        for value in weights:
             name = str(value.name)
             if not value.uses() and not value.is_graph_output() and name in self.graph.initializers:
                 del self.graph.initializers[name]
+
+
+def _insert(node: ir.Node, before: ir.Node | None, after: ir.Value | None, graph: ir.Graph) -> None:
+    if before is not None:
+        assert isinstance(before.graph, ir.Graph)
+        before.graph.insert_before(before, node)
+    elif after is None or not len(graph):
+        graph.append(node)
+    elif (producer := after.producer()) is not None and producer.graph is graph:
+        graph.insert_after(producer, node)
+    else:
+        graph.insert_before(graph[0], node)

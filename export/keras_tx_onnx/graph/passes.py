@@ -1,11 +1,13 @@
-"""Passes over the finished graph, in order. Each says what it changed."""
+"""Passes over the finished graph, in order, also inside branches and loops.
+
+Each returns how many nodes it removed or changed. Passes of onnx-ir say only whether they changed the graph.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import (
     CommonSubexpressionEliminationPass,
@@ -14,20 +16,24 @@ from onnx_ir.passes.common import (
 )
 
 from keras_tx_onnx.graph import channel_layout
+from keras_tx_onnx.graph.editor import GraphEditor
+from keras_tx_onnx.graph.properties import array_of, has_one_use, permutation
+
+Pass = Callable[[ir.Model], int]
+
+logger = logging.getLogger(__name__)
 
 
 def cancel_transposes(model: ir.Model) -> int:
-    """Removes pairs of Transpose that undo each other: images come channels first, Keras has them last."""
+    """Removes pairs of Transpose that cancel: images come channels first, Keras has them last."""
     removed = 0
-    for node in list(model.graph):
-        if node.op_type != "Transpose" or node.inputs[0] is None:
+    for node in _transposes(model):
+        first = _producer(node, "Transpose")
+        if first is None or node.outputs[0].is_graph_output():
             continue
-        before = node.inputs[0].producer()
-        if before is None or before.op_type != "Transpose" or node.outputs[0].is_graph_output():
-            continue
-        first, second = (list(n.attributes["perm"].as_ints()) for n in (before, node))
-        if [first[axis] for axis in second] == list(range(len(first))):
-            source = before.inputs[0]
+        order = permutation(first)
+        if [order[axis] for axis in permutation(node)] == list(range(len(order))):
+            source = first.inputs[0]
             assert source is not None
             node.outputs[0].replace_all_uses_with(source)
             removed += 1
@@ -35,64 +41,52 @@ def cancel_transposes(model: ir.Model) -> int:
 
 
 def to_channels_first(model: ir.Model) -> int:
-    """Moves transpositions through nodes that do not care, until they cancel. Gives how many fell away."""
-    if sum(node.op_type == "Transpose" for node in model.graph) < 2:
+    """Moves regions to channels first; returns how many transpositions cancelled."""
+    if len(_transposes(model)) < 2:
         return 0
     infer_shapes(model)
     return channel_layout.to_channels_first(model)
 
 
 def reshape_instead(model: ir.Model) -> int:
-    """A Transpose of what a Reshape gave is a Reshape where it moves only axes of size 1, (b, 1, 1, c)."""
+    """Merges a Transpose into the Reshape before it if it moves only axes of size 1, as in (b, 1, 1, c)."""
+    editor = GraphEditor(model.graph)
     removed = 0
-    for node in list(model.graph):
-        x = node.inputs[0] if node.op_type == "Transpose" else None
-        before = None if x is None else x.producer()
-        if (
-            before is None
-            or before.op_type != "Reshape"
-            or x is None
-            or x.shape is None
-            or x.is_graph_output()
-        ):
+    for node in _transposes(model):
+        reshape, x = _producer(node, "Reshape"), node.inputs[0]
+        if reshape is None or x is None or node.outputs[0].is_graph_output() or not has_one_use(x):
             continue
-        target = before.inputs[1]
-        if target is None or target.const_value is None or node.outputs[0].is_graph_output():
+        order, sizes = permutation(node), array_of(reshape.inputs[1])
+        if sizes is None or order[0] != 0 or (sizes[1:] == 0).any():
             continue
-        order = list(node.attributes["perm"].as_ints())
-        kept = [axis for axis in order if x.shape[axis] != 1]
-        sizes = target.const_value.numpy()
-        if kept != sorted(kept) or len(x.uses()) > 1 or (order[0] != 0 or (sizes[1:] == 0).any()):
-            continue
-        name = f"{node.name}/shape"
-        tensor = ir.tensor(np.asarray(sizes[order], "int64"), name=name)
-        value = ir.Value(name=name, shape=ir.Shape(tensor.shape.numpy()), const_value=tensor)
-        value.type = ir.TensorType(tensor.dtype)
-        model.graph.register_initializer(value)
-        x.shape = ir.Shape([x.shape[axis] for axis in order])
-        before.replace_input_with(1, value)
-        node.outputs[0].replace_all_uses_with(x)
-        removed += 1
+        shape = sizes if x.shape is None else x.shape
+        kept = [axis for axis in order if 1 not in (shape[axis], sizes[axis])]
+        if kept == sorted(kept):
+            reshape.replace_input_with(1, editor.initializer(f"{node.name}/shape", sizes[order]))
+            x.shape = None if x.shape is None else ir.Shape([shape[axis] for axis in order])
+            node.outputs[0].replace_all_uses_with(x)
+            removed += 1
     return removed
 
 
 def share_equal_nodes(model: ir.Model) -> int:
-    """Nodes that compute the same from the same inputs become one."""
-    return _removed_by(CommonSubexpressionEliminationPass(), model)
+    """Merges nodes of one graph that compute the same from the same inputs."""
+    before = _count(model)
+    for graph in model.graphs():  # the pass treats the outermost graph only
+        CommonSubexpressionEliminationPass()(ir.Model(graph, ir_version=model.ir_version))
+    return before - _count(model)
 
 
 def remove_unused(model: ir.Model) -> int:
-    return _removed_by(RemoveUnusedNodesPass(), model)
-
-
-def _removed_by(graph_pass: Callable[[ir.Model], object], model: ir.Model) -> int:
-    before = model.graph.num_nodes()
-    graph_pass(model)
-    return before - model.graph.num_nodes()
+    """Removes nodes and weights whose results are not used."""
+    before = _count(model)
+    RemoveUnusedNodesPass()(model)
+    return before - _count(model)
 
 
 def infer_shapes(model: ir.Model) -> None:
-    # Where it fails, the checker says why in one line; this logger would add a traceback.
+    """Writes the inferred shapes and dtypes into the values."""
+    # If it fails, the checker reports the reason in one line; this logger would add a traceback.
     log = logging.getLogger("onnx_ir.passes.common.shape_inference")
     log.disabled = True
     try:
@@ -101,21 +95,45 @@ def infer_shapes(model: ir.Model) -> None:
         log.disabled = False
 
 
-# Equal nodes are shared before regions move, so that a transposition that two convolutions want counts once.
-STEPS = (cancel_transposes, share_equal_nodes, remove_unused, to_channels_first, reshape_instead)
+# Equal nodes are merged before regions move, so that a transposition that two convolutions use counts once.
+PASSES: tuple[Pass, ...] = (
+    cancel_transposes,
+    share_equal_nodes,
+    remove_unused,
+    to_channels_first,
+    reshape_instead,
+)
 
 
-def simplify(model: ir.Model, further: Sequence[Callable[[ir.Model], int]] = ()) -> dict[str, int]:
-    """Runs the passes, then shape inference. Gives the number of nodes that each removed or changed.
+def simplify(model: ir.Model, passes_with_shapes: Sequence[Pass] = ()) -> dict[str, int]:
+    """Runs the passes, then shape inference, then those that need the shapes.
 
-    `further` are passes that need the shapes.
+    Returns:
+        How many nodes each pass removed or changed, by its name.
     """
-    removed = {step.__name__: step(model) for step in STEPS}
-    removed[remove_unused.__name__] += remove_unused(model)
+    changes = {each.__name__: each(model) for each in PASSES}
+    changes[remove_unused.__name__] += remove_unused(model)
     infer_shapes(model)
-    changed = {step.__name__: step(model) for step in further}
-    if any(changed.values()):
-        removed[remove_unused.__name__] += remove_unused(model)
-        removed[share_equal_nodes.__name__] += share_equal_nodes(model)
+    later = {each.__name__: each(model) for each in passes_with_shapes}
+    if any(later.values()):
+        changes[remove_unused.__name__] += remove_unused(model)
+        changes[share_equal_nodes.__name__] += share_equal_nodes(model)
         infer_shapes(model)
-    return removed | changed
+    changes |= later
+    logger.debug("Changed nodes of %r: %s", model.graph.name, changes)
+    return changes
+
+
+def _transposes(model: ir.Model) -> list[ir.Node]:
+    return [node for node in model.graph.all_nodes() if node.op_type == "Transpose"]
+
+
+def _producer(node: ir.Node, op_type: str) -> ir.Node | None:
+    """The node that computes the first input, if it is of this type."""
+    x = node.inputs[0]
+    producer = None if x is None else x.producer()
+    return producer if producer is not None and producer.op_type == op_type else None
+
+
+def _count(model: ir.Model) -> int:
+    return sum(graph.num_nodes() for graph in model.graphs())

@@ -2,57 +2,72 @@
 
 Needed are the real tokens and the first of each row, the class token, which pooled heads read even if the
 mask excludes it. Embeddings, dense layers and norms compute these tokens only. Layers that mix tokens receive
-zeros for all others, and outputs are zero where the mask is. Attention, whose mask excludes the others,
-receives the first token of the row for them, which is faster.
+zeros for all others, and so do branches and loops; outputs are zero where the mask is. Attention, whose mask
+excludes the others, receives the first token of the row for them, which is faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from keras_tx import contract
-from keras_tx_onnx.reading.symbolic_sizes import of_sequence
-
-ELEMENTWISE = frozenset(
-    "Abs Add Cast Clip Div Erf Gelu Identity Mul Pow Relu Round Sigmoid Sqrt Sub Tanh".split()
+from keras_tx_onnx.graph.editor import GraphEditor
+from keras_tx_onnx.graph.properties import (
+    ELEMENTWISE,
+    NORMS,
+    TO_THE_END,
+    array_of,
+    has_one_use,
+    input_at,
+    is_constant,
+    of_sequence,
+    rank,
 )
-NORMS = ("LayerNormalization", "RMSNormalization")
+
 TOKENS_AXIS = "tokens"  # how many tokens of a batch are computed
-END = 2**62
 
 
 def unpad(model: ir.Model) -> int:
-    """Rewrites the graph of an encoder with the contract's inputs; returns how many nodes lost padding.
+    """Rewrites the graph of an encoder with the contract's inputs; sizes_of_ids must run before.
 
-    The shapes of its values must be known: sizes_of_ids comes before.
+    Returns:
+        How many nodes compute the needed tokens only.
     """
-    return _Unpad(model.graph).run()
+    return _Unpadding(model.graph).run()
 
 
-class _Unpad:
+class _Unpadding:
     def __init__(self, graph: ir.Graph):
         self.graph = graph
+        self.editor = GraphEditor(graph)
         self.nodes = list(graph)
         self.first = self.nodes[0]
-        self.inputs = {value.name: value for value in graph.inputs}
         self.packed: set[ir.Value] = set()  # (tokens, width) already
         self.done: set[ir.Node] = set()
-        self.made: dict[Any, ir.Value] = {}  # what was added, by what it is
+        self.per_token: dict[str, Callable[[ir.Node], bool]] = {  # by operator
+            "Gather": self._lookup,
+            "Reshape": self._product_between_reshapes,
+            "Split": self._split,
+            "MatMul": self._product,
+            "MatMulInteger": self._integer_product,
+            "ReduceMax": self._largest_of_each_token,
+            **dict.fromkeys(NORMS, self._norm),
+            **dict.fromkeys(ELEMENTWISE, self._elementwise),
+        }
 
     def run(self) -> int:
-        self._find_tokens()
+        self._locate_tokens()
         count = 0
         for node in self.nodes:
-            if node in self.done:
-                continue
-            if self._on_real_tokens(node):
-                count += 1
-            else:
-                self._give_padding(node)
+            if node not in self.done:
+                if self._rewrite(node):
+                    count += 1
+                else:
+                    self._restore_padding(node)
         for index, value in enumerate(list(self.graph.outputs)):
             if self._can_be_packed(value):
                 name, value.name = value.name, f"{value.name}/{TOKENS_AXIS}"
@@ -61,176 +76,181 @@ class _Unpad:
                 self.graph.outputs[index] = padded
         return count
 
-    def _find_tokens(self) -> None:
-        """The places (tokens, 2) of the tokens that are computed, as row and column.
+    def _locate_tokens(self) -> None:
+        """Computes the places (tokens, 2) of the needed tokens, as row and column.
 
         Also the mask as 0 and 1, and the shape (batch, sequence).
         """
-        mask, ids = self.inputs[contract.ATTENTION_MASK], self.inputs[contract.INPUT_IDS]
+        inputs = {value.name: value for value in self.graph.inputs}
+        mask, ids = inputs[contract.ATTENTION_MASK], inputs[contract.INPUT_IDS]
         assert mask.shape is not None
         shape, boolean, int64 = list(mask.shape), ir.DataType.BOOL, ir.DataType.INT64
         mask = self._add("Cast", [mask], shape, boolean, to=boolean)
         self.mask = self._add("Cast", [mask], shape, to=int64)
-        one, end = self._constant("axes", [1]), self._constant("end", [END])
+        one, end = self._constant([1]), self._constant([TO_THE_END])
         rest = self._add("Slice", [self.mask, one, end, one], [shape[0], None])
-        front = self._constant("pads", [0, 1, 0, 0])
-        self.needed = self._add("Pad", [rest, front, self._constant("one", 1)], shape)
+        self.needed = self._add("Pad", [rest, self._constant([0, 1, 0, 0]), self._constant(1)], shape)
         places = self._add("NonZero", [self.needed], [2, TOKENS_AXIS])
         self.places = self._add("Transpose", [places], [TOKENS_AXIS, 2], perm=[1, 0])
-        self.columns = self._add("Gather", [places, self._constant("one", 1)], [TOKENS_AXIS], axis=0)
+        self.columns = self._add("Gather", [places, self._constant(1)], [TOKENS_AXIS], axis=0)
         self.shape = self._add("Shape", [ids], [2])
 
-    def _firsts(self) -> ir.Value:
-        """Which of the tokens is the first of each row, as (batch, 1)."""
+    def _first_tokens(self) -> ir.Value:
+        """The place of each row's first token among the needed ones, as (batch, 1)."""
 
         def make() -> ir.Value:
             rows = [contract.BATCH_AXIS, 1]
-            counts = self._add("ReduceSum", [self.needed, self._constant("axes", [1])], rows, keepdims=1)
-            return self._add("CumSum", [counts, self._constant("zero", 0)], rows, exclusive=1)
+            counts = self._add("ReduceSum", [self.needed, self._constant([1])], rows, keepdims=1)
+            return self._add("CumSum", [counts, self._constant(0)], rows, exclusive=1)
 
-        return self._once("firsts", make)
+        return self.editor.once("first tokens", make)
 
-    def _on_real_tokens(self, node: ir.Node) -> bool:
+    def _rewrite(self, node: ir.Node) -> bool:
         """Rewrites a per-token node; returns whether the node is one."""
-        kind = node.op_type
         if _reads_first_token(node) and node.inputs[0] in self.packed:
             return self._first_token(node)
-        if kind == "Gather":
-            return self._lookup(node)
-        if kind == "Reshape":
-            return self._product_between_reshapes(node)
-        if kind == "Split":
-            return self._split(node)
-        if kind in ELEMENTWISE:
-            return self._elementwise(node)
-        x = node.inputs[0] if node.inputs else None
-        if x is None:
-            return False
-        if kind == "MatMul" and _is_table(node.inputs[1]) and self._can_be_packed(x):
-            node.replace_input_with(0, self._packed(x))
-        elif x not in self.packed:
-            return False
-        elif kind in NORMS and node.attributes.get_int("axis", -1) in (-1, 2):
-            node.attributes["axis"] = ir.AttrInt64("axis", -1)
-        elif not (kind == "MatMulInteger" and _is_table(node.inputs[1])) and not _is_largest_of_each(node):
-            return False
-        self._now_packed(node.outputs[0])
-        return True
+        rewrite = self.per_token.get(node.op_type)
+        return rewrite is not None and rewrite(node)
 
     def _first_token(self, node: ir.Node) -> bool:
         """x[:, 0] or x[:, :1]: the first token of each row, which is always computed."""
         x, result = node.inputs[0], node.outputs[0]
         assert x is not None and result.shape is not None
-        places = self._firsts()
+        places = self._first_tokens()
         if node.op_type == "Gather":
-            rows = [contract.BATCH_AXIS]
-            axes = self._constant("axes", [1])
-            places = self._once("first rows", lambda: self._add("Squeeze", [self._firsts(), axes], rows))
+            rows, axes = [contract.BATCH_AXIS], self._constant([1])
+            places = self.editor.once("first rows", lambda: self._add("Squeeze", [places, axes], rows))
         first = self._add("Gather", [x, places], list(result.shape), result.dtype, after=x, axis=0)
-        if result.is_graph_output():
-            first.name, result.name = result.name, first.name
-        result.replace_all_uses_with(first, replace_graph_outputs=True)
-        self.done.add(node)
+        self.editor.replace(node, first)
         return True
 
     def _lookup(self, node: ir.Node) -> bool:
-        """Looks up the rows of a table for the computed tokens only."""
+        """Looks up the rows of a table for the needed tokens only."""
         table, ids = node.inputs
-        if (
-            not _is_table(table)
-            or ids is None
-            or not of_sequence(ids)
-            or node.attributes.get_int("axis", 0) != 0
-        ):
+        if ids is None or node.attributes.get_int("axis", 0) != 0 or not _is_table(table):
+            return False
+        if not of_sequence(ids):
             return False
         node.replace_input_with(1, self._gathered(ids))
-        self._now_packed(node.outputs[0])
-        return True
+        return self._pack_results(node)
+
+    def _product(self, node: ir.Node) -> bool:
+        x = node.inputs[0]
+        if x is None or not _is_table(node.inputs[1]) or not self._can_be_packed(x):
+            return False
+        node.replace_input_with(0, self._packed(x))
+        return self._pack_results(node)
+
+    def _integer_product(self, node: ir.Node) -> bool:
+        is_packed = node.inputs[0] in self.packed and _is_table(node.inputs[1])
+        return is_packed and self._pack_results(node)
+
+    def _norm(self, node: ir.Node) -> bool:
+        if node.inputs[0] not in self.packed or node.attributes.get_int("axis", -1) not in (-1, 2):
+            return False
+        node.attributes["axis"] = ir.AttrInt64("axis", -1)
+        return self._pack_results(node)
+
+    def _largest_of_each_token(self, node: ir.Node) -> bool:
+        """The largest number of each token, by which int8 quantization divides."""
+        axes = node.attributes.get_ints("axes", None)
+        if (given := array_of(input_at(node, 1))) is not None:
+            axes = given.tolist()
+        if node.inputs[0] not in self.packed or node.attributes.get_int("keepdims", 1) != 1:
+            return False
+        return axes is not None and list(axes) == [-1] and self._pack_results(node)
+
+    def _split(self, node: ir.Node) -> bool:
+        """Parts of each token's channels, such as query, key and value."""
+        if node.inputs[0] not in self.packed or node.attributes.get_int("axis", 0) not in (-1, 2):
+            return False
+        node.attributes["axis"] = ir.AttrInt64("axis", -1)
+        return self._pack_results(node)
 
     def _elementwise(self, node: ir.Node) -> bool:
         first = node.inputs[0]
-        # The first step of what quantizes the input of a dense layer.
+        # Quantizing the input of a dense layer to int8 begins with it.
         begins = node.op_type == "Abs" and first is not None and self._is_tokens(first)
         if not begins and not any(x in self.packed for x in node.inputs):
             return False
-        fitting = [None if x is None else self._beside_packed(x) for x in node.inputs]
-        if any(x is None for x in fitting):
+        if node.outputs[0].dtype == ir.DataType.BOOL:  # which Mul with the mask refuses
             return False
-        for index, x in enumerate(fitting):
+        operands = [None if x is None else self._packed_operand(x) for x in node.inputs]
+        if any(x is None for x in operands):
+            return False
+        for index, x in enumerate(operands):
             node.replace_input_with(index, x)
-        self._now_packed(node.outputs[0])
-        return True
+        return self._pack_results(node)
 
-    def _beside_packed(self, x: ir.Value) -> ir.Value | None:
-        """An operand as it goes with (tokens, width); None where it does not."""
+    def _packed_operand(self, x: ir.Value) -> ir.Value | None:
+        """An operand that broadcasts against (tokens, width); None if there is none."""
         if self._can_be_packed(x):
             return self._packed(x)
         if x.const_value is not None:
             sizes = x.const_value.shape.numpy()
             return x if len(sizes) <= 2 and all(size == 1 for size in sizes[:-1]) else None
         table = _table_of_positions(x)
-        if table is None:
+        if table is None or table.shape is None:
             return None
-        return self._once(
+        shape = [TOKENS_AXIS, table.shape[1]]
+        return self.editor.once(
             ("positions", table),
-            lambda: self._add(
-                "Gather", [table, self.columns], [TOKENS_AXIS, table.shape[1]], table.dtype, axis=0
-            ),
+            lambda: self._add("Gather", [table, self.columns], shape, table.dtype, axis=0),
         )
 
-    def _split(self, node: ir.Node) -> bool:
-        """Parts of each token's numbers, such as query, key and value."""
-        if node.inputs[0] not in self.packed or node.attributes.get_int("axis", 0) not in (-1, 2):
-            return False
-        node.attributes["axis"] = ir.AttrInt64("axis", -1)
-        for part in node.outputs:
-            self._now_packed(part)
-        return True
-
     def _product_between_reshapes(self, node: ir.Node) -> bool:
-        """Reshape, Gemm, Reshape, which is how a tied table scores tokens: the Gemm alone."""
+        """Reshape, Gemm, Reshape, by which a tied table scores tokens: the Gemm alone."""
         x, flat = node.inputs[0], node.outputs[0]
-        gemm, back = _only_use(flat), None
-        if gemm is not None and gemm.op_type == "Gemm" and gemm.inputs[0] is flat:
-            back = _only_use(gemm.outputs[0])
-        if x not in self.packed or back is None or back.op_type != "Reshape" or _rank(flat) != 2:
+        gemm = _only_user(flat, "Gemm")
+        back = None if gemm is None else _only_user(gemm.outputs[0], "Reshape")
+        if gemm is None or back is None or gemm.inputs[0] is not flat or rank(flat) != 2:
             return False
         result = back.outputs[0]
-        if gemm is None or not self._is_tokens(result) or result.is_graph_output():
+        if x not in self.packed or not self._is_tokens(result) or result.is_graph_output():
             return False
         gemm.replace_input_with(0, x)
-        self._now_packed(gemm.outputs[0])
+        self._pack_results(gemm)
         result.replace_all_uses_with(gemm.outputs[0])
         self.done |= {gemm, back}
         return True
 
-    def _give_padding(self, node: ir.Node) -> None:
+    def _restore_padding(self, node: ir.Node) -> None:
+        """Pads the inputs of a node that mixes tokens, and the values that its branches or loops read."""
+        masked = _is_masked_attention(node)
         for index, x in enumerate(node.inputs):
             if x is not None and x in self.packed:
-                some = index < 3 and _leaves_out_padding(node)
-                padded = self._with_some_token(x) if some else self._with_padding(x)
+                padded = self._with_first_token(x) if masked and index < 3 else self._with_padding(x)
                 node.replace_input_with(index, padded)
+        for attribute in node.attributes.values():
+            inner = attribute.as_graph().all_nodes() if attribute.type == ir.AttributeType.GRAPH else ()
+            for reader in inner:
+                for index, x in enumerate(reader.inputs):
+                    if x is not None and x in self.packed:
+                        reader.replace_input_with(index, self._with_padding(x))
 
     def _can_be_packed(self, x: ir.Value) -> bool:
         return x in self.packed or self._is_tokens(x)
 
     def _is_tokens(self, x: ir.Value) -> bool:
         """Whether a value is (batch, sequence, width)."""
-        return x.const_value is None and x.dtype == ir.DataType.FLOAT and _rank(x) == 3 and of_sequence(x)
+        return x.const_value is None and x.dtype == ir.DataType.FLOAT and rank(x) == 3 and of_sequence(x)
 
     def _packed(self, x: ir.Value) -> ir.Value:
         return x if x in self.packed else self._gathered(x)
 
-    def _now_packed(self, x: ir.Value) -> None:
-        assert x.shape is not None
-        x.shape = ir.Shape([TOKENS_AXIS, x.shape[-1]])
-        self.packed.add(x)
+    def _pack_results(self, node: ir.Node) -> bool:
+        """Notes that a node computes (tokens, width); returns True."""
+        for x in node.outputs:
+            assert x.shape is not None
+            x.shape = ir.Shape([TOKENS_AXIS, x.shape[-1]])
+            self.packed.add(x)
+        return True
 
     def _gathered(self, x: ir.Value) -> ir.Value:
-        """The elements of (batch, sequence, ...) at the computed tokens."""
+        """The elements of (batch, sequence, ...) at the needed tokens."""
         assert x.shape is not None
         shape = [TOKENS_AXIS, *x.shape[2:]]
-        return self._once(
+        return self.editor.once(
             ("gathered", x), lambda: self._add("GatherND", [x, self.places], shape, x.dtype, after=x)
         )
 
@@ -240,11 +260,11 @@ class _Unpad:
 
         def ones() -> ir.Value:
             one = self._add("GatherND", [self.mask, self.places], [TOKENS_AXIS])
-            one = self._add("Unsqueeze", [one, self._constant("axes", [1])], [TOKENS_AXIS, 1])
+            one = self._add("Unsqueeze", [one, self._constant([1])], [TOKENS_AXIS, 1])
             return self._add("Cast", [one], [TOKENS_AXIS, 1], x.dtype, to=x.dtype)
 
-        some = self._once(("ones", x.dtype), ones)
-        return self._add("Mul", [x, some], [TOKENS_AXIS, x.shape[1]], x.dtype, after=x)
+        real = self.editor.once(("ones", x.dtype), ones)
+        return self._add("Mul", [x, real], [TOKENS_AXIS, x.shape[1]], x.dtype, after=x)
 
     def _with_padding(self, x: ir.Value) -> ir.Value:
         """(tokens, width) as (batch, sequence, width), zero at the places that are not computed."""
@@ -252,61 +272,44 @@ class _Unpad:
         width = x.shape[1]
 
         def zeros() -> ir.Value:
-            sizes = self._add("Concat", [self.shape, self._constant("width", [width])], [3], axis=0)
+            sizes = self._add("Concat", [self.shape, self._constant([width])], [3], axis=0)
             assert x.dtype is not None
             zero = ir.tensor(np.zeros(1, x.dtype.numpy()))
             return self._add("ConstantOfShape", [sizes], [None, None, width], x.dtype, value=zero)
 
         def padded() -> ir.Value:
-            inputs = [self._once(("zeros", width, x.dtype), zeros), self.places, x]
+            inputs = [self.editor.once(("zeros", width, x.dtype), zeros), self.places, x]
             scattered = self._add("ScatterND", inputs, [None, None, width], x.dtype, after=x)
-            # Without it, shape inference takes the width for unknown and Attention for 0.
-            same = self._constant("same", [0, 0, width])
+            # Without it, shape inference treats the width as unknown, and Attention's as 0.
             sizes = [contract.BATCH_AXIS, contract.SEQUENCE_AXIS, width]
-            return self._add("Reshape", [scattered, same], sizes, x.dtype, after=scattered)
+            inputs = [scattered, self._constant([0, 0, width])]
+            return self._add("Reshape", inputs, sizes, x.dtype, after=scattered)
 
-        return self._once(("padded", x), padded)
+        return self.editor.once(("padded", x), padded)
 
-    def _with_some_token(self, x: ir.Value) -> ir.Value:
+    def _with_first_token(self, x: ir.Value) -> ir.Value:
         """(tokens, width) as (batch, sequence, width), with the first token of its row at all other places.
 
-        That of another row might be NaN, and NaN times a weight of zero is NaN.
+        A token of another row might be NaN, and NaN times a weight of zero is NaN.
         """
 
         def slots() -> ir.Value:
-            count = self._add("Shape", [self.columns], [1])
-            count = self._add("Squeeze", [count], [])
-            zero, one = self._constant("zero", 0), self._constant("one", 1)
-            order = self._add("Range", [zero, count, one], [TOKENS_AXIS])
+            count = self._add("Squeeze", [self._add("Shape", [self.columns], [1])], [])
+            order = self._add("Range", [self._constant(0), count, self._constant(1)], [TOKENS_AXIS])
             shape = [contract.BATCH_AXIS, contract.SEQUENCE_AXIS]
-            firsts = self._add("Expand", [self._firsts(), self.shape], shape)
+            firsts = self._add("Expand", [self._first_tokens(), self.shape], shape)
             return self._add("ScatterND", [firsts, self.places, order], shape)
 
-        assert x.shape is not None
-        shape = [contract.BATCH_AXIS, contract.SEQUENCE_AXIS, x.shape[1]]
-        return self._once(
-            ("filled", x),
-            lambda: self._add("Gather", [x, self._once("slots", slots)], shape, x.dtype, after=x, axis=0),
-        )
+        def gathered() -> ir.Value:
+            assert x.shape is not None
+            shape = [contract.BATCH_AXIS, contract.SEQUENCE_AXIS, x.shape[1]]
+            inputs = [x, self.editor.once("slots", slots)]
+            return self._add("Gather", inputs, shape, x.dtype, after=x, axis=0)
 
-    def _once(self, key: Any, make: Any) -> ir.Value:
-        if key not in self.made:
-            self.made[key] = make()
-        return self.made[key]
+        return self.editor.once(("with first token", x), gathered)
 
-    def _constant(self, name: str, numbers: Any) -> ir.Value:
-        array = np.asarray(numbers, "int64")
-        name = f"unpad/{name}_{'x'.join(map(str, array.flat))}"
-
-        def make() -> ir.Value:
-            tensor = ir.tensor(array, name=name)
-            value = ir.Value(
-                name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
-            )
-            self.graph.register_initializer(value)
-            return value
-
-        return self._once(name, make)
+    def _constant(self, numbers: Any) -> ir.Value:
+        return self.editor.constant(numbers, "int64")
 
     def _add(
         self,
@@ -317,69 +320,44 @@ class _Unpad:
         after: ir.Value | None = None,
         **attributes: Any,
     ) -> ir.Value:
-        """A node before all others, or right behind the one that made `after`."""
-        name = f"unpad/{op_type}_{len(self.made)}_{len(self.packed)}_{len(self.graph)}"
-        value = ir.Value(name=name, shape=ir.Shape(shape))
-        value.type = None if dtype is None else ir.TensorType(dtype)
-        node = ir.node(op_type, inputs=inputs, attributes=attributes, outputs=[value], name=name)
-        producer = None if after is None else after.producer()
-        if producer is None:
-            self.graph.insert_before(self.first, node)
-        else:
-            self.graph.insert_after(producer, node)
-        return value
-
-
-def _rank(x: ir.Value | None) -> int | None:
-    return None if x is None or x.shape is None else len(x.shape)
+        """A node before all original ones, or behind the one that computes `after`."""
+        before = self.first if after is None or after.producer() is None else None
+        name = f"unpad/{op_type}"
+        outputs = [(dtype, shape)]
+        return self.editor.add(op_type, inputs, outputs, before=before, after=after, name=name, **attributes)
 
 
 def _reads_first_token(node: ir.Node) -> bool:
     """Whether a node is x[:, 0] or x[:, :1] of (batch, sequence, width)."""
-    if _rank(node.inputs[0] if node.inputs else None) not in (2, 3):  # 2 where it is packed
-        return False
-    numbers = [x.const_value.numpy() for x in node.inputs[1:] if x is not None and x.const_value is not None]
-    if len(numbers) < len(node.inputs) - 1:
+    if rank(input_at(node, 0)) not in (2, 3):  # 2 if it is packed
         return False
     if node.op_type == "Gather":
-        return node.attributes.get_int("axis", 0) == 1 and np.array_equal(numbers[0], 0)
-    if node.op_type != "Slice" or len(numbers) not in (3, 4):
+        return node.attributes.get_int("axis", 0) == 1 and is_constant(node.inputs[1], 0)
+    if node.op_type != "Slice" or len(node.inputs) not in (4, 5):
         return False
-    return all(np.array_equal(x, y) for x, y in zip(numbers, ([0], [1], [1], [1]), strict=False))
+    return all(map(is_constant, node.inputs[1:], ([0], [1], [1], [1])))
 
 
-def _leaves_out_padding(node: ir.Node) -> bool:
-    """Whether a node is attention with a mask."""
-    return node.op_type == "Attention" and len(node.inputs) > 3 and node.inputs[3] is not None
+def _is_masked_attention(node: ir.Node) -> bool:
+    return node.op_type == "Attention" and input_at(node, 3) is not None
 
 
 def _is_table(x: ir.Value | None) -> bool:
     """Whether a value is a weight with two axes."""
-    return x is not None and x.is_initializer() and _rank(x) == 2
+    return x is not None and x.is_initializer() and rank(x) == 2
 
 
-def _is_largest_of_each(node: ir.Node) -> bool:
-    """Whether a node gives the largest number of each token, which quantizing divides by."""
-    axes = node.attributes.get_ints("axes", None)
-    if len(node.inputs) == 2 and node.inputs[1] is not None and node.inputs[1].const_value is not None:
-        axes = node.inputs[1].const_value.numpy().tolist()
-    kept = node.attributes.get_int("keepdims", 1) == 1
-    return node.op_type == "ReduceMax" and kept and axes is not None and list(axes) == [-1]
-
-
-def _table_of_positions(x: ir.Value) -> Any:
-    """The table of which a value is the first rows, one for each column; None where it is none."""
+def _table_of_positions(x: ir.Value) -> ir.Value | None:
+    """The table of which a value is the first rows, one for each column; None if it is not such a slice."""
     node = x.producer()
     if node is None or node.op_type != "Slice" or not _is_table(node.inputs[0]) or len(node.inputs) != 4:
         return None
-    start, axes = node.inputs[1], node.inputs[3]
-    zeros = all(
-        value is not None and value.const_value is not None and value.const_value.numpy().tolist() == [0]
-        for value in (start, axes)
-    )
-    return node.inputs[0] if zeros else None
+    return node.inputs[0] if is_constant(node.inputs[1], [0]) and is_constant(node.inputs[3], [0]) else None
 
 
-def _only_use(x: ir.Value) -> ir.Node | None:
-    users = [use.node for use in x.uses()]
-    return users[0] if len(users) == 1 and not x.is_graph_output() else None
+def _only_user(x: ir.Value, op_type: str) -> ir.Node | None:
+    """The node that alone uses a value, if it is of this type."""
+    if not has_one_use(x):
+        return None
+    (use,) = x.uses()
+    return use.node if use.node.op_type == op_type else None

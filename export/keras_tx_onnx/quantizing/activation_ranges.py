@@ -1,7 +1,7 @@
-"""What products are given, and how far quantized ones are from them: measured inside the fp32 graph.
+"""The ranges of products' inputs, and the errors of quantized products: measured inside the fp32 graph.
 
-Each quantized product stands beside its original in one graph and is given the same numbers. So an error is
-that of one product alone, and can be held against what rounding to its steps must cost.
+Each quantized product is added beside its original and reads the same input. So an error is that of one
+product alone, and is compared with what rounding to its steps costs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import onnx_ir as ir
 from keras_tx.errors import ExportError
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import tolerances
-from keras_tx_onnx.graph.editor import Rewriter
+from keras_tx_onnx.graph.editor import GraphEditor
 from keras_tx_onnx.quantizing import products
 from keras_tx_onnx.quantizing.calibration_inputs import Feed
 from keras_tx_onnx.quantizing.int8 import Range
@@ -29,7 +29,13 @@ FLOAT = ir.DataType.FLOAT
 
 @dataclasses.dataclass(frozen=True)
 class Error:
-    """Of one product or lookup: what rounding cost, and what it must cost, in units of its result."""
+    """The error of one product or lookup, relative to the scale of its result.
+
+    Attributes:
+        layer: its path.
+        measured: the error on a batch.
+        expected: what rounding costs.
+    """
 
     layer: str
     measured: float
@@ -37,132 +43,154 @@ class Error:
 
 
 def ranges(path: Path, keep: Sequence[str], batches: Iterable[Feed]) -> dict[str, Range]:
-    """The smallest and largest number that each product of a graph is given, over all batches."""
+    """The smallest and largest number of each product's input over all batches, by the input's name.
+
+    Raises:
+        ExportError: if the graph computes numbers that are not finite.
+    """
     model = ir.load(path)
-    plan = products.plan(model.graph, keep)
-    rewriter = Rewriter(model.graph)
-    values = list(dict.fromkeys(product.x for product in plan.products))
-    asked = [_reduced(rewriter, op, x) for x in values for op in ("ReduceMin", "ReduceMax")]
-    found: dict[str, Range] = {}
-    with _Probe(model, asked) as probe:
+    inputs = list(dict.fromkeys(product.x for product in products.plan(model.graph, keep).products))
+    editor = GraphEditor(model.graph)
+    results = [_reduced(editor, op, x) for x in inputs for op in ("ReduceMin", "ReduceMax")]
+    ranges: dict[str, Range] = {}
+    with _Probe(model, results) as probe:
         for batch in batches:
-            got = probe.run(batch)
-            for index, x in enumerate(values):
-                low, high = float(got[2 * index]), float(got[2 * index + 1])
+            pairs = np.reshape(np.asarray(probe.run(batch), "float64"), (-1, 2))
+            for x, (low, high) in zip(inputs, pairs, strict=True):
                 if not np.isfinite([low, high]).all():
                     raise ExportError(
-                        f"The fp32 graph computes no finite numbers for a batch, in {x.name!r}."
+                        f"The fp32 graph computes NaN or infinity in {x.name!r} for a batch of calibration. "
+                        "Remove that batch."
                     )
-                before = found.get(str(x.name), Range(low, high))
-                found[str(x.name)] = Range(min(low, before.low), max(high, before.high))
-    return found
+                before = ranges.get(str(x.name), Range(low, high))
+                ranges[str(x.name)] = Range(min(float(low), before.low), max(float(high), before.high))
+    return ranges
 
 
 def largest(path: Path, batch: Feed) -> dict[str, float]:
     """The largest magnitude of each floating-point value that a graph computes."""
     model = ir.load(path)
-    rewriter = Rewriter(model.graph)
+    editor = GraphEditor(model.graph)
     values = [x for node in list(model.graph) for x in node.outputs if x.dtype == FLOAT]
-    asked = [_reduced(rewriter, op, x) for x in values for op in ("ReduceMin", "ReduceMax")]
-    with _Probe(model, asked) as probe:
-        got = np.abs(np.reshape(probe.run(batch), (-1, 2))).max(axis=1)
-    return {str(x.name): float(size) for x, size in zip(values, got, strict=True)}
+    results = [_reduced(editor, op, x) for x in values for op in ("ReduceMin", "ReduceMax")]
+    with _Probe(model, results) as probe:
+        sizes = np.abs(np.reshape(probe.run(batch), (-1, 2))).max(axis=1)
+    return {str(x.name): float(size) for x, size in zip(values, sizes, strict=True)}
 
 
 def errors(path: Path, recipe: Recipe, keep: Sequence[str], batch: Feed) -> list[Error]:
-    """The error of each product and lookup by itself, in the order of the graph."""
+    """The error of each product and lookup alone, in the order of the graph."""
     model = ir.load(path)
     plan = products.plan(model.graph, keep)
-    beside = _Beside(model.graph)
-    recipe.apply(beside, plan)
-    if not beside.pairs:
+    editor = _ReplacementRecorder(model.graph)
+    recipe.apply(editor, plan)
+    if not editor.replacements:
         return []
-    asked: list[ir.Value] = []
-    for old, new in beside.pairs.values():
-        difference = beside.append("Sub", [new, old], [(FLOAT, old.shape)])
-        asked += [_reduced(beside, "ReduceSumSquare", x) for x in (difference, old)]
-    for product in plan.products:
-        asked += [_reduced(beside, op, product.x) for op in ("ReduceMin", "ReduceMax", "ReduceSumSquare")]
-        asked.append(_size(beside, product.x))
-    asked += [_size(beside, old) for old, _ in beside.pairs.values()]
-    with _Probe(model, asked) as probe:
-        got = [float(x) for x in probe.run(batch)]
-    count = len(beside.pairs)
-    sums = dict(
-        zip(beside.pairs, zip(got[: 2 * count : 2], got[1 : 2 * count : 2], strict=True), strict=True)
+    sums = [_sums_of(editor, old, new) for old, new in editor.replacements.values()]
+    inputs = [_statistics_of(editor, product.x) for product in plan.products]
+    with _Probe(model, [value for group in (*sums, *inputs) for value in group]) as probe:
+        numbers = iter([float(x) for x in probe.run(batch)])
+    measured = {
+        node: [next(numbers) for _ in group] for node, group in zip(editor.replacements, sums, strict=True)
+    }
+    errors = [_error_of_lookup(lookup, recipe, measured[lookup.node]) for lookup in plan.lookups]
+    for product, group in zip(plan.products, inputs, strict=True):
+        errors.append(
+            _error_of_product(product, recipe, measured[product.node], [next(numbers) for _ in group])
+        )
+    return errors
+
+
+def _error_of_lookup(lookup: products.Lookup, recipe: Recipe, measured: Sequence[float]) -> Error:
+    # The largest step, not the mean: which rows a batch looks up is chance.
+    steps = recipe.squared_steps(products.weight_array(lookup.table).T)
+    return _error(lookup.layer, measured, float(np.sqrt(steps.max() / 12)))
+
+
+def _error_of_product(
+    product: products.Product, recipe: Recipe, measured: Sequence[float], statistics: Sequence[float]
+) -> Error:
+    """Rounding to steps costs a variance of step ** 2 / 12, for the weight and for the input."""
+    low, high, square, count = statistics
+    kernel = product.kernel
+    inner, outer = kernel.shape
+    of_weight = square / max(count, 1) * inner * float(recipe.squared_steps(kernel).mean()) / 12
+    of_input = (
+        recipe.input_step(low, high) ** 2 / 12 * float(np.square(kernel, dtype="float64").sum()) / outer
     )
-    sizes = dict(zip(beside.pairs, got[len(got) - count :], strict=True))
-    given = np.reshape(got[2 * count : len(got) - count], (len(plan.products), 4))
-    found = []
-    for lookup in plan.lookups:
-        # Not the mean: which rows were looked up is chance.
-        expected = np.sqrt(recipe.squared_steps(products.numbers(lookup.table).T).max() / 12)
-        found.append(_error(lookup.layer, sums[lookup.node], sizes[lookup.node], expected))
-    for product, (low, high, square, size) in zip(plan.products, given, strict=True):
-        kernel = products.numbers(product.weight)
-        kernel = kernel.T if product.turned else kernel
-        inner, outer = kernel.shape
-        mean_square = square / max(size, 1)
-        rounded_weight = mean_square * inner * float(recipe.squared_steps(kernel).mean()) / 12
-        step = recipe.input_step(low, high)
-        rounded_input = step**2 / 12 * float(np.square(kernel, dtype="float64").sum()) / outer
-        expected = np.sqrt(rounded_weight + rounded_input)
-        found.append(_error(product.layer, sums[product.node], sizes[product.node], expected))
-    return found
+    return _error(product.layer, measured, float(np.sqrt(of_weight + of_input)))
 
 
 def check(errors: Iterable[Error], precision: str) -> None:
-    """Raises where rounding cost more than it can: then a weight, a scale or an axis is wrong."""
+    """Raises an ExportError if rounding cost more than it can: then a weight, a scale or an axis is wrong."""
     for error in errors:
         if not error.measured <= tolerances.ROUNDING * error.expected:
             raise ExportError(
                 f"Layer {error.layer!r} is off by {error.measured:.1e} of its output's scale in {precision}, "
                 f"where rounding costs about {error.expected:.1e} (tolerance {tolerances.ROUNDING:.0f} times "
-                "that). This is a defect of keras-tx, or of this onnxruntime: please report it, and leave "
-                f"the layer out with keep=[{error.layer!r}]."
+                "that). Please report this defect of keras-tx or onnxruntime, and exclude the layer with "
+                f"keep=[{error.layer!r}]."
             )
 
 
 def worst(errors: Iterable[Error], count: int) -> list[Error]:
-    """The layers that lose most, each once."""
+    """The layers with the largest errors, each once."""
     largest: dict[str, Error] = {}
     for error in sorted(errors, key=lambda error: -error.measured):
         largest.setdefault(error.layer, error)
     return list(largest.values())[:count]
 
 
-def _error(layer: str, sums: tuple[float, float], size: float, expected: float) -> Error:
-    wrong, whole = sums
-    scale = max(np.sqrt(whole / max(size, 1)), 1e-12)
-    return Error(layer, float(np.sqrt(wrong / max(size, 1)) / scale), float(expected / scale) + 1e-6)
+def _error(layer: str, measured: Sequence[float], expected: float) -> Error:
+    squared_errors, squares, count = measured
+    scale = max(np.sqrt(squares / max(count, 1)), 1e-12)
+    return Error(
+        layer, float(np.sqrt(squared_errors / max(count, 1)) / scale), float(expected / scale) + 1e-6
+    )
 
 
-class _Beside(Rewriter):
-    """Leaves what is replaced where it is, and remembers what would have taken its place."""
+class _ReplacementRecorder(GraphEditor):
+    """Leaves replaced nodes in place, and records their replacements."""
 
     def __init__(self, graph: ir.Graph):
         super().__init__(graph)
-        self.pairs: dict[ir.Node, tuple[ir.Value, ir.Value]] = {}
+        self.replacements: dict[ir.Node, tuple[ir.Value, ir.Value]] = {}
 
-    def replace(self, node: ir.Node, value: ir.Value) -> None:
-        self.pairs[node] = (node.outputs[0], value)
-
-
-def _reduced(rewriter: Rewriter, op: str, x: ir.Value) -> ir.Value:
-    return rewriter.append(op, [x], [(FLOAT, ())], keepdims=0)
+    def replace(self, node: ir.Node, *values: ir.Value | None) -> None:
+        (value,) = values
+        assert value is not None
+        self.replacements[node] = (node.outputs[0], value)
 
 
-def _size(rewriter: Rewriter, x: ir.Value) -> ir.Value:
-    return rewriter.append("Size", [x], [(ir.DataType.INT64, ())])
+def _reduced(editor: GraphEditor, op_type: str, x: ir.Value) -> ir.Value:
+    return editor.add(op_type, [x], [(FLOAT, ())], keepdims=0)
+
+
+def _size(editor: GraphEditor, x: ir.Value) -> ir.Value:
+    return editor.add("Size", [x], [(ir.DataType.INT64, ())])
+
+
+def _sums_of(editor: GraphEditor, old: ir.Value, new: ir.Value) -> list[ir.Value]:
+    """The sum of squared differences, that of squares, and the number of numbers."""
+    difference = editor.add("Sub", [new, old], [(FLOAT, old.shape)])
+    return [*(_reduced(editor, "ReduceSumSquare", x) for x in (difference, old)), _size(editor, old)]
+
+
+def _statistics_of(editor: GraphEditor, x: ir.Value) -> list[ir.Value]:
+    """The smallest and the largest number, the sum of squares, and the number of numbers."""
+    return [
+        *(_reduced(editor, op, x) for op in ("ReduceMin", "ReduceMax", "ReduceSumSquare")),
+        _size(editor, x),
+    ]
 
 
 class _Probe:
-    """A graph that gives nothing but what is asked for, in a session of its own."""
+    """A session that computes the given values of a graph only."""
 
-    def __init__(self, model: ir.Model, asked: Sequence[ir.Value]):
+    def __init__(self, model: ir.Model, values: Sequence[ir.Value]):
         model.graph.outputs.clear()
-        model.graph.outputs.extend(asked)
-        self._names = [str(value.name) for value in asked]
+        model.graph.outputs.extend(values)
+        self._names = [str(value.name) for value in values]
         self._folder = tempfile.TemporaryDirectory()
         path = Path(self._folder.name, "probe.onnx")
         try:
@@ -173,8 +201,9 @@ class _Probe:
             raise
 
     def run(self, batch: Mapping[str, np.ndarray]) -> list[Any]:
-        got = self._session.run(batch)
-        return [got[name] for name in self._names]
+        """The values on a batch, in order."""
+        outputs = self._session.run(batch)
+        return [outputs[name] for name in self._names]
 
     def __enter__(self) -> _Probe:
         return self

@@ -1,24 +1,25 @@
-"""int8: unsigned activations, rounded when the graph runs, by signed weights with a scale for each column.
+"""int8: products of unsigned activations and signed weights with a scale for each column.
 
-Standard operators only: DynamicQuantizeLinear, MatMulInteger, Cast and Mul. onnxruntime makes one node of
-them when it loads the file. With ranges from calibration: QuantizeLinear and DequantizeLinear around a
-MatMul, of which it makes one node as well. Layers whose input one range cannot hold have blocks instead.
+Standard operators only: DynamicQuantizeLinear, MatMulInteger, Cast and Mul, or with ranges from calibration
+QuantizeLinear and DequantizeLinear around a MatMul. onnxruntime fuses either into one node when it loads the
+file. Layers whose input does not fit one range have blocks instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from keras_tx_onnx.graph.editor import Rewriter
-from keras_tx_onnx.quantizing.products import Lookup, Plan, Product, numbers, stored_once
-from keras_tx_onnx.quantizing.weight_blocks import BlockRewriting
+from keras_tx_onnx.graph.editor import GraphEditor
+from keras_tx_onnx.quantizing.products import Lookup, Plan, Product, tied_notes, weight_array
+from keras_tx_onnx.quantizing.weight_blocks import BlockQuantizer
 
 FLOAT, UINT8, INT8, INT32 = ir.DataType.FLOAT, ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.INT32
-BLOCK = 32  # numbers that share a scale: what llama.cpp's q4_0 and q8_0 have as well
+BLOCK = 32  # numbers that share a scale, as in llama.cpp's q4_0 and q8_0
 LARGEST = 127  # of a weight; -128 is left out, so that the range is symmetric
 
 
@@ -32,16 +33,18 @@ def rounded_columns(kernel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Range(NamedTuple):
-    """The smallest and the largest number that a product was given."""
+    """The smallest and the largest number of a product's input."""
 
     low: float
     high: float
 
 
-class Integers:
-    """The recipe: dynamic, or static where the ranges of what products take are known.
+class Int8Recipe:
+    """Dynamic int8, or static if the ranges of the products' inputs are known.
 
-    The layers of `in_blocks` have 8-bit weights in blocks, and their input is rounded block by block too.
+    Args:
+        ranges: by value, from calibration.
+        in_blocks: layers whose weights have 8 bits in blocks, and whose input is rounded block by block, too.
     """
 
     def __init__(self, ranges: Mapping[str, Range] | None = None, in_blocks: Collection[str] = ()):
@@ -49,8 +52,18 @@ class Integers:
         self._ranges = ranges
         self._in_blocks = frozenset(in_blocks)
 
-    def apply(self, rewriter: Rewriter, plan: Plan) -> list[str]:
-        return _Rewriting(rewriter, self._ranges).run(plan, self._in_blocks)
+    def apply(self, editor: GraphEditor, plan: Plan) -> list[str]:
+        quantizer = _Int8Quantizer(editor, self._ranges)
+        blocks = BlockQuantizer(editor, 8, BLOCK)
+        tied, notes = plan.tied(), tied_notes(plan)
+        for product in plan.products:
+            if product.layer in self._in_blocks:
+                blocks.quantize_product(product)
+            else:
+                quantizer.quantize_product(product)
+        for lookup in plan.lookups:
+            quantizer.quantize_lookup(lookup, lookup.table in tied)
+        return notes
 
     def squared_steps(self, kernel: np.ndarray) -> np.ndarray:
         return np.square(np.abs(kernel).max(axis=0) / LARGEST)
@@ -59,106 +72,106 @@ class Integers:
         return (max(high, 0.0) - min(low, 0.0)) / 255
 
 
-class _Rewriting:
-    def __init__(self, rewriter: Rewriter, ranges: Mapping[str, Range] | None):
-        self._rewriter = rewriter
+class _Int8Quantizer:
+    """Replaces products and lookups by those with weights of int8."""
+
+    def __init__(self, editor: GraphEditor, ranges: Mapping[str, Range] | None):
+        self._editor = editor
         self._ranges = ranges
 
-    def run(self, plan: Plan, in_blocks: Collection[str]) -> list[str]:
-        tied, notes = plan.tied(), stored_once(plan)
-        blocks = BlockRewriting(self._rewriter, 8, BLOCK)
-        for product in plan.products:
-            if product.layer in in_blocks:
-                blocks.product(product)
-            else:
-                self._product(product)
-        for lookup in plan.lookups:
-            self._lookup(lookup, lookup.table in tied)
-        return notes
-
-    def _stored(self, weight: ir.Value, across: bool, turned: bool) -> tuple[ir.Value, ir.Value]:
-        """A weight and its scales, stored once.
-
-        Args:
-            weight: of float32.
-            across: whether its scales are those of its rows.
-            turned: whether it is stored with its axes exchanged.
-        """
-
-        def make() -> tuple[ir.Value, ir.Value]:
-            whole = numbers(weight)
-            rounded, scale = rounded_columns(whole.T if across else whole)
-            stored = rounded.T if across and not turned else rounded
-            add, name = self._rewriter.weight, str(weight.name)
-            return add(f"{name}_int8", stored), add(f"{name}_scale", scale)
-
-        return self._rewriter.once((weight, turned), make)
-
-    def _product(self, product: Product) -> None:
-        add, node, x = self._rewriter.add, product.node, product.x
-        kernel, scale = self._stored(product.weight, product.turned, product.turned)
-        shape = node.outputs[0].shape
-        if self._ranges is None:
-            given = [(UINT8, x.shape), (FLOAT, ()), (UINT8, ())]
-            rounded, step, zero = self._rewriter.once(
-                ("rounded", x), lambda: add(node, "DynamicQuantizeLinear", [x], given)
-            )
-            whole = add(node, "MatMulInteger", [rounded, kernel, zero], [(INT32, shape)])
-            exact = add(node, "Cast", [whole], [(FLOAT, shape)], to=FLOAT)
-            both = add(node, "Mul", [step, scale], [(FLOAT, scale.shape)])
-            result = add(node, "Mul", [exact, both], [(FLOAT, shape)])
-        else:
-            restored = self._rewriter.once(("restored", x), lambda: self._restored(node, x))
-            columns = add(node, "DequantizeLinear", [kernel, scale], [(FLOAT, kernel.shape)], axis=1)
-            if shape is not None and len(shape) == 2:
-                front = self._rewriter.constant([0], "int64")
-                result = add(node, "MatMul", [restored, columns], [(FLOAT, [1, *shape])])
-                result = add(node, "Squeeze", [result, front], [(FLOAT, shape)])
-            else:
-                result = add(node, "MatMul", [restored, columns], [(FLOAT, shape)])
+    def quantize_product(self, product: Product) -> None:
+        result = self._dynamic_product(product) if self._ranges is None else self._static_product(product)
         if product.bias is not None:
-            result = add(node, "Add", [result, product.bias], [(FLOAT, shape)])
-        self._rewriter.replace(node, result)
+            shape = product.node.outputs[0].shape
+            result = self._editor.add("Add", [result, product.bias], [(FLOAT, shape)], before=product.node)
+        self._editor.replace(product.node, result)
 
-    def _restored(self, node: ir.Node, x: ir.Value) -> ir.Value:
-        """x rounded to its range and back: onnxruntime takes both into the product.
+    def _dynamic_product(self, product: Product) -> ir.Value:
+        add, x, shape = (
+            partial(self._editor.add, before=product.node),
+            product.x,
+            product.node.outputs[0].shape,
+        )
+        kernel, scale = self._stored(product.weight, product.transposed, product.transposed)
+        outputs = [(UINT8, x.shape), (FLOAT, ()), (UINT8, ())]
+        rounded, step, zero = self._editor.once(
+            ("rounded", x), lambda: add("DynamicQuantizeLinear", [x], outputs)
+        )
+        integers = add("MatMulInteger", [rounded, kernel, zero], [(INT32, shape)])
+        floats = add("Cast", [integers], [(FLOAT, shape)], to=FLOAT)
+        scales = add("Mul", [step, scale], [(FLOAT, scale.shape)])
+        return add("Mul", [floats, scales], [(FLOAT, shape)])
 
-        With two axes it gets one more: onnxruntime would first make a Gemm of the product and the bias behind
-        it, and then round every weight back each time, which takes four times as long.
+    def _static_product(self, product: Product) -> ir.Value:
+        add, x, shape = (
+            partial(self._editor.add, before=product.node),
+            product.x,
+            product.node.outputs[0].shape,
+        )
+        kernel, scale = self._stored(product.weight, product.transposed, product.transposed)
+        rounded = self._editor.once(("rounded", x), lambda: self._rounded_to_range(product.node, x))
+        columns = add("DequantizeLinear", [kernel, scale], [(FLOAT, kernel.shape)], axis=1)
+        if shape is None or len(shape) != 2:
+            return add("MatMul", [rounded, columns], [(FLOAT, shape)])
+        result = add("MatMul", [rounded, columns], [(FLOAT, [1, *shape])])
+        return add("Squeeze", [result, self._editor.constant([0])], [(FLOAT, shape)])
+
+    def _rounded_to_range(self, node: ir.Node, x: ir.Value) -> ir.Value:
+        """x rounded to its range and back to float32; onnxruntime fuses both into the product.
+
+        An x with two axes gets one more: onnxruntime would first fuse the product and its bias into a Gemm,
+        and then convert every weight back in each run, which is four times as slow.
         """
         assert self._ranges is not None
         low, high = self._ranges[str(x.name)]
         low, high = min(low, 0.0), max(high, 0.0)  # zero has a step of its own
         step = (high - low) / 255 or 1.0
-        constant = self._rewriter.constant
-        given = [constant(step, "float32"), constant(int(np.rint(-low / step)), "uint8")]
+        add, constant = partial(self._editor.add, before=node), self._editor.constant
+        scale, zero = constant(step, "float32"), constant(int(np.rint(-low / step)), "uint8")
         shape = x.shape
         if shape is not None and len(shape) == 2:
             shape = ir.Shape([1, *shape])
-            x = self._rewriter.add(node, "Unsqueeze", [x, constant([0], "int64")], [(FLOAT, shape)])
-        rounded = self._rewriter.add(node, "QuantizeLinear", [x, *given], [(UINT8, shape)])
-        return self._rewriter.add(node, "DequantizeLinear", [rounded, *given], [(FLOAT, shape)])
+            x = add("Unsqueeze", [x, constant([0])], [(FLOAT, shape)])
+        rounded = add("QuantizeLinear", [x, scale, zero], [(UINT8, shape)])
+        return add("DequantizeLinear", [rounded, scale, zero], [(FLOAT, shape)])
 
-    def _lookup(self, lookup: Lookup, tied: bool) -> None:
-        """Rows of a table. A tied one is stored as the kernel of its product; its columns are the rows.
+    def quantize_lookup(self, lookup: Lookup, tied: bool) -> None:
+        """Looks up rows of a quantized table; a tied one is stored as the kernel of its product, transposed.
 
-        Stored as a table and turned when the file is loaded, GPT-2 loads a third slower and decodes a tenth
-        slower; a prompt of 128 tokens would take 23 ms instead of 25.
+        Stored as a table and transposed when the file is loaded, GPT-2 loads a third slower and decodes a
+        tenth slower; a prompt of 128 tokens would take 23 ms instead of 25.
         """
-        add, node = self._rewriter.add, lookup.node
+        add, node = partial(self._editor.add, before=lookup.node), lookup.node
         ids, shape = node.inputs[1], node.outputs[0].shape
-        table, scale = self._stored(lookup.table, across=True, turned=tied)
+        table, scale = self._stored(lookup.table, per_row=True, transposed=tied)
         if tied:
             assert shape is not None and ids is not None
             order = [*range(1, len(shape)), 0]
-            columns = add(node, "Gather", [table, ids], [(INT8, [shape[-1], *list(shape)[:-1]])], axis=1)
-            rows = add(node, "Transpose", [columns], [(INT8, shape)], perm=order)
+            columns = add("Gather", [table, ids], [(INT8, [shape[-1], *list(shape)[:-1]])], axis=1)
+            rows = add("Transpose", [columns], [(INT8, shape)], perm=order)
         else:
-            rows = add(node, "Gather", [table, ids], [(INT8, shape)], axis=0)
-        before = None if shape is None else list(shape)[:-1]
-        steps = add(node, "Gather", [scale, ids], [(FLOAT, before)], axis=0)
-        last = self._rewriter.constant([-1], "int64")
-        column = None if before is None else [*before, 1]
-        steps = add(node, "Unsqueeze", [steps, last], [(FLOAT, column)])
-        exact = add(node, "Cast", [rows], [(FLOAT, shape)], to=FLOAT)
-        self._rewriter.replace(node, add(node, "Mul", [exact, steps], [(FLOAT, shape)]))
+            rows = add("Gather", [table, ids], [(INT8, shape)], axis=0)
+        outer = None if shape is None else list(shape)[:-1]
+        scales = add("Gather", [scale, ids], [(FLOAT, outer)], axis=0)
+        column = None if outer is None else [*outer, 1]
+        scales = add("Unsqueeze", [scales, self._editor.constant([-1])], [(FLOAT, column)])
+        floats = add("Cast", [rows], [(FLOAT, shape)], to=FLOAT)
+        self._editor.replace(node, add("Mul", [floats, scales], [(FLOAT, shape)]))
+
+    def _stored(self, weight: ir.Value, per_row: bool, transposed: bool) -> tuple[ir.Value, ir.Value]:
+        """A quantized weight and its scales, stored once.
+
+        Args:
+            weight: of float32.
+            per_row: whether its rows have the scales, not its columns.
+            transposed: whether to store it with its axes exchanged.
+        """
+
+        def make() -> tuple[ir.Value, ir.Value]:
+            array, name = weight_array(weight), str(weight.name)
+            rounded, scale = rounded_columns(array.T if per_row else array)
+            rounded = rounded.T if per_row and not transposed else rounded
+            store = self._editor.initializer
+            return store(f"{name}_int8", rounded), store(f"{name}_scale", scale)
+
+        return self._editor.once((weight, transposed), make)

@@ -88,7 +88,7 @@ class Ladder:
             infer_shapes(model)
             largest = activation_ranges.largest(self._source, self.batch)
             large = [value for value, size in largest.items() if not size < NEAR_THE_END]
-            notes, name, kept = recipes.halve(model, large), "half precision", ()
+            notes, name, kept = recipes.convert_to_float16(model, large), "half precision", ()
         else:
             self._in_blocks = ()
             errors = self.errors(precision)
@@ -98,7 +98,7 @@ class Ladder:
             if self._in_blocks:
                 activation_ranges.check(self.errors(precision), precision)
             recipe = self._recipe(precision)
-            plan, notes = recipes.rewrite(model, precision, recipe, keep)
+            plan, notes = recipes.quantize_graph(model, precision, recipe, keep)
             name, kept = recipe.name, plan.kept
             if precision == "int8" and self._in_blocks:
                 notes = [*notes, _in_blocks_note(self._in_blocks)]
@@ -127,10 +127,10 @@ class Ladder:
 
     def _recipe(self, precision: str) -> recipes.Recipe:
         if precision != "int8" or self._calibration is None:
-            return recipes.recipe(precision, in_blocks=self._in_blocks)
+            return recipes.recipe_of(precision, in_blocks=self._in_blocks)
         if self._ranges is None:
             self._ranges = activation_ranges.ranges(self._source, self._options.keep, self._calibration)
-        return recipes.recipe(precision, self._ranges, self._in_blocks)
+        return recipes.recipe_of(precision, self._ranges, self._in_blocks)
 
     def _share(self, path: Path, precision: str) -> list[str]:
         """The graph with a shared cache, where fp32 has one beside it.

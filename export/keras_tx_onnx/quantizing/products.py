@@ -1,4 +1,4 @@
-"""What there is to quantize in a graph: products with a weight, and tables that are looked up."""
+"""The nodes of a graph that can be quantized: products with a weight, and lookups in a table."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import numpy as np
 import onnx_ir as ir
 
 from keras_tx.errors import ConfigError, nearest
+from keras_tx_onnx.graph.properties import input_at, is_standard
 
-# A smaller kernel costs more to round its input than it saves: 64 x 64.
+# Rounding the input of a smaller kernel costs more than the product saves: 64 x 64.
 SMALLEST_KERNEL = 4096
 SMALLEST_TABLE = 2**20  # a table that is not the kernel of a product: only its bytes count
 
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """MatMul(x, weight), or a Gemm, whose weight may be turned: (outer, inner)."""
+    """MatMul(x, weight) or Gemm, whose weight may be transposed: (outer, inner)."""
 
     node: ir.Node
     x: ir.Value
     weight: ir.Value
-    turned: bool = False
+    transposed: bool = False
     bias: ir.Value | None = None
 
     @property
@@ -33,12 +34,18 @@ class Product:
     def sizes(self) -> tuple[int, int]:
         """(inner, outer)"""
         first, second = _sizes(self.weight)
-        return (second, first) if self.turned else (first, second)
+        return (second, first) if self.transposed else (first, second)
+
+    @property
+    def kernel(self) -> np.ndarray:
+        """The weight as (inner, outer)."""
+        array = weight_array(self.weight)
+        return array.T if self.transposed else array
 
 
 @dataclasses.dataclass(frozen=True)
 class Lookup:
-    """Rows of a table, by a Gather."""
+    """A Gather of rows of a table."""
 
     node: ir.Node
     table: ir.Value
@@ -50,7 +57,7 @@ class Lookup:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What of a graph is to be quantized; `kept` are the layers that could be and shall not."""
+    """What to quantize of a graph; `kept` are the layers that stay in fp32 because of keep."""
 
     products: tuple[Product, ...]
     lookups: tuple[Lookup, ...]
@@ -65,12 +72,28 @@ class Plan:
         return list(dict.fromkeys([*(p.weight for p in self.products), *(n.table for n in self.lookups)]))
 
     def tied(self) -> set[ir.Value]:
-        """Tables that products multiply with too."""
+        """The tables that are kernels of products, too."""
         return {product.weight for product in self.products} & {lookup.table for lookup in self.lookups}
 
+    def without(self, keep: Iterable[str]) -> Plan:
+        """The plan without the layers below the paths of `keep`; raises a ConfigError if one matches none."""
+        keep = [path.rstrip("/") for path in keep]
+        for path in keep:
+            if not any(_is_below(layer, path) for layer in self.layers):
+                raise ConfigError(
+                    f"keep has {path!r}, which is no layer that would be quantized. "
+                    f"{nearest(path, self.layers)}"
+                )
+        kept = tuple(layer for layer in self.layers if any(_is_below(layer, path) for path in keep))
+        return Plan(
+            tuple(product for product in self.products if product.layer not in kept),
+            tuple(lookup for lookup in self.lookups if lookup.layer not in kept),
+            kept,
+        )
 
-def stored_once(plan: Plan) -> list[str]:
-    """What to say of tied tables."""
+
+def tied_notes(plan: Plan) -> list[str]:
+    """The notes of a report about tied tables."""
     layers = dict.fromkeys(lookup.layer for lookup in plan.lookups if lookup.table in plan.tied())
     return [f"The table of {layer} is looked up and multiplied with, and stored once." for layer in layers]
 
@@ -81,55 +104,51 @@ def layer_of(weight: ir.Value) -> str:
     return path or name
 
 
-def numbers(weight: ir.Value) -> np.ndarray:
-    """What a weight holds."""
+def weight_array(weight: ir.Value) -> np.ndarray:
+    """The numbers of a weight."""
     assert weight.const_value is not None
     return weight.const_value.numpy()
 
 
 def plan(graph: ir.Graph, keep: Iterable[str] = ()) -> Plan:
-    """Finds the products and tables that are large enough; raises where a path of `keep` names none."""
-    keep = list(keep)
+    """The large products and tables; raises a ConfigError if a path of `keep` matches none of them."""
     products = [p for p in map(_product, graph) if p is not None and _count(p.weight) >= SMALLEST_KERNEL]
     kernels = {product.weight for product in products}
     lookups = [lookup for lookup in map(_lookup, graph) if lookup is not None]
     lookups = [x for x in lookups if x.table in kernels or _count(x.table) >= SMALLEST_TABLE]
-    # A weight that is used in any other way stays as it is. So does one of which a product sums over the
-    # rows that others look up: its scales would be those of its columns.
-    odd = {p.weight for p in products if not p.turned} & {x.table for x in lookups}
-    odd |= {x.table for x in lookups if x.node.outputs[0].shape is None}
-    known = {p.node for p in products if p.weight not in odd}
-    known |= {x.node for x in lookups if x.table not in odd}
-    tables = {x.table for x in lookups}
-    free = {w for w in kernels | tables if all(use.node in known for use in w.uses())}
-    whole = Plan(tuple(p for p in products if p.weight in free), tuple(x for x in lookups if x.table in free))
-    for path in keep:
-        if not any(_is_below(layer, path) for layer in whole.layers):
-            raise ConfigError(
-                f"keep has {path!r}, which is no layer that would be quantized. {nearest(path, whole.layers)}"
-            )
-    kept = tuple(layer for layer in whole.layers if any(_is_below(layer, path) for path in keep))
-    return Plan(
-        tuple(p for p in whole.products if p.layer not in kept),
-        tuple(x for x in whole.lookups if x.layer not in kept),
-        kept,
+    free = _free_weights(products, lookups)
+    whole = Plan(
+        tuple(product for product in products if product.weight in free),
+        tuple(lookup for lookup in lookups if lookup.table in free),
     )
+    return whole.without(keep)
 
 
-def inside_branches(graph: ir.Graph) -> list[str]:
+def _free_weights(products: list[Product], lookups: list[Lookup]) -> set[ir.Value]:
+    """The weights without any other use.
+
+    A table is not free if a product sums over its rows: its scales would be those of its columns.
+    """
+    tables = {lookup.table for lookup in lookups}
+    unfit = {product.weight for product in products if not product.transposed} & tables
+    unfit |= {lookup.table for lookup in lookups if lookup.node.outputs[0].shape is None}
+    pairs = [*((p.node, p.weight) for p in products), *((x.node, x.table) for x in lookups)]
+    known = {node for node, weight in pairs if weight not in unfit}
+    return {weight for _, weight in pairs if known.issuperset(use.node for use in weight.uses())}
+
+
+def layers_in_bodies(graph: ir.Graph) -> list[str]:
     """The layers with matrix products inside branches or loops, which `plan` leaves out."""
-    inner = (_product(node) for part in graph.subgraphs() for node in part)
-    layers = [product.layer for product in inner if product is not None]
-    return list(dict.fromkeys(layers))
+    products = (_product(node) for body in graph.subgraphs() for node in body)
+    return list(dict.fromkeys(product.layer for product in products if product is not None))
 
 
 def _is_below(layer: str, path: str) -> bool:
-    path = path.rstrip("/")
     return layer == path or layer.startswith(f"{path}/")
 
 
 def _product(node: ir.Node) -> Product | None:
-    if node.domain not in ("", "ai.onnx") or node.op_type not in ("MatMul", "Gemm"):
+    if not is_standard(node) or node.op_type not in ("MatMul", "Gemm"):
         return None
     x, weight = node.inputs[0], node.inputs[1]
     if x is None or weight is None or not _is_kernel(weight) or x.const_value is not None:
@@ -139,19 +158,18 @@ def _product(node: ir.Node) -> Product | None:
     plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
     if not plain or node.attributes.get_int("transA", 0):
         return None
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
-    return Product(node, x, weight, bool(node.attributes.get_int("transB", 0)), bias)
+    return Product(node, x, weight, bool(node.attributes.get_int("transB", 0)), input_at(node, 2))
 
 
 def _lookup(node: ir.Node) -> Lookup | None:
-    if node.op_type != "Gather" or node.domain not in ("", "ai.onnx") or node.inputs[0] is None:
+    if node.op_type != "Gather" or not is_standard(node) or node.inputs[0] is None:
         return None
     table = node.inputs[0]
     return Lookup(node, table) if _is_kernel(table) and node.attributes.get_int("axis", 0) == 0 else None
 
 
 def _is_kernel(value: ir.Value) -> bool:
-    """A float32 weight with two axes that nobody outside may replace."""
+    """Whether a value is a float32 weight with two axes that no client can override."""
     if not value.is_initializer() or value.is_graph_input() or value.dtype != ir.DataType.FLOAT:
         return False
     return value.const_value is not None and len(value.const_value.shape) == 2

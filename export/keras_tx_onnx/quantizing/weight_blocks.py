@@ -5,22 +5,24 @@ Activations stay float32, or are rounded row by row inside the kernel: no row de
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import onnx_ir as ir
 
-from keras_tx_onnx.graph.editor import Rewriter
-from keras_tx_onnx.quantizing.products import Lookup, Plan, Product, numbers, stored_once
+from keras_tx_onnx.graph.editor import GraphEditor
+from keras_tx_onnx.quantizing.products import Lookup, Plan, Product, tied_notes, weight_array
 
 CONTRIB = "com.microsoft"
 INT8_ARITHMETIC = 4  # accuracy_level: the kernel rounds its input to int8, block by block
-AT_ONCE = 256  # rows: what is worked on stays in the cache
+ROWS_PER_STEP = 256  # their blocks stay in the processor's cache
 FLOAT, UINT8 = ir.DataType.FLOAT, ir.DataType.UINT8
 
 
 def scales_of(rows: np.ndarray, bits: int, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows (outer, inner) as (outer, blocks, block), padded with zeros, and a scale for each block.
+    """Rows (outer, inner) as (outer, blocks, block), padded with zeros, and the scale of each block.
 
-    Symmetric: the number farthest from zero becomes the lowest step, and zero is the step in the middle.
+    Symmetric: the number of the largest magnitude becomes the lowest step, and zero the step in the middle.
     """
     outer, inner = rows.shape
     count = -(-inner // block)
@@ -28,13 +30,16 @@ def scales_of(rows: np.ndarray, bits: int, block: int) -> tuple[np.ndarray, np.n
     padded[:, :inner] = rows
     blocks = padded.reshape(outer, count, block)
     low, high = blocks.min(axis=2), blocks.max(axis=2)
-    farthest = np.where(high > -low, high, low)
-    return blocks, (farthest / -(2 ** (bits - 1))).astype("float32")
+    largest = np.where(high > -low, high, low)
+    return blocks, (largest / -(2 ** (bits - 1))).astype("float32")
 
 
 def rounded_blocks(rows: np.ndarray, bits: int, block: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows (outer, inner) as (outer, blocks, bytes), and the scale of each block (outer, blocks)."""
-    parts = [_rounded(rows[start : start + AT_ONCE], bits, block) for start in range(0, len(rows), AT_ONCE)]
+    parts = [
+        _rounded(rows[start : start + ROWS_PER_STEP], bits, block)
+        for start in range(0, len(rows), ROWS_PER_STEP)
+    ]
     steps, scales = zip(*parts, strict=True)
     return np.concatenate(steps), np.concatenate(scales)
 
@@ -51,69 +56,82 @@ def _rounded(rows: np.ndarray, bits: int, block: int) -> tuple[np.ndarray, np.nd
     return steps, scale
 
 
-class Blocks:
-    """The recipe."""
+class BlockRecipe:
+    """Stores weights in blocks of 4 or 8 bits."""
 
     def __init__(self, bits: int, block: int):
         self.name = f"{bits} bits in blocks of {block}"
         self._bits, self._block = bits, block
 
-    def apply(self, rewriter: Rewriter, plan: Plan) -> list[str]:
-        rewriting = BlockRewriting(rewriter, self._bits, self._block)
+    def apply(self, editor: GraphEditor, plan: Plan) -> list[str]:
+        quantizer = BlockQuantizer(editor, self._bits, self._block)
         for product in plan.products:
-            rewriting.product(product)
+            quantizer.quantize_product(product)
         for lookup in plan.lookups:
-            rewriting.lookup(lookup)
-        return stored_once(plan)
+            quantizer.quantize_lookup(lookup)
+        return tied_notes(plan)
 
     def squared_steps(self, kernel: np.ndarray) -> np.ndarray:
         return np.square(scales_of(kernel.T, self._bits, self._block)[1])
 
     def input_step(self, low: float, high: float) -> float:
-        """That of the block with the largest number; most are finer."""
+        """The step of the block with the largest number; most blocks have smaller steps."""
         return max(abs(low), abs(high)) / 127
 
 
-class BlockRewriting:
-    """Puts weights in blocks in the place of whole ones."""
+class BlockQuantizer:
+    """Replaces products and lookups by those with weights in blocks."""
 
-    def __init__(self, rewriter: Rewriter, bits: int, block: int):
-        self._rewriter = rewriter
+    def __init__(self, editor: GraphEditor, bits: int, block: int):
+        self._editor = editor
         self._bits, self._block = bits, block
 
-    def _stored(self, weight: ir.Value, turned: bool) -> tuple[ir.Value, ir.Value]:
-        def make() -> tuple[ir.Value, ir.Value]:
-            whole = numbers(weight)
-            steps, scale = rounded_blocks(whole if turned else whole.T, self._bits, self._block)
-            add, name = self._rewriter.weight, str(weight.name)
-            return add(f"{name}_q{self._bits}", steps), add(f"{name}_scale", scale)
-
-        return self._rewriter.once((weight, turned), make)
-
-    def product(self, product: Product) -> None:
-        add, node = self._rewriter.add, product.node
-        steps, scale = self._stored(product.weight, product.turned)
+    def quantize_product(self, product: Product) -> None:
+        add, node = partial(self._editor.add, before=product.node), product.node
+        steps, scale = self._stored(product.weight, product.transposed)
         inner, outer = product.sizes
-        shape = node.outputs[0].shape
-        sizes = {"K": inner, "N": outer, "bits": self._bits, "block_size": self._block}
-        given = [product.x, steps, scale]
+        outputs = [(FLOAT, node.outputs[0].shape)]
         result = add(
-            node, "MatMulNBits", given, [(FLOAT, shape)], CONTRIB, accuracy_level=INT8_ARITHMETIC, **sizes
+            "MatMulNBits",
+            [product.x, steps, scale],
+            outputs,
+            domain=CONTRIB,
+            accuracy_level=INT8_ARITHMETIC,
+            K=inner,
+            N=outer,
+            bits=self._bits,
+            block_size=self._block,
         )
         if product.bias is not None:
-            result = add(node, "Add", [result, product.bias], [(FLOAT, shape)])
-        self._rewriter.replace(node, result)
+            result = add("Add", [result, product.bias], outputs)
+        self._editor.replace(node, result)
 
-    def lookup(self, lookup: Lookup) -> None:
-        add, node = self._rewriter.add, lookup.node
-        steps, scale = self._stored(lookup.table, turned=True)
+    def quantize_lookup(self, lookup: Lookup) -> None:
+        add, node = partial(self._editor.add, before=lookup.node), lookup.node
+        steps, scale = self._stored(lookup.table, transposed=True)
         assert steps.shape is not None
         rows, count, size = (int(n) for n in steps.shape.numpy())
-        flat = self._rewriter.constant([rows, count * size], "int64")
-        data = add(node, "Reshape", [steps, flat], [(UINT8, [rows, count * size])])
-        axes = {"gather_axis": 0, "quantize_axis": 1, "bits": self._bits, "block_size": self._block}
-        shape = node.outputs[0].shape
-        found = add(
-            node, "GatherBlockQuantized", [data, node.inputs[1], scale], [(FLOAT, shape)], CONTRIB, **axes
+        flat = self._editor.constant([rows, count * size])
+        data = add("Reshape", [steps, flat], [(UINT8, [rows, count * size])])
+        result = add(
+            "GatherBlockQuantized",
+            [data, node.inputs[1], scale],
+            [(FLOAT, node.outputs[0].shape)],
+            domain=CONTRIB,
+            gather_axis=0,
+            quantize_axis=1,
+            bits=self._bits,
+            block_size=self._block,
         )
-        self._rewriter.replace(node, found)
+        self._editor.replace(node, result)
+
+    def _stored(self, weight: ir.Value, transposed: bool) -> tuple[ir.Value, ir.Value]:
+        """The blocks of a weight and their scales, stored once."""
+
+        def make() -> tuple[ir.Value, ir.Value]:
+            array, name = weight_array(weight), str(weight.name)
+            steps, scale = rounded_blocks(array if transposed else array.T, self._bits, self._block)
+            store = self._editor.initializer
+            return store(f"{name}_q{self._bits}", steps), store(f"{name}_scale", scale)
+
+        return self._editor.once((weight, transposed), make)

@@ -25,6 +25,7 @@ import onnx_ir as ir
 from keras_tx import contract
 from keras_tx_onnx.errors import NotLowered
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext
+from keras_tx_onnx.graph.properties import of_sequence
 
 SIZES = "sizes"  # key of a value's metadata with its sizes: integers, and expressions for dynamic axes
 LARGEST = 2**15  # expressions must fit into 64 bits for axes of this length
@@ -781,12 +782,6 @@ def sizes_of_ids(model: ir.Model) -> int:
             node.replace_input_with(0, ids)
             changed += 1
     return changed
-
-
-def of_sequence(x: ir.Value) -> bool:
-    """Whether a value is (batch, sequence) or (batch, sequence, ...)."""
-    sizes = [] if x.shape is None else list(x.shape)
-    return [_name(size) for size in sizes[:2]] == [contract.BATCH_AXIS, contract.SEQUENCE_AXIS]
 
 
 def _name(size: int | ir.SymbolicDim) -> str:
