@@ -156,9 +156,10 @@ class Manifest:
     parity: Parity | None = None
     labels: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
-    bounds: tuple[
-        str, ...
-    ] = ()  # on dynamic axes, within which the graph is correct: "sequence_length <= 200"
+    # On dynamic axes, within which the graph is correct: "sequence_length <= 200".
+    bounds: tuple[str, ...] = ()
+    # The options of the export that shape the graph: {"unpad": true}; None if they were not recorded.
+    export_options: dict[str, bool | int | float | str | None] | None = None
     variants: dict[str, Variant] = dataclasses.field(default_factory=dict)  # by precision
     format_version: int = FORMAT_VERSION
 
@@ -199,6 +200,7 @@ class Manifest:
             labels=None if raw.get("labels") is None else _texts(raw, "labels"),
             notes=_texts(raw, "notes") if "notes" in raw else (),
             bounds=_texts(raw, "bounds") if "bounds" in raw else (),
+            export_options=_scalars(_optional(raw, "export_options", dict), "export_options"),
             variants={
                 name: _variant(one, place)
                 for name, one, place in (_objects(raw, "variants") if "variants" in raw else ())
@@ -245,6 +247,13 @@ def _texts(raw: dict[str, Any], field: str, place: str = "") -> tuple[str, ...]:
 def _texts_by_name(raw: dict[str, Any], field: str) -> dict[str, str]:
     items = _field(raw, field, dict)
     return {name: _check(item, str, f"{field}.{name}") for name, item in items.items()}
+
+
+def _scalars(raw: dict[str, Any] | None, place: str) -> dict[str, bool | int | float | str | None] | None:
+    for name, item in (raw or {}).items():
+        if not isinstance(item, bool | int | float | str | None):
+            raise ValueError(f"{place}.{name} is {reprlib.repr(item)}, expected one value")
+    return raw
 
 
 def _objects(raw: dict[str, Any], field: str) -> Iterator[tuple[str, dict[str, Any], str]]:

@@ -110,5 +110,6 @@ def _against(root: Path, model: Path | None) -> Iterator[Check]:
         yield Check(
             "against Keras",
             result.passed,
-            f"{result.precision} within {result.found:.1e} of {model.name} (allowed {result.allowed:.1e})",
+            f"{result.precision} within {result.difference:.1e} of {model.name} "
+            f"(allowed {result.tolerance:.1e})",
         )

@@ -53,7 +53,7 @@ def test_a_gpt_with_its_tokenizer(tx, tmp_path):
     options = ["--tokenizer", tmp_path / "tokenizer.json"]
     ran = tx("export", tmp_path / "poet.keras", tmp_path / "poet", *options)
     assert (ran.code, ran.err) == (0, "")
-    assert "in pieces" in ran.out
+    assert "in chunks" in ran.out
     ran = tx("generate", tmp_path / "poet", "ab", "--max-new-tokens", 5, "--json")
     assert len(json.loads(ran.out)["ids"]) == 5
     assert tokenizers.Tokenizer.from_file(str(tmp_path / "poet" / "tokenizer.json"))
@@ -266,7 +266,7 @@ def test_two_labels_of_one_sigmoid(tx, tmp_path):
         (["--image", "{tmp}/none.json"], "none.json: No such file or directory"),
         (["--image", "{tmp}/list.json"], "list.json is not a preprocessor_config.json"),
         (["--task", "image-classification"], "image=keras_tx.ImageTransform"),
-        (["--task", "text-classification"], "expected 'image-classification'"),
+        (["--task", "text-classification"], "Pass 'image-classification'"),
     ],
     ids=str,
 )

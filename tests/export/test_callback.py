@@ -12,7 +12,8 @@ import pytest
 from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.runtime.folder import open_folder, verify_hashes
-from keras_tx_onnx import ExportCallback, callback, export
+from keras_tx_onnx import ExportCallback, callback, export, tolerances
+from keras_tx_onnx.interfaces import base
 from tests.drawing import draw
 from tests.export.exporting import outputs_of, run
 
@@ -142,7 +143,7 @@ def test_a_model_that_cannot_be_exported_stops_before_the_first_epoch(tmp_path, 
     def refuses(*args):
         raise ExportError("The layer 'x' has no lowering.")
 
-    monkeypatch.setattr(export, "lower", refuses)
+    monkeypatch.setattr(base, "lower", refuses)
     says = Says(1.0)
     with pytest.raises(ExportError, match="Training was not started.*The layer 'x' has no lowering"):
         fit(make(), says, ExportCallback(tmp_path / "out"))
@@ -154,8 +155,7 @@ def test_a_wrong_answer_stops_before_the_first_epoch(tmp_path, monkeypatch):
     def wrong(*args):
         raise ExportError("Output 'out' differs from Keras.")
 
-    monkeypatch.setattr(export.comparison, "verify", wrong)
-    monkeypatch.setattr(export.comparison, "first_difference", lambda *args: None)
+    monkeypatch.setattr(export, "verify_graph", wrong)
     says = Says(1.0)
     with pytest.raises(ExportError, match="Training was not started.*'out' differs from Keras"):
         fit(make(), says, ExportCallback(tmp_path / "out"))
@@ -204,7 +204,7 @@ def test_a_model_built_by_its_first_batch_is_tried_after_it(tmp_path, monkeypatc
     def refuses(*args):
         raise ExportError("No.")
 
-    monkeypatch.setattr(export, "lower", refuses)
+    monkeypatch.setattr(base, "lower", refuses)
     says = Says(1.0)
     with pytest.raises(ExportError, match="Training was (not started|stopped after the first batch).*No."):
         fit(unbuilt(), says, ExportCallback(tmp_path / "other"))
@@ -214,14 +214,14 @@ def test_a_model_built_by_its_first_batch_is_tried_after_it(tmp_path, monkeypatc
 def test_a_crash_leaves_the_former_best(tmp_path, monkeypatch):
     model, says = make(), Says(3.0, 2.0, 1.0)
     ours = ExportCallback(tmp_path / "out")
-    manifest = export._manifest
+    manifest = export.write_manifest
 
     def fails(*args):
         if len(says.weights) == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
         return manifest(*args)
 
-    monkeypatch.setattr(export, "_manifest", fails)
+    monkeypatch.setattr(export, "write_manifest", fails)
     with pytest.raises(ExportError, match="Epoch 2 could not be exported.*No space.*former best epoch"):
         fit(model, says, ours, epochs=3)
     assert ours.best == 3.0
@@ -231,9 +231,9 @@ def test_a_crash_leaves_the_former_best(tmp_path, monkeypatch):
 
 def test_a_wrong_answer_later_leaves_the_former_best(tmp_path, monkeypatch):
     model, says = make(), Says(3.0, 2.0)
-    difference = export.comparison.tolerances.difference
+    difference = tolerances.difference
     monkeypatch.setattr(
-        export.comparison.tolerances,
+        tolerances,
         "difference",
         lambda *a: 1.0 if len(says.weights) == 2 else difference(*a),
     )

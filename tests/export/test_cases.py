@@ -1,4 +1,4 @@
-"""The comparison uses what a model is made for: its vocabulary, its masks, the lengths that it takes."""
+"""The cases of the verification: vocabularies, masks, and the sizes that Keras accepts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from keras import layers
 from keras_tx.errors import ExportError
 from keras_tx.runtime import example_inputs
 from keras_tx_onnx import export_onnx
-from keras_tx_onnx.interfaces.base import Interface, interface_of
+from keras_tx_onnx.interfaces.base import Interface
+from keras_tx_onnx.interfaces.choice import choose_interface
 from keras_tx_onnx.reading import registry
-from keras_tx_onnx.reading.signature import as_functional
+from keras_tx_onnx.reading.input_uses import input_uses
+from keras_tx_onnx.reading.signature import Functional, as_functional
 from keras_tx_onnx.verifying import cases, comparison
 from tests.drawing import redraw
 
@@ -26,8 +28,8 @@ def ids(name: str = "ids", length: int | None = None):
 
 
 def drawn(model, masks=example_inputs.MASKS, length: int = 8) -> list[np.ndarray]:
-    inputs = interface_of(as_functional(model, None), None, None, False)
-    return inputs.example(dict.fromkeys(inputs.axes, length), masks, RANDOM)[1]
+    interface = choose_interface(as_functional(model, None), {}, 23)
+    return interface.example(dict.fromkeys(interface.axes, length), masks, RANDOM)[1]
 
 
 def test_integers_stay_in_the_smallest_vocabulary():
@@ -37,16 +39,16 @@ def test_integers_stay_in_the_smallest_vocabulary():
     y = nested([tokens + 0, segments])
     y = y + layers.Embedding(20, 4)(tokens) + keras.ops.cast(free, "float32")[..., None]
     model = keras.Model([tokens, segments, free], y)
-    assert [use.vocabulary_size for use in cases.uses_of(model)] == [20, 3, 2]
+    assert [use.vocabulary_size for use in input_uses(model)] == [20, 3, 2]
     for array, largest in zip(drawn(model, length=64), (19, 2, 1), strict=True):
         assert (array.min(), array.max(), array.dtype) == (0, largest, "int64")
 
 
-def test_floats_made_of_integers_are_no_indices():
+def test_floats_computed_from_integers_are_not_indices():
     tokens = ids()
     rounded = keras.ops.cast(keras.ops.sigmoid(layers.Embedding(50, 4)(tokens)) > 0.5, "int32")
     model = keras.Model(tokens, layers.Embedding(2, 4)(rounded))
-    assert cases.uses_of(model)[0].vocabulary_size == 50
+    assert input_uses(model)[0].vocabulary_size == 50
 
 
 def test_every_kind_of_mask_is_the_same_in_all_inputs():
@@ -96,21 +98,28 @@ def test_dynamic_axes_have_different_sizes(tmp_path):
 
 
 def test_a_large_model_is_not_compared_on_a_long_text():
-    given = {}
+    lengths = []
 
-    def example(sizes, masks, random):
-        given.setdefault(sizes["n"], masks)
-        return {}, [np.zeros(1)]
+    class OneAxis(Interface):
+        axes = ("n",)
+        sequences = True
 
-    inputs = Interface(None, lambda cx: [], ["y"], example, axes=("n",), sequences=True)
+        def open(self, context):
+            return []
+
+        def example(self, sizes, masks, random):
+            lengths.append(sizes["n"])
+            return {}, [np.zeros(1)]
+
+    interface = OneAxis(Functional(None, []), None, 23)
     for parameters, longest in ((1000, 900), (10**8, 100), (10**9, 64)):
-        given.clear()
-        cases.cases_of(inputs, lambda arrays: arrays, parameters)
-        assert max(given) == longest and min(given) == 1
+        lengths.clear()
+        cases.cases_of(interface, lambda arrays: arrays, parameters)
+        assert max(lengths) == longest and min(lengths) == 1
 
 
 def test_a_mean_of_no_token_is_not_compared(tmp_path):
-    """It is no number in Keras."""
+    """It is NaN in Keras."""
     tokens = ids()
     x = layers.Embedding(9, 4, mask_zero=True)(tokens)
     model = redraw(keras.Model(tokens, layers.GlobalAveragePooling1D()(x)))
@@ -118,7 +127,7 @@ def test_a_mean_of_no_token_is_not_compared(tmp_path):
     assert cases_of[1] == "batch 6, length 32, masks all right left holes one token"
 
 
-def test_a_fixed_batch_has_every_mask_as_well(tmp_path):
+def test_a_fixed_batch_has_every_mask(tmp_path):
     tokens, mask = keras.Input(batch_shape=(4, 8), name="x"), keras.Input(batch_shape=(4, 8), name="mask")
     report = export_onnx(keras.Model([tokens, mask], tokens * mask), tmp_path / "out")
     assert report.manifest.parity.cases == (
@@ -129,8 +138,8 @@ def test_a_fixed_batch_has_every_mask_as_well(tmp_path):
 
 
 @pytest.fixture
-def takes(monkeypatch):
-    """Lets Keras take only these lengths, as a model with a table of positions does."""
+def limit_lengths(monkeypatch):
+    """Makes Keras accept only these lengths, as a model with a table of positions does."""
 
     def limit(allowed, error):
         def run(model, inputs):
@@ -149,8 +158,8 @@ def dynamic_model():
     return redraw(keras.Model(x, layers.Dense(3)(x)))
 
 
-def test_a_table_of_positions_limits_the_length(takes, tmp_path):
-    takes(range(33), IndexError("beyond the table"))
+def test_a_table_of_positions_limits_the_length(limit_lengths, tmp_path):
+    limit_lengths(range(33), IndexError("beyond the table"))
     report = export_onnx(dynamic_model(), tmp_path / "out")
     assert report.manifest.parity.cases == (
         "batch 1, length 32",
@@ -161,13 +170,13 @@ def test_a_table_of_positions_limits_the_length(takes, tmp_path):
     assert "fp32 tolerance 1e-04; batch 1, length 32, batch 3, length 16" in str(report)
 
 
-def test_one_length_serves_twice_where_there_is_no_other(takes, tmp_path):
-    takes([96], ValueError("too short"))
+def test_a_single_valid_length_is_used_for_every_case(limit_lengths, tmp_path):
+    limit_lengths([96], ValueError("too short"))
     report = export_onnx(dynamic_model(), tmp_path / "out")
     assert report.manifest.parity.cases == ("batch 1, length 96", "batch 3, length 96", "batch 2, length 96")
 
 
-def test_what_needs_more_gets_more(tmp_path):
+def test_longer_lengths_if_a_window_needs_them(tmp_path):
     x = keras.Input((None, 2), name="x")
     model = redraw(keras.Model(x, layers.Conv1D(2, 80)(x)))
     report = export_onnx(model, tmp_path / "out")
@@ -186,25 +195,23 @@ def test_a_fixed_batch_is_kept(tmp_path):
     assert report.manifest.parity.cases == ("batch 2", "batch 2")
 
 
-def test_what_no_input_satisfies_is_said(takes, tmp_path):
-    takes([], ValueError("only between 500 and 600"))
-    with pytest.raises(
-        ExportError, match="Keras itself cannot run.*only between 500.*fixed one.*verify=False"
-    ):
+def test_a_model_that_refuses_every_length_raises(limit_lengths, tmp_path):
+    limit_lengths([], ValueError("only between 500 and 600"))
+    with pytest.raises(ExportError, match="only between 500.*verify=False"):
         export_onnx(dynamic_model(), tmp_path / "out")
     assert not list(tmp_path.iterdir())
     assert export_onnx(dynamic_model(), tmp_path / "out", verify=False).manifest.parity is None
 
 
-def test_outputs_that_are_not_finite_are_said(tmp_path):
+def test_outputs_that_are_not_finite_raise(tmp_path):
     x = keras.Input((4,), name="x")
     model = redraw(keras.Model(x, layers.Dense(3)(x)))
     model.layers[-1].kernel.assign(model.layers[-1].kernel * 3e38)
-    with pytest.raises(ExportError, match="Keras's own outputs are not finite in the case 'batch 1'"):
+    with pytest.raises(ExportError, match="'batch 1'"):
         export_onnx(model, tmp_path / "out")
 
 
-def test_a_mask_that_is_lost_is_found(tmp_path, monkeypatch):
+def test_a_lost_mask_fails_the_verification(tmp_path, monkeypatch):
     tokens, mask = ids(), keras.Input((None,), name="padding_mask")
     x = layers.Embedding(9, 4)(tokens)
     x = layers.Multiply(name="masked")([x, mask[..., None]])
@@ -222,15 +229,15 @@ def test_a_mask_that_is_lost_is_found(tmp_path, monkeypatch):
     monkeypatch.setitem(registry._LOWERINGS, layers.Multiply, wrong)
     with pytest.raises(
         ExportError,
-        match=r"case 'batch 6, length 32, every mask'.*'masked' \(Multiply, registered\), by 1.0e\+00",
+        match=r"'batch 6, length 32, every mask'.*'masked' \(Multiply, registered\).*1.0e\+00",
     ):
         export_onnx(model, tmp_path / "wrong")
 
 
 @pytest.mark.filterwarnings("ignore:Layer 'inner' .of type Functional. was passed an input with a mask")
-def test_a_mask_that_goes_into_a_nested_model_is_no_input_of_it():
+def test_a_mask_argument_is_not_an_input_of_a_nested_model():
     x = keras.Input((None, 4), name="x")
     inner = keras.Model(x, layers.Dense(2)(x), name="inner")
     tokens = ids()
     model = keras.Model(tokens, inner(layers.Embedding(7, 4, mask_zero=True)(tokens)))
-    assert cases.uses_of(model) == [example_inputs.Use(7, padding=0)]
+    assert input_uses(model) == [example_inputs.Use(7, padding=0)]

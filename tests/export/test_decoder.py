@@ -1,4 +1,4 @@
-"""The graph of a decoder: prompt, chunks, steps and padding, against Keras without a cache."""
+"""The graph of a decoder: prefill, chunks, decode steps and padding, against Keras without a cache."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def gpt(variant: str = "pico", **options: Any) -> Any:
     return redraw(keras_tx.gpt(variant, **{**SMALL, **options}))
 
 
-def given(model: Any, rows: list[int], length: int) -> dict[str, np.ndarray]:
-    """Texts of so many tokens, padded on the left, and an empty past."""
+def feed_of(model: Any, rows: list[int], length: int) -> dict[str, np.ndarray]:
+    """Texts with these numbers of tokens, padded on the left, and an empty past."""
     config = model.config
     mask = (np.arange(length) >= length - np.reshape(rows, (-1, 1))).astype("int64")
     ids = np.random.default_rng(3).integers(0, config.vocabulary_size, mask.shape)
@@ -50,14 +50,14 @@ def given(model: Any, rows: list[int], length: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(("variant", "opset", "options"), CASES, ids=str)
-def test_any_pieces_give_what_keras_gives_at_once(variant, opset, options, tmp_path):
+def test_chunks_and_steps_equal_keras(variant, opset, options, tmp_path):
     model = gpt(variant, **options)
     export_onnx(model, tmp_path / "poet", opset=opset)
-    inputs = given(model, [12, 5, 1], 12)
+    inputs = feed_of(model, [12, 5, 1], 12)
     expected = as_numpy(model({name: inputs[name] for name in list(inputs)[:3]}, training=False))
     with Session(tmp_path / "poet" / contract.MODEL, provider="cpu") as session:
-        for pieces in ([12], [7, 5], [3, 1, 4, 1, 1, 2], [1] * 12):
-            got = decoder.run_in_pieces(session, inputs, pieces)[contract.LOGITS]
+        for chunks in ([12], [7, 5], [3, 1, 4, 1, 1, 2], [1] * 12):
+            got = decoder.run_in_chunks(session, inputs, chunks)[contract.LOGITS]
             assert_close(got, expected, 3e-5)
 
 
@@ -86,10 +86,10 @@ def test_the_contract(tmp_path):
     assert report.nodes["Attention"] == 2
 
 
-def test_only_the_last_logits_where_no_others_are_wanted(tmp_path):
+def test_num_logits_to_keep(tmp_path):
     model = gpt()
     export_onnx(model, tmp_path / "poet")
-    inputs = given(model, [9, 4], 9)
+    inputs = feed_of(model, [9, 4], 9)
     with Session(tmp_path / "poet" / contract.MODEL, provider="cpu") as session:
         every = session.run(inputs)["logits"]
         for count in (1, 3, 20):
@@ -101,7 +101,8 @@ def test_without_a_cache(tmp_path):
     report = export_onnx(gpt(), tmp_path / "graph", cache=False)
     assert [t.name for t in report.manifest.inputs] == ["input_ids", "attention_mask", "position_ids"]
     assert report.manifest.task is None
-    assert "does not generate" in report.manifest.notes[0]
+    assert "cache=False" in report.manifest.notes[0]
+    assert report.manifest.export_options == {"cache": False}
     hidden = export_onnx(gpt(head=None), tmp_path / "hidden")
     assert [t.name for t in hidden.manifest.outputs] == ["last_hidden_state"]
 
@@ -109,14 +110,17 @@ def test_without_a_cache(tmp_path):
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (lambda: gpt(head=None), {"cache": True}, "head=None: without logits"),
-        (lambda: keras_tx.vit("Mu/2", image_size=8), {"cache": True}, "is a ViT, not what keras_tx.gpt"),
-        (lambda: keras_tx.vit("Mu/2", image_size=8), {"tokenizer": object()}, "Leave it out"),
-        (gpt, {"labels": ["a"]}, r"labels=\['a'\] was given, but 'gpt' takes text"),
-        (gpt, {"tokenizer": "gpt2"}, "gpt2 does not exist; expected a folder with tokenizer.json"),
+        (lambda: gpt(head=None), {"cache": True}, "cache=True.*'gpt'.*head=None"),
+        (lambda: keras_tx.vit("Mu/2", image_size=8), {"cache": True}, "cache=True.*'vit'.*raw_pixels"),
+        (lambda: keras_tx.vit("Mu/2", image_size=8), {"tokenizer": "x"}, "tokenizer='x'.*'vit'.*labels"),
+        (gpt, {"labels": ["a"]}, r"labels=\['a'\].*'gpt'.*cache, tokenizer"),
+        (gpt, {"unpad": False}, r"unpad=False.*'gpt'"),
+        (gpt, {"cache": "disk"}, "cache='disk'"),
+        (gpt, {"cache": "shared", "opset": 22}, "cache='shared'.*opset=23.*opset=22"),
+        (gpt, {"tokenizer": "gpt2"}, "gpt2"),
     ],
 )
-def test_what_cannot_be(make, options, message, tmp_path):
+def test_unsupported_options_raise(make, options, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         export_onnx(make(), tmp_path / "poet", **options)
     assert not (tmp_path / "poet").exists()
@@ -125,28 +129,28 @@ def test_what_cannot_be(make, options, message, tmp_path):
 @pytest.mark.parametrize(
     ("variant", "options"), [("pico", {"causal": False}), ("llama-tiny", {"causal": False})], ids=str
 )
-def test_an_attention_that_looks_ahead_is_refused(variant, options, tmp_path):
+def test_non_causal_attention_with_a_cache_raises(variant, options, tmp_path):
     model = gpt(variant)
     model.get_layer("block_1").attention.causal = options["causal"]
-    with pytest.raises(ExportError, match="'block_1/attention' cannot decode with a cache"):
+    with pytest.raises(ExportError, match="'block_1/attention'.*cache"):
         export_onnx(model, tmp_path / "poet")
 
 
-def test_a_cache_that_is_wrong_is_found(tmp_path, monkeypatch):
-    """Keys are taken for values: one run of the prompt does not show it, a step does."""
+def test_a_wrong_cache_fails_the_verification(tmp_path, monkeypatch):
+    """Keys and values are swapped, which prefill alone does not show."""
     keep = cache_ports.Cache.keep
 
     def swapped(self, present):
         keep(self, (present[1], present[0]))
 
     monkeypatch.setattr(cache_ports.Cache, "keep", swapped)
-    with pytest.raises(ExportError, match="in pieces"):
+    with pytest.raises(ExportError, match="in chunks"):
         export_onnx(gpt(), tmp_path / "poet")
     assert not (tmp_path / "poet").exists()
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_padding_is_not_compared_and_tokens_are(cached, tmp_path, monkeypatch):
+def test_the_verification_compares_tokens_and_not_padding(cached, tmp_path, monkeypatch):
     run, off = comparison.run_keras, {0: 1.0, 1: 0.0}
 
     def changed(model: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
@@ -161,10 +165,10 @@ def test_padding_is_not_compared_and_tokens_are(cached, tmp_path, monkeypatch):
         export_onnx(gpt(), tmp_path / "other", cache=cached)
 
 
-def test_the_first_layer_that_differs_is_named(tmp_path, monkeypatch):
+def test_the_error_names_the_first_layer_that_differs(tmp_path, monkeypatch):
     attend = keras_tx_layers.attend
     monkeypatch.setattr(keras_tx_layers, "attend", lambda *a, causal, **k: attend(*a, causal=False, **k))
-    with pytest.raises(ExportError, match=r"batch 1, length 16'.* The first layer that differs is 'block_0'"):
+    with pytest.raises(ExportError, match=r"'batch 1, length 16'.*'block_0'"):
         export_onnx(gpt(), tmp_path / "poet")
 
 
@@ -194,13 +198,11 @@ def test_files_for_clients(tmp_path):
     again = tokenizers.Tokenizer.from_file(str(tmp_path / "poet" / "tokenizer.json"))
     assert again.token_to_id("be") == 2
     small = gpt(vocabulary_size=2)
-    with pytest.raises(
-        ConfigError, match="tokenizer has a vocabulary of 3 tokens, but the model has 2 vectors"
-    ):
+    with pytest.raises(ConfigError, match="tokenizer.* 3 .* 2 "):
         export_onnx(small, tmp_path / "small", tokenizer=again)
 
 
-def test_the_transform_of_the_model_is_its_tokenizer(tmp_path):
+def test_processing_of_the_model_is_the_default_tokenizer(tmp_path):
     transform = keras_tx.processing.train_byte_bpe(["to be or not to be"], 270, too_long="raise")
     export_onnx(gpt(vocabulary_size=270, processing=transform), tmp_path / "poet", verify=False)
     assert read(tmp_path / "poet", "generation_config.json") == {"bos_token_id": 0, "eos_token_id": 0}
@@ -219,7 +221,7 @@ def test_the_transform_of_the_model_is_its_tokenizer(tmp_path):
         (["a"], {}),
     ],
 )
-def test_what_begins_and_ends_a_text(tokens, expected, tmp_path):
+def test_special_ids_in_the_configs(tokens, expected, tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     words = tokenizers.models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=tokens[-1])
     export_onnx(gpt(), tmp_path / "poet", tokenizer=tokenizers.Tokenizer(words), verify=False)
@@ -229,7 +231,7 @@ def test_what_begins_and_ends_a_text(tokens, expected, tmp_path):
     assert genai["pad_token_id"] == expected.get("eos_token_id", 0)
 
 
-def test_a_config_that_no_client_knows_has_no_type(tmp_path):
+def test_an_unsupported_config_has_no_model_type(tmp_path):
     report = export_onnx(gpt(use_bias=False), tmp_path / "poet")
     assert "model_type" not in read(tmp_path / "poet", "config.json")
     assert "use_bias=False with learned positions" in report.manifest.notes[0]
@@ -245,8 +247,8 @@ def test_a_config_that_no_client_knows_has_no_type(tmp_path):
     ],
     ids=str,
 )
-def test_config_json_honours_every_field(variant, options, tmp_path):
-    """transformers builds a model of config.json alone; with our weights it gives our logits."""
+def test_transformers_computes_the_same_logits(variant, options, tmp_path):
+    """A model that transformers builds from config.json returns our logits with our weights."""
     for package in ("torch", "transformers"):
         pytest.importorskip(package, reason='pip install "keras-tx[parity]"')
     import torch

@@ -1,4 +1,4 @@
-"""What a BERT becomes: the contract's names, a config for Hugging Face, tokenizer files, no padding."""
+"""The folder of a BERT: names of inputs and outputs, config.json, tokenizer files, and unpadding."""
 
 from __future__ import annotations
 
@@ -132,13 +132,13 @@ def test_labels(tmp_path):
         assert list(of_head.labels or ()) == names
         again = type(head).from_config(json.loads(json.dumps(named.head.get_config())))
         assert again == named.head and again.labels == tuple(names)
-        with pytest.raises(ConfigError, match="3 labels.*4 classes"):
+        with pytest.raises(ConfigError, match="3 labels.* 4 classes"):
             type(head)(4, labels=names[:3])
-        with pytest.raises(ConfigError, match="'O'"):
+        with pytest.raises(ConfigError, match="labels.*'O'"):
             type(head)(4, labels=["O", "A", "B", "O"])
-    with pytest.raises(ConfigError, match="4 labels.*2 classes"):
+    with pytest.raises(ConfigError, match="4 labels.* 2 classes"):
         export_onnx(tiny(keras_tx.NextSentenceHead()), tmp_path / "z", labels=names)
-    with pytest.raises(ConfigError, match="labels"):
+    with pytest.raises(ConfigError, match="labels.*'bert'"):
         export_onnx(tiny(keras_tx.SpanHead()), tmp_path / "z", labels=names)
 
 
@@ -170,25 +170,25 @@ def test_tokenizer_by_path(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "options", "said"),
+    ("tokenizer", "options", "message"),
     [
-        (7, {}, "tokenizer is a int, expected a TextTransform, a tokenizers.Tokenizer, or"),
-        ("missing.json", {}, "missing.json does not exist; expected a folder with tokenizer.json"),
-        (wordpiece(), {"vocabulary_size": 20}, "the model has 20 vectors. Make it with vocabulary_size=39"),
-        (wordpiece(), {"pad_id": 3}, r"pads with '\[PAD\]', id 0, but the model has pad_id=3"),
-        (wordpiece(special=["[PAD]", "[UNK]"]), {}, "tokenizer has no cls_token, sep_token, which"),
+        (7, {}, "tokenizer.* int"),
+        ("missing.json", {}, "missing.json"),
+        (wordpiece(), {"vocabulary_size": 20}, "20 vectors.*vocabulary_size=39"),
+        (wordpiece(), {"pad_id": 3}, r"'\[PAD\]'.*pad_id=3"),
+        (wordpiece(special=["[PAD]", "[UNK]"]), {}, "tokenizer.*cls_token, sep_token.*'bert'"),
     ],
 )  # fmt: skip
-def test_tokenizers_that_do_not_fit(tokenizer: Any, options: dict, said: str, tmp_path):
-    with pytest.raises(ConfigError, match=said):
+def test_unsuitable_tokenizers_raise(tokenizer: Any, options: dict, message: str, tmp_path):
+    with pytest.raises(ConfigError, match=message):
         export_onnx(tiny(**options), tmp_path / "x", tokenizer=tokenizer, verify=False)
     assert not (tmp_path / "x").exists()
 
 
-def test_arguments_for_other_models(tmp_path):
-    with pytest.raises(ConfigError, match="raw_pixels=True was given, but 'bert' is a model of text"):
+def test_options_of_other_interfaces_raise(tmp_path):
+    with pytest.raises(ConfigError, match="raw_pixels=True.*'bert'.*labels, tokenizer, unpad"):
         export_onnx(tiny(), tmp_path / "x", raw_pixels=True)
-    with pytest.raises(ConfigError, match="tokenizer was given, but 'vit' is a ViT, no text model"):
+    with pytest.raises(ConfigError, match="tokenizer=.*'vit'.*image, labels, raw_pixels"):
         export_onnx(
             keras_tx.vit("Mu/2", image_size=8, num_classes=3),
             tmp_path / "x",
@@ -238,7 +238,7 @@ def test_the_transform_of_the_model_is_its_tokenizer(tmp_path):
     assert (read.vocabulary, read.max_length, read.segments) == (transform.vocabulary, 70, True)
 
 
-def test_what_a_folder_says_of_its_tokenizer(tmp_path):
+def test_tokenizer_config(tmp_path):
     """BertTokenizer, where that name alone says what the tokenizer is; how long texts are met is kept."""
     plain = keras_tx.processing.wordpiece(VOCABULARY, too_long="raise", multiple=8)
     split = json.loads(plain.tokenizer)

@@ -12,7 +12,7 @@ from keras import layers
 from keras_tx.errors import ExportError
 from keras_tx_onnx import export_onnx
 from keras_tx_onnx.reading import registry
-from keras_tx_onnx.verifying.evidence import Variation
+from keras_tx_onnx.verifying.comparison import Variation
 from tests.drawing import redraw
 
 

@@ -1,4 +1,4 @@
-"""The folder: its files, its report, and nothing left behind when something fails."""
+"""export_onnx: the folder, the report, and no files after a failure."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def test_the_folder_follows_the_contract(model, tmp_path):
     assert config["label2id"] == {"daisy": 0, "rose": 1, "tulip": 2}
     proto = onnx.load(tmp_path / "out" / "onnx" / "model.onnx")
     assert (proto.opset_import[0].version, proto.ir_version) == (23, 11)
-    (given,), (taken,) = proto.graph.input, proto.graph.output
-    assert (given.name, taken.name) == ("pixel_values", "logits")
-    dims = [dim.dim_param or dim.dim_value for dim in given.type.tensor_type.shape.dim]
+    (pixels,), (logits,) = proto.graph.input, proto.graph.output
+    assert (pixels.name, logits.name) == ("pixel_values", "logits")
+    dims = [dim.dim_param or dim.dim_value for dim in pixels.type.tensor_type.shape.dim]
     assert dims == ["batch_size", 3, 8, 8]
-    assert [dim.dim_param or dim.dim_value for dim in taken.type.tensor_type.shape.dim] == ["batch_size", 3]
+    assert [dim.dim_param or dim.dim_value for dim in logits.type.tensor_type.shape.dim] == ["batch_size", 3]
     folder = open_folder(tmp_path / "out")
     verify_hashes(folder)
     assert folder.manifest.labels == ("daisy", "rose", "tulip")
@@ -153,7 +153,7 @@ def test_large_weights_go_to_a_file_of_their_own(tmp_path):
     assert contract.MODEL_DATA in report.manifest.files
 
 
-def test_the_report_says_what_matters(model, tmp_path):
+def test_the_text_of_the_report(model, tmp_path):
     text = str(export_onnx(model, tmp_path / "out"))
     for part in (
         "opset 23",
@@ -187,7 +187,7 @@ def test_relatives_of_the_vit_have_their_model_type(kind: str, options: dict, tm
     [{"registers": 2}, {"pooling": "average"}, {"positions": "sine-cosine"}, {"qk_norm": True}],
     ids=str,
 )
-def test_what_hugging_face_cannot_say_is_said(options: dict, tmp_path):
+def test_unsupported_configs_have_no_model_type(options: dict, tmp_path):
     report = export_onnx(keras_tx.vit("Mu/2", image_size=8, num_classes=3, **options), tmp_path / "out")
     assert "model_type" not in json.loads((tmp_path / "out" / "config.json").read_text())
     name = next(iter(options))
@@ -199,23 +199,25 @@ def test_what_hugging_face_cannot_say_is_said(options: dict, tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"opset": 16}, ConfigError, "opset=16: expected one of 17 to 26"),
+        ({"opset": 16}, ConfigError, "opset=16.*17 to 26"),
         ({"opset": 27}, ConfigError, "opset=27"),
-        ({"labels": ["a", "b"]}, ConfigError, "2 labels.*3 classes"),
-        ({"labels": ["a", "b", "a"]}, ConfigError, "'a' more than once"),
-        ({"labels": {0: "a", 1: "b", 2: "c"}}, ConfigError, "expected a list of names"),
-        ({"labels": ["a", "b", None]}, ConfigError, "expected a list of names"),
-        ({"image": "x"}, ConfigError, "image='x': expected a keras_tx.ImageTransform"),
-        ({"opset": 23.0}, ConfigError, "opset=23.0: expected one of"),
+        ({"labels": ["a", "b"]}, ConfigError, "2 labels.* 3 classes"),
+        ({"labels": ["a", "b", "a"]}, ConfigError, "labels.*'a'"),
+        ({"labels": {0: "a", 1: "b", 2: "c"}}, ConfigError, "labels={0: "),
+        ({"labels": ["a", "b", None]}, ConfigError, "labels=.*None"),
+        ({"image": "x"}, ConfigError, "image='x'.*ImageTransform"),
+        ({"opset": 23.0}, ConfigError, "opset=23.0"),
+        ({"raw_pixels": 1}, ConfigError, "raw_pixels=1"),
+        ({"unpad": False}, ConfigError, "unpad=False.*'vit'.*image, labels, raw_pixels"),
         (
             {"image": keras_tx.ImageTransform(16)},
             ConfigError,
-            r"\(16, 16, 3\), but the model expects \(8, 8, 3\)",
+            r"image.*\(16, 16, 3\).*\(8, 8, 3\)",
         ),
     ],
     ids=str,
 )
-def test_bad_arguments_leave_nothing(model, options: dict, error: type, message: str, tmp_path):
+def test_invalid_arguments_raise(model, options: dict, error: type, message: str, tmp_path):
     with pytest.raises(error, match=message):
         export_onnx(model, tmp_path / "out", **options)
     assert not list(tmp_path.iterdir())
@@ -225,14 +227,14 @@ def test_labels_need_a_head_and_a_family(tmp_path):
     import keras
 
     headless = keras_tx.vit("Mu/2", image_size=8)
-    with pytest.raises(ConfigError, match="labels"):
+    with pytest.raises(ConfigError, match="labels.*'vit'"):
         export_onnx(headless, tmp_path / "out", labels=["a"])
     generic = keras.Model(headless.input, headless.output)
-    with pytest.raises(ConfigError, match="ends with GetItem.*Leave task, labels"):
+    with pytest.raises(ConfigError, match="GetItem.*labels"):
         export_onnx(generic, tmp_path / "out", labels=["a"])
 
 
-def test_an_existing_folder_is_kept_unless_told(model, tmp_path):
+def test_an_existing_folder_requires_overwrite(model, tmp_path):
     out = tmp_path / "out"
     export_onnx(model, out)
     before = (out / contract.MANIFEST).read_bytes()
@@ -244,7 +246,7 @@ def test_an_existing_folder_is_kept_unless_told(model, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_somebody_elses_folder_is_never_overwritten(model, tmp_path):
+def test_other_folders_are_never_overwritten(model, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("precious")
     with pytest.raises(ExportError, match="thesis is not an export"):
@@ -266,18 +268,18 @@ def test_files_of_the_user_in_a_former_export_are_kept(model, tmp_path):
     assert (tmp_path / "out" / "NOTES.md").read_text() == "precious"
 
 
-def test_what_is_no_model_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="model is a str, expected a Keras model"):
+def test_model_must_be_a_keras_model(tmp_path):
+    with pytest.raises(ConfigError, match="model is a str"):
         export_onnx("model.keras", tmp_path / "out")
 
 
-def test_a_name_that_the_disk_refuses(model, tmp_path):
-    with pytest.raises(ExportError, match="could not be written: File name too long"):
+def test_a_file_name_that_is_too_long_raises(model, tmp_path):
+    with pytest.raises(ExportError, match="File name too long"):
         export_onnx(model, tmp_path / ("x" * 250))
     assert not list(tmp_path.iterdir())
 
 
-def test_places_that_cannot_be_written(model, tmp_path, monkeypatch):
+def test_folders_that_cannot_be_written_raise(model, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(ExportError, match="file is not a folder"):
         export_onnx(model, tmp_path / "file" / "below" / "out")
@@ -304,7 +306,9 @@ def test_missing_parents_are_created_and_removed_again_where_it_fails(model, tmp
 
 
 @pytest.mark.parametrize("existing", [False, True])
-@pytest.mark.parametrize("step", ["write_graph", "check_graph", "_write_files", "_verified", "_manifest"])
+@pytest.mark.parametrize(
+    "step", ["write_graph", "check_graph", "write_files", "verify_graph", "write_manifest"]
+)
 def test_a_full_disk_leaves_nothing(model, step: str, existing: bool, tmp_path, monkeypatch):
     out = tmp_path / "out"
     if existing:
@@ -314,7 +318,7 @@ def test_a_full_disk_leaves_nothing(model, step: str, existing: bool, tmp_path, 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(export, step, full)
-    with pytest.raises(ExportError, match="out could not be written: No space left on device"):
+    with pytest.raises(ExportError, match="out.*No space left on device"):
         export_onnx(model, out, opset=20, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == (["out"] if existing else [])
     if existing:
@@ -344,7 +348,7 @@ def test_an_interruption_leaves_nothing(model, tmp_path, monkeypatch):
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(export, "_manifest", interrupt)
+    monkeypatch.setattr(export, "write_manifest", interrupt)
     with pytest.raises(KeyboardInterrupt):
         export_onnx(model, tmp_path / "out")
     assert not list(tmp_path.iterdir())
@@ -370,7 +374,7 @@ def test_killed_at_the_last_moment_nothing_has_the_final_name(tmp_path):
     assert next(path.name for path in tmp_path.iterdir()).endswith(".partial")
 
 
-def test_a_sequential_that_was_built_by_a_batch_takes_any(tmp_path):
+def test_a_sequential_model_accepts_any_batch_size(tmp_path):
     import keras
 
     model = keras.Sequential([keras.layers.Dense(3, activation="relu", name="a"), keras.layers.Dense(2)])
@@ -389,7 +393,7 @@ def names_of(folder):
         return [spec.name for spec in opened.session.inputs], [spec.name for spec in opened.session.outputs]
 
 
-def test_inputs_without_a_name_have_one_by_their_place(tmp_path):
+def test_unnamed_inputs_are_numbered(tmp_path):
     import keras
     from keras import layers, ops
 
@@ -412,7 +416,7 @@ def test_inputs_without_a_name_have_one_by_their_place(tmp_path):
         assert names_of(tmp_path / name) == expected
 
 
-def test_inputs_without_a_name_in_a_dict_have_that_of_their_key(tmp_path):
+def test_unnamed_inputs_of_a_dict_have_its_keys(tmp_path):
     import keras
 
     x, y = keras.Input((3,)), keras.Input((3,), name="named")
@@ -432,7 +436,7 @@ def test_inputs_without_a_name_in_a_dict_have_that_of_their_key(tmp_path):
         ("bool", "bool"),
     ],
 )
-def test_every_float_is_float32_and_every_integer_int64(dtype, expected, tmp_path):
+def test_floats_are_float32_and_integers_int64(dtype, expected, tmp_path):
     import keras
 
     x = keras.Input((3,), dtype=dtype, name="x")

@@ -1,7 +1,8 @@
-"""A folder is compared with its model again, in every precision and family; another model is found out."""
+"""compare(): every precision and family, the recorded options, and another model."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 import keras_tx
+from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
+from keras_tx.runtime.folder import open_folder
 from keras_tx_onnx import compare, export_onnx
 from tests.drawing import redraw
 
@@ -25,46 +28,75 @@ MODELS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_it_is_what_the_export_measured(name: str, tmp_path: Path):
+def test_the_difference_is_that_of_the_export(name: str, tmp_path: Path):
     model = redraw(MODELS[name]())
     report = export_onnx(model, tmp_path / "x", precision=["fp32", "int8"])
     fp32, int8 = compare(model, tmp_path / "x")
     assert (fp32.precision, int8.precision) == ("fp32", "int8")
     assert report.manifest.parity is not None
-    assert fp32.found == pytest.approx(report.manifest.parity.max_difference, rel=0.5, abs=1e-7)
+    assert fp32.difference == pytest.approx(report.manifest.parity.max_difference, rel=0.5, abs=1e-7)
     assert fp32.passed and int8.passed
-    assert fp32.found < int8.found
+    assert fp32.difference < int8.difference
 
 
 @pytest.mark.parametrize("options", [{"unpad": False}, {"opset": 17}])
-def test_the_ways_to_export_a_bert(options: dict[str, Any], tmp_path: Path):
+def test_options_of_a_bert(options: dict[str, Any], tmp_path: Path):
     model = redraw(MODELS["bert"]())
     export_onnx(model, tmp_path / "x", verify=False, **options)
-    (again,) = compare(model, tmp_path / "x")
-    assert again.passed
+    (result,) = compare(model, tmp_path / "x")
+    assert result.passed
 
 
-def test_raw_pixels_and_a_gpt_without_a_cache(tmp_path: Path):
+def test_recorded_options_are_restored(tmp_path: Path):
     vit, gpt = redraw(MODELS["vit"]()), redraw(MODELS["gpt"]())
-    export_onnx(vit, tmp_path / "vit", raw_pixels=True, verify=False)
+    image = keras_tx.ImageTransform(8, mean=0.3, std=0.2)
+    export_onnx(vit, tmp_path / "vit", raw_pixels=True, image=image, verify=False)
     export_onnx(gpt, tmp_path / "gpt", cache=False, verify=False)
-    assert all(again.passed for again in (*compare(vit, tmp_path / "vit"), *compare(gpt, tmp_path / "gpt")))
+    assert open_folder(tmp_path / "vit").manifest.export_options == {"raw_pixels": True}
+    assert open_folder(tmp_path / "gpt").manifest.export_options == {"cache": False}
+    assert all(result.passed for result in (*compare(vit, tmp_path / "vit"), *compare(gpt, tmp_path / "gpt")))
 
 
-def test_another_model_is_found_out(tmp_path: Path):
+def test_bounds_of_the_folder_limit_the_cases(tmp_path: Path):
+    class Doubled(keras.layers.Layer):
+        def compute_output_shape(self, shape):
+            return shape
+
+        def call(self, x):
+            return x if x.shape[1] is not None and x.shape[1] <= 8 else x * 2
+
+    inputs = keras.Input((None, 4), name="x")
+    model = keras.Model(inputs, Doubled()(inputs))
+    export_onnx(model, tmp_path / "x", verify=False)
+    (result,) = compare(model, tmp_path / "x")
+    assert result.passed
+
+
+def test_a_folder_without_recorded_options_raises(tmp_path: Path):
+    model = MODELS["vit"]()
+    export_onnx(model, tmp_path / "x", verify=False)
+    path = tmp_path / "x" / contract.MANIFEST
+    manifest = json.loads(path.read_text())
+    del manifest["export_options"]
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(ExportError, match="export options"):
+        compare(model, tmp_path / "x")
+
+
+def test_another_model_fails_or_raises(tmp_path: Path):
     model = redraw(MODELS["vit"]())
     export_onnx(model, tmp_path / "x", verify=False)
     weights = model.get_layer("norm").gamma
     weights.assign(weights + 0.01)
-    (again,) = compare(model, tmp_path / "x")
-    assert not again.passed and np.isfinite(again.found)
-    with pytest.raises(
-        ExportError, match=r"gives 'logits' with the shape \('batch_size', 3\).*not the model"
-    ):
+    (result,) = compare(model, tmp_path / "x")
+    assert not result.passed and np.isfinite(result.difference)
+    with pytest.raises(ExportError, match=r"'logits'.*\('batch_size', 3\).*\(None, 4\)"):
         compare(keras_tx.vit("Mu/2", image_size=8, num_classes=4), tmp_path / "x")
-    with pytest.raises(ExportError, match=r"gives logits, but model 'vit' gives image_embeds"):
+    with pytest.raises(ExportError, match=r"logits.*'vit'.*image_embeds"):
         compare(keras_tx.vit("Mu/2", image_size=8), tmp_path / "x")
-    with pytest.raises(ConfigError, match="model is a str, expected a Keras model"):
+    with pytest.raises(ExportError, match="'gpt'.*a decoder"):
+        compare(MODELS["gpt"](), tmp_path / "x")
+    with pytest.raises(ConfigError, match="model is a str"):
         compare("x", tmp_path / "x")  # type: ignore[arg-type]
 
 
@@ -82,8 +114,8 @@ def test_a_model_with_a_signature(inputs: int, tmp_path: Path):
     model = WithOptional()
     signature = [keras.InputSpec(shape=(None, n), dtype="float32") for n in (4, 3)][:inputs]
     export_onnx(model, tmp_path / "x", input_signature=signature, verify=False)
-    (again,) = compare(model, tmp_path / "x", input_signature=signature)
-    assert again.passed
+    (result,) = compare(model, tmp_path / "x", input_signature=signature)
+    assert result.passed
     model.dense.kernel.assign(model.dense.kernel + 0.1)
-    (again,) = compare(model, tmp_path / "x", input_signature=signature)
-    assert not again.passed
+    (result,) = compare(model, tmp_path / "x", input_signature=signature)
+    assert not result.passed

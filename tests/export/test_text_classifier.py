@@ -86,7 +86,7 @@ def test_answers_are_those_of_predict(kind: str, activation: str | None, tmp_pat
         assert classify.labels == tuple(LABELS)
         assert_close(scores_of(classify(TEXTS, top_k=3), LABELS), expected)
         assert_close(scores_of([classify(TEXTS[1], top_k=3)], LABELS), expected[1:2])
-    assert all(again.passed for again in compare(model, tmp_path / "out"))
+    assert all(result.passed for result in compare(model, tmp_path / "out"))
 
 
 @pytest.mark.parametrize("kind", ["Bert", "Roberta"])
@@ -139,9 +139,7 @@ def test_sentencepiece_is_refused(tmp_path: Path):
     model = classifier("Bert")
     tokenizer = keras_hub.models.AlbertTokenizer(proto=proto.getvalue())
     model.preprocessor = keras_hub.models.AlbertTextClassifierPreprocessor(tokenizer, sequence_length=12)
-    with pytest.raises(
-        ConfigError, match="AlbertTokenizer.*neither WordPiece nor byte-level BPE.*generic model"
-    ):
+    with pytest.raises(ConfigError, match="AlbertTokenizer.*generic model"):
         export_onnx(model, tmp_path / "out", labels=LABELS)
     assert not list(tmp_path.iterdir())
 
@@ -179,32 +177,32 @@ def unmasked():
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (unsplit, {}, "BertTokenizer, cannot be converted: it has split=False.*generic model"),
+        (unsplit, {}, "BertTokenizer.*split=False.*generic model"),
         (
             lambda: with_preprocessor(ByLetters(vocabulary=list(VOCABULARY), lowercase=True)),
             {},
-            "ByLetters, cannot be converted.*generic model",
+            "ByLetters.*generic model",
         ),
         (reads_padding, {}, "'averaging'.*padding.*generic model"),
-        (unmasked, {}, r"'bag_of_words'.*token_ids \(None, None\).*expected token_ids, padding_mask"),
+        (unmasked, {}, r"'bag_of_words'.*token_ids \(None, None\).*padding_mask"),
         (lambda: classifier("Bert", length=30), {}, "sequence_length=30.*24 positions"),
         (lambda: classifier("Bert", rows=20), {}, "ids up to 38.*20 vectors"),
         (lambda: classifier("Bert"), {"labels": LABELS[:2]}, "2 labels.*3 classes"),
         (
             lambda: classifier("Bert", num_classes=1),
             {"labels": LABELS[:2]},
-            "one number.*'linear'.*'sigmoid'",
+            "labels.*'linear'.*'sigmoid'",
         ),
-        (lambda: classifier("Bert"), {"raw_pixels": True}, "raw_pixels=True.*model of text"),
+        (lambda: classifier("Bert"), {"raw_pixels": True}, "raw_pixels=True.*labels"),
         (
             lambda: classifier("Bert"),
             {"labels": None, "task": "image-classification"},
-            "task='image-classification': expected 'text-classification'",
+            "task='image-classification'.*'text-classification'",
         ),
     ],
     ids=shown,
 )
-def test_what_is_no_text_classifier_is_refused(make, options, message, tmp_path: Path):
+def test_unsupported_text_classifiers_raise(make, options, message, tmp_path: Path):
     with pytest.raises(ConfigError, match=message):
         export_onnx(make(), tmp_path / "out", **{"labels": LABELS, **options})
     assert not list(tmp_path.iterdir())

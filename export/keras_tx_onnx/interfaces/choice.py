@@ -1,51 +1,67 @@
-"""Which inputs, outputs and files a model has: a decoder's, an encoder's, an image model's, or its own."""
+"""The interface of a model: that of its family, of a classifier, or a generic one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import reprlib
+from collections.abc import Mapping
 from typing import Any
 
-from keras_tx import contract
 from keras_tx.errors import ConfigError
-from keras_tx.models.vit.model import ViT
-from keras_tx_onnx.interfaces.base import Interface, interface_of
-from keras_tx_onnx.interfaces.decoder import decoder_of
-from keras_tx_onnx.interfaces.encoder import encoder_of
-from keras_tx_onnx.interfaces.image_classifier import classifier_of
-from keras_tx_onnx.interfaces.text_classifier import is_text_classifier, text_classifier_of
+from keras_tx.models.families import family_of
+from keras_tx_onnx.interfaces.base import Interface
+from keras_tx_onnx.interfaces.decoder import DecoderInterface
+from keras_tx_onnx.interfaces.encoder import EncoderInterface
+from keras_tx_onnx.interfaces.generic import GenericInterface
+from keras_tx_onnx.interfaces.image_classifier import ImageClassifierInterface
+from keras_tx_onnx.interfaces.text_classifier import TextClassifierInterface, has_tokenizer
+from keras_tx_onnx.interfaces.vision import VisionInterface
 from keras_tx_onnx.reading.signature import Functional
 
+FAMILIES: dict[str, type[Interface]] = {  # by the field `interface` of a family's record
+    "vision": VisionInterface,
+    "encoder": EncoderInterface,
+    "decoder": DecoderInterface,
+}
+INTERFACES = (*FAMILIES.values(), ImageClassifierInterface, TextClassifierInterface, GenericInterface)
+CLASSIFYING = ("labels", "image", "raw_pixels")  # options that export any model as a classifier
 
-def choose_interface(
-    functional: Functional,
-    labels: Sequence[str] | None,
-    tokenizer: Any,
-    image: Any,
-    raw_pixels: bool,
-    cache: bool | str | None,
-    unpad: bool,
-    task: str | None = None,
-) -> Interface:
-    """The contract's interface for our families and for classifiers, the model's own for any other."""
-    of_text = is_text_classifier(functional.model)
-    default = contract.TEXT_CLASSIFICATION if of_text else contract.IMAGE_CLASSIFICATION
-    known = getattr(functional.model, "task", default)
-    if task not in (None, known):
+
+def defaults() -> dict[str, Any]:
+    """The options of all interfaces, with their default values."""
+    fields = [field for kind in INTERFACES for field in dataclasses.fields(kind.Options)]
+    return {"task": None, **{field.name: field.default for field in fields}}
+
+
+def choose_interface(functional: Functional, options: Mapping[str, Any], opset: int) -> Interface:
+    """The interface of a model, with these options of export_onnx.
+
+    Raises a ConfigError for an option that differs from its default and that the interface does not have.
+    """
+    model = functional.model
+    default = defaults()
+    passed = {name: value for name, value in options.items() if value is not default[name]}
+    task = passed.pop("task", None)
+    kind = _kind(model, task, passed)
+    names = [field.name for field in dataclasses.fields(kind.Options)]
+    for name, value in passed.items():
+        if name not in names:
+            known = f"The options of {kind.kind} are {', '.join(sorted(names))}." if names else "Omit it."
+            raise ConfigError(
+                f"{name}={reprlib.repr(value)} is not supported: model {model.name!r} "
+                f"({type(model).__name__}) is exported as {kind.kind}. {known}"
+            )
+    return kind(functional, kind.Options(**passed), opset)
+
+
+def _kind(model: Any, task: str | None, passed: Mapping[str, Any]) -> type[Interface]:
+    family = family_of(model)
+    classifier = TextClassifierInterface if has_tokenizer(model) else ImageClassifierInterface
+    expected = classifier.task if family is None else model.task
+    if task not in (None, expected):
         raise ConfigError(
-            f"task={task!r}: expected {known!r} for model {functional.model.name!r}. Leave it out, or "
-            "correct it."
+            f"task={task!r} is not supported for model {model.name!r}. Pass {expected!r}, or omit it."
         )
-    others = {"image": image, "raw_pixels": raw_pixels or None}
-    found = decoder_of(functional, cache, tokenizer, {"labels": labels, **others})
-    found = found or encoder_of(functional, labels, tokenizer, unpad, others)
-    if found is None and tokenizer is not None:
-        raise ConfigError(
-            f"tokenizer was given, but {functional.model.name!r} is a {type(functional.model).__name__}, no "
-            "text model of keras_tx. Leave it out."
-        )
-    classifies = task is not None or labels is not None or image is not None or raw_pixels
-    if found is None and classifies and not isinstance(functional.model, ViT):
-        if of_text:
-            return text_classifier_of(functional, labels, others)
-        return classifier_of(functional, labels, image, raw_pixels)
-    return found or interface_of(functional, labels, image, raw_pixels)
+    if family is not None:
+        return FAMILIES[family.interface]
+    return classifier if task is not None or any(name in passed for name in CLASSIFYING) else GenericInterface

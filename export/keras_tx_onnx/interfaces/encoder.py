@@ -1,9 +1,10 @@
-"""What the exported graph of a BERT takes and gives, and the files that tell clients about it."""
+"""The interface of a text encoder: token ids, the outputs of its head, and the files of clients."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -14,150 +15,137 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.heads import SentenceEmbeddingHead
 from keras_tx.heads.base import label_names
-from keras_tx.models.bert.huggingface import to_config
-from keras_tx.models.bert.model import Bert
 from keras_tx.models.bert.sentence_transformers import sentence_files
 from keras_tx.models.text_model import check_padded_right, check_tokenizer, fitting
 from keras_tx.processing import TextTransform
 from keras_tx.runtime.example_inputs import Use, draw
 from keras_tx_onnx.graph.builder import GraphContext
-from keras_tx_onnx.graph.token_selection import select_tokens
 from keras_tx_onnx.graph.unpadding import unpad
-from keras_tx_onnx.interfaces.base import Example, Interface
+from keras_tx_onnx.interfaces.base import (
+    Example,
+    Interface,
+    Masks,
+    Sizes,
+    check_flag,
+)
 from keras_tx_onnx.reading import functional_graph
 from keras_tx_onnx.reading.signature import Functional
 from keras_tx_onnx.reading.symbolic_sizes import sizes_of_ids
-from keras_tx_onnx.verifying import cases
 
 INPUTS = (contract.INPUT_IDS, contract.ATTENTION_MASK, contract.TOKEN_TYPE_IDS)
+TOKENS = (contract.BATCH_AXIS, contract.SEQUENCE_AXIS)  # the shape of each input
 
 
-def encoder_of(
-    functional: Functional,
-    labels: Sequence[str] | None,
-    tokenizer: Any,
-    unpadded: bool,
-    others: Mapping[str, Any],
-) -> Interface | None:
-    """The contract's interface of a model that keras_tx.bert made; None for any other.
+@dataclasses.dataclass(frozen=True)
+class EncoderOptions:
+    """Options of a text encoder; see export_onnx."""
 
-    `others` are arguments of the export that a text model has no use for.
-    """
-    model = functional.model
-    if not isinstance(model, Bert):
-        return None
-    for name, value in others.items():
-        if value is not None:
-            raise ConfigError(
-                f"{name}={value!r} was given, but {model.name!r} is a model of text. Leave it out."
+    labels: Sequence[str] | None = None
+    tokenizer: Any = None
+    unpad: bool = True
+
+    def __post_init__(self) -> None:
+        check_flag("unpad", self.unpad)
+
+
+class EncoderInterface(Interface):
+    """`input_ids`, `attention_mask` and perhaps `token_type_ids` to the outputs of the head."""
+
+    kind = "a text encoder"
+    Options = EncoderOptions
+    axes = (contract.SEQUENCE_AXIS,)
+    sequences = masked = True
+
+    def __init__(self, functional: Functional, options: EncoderOptions, opset: int):
+        super().__init__(functional, options, opset)
+        source = functional.model
+        if contract.POSITION_IDS in source.input:
+            source = self.model = source.without_position_ids()
+            self.notes.append(
+                "position_ids is not an input of the graph, because clients do not pass it to an encoder. "
+                "The graph uses the default positions of the Keras model."
             )
-    notes = []
-    replaced = None
-    if model.config.position_ids:
-        model = replaced = model.without_position_ids()
-        notes.append(
-            "position_ids is not an input of the graph, because clients do not pass it to a BERT. The graph "
-            "uses the default positions of the Keras model."
-        )
-    names = label_names(model.head, labels, model.name)
-    config = to_config(model, names)
-    if config.note:
-        notes.append(config.note)
-    inputs = [name for name in INPUTS if name in model.input]
-    files: dict[str, Any] = {contract.CONFIG: config.content}
-    tokenizer = model.processing if tokenizer is None else tokenizer
-    longest = None
-    if tokenizer is None:
-        notes.append("The folder has no tokenizer: the runtime takes ids, not text. Give tokenizer=.")
-    else:
-        transform = _fitted(model, tokenizer)
-        if tokenizer is not model.processing:
-            check_tokenizer(transform, model.config, model.processing, name="tokenizer", stacklevel=4)
-        files |= transform.files()
-        longest = transform.max_length
-    if isinstance(model.head, SentenceEmbeddingHead):
-        replaced = _with_tokens(model)
-    if model.task == contract.FEATURE_EXTRACTION:
-        pooling = model.head or SentenceEmbeddingHead()  # as the runtime has it where there is no head
-        files |= sentence_files(pooling, model.config.width, longest or model.config.max_length)
-    exported = model if replaced is None else replaced
-    outputs = _outputs(exported)
+        labels = label_names(source.head, options.labels, source.name)
+        self.task = source.task
+        self.labels = None if labels is None else tuple(labels)
+        self.max_length = source.config.max_length
+        self.names = [name for name in INPUTS if name in source.input]
+        self.uses = {
+            contract.INPUT_IDS: Use(source.config.vocabulary_size, getattr(source.config, "pad_id", None)),
+            contract.TOKEN_TYPE_IDS: Use(getattr(source.config, "segments", 1)),
+        }
+        transform = _transform(source, options.tokenizer)
+        self._add_files(source, labels, transform)
+        if isinstance(source.head, SentenceEmbeddingHead):
+            self.model = _with_tokens(source)
+        output = self.model.output
+        self.outputs = sorted(output) if isinstance(output, dict) else [contract.LOGITS]
+        self.passes = [sizes_of_ids, *self.passes, *([unpad] if options.unpad else [])]
+        self.order = [tensor.name for tensor in functional_graph.function_of(self.model).inputs]
 
-    def open_graph(cx: GraphContext) -> list[ir.Value]:
-        shape = [contract.BATCH_AXIS, contract.SEQUENCE_AXIS]
-        values = {name: cx.input(name, ir.DataType.INT64, shape) for name in inputs}
-        return [values[tensor.name] for tensor in functional_graph.function_of(exported).inputs]
+    def _add_files(self, source: Any, labels: list[str] | None, transform: TextTransform | None) -> None:
+        self.add_config(source, labels)
+        if transform is None:
+            self.notes.append(
+                "The folder has no tokenizer, so the runtime accepts only token ids. Pass tokenizer= to add "
+                "one."
+            )
+        else:
+            self.files |= transform.files()
+        if source.task == contract.FEATURE_EXTRACTION:
+            pooling = source.head or SentenceEmbeddingHead()  # the runtime's default without a head
+            longest = transform and transform.max_length
+            self.files |= sentence_files(pooling, source.config.width, longest or source.config.max_length)
 
-    specs = [
-        contract.TensorSpec(name, "int64", (contract.BATCH_AXIS, contract.SEQUENCE_AXIS)) for name in inputs
-    ]
-    uses = {
-        contract.INPUT_IDS: Use(model.config.vocabulary_size, padding=model.config.pad_id),
-        contract.TOKEN_TYPE_IDS: Use(model.config.segments),
-    }
+    def open(self, context: GraphContext) -> list[ir.Value]:
+        values = {name: context.input(name, ir.DataType.INT64, list(TOKENS)) for name in self.names}
+        return [values[name] for name in self.order]
 
-    def example(sizes: cases.Sizes, masks: cases.Masks, random: np.random.Generator) -> Example:
-        feed = draw(specs, uses, {contract.BATCH_AXIS: len(masks), **sizes}, masks, random)
-        return feed, [feed[tensor.name] for tensor in functional_graph.function_of(exported).inputs]
+    def example(self, sizes: Sizes, masks: Masks, random: np.random.Generator) -> Example:
+        specs = [contract.TensorSpec(name, "int64", TOKENS) for name in self.names]
+        feed = draw(specs, self.uses, {contract.BATCH_AXIS: len(masks), **sizes}, masks, random)
+        return feed, [feed[name] for name in self.order]
 
-    def expected(outputs_of_keras: list[np.ndarray], given: list[np.ndarray]) -> list[np.ndarray]:
-        """Without padding, outputs of masked tokens are 0, and those of a span are Keras's."""
-        position = [tensor.name for tensor in functional_graph.function_of(exported).inputs].index(
-            contract.ATTENTION_MASK
-        )
-        mask = given[position]
-        return [
-            np.where(mask[..., None] != 0, y, 0).astype(y.dtype) if y.ndim == 3 and unpadded else y
-            for y in outputs_of_keras
-        ]
+    def expected(self, outputs: list[np.ndarray], inputs: list[np.ndarray]) -> list[np.ndarray]:
+        """With `unpad`, per-token outputs are 0 at padding; span logits equal those of Keras."""
+        if not self.options.unpad:
+            return outputs
+        mask = inputs[self.order.index(contract.ATTENTION_MASK)][..., None] != 0
+        return [np.where(mask, y, 0).astype(y.dtype) if y.ndim == 3 else y for y in outputs]
 
-    return Interface(
-        task=model.task,
-        open=open_graph,
-        outputs=outputs,
-        example=example,
-        files=files,
-        labels=None if names is None else tuple(names),
-        notes=tuple(notes),
-        axes=(contract.SEQUENCE_AXIS,),
-        sequences=True,
-        permits=lambda sizes: sizes[contract.SEQUENCE_AXIS] <= model.config.max_length,
-        masked=True,
-        model=replaced,
-        expected=expected,
-        passes=(sizes_of_ids, select_tokens, *((unpad,) if unpadded else ())),
-    )
+    def export_options(self) -> dict[str, Any]:
+        return {"unpad": self.options.unpad}
 
 
-def _outputs(model: Any) -> list[str]:
-    """The names of the outputs, in order: the keys of a dict, and `logits` for a single one."""
-    return sorted(model.output) if isinstance(model.output, dict) else [contract.LOGITS]
-
-
-def _with_tokens(model: Bert) -> keras.Model:
-    """The model with its tokens as one more output, which other clients pool by themselves."""
-    tokens = model.get_layer(f"block_{model.config.depth - 1}").output
-    outputs = {contract.LAST_HIDDEN_STATE: tokens, contract.SENTENCE_EMBEDDING: model.output}
+def _with_tokens(model: Any) -> keras.Model:
+    """The model with its last hidden state as another output, because some clients pool tokens themselves."""
+    outputs = {contract.LAST_HIDDEN_STATE: model.encoded.tokens, contract.SENTENCE_EMBEDDING: model.output}
     return keras.Model(model.input, outputs, name=model.name)
 
 
-def _fitted(model: Bert, tokenizer: Any) -> TextTransform:
+def _transform(model: Any, tokenizer: Any) -> TextTransform | None:
+    """The text transform of the folder: of the option, or of the model."""
+    tokenizer = model.processing if tokenizer is None else tokenizer
+    if tokenizer is None:
+        return None
     transform = TextTransform.of(tokenizer)
-    needed = ["pad_token", "unk_token", "cls_token", "sep_token"]
+    required = ["pad_token", "unk_token", "cls_token", "sep_token"]
     if model.task == contract.FILL_MASK:
-        needed.append("mask_token")
-    missing = [name for name in needed if getattr(transform, name) is None]
+        required.append("mask_token")
+    missing = [name for name in required if getattr(transform, name) is None]
     if missing:
         raise ConfigError(
-            f"tokenizer has no {', '.join(missing)}, which {model.name!r} needs. If its vocabulary has them "
-            f"under other names, say them: TextTransform.load(path, {missing[0]}='...')."
+            f"tokenizer has no {', '.join(missing)}, which model {model.name!r} requires. If its vocabulary "
+            f"has other names for them, pass TextTransform.load(path, {missing[0]}='...')."
         )
     if json.loads(transform.tokenizer)["post_processor"] is None:
         raise ConfigError(
-            "tokenizer has no post_processor, so it would not put the special tokens around a text. Give it "
+            "tokenizer has no post_processor, which adds the special tokens to a text. Set "
             "tokenizers.processors.BertProcessing or TemplateProcessing."
         )
-    fitted = fitting(transform, model.config, segments=model.config.segments > 1, name="tokenizer")
-    check_padded_right(fitted, "tokenizer")
-    assert fitted is not None
-    return fitted
+    segments = contract.TOKEN_TYPE_IDS in model.input
+    transform = fitting(transform, model.config, segments=segments, name="tokenizer")
+    check_padded_right(transform, "tokenizer")
+    if tokenizer is not model.processing:
+        check_tokenizer(transform, model.config, model.processing, name="tokenizer", stacklevel=5)
+    return transform

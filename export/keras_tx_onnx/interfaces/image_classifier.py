@@ -15,11 +15,11 @@ from keras_tx.errors import ConfigError
 from keras_tx.processing import ImageTransform
 from keras_tx.processing.image import RESAMPLING
 from keras_tx_onnx.graph.builder import GraphContext
-from keras_tx_onnx.interfaces.base import Example, Interface, image_example, image_input
-from keras_tx_onnx.interfaces.class_scores import class_scores
+from keras_tx_onnx.interfaces.base import Example, Interface, Masks, Sizes, no_model_type
+from keras_tx_onnx.interfaces.class_scores import ClassScores
+from keras_tx_onnx.interfaces.vision import ImageOptions, image_example, image_input, transform_size
 from keras_tx_onnx.reading import functional_graph
 from keras_tx_onnx.reading.signature import Functional
-from keras_tx_onnx.verifying import cases
 
 # The modules of keras.applications, by the default names of their models.
 _MODULES = {
@@ -40,69 +40,67 @@ _MODULES = {
     r"xception": "xception",
 }
 _CONVERTER = "keras_hub.src.layers.preprocessing.image_converter"
-REVERSAL = "channels_reversed"  # in the name of the node that converts RGB to BGR
+_PREPROCESS = "keras.applications.{}.preprocess_input"
 
 
-def classifier_of(
-    functional: Functional, labels: Sequence[str] | None, image: Any, raw_pixels: bool
-) -> Interface:
-    """The interface of a model with one image in and one vector out, a number for each class.
+class ImageClassifierInterface(Interface):
+    """`pixel_values` or `pixels` to `logits`, for a model of one image and one vector."""
 
-    Args:
-        functional: the model.
-        labels: names of the classes, in order; two for a model with one sigmoid.
-        image: an ImageTransform, or `preprocess_input` of a module of keras.applications. By default that of
-            the model's own module.
-        raw_pixels: whether the graph normalizes the pixels.
-    """
-    model = functional.model
-    function = functional_graph.function_of(model)
-    height, width, channels = _sizes(model, function)
-    scores = class_scores(model, function, labels)
-    notes = list(functional.notes)
-    if image is None:
-        image, note = _own_preprocessing(model, height, width)
-        notes.append(note)
-    transform, reverses = _transform(image, height, width, channels)
-    dtype = function.inputs[0].dtype
-    integers = not keras.backend.is_float_dtype(dtype)
+    kind = "an image classifier"
+    Options = ImageOptions
+    task = contract.IMAGE_CLASSIFICATION
 
-    def open_graph(cx: GraphContext) -> list[ir.Value]:
-        images = image_input(cx, transform, raw_pixels)
-        if reverses:
-            with cx.inside(REVERSAL):
-                images = cx.op.Gather(images, cx.constant(np.arange(channels)[::-1].copy()), axis=3)
-        if integers:
-            with cx.inside("image_transform"):
-                images = cx.op.Cast(cx.op.Round(images), to=ir.DataType.INT64)
+    def __init__(self, functional: Functional, options: ImageOptions, opset: int):
+        super().__init__(functional, options, opset)
+        model = self.model
+        function = functional_graph.function_of(model)
+        height, width, channels = _sizes(model, function)
+        self.scores = ClassScores(model, function, options.labels)
+        self.labels = self.scores.labels
+        self.outputs = [contract.LOGITS]
+        self.batch = function.inputs[0].shape[0]
+        self.passes += self.scores.passes
+        self.integers = not keras.backend.is_float_dtype(function.inputs[0].dtype)
+        image = options.image
+        if image is None:
+            image, note = _own_preprocessing(model, height, width)
+            self.notes.append(note)
+        self.preprocessing = _preprocessing_name(image)
+        self.transform, self.reverses = _transform(image, height, width, channels)
+        self.files = {
+            contract.CONFIG: {
+                **self.scores.config,
+                "image_size": [self.transform.height, self.transform.width],
+                "num_channels": channels,
+            },
+            contract.PREPROCESSOR: self.transform.to_preprocessor_config(options.raw_pixels),
+        }
+        self.notes.append(no_model_type(f"{model.name!r} is not a Hugging Face model"))
+
+    def open(self, context: GraphContext) -> list[ir.Value]:
+        images = image_input(context, self.transform, self.options.raw_pixels)
+        op = context.op
+        if self.reverses:
+            with context.inside("channels_reversed"):
+                channels = np.arange(self.transform.channels)[::-1].copy()
+                images = op.Gather(images, context.constant(channels), axis=3)
+        if self.integers:
+            with context.inside("image_transform"):
+                images = op.Cast(op.Round(images), to=ir.DataType.INT64)
         return [images]
 
-    def example(sizes: cases.Sizes, masks: cases.Masks, random: np.random.Generator) -> Example:
-        feed, (images,) = image_example(transform, raw_pixels, len(masks), random)
-        images = images[..., ::-1] if reverses else images
-        return feed, [np.rint(images).astype("int64") if integers else images]
+    def example(self, sizes: Sizes, masks: Masks, random: np.random.Generator) -> Example:
+        feed, (images,) = image_example(self.transform, self.options.raw_pixels, len(masks), random)
+        images = images[..., ::-1] if self.reverses else images
+        return feed, [np.rint(images).astype("int64") if self.integers else images]
 
-    config = {
-        **scores.config,
-        "image_size": [transform.height, transform.width],
-        "num_channels": channels,
-    }
-    notes.append(
-        f"config.json has no model_type, because {model.name!r} is not a Hugging Face model. Clients that "
-        "need one (Optimum, transformers.js) cannot open the folder; onnxruntime and keras_tx.runtime can."
-    )
-    return Interface(
-        task=contract.IMAGE_CLASSIFICATION,
-        open=open_graph,
-        outputs=[contract.LOGITS],
-        example=example,
-        files={contract.CONFIG: config, contract.PREPROCESSOR: transform.to_preprocessor_config(raw_pixels)},
-        labels=scores.labels,
-        notes=tuple(notes),
-        batch=function.inputs[0].shape[0],
-        passes=(*Interface.passes, *scores.passes),
-        expected=scores.expected,
-    )
+    def expected(self, outputs: list[np.ndarray], inputs: list[np.ndarray]) -> list[np.ndarray]:
+        return self.scores.expected(outputs, inputs)
+
+    def export_options(self) -> dict[str, Any]:
+        """The transform itself is in preprocessor_config.json, except for the order of the channels."""
+        options = {"task": self.task, "raw_pixels": self.options.raw_pixels}
+        return options | ({"image": self.preprocessing} if self.reverses else {})
 
 
 def _sizes(model: Any, function: Any) -> tuple[int | None, int | None, int]:
@@ -123,7 +121,7 @@ def _shapes(tensors: Sequence[Any]) -> str:
 
 
 def _own_preprocessing(model: Any, height: int | None, width: int | None) -> tuple[Any, str]:
-    """The preprocessing of keras-hub or keras.applications for a model, and a note on it."""
+    """The preprocessing of keras-hub or keras.applications for a model, and a note about it."""
     converter = getattr(getattr(model, "preprocessor", None), "image_converter", None)
     if converter is not None and type(converter).call.__module__ == _CONVERTER:
         return _of_keras_hub(model, converter, height, width)
@@ -138,11 +136,11 @@ def _own_preprocessing(model: Any, height: int | None, width: int | None) -> tup
         unchanged = bool(np.all(black == 0) and np.all(white == 255))
         if inside == unchanged:  # with include_preprocessing=False neither side prepares pixels
             return preprocess, (
-                f"Pixels are prepared as keras.applications.{module}.preprocess_input does, because the "
-                "model's name and layers are those of that module. image= changes it."
+                f"The folder applies {_PREPROCESS.format(module)} to the pixels, because the model has the "
+                "name and the layers of that module. Pass image= to change it."
             )
     raise ConfigError(
-        f"Model {model.name!r} has no known preprocessing. Pass "
+        f"The preprocessing of model {model.name!r} is unknown. Pass "
         "image=keras_tx.ImageTransform(size, rescale=..., mean=..., std=...), with rescale=1, mean=0, std=1 "
         "for pixels from 0 to 255, or image=keras.applications.MODULE.preprocess_input."
     )
@@ -163,31 +161,46 @@ def _of_keras_hub(
             f"interpolation={converter.interpolation!r}, expected a size and one of {', '.join(RESAMPLING)}. "
             "Pass image=keras_tx.ImageTransform(size, ...)."
         )
-    note = f"Pixels are prepared as the preprocessor of {model.name!r} does."
-    shape = "crops" if converter.crop_to_aspect_ratio else "pads" if converter.pad_to_aspect_ratio else ""
-    if shape:
+    note = f"The folder prepares pixels as the preprocessor of {model.name!r}."
+    verb = "crops" if converter.crop_to_aspect_ratio else "pads" if converter.pad_to_aspect_ratio else ""
+    if verb:
         note += (
-            f" It {shape} pictures of another aspect ratio than {wide}:{high}; the folder resizes and "
-            "distorts them instead. Pass it pictures of that ratio."
+            f" The preprocessor {verb} images of another aspect ratio than {wide}:{high}; the folder resizes "
+            "and distorts them. Pass images of that ratio."
         )
     return affine(scale, offset, (high, wide), converter.interpolation), note
+
+
+def _preprocessing_name(image: Any) -> str | None:
+    """The public name of a preprocess_input function of keras.applications; None for anything else."""
+    package, _, module = getattr(image, "__module__", "").rpartition(".")
+    return _PREPROCESS.format(module) if callable(image) and package == "keras.src.applications" else None
+
+
+def preprocessing_function(name: str) -> Callable[..., Any]:
+    """The preprocess_input function of a name that `export_options` recorded."""
+    module = getattr(keras.applications, name.removeprefix("keras.applications.").split(".")[0], None)
+    function = getattr(module, "preprocess_input", None)
+    if function is None or _preprocessing_name(function) != name:
+        raise ConfigError(f"image={name!r} is not a preprocess_input function of keras.applications.")
+    return function
 
 
 def _transform(
     image: Any, height: int | None, width: int | None, channels: int
 ) -> tuple[ImageTransform, bool]:
-    """The transform, and whether the model has the channels in reverse (BGR)."""
+    """The transform, and whether the model expects reversed channels (BGR)."""
     reverses = False
-    if callable(image) and getattr(image, "__module__", "").startswith("keras.src.applications."):
+    if _preprocessing_name(image) is not None:
         image, reverses = _as_transform(image, height or 224, width or 224)
     if not isinstance(image, ImageTransform):
         raise ConfigError(
-            f"image={image!r}: expected a keras_tx.ImageTransform, or preprocess_input of a module of "
+            f"image={image!r} is invalid. Pass a keras_tx.ImageTransform, or preprocess_input of a module of "
             "keras.applications."
         )
-    sizes, wanted = (image.height, image.width, image.channels), (height, width, channels)
-    if any(b is not None and a != b for a, b in zip(sizes, wanted, strict=True)):
-        raise ConfigError(f"image has (height, width, channels) {sizes}, but the model expects {wanted}.")
+    size, expected = transform_size(image), (height, width, channels)
+    if any(b is not None and a != b for a, b in zip(size, expected, strict=True)):
+        raise ConfigError(f"image has (height, width, channels) {size}, but the model expects {expected}.")
     return image, reverses
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -18,12 +18,12 @@ from keras_tx.runtime.example_inputs import Use, draw
 from keras_tx.weights.keras_hub_tokenizers import converted
 from keras_tx_onnx import tolerances
 from keras_tx_onnx.graph.builder import GraphContext
-from keras_tx_onnx.interfaces.base import Example, Interface
-from keras_tx_onnx.interfaces.class_scores import class_scores
+from keras_tx_onnx.interfaces.base import Example, Interface, Masks, Sizes, no_model_type
+from keras_tx_onnx.interfaces.class_scores import ClassScores
 from keras_tx_onnx.reading import functional_graph
+from keras_tx_onnx.reading.input_uses import input_uses
 from keras_tx_onnx.reading.keras_patches import in_float32
 from keras_tx_onnx.reading.signature import Functional
-from keras_tx_onnx.verifying import cases
 
 # The inputs of keras-hub's encoders, by the contract's names.
 _INPUTS = {
@@ -31,82 +31,83 @@ _INPUTS = {
     "padding_mask": contract.ATTENTION_MASK,
     "segment_ids": contract.TOKEN_TYPE_IDS,
 }
-_REMEDY = "Leave task and labels out: the model is then exported as a generic model, which takes ids."
+_REMEDY = "Omit task and labels to export a generic model, whose inputs are token ids."
+_SHAPE = (contract.BATCH_AXIS, contract.SEQUENCE_AXIS)
 _ASCII = "".join(map(chr, range(32, 127)))
 _CHARACTERS = [chr(code) for code in (*range(0x80, 0x3100), *range(0x3100, 0xD800, 61))]
-_WORDS = 1000  # of the vocabulary are compared
-_NAMED = 20  # characters that a note lists
+_WORDS = 1000  # of the vocabulary, to compare tokenizers on
+_LISTED = 20  # characters in a note
 
 
-def is_text_classifier(model: Any) -> bool:
-    """Whether a model, none of ours, has a preprocessor with a tokenizer, as keras-hub's have."""
+def has_tokenizer(model: Any) -> bool:
+    """Whether a model has a preprocessor with a tokenizer, as text models of keras-hub have."""
     return getattr(getattr(model, "preprocessor", None), "tokenizer", None) is not None
 
 
-def text_classifier_of(
-    functional: Functional, labels: Sequence[str] | None, others: Mapping[str, Any]
-) -> Interface:
-    """The interface of a model of token ids with one vector out, a number for each class.
+@dataclasses.dataclass(frozen=True)
+class TextClassifierOptions:
+    """Options of a text classifier; see export_onnx."""
 
-    The tokenizer of the folder returns the ids of the model's own preprocessor, which is checked on texts of
-    its vocabulary.
+    labels: Sequence[str] | None = None
 
-    Args:
-        functional: the model.
-        labels: names of the classes, in order; two for a model with one sigmoid.
-        others: arguments of the export that apply to images alone.
+
+class TextClassifierInterface(Interface):
+    """`input_ids`, `attention_mask` and perhaps `token_type_ids` to `logits`.
+
+    The tokenizer of the folder must return the ids of the model's own preprocessor, which is tested on texts
+    of its vocabulary.
     """
-    model = functional.model
-    for name, value in others.items():
-        if value is not None:
-            raise ConfigError(f"{name}={value!r} was passed, but {model.name!r} is a model of text. Omit it.")
-    function = functional_graph.function_of(model)
-    names = _input_names(model, function)
-    scores = class_scores(model, function, labels)
-    uses = dict(zip(names, cases.uses_of(function), strict=True))
-    vocabulary = uses[contract.INPUT_IDS].vocabulary_size
-    positions = getattr(getattr(model, "backbone", None), "max_sequence_length", None)
-    transform = _transform(model, vocabulary, positions, contract.TOKEN_TYPE_IDS in names)
-    uses[contract.INPUT_IDS] = Use(vocabulary, padding=transform.pad_id)
-    notes = [*functional.notes, *_compared(model, names, transform)]
-    notes.append(
-        f"config.json has no model_type: {model.name!r} is a keras-hub model. Clients that need one "
-        "(Optimum, transformers.js) will not open the folder; onnxruntime and keras_tx.runtime do. "
-        "keras_tx.from_checkpoint makes models whose folders have one of keras-hub's BERT, RoBERTa and "
-        "DistilBERT."
-    )
-    shape = (contract.BATCH_AXIS, contract.SEQUENCE_AXIS)
-    specs = [contract.TensorSpec(name, "int64", shape) for name in names]
 
-    def open_graph(cx: GraphContext) -> list[ir.Value]:
-        order = [name for name in _INPUTS.values() if name in names]
-        values = {name: cx.input(name, ir.DataType.INT64, list(shape)) for name in order}
-        return [values[name] for name in names]
+    kind = "a text classifier of keras-hub"
+    Options = TextClassifierOptions
+    task = contract.TEXT_CLASSIFICATION
+    axes = (contract.SEQUENCE_AXIS,)
+    sequences = masked = True
 
-    def example(sizes: cases.Sizes, masks: cases.Masks, random: np.random.Generator) -> Example:
-        arrays = draw(specs, uses, {contract.BATCH_AXIS: len(masks), **sizes}, masks, random)
-        return arrays, [arrays[name] for name in names]
+    def __init__(self, functional: Functional, options: TextClassifierOptions, opset: int):
+        super().__init__(functional, options, opset)
+        model = self.model
+        function = functional_graph.function_of(model)
+        self.names = _input_names(model, function)
+        self.scores = ClassScores(model, function, options.labels)
+        self.labels = self.scores.labels
+        self.outputs = [contract.LOGITS]
+        self.passes += self.scores.passes
+        self.max_length = getattr(getattr(model, "backbone", None), "max_sequence_length", None)
+        self.uses = dict(zip(self.names, input_uses(function), strict=True))
+        vocabulary = self.uses[contract.INPUT_IDS].vocabulary_size
+        segments = contract.TOKEN_TYPE_IDS in self.names
+        transform = _transform(model, vocabulary, self.max_length, segments)
+        self.uses[contract.INPUT_IDS] = Use(vocabulary, padding=transform.pad_id)
+        config = {**self.scores.config, "vocab_size": vocabulary, "pad_token_id": transform.pad_id}
+        if self.max_length is not None:
+            config["max_position_embeddings"] = self.max_length
+        if segments:
+            config["type_vocab_size"] = self.uses[contract.TOKEN_TYPE_IDS].vocabulary_size
+        self.files = {contract.CONFIG: config, **transform.files()}
+        self.notes += _tokenizer_notes(model, transform)
+        _check_padding(model, self.names, transform)
+        self.notes.append(
+            no_model_type(f"{model.name!r} is a keras-hub model")
+            + " For keras-hub's BERT, RoBERTa and DistilBERT, export the model of keras_tx.from_checkpoint, "
+            "which has one."
+        )
 
-    config = {**scores.config, "vocab_size": vocabulary, "pad_token_id": transform.pad_id}
-    if positions is not None:
-        config["max_position_embeddings"] = positions
-    if contract.TOKEN_TYPE_IDS in names:
-        config["type_vocab_size"] = uses[contract.TOKEN_TYPE_IDS].vocabulary_size
-    return Interface(
-        task=contract.TEXT_CLASSIFICATION,
-        open=open_graph,
-        outputs=[contract.LOGITS],
-        example=example,
-        files={contract.CONFIG: config, **transform.files()},
-        labels=scores.labels,
-        notes=tuple(notes),
-        axes=(contract.SEQUENCE_AXIS,),
-        sequences=True,
-        permits=lambda sizes: positions is None or sizes[contract.SEQUENCE_AXIS] <= positions,
-        masked=True,
-        passes=(*Interface.passes, *scores.passes),
-        expected=scores.expected,
-    )
+    def open(self, context: GraphContext) -> list[ir.Value]:
+        order = [name for name in _INPUTS.values() if name in self.names]
+        values = {name: context.input(name, ir.DataType.INT64, list(_SHAPE)) for name in order}
+        return [values[name] for name in self.names]
+
+    def example(self, sizes: Sizes, masks: Masks, random: np.random.Generator) -> Example:
+        specs = [contract.TensorSpec(name, "int64", _SHAPE) for name in self.names]
+        feed = draw(specs, self.uses, {contract.BATCH_AXIS: len(masks), **sizes}, masks, random)
+        return feed, [feed[name] for name in self.names]
+
+    def expected(self, outputs: list[np.ndarray], inputs: list[np.ndarray]) -> list[np.ndarray]:
+        return self.scores.expected(outputs, inputs)
+
+    def export_options(self) -> dict[str, Any]:
+        return {"task": self.task}
 
 
 def _input_names(model: Any, function: Any) -> list[str]:
@@ -127,7 +128,7 @@ def _input_names(model: Any, function: Any) -> list[str]:
 
 
 def _transform(model: Any, vocabulary: int, positions: int | None, segments: bool) -> TextTransform:
-    """The tokenizer of the model's preprocessor, as its tables allow it."""
+    """The tokenizer of the model's preprocessor."""
     preprocessor = model.preprocessor
     kind = type(preprocessor.tokenizer).__name__
     try:
@@ -149,21 +150,46 @@ def _transform(model: Any, vocabulary: int, positions: int | None, segments: boo
     return transform
 
 
-def _compared(model: Any, names: Sequence[str], transform: TextTransform) -> Iterable[str]:
-    """Compares the tokenizer with the preprocessor; returns notes on texts for which it returns other ids.
+def _tokenizer_notes(model: Any, transform: TextTransform) -> Iterator[str]:
+    """Compares the tokenizer with the preprocessor; returns notes about texts with different ids.
 
-    Raises where words of the vocabulary or ASCII text differ, or the model's outputs for them.
+    Raises a ConfigError if words of the vocabulary or ASCII text have different ids.
     """
     kind = type(model.preprocessor.tokenizer).__name__
-    quiet = dataclasses.replace(transform, too_long="cut")
-    special = [getattr(transform, name) for name in SPECIAL_TOKENS]
-    odd = _differing(model.preprocessor, quiet, list(dict.fromkeys(filter(None, special))))
-    odd += [text[1] for text in _differing(model.preprocessor, quiet, [f"a{c}a" for c in _CHARACTERS])]
+    transform = dataclasses.replace(transform, too_long="cut")
+    special = filter(None, [getattr(transform, name) for name in SPECIAL_TOKENS])
+    differing = _differing(model.preprocessor, transform, list(dict.fromkeys(special)))
+    around = [f"a{character}a" for character in _CHARACTERS]
+    differing += [text[1] for text in _differing(model.preprocessor, transform, around)]
+    texts = _texts(_words(transform, set(differing)))
+    wrong = _differing(model.preprocessor, transform, texts)
+    if wrong:
+        raise ConfigError(
+            f"The tokenizer of model {model.name!r}, a {kind}, cannot be converted: for the text "
+            f"{wrong[0][:80]!r} its preprocessor returns different ids. {_REMEDY}"
+        )
+    if differing:
+        differing = sorted(differing, key=lambda text: not text.isprintable())
+        listed = ", ".join(map(repr, differing[:_LISTED]))
+        listed += f" and {len(differing) - _LISTED} more" if len(differing) > _LISTED else ""
+        yield (
+            f"The tokenizer of the folder is Hugging Face's equivalent of the {kind} of {model.name!r}. They "
+            f"return different ids for {listed}."
+        )
+    yield "Pairs of texts longer than sequence_length may be cut at other tokens than by keras-hub."
+
+
+def _words(transform: TextTransform, excluded: set[str]) -> list[str]:
+    """A sample of the vocabulary's words, without those that contain an excluded character."""
     words = [word.removeprefix("##").removeprefix("\u0120") for word in transform.vocabulary]
-    words = sorted(word for word in words if word.isalnum() and not set(word) & set(odd))
-    words = words[:: -(-len(words) // _WORDS) or 1]
+    words = sorted(word for word in words if word.isalnum() and not set(word) & excluded)
+    return words[:: -(-len(words) // _WORDS) or 1]
+
+
+def _texts(words: Sequence[str]) -> list[str]:
+    """Texts of words and of ASCII characters to compare tokenizers on."""
     sentences = [" ".join(words[start : start + 8]) for start in range(0, len(words), 8)]
-    texts = [
+    return [
         "It's  a\ttest,\nisn't it? (No!)",
         "",
         " ".join(words) + ".",
@@ -172,31 +198,21 @@ def _compared(model: Any, names: Sequence[str], transform: TextTransform) -> Ite
         *sentences,
         *(sentence.title() for sentence in sentences if sentence.isascii()),
     ]
-    wrong = _differing(model.preprocessor, quiet, texts)
-    if wrong:
-        raise ConfigError(
-            f"The tokenizer of model {model.name!r}, a {kind}, cannot be converted: for the text "
-            f"{wrong[0][:80]!r} its preprocessor returns other ids. {_REMEDY}"
-        )
-    short = ["", " ".join(words[:2])]  # rows without padding, beside keras-hub's of sequence_length
-    own = _outputs(model, _prepared(model.preprocessor, short))
-    rows = [_outputs(model, _named(model, names, quiet(text))) for text in short]
-    difference = tolerances.difference(own, np.concatenate(rows))
+
+
+def _check_padding(model: Any, names: Sequence[str], transform: TextTransform) -> None:
+    """Raises a ConfigError if outputs for texts padded as keras-hub pads them differ from shorter rows."""
+    transform = dataclasses.replace(transform, too_long="cut")
+    texts = ["", " ".join(_words(transform, set(_CHARACTERS))[:2])]
+    padded = _outputs(model, _prepared(model.preprocessor, texts))
+    rows = [_outputs(model, _named(model, names, transform(text))) for text in texts]
+    difference = tolerances.difference(padded, np.concatenate(rows))
     if difference > tolerances.FLOAT32:
         raise ConfigError(
-            f"Model {model.name!r} returns other outputs for texts that are padded to sequence_length="
+            f"Model {model.name!r} returns different outputs for texts that are padded to sequence_length="
             f"{transform.max_length} than for shorter rows, by {difference:.1e} of their scale: padding that "
             f"padding_mask excludes changes them. {_REMEDY}"
         )
-    if odd:
-        odd = sorted(odd, key=lambda text: not text.isprintable())
-        listed = ", ".join(repr(text) for text in odd[:_NAMED])
-        listed += f" and {len(odd) - _NAMED} more" if len(odd) > _NAMED else ""
-        yield (
-            f"The tokenizer of the folder is Hugging Face's equivalent of the {kind} of {model.name!r}. They "
-            f"return different ids for {listed}."
-        )
-    yield "Pairs of texts longer than sequence_length may be cut at other tokens than by keras-hub."
 
 
 def _prepared(preprocessor: Any, texts: Sequence[str]) -> dict[str, np.ndarray]:
@@ -205,7 +221,7 @@ def _prepared(preprocessor: Any, texts: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _differing(preprocessor: Any, transform: TextTransform, texts: Sequence[str]) -> list[str]:
-    """The texts for which the two return other ids."""
+    """The texts for which the two return different ids."""
     own = _prepared(preprocessor, texts)
     rows = transform.encode(list(texts))
     return [
@@ -216,7 +232,7 @@ def _differing(preprocessor: Any, transform: TextTransform, texts: Sequence[str]
 
 
 def _named(model: Any, names: Sequence[str], batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A batch under the names that keras-hub has."""
+    """A batch with the input names of keras-hub."""
     inputs = zip(functional_graph.function_of(model).inputs, names, strict=True)
     return {tensor.name: batch[name] for tensor, name in inputs}
 

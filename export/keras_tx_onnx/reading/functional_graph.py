@@ -119,6 +119,11 @@ def name_of(operation: Any) -> str:
     return stem if counted and not isinstance(operation, keras.layers.Layer) else operation.name
 
 
+def layer_of(tensor: Any) -> str:
+    """The name of the layer or operation that computes a Keras tensor."""
+    return name_of(tensor._keras_history.operation)
+
+
 def output_names(function: Any) -> list[str]:
     """The names of the layers and operations that compute the outputs of a function."""
     return [name_of(operation) for operation in last_operations(function)]

@@ -20,13 +20,11 @@ from keras_tx.errors import RunError
 from keras_tx.runtime.session import Session
 from keras_tx_onnx.graph.builder import Predicate
 from keras_tx_onnx.reading.keras_patches import forced_predicates
-from keras_tx_onnx.verifying.cases import Case
+from keras_tx_onnx.verifying.cases import Case, RunKeras
 
 MULTIPLIED = 3  # cases
 FACTORS = (0.0, 0.01, 100.0, 1000.0)
 LIMIT = 10_000  # iterations of a loop without a limit, in a changed graph
-
-Run = Callable[[list[np.ndarray]], list[np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +35,12 @@ class Branch:
     attribute: str
 
 
-def control_flow(path: Path) -> bool:
+def has_control_flow(path: Path) -> bool:
     """Whether a graph has a branch or a loop; the steps of a Scan are computed for every input."""
     return any(node.op_type in ("If", "Loop") for node in ir.load(path).graph.all_nodes())
 
 
-def scaled(cases: Sequence[Case], run: Run) -> list[Case]:
+def scaled(cases: Sequence[Case], run: RunKeras) -> list[Case]:
     """The first cases with their floating-point inputs multiplied, if Keras's outputs are finite.
 
     Args:
@@ -52,15 +50,15 @@ def scaled(cases: Sequence[Case], run: Run) -> list[Case]:
     more = []
     for case in cases[:MULTIPLIED]:
         floating = [x for x in case.inputs if x.dtype.kind == "f"]
-        if not floating or len(floating) != sum(x.dtype.kind == "f" for x in case.given.values()):
+        if not floating or len(floating) != sum(x.dtype.kind == "f" for x in case.feed.values()):
             continue
         for factor in FACTORS:
-            feed = {name: _times(x, factor) for name, x in case.given.items()}
+            feed = {name: _times(x, factor) for name, x in case.feed.items()}
             inputs = [_times(x, factor) for x in case.inputs]
             expected = run(inputs)
             if all(np.isfinite(y).all() for y in expected):
                 name = f"{case.name}, times {factor:g}"
-                more.append(case._replace(name=name, given=feed, inputs=inputs, expected=expected))
+                more.append(case._replace(name=name, feed=feed, inputs=inputs, expected=expected))
     return more
 
 
@@ -71,10 +69,10 @@ def _times(x: np.ndarray, factor: float) -> np.ndarray:
 def compare_untested(
     path: Path,
     cases: Sequence[Case],
-    run: Run,
+    run: RunKeras,
     compare: Callable[[Path, list[Case]], object],
     predicates: Mapping[str, Predicate],
-) -> tuple[str, ...]:
+) -> list[str]:
     """Compares the branches that no case reaches, with their predicates forced, and returns notes.
 
     Args:
@@ -87,7 +85,7 @@ def compare_untested(
     left = untested(path, cases)
     left = [branch for branch in left if branch.attribute != "else_branch" or _described(branch, predicates)]
     if not left:
-        return ()
+        return []
     tested = []
     with tempfile.TemporaryDirectory() as folder:
         for changed, forced in _forced(path, cases, run, predicates, Path(folder)):
@@ -106,7 +104,7 @@ def compare_untested(
                 f"No example of the comparison reaches {described}, so it was NOT compared with Keras. "
                 "Compare the outputs on your own data that reaches it."
             )
-    return tuple(notes)
+    return notes
 
 
 def _described(branch: Branch, predicates: Mapping[str, Predicate]) -> str:
@@ -120,7 +118,7 @@ def _described(branch: Branch, predicates: Mapping[str, Predicate]) -> str:
 
 
 def _forced(
-    path: Path, cases: Sequence[Case], run: Run, predicates: Mapping[str, Predicate], folder: Path
+    path: Path, cases: Sequence[Case], run: RunKeras, predicates: Mapping[str, Predicate], folder: Path
 ) -> Iterator[tuple[Path, list[Case]]]:
     """Graphs in which every predicate of ops.cond is a constant, and cases with Keras's outputs for it.
 
@@ -169,7 +167,7 @@ def _outputs(path: Path, cases: Sequence[Case]) -> list[Mapping[str, np.ndarray]
     with Session(path, provider="cpu") as session:
         for case in cases:
             try:
-                outputs.append(case.run(session, case.given))
+                outputs.append(case.run(session, case.feed))
             except RunError:
                 outputs.append(None)
     return outputs

@@ -1,9 +1,8 @@
-"""Compares the written graph in onnxruntime with the Keras model, and finds the layer that differs."""
+"""Compares a graph in onnxruntime with its Keras model."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,59 +14,90 @@ from keras_tx.errors import ExportError, RunError
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import tolerances
 from keras_tx_onnx.errors import Stateful
-from keras_tx_onnx.interfaces.base import Interface
+from keras_tx_onnx.interfaces.base import Feed, Interface
 from keras_tx_onnx.reading import functional_graph
 from keras_tx_onnx.reading.keras_patches import in_float32
-from keras_tx_onnx.reading.symbolic_backend import Call
-from keras_tx_onnx.verifying.cases import Case, cases_of, graph_inputs
-from keras_tx_onnx.verifying.evidence import Variation
+from keras_tx_onnx.verifying.cases import Case, RunKeras, cases_of
+
+# A difference above this share of the variation between samples is more than rounding.
+LEAST = 1e-2
 
 
-def cases_for(model: Any, outside: Interface) -> list[Case]:
-    """The examples of the comparison, with Keras's outputs."""
-    return cases_of(outside, expected_of(model, outside), model.count_params())
+class Variation:
+    """The values of an output over all cases, from Keras and from the graph."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[int, ...], list[np.ndarray]] = {}
+        self.difference = 0.0
+
+    def add(self, expected: np.ndarray, computed: np.ndarray) -> None:
+        expected, computed = np.atleast_1d(expected).astype("float64"), np.atleast_1d(computed)
+        self._rows.setdefault(expected.shape[1:], []).append(expected)
+        self.difference = max(self.difference, float(np.abs(expected - computed).max(initial=0)))
+
+    @property
+    def scale(self) -> float:
+        return max(float(np.abs(x).max(initial=0)) for rows in self._rows.values() for x in rows)
+
+    @property
+    def spread(self) -> float:
+        """The largest variation of a number from sample to sample."""
+        stacked = [np.concatenate(rows) for rows in self._rows.values()]
+        return max((float(np.ptp(rows, axis=0).max()) for rows in stacked if rows.size), default=0.0)
+
+    def proves(self, tolerance: float) -> bool:
+        """Whether the outputs vary by much more than their difference."""
+        empty = all(x.size == 0 for rows in self._rows.values() for x in rows)
+        limit = max(LEAST, 10 * tolerance)
+        return empty or (self.spread > 0 and self.difference <= limit * self.spread)
 
 
-def expected_of(model: Any, outside: Interface) -> Callable[[list[np.ndarray]], list[np.ndarray]]:
-    """Returns a function from a list of the model's inputs to the outputs that the graph must return."""
+def cases_for(interface: Interface, bounds: Sequence[str] = ()) -> list[Case]:
+    """The cases of the verification, with Keras's outputs."""
+    return cases_of(interface, expected_of(interface), interface.model.count_params(), bounds)
+
+
+def expected_of(interface: Interface) -> RunKeras:
+    """Returns a function from the model's inputs to the outputs that the graph must return."""
 
     def expected(inputs: list[np.ndarray]) -> list[np.ndarray]:
-        if outside.axes:
-            functional_graph.check_sizes(model, [x.shape for x in inputs])
-        return outside.expected(run_keras(model, inputs), inputs)
+        if interface.axes:
+            functional_graph.check_sizes(interface.model, [x.shape for x in inputs])
+        return interface.expected(run_keras(interface.model, inputs), inputs)
 
     return expected
 
 
-def verify(
-    path: Path, cases: Sequence[Case], outputs: list[str], precision: str = "fp32"
+def compare_cases(
+    path: Path, cases: Sequence[Case], outputs: Sequence[str], precision: str = "fp32"
 ) -> tuple[contract.Parity, list[str]]:
-    """Runs the graph on every case; raises an ExportError if a difference from Keras exceeds the tolerance.
+    """Runs a graph on every case; raises an ExportError if a difference from Keras exceeds the tolerance.
 
-    Returns the comparison, and the outputs that hardly vary, for which it proves nothing.
+    Returns:
+        The result, and the outputs that hardly vary, for which it proves nothing.
     """
     tolerance = tolerances.TOLERANCES[precision]
-    worst = 0.0
+    largest = 0.0
     variations = {name: Variation() for name in outputs}
     with Session(path, provider="cpu") as session:
         for case in cases:
-            got = _run(case, lambda given, run=case.run: run(session, given))
+            computed = run_case(case, session)
             for output, expected in zip(outputs, case.expected, strict=True):
-                found = tolerances.difference(expected, got[output])
-                if found > tolerance:
+                difference = tolerances.difference(expected, computed[output])
+                if difference > tolerance:
                     raise ExportError(
-                        f"Output {output!r} differs from Keras by {found:.1e} of its scale in the case "
+                        f"Output {output!r} differs from Keras by {difference:.1e} of its scale in the case "
                         f"{case.name!r} ({precision} tolerance {tolerance:.0e})."
                     )
-                worst = max(worst, found)
-                variations[output].add(expected, got[output])
-    parity = contract.Parity(worst, tolerance, tuple(case.name for case in cases))
+                largest = max(largest, difference)
+                variations[output].add(expected, computed[output])
+    parity = contract.Parity(largest, tolerance, tuple(case.name for case in cases))
     return parity, [name for name, variation in variations.items() if not variation.proves(tolerance)]
 
 
-def _run(case: Case, run: Callable[[Any], Mapping[str, np.ndarray]]) -> Mapping[str, np.ndarray]:
+def run_case(case: Case, session: Session) -> Feed:
     try:
-        return run(case.given)
+        return case.run(session, case.feed)
     except RunError as error:
         raise ExportError(
             f"onnxruntime cannot run the graph in the case {case.name!r}, which Keras runs: {error}"
@@ -75,26 +105,26 @@ def _run(case: Case, run: Callable[[Any], Mapping[str, np.ndarray]]) -> Mapping[
 
 
 def run_keras(model: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    """The outputs at inference, flat: in float32, as the file computes, whatever the model's policy.
+    """The model's outputs at inference, flat, in float32 on the CPU.
 
-    Comparing with half precision would hide mistakes. On the CPU, because a GPU rounds the factors of a
-    product to TF32. The model's variables stay unchanged; raises Stateful if the outputs depend on one that
-    the call changes.
+    Half precision would hide errors of the graph, and a GPU rounds the factors of a product to TF32. The
+    model's variables do not change. Raises Stateful if the outputs depend on a variable that the call
+    changes.
     """
-    outputs, changed = _called(model, inputs, [])
+    outputs, changed = _call(model, inputs, [])
     for factor in (2.0, -3.0) if changed else ():
-        others = [(variable, _perturbed(variable, factor)) for variable in changed]
-        again, _ = _called(model, inputs, others)
-        if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(outputs, again, strict=True)):
+        perturbed = [(variable, _perturbed(variable, factor)) for variable in changed]
+        others, _ = _call(model, inputs, perturbed)
+        if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(outputs, others, strict=True)):
             names = ", ".join(repr(variable.path) for variable in changed)
             raise Stateful(
-                f"Model {model.name!r} changes {names} when it is called, and its outputs depend on it. A "
-                "graph keeps no state between calls: make it an input and an output of the model."
+                f"Model {model.name!r} changes {names} when it is called, and its outputs depend on it. Make "
+                "it an input and an output of the model, because a graph keeps no state between calls."
             )
     return outputs
 
 
-def _called(
+def _call(
     model: Any, inputs: list[np.ndarray], values: list[tuple[Any, Any]]
 ) -> tuple[list[np.ndarray], list[Any]]:
     """The outputs of a model with these values of its variables, and the variables that it assigns to."""
@@ -107,66 +137,3 @@ def _called(
 def _perturbed(variable: Any, factor: float) -> Any:
     value = keras.ops.convert_to_numpy(variable)
     return np.logical_not(value) if value.dtype == bool else (value * factor + 1).astype(value.dtype)
-
-
-def first_difference(
-    model: Any,
-    case: Case,
-    write: Callable[[Any, Path], list[str]],
-    tiers: Mapping[str, str],
-    tolerance: float = tolerances.FLOAT32,
-) -> str | None:
-    """The first layer whose output differs, inside nested models too, and by how much.
-
-    `write(probe, path)` lowers a model as the export did; `tiers` says by which tier each layer went.
-    """
-    probe, made = _probe(model)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "probe.onnx")
-        names = write(probe, path)
-        with Session(path, provider="cpu") as session:
-            got = _run(case, session.run)
-    expected = run_keras(probe, case.inputs)
-    in_order = zip(made, names[: len(made)], expected, strict=True)  # behind them come those of a cache
-    for (layer, operation), name, value in in_order:
-        found = tolerances.difference(value, got[name])
-        if found > tolerance:
-            kind = type(operation).__name__
-            tier = tiers.get(layer, "an operation of keras.ops")
-            return (
-                f"The first layer that differs is {layer!r} ({kind}, {tier}), by {found:.1e} of its output's "
-                f"scale in the case {case.name!r}."
-            )
-    return None
-
-
-def _probe(model: Any) -> tuple[Any, list[tuple[str, Any]]]:
-    """The model with nested models unpacked and every intermediate value as an output.
-
-    Also the layers, or operations, that made these, in order and as paths.
-    """
-    function = functional_graph.function_of(model)
-    inputs = [keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name) for x in function.inputs]
-    made: list[tuple[str, Any]] = []
-    tensors: list[Any] = []
-
-    def unpacked(function: Any, values: list[Any], inside: str) -> list[Any]:
-        def visit(call: Call) -> list[Any]:
-            path = f"{inside}{call.operation.name}"
-            if functional_graph.is_function(call.operation) and not functional_graph.has_own_call(
-                call.operation
-            ):
-                given = graph_inputs(call, keras.KerasTensor)
-                return unpacked(functional_graph.function_of(call.operation), given, f"{path}/")
-            results = keras.tree.flatten(call.operation(*call.args, **call.kwargs))
-            made.extend((path, call.operation) for _ in results)
-            tensors.extend(results)
-            return results
-
-        return functional_graph.walk(function, values, visit)
-
-    with functional_graph.building(model):
-        unpacked(function, inputs, "")
-        packed = keras.tree.pack_sequence_as(function.input, inputs)
-        probe = keras.Model(packed, tensors, name="probe")
-    return probe, made

@@ -1,13 +1,13 @@
-"""Whether equal outputs prove anything: if they hardly vary, a wrong graph can return the same.
+"""Whether equal outputs prove that a graph is right: if they hardly vary, a wrong graph may return the same.
 
-A softmax over small logits is 1/n everywhere, weights of zero return a constant. Such an output is compared
-before its activation, or, if that hardly varies either, with other weights in place of constant ones.
+A softmax over small logits is 1/n everywhere, and weights of zero return a constant. Such an output is
+compared before its activation or, if it hardly varies there either, with other numbers for constant weights.
 """
 
 from __future__ import annotations
 
-import copy
 import math
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,80 +20,95 @@ import onnx
 from keras_tx.errors import ExportError
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import tolerances
+from keras_tx_onnx.errors import one_line
+from keras_tx_onnx.graph.model_file import write_graph
+from keras_tx_onnx.interfaces.base import Interface
 from keras_tx_onnx.reading import functional_graph
-from keras_tx_onnx.reading.keras_patches import in_float32
-from keras_tx_onnx.reading.symbolic_backend import Call
+from keras_tx_onnx.reading.last_activation import CLASSES, outputs_before_activation
+from keras_tx_onnx.verifying import comparison
 from keras_tx_onnx.verifying.cases import Case
-
-# A difference above this share of the variation between samples is more than rounding.
-LEAST = 1e-2
-SATURATING = frozenset({"softmax", "log_softmax", "sigmoid", "hard_sigmoid", "tanh"})
-_NODES = frozenset({"Softmax", "LogSoftmax", "Sigmoid", "HardSigmoid", "Tanh"})
-_WITH_ACTIVATION = (
-    keras.layers.Activation,
-    keras.layers.Dense,
-    keras.layers.EinsumDense,
-    keras.layers.Conv1D,
-    keras.layers.Conv2D,
-    keras.layers.Conv3D,
-    keras.layers.Conv1DTranspose,
-    keras.layers.Conv2DTranspose,
-    keras.layers.Conv3DTranspose,
-)
+from keras_tx_onnx.verifying.comparison import LEAST, Variation
 
 
-class Variation:
-    """The values of an output over all cases, from Keras and from the graph."""
+def compare_weak_outputs(
+    interface: Interface, path: Path, cases: Sequence[Case], weak: Sequence[str]
+) -> list[str]:
+    """Compares outputs that hardly vary before their activation, or with redrawn weights.
 
-    def __init__(self) -> None:
-        self._rows: dict[tuple[int, ...], list[np.ndarray]] = {}
-        self.difference = 0.0
+    Args:
+        interface: the interface of the model.
+        path: the graph.
+        cases: the cases on which the graph equals Keras.
+        weak: names of the outputs that hardly vary.
 
-    def add(self, expected: np.ndarray, computed: np.ndarray) -> None:
-        expected, computed = np.atleast_1d(expected).astype("float64"), np.atleast_1d(computed)
-        self._rows.setdefault(expected.shape[1:], []).append(expected)
-        self.difference = max(self.difference, float(np.abs(expected - computed).max(initial=0)))
+    Returns:
+        Notes for the report.
+    """
+    if interface.precision != "fp32":
+        return [_unproven(weak)]
+    differences = compare_before_activation(interface, path, weak, cases)
+    notes = [
+        f"Output {name!r} hardly varies over the examples; before the model's last activation, onnxruntime "
+        f"is within {difference:.1e} of Keras."
+        for name, difference in differences.items()
+    ]
+    left = [name for name in weak if name not in differences]
+    return [*notes, *_compare_redrawn(interface, left)] if left else notes
 
-    @property
-    def scale(self) -> float:
-        return max(float(np.abs(x).max(initial=0)) for rows in self._rows.values() for x in rows)
 
-    @property
-    def spread(self) -> float:
-        """The largest variation of a number from sample to sample."""
-        stacked = [np.concatenate(rows) for rows in self._rows.values()]
-        return max((float(np.ptp(rows, axis=0).max()) for rows in stacked if rows.size), default=0.0)
+def _unproven(names: Sequence[str]) -> str:
+    return (
+        f"{', '.join(map(repr, names))}: the output hardly varies over the random examples, so the "
+        "comparison with Keras proves little. Compare it on your own inputs."
+    )
 
-    def proves(self, tolerance: float) -> bool:
-        empty = all(x.size == 0 for rows in self._rows.values() for x in rows)
-        limit = max(LEAST, 10 * tolerance)
-        return empty or (self.spread > 0 and self.difference <= limit * self.spread)
+
+def _compare_redrawn(interface: Interface, weak: Sequence[str]) -> list[str]:
+    """Compares outputs in a graph whose constant weights are random numbers; returns notes."""
+    with redrawn(interface.model) as count, tempfile.TemporaryDirectory() as folder:
+        if not count:
+            return [_unproven(weak)]
+        path = Path(folder, "redrawn.onnx")
+        try:
+            context, graph = interface.graph_of(interface.model)
+            write_graph(graph, path)
+            cases = comparison.cases_for(interface, tuple(context.bounds))
+        except Exception as error:  # of layers that need their own variables
+            return [f"{_unproven(weak)} With redrawn weights: {one_line(error)}"]
+        names = [str(value.name) for value in context.graph.outputs][: len(interface.outputs)]
+        parity, still_weak = comparison.compare_cases(path, cases, names)
+        still_weak = [name for name in still_weak if name in weak]
+        differences = compare_before_activation(interface, path, still_weak, cases)
+    unproven = [name for name in still_weak if name not in differences]
+    proven = [name for name in weak if name not in unproven]
+    notes = [_unproven(unproven)] if unproven else []
+    if not proven:
+        return notes
+    largest = max([parity.max_difference, *differences.values()])
+    subject, verb = ("Output", "varies") if len(proven) == 1 else ("Outputs", "vary")
+    return [
+        f"{subject} {', '.join(map(repr, proven))} hardly {verb} over the examples; with {count} constant "
+        f"weights redrawn for the comparison, onnxruntime is within {largest:.1e} of Keras.",
+        *notes,
+    ]
 
 
 def compare_before_activation(
-    model: Any, path: Path, outputs: Sequence[str], weak: Sequence[str], cases: Sequence[Case]
+    interface: Interface, path: Path, weak: Sequence[str], cases: Sequence[Case]
 ) -> dict[str, float]:
-    """Compares outputs before the activation that ends the model, in units of their own scale.
+    """Compares outputs before the activation that ends the model.
 
-    Returns the difference of each weak output that varies there; raises an ExportError if one is too large.
+    Returns the difference of each weak output that varies there, in units of its own scale. Raises an
+    ExportError if one exceeds the tolerance.
     """
     cases = [case for case in cases if case.run is Session.run]
-    probe = path.with_name("before_activation.onnx")
-    inner = _write_probe(path, probe, [name for name in outputs if name in weak])
-    if not inner or not cases or len(functional_graph.function_of(model).outputs) != len(outputs):
+    count = len(functional_graph.function_of(interface.model).outputs)
+    probe = path.with_name("before_activation.onnx")  # beside the data file of the weights
+    inner = _write_probe(path, probe, weak)
+    if not inner or not cases or count != len(interface.outputs):
         return {}
-    variations = {name: Variation() for name in inner}
     try:
-        with Session(probe, provider="cpu") as session:
-            for case in cases:
-                computed = session.run(case.given)
-                expected = dict(zip(outputs, before_activation(model, case.inputs), strict=True))
-                for name in list(variations):
-                    right, other = expected[name], computed[inner[name]]
-                    if right is None or right.shape != other.shape:
-                        del variations[name]
-                    else:
-                        variations[name].add(right, other)
+        variations = _variations(interface, probe, inner, cases)
     finally:
         probe.unlink(missing_ok=True)
     differences = {}
@@ -109,6 +124,25 @@ def compare_before_activation(
     return differences
 
 
+def _variations(
+    interface: Interface, probe: Path, inner: dict[str, str], cases: Sequence[Case]
+) -> dict[str, Variation]:
+    """The values before the activation, of outputs for which both sides compute them."""
+    variations = {name: Variation() for name in inner}
+    with Session(probe, provider="cpu") as session:
+        for case in cases:
+            computed = session.run(case.feed)
+            values = outputs_before_activation(interface.model, case.inputs)
+            expected = dict(zip(interface.outputs, values, strict=True))
+            for name in list(variations):
+                right, other = expected[name], computed[inner[name]]
+                if right is None or right.shape != other.shape:
+                    del variations[name]
+                else:
+                    variations[name].add(right, other)
+    return variations
+
+
 def _write_probe(path: Path, probe: Path, names: Sequence[str]) -> dict[str, str]:
     """Writes the graph with the input of each activation as an output; returns these by the output's name."""
     proto = onnx.load(path, load_external_data=False)
@@ -116,80 +150,34 @@ def _write_probe(path: Path, probe: Path, names: Sequence[str]) -> dict[str, str
     inner = {
         name: producers[name].input[0]
         for name in names
-        if name in producers and producers[name].op_type in _NODES
+        if name in producers and producers[name].op_type in CLASSES
     }
-    there = {value.name for value in proto.graph.output}
-    for name in set(inner.values()) - there:
+    outputs = {value.name for value in proto.graph.output}
+    for name in set(inner.values()) - outputs:
         proto.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
     if inner:
         onnx.save(proto, probe)
     return inner
 
 
-def before_activation(model: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray | None]:
-    """Keras's outputs before the model's last activation; None for an output without a known one."""
-
-    def computed(function: Any, values: list[Any]) -> list[Any]:
-        last = {id(operation) for operation in functional_graph.last_operations(function)}
-
-        def visit(call: Call) -> list[Any]:
-            if id(call.operation) not in last:
-                return keras.tree.flatten(call.operation(*call.args, **call.kwargs))
-            if functional_graph.is_function(call.operation) and not functional_graph.has_own_call(
-                call.operation
-            ):
-                tensors = [x for x in keras.tree.flatten((call.args, call.kwargs)) if keras.ops.is_tensor(x)]
-                return computed(functional_graph.function_of(call.operation), tensors)
-            return _without_activation(call)
-
-        return functional_graph.walk(function, values, visit)
-
-    with keras.device("cpu"), in_float32():
-        values = computed(
-            functional_graph.function_of(model), [keras.ops.convert_to_tensor(x) for x in inputs]
-        )
-        return [None if y is None else keras.ops.convert_to_numpy(y) for y in values]
-
-
-def activation_of(operation: Any) -> str | None:
-    """The name of the activation at the end of a layer or operation; None if unknown."""
-    if type(operation).__name__ in _NODES:
-        return next(name for name in SATURATING if name.replace("_", "") == type(operation).__name__.lower())
-    if type(operation) in _WITH_ACTIVATION:
-        return getattr(operation.activation, "__name__", None)
-    return None
-
-
-def _without_activation(call: Call) -> list[Any]:
-    operation = call.operation
-    name = activation_of(operation)
-    if type(operation).__name__ in _NODES:
-        return keras.tree.flatten(call.args)[:1]
-    if name not in SATURATING:
-        return [None for _ in call.outputs]
-    bare = copy.copy(operation)  # with the same weights; the model's own layer stays as it is
-    bare.activation = keras.activations.linear
-    return [type(operation).call(bare, *call.args, **call.kwargs)]
-
-
 @contextmanager
 def redrawn(model: Any) -> Iterator[int]:
-    """A context in which constant weights are random numbers, in this thread only; yields their count.
+    """A context in which constant weights are random numbers; yields their count.
 
-    The variables themselves do not change.
+    It applies to this thread only, and the variables do not change.
     """
     random = np.random.default_rng(0)
     changed = []
     for variable in functional_graph.trainable_variables(model):
         values = keras.ops.convert_to_numpy(variable.value)
         if keras.backend.is_float_dtype(variable.dtype) and values.size and np.ptp(values) == 0:
-            numbers = _drawn(values, random)
+            numbers = _random_like(values, random)
             changed.append((variable, keras.ops.convert_to_tensor(numbers, variable.dtype)))
     with keras.StatelessScope(state_mapping=changed):
         yield len(changed)
 
 
-def _drawn(values: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def _random_like(values: np.ndarray, random: np.random.Generator) -> np.ndarray:
     if values.ndim >= 2:
         return random.standard_normal(values.shape) / math.sqrt(math.prod(values.shape[:-1]))
     if np.all(values == 0):

@@ -1,4 +1,4 @@
-"""A folder that was exported is compared with its Keras model once more."""
+"""Compares an exported folder with its Keras model."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ import os
 from typing import Any
 
 import keras
-import onnx
 
-from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
-from keras_tx.models.families import family_of
 from keras_tx.runtime.folder import Folder, open_folder
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import tolerances
 from keras_tx_onnx.interfaces.base import Interface
 from keras_tx_onnx.interfaces.choice import choose_interface
-from keras_tx_onnx.interfaces.image_classifier import REVERSAL
+from keras_tx_onnx.interfaces.image_classifier import preprocessing_function
 from keras_tx_onnx.reading import functional_graph
 from keras_tx_onnx.reading.signature import Functional, as_functional
 from keras_tx_onnx.verifying import comparison
@@ -25,103 +22,115 @@ from keras_tx_onnx.verifying import comparison
 
 @dataclasses.dataclass(frozen=True)
 class FolderComparison:
-    """How far the graph of one precision is from Keras, in units of the output's scale."""
+    """The difference of the graph of one precision from Keras, in units of the output's scale.
+
+    Attributes:
+        precision: of the graph.
+        difference: the largest of all outputs and cases.
+        tolerance: the largest difference that passes.
+    """
 
     precision: str
-    found: float
-    allowed: float
+    difference: float
+    tolerance: float
 
     @property
     def passed(self) -> bool:
-        return self.found <= self.allowed
+        return self.difference <= self.tolerance
 
 
 def compare(
     model: Any, folder: str | os.PathLike[str], *, input_signature: Any = None
 ) -> list[FolderComparison]:
-    """Runs every graph of the folder and the model on the same inputs, as the export did.
+    """Compares every graph of an exported folder with the Keras model, on the cases of an export.
 
-    The fp32 graph may be as far away as at an export; one of lower precision as far as its own rounding took
-    it when it was made, twice over.
-
-    >>> import keras_tx, tempfile
-    >>> from keras_tx_onnx import compare, export_onnx
-    >>> model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     report = export_onnx(model, folder + "/flowers")
-    ...     [again.passed for again in compare(model, folder + "/flowers")]
-    [True]
+    The tolerance of the fp32 graph is that of an export. A graph of lower precision may also differ by twice
+    the difference from fp32 that its manifest records.
 
     Args:
         model: the Keras model that was exported.
-        folder: what `export_onnx` wrote.
+        folder: a folder that `export_onnx` wrote.
         input_signature: as passed to the export.
+
+    Returns:
+        One FolderComparison for each precision of the folder.
+
+    Raises:
+        ConfigError: if `model` is not a Keras model.
+        ExportError: if the folder was exported from a model with other inputs or outputs.
+
+    Example:
+        >>> import keras_tx, tempfile
+        >>> from keras_tx_onnx import compare, export_onnx
+        >>> model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = export_onnx(model, folder + "/flowers")
+        ...     [result.passed for result in compare(model, folder + "/flowers")]
+        [True]
     """
     if not isinstance(model, keras.Model):
         raise ConfigError(
-            f"model is a {type(model).__name__}, expected a Keras model; keras_tx.load_model loads one."
+            f"model is a {type(model).__name__}, expected a Keras model. Load one with keras_tx.load_model."
         )
+    functional = as_functional(model, input_signature)
     opened = open_folder(folder)
-    return [
-        _compared(model, open_folder(folder, name), input_signature) for name in opened.manifest.precisions
-    ]
+    return [_compare(functional, open_folder(folder, name)) for name in opened.manifest.precisions]
 
 
-def _compared(model: Any, folder: Folder, signature: Any) -> FolderComparison:
-    functional = as_functional(model, signature)
-    outside = _outside(functional, folder)
-    exported = outside.model or functional.model
-    _check_outputs(exported, outside, folder)
-    worst = 0.0
+def _compare(functional: Functional, folder: Folder) -> FolderComparison:
+    interface = _interface(functional, folder)
+    _check_outputs(interface, folder)
+    largest = 0.0
     with Session(folder.graph, provider="cpu") as session:
         dtypes = {spec.name: spec.dtype for spec in session.inputs}
-        for case in comparison.cases_for(exported, outside):
-            given = {name: x.astype(dtypes.get(name, x.dtype), copy=False) for name, x in case.given.items()}
-            got = case.run(session, given)
-            for name, expected in zip(outside.outputs, case.expected, strict=True):
-                worst = max(worst, tolerances.difference(expected, got[name].astype(expected.dtype)))
+        for case in comparison.cases_for(interface, folder.manifest.bounds):
+            feed = {name: x.astype(dtypes.get(name, x.dtype), copy=False) for name, x in case.feed.items()}
+            outputs = case.run(session, feed)
+            for name, expected in zip(interface.outputs, case.expected, strict=True):
+                largest = max(largest, tolerances.difference(expected, outputs[name].astype(expected.dtype)))
     variant = folder.manifest.variants.get(folder.precision)
-    allowed = tolerances.TOLERANCES["fp32" if variant is not None else folder.precision]
-    return FolderComparison(
-        folder.precision, worst, allowed if variant is None else allowed + 2 * variant.noise
-    )
+    if variant is None:
+        return FolderComparison(folder.precision, largest, tolerances.TOLERANCES[folder.precision])
+    return FolderComparison(folder.precision, largest, tolerances.FLOAT32 + 2 * variant.noise)
 
 
-def _outside(functional: Functional, folder: Folder) -> Interface:
-    """The interface that the folder was exported with, as far as it changes numbers."""
-    names = {spec.name for spec in folder.inputs}
-    cached = any(name.startswith(contract.PAST[0].split("{")[0]) for name in names)
-    graph_nodes = onnx.load(os.fspath(folder.graph), load_external_data=False).graph.node
-    nodes = {node.op_type for node in graph_nodes}
-    reverses = any(node.op_type == "Gather" and node.name.startswith(REVERSAL) for node in graph_nodes)
-    stored = keras.applications.resnet.preprocess_input if reverses else folder.transform
-    task = None if family_of(functional.model) is not None else folder.manifest.task
-    return choose_interface(
-        functional,
-        None if task is None else folder.manifest.labels,
-        None,
-        stored if task == contract.IMAGE_CLASSIFICATION else None,
-        contract.PIXELS in names,
-        cached if contract.POSITION_IDS in names else None,
-        "NonZero" in nodes,
-        task,
-    )
-
-
-def _check_outputs(model: Any, outside: Interface, folder: Folder) -> None:
-    there = [spec.name for spec in folder.outputs]
-    missing = [name for name in outside.outputs if name not in there]
-    if missing:
+def _interface(functional: Functional, folder: Folder) -> Interface:
+    """The interface that the folder was exported with."""
+    recorded = folder.manifest.export_options
+    if recorded is None:
+        raise ExportError(f"{folder.path} does not record its export options. Export the model again.")
+    options: dict[str, Any] = dict(recorded)
+    if "image" in options:
+        options["image"] = preprocessing_function(options["image"])
+    elif "raw_pixels" in options:
+        options["image"] = folder.transform
+    if "task" in options:
+        options["labels"] = folder.manifest.labels
+    try:
+        return choose_interface(functional, options, folder.manifest.opset)
+    except ConfigError as error:
         raise ExportError(
-            f"{folder.path} gives {', '.join(there)}, but model {model.name!r} gives "
-            f"{', '.join(outside.outputs)}: it is not the model that was exported."
+            f"{folder.path} was not exported from model {functional.model.name!r}: {error}"
+        ) from error
+
+
+def _check_outputs(interface: Interface, folder: Folder) -> None:
+    """Raises an ExportError if the outputs of the model have other names or sizes than the folder's."""
+    name_of_model = f"model {interface.model.name!r}"
+    shapes = {spec.name: spec.shape for spec in folder.outputs}
+    if not set(interface.outputs) <= set(shapes):
+        raise ExportError(
+            f"{folder.path} has the outputs {', '.join(shapes)}, but {name_of_model} has "
+            f"{', '.join(interface.outputs)}. Pass the model that was exported."
         )
-    sizes = {spec.name: spec.shape for spec in folder.outputs}
-    for name, tensor in zip(outside.outputs, functional_graph.function_of(model).outputs, strict=False):
-        known = [(a, b) for a, b in zip(sizes[name], tensor.shape, strict=False) if isinstance(a, int) and b]
-        binary = outside.labels is not None and known == [(len(outside.labels), 1)]  # one number, two logits
-        if any(a != b for a, b in known) and not binary:
+    tensors = functional_graph.function_of(interface.model).outputs
+    for name, tensor in zip(interface.outputs, tensors, strict=False):
+        pairs = zip(shapes[name], tensor.shape, strict=False)
+        sizes = [(size, expected) for size, expected in pairs if isinstance(size, int) and expected]
+        if interface.labels is not None and sizes == [(len(interface.labels), 1)]:
+            continue  # a binary classifier, whose graph returns two logits
+        if any(size != expected for size, expected in sizes):
             raise ExportError(
-                f"{folder.path} gives {name!r} with the shape {sizes[name]}, but model {model.name!r} with "
-                f"{tuple(tensor.shape)}: it is not the model that was exported."
+                f"{folder.path} has the output {name!r} with the shape {shapes[name]}, but {name_of_model} "
+                f"has {tuple(tensor.shape)}. Pass the model that was exported."
             )
