@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,19 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
     ),
 }
+# room of keras_tx_onnx: the rooms of it that it may enter, beside errors and tolerances
+EXPORTER_RULES: dict[str, set[str]] = {
+    "graph": set(),
+    "reading": {"graph"},
+    "lowerings": {"graph", "reading"},
+    "conversion": {"graph", "reading"},
+    "interfaces": {"graph", "reading"},
+    "verifying": {"graph", "interfaces", "reading"},
+    "quantizing": {"graph", "verifying"},
+}
+# The one cycle: the walk calls the lowerings, and a lowering that opens a layer walks again.
+EXPORTER_CYCLE = {"reading": {"conversion", "lowerings"}}
+
 # These reach everything, but only from inside a function: `keras-tx --help` must not wait for TensorFlow.
 LAZY = {"cli", "commands", "demo", "doctor", "environment"}
 
@@ -177,6 +191,26 @@ def test_modules_import_only_what_their_room_may():
         return [f"{room} may not import {name}" for name in bad]
 
     assert not violations(check)
+
+
+def test_rooms_of_the_exporter_import_only_what_they_may():
+    folder = PACKAGES["keras_tx_onnx"]
+
+    def check(path: Path, tree: ast.Module) -> list[str]:
+        if not path.is_relative_to(folder) or path.parent == folder:
+            return []
+        room = path.relative_to(folder).parts[0]
+        if room not in EXPORTER_RULES:
+            return [f"{room!r} is a new room; add its arrows to EXPORTER_RULES"]
+        allowed = {"errors", "tolerances", room} | EXPORTER_RULES[room] | EXPORTER_CYCLE.get(room, set())
+        imported = [name.split(".")[1] for name in imports_of(tree) if name.startswith("keras_tx_onnx.")]
+        return [f"{room} may not import keras_tx_onnx.{name}" for name in imported if name not in allowed]
+
+    assert not violations(check)
+
+
+def test_the_rooms_of_the_exporter_have_an_order():
+    tuple(TopologicalSorter(EXPORTER_RULES).static_order())  # raises a CycleError
 
 
 def test_frameworks_are_imported_inside_functions():
