@@ -1,12 +1,12 @@
-// Classifies a photograph in the browser: the folder that export_onnx wrote is beside this file, as model/.
+// Classifies a photograph in the browser, with the folder of export_onnx beside this file, model/.
 
 import { env, pipeline, RawImage } from './node_modules/@huggingface/transformers/dist/transformers.min.js';
 
-// Everything comes from the server that has this page: the folder, and onnxruntime as WebAssembly.
+// The server of this page also serves the folder, and onnxruntime as WebAssembly.
 env.allowLocalModels = true;
 env.allowRemoteModels = false;
 env.localModelPath = './';
-env.useBrowserCache = false; // or the browser would go on with a folder from before
+env.useBrowserCache = false; // otherwise the browser may use an earlier folder
 env.backends.onnx.wasm.wasmPaths = new URL('node_modules/onnxruntime-web/dist/', import.meta.url).href;
 
 const [photograph, shown, status, answers] = ['photograph', 'shown', 'status', 'answers'].map(
@@ -24,13 +24,13 @@ try {
         shown.src = url;
         shown.hidden = false;
         answers.replaceChildren();
-        status.textContent = 'Looking …';
+        status.textContent = 'Classifying …';
         try {
             const start = performance.now();
             const image = await RawImage.read(url);
             const grey = classify.model.config.num_channels === 1;
-            const found = await classify(grey ? image.grayscale() : image, { top_k: 5 });
-            for (const { label, score } of found) {
+            const results = await classify(grey ? image.grayscale() : image, { top_k: 5 });
+            for (const { label, score } of results) {
                 const row = answers.insertRow();
                 row.insertCell().textContent = label;
                 row.insertCell().textContent = `${(100 * score).toFixed(1)} %`;
