@@ -25,13 +25,13 @@ class OurDocstrings(griffe.Extension):
     def import_line(self, path: str) -> str | None:
         home, _, name = path.rpartition(".")
         for package, module, exported in self.exports:
-            if exported == name and f"{home}.".startswith(f"{module}."):
+            if exported == name and (home == package or f"{home}.".startswith(f"{module}.")):
                 return f"from {package} import {name}"
         return None
 
 
 def exports() -> list[tuple[str, str, str]]:
-    """(package, module, name) of what the packages import from their modules, the shortest package first."""
+    """(package, module, name) of what the packages import or define, the shortest package first."""
     rows = []
     for folder in (ROOT / "keras_tx", ROOT / "export" / "keras_tx_onnx"):
         for path in folder.rglob("__init__.py"):
@@ -39,6 +39,8 @@ def exports() -> list[tuple[str, str, str]]:
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.ImportFrom):
                     rows += [(package, str(node.module), alias.name) for alias in node.names]
+                elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                    rows.append((package, package, node.name))
     return sorted(rows, key=lambda row: (row[0].count("."), row))
 
 
