@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.notebook import code_cells_of
-from tests.packaging.test_import_rules import PACKAGES, RULES
+from tests.packaging.test_import_rules import EXPORTER_RULES, PACKAGES, RULES
 
 DOCS = Path(__file__).parents[1] / "docs"
 PICTURES = DOCS / "pictures"
@@ -46,24 +46,30 @@ ARROW = (
 )
 
 
-def arrows() -> dict[str, set[str]]:
-    """Which rooms each room imports, without single modules and implied arrows. There are no cycles."""
+def rooms() -> dict[str, set[str]]:
+    """Which rooms each room imports, without implied arrows and without single modules."""
     folders = {
         path.name for folder in PACKAGES.values() for path in [folder, *folder.iterdir()] if path.is_dir()
     }
     drawn = set(RULES) & (folders | MODULES)
-    rooms = {room: (RULES[room][0] & drawn) - {room} for room in drawn}
-    rooms[ENTRY] = set(rooms)
-    reached = {room: reachable(room, rooms) for room in rooms}
-    assert not [room for room in rooms if room in reached[room]]
+    return reduced({room: (RULES[room][0] & drawn) - {room} for room in drawn} | {ENTRY: drawn})
+
+
+def exporter_rooms() -> dict[str, set[str]]:
+    return reduced({**EXPORTER_RULES, "export": set(EXPORTER_RULES)})
+
+
+def reduced(edges: dict[str, set[str]]) -> dict[str, set[str]]:
+    """The arrows that do not follow from others."""
+    reached = {room: reachable(room, edges) for room in edges}
     return {
         room: targets - set().union(*(reached[target] for target in targets))
-        for room, targets in rooms.items()
+        for room, targets in edges.items()
     }
 
 
-def reachable(room: str, rooms: dict[str, set[str]]) -> set[str]:
-    return set().union(*({target} | reachable(target, rooms) for target in rooms[room]))
+def reachable(room: str, edges: dict[str, set[str]]) -> set[str]:
+    return set().union(*({target} | reachable(target, edges) for target in edges[room]))
 
 
 def chains(edges: dict[str, set[str]]) -> tuple[list[list[str]], list[list[str]]]:
@@ -109,8 +115,7 @@ def places(rows: list[list[str]], lines: list[list[str]]) -> dict[str, tuple[int
     return place
 
 
-def rooms_drawing() -> str:
-    edges = arrows()
+def rooms_drawing(edges: dict[str, set[str]], title: str, note: str) -> str:
     rows, lines = chains(edges)
     place = places(rows, lines)
     parts = []
@@ -129,9 +134,8 @@ def rooms_drawing() -> str:
         )
         parts.append(label("room", x, y + 5, room))
     bottom = 84 * len(rows) - 6
-    note = "Single modules such as errors and contract, which many rooms import, are left out."
     parts.append(label("small", WIDTH // 2, bottom, note))
-    return svg(WIDTH, bottom + 16, "The rooms of keras-tx and their imports", parts)
+    return svg(WIDTH, bottom + 16, title, parts)
 
 
 def half(name: str) -> int:
@@ -228,7 +232,16 @@ def notebook_figure(notebook: str, part: str) -> bytes:
 
 DRAWINGS: dict[str, Callable[[], bytes]] = {
     "pipeline.svg": lambda: pipeline_drawing().encode(),
-    "rooms.svg": lambda: rooms_drawing().encode(),
+    "rooms.svg": lambda: rooms_drawing(
+        rooms(),
+        "The rooms of keras-tx and their imports",
+        "Single modules such as errors and contract, which many rooms import, are left out.",
+    ).encode(),
+    "exporter_rooms.svg": lambda: rooms_drawing(
+        exporter_rooms(),
+        "The rooms of keras_tx_onnx and their imports",
+        "The walk in reading calls lowerings and conversion, which walk again inside a layer.",
+    ).encode(),
     "latency.svg": lambda: latency_drawing().encode(),
     "vit_digits.png": lambda: notebook_figure("vit_digits.ipynb", "show(test_images"),
     "bert_reviews.png": lambda: notebook_figure("bert_reviews.ipynb", "curve.losses"),
