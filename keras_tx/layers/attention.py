@@ -1,4 +1,4 @@
-"""MultiHeadAttention: softmax(Q K^T / sqrt(d)) V, with the options that ViT, BERT and GPT need."""
+"""MultiHeadAttention: softmax(Q K^T / sqrt(d)) V."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from keras.src.backend import get_keras_mask  # no public name; JAX tracers carr
 
 from keras_tx.arguments import Epsilon, Positive, Rate, Shape, Size, checked
 from keras_tx.errors import ConfigError
-from keras_tx.layers.key_value_cache import open_cache
+from keras_tx.layers.key_value_cache import KeyValueCache, open_cache
 from keras_tx.layers.rotary import check_scaling, rotate
 
 
 @keras.saving.register_keras_serializable("keras_tx")
 class MultiHeadAttention(keras.layers.Layer):
-    """Multi-head attention, called as `keras.layers.MultiHeadAttention` is.
+    """Multi-head attention, called like `keras.layers.MultiHeadAttention`.
 
-    Query, key and value keep separate weights, as checkpoints and LoRA have them; the exporter packs
-    them. The softmax is computed in float32 under every dtype policy. The weights of a query that may
-    attend to no key at all are zero, never NaN.
+    Query, key and value have separate weights, as in checkpoints and for LoRA; the exporter packs them. The
+    softmax is computed in float32 under every dtype policy. If all keys of a query are masked, its attention
+    weights are zero, not NaN.
 
     >>> import numpy as np
     >>> tuple(MultiHeadAttention(num_heads=8, causal=True)(np.zeros((2, 9, 512), "float32")).shape)
@@ -35,13 +35,13 @@ class MultiHeadAttention(keras.layers.Layer):
         kv_heads: number of key and value heads, each shared by `num_heads / kv_heads` query heads.
         causal: whether the query at position i attends to the keys up to position i only.
         rotary_base: base of rotary positions (10,000 in Llama); None for no rotation.
-        rotary_scaling: how they are stretched beyond the trained length: {"rope_type": "linear",
+        rotary_scaling: how positions are scaled beyond the trained length: {"rope_type": "linear",
             "factor": 4.0}, or "llama3" with the four numbers of Llama 3.1.
         dropout: rate of dropout on the attention weights.
         use_bias: whether the dense layers have biases.
-        qkv_bias: whether query, key and value have them, where that differs from `use_bias`.
+        qkv_bias: whether query, key and value have biases; by default `use_bias`.
         qk_norm: whether each head of query and key is layer-normalized before rotation and scaling, with
-            one scale for all heads, and a bias where `use_bias` is true, as timm's `qk_norm` does it.
+            one scale for all heads, and a bias if `use_bias` is true, as in timm.
         norm_epsilon: epsilon of these two norms.
 
     Call arguments:
@@ -50,17 +50,20 @@ class MultiHeadAttention(keras.layers.Layer):
         key: (batch, keys, key width); `value` by default.
         attention_mask: booleans or integers, true where a query may attend to a key: (queries, keys),
             (batch, queries, keys) or four axes that broadcast to (batch, heads, queries, keys). With
-            `past`, keys include the past. A key is masked where any of the masks hides it.
+            `past`, keys include the past. A key is masked if any of the masks excludes it.
         padding_mask: (batch, keys), true or nonzero where a key is real. With `past`, it covers the
-            past too. Without it, Keras masks attached to key and value are used.
-        bias: added to the scores, with the shapes of `attention_mask`. RelativePositionBias makes one. A
+            past too. By default the Keras masks of key and value.
+        bias: added to the scores, with the shapes of `attention_mask`; RelativePositionBias computes one. A
             key whose bias is -inf is masked.
         positions: integers (batch, queries) or (1, queries) for the rotation; by default 0, 1, 2 ...
-            after the past. Keys of another sequence are always at 0, 1, 2 ...
-        past: (key, value) of earlier tokens, each (batch, kv_heads, past, head width). The output is
-            then followed by the (key, value) to pass on.
-        return_attention_scores: whether the attention weights (batch, heads, queries, keys) follow the
-            output.
+            after the past. Keys of another sequence always have positions 0, 1, 2 ...
+        past: (key, value) of earlier tokens, each (batch, kv_heads, past, head width).
+        return_attention_scores: whether the attention weights are returned too.
+
+    Returns:
+        The output (batch, queries, width). With `past`, it is followed by the (key, value) of all tokens,
+        the past of the next call; with `return_attention_scores`, by the attention weights (batch, heads,
+        queries, keys).
     """
 
     @checked
@@ -99,18 +102,16 @@ class MultiHeadAttention(keras.layers.Layer):
         self.weights_dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="weights_dropout")
         if num_heads % self.kv_heads:
             raise ConfigError(
-                f"Layer {self.name!r}: num_heads={num_heads} is not divisible by kv_heads={self.kv_heads}; "
-                "each key head must serve the same number of query heads."
+                f"Layer {self.name!r}: num_heads={num_heads} is not divisible by kv_heads={self.kv_heads}."
             )
         if rotary_base is not None and key_dim is not None and key_dim % 2:
             raise ConfigError(
-                f"Layer {self.name!r}: rotary positions rotate pairs of channels, so key_dim={key_dim} must "
-                "be even."
+                f"Layer {self.name!r}: key_dim={key_dim} is odd, but rotary positions rotate pairs of "
+                "channels."
             )
         if rotary_base is None and rotary_scaling is not None:
             raise ConfigError(
-                f"Layer {self.name!r} has no rotary_base, so rotary_scaling would change nothing. Leave it "
-                "out."
+                f"Layer {self.name!r} has no rotary_base, so rotary_scaling= has no effect. Remove it."
             )
 
     def build(
@@ -121,15 +122,15 @@ class MultiHeadAttention(keras.layers.Layer):
         key_shape = value_shape if key_shape is None else key_shape
         if self.key_dim is None and width % self.num_heads:
             raise ConfigError(
-                f"Layer {self.name!r}: a width of {width} is not divisible by num_heads={self.num_heads}. "
-                "Change one of them, or set key_dim."
+                f"Layer {self.name!r}: the width {width} is not divisible by num_heads={self.num_heads}. "
+                "Change one of them, or pass key_dim=."
             )
         self.size = self.key_dim or width // self.num_heads  # width of a query and key head
         self.value_size = self.value_dim or self.size
         if self.rotary_base is not None and self.size % 2:
             raise ConfigError(
-                f"Layer {self.name!r}: rotary positions rotate pairs of channels, so the head width "
-                f"{width} / {self.num_heads} = {self.size} must be even."
+                f"Layer {self.name!r}: the head width {width} / {self.num_heads} = {self.size} is odd, but "
+                "rotary positions rotate pairs of channels."
             )
         self.query = self._project(self.num_heads * self.size, "query", query_shape, self.qkv_bias)
         self.key = self._project(self.kv_heads * self.size, "key", key_shape, self.qkv_bias)
@@ -172,14 +173,11 @@ class MultiHeadAttention(keras.layers.Layer):
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> Any:
-        cache = open_cache() if self.causal and past is None else None
-        if cache is not None and any(x is not None for x in (value, key, attention_mask, bias)):
-            raise ConfigError(
-                f"Layer {self.name!r} decodes with a cache, which holds the past of `query` and its padding "
-                "only. Call it without value, key, attention_mask and bias."
-            )
+        cache = self._cache(past, value=value, key=key, attention_mask=attention_mask, bias=bias)
         if cache is not None:
-            padding_mask = None  # it covers the tokens of the call alone
+            padding_mask = (
+                None  # it covers the tokens of this call only; that of the cache covers the past too
+            )
         self._check_call(query, value, key, attention_mask, padding_mask, bias, positions, past)
         is_self = value is None and key is None
         value = query if value is None else value
@@ -189,11 +187,7 @@ class MultiHeadAttention(keras.layers.Layer):
         elif padding_mask is None:
             padding_mask = _mask_of(key, value)
 
-        q = self._heads(self.query(query), self.num_heads, self.size)  # (b, heads, s, d)
-        k = self._heads(self.key(key), self.kv_heads, self.size)
-        v = self._heads(self.value(value), self.kv_heads, self.value_size)
-        if self.query_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
+        q, k, v = self._projected(query, key, value)  # (b, heads, s, d)
         if cache is not None:
             past = cache.past_of(self, k, v)
         start = 0 if past is None else ops.shape(past[0])[2]
@@ -220,6 +214,17 @@ class MultiHeadAttention(keras.layers.Layer):
         output = self.output_projection(attended)
         return (output, *extra) if extra else output
 
+    def _cache(self, past: Any, **others: Any) -> KeyValueCache | None:
+        """The open cache; None without one, and where the layer does not use it."""
+        cache = open_cache() if self.causal and past is None else None
+        names = [name for name, x in others.items() if x is not None]
+        if cache is not None and names:
+            raise ConfigError(
+                f"Layer {self.name!r} decodes with a cache, which supports only self-attention with a "
+                f"padding mask. Remove {names[0]}=."
+            )
+        return cache
+
     def _check_call(
         self,
         query: Any,
@@ -231,7 +236,25 @@ class MultiHeadAttention(keras.layers.Layer):
         positions: Any,
         past: tuple[Any, Any] | None,
     ) -> None:
-        """Refuses arguments that do not go together, as far as their shapes are known."""
+        """Checks that the arguments fit together, as far as their shapes are known."""
+        keys = self._check_sequences(query, value, key)
+        others = [name for name, x in (("value", value), ("key", key)) if x is not None]
+        if positions is not None and self.rotary_base is None:
+            raise ConfigError(
+                f"Layer {self.name!r} has no rotary_base, so positions= has no effect. Remove it."
+            )
+        for name, argument in (("past", past), ("positions", positions)):
+            if others and argument is not None:
+                raise ConfigError(
+                    f"Layer {self.name!r}: {name}= is for self-attention, but the layer was also called with "
+                    f"{' and '.join(others)}. Remove one of them."
+                )
+        if past is not None:
+            keys = _sum(keys, past[0].shape[2])
+        self._check_masks(query.shape, keys, attention_mask, padding_mask, bias)
+
+    def _check_sequences(self, query: Any, value: Any, key: Any) -> int | None:
+        """The number of keys, None where it is unknown."""
         tensors = {"query": query, "value": value, "key": key}
         shapes = {name: tuple(x.shape) for name, x in tensors.items() if x is not None}
         for name, shape in shapes.items():
@@ -239,54 +262,44 @@ class MultiHeadAttention(keras.layers.Layer):
                 raise ConfigError(
                     f"Layer {self.name!r}: {name} has the shape {shape}, expected (batch, tokens, width)."
                 )
-        others = [name for name in shapes if name != "query"]
         values = shapes.get("value", shapes["query"])[1]
         keys = shapes["key"][1] if "key" in shapes else values
-        if values != keys and None not in (values, keys):
+        if not _may_be_equal(values, keys):
             raise ConfigError(
-                f"Layer {self.name!r}: value has {values} tokens, but key has {keys}. Each key needs its own "
-                "value."
+                f"Layer {self.name!r}: value has {values} tokens, but key has {keys}. They must have the "
+                "same number."
             )
-        if positions is not None and self.rotary_base is None:
+        return keys
+
+    def _check_masks(
+        self, query_shape: Shape, keys: int | None, attention_mask: Any, padding_mask: Any, bias: Any
+    ) -> None:
+        if padding_mask is not None and not _may_be_equal(padding_mask.shape[-1], keys):
             raise ConfigError(
-                f"Layer {self.name!r} has no rotary_base, so `positions` would change nothing. Leave them "
-                "out."
+                f"Layer {self.name!r}: padding_mask covers {padding_mask.shape[-1]} keys, expected {keys}, "
+                "including the past."
             )
-        for name, argument in (("past", past), ("positions", positions)):
-            if others and argument is not None:
-                raise ConfigError(
-                    f"Layer {self.name!r}: `{name}` is for attention of `query` over itself, but the layer "
-                    f"was also called with {' and '.join(others)}. Leave one of them out."
-                )
-        if past is not None:
-            keys = None if None in (keys, past[0].shape[2]) else keys + past[0].shape[2]
-        if padding_mask is not None:
-            covered = padding_mask.shape[-1]
-            if covered != keys and None not in (covered, keys):
-                raise ConfigError(
-                    f"Layer {self.name!r}: padding_mask covers {covered} keys, but there are {keys}, "
-                    "the past included. Pass one column for each key."
-                )
         if attention_mask is not None:
             kind = keras.backend.standardize_dtype(attention_mask.dtype)
             if kind != "bool" and "int" not in kind:
                 raise ConfigError(
                     f"Layer {self.name!r}: attention_mask is {kind}, expected booleans or integers. Pass "
-                    "numbers that are added to the scores as `bias`."
+                    "numbers that are added to the scores as bias=."
                 )
-        full = (shapes["query"][0], self.num_heads, shapes["query"][1], keys)
+        full = (query_shape[0], self.num_heads, query_shape[1], keys)
         for name, argument in (("attention_mask", attention_mask), ("bias", bias)):
-            shape = full if argument is None else tuple(argument.shape)
-            expected = {2: full[2:], 3: (full[0], *full[2:]), 4: full}.get(len(shape))
-            if expected is None or any(
-                size not in (1, other) and None not in (size, other)
-                for size, other in zip(shape, expected, strict=True)
-            ):
+            if argument is not None and not _broadcasts(tuple(argument.shape), full):
                 raise ConfigError(
-                    f"Layer {self.name!r}: {name} has the shape {shape}, which does not broadcast to (batch, "
-                    f"heads, queries, keys) = {full}. Make it (queries, keys), (batch, queries, keys) or "
-                    "four axes; pass a mask (batch, keys) as `padding_mask`."
+                    f"Layer {self.name!r}: {name} has the shape {tuple(argument.shape)}, which does not "
+                    f"broadcast to (batch, heads, queries, keys) = {full}. Pass (queries, keys), (batch, "
+                    "queries, keys) or four axes; pass a mask (batch, keys) as padding_mask=."
                 )
+
+    def _projected(self, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
+        q = self._heads(self.query(query), self.num_heads, self.size)
+        k = self._heads(self.key(key), self.kv_heads, self.size)
+        v = self._heads(self.value(value), self.kv_heads, self.value_size)
+        return (q, k, v) if self.query_norm is None else (self.query_norm(q), self.key_norm(k), v)
 
     def _heads(self, x: Any, heads: int, size: int) -> Any:
         x = ops.reshape(x, (ops.shape(x)[0], ops.shape(x)[1], heads, size))
@@ -308,10 +321,10 @@ class MultiHeadAttention(keras.layers.Layer):
         return x if repeats == 1 else ops.repeat(x, repeats, axis=1)
 
     def _allowed(self, q: Any, k: Any, start: Any, attention_mask: Any, padding_mask: Any, bias: Any) -> Any:
-        """Boolean, broadcasting to (b, heads, queries, keys); None where everything is allowed."""
+        """Booleans that broadcast to (b, heads, queries, keys); None where no key is masked."""
         masks = []
         if self.causal:
-            last = ops.expand_dims(ops.arange(ops.shape(q)[2]) + start, -1)  # the last key each may see
+            last = ops.expand_dims(ops.arange(ops.shape(q)[2]) + start, -1)  # of each query
             masks.append(ops.less_equal(ops.expand_dims(ops.arange(ops.shape(k)[2]), 0), last))
         if padding_mask is not None:
             masks.append(ops.cast(padding_mask, "bool")[:, None, None, :])
@@ -330,11 +343,11 @@ class MultiHeadAttention(keras.layers.Layer):
         if allowed is None:
             return ops.cast(self._softmax(scores), self.compute_dtype)
         weights = self._softmax(ops.where(allowed, scores, -1e30))
-        # A row without any allowed key is uniform here; it shall be zero, as in ONNX's Attention.
+        # A row without any allowed key is uniform here, but zero in ONNX's Attention.
         return ops.cast(ops.where(allowed, weights, 0.0), self.compute_dtype)
 
     def _softmax(self, scores: Any) -> Any:
-        # Over a single key, the first token of a generation, it is 1, and Keras would warn.
+        # Keras warns about a softmax over one element, such as the first token of a generation.
         return ops.ones_like(scores) if scores.shape[-1] == 1 else ops.softmax(scores, axis=-1)
 
     def compute_output_spec(
@@ -356,8 +369,7 @@ class MultiHeadAttention(keras.layers.Layer):
         size = self.key_dim or query.shape[-1] // self.num_heads
         specs: list[Any] = [self._spec(*query.shape)]
         if past is not None:
-            before = past[0].shape[2]
-            keys = None if None in (keys, before) else keys + before
+            keys = _sum(keys, past[0].shape[2])
             widths = (size, self.value_dim or size)
             specs.append(tuple(self._spec(batch, self.kv_heads, keys, width) for width in widths))
         if return_attention_scores:
@@ -386,13 +398,29 @@ class MultiHeadAttention(keras.layers.Layer):
         }
 
 
+def _may_be_equal(size: int | None, other: int | None) -> bool:
+    return size == other or None in (size, other)
+
+
+def _sum(size: int | None, other: int | None) -> int | None:
+    return None if size is None or other is None else size + other
+
+
+def _broadcasts(shape: Shape, full: Shape) -> bool:
+    """Whether two, three or four axes broadcast to (batch, heads, queries, keys)."""
+    expected = {2: full[2:], 3: (full[0], *full[2:]), 4: full}.get(len(shape))
+    return expected is not None and all(
+        size == 1 or _may_be_equal(size, other) for size, other in zip(shape, expected, strict=True)
+    )
+
+
 def _per_head(x: Any) -> Any:
     """(queries, keys), (batch, queries, keys) or four axes -> broadcasts to (b, heads, queries, keys)."""
     return ops.expand_dims(x, 1) if len(x.shape) == 3 else x
 
 
 def _mask_of(key: Any, value: Any) -> Any:
-    """The Keras masks of keys and values combined: a key is masked where either masks it."""
+    """The Keras masks of keys and values combined: a key is masked if either masks it."""
     masks = [get_keras_mask(x) for x in ((key,) if key is value else (key, value))]
     masks = [ops.cast(mask, "bool") for mask in masks if mask is not None]
     return functools.reduce(ops.logical_and, masks) if masks else None

@@ -1,4 +1,4 @@
-"""Bias: a learned number for each channel."""
+"""Bias: a learned offset for each channel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keras_tx.arguments import Shape
 
 @keras.saving.register_keras_serializable("keras_tx")
 class Bias(keras.layers.Layer):
-    """Adds a learned bias to the last axis: what a projection tied to an embedding lacks.
+    """Adds a learned bias to the last axis, for instance after a projection that is tied to an embedding.
 
     >>> import numpy as np
     >>> tuple(Bias()(np.zeros((2, 5, 16), "float32")).shape)

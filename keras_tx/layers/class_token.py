@@ -1,4 +1,4 @@
-"""ClassToken: learned tokens put among the tokens of a sequence."""
+"""ClassToken: learned tokens that are inserted into a sequence."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ from keras_tx.errors import ConfigError
 
 @keras.saving.register_keras_serializable("keras_tx")
 class ClassToken(keras.layers.Layer):
-    """Inserts `count` learned tokens behind the first `after` tokens.
+    """Inserts `count` learned tokens after the first `after` tokens.
 
-    One layer for all tokens of this kind: the class token is `ClassToken()`, a distillation token
-    behind it (DeiT) is `ClassToken(after=1)`, four registers (DINOv2) are `ClassToken(4, after=1)`.
+    `ClassToken()` is a class token, `ClassToken(after=1)` the distillation token of DeiT, and
+    `ClassToken(4, after=1)` four registers of DINOv2.
 
     >>> import numpy as np
     >>> tuple(ClassToken()(np.zeros((2, 196, 768), "float32")).shape)
     (2, 197, 768)
+
+    Args:
+        count: number of tokens.
+        after: number of tokens of the input before them.
+        initializer: of the tokens.
     """
 
     @checked
@@ -33,12 +38,12 @@ class ClassToken(keras.layers.Layer):
     def build(self, input_shape: Shape) -> None:
         if len(input_shape) != 3 or input_shape[-1] is None:
             raise ConfigError(
-                f"Layer {self.name!r} got an input of shape {tuple(input_shape)}; "
-                "expected (batch, tokens, width)."
+                f"Layer {self.name!r}: the input has the shape {tuple(input_shape)}, expected (batch, "
+                "tokens, width)."
             )
         if input_shape[1] is not None and input_shape[1] < self.after:
             raise ConfigError(
-                f"Layer {self.name!r}: after={self.after}, but the input has only {input_shape[1]} tokens."
+                f"Layer {self.name!r}: after={self.after}, but the input has {input_shape[1]} tokens."
             )
         self.tokens = self.add_weight(
             shape=(self.count, input_shape[-1]), initializer=self.initializer.clone(), name="tokens"

@@ -1,4 +1,4 @@
-"""FeedForward: the two (or, gated, three) dense layers of a transformer block."""
+"""FeedForward: the two dense layers of a transformer block, or three if gated."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "swiglu")
 
 @keras.saving.register_keras_serializable("keras_tx")
 class FeedForward(keras.layers.Layer):
-    """Widens each token to `hidden`, applies the activation, and projects it back.
-
-    `gelu` is the exact one (ViT, BERT), `gelu_tanh` its approximation (GPT-2), `quick_gelu` a coarser one,
-    `x * sigmoid(1.702 x)` (CLIP); `swiglu` is gated: `down(silu(gate(x)) * up(x))` (Llama).
+    """Projects each token to `hidden` channels, applies the activation, and projects it back.
 
     >>> import numpy as np
     >>> tuple(FeedForward(hidden=64, activation="swiglu")(np.zeros((2, 5, 16), "float32")).shape)
     (2, 5, 16)
+
+    Args:
+        hidden: number of hidden channels.
+        activation: "gelu" (ViT, BERT), its approximation "gelu_tanh" (GPT-2), "quick_gelu", which is
+            x * sigmoid(1.702 x) (CLIP), "relu", or the gated "swiglu", which is
+            down(silu(gate(x)) * up(x)) (Llama).
+        dropout: rate on the hidden channels.
+        use_bias: whether the dense layers have biases.
+        kernel_initializer: of the dense layers.
     """
 
     @checked

@@ -1,4 +1,4 @@
-"""A cache of keys and values around a model that knows nothing of it."""
+"""A cache of keys and values for the attention layers of a model without inputs for it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _OPEN: ContextVar[KeyValueCache | None] = ContextVar("open_cache", default=None)
 class KeyValueCache:
     """Keys and values of earlier tokens, by layer.
 
-    Within `caching(cache)` each causal MultiHeadAttention continues from here, and leaves here what the next
-    call needs. What the layer is given as padding mask covers the tokens of the call alone, so `mask`
-    (batch, past and tokens) stands in for it.
+    Within `caching(cache)`, each causal MultiHeadAttention reads its past from `pasts` and writes that of the
+    next call to `presents`. Its padding mask covers only the tokens of the call, so `mask` (batch, past +
+    tokens) replaces it.
     """
 
     def __init__(self, mask: Any, pasts: dict[str, tuple[Any, Any]] | None = None):
@@ -26,7 +26,7 @@ class KeyValueCache:
         self.presents: dict[str, tuple[Any, Any]] = {}
 
     def past_of(self, layer: Any, key: Any, value: Any) -> tuple[Any, Any]:
-        """The past of a layer whose new keys and values are (batch, heads, tokens, size), or an empty one."""
+        """The past of a layer, or an empty one for these new keys and values (batch, heads, tokens, size)."""
         if layer.path in self.pasts:
             return self.pasts[layer.path]
         shapes = [(*x.shape[:2], 0, x.shape[3]) for x in (key, value)]

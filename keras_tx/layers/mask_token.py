@@ -1,4 +1,4 @@
-"""MaskToken: a learned token that a checkpoint has and that only its pre-training used."""
+"""MaskToken: a weight of DINOv2's pre-training, kept for checkpoints."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from keras_tx.arguments import Shape
 
 @keras.saving.register_keras_serializable("keras_tx")
 class MaskToken(keras.layers.Layer):
-    """Passes its input on, and keeps the token that stood for hidden patches in DINOv2's pre-training.
+    """Returns its input, and holds the mask token of DINOv2's pre-training, so that checkpoints are complete.
 
-    So a checkpoint can be given back whole. The token is not trained.
+    The token is not trained.
     """
 
     def build(self, input_shape: Shape) -> None:

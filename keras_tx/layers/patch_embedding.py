@@ -1,4 +1,4 @@
-"""PatchEmbedding: an image or a signal becomes a sequence of projected patches."""
+"""PatchEmbedding: an image or a signal as a sequence of projected patches."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from keras_tx.errors import ConfigError
 
 @keras.saving.register_keras_serializable("keras_tx")
 class PatchEmbedding(keras.layers.Layer):
-    """Cuts an image (or a 1-D signal) into patches that do not overlap and projects each to `width`.
+    """Splits an image or a 1-D signal into patches without overlap, and projects each of them to `width`.
 
-    Input is (batch, height, width, channels) or (batch, length, channels); output is
-    (batch, patches, width), patches in reading order. The projection is a convolution whose
-    stride is its kernel, which is what checkpoints store.
+    The input is (batch, height, width, channels) or (batch, length, channels), the output (batch, patches,
+    width), with the patches row by row. As in checkpoints, the projection is a convolution whose stride is
+    its kernel size.
 
     >>> import numpy as np
     >>> tuple(PatchEmbedding(768, patch_size=16)(np.zeros((2, 224, 224, 3), "float32")).shape)
@@ -77,7 +77,7 @@ class PatchEmbedding(keras.layers.Layer):
             return (self.patch_size,) * rank
         if len(self.patch_size) != rank:
             raise ConfigError(
-                f"Layer {self.name!r}: patch_size={self.patch_size} has {len(self.patch_size)} sides, "
+                f"Layer {self.name!r}: patch_size={self.patch_size} has {len(self.patch_size)} axes, "
                 f"but the input has {rank} spatial axes."
             )
         return self.patch_size
@@ -90,15 +90,15 @@ class PatchEmbedding(keras.layers.Layer):
     def _grid(self, input_shape: Shape) -> list[int | None]:
         if len(input_shape) not in (3, 4) or input_shape[-1] is None:
             raise ConfigError(
-                f"Layer {self.name!r} got an input of shape {tuple(input_shape)}; expected "
-                "(batch, height, width, channels) or (batch, length, channels), channels known."
+                f"Layer {self.name!r}: the input has the shape {tuple(input_shape)}, expected (batch, "
+                "height, width, channels) or (batch, length, channels) with known channels."
             )
         spatial = input_shape[1:-1]
         patch = self.patch(len(spatial))
         if any(side is not None and (side < p or side % p) for side, p in zip(spatial, patch, strict=True)):
             raise ConfigError(
-                f"Layer {self.name!r}: an input of {' x '.join(map(str, spatial))} is not divisible into "
-                f"patches of {' x '.join(map(str, patch))}. Resize the input or choose another patch_size."
+                f"Layer {self.name!r}: the input size {' x '.join(map(str, spatial))} is not divisible by "
+                f"patch_size={' x '.join(map(str, patch))}. Resize the input, or choose another patch_size."
             )
         return [None if side is None else side // p for side, p in zip(spatial, patch, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Tables of positions, in NumPy: sine-cosine, Fourier features, and the resizing of learned ones."""
+"""Position tables in NumPy: sine-cosine, Fourier features, and resized learned tables."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 def sine_cosine(grid: tuple[int, ...], width: int) -> np.ndarray:
     """Fixed positions (tokens, width) of a sequence or a grid.
 
-    A sequence has sine and cosine in turn, PE(p, 2i) = sin(p / 10000^(2i/width)), as in Vaswani et al.;
-    a grid has half of the width for the row and half for the column, each of it sines and then cosines,
-    as in Beyer et al., "Better plain ViT baselines".
+    For a sequence, sines and cosines alternate, PE(p, 2i) = sin(p / 10000^(2i/width)), as in Vaswani et al.
+    For a grid, half of the width is for the column and half for the row, each with the sines first, as in
+    Beyer et al., "Better plain ViT baselines".
     """
     if len(grid) == 1:
         angles = np.outer(np.arange(grid[0]), 10000.0 ** (-np.arange(0, width, 2) / width))
@@ -25,10 +25,10 @@ def sine_cosine(grid: tuple[int, ...], width: int) -> np.ndarray:
 
 
 def fourier_features(grid: tuple[int, ...], bands: int) -> np.ndarray:
-    """Coordinates in -1..1 with sines and cosines of them, (tokens, axes * (2 * bands + 1)).
+    """Coordinates from -1 to 1 with their sines and cosines, (tokens, axes * (2 * bands + 1)).
 
-    Frequencies are spread evenly from 1 to half the resolution, the highest that the grid can
-    carry, as in Jaegle et al., "Perceiver".
+    The frequencies are evenly spaced from 1 to half the resolution (the Nyquist frequency), as in Jaegle et
+    al., "Perceiver".
     """
     features = []
     for size, index in zip(grid, np.indices(grid), strict=True):
@@ -41,11 +41,11 @@ def fourier_features(grid: tuple[int, ...], bands: int) -> np.ndarray:
 def resize_grid(
     table: np.ndarray, old: tuple[int, ...], new: tuple[int, ...], kind: str = "plain"
 ) -> np.ndarray:
-    """A table (prod(old), width) resized to (prod(new), width), bicubically on each axis.
+    """Resizes a table (prod(old), width) to (prod(new), width), bicubically on each axis.
 
-    The kinds are PyTorch's, with which published checkpoints were resized: "plain" (a = -0.75, half-pixel
-    centres, edges repeated), "aligned" (the same, with the corners' centres on each other) and "antialiased"
-    (a = -0.5, the kernel as wide as a new cell, and cut off at the edges).
+    The kinds are those of PyTorch, which published checkpoints use: "plain" (a = -0.75, half-pixel centers,
+    repeated edges), "aligned" (the same with aligned corners), and "antialiased" (a = -0.5, a kernel as wide
+    as a new cell, cropped at the edges).
     """
     values = table.reshape(*old, -1).astype("float64")
     for axis, (before, after) in enumerate(zip(old, new, strict=True)):

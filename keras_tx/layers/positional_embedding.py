@@ -1,4 +1,4 @@
-"""PositionalEmbedding: learned and fixed positions, added to a sequence or a grid of tokens."""
+"""PositionalEmbedding: learned and fixed positions of a sequence or a grid of tokens."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class PositionalEmbedding(keras.layers.Layer):
     """Adds a position to each token of (batch, prefix_tokens + tokens, width).
 
     Kinds:
-        "none": nothing is added.
-        "learned": a table with one row a token (ViT, BERT, GPT).
-        "learned-2d": a table for rows and one for columns of the grid, half of the width each.
-        "sine-cosine": the fixed table of "Attention Is All You Need" for a sequence; for a grid, half
-            of the width for each axis.
+        "none": no positions.
+        "learned": a table with one row per token (ViT, BERT, GPT).
+        "learned-2d": a table for the rows of the grid and one for its columns, half of the width each.
+        "sine-cosine": the fixed table of "Attention Is All You Need"; for a grid, half of the width for each
+            axis.
         "fourier": sines and cosines of the coordinates at `bands` frequencies, projected to the width by
             a learned matrix.
 
@@ -35,9 +35,11 @@ class PositionalEmbedding(keras.layers.Layer):
 
     Args:
         grid: number of tokens of a sequence, or (rows, columns) of a grid.
-        prefix_tokens: tokens before the grid (class token, registers). A learned kind has a row for each;
-            the fixed kinds leave them alone.
+        kind: one of the kinds above.
+        prefix_tokens: tokens before the grid (class token, registers). The learned kinds have a row for each
+            of them; the fixed kinds add nothing to them.
         bands: number of frequencies of "fourier".
+        initializer: of the learned weights.
 
     Call arguments:
         inputs: (batch, tokens, width).
@@ -65,9 +67,9 @@ class PositionalEmbedding(keras.layers.Layer):
         if kind not in KINDS:
             raise ConfigError(f"kind={kind!r} is unknown. {nearest(str(kind), KINDS)}")
         if len(self.grid) not in (1, 2):
-            raise ConfigError(f"grid={grid!r}: expected a length or (rows, columns).")
+            raise ConfigError(f"grid={grid!r}, expected a length or (rows, columns).")
         if kind == "learned-2d" and len(self.grid) != 2:
-            raise ConfigError(f"kind='learned-2d' needs grid=(rows, columns), got {grid!r}.")
+            raise ConfigError(f"kind='learned-2d' with grid={grid!r}, expected grid=(rows, columns).")
 
     @property
     def length(self) -> int:
@@ -82,8 +84,8 @@ class PositionalEmbedding(keras.layers.Layer):
         divisor = {"sine-cosine": 2 * axes, "learned-2d": 2}.get(self.kind, 1)
         if width % divisor:
             raise ConfigError(
-                f"Layer {self.name!r}: kind={self.kind!r} on a grid of {axes} axes needs a width divisible "
-                f"by {divisor}, got {width}."
+                f"Layer {self.name!r}: the width {width} is not divisible by {divisor}, as "
+                f"kind={self.kind!r} with {axes} axes requires."
             )
         if self.kind == "learned":
             self.table = self._weight("table", (self.length, width))
@@ -104,8 +106,8 @@ class PositionalEmbedding(keras.layers.Layer):
     def _check(self, input_shape: Shape) -> None:
         if len(input_shape) != 3 or input_shape[-1] is None:
             raise ConfigError(
-                f"Layer {self.name!r} got an input of shape {tuple(input_shape)}; "
-                "expected (batch, tokens, width)."
+                f"Layer {self.name!r}: the input has the shape {tuple(input_shape)}, expected (batch, "
+                "tokens, width)."
             )
         tokens = input_shape[1]
         if tokens is not None and (tokens > self.length or (len(self.grid) == 2 and tokens != self.length)):
@@ -115,7 +117,7 @@ class PositionalEmbedding(keras.layers.Layer):
             )
 
     def positions(self, dtype: str | None = None) -> Any:
-        """The table (length, width) that is added, prefix rows first; the fixed kinds in `dtype`."""
+        """Returns the table (length, width), prefix rows first; that of the fixed kinds in `dtype`."""
         dtype = dtype or self.compute_dtype
         if self.kind == "learned":
             return self.table
@@ -149,7 +151,7 @@ class PositionalEmbedding(keras.layers.Layer):
         table = self.positions()
         if positions is not None:
             return ops.add(inputs, ops.take(table, positions, axis=0))
-        if inputs.shape[1] != self.length:  # a shorter sequence, or one whose length is not known yet
+        if inputs.shape[1] != self.length:  # shorter, or of unknown length
             table = table[: ops.shape(inputs)[1]]
         return ops.add(inputs, ops.expand_dims(table, 0))
 
@@ -157,12 +159,10 @@ class PositionalEmbedding(keras.layers.Layer):
         if positions is None:
             return
         if self.kind == "none":
-            raise ConfigError(
-                f"Layer {self.name!r} has kind='none', so `positions` would change nothing. Leave them out."
-            )
+            raise ConfigError(f"Layer {self.name!r} has kind='none', so positions= has no effect. Remove it.")
         kind = keras.backend.standardize_dtype(positions.dtype)
         if "int" not in kind:
-            raise ConfigError(f"Layer {self.name!r}: positions are {kind}, expected integers. Cast them.")
+            raise ConfigError(f"Layer {self.name!r}: positions= is {kind}, expected integers. Cast it.")
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         self._check(input_shape)
@@ -173,25 +173,32 @@ class PositionalEmbedding(keras.layers.Layer):
         return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=self.compute_dtype)
 
     def resize_from(self, other: PositionalEmbedding, kind: str = "plain") -> None:
-        """Takes the learned positions of a layer with another grid, bicubically resized; prefix rows stay.
+        """Assigns the learned positions of a layer with another grid, resized bicubically.
 
-        `kind` is "plain", "antialiased" or "aligned", as checkpoints were resized; see position_tables.
+        Prefix rows are copied.
 
         >>> import numpy as np
         >>> small, large = (PositionalEmbedding((n, n), prefix_tokens=1) for n in (14, 24))
         >>> _ = small(np.zeros((1, 197, 8), "float32")), large(np.zeros((1, 577, 8), "float32"))
         >>> large.resize_from(small)
+
+        Args:
+            other: a built layer of the same kind, with as many prefix tokens and axes.
+            kind: "plain", "antialiased" or "aligned", as published checkpoints were resized.
+
+        Raises:
+            ConfigError: the layers do not fit together, or one of them is not built.
         """
         here, there = ((x.kind, x.prefix_tokens, len(x.grid)) for x in (self, other))
         if here != there:
             raise ConfigError(
-                f"Layer {self.name!r} (kind={self.kind!r}, {self.prefix_tokens} prefix tokens, "
-                f"grid {self.grid}) cannot take the positions of {other.name!r} (kind={other.kind!r}, "
-                f"{other.prefix_tokens} prefix tokens, grid {other.grid})."
+                f"Layer {self.name!r} has kind={self.kind!r}, prefix_tokens={self.prefix_tokens} and "
+                f"grid={self.grid}, but layer {other.name!r} has kind={other.kind!r}, "
+                f"prefix_tokens={other.prefix_tokens} and grid={other.grid}."
             )
         for layer in (self, other):
             if not layer.built:
-                raise ConfigError(f"Layer {layer.name!r} has no positions yet: build it, or call it once.")
+                raise ConfigError(f"Layer {layer.name!r} is not built. Call it once.")
         for mine, theirs in zip(self.weights, other.weights, strict=True):
             mine.assign(self._resized(mine, ops.convert_to_numpy(theirs), other.grid, kind))
 

@@ -1,4 +1,4 @@
-"""RelativePositionBias: a learned number for each head and each distance between two tokens."""
+"""RelativePositionBias: a learned bias for each head and each distance between two tokens."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from keras_tx.errors import ConfigError
 
 @keras.saving.register_keras_serializable("keras_tx")
 class RelativePositionBias(keras.layers.Layer):
-    """The bias (1, heads, queries, keys) that T5 adds to its attention scores.
+    """Computes the bias (1, heads, queries, keys) that T5 adds to its attention scores.
 
-    Distances up to half of the buckets have one each; beyond, buckets widen logarithmically up to
-    `max_distance`. One layer may serve all the attention layers of a model.
+    The first half of the buckets hold one distance each; the others grow logarithmically up to
+    `max_distance`. The attention layers of a model may share one bias.
 
     >>> import numpy as np
     >>> x = np.zeros((2, 9, 32), "float32")
@@ -28,9 +28,9 @@ class RelativePositionBias(keras.layers.Layer):
     Args:
         num_heads: number of attention heads.
         buckets: number of learned values per head.
-        max_distance: distances from here on share one value.
-        bidirectional: whether keys after the query have buckets of their own (encoders) or are
-            not told apart (decoders).
+        max_distance: distances from this one on share one value.
+        bidirectional: whether keys after the query have separate buckets (encoders), or share one
+            (decoders).
     """
 
     @checked
@@ -81,8 +81,7 @@ class RelativePositionBias(keras.layers.Layer):
     def thresholds(self) -> np.ndarray:
         """The smallest distance of each bucket but the first, in one direction.
 
-        Comparing integers with these gives the same bucket on every backend and in ONNX, where
-        rounding a logarithm does not.
+        Comparisons of integers are equal on every backend and in ONNX; rounded logarithms are not.
         """
         count = self.buckets // 2 if self.bidirectional else self.buckets
         exact = count // 2
@@ -95,7 +94,7 @@ class RelativePositionBias(keras.layers.Layer):
         return np.array([distances[buckets >= b][0] for b in range(1, count)], "int32")
 
     def compute_mask(self, *args: Any, **kwargs: Any) -> None:
-        return None  # the bias has no tokens of its own
+        return None  # the bias has no axis of tokens
 
     def compute_output_shape(self, query_shape: Shape, value_shape: Shape | None = None) -> Shape:
         keys = query_shape[1] if value_shape is None else value_shape[1]

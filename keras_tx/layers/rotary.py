@@ -1,4 +1,4 @@
-"""Rotary positions: pairs of a head's channels are turned by an angle that grows with the position."""
+"""Rotary positions: pairs of channels of a head are rotated by an angle proportional to the position."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from keras import ops
 
 from keras_tx.errors import ConfigError, nearest
 
-# What each way of stretching positions beyond the trained length needs to know, in Hugging Face's words.
+# The parameters of each kind of scaling beyond the trained length, as named by Hugging Face.
 SCALINGS = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
@@ -19,18 +19,17 @@ SCALINGS = {
 
 
 def check_scaling(scaling: Any) -> dict[str, Any] | None:
-    """The scaling as a plain dict, or a ConfigError that says what is wrong with it."""
+    """Returns the scaling as a dict; raises a ConfigError if it is invalid."""
     if scaling is None:
         return None
     kind = scaling.get("rope_type") if isinstance(scaling, Mapping) else None
     if kind not in SCALINGS:
         raise ConfigError(
-            f"rotary_scaling={scaling!r}: expected a dict whose 'rope_type' is one of "
-            f"{', '.join(map(repr, SCALINGS))}. {nearest(str(kind), SCALINGS)}"
+            f"rotary_scaling={scaling!r}, expected a dict with 'rope_type'. {nearest(str(kind), SCALINGS)}"
         )
     if set(scaling) != {"rope_type", *SCALINGS[kind]}:
         raise ConfigError(
-            f"rotary_scaling={dict(scaling)!r}: {kind!r} is made of {', '.join(SCALINGS[kind])}, all of them."
+            f"rotary_scaling={dict(scaling)!r}: {kind!r} requires exactly {', '.join(SCALINGS[kind])}."
         )
     for name in SCALINGS[kind]:
         value = scaling[name]
@@ -38,18 +37,18 @@ def check_scaling(scaling: Any) -> dict[str, Any] | None:
             raise ConfigError(f"rotary_scaling has {name}={value!r}, expected a positive number.")
     if kind == "llama3" and scaling["low_freq_factor"] >= scaling["high_freq_factor"]:
         raise ConfigError(
-            f"rotary_scaling has low_freq_factor={scaling['low_freq_factor']}, which is not below "
+            f"rotary_scaling has low_freq_factor={scaling['low_freq_factor']}, expected less than "
             f"high_freq_factor={scaling['high_freq_factor']}."
         )
     return dict(scaling)
 
 
 def inverse_frequencies(size: int, base: float, scaling: Mapping[str, Any] | None = None) -> np.ndarray:
-    """The angle for one step of position, for each of the size / 2 pairs of channels."""
+    """The angle per position for each of the size / 2 pairs of channels."""
     frequencies = 1.0 / base ** (np.arange(0, size, 2) / size)
     if scaling is not None:
         slow = frequencies / scaling["factor"]
-        # How many turns a pair makes over the trained length decides: many stay, few are slowed down.
+        # Pairs with many rotations over the trained length stay as they are, those with few are scaled.
         kept = 0.0
         if scaling["rope_type"] == "llama3":
             turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
@@ -60,11 +59,11 @@ def inverse_frequencies(size: int, base: float, scaling: Mapping[str, Any] | Non
 
 
 def rotate(x: Any, positions: Any, base: float, scaling: Mapping[str, Any] | None = None) -> Any:
-    """Turns `x` (batch, heads, tokens, size); channel i is paired with channel i + size / 2, as in Llama."""
+    """Rotates `x` (batch, heads, tokens, size); channel i pairs with channel i + size / 2, as in Llama."""
     half = x.shape[-1] // 2
     positions = ops.cast(positions, "float32")[:, None, :, None]  # (b, 1, s, 1)
     angles = ops.multiply(positions, inverse_frequencies(x.shape[-1], base, scaling))  # (b, 1, s, size / 2)
-    # Angles reach the context length, far beyond what half precision resolves: turn in float32.
+    # Half precision does not resolve angles as large as the context length.
     cosine, sine = ops.cos(angles), ops.sin(angles)
     first, second = ops.cast(x[..., :half], "float32"), ops.cast(x[..., half:], "float32")
     turned = ops.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)

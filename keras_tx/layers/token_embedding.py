@@ -1,4 +1,4 @@
-"""TokenEmbedding: a learned vector for each id, and the way back from vectors to scores of the ids."""
+"""TokenEmbedding: a learned vector for each id, and the projection tied to it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from keras_tx.errors import ConfigError
 
 @keras.saving.register_keras_serializable("keras_tx")
 class TokenEmbedding(keras.layers.Layer):
-    """Looks ids up in a table of `vocabulary_size` rows: tokens, but segments and positions too.
+    """Looks up ids in a table of `vocabulary_size` rows, for tokens, segments and positions.
 
-    Called with `reverse=True` it takes vectors instead and scores each of them against every row, with the
-    same variable: the output projection that is tied to the embedding (BERT, GPT-2). Scores are float32
-    under every dtype policy.
+    With `reverse=True` the input is vectors, and the output the score of each row for them: the output
+    projection that is tied to the embedding (BERT, GPT-2). Scores are float32 under every dtype policy.
 
-    Ids outside the vocabulary cannot be refused inside a graph: what happens to them is the backend's
-    business (an error, a row of zeros, NaN). The text models check ids that come as NumPy arrays.
+    The result of ids outside the vocabulary depends on the backend (an error, zeros, NaN). The text models
+    check ids in NumPy arrays.
 
     >>> import numpy as np
     >>> embedding = TokenEmbedding(vocabulary_size=100, width=16)
@@ -35,7 +34,7 @@ class TokenEmbedding(keras.layers.Layer):
 
     Call arguments:
         inputs: integers of any shape; with `reverse`, vectors (..., width).
-        reverse: whether to give scores (..., vocabulary) for vectors.
+        reverse: whether to return scores (..., vocabulary) of vectors.
     """
 
     @checked
@@ -47,7 +46,7 @@ class TokenEmbedding(keras.layers.Layer):
         self.initializer = keras.initializers.get(initializer or keras.initializers.RandomNormal(stddev=0.02))
 
     def build(self, input_shape: Shape) -> None:
-        # Without autocast: half precision would round the whole table for the sake of a few rows of it.
+        # Autocast would cast the whole table to half precision for a few rows of it.
         self.table = self.add_weight(
             shape=(self.vocabulary_size, self.width),
             initializer=self.initializer.clone(),
@@ -61,15 +60,15 @@ class TokenEmbedding(keras.layers.Layer):
             return ops.matmul(ops.cast(inputs, "float32"), ops.transpose(ops.cast(self.table, "float32")))
         kind = keras.backend.standardize_dtype(inputs.dtype)
         if "int" not in kind:
-            # Not cast for the caller: Keras has already rounded floats to the policy's precision.
-            raise ConfigError(f"Layer {self.name!r} looks up ids, but got {kind}. Give integers.")
+            # Not cast here: Keras has already rounded floats to the policy's precision.
+            raise ConfigError(f"Layer {self.name!r}: the ids are {kind}, expected integers. Cast them.")
         return ops.cast(ops.take(self.table, inputs, axis=0), self.compute_dtype)
 
     def _check_vectors(self, shape: Shape) -> None:
         if shape[-1] != self.width:
             raise ConfigError(
-                f"Layer {self.name!r} has vectors of width {self.width}, but reverse=True got an input of "
-                f"shape {tuple(shape)}."
+                f"Layer {self.name!r}: reverse=True with an input of the shape {tuple(shape)}, expected the "
+                f"last axis {self.width}."
             )
 
     def compute_output_shape(self, input_shape: Shape, reverse: bool = False) -> Shape:

@@ -48,23 +48,25 @@ class TransformerBlock(keras.layers.Layer):
         norm: "layer" or "rms".
         norm_epsilon: epsilon of all norms, those of query and key included.
         dropout: rate on the output of each half.
-        hidden_dropout: rate inside the feed-forward; by default that of `dropout`, as in ViT. BERT and GPT
-            have none there.
+        hidden_dropout: rate inside the feed-forward; by default `dropout`, as in ViT. 0 in BERT and GPT.
         attention_dropout: rate on the attention weights.
         drop_path: rate at which a half is skipped for a whole sample (stochastic depth).
         use_bias: whether the dense layers have biases, and norms of kind "layer" theirs.
-        layer_scale: initial value of a learned factor for each channel of a half's output; None for none.
+        layer_scale: initial value of a learned factor for each channel of a half's output, or None.
         cross_attention: whether the block attends over `value` between self-attention and feed-forward, as
-            the decoder of an encoder-decoder does, without causal order and rotary positions.
+            in an encoder-decoder, without causal masks and rotary positions.
 
     Call arguments:
         inputs: (batch, tokens, width).
-        value: (batch, keys, value width), the sequence that cross-attention attends over.
+        value: (batch, keys, value width), the sequence for cross-attention.
         attention_mask, padding_mask, bias, positions, past: of the self-attention, see MultiHeadAttention.
-            With `past` the output is followed by the (key, value) to pass on.
         value_attention_mask, value_padding_mask: of the cross-attention.
-        return_attention_scores: whether the attention weights of the self-attention, then those of the
-            cross-attention, follow the output.
+        return_attention_scores: whether the attention weights are returned too.
+
+    Returns:
+        The output (batch, tokens, width). With `past`, it is followed by the (key, value) of all tokens;
+        with `return_attention_scores`, by the attention weights of the self-attention, then those of the
+        cross-attention.
     """
 
     @checked
@@ -143,7 +145,7 @@ class TransformerBlock(keras.layers.Layer):
     def _norm(self, name: str, use_bias: bool) -> keras.layers.Layer:
         options = {"center": use_bias} if self.norm == "layer" else {}
         norm = NORMS[self.norm](epsilon=self.norm_epsilon, dtype=self.dtype_policy, name=name, **options)
-        norm.supports_masking = True  # it takes each token alone, which RMSNormalization does not declare
+        norm.supports_masking = True  # norms are per token, but RMSNormalization does not declare it
         return norm
 
     def build(self, inputs_shape: Shape, value_shape: Shape | None = None) -> None:
@@ -219,8 +221,8 @@ class TransformerBlock(keras.layers.Layer):
     def _check_value(self, value: Any, attention_mask: Any, padding_mask: Any) -> None:
         if self.cross_attention is not None and value is None:
             raise ConfigError(
-                f"Layer {self.name!r} has cross_attention=True, but was called without `value`. Call it with "
-                "the sequence to attend over."
+                f"Layer {self.name!r} has cross_attention=True, but was called without value. Pass the "
+                "sequence to attend over as value=."
             )
         arguments = {
             "value": value,
@@ -230,8 +232,8 @@ class TransformerBlock(keras.layers.Layer):
         names = [name for name, x in arguments.items() if x is not None]
         if self.cross_attention is None and names:
             raise ConfigError(
-                f"Layer {self.name!r} was called with `{names[0]}`, but has no cross-attention. Create it "
-                "with cross_attention=True, or leave that argument out."
+                f"Layer {self.name!r} was called with {names[0]}=, but has no cross-attention. Create it "
+                "with cross_attention=True, or remove the argument."
             )
 
     def _branch(self, x: Any, scale: Any, training: bool | None) -> Any:

@@ -13,7 +13,7 @@ def test_vit_base_16_at_224():
 
 
 @pytest.mark.parametrize("count, after", [(1, 0), (1, 1), (4, 1), (2, 3), (3, 5)])
-def test_tokens_stand_behind_the_first_few(count, after):
+def test_tokens_are_inserted_after_the_first_ones(count, after):
     x = draw(2, 5, 8)
     layer = built(ClassToken(count, after=after), x)
     tokens = np.broadcast_to(as_numpy(layer.tokens), (2, count, 8))
@@ -34,16 +34,16 @@ def test_order_of_class_distillation_and_register_tokens():
 
 
 @pytest.mark.parametrize(
-    "config, shape, said",
+    "config, shape, parts",
     [
         ({"count": 0}, None, ["count is 0", "1 or more"]),
         ({"after": -1}, None, ["after is -1", "0 or more"]),
         ({}, (2, 8), ["'token'", "(2, 8)", "(batch, tokens, width)"]),
         ({}, (2, 4, None), ["'token'", "(2, 4, None)", "(batch, tokens, width)"]),
-        ({"after": 5}, (2, 4, 8), ["'token'", "after=5", "only 4 tokens"]),
+        ({"after": 5}, (2, 4, 8), ["'token'", "after=5", "4 tokens"]),
     ],
 )
-def test_refusals_name_what_is_wrong(config, shape, said):
+def test_errors_contain_argument_and_value(config, shape, parts):
     with pytest.raises(ConfigError) as error:
         ClassToken(**config, name="token").build(shape)
-    assert all(part in str(error.value) for part in said), str(error.value)
+    assert all(part in str(error.value) for part in parts), str(error.value)

@@ -154,7 +154,7 @@ def harness(test):
 
 @harness
 @every_case
-def test_keras_own_checks(run_layer_test, cls, config, shape, output_shape, count):
+def test_keras_layer_checks(run_layer_test, cls, config, shape, output_shape, count):
     run_layer_test(
         cls,
         config,
@@ -181,7 +181,7 @@ CROSS = {"num_heads": 2, "mlp_dim": 12, "cross_attention": True}
         (TransformerBlock, {**CROSS, "causal": True, "layer_scale": 0.1}, "inputs value", (2, 6, 8), 29),
     ],
 )
-def test_keras_own_checks_of_cross_attention(run_layer_test, cls, config, tensors, output_shape, count):
+def test_keras_layer_checks_of_cross_attention(run_layer_test, cls, config, tensors, output_shape, count):
     shapes = ((2, 6, 8), (2, 5, 10), (2, 5, 9))
     run_layer_test(
         cls,
@@ -194,7 +194,7 @@ def test_keras_own_checks_of_cross_attention(run_layer_test, cls, config, tensor
 
 
 @every_case
-def test_saved_model_gives_equal_bits(tmp_path, cls, config, shape, output_shape, count):
+def test_saved_model_is_bit_equal(tmp_path, cls, config, shape, output_shape, count):
     x = inputs_of(cls, shape)
     inputs = keras.Input(shape[1:], dtype=x.dtype)
     model = redraw(keras.Model(inputs, cls(**config)(inputs)))
@@ -250,7 +250,7 @@ POLICIES = pytest.mark.parametrize(
 
 @POLICIES
 @every_case
-def test_the_output_spec_is_that_of_the_call(policy, cls, config, shape, output_shape, count):
+def test_output_spec_equals_the_call(policy, cls, config, shape, output_shape, count):
     x = inputs_of(cls, shape)
     layer = cls(**config, dtype=policy)
     spec = layer.compute_output_spec(*symbolic(x))
@@ -261,7 +261,7 @@ def test_the_output_spec_is_that_of_the_call(policy, cls, config, shape, output_
 @pytest.mark.parametrize("past", [False, True])
 @pytest.mark.parametrize("scores", [False, True])
 @pytest.mark.parametrize("cls", [MultiHeadAttention, TransformerBlock])
-def test_the_output_spec_of_past_and_scores(cls, scores, past, policy):
+def test_output_spec_of_past_and_scores(cls, scores, past, policy):
     config = {"num_heads": 4, "kv_heads": 2, "value_dim": 3, "causal": True, "dtype": policy}
     layer = cls(**config, **({"mlp_dim": 8} if cls is TransformerBlock else {}))
     x = draw(2, 6, 8)
@@ -276,7 +276,7 @@ def test_the_output_spec_of_past_and_scores(cls, scores, past, policy):
 
 @POLICIES
 @pytest.mark.parametrize("cls", [MultiHeadAttention, RelativePositionBias, TransformerBlock])
-def test_the_output_spec_of_another_sequence(cls, policy):
+def test_output_spec_of_cross_attention(cls, policy):
     layer = cls(2, dtype=policy) if cls is not TransformerBlock else cls(dtype=policy, **CROSS)
     options = {} if cls is RelativePositionBias else {"return_attention_scores": True}
     arrays = draw(2, 6, 8), draw(2, 5, 10)
@@ -287,7 +287,7 @@ def test_the_output_spec_of_another_sequence(cls, policy):
 
 @POLICIES
 @pytest.mark.parametrize("layer", [MaskToken, lambda dtype: TokenEmbedding(7, 8, dtype=dtype)])
-def test_the_output_spec_of_what_is_passed_on_or_scored(layer, policy):
+def test_output_spec_of_mask_token_and_reverse(layer, policy):
     layer, x = layer(dtype=policy), draw(2, 6, 8)
     options = {} if isinstance(layer, MaskToken) else {"reverse": True}
     spec = layer.compute_output_spec(*symbolic(x), **options)
@@ -307,7 +307,7 @@ def test_the_output_spec_of_what_is_passed_on_or_scored(layer, policy):
         lambda init: TransformerBlock(2, 8, kernel_initializer=init),
     ],
 )
-def test_one_initializer_draws_afresh_for_each_weight(make):
+def test_each_weight_is_initialized_differently(make):
     initializer = keras.initializers.RandomNormal()
     matrices = []
     for _ in range(2):

@@ -61,7 +61,7 @@ def test_equals_the_formula_in_float64(activation, use_bias):
     assert_close(as_numpy(layer(x)), dense("down", hidden))
 
 
-def test_dropout_acts_on_the_hidden_units_in_training_alone():
+def test_dropout_is_only_active_in_training():
     x = np.ones((1, 1, 400), "float32")
     layer = identity(FeedForward(400, "relu", dropout=0.25), 400)
     np.testing.assert_array_equal(as_numpy(layer(x)), x)
@@ -71,14 +71,14 @@ def test_dropout_acts_on_the_hidden_units_in_training_alone():
 
 
 @pytest.mark.parametrize(
-    "config, said",
+    "config, parts",
     [
         ({"hidden": 8, "activation": "GELU"}, ["activation='GELU'", "Did you mean", "'gelu'"]),
         ({"hidden": 8, "activation": None}, ["activation=None", "'swiglu'"]),
         ({"hidden": 0}, ["hidden is 0", "a whole number, 1 or more"]),
     ],
 )
-def test_refusals_name_what_is_wrong(config, said):
+def test_errors_contain_argument_and_value(config, parts):
     with pytest.raises(ConfigError) as error:
         FeedForward(**config)
-    assert all(part in str(error.value) for part in said), str(error.value)
+    assert all(part in str(error.value) for part in parts), str(error.value)

@@ -49,26 +49,26 @@ def test_vit_base_16_at_224():
 def test_another_image_size_after_building():
     layer = built(PatchEmbedding(5, 4), draw(1, 8, 8, 3))
     assert layer(draw(1, 12, 4, 3)).shape == (1, 3, 5)
-    with pytest.raises(ConfigError, match="12 x 6 is not divisible into patches of 4 x 4"):
+    with pytest.raises(ConfigError, match="12 x 6 is not divisible by patch_size=4 x 4"):
         layer(draw(1, 12, 6, 3))
 
 
 @pytest.mark.parametrize(
-    "width, patch_size, shape, said",
+    "width, patch_size, shape, parts",
     [
         (0, 4, None, ["width is 0", "a whole number, 1 or more"]),
         (8, 0, None, ["patch_size is 0", "a whole number, 1 or more, or a tuple"]),
         (8, (4, -1), None, ["patch_size is (4, -1)", "a whole number, 1 or more"]),
         (8, (4, 1.5), None, ["patch_size is (4, 1.5)", "a whole number, 1 or more"]),
-        (8, 16, (1, 224, 225, 3), ["'patches'", "224 x 225", "16 x 16", "choose another patch_size"]),
+        (8, 16, (1, 224, 225, 3), ["'patches'", "224 x 225", "16 x 16"]),
         (8, 16, (1, 8, 8, 3), ["8 x 8 is not divisible"]),
-        (8, 3, (1, 10, 1), ["input of 10", "patches of 3"]),
-        (8, (4, 4), (1, 16, 1), ["'patches'", "patch_size=(4, 4) has 2 sides", "1 spatial axes"]),
+        (8, 3, (1, 10, 1), ["size 10", "patch_size=3"]),
+        (8, (4, 4), (1, 16, 1), ["'patches'", "patch_size=(4, 4)", "1 spatial axes"]),
         (8, 4, (1, 8), ["shape (1, 8)", "(batch, height, width, channels)"]),
-        (8, 4, (1, 8, 8, None), ["channels known"]),
+        (8, 4, (1, 8, 8, None), ["(1, 8, 8, None)"]),
     ],
 )
-def test_refusals_name_what_is_wrong(width, patch_size, shape, said):
+def test_errors_contain_argument_and_value(width, patch_size, shape, parts):
     with pytest.raises(ConfigError) as error:
         PatchEmbedding(width, patch_size, name="patches").build(shape)
-    assert all(part in str(error.value) for part in said), str(error.value)
+    assert all(part in str(error.value) for part in parts), str(error.value)

@@ -47,7 +47,7 @@ def test_fourier_features_by_hand():
 
 
 @pytest.mark.parametrize("grid, bands", [((5,), 1), ((1,), 3), ((3, 4), 2), ((1, 7), 4)])
-def test_fourier_features_have_a_column_for_each(grid, bands):
+def test_number_of_fourier_features(grid, bands):
     features = fourier_features(grid, bands)
     assert features.shape == (math.prod(grid), len(grid) * (2 * bands + 1))
     assert np.isfinite(features).all()
@@ -87,7 +87,7 @@ def test_resize_of_one_axis_equals_torch_bicubic():
     assert_close(resize_grid(table, (16,), (40,)), resized.reshape(6, 40).T.numpy())
 
 
-def test_resize_to_the_same_grid_changes_nothing():
+def test_resize_to_the_same_grid_is_the_identity():
     table = draw(12, 5)
     np.testing.assert_array_equal(resize_grid(table, (3, 4), (3, 4)), table)
 

@@ -19,9 +19,9 @@ def buckets(layer: RelativePositionBias, queries: int, keys: int) -> np.ndarray:
 
 def test_buckets_by_hand():
     """8 buckets, 4 each way: distance 0, 1, 2 to 3, 4 and more; those ahead are 4 higher."""
-    found = buckets(RelativePositionBias(2, buckets=8, max_distance=8), 6, 6)
-    assert found[5].tolist() == [3, 3, 2, 2, 1, 0]
-    assert found[0].tolist() == [0, 5, 6, 6, 7, 7]
+    result = buckets(RelativePositionBias(2, buckets=8, max_distance=8), 6, 6)
+    assert result[5].tolist() == [3, 3, 2, 2, 1, 0]
+    assert result[0].tolist() == [0, 5, 6, 6, 7, 7]
     assert buckets(RelativePositionBias(2, 8, 8, bidirectional=False), 6, 6)[0].tolist() == [0] * 6
 
 
@@ -41,7 +41,7 @@ def test_buckets_equal_t5(count, max_distance, bidirectional):
         np.testing.assert_array_equal(ours, theirs.numpy())
 
 
-def test_each_head_has_its_column():
+def test_each_head_uses_its_column():
     x, context = draw(2, 3, 4), draw(2, 5, 4)
     layer = built(RelativePositionBias(4), x)
     bias, table = as_numpy(layer(x, context)), as_numpy(layer.table)
@@ -53,10 +53,10 @@ def test_each_head_has_its_column():
 def test_attention_adds_it_to_the_scores():
     x = draw(1, 4, 8)
     attention, bias = built(MultiHeadAttention(2), x), built(RelativePositionBias(2), x)
-    given = as_numpy(bias(x))
+    scores = as_numpy(bias(x))
     _, plain = as_numpy(attention(x, return_attention_scores=True))
-    _, biased = as_numpy(attention(x, bias=given, return_attention_scores=True))
-    expected = plain * np.exp(given)
+    _, biased = as_numpy(attention(x, bias=scores, return_attention_scores=True))
+    expected = plain * np.exp(scores)
     assert_close(biased, expected / expected.sum(-1, keepdims=True))
 
 
@@ -69,9 +69,9 @@ def test_attention_adds_it_to_the_scores():
         {"buckets": 32, "max_distance": 16, "bidirectional": False},
     ],
 )
-def test_refusals_name_what_is_wrong(config):
+def test_errors_contain_argument_and_value(config):
     with pytest.raises(ConfigError) as error:
         RelativePositionBias(2, **config)
-    given = {"buckets": 32, "max_distance": 128} | config
-    assert f"buckets={given['buckets']}, max_distance={given['max_distance']}" in str(error.value)
+    arguments = {"buckets": 32, "max_distance": 128} | config
+    assert f"buckets={arguments['buckets']}, max_distance={arguments['max_distance']}" in str(error.value)
     assert "must be even" in str(error.value)

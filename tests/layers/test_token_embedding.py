@@ -14,7 +14,7 @@ from tests.tolerances import assert_close
 IDS = np.array([[1, 0, 4], [2, 2, 3]])
 
 
-def test_gives_rows_of_the_table():
+def test_returns_rows_of_the_table():
     layer = built(TokenEmbedding(5, 8), IDS)
     np.testing.assert_array_equal(as_numpy(layer(IDS)), as_numpy(layer.table)[IDS])
 
@@ -25,7 +25,7 @@ def test_reverse_scores_every_row():
     assert_close(as_numpy(layer(x, reverse=True)), x @ as_numpy(layer.table).T)
 
 
-def test_both_ways_are_one_variable_with_both_gradients():
+def test_embedding_and_reverse_share_one_variable():
     ids = keras.Input((None,), dtype="int32")
     layer = TokenEmbedding(5, 8)
     model = keras.Model(ids, layer(layer(ids), reverse=True))
@@ -58,10 +58,10 @@ def test_from_config_of_get_config():
     [
         (lambda: TokenEmbedding(0, 8), r"vocabulary_size is 0, expected a whole number"),
         (lambda: TokenEmbedding(5, 2.5), r"width is 2.5, expected a whole number"),
-        (lambda: TokenEmbedding(5, 8, name="words")(draw(2, 3)), r"'words' looks up ids, but got float32"),
+        (lambda: TokenEmbedding(5, 8, name="words")(draw(2, 3)), r"'words': the ids are float32"),
         (
             lambda: TokenEmbedding(5, 8)(keras.KerasTensor((None, 3, 7)), reverse=True),
-            r"width 8, but reverse=True got an input of shape \(None, 3, 7\)",
+            r"reverse=True.*\(None, 3, 7\).*8",
         ),
     ],
 )
