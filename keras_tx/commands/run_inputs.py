@@ -1,4 +1,4 @@
-"""The inputs of `keras-tx run`: texts and pictures from arguments, files, directories and pipes."""
+"""Inputs of `keras-tx run`: texts and images from arguments, files, directories and standard input."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from keras_tx.errors import ImageError, InputError, KerasTxError, TextError, nea
 
 STDIN = "-"
 TABLES = (".csv", ".tsv")
-TEXT_FILES = (".txt", *TABLES)  # an argument that ends so, without spaces, is a path and not a text
+TEXT_FILES = (".txt", *TABLES)  # suffixes that make an argument without spaces a path
 DELIMITERS = ",;\t"
 
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """A text or a picture and its name in the output, or the error of reading it."""
+    """A text or image and its name in the output, or the error of reading it."""
 
     name: str
     value: Any = None
@@ -28,15 +28,13 @@ class Input:
 
 
 def check_column(inputs: Sequence[str], column: str | None) -> None:
-    """Raises an InputError if `--column` is missing, unknown or unused, before anything runs."""
+    """Raises an InputError if `--column` is missing, unknown or unused."""
     tables = [name for name in inputs if Path(name).suffix.lower() in TABLES and os.path.isfile(name)]
     if tables and column is None:
         names = ", ".join(map(repr, _header(Path(tables[0]))[0]))
-        raise InputError(f"{tables[0]} is a table: choose a column with --column NAME. It has {names}.")
+        raise InputError(f"{tables[0]} is a table with the columns {names}. Choose one with --column NAME.")
     if column is not None and not tables:
-        raise InputError(
-            f"--column is {column!r}, but no input is a {' or '.join(TABLES)} file. Leave it out."
-        )
+        raise InputError(f"--column is {column!r}, but no input is a {' or '.join(TABLES)} file. Omit it.")
     for name in tables:
         header, _ = _header(Path(name))
         if column not in header:
@@ -44,9 +42,11 @@ def check_column(inputs: Sequence[str], column: str | None) -> None:
 
 
 def texts(inputs: Sequence[str], column: str | None, whole: bool) -> Iterator[Input]:
-    """The texts: arguments themselves, lines of files and of standard input, cells of tables.
+    """Yields texts: arguments, lines of files and of standard input, cells of tables.
 
     Args:
+        inputs: the arguments.
+        column: the column of tables.
         whole: whether a file, or standard input, is one text.
     """
     for source in inputs:
@@ -56,21 +56,21 @@ def texts(inputs: Sequence[str], column: str | None, whole: bool) -> Iterator[In
         elif os.path.isdir(source):
             files = sorted(one for one in path.iterdir() if one.suffix.lower() == ".txt")
             if not files:
-                problem = f"{source} is a directory without a text, expected files that end in .txt."
+                problem = f"{source} has no .txt files."
                 yield Input(source, problem=TextError(problem))
             for file in files:
                 yield from _file(file, whole)
         elif os.path.isfile(source):
             yield from _cells(path, str(column)) if path.suffix.lower() in TABLES else _file(path, whole)
         elif path.suffix.lower() in TEXT_FILES and not any(map(str.isspace, source)):
-            problem = f"{source} does not exist. If it is a text and not a path, pass it on standard input."
+            problem = f"{source} does not exist. If it is a text, pass it on standard input."
             yield Input(source, problem=TextError(problem))
         else:
             yield Input(source, source)
 
 
 def pictures(inputs: Sequence[str], column: str | None) -> Iterator[Input]:
-    """The pictures: paths, those of a directory, those that a table names, or the bytes of standard input."""
+    """Yields images: paths, files of directories, paths in tables, or the bytes of standard input."""
     from keras_tx.processing.image_file import pictures_in
 
     for source in inputs:
@@ -123,7 +123,7 @@ def _cells(path: Path, column: str) -> Iterator[Input]:
 
 
 def _header(path: Path) -> tuple[list[str], str]:
-    """The names of the columns, and the delimiter: the one that is most frequent in the first line."""
+    """The names of the columns, and the delimiter: the most frequent one in the first line."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             line = file.readline()

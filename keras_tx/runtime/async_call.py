@@ -1,4 +1,4 @@
-"""Calls that are awaited: they run in a thread, and stop when nobody waits for them any more."""
+"""Calls for asyncio: they run in a thread, and stop when they are cancelled."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _RUNNING: contextvars.ContextVar[Any] = contextvars.ContextVar("_RUNNING", defau
 
 
 def run_options() -> Any:
-    """onnxruntime's RunOptions of the awaited call that this is part of; None outside of one."""
+    """onnxruntime's RunOptions of the current asyncio call; None outside of one."""
     return _RUNNING.get()
 
 
 def quiet_options() -> Any:
-    """RunOptions that print nothing: what goes wrong is raised."""
+    """RunOptions that print nothing, because errors are raised."""
     import onnxruntime
 
     options = onnxruntime.RunOptions()
@@ -24,11 +24,11 @@ def quiet_options() -> Any:
 
 
 async def call_async(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """`function(*args, **options)` in a thread.
+    """Runs `function(*args, **options)` in a thread.
 
-    Where the task is cancelled, the graph stops at its next node, and the session stays usable.
+    If the asyncio task is cancelled, the graph stops at its next node, and the session can be used again.
     """
-    import asyncio  # 15 ms that nobody else has to wait for
+    import asyncio  # takes 15 ms
 
     stop = quiet_options()
     context = contextvars.copy_context()
@@ -39,5 +39,5 @@ async def call_async(function: Callable[..., Any], *args: Any, **options: Any) -
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         stop.terminate = True
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody asks for it
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # marks it as read
         raise

@@ -1,7 +1,7 @@
-"""Bounds of a graph: the sizes of its dynamic axes at which it computes the same as the Keras model.
+"""Bounds of a graph: sizes of dynamic axes at which it computes the same as the Keras model.
 
-A bound is a comparison in Python's syntax, of whole numbers and the names of dynamic axes:
-"sequence_length <= 200". The exporter writes bounds into the graph's metadata and into keras_tx.json.
+A bound is a comparison of integers and names of dynamic axes in Python's syntax: "sequence_length <= 200".
+The exporter writes bounds into the graph's metadata and into keras_tx.json.
 """
 
 from __future__ import annotations
@@ -32,17 +32,15 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max}
 
 
 def read_bounds(text: str) -> tuple[str, ...]:
-    """The bounds in a graph's metadata, JSON."""
+    """Parses the bounds in a graph's metadata; raises a FolderError if they are not a list of strings."""
     bounds = json.loads(text)
     if not isinstance(bounds, list) or not all(isinstance(bound, str) for bound in bounds):
-        raise FolderError(
-            f"The graph's bounds are {text!r}, expected a list of comparisons. Export it again."
-        )
+        raise FolderError(f"The graph's bounds are {text!r}, expected a list of comparisons. Export again.")
     return tuple(bounds)
 
 
 def violated_bound(bounds: Sequence[str], sizes: Mapping[str, int]) -> str | None:
-    """The first bound that the sizes of axes violate; None if they violate none.
+    """The first bound that sizes of axes violate, or None.
 
     >>> violated_bound(["sequence_length <= 200"], {"sequence_length": 300})
     'sequence_length <= 200'
@@ -71,6 +69,6 @@ def _value(node: ast.AST, sizes: Mapping[str, int]) -> Any:
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
             return _FUNCTIONS[name](*(_value(x, sizes) for x in arguments))
     raise FolderError(
-        f"The graph has a bound with {ast.unparse(node)!r}, expected whole numbers and the axes "
-        f"{', '.join(sizes)}. Export it again, or upgrade keras-tx."
+        f"The graph has a bound with {ast.unparse(node)!r}, expected integers and the axes "
+        f"{', '.join(sizes)}. Export again, or upgrade keras-tx."
     )

@@ -1,4 +1,4 @@
-"""Opens an exported folder: nothing of it reaches onnxruntime before it was found to be what was exported."""
+"""Folder: an exported folder, whose files are checked before onnxruntime opens them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from keras_tx.runtime.external_data_check import external_locations
 
 _GRAPHS = posixpath.dirname(contract.MODEL)
 _MAX_JSON = 64 * 2**20  # bytes; a manifest lists files and layers, not weights
-# Besides separators and drives: onnxruntime gives paths with an asterisk a meaning of their own,
-# and Windows cannot store the others.
+# Separators, drives, characters that Windows does not allow, and the asterisk, which has a meaning in
+# onnxruntime's locations.
 _FORBIDDEN = frozenset('\\:*?"<>|')
 FileState = tuple[int, ...]  # device, inode, size, and the times of the last changes of content and inode
 _REMEDY = "Copy the whole folder again, or export again."
@@ -40,7 +40,20 @@ _CONFIG_KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """An exported folder that passed the checks of `open_folder`."""
+    """An exported folder that has passed the checks of `open_folder`.
+
+    Attributes:
+        path: the folder.
+        manifest: the content of keras_tx.json.
+        graph: the .onnx file of `precision`.
+        config: the content of config.json.
+        transform: the image transform of preprocessor_config.json.
+        generation: the content of generation_config.json.
+        tokenizer: the tokenizer.json file.
+        shared: the version of the graph whose cache is written in place.
+        precision: precision of the graph.
+        states: state of each file when it was checked.
+    """
 
     path: Path
     manifest: contract.Manifest
@@ -49,24 +62,24 @@ class Folder:
     transform: ImageTransform | None
     generation: Mapping[str, Any] | None = None
     tokenizer: Path | None = None
-    shared: Path | None = None  # the graph again, with a cache that is written in place
-    precision: str = "fp32"  # of the graph
-    states: Mapping[str, FileState] = dataclasses.field(default_factory=dict, repr=False)  # when checked
+    shared: Path | None = None
+    precision: str = "fp32"
+    states: Mapping[str, FileState] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
     def problem_type(self) -> str | None:
-        """What the logits of a classification are, where config.json says it."""
+        """The meaning of the logits of a classifier, by config.json; None if it has none."""
         return (self.config or {}).get("problem_type")
 
     @property
     def inputs(self) -> tuple[contract.TensorSpec, ...]:
-        """What the graph of this precision takes, by the manifest."""
+        """Inputs of the graph of this precision, by the manifest."""
         variant = self.manifest.variants.get(self.precision)
         return self.manifest.inputs if variant is None or variant.inputs is None else variant.inputs
 
     @property
     def outputs(self) -> tuple[contract.TensorSpec, ...]:
-        """What it gives, by the manifest."""
+        """Outputs of the graph of this precision, by the manifest."""
         variant = self.manifest.variants.get(self.precision)
         return self.manifest.outputs if variant is None or variant.outputs is None else variant.outputs
 
@@ -74,15 +87,22 @@ class Folder:
 def open_folder(
     path: str | os.PathLike[str], precision: str | None = None, *, default: str = "fp32"
 ) -> Folder:
-    """Checks everything but the hashes of the large files; for those, `verify_hashes`.
+    """Checks a folder: everything except the hashes of large files, which `verify_hashes` checks.
 
-    The manifest is sound; every file that it lists is a regular file inside the folder, reached
-    through no link, and has the size that it had; the graph, and the one with a shared cache, has its
-    hash, and names no data outside the folder. Of several graphs, the one of `precision` is taken; without
-    it `default` where the folder has it, then fp32, then the first.
+    The manifest is valid. Every file that it lists is a regular file inside the folder, is not a link, and
+    has its size. The graph has its hash and refers to no data outside the folder.
 
     >>> open_folder("flowers").manifest.task  # doctest: +SKIP
     'image-classification'
+
+    Args:
+        path: a folder that `export_onnx` wrote.
+        precision: precision of the graph to open.
+        default: precision to open if `precision` is None; if the folder does not have it, fp32, or the first.
+
+    Raises:
+        FolderError: if a check fails.
+        ConfigError: if the folder does not have the precision.
     """
     root = folder_path(path)
     return read_consistently(root, lambda: checked_folder(root, precision, default), FolderError)
@@ -91,19 +111,16 @@ def open_folder(
 def folder_path(path: str | os.PathLike[str]) -> Path:
     """Converts to a Path; raises a FolderError for a value that is not a path."""
     if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
-        raise FolderError(
-            f"folder is {_short(path)}, expected the path of a folder that export_onnx wrote, as a string or "
-            "a pathlib.Path."
-        )
+        raise FolderError(f"folder is {_short(path)}, expected a string or a pathlib.Path.")
     return Path(path)
 
 
 def checked_folder(root: Path, precision: str | None, default: str) -> Folder:
-    """`open_folder` for a caller that opens the files by path as well, within one `read_consistently`."""
+    """`open_folder` without `read_consistently`, for callers that open files by path too."""
     if not root.exists():
-        raise FolderError(f"{root}: there is no such folder. Expected one that export_onnx wrote.")
+        raise FolderError(f"{root} does not exist. Pass a folder that export_onnx wrote.")
     if not root.is_dir():
-        raise FolderError(f"{root} is a file, expected the folder around it that export_onnx wrote.")
+        raise FolderError(f"{root} is a file, expected a folder that export_onnx wrote.")
     manifest = _manifest(root)
     states = {name: _check_file(root, name, record) for name, record in manifest.files.items()}
     precision = _precision(root, manifest, precision, default)
@@ -122,20 +139,24 @@ def checked_folder(root: Path, precision: str | None, default: str) -> Folder:
 
 
 def check_unchanged(folder: Folder) -> None:
-    """Raises where a file is not the one that was checked when the folder was opened.
+    """Raises a FolderError if a file has changed since the folder was opened.
 
     `export_onnx` replaces whole folders, but other programs may overwrite single files.
     """
     for name, state in folder.states.items():
         if _state(_regular_file(folder.path, name)) != state:
             raise FolderError(
-                f"{folder.path / name} was changed or replaced after the folder was opened. Open the "
-                "folder again when it is complete."
+                f"{folder.path / name} was changed or replaced while the folder was opened. Open the folder "
+                "again when it is complete."
             )
 
 
 def verify_hashes(folder: Folder) -> None:
-    """Reads every file whole and compares it with the manifest, which `load` spares the large ones."""
+    """Compares the sha256 of every file with the manifest; `load` checks only that of the graph.
+
+    Raises:
+        FolderError: if a file differs, or the folder was replaced.
+    """
     read_consistently(folder.path, lambda: _verify_hashes(folder), FolderError)
 
 
@@ -149,8 +170,7 @@ def _verify_hashes(folder: Folder) -> None:
     ]
     if changed:
         raise FolderError(
-            f"{folder.path}: the sha256 of {', '.join(changed)} differs from {contract.MANIFEST}: "
-            f"changed or damaged since the export. {_REMEDY}"
+            f"{folder.path}: the sha256 of {', '.join(changed)} differs from {contract.MANIFEST}. {_REMEDY}"
         )
 
 
@@ -158,29 +178,26 @@ def _manifest(root: Path) -> contract.Manifest:
     path = root / contract.MANIFEST
     if not os.path.lexists(path):
         raise FolderError(
-            f"{root} has no {contract.MANIFEST}, expected a folder that export_onnx wrote. "
-            "If it was copied, copy all of it."
+            f"{root} has no {contract.MANIFEST}, expected a folder that export_onnx wrote. {_REMEDY}"
         )
     size = _regular_file(root, contract.MANIFEST).st_size
     if size > _MAX_JSON:
-        raise FolderError(f"{path} has {size} bytes, at most {_MAX_JSON} are read. {_REMEDY}")
+        raise FolderError(f"{path} has {size} bytes, expected at most {_MAX_JSON}. {_REMEDY}")
     try:
         return contract.Manifest.from_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise FolderError(f"{path} is not a sound manifest: {error}. {_REMEDY}") from error
+        raise FolderError(f"{path} is not a valid manifest: {error}. {_REMEDY}") from error
 
 
 def _check_file(root: Path, name: str, record: contract.FileRecord) -> FileState:
     if not _is_plain(name):
         raise FolderError(
-            f"{root / contract.MANIFEST} lists {name!r}, expected relative paths inside the folder, "
-            "with '/' and without '..'. The folder is not to be trusted: export again."
+            f"{root / contract.MANIFEST} lists {name!r}, expected relative paths inside the folder, with '/' "
+            "and without '..'. Do not trust the folder; export again."
         )
     info = _regular_file(root, name)
     if info.st_size != record.size:
-        raise FolderError(
-            f"{root / name} has {info.st_size} bytes, expected {record.size}: truncated or changed. {_REMEDY}"
-        )
+        raise FolderError(f"{root / name} has {info.st_size} bytes, expected {record.size}. {_REMEDY}")
     return _state(info)
 
 
@@ -197,7 +214,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _regular_file(root: Path, name: str) -> os.stat_result:
-    """What lstat says, once each component of the path was seen to be no link."""
+    """The lstat of a file; raises a FolderError for a link, also in its path, and for a special file."""
     *directories, _ = steps = [root.joinpath(*name.split("/")[: i + 1]) for i in range(name.count("/") + 1)]
     try:
         for directory in directories:
@@ -206,14 +223,13 @@ def _regular_file(root: Path, name: str) -> os.stat_result:
     except FileNotFoundError:
         raise FolderError(f"{root / name} is missing, but {contract.MANIFEST} lists it. {_REMEDY}") from None
     except OSError as error:
-        raise FolderError(f"{root / name} cannot be reached: {error.strerror}. {_REMEDY}") from error
+        raise FolderError(f"{root / name} cannot be read: {error.strerror}. {_REMEDY}") from error
     _refuse_link(steps[-1], info)
     if not stat.S_ISREG(info.st_mode):
-        raise FolderError(f"{root / name} is not a regular file, expected one. {_REMEDY}")
+        raise FolderError(f"{root / name} is not a regular file. {_REMEDY}")
     if info.st_nlink > 1:
         raise FolderError(
-            f"{root / name} is a hard link ({info.st_nlink} names for one file), expected a file of its own: "
-            "through a link the graph could read outside the folder. Copy the folder with cp -rL."
+            f"{root / name} is a hard link, which could lead outside the folder. Copy the folder with cp -rL."
         )
     return info
 
@@ -221,60 +237,56 @@ def _regular_file(root: Path, name: str) -> os.stat_result:
 def _refuse_link(path: Path, info: os.stat_result) -> None:
     if stat.S_ISLNK(info.st_mode):
         raise FolderError(
-            f"{path} is a symbolic link, expected a real file or directory: through a link the graph could "
-            "read outside the folder. Copy the folder with cp -rL."
+            f"{path} is a symbolic link, which could lead outside the folder. Copy the folder with cp -rL."
         )
 
 
 def _precision(root: Path, manifest: contract.Manifest, wanted: str | None, default: str) -> str:
-    """The precision to open: what was asked for, the default, fp32, or the first that is there."""
+    """The precision to open: the requested one, the default, fp32, or the first."""
     graphs = manifest.precisions
     if not graphs:
-        raise FolderError(f"{root / contract.MANIFEST} names no graph in precisions, expected one. {_REMEDY}")
+        raise FolderError(f"{root / contract.MANIFEST}: precisions is empty. {_REMEDY}")
     if wanted is None:
         return next(name for name in (default, "fp32", *graphs) if name in graphs)
     if not isinstance(wanted, str):
         raise ConfigError(f"precision is {wanted!r}, expected one of {', '.join(map(repr, graphs))}.")
     if wanted in graphs:
         return wanted
-    there = f"precision is {wanted!r}, but {root} has {', '.join(graphs)}."
+    problem = f"precision is {wanted!r}, but {root} has {', '.join(graphs)}."
     if wanted not in contract.PRECISIONS:
-        raise ConfigError(f"{there} {nearest(wanted, contract.PRECISIONS)}")
+        raise ConfigError(f"{problem} {nearest(wanted, contract.PRECISIONS)}")
     if "fp32" in graphs:
-        raise ConfigError(f"{there} This adds it: keras-tx quantize {root} --precision {wanted}")
-    raise ConfigError(f"{there} Export again with precision={[*graphs, wanted]}.")
+        raise ConfigError(f"{problem} Run keras-tx quantize {root} --precision {wanted}")
+    raise ConfigError(f"{problem} Export again with precision={[*graphs, wanted]}.")
 
 
 def _graph(root: Path, manifest: contract.Manifest, precision: str) -> Path:
     name = manifest.precisions[precision]
     if name not in manifest.files or posixpath.dirname(name) != _GRAPHS or not name.endswith(".onnx"):
         raise FolderError(
-            f"{root / contract.MANIFEST}: precisions has {name!r} as {precision}, expected one of files, "
+            f"{root / contract.MANIFEST}: precisions has {name!r} as {precision}, expected a listed file "
             f"{_GRAPHS}/*.onnx. {_REMEDY}"
         )
     return _checked_graph(root, manifest, name)
 
 
 def _checked_graph(root: Path, manifest: contract.Manifest, name: str) -> Path:
-    """A graph that has its hash, and names no data outside the folder."""
-    found, expected = contract.describe_file(root / name).sha256, manifest.files[name].sha256
-    if found != expected:
-        raise FolderError(
-            f"{root / name} has sha256 {found}, expected {expected}: damaged or changed since the "
-            f"export. {_REMEDY}"
-        )
+    """The path of a graph that has its hash, and refers only to data that the manifest lists."""
+    actual, expected = contract.describe_file(root / name).sha256, manifest.files[name].sha256
+    if actual != expected:
+        raise FolderError(f"{root / name} has sha256 {actual}, expected {expected}. {_REMEDY}")
     for location in external_locations(root / name):
-        # listed names were seen to be plain, so this also refuses "..", absolute paths and the like
+        # Listed names are plain, so this also refuses ".." and absolute paths.
         if f"{_GRAPHS}/{location}" not in manifest.files:
             raise FolderError(
-                f"{root / name} keeps weights in {location!r}, expected a file of {_GRAPHS}/ that "
-                f"{contract.MANIFEST} lists. The folder is not to be trusted: export again."
+                f"{root / name} refers to {location!r}, expected a file in {_GRAPHS}/ that "
+                f"{contract.MANIFEST} lists. Do not trust the folder; export again."
             )
     return root / name
 
 
 def _optional_json(root: Path, name: str, manifest: contract.Manifest) -> dict[str, Any] | None:
-    """The content of a listed JSON file; one that is not listed was not exported, and is not read."""
+    """The content of a JSON file that the manifest lists; None for others, which are not read."""
     return read_json(root, name, manifest) if name in manifest.files else None
 
 
@@ -282,7 +294,7 @@ def read_json(root: Path, name: str, manifest: contract.Manifest) -> dict[str, A
     """The JSON object of a listed file."""
     if manifest.files[name].size > _MAX_JSON:
         raise FolderError(
-            f"{root / name} has {manifest.files[name].size} bytes, at most {_MAX_JSON} are read."
+            f"{root / name} has {manifest.files[name].size} bytes, expected at most {_MAX_JSON}. {_REMEDY}"
         )
     try:
         content = json.loads((root / name).read_text(encoding="utf-8"))
@@ -301,12 +313,12 @@ def _transform(root: Path, preprocessor: Mapping[str, Any]) -> ImageTransform:
 
 
 def _check_config(path: Path, config: Mapping[str, Any]) -> None:
-    """Raises for a key that the runtime reads and whose value has another type; null counts as missing."""
+    """Raises a FolderError for a key of a wrong type that the runtime reads; null counts as missing."""
     for key, (expected, fits) in _CONFIG_KEYS.items():
         if config.get(key) is not None and not fits(config[key]):
             raise FolderError(f"{path}: {key} is {_short(config[key])}, expected {expected}. {_REMEDY}")
     if config.get("model_type") == "roberta" and config.get("pad_token_id") is None:
-        raise FolderError(f"{path}: pad_token_id is missing, which RoBERTa's positions depend on. {_REMEDY}")
+        raise FolderError(f"{path}: pad_token_id is missing, which RoBERTa's positions need. {_REMEDY}")
 
 
 def _is_size(value: Any) -> bool:
@@ -320,14 +332,14 @@ def _is_pair(value: Any) -> bool:
 def _check_agreement(
     root: Path, manifest: contract.Manifest, config: Mapping[str, Any], transform: ImageTransform | None
 ) -> None:
-    """Other clients read config.json, we read the manifest: both must get the same answers."""
+    """Raises a FolderError if config.json, which other clients read, contradicts the manifest."""
     names = config.get("id2label")
     if manifest.labels is not None and names is not None:
         expected = {str(i): label for i, label in enumerate(manifest.labels)}
         if names != expected:
             raise FolderError(
-                f"{root / contract.CONFIG} and {contract.MANIFEST} disagree on the labels: id2label is "
-                f"{_short(names)}, expected {_short(expected)}. Export again."
+                f"{root / contract.CONFIG}: id2label is {_short(names)}, but {contract.MANIFEST} has "
+                f"the labels {_short(expected)}. Export again."
             )
     if transform is None:
         return
@@ -335,13 +347,13 @@ def _check_agreement(
     pair = tuple(size) if isinstance(size, list) else (size, size)
     if size is not None and pair != transform.size:
         raise FolderError(
-            f"{root / contract.CONFIG} has image_size {size!r}, but {contract.PREPROCESSOR} resizes to "
+            f"{root / contract.CONFIG}: image_size is {size!r}, but {contract.PREPROCESSOR} resizes to "
             f"{transform.size}. Export again."
         )
     channels = config.get("num_channels", transform.channels)
     if channels != transform.channels:
         raise FolderError(
-            f"{root / contract.CONFIG} has num_channels {channels!r}, but {contract.PREPROCESSOR} gives "
+            f"{root / contract.CONFIG}: num_channels is {channels!r}, but {contract.PREPROCESSOR} has "
             f"{transform.channels}. Export again."
         )
 

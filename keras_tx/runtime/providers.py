@@ -1,4 +1,4 @@
-"""Which onnxruntime providers to ask for, and which one it came to. Nothing falls back in silence."""
+"""Selection of onnxruntime's execution providers, without silent fallbacks."""
 
 from __future__ import annotations
 
@@ -11,38 +11,35 @@ CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
 
-# Beside cpu and cuda: onnxruntime's name, and what brings it. None of these was run by our own tests.
+# Other providers: onnxruntime's name and how to install it. The tests run none of them.
 OTHERS = {
     "tensorrt": (TENSORRT, 'Linux with an NVIDIA GPU: pip install "keras-tx[runtime-gpu]", and TensorRT 10'),
     "openvino": ("OpenVINOExecutionProvider", "Intel: pip install onnxruntime-openvino, without onnxruntime"),
     "coreml": ("CoreMLExecutionProvider", "macOS, where onnxruntime itself has it"),
     "directml": ("DmlExecutionProvider", "Windows: pip install onnxruntime-directml, without onnxruntime"),
 }
-DEVICES = {"cuda": "cuda", "tensorrt": "cuda", "directml": "dml"}  # the others compute in the CPU's memory
-# Of the distributions named onnxruntime..., those that are one and the same import package.
+DEVICES = {"cuda": "cuda", "tensorrt": "cuda", "directml": "dml"}  # other providers use the CPU's memory
+# Distributions that share the import package onnxruntime.
 WHEELS = {
     "onnxruntime",
     *(f"onnxruntime-{kind}" for kind in ("gpu", "openvino", "directml", "qnn", "rocm", "training")),
 }
 NAMES = ("auto", "cpu", "cuda", *OTHERS)
-_NAME_OF = {CPU: "cpu", CUDA: "cuda", **{theirs: name for name, (theirs, _) in OTHERS.items()}}
+_NAME_OF = {CPU: "cpu", CUDA: "cuda", **{full_name: name for name, (full_name, _) in OTHERS.items()}}
 
 
 def check_name(provider: str) -> None:
     if provider not in NAMES:
-        raise ProviderError(
-            f"provider is {provider!r}, expected one of {', '.join(map(repr, NAMES))}. "
-            + nearest(str(provider), NAMES)
-        )
+        raise ProviderError(f"provider is {provider!r}, which is unknown. {nearest(str(provider), NAMES)}")
 
 
-def name_of(theirs: str) -> str:
-    """Our name for one of onnxruntime's, or its own where we have none."""
-    return _NAME_OF.get(theirs, theirs)
+def name_of(full_name: str) -> str:
+    """The short name of one of onnxruntime's providers, if it has one."""
+    return _NAME_OF.get(full_name, full_name)
 
 
 def on_gpu(provider: str) -> bool:
-    """Whether it computes on a device of its own, where half precision is what is fast."""
+    """Whether a provider has its own device, on which half precision is fast."""
     return provider in DEVICES
 
 
@@ -54,16 +51,20 @@ def choose(
     reason: str = "",
     wheels: Sequence[str] = (),
 ) -> list[str]:
-    """The providers to ask onnxruntime for, best first.
+    """The providers to request from onnxruntime, best first.
 
     >>> choose("auto", [CPU], gpu_wheel=False)
     ['CPUExecutionProvider']
 
     Args:
-        available: what onnxruntime says it has.
-        gpu_wheel: whether it was built with CUDA; newer wheels hide a CUDA that they could not load.
-        reason: what loading the CUDA libraries said, for the message.
-        wheels: the distributions of onnxruntime that are installed: two overwrite each other's files.
+        provider: name of a provider, or "auto".
+        available: the providers that onnxruntime reports.
+        gpu_wheel: whether it was built with CUDA; newer wheels do not report a CUDA that they cannot load.
+        reason: the error of loading the CUDA libraries.
+        wheels: the installed distributions of onnxruntime; two overwrite each other's files.
+
+    Raises:
+        ProviderError: if the provider is not available.
     """
     check_name(provider)
     if provider == "cpu":
@@ -71,15 +72,15 @@ def choose(
     if len(wheels) > 1:
         _two_wheels(provider, wheels)
     if provider in OTHERS:
-        theirs, source = OTHERS[provider]
-        if theirs not in available:
+        full_name, source = OTHERS[provider]
+        if full_name not in available:
             raise ProviderError(
                 f"provider is {provider!r}, but this onnxruntime has only "
-                f"{', '.join(name_of(one) for one in available)}. It comes with {source}. "
-                'Otherwise provider="cpu".'
+                f"{', '.join(name_of(one) for one in available)}. Install {source}; or pass "
+                'provider="cpu".'
             )
-        # What TensorRT cannot do, CUDA does.
-        return [theirs, *([CUDA] if theirs == TENSORRT and CUDA in available else []), CPU]
+        # CUDA runs the nodes that TensorRT does not support.
+        return [full_name, *([CUDA] if full_name == TENSORRT and CUDA in available else []), CPU]
     if CUDA in available:
         return [CUDA, CPU]
     if gpu_wheel:
@@ -88,45 +89,42 @@ def choose(
         raise ProviderError(
             "provider is 'cuda', but this onnxruntime was built without CUDA. On a Linux machine with an "
             'NVIDIA GPU: pip uninstall onnxruntime && pip install "keras-tx[runtime-gpu]". '
-            'Otherwise provider="cpu".'
+            'Or pass provider="cpu".'
         )
     return [CPU]
 
 
 def _two_wheels(provider: str, wheels: Sequence[str]) -> None:
-    problem = (
-        f"{' and '.join(wheels)} are installed together: they overwrite each other's files, and chance "
-        "decides which providers are there."
-    )
+    problem = f"{' and '.join(wheels)} are both installed and overwrite each other's files."
     remedy = (
-        f"pip uninstall -y {' '.join(wheels)}, and then install one: "
-        'pip install "keras-tx[runtime-gpu]" for CUDA, "keras-tx[runtime]" for the CPU'
+        f"Run pip uninstall -y {' '.join(wheels)}, and then pip install "
+        '"keras-tx[runtime-gpu]" for CUDA or "keras-tx[runtime]" for the CPU'
     )
     if provider != "auto":
-        raise ProviderError(f'provider is {provider!r}. {problem} {remedy}; or provider="cpu".')
+        raise ProviderError(f'provider is {provider!r}. {problem} {remedy}; or pass provider="cpu".')
     warnings.warn(f'{problem} {remedy}; provider="cpu" silences this.', RuntimeWarning, stacklevel=2)
 
 
 def settle(provider: str, running: Sequence[str], reason: str = "") -> str:
-    """Our name for what the session really has; to be called where more than the CPU was asked for."""
-    said = f" ({reason})" if reason else ""
+    """The short name of the provider that runs; raises or warns if it is not the requested one."""
+    detail = f" ({reason})" if reason else ""
     if provider in OTHERS:
-        theirs, source = OTHERS[provider]
-        if theirs not in running:
+        full_name, source = OTHERS[provider]
+        if full_name not in running:
             raise ProviderError(
-                f"provider is {provider!r}. onnxruntime has it, but could not start it{said}. It needs "
-                f'{source}; or provider="cpu".'
+                f"provider is {provider!r}, which onnxruntime could not start{detail}. It needs "
+                f'{source}; or pass provider="cpu".'
             )
         return provider
     if CUDA in running:
         return "cuda"
     problem = (
-        f"onnxruntime was built with CUDA, but could not start it{said}: the CUDA libraries, cuDNN or the "
-        "driver are missing, or of another version, or there is no GPU."
+        f"onnxruntime could not start CUDA{detail}: the GPU, its driver, the CUDA libraries or cuDNN are "
+        "missing or have another version."
     )
-    remedy = 'See nvidia-smi and keras-tx doctor, and pip install "keras-tx[runtime-gpu]" for the libraries'
+    remedy = 'Run nvidia-smi and keras-tx doctor, and pip install "keras-tx[runtime-gpu]" for the libraries'
     if provider == "cuda":
-        raise ProviderError(f"provider is 'cuda'. {problem} {remedy}; or provider=\"cpu\".")
+        raise ProviderError(f"provider is 'cuda'. {problem} {remedy}; or pass provider=\"cpu\".")
     warnings.warn(
         f'Running on the CPU. {problem} {remedy}; provider="cpu" silences this.', RuntimeWarning, stacklevel=2
     )

@@ -1,4 +1,4 @@
-"""Serving of exported folders to many clients, on NumPy and onnxruntime."""
+"""Serving of exported folders to many clients, with NumPy and onnxruntime."""
 
 from keras_tx.serving.micro_batcher import MicroBatcher
 

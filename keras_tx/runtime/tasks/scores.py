@@ -47,7 +47,11 @@ def labels_of(folder: Folder, session: Session, axes: tuple[str, ...] = ("batch"
     """
     spec = next(spec for spec in session.outputs if spec.name == contract.LOGITS)
     labels, count = folder.manifest.labels, spec.shape[-1]
-    if len(spec.shape) != len(axes) + 1 or not isinstance(count, int) or (labels and len(labels) != count):
+    if (
+        len(spec.shape) != len(axes) + 1
+        or not isinstance(count, int)
+        or (labels is not None and len(labels) != count)
+    ):
         expected = "classes" if labels is None else len(labels)
         reason = "a fixed number of classes" if labels is None else f"{len(labels)} labels"
         raise FolderError(
