@@ -14,14 +14,19 @@ from keras_tx.atomic_write import atomic_directory
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.runtime.folder import check_unchanged, open_folder, verify_hashes
 from keras_tx_onnx.quantizing import recipes
-from keras_tx_onnx.quantizing.auto_precision import CANDIDATES, Choice, choose
-from keras_tx_onnx.quantizing.precision_files import Ladder, Options
+from keras_tx_onnx.quantizing.auto_precision import CANDIDATES, PrecisionReport, choose
+from keras_tx_onnx.quantizing.precision_files import Options, PrecisionWriter
 from keras_tx_onnx.report import precision_rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """What `quantize` gives back. Printed, it is a table of the files."""
+    """The result of `quantize`. It prints as a table of the files.
+
+    Attributes:
+        folder: its path.
+        manifest: with the files that were added.
+    """
 
     folder: Path
     manifest: contract.Manifest
@@ -42,10 +47,10 @@ def quantize(
     validation: Any = None,
     tolerance: float = 0.005,
     metric: Any = None,
-) -> Quantized | Choice:
-    """Adds files of lower precision to an exported folder, made of its fp32 file and compared with it.
+) -> Quantized | PrecisionReport:
+    """Adds files of lower precision to an exported folder, made from its fp32 file and compared with it.
 
-    The folder is written anew beside the old one, and takes its place when it is whole.
+    The folder is written anew, and replaces the old one when it is complete.
 
     >>> import keras_tx, tempfile
     >>> from keras_tx_onnx import export_onnx
@@ -56,45 +61,56 @@ def quantize(
     ['fp32', 'int8']
 
     Args:
-        folder: what `export_onnx` wrote, with its fp32 file.
-        precision: some of "fp16", "int8", "int8-blocks" and "int4". One that is there is made anew. Or
-            "auto": all of them are measured on the validation data, and the fastest stays whose metric is
-            within the tolerance of fp32's. What comes back prints the report; the folder has it as JSON.
+        folder: a folder that `export_onnx` wrote, with its fp32 file.
+        precision: one or several of "fp16", "int8", "int8-blocks" and "int4"; a file that exists is replaced.
+            Or "auto": all of them are measured on the validation data, and the fastest stays whose metric is
+            within the tolerance of fp32's. The report is returned, and stored in the folder as JSON.
         keep: paths of layers that stay in fp32, such as "block_0/feed_forward/up", or "block_0" for all
-            of it.
-        calibration: batches from which "int8" takes fixed ranges, so that no sample depends on the others of
-            its batch: an array, a dict of arrays by input name, or an iterable of either, such as a
-            tf.data.Dataset. Without it, each range is found when the graph runs, over the whole batch.
+            of its layers.
+        calibration: batches from which "int8" computes fixed ranges, so that no sample depends on the others
+            of its batch: an array, a dict of arrays by input name, or an iterable of either, such as a
+            tf.data.Dataset. Without it, each range is computed when the graph runs, over the whole batch.
         examples: a batch on which the files are compared; by default the first of the calibration, or random
             inputs.
         validation: for "auto": (inputs, targets) as arrays, or an iterable of such batches.
-        tolerance: what the metric may lose; 0.005 is half a point of accuracy.
-        metric: a function of (outputs by name, targets), more is better, or a keras.metrics.Metric. By
-            default that of the task: accuracy, exact match, or of a decoder the logarithm of its perplexity.
+        tolerance: how much the metric may lose; 0.005 is half a point of accuracy.
+        metric: a function of (outputs by name, targets) of which more is better, or a keras.metrics.Metric.
+            By default that of the task: accuracy, exact match, or for a decoder minus the logarithm of its
+            perplexity.
+
+    Returns:
+        The files of the folder, or for "auto" the report.
+
+    Raises:
+        ConfigError: if an argument is out of range, or does not fit the others or the model.
+        ExportError: if the folder has no fp32 file, nothing to quantize, or a file that differs too much.
+        FolderError: if the folder is damaged, or replaced by another process.
     """
     auto = isinstance(precision, str) and precision == "auto"
     if auto != (validation is not None):
-        raise ConfigError('precision="auto" measures on validation=(inputs, targets): give both, or neither.')
-    wanted = list(CANDIDATES) if auto else recipes.precisions(precision)
-    if "fp32" in wanted:
-        raise ConfigError("precision has 'fp32', of which the others are made: leave it out.")
+        raise ConfigError(
+            f'precision={precision!r} does not fit validation. Pass validation=(inputs, targets) with "auto" '
+            "only."
+        )
+    names = list(CANDIDATES) if auto else recipes.precisions(precision)
+    if "fp32" in names:
+        raise ConfigError("precision has 'fp32', from which the others are made. Remove it.")
     options = Options(recipes.layer_paths(keep), calibration, examples)
-    recipes.check_options(wanted, options.keep, calibration)
+    recipes.check_options(names, options.keep, calibration)
     opened = open_folder(Path(folder).absolute())
     if opened.precision != "fp32":
-        there = ", ".join(opened.manifest.precisions)
         raise ExportError(
-            f"{opened.path} has {there}, but no fp32 file, of which the others are made. Export it "
-            f"again with precision={['fp32', *wanted]}."
+            f"{opened.path} has {', '.join(opened.manifest.precisions)}, but no fp32 file, from which others "
+            f"are made. Export it again with precision={['fp32', *names]}."
         )
     verify_hashes(opened)
     if auto:
         return choose(opened, validation, tolerance, metric, options)
     with atomic_directory(opened.path, ExportError) as aside:
         shutil.copytree(opened.path, aside, symlinks=True, dirs_exist_ok=True)
-        ladder = Ladder(aside, opened.manifest, options)
-        for name in wanted:
-            ladder.add(name)
-        manifest = ladder.finish()
+        writer = PrecisionWriter(aside, opened.manifest, options)
+        for name in names:
+            writer.add(name)
+        manifest = writer.finish()
         check_unchanged(opened)  # files of an older export must not replace a newer one
     return Quantized(opened.path, manifest)

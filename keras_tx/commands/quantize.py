@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 SUMMARY = "add fp16, int8 or int4 files to an exported folder"
 DESCRIPTION = """\
-Makes files of lower precision of the fp32 file of an exported folder, compares each with it, and enters them
-in the folder's manifest and in config.json. The folder is written anew beside the old one and takes its place
-when it is whole. `keras-tx run FOLDER ... --precision int8`, or keras_tx.runtime.load(FOLDER,
-precision="int8"), then runs one of them.
+Makes files of lower precision from the fp32 file of an exported folder, compares each with it, and lists
+them in the folder's manifest and in config.json. The folder is written anew, and replaces the old one when it
+is complete. `keras-tx run FOLDER ... --precision int8`, or
+keras_tx.runtime.load(FOLDER, precision="int8"), runs one of them.
 
   fp16         half the size; for GPUs
-  int8         a quarter, and fastest for encoders and prompts. The range of what each layer takes is found
-               when it runs, over the whole batch: a sample's numbers depend a little on its companions.
-               With --calibration the ranges are fixed, and they do not
-  int8-blocks  8-bit weights in blocks of 32; no sample depends on another
+  int8         a quarter of the size, and fastest for encoders and prompts. The input range of each layer is
+               computed when it runs, over the whole batch: a sample's numbers depend slightly on the others
+               in its batch. With --calibration the ranges are fixed, and samples are independent
+  int8-blocks  8-bit weights in blocks of 32; samples are independent
   int4         4-bit weights in blocks of 32; smallest, and fastest where a decoder writes token by token
 """
 EPILOG = """\
@@ -33,23 +33,23 @@ examples:
   keras-tx quantize flowers --precision int8
   keras-tx quantize poet --precision int8 int4
   keras-tx quantize flowers --precision int8 --keep logits block_11     these layers stay in fp32
-  keras-tx quantize flowers --precision int8 --calibration some.npz     arrays by input name, a row a sample
+  keras-tx quantize flowers --precision int8 --calibration some.npz     arrays by input name, a row per sample
 """
-ROWS = 32  # of a calibration file, at a time
+BATCH_SIZE = 32  # of a calibration file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", help="what export wrote")
+    parser.add_argument("folder", metavar="FOLDER", help="an exported folder")
     parser.add_argument(
         "--precision",
         nargs="+",
         required=True,
         choices=[name for name in contract.PRECISIONS if name != "fp32"],
         metavar="PRECISION",
-        help="some of fp16, int8, int8-blocks and int4",
+        help="one or several of fp16, int8, int8-blocks and int4",
     )
     parser.add_argument("--keep", nargs="+", default=(), metavar="LAYER", help="layers that stay in fp32")
-    parser.add_argument("--calibration", metavar="FILE.npz", help="inputs from which int8 takes fixed ranges")
+    parser.add_argument("--calibration", metavar="FILE.npz", help="inputs for the fixed ranges of int8")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -61,21 +61,24 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def batches(file: str) -> list[dict[str, np.ndarray]]:
-    """The arrays of a .npz file, a few rows at a time."""
+    """The arrays of a .npz file, BATCH_SIZE rows at a time."""
     import numpy as np
 
     path = Path(file)
     if not path.exists():
-        raise InputError(f"--calibration {file}: there is no such file.")
+        raise InputError(f"--calibration {file} does not exist. Pass the path of a .npz file.")
     if not zipfile.is_zipfile(path):
         raise InputError(
             f"--calibration {file} is not a .npz file. Write one with numpy.savez(FILE, NAME=ARRAY)."
         )
     with np.load(path, allow_pickle=False) as loaded:
         arrays: dict[str, Any] = {name: loaded[name] for name in loaded.files}
-    counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
-    if not counts or min(counts.values()) == 0 or len(set(counts.values())) > 1:
-        said = ", ".join(f"{name} {count}" for name, count in counts.items()) or "no arrays"
-        raise InputError(f"--calibration {file} has {said} rows, expected as many of each, 1 or more.")
-    count = next(iter(counts.values()))
-    return [{name: x[start : start + ROWS] for name, x in arrays.items()} for start in range(0, count, ROWS)]
+    rows = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    count = next(iter(rows.values()), 0)
+    if not count or set(rows.values()) != {count}:
+        listed = ", ".join(f"{name} {count}" for name, count in rows.items()) or "no arrays"
+        raise InputError(
+            f"--calibration {file} has {listed} rows, expected the same number for each array, at least 1."
+        )
+    starts = range(0, count, BATCH_SIZE)
+    return [{name: x[start : start + BATCH_SIZE] for name, x in arrays.items()} for start in starts]

@@ -63,9 +63,9 @@ def test_what_is_wrong_with_a_calibration_file(tx, flowers, tmp_path):
     (tmp_path / "text.npz").write_text("no")
     np.savez(tmp_path / "uneven.npz", a=np.zeros(2), b=np.zeros(3))
     for name, expected in (
-        ("none.npz", "there is no such file"),
-        ("text.npz", "is not a .npz file"),
-        ("uneven.npz", "has a 2, b 3 rows, expected as many of each"),
+        ("none.npz", "none.npz"),
+        ("text.npz", "text.npz"),
+        ("uneven.npz", "a 2, b 3 rows"),
     ):
         ran = tx("quantize", flowers, "--precision", "int8", "--calibration", tmp_path / name)
         assert (ran.code, ran.err.count("\n")) == (2, 1)

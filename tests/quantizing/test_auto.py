@@ -75,7 +75,9 @@ def test_what_loses_too_much_is_refused_and_names_the_layers(folder):
     assert row.score_without_them is not None and row.score_without_them > row.score
     assert choice.chosen != "int8"
     text = str(choice)
-    assert "refused: loses" in text and "block_1/feed_forward/down loses" in text and "with keep=[" in text
+    assert (
+        "refused: loses" in text and "block_1/feed_forward/down alone loses" in text and "with keep=[" in text
+    )
     again = quantize(folder, "auto", validation=(PICTURES, labels(folder)), tolerance=0.1, keep=["block_1"])
     kept = next(row for row in again.measured if row.precision == "int8")
     assert kept.accepted and kept.score > row.score
@@ -136,7 +138,7 @@ def test_the_metrics_of_text_tasks(tmp_path):
     assert (choice.metric, choice.measured[0].score) == ("accuracy of tokens", 0.75)
     outputs = {"start_logits": np.eye(4), "end_logits": np.eye(4)}
     spans = {"start_logits": np.arange(4), "end_logits": np.array([0, 1, 2, 0])}
-    assert validation_score._spans(outputs, {}, spans) == (3.0, 4.0)
+    assert validation_score._exact_match(outputs, {}, spans) == (3.0, 4.0)
 
 
 def test_the_metric_is_that_of_what_the_logits_are(tmp_path):
@@ -147,9 +149,7 @@ def test_the_metric_is_that_of_what_the_logits_are(tmp_path):
     targets = (logits > 0).astype("float32")
     choice = quantize(several, "auto", validation=({"input_ids": ids}, targets), tolerance=1.0)
     assert (choice.metric, choice.measured[0].score) == ("F1 of all labels", 1.0)
-    with pytest.raises(
-        ConfigError, match=r"targets of shape \(4,\), expected \(4, 3\): 0 or 1 for each class"
-    ):
+    with pytest.raises(ConfigError, match=r"targets of shape \(4,\), expected \(4, 3\)"):
         quantize(several, "auto", validation=({"input_ids": ids}, targets[:, 0]))
 
     number = exported(bert(head=keras_tx.RegressionHead()), tmp_path / "likeness")
@@ -162,14 +162,14 @@ def test_the_metric_is_that_of_what_the_logits_are(tmp_path):
 @pytest.mark.parametrize(
     ("measure", "targets", "message"),
     [
-        (validation_score._accuracy, np.zeros(5), r"\(5,\), expected \(4,\): the class of each input"),
-        (validation_score._accuracy, np.zeros((4, 2)), r"\(4, 2\), expected \(4,\): the class of each input"),
-        (validation_score._distances, np.zeros(12), r"\(12,\), expected \(4, 3\): a number for each input"),
-        (validation_score._several_labels, np.zeros(4), r"\(4,\), expected \(4, 3\): 0 or 1 for each class"),
+        (validation_score._accuracy, np.zeros(5), r"\(5,\), expected \(4,\)"),
+        (validation_score._accuracy, np.zeros((4, 2)), r"\(4, 2\), expected \(4,\)"),
+        (validation_score._negative_absolute_error, np.zeros(12), r"\(12,\), expected \(4, 3\)"),
+        (validation_score._f1, np.zeros(4), r"\(4,\), expected \(4, 3\)"),
         (
-            validation_score._spans,
+            validation_score._exact_match,
             {"start_logits": np.zeros(4), "end_logits": np.zeros(1)},
-            r"\(1,\), expected \(4,\): the place of each answer in end_logits",
+            r"\(1,\), expected \(4,\): .*end_logits",
         ),
     ],
 )
@@ -184,7 +184,9 @@ def test_targets_with_an_axis_more():
     for classes in ([1, 1], [[1], [1]], [[0, 1], [0, 1]]):
         assert validation_score._accuracy(logits, {}, np.array(classes)) == (1.0, 2.0)
     for numbers in ([1, 3], [[1], [3]]):
-        assert validation_score._distances({"logits": np.array([[0.0], [1.0]])}, {}, np.array(numbers)) == (
+        assert validation_score._negative_absolute_error(
+            {"logits": np.array([[0.0], [1.0]])}, {}, np.array(numbers)
+        ) == (
             -3.0,
             2.0,
         )
@@ -193,12 +195,12 @@ def test_targets_with_an_axis_more():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "give both, or neither"),
-        ({"validation": "x"}, "validation is a str, expected"),
+        ({}, "precision='auto' .*validation"),
+        ({"validation": "x"}, "validation is a str"),
         ({"validation": []}, "validation is empty"),
         ({"validation": PICTURES}, "validation has no targets"),
-        ({"validation": (PICTURES, np.zeros(48)), "tolerance": -1}, "tolerance is -1, expected a number"),
-        ({"validation": (PICTURES, np.zeros(48)), "metric": "f1"}, "metric is a str, expected a function"),
+        ({"validation": (PICTURES, np.zeros(48)), "tolerance": -1}, "tolerance=-1"),
+        ({"validation": (PICTURES, np.zeros(48)), "metric": "f1"}, "metric is a str"),
     ],
 )
 def test_what_cannot_be(folder, options, message):
@@ -217,20 +219,20 @@ def test_tf_data_of_texts(tmp_path):
     dataset = tf.data.Dataset.from_tensor_slices((given, logits.argmax(-1))).batch(4)
     choice = quantize(folder, "auto", validation=dataset, tolerance=1.0)
     assert (choice.metric, choice.measured[0].score) == ("accuracy", 1.0)
-    with pytest.raises(ConfigError, match="validation is a dataset without an end"):
+    with pytest.raises(ConfigError, match="validation .*infinite"):
         quantize(folder, "auto", validation=dataset.repeat(), tolerance=1.0)
-    with pytest.raises(ConfigError, match="calibration is a dataset without an end"):
+    with pytest.raises(ConfigError, match="calibration .*infinite"):
         quantize(folder, "int8", calibration=dataset.repeat())
 
 
 def test_validation_without_auto(folder):
-    with pytest.raises(ConfigError, match="give both, or neither"):
+    with pytest.raises(ConfigError, match="precision='int8' .*validation"):
         quantize(folder, "int8", validation=(PICTURES, np.zeros(48)))
 
 
 def test_a_generic_model_needs_a_metric(tmp_path):
     folder = exported(keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)]), tmp_path / "generic")
-    with pytest.raises(ConfigError, match="metric is missing, and the task None"):
+    with pytest.raises(ConfigError, match="metric .*task None"):
         quantize(folder, "auto", validation=(draw(4, 64), np.zeros(4)))
 
 
@@ -259,20 +261,25 @@ LOGITS = np.zeros((2, 3), "float32")
     ("measure", "outputs", "targets", "match"),
     [
         (
-            validation_score._several_labels,
+            validation_score._f1,
             {"logits": LOGITS},
             [[0, 1, 2], [0, 0, 0]],
             r"target 2 at \[0, 2\].*0 or 1",
         ),
-        (validation_score._distances, {"logits": LOGITS}, [[0, 1, 2], [0, np.inf, 0]], "target inf.*finite"),
         (
-            validation_score._spans,
+            validation_score._negative_absolute_error,
+            {"logits": LOGITS},
+            [[0, 1, 2], [0, np.inf, 0]],
+            "target inf.*finite",
+        ),
+        (
+            validation_score._exact_match,
             {"start_logits": LOGITS, "end_logits": LOGITS},
             {"start_logits": [0, 1], "end_logits": [2, 3]},
             r"target 3 at \[1\].*0 to 2, in end_logits",
         ),
         (
-            validation_score._masked_tokens,
+            validation_score._accuracy_of_tokens,
             {"prediction_logits": LOGITS[None], "seq_relationship_logits": LOGITS},
             {"prediction_logits": [[-100, 3]], "seq_relationship_logits": [0]},
             r"target 3 at \[0, 1\].*0 to 2",

@@ -1,4 +1,4 @@
-"""Inputs to try a graph on, made from what its manifest and its own nodes say."""
+"""Inputs for a graph: random ones that fit its manifest and its tables, and batches of the user."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ MASKS = ("all", "right", "left", "holes")  # of the rows
 LENGTH = 32
 SEED = 0
 UNLIMITED = 2**31  # position ids without a table
-ENDLESS = -1  # what tf.data says of a dataset that repeats
-# What an index may pass through on its way to the table that it is looked up in.
-PASSES = frozenset(
+INFINITE = -1  # the cardinality of a tf.data.Dataset that repeats
+# Operators between an input of indices and the Gather of their table.
+ON_THE_WAY = frozenset(
     "Cast Clip Concat Expand Flatten GatherND Identity Reshape Slice Squeeze Transpose Unsqueeze".split()
 )
 
 
 def drawn(specs: Sequence[contract.TensorSpec], graph: ir.Graph) -> Iterator[Feed]:
-    """Random inputs, of one length after another: a graph may refuse the first.
+    """Random batches of several lengths, because a graph may refuse the first.
 
     Rows of a decoder are not padded: logits at padding are not used, and have larger rounding errors.
     """
@@ -41,10 +41,16 @@ def drawn(specs: Sequence[contract.TensorSpec], graph: ir.Graph) -> Iterator[Fee
 
 
 def checked(examples: object, specs: Sequence[contract.TensorSpec], name: str) -> list[Feed]:
-    """Batches of a user, each as a dict by the graph's input names.
+    """Batches of the user, each as a dict by the graph's input names.
 
-    They come as one array where the graph has one input, a dict of arrays, or an iterable of either, such
-    as a tf.data.Dataset; of a pair, the first is taken, for a dataset that gives labels too.
+    Args:
+        examples: one array if the graph has one input, a dict of arrays, or an iterable of either, such as a
+            tf.data.Dataset; of pairs, the first is used, because a dataset may have labels, too.
+        specs: the graph's inputs.
+        name: of the argument, for errors.
+
+    Raises:
+        ConfigError: if they do not fit the inputs, or do not end.
     """
     if isinstance(examples, (np.ndarray, Mapping)):
         examples = [examples]
@@ -53,60 +59,61 @@ def checked(examples: object, specs: Sequence[contract.TensorSpec], name: str) -
             f"{name} is a {type(examples).__name__}, expected an array, a dict of arrays by input name, or "
             "an iterable of these, such as a tf.data.Dataset of batches."
         )
-    check_end(examples, name)
-    found = [_feed(batch, specs, name) for batch in examples]  # type: ignore[attr-defined]
-    if not found:
+    check_is_finite(examples, name)
+    feeds = [_feed(batch, specs, name) for batch in examples]  # type: ignore[attr-defined]
+    if not feeds:
         raise ConfigError(f"{name} is empty, expected at least one batch.")
-    return found
+    return feeds
 
 
-def check_end(dataset: object, name: str) -> None:
-    """Refuses a tf.data.Dataset that repeats for ever."""
+def check_is_finite(dataset: object, name: str) -> None:
+    """Raises a ConfigError for a tf.data.Dataset that repeats forever."""
     cardinality = getattr(dataset, "cardinality", None)
-    if callable(cardinality) and int(cardinality()) == ENDLESS:  # type: ignore[call-overload]
-        raise ConfigError(f"{name} is a dataset without an end. Give a part of it: dataset.take(20).")
+    if callable(cardinality) and int(cardinality()) == INFINITE:  # type: ignore[call-overload]
+        raise ConfigError(f"{name} is an infinite dataset. Pass a part of it: dataset.take(20).")
 
 
 def _feed(batch: object, specs: Sequence[contract.TensorSpec], name: str) -> Feed:
     if isinstance(batch, (tuple, list)):
         batch = batch[0]
-    names, shapes = [spec.name for spec in specs], {spec.name: spec.shape for spec in specs}
+    names = [spec.name for spec in specs]
     if not isinstance(batch, Mapping):
         if len(specs) != 1:
             raise ConfigError(f"{name} has a batch of one array, expected a dict of {', '.join(names)}.")
         batch = {names[0]: batch}
-    given = _completed({str(key): np.asarray(value) for key, value in batch.items() if key in names}, specs)
-    missing = [n for n in names if n not in given]
-    if missing:
-        raise ConfigError(
-            f"{name} has a batch with {', '.join(map(repr, batch)) or 'nothing'}, but the graph takes "
-            f"{', '.join(names)}: {missing[0]!r} is missing."
-        )
-    empty = next((n for n in names if contract.PAST_AXIS not in shapes[n] and not given[n].size), None)
-    if empty is not None:
-        raise ConfigError(
-            f"{name} has a batch in which {empty!r} has the shape {given[empty].shape}, expected at least "
-            "one row. Leave out batches without rows."
-        )
-    return {spec.name: np.ascontiguousarray(given[spec.name], dtype=spec.dtype) for spec in specs}
+    arrays = {str(key): np.asarray(value) for key, value in batch.items() if key in names}
+    arrays = _completed(arrays, specs)
+    for spec in specs:
+        array = arrays.get(spec.name)
+        if array is None:
+            raise ConfigError(
+                f"{name} has a batch without {spec.name!r}, which is an input of the graph. It has "
+                f"{', '.join(map(repr, batch)) or 'no arrays'}."
+            )
+        if not array.size and contract.PAST_AXIS not in spec.shape:
+            raise ConfigError(
+                f"{name} has a batch in which {spec.name!r} has the shape {array.shape}, expected at least "
+                "one row. Remove batches without rows."
+            )
+    return {spec.name: np.ascontiguousarray(arrays[spec.name], dtype=spec.dtype) for spec in specs}
 
 
-def _completed(given: dict[str, np.ndarray], specs: Sequence[contract.TensorSpec]) -> dict[str, np.ndarray]:
-    """With what a text without padding, or without a past, leaves open; images come with channels first."""
+def _completed(arrays: dict[str, np.ndarray], specs: Sequence[contract.TensorSpec]) -> dict[str, np.ndarray]:
+    """Adds the defaults for a text without padding or past; transposes images to channels first."""
     shapes = {spec.name: spec.shape for spec in specs}
-    pixels = given.get(contract.PIXEL_VALUES)
+    pixels = arrays.get(contract.PIXEL_VALUES)
     if pixels is not None and pixels.ndim == 4 and pixels.shape[1:] != shapes[contract.PIXEL_VALUES][1:]:
-        given[contract.PIXEL_VALUES] = pixels.transpose(0, 3, 1, 2)  # as model.processing gives them
-    ids = given.get(contract.INPUT_IDS)
+        arrays[contract.PIXEL_VALUES] = pixels.transpose(0, 3, 1, 2)  # from model.processing
+    ids = arrays.get(contract.INPUT_IDS)
     if ids is None or ids.ndim != 2:
-        return given
-    mask = given.setdefault(contract.ATTENTION_MASK, np.ones(ids.shape, "int64"))
-    given.setdefault(contract.TOKEN_TYPE_IDS, np.zeros(ids.shape, "int64"))
-    given.setdefault(contract.POSITION_IDS, np.maximum(mask.cumsum(axis=1) - 1, 0))
+        return arrays
+    mask = arrays.setdefault(contract.ATTENTION_MASK, np.ones(ids.shape, "int64"))
+    arrays.setdefault(contract.TOKEN_TYPE_IDS, np.zeros(ids.shape, "int64"))
+    arrays.setdefault(contract.POSITION_IDS, np.maximum(mask.cumsum(axis=1) - 1, 0))
     for name, shape in shapes.items():
         if name.startswith("past_key_values."):
-            given.setdefault(name, np.zeros((len(ids), int(shape[1]), 0, int(shape[3])), "float32"))
-    return given
+            arrays.setdefault(name, np.zeros((len(ids), int(shape[1]), 0, int(shape[3])), "float32"))
+    return arrays
 
 
 def _use(value: ir.Value) -> Use:
@@ -119,24 +126,20 @@ def _use(value: ir.Value) -> Use:
             continue
         seen.add(current)
         for node, index in current.uses():
-            table = node.inputs[0]
-            if (
-                node.op_type == "Gather"
-                and index == 1
-                and table is not None
-                and table.const_value is not None
-            ):
+            is_lookup = node.op_type == "Gather" and index == 1
+            table = node.inputs[0] if is_lookup else None
+            if table is not None and table.const_value is not None:
                 sizes.append(int(table.const_value.shape.numpy()[node.attributes.get_int("axis", 0)]))
-            elif node.op_type in PASSES or (node.op_type == "Gather" and index == 0):
+            elif node.op_type in ON_THE_WAY or (node.op_type == "Gather" and not is_lookup):
                 pending.extend(node.outputs)
     if not sizes:
         return Use(UNLIMITED) if value.name == contract.POSITION_IDS else Use()
     return Use(min(sizes))
 
 
-def failed(said: str) -> ExportError:
-    """Nothing that was drawn could be run."""
+def failed(reason: str) -> ExportError:
+    """The error if the graph runs on no random batch."""
     return ExportError(
-        f"The fp32 graph runs on no random inputs that were tried ({said}), so the files could not be "
-        "compared. Give examples=, a batch of inputs by name."
+        f"The fp32 graph does not run on random inputs ({reason}), so the files cannot be compared. Pass "
+        "examples=, a batch of inputs by name."
     )
