@@ -7,7 +7,6 @@ modules of the classes are imported when a file contains one of them.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterable, Sequence
 from importlib.machinery import ModuleSpec
@@ -58,15 +57,19 @@ class _ImportOfKeras:
         self._keys = keys
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != "keras":
+        if name != "keras" or self not in sys.meta_path:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
-        spec = importlib.util.find_spec(name)
+        others = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is None or spec.loader is None:
             return spec
         run, keys = spec.loader.exec_module, self._keys
 
         def run_and_register(module: ModuleType) -> None:
+            # Only now: TensorFlow looks for the spec of keras without importing it.
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)  # type: ignore[arg-type]
             run(module)
             _register(module, keys)
 

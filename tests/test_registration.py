@@ -22,7 +22,9 @@ def run(code: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("imports", ["import keras_tx, keras", "import keras, keras_tx"])
+@pytest.mark.parametrize(
+    "imports", ["import keras_tx, keras", "import keras, keras_tx", "import keras_tx, tensorflow, keras"]
+)
 def test_a_fresh_process_loads_a_model(imports: str, tmp_path: Path):
     model = redraw(keras_tx.bert("tiny", head=keras_tx.SpanHead(), vocabulary_size=20, depth=1, max_length=8))
     model.compile(metrics={"start_logits": ["accuracy"]})

@@ -1,0 +1,99 @@
+"""keras-tx: its runtime, in a process without Keras, and its exporter. Option: precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from keras_tx import contract
+from tests.benchmarks.adapters import Adapter
+from tests.benchmarks.adapters.exporting import Exporter
+from tests.benchmarks.machine import threads_of_onnxruntime
+
+
+class Runtime(Adapter):
+    """The exported folder in keras_tx.runtime."""
+
+    def imports(self) -> None:
+        import keras_tx.runtime.tasks.arrays  # noqa: F401
+
+    def load(self) -> None:
+        from keras_tx.runtime import load
+
+        precision: Any = self.options["precision"]
+        threads = threads_of_onnxruntime()
+        self.model: Any = load(self.place / "keras_tx", provider="cpu", precision=precision, threads=threads)
+
+    def images(self, pixels: np.ndarray) -> np.ndarray:
+        return self.model.session.run({contract.PIXEL_VALUES: pixels})[contract.LOGITS]
+
+    def texts(self, ids: np.ndarray, mask: np.ndarray, segments: np.ndarray) -> np.ndarray:
+        inputs = {contract.INPUT_IDS: ids, contract.ATTENTION_MASK: mask, contract.TOKEN_TYPE_IDS: segments}
+        return self.model.session.run(inputs)[contract.LAST_HIDDEN_STATE]
+
+    def tokens(self, ids: np.ndarray, count: int) -> Iterator[int]:
+        yield from self.model.stream(ids.tolist(), max_new_tokens=count, stop_tokens=[], as_ids=True)
+
+
+class Overhead(Runtime):
+    """The time of a token outside the graph: the loop and the sampling."""
+
+    def load(self) -> None:
+        from tests.benchmarks.decoding_overhead import TimedSession
+
+        super().load()
+        self.session = self.model.session._session = TimedSession(self.model.session._session)
+
+    def overhead(self, ids: np.ndarray, count: int) -> float:
+        """The median over the tokens after the first, which includes the prefill."""
+        times, inside = [perf_counter()], [self.session.seconds]
+        for _ in self.tokens(ids, count):
+            times.append(perf_counter())
+            inside.append(self.session.seconds)
+        return float(np.median((np.diff(times) - np.diff(inside))[1:]))
+
+
+class Clients(Adapter):
+    """Concurrent clients of the folder, one by one and through a MicroBatcher."""
+
+    def load(self) -> None:
+        from tests.benchmarks import concurrent_clients
+
+        self.clients = concurrent_clients
+
+    def serve(self) -> dict[str, Any]:
+        precision: Any = self.options["precision"]
+        measured = self.clients.measure(
+            self.place / "keras_tx",
+            precision=precision,
+            requests=2,
+            rounds=5,
+            threads=threads_of_onnxruntime(),
+        )
+        ways = {
+            f"{way} {precision}": [1 / rate for rate in rates] for way, rates in measured["rates"].items()
+        }
+        equal = measured["difference"] <= measured["allowed"]
+        note = "" if equal else f"batched answers differ by {measured['difference']:.1e}"
+        return {"seconds": ways[f"batched {precision}"][-1], "ways": ways, "note": note}
+
+
+class Export(Exporter):
+    """`export_onnx` of keras-tx's model or, with the option hub, of keras-hub's. Options: verify, hub."""
+
+    def load(self) -> None:
+        import keras_tx_onnx
+        from tests.benchmarks.adapters.keras import hub_model, saved_model
+
+        self.export_onnx = keras_tx_onnx.export_onnx
+        self.precision: Any = self.options["precision"]
+        self.path = f"model/{contract.PRECISIONS[self.precision]}"
+        self.model = hub_model(self.place) if self.options.get("hub") else saved_model(self.place)
+
+    def write(self, folder: Path) -> None:
+        verify = bool(self.options.get("verify"))
+        self.export_onnx(self.model, folder / "model", precision=self.precision, verify=verify)
