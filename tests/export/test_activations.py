@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from keras import activations, layers
 
-from keras_tx_onnx.lowerings.nodes.activations import WRITTEN
+from keras_tx_onnx.lowerings.activations import WRITTEN
 from tests.export.exporting import exported, run
 from tests.export.one_input import refused, same
 from tests.export.test_convolution import named

@@ -12,8 +12,8 @@ from keras import layers
 
 from keras_tx_onnx.graph import channel_layout, passes
 from keras_tx_onnx.graph.builder import GraphContext
+from keras_tx_onnx.lowerings.nodes.arguments import reduced
 from keras_tx_onnx.lowerings.nodes.channels import to_first, to_last
-from keras_tx_onnx.lowerings.nodes.reductions import reduced
 from tests.drawing import draw, redraw
 from tests.export.exporting import exported, nodes_of, outputs_of, run
 from tests.tolerances import assert_close

@@ -90,7 +90,6 @@ KERAS_SRC = {
     "export/keras_tx_onnx/callback.py",  # MonitorCallback, which knows a metric's direction
     "export/keras_tx_onnx/reading/functional_graph.py",  # the walk
     "export/keras_tx_onnx/reading/keras_patches.py",  # what the exporter replaces in Keras for a moment
-    "export/keras_tx_onnx/lowerings/layers/applications.py",  # keras.applications: layers without public name
     "keras_tx/layers/attention.py",  # get_keras_mask has no public name
     "keras_tx/models/first_batch.py",  # PyDatasetAdapter, which fixes axes by the first two batches
     "keras_tx/weights/weightless.py",  # a model without memory for its weights

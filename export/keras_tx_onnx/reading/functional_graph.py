@@ -13,6 +13,7 @@ import keras
 import onnx_ir as ir
 from keras import tree
 from keras.src.activations import activations as operations_activations
+from keras.src.applications import convnext, inception_resnet_v2
 from keras.src.backend import get_stateless_scope, set_keras_mask
 from keras.src.ops import core as operations_core
 from keras.src.ops import image as operations_image
@@ -37,6 +38,9 @@ _OPERATIONS = (
 )
 
 set_mask = set_keras_mask
+# Layers of keras.applications without a public name.
+LayerScale, StochasticDepth = convnext.LayerScale, convnext.StochasticDepth
+CustomScaleLayer = inception_resnet_v2.CustomScaleLayer
 
 
 def function_of(model: Any) -> Any:

@@ -25,8 +25,8 @@ from keras_hub.src.models.t5.t5_layer_norm import T5LayerNorm
 from keras_tx.errors import ExportError
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
 from keras_tx_onnx.lowerings.layers.sequences import reversible_embedding
+from keras_tx_onnx.lowerings.nodes.arguments import reduced
 from keras_tx_onnx.lowerings.nodes.attention import counting, rotate
-from keras_tx_onnx.lowerings.nodes.reductions import reduced
 from keras_tx_onnx.reading.keras_masks import MASK
 from keras_tx_onnx.reading.registry import lowers, opens
 from keras_tx_onnx.reading.symbolic_sizes import axis_length

@@ -1,9 +1,7 @@
 """Lowerings of Keras layers."""
 
 from keras_tx_onnx.lowerings.layers import (
-    activations,
     adaptive_pooling,
-    applications,
     attention,
     convolution,
     dense,
@@ -19,9 +17,7 @@ from keras_tx_onnx.lowerings.layers import (
 )
 
 __all__ = [
-    "activations",
     "adaptive_pooling",
-    "applications",
     "attention",
     "convolution",
     "dense",

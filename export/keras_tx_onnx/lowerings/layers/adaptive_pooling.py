@@ -11,8 +11,8 @@ from keras import layers
 
 from keras_tx.errors import ExportError
 from keras_tx_onnx.graph.builder import GraphContext, shape_of
+from keras_tx_onnx.lowerings.nodes.arguments import reduced
 from keras_tx_onnx.lowerings.nodes.channels import spatial, spatial_axes
-from keras_tx_onnx.lowerings.nodes.reductions import reduced
 from keras_tx_onnx.reading.registry import lowers
 
 IMAGE, CUBE, SERIES = (6, 5, 3), (5, 4, 6, 2), (7, 4)

@@ -12,8 +12,8 @@ from keras import layers
 
 from keras_tx.errors import ExportError
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
+from keras_tx_onnx.lowerings.nodes.arguments import reduced
 from keras_tx_onnx.lowerings.nodes.attention import LOWEST, Heads, all_of, attend, counting, length
-from keras_tx_onnx.lowerings.nodes.reductions import reduced
 from keras_tx_onnx.reading.keras_masks import MASK, mask_of
 from keras_tx_onnx.reading.registry import lowers
 

@@ -9,7 +9,7 @@ from keras import layers
 
 from keras_tx.errors import ExportError
 from keras_tx_onnx.graph.builder import GraphContext
-from keras_tx_onnx.lowerings.nodes.activations import activate
+from keras_tx_onnx.lowerings.activations import activate
 from keras_tx_onnx.lowerings.nodes.channels import channels_are_last, same_pads, spatial, to_first, to_last
 from keras_tx_onnx.reading.registry import lowers
 

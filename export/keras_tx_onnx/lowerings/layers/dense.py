@@ -1,17 +1,18 @@
-"""Dense layers, embeddings, and the layers that do nothing at inference."""
+"""Dense layers, also quantized ones, and the layers that do nothing at inference."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import keras
 import onnx_ir as ir
 from keras import layers
 
 from keras_tx.errors import ExportError
 from keras_tx_onnx.graph.builder import GraphContext, shape_of
-from keras_tx_onnx.lowerings.nodes import int8_products
-from keras_tx_onnx.lowerings.nodes.activations import activate
+from keras_tx_onnx.lowerings.activations import activate
+from keras_tx_onnx.lowerings.nodes.arguments import reduced
 from keras_tx_onnx.reading.registry import lowers
 
 
@@ -47,8 +48,8 @@ def einsum_dense(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
 def _times(cx: GraphContext, layer: Any, x: ir.Value, shape: tuple[int, ...]) -> ir.Value:
     """x times the kernel of a dense layer as a matrix of this shape."""
     kernel = cx.weight(layer.kernel, shape=shape)
-    if int8_products.is_quantized(layer):
-        return int8_products.product(cx, layer, x, kernel, int8_products.flat_scale(cx, layer.kernel_scale))
+    if is_quantized(layer):
+        return int8_product(cx, layer, x, kernel, flat_scale(cx, layer.kernel_scale))
     return cx.op.MatMul(x, kernel)
 
 
@@ -63,7 +64,7 @@ def _product(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:
     free = given.removesuffix(summed)
     plain = summed and kernel == summed + kept and given == free + summed and result == free + kept
     if not plain or set(free) & set(kept):
-        if int8_products.is_quantized(layer):
+        if is_quantized(layer):
             raise ExportError(
                 f"Layer {cx.scope!r} is quantized in Keras and has equation={equation!r}; one that is a "
                 "plain product has a lowering. Export the model as it was before."
@@ -97,3 +98,70 @@ def _product(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:
 )
 def nothing_at_inference(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     return inputs
+
+
+# -- layers that Keras quantized to int8: weights and products stay int8 --------------------------------
+
+
+def int8_product(cx: GraphContext, layer: Any, x: ir.Value, kernel: ir.Value, scale: ir.Value) -> ir.Value:
+    """x times an int8 kernel (inner, outer) with a scale for each column, (outer,).
+
+    The layer's quantizer rounds each row of x to its own range. That row is moved up by 128: onnxruntime is
+    fast on unsigned by signed, and very slow on signed by signed.
+    """
+    quantizer = check_int8(cx, layer).inputs_quantizer
+    if quantizer is None:
+        return cx.op.Div(cx.op.MatMul(x, cx.op.Cast(kernel, to=ir.DataType.FLOAT)), scale)
+    if type(quantizer) is not keras.quantizers.AbsMaxQuantizer:
+        raise ExportError(
+            f"Layer {cx.scope!r} quantizes what it takes with {type(quantizer).__name__}; AbsMaxQuantizer "
+            "has a lowering."
+        )
+    low, high = quantizer.value_range
+    largest = reduced(cx, "ReduceMax", cx.op.Abs(x), [-1], keepdims=True)
+    steps = cx.op.Div(float(high), cx.op.Add(largest, float(quantizer.epsilon)))
+    rounded = cx.op.Clip(cx.op.Round(cx.op.Mul(x, steps)), float(low), float(high))
+    unsigned = cx.op.Cast(cx.op.Add(rounded, 128.0), to=ir.DataType.UINT8)
+    whole = cx.op.MatMulInteger(unsigned, kernel, cx.constant(128, "uint8"))
+    return cx.op.Div(cx.op.Cast(whole, to=ir.DataType.FLOAT), cx.op.Mul(steps, scale))
+
+
+def int8_rows(cx: GraphContext, layer: Any, ids: ir.Value) -> ir.Value:
+    """Rows of an int8 table with a scale for each row."""
+    check_int8(cx, layer)
+    rows = cx.op.Cast(cx.op.Gather(cx.weight(layer.embeddings), ids, axis=0), to=ir.DataType.FLOAT)
+    scales = cx.op.Gather(cx.weight(layer.embeddings_scale), ids, axis=0)
+    return cx.op.Div(rows, cx.op.Unsqueeze(scales, [-1]))
+
+
+def int8_logits(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:
+    """The product of ReversibleEmbedding; a tied table is turned in the graph, and stored once."""
+    if not layer.tie_weights:
+        kernel = cx.weight(layer.reverse_embeddings)
+        return int8_product(cx, layer, x, kernel, flat_scale(cx, layer.reverse_embeddings_scale))
+    kernel = cx.op.Transpose(cx.weight(layer.embeddings), perm=[1, 0])
+    return int8_product(cx, layer, x, kernel, flat_scale(cx, layer.embeddings_scale))
+
+
+def flat_scale(cx: GraphContext, variable: Any) -> ir.Value:
+    """The scale of a kernel, one number for each of its columns."""
+    return cx.weight(variable, shape=(math.prod(variable.shape),))
+
+
+def is_quantized(layer: Any) -> bool:
+    return getattr(layer, "quantization_mode", None) is not None
+
+
+def check_int8(cx: GraphContext, layer: Any) -> Any:
+    """The layer, if its way of quantizing has a lowering."""
+    if layer.quantization_mode != "int8":
+        raise ExportError(
+            f"Layer {cx.scope!r} is quantized ({layer.quantization_mode}) in Keras; int8 has a lowering. "
+            "Export the model as it was before."
+        )
+    if getattr(layer, "lora_enabled", False):
+        raise ExportError(
+            f"Layer {cx.scope!r} is quantized and has LoRA weights beside, which has no lowering. Merge them "
+            "before quantizing."
+        )
+    return layer

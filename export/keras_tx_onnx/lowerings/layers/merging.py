@@ -10,7 +10,8 @@ from keras import layers
 
 from keras_tx.errors import ExportError
 from keras_tx_onnx.graph.builder import GraphContext, shape_of
-from keras_tx_onnx.lowerings.nodes.reductions import reduced
+from keras_tx_onnx.lowerings.nodes.arguments import reduced
+from keras_tx_onnx.reading.functional_graph import CustomScaleLayer, LayerScale, StochasticDepth
 from keras_tx_onnx.reading.registry import lowers
 
 
@@ -92,3 +93,21 @@ def dot(cx: GraphContext, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
 def _unit(cx: GraphContext, x: ir.Value, axis: int) -> ir.Value:
     square = reduced(cx, "ReduceSum", cx.op.Mul(x, x), [axis], keepdims=True)
     return cx.op.Div(x, cx.op.Max(cx.op.Sqrt(square), keras.config.epsilon()))
+
+
+# -- layers of keras.applications, which have no public name --------------------------------------------
+
+
+@lowers(LayerScale, example=lambda x: LayerScale(0.5, 4)(x), shape=(4,), nodes="Mul")
+def layer_scale(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    return cx.op.Mul(inputs, cx.weight(layer.gamma))
+
+
+@lowers(StochasticDepth, example=lambda x: StochasticDepth(0.5)(x), shape=(4,), nodes="")
+def stochastic_depth(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    return inputs
+
+
+@lowers(CustomScaleLayer, example=lambda x: CustomScaleLayer(0.5)([x, x]), shape=(4,), nodes="Mul Add")
+def scaled_residual(cx: GraphContext, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
+    return cx.op.Add(inputs[0], cx.op.Mul(inputs[1], float(layer.scale)))

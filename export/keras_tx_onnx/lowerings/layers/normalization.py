@@ -11,7 +11,7 @@ from keras import layers
 
 from keras_tx.errors import ExportError
 from keras_tx_onnx.graph.builder import GraphContext, shape_of
-from keras_tx_onnx.lowerings.nodes.reductions import reduced
+from keras_tx_onnx.lowerings.nodes.arguments import reduced
 from keras_tx_onnx.reading.registry import lowers
 
 

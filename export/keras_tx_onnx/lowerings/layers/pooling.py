@@ -9,6 +9,7 @@ from keras import layers
 
 from keras_tx.errors import ExportError
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext
+from keras_tx_onnx.lowerings.nodes.arguments import reduced
 from keras_tx_onnx.lowerings.nodes.channels import (
     channels_are_last,
     same_pads,
@@ -17,7 +18,6 @@ from keras_tx_onnx.lowerings.nodes.channels import (
     to_first,
     to_last,
 )
-from keras_tx_onnx.lowerings.nodes.reductions import reduced
 from keras_tx_onnx.reading.registry import lowers
 
 IMAGE, CUBE, SERIES = (6, 5, 3), (5, 4, 6, 2), (7, 4)

@@ -12,7 +12,7 @@ from keras import layers, tree
 
 from keras_tx.errors import ExportError
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext
-from keras_tx_onnx.lowerings.layers.recurrent_scan import begins_with_zeros, initial_states, scan
+from keras_tx_onnx.lowerings.layers.recurrent_cells import begins_with_zeros, initial_states, scan
 from keras_tx_onnx.reading.registry import lowers
 
 # The name of an activation, its alpha and its beta where ONNX reads them.

@@ -1,4 +1,4 @@
-"""Layers on sequences: embeddings, masking, and a layer for each time step."""
+"""Embeddings and masking."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import numpy as np
 import onnx_ir as ir
 from keras import layers
 
-from keras_tx.errors import ExportError
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
-from keras_tx_onnx.lowerings.layers.dense import dense
-from keras_tx_onnx.lowerings.nodes import int8_products
-from keras_tx_onnx.lowerings.nodes.reductions import reduced
-from keras_tx_onnx.reading import functional_graph
+from keras_tx_onnx.lowerings.layers.dense import int8_logits, int8_rows, is_quantized
+from keras_tx_onnx.lowerings.nodes.arguments import reduced
 from keras_tx_onnx.reading.keras_masks import MASK
 from keras_tx_onnx.reading.registry import lowers
 
@@ -27,8 +24,8 @@ from keras_tx_onnx.reading.registry import lowers
 )
 def embedding(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     ids = _whole(cx, inputs)
-    if int8_products.is_quantized(layer):
-        return int8_products.gathered(cx, layer, ids)
+    if is_quantized(layer):
+        return int8_rows(cx, layer, ids)
     return cx.op.Gather(cx.weight(layer.embeddings), ids, axis=0)
 
 
@@ -54,8 +51,8 @@ def reversible_embedding(
             mask.meta[KERAS_TENSOR] = keras.KerasTensor(shape_of(inputs), "bool")
             tokens.meta[MASK] = mask
         return tokens
-    if int8_products.is_quantized(layer):
-        logits = int8_products.logits(cx, layer, cx.floating(inputs))
+    if is_quantized(layer):
+        logits = int8_logits(cx, layer, cx.floating(inputs))
     elif layer.tie_weights:
         logits = scores(cx, cx.weight(layer.embeddings), cx.floating(inputs))
     else:
@@ -92,48 +89,3 @@ def masking(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     masked = cx.op.Where(cx.op.Unsqueeze(mask, [-1]), inputs, np.zeros((), kind))
     masked.meta[MASK] = mask
     return masked
-
-
-@lowers(
-    layers.TimeDistributed,
-    example=lambda x: layers.TimeDistributed(layers.Conv1D(2, 3))(x),
-    shape=(None, 5, 4),
-    nodes="Shape Reshape Transpose Conv Transpose Concat Reshape",
-)
-def time_distributed(cx: GraphContext, layer: Any, /, inputs: ir.Value, mask: ir.Value | None = None) -> Any:
-    """The layer inside works on (batch * time, ...)."""
-    inner = layer.layer
-    if type(inner) is layers.Dense:
-        return dense(cx, inner, inputs)
-    x = _merged(cx, inputs)
-    options = {}
-    if mask is not None and functional_graph.is_function(inner):
-        x.meta[MASK] = _merged(cx, mask)
-    elif mask is not None and inner._call_has_mask_arg:
-        if len(shape_of(mask)) < 3:
-            raise ExportError(
-                f"Layer {cx.scope!r} gives {inner.name!r} a mask of one number for each time step, which it "
-                "cannot use. Take the mask away before it, or use the layer without TimeDistributed."
-            )
-        options["mask"] = _merged(cx, mask)
-    y = lower_inner(cx, inner, x, **options)
-    sizes = cx.op.Shape(inputs, start=0, end=2)
-    rest = shape_of(y)[1:]
-    rest = cx.op.Shape(y, start=1) if None in rest else list(rest)
-    return cx.op.Reshape(y, cx.op.Concat(sizes, rest, axis=0))
-
-
-def _merged(cx: GraphContext, x: ir.Value) -> ir.Value:
-    shape = shape_of(x)
-    if None in shape[2:]:
-        merged = cx.op.Reshape(x, cx.op.Concat([-1], cx.op.Shape(x, start=2), axis=0))
-    else:
-        merged = cx.op.Reshape(x, [-1, *shape[2:]])
-    merged.meta[KERAS_TENSOR] = keras.KerasTensor((None, *shape[2:]), x.meta[KERAS_TENSOR].dtype)
-    return merged
-
-
-def lower_inner(cx: GraphContext, layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Lowers the call of a layer that another one holds."""
-    assert cx.lower_call_of is not None
-    return cx.lower_call_of(cx, lambda *args, **kwargs: layer(*args, **kwargs), *args, **kwargs)

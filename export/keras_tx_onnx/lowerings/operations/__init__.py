@@ -1,8 +1,6 @@
 """Lowerings of keras.ops."""
 
 from keras_tx_onnx.lowerings.operations import (
-    activation_operations,
-    activations,
     arithmetic,
     attention,
     comparison,
@@ -21,8 +19,6 @@ from keras_tx_onnx.lowerings.operations import (
 )
 
 __all__ = [
-    "activation_operations",
-    "activations",
     "arithmetic",
     "attention",
     "comparison",

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from keras import ops
 
 from keras_tx_onnx.graph.builder import GraphContext
-from keras_tx_onnx.lowerings.operations.arguments import (
+from keras_tx_onnx.lowerings.nodes.arguments import (
     as_array,
     as_float,
     held_as,

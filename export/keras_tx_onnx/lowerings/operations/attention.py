@@ -9,8 +9,8 @@ import onnx_ir as ir
 from keras import ops
 
 from keras_tx_onnx.graph.builder import GraphContext
+from keras_tx_onnx.lowerings.nodes.arguments import as_bool, as_float, refuse, sizes_of
 from keras_tx_onnx.lowerings.nodes.attention import counting, length
-from keras_tx_onnx.lowerings.operations.arguments import as_bool, as_float, refuse, sizes_of
 from keras_tx_onnx.reading.registry import lowers
 
 # Keras hides what a mask excludes behind a large number: a query that sees nothing gets the mean of all.

@@ -14,8 +14,8 @@ from keras import ops
 
 from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.lowerings.layers import convolution, pooling
+from keras_tx_onnx.lowerings.nodes.arguments import as_float, rank_of, refuse, sizes_of
 from keras_tx_onnx.lowerings.nodes.channels import to_first, to_last
-from keras_tx_onnx.lowerings.operations.arguments import as_float, rank_of, refuse, sizes_of
 from keras_tx_onnx.reading.registry import lowers
 
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from keras import ops
 
 from keras_tx_onnx.graph.builder import GraphContext
-from keras_tx_onnx.lowerings.operations.arguments import as_float, is_float, operand
+from keras_tx_onnx.lowerings.nodes.arguments import as_float, is_float, operand
 from keras_tx_onnx.reading.registry import lowers
 
 # Operation, the function of keras.ops, the node. All of them give floats, of integers too.

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from keras import ops
 
 from keras_tx_onnx.graph.builder import GraphContext
-from keras_tx_onnx.lowerings.operations.arguments import as_float, length_of, rank_of, refuse, sizes_of
+from keras_tx_onnx.lowerings.nodes.arguments import as_float, length_of, rank_of, refuse, sizes_of
 from keras_tx_onnx.reading.registry import lowers
 
 Complex = tuple[ir.Value, ir.Value | None]  # the imaginary part is None where it is zero

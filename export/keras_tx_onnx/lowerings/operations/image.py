@@ -9,8 +9,7 @@ import onnx_ir as ir
 from keras import ops
 
 from keras_tx_onnx.graph.builder import GraphContext
-from keras_tx_onnx.lowerings.nodes.channels import to_first, to_last
-from keras_tx_onnx.lowerings.operations.arguments import (
+from keras_tx_onnx.lowerings.nodes.arguments import (
     as_given,
     is_float,
     length_of,
@@ -20,6 +19,7 @@ from keras_tx_onnx.lowerings.operations.arguments import (
     scalar,
     sizes_of,
 )
+from keras_tx_onnx.lowerings.nodes.channels import to_first, to_last
 from keras_tx_onnx.lowerings.operations.convolution import as_before, as_images
 from keras_tx_onnx.reading.registry import lowers
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from keras import ops
 
 from keras_tx_onnx.graph.builder import GraphContext, shape_of
-from keras_tx_onnx.lowerings.operations.arguments import (
+from keras_tx_onnx.lowerings.nodes.arguments import (
     FAR,
     as_given,
     as_index,

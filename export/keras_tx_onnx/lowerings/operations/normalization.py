@@ -10,7 +10,7 @@ import onnx_ir as ir
 from keras import ops
 
 from keras_tx_onnx.graph.builder import GraphContext
-from keras_tx_onnx.lowerings.operations.arguments import as_float, axes_of, rank_of, reduce, refuse, sizes_of
+from keras_tx_onnx.lowerings.nodes.arguments import as_float, axes_of, rank_of, reduce, refuse, sizes_of
 from keras_tx_onnx.lowerings.operations.reductions import norm_of
 from keras_tx_onnx.reading.registry import lowers
 

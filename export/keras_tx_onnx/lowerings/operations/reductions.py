@@ -11,7 +11,7 @@ import onnx_ir as ir
 from keras import ops
 
 from keras_tx_onnx.graph.builder import GraphContext
-from keras_tx_onnx.lowerings.operations.arguments import (
+from keras_tx_onnx.lowerings.nodes.arguments import (
     as_bool,
     as_float,
     axes_of,

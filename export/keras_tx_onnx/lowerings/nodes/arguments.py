@@ -16,7 +16,6 @@ from keras import ops
 
 from keras_tx.errors import ExportError
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
-from keras_tx_onnx.lowerings.nodes.reductions import reduced
 
 # Integers that may overflow in ordinary use: pixels, above all. In the graph they are int64 all the same.
 NARROW = {
@@ -142,6 +141,13 @@ def axes_of(axis: Any, rank: int) -> list[int]:
     if axis is None:
         return list(range(rank))
     return [a % rank for a in (axis if isinstance(axis, (list, tuple)) else [axis])]
+
+
+def reduced(cx: GraphContext, node: str, x: ir.Value, axes: Sequence[int], keepdims: bool) -> ir.Value:
+    """`node` is one of ReduceMean, ReduceMax, ReduceMin, ReduceSum."""
+    if node == "ReduceSum" or cx.opset >= 18:
+        return getattr(cx.op, node)(x, list(axes), keepdims=int(keepdims))
+    return getattr(cx.op, node)(x, axes=list(axes), keepdims=int(keepdims))
 
 
 def reduce(cx: GraphContext, node: str, x: ir.Value, axes: Sequence[int], keepdims: bool) -> ir.Value:

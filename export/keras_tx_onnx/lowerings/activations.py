@@ -1,4 +1,4 @@
-"""Activations as nodes, for layers that carry one and for the operations of keras.ops."""
+"""Activations: of layers that have one, as layers, and as operations of keras.ops."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 import keras
 import numpy as np
 import onnx_ir as ir
-from keras import ops
+from keras import layers, ops
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx.graph.builder import GraphContext
+from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
+from keras_tx_onnx.lowerings.nodes.arguments import as_float, as_given, is_float, reduced, refuse
+from keras_tx_onnx.reading.registry import lowers
 
 
 def gelu(cx: GraphContext, x: ir.Value, approximate: bool = False) -> ir.Value:
@@ -195,12 +197,135 @@ def activate(cx: GraphContext, activation: Any, x: ir.Value) -> ir.Value:
         return cx.opened(activation, x)
     if write is glu:
         raise ExportError(
-            f"Layer {cx.scope!r} has the activation 'glu', which halves an axis, while Keras tells the "
-            "layers behind it that nothing is halved. Apply keras.ops.glu to what the layer gives without it."
-        )
-    if write is glu:
-        raise ExportError(
-            f"Layer {cx.scope!r} has the activation 'glu', which halves an axis, while Keras tells the "
-            "layers behind it that nothing is halved. Apply keras.ops.glu to what the layer gives without it."
+            f"Layer {cx.scope!r} has activation='glu', but Keras infers its output shape without halving an "
+            "axis. Remove the activation, and apply keras.ops.glu to the output."
         )
     return write(cx, x, **options)
+
+
+# -- layers ---------------------------------------------------------------------------------------------
+
+
+@lowers(layers.Activation, example=lambda x: layers.Activation("tanh")(x), shape=(4,), nodes="Tanh")
+def activation_layer(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    return activate(cx, layer.activation, inputs)
+
+
+@lowers(layers.ReLU, example=lambda x: layers.ReLU(6.0)(x), shape=(4,), nodes="Clip")
+def relu_layer(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    return relu(cx, inputs, layer.negative_slope, layer.max_value, layer.threshold)
+
+
+@lowers(layers.LeakyReLU, example=lambda x: layers.LeakyReLU()(x), shape=(4,), nodes="LeakyRelu")
+def leaky_relu_layer(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    return leaky_relu(cx, inputs, layer.negative_slope)
+
+
+@lowers(layers.PReLU, example=lambda x: layers.PReLU(shared_axes=[1])(x), shape=(4, 3), nodes="PRelu")
+def prelu_layer(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    return cx.op.PRelu(inputs, cx.weight(layer.alpha))
+
+
+@lowers(layers.ELU, example=lambda x: layers.ELU(0.7)(x), shape=(4,), nodes="Elu")
+def elu_layer(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    return elu(cx, inputs, layer.alpha)
+
+
+@lowers(layers.Softmax, example=lambda x: layers.Softmax()(x), shape=(4,), nodes="Softmax")
+def softmax_layer(
+    cx: GraphContext, layer: Any, /, inputs: ir.Value, mask: ir.Value | None = None
+) -> ir.Value:
+    """What is masked gets nothing, in a row that is masked altogether, too."""
+    axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
+    if mask is not None and mask.meta[KERAS_TENSOR].dtype != "bool":
+        mask = cx.op.Greater(cx.floating(mask), 0.5)
+    x = inputs if mask is None else cx.op.Where(mask, inputs, -1e9)
+    if len(axes) == 1:
+        x = cx.op.Softmax(x, axis=axes[0])
+    else:
+        axes = [axis % len(shape_of(inputs)) for axis in axes]
+        x = cx.op.Exp(cx.op.Sub(x, reduced(cx, "ReduceMax", x, axes, keepdims=True)))
+        x = cx.op.Div(x, reduced(cx, "ReduceSum", x, axes, keepdims=True))
+    return x if mask is None else cx.op.Where(mask, x, 0.0)
+
+
+# -- operations of keras.ops ----------------------------------------------------------------------------
+
+
+# Operation: the function of keras.ops, the settings that the operation holds, the nodes.
+ACTIVATIONS: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "Relu6": ("relu6", (), "Clip"),
+    "Sigmoid": ("sigmoid", (), "Sigmoid"),
+    "Silu": ("silu", (), "Sigmoid Mul"),
+    "Gelu": ("gelu", ("approximate",), "Gelu"),
+    "Softplus": ("softplus", (), "Softplus"),
+    "Softsign": ("softsign", (), "Softsign"),
+    "SoftShrink": ("soft_shrink", ("threshold",), "Shrink"),
+    "HardShrink": ("hard_shrink", ("threshold",), "Shrink"),
+    "TanhShrink": ("tanh_shrink", (), "Tanh Sub"),
+    "SparsePlus": ("sparse_plus", (), "Add Relu Less Mul Mul Where"),
+    "SparseSigmoid": ("sparse_sigmoid", (), "Add Mul Clip"),
+    "Squareplus": ("squareplus", ("b",), "Mul Add Sqrt Add Mul"),
+    "LogSigmoid": ("log_sigmoid", (), "Neg Softplus Neg"),
+    "LeakyRelu": ("leaky_relu", ("negative_slope",), "LeakyRelu"),
+    "HardSigmoid": ("hard_sigmoid", (), "HardSigmoid"),
+    "HardSilu": ("hard_silu", (), "HardSwish"),
+    "HardTanh": ("hard_tanh", (), "Clip"),
+    "Elu": ("elu", ("alpha",), "Elu"),
+    "Selu": ("selu", (), "Selu"),
+    "Celu": ("celu", ("alpha",), "Celu"),
+    "Glu": ("glu", ("axis",), "Split Sigmoid Mul"),
+    "Threshold": ("threshold", ("threshold", "default_value"), "Greater Where"),
+    "Sparsemax": (
+        "sparsemax",
+        ("axis",),
+        "Shape Gather Squeeze TopK CumSum Add Range Cast Sub Div Greater Cast ReduceSum Where ReduceSum "
+        "Sub Div Sub Relu",
+    ),
+}
+
+
+def _register(operation_name: str, name: str, settings: tuple[str, ...], nodes: str) -> None:
+    function: Callable[..., Any] = getattr(ops, name)
+    given = (0.1, -1.0) if name == "threshold" else ()
+
+    @lowers(operation_name, example=lambda x: function(x, *given), shape=(4,), nodes=nodes)
+    def lower(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
+        options = {setting: getattr(operation, setting) for setting in settings}
+        return WRITTEN[name](cx, as_float(cx, x), **options)
+
+
+for _operation, (_name, _settings, _nodes) in ACTIVATIONS.items():
+    _register(_operation, _name, _settings, _nodes)
+
+
+@lowers("Relu", example=lambda x: ops.relu(x), shape=(4,), nodes="Relu")
+def relu_operation(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
+    if is_float(x):
+        return cx.op.Relu(as_float(cx, x))
+    return cx.op.Max(as_given(cx, x), np.int64(0))
+
+
+def _over_an_axis(cx: GraphContext, operation: Any, x: Any, node: str) -> ir.Value:
+    value, axis = as_float(cx, x), operation.axis
+    if isinstance(axis, int):
+        return getattr(cx.op, node)(value, axis=axis)
+    if axis is not None:
+        raise refuse(cx, operation, "axis", axis, "One axis has, and None for all.")
+    flat = getattr(cx.op, node)(cx.op.Reshape(value, [-1]), axis=0)
+    return cx.op.Reshape(flat, cx.op.Shape(value))
+
+
+@lowers("Softmax", example=lambda x: ops.softmax(x), shape=(4,), nodes="Softmax")
+def softmax_operation(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
+    return _over_an_axis(cx, operation, x, "Softmax")
+
+
+@lowers("LogSoftmax", example=lambda x: ops.log_softmax(x), shape=(4,), nodes="LogSoftmax")
+def log_softmax_operation(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
+    return _over_an_axis(cx, operation, x, "LogSoftmax")
+
+
+@lowers("ReLU", example=lambda x: keras.relu(x, max_value=3.0), shape=(4,), nodes="Clip")
+def relu_of_activations(cx: GraphContext, operation: Any, /, x: ir.Value) -> ir.Value:
+    return relu(cx, cx.floating(x), operation.negative_slope, operation.max_value, operation.threshold)
