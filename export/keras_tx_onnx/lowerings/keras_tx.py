@@ -122,35 +122,19 @@ def multi_head_attention(
     key = value if key is None else key
     is_self = key is value is query
     if cx.cache is not None:
-        plain = is_self and past is None and attention_mask is None and bias is None
-        if not (plain and layer.causal):
+        if not (is_self and layer.causal) or any(x is not None for x in (past, attention_mask, bias)):
             raise ExportError(
                 f"The layer {cx.scope!r} cannot decode with a cache: it is not causal, or was called with "
-                "another sequence, an attention_mask, a bias or a past of its own. Export with cache=False."
+                "another sequence, an attention_mask, a bias or a past. Export with cache=False."
             )
         past = cx.cache.ports(cx, heads.keys, heads.size, heads.values)
         padding_mask = cx.cache.mask_for(padding_mask)
         positions = cx.cache.positions if positions is None else positions
     elif padding_mask is None:
-        carried = [mask_of(x) for x in ((key,) if key is value else (key, value))]
-        padding_mask = all_of(
-            cx, [None if x is None else cx.op.Cast(x, to=ir.DataType.BOOL) for x in carried]
-        )
-    if is_self:
-        q, k, v = _packed_projection(cx, layer, query, heads)
-    else:
-        parts = ((layer.query, query), (layer.key, key), (layer.value, value))
-        q, k, v = (project(cx, dense, x) for dense, x in parts)
-    if layer.qk_norm:
-        q = _normalized(cx, layer.query_norm, q, heads.queries, heads.size)
-        k = _normalized(cx, layer.key_norm, k, heads.keys, heads.size)
+        padding_mask = _implicit_mask(cx, [key] if key is value else [key, value])
+    q, k, v = _projected(cx, layer, heads, query, key, value)
     if layer.rotary_base is not None:
-        frequencies = inverse_frequencies(heads.size, layer.rotary_base, layer.rotary_scaling)
-        angles = of_key = rotary_angles(cx, query, _places(cx, query, past, positions), frequencies)
-        if not is_self:
-            of_key = rotary_angles(cx, key, _places(cx, key, None, None), frequencies)
-        q = rotate(cx, q, angles, heads.queries, heads.size)
-        k = rotate(cx, k, of_key, heads.keys, heads.size)
+        q, k = _rotated(cx, layer, heads, (q, query), (k, None if is_self else key), past, positions)
     sizes = axis_length(cx, query, 1), axis_length(cx, key, 1)
     mask = None
     if attention_mask is not None:
@@ -180,6 +164,48 @@ def multi_head_attention(
     output = project(cx, layer.output_projection, attended)
     extra = [x for x in (present, weights if return_attention_scores else None) if x is not None]
     return (output, *extra) if extra else output
+
+
+def _implicit_mask(cx: GraphContext, inputs: list[ir.Value]) -> ir.Value | None:
+    """The conjunction of the Keras masks of the inputs."""
+    masks = [mask_of(x) for x in inputs]
+    return all_of(cx, [None if x is None else cx.op.Cast(x, to=ir.DataType.BOOL) for x in masks])
+
+
+def _projected(
+    cx: GraphContext, layer: Any, heads: Heads, query: ir.Value, key: ir.Value, value: ir.Value
+) -> tuple[ir.Value, ...]:
+    """Query, key and value (batch, tokens, heads * size), normalized where the layer has norms."""
+    if key is value is query:
+        q, k, v = _packed_projection(cx, layer, query, heads)
+    else:
+        parts = ((layer.query, query), (layer.key, key), (layer.value, value))
+        q, k, v = (project(cx, dense, x) for dense, x in parts)
+    if layer.qk_norm:
+        q = _normalized(cx, layer.query_norm, q, heads.queries, heads.size)
+        k = _normalized(cx, layer.key_norm, k, heads.keys, heads.size)
+    return q, k, v
+
+
+def _rotated(
+    cx: GraphContext,
+    layer: Any,
+    heads: Heads,
+    queries: tuple[ir.Value, ir.Value],
+    keys: tuple[ir.Value, ir.Value | None],
+    past: tuple[ir.Value, ir.Value] | None,
+    positions: ir.Value | None,
+) -> tuple[ir.Value, ir.Value]:
+    """Queries and keys with rotary positions; each projection with its input, None for that of the query."""
+    (q, query), (k, key) = queries, keys
+    frequencies = inverse_frequencies(heads.size, layer.rotary_base, layer.rotary_scaling)
+    angles = of_key = rotary_angles(cx, query, _places(cx, query, past, positions), frequencies)
+    if key is not None:
+        of_key = rotary_angles(cx, key, _places(cx, key, None, None), frequencies)
+    return (
+        rotate(cx, q, angles, heads.queries, heads.size),
+        rotate(cx, k, of_key, heads.keys, heads.size),
+    )
 
 
 def _normalized(cx: GraphContext, norm: Any, x: ir.Value, heads: int, size: int) -> ir.Value:

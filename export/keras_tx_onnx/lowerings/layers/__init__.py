@@ -1,7 +1,6 @@
 """Lowerings of Keras layers."""
 
 from keras_tx_onnx.lowerings.layers import (
-    adaptive_pooling,
     attention,
     convolution,
     dense,
@@ -17,7 +16,6 @@ from keras_tx_onnx.lowerings.layers import (
 )
 
 __all__ = [
-    "adaptive_pooling",
     "attention",
     "convolution",
     "dense",

@@ -77,27 +77,20 @@ def _attention(
     use_causal_mask: bool = False,
 ) -> Any:
     key = value if key is None else key
-    masks = [_at(cx, query_mask, -1), _at(cx, value_mask, -2), _at(cx, key_mask, -2)]
-    causal_only = use_causal_mask and window is None and attention_mask is None
-    causal_only = causal_only and all(mask is None for mask in masks)
-    if use_causal_mask and not causal_only:
-        masks.append(cx.op.GreaterOrEqual(*_places(cx, query, value)))
-    if window is not None:
-        distance = cx.op.Abs(cx.op.Sub(*_places(cx, query, value)))
-        masks.append(cx.op.Less(distance, np.int64(window)))
-    if attention_mask is not None:
-        masks.append(_boolean(cx, attention_mask))
-    mask = all_of(cx, masks)
+    carried = [_at(cx, query_mask, -1), _at(cx, value_mask, -2), _at(cx, key_mask, -2)]
+    causal_only = use_causal_mask and all(x is None for x in (window, attention_mask, *carried))
+    written = _written_masks(cx, query, value, attention_mask, window, use_causal_mask and not causal_only)
+    mask = all_of(cx, [*carried, *written])
 
     q, k, v = projected(cx, layer, heads, query, key, value)
     if mask is not None:
-        rank = 3 if attention_mask is None else max(3, len(shape_of(attention_mask)))
-        per_head = rank == 4 and attention_mask is not None and shape_of(attention_mask)[1] != 1
-        mask = mask if rank == 4 else cx.op.Unsqueeze(mask, [-3])
-        # Where Keras takes its fused path, a query without any key gets the mean of all values, else zero.
+        shape = () if attention_mask is None else shape_of(attention_mask)
+        mask = mask if len(shape) == 4 else cx.op.Unsqueeze(mask, [-3])
+        # In Keras's fused path a query that sees no key results in the mean of all values, else in zero.
         if not return_attention_scores and layer.dropout == 0:
+            per_head = len(shape) == 4 and shape[1] != 1
             q, mask = mean_where_nothing_is_seen(cx, heads, q, mask, per_head)
-        if any(x is not None for x in masks[1:3]) and query is value and attention_mask is None:
+        if any(x is not None for x in carried[1:]) and query is value and attention_mask is None:
             mask = _of_full_size(cx, mask, mask, mask, axis=-1)  # the same for layers that share the mask
         else:
             mask = _of_full_size(cx, mask, q, k, axis=1)
@@ -109,6 +102,24 @@ def _attention(
         y = cx.op.Mul(y, cx.op.Sigmoid(gate))
     y = output_of(cx, layer._output_dense, y)
     return (y, weights) if return_attention_scores else y
+
+
+def _written_masks(
+    cx: GraphContext,
+    query: ir.Value,
+    value: ir.Value,
+    attention_mask: ir.Value | None,
+    window: int | None,
+    causal: bool,
+) -> list[ir.Value]:
+    """The masks that follow from the places of queries and keys, and the attention mask."""
+    masks = [cx.op.GreaterOrEqual(*_places(cx, query, value))] if causal else []
+    if window is not None:
+        distance = cx.op.Abs(cx.op.Sub(*_places(cx, query, value)))
+        masks.append(cx.op.Less(distance, np.int64(window)))
+    if attention_mask is not None:
+        masks.append(_boolean(cx, attention_mask))
+    return masks
 
 
 def _at(cx: GraphContext, mask: ir.Value | None, axis: int) -> ir.Value | None:

@@ -1,14 +1,16 @@
-"""Pooling over windows, over everything, and to a given size."""
+"""Pooling over windows, over everything, and to a number of windows."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from keras import layers
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext
+from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
 from keras_tx_onnx.lowerings.nodes.arguments import reduced
 from keras_tx_onnx.lowerings.nodes.channels import (
     channels_are_last,
@@ -48,14 +50,14 @@ def _padding(cx: GraphContext, layer: Any, inputs: ir.Value) -> dict[str, Any]:
     if all(window >= stride for window, stride in zip(windows, strides, strict=True)):
         return {"auto_pad": "SAME_UPPER"}
     pads = same_pads(cx, spatial(layer, inputs), windows, strides)
-    assert pads is not None  # it is where every window is at least its stride
+    assert pads is not None  # same_pads returns None only where each window is at least its stride
     if not any(pads):
         return {"auto_pad": "VALID"}
     if _comes_from_a_pad(inputs):
         raise ExportError(
-            f"Layer {cx.scope!r} pads with padding='same' what was padded with zeros just before, with a "
-            f"window {tuple(windows)} smaller than its stride {tuple(strides)}; onnxruntime confuses the "
-            "two. Pad by the layer before as much as is needed, and use padding='valid'."
+            f"Layer {cx.scope!r} has padding='same' after a padding layer, and its window {tuple(windows)} "
+            f"is smaller than its stride {tuple(strides)}, which onnxruntime computes wrongly. Pad only in the "
+            "layer before, and use padding='valid'."
         )
     return {"pads": pads}
 
@@ -169,3 +171,77 @@ def global_average_pooling_1d(
 def global_average_pooling(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     axes = spatial_axes(layer, len(spatial(layer, inputs)))
     return reduced(cx, "ReduceMean", inputs, axes, keepdims=layer.keepdims)
+
+
+# -- pooling to a number of windows ------------------------------------------------------------------------
+
+
+@lowers(
+    layers.AdaptiveMaxPooling1D,
+    example=lambda x: layers.AdaptiveMaxPooling1D(3)(x),
+    shape=SERIES,
+    nodes="Gather ReduceMax",
+)
+@lowers(
+    layers.AdaptiveMaxPooling2D,
+    example=lambda x: layers.AdaptiveMaxPooling2D((4, 2))(x),
+    shape=IMAGE,
+    nodes="Gather ReduceMax Gather ReduceMax",
+)
+@lowers(
+    layers.AdaptiveMaxPooling3D,
+    example=lambda x: layers.AdaptiveMaxPooling3D((3, 2, 4))(x),
+    shape=CUBE,
+    nodes="Gather ReduceMax Gather ReduceMax Gather ReduceMax",
+)
+def adaptive_max_pooling(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    x = inputs
+    for axis, places, _ in _windows(cx, layer, inputs):
+        x = reduced(cx, "ReduceMax", cx.op.Gather(x, places, axis=axis), [axis + 1], keepdims=False)
+    return x
+
+
+@lowers(
+    layers.AdaptiveAveragePooling1D,
+    example=lambda x: layers.AdaptiveAveragePooling1D(3)(x),
+    shape=SERIES,
+    nodes="Gather Mul ReduceSum",
+)
+@lowers(
+    layers.AdaptiveAveragePooling2D,
+    example=lambda x: layers.AdaptiveAveragePooling2D((4, 2))(x),
+    shape=IMAGE,
+    nodes="Gather Mul ReduceSum Gather Mul ReduceSum",
+)
+@lowers(
+    layers.AdaptiveAveragePooling3D,
+    example=lambda x: layers.AdaptiveAveragePooling3D((3, 2, 4))(x),
+    shape=CUBE,
+    nodes="Gather Mul ReduceSum Gather Mul ReduceSum Gather Mul ReduceSum",
+)
+def adaptive_average_pooling(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    x = inputs
+    for axis, places, shares in _windows(cx, layer, inputs):
+        behind = len(shape_of(inputs)) - axis - 1
+        shares = shares.reshape((*shares.shape, *[1] * behind))
+        x = cx.op.Mul(cx.op.Gather(x, places, axis=axis), shares)
+        x = reduced(cx, "ReduceSum", x, [axis + 1], keepdims=False)
+    return x
+
+
+def _windows(cx: GraphContext, layer: Any, x: ir.Value) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """For each spatial axis the indices in each window, and the weight of each index.
+
+    Windows differ in length by one: the shorter repeat their last index with weight 0.
+    """
+    sizes = spatial(layer, x)
+    for axis, size, count in zip(spatial_axes(layer, len(sizes)), sizes, layer.output_size, strict=True):
+        if size is None:
+            raise ExportError(
+                f"Layer {cx.scope!r} pools axis {axis} of unknown size to {count}. Give it a size."
+            )
+        ends = [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
+        steps = np.arange(max(end - start for start, end in ends))
+        places = np.array([np.minimum(start + steps, end - 1) for start, end in ends])
+        shares = np.array([(start + steps < end) / (end - start) for start, end in ends], "float32")
+        yield axis, places, shares

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -67,7 +68,7 @@ def attend(
 
     seen = None
     if bias is None:
-        if allowed is real is not None:  # onnxruntime refuses a mask of one row for all queries
+        if allowed is real is not None:  # onnxruntime rejects a mask of one row for all queries
             count = cx.op.Shape(q, start=1, end=2) if tokens is None else tokens
             allowed = cx.op.Expand(real, cx.op.Concat([1, 1], count, [1], axis=0))
         added: ir.Value | None = allowed
@@ -77,26 +78,24 @@ def attend(
             allowed = all_of(cx, [in_order(cx, q, k, past), allowed])
             seen = None if seen is None else allowed
         added, causal = bias if allowed is None else cx.op.Where(allowed, bias, LOWEST), False
-    result = cx.op.Attention(
-        q,
-        k,
-        v,
-        added,
-        *(past or ()),
-        outputs=1 if past is None else 3,
-        q_num_heads=heads.queries,
-        kv_num_heads=heads.keys,
-        is_causal=int(causal),
-        **({} if scale is None else {"scale": scale}),
-    )
-    y, present = (result, None) if past is None else (result[0], (result[1], result[2]))
+    options: dict[str, Any] = {} if scale is None else {"scale": scale}
+    options |= {"q_num_heads": heads.queries, "kv_num_heads": heads.keys, "is_causal": int(causal)}
+    if past is None:
+        y, present = cx.op.Attention(q, k, v, added, **options), None
+    else:
+        y, *present = cx.op.Attention(q, k, v, added, *past, outputs=3, **options)
+        present = tuple(present)
     if seen is not None:
-        # With a mask of numbers a row that sees nothing would be uniform; it shall be zero.
-        some = cx.op.ReduceMax(cx.op.Cast(seen, to=ir.DataType.FLOAT), [3])  # (b, heads or 1, queries, 1)
-        y = cx.op.Reshape(y, [0, 0, heads.queries, heads.values])
-        y = cx.op.Mul(y, cx.op.Transpose(some, perm=[0, 2, 1, 3]))
-        y = cx.op.Reshape(y, [0, 0, heads.queries * heads.values])
+        y = _zero_where_nothing_is_seen(cx, heads, y, seen)
     return y, present, None
+
+
+def _zero_where_nothing_is_seen(cx: GraphContext, heads: Heads, y: ir.Value, seen: ir.Value) -> ir.Value:
+    """With a mask of numbers, a query that may attend to no key results in the mean of the values."""
+    some = cx.op.ReduceMax(cx.op.Cast(seen, to=ir.DataType.FLOAT), [3])  # (b, heads or 1, queries, 1)
+    y = cx.op.Reshape(y, [0, 0, heads.queries, heads.values])
+    y = cx.op.Mul(y, cx.op.Transpose(some, perm=[0, 2, 1, 3]))
+    return cx.op.Reshape(y, [0, 0, heads.queries * heads.values])
 
 
 def _written_out(

@@ -50,34 +50,42 @@ def dot_product_attention(
     elif not isinstance(scale, (int, float)):
         q, scale = cx.op.Mul(q, as_float(cx, scale)), 1.0
     offsets = None if bias is None else as_float(cx, bias)
-    # (batch, tokens, heads, size) -> (batch, tokens, heads * size): what the node takes
-    if cx.opset >= 23:
-        causal = operation.is_causal
-        if mask is not None or bias is not None:
-            allowed = _allowed(cx, q, k, mask, causal)
-            offsets = _offsets(cx, offsets, allowed)
-            rows = cx.op.Concat(
-                [1, 1], cx.op.Shape(q, start=1, end=2), cx.op.Shape(k, start=1, end=2), axis=0
-            )
-            offsets = cx.op.Expand(offsets, rows)  # onnxruntime refuses one row for all queries
-            causal = False
-        flat = (cx.op.Reshape(x, [0, 0, -1]) for x in (q, k, v))
-        y = cx.op.Attention(
-            *flat,
-            offsets,
-            q_num_heads=heads,
-            kv_num_heads=kv_heads,
-            scale=float(scale),
-            is_causal=int(causal),
-        )
-        return cx.op.Reshape(y, [0, 0, heads, size])
+    if cx.opset < 23:
+        allowed = _allowed(cx, query, key, mask, operation.is_causal)
+        return _written_out(cx, (q, k, v), (heads, kv_heads, size), offsets, allowed, float(scale))
+    causal = operation.is_causal
+    if mask is not None or bias is not None:
+        allowed = _allowed(cx, q, k, mask, causal)
+        offsets = _offsets(cx, offsets, allowed)
+        rows = cx.op.Concat([1, 1], cx.op.Shape(q, start=1, end=2), cx.op.Shape(k, start=1, end=2), axis=0)
+        offsets = cx.op.Expand(offsets, rows)  # onnxruntime rejects one row for all queries
+        causal = False
+    y = cx.op.Attention(
+        *(cx.op.Reshape(x, [0, 0, -1]) for x in (q, k, v)),  # (batch, tokens, heads * size)
+        offsets,
+        q_num_heads=heads,
+        kv_num_heads=kv_heads,
+        scale=float(scale),
+        is_causal=int(causal),
+    )
+    return cx.op.Reshape(y, [0, 0, heads, size])
+
+
+def _written_out(
+    cx: GraphContext,
+    qkv: tuple[ir.Value, ir.Value, ir.Value],
+    counts: tuple[int, int, int],
+    offsets: ir.Value | None,
+    allowed: ir.Value | None,
+    scale: float,
+) -> ir.Value:
+    (q, k, v), (heads, kv_heads, size) = qkv, counts
     if kv_heads != heads:
         k, v = (_repeated(cx, x, heads, kv_heads, size) for x in (k, v))
-    q = cx.op.Mul(cx.op.Transpose(q, perm=[0, 2, 1, 3]), float(scale))
+    q = cx.op.Mul(cx.op.Transpose(q, perm=[0, 2, 1, 3]), scale)
     scores = cx.op.MatMul(q, cx.op.Transpose(k, perm=[0, 2, 3, 1]))
     if offsets is not None:
         scores = cx.op.Add(scores, offsets)
-    allowed = _allowed(cx, query, key, mask, operation.is_causal)
     if allowed is not None:
         scores = cx.op.Where(allowed, scores, HIDDEN)
     mixed = cx.op.MatMul(cx.op.Softmax(scores, axis=-1), cx.op.Transpose(v, perm=[0, 2, 1, 3]))

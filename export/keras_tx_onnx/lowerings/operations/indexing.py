@@ -37,23 +37,9 @@ from keras_tx_onnx.reading.registry import lowers
     takes_sizes=True,
 )
 def get_item(cx: GraphContext, operation: Any, /, x: Any, key: Any) -> ir.Value:
-    """Slices first, then the indices, which remove their axis, then the new axes."""
+    """Slices, then gathers at indices, which removes their axes, then inserts new axes."""
     x = as_given(cx, x)
-    keys = list(key) if isinstance(key, tuple) else [key]
-    keys = [int(k) if isinstance(k, np.integer) else k for k in keys]
-    arrays = [k for k in keys if _is_array(k)]
-    if arrays and (
-        len(arrays) > 1
-        or any(k is None or _is_place(k) for k in keys)
-        or held_as(result_type(arrays[0])) != ir.DataType.INT64
-    ):
-        raise refuse(
-            cx, operation, "key", key, "Integers, slices, and one array of integers with slices have."
-        )
-    if not all(
-        k is None or k is Ellipsis or isinstance(k, slice) or _is_place(k) or _is_array(k) for k in keys
-    ):
-        raise refuse(cx, operation, "key", key, "Integers and slices have.")
+    keys = _keys(cx, operation, key)
     used = sum(k is not None and k is not Ellipsis for k in keys)
     missing = [slice(None)] * (len(shape_of(x)) - used)
     at = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
@@ -67,6 +53,21 @@ def get_item(cx: GraphContext, operation: Any, /, x: Any, key: Any) -> ir.Value:
     kept = [k for k in keys if k is None or isinstance(k, slice)]
     added = [axis for axis, k in enumerate(kept) if k is None]
     return cx.op.Unsqueeze(x, added) if added else x
+
+
+def _keys(cx: GraphContext, operation: Any, key: Any) -> list[Any]:
+    """The parts of a key; raises where they have no lowering."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    keys = [int(k) if isinstance(k, np.integer) else k for k in keys]
+    arrays = [k for k in keys if _is_array(k)]
+    others = [k for k in keys if not _is_array(k) and k is not Ellipsis and not isinstance(k, slice)]
+    if arrays and (len(arrays) > 1 or others or held_as(result_type(arrays[0])) != ir.DataType.INT64):
+        raise refuse(
+            cx, operation, "key", key, "Use integers and slices, or slices and one array of integers."
+        )
+    if not all(k is None or _is_place(k) for k in others):
+        raise refuse(cx, operation, "key", key, "Use integers and slices.")
+    return keys
 
 
 def _is_place(key: Any) -> bool:
@@ -85,18 +86,16 @@ def _sliced(cx: GraphContext, x: ir.Value, slices: Sequence[tuple[int, slice]]) 
     slices = [(axis, k) for axis, k in slices if (k.start, k.stop, k.step) != (None, None, None)]
     if not slices:
         return x
-    steps = [1 if k.step is None else k.step for _, k in slices]
-    back = [not isinstance(step, ir.Value) and step < 0 for step in steps]
-    starts = [
-        (FAR if b else 0) if k.start is None else k.start for (_, k), b in zip(slices, back, strict=True)
-    ]
-    ends = [
-        (-FAR if b else FAR) if k.stop is None else k.stop for (_, k), b in zip(slices, back, strict=True)
-    ]
+    starts, ends, steps = [], [], []
+    for _, k in slices:
+        step = 1 if k.step is None else k.step
+        backward = not isinstance(step, ir.Value) and step < 0
+        first, last = (FAR, -FAR) if backward else (0, FAR)
+        starts.append(scalar(first if k.start is None else k.start))
+        ends.append(scalar(last if k.stop is None else k.stop))
+        steps.append(step)
     axes = [axis for axis, _ in slices]
-    return cx.op.Slice(
-        x, *(cx.vector([*map(scalar, part)]) for part in (starts, ends)), axes, cx.vector(steps)
-    )
+    return cx.op.Slice(x, cx.vector(starts), cx.vector(ends), axes, cx.vector(steps))
 
 
 @lowers(

@@ -144,19 +144,15 @@ def _turned(cx: GraphContext, x: ir.Value, given: str, wanted: str) -> ir.Value:
 
 
 def _as_matrices(first: str, second: str, kept: str) -> _Order | None:
-    letters = {*first, *second}
-    if len(set(first)) < len(first) or len(set(second)) < len(second) or not letters.issuperset(kept):
+    a, b, c = set(first), set(second), set(kept)
+    if len(a) < len(first) or len(b) < len(second) or not c <= a | b:
         return None
-    both = [x for x in first if x in second]
-    summed = "".join(x for x in both if x not in kept)
-    batch = "".join(x for x in kept if x in both)
-    rows = "".join(x for x in kept if x in first and x not in second)
-    columns = "".join(x for x in kept if x in second and x not in first)
-    lost = letters - set(kept) - set(summed)
-    if lost or len(summed) != 1:
+    summed = "".join(x for x in first if x in (a & b) - c)
+    batch = "".join(x for x in kept if x in a & b)
+    rows = "".join(x for x in kept if x in a - b)
+    columns = "".join(x for x in kept if x in b - a)
+    if len(summed) != 1 or not (a ^ b) <= c or not rows or len(columns) > 1:
         return None
     if batch and (len(rows), len(columns)) != (1, 1):
-        return None
-    if len(columns) > 1 or not rows:
         return None
     return _Order(batch + rows + summed, batch + summed + columns, batch + rows + columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -199,23 +200,27 @@ def norm_of(
 ) -> ir.Value:
     if order is None or (order == "fro" and len(axes) == 2) or (order == 2 and len(axes) == 1):
         return reduce(cx, "ReduceL2", x, axes, keepdims)
-    known = isinstance(order, (int, float))
-    if len(axes) == 1 and known:
-        if abs(order) == float("inf"):
-            return reduce(cx, "ReduceMax" if order > 0 else "ReduceMin", cx.op.Abs(x), axes, keepdims)
-        if order == 1:
-            return reduce(cx, "ReduceL1", x, axes, keepdims)
-        if order == 0:
-            nonzero = cx.op.Cast(cx.op.Not(cx.op.Equal(x, 0.0)), to=ir.DataType.FLOAT)
-            return reduce(cx, "ReduceSum", nonzero, axes, keepdims)
-        total = reduce(cx, "ReduceSum", cx.op.Pow(cx.op.Abs(x), float(order)), axes, keepdims)
-        return cx.op.Pow(total, 1 / order)
-    if len(axes) == 2 and known and abs(order) in (1, float("inf")):
-        summed, compared = axes if abs(order) == 1 else axes[::-1]
-        sums = reduce(cx, "ReduceL1", x, [summed], keepdims=True)
-        largest = reduce(cx, "ReduceMax" if order > 0 else "ReduceMin", sums, [compared], keepdims=True)
-        return largest if keepdims else cx.op.Squeeze(largest, axes)
+    if isinstance(order, (int, float)):
+        if len(axes) == 1:
+            return _vector_norm(cx, x, order, axes, keepdims)
+        if len(axes) == 2 and abs(order) in (1, math.inf):
+            summed, compared = axes if abs(order) == 1 else axes[::-1]
+            sums = reduce(cx, "ReduceL1", x, [summed], keepdims=True)
+            extreme = reduce(cx, "ReduceMax" if order > 0 else "ReduceMin", sums, [compared], keepdims=True)
+            return extreme if keepdims else cx.op.Squeeze(extreme, axes)
     raise refuse(cx, operation, "ord", order, f"It is a norm over {len(axes)} axes.")
+
+
+def _vector_norm(cx: GraphContext, x: ir.Value, order: float, axes: list[int], keepdims: bool) -> ir.Value:
+    if abs(order) == math.inf:
+        return reduce(cx, "ReduceMax" if order > 0 else "ReduceMin", cx.op.Abs(x), axes, keepdims)
+    if order == 1:
+        return reduce(cx, "ReduceL1", x, axes, keepdims)
+    if order == 0:
+        nonzero = cx.op.Cast(cx.op.Not(cx.op.Equal(x, 0.0)), to=ir.DataType.FLOAT)
+        return reduce(cx, "ReduceSum", nonzero, axes, keepdims)
+    total = reduce(cx, "ReduceSum", cx.op.Pow(cx.op.Abs(x), float(order)), axes, keepdims)
+    return cx.op.Pow(total, 1 / order)
 
 
 @lowers(
