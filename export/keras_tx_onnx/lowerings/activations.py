@@ -326,6 +326,6 @@ def log_softmax_operation(cx: GraphContext, operation: Any, /, x: Any) -> ir.Val
     return _over_an_axis(cx, operation, x, "LogSoftmax")
 
 
-@lowers("ReLU", example=lambda x: keras.relu(x, max_value=3.0), shape=(4,), nodes="Clip")
+@lowers("ReLU", example=lambda x: keras.activations.relu(x, max_value=3.0), shape=(4,), nodes="Clip")
 def relu_of_activations(cx: GraphContext, operation: Any, /, x: ir.Value) -> ir.Value:
     return relu(cx, cx.floating(x), operation.negative_slope, operation.max_value, operation.threshold)

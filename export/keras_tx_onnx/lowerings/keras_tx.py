@@ -103,7 +103,7 @@ def positional_embedding(
     shape=(5, 16),
     nodes="MatMul Add Split Attention MatMul Add",
 )
-def multi_head_attention(
+def multi_head_attention(  # more than 15 branches: one for each option of the layer and of its call
     cx: GraphContext,
     layer: Any,
     /,
@@ -122,11 +122,7 @@ def multi_head_attention(
     key = value if key is None else key
     is_self = key is value is query
     if cx.cache is not None:
-        if not (is_self and layer.causal) or any(x is not None for x in (past, attention_mask, bias)):
-            raise ExportError(
-                f"The layer {cx.scope!r} cannot decode with a cache: it is not causal, or was called with "
-                "another sequence, an attention_mask, a bias or a past. Export with cache=False."
-            )
+        _check_cacheable(cx, is_self and layer.causal, past, attention_mask, bias)
         past = cx.cache.ports(cx, heads.keys, heads.size, heads.values)
         padding_mask = cx.cache.mask_for(padding_mask)
         positions = cx.cache.positions if positions is None else positions
@@ -136,12 +132,7 @@ def multi_head_attention(
     if layer.rotary_base is not None:
         q, k = _rotated(cx, layer, heads, (q, query), (k, None if is_self else key), past, positions)
     sizes = axis_length(cx, query, 1), axis_length(cx, key, 1)
-    mask = None
-    if attention_mask is not None:
-        mask = _per_head(cx, cx.op.Cast(attention_mask, to=ir.DataType.BOOL), len(shape_of(attention_mask)))
-        mask = _of_full_size(cx, mask, sizes, past)
-    if bias is not None and not bias.meta.get(FINITE):
-        bias = _of_full_size(cx, _per_head(cx, bias, len(shape_of(bias))), sizes, past)
+    mask, bias = _full_mask_and_bias(cx, attention_mask, bias, sizes, past)
     if layer.causal and not is_self:
         mask = all_of(cx, [mask, in_order(cx, q, k)])
     attended, present, weights = attend(
@@ -164,6 +155,14 @@ def multi_head_attention(
     output = project(cx, layer.output_projection, attended)
     extra = [x for x in (present, weights if return_attention_scores else None) if x is not None]
     return (output, *extra) if extra else output
+
+
+def _check_cacheable(cx: GraphContext, causal: bool, *unsupported: Any) -> None:
+    if not causal or any(x is not None for x in unsupported):
+        raise ExportError(
+            f"The layer {cx.scope!r} cannot decode with a cache: it is not causal, or was called with "
+            "another sequence, an attention_mask, a bias or a past. Export with cache=False."
+        )
 
 
 def _implicit_mask(cx: GraphContext, inputs: list[ir.Value]) -> ir.Value | None:
@@ -229,6 +228,21 @@ def _places(
 def _per_head(cx: GraphContext, x: ir.Value, rank: int) -> ir.Value:
     """(queries, keys), (batch, queries, keys) or four axes -> (b or 1, heads or 1, queries, keys)."""
     return x if rank == 4 else cx.op.Unsqueeze(x, [0, 1] if rank == 2 else [1])
+
+
+def _full_mask_and_bias(
+    cx: GraphContext,
+    mask: ir.Value | None,
+    bias: ir.Value | None,
+    sizes: tuple[ir.Value, ir.Value],
+    past: tuple[ir.Value, ir.Value] | None,
+) -> tuple[ir.Value | None, ir.Value | None]:
+    if mask is not None:
+        mask = _per_head(cx, cx.op.Cast(mask, to=ir.DataType.BOOL), len(shape_of(mask)))
+        mask = _of_full_size(cx, mask, sizes, past)
+    if bias is not None and not bias.meta.get(FINITE):
+        bias = _of_full_size(cx, _per_head(cx, bias, len(shape_of(bias))), sizes, past)
+    return mask, bias
 
 
 def _of_full_size(

@@ -55,8 +55,8 @@ def _padding(cx: GraphContext, layer: Any, inputs: ir.Value) -> dict[str, Any]:
         return {"auto_pad": "VALID"}
     if _comes_from_a_pad(inputs):
         raise ExportError(
-            f"Layer {cx.scope!r} has padding='same' after a padding layer, and its window {tuple(windows)} "
-            f"is smaller than its stride {tuple(strides)}, which onnxruntime computes wrongly. Pad only in the "
+            f"Layer {cx.scope!r} has padding='same' after a padding layer, and a window {tuple(windows)} "
+            f"smaller than its stride {tuple(strides)}, which onnxruntime computes wrongly. Pad only in the "
             "layer before, and use padding='valid'."
         )
     return {"pads": pads}
@@ -238,7 +238,7 @@ def _windows(cx: GraphContext, layer: Any, x: ir.Value) -> Iterator[tuple[int, n
     for axis, size, count in zip(spatial_axes(layer, len(sizes)), sizes, layer.output_size, strict=True):
         if size is None:
             raise ExportError(
-                f"Layer {cx.scope!r} pools axis {axis} of unknown size to {count}. Give it a size."
+                f"Layer {cx.scope!r} pools axis {axis} to {count}, but the axis is dynamic. Give it a size."
             )
         ends = [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
         steps = np.arange(max(end - start for start, end in ends))

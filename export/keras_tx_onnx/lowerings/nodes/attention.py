@@ -31,7 +31,7 @@ LOWEST = -65504.0  # finite in float16, too
 FINITE = "finite"  # noted of a bias that has no -inf
 
 
-def attend(
+def attend(  # more than 15 branches: one for each option of attention
     cx: GraphContext,
     heads: Heads,
     q: ir.Value,
@@ -66,7 +66,7 @@ def attend(
         allowed = all_of(cx, [in_order(cx, q, k, past) if causal else None, allowed])
         return _written_out(cx, heads, q, k, v, allowed, bias, past, scale, soft_cap)
 
-    seen = None
+    seen = None  # the mask beside a bias
     if bias is None:
         if allowed is real is not None:  # onnxruntime rejects a mask of one row for all queries
             count = cx.op.Shape(q, start=1, end=2) if tokens is None else tokens
@@ -78,8 +78,8 @@ def attend(
             allowed = all_of(cx, [in_order(cx, q, k, past), allowed])
             seen = None if seen is None else allowed
         added, causal = bias if allowed is None else cx.op.Where(allowed, bias, LOWEST), False
-    options: dict[str, Any] = {} if scale is None else {"scale": scale}
-    options |= {"q_num_heads": heads.queries, "kv_num_heads": heads.keys, "is_causal": int(causal)}
+    options: dict[str, Any] = {"q_num_heads": heads.queries, "kv_num_heads": heads.keys}
+    options |= {"is_causal": int(causal)} | ({} if scale is None else {"scale": scale})
     if past is None:
         y, present = cx.op.Attention(q, k, v, added, **options), None
     else:

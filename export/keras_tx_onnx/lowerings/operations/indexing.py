@@ -39,12 +39,7 @@ from keras_tx_onnx.reading.registry import lowers
 def get_item(cx: GraphContext, operation: Any, /, x: Any, key: Any) -> ir.Value:
     """Slices, then gathers at indices, which removes their axes, then inserts new axes."""
     x = as_given(cx, x)
-    keys = _keys(cx, operation, key)
-    used = sum(k is not None and k is not Ellipsis for k in keys)
-    missing = [slice(None)] * (len(shape_of(x)) - used)
-    at = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
-    keys = [*keys[:at], *missing, *keys[at + 1 :]]
-
+    keys = _keys(cx, operation, key, len(shape_of(x)))
     axes = [k for k in keys if k is not None]
     x = _sliced(cx, x, [(axis, k) for axis, k in enumerate(axes) if isinstance(k, slice)])
     for axis in reversed(range(len(axes))):
@@ -55,19 +50,25 @@ def get_item(cx: GraphContext, operation: Any, /, x: Any, key: Any) -> ir.Value:
     return cx.op.Unsqueeze(x, added) if added else x
 
 
-def _keys(cx: GraphContext, operation: Any, key: Any) -> list[Any]:
-    """The parts of a key; raises where they have no lowering."""
+def _keys(cx: GraphContext, operation: Any, key: Any, rank: int) -> list[Any]:
+    """A part for each axis, and None for each new axis; raises where they have no lowering."""
     keys = list(key) if isinstance(key, tuple) else [key]
     keys = [int(k) if isinstance(k, np.integer) else k for k in keys]
     arrays = [k for k in keys if _is_array(k)]
-    others = [k for k in keys if not _is_array(k) and k is not Ellipsis and not isinstance(k, slice)]
+    others = [k for k in keys if not (_is_array(k) or isinstance(k, (slice, type(Ellipsis))))]
     if arrays and (len(arrays) > 1 or others or held_as(result_type(arrays[0])) != ir.DataType.INT64):
         raise refuse(
             cx, operation, "key", key, "Use integers and slices, or slices and one array of integers."
         )
     if not all(k is None or _is_place(k) for k in others):
         raise refuse(cx, operation, "key", key, "Use integers and slices.")
-    return keys
+    return _without_ellipsis(keys, rank)
+
+
+def _without_ellipsis(keys: list[Any], rank: int) -> list[Any]:
+    missing = [slice(None)] * (rank - sum(k is not None and k is not Ellipsis for k in keys))
+    at = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
+    return [*keys[:at], *missing, *keys[at + 1 :]]
 
 
 def _is_place(key: Any) -> bool:

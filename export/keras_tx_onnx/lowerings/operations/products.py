@@ -147,12 +147,14 @@ def _as_matrices(first: str, second: str, kept: str) -> _Order | None:
     a, b, c = set(first), set(second), set(kept)
     if len(a) < len(first) or len(b) < len(second) or not c <= a | b:
         return None
-    summed = "".join(x for x in first if x in (a & b) - c)
-    batch = "".join(x for x in kept if x in a & b)
-    rows = "".join(x for x in kept if x in a - b)
-    columns = "".join(x for x in kept if x in b - a)
+    summed = _letters(first, (a & b) - c)
+    batch, rows, columns = (_letters(kept, axes) for axes in (a & b, a - b, b - a))
     if len(summed) != 1 or not (a ^ b) <= c or not rows or len(columns) > 1:
         return None
     if batch and (len(rows), len(columns)) != (1, 1):
         return None
     return _Order(batch + rows + summed, batch + summed + columns, batch + rows + columns)
+
+
+def _letters(text: str, axes: set[str]) -> str:
+    return "".join(x for x in text if x in axes)
