@@ -1,4 +1,4 @@
-"""The snippets of the documentation run, and its links lead somewhere."""
+"""The snippets of the documentation run and fit their column, and its links exist."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 ROOT = DOCS.parent
 PAGES = sorted(DOCS.glob("*.md"))
+COLUMN = 100  # characters of code
 PUBLIC = """
     keras_tx keras_tx.errors keras_tx.heads keras_tx.layers keras_tx.losses keras_tx.metrics keras_tx.models
     keras_tx.processing keras_tx.runtime keras_tx.generation keras_tx.training keras_tx.training.packing
@@ -20,8 +21,8 @@ PUBLIC = """
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
-def test_the_snippets_run(page: Path, tmp_path, monkeypatch):
-    """In order, in one namespace, as a reader would type them."""
+def test_snippets_run(page: Path, tmp_path, monkeypatch):
+    """In order, in one namespace."""
     monkeypatch.chdir(tmp_path)
     namespace: dict = {}
     for snippet in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
@@ -29,10 +30,22 @@ def test_the_snippets_run(page: Path, tmp_path, monkeypatch):
         exec(compile(snippet, page.name, "exec", dont_inherit=True), namespace)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_fits_its_column(page: Path):
+    """On a window of 1,300 pixels; docs/ruff.toml keeps Python blocks shorter."""
+    fenced = False
+    wide = []
+    for line in page.read_text(encoding="utf-8").splitlines():
+        fenced ^= line.startswith("```")
+        if (fenced or line.startswith("    ")) and len(line) > COLUMN:
+            wide.append(line)
+    assert wide == []
+
+
 @pytest.mark.parametrize(
     "page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name
 )
-def test_the_links_lead_somewhere(page: Path):
+def test_links_exist(page: Path):
     links = re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8"))
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert missing == []
@@ -40,7 +53,7 @@ def test_the_links_lead_somewhere(page: Path):
 
 @pytest.mark.parametrize("package", PUBLIC)
 def test_every_public_name_is_in_the_reference(package: str):
-    """Where a page has `::: home.of.it`, a module with all that it defines, or the name alone."""
+    """A page of the reference has `::: module` or `::: module.name`."""
     shown = set()
     for page in (DOCS / "reference").glob("*.md"):
         shown |= set(re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE))
@@ -53,13 +66,13 @@ def test_every_public_name_is_in_the_reference(package: str):
     assert missing == []
 
 
-def test_every_page_is_in_the_sites_navigation():
+def test_every_page_is_in_the_navigation():
     config = (ROOT / ".mkdocs.yml").read_text(encoding="utf-8")
     pages = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
     assert [page for page in pages if not re.search(rf"[ \[]{re.escape(page)}\b", config)] == []
 
 
-def test_the_table_of_families_is_there():
+def test_table_of_families_is_filled():
     text = (DOCS / "families.md").read_text(encoding="utf-8")
     table = text[text.index("<!-- measured:begin -->") : text.index("<!-- measured:end -->")]
     for family in ("BERT", "GPT-2", "ViT", "Llama", "T5", "Whisper", "CLIP"):
