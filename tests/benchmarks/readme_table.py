@@ -16,10 +16,10 @@ from tests.benchmarks.comparisons import MODELS
 
 BEGIN, END = "<!-- peers:begin -->", "<!-- peers:end -->"
 COLUMNS = {  # heading: subject and case, as bench.json names them
-    "ViT-B/16, one picture": ("vit-b16", "batch 1"),
+    "ViT-B/16, one image": ("vit-b16", "batch 1"),
     "BERT-base, 8 texts of 16 to 128 tokens": ("bert-base", "batch 8, lengths 16-128"),
-    "GPT-2, a prompt of 128": ("gpt2-124m", "prefill of 128"),
-    "GPT-2, each further token": ("gpt2-124m", "decode at 16"),
+    "GPT-2, prefill of 128": ("gpt2-124m", "prefill of 128"),
+    "GPT-2, one token": ("gpt2-124m", "decode at 16"),
 }
 
 
@@ -53,7 +53,7 @@ def table_of(results: dict[str, Any]) -> str:
         cells = [f"{column[name] * 1e3:.1f}" if name in column else "" for column in columns]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     if any(name.endswith((" int4", " q4_0")) for name in names):
-        lines += ["", "(With random weights, files of 4 bits choose other tokens than the rest.)"]
+        lines += ["", "(With random weights, 4-bit files select other tokens than the rest.)"]
     return "\n".join(lines)
 
 

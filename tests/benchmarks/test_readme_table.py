@@ -48,7 +48,7 @@ def test_a_row_for_each_contender_with_the_median_of_what_it_ran():
         "| stock | 250.0 |  |  |  |",
         "| llama.cpp q4_0 |  |  |  | 1000.0 |",
         "",
-        "(With random weights, files of 4 bits choose other tokens than the rest.)",
+        "(With random weights, 4-bit files select other tokens than the rest.)",
     ]
     assert lines[2].count("|") == lines[4].count("|") == len(COLUMNS) + 2
 
