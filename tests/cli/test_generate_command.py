@@ -1,4 +1,4 @@
-"""keras-tx generate: streams, samples, JSON, ids, and errors of one line."""
+"""keras-tx generate: streams, samples, JSON, ids, and one-line errors."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def text_of(folder: Path, prompt: str, **options: Any) -> str:
         return str(model.generate(prompt, **options))
 
 
-def test_streams_the_text(tx, writer):
+def test_stream(tx, writer):
     expected = text_of(writer, "ab", max_new_tokens=20, temperature=40.0, seed=1)
     ran = tx("generate", writer, "ab", "--max-new-tokens", 20, "--temperature", 40, "--seed", 1)
     assert (ran.code, ran.out, ran.err) == (0, f"{expected}\n", "")
     assert tx("generate", writer, "ab", "--max-new-tokens", 5, "--prompt").out.startswith("ab")
 
 
-def test_stops_at_a_text(tx, writer):
+def test_stop(tx, writer):
     options = ["--max-new-tokens", 30, "--temperature", 40, "--seed", 1]
     whole = tx("generate", writer, "ab", *options).out
     ran = tx("generate", writer, "ab", *options, "--stop", whole[3:5])
@@ -64,10 +64,10 @@ def test_json(tx, counter):
 
 def test_beams(tx, writer):
     options = {"num_beams": 3, "length_penalty": -1.0, "early_stopping": True}
-    given = ["--num-beams", 3, "--length-penalty", "-1", "--early-stopping", "--max-new-tokens", 9]
+    flags = ["--num-beams", 3, "--length-penalty", "-1", "--early-stopping", "--max-new-tokens", 9]
     expected = text_of(writer, "ab", max_new_tokens=9, **options)
-    assert tx("generate", writer, "ab", *given).out == f"{expected}\n"
-    answers = tx("generate", writer, "ab", *given, "--samples", 2, "--json").out.splitlines()
+    assert tx("generate", writer, "ab", *flags).out == f"{expected}\n"
+    answers = tx("generate", writer, "ab", *flags, "--samples", 2, "--json").out.splitlines()
     scores = [json.loads(answer)["score"] for answer in answers]
     assert len(scores) == 2
     assert scores == sorted(scores, reverse=True)
@@ -84,18 +84,18 @@ def test_ids_and_standard_input(tx, counter, monkeypatch):
     assert tx("generate", counter, "-", "--ids", "--max-new-tokens", 6).out.rstrip() == expected
 
 
-def test_beyond_the_context(tx, counter):
+def test_slide(tx, counter):
     short = tx("generate", counter, "1", "--ids").out.split()
     long = tx("generate", counter, "1", "--ids", "--slide").out.split()
     assert (len(short), len(long)) == (40, 128)
 
 
-def test_a_model_cannot_steer_the_terminal(tx, writer, monkeypatch):
+def test_control_characters_are_escaped(tx, writer, monkeypatch):
     monkeypatch.setattr(TextGenerator, "stream", lambda *a, **k: iter(["a\x1b[2Jb\n", "\tc"]))
     assert tx("generate", writer, "ab").out == "a\\x1b[2Jb\n\tc\n"
 
 
-def test_an_interruption(tx, writer, monkeypatch):
+def test_interruption(tx, writer, monkeypatch):
     def stream(*arguments, **options):
         yield "a"
         raise KeyboardInterrupt
@@ -125,12 +125,12 @@ def test_errors(tx, counter, prompt, more, expected):
     assert ran.err.count("\n") == 1
 
 
-def test_folders_of_another_task(tx, exports, counter, picture):
+def test_other_tasks_raise(tx, exports, counter, picture):
     assert "'image-classification'" in tx("generate", exports / "flowers", "To be").err
     assert "keras-tx generate" in tx("run", counter, picture).err
 
 
-def test_line_by_line(tx, counter, monkeypatch):
+def test_interactive_ids(tx, counter, monkeypatch):
     read = []
     run = CachedDecoder.run
 
@@ -151,7 +151,7 @@ def test_line_by_line(tx, counter, monkeypatch):
     assert "PROMPT is -" in tx("generate", counter, "-", "--ids", "--interactive").err
 
 
-def test_line_by_line_as_text(tx, writer, monkeypatch):
+def test_interactive_text(tx, writer, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("a b\n"))
     ran = tx("generate", writer, "ab", "--max-new-tokens", 3, "--interactive", "--slide")
     assert (ran.code, ran.err) == (0, "")

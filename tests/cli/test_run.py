@@ -16,7 +16,7 @@ from keras_tx.runtime import load
 LABELS = {"daisy", "rose", "tulip"}
 
 
-def test_a_table_of_labels(tx, exports, picture):
+def test_labels_and_scores(tx, exports, picture):
     ran = tx("run", exports / "flowers", picture)
     first, second, *rows = ran.out.splitlines()
     assert (ran.code, ran.err) == (0, "")
@@ -26,12 +26,12 @@ def test_a_table_of_labels(tx, exports, picture):
     assert all(row.endswith("%") for row in rows)  # no bar: not a terminal
 
 
-def test_a_bar_in_a_terminal(tx, exports, picture, monkeypatch):
+def test_bar_in_terminal(tx, exports, picture, monkeypatch):
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: True)
     assert "█" in tx("run", exports / "flowers", picture, "--top-k", 1).out.splitlines()[-1]
 
 
-def test_json_is_what_python_gives(tx, exports, picture):
+def test_json_equals_python(tx, exports, picture):
     ran = tx("run", exports / "flowers", picture, picture, "--json", "--top-k", 2)
     lines = [json.loads(line) for line in ran.out.splitlines()]
     with load(exports / "flowers") as model:
@@ -39,7 +39,7 @@ def test_json_is_what_python_gives(tx, exports, picture):
     assert lines == [{"image": str(picture), "predictions": one} for one in expected]
 
 
-def test_an_embedding(tx, exports, picture):
+def test_embedding(tx, exports, picture):
     ran = tx("run", exports / "features", picture)
     assert ran.out.splitlines()[-1] == "  embedding of shape (32,); --json prints its numbers"
     answer = json.loads(tx("run", exports / "features", picture, "--json").out)
@@ -49,7 +49,7 @@ def test_an_embedding(tx, exports, picture):
     np.testing.assert_array_equal(np.array(answer["embedding"], "float32"), expected)
 
 
-def test_a_bad_image_is_named_and_the_others_are_run(tx, exports, picture, tmp_path):
+def test_invalid_images_are_reported(tx, exports, picture, tmp_path):
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"not a picture")
     ran = tx("run", exports / "flowers", bad, tmp_path / "none.png", picture)
@@ -61,7 +61,7 @@ def test_a_bad_image_is_named_and_the_others_are_run(tx, exports, picture, tmp_p
     assert second.startswith(f"keras-tx: error: {str(tmp_path / 'none.png')!r}: there is no such file")
 
 
-def test_every_way_to_give_pictures(tx, exports, picture, tmp_path, monkeypatch):
+def test_image_sources(tx, exports, picture, tmp_path, monkeypatch):
     folder = tmp_path / "photos"
     folder.mkdir()
     for name in ("b.png", "a.png"):
@@ -112,7 +112,7 @@ def test_errors(tx, exports, picture, folder, more, expected):
     assert ran.err.count("\n") == 1
 
 
-def test_the_generic_remedy_names_the_inputs(tx, exports, picture):
+def test_generic_model_error_names_inputs(tx, exports, picture):
     error = tx("run", exports / "generic", picture).err
     assert "'a': float32 ['batch_size', 3]" in error
     assert "'b': float32 ['batch_size', 3]" in error
@@ -122,14 +122,14 @@ class Ascii:
     encoding = "ascii"
 
 
-def test_what_a_terminal_cannot_show(monkeypatch):
+def test_ascii_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Ascii())
     assert terminal.bar(0.5, 4) == "##"
     assert terminal.picture(np.array([[0, 255]])) == ["  ##"]
     assert terminal.printable("r\x1b[2Jösé") == r"r\x1b[2J\xf6s\xe9"
 
 
-def test_what_it_can():
+def test_utf8_terminal():
     assert terminal.bar(1.0, 3) == "███"
     assert terminal.bar(0.0) == ""
     assert terminal.picture(np.array([[0, 128, 255]])) == ["  ▒▒██"]

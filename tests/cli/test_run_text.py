@@ -39,7 +39,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_task(name: str, tx, folders):
+def test_tasks(name: str, tx, folders):
     _, text, options = TASKS[name]
     ran = tx("run", folders / name, text, *options)
     assert (ran.code, ran.err) == (0, "")
@@ -68,18 +68,18 @@ def test_every_task(name: str, tx, folders):
         ("names", ["--pair", "a"], "--pair"),
     ],
 )
-def test_options_that_do_not_fit(name: str, options: list[str], message: str, tx, folders):
+def test_unsupported_options_raise(name: str, options: list[str], message: str, tx, folders):
     ran = tx("run", folders / name, TEXT, *options)
     assert (ran.code, ran.out) == (2, "") and message in ran.err
 
 
-def test_a_text_that_is_refused_is_named_and_the_others_are_run(tx, folders):
+def test_invalid_texts_are_reported(tx, folders):
     ran = tx("run", folders / "masked", "no mask", f"{TEXT} [MASK]")
     assert ran.code == 2
     assert "has no [MASK]" in ran.err and TEXT in ran.out
 
 
-def test_every_way_to_give_texts(tx, folders, tmp_path, monkeypatch):
+def test_text_sources(tx, folders, tmp_path, monkeypatch):
     texts = ["the cat", "", "Ada lives in London.", "a very good film"]
     lines = tmp_path / "lines.txt"
     lines.write_bytes("\ufeff".encode() + "\r\n".join(texts).encode())
@@ -110,7 +110,7 @@ def test_every_way_to_give_texts(tx, folders, tmp_path, monkeypatch):
     assert run(many) == [f"the cat {n}" for n in range(70)]
 
 
-def test_texts_that_cannot_be_read(tx, folders, tmp_path):
+def test_unreadable_text_files(tx, folders, tmp_path):
     table, binary = tmp_path / "table.tsv", tmp_path / "binary.txt"
     table.write_text("id\ttext\n1\tthe cat\n", encoding="utf-8")
     binary.write_bytes(b"\xff\xfe")

@@ -1,4 +1,4 @@
-"""keras-tx verify: a sound folder, and one test for each way to spoil it."""
+"""keras-tx verify: valid folders, and a test for each kind of damage."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_valid_folder(tx, exports, name):
 @pytest.mark.parametrize(
     "name", ["reviews", "mask", "pretrained", "answers", "tags", "sentences", "ids", "poet"]
 )
-def test_a_text_model_reads_texts(tx, tmp_path, name):
-    """Its graph runs on every kind of mask, and nothing is said about images."""
+def test_text_models(tx, tmp_path, name):
+    """The graph runs on every kind of mask, and the output does not mention images."""
     import keras_tx
     from keras_tx_onnx import export_onnx
     from tests.export.small_bert import HEADS, tiny
@@ -57,7 +57,7 @@ def test_a_text_model_reads_texts(tx, tmp_path, name):
     assert ("answers a text of" in ran.out) == (name != "ids")
 
 
-def test_a_text_model_that_fails_on_long_texts(tx, tmp_path, reseal):
+def test_failure_on_long_texts(tx, tmp_path, reseal):
     from keras_tx_onnx import export_onnx
     from tests.export.small_bert import HEADS, tiny
     from tests.wordpiece import wordpiece
@@ -75,8 +75,8 @@ def test_a_text_model_that_fails_on_long_texts(tx, tmp_path, reseal):
     assert "input_ids [1, 70]" in ran.out
 
 
-def test_sizes_of_which_the_folder_says_nothing(tx, tmp_path):
-    """Are tried in turn; where none is accepted, the graph is not called sound or broken."""
+def test_unknown_sizes(tx, tmp_path):
+    """Several sizes are tried; if none is accepted, the check neither passes nor fails."""
     import keras
 
     from keras_tx_onnx import export_onnx
@@ -90,7 +90,7 @@ def test_sizes_of_which_the_folder_says_nothing(tx, tmp_path):
     assert "not run: none of 9 sizes is accepted" in ran.out
 
 
-def test_what_is_no_export_is_an_error(tx, tmp_path):
+def test_missing_folder(tx, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     for name, expected in (
@@ -111,20 +111,20 @@ def failed(tx, folder, check: str) -> str:
     return next(line for line in ran.out.splitlines() if line.startswith("FAILED"))
 
 
-def test_a_file_that_changed_without_changing_its_size(tx, copied):
+def test_changed_file(tx, copied):
     folder = copied("flowers")
     config = folder / contract.CONFIG
     config.write_bytes(config.read_bytes()[:-1] + b" ")
     assert contract.CONFIG in failed(tx, folder, "hashes")
 
 
-def test_a_truncated_file(tx, copied):
+def test_truncated_file(tx, copied):
     folder = copied("flowers")
     os.truncate(folder / contract.MODEL, 100)
     assert "has 100 bytes" in failed(tx, folder, "folder")
 
 
-def test_a_link(tx, copied, tmp_path):
+def test_symbolic_link(tx, copied, tmp_path):
     folder = copied("flowers")
     (folder / contract.CONFIG).rename(tmp_path / "elsewhere.json")
     (folder / contract.CONFIG).symlink_to(tmp_path / "elsewhere.json")
@@ -132,19 +132,19 @@ def test_a_link(tx, copied, tmp_path):
 
 
 @pytest.mark.parametrize("name", [contract.MODEL, contract.CONFIG])
-def test_a_hard_link(tx, copied, tmp_path, name):
+def test_hard_link(tx, copied, tmp_path, name):
     folder = copied("flowers")
     os.link(folder / name, tmp_path / "elsewhere")
     assert "hard link" in failed(tx, folder, "folder")
 
 
-def test_a_missing_file(tx, copied):
+def test_missing_file(tx, copied):
     folder = copied("flowers")
     (folder / contract.PREPROCESSOR).unlink()
     assert f"{contract.PREPROCESSOR} is missing" in failed(tx, folder, "folder")
 
 
-def test_weights_of_another_model_of_the_same_size(tx, copied, tmp_path, monkeypatch):
+def test_weights_of_another_model(tx, copied, tmp_path, monkeypatch):
     import keras_tx
     from keras_tx_onnx import export_onnx
 
@@ -157,8 +157,8 @@ def test_weights_of_another_model_of_the_same_size(tx, copied, tmp_path, monkeyp
     assert contract.MODEL_DATA in failed(tx, tmp_path / "flowers", "hashes")
 
 
-def test_an_opset_newer_than_the_runtime(tx, copied, reseal):
-    """The manifest agrees with the graph; onnxruntime knows no such operators."""
+def test_opset_newer_than_runtime(tx, copied, reseal):
+    """The manifest and the graph agree, but onnxruntime does not support the opset."""
     folder = copied("flowers")
     model = onnx.load(folder / contract.MODEL)
     newest = max(contract.IR_VERSIONS)
@@ -171,7 +171,7 @@ def test_an_opset_newer_than_the_runtime(tx, copied, reseal):
     assert (marks["opset"], marks["onnxruntime"]) == ("FAILED", "FAILED")
 
 
-def test_labels_that_disagree(tx, copied, reseal):
+def test_contradicting_labels(tx, copied, reseal):
     folder = copied("flowers")
     config = json.loads((folder / contract.CONFIG).read_text())
     config["id2label"]["0"] = "weed"
@@ -180,20 +180,20 @@ def test_labels_that_disagree(tx, copied, reseal):
     assert "id2label" in failed(tx, folder, "folder")
 
 
-def test_a_manifest_that_is_not_json(tx, copied):
+def test_invalid_manifest(tx, copied):
     folder = copied("flowers")
     (folder / contract.MANIFEST).write_text("{")
     assert "valid manifest" in failed(tx, folder, "folder")
 
 
 @pytest.mark.parametrize("opset", [22, 99])
-def test_an_opset_that_is_not_the_graphs(tx, copied, reseal, opset):
+def test_opset_of_another_graph(tx, copied, reseal, opset):
     folder = copied("flowers")
     reseal(folder, opset=opset)
     assert f"manifest has {opset}" in failed(tx, folder, "opset")
 
 
-def test_a_shape_that_is_not_the_graphs(tx, copied, reseal):
+def test_shape_of_another_graph(tx, copied, reseal):
     folder = copied("generic")
     manifest = Manifest.from_json((folder / contract.MANIFEST).read_text())
     first, second = manifest.inputs
@@ -201,7 +201,7 @@ def test_a_shape_that_is_not_the_graphs(tx, copied, reseal):
     assert "the graph has" in failed(tx, folder, "tensors")
 
 
-def test_a_name_that_is_not_the_graphs(tx, copied, reseal):
+def test_name_of_another_graph(tx, copied, reseal):
     folder = copied("flowers")
     reseal(folder, outputs=(TensorSpec("scores", "float32", ("batch_size", 3)),))
     ran = tx("verify", folder)
@@ -209,7 +209,7 @@ def test_a_name_that_is_not_the_graphs(tx, copied, reseal):
     assert {name for name, mark in status(ran.out).items() if mark == "FAILED"} == {"tensors", "task"}
 
 
-def test_a_graph_that_no_runtime_opens(tx, copied, reseal):
+def test_invalid_graph(tx, copied, reseal):
     folder = copied("flowers")
     model = onnx.load(folder / contract.MODEL)
     model.graph.node[0].op_type = "NoSuchOperator"
@@ -221,7 +221,7 @@ def test_a_graph_that_no_runtime_opens(tx, copied, reseal):
     assert (marks["ONNX checker"], marks["onnxruntime"]) == ("FAILED", "FAILED")
 
 
-def test_weights_that_are_not_finite(tx, copied, reseal):
+def test_weights_with_nan(tx, copied, reseal):
     folder = copied("flowers")
     model = onnx.load(folder / contract.MODEL)
     weights = next(t for t in model.graph.initializer if "logits" in t.name and len(t.dims) == 2)
@@ -233,13 +233,13 @@ def test_weights_that_are_not_finite(tx, copied, reseal):
     assert "logits is not finite" in failed(tx, folder, "runs")
 
 
-def test_a_parity_above_its_tolerance(tx, copied, reseal):
+def test_parity_above_tolerance(tx, copied, reseal):
     folder = copied("flowers")
     reseal(folder, parity=Parity(0.5, 1e-4, ("batch 1",)))
     assert "within 5.0e-01" in failed(tx, folder, "parity")
 
 
-def test_notes_that_are_no_failures(tx, copied, reseal):
+def test_unlisted_files_and_missing_parity(tx, copied, reseal):
     folder = copied("flowers")
     reseal(folder, parity=None)
     (folder / "README.md").write_text("mine")
@@ -250,7 +250,7 @@ def test_notes_that_are_no_failures(tx, copied, reseal):
     assert "NOT compared" in ran.out
 
 
-def test_against_the_model(tx, tmp_path):
+def test_against(tx, tmp_path):
     import keras_tx
     from keras_tx_onnx import export_onnx
 

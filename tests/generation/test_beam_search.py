@@ -1,4 +1,4 @@
-"""Beam search against transformers, token for token, in Keras and from both graphs of the folder."""
+"""Beam search in Keras and in both graphs of a folder equals transformers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PADDING = 39
 
 @pytest.fixture(scope="module", params=["GPT2LMHeadModel", "LlamaForCausalLM"])
 def both(request, tmp_path_factory) -> tuple[Any, Any, Path]:
-    """The model of transformers, ours with its weights, and the folder."""
+    """A model of transformers, the Keras model with its weights, and the exported folder."""
     for package in ("torch", "transformers"):
         pytest.importorskip(package, reason='pip install "keras-tx[parity]"')
     import torch
@@ -93,19 +93,19 @@ def of_transformers(model: Any, options: dict[str, Any], count: int) -> tuple[li
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_equals_the_beam_search_of_transformers(both, options):
+def test_beam_search_equals_transformers(both, options):
     theirs, ours, folder = both
     count = 24
     expected, scores = of_transformers(theirs, options, count)
     own = {"stop_tokens": [], **options, "max_new_tokens": count}
     with load(folder, provider="cpu", threads=1) as poet:
         assert isinstance(poet, TextGenerator)
-        found = [poet.generate(PROMPTS, **own), [poet.generate(prompt, **own) for prompt in PROMPTS]]
+        results = [poet.generate(PROMPTS, **own), [poet.generate(prompt, **own) for prompt in PROMPTS]]
         plain = CachedDecoder(Session(folder / contract.MODEL, "cpu", 1), poet.context)
-        found.append(Generator(plain, poet.stop_ids, "plain", None).generate(PROMPTS, **own))
+        results.append(Generator(plain, poet.stop_ids, "plain", None).generate(PROMPTS, **own))
     if options in IN_KERAS:
-        found.append(generate(ours, PROMPTS, **own))
-    for made in found:
+        results.append(generate(ours, PROMPTS, **own))
+    for made in results:
         texts = made if "samples" not in options else [text for group in made for text in group]
         assert len(texts) == len(expected)
         for text, sequence, score in zip(texts, expected, scores, strict=True):
@@ -117,8 +117,8 @@ def test_equals_the_beam_search_of_transformers(both, options):
             assert ended or len(text.ids) == count
 
 
-def test_beams_find_what_greedy_misses(both):
-    """The sum of log probabilities is that of scoring, and no worse than the greedy text's."""
+def test_beams_score_above_greedy(both):
+    """The total log probability equals `score` and is at least that of the greedy text."""
     _, _, folder = both
     with load(folder, provider="cpu", threads=1) as poet:
         assert isinstance(poet, TextGenerator)
@@ -131,7 +131,7 @@ def test_beams_find_what_greedy_misses(both):
         assert best.score > sum(greedy.log_probabilities) + 0.05
 
 
-def test_the_context_ends_beams(both):
+def test_beams_end_at_context(both):
     _, _, folder = both
     with load(folder, provider="cpu", threads=1) as poet:
         assert isinstance(poet, TextGenerator)
@@ -141,7 +141,7 @@ def test_the_context_ends_beams(both):
         assert alone.ids == made[1].ids
 
 
-def test_stop_strings_and_cancelling(tmp_path):
+def test_stop_strings_and_cancelled(tmp_path):
     pytest.importorskip("tokenizers")
     with load(make(tmp_path / "writer", tokenizer=byte_tokenizer()), provider="cpu") as writer:
         assert isinstance(writer, TextGenerator)

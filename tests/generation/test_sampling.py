@@ -1,4 +1,4 @@
-"""Which tokens remain and how often each is drawn, also against transformers."""
+"""Frequencies of drawn tokens, also against transformers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOGITS = np.log(np.array([0.1, 0.4, 0.05, 0.25, 0.2])).astype("float32")
 
 
 def shares(logits: np.ndarray, count: int = 20_000, **options: Any) -> np.ndarray:
-    """How often each token is drawn."""
+    """The frequency of each token."""
     random = np.random.default_rng(0)
     return (
         np.bincount([draw_token(logits, random, **options) for _ in range(count)], minlength=len(logits))
@@ -36,15 +36,15 @@ def shares(logits: np.ndarray, count: int = 20_000, **options: Any) -> np.ndarra
         ({"temperature": 1e-310}, [0, 1, 0, 0, 0]),
     ],
 )
-def test_what_remains_is_drawn_as_often_as_it_is_likely(options, expected):
-    found = shares(LOGITS, **options)
-    assert ((found > 0) == (np.array(expected) > 0)).all()
-    np.testing.assert_allclose(found, expected, atol=0.012)
+def test_draw_frequencies(options, expected):
+    actual = shares(LOGITS, **options)
+    assert ((actual > 0) == (np.array(expected) > 0)).all()
+    np.testing.assert_allclose(actual, expected, atol=0.012)
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.1, 3.0])
-def test_a_large_vocabulary_is_searched_as_a_whole_sort_would(scale: float):
-    """Equal logits too: as many remain as were asked for, the first of them."""
+def test_top_k_ids_equal_sort(scale: float):
+    """Also for equal logits, of which the first ids count."""
     random = np.random.default_rng(4)
     logits = np.round(random.standard_normal(5003) * scale, 2).astype("float32")
     order = np.argsort(-logits, kind="stable")
@@ -54,23 +54,23 @@ def test_a_large_vocabulary_is_searched_as_a_whole_sort_would(scale: float):
     weights /= weights.sum()
     for share in (0.02, 0.3, 0.95):
         needed = 1 + int(np.searchsorted(weights.cumsum(), share))
-        found = {draw_token(logits, random, top_p=share) for _ in range(3000)}
-        assert found <= set(order[: needed + 1].tolist())  # the border is a matter of rounding
+        actual = {draw_token(logits, random, top_p=share) for _ in range(3000)}
+        assert actual <= set(order[: needed + 1].tolist())  # the border is a matter of rounding
         if needed < 300:
-            assert set(order[: needed // 4].tolist()) <= found
+            assert set(order[: needed // 4].tolist()) <= actual
 
 
-def test_blocks_of_weights_are_searched_as_one():
-    """More tokens than one block, the last one not full; most of them without any weight."""
+def test_draws_over_many_blocks():
+    """Several blocks, the last of them partly filled; most weights are 0."""
     logits = np.full(1000, -np.inf, "float32")
     places = [0, 255, 256, 511, 767, 768, 999]
     logits[places] = np.log(np.arange(1, 8))
-    found = shares(logits)
-    assert np.flatnonzero(found).tolist() == places
-    np.testing.assert_allclose(found[places], np.arange(1, 8) / 28, atol=0.012)
+    actual = shares(logits)
+    assert np.flatnonzero(actual).tolist() == places
+    np.testing.assert_allclose(actual[places], np.arange(1, 8) / 28, atol=0.012)
 
 
-def test_a_draw_at_the_very_end():
+def test_draw_at_the_end():
     class Last:
         def random(self) -> float:
             return float(np.nextafter(1.0, 0.0))
@@ -82,14 +82,14 @@ def test_a_draw_at_the_very_end():
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 1}, {"top_p": 0.5}, {"temperature": 1.0}], ids=str)
-def test_logits_that_are_not_numbers(options):
+def test_nan_logits_raise(options):
     logits = LOGITS.copy()
     logits[2] = np.nan
     with pytest.raises(InputError, match="NaN"):
         choose_token(logits, Sampling(**options), SeenTokens(), np.random.default_rng(0))
 
 
-def test_what_a_text_has():
+def test_seen_tokens():
     seen = SeenTokens([3, 3, 7])
     for token in [*range(100), 7]:
         seen.add(token)
@@ -108,25 +108,25 @@ def test_what_a_text_has():
         ({"repetition_penalty": 1.2}, False),
     ],
 )
-def test_when_tokens_are_drawn(options, samples):
+def test_do_sample_default(options, samples):
     assert Sampling(**options).samples is samples
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("temperature", "1"), ("temperature", float("inf")), ("seed", 1.5)]
 )
-def test_bad_values_are_named(name: str, value: Any):
+def test_invalid_values_raise(name: str, value: Any):
     with pytest.raises(ConfigError, match=f"{name} is {value!r}"):
         Sampling(**{name: value})
 
 
-def test_the_log_probability_of_one_token():
+def test_log_probability_equals_log_softmax():
     logits = np.random.default_rng(0).standard_normal(50257).astype("float32") * 4
     for token in (0, 7, int(logits.argmax())):
         assert log_probability(logits, token) == pytest.approx(log_softmax(logits)[token], abs=2e-6)
 
 
-def test_log_probabilities_do_not_overflow():
+def test_log_softmax_of_large_logits():
     np.testing.assert_allclose(log_softmax(np.array([[1e4, 1e4]], "float32")), np.log([[0.5, 0.5]]))
 
 
@@ -141,7 +141,7 @@ def test_log_probabilities_do_not_overflow():
     ],
     ids=str,
 )
-def test_equals_the_processors_of_transformers(options):
+def test_sampling_equals_transformers(options):
     for package in ("torch", "transformers"):
         pytest.importorskip(package, reason='pip install "keras-tx[parity]"')
     import torch
@@ -163,7 +163,7 @@ def test_equals_the_processors_of_transformers(options):
         if name in options:
             scores = kind(options[name])(ids, scores)
     expected = torch.softmax(scores[0], -1).numpy()
-    found = shares(penalize(logits, SeenTokens(text).ids, 1.3), **options)
-    assert ((found > 0) <= (expected > 0)).all()
-    assert found[expected > 0.002].all()
-    np.testing.assert_allclose(found, expected, atol=0.012)
+    actual = shares(penalize(logits, SeenTokens(text).ids, 1.3), **options)
+    assert ((actual > 0) <= (expected > 0)).all()
+    assert actual[expected > 0.002].all()
+    np.testing.assert_allclose(actual, expected, atol=0.012)

@@ -1,4 +1,4 @@
-"""Exported folders, made by hand: real ONNX graphs of a few numbers, without the exporter."""
+"""Small exported folders that are written without the exporter."""
 
 import dataclasses
 import importlib.util
@@ -17,7 +17,7 @@ from keras_tx import contract
 from keras_tx.contract import FileRecord, Manifest, TensorSpec
 from keras_tx.processing import ImageTransform
 
-# On a serving machine there is no Keras to make these models with.
+# These tests make models with Keras, which a serving machine does not have.
 collect_ignore = (
     []
     if importlib.util.find_spec("keras")
@@ -36,7 +36,7 @@ _ELEMENTS = {"float32": TensorProto.FLOAT, "uint8": TensorProto.UINT8, "int64": 
 
 @dataclasses.dataclass
 class Built:
-    """A folder, and what a test needs to change it and to seal it again as the exporter would."""
+    """A folder that tests change and whose manifest they write again."""
 
     path: Path
     manifest: Manifest
@@ -55,7 +55,7 @@ class Built:
         self.manifest.save(self.path)
 
     def list_file(self, name: str, size: int = 1) -> None:
-        """Puts a name into the manifest, whatever is on the disk."""
+        """Adds a name to the manifest, whether or not the file exists."""
         files = {**self.manifest.files, name: FileRecord(size, "0" * 64)}
         self.manifest = dataclasses.replace(self.manifest, files=files)
         self.manifest.save(self.path)
@@ -155,7 +155,7 @@ def generic_folder(tmp_path: Path) -> Built:
 
 @pytest.fixture
 def without_training_packages(tmp_path: Path) -> Callable[[str], list[str]]:
-    """A command that runs code where importing Keras and its company raises."""
+    """A command that runs code in a process in which importing a training package or onnx raises."""
 
     def command(code: str) -> list[str]:
         guard = (

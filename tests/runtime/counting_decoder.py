@@ -1,4 +1,4 @@
-"""A decoder by hand, with a cache, whose next token is arithmetic on the whole text."""
+"""A decoder with a cache whose next token is a function of the ids of the whole text."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ CONFIG = {"model_type": "gpt2", "n_positions": CONTEXT}
 
 
 def next_token(text: list[int]) -> int:
-    """What the graph gives as the best token behind a text."""
+    """The token that the graph predicts after a text."""
     return (7 * sum(text) + 3 * (len(text) - 1) + 1) % VOCABULARY
 
 
 def continued(text: list[int], count: int) -> list[int]:
-    found = list(text)
+    ids = list(text)
     for _ in range(count):
-        found.append(next_token(found))
-    return found[len(text) :]
+        ids.append(next_token(ids))
+    return ids[len(text) :]
 
 
 def make(folder: Path, *, tokenizer: Any = None, end: int | None = END, config: Any = CONFIG) -> Path:
@@ -102,7 +102,7 @@ def make(folder: Path, *, tokenizer: Any = None, end: int | None = END, config: 
         (folder / name).write_text(json.dumps(content))
     if tokenizer is not None:
         tokenizer.save(str(folder / contract.TOKENIZER))
-    found = [path for path in folder.rglob("*") if path.is_file()]
+    paths = [path for path in folder.rglob("*") if path.is_file()]
     Manifest(
         keras_tx_version="0",
         task=contract.TEXT_GENERATION,
@@ -111,7 +111,7 @@ def make(folder: Path, *, tokenizer: Any = None, end: int | None = END, config: 
         inputs=inputs,
         outputs=outputs,
         tiers={},
-        files={path.relative_to(folder).as_posix(): contract.describe_file(path) for path in found},
+        files={path.relative_to(folder).as_posix(): contract.describe_file(path) for path in paths},
     ).save(folder)
     return folder
 

@@ -1,4 +1,4 @@
-"""The runtime gives what transformers gives on texts, with the same random weights and the same folder."""
+"""The text tasks equal transformers with the same random weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEXTS = ["The cat sat on the mat.", "Ada!", "I love the film, it is very good an
 
 
 def both(folder: Path, name: str, head: Any, **options: Any) -> tuple[Any, Any, Any]:
-    """Our runtime, their model and their tokenizer, which both come from the exported folder."""
+    """The loaded folder, and the model and tokenizer of transformers from the same folder."""
     for package in ("torch", "transformers"):
         pytest.importorskip(package, reason='pip install "keras-tx[parity]"')
     import torch
@@ -67,11 +67,11 @@ def softmax(x: np.ndarray) -> np.ndarray:
 def test_classifier(tmp_path):
     head = keras_tx.ClassifierHead(3)
     ours, theirs, tokenizer = both(tmp_path / "x", "BertForSequenceClassification", head, pooler="tanh")
-    for given in ((TEXTS,), (TEXTS, TEXTS[::-1])):
-        expected = softmax(of_theirs(theirs, tokenizer, *given)["logits"])
-        for answer, scores in zip(ours(*given), expected, strict=True):
-            found = {entry["label"]: entry["score"] for entry in answer}
-            assert_close(np.array([found[f"LABEL_{i}"] for i in range(3)]), scores)
+    for columns in ((TEXTS,), (TEXTS, TEXTS[::-1])):
+        expected = softmax(of_theirs(theirs, tokenizer, *columns)["logits"])
+        for answer, scores in zip(ours(*columns), expected, strict=True):
+            by_label = {entry["label"]: entry["score"] for entry in answer}
+            assert_close(np.array([by_label[f"LABEL_{i}"] for i in range(3)]), scores)
     # And the whole pipeline of theirs, from text to label.
     import transformers
 
@@ -129,9 +129,9 @@ def test_answers(tmp_path):
     start, end = (softmax(out[name][0][places]) for name in ("start_logits", "end_logits"))
     table = np.triu(np.outer(start, end))
     table[0, 1:] = 0
-    found = ours(question, text, top_k=3)
+    answers = ours(question, text, top_k=3)
     best = np.argsort(-table, axis=None)[:3]
-    for flat, entry in zip(best, found, strict=True):
+    for flat, entry in zip(best, answers, strict=True):
         i, j = np.unravel_index(flat, table.shape)
         assert entry["score"] == pytest.approx(float(table[i, j]), rel=1e-5)
         if i:

@@ -1,4 +1,4 @@
-"""Awaited calls, and what becomes of a session that is used wrongly: forked, cancelled, overtaxed."""
+"""Asyncio calls, threads, forks, cancellation and lack of memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.memory import resident
 
 @pytest.fixture
 def expand(tmp_path: Path) -> Path:
-    """A graph that makes as much of a number as it is asked for, and multiplies it many times."""
+    """A graph that expands a number to the requested size and multiplies it many times."""
     nodes = [helper.make_node("Expand", ["x", "shape"], ["v0"])]
     nodes += [helper.make_node("Sin", [f"v{i}"], [f"v{i + 1}"]) for i in range(200)]
     graph = helper.make_graph(
@@ -37,25 +37,25 @@ def expand(tmp_path: Path) -> Path:
     return path
 
 
-def given(size: int) -> dict[str, np.ndarray]:
+def feed(size: int) -> dict[str, np.ndarray]:
     return {"x": np.ones(1, "float32"), "shape": np.array([size])}
 
 
-def test_too_large_a_request_is_an_error_and_the_session_goes_on(expand: Path, capfd):
+def test_out_of_memory_raises_run_error(expand: Path, capfd):
     with Session(expand, provider="cpu") as session:
         with pytest.raises(RunError, match=r"expand.onnx.*out of memory with x \[1\], shape \[1\]"):
-            session.run(given(10**13))
+            session.run(feed(10**13))
         assert capfd.readouterr().err == ""  # onnxruntime would print what is raised
         with pytest.raises(RunError, match=r"expand.onnx.* x \[1\], shape \[1\]: .*overflow"):
-            session.run(given(2**62))
-        assert session.run(given(3))["v200"].shape == (3,)
+            session.run(feed(2**62))
+        assert session.run(feed(3))["v200"].shape == (3,)
 
 
-def test_a_cancelled_call_stops_and_the_session_goes_on(expand: Path):
+def test_cancelled_call_stops(expand: Path):
     from keras_tx.runtime.async_call import call_async
 
     async def cancel() -> None:
-        task = asyncio.create_task(call_async(session.run, given(20_000_000)))
+        task = asyncio.create_task(call_async(session.run, feed(20_000_000)))
         await asyncio.sleep(0.2)
         assert not task.done(), "the graph is too fast for this test"
         task.cancel()
@@ -68,10 +68,10 @@ def test_a_cancelled_call_stops_and_the_session_goes_on(expand: Path):
     with Session(expand, provider="cpu") as session:
         asyncio.run(cancel())  # it ends when its threads do: long before 200 nodes are done
         assert ended()
-        assert session.run(given(3))["v200"].shape == (3,)
+        assert session.run(feed(3))["v200"].shape == (3,)
 
 
-def test_a_call_may_be_awaited(make_image_folder):
+def test_call_async(make_image_folder):
     folder = make_image_folder()
     image = np.full((4, 6, 3), 128, "uint8")
     with load(folder.path, provider="cpu") as model:
@@ -83,31 +83,31 @@ def test_a_call_may_be_awaited(make_image_folder):
         assert asyncio.run(several()) == [expected] * 8
 
 
-def test_several_threads_at_once_get_their_own_answers(expand: Path):
+def test_concurrent_threads(expand: Path):
     with Session(expand, provider="cpu") as session:
-        found: dict[int, tuple] = {}
+        shapes: dict[int, tuple] = {}
 
         def run(size: int) -> None:
             for _ in range(20):
-                found[size] = session.run(given(size))["v200"].shape
+                shapes[size] = session.run(feed(size))["v200"].shape
 
         threads = [threading.Thread(target=run, args=(size,)) for size in range(1, 9)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert found == {size: (size,) for size in range(1, 9)}
+    assert shapes == {size: (size,) for size in range(1, 9)}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_fork_is_told_to_load_again(expand: Path):
+def test_fork_raises(expand: Path):
     with Session(expand, provider="cpu") as session:
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:  # nothing of pytest may run here
             try:
-                session.run(given(3))
+                session.run(feed(3))
                 answer = "it ran"
             except KerasTxError as error:
                 answer = str(error)
@@ -118,10 +118,10 @@ def test_a_fork_is_told_to_load_again(expand: Path):
             answer = pipe.read()
         os.waitpid(child, 0)
         assert "fork" in answer and str(os.getpid()) in answer
-        assert session.run(given(3))["v200"].shape == (3,)
+        assert session.run(feed(3))["v200"].shape == (3,)
 
 
-def test_placement_says_how_many_nodes_run_where(expand: Path):
+def test_placement(expand: Path):
     with Session(expand, provider="cpu") as session:
         (name,) = session.placement()
         assert name == "cpu"
@@ -130,18 +130,18 @@ def test_placement_says_how_many_nodes_run_where(expand: Path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("requests", [1500, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_memory_stays_flat_over_requests_of_random_sizes(requests: int, expand: Path):
+def test_memory_over_requests_of_random_sizes(requests: int, expand: Path):
     random = np.random.default_rng(0)
     with Session(expand, provider="cpu") as session:
         for _ in range(200):
-            session.run(given(int(random.integers(1, 5000))))
+            session.run(feed(int(random.integers(1, 5000))))
         before = resident()
         for _ in range(requests):
-            session.run(given(int(random.integers(1, 5000))))
+            session.run(feed(int(random.integers(1, 5000))))
         assert resident() - before < 20 * 2**20
 
 
-def test_warming_up_runs_the_graph_once(make_image_folder, monkeypatch: pytest.MonkeyPatch):
+def test_warm_up(make_image_folder, monkeypatch: pytest.MonkeyPatch):
     with load(make_image_folder().path, provider="cpu") as model:
         seen = []
         monkeypatch.setattr(model.session, "run", lambda inputs: seen.append(inputs))

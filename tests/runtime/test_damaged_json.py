@@ -1,4 +1,4 @@
-"""Whatever the JSON files of a folder say, it runs, or an error of ours names the file and the key."""
+"""A folder with damaged JSON files runs, or raises an error that names the file and the key."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def keys_of(value: Any, before: Keys = ()) -> Iterator[Keys]:
-    """The way to each value in a JSON file, of lists to the first two."""
+    """The path to each value in a JSON file, and to the first two of each list."""
     if before:
         yield before
     inner = (
@@ -75,7 +75,7 @@ def changed(content: Any, keys: Keys, value: Any) -> Any:
     return content
 
 
-def test_damaged_json_is_named_by_file_and_key(folder: Path, tmp_path: Path):
+def test_damaged_json_raises_file_and_key(folder: Path, tmp_path: Path):
     manifest = json.loads((folder / contract.MANIFEST).read_text())
     contents = {contract.MANIFEST: manifest}
     for name in manifest["files"]:

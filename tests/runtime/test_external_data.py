@@ -70,7 +70,7 @@ def test_schema_equals_that_of_onnx():
     reaching: dict[str, dict[int, str]] = {}
 
     def visit(descriptor, trail: tuple[str, ...]) -> bool:
-        """Whether a TensorProto can be found below; fills `reaching` with the ways to it."""
+        """Whether a message can contain a TensorProto; adds its fields that lead there to `reaching`."""
         if descriptor.name == "TensorProto":
             return True
         if descriptor.name in trail:
@@ -181,16 +181,16 @@ def test_random_bytes_raise_no_other_error(scratch: Path, content: bytes):
 @given(at=st.integers(0, len(CONTENT) - 1), by=st.binary(min_size=1, max_size=3), cut=st.booleans())
 def test_damaged_models_hide_no_location(scratch: Path, at: int, by: bytes, cut: bool):
     content = CONTENT[:at] if cut else CONTENT[:at] + by + CONTENT[at + len(by) :]
-    found = locations_or_none(scratch, content)
+    locations = locations_or_none(scratch, content)
     try:
         expected = {e.value for e in entries_of(onnx.ModelProto.FromString(content)) if e.key == "location"}
     except Exception:  # DecodeError has no public home; what protobuf refuses, onnxruntime refuses too
         return
-    assert found is None or expected <= set(found)
+    assert locations is None or expected <= set(locations)
 
 
 def entries_of(message: Any) -> Iterator[onnx.StringStringEntryProto]:
-    """What protobuf itself finds, by walking everything that it parsed."""
+    """All entries of external data in a message that protobuf has parsed."""
     if isinstance(message, TensorProto):
         yield from message.external_data
     for field, value in message.ListFields():

@@ -1,4 +1,4 @@
-"""What may become of a folder before it is loaded and while it is open; test_folder.py damages its files."""
+"""Folders that are changed before they are loaded, or while they are open."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RED = np.full((4, 6, 3), (255, 0, 0), "uint8")
 
 
 @pytest.mark.parametrize(("opset", "ir_version"), [(99, 11), (23, 99)])
-def test_a_graph_that_is_newer_than_the_runtime(opset: int, ir_version: int, make_image_folder):
+def test_graph_newer_than_runtime_raises(opset: int, ir_version: int, make_image_folder):
     built = make_image_folder()
     model = onnx.load(built.graph)
     model.opset_import[0].version, model.ir_version = opset, ir_version
@@ -30,7 +30,7 @@ def test_a_graph_that_is_newer_than_the_runtime(opset: int, ir_version: int, mak
         load(built.path, provider="cpu")
 
 
-def test_swapped_graphs_are_found_at_once_and_swapped_weights_by_verify(make_image_folder):
+def test_swapped_graphs_and_weights_raise(make_image_folder):
     built = make_image_folder(external=True)
     other = built.path / "onnx/model_fp16.onnx"
     other.write_bytes(built.graph.read_bytes().replace(b"graph", b"GRAPH"))
@@ -57,7 +57,7 @@ def swap(one: Path, other: Path) -> None:
     between.rename(other)
 
 
-def test_a_manifest_that_disagrees_with_the_graph(make_image_folder):
+def test_manifest_of_another_graph_raises(make_image_folder):
     built = make_image_folder()
     (output,) = built.manifest.outputs
     built.seal(outputs=(contract.TensorSpec("scores", output.dtype, output.shape),))
@@ -66,7 +66,7 @@ def test_a_manifest_that_disagrees_with_the_graph(make_image_folder):
 
 
 @pytest.mark.parametrize("how", ["replaced", "removed"])
-def test_a_folder_that_goes_while_it_is_open_stays_what_it_was(how: str, make_image_folder, tmp_path: Path):
+def test_folder_deleted_while_open(how: str, make_image_folder, tmp_path: Path):
     built = make_image_folder(external=True)
     with load(built.path, provider="cpu") as model:
         expected = model(RED)
@@ -80,7 +80,7 @@ def test_a_folder_that_goes_while_it_is_open_stays_what_it_was(how: str, make_im
                 assert {answer["label"] for answer in new(RED)} == {"a", "b", "c", "d"}
 
 
-def test_a_closed_model_says_so_and_closing_twice_does_nothing(make_image_folder):
+def test_closing_twice(make_image_folder):
     with load(make_image_folder().path, provider="cpu") as model:
         model(RED)
     model.close()
@@ -89,7 +89,7 @@ def test_a_closed_model_says_so_and_closing_twice_does_nothing(make_image_folder
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_weights_that_nothing_rearranges_stay_in_their_file(tmp_path: Path):
+def test_unchanged_weights_are_memory_mapped(tmp_path: Path):
     weights = np.arange(2**20, dtype="float32")
     graph = helper.make_graph(
         [helper.make_node("Add", ["x", "w"], ["y"])],

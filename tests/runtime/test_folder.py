@@ -28,7 +28,7 @@ def test_valid_folder(make_image_folder):
     verify_hashes(folder)
 
 
-def test_a_folder_without_images(generic_folder):
+def test_folder_without_images(generic_folder):
     folder = open_folder(generic_folder.path)
     assert folder.transform is None
     assert folder.config is None
@@ -134,7 +134,7 @@ def test_missing_or_changed_file_raises(make_image_folder):
     assert_raises(built.path, r"model\.onnx_data is not a regular file")
 
 
-def test_a_changed_graph_is_found_at_once(make_image_folder):
+def test_changed_graph_raises(make_image_folder):
     built = make_image_folder()
     content = bytearray(built.graph.read_bytes())
     content[-1] ^= 1

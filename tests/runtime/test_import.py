@@ -17,14 +17,12 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
-def test_importing_is_light(without_training_packages: Callable[[str], list[str]]):
+def test_import_loads_no_framework(without_training_packages: Callable[[str], list[str]]):
     code = "import keras_tx.runtime\nprint({'numpy', 'PIL', 'onnxruntime'} & set(sys.modules))"
     assert run(without_training_packages(code)) == "set()\n"
 
 
-def test_a_folder_runs_where_keras_cannot_be_imported(
-    make_image_folder, without_training_packages: Callable[[str], list[str]]
-):
+def test_folder_runs_without_keras(make_image_folder, without_training_packages: Callable[[str], list[str]]):
     folder = make_image_folder(external=True).path
     image = folder.parent / "image.npy"
     np.save(image, np.full((4, 6, 3), (255, 0, 0), "uint8"))
@@ -37,12 +35,12 @@ def test_a_folder_runs_where_keras_cannot_be_imported(
 
 
 @pytest.mark.parametrize("package", [keras_tx.runtime, keras_tx.generation])
-def test_every_public_name_is_there(package):
+def test_public_names(package):
     for name in package.__all__:
         assert getattr(package, name).__doc__
         assert name in dir(package)
 
 
-def test_other_names_are_not():
+def test_unknown_name_raises():
     with pytest.raises(AttributeError, match=r"module 'keras_tx\.runtime' has no attribute 'lod'"):
         _ = keras_tx.runtime.lod  # pyright: ignore[reportAttributeAccessIssue]

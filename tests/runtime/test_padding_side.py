@@ -1,4 +1,4 @@
-"""Encoders refuse texts that are padded on the left: their answers would depend on how far."""
+"""Encoders refuse padding on the left, on which their outputs would depend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEFT = dataclasses.replace(RIGHT, padding_side="left")
 
 
 @pytest.mark.parametrize("options", [{}, {**ROBERTA, "pad_id": 0}], ids=["bert", "roberta"])
-def test_a_model_and_its_export(options: dict, tmp_path):
+def test_model_and_export(options: dict, tmp_path):
     with pytest.raises(ConfigError, match="processing has padding_side='left'.*padding_side='right'"):
         tiny(processing=LEFT, **options)
     model = tiny(**options)
@@ -51,8 +51,8 @@ def test_a_folder(tmp_path):
         load(tmp_path / "x")
 
 
-def test_in_transformers_too_an_answer_depends_on_padding_on_the_left():
-    """Of BERT, whose positions count columns; so there is no answer to be equal to."""
+def test_transformers_depends_on_left_padding():
+    """BERT numbers positions by column, so its outputs depend on left padding."""
     transformers = pytest.importorskip("transformers", reason='pip install "keras-tx[parity]"')
     torch = pytest.importorskip("torch", reason='pip install "keras-tx[parity]"')
     torch.manual_seed(0)
@@ -64,8 +64,8 @@ def test_in_transformers_too_an_answer_depends_on_padding_on_the_left():
     def last(left: int, right: int) -> np.ndarray:
         ids = torch.tensor([[0] * left + [2, 7, 8, 3] + [0] * right])
         with torch.no_grad():
-            found = model(ids, attention_mask=(ids > 0).long()).last_hidden_state
-        return found[0, left : left + 4].numpy()
+            hidden = model(ids, attention_mask=(ids > 0).long()).last_hidden_state
+        return hidden[0, left : left + 4].numpy()
 
     np.testing.assert_allclose(last(0, 3), last(0, 0), atol=1e-5)
     assert np.abs(last(3, 0) - last(0, 0)).max() > 0.1

@@ -1,4 +1,4 @@
-"""A folder that is replaced while it is opened: the old export or the new one, never parts of both."""
+"""A folder that is replaced during loading is the old export or the new one, never a mixture."""
 
 import contextlib
 import shutil
@@ -56,7 +56,7 @@ def replaced_in_a_loop(target: Path, versions: list[Path]) -> Iterator[None]:
             process.kill()
 
 
-def test_loads_beside_replacements_see_one_export(versions, tmp_path):
+def test_loads_during_replacements(versions, tmp_path):
     target = tmp_path / "served"
     shutil.copytree(versions[0], target)
     seen: Counter[str] = Counter()
@@ -76,7 +76,7 @@ def replace(target: Path, version: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["onnxruntime opens the graph", "the labels are read"])
-def test_a_folder_that_is_replaced_in_between_is_read_again(versions, tmp_path, monkeypatch, step):
+def test_folder_replaced_during_load(versions, tmp_path, monkeypatch, step):
     target = tmp_path / "served"
     shutil.copytree(versions[0], target)
     where = {
@@ -98,7 +98,7 @@ def test_a_folder_that_is_replaced_in_between_is_read_again(versions, tmp_path, 
     assert len(calls) == 2
 
 
-def test_a_folder_that_is_deleted_in_between(versions, monkeypatch):
+def test_folder_deleted_during_load(versions, monkeypatch):
     original = session._create
 
     def deleted_before(*arguments):
@@ -110,7 +110,7 @@ def test_a_folder_that_is_deleted_in_between(versions, monkeypatch):
         load(versions[0], provider="cpu")
 
 
-def test_files_that_are_copied_over_the_opened_ones_are_noticed(versions, monkeypatch):
+def test_overwritten_files_raise(versions, monkeypatch):
     old, new = versions
     original = session._create
 
@@ -123,7 +123,7 @@ def test_files_that_are_copied_over_the_opened_ones_are_noticed(versions, monkey
         load(old, provider="cpu")
 
 
-def test_hashes_are_those_of_the_folder_that_was_opened(versions, tmp_path):
+def test_verify_hashes_of_replaced_folder_raises(versions, tmp_path):
     target = tmp_path / "served"
     shutil.copytree(versions[0], target)
     folder = open_folder(target)
@@ -133,7 +133,7 @@ def test_hashes_are_those_of_the_folder_that_was_opened(versions, tmp_path):
         verify_hashes(folder)
 
 
-def test_a_folder_that_is_replaced_all_the_time_is_refused(versions, tmp_path, monkeypatch):
+def test_folder_replaced_continuously_raises(versions, tmp_path, monkeypatch):
     monkeypatch.setattr(consistent_read, "PATIENCE", 0.5)
     target = tmp_path / "served"
     shutil.copytree(versions[0], target)
@@ -145,12 +145,12 @@ def test_a_folder_that_is_replaced_all_the_time_is_refused(versions, tmp_path, m
     assert len(discarded) >= 3
 
 
-def test_an_error_of_the_system_names_the_file(tmp_path):
+def test_system_errors_name_the_file(tmp_path):
     with pytest.raises(ConfigError, match=r"none\.json cannot be read: No such file"):
         consistent_read.read_consistently(tmp_path, (tmp_path / "none.json").read_text, ConfigError)
 
 
-def test_the_names_of_two_folders_are_swapped_in_one_step(versions):
+def test_names_are_exchanged_atomically(versions):
     old, new = versions
     files = {path: (path / contract.MANIFEST).read_bytes() for path in versions}
     if not atomic_write._exchange(old, new):
@@ -161,7 +161,7 @@ def test_the_names_of_two_folders_are_swapped_in_one_step(versions):
         atomic_write._exchange(old, old.with_name("nothing"))
 
 
-def test_where_names_cannot_be_swapped_the_old_folder_moves_away_first(versions, monkeypatch):
+def test_replacement_without_exchange(versions, monkeypatch):
     old, new = versions
     monkeypatch.setattr(atomic_write, "_exchange", lambda one, other: False)
     replace(old, new)

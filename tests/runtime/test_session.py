@@ -23,7 +23,7 @@ def graph(generic_folder) -> Path:
     return generic_folder.graph
 
 
-def test_runs(graph: Path):
+def test_run(graph: Path):
     with Session(graph, threads=1) as opened:
         assert opened.provider == "cpu"
         assert [spec.name for spec in opened.inputs] == ["a", "b"]
@@ -51,13 +51,13 @@ def test_runs(graph: Path):
         ({"a": A, "b": A[:1]}, "n is 1 in 'b' but 2 in 'a'"),
     ],
 )
-def test_wrong_inputs_are_named(inputs: dict[str, Any], message: str, graph: Path):
+def test_invalid_inputs_raise(inputs: dict[str, Any], message: str, graph: Path):
     with Session(graph) as opened, pytest.raises(InputError, match=message):
         opened.run(inputs)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", ">f4", "uint8", "int64", "bool"])
-def test_numbers_that_float32_has_are_cast(dtype: str, graph: Path):
+def test_exact_values_are_cast(dtype: str, graph: Path):
     other = (A % 2).astype(dtype)
     with Session(graph) as opened:
         np.testing.assert_array_equal(opened.run({"a": A, "b": other})["sum"], A + A % 2)
@@ -84,9 +84,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("wanted", "dtype", "number", "kept"), CASES, ids=str)
-def test_a_cast_keeps_every_number_or_is_refused(
-    wanted: str, dtype: str, number: Any, kept: bool, tmp_path: Path
-):
+def test_casts_are_exact_or_raise(wanted: str, dtype: str, number: Any, kept: bool, tmp_path: Path):
     kind = getattr(onnx.TensorProto, wanted.upper().replace("FLOAT32", "FLOAT"))
     x, y = (onnx.helper.make_tensor_value_info(name, kind, ["n"]) for name in "xy")
     node = onnx.helper.make_node("Identity", ["x"], ["y"])
@@ -104,7 +102,7 @@ def test_a_cast_keeps_every_number_or_is_refused(
                 opened.run({"x": array})
 
 
-def test_a_closed_session_says_so(graph: Path):
+def test_closed_session_raises(graph: Path):
     opened = Session(graph)
     opened.close()
     opened.close()
@@ -113,12 +111,12 @@ def test_a_closed_session_says_so(graph: Path):
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, "2", True])
-def test_threads_are_checked(threads: Any, graph: Path):
+def test_invalid_threads_raise(threads: Any, graph: Path):
     with pytest.raises(ConfigError, match=f"threads is {threads!r}"):
         Session(graph, threads=threads)
 
 
-def test_more_threads_than_any_machine_has_are_refused(graph: Path):
+def test_too_many_threads_raise(graph: Path):
     with pytest.raises(ConfigError, match="threads is 1000000"):
         Session(graph, threads=10**6)
 
@@ -129,7 +127,7 @@ def test_threads_reach_onnxruntime(graph: Path):
     assert inner.get_session_options().intra_op_num_threads == 3
 
 
-def test_a_graph_that_onnxruntime_refuses(tmp_path: Path):
+def test_invalid_graph_raises(tmp_path: Path):
     file = tmp_path / "model.onnx"
     file.write_bytes(b"\x08\x0b")
     with pytest.raises(
@@ -138,19 +136,19 @@ def test_a_graph_that_onnxruntime_refuses(tmp_path: Path):
         Session(file)
 
 
-def test_an_unknown_provider(graph: Path):
+def test_unknown_provider_raises(graph: Path):
     with pytest.raises(ProviderError, match="provider is 'gpu'"):
         Session(graph, provider="gpu")
 
 
-def test_cuda_on_the_cpu_wheel(graph: Path):
+def test_cuda_on_cpu_wheel_raises(graph: Path):
     if CUDA in onnxruntime.get_available_providers():
         pytest.skip("this onnxruntime has CUDA")
     with pytest.raises(ProviderError, match="provider is 'cuda'"):
         Session(graph, provider="cuda")
 
 
-def test_without_onnxruntime(graph: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_onnxruntime_raises(graph: Path, monkeypatch: pytest.MonkeyPatch):
     real = builtins.__import__
 
     def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -164,7 +162,7 @@ def test_without_onnxruntime(graph: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 class GpuWheel:
-    """onnxruntime-gpu as it behaves on a machine where CUDA works, does not load, or fails to start."""
+    """A fake onnxruntime-gpu whose CUDA works, does not load, or does not start."""
 
     def __init__(self, cuda: str) -> None:
         self.cuda = cuda
@@ -229,14 +227,14 @@ def gpu_wheel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("gpu_wheel", ["works"], indirect=True)
 @pytest.mark.parametrize("provider", ["cuda", "auto"])
-def test_cuda_where_it_works(provider: str, gpu_wheel: GpuWheel, graph: Path):
+def test_cuda(provider: str, gpu_wheel: GpuWheel, graph: Path):
     assert Session(graph, provider=provider).provider == "cuda"
     assert gpu_wheel.asked == [[CUDA, CPU]]
     assert gpu_wheel.fallbacks == [0]
 
 
 @pytest.mark.parametrize("gpu_wheel", ["works", "quiet"], indirect=True)
-def test_the_cpu_when_it_is_asked_for(gpu_wheel: GpuWheel, graph: Path, capsys: pytest.CaptureFixture[str]):
+def test_cpu(gpu_wheel: GpuWheel, graph: Path, capsys: pytest.CaptureFixture[str]):
     assert Session(graph, provider="cpu").provider == "cpu"
     assert gpu_wheel.asked == [[CPU]]
     assert capsys.readouterr().out == ""
@@ -247,7 +245,7 @@ def test_the_cpu_when_it_is_asked_for(gpu_wheel: GpuWheel, graph: Path, capsys: 
     [("quiet", "libcudnn"), ("hidden", "libcudnn"), ("fails", "no CUDA-capable device")],
     indirect=["gpu_wheel"],
 )
-def test_nothing_falls_back_in_silence(
+def test_fallback_raises_or_warns(
     gpu_wheel: GpuWheel, reason: str, graph: Path, capsys: pytest.CaptureFixture[str]
 ):
     with pytest.raises(ProviderError, match=f"provider is 'cuda'.*{reason}"):
@@ -260,7 +258,7 @@ def test_nothing_falls_back_in_silence(
 
 
 @pytest.mark.parametrize("gpu_wheel", ["fails"], indirect=True)
-def test_a_bad_graph_is_not_blamed_on_cuda(gpu_wheel: GpuWheel, tmp_path: Path):
+def test_invalid_graph_on_cuda_raises_folder_error(gpu_wheel: GpuWheel, tmp_path: Path):
     file = tmp_path / "model.onnx"
     file.write_bytes(b"\x08\x0b")
     with pytest.raises(FolderError, match=r"onnxruntime 1\.99 cannot load it"):
@@ -268,7 +266,7 @@ def test_a_bad_graph_is_not_blamed_on_cuda(gpu_wheel: GpuWheel, tmp_path: Path):
     assert gpu_wheel.asked == [[CUDA, CPU], [CPU]]
 
 
-def test_an_older_gpu_wheel_without_preload(graph: Path, monkeypatch: pytest.MonkeyPatch):
+def test_gpu_wheel_without_preload_dlls(graph: Path, monkeypatch: pytest.MonkeyPatch):
     module = GpuWheel("works").module()
     del module.preload_dlls
     monkeypatch.setattr(session, "_onnxruntime", lambda: module)
@@ -276,7 +274,7 @@ def test_an_older_gpu_wheel_without_preload(graph: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("gpu_wheel", ["works"], indirect=True)
-def test_on_a_device_inputs_and_outputs_are_bound(gpu_wheel: GpuWheel, graph: Path):
+def test_device_binds_inputs_and_outputs(gpu_wheel: GpuWheel, graph: Path):
     opened = Session(graph, provider="cuda")
     got = opened.run({"a": A, "b": A})
     np.testing.assert_array_equal(got["product"], A * A)
@@ -285,9 +283,7 @@ def test_on_a_device_inputs_and_outputs_are_bound(gpu_wheel: GpuWheel, graph: Pa
         opened.run({"a": A, "b": A.tolist()})
 
 
-def test_what_is_bound_gives_what_run_gives_and_is_never_overwritten(
-    graph: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_bound_outputs_equal_run_and_are_copies(graph: Path, monkeypatch: pytest.MonkeyPatch):
     random = np.random.default_rng(0)
     with Session(graph, provider="cpu") as opened:
         asked = [
@@ -295,7 +291,7 @@ def test_what_is_bound_gives_what_run_gives_and_is_never_overwritten(
             for size in (4, 4, 9, 1, 0)
         ]
         asked.append({"a": asked[2]["a"][::-2], "b": asked[2]["b"].T.copy().T[::2]})  # not contiguous
-        expected = [opened.run(given) for given in asked]
+        expected = [opened.run(feed) for feed in asked]
         monkeypatch.setitem(providers.DEVICES, "cpu", "cpu")
         with ThreadPoolExecutor(3) as threads:
             got = list(threads.map(opened.run, asked * 5))
@@ -306,7 +302,7 @@ def test_what_is_bound_gives_what_run_gives_and_is_never_overwritten(
     np.testing.assert_array_equal(got[len(asked)]["sum"], expected[0]["sum"])
 
 
-def test_another_provider_is_what_it_is_called(graph: Path, monkeypatch: pytest.MonkeyPatch):
+def test_other_provider(graph: Path, monkeypatch: pytest.MonkeyPatch):
     wheel = GpuWheel("works")
     module = wheel.module()
     module.get_available_providers = lambda: ["DmlExecutionProvider", CPU]
@@ -329,7 +325,7 @@ def test_another_provider_is_what_it_is_called(graph: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("gpu_wheel", ["works"], indirect=True)
-def test_two_wheels_are_seen_beside_the_package(gpu_wheel: GpuWheel, graph: Path, tmp_path: Path):
+def test_two_wheels(gpu_wheel: GpuWheel, graph: Path, tmp_path: Path):
     for name in ("onnxruntime-1.31.1", "onnxruntime_gpu-1.31.1", "onnxruntime_genai-0.18"):
         (tmp_path / f"{name}.dist-info").mkdir()
     gpu_wheel.file = str(tmp_path / "onnxruntime" / "__init__.py")
@@ -345,7 +341,7 @@ def test_two_wheels_are_seen_beside_the_package(gpu_wheel: GpuWheel, graph: Path
 
 @pytest.fixture
 def two_precisions(make_image_folder) -> Path:
-    """A folder with a file under the name of half precision."""
+    """A folder with fp32 and fp16 graphs."""
     built = make_image_folder()
     half = built.path / "onnx/model_fp16.onnx"
     half.write_bytes(built.graph.read_bytes())
@@ -354,7 +350,7 @@ def two_precisions(make_image_folder) -> Path:
 
 
 @pytest.mark.parametrize("gpu_wheel", ["works"], indirect=True)
-def test_half_precision_is_the_default_on_a_gpu(gpu_wheel: GpuWheel, two_precisions: Path):
+def test_fp16_is_the_default_on_gpu(gpu_wheel: GpuWheel, two_precisions: Path):
     for provider in ("cuda", "auto"):
         with load(two_precisions, provider=provider) as model:
             assert (model.precision, model.session.graph.name) == ("fp16", "model_fp16.onnx")
@@ -367,7 +363,7 @@ def test_half_precision_is_the_default_on_a_gpu(gpu_wheel: GpuWheel, two_precisi
 
 
 @pytest.mark.parametrize("gpu_wheel", ["quiet", "hidden", "fails"], indirect=True)
-def test_half_precision_is_not_left_to_the_cpu(gpu_wheel: GpuWheel, two_precisions: Path):
+def test_fp16_is_not_the_default_on_cpu(gpu_wheel: GpuWheel, two_precisions: Path):
     with pytest.warns(RuntimeWarning, match="CPU") as warned, load(two_precisions) as model:
         assert (model.provider, model.precision, model.session.graph.name) == ("cpu", "fp32", "model.onnx")
     assert len(warned) == 1
@@ -376,7 +372,7 @@ def test_half_precision_is_not_left_to_the_cpu(gpu_wheel: GpuWheel, two_precisio
 
 
 @pytest.mark.parametrize("gpu_wheel", ["hidden"], indirect=True)
-def test_a_half_precision_file_that_the_cpu_cannot_open(gpu_wheel: GpuWheel, two_precisions: Path):
+def test_fp16_graph_that_cpu_cannot_load(gpu_wheel: GpuWheel, two_precisions: Path):
     half = onnx.load(two_precisions / "onnx/model_fp16.onnx")
     half.graph.node[0].op_type = "NoSuchNode"
     onnx.save(half, two_precisions / "onnx/model_fp16.onnx")
@@ -397,6 +393,6 @@ def test_a_half_precision_file_that_the_cpu_cannot_open(gpu_wheel: GpuWheel, two
 
 
 @pytest.mark.parametrize("gpu_wheel", ["works"], indirect=True)
-def test_a_gpu_takes_fp32_where_there_is_no_half(gpu_wheel: GpuWheel, make_image_folder):
+def test_gpu_runs_fp32_without_fp16(gpu_wheel: GpuWheel, make_image_folder):
     with load(make_image_folder().path, provider="cuda") as model:
         assert (model.provider, model.precision) == ("cuda", "fp32")

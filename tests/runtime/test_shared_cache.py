@@ -1,4 +1,4 @@
-"""A graph with a cache that is written in place gives what the one without gives, and copies nothing."""
+"""A graph with a shared cache computes the same as the standard graph, without copies."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def opened(folder: Path, shared: bool = True) -> TextGenerator:
 
 
 @pytest.mark.parametrize("variant", ["pico", "llama-tiny"])
-def test_gives_the_tokens_of_the_standard_graph(folders, variant):
+def test_tokens_equal_those_of_standard_graph(folders, variant):
     options: list[dict[str, Any]] = [
         {"max_new_tokens": 256},
         {"seed": 4, "top_p": 0.9, "samples": 3, "max_new_tokens": 40, "log_probabilities": True},
@@ -61,8 +61,8 @@ def test_gives_the_tokens_of_the_standard_graph(folders, variant):
     ]
     with opened(folders[variant]) as ours, opened(folders[variant], shared=False) as theirs:
         for option in options:
-            found, expected = ours.generate(PROMPTS, **option), theirs.generate(PROMPTS, **option)
-            assert ids_of(found) == ids_of(expected)
+            actual, expected = ours.generate(PROMPTS, **option), theirs.generate(PROMPTS, **option)
+            assert ids_of(actual) == ids_of(expected)
             assert ids_of(ours.generate(PROMPTS[2], **option)) == ids_of(expected[2])
         text = np.random.default_rng(0).integers(0, 256, 280)
         np.testing.assert_allclose(
@@ -70,7 +70,7 @@ def test_gives_the_tokens_of_the_standard_graph(folders, variant):
         )
 
 
-def test_prompts_of_like_length_are_read_in_one_run(folders, monkeypatch):
+def test_prompts_of_similar_length_are_prefilled_together(folders, monkeypatch):
     random = np.random.default_rng(3)
     prompts = [random.integers(0, 256, length).tolist() for length in (8, 9, 10, 9, 3, 3, 20, 1, 2)]
     sizes = []
@@ -83,9 +83,9 @@ def test_prompts_of_like_length_are_read_in_one_run(folders, monkeypatch):
     monkeypatch.setattr(SharedCache, "run", watched)
     options: dict[str, Any] = {"max_new_tokens": 6, "log_probabilities": True}
     with opened(folders["llama-tiny"]) as ours, opened(folders["llama-tiny"], shared=False) as theirs:
-        found, expected = ours.generate(prompts, **options), theirs.generate(prompts, **options)
+        actual, expected = ours.generate(prompts, **options), theirs.generate(prompts, **options)
     assert sizes[:5] == [(4, 10), (2, 3), (1, 20), (1, 1), (1, 2)]
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         assert one.ids == other.ids
         np.testing.assert_allclose(one.log_probabilities, other.log_probabilities, atol=1e-4)
 
@@ -94,7 +94,7 @@ def ids_of(made: Any) -> Any:
     return [ids_of(one) for one in made] if isinstance(made, list) else made.ids
 
 
-def test_a_conversation_and_interleaved_streams(folders):
+def test_prompt_cache_and_interleaved_streams(folders):
     with opened(folders["pico"]) as model:
         memory = PromptCache()
         first = list(model.stream([1, 2, 3], max_new_tokens=4, prompt_cache=memory))
@@ -118,8 +118,8 @@ def test_a_conversation_and_interleaved_streams(folders):
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("calls", range(1, 5))
-def test_an_interruption_in_the_middle_of_a_run(folders, shared, calls):
-    """Before, during or after onnxruntime's part of any step: the session and the conversation go on."""
+def test_interruption_during_run(folders, shared, calls):
+    """Before, during or after the run of any decode step, the session and the prompt cache stay usable."""
     with opened(folders["pico"], shared) as model:
         expected = model.generate([1, 2, 3], max_new_tokens=12).ids
         session = model.decoder._session  # type: ignore[attr-defined]
@@ -146,23 +146,23 @@ def test_an_interruption_in_the_middle_of_a_run(folders, shared, calls):
         session._session = inner
         assert tuple(made) == expected[: calls - 1]
         assert model.generate([1, 2, 3], max_new_tokens=12).ids == expected
-        further = [1, 2, 3, *made, 7]
-        again = tuple(model.stream(further, max_new_tokens=6, prompt_cache=memory))
-        assert again == model.generate(further, max_new_tokens=6).ids
+        longer = [1, 2, 3, *made, 7]
+        again = tuple(model.stream(longer, max_new_tokens=6, prompt_cache=memory))
+        assert again == model.generate(longer, max_new_tokens=6).ids
 
 
-def test_threads_share_a_model(folders):
-    """As a server does: each thread has texts of its own, and one session computes them all."""
+def test_concurrent_generation(folders):
+    """Threads generate different texts with one session."""
     with opened(folders["pico"]) as model:
         prompts = [[index, index + 1] for index in range(8)]
         expected = [model.generate(prompt, max_new_tokens=30).ids for prompt in prompts]
         with ThreadPoolExecutor(4) as threads:
-            found = list(threads.map(lambda prompt: model.generate(prompt, max_new_tokens=30).ids, prompts))
-        assert found == expected
+            actual = list(threads.map(lambda prompt: model.generate(prompt, max_new_tokens=30).ids, prompts))
+        assert actual == expected
 
 
-def test_a_step_copies_nothing(folders, monkeypatch):
-    """The memory of keys and values is that of before, as large as it was said to become, and filled."""
+def test_decode_step_copies_nothing(folders, monkeypatch):
+    """Keys and values stay in the same memory, which has the requested size."""
     with opened(folders["pico"]) as model:
         pasts: list[SharedCache] = []
         run = model.decoder.run
@@ -190,7 +190,7 @@ def test_a_step_copies_nothing(folders, monkeypatch):
         assert filled == [[False, False], [False, False], [True, False]]
 
 
-def test_rows_change_places():
+def test_reorder():
     from keras_tx.runtime.cached_decoder import DecoderSignature
 
     spec = contract.TensorSpec("past", "float32", ("b", 1, "p", 1))
@@ -199,14 +199,14 @@ def test_rows_change_places():
     base = np.arange(4)[:, None] * 10 + np.arange(5)
     for rows, first in (([0, 0, 3, 2], 0), ([3, 2, 1, 0], 2), ([1, 3], 0), ([0, 1, 2, 3], 0)):
         past = SharedCache(ports, nobody, [base.reshape(4, 1, 5, 1).astype("float32")], used=4)
-        found = past.reorder(rows, first).arrays[0][:, 0, :, 0]
+        actual = past.reorder(rows, first).arrays[0][:, 0, :, 0]
         expected = base[rows].copy()
         moved = [i for i, row in enumerate(rows) if i != row]
         expected[moved, :first] = base[moved, :first]  # known to be equal, and not copied
-        np.testing.assert_array_equal(found[:, :4], expected[:, :4])
+        np.testing.assert_array_equal(actual[:, :4], expected[:, :4])
 
 
-def test_only_what_can_be_exchanged_is(folders):
+def test_only_causal_attention_is_replaced(folders):
     path = folders["pico"] / contract.MODEL
     model = ir.load(path)
     assert share_cache(model) == keras_tx.gpt("pico").config.depth
@@ -223,8 +223,8 @@ def test_only_what_can_be_exchanged_is(folders):
     "variant, sizes",
     [("pico", (60, 5)), ("llama-tiny", (56, 4)), ("llama-tiny", (40, 4))],
 )
-def test_heads_whose_width_is_no_multiple_of_8(variant, sizes, tmp_path):
-    """They are padded in the graph: widths of 12, 14 and 10 channels, plain and grouped, also rotated."""
+def test_head_widths_are_padded_to_multiples_of_8(variant, sizes, tmp_path):
+    """Widths of 12, 14 and 10 channels, with and without grouped queries and rotary positions."""
     width, heads = sizes
     model = redraw(keras_tx.gpt(variant, width=width, num_heads=heads, max_length=300))
     folder = tmp_path / "poet"
@@ -237,27 +237,27 @@ def test_heads_whose_width_is_no_multiple_of_8(variant, sizes, tmp_path):
             assert ids_of(ours.generate(PROMPTS, **option)) == ids_of(theirs.generate(PROMPTS, **option))
 
 
-def test_values_of_another_width_have_no_shared_graph(folders):
+def test_values_of_another_width_are_not_shared(folders):
     model = ir.load(folders["pico"] / contract.MODEL)
     port = next(x for x in model.graph.inputs if x.name == "past_key_values.0.value")
     port.shape = ir.Shape([*list(port.shape)[:3], 24])
     assert share_cache(model) == 0
 
 
-def test_the_comparison_sees_a_wrong_graph(folders, tmp_path):
+def test_wrong_shared_graph_raises(folders, tmp_path):
     path = folders["pico"] / contract.MODEL
     wrong = onnx.load(folders["pico"] / SHARED)
     node = next(n for n in wrong.graph.node if n.op_type == "GroupQueryAttention")
     node.attribute.append(onnx.helper.make_attribute("scale", 0.2))
     onnx.save(wrong, tmp_path / "wrong.onnx")
-    with pytest.raises(ExportError, match="The graph with a shared cache differs from the one without by"):
+    with pytest.raises(ExportError, match="shared cache"):
         check_shared(path, tmp_path / "wrong.onnx", 300, "fp32")
 
 
-def test_verify_looks_at_both_graphs(folders, tmp_path):
-    found = {check.name: check for check in verify_folder(folders["pico"])}
-    assert found["shared cache"].passed
-    assert "model_shared.onnx computes the logits of model.onnx" in found["shared cache"].detail
+def test_verify_checks_both_graphs(folders, tmp_path):
+    checks = {check.name: check for check in verify_folder(folders["pico"])}
+    assert checks["shared cache"].passed
+    assert "model_shared.onnx computes the logits of model.onnx" in checks["shared cache"].detail
     folder = tmp_path / "poet"
     shutil.copytree(folders["pico"], folder)
     (folder / SHARED).write_bytes((folder / SHARED).read_bytes()[:-1] + b"\0")
@@ -265,13 +265,13 @@ def test_verify_looks_at_both_graphs(folders, tmp_path):
         load(folder)
 
 
-def test_it_is_beside_large_weights_only_unless_asked_for(tmp_path, monkeypatch):
+def test_shared_graph_is_written_for_large_weights(tmp_path, monkeypatch):
     model = keras_tx.gpt("pico")
     export_onnx(model, tmp_path / "small")
     assert not (tmp_path / "small" / SHARED).exists()
     with pytest.raises(ConfigError, match=r"cache='shared'.*opset=23.*opset=18"):
         export_onnx(model, tmp_path / "old", cache="shared", opset=18)
-    with pytest.raises(ConfigError, match="cache is 'share', expected True, False, 'shared' or None"):
+    with pytest.raises(ConfigError, match="cache='share'"):
         export_onnx(model, tmp_path / "new", cache="share")
     monkeypatch.setattr(contract, "EXTERNAL_DATA_FROM", 1000)
     report = export_onnx(model, tmp_path / "large", verify=False)
@@ -282,7 +282,7 @@ def test_it_is_beside_large_weights_only_unless_asked_for(tmp_path, monkeypatch)
         assert len(poet.generate([1], max_new_tokens=3).ids) == 3
 
 
-def test_a_cancelled_generation_stops_and_the_model_goes_on(folders):
+def test_cancelled_generation_stops(folders):
     async def cancel(model: TextGenerator) -> None:
         task = asyncio.create_task(model.call_async([1, 2], max_new_tokens=10**9, at_context="slide"))
         await asyncio.sleep(0.2)

@@ -1,4 +1,4 @@
-"""onnxruntime sends nothing, and stores no identifier of the machine, where keras_tx imports it."""
+"""With keras_tx, onnxruntime sends no data and stores no identifier of the machine."""
 
 import os
 import re
@@ -37,7 +37,7 @@ def start(home: Path, code: str, *arguments: object, tracer: tuple[str, ...] = (
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-def test_a_process_that_loads_and_runs_a_folder_opens_no_socket(make_image_folder, tmp_path):
+def test_no_socket_is_opened(make_image_folder, tmp_path):
     def sockets_of(name: str, code: str, *arguments: object) -> list[str]:
         log = tmp_path / f"{name}.trace"
         tracer = ("strace", "-f", "-e", "trace=socket,connect,sendto,sendmsg", "-o", str(log))
@@ -49,14 +49,14 @@ def test_a_process_that_loads_and_runs_a_folder_opens_no_socket(make_image_folde
     assert sockets_of("home", LOAD_AND_RUN, make_image_folder().path, WATCHED_SECONDS) == []
 
 
-def test_no_identifier_of_the_machine_is_stored(make_image_folder, tmp_path):
+def test_no_machine_identifier_is_stored(make_image_folder, tmp_path):
     with start(tmp_path / "home", LOAD_AND_RUN, make_image_folder().path, 0) as process:
         assert process.wait() == 0
     assert list((tmp_path / "home").rglob("*")) == []
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, "1"), ("0", "0"), ("", "")])
-def test_a_setting_of_the_user_is_kept(own, expected):
+def test_user_setting_is_kept(own, expected):
     environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
     done = subprocess.run(
         [sys.executable, "-c", "import os, keras_tx; print(os.environ['ORT_DISABLE_TELEMETRY'])"],

@@ -1,4 +1,4 @@
-"""Generation from a folder: the loop against arithmetic on the whole text."""
+"""Text generation from a folder, with a decoder whose tokens are known."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def writer(tmp_path: Path):
 
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=str)
-def test_greedy_is_the_best_token_each_time(counter, prompt):
+def test_greedy(counter, prompt):
     made = counter.generate(prompt, max_new_tokens=12)
     assert made.ids == until_end(continued(prompt, 12))
     assert made.finish == ("stop" if END in made.ids else "length")
@@ -44,7 +44,7 @@ def test_greedy_is_the_best_token_each_time(counter, prompt):
     assert str(made) == str(list(made.ids))
 
 
-def test_a_batch_gives_what_each_prompt_gives(counter):
+def test_batch_equals_single_prompts(counter):
     assert counter.generate(PROMPTS, max_new_tokens=20) == [
         counter.generate(prompt, max_new_tokens=20) for prompt in PROMPTS
     ]
@@ -63,7 +63,7 @@ def test_prompts_as_arrays(counter):
     assert counter([], max_new_tokens=3) == []
 
 
-def test_an_empty_prompt_starts_from_the_end_of_text(counter, tmp_path):
+def test_empty_prompt(counter, tmp_path):
     assert counter.generate([[]], max_new_tokens=4)[0].ids == until_end(continued([END], 4))
     with load(make(tmp_path / "endless", end=None), provider="cpu") as model:
         assert isinstance(model, TextGenerator)
@@ -79,7 +79,7 @@ def test_stop_tokens(counter):
     assert made.finish == "stop"
 
 
-def test_the_context_ends_the_text_or_slides(counter):
+def test_at_context(counter):
     made = counter.generate([1], max_new_tokens=200, stop_tokens=[])
     assert made.ids == tuple(continued([1], CONTEXT))  # the last one was not read any more
     assert made.finish == "context"
@@ -94,7 +94,7 @@ def test_the_context_ends_the_text_or_slides(counter):
         assert len(made.ids) == 100
 
 
-def test_a_prompt_that_is_too_long(counter):
+def test_long_prompt_raises(counter):
     text = [1] * (CONTEXT + 1)
     with pytest.raises(InputError, match="prompt 1 has 41 tokens.* 40"):
         counter.generate([[1], text])
@@ -102,7 +102,7 @@ def test_a_prompt_that_is_too_long(counter):
     assert made.ids == tuple(continued([1] * (CONTEXT // 2), 1))
 
 
-def test_log_probabilities_are_those_of_scoring(counter):
+def test_log_probabilities_equal_score(counter):
     made = counter.generate([1, 2], max_new_tokens=6, seed=0, temperature=2.0, log_probabilities=True)
     scored = counter.score([1, 2, *made.ids])
     np.testing.assert_allclose(scored.log_probabilities[1:], made.log_probabilities, atol=1e-6)
@@ -113,14 +113,14 @@ def test_log_probabilities_are_those_of_scoring(counter):
     assert counter.score([[1, 2, 3]])[0].ids == (1, 2, 3)
 
 
-def test_scoring_in_chunks(counter, monkeypatch):
+def test_score_in_chunks(counter, monkeypatch):
     text = continued([1], 30)
     whole = counter.score(text)
     monkeypatch.setattr("keras_tx.generation.decoding_loop.CHUNK", 7)
     np.testing.assert_allclose(counter.score(text).log_probabilities, whole.log_probabilities, atol=1e-6)
 
 
-def test_a_deadline_and_a_cancellation(counter):
+def test_deadline_and_cancelled(counter):
     made = counter.generate([1], deadline=1e-9, stop_tokens=[])
     assert (made.finish, len(made.ids)) == ("deadline", 1)
     asked = iter([False, False, True])
@@ -128,7 +128,7 @@ def test_a_deadline_and_a_cancellation(counter):
     assert (made.finish, len(made.ids)) == ("cancelled", 3)
 
 
-def test_streaming_and_leaving(counter):
+def test_stream_may_be_closed(counter):
     expected = counter.generate([1, 2, 3], max_new_tokens=8)
     assert tuple(counter.stream([1, 2, 3], max_new_tokens=8)) == expected.ids
     stream = counter.stream([1, 2, 3], max_new_tokens=8)
@@ -140,7 +140,7 @@ def test_streaming_and_leaving(counter):
     assert counter.generate([1, 2, 3], max_new_tokens=8) == expected
 
 
-def test_text_comes_in_whole_characters(writer):
+def test_stream_yields_whole_characters(writer):
     made = writer.generate("ab", max_new_tokens=30, seed=2, temperature=50.0, stop_tokens=[])
     pieces = list(writer.stream("ab", max_new_tokens=30, seed=2, temperature=50.0, stop_tokens=[]))
     assert "".join(pieces) == made.text == writer.tokenizer.decode(list(made.ids))
@@ -158,7 +158,7 @@ def test_stop_strings(writer):
     assert "".join(writer.stream("ab", **options)) == made.text
 
 
-def test_the_end_of_text_is_not_shown(writer):
+def test_end_of_text_is_not_in_text(writer):
     prompt = next([a, b] for a in range(30) for b in range(30) if continued([a, b], 3)[2] == END)
     made = writer.generate(prompt, max_new_tokens=10)
     assert made.ids[-1] == END
@@ -264,9 +264,7 @@ def test_temperature_zero_is_greedy(counter):
     assert counter.generate([1], max_new_tokens=9, temperature=0, seed=1, top_k=5) == greedy
 
 
-def test_generates_where_keras_cannot_be_imported(
-    tmp_path: Path, without_training_packages: Callable[[str], list[str]]
-):
+def test_generation_without_keras(tmp_path: Path, without_training_packages: Callable[[str], list[str]]):
     from tests.runtime.test_import import run
 
     folder = make(tmp_path / "counter")
@@ -278,7 +276,7 @@ def test_generates_where_keras_cannot_be_imported(
     assert run(without_training_packages(code)).split() == [str(i) for i in continued([1, 2, 3], 5)]
 
 
-def test_a_prompt_asks_for_the_logits_of_its_last_token_alone(counter, monkeypatch):
+def test_prefill_computes_last_logits_only(counter, monkeypatch):
     asked = []
     advance = counter.session.advance
 
@@ -292,7 +290,7 @@ def test_a_prompt_asks_for_the_logits_of_its_last_token_alone(counter, monkeypat
     assert asked == [1, 0, 0]  # a step has one token only, and a score wants every token
 
 
-def test_several_samples_read_the_prompt_once(counter, monkeypatch):
+def test_samples_share_prefill(counter, monkeypatch):
     read = []
     run = counter.decoder.run
 
@@ -307,7 +305,7 @@ def test_several_samples_read_the_prompt_once(counter, monkeypatch):
     assert read == [(1, 4), (3, 1), (3, 1), (3, 1)]
 
 
-def test_a_memory_reads_only_what_is_new(counter, monkeypatch):
+def test_prompt_cache_prefills_only_new_tokens(counter, monkeypatch):
     memory = PromptCache()
     first = tuple(counter.stream([1, 2, 3], max_new_tokens=4, stop_tokens=[], prompt_cache=memory))
     assert memory.ids == [1, 2, 3, *first]
@@ -340,13 +338,13 @@ def test_a_memory_reads_only_what_is_new(counter, monkeypatch):
     assert memory.ids == [1, *slid]
 
 
-def test_ids_of_numpy_where_there_is_a_tokenizer(writer):
+def test_ids_with_tokenizer(writer):
     assert writer.generate(np.array([0, 1]), max_new_tokens=4) == writer.generate([0, 1], max_new_tokens=4)
     with pytest.raises(InputError, match="prompt 0 has the id -1"):
         writer.generate([-1])
 
 
-def test_a_cancelled_generation_stops_and_the_model_goes_on(counter):
+def test_cancelled_generation_stops(counter):
     expected = counter.generate([1, 2, 3], max_new_tokens=9)
 
     async def cancel() -> None:

@@ -1,4 +1,4 @@
-"""The text tasks of the runtime give what Keras gives, for texts of any length, in their order."""
+"""The text tasks of the runtime equal Keras, for texts of any length, in their order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TEXTS = ["The cat sat on the mat.", "Ada!", "I love the film, it is very good an
 
 
 def exported(folder: Path, head: Any, **options: Any) -> tuple[Any, Any, TextTransform]:
-    """A model, what load gives of it, and its transform."""
+    """A model, its loaded folder and its text transform."""
     model = redraw(keras_tx.bert("tiny", head=head, **TINY))
     export_onnx(model, folder, tokenizer=wordpiece(), verify=False, **options)
     return model, load(folder, provider="cpu"), TextTransform.load(folder)
@@ -68,16 +68,16 @@ def test_classify_pairs(tmp_path):
     pairs = TEXTS[::-1]
     expected = softmax(keras_outputs(model, transform(TEXTS, pairs)))
     for answer, scores in zip(classify(TEXTS, pairs), expected, strict=True):
-        found = {a["label"]: a["score"] for a in answer}
-        assert_close(np.array([found["IS_NEXT"], found["NOT_NEXT"]]), scores)
+        results = {a["label"]: a["score"] for a in answer}
+        assert_close(np.array([results["IS_NEXT"], results["NOT_NEXT"]]), scores)
 
 
 def test_regression_gives_numbers(tmp_path):
     model, score, transform = exported(tmp_path / "x", keras_tx.RegressionHead(2), labels=["a", "b"])
     expected = keras_outputs(model, transform(TEXTS))
-    found = score(TEXTS)
-    assert [a["label"] for a in found[0]] == ["a", "b"]
-    assert_close(np.array([[a["score"] for a in answer] for answer in found]), expected)
+    results = score(TEXTS)
+    assert [a["label"] for a in results[0]] == ["a", "b"]
+    assert_close(np.array([[a["score"] for a in answer] for answer in results]), expected)
 
 
 def test_embed(tmp_path):
@@ -122,7 +122,7 @@ def test_fill(tmp_path):
 
 
 def test_pretrained(tmp_path):
-    """Masked tokens of texts, and whether the second of a pair follows the first."""
+    """`fill` and `classify` of a model with both heads."""
     model, both, transform = exported(tmp_path / "x", keras_tx.PretrainingHead())
     assert type(both) is PretrainedEncoder and both.folder.manifest.task == "fill-mask"
     arrays = transform("the [MASK] sat.")
@@ -133,9 +133,9 @@ def test_pretrained(tmp_path):
     assert answer["score"] == pytest.approx(scores[0, place].max(), rel=1e-5)
     pairs = ["it is good", "Paris", "the dog", "no"]
     expected = softmax(keras_outputs(model, transform(TEXTS, pairs))["seq_relationship_logits"])
-    for found, row in zip(both.classify(TEXTS, pairs, batch_size=3), expected, strict=True):
-        assert [one["label"] for one in found] == [["IS_NEXT", "NOT_NEXT"][i] for i in np.argsort(-row)]
-        assert_close(np.array([one["score"] for one in found]), np.sort(row)[::-1])
+    for results, row in zip(both.classify(TEXTS, pairs, batch_size=3), expected, strict=True):
+        assert [one["label"] for one in results] == [["IS_NEXT", "NOT_NEXT"][i] for i in np.argsort(-row)]
+        assert_close(np.array([one["score"] for one in results]), np.sort(row)[::-1])
     assert both.classify(TEXTS[0], pairs[0], top_k=1) == [both.classify(TEXTS[0], pairs[0])[0]]
 
 
@@ -157,7 +157,7 @@ def test_tag(tmp_path):
     assert len(tag(TEXTS)) == len(TEXTS)
 
 
-def test_words_merge_to_entities():
+def test_merge_words():
     text = "Ada Lovelace met Max in New York City"
     words = [("B-PER", 0.9, 0, 3), ("I-PER", 0.7, 4, 12), ("O", 1.0, 13, 16), ("B-PER", 0.6, 17, 20)]
     words += [("O", 1.0, 21, 23), ("I-LOC", 0.5, 24, 27), ("I-LOC", 0.7, 28, 32), ("B-LOC", 0.9, 33, 37)]
@@ -194,20 +194,20 @@ def test_answer(tmp_path):
             offsets = arrays["offset_mapping"][0]
             best.append((start[i] * end[j], offsets[places[i], 0], offsets[places[j], 1]))
     best.sort(reverse=True)
-    found = answer(question, text, top_k=4, max_tokens=3)
-    for (score, first, last), answered in zip(best[:4], found, strict=True):
+    results = answer(question, text, top_k=4, max_tokens=3)
+    for (score, first, last), answered in zip(best[:4], results, strict=True):
         assert answered["score"] == pytest.approx(score, rel=1e-4)
         assert (answered["start"], answered["end"], answered["answer"]) == (first, last, text[first:last])
         assert answered["no_answer"] == pytest.approx(start[0] * end[0], rel=1e-4)
-    assert answer([question] * 2, text, top_k=1, max_tokens=3) == [found[:1]] * 2
+    assert answer([question] * 2, text, top_k=1, max_tokens=3) == [results[:1]] * 2
 
 
 def test_answers_in_long_texts(tmp_path):
     *_, answer, _ = exported(tmp_path / "x", keras_tx.SpanHead())
     text = " ".join(word for word in WORDS * 6 if word.isalpha())
-    found = answer("Who is good?", text, top_k=50, max_tokens=4)
-    assert len(found) > 20 and max(entry["start"] for entry in found) > len(text) / 3
-    for entry in found:
+    results = answer("Who is good?", text, top_k=50, max_tokens=4)
+    assert len(results) > 20 and max(entry["start"] for entry in results) > len(text) / 3
+    for entry in results:
         assert entry["answer"] == text[entry["start"] : entry["end"]]
         assert len(entry["answer"].split()) <= 4
     with pytest.raises(InputError, match="2 questions.* 1 texts"):
@@ -222,7 +222,7 @@ def test_order_is_kept_over_buckets(tmp_path):
     assert_close(embedder(texts, batch_size=4), alone)
 
 
-def test_bad_texts(tmp_path):
+def test_invalid_texts_raise(tmp_path):
     *_, classify, _ = exported(tmp_path / "x", keras_tx.ClassifierHead(2))
     for wrong in (None, 7, np.array("the cat")):
         with pytest.raises(KerasTxError, match="texts is"):
@@ -239,7 +239,7 @@ def test_ids_without_tokenizer(tmp_path):
     model = redraw(keras_tx.bert("tiny", head=keras_tx.ClassifierHead(2), **TINY))
     export_onnx(model, tmp_path / "x", verify=False)
     ids = np.array([[2, 7, 3], [2, 8, 3]])
-    given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
     with load(tmp_path / "x", provider="cpu") as runtime:
         for name, value in (
             ("input_ids", 99),
@@ -247,55 +247,55 @@ def test_ids_without_tokenizer(tmp_path):
             ("token_type_ids", 2),
             ("input_ids", -1),
         ):
-            wrong = np.array(given[name])
+            wrong = np.array(inputs[name])
             wrong[1, 1] = value
             with pytest.raises(InputError, match=f"{name} has {value} in row 1"):
-                runtime({**given, name: wrong})
+                runtime({**inputs, name: wrong})
         with pytest.raises(InputError, match=r"input_ids has shape \(2, 25\).* 24"):
-            runtime({name: np.ones((2, 25), "int64") for name in given})
+            runtime({name: np.ones((2, 25), "int64") for name in inputs})
         for shape, axis in (((0, 3), "batch_size"), ((2, 0), "sequence_length")):
             with pytest.raises(InputError, match=f"{axis} is 0"):
-                runtime({name: np.ones(shape, "int64") for name in given})
-        assert runtime(given)["logits"].shape == (2, 2)
+                runtime({name: np.ones(shape, "int64") for name in inputs})
+        assert runtime(inputs)["logits"].shape == (2, 2)
 
 
 def test_zeros_as_token_type_ids_with_one_segment(tmp_path):
     sizes = {**TINY, "segments": 1}
     export_onnx(keras_tx.bert("tiny", head=keras_tx.ClassifierHead(2), **sizes), tmp_path / "x", verify=False)
     ids = np.array([[2, 7, 3], [2, 8, 3]])
-    given = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
     with load(tmp_path / "x", provider="cpu") as runtime:
-        expected = runtime(given)["logits"]
-        zeros = runtime({**given, "token_type_ids": np.zeros_like(ids)})["logits"]
+        expected = runtime(inputs)["logits"]
+        zeros = runtime({**inputs, "token_type_ids": np.zeros_like(ids)})["logits"]
         np.testing.assert_array_equal(zeros, expected)
         with pytest.raises(InputError, match="token_type_ids has 1 in row 0"):
-            runtime({**given, "token_type_ids": np.ones_like(ids)})
+            runtime({**inputs, "token_type_ids": np.ones_like(ids)})
 
 
 def test_inputs_of_gpt_without_cache_are_checked(tmp_path):
     export_onnx(keras_tx.gpt("pico", vocabulary_size=50), tmp_path / "x", verify=False, cache=False)
     ids = np.array([[2, 7, 3]])
-    given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(3)[None]}
+    inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(3)[None]}
     with load(tmp_path / "x", provider="cpu") as runtime:
-        assert runtime(given)["logits"].shape == (1, 3, 50)
+        assert runtime(inputs)["logits"].shape == (1, 3, 50)
         for name, value in (
             ("position_ids", -1),
             ("position_ids", 64),
             ("attention_mask", -1),
             ("input_ids", 50),
         ):
-            wrong = np.array(given[name])
+            wrong = np.array(inputs[name])
             wrong[0, 2] = value
             with pytest.raises(InputError, match=f"{name} has {value} in row 0"):
-                runtime({**given, name: wrong})
+                runtime({**inputs, name: wrong})
 
 
 def test_empty_text_equals_keras(tmp_path):
     model, classify, transform = exported(tmp_path / "x", keras_tx.ClassifierHead(2))
     scores = softmax(keras_outputs(model, transform(["the cat", ""])))
     for row, answer in enumerate(classify(["the cat", ""])):
-        found = {one["label"]: one["score"] for one in answer}
-        np.testing.assert_allclose([found["LABEL_0"], found["LABEL_1"]], scores[row], atol=1e-5)
+        results = {one["label"]: one["score"] for one in answer}
+        np.testing.assert_allclose([results["LABEL_0"], results["LABEL_1"]], scores[row], atol=1e-5)
     _, tag, _ = exported(tmp_path / "tags", keras_tx.TokenClassifierHead(3))
     assert tag(["", "the cat"])[0] == []
     with pytest.raises(ConfigError, match="merge is 'no'"):
@@ -313,8 +313,8 @@ def test_empty_text_equals_keras(tmp_path):
         embed("the cat", normalize="no")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak is told otherwise")
-def test_memory_stays_flat_over_500_lengths(tmp_path):
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is measured on Linux")
+def test_memory_over_500_lengths(tmp_path):
     sizes = {**TINY, "width": 128, "mlp_dim": 512, "max_length": 512}
     model = redraw(keras_tx.bert("tiny", head=keras_tx.SentenceEmbeddingHead(), **sizes))
     export_onnx(model, tmp_path / "x", tokenizer=wordpiece(), verify=False)
@@ -333,7 +333,7 @@ def test_texts_of_similar_length_run_together(tmp_path, monkeypatch: pytest.Monk
     shapes = []
     run = embedder.session.run
     monkeypatch.setattr(
-        embedder.session, "run", lambda given: shapes.append(given["attention_mask"].shape) or run(given)
+        embedder.session, "run", lambda inputs: shapes.append(inputs["attention_mask"].shape) or run(inputs)
     )
     texts = [" ".join([WORDS[5]] * n) for n in (1, 20, 2, 19, 3, 18, 1, 20)]
     embedder(texts, batch_size=4)
@@ -378,10 +378,10 @@ def test_long_lists_run_in_parts(tmp_path, monkeypatch: pytest.MonkeyPatch, caps
 
     monkeypatch.setattr(TextTransform, "encode", noted)
     texts = TEXTS * 5
-    found = classify(texts, batch_size=2, progress=True)
+    results = classify(texts, batch_size=2, progress=True)
     assert sizes == [6, 6, 6, 2]  # so much is in memory at once
     one_by_one = [classify(text) for text in TEXTS] * 5
-    assert [[a["label"] for a in answer] for answer in found] == [
+    assert [[a["label"] for a in answer] for answer in results] == [
         [a["label"] for a in answer] for answer in one_by_one
     ]
     assert "20 of 20 texts, 0 s left" in capsys.readouterr().err
@@ -413,10 +413,10 @@ def test_iterators_are_read_in_parts(tmp_path, monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(TextError, match="1 texts.* 2 pairs"):
         classify("ab", iter(["the cat", "a dog"]))
     drawn.clear(), seen.clear()
-    found = embed(source(20), batch_size=2, progress=True)
+    results = embed(source(20), batch_size=2, progress=True)
     assert seen == [6, 6, 6, 2]  # drawn, and not yet answered
     assert "\r20 texts, " in capsys.readouterr().err
-    assert_close(found, embed(TEXTS * 5))
+    assert_close(results, embed(TEXTS * 5))
     assert tag(source(9), batch_size=2) == tag((TEXTS * 3)[:9], batch_size=2)
     pairs = TEXTS[::-1] * 2
     assert classify(iter(TEXTS * 2), pairs, batch_size=2) == classify(TEXTS * 2, pairs, batch_size=2)
@@ -456,8 +456,8 @@ def test_other_tasks_run_in_parts(tmp_path, monkeypatch: pytest.MonkeyPatch):
     parts = tag(texts, batch_size=2), answer(questions, texts, batch_size=2), embed(texts, batch_size=2)
     assert_close(parts[2], whole[2])
     for some, all_at_once in zip(parts[:2], whole[:2], strict=True):
-        places = [[(x["start"], x["end"]) for x in found] for found in some]
-        assert places == [[(x["start"], x["end"]) for x in found] for found in all_at_once]
+        places = [[(x["start"], x["end"]) for x in results] for results in some]
+        assert places == [[(x["start"], x["end"]) for x in results] for results in all_at_once]
 
 
 def test_folder_replaced_while_open(tmp_path):

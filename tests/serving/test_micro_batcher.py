@@ -1,4 +1,4 @@
-"""Requests of many clients, run together: each has the answer that it would have alone."""
+"""MicroBatcher: answers, batches, errors and cancellation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras_tx.serving import MicroBatcher
 
 
 class Model:
-    """Doubles numbers, and notes the batches; holds each until it is let go."""
+    """Doubles numbers and records its batches; each waits until `go` is set."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -30,7 +30,7 @@ class Model:
         return [2 * item + plus for item in items]
 
 
-def test_every_client_gets_its_own_answer_and_few_batches_run():
+def test_requests_run_in_batches():
     model = Model()
     with MicroBatcher(model, max_batch=8, max_wait_ms=50, plus=1) as batcher, ThreadPoolExecutor(32) as pool:
         assert list(pool.map(batcher, range(100))) == [2 * n + 1 for n in range(100)]
@@ -39,7 +39,7 @@ def test_every_client_gets_its_own_answer_and_few_batches_run():
     assert len(model.batches) < 50
 
 
-def test_nobody_waits_longer_than_asked_for():
+def test_max_wait_ms():
     model = Model()
     with MicroBatcher(model, max_batch=1000, max_wait_ms=20) as batcher:
         start = time.monotonic()
@@ -47,7 +47,7 @@ def test_nobody_waits_longer_than_asked_for():
         assert time.monotonic() - start < 2  # and not for 999 others
 
 
-def test_without_waiting_what_is_there_runs():
+def test_max_wait_ms_0():
     model = Model()
     model.go.clear()
     with MicroBatcher(model, max_batch=4, max_wait_ms=0) as batcher:
@@ -56,7 +56,7 @@ def test_without_waiting_what_is_there_runs():
         assert [future.result(5) for future in futures] == [2 * n for n in range(9)]
 
 
-def test_whoever_waits_hears_of_a_model_that_ends_the_process():
+def test_system_exit_reaches_the_future():
     def model(items: list[int]) -> list[int]:
         if 1 in items:
             raise SystemExit(3)
@@ -68,7 +68,7 @@ def test_whoever_waits_hears_of_a_model_that_ends_the_process():
         assert batcher.submit(2).result(5) == 2
 
 
-def test_a_bad_request_spoils_no_other():
+def test_error_affects_only_its_request():
     model = Model()
     model.go.clear()
     with MicroBatcher(model, max_batch=8, max_wait_ms=20) as batcher:
@@ -80,7 +80,7 @@ def test_a_bad_request_spoils_no_other():
         assert futures[2].result(5) == 6
 
 
-def test_a_cancelled_request_is_left_out():
+def test_cancelled_request_does_not_run():
     model = Model()
     model.go.clear()
     with MicroBatcher(model, max_batch=1) as batcher:
@@ -93,7 +93,7 @@ def test_a_cancelled_request_is_left_out():
     assert model.batches == [[1]]
 
 
-def test_answers_may_be_awaited():
+def test_answer_with_asyncio():
     async def ask() -> list[int]:
         with MicroBatcher(Model(), max_wait_ms=20) as batcher:
             return await asyncio.gather(*(batcher.answer(n) for n in range(10)))
@@ -101,7 +101,7 @@ def test_answers_may_be_awaited():
     assert asyncio.run(ask()) == [2 * n for n in range(10)]
 
 
-def test_closing_answers_what_waits_and_then_refuses():
+def test_close_answers_queued_requests():
     model = Model()
     model.go.clear()
     batcher = MicroBatcher(model, max_batch=2, max_wait_ms=1000)
@@ -114,7 +114,7 @@ def test_closing_answers_what_waits_and_then_refuses():
         batcher.submit(1)
 
 
-def test_several_workers_run_batches_at_the_same_time():
+def test_workers_run_concurrently():
     together = threading.Barrier(2, timeout=10)
 
     def model(items: list[int]) -> list[int]:
@@ -141,12 +141,12 @@ def test_several_workers_run_batches_at_the_same_time():
         ({"max_wait_ms": float("nan")}, "max_wait_ms is nan"),
     ],
 )
-def test_bad_options(options, message):
+def test_invalid_options_raise(options, message):
     with pytest.raises(ConfigError, match=message):
         MicroBatcher(Model(), **options)
 
 
-def test_a_model_that_loses_answers_is_found_out():
+def test_wrong_number_of_answers_raises():
     with (
         MicroBatcher(lambda items: [], max_wait_ms=0) as batcher,
         pytest.raises(ConfigError, match="0 answers.* 1 requests"),
@@ -154,7 +154,7 @@ def test_a_model_that_loses_answers_is_found_out():
         batcher(1)
 
 
-def test_options_that_the_model_does_not_have_are_refused_at_once():
+def test_unknown_model_options_raise():
     def model(items: list[int], *, top_k: int = 5) -> list[int]:
         return items
 
