@@ -1,4 +1,4 @@
-"""The same weights give the same file, node for node, on every backend of Keras."""
+"""The same weights are exported to the same nodes on every backend of Keras."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.export.graph_of_backend import graphs
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_the_graph_is_the_same(backend: str, tmp_path):
+def test_graph_is_the_same_on_each_backend(backend: str, tmp_path):
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f'pip install "keras-tx[{backend}]"')
     if backend == keras.backend.backend():

@@ -1,4 +1,4 @@
-"""Regions change their layout: the outputs stay the same, and there are never more transpositions."""
+"""Regions change their layout: outputs stay the same, and the number of Transpose nodes never grows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHANNELS = 4
 
 
 class RandomGraph:
-    """A graph of what stands between convolutions, on channels last, with static sizes beside the batch."""
+    """A random graph of convolutions and the nodes between them, in channels last, with a dynamic batch."""
 
     def __init__(self, seed: int, opset: int = 23):
         self.random = np.random.default_rng(seed)
@@ -49,7 +49,7 @@ class RandomGraph:
         self.finish()
 
     def pick(self) -> tuple[ir.Value, tuple[int, ...]]:
-        """A value, the last ones more often."""
+        """A random value, later ones more often."""
         values = list(self.shapes)
         value = values[-1 - min(int(self.random.exponential(1.0)), len(values) - 1)]
         return value, self.shapes[value]
@@ -92,17 +92,17 @@ class RandomGraph:
 
     def mean_kept(self, x, shape):
         y = reduced(self.cx, "ReduceMean", x, list(range(1, len(shape) - 1)), keepdims=True)
-        return self.cx.op.Sub(x, y), shape  # spreads it again
+        return self.cx.op.Sub(x, y), shape  # broadcasts it
 
     def normalized(self, x, shape):
-        return self.cx.op.Softmax(x, axis=-1), shape  # what cannot join a region
+        return self.cx.op.Softmax(x, axis=-1), shape  # not part of a region
 
     def finish(self) -> None:
         last, shape = list(self.shapes.items())[-1]
         kind = self.random.integers(3)
-        if kind == 0:  # what ends in a pooling over everything
+        if kind == 0:  # global pooling
             last = reduced(self.cx, "ReduceMax", last, list(range(1, len(shape) - 1)), keepdims=False)
-        elif kind == 1:  # what the user wants channels first
+        elif kind == 1:  # an output in channels first
             last = to_first(self.cx, last, self.rank)
         self.cx.output(last, "y")
         self.cx.output(self.pick()[0], "z")
@@ -121,17 +121,17 @@ class RandomGraph:
 
 @pytest.mark.parametrize("opset", [17, 23])
 @pytest.mark.parametrize("first", range(0, 100, 20))
-def test_random_graphs_give_the_same_with_fewer_transpositions(first: int, opset: int):
+def test_random_graphs_have_same_outputs_and_fewer_transposes(first: int, opset: int):
     saved = 0
     for seed in range(first, first + 20):
         graph = RandomGraph(seed, opset)
         passes.infer_shapes(graph.model)
         before, count = graph.run(), graph.transposes()
-        said = channel_layout.to_channels_first(graph.model)
+        cancelled = channel_layout.to_channels_first(graph.model)
         passes.infer_shapes(graph.model)
         onnx.checker.check_model(ir.to_proto(graph.model), full_check=True)
         left = graph.transposes()
-        assert left <= count - said, f"seed {seed}: {count} became {left}, {said} were to go"
+        assert left <= count - cancelled, f"seed {seed}: {count} before, {left} after"
         for got, expected in zip(graph.run(), before, strict=True):
             assert_close(got, expected)
         saved += count - left
@@ -139,7 +139,7 @@ def test_random_graphs_give_the_same_with_fewer_transpositions(first: int, opset
 
 
 @pytest.mark.parametrize("first", range(0, 100, 20))
-def test_all_passes_together_keep_the_outputs(first: int):
+def test_all_passes_keep_outputs(first: int):
     for seed in range(first, first + 20):
         graph = RandomGraph(seed)
         before = graph.run()
@@ -150,7 +150,7 @@ def test_all_passes_together_keep_the_outputs(first: int):
 
 
 def through(call, folder, shape=(6, 6, 3)):
-    """The nodes of a model of one input, which is right as well."""
+    """The nodes of an exported model, whose outputs are compared with Keras."""
     x = keras.Input(shape, name="x")
     model = redraw(keras.Model(x, call(x)))
     image = draw(2, *shape)
@@ -167,19 +167,19 @@ def residual(x):
     return layers.ReLU()(layers.Add()([x, y]))
 
 
-def test_a_network_has_one_transposition_where_it_begins(tmp_path):
+def test_residual_network_has_one_transpose(tmp_path):
     nodes = through(
         lambda x: layers.Dense(2)(layers.GlobalAveragePooling2D()(residual(residual(x)))), tmp_path
     )
     assert nodes["Transpose"] == 1
 
 
-def test_a_pooling_over_everything_that_is_the_output_absorbs_the_last_one(tmp_path):
+def test_global_pooling_as_output_has_no_transpose(tmp_path):
     nodes = through(lambda x: layers.GlobalAveragePooling2D()(layers.Conv2D(4, 3)(x)), tmp_path)
     assert nodes["Transpose"] == 1
 
 
-def test_an_output_in_channels_first_needs_none(tmp_path):
+def test_output_in_channels_first_has_no_transpose(tmp_path):
     def call(x):
         return layers.Permute((3, 1, 2))(layers.ReLU()(layers.Conv2D(4, 3)(x)))
 
@@ -188,7 +188,7 @@ def test_an_output_in_channels_first_needs_none(tmp_path):
     assert through(lambda x: layers.Permute((3, 1, 2))(x), tmp_path / "alone") == {"Transpose": 1}
 
 
-def test_squeeze_and_excitation_moves_as_one(tmp_path):
+def test_squeeze_and_excitation_is_one_region(tmp_path):
     def call(x):
         x = layers.Conv2D(4, 3, activation="silu")(x)
         y = layers.GlobalAveragePooling2D(keepdims=True)(x)
@@ -198,7 +198,7 @@ def test_squeeze_and_excitation_moves_as_one(tmp_path):
     assert through(call, tmp_path)["Transpose"] == 2
 
 
-def test_a_reshape_in_place_of_a_transposition_of_ones(tmp_path):
+def test_transpose_of_size_1_axes_becomes_reshape(tmp_path):
     def call(x):
         x = layers.Conv2D(4, 3)(x)
         y = layers.Reshape((1, 1, 4))(layers.GlobalAveragePooling2D()(x))
@@ -207,7 +207,7 @@ def test_a_reshape_in_place_of_a_transposition_of_ones(tmp_path):
     assert through(call, tmp_path)["Transpose"] == 2
 
 
-def test_a_reshape_that_is_an_output_keeps_its_shape(tmp_path):
+def test_reshape_as_output_keeps_its_shape(tmp_path):
     x = keras.Input((4,), name="x")
     y = layers.Reshape((1, 1, 4), name="wide")(x)
     model = redraw(keras.Model(x, [y, layers.Conv2D(2, 1)(y)]))

@@ -1,4 +1,4 @@
-"""Layers that join several inputs, of unlike ranks and sizes too."""
+"""Layers that merge several inputs, also of different ranks and sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOLDED = [layers.Add, layers.Multiply, layers.Average, layers.Maximum, layers.Mi
 
 
 @pytest.mark.parametrize("kind", FOLDED)
-def test_two_and_three_and_broadcast(kind, tmp_path):
+def test_two_and_three_inputs_with_broadcasting(kind, tmp_path):
     def call(x):
         column = x[:, :, :1]
         return [
@@ -40,7 +40,7 @@ def test_subtract(tmp_path):
     same(call, (4, 5), tmp_path, opsets=OPSETS)
 
 
-def test_merging_of_any_size(tmp_path):
+def test_dynamic_sizes(tmp_path):
     def call(x):
         return [kind()([x, 2 * x, layers.GlobalMaxPooling1D()(x)]) for kind in FOLDED]
 

@@ -1,4 +1,4 @@
-"""Where one token is the answer, the last block computes that one alone, and gives what Keras gives."""
+"""Models that read one token compute only that one in the last block, with the outputs of Keras."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDTH, TOKENS = 16, 7
 
 
 def checked(call, folder: Path, opset: int = 23, batches: tuple[int, ...] = (1, 3)) -> onnx.ModelProto:
-    """The graph of a model of tokens, which is right as well."""
+    """The graph of a model of tokens, whose outputs are compared with Keras."""
     x = keras.Input((TOKENS, WIDTH), name="x")
     model = redraw(keras.Model(x, call(x)))
     folder = exported(model, folder / "out", opset=opset)
@@ -37,14 +37,14 @@ def checked(call, folder: Path, opset: int = 23, batches: tuple[int, ...] = (1, 
 
 
 def counts(model: onnx.ModelProto) -> dict[str, int]:
-    """How many tokens each node gives that gives tokens."""
+    """By node with (batch, tokens, width) as result, the number of tokens."""
     known = {value.name: value for value in model.graph.value_info}
-    found = {}
+    results = {}
     for node in model.graph.node:
         value = known.get(node.output[0])
         if value is not None and len(value.type.tensor_type.shape.dim) == 3:
-            found[node.name] = value.type.tensor_type.shape.dim[1].dim_value
-    return found
+            results[node.name] = value.type.tensor_type.shape.dim[1].dim_value
+    return results
 
 
 def block(name: str = "block", **options):
@@ -52,7 +52,7 @@ def block(name: str = "block", **options):
 
 
 @pytest.mark.parametrize("place", [0, 2, -1, -3])
-def test_the_last_block_computes_the_token_that_is_taken(place: int, tmp_path):
+def test_last_block_computes_selected_token(place: int, tmp_path):
     model = checked(lambda x: block("last")(block("first")(x))[:, place], tmp_path)
     sizes = counts(model)
     last = [name for name in sizes if name.startswith("last/") and "/norm" not in name]
@@ -69,24 +69,24 @@ def test_the_last_block_computes_the_token_that_is_taken(place: int, tmp_path):
 
 
 @pytest.mark.parametrize("opset", [17, 21])
-def test_attention_that_is_written_out_keeps_all_tokens(opset: int, tmp_path):
+def test_decomposed_attention_keeps_all_tokens(opset: int, tmp_path):
     sizes = counts(checked(lambda x: block()(x)[:, 0], tmp_path, opset))
     assert sizes["block/feed_forward/up/MatMul"] == sizes["block/attention/MatMul_3"] == 1
 
 
-def test_a_causal_block_keeps_its_attention(tmp_path):
+def test_causal_attention_keeps_all_tokens(tmp_path):
     sizes = counts(checked(lambda x: block(causal=True)(x)[:, -1], tmp_path))
     assert sizes["block/attention/Attention"] == TOKENS
     assert sizes["block/feed_forward/up/MatMul"] == 1
 
 
-def test_keys_and_values_of_their_own_are_of_all_tokens(tmp_path):
+def test_separate_keys_and_values_keep_all_tokens(tmp_path):
     attention = layers.MultiHeadAttention(2, name="attention")
     sizes = counts(checked(lambda x: attention(x, 2 * x)[:, 0], tmp_path))
     assert sorted(n for name, n in sizes.items() if "attention/MatMul" in name) == [1, 1, TOKENS, TOKENS]
 
 
-def test_grouped_heads_and_a_gate_that_is_used_twice(tmp_path):
+def test_grouped_heads_and_gate_with_two_uses(tmp_path):
     def call(x):
         x = layers.MultiHeadAttention(4, kv_heads=2, name="attention")(x)
         gate = keras.layers.Dense(8, name="gate")(x)
@@ -106,12 +106,12 @@ def test_grouped_heads_and_a_gate_that_is_used_twice(tmp_path):
     ],
     ids=["two", "also all", "mean", "several"],
 )
-def test_where_more_is_asked_for_all_are_computed(call, tmp_path):
+def test_other_reads_keep_all_tokens(call, tmp_path):
     sizes = counts(checked(lambda x: call(block()(x)), tmp_path))
     assert {n for name, n in sizes.items() if name.startswith("block/")} == {TOKENS}
 
 
-def test_a_table_of_positions_ends_the_way(tmp_path):
+def test_position_table_ends_the_selection(tmp_path):
     def call(x):
         x = block()(x)
         return layers.PositionalEmbedding((TOKENS,), name="positions")(x)[:, 2]
@@ -121,7 +121,7 @@ def test_a_table_of_positions_ends_the_way(tmp_path):
 
 
 class Table(keras.layers.Layer):
-    """Adds a weight: numbers of their own for each token, or one for all."""
+    """Adds a weight, one row for each token or one for all."""
 
     def __init__(self, size=None, **options):
         super().__init__(**options)
@@ -142,27 +142,27 @@ def split(x, sizes=3, axis: int = -1, **options):
     return ops.split(dense("product", 3 * WIDTH, **options)(x), sizes, axis)
 
 
-def of_tokens(x):
+def split_tokens(x):
     return dense("one")(ops.split(dense("product")(x), [2, 5], axis=1)[0])[:, 0]
 
 
-def of_the_table(x):
+def with_table(x):
     a, b, c = ops.split(Table(name="table")(dense("product", 3 * WIDTH, use_bias=False)(x)), 3, axis=-1)
     return dense("one")(a)[:, 2] + ops.mean(b * c, axis=1)
 
 
-def of_a_bias_for_all(x):
+def with_broadcast_bias(x):
     product = dense("product", 3 * WIDTH, use_bias=False)(x)
     a, b, c = ops.split(Table((1,), name="table")(product), 3, axis=-1)
     return dense("one")(a)[:, 2] + ops.mean(b * c, axis=1)
 
 
-def of_unequal_sizes(x):
+def with_unequal_sizes(x):
     a, b, c = split(x, [8, 24])
     return dense("one")(a)[:, -2] + ops.mean(b * dense("c")(c), axis=1)
 
 
-def that_is_an_output(part: int):
+def with_output(part: int):
     def call(x):
         parts = split(x)
         return [dense("one")(parts[0])[:, 0], parts[1] * parts[2], parts[part]]
@@ -170,7 +170,7 @@ def that_is_an_output(part: int):
     return call
 
 
-def that_two_ask_for(x):
+def with_two_uses(x):
     a, b, c = split(x)
     return dense("one")(a)[:, 0] + ops.mean(ops.softmax(a @ ops.transpose(b, (0, 2, 1))) @ c, axis=1)
 
@@ -183,70 +183,70 @@ def two_attentions(x):
     return dense("one")(first)[:, 0] + dense("other")(second)[:, 1]
 
 
-def two_tokens_of_one_product(x):
+def two_tokens(x):
     a, b, c = split(x)
     return dense("one")(a)[:, 0] + dense("other")(b)[:, 1] + ops.mean(c, axis=1)
 
 
-def the_others_alone(x):
+def two_selections(x):
     a, b, c = split(x)
     return dense("one")(a * b)[:, 0] + dense("other")(c)[:, 0]
 
 
-def only_the_first(x):
+def first_part_only(x):
     return dense("one")(split(x)[0])[:, 0]
 
 
-def a_shared_product(x):
+def shared_product(x):
     layer = dense("product", 3 * WIDTH)
     (a, b, c), (d, e, f) = ops.split(layer(x), 3, axis=-1), ops.split(layer(x + 1), 3, axis=-1)
     return dense("one")(a)[:, 0] + ops.mean(b * c * d * e * f, axis=1)
 
 
-def that_a_loop_uses(x):
+def with_loop(x):
     a, b, c = split(x)
     read = keras.layers.LSTM(WIDTH, name="read")(b * c)
     return dense("one")(a)[:, 0] + read
 
 
-def that_a_masked_attention_uses(x):
+def with_masked_attention(x):
     mask = ops.sum(x, axis=-1) > -1
     mask = ops.logical_and(mask[:, None, :], mask[:, :, None])
     attention = keras.layers.MultiHeadAttention(2, 8, name="attention")
     return dense("one")(attention(x, x, attention_mask=mask))[:, 2]
 
 
-OF_SO_MANY_TOKENS = {"of the table": of_the_table, "two attentions": two_attentions}
-OF_ANY = {
-    "of tokens": of_tokens,
-    "of a bias for all": of_a_bias_for_all,
-    "of unequal sizes": of_unequal_sizes,
-    "first is an output": that_is_an_output(0),
-    "second is an output": that_is_an_output(1),
-    "two ask for it": that_two_ask_for,
-    "two tokens": two_tokens_of_one_product,
-    "the others alone": the_others_alone,
-    "only the first": only_the_first,
-    "a shared product": a_shared_product,
-    "a loop": that_a_loop_uses,
-    "a mask": that_a_masked_attention_uses,
+STATIC_CALLS = {"table": with_table, "two attentions": two_attentions}
+CALLS = {
+    "split tokens": split_tokens,
+    "broadcast bias": with_broadcast_bias,
+    "unequal sizes": with_unequal_sizes,
+    "first is an output": with_output(0),
+    "second is an output": with_output(1),
+    "two uses": with_two_uses,
+    "two tokens": two_tokens,
+    "two selections": two_selections,
+    "first part only": first_part_only,
+    "shared product": shared_product,
+    "loop": with_loop,
+    "mask": with_masked_attention,
 }
-SPLITS = [(name, TOKENS) for name in (*OF_SO_MANY_TOKENS, *OF_ANY)] + [(name, None) for name in OF_ANY]
+SPLITS = [(name, TOKENS) for name in (*STATIC_CALLS, *CALLS)] + [(name, None) for name in CALLS]
 
 
 @pytest.mark.parametrize(("name", "tokens"), SPLITS)
-def test_a_split_need_not_be_of_query_key_and_value(name: str, tokens: int | None, tmp_path):
-    call = {**OF_SO_MANY_TOKENS, **OF_ANY}[name]
+def test_splits_of_other_products(name: str, tokens: int | None, tmp_path):
+    call = {**STATIC_CALLS, **CALLS}[name]
     x = keras.Input((tokens, WIDTH), name="x")
     model = redraw(keras.Model(x, call(x)))
     folder = export_onnx(model, tmp_path / "out").folder
-    given = draw(3, TOKENS, WIDTH)
-    for got, expected in zip(run(folder, given), outputs_of(model, given), strict=True):
+    inputs = draw(3, TOKENS, WIDTH)
+    for got, expected in zip(run(folder, inputs), outputs_of(model, inputs), strict=True):
         assert_close(got, expected)
 
 
-def test_a_split_into_a_number_of_parts():
-    """As other exporters write it, without sizes."""
+def test_split_with_num_outputs():
+    """Other exporters write a Split without sizes."""
     from onnx import helper
 
     kernel = draw(WIDTH, 3 * WIDTH)
@@ -270,18 +270,18 @@ def test_a_split_into_a_number_of_parts():
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     changed = ir.from_proto(onnx.shape_inference.infer_shapes(model))
     assert select_tokens(changed) == 1
-    given = {"x": draw(2, 6, WIDTH)}
-    found = [
+    inputs = {"x": draw(2, 6, WIDTH)}
+    results = [
         onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(
-            None, given
+            None, inputs
         )
         for m in (model, ir.to_proto(changed))
     ]
-    for expected, got in zip(*found, strict=True):
+    for expected, got in zip(*results, strict=True):
         assert_close(got, expected)
 
 
-def test_a_vit_with_a_class_token(tmp_path):
+def test_vit_with_class_token(tmp_path):
     model = redraw(keras_tx.vit("Mu/2", image_size=8, depth=2, num_classes=3))
     folder = export_onnx(model, tmp_path / "out").folder
     sizes = counts(onnx.load(folder / contract.MODEL))
@@ -289,7 +289,7 @@ def test_a_vit_with_a_class_token(tmp_path):
     assert sizes["block_1/feed_forward/up/MatMul"] == sizes["block_1/attention/Attention"] == 1
 
 
-def test_a_bert_whose_first_token_is_classified(tmp_path):
+def test_bert_classifier(tmp_path):
     head = keras_tx.ClassifierHead(3)
     model = redraw(keras_tx.bert("tiny", vocabulary_size=50, width=16, depth=2, num_heads=2, head=head))
     for unpad in (True, False):

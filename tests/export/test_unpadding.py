@@ -1,4 +1,4 @@
-"""Inside an exported BERT there is no padding; what stands in its place harms nobody."""
+"""An exported BERT skips padding, and real tokens are not affected by what replaces it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.tolerances import assert_close
 
 
 @pytest.mark.parametrize("opset", [17, 23])
-def test_dense_layers_see_no_padding(opset: int, tmp_path):
+def test_dense_layers_and_norms_skip_padding(opset: int, tmp_path):
     model = tiny(keras_tx.MaskedLMHead(), segments=2)
     export_onnx(model, tmp_path / "x", opset=opset)
     graph = onnx.load(tmp_path / "x/onnx/model.onnx").graph
@@ -37,13 +37,13 @@ def test_dense_layers_see_no_padding(opset: int, tmp_path):
 
 @pytest.mark.parametrize("options", [{}, ROBERTA], ids=["bert", "roberta"])
 @pytest.mark.parametrize("head", ["none", "masked", "tags", "span", "sentence"])
-def test_rows_without_any_token(head: str, options: dict, tmp_path):
+def test_rows_without_tokens(head: str, options: dict, tmp_path):
     model = tiny(HEADS[head], **options)
     export_onnx(model, tmp_path / "x")
     export_onnx(model, tmp_path / "y", unpad=False)
     empty = {name: value * np.array([[1], [0], [1]]) for name, value in GIVEN.items()}
-    found, padded, full = run(tmp_path / "x", empty), run(tmp_path / "y", empty), run(tmp_path / "x", GIVEN)
-    for name, value in found.items():
+    outputs, padded, full = run(tmp_path / "x", empty), run(tmp_path / "y", empty), run(tmp_path / "x", GIVEN)
+    for name, value in outputs.items():
         assert np.isfinite(value).all() and np.isfinite(padded[name]).all()
         assert_close(value[[0, 2]], full[name][[0, 2]])
     for value in run(tmp_path / "x", {name: value * 0 for name, value in GIVEN.items()}).values():
@@ -65,26 +65,26 @@ MASKS = {
 @pytest.mark.parametrize("options", [{}, ROBERTA, DISTILBERT], ids=["bert", "roberta", "distilbert"])
 @pytest.mark.parametrize("head", HEADS)
 def test_every_kind_of_mask(head: str, options: dict, opset: int, tmp_path):
-    """What Keras computes; 0 in the outputs of masked tokens, where the first token counts as any other."""
+    """Outputs equal Keras's, and are 0 at masked tokens, the first one included."""
     model = tiny(HEADS[head], **options)
     export_onnx(model, tmp_path / "x", opset=opset, verify=False)
     mask = np.array(list(MASKS.values()))
     random = np.random.default_rng(0)
-    given = {"attention_mask": mask, "input_ids": random.integers(2, TINY["vocabulary_size"], mask.shape)}
-    given["token_type_ids"] = random.integers(0, 2, mask.shape)
-    found = run(tmp_path / "x", given)
-    expected = model({name: given[name] for name in model.input})
+    inputs = {"attention_mask": mask, "input_ids": random.integers(2, TINY["vocabulary_size"], mask.shape)}
+    inputs["token_type_ids"] = random.integers(0, 2, mask.shape)
+    outputs = run(tmp_path / "x", inputs)
+    expected = model({name: inputs[name] for name in model.input})
     expected = expected if isinstance(expected, dict) else {model.output_names[0]: expected}
     for name, tensor in expected.items():
         value = as_numpy(tensor)
         value = np.where(mask[..., None] == 1, value, 0) if value.ndim == 3 else value
         for row in range(len(MASKS)):
-            assert_close(found[name][row], value[row])
+            assert_close(outputs[name][row], value[row])
 
 
 @pytest.mark.parametrize("head", ["none", "tags", "sentence", "classifier"])
-def test_what_is_not_finite_stays_in_its_row(head: str, tmp_path):
-    """Whoever runs the texts of others in one batch gives each what it would get alone."""
+def test_nan_stays_in_its_row(head: str, tmp_path):
+    """A NaN in one text of a batch does not change the outputs of the others."""
     model = tiny(HEADS[head])
     export_onnx(model, tmp_path / "x", verify=False)
     proto = onnx.load(tmp_path / "x/onnx/model.onnx")
@@ -94,13 +94,13 @@ def test_what_is_not_finite_stays_in_its_row(head: str, tmp_path):
     stored.CopyFrom(onnx.numpy_helper.from_array(table, stored.name))
     onnx.save(proto, tmp_path / "x/onnx/model.onnx")
     ids = np.array([[7, 2, 3, 4], [1, 2, 0, 0], [0, 0, 0, 0], [3, 4, 5, 0], [4, 7, 1, 0], [0, 0, 0, 0]])
-    given = {"input_ids": ids, "attention_mask": (ids > 0) * 1, "token_type_ids": ids * 0}
-    together = run(tmp_path / "x", given)
-    for name, found in together.items():
-        assert np.isnan(found[[0, 4]]).any() and np.isfinite(found[[1, 2, 3, 5]]).all()
+    inputs = {"input_ids": ids, "attention_mask": (ids > 0) * 1, "token_type_ids": ids * 0}
+    together = run(tmp_path / "x", inputs)
+    for name, outputs in together.items():
+        assert np.isnan(outputs[[0, 4]]).any() and np.isfinite(outputs[[1, 2, 3, 5]]).all()
         for row, real in ((1, 2), (3, 3)):
-            alone = run(tmp_path / "x", {key: x[[row], :real] for key, x in given.items()})[name][0]
-            assert_close(found[row, :real] if alone.ndim == 2 else found[row], alone)
+            alone = run(tmp_path / "x", {key: x[[row], :real] for key, x in inputs.items()})[name][0]
+            assert_close(outputs[row, :real] if alone.ndim == 2 else outputs[row], alone)
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -112,16 +112,16 @@ class LargestHead(Head):
         return project(keras.ops.max(features.tokens, axis=1), 2, "logits")
 
 
-def test_a_head_that_reads_masked_tokens_needs_them(tmp_path):
+def test_head_that_reads_masked_tokens_raises(tmp_path):
     model = tiny(LargestHead())
-    with pytest.raises(ExportError, match="every mask'.*pass unpad=False"):
+    with pytest.raises(ExportError, match="unpad=False"):
         export_onnx(model, tmp_path / "x")
     assert not (tmp_path / "x").exists()
     assert export_onnx(model, tmp_path / "x", unpad=False).manifest.parity is not None
 
 
 @pytest.mark.parametrize("masked", [True, False])
-def test_attention_without_a_mask_gets_zeros_for_padding(masked: bool):
+def test_attention_without_mask_receives_zeros(masked: bool):
     from onnx import helper
 
     size = ("batch_size", "sequence_length")
@@ -151,9 +151,9 @@ def test_attention_without_a_mask_gets_zeros_for_padding(masked: bool):
     expected = "Gather" if masked else "Reshape"
     assert {x.producer().op_type for x in attention.inputs[:3]} == {expected}
     ids = np.array([[3, 4, 5], [6, 0, 0]])
-    given = {"input_ids": ids, "attention_mask": (ids > 0) * 1}
+    inputs = {"input_ids": ids, "attention_mask": (ids > 0) * 1}
     changed = ir.to_proto(model).SerializeToString()
-    (got,) = onnxruntime.InferenceSession(changed, providers=["CPUExecutionProvider"]).run(None, given)
+    (got,) = onnxruntime.InferenceSession(changed, providers=["CPUExecutionProvider"]).run(None, inputs)
     table = stored["table"].copy()
     table[0] = 0
     q = k = table[ids].reshape(2, 3, 2, 4).transpose(0, 2, 1, 3)
@@ -167,7 +167,7 @@ def test_attention_without_a_mask_gets_zeros_for_padding(masked: bool):
 @pytest.mark.parametrize("head", ["tags", "masked"])
 @pytest.mark.parametrize("opset", [17, 23])
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method:UserWarning")
-def test_what_keras_quantized_sees_no_padding_either(opset: int, head: str, tmp_path):
+def test_layers_quantized_by_keras_skip_padding(opset: int, head: str, tmp_path):
     model = tiny(HEADS[head])
     model.quantize("int8")
     report = export_onnx(model, tmp_path / "x", opset=opset)

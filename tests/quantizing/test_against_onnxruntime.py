@@ -1,4 +1,4 @@
-"""Our files against those of onnxruntime's own tools, number for number."""
+"""Quantized weights equal those of onnxruntime's own tools."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_blocks(folder, tmp_path, name, bits):
     np.testing.assert_array_equal(got, expected)
 
 
-def test_a_length_that_no_block_divides():
+def test_partial_blocks():
     from onnxruntime.capi._pybind_state import quantize_matmul_4bits
 
     from keras_tx_onnx.quantizing.weight_blocks import rounded_blocks

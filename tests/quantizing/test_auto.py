@@ -1,4 +1,4 @@
-"""precision="auto": the fastest recipe within the tolerance, and a report that says why not the others."""
+"""precision="auto" chooses the fastest precision within the tolerance and reports why others are refused."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def folder(tmp_path) -> Path:
 
 
 def labels(folder: Path) -> np.ndarray:
-    """What the model itself says, so that fp32 is always right."""
+    """The classes that the fp32 file predicts."""
     (logits,) = session(folder).run(None, {"pixel_values": PICTURES.transpose(0, 3, 1, 2)})
     return logits.argmax(-1)
 
 
-def test_the_fastest_that_loses_little_enough(folder):
+def test_fastest_accepted_precision_is_chosen(folder):
     choice = quantize(folder, "auto", validation=(PICTURES, labels(folder)), tolerance=1.0)
     rows = {row.precision: row for row in choice.measured}
     assert set(rows) == {"fp32", *auto_precision.CANDIDATES}
@@ -58,8 +58,8 @@ def test_the_fastest_that_loses_little_enough(folder):
         assert len(model(np.zeros((8, 8, 3), "uint8"))) == 5
 
 
-def test_what_loses_too_much_is_refused_and_names_the_layers(folder):
-    """A layer is given a few huge numbers and many that count as much: eight bits cannot hold both."""
+def test_refusal_names_layers_with_largest_errors(folder):
+    """A layer with a few huge inputs and many small ones that matter as much exceeds eight bits."""
     model = vit()
     scale = np.ones(128, "float32")
     scale[::16] = 3e4
@@ -83,7 +83,7 @@ def test_what_loses_too_much_is_refused_and_names_the_layers(folder):
     assert kept.accepted and kept.score > row.score
 
 
-def test_validation_as_batches_and_as_a_dataset(folder):
+def test_validation_batches_and_dataset(folder):
     right = labels(folder)
     pairs = [(PICTURES[:30], right[:30]), (PICTURES[30:], right[30:])]
 
@@ -101,7 +101,7 @@ def test_validation_as_batches_and_as_a_dataset(folder):
         assert (choice.measured[0].score, choice.metric) == (1, "sparse_categorical_accuracy")
 
 
-def test_a_metric_of_the_user(folder):
+def test_function_metric(folder):
     def agreeable(outputs, targets):
         assert targets is None
         return 1 - float(np.abs(outputs["logits"]).mean() < 0)
@@ -110,7 +110,7 @@ def test_a_metric_of_the_user(folder):
     assert choice.metric == "agreeable" and all(row.accepted for row in choice.measured)
 
 
-def test_a_decoder_is_timed_by_its_step_and_scored_by_its_perplexity(tmp_path):
+def test_decoder_is_timed_by_step_and_scored_by_perplexity(tmp_path):
     model = gpt()
     folder = exported(model, tmp_path / "poet")
     ids = np.random.default_rng(0).integers(0, 300, (4, 16))
@@ -126,11 +126,11 @@ def test_a_decoder_is_timed_by_its_step_and_scored_by_its_perplexity(tmp_path):
     assert choice.measured[0].score == pytest.approx(-float(as_numpy(losses).mean()), rel=1e-4)
 
 
-def test_the_metrics_of_text_tasks(tmp_path):
+def test_metrics_of_text_tasks(tmp_path):
     ids = np.random.default_rng(0).integers(5, 300, (4, 16))
     tagger = exported(bert(head=keras_tx.TokenClassifierHead(3)), tmp_path / "tags")
-    given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
-    (logits,) = session(tagger).run(None, given)
+    inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    (logits,) = session(tagger).run(None, inputs)
     targets = logits.argmax(-1)
     targets[:, 8:] = contract.NO_LABEL
     targets[0, :8] = (targets[0, :8] + 1) % 3
@@ -141,11 +141,11 @@ def test_the_metrics_of_text_tasks(tmp_path):
     assert validation_score._exact_match(outputs, {}, spans) == (3.0, 4.0)
 
 
-def test_the_metric_is_that_of_what_the_logits_are(tmp_path):
+def test_metrics_of_multi_label_and_regression(tmp_path):
     several = exported(bert(head=keras_tx.MultiLabelHead(3)), tmp_path / "topics")
     ids = np.random.default_rng(0).integers(5, 300, (4, 16))
-    given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
-    (logits,) = session(several).run(None, given)
+    inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    (logits,) = session(several).run(None, inputs)
     targets = (logits > 0).astype("float32")
     choice = quantize(several, "auto", validation=({"input_ids": ids}, targets), tolerance=1.0)
     assert (choice.metric, choice.measured[0].score) == ("F1 of all labels", 1.0)
@@ -153,7 +153,7 @@ def test_the_metric_is_that_of_what_the_logits_are(tmp_path):
         quantize(several, "auto", validation=({"input_ids": ids}, targets[:, 0]))
 
     number = exported(bert(head=keras_tx.RegressionHead()), tmp_path / "likeness")
-    (logits,) = session(number).run(None, given)
+    (logits,) = session(number).run(None, inputs)
     choice = quantize(number, "auto", validation=({"input_ids": ids}, logits[:, 0] + 0.5), tolerance=1.0)
     assert choice.metric == "-mean absolute error"
     assert choice.measured[0].score == pytest.approx(-0.5)
@@ -173,13 +173,13 @@ def test_the_metric_is_that_of_what_the_logits_are(tmp_path):
         ),
     ],
 )
-def test_targets_of_another_shape(measure, targets, message):
+def test_targets_of_wrong_shape_raise(measure, targets, message):
     outputs = {name: np.zeros((4, 3)) for name in ("logits", "start_logits", "end_logits")}
     with pytest.raises(ConfigError, match=f"targets of shape {message}"):
         measure(outputs, {}, targets)
 
 
-def test_targets_with_an_axis_more():
+def test_targets_with_extra_axis():
     logits = {"logits": np.array([[0.0, 1.0], [1.0, 0.0]])}
     for classes in ([1, 1], [[1], [1]], [[0, 1], [0, 1]]):
         assert validation_score._accuracy(logits, {}, np.array(classes)) == (1.0, 2.0)
@@ -203,20 +203,20 @@ def test_targets_with_an_axis_more():
         ({"validation": (PICTURES, np.zeros(48)), "metric": "f1"}, "metric is a str"),
     ],
 )
-def test_what_cannot_be(folder, options, message):
+def test_invalid_arguments_raise(folder, options, message):
     with pytest.raises(ConfigError, match=message):
         quantize(folder, "auto", **options)
     assert list(open_folder(folder).manifest.precisions) == ["fp32"]
 
 
-def test_tf_data_of_texts(tmp_path):
-    """As `fit` takes it: a dict of arrays and labels. One without an end is refused."""
+def test_tf_data_texts(tmp_path):
+    """A dict of arrays and labels, as for `fit`; an infinite dataset raises."""
     tf = pytest.importorskip("tensorflow")
     folder = exported(bert(head=keras_tx.ClassifierHead(3)), tmp_path / "reviews")
     ids = np.random.default_rng(0).integers(5, 300, (8, 16))
-    given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
-    (logits,) = session(folder).run(None, given)
-    dataset = tf.data.Dataset.from_tensor_slices((given, logits.argmax(-1))).batch(4)
+    inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    (logits,) = session(folder).run(None, inputs)
+    dataset = tf.data.Dataset.from_tensor_slices((inputs, logits.argmax(-1))).batch(4)
     choice = quantize(folder, "auto", validation=dataset, tolerance=1.0)
     assert (choice.metric, choice.measured[0].score) == ("accuracy", 1.0)
     with pytest.raises(ConfigError, match="validation .*infinite"):
@@ -225,12 +225,12 @@ def test_tf_data_of_texts(tmp_path):
         quantize(folder, "int8", calibration=dataset.repeat())
 
 
-def test_validation_without_auto(folder):
+def test_validation_without_auto_raises(folder):
     with pytest.raises(ConfigError, match="precision='int8' .*validation"):
         quantize(folder, "int8", validation=(PICTURES, np.zeros(48)))
 
 
-def test_a_generic_model_needs_a_metric(tmp_path):
+def test_generic_model_requires_metric(tmp_path):
     folder = exported(keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)]), tmp_path / "generic")
     with pytest.raises(ConfigError, match="metric .*task None"):
         quantize(folder, "auto", validation=(draw(4, 64), np.zeros(4)))
@@ -247,7 +247,7 @@ def test_a_generic_model_needs_a_metric(tmp_path):
         (np.array(["rose"] * 48), "targets of type <U4"),
     ],
 )
-def test_classes_that_the_model_has_not(targets, match, folder):
+def test_class_targets_out_of_range_raise(targets, match, folder):
     before = sorted(path.name for path in folder.rglob("*"))
     with pytest.raises(ConfigError, match=match):
         quantize(folder, "auto", validation=(PICTURES, targets))
@@ -292,6 +292,6 @@ LOGITS = np.zeros((2, 3), "float32")
         ),
     ],
 )
-def test_targets_that_no_answer_has(measure, outputs, targets, match):
+def test_targets_out_of_range_raise(measure, outputs, targets, match):
     with pytest.raises(ConfigError, match=match):
         measure(outputs, {}, targets)

@@ -1,4 +1,4 @@
-"""Whether a sample's answer depends on its companions: in dynamic int8, and in no other recipe."""
+"""The outputs of a sample depend on the rest of its batch in dynamic int8 only."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.drawing import draw
 from tests.quantizing.folders import bert, exported, session, vit
 
 SAMPLE = draw(1, 3, 8, 8)
-LOUD = 20 * draw(7, 3, 8, 8, seed=3)  # companions that stretch the range
+LOUD = 20 * draw(7, 3, 8, 8, seed=3)  # the rest of the batch, which widens the range
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    folder = exported(vit(), tmp_path_factory.mktemp("companions") / "folder")
+    folder = exported(vit(), tmp_path_factory.mktemp("batch") / "folder")
     quantize(folder, ["fp16", "int8", "int8-blocks", "int4"])
     return folder
 
@@ -31,25 +31,25 @@ def static(folder, tmp_path_factory) -> Path:
     return again
 
 
-def moved_by_companions(folder: Path, name: str) -> float:
-    """How far the answer moves, in units of its scale."""
+def change_by_batch(folder: Path, name: str) -> float:
+    """The difference between a sample alone and in a batch, relative to the scale of its output."""
     run = session(folder, name)
     (alone,) = run.run(None, {"pixel_values": SAMPLE})
     (together,) = run.run(None, {"pixel_values": np.concatenate([SAMPLE, LOUD])})
     return float(np.abs(alone[0] - together[0]).max() / np.abs(alone).max())
 
 
-def test_dynamic_int8_depends_on_them(folder):
-    assert 1e-3 < moved_by_companions(folder, "model_quantized.onnx") < 0.5
+def test_dynamic_int8_depends_on_the_batch(folder):
+    assert 1e-3 < change_by_batch(folder, "model_quantized.onnx") < 0.5
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model_int8.onnx", "model_q4.onnx"])
-def test_blocks_do_not(folder, name):
-    assert moved_by_companions(folder, name) < 1e-5
+def test_blocks_do_not_depend_on_the_batch(folder, name):
+    assert change_by_batch(folder, name) < 1e-5
 
 
-def test_fixed_ranges_do_not(static):
-    assert moved_by_companions(static, "model_quantized.onnx") < 1e-5
+def test_fixed_ranges_do_not_depend_on_the_batch(static):
+    assert change_by_batch(static, "model_quantized.onnx") < 1e-5
     model = onnx.load(static / "onnx/model_quantized.onnx")
     kinds = {node.op_type for node in model.graph.node}
     assert {"QuantizeLinear", "DequantizeLinear", "MatMul"} < kinds
@@ -59,8 +59,8 @@ def test_fixed_ranges_do_not(static):
     assert variant.recipe == "static" and variant.noise < 0.1
 
 
-def test_ranges_are_those_of_all_batches(tmp_path):
-    """Calibrated on a quiet sample alone, loud ones are cut off; on both, they are not."""
+def test_ranges_cover_all_batches(tmp_path):
+    """Calibration on a small sample clips large ones; calibration on both does not."""
     folder = exported(vit(), tmp_path / "folder")
     (expected,) = session(folder).run(None, {"pixel_values": LOUD})
     lost = []
@@ -71,7 +71,7 @@ def test_ranges_are_those_of_all_batches(tmp_path):
     assert lost[1] < 0.1 and lost[0] > 2 * lost[1], lost
 
 
-def test_calibration_from_tf_data_and_with_channels_last(tmp_path):
+def test_calibration_from_tf_data_with_channels_last(tmp_path):
     tf = pytest.importorskip("tensorflow")
     folder = exported(vit(), tmp_path / "folder")
     pictures = draw(6, 8, 8, 3)  # as model.processing gives them
@@ -82,14 +82,14 @@ def test_calibration_from_tf_data_and_with_channels_last(tmp_path):
 
 
 def test_unpadded_texts_with_fixed_ranges(tmp_path):
-    """Their products have two axes, which onnxruntime would otherwise round back at each run."""
+    """Their products have two axes, and onnxruntime would dequantize the weights in each run."""
     folder = exported(bert(), tmp_path / "folder")
     ids = np.random.default_rng(0).integers(0, 300, (4, 16))
     mask = (np.arange(16) < np.array([[16], [9], [3], [12]])).astype("int64")
     done = quantize(folder, "int8", calibration={"input_ids": ids, "attention_mask": mask})
     assert done.manifest.variants["int8"].noise < 0.1
-    given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-    (whole,) = session(folder, "model_quantized.onnx").run(None, given)
-    one = {name: x[1:2, :9] for name, x in given.items()}
+    inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+    (whole,) = session(folder, "model_quantized.onnx").run(None, inputs)
+    one = {name: x[1:2, :9] for name, x in inputs.items()}
     (alone,) = session(folder, "model_quantized.onnx").run(None, one)
     np.testing.assert_allclose(whole[1:2, :9], alone, atol=1e-5 * np.abs(alone).max())

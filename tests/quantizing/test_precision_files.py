@@ -1,4 +1,4 @@
-"""The files of a ladder: their names, what the folder says of them, and what refuses to be quantized."""
+"""The files of each precision, their entries in the folder, and what cannot be quantized."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from tests.quantizing.folders import bert, exported, gpt, session, vit
 
 ALL = ["fp32", "fp16", "int8", "int8-blocks", "int4"]
 FILES = ["model.onnx", "model_fp16.onnx", "model_quantized.onnx", "model_int8.onnx", "model_q4.onnx"]
-# Random weights, 2 layers: what quantizing costs grows with depth, and is measured, not promised.
+# For random weights and 2 layers; the noise grows with depth.
 NOISE = {"fp16": 5e-3, "int8": 0.1, "int8-blocks": 0.1, "int4": 0.8}
 MODELS = {"vit": vit, "bert": bert, "gpt": gpt}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
-    parent = tmp_path_factory.mktemp("ladder")
+    parent = tmp_path_factory.mktemp("precisions")
     return {name: exported(make(), parent / name, precision=ALL) for name, make in MODELS.items()}
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_files_of_a_ladder(folders, name):
+def test_files_of_all_precisions(folders, name):
     folder = open_folder(folders[name])
     verify_hashes(folder)
     assert list(folder.manifest.precisions) == ALL
@@ -53,20 +53,20 @@ def nodes(folder: Path, file: str) -> Counter[str]:
     return Counter(node.op_type for node in onnx.load(folder / "onnx" / file).graph.node)
 
 
-def test_attention_is_never_quantized_and_int8_is_standard_onnx(folders):
+def test_attention_is_not_quantized_and_int8_uses_standard_operators(folders):
     for name, products in (("vit", 10), ("bert", 10), ("gpt", 9)):
         for file in FILES[2:]:
-            found = nodes(folders[name], file)
-            assert found["Attention"] == 2
-            assert found["MatMulInteger"] + found["MatMulNBits"] == products, (name, file)
-            assert not found["MatMul"] + found["Gemm"]
+            counts = nodes(folders[name], file)
+            assert counts["Attention"] == 2
+            assert counts["MatMulInteger"] + counts["MatMulNBits"] == products, (name, file)
+            assert not counts["MatMul"] + counts["Gemm"]
         model = onnx.load(folders[name] / "onnx/model_quantized.onnx")
         assert [entry.domain for entry in model.opset_import] == [""]
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt"])
 @pytest.mark.parametrize("file", FILES[2:])
-def test_a_tied_table_is_stored_once(folders, name, file):
+def test_tied_table_is_stored_once(folders, name, file):
     model = onnx.load(folders[name] / "onnx" / file)
     tables = [t for t in model.graph.initializer if t.name.startswith("token_embedding/table")]
     kinds = {t.name.rpartition("_")[2]: onnx.numpy_helper.to_array(t) for t in tables}
@@ -87,7 +87,7 @@ def test_every_value_keeps_its_shape(folders):
 
 
 @pytest.mark.parametrize("precision", ALL)
-def test_the_runtime_takes_the_precision_asked_for(folders, precision):
+def test_runtime_loads_each_precision(folders, precision):
     with load(folders["vit"], provider="cpu", precision=precision) as model:
         assert model.folder.graph.name == FILES[ALL.index(precision)]
         assert len(model(np.zeros((8, 8, 3), "uint8"), top_k=3)) == 3
@@ -99,17 +99,17 @@ def test_fp32_is_the_default(folders):
     assert open_folder(folders["vit"]).precision == "fp32"
 
 
-def test_what_is_not_there_is_an_error_that_says_how_to_get_it(tmp_path):
+def test_missing_precision_raises(tmp_path):
     folder = exported(vit(), tmp_path / "out")
     with pytest.raises(
         ConfigError, match=r"'int4', but .*out has fp32\. .*keras-tx quantize .*--precision int4"
     ):
         load(folder, precision="int4")
-    with pytest.raises(ConfigError, match="'int3'.*Did you mean 'int"):
+    with pytest.raises(ConfigError, match="'int3'"):
         load(folder, precision="int3")
 
 
-def test_only_what_was_asked_for(tmp_path):
+def test_export_without_fp32(tmp_path):
     folder = exported(gpt(), tmp_path / "out", precision="int8")
     opened = open_folder(folder)
     assert list(opened.manifest.precisions) == ["int8"]
@@ -118,15 +118,15 @@ def test_only_what_was_asked_for(tmp_path):
     assert genai["model"]["decoder"]["filename"] == "onnx/model_quantized.onnx"
     with load(folder, provider="cpu") as poet:
         assert poet.folder.precision == "int8"
-    with pytest.raises(ExportError, match="has int8, but no fp32 file.*precision=\\['fp32', 'int4'\\]"):
+    with pytest.raises(ExportError, match=r"has int8.*precision=\['fp32', 'int4'\]"):
         quantize(folder, "int4")
 
 
-def test_half_precision_inside_and_in_the_cache(folders):
-    given = {spec.name: spec.type for spec in session(folders["gpt"], "model_fp16.onnx").get_inputs()}
-    assert given["past_key_values.0.key"] == "tensor(float16)"
-    taken = {spec.name: spec.type for spec in session(folders["gpt"], "model_fp16.onnx").get_outputs()}
-    assert (taken["logits"], taken["present.1.value"]) == ("tensor(float)", "tensor(float16)")
+def test_fp16_weights_and_cache(folders):
+    inputs = {spec.name: spec.type for spec in session(folders["gpt"], "model_fp16.onnx").get_inputs()}
+    assert inputs["past_key_values.0.key"] == "tensor(float16)"
+    outputs = {spec.name: spec.type for spec in session(folders["gpt"], "model_fp16.onnx").get_outputs()}
+    assert (outputs["logits"], outputs["present.1.value"]) == ("tensor(float)", "tensor(float16)")
     variant = open_folder(folders["gpt"]).manifest.variants["fp16"]
     assert {spec.dtype for spec in variant.inputs or ()} == {"int64", "float16"}
     for name in MODELS:
@@ -135,16 +135,16 @@ def test_half_precision_inside_and_in_the_cache(folders):
         assert not large
 
 
-def test_half_precision_keeps_what_it_cannot_hold_in_float32(tmp_path):
-    """Attention of opset 17 is written out: its mask and its softmax stay, and an empty row is finite."""
+def test_fp16_keeps_softmax_in_float32(tmp_path):
+    """At opset 17 the mask and the softmax of attention stay in float32, and an empty row is finite."""
     folder = exported(bert(), tmp_path / "out", precision=["fp32", "fp16"], opset=17, unpad=False)
-    given = {
+    inputs = {
         "input_ids": np.arange(12).reshape(2, 6),
         "attention_mask": np.array([[1, 1, 1, 1, 0, 0], [0] * 6]),
         "token_type_ids": np.zeros((2, 6), "int64"),
     }
-    (expected,) = session(folder).run(None, given)
-    (got,) = session(folder, "model_fp16.onnx").run(None, given)
+    (expected,) = session(folder).run(None, inputs)
+    (got,) = session(folder, "model_fp16.onnx").run(None, inputs)
     assert np.isfinite(got).all()
     np.testing.assert_allclose(got, expected, atol=5e-3 * np.abs(expected).max())
     (note,) = open_folder(folder).manifest.variants["fp16"].notes
@@ -159,7 +159,7 @@ def recurrent(activation: str):
     return redraw(keras.Model(inputs, keras.layers.Dense(16)(hidden)))
 
 
-def test_a_graph_inside_a_node_stays_in_float32(tmp_path):
+def test_fp16_keeps_bodies_in_float32(tmp_path):
     folder = exported(recurrent("silu"), tmp_path / "out", precision=["fp32", "fp16"])
     assert nodes(folder, "model_fp16.onnx")["Scan"] == 1
     x = draw(2, 5, 16)
@@ -167,12 +167,12 @@ def test_a_graph_inside_a_node_stays_in_float32(tmp_path):
     np.testing.assert_allclose(got, expected, atol=5e-3)
 
 
-def test_what_onnxruntime_crashes_on_is_refused(tmp_path):
+def test_fp16_with_recurrent_nodes_raises(tmp_path):
     with pytest.raises(ExportError, match=r"fp16 .*\(GRU\)"):
         export_onnx(recurrent("tanh"), tmp_path / "out", precision="fp16")
 
 
-def test_nodes_with_numbers_beyond_half_precision_stay_in_float32(tmp_path):
+def test_fp16_keeps_large_numbers_in_float32(tmp_path):
     inputs = keras.Input((8,), name="x")
     model = keras.Model(inputs, keras.layers.Dense(4, use_bias=False)(keras.layers.Rescaling(3e4)(inputs)))
     folder = exported(model, tmp_path / "out", precision=["fp32", "fp16"])
@@ -180,21 +180,21 @@ def test_nodes_with_numbers_beyond_half_precision_stay_in_float32(tmp_path):
     assert note == "In float32: 1 Add, 1 MatMul, 1 Mul."
 
 
-def test_layers_that_are_kept(tmp_path):
+def test_keep(tmp_path):
     folder = exported(vit(), tmp_path / "out")
     done = quantize(folder, "int8", keep=["block_0/feed_forward", "logits"])
     kept = ("block_0/feed_forward/up", "block_0/feed_forward/down", "logits")
     assert done.manifest.variants["int8"].kept == kept
-    found = nodes(folder, "model_quantized.onnx")
-    assert (found["MatMul"], found["MatMulInteger"]) == (3, 7)
+    counts = nodes(folder, "model_quantized.onnx")
+    assert (counts["MatMul"], counts["MatMulInteger"]) == (3, 7)
     assert "In fp32 because of keep: block_0/feed_forward/up" in str(done)
     again = quantize(folder, "int8")
     assert again.manifest.variants["int8"].kept == ()
     assert nodes(folder, "model_quantized.onnx")["MatMulInteger"] == 10
 
 
-def test_a_layer_whose_input_one_range_cannot_hold_has_blocks(tmp_path, monkeypatch):
-    """As in trained decoders: one channel is a thousand times as large as the rest, which count as much."""
+def test_int8_layer_with_outliers_has_blocks(tmp_path, monkeypatch):
+    """As in trained decoders, one channel is a thousand times as large as others that matter as much."""
     model = vit()
     scale = np.ones(128, "float32")
     scale[5] = 1e3
@@ -205,49 +205,49 @@ def test_a_layer_whose_input_one_range_cannot_hold_has_blocks(tmp_path, monkeypa
     done = quantize(folder, "int8")
     (note,) = done.manifest.variants["int8"].notes
     assert note.startswith("In 8-bit blocks") and note.endswith("result: block_0/feed_forward/down.")
-    found = nodes(folder, "model_quantized.onnx")
-    assert (found["MatMulNBits"], found["MatMulInteger"]) == (1, 9)
+    counts = nodes(folder, "model_quantized.onnx")
+    assert (counts["MatMulNBits"], counts["MatMulInteger"]) == (1, 9)
     pictures = {"pixel_values": draw(4, 3, 8, 8)}
     quantize(folder, "int8", calibration=pictures)
-    found = nodes(folder, "model_quantized.onnx")
-    assert (found["MatMulNBits"], found["QuantizeLinear"]) == (1, 9)
+    counts = nodes(folder, "model_quantized.onnx")
+    assert (counts["MatMulNBits"], counts["QuantizeLinear"]) == (1, 9)
     with monkeypatch.context() as patched:
         patched.setattr(precision_files, "LARGEST_ERROR_OF_A_RANGE", 1.0)
         without = quantize(folder, "int8").manifest.variants["int8"]
     assert without.notes == () and without.noise > 3 * done.manifest.variants["int8"].noise
 
-    def wrong(*given):
-        steps, scales = rounded_blocks(*given)
+    def wrong(*arguments):
+        steps, scales = rounded_blocks(*arguments)
         return steps, scales * 2
 
     monkeypatch.setattr(weight_blocks, "rounded_blocks", wrong)
-    with pytest.raises(ExportError, match="Layer 'block_0/feed_forward/down' is off by .* in int8"):
+    with pytest.raises(ExportError, match="'block_0/feed_forward/down' .*int8"):
         quantize(folder, "int8")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"precision": "int9"}, "'int9', expected some of fp32, fp16, int8, int8-blocks, int4. Did you mean"),
+        ({"precision": "int9"}, "'int9'"),
         ({"precision": []}, "precision is empty"),
         ({"precision": "fp32"}, "precision has 'fp32'"),
         ({"precision": "int8", "keep": "logits"}, "keep='logits'"),
         (
             {"precision": "int8", "keep": ["block_0/atention"]},
-            "'block_0/atention'.*Did you mean 'block_0/att",
+            "'block_0/atention'.*'block_0/attention",
         ),
         ({"precision": "fp16", "keep": ["logits"]}, "keep .*precision fp16"),
         ({"precision": "int4", "calibration": draw(1, 3, 8, 8)}, "calibration .*precision int4"),
-        ({"precision": "int8", "calibration": "flowers"}, "calibration is a str, expected an array"),
+        ({"precision": "int8", "calibration": "flowers"}, "calibration is a str"),
         ({"precision": "int8", "calibration": []}, "calibration is empty"),
         (
             {"precision": "int8", "calibration": draw(0, 3, 8, 8)},
-            r"calibration has.*'pixel_values' has the shape \(0, 3, 8, 8\)",
+            r"calibration .*'pixel_values'.*\(0, 3, 8, 8\)",
         ),
         ({"precision": "int8", "calibration": {"images": draw(1, 3, 8, 8)}}, "calibration .*'pixel_values'"),
     ],
 )
-def test_what_cannot_be(folders, tmp_path, options, message):
+def test_invalid_arguments_raise(folders, tmp_path, options, message):
     folder = shutil.copytree(folders["vit"], tmp_path / "out")
     before = (folder / contract.MANIFEST).read_bytes()
     with pytest.raises(ConfigError, match=message):
@@ -256,31 +256,29 @@ def test_what_cannot_be(folders, tmp_path, options, message):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_model_with_nothing_to_quantize(tmp_path):
+def test_model_without_large_weights_raises(tmp_path):
     small = redraw(keras_tx.vit("Mu/2", image_size=8, num_classes=3, width=16, num_heads=2, mlp_dim=16))
-    with pytest.raises(
-        ExportError, match="no product with a weight of 4096 numbers or more.*Use fp32 or fp16"
-    ):
+    with pytest.raises(ExportError, match="4096 .*int8"):
         export_onnx(small, tmp_path / "out", precision="int8")
     assert not list(tmp_path.iterdir())
 
 
-def test_what_keras_quantized_is_not_quantized_again(tmp_path):
+def test_model_quantized_by_keras_raises(tmp_path):
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
     model.layers[0].quantize("int8")
-    with pytest.raises(ConfigError, match="Keras quantized model .* already"):
+    with pytest.raises(ConfigError, match="precision='int4'"):
         export_onnx(model, tmp_path / "out", precision="int4")
 
 
-def test_damaged_weights_are_not_quantized(tmp_path):
+def test_damaged_folder_raises(tmp_path):
     folder = exported(vit(), tmp_path / "out")
     config = folder / contract.CONFIG
     config.write_bytes(config.read_bytes()[:-1] + b" ")
-    with pytest.raises(FolderError, match="sha256 of config.json differs"):
+    with pytest.raises(FolderError, match="config.json"):
         quantize(folder, "int8")
 
 
-def test_files_of_the_user_stay(tmp_path):
+def test_other_files_stay(tmp_path):
     folder = exported(vit(), tmp_path / "out")
     (folder / "NOTES.md").write_text("precious")
     quantize(folder, "int8")
@@ -288,7 +286,7 @@ def test_files_of_the_user_stay(tmp_path):
     assert "NOTES.md" not in open_folder(folder).manifest.files
 
 
-def test_a_failure_leaves_the_folder_as_it_was(tmp_path, monkeypatch):
+def test_failure_leaves_folder_unchanged(tmp_path, monkeypatch):
     folder = exported(vit(), tmp_path / "out")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -303,7 +301,7 @@ def test_a_failure_leaves_the_folder_as_it_was(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("fault", ["scale", "axis", "zero"])
-def test_a_wrong_scale_is_found_and_names_the_layer(tmp_path, monkeypatch, fault):
+def test_wrong_scale_raises_with_layer(tmp_path, monkeypatch, fault):
     right = int8.rounded_columns
 
     def wrong(kernel):
@@ -314,11 +312,11 @@ def test_a_wrong_scale_is_found_and_names_the_layer(tmp_path, monkeypatch, fault
 
     folder = exported(vit(), tmp_path / "out")
     monkeypatch.setattr(int8, "rounded_columns", wrong)
-    with pytest.raises(ExportError, match="Layer 'block_0/attention/qkv' is off by .* keep=\\['block_0"):
+    with pytest.raises(ExportError, match=r"'block_0/attention/qkv' .*keep=\['block_0"):
         quantize(folder, "int8")
 
 
-def test_large_files_keep_their_weights_beside_them(tmp_path, monkeypatch):
+def test_large_files_have_data_files(tmp_path, monkeypatch):
     monkeypatch.setattr(contract, "EXTERNAL_DATA_FROM", 100_000)
     folder = exported(vit(), tmp_path / "out", precision=["fp32", "int8"])
     quantize(folder, "fp16")
@@ -329,8 +327,8 @@ def test_large_files_keep_their_weights_beside_them(tmp_path, monkeypatch):
     verify_hashes(open_folder(folder, "fp16"))
 
 
-def test_a_small_file_made_of_a_large_one_stands_alone(tmp_path, monkeypatch):
-    """fp32 has its weights beside it; int8 needs no data file, and does not point to that of fp32."""
+def test_small_file_from_large_one_has_no_data_file(tmp_path, monkeypatch):
+    """fp32 has a data file; int8 needs none, and does not refer to that of fp32."""
     weights = vit().count_params() * 4
     monkeypatch.setattr(contract, "EXTERNAL_DATA_FROM", weights // 2)
     both = exported(vit(), tmp_path / "both", precision=["fp32", "int8"])
@@ -342,13 +340,13 @@ def test_a_small_file_made_of_a_large_one_stands_alone(tmp_path, monkeypatch):
         assert len(classify(np.zeros((8, 8, 3), "uint8"), top_k=3)) == 3
 
 
-def test_the_report_lists_the_files(tmp_path):
+def test_report_lists_files(tmp_path):
     text = str(export_onnx(vit(), tmp_path / "out", precision=["fp32", "int8", "int4"], verify=False))
     assert "dynamic: within" in text and "4 bits in blocks of 32: within" in text
     assert "largest number in" in text
 
 
-def test_a_file_that_is_as_large_as_fp32_says_so(tmp_path):
+def test_note_if_most_weights_stay_in_float32(tmp_path):
     """Convolutions are not quantized."""
     x = keras.Input((8, 8, 3))
     y = keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(256, 5, name="wide")(x))
@@ -366,7 +364,7 @@ def test_a_file_that_is_as_large_as_fp32_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("automatic", [False, True])
-def test_a_newer_export_is_not_replaced_by_files_of_the_one_before(tmp_path, monkeypatch, automatic):
+def test_newer_export_is_not_replaced(tmp_path, monkeypatch, automatic):
     folder, newer = (exported(vit(depth=1), tmp_path / name) for name in ("folder", "newer"))
     finish = precision_files.PrecisionWriter.finish
 
@@ -378,7 +376,7 @@ def test_a_newer_export_is_not_replaced_by_files_of_the_one_before(tmp_path, mon
     monkeypatch.setattr(precision_files.PrecisionWriter, "finish", replaced_before)
     pixels = draw(4, 3, 8, 8)
     options = {"validation": (pixels, np.arange(4))} if automatic else {}
-    with pytest.raises(FolderError, match="was changed or replaced after the folder was opened"):
+    with pytest.raises(FolderError, match="folder.*changed or replaced"):
         quantize(folder, "auto" if automatic else "fp16", **options)
     manifests = [(path / contract.MANIFEST).read_bytes() for path in (folder, newer)]
     assert manifests[0] == manifests[1]

