@@ -69,14 +69,14 @@ def test_with_options(tmp_path):
     same(call, (4, 8), tmp_path, opsets=OPSETS, values=np.stack([VALUES[:4], VALUES[4:8]]))
 
 
-def test_glu_in_a_layer_is_refused_because_keras_says_the_wrong_size(tmp_path):
+def test_glu_in_a_layer_raises(tmp_path):
     call = lambda x: layers.Dense(6, activation="glu", name="odd")(x)  # noqa: E731
-    said = keras.Model(x := keras.Input((4,)), call(x))
-    assert (said.output_shape, said(np.ones((1, 4))).shape) == ((None, 6), (1, 3))
-    refused(call, (4,), tmp_path, "'odd' has the activation 'glu', which halves an axis.*keras.ops.glu")
+    model = keras.Model(x := keras.Input((4,)), call(x))  # Keras infers a wrong shape
+    assert (model.output_shape, model(np.ones((1, 4))).shape) == ((None, 6), (1, 3))
+    refused(call, (4,), tmp_path, "'odd' has activation='glu'")
 
 
-def test_functions_of_others_are_opened(tmp_path):
+def test_user_functions_are_opened(tmp_path):
     def tanh(x):
         return 2 * keras.ops.tanh(x)
 
@@ -87,9 +87,9 @@ def test_functions_of_others_are_opened(tmp_path):
     same(call, (5, 4), tmp_path)
 
 
-def test_celu_with_a_negative_alpha_is_refused(tmp_path):
+def test_celu_with_a_negative_alpha_raises(tmp_path):
     negative = functools.partial(activations.celu, alpha=-1.0)
-    refused(lambda x: layers.Activation(negative, name="odd")(x), (4,), tmp_path, "'odd' has celu with alpha")
+    refused(lambda x: layers.Activation(negative, name="odd")(x), (4,), tmp_path, "'odd' .*alpha=-1.0")
 
 
 def test_relu_layer(tmp_path):

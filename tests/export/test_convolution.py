@@ -167,8 +167,8 @@ def test_dynamic_sizes(tmp_path):
     same(call, (None, 7, 2), tmp_path / "one", sizes=[(6, 7, 2), (5, 7, 2)])
 
 
-def test_a_window_smaller_than_its_stride_at_a_dynamic_size_is_refused(tmp_path):
-    message = "'odd' has padding='same' with a window of 2 and a stride of 3, and the size .* is dynamic"
+def test_window_smaller_than_stride_at_a_dynamic_size_raises(tmp_path):
+    message = "'odd' has padding='same'.* 2 .* 3"
     call = lambda x: layers.Conv2D(4, 2, strides=3, padding="same", name="odd")(x)  # noqa: E731
     refused(call, (None, 7, 2), tmp_path, message)
     same(call, (6, 7, 2), tmp_path)

@@ -142,15 +142,15 @@ def test_reductions(call, inputs, opset: int, tmp_path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: ops.cast(x, "complex64"), "has dtype='complex64', which has no lowering"),
-        (lambda x: ops.clip(ops.cast(x, "int32"), 0.5, 2), "has x_min=0.5"),
-        (lambda x: ops.isclose(x, x, equal_nan=True), "has equal_nan=True"),
-        (lambda x: ops.softmax(x, axis=(0, 1)), r"has axis=\(0, 1\)"),
-        (lambda x: ops.norm(x, ord="nuc", axis=(0, 1)), "has ord='nuc'"),
-        (lambda x: ops.erfinv(x), "has no ONNX lowering"),
+        (lambda x: ops.cast(x, "complex64"), "dtype='complex64'"),
+        (lambda x: ops.clip(ops.cast(x, "int32"), 0.5, 2), "x_min=0.5"),
+        (lambda x: ops.isclose(x, x, equal_nan=True), "equal_nan=True"),
+        (lambda x: ops.softmax(x, axis=(0, 1)), r"axis=\(0, 1\)"),
+        (lambda x: ops.norm(x, ord="nuc", axis=(0, 1)), "ord='nuc'"),
+        (lambda x: ops.erfinv(x), "Erfinv"),
     ],
 )
-def test_what_has_no_lowering_is_refused(call, message: str, tmp_path):
+def test_unsupported_operations_raise(call, message: str, tmp_path):
     x = keras.Input((3,), name="x")
     with pytest.raises(ExportError, match=message):
         export_onnx(keras.Model(x, call(x)), tmp_path / "out", verify=False)
@@ -215,6 +215,6 @@ def test_keras_has_every_operation_that_has_a_lowering():
     assert named - operation_names() == set()
 
 
-def test_an_operation_that_keras_does_not_have_is_refused():
+def test_unknown_operation_raises():
     with pytest.raises(ValueError, match="keras.ops has no operation 'Sigmoyd'. Did you mean 'Sigmoid'"):
         registry.lowers("Sigmoyd", example=ops.sigmoid, shape=(4,), nodes="Sigmoid")(lambda cx, op, x: x)

@@ -160,16 +160,16 @@ def test_lora_counts(tmp_path):
             lambda x: layers.MaxPooling1D(2, strides=3, padding="same", name="pool")(
                 layers.ZeroPadding1D(3)(x)
             ),
-            "'pool' pads with padding='same' what was padded",
+            "'pool' has padding='same'",
         ),
-        (lambda x: layers.Dot((0, 0), name="dot")([x, x]), r"'dot' has axes=\(0, 0\), the batch"),
-        (lambda x: layers.Resizing(2, 2, name="small")(x), "'small' takes an image of shape"),
-        (lambda x: layers.Dense(2, activation="glu", name="odd")(x), "'odd' has the activation 'glu'"),
-        (lambda x: keras.ops.cast(x, "complex64"), "has dtype='complex64'"),
+        (lambda x: layers.Dot((0, 0), name="dot")([x, x]), r"'dot' has axes=\(0, 0\)"),
+        (lambda x: layers.Resizing(2, 2, name="small")(x), r"'small' .*shape \(None, 4, 3\)"),
+        (lambda x: layers.Dense(2, activation="glu", name="odd")(x), "'odd' has activation='glu'"),
+        (lambda x: keras.ops.cast(x, "complex64"), "dtype='complex64'"),
     ],
     ids=shown,
 )
-def test_what_a_lowering_cannot_do_is_refused(call, message: str, tmp_path):
+def test_unsupported_layers_raise(call, message: str, tmp_path):
     x = keras.Input((4, 3), name="x")
     with pytest.raises(ExportError, match=message):
         export_onnx(keras.Model(x, call(x)), tmp_path / "out", verify=False)
@@ -211,10 +211,10 @@ def test_a_functional_model_with_a_call_of_its_own(tmp_path):
     same(keras.Model(y, model(y)), tmp_path / "inside", draw(2, 3, 4))
 
 
-def test_inputs_in_another_structure_are_refused(tmp_path):
+def test_inputs_in_another_structure_raise(tmp_path):
     a, b = keras.Input((2,), name="a"), keras.Input((2,), name="b")
     inner = keras.Model([b, a], layers.Subtract()([b, a]), name="inner")
-    with pytest.raises(ExportError, match="'inner' is called with its inputs in another structure"):
+    with pytest.raises(ExportError, match="'inner' .*structure"):
         export_onnx(keras.Model([a, b], inner({"a": a, "b": b})), tmp_path / "out", verify=False)
 
 

@@ -194,11 +194,11 @@ def test_attention_with_rotary_positions(name: str, opset: int, tmp_path):
         assert_close(got, expected)
 
 
-def test_a_cache_of_keras_hub_is_refused(tmp_path):
+def test_cache_of_keras_hub_raises(tmp_path):
     x, cache = keras.Input((1, 16), name="x"), keras.Input((2, 8, 4, 4), name="cache")
     layer = LlamaAttention(4, 4, name="odd")
     model = keras.Model([x, cache], layer(x, cache=cache, cache_update_index=0)[0])
-    with pytest.raises(ExportError, match=r"'odd' is called with cache, cache_update_index"):
+    with pytest.raises(ExportError, match="'odd' .*cache, cache_update_index"):
         export_onnx(model, tmp_path / "out", verify=False)
 
 

@@ -219,15 +219,15 @@ def test_kernels_that_a_layer_computes(tmp_path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: ops.image.resize(x, (4, 4), "bicubic"), "has interpolation='bicubic'"),
-        (lambda x: ops.image.resize(x, (4, 4), antialias=True), "has antialias=True"),
-        (lambda x: ops.image.resize(ops.cast(x, "uint8"), (4, 4)), "has dtype='uint8'"),
-        (lambda x: ops.rfft(x, fft_length=3)[0], "has fft_length=3"),
-        (lambda x: ops.dot_product_attention(x, x, x[..., :2]), "has value of width=2"),
-        (lambda x: ops.linalg.svd(x)[1], "has no ONNX lowering"),
+        (lambda x: ops.image.resize(x, (4, 4), "bicubic"), "interpolation='bicubic'"),
+        (lambda x: ops.image.resize(x, (4, 4), antialias=True), "antialias=True"),
+        (lambda x: ops.image.resize(ops.cast(x, "uint8"), (4, 4)), "dtype='uint8'"),
+        (lambda x: ops.rfft(x, fft_length=3)[0], "fft_length=3"),
+        (lambda x: ops.dot_product_attention(x, x, x[..., :2]), "value of width=2"),
+        (lambda x: ops.linalg.svd(x)[1], "SVD"),
     ],
 )
-def test_what_has_no_lowering_is_refused(call, message: str, tmp_path):
+def test_unsupported_operations_raise(call, message: str, tmp_path):
     x = keras.Input((7, 6, 4), name="x")
     with pytest.raises(ExportError, match=message):
         export_onnx(keras.Model(x, call(x)), tmp_path / "out", verify=False)

@@ -80,13 +80,11 @@ def test_the_beginning_of_a_resnet(tmp_path):
     assert nodes == {"Pad": 2, "Conv": 1, "MaxPool": 1, "Transpose": 2}
 
 
-def test_padding_twice_that_onnxruntime_would_confuse_is_refused(tmp_path):
+def test_padding_after_padding_raises(tmp_path):
     def call(x):
         return layers.MaxPooling2D(2, strides=3, padding="same", name="odd")(layers.ZeroPadding2D(1)(x))
 
-    refused(
-        call, (5, 5, 3), tmp_path, "'odd' pads with padding='same' what was padded with zeros just before"
-    )
+    refused(call, (5, 5, 3), tmp_path, "'odd' has padding='same'")
     same(call, (4, 4, 3), tmp_path / "nothing_to_pad", values=below_zero((4, 4, 3)))
 
 
@@ -104,11 +102,11 @@ def test_dynamic_sizes(tmp_path):
     same(call, (None, None, 2), tmp_path, sizes=[(6, 7, 2), (5, 5, 2), (9, 10, 2)])
 
 
-def test_a_window_smaller_than_its_stride_at_a_dynamic_size_is_refused(tmp_path):
+def test_window_smaller_than_stride_at_a_dynamic_size_raises(tmp_path):
     def call(x):
         return layers.AveragePooling1D(2, strides=3, padding="same", name="odd")(x)
 
-    refused(call, (None, 2), tmp_path, "'odd' has padding='same' with a window of 2 and a stride of 3")
+    refused(call, (None, 2), tmp_path, "'odd' has padding='same'.* 2 .* 3")
 
 
 CHANNELS_FIRST = [
@@ -170,5 +168,5 @@ def test_to_a_size_channels_first_and_dynamic(tmp_path):
         ]
 
     same(call, (3, 6, 7), tmp_path)
-    message = "'odd' pools axis 1 to 3, and its size must be known"
+    message = "'odd' pools axis 1 to 3"
     refused(lambda x: layers.AdaptiveMaxPooling1D(3, name="odd")(x), (None, 2), tmp_path, message)

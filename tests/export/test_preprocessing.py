@@ -41,20 +41,20 @@ def test_resizing_of_any_size(tmp_path):
 @pytest.mark.parametrize(
     ("shape", "options", "message"),
     [
-        ((6, 5, 3), {"interpolation": "lanczos3"}, "'odd' has interpolation='lanczos3'; nearest, bilinear"),
-        ((6, 5, 3), {"interpolation": "bicubic"}, "'odd' has interpolation='bicubic'; nearest, bilinear"),
+        ((6, 5, 3), {"interpolation": "lanczos3"}, "'odd' has interpolation='lanczos3'"),
+        ((6, 5, 3), {"interpolation": "bicubic"}, "'odd' has interpolation='bicubic'"),
         ((6, 5, 3), {"antialias": True}, "'odd' has antialias=True"),
         (
             (None, 5, 3),
             {"interpolation": "nearest"},
-            "'odd' has interpolation='nearest', and the size of axis 1",
+            "'odd' has interpolation='nearest'.*axis 1",
         ),
-        ((None, 5, 3), {"crop_to_aspect_ratio": True}, "'odd' keeps the aspect ratio .* must be known"),
-        ((None, 5, 3), {"pad_to_aspect_ratio": True}, "'odd' keeps the aspect ratio .* must be known"),
-        ((5, 3), {}, r"'odd' takes an image of shape \(None, 5, 3\) without a batch"),
+        ((None, 5, 3), {"crop_to_aspect_ratio": True}, "'odd' .*aspect ratio"),
+        ((None, 5, 3), {"pad_to_aspect_ratio": True}, "'odd' .*aspect ratio"),
+        ((5, 3), {}, r"'odd' .*shape \(None, 5, 3\)"),
     ],
 )
-def test_resizing_that_is_refused(shape, options: dict, message: str, tmp_path):
+def test_unsupported_resizing_raises(shape, options: dict, message: str, tmp_path):
     refused(lambda x: layers.Resizing(4, 4, name="odd", **options)(x), shape, tmp_path, message)
 
 
@@ -67,16 +67,14 @@ def test_center_crop(data_format: str, tmp_path):
     same(call, (6, 5, 3) if data_format == "channels_last" else (3, 6, 5), tmp_path)
 
 
-def test_center_crop_that_is_refused(tmp_path):
+def test_unsupported_center_crop_raises(tmp_path):
     refused(
-        lambda x: layers.CenterCrop(4, 4, name="odd")(x), (5, 3), tmp_path, "'odd' takes an image of shape"
+        lambda x: layers.CenterCrop(4, 4, name="odd")(x), (5, 3), tmp_path, r"'odd' .*shape \(None, 5, 3\)"
     )
-    refused(
-        lambda x: layers.CenterCrop(4, 4, name="odd")(x), (None, 5, 3), tmp_path, "'odd' .* must be known"
-    )
+    refused(lambda x: layers.CenterCrop(4, 4, name="odd")(x), (None, 5, 3), tmp_path, "'odd' .*aspect ratio")
 
 
-def test_whole_numbers_become_floats(tmp_path):
+def test_integers_become_floats(tmp_path):
     x = keras.Input((6, 5, 3), dtype="uint8", name="x")
     call = (
         layers.CenterCrop(3, 4)(x),
@@ -90,9 +88,9 @@ def test_whole_numbers_become_floats(tmp_path):
         assert_close(got, as_numpy(wanted))
 
 
-def test_resizing_whole_numbers_is_refused(tmp_path):
+def test_resizing_integers_raises(tmp_path):
     x = keras.Input((6, 5, 3), dtype="uint8", name="x")
-    with pytest.raises(ExportError, match="'odd' takes uint8, for which Keras rounds"):
+    with pytest.raises(ExportError, match="'odd' .*uint8"):
         export_onnx(keras.Model(x, layers.Resizing(3, 3, name="odd")(x)), tmp_path / "out", verify=False)
 
 
@@ -127,11 +125,11 @@ def test_discretization(tmp_path):
     same(lambda x: layers.Rescaling(1.0)(adapted(x)), (4,), tmp_path / "adapted")
     for mode in ("one_hot", "multi_hot", "count"):
         call = lambda x: layers.Discretization(boundaries, output_mode=mode, name="odd")(x)  # noqa: E731, B023
-        refused(call, (4,), tmp_path, f"'odd' has output_mode='{mode}'; 'int' has a lowering")
+        refused(call, (4,), tmp_path, f"'odd' has output_mode='{mode}'")
 
 
-def test_random_crop_that_says_another_size_than_it_gives_is_refused(tmp_path):
-    message = r"'odd' does nothing at inference, but tells .* \(6, 5\) becomes \(4, 4\)"
+def test_random_crop_raises(tmp_path):
+    message = r"'odd' .*\(6, 5\).*\(4, 4\)"
     refused(lambda x: layers.RandomCrop(4, 4, name="odd")(x), (6, 5, 3), tmp_path, message)
 
 

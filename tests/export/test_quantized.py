@@ -79,22 +79,22 @@ def test_weights_alone(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["int4", "float8"])
-def test_other_ways_are_refused(mode: str, tmp_path):
+def test_other_quantization_modes_raise(mode: str, tmp_path):
     x = keras.Input((8,), name="x")
     model = keras.Model(x, layers.Dense(6, name="answer")(x))
     model.quantize(mode)
-    with pytest.raises(ExportError, match=f"'answer' is quantized \\({mode}\\).*int8 has a lowering"):
+    with pytest.raises(ExportError, match=f"'answer' .*'{mode}'"):
         export_onnx(model, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
-def test_lora_beside_is_refused(tmp_path):
+def test_lora_raises(tmp_path):
     x = keras.Input((8,), name="x")
     layer = layers.Dense(6, name="answer")
     model = keras.Model(x, layer(x))
     model.quantize("int8")
     layer.enable_lora(2)
-    with pytest.raises(ExportError, match="'answer' is quantized and has LoRA"):
+    with pytest.raises(ExportError, match="'answer' .*LoRA"):
         export_onnx(model, tmp_path / "out")
 
 

@@ -112,6 +112,6 @@ def test_up_sampling(tmp_path):
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "lanczos3", "lanczos5"])
-def test_up_sampling_that_is_refused(interpolation: str, tmp_path):
+def test_unsupported_interpolation_raises(interpolation: str, tmp_path):
     call = lambda x: layers.UpSampling2D(2, interpolation=interpolation, name="odd")(x)  # noqa: E731
-    refused(call, (4, 5, 3), tmp_path, f"'odd' has interpolation='{interpolation}'; nearest, bilinear have")
+    refused(call, (4, 5, 3), tmp_path, f"'odd' has interpolation='{interpolation}'")

@@ -37,7 +37,7 @@ MISSING = {
 }
 
 
-def test_every_operation_that_we_add_to_tf2onnx_is_tried():
+def test_every_added_operation_is_tested():
     assert {*MISSING, "ExtractImagePatches"} == tf2onnx_operations.WRITTEN.keys()
     assert WRONG.keys() == tf2onnx_operations.WRONG.keys()
 
@@ -59,7 +59,7 @@ WRONG = {
 
 @needs_tensorflow
 @pytest.mark.parametrize("name", WRONG)
-def test_what_tf2onnx_would_write_wrongly_is_refused(name: str, tmp_path):
+def test_wrong_conversions_of_tf2onnx_raise(name: str, tmp_path):
     with pytest.raises(ExportError, match=f"tf2onnx would write {name} wrongly"):
         export_onnx(model_of(WRONG[name], (None, None, 3)), tmp_path / "out", verify=False)
 

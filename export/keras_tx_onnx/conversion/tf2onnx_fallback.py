@@ -37,9 +37,9 @@ _LOCK = threading.Lock()  # tf2onnx keeps the state of a conversion in its modul
 def convert(
     context: GraphContext, operation: Any, args: tuple, kwargs: dict, opened: NotLowered | None = None
 ) -> list[ir.Value]:
-    """Adds what tf2onnx makes of the call of a layer or operation, and gives the values of its outputs.
+    """Adds the nodes that tf2onnx produces for a call, and returns the values of its outputs.
 
-    `opened` is what opening the layer said.
+    `opened` is the error of opening the layer.
     """
     call = _Call(operation, args, kwargs)
     try:
@@ -72,7 +72,7 @@ def _named(context: GraphContext, operation: Any) -> str:
 
 
 def _refusal(what: str, kind: type, opened: NotLowered | None, error: Exception) -> NotLowered:
-    """What each tier said, and the remedy."""
+    """The errors of all tiers, and the remedy."""
     target = repr(kind.__name__) if opened is None else kind.__name__
     tiers = ["tier 1, a lowering: none is registered"]
     if opened is not None:
@@ -122,17 +122,14 @@ class _Call:
             return tree.flatten(self.operation(*args, **kwargs))
 
     def check(self, traced: Callable[[list[Any]], list[Any]]) -> None:
-        """Refuses a trace that does something else than the call itself at sizes that are known.
-
-        A layer's code may ask for a size, get None in a trace, and go on without an error.
-        """
+        """Raises if the trace computes something else than the call, as where code reads a size of None."""
         # With short and with long axes, because its code may branch on a size.
         self.compared = sum(self._compare(traced, first) for first in (3, 301)) > 0
 
     def _compare(self, traced: Callable[[list[Any]], list[Any]], first: int) -> bool:
         """Compares at sizes from `first` on; returns False if the layer refuses them."""
-        for alike in (False, True):  # whether axes of the same number are of the same size
-            tensors = self._samples(alike, first)
+        for equal in (False, True):  # whether axes with the same index have the same size
+            tensors = self._samples(equal, first)
             try:
                 expected = self.run(tensors, [])
             except Exception:  # the layer does not take these sizes or numbers: nothing to compare
@@ -140,7 +137,7 @@ class _Call:
             for got, right in zip(traced(tensors), expected, strict=True):
                 if not _same(keras.ops.convert_to_numpy(got), keras.ops.convert_to_numpy(right)):
                     raise NotLowered(
-                        "Where a size is not known, as in TensorFlow's trace, its call does something else."
+                        "Its call computes something else in TensorFlow's trace, where sizes are None."
                     )
             return True
         return False
@@ -249,7 +246,7 @@ def _check_standard(model: onnx.ModelProto, opset: int) -> None:
     found = sorted({name for name in _operators(model.graph) if not _is_standard(*name, opset)})
     if found:
         names = ", ".join(name if not domain else f"{domain}.{name}" for domain, name in found)
-        raise NotLowered(f"It holds operations that tf2onnx cannot write in standard ONNX: {names}.")
+        raise NotLowered(f"tf2onnx cannot convert the operations {names} to standard ONNX.")
 
 
 def _operators(proto: onnx.GraphProto) -> Iterator[tuple[str, str]]:

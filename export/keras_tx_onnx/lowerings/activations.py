@@ -71,8 +71,8 @@ def elu(cx: GraphContext, x: ir.Value, alpha: float = 1.0) -> ir.Value:
 
 
 def celu(cx: GraphContext, x: ir.Value, alpha: float = 1.0) -> ir.Value:
-    if alpha <= 0:  # Celu takes the smaller of 0 and what Keras adds, which below 0 is another one
-        raise ExportError(f"Layer {cx.scope!r} has celu with alpha={alpha}; above 0 it has a lowering.")
+    if alpha <= 0:  # ONNX and Keras define it differently
+        raise ExportError(f"Layer {cx.scope!r} has celu with alpha={alpha}. celu requires alpha > 0.")
     return cx.op.Celu(x, alpha=float(alpha))
 
 
@@ -92,14 +92,14 @@ def log_softmax(cx: GraphContext, x: ir.Value, axis: int = -1) -> ir.Value:
 
 def _one(cx: GraphContext, name: str, axis: Any) -> int:
     if not isinstance(axis, int):
-        raise ExportError(f"Layer {cx.scope!r} has {name} with axis={axis!r}; one axis has a lowering.")
+        raise ExportError(f"Layer {cx.scope!r} has {name} with axis={axis!r}. Pass one axis.")
     return axis
 
 
 def sparsemax(cx: GraphContext, x: ir.Value, axis: int = -1) -> ir.Value:
     if axis >= 0:
         raise ExportError(
-            f"Layer {cx.scope!r} has sparsemax over axis={axis}; count it from the end, axis=-1."
+            f"Layer {cx.scope!r} has sparsemax with axis={axis}. Pass a negative axis, such as -1."
         )
     size = cx.op.Gather(cx.op.Shape(x), [axis], axis=0)
     ranked, _ = cx.op.TopK(x, size, outputs=2, axis=axis)
@@ -311,7 +311,7 @@ def _over_an_axis(cx: GraphContext, operation: Any, x: Any, node: str) -> ir.Val
     if isinstance(axis, int):
         return getattr(cx.op, node)(value, axis=axis)
     if axis is not None:
-        raise refuse(cx, operation, "axis", axis, "One axis has, and None for all.")
+        raise refuse(cx, operation, "axis", axis, "Pass one axis, or None.")
     flat = getattr(cx.op, node)(cx.op.Reshape(value, [-1]), axis=0)
     return cx.op.Reshape(flat, cx.op.Shape(value))
 

@@ -83,8 +83,8 @@ def positional_embedding(
         return inputs
     if cx.cache is not None and positions is None:
         raise ExportError(
-            f"The layer {cx.scope!r} counts positions from the first token given, and with a cache that is "
-            "not the first of the text. Look positions up by position_ids, or export with cache=False."
+            f"The layer {cx.scope!r} numbers positions from the first token of its input, which is wrong "
+            "with a cache. Use position_ids, or export with cache=False."
         )
     if layer.kind == "learned":
         table = cx.weight(layer.table)

@@ -183,7 +183,7 @@ class _Attempt:
             one, weights = self._first(first, fresh)
             lost = one.observer.lost
             if lost:
-                raise SizeLost(f"Its code converts a size to a plain number by {lost[0]}. {ADVICE}")
+                raise SizeLost(f"It converts a size to a plain number by {lost[0]}. {ADVICE}")
             places = (
                 set() if not self.batches and not self.others else self._compared(one, others, last, fresh)
             )
@@ -232,7 +232,7 @@ class _Attempt:
                 suitable = True
         if not suitable:
             raise NothingToCompare(
-                f"Its code runs at one size of its inputs only, or differently at each. {ADVICE}"
+                f"It runs at one size of its inputs only, or differently at each. {ADVICE}"
             )
         return set()
 
@@ -357,8 +357,8 @@ def _check_same(one: Trace, other: Trace) -> None:
         places[1][id(x)] for x in other.outputs
     ]:
         raise SizeLost(
-            "Its code runs other operations when its inputs have another size, without a comparison of "
-            f"sizes, as a loop over an axis does. {ADVICE}"
+            f"It has size-dependent control flow without a comparison of sizes, such as a loop over an axis. "
+            f"{ADVICE}"
         )
     for a, b in zip(calls, others, strict=True):
         pairs = [

@@ -1,4 +1,4 @@
-"""Which function lowers which layer or operation, with an example and the nodes that it must become."""
+"""The registry of lowerings: each with an example and the nodes that it must produce."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def lowers(
     nodes: str,
     takes_sizes: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers `function(context, operation, *args, **kwargs)`, which gives the output values.
+    """Registers `function(context, operation, *args, **kwargs)`, which returns the output values.
 
     Args:
         target: the class of a layer (exactly this class, not its subclasses), or the name of an operation
             of keras.ops.
-        example: gives an output for a Keras input; a test exports it.
+        example: returns an output for a Keras input; a test exports it.
         shape: shape of that input, without the batch.
-        nodes: what the example must become, "MatMul Add".
-        takes_sizes: whether an integer among the arguments or attributes may be a scalar of the graph,
-            because a layer that was opened took it from the size of a tensor.
+        nodes: the nodes of the exported example, such as "MatMul Add".
+        takes_sizes: whether an integer argument or attribute may be a scalar of the graph, which an opened
+            layer computed from a size.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,7 +60,7 @@ def lowers(
 
 
 def opens(target: type, *, example: Callable[..., Any], shape: tuple[int | None, ...], nodes: str) -> None:
-    """Marks a layer that is opened: what its `call` does to Keras tensors is lowered in turn."""
+    """Registers a layer that is opened: the operations of its `call` are lowered."""
     _register(Lowering(target, None, example, shape, Counter(nodes.split())))
 
 
@@ -70,9 +70,7 @@ def _register(lowering: Lowering) -> None:
             f"keras.ops has no operation {lowering.target!r}. {nearest(lowering.target, operation_names())}"
         )
     if lowering.target in _LOWERINGS:
-        raise ValueError(
-            f"{lowering.name} is registered already; there is one lowering for each layer or operation."
-        )
+        raise ValueError(f"{lowering.name} is registered already. Each layer or operation has one lowering.")
     _LOWERINGS[lowering.target] = lowering
 
 

@@ -1,8 +1,9 @@
-"""A model whose class has a `call` of its own, as a functional model of one layer: itself."""
+"""Inputs of models: functional models around models whose class has its own `call`."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 from typing import Any
 
@@ -104,10 +105,7 @@ def _defaults(model: Any, specs: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _for_any_batch(model: Any) -> Any:
-    """A Sequential model that its first batch built has that batch's size; this one has none.
-
-    The layers are the same.
-    """
+    """The same layers with a dynamic batch, if a first batch of fixed size built a Sequential model."""
     first = functional_graph.function_of(model).inputs[0]
     if first.shape[0] is None or any(
         getattr(layer, "stateful", False) for layer in functional_graph.parts(model)
@@ -118,11 +116,11 @@ def _for_any_batch(model: Any) -> Any:
 
 
 def _names(outputs: Any, name: str) -> list[str]:
-    """Names by the place in the structure that a call gives, in the order in which Keras flattens it."""
+    """Names by the place in the structure of the outputs, in the order in which Keras flattens it."""
     if isinstance(outputs, dict):
-        return [found for key in sorted(outputs) for found in _names(outputs[key], str(key))]
+        return [leaf for key in sorted(outputs) for leaf in _names(outputs[key], str(key))]
     if isinstance(outputs, (list, tuple)):
-        return [found for i, part in enumerate(outputs) for found in _names(part, f"{name}_{i}")]
+        return [leaf for i, part in enumerate(outputs) for leaf in _names(part, f"{name}_{i}")]
     return [name]
 
 
@@ -138,11 +136,14 @@ def _recorded(model: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     else:
         shapes, recorded = functional_graph.shapes_of_first_call(model)
         if not shapes:
-            why, remedy = "was never called", "Call it on data once, or pass"
+            why, remedy = "is not built", "Call it on data once, or pass"
             if functional_graph.was_called(model):
-                why, remedy = "was called, but builds itself, so Keras does not record its inputs", "Pass"
+                why, remedy = (
+                    "was called, but Keras does not record its inputs, because it builds itself",
+                    "Pass",
+                )
             raise ExportError(
-                f"Model {model.name!r} ({type(model).__name__}) has unknown inputs: it {why}. "
+                f"Model {model.name!r} ({type(model).__name__}) {why}. "
                 f"{remedy} input_signature=keras.InputSpec(shape=(None, ...), dtype=...)."
             )
         specs = {name: _spec_of_shape(shape, dtype) for name, shape in shapes.items()}
@@ -166,25 +167,24 @@ def _check_recorded(model: Any, specs: dict[str, Any], recorded: set[str]) -> No
     unknown = [
         p
         for p in parameters
-        if p.name not in recorded
-        and (p.default is None or p.default is p.empty)
-        and functional_graph.is_read(model, p.name)
+        if p.name not in recorded and p.default in (None, p.empty) and functional_graph.is_read(model, p.name)
     ]
-    if not unknown:
-        return
-    kept = [_written(specs[p.name]) for p in parameters if p.name in specs]
-    named = [p for p in unknown if p.kind != p.VAR_KEYWORD]
-    every = ", ".join([*kept, *("keras.InputSpec(shape=(None, ...), dtype=...)" for _ in named)])
-    if any(p.default is p.empty for p in named):
-        remedy = f"Pass input_signature=[{every}]"
-    else:
-        remedy = f"Pass input_signature=[{', '.join(kept)}] to export a call without"
-        remedy += f", input_signature=[{every}] to export one with all of them" if named else ""
-    names = ", ".join(f"**{p.name}" if p.kind == p.VAR_KEYWORD else repr(p.name) for p in unknown)
-    raise ExportError(
-        f"The call of model {model.name!r} ({type(model).__name__}) accepts {names}, but Keras records only "
-        f"the shape of {', '.join(map(repr, specs))} when a model is called. {remedy}."
-    )
+    if unknown:
+        names = ", ".join(f"**{p.name}" if p.kind == p.VAR_KEYWORD else repr(p.name) for p in unknown)
+        known = [_written(specs[p.name]) for p in parameters if p.name in specs]
+        raise ExportError(
+            f"The call of model {model.name!r} ({type(model).__name__}) accepts {names}, but Keras records "
+            f"only the shape of {', '.join(map(repr, specs))} when a model is called. "
+            f"{_remedy(known, [p for p in unknown if p.kind != p.VAR_KEYWORD])}."
+        )
+
+
+def _remedy(known: list[str], unknown: list[inspect.Parameter]) -> str:
+    every = ", ".join([*known, *("keras.InputSpec(shape=(None, ...), dtype=...)" for _ in unknown)])
+    if any(p.default is p.empty for p in unknown):
+        return f"Pass input_signature=[{every}]"
+    alone = f"Pass input_signature=[{', '.join(known)}] to export a call without"
+    return f"{alone}, input_signature=[{every}] to export one with all of them" if unknown else alone
 
 
 def _written(spec: Any) -> str:

@@ -195,19 +195,23 @@ def apply(name: str, left: Expression, right: Expression) -> Expression:
         if low >= 0 or high <= 0:
             return left if (high <= 0) == (name == "min") else right
         left, right = sorted((left, right), key=lambda e: (e.constant is not None, e.key))
-        return of_function(name, left, right)
-    divisor = right.constant
-    if divisor is not None and divisor > 0:  # multiples of the divisor are divided separately
-        whole = [(atoms, c) for atoms, c in left.terms if c % divisor == 0]
-        rest = Expression(tuple((atoms, c) for atoms, c in left.terms if c % divisor))
-        if name == "%" and rest != left:
-            return apply(name, rest, right)
-        if name == "//" and whole:
-            return _sum([*((a, c // divisor) for a, c in whole), *apply(name, rest, right).terms])
-        low, high = left.limits()
-        if low >= 0 and high < divisor:
-            return left if name == "%" else number(0)
+    elif right.constant is not None and right.constant > 0:
+        return _divided(name, left, right.constant)
     return of_function(name, left, right)
+
+
+def _divided(name: str, left: Expression, divisor: int) -> Expression:
+    """left // divisor or left % divisor; multiples of the divisor are divided separately."""
+    whole = [(atoms, c) for atoms, c in left.terms if c % divisor == 0]
+    rest = Expression(tuple((atoms, c) for atoms, c in left.terms if c % divisor))
+    if whole:
+        remainder = apply(name, rest, number(divisor))
+        quotients = ((atoms, c // divisor) for atoms, c in whole)
+        return remainder if name == "%" else _sum([*quotients, *remainder.terms])
+    low, high = left.limits()
+    if low >= 0 and high < divisor:
+        return left if name == "%" else number(0)
+    return of_function(name, left, number(divisor))
 
 
 def of_function(name: str, left: Expression, right: Expression) -> Expression:
@@ -727,27 +731,28 @@ def axis_name(graph: ir.Graph, symbol: Symbol) -> str | None:
 
 def name_axes(graph: ir.Graph) -> None:
     """Names axes that shape inference could not trace, by their expressions over axes of inputs."""
-
-    def named(size: Any) -> str | None:
-        if not isinstance(size, Expression):
-            return None
-        names = {symbol: axis_name(graph, symbol) for symbol in size.symbols()}
-        return None if None in names.values() else size.text(lambda symbol: str(names[symbol]))
-
     values = [value for node in graph for value in node.outputs if value.shape is not None]
-    renamed: dict[str, str] = {}
-    known: dict[int, list[str | None]] = {}
-    for value in values:
-        names = known[id(value)] = [named(size) for size in value.meta.get(SIZES, ())]
-        for name, axis in zip(names, value.shape or (), strict=False):
-            if name is not None and is_nameless(axis) and not is_empty(axis):
-                renamed[str(axis)] = name
+    names = {id(value): [_axis_text(graph, n) for n in value.meta.get(SIZES, ())] for value in values}
+    renamed = {
+        str(axis): name
+        for value in values
+        for name, axis in zip(names[id(value)], value.shape or (), strict=False)
+        if name is not None and is_nameless(axis) and not is_empty(axis)
+    }
     for value in values:
         shape = list(value.shape or ())
-        pairs = zip(shape, known[id(value)] or [None] * len(shape), strict=False)
+        pairs = zip(shape, names[id(value)] or [None] * len(shape), strict=False)
         value.shape = ir.Shape(
             [name if is_empty(n) and name else renamed.get(str(n), n) for n, name in pairs]
         )
+
+
+def _axis_text(graph: ir.Graph, size: Any) -> str | None:
+    """The expression of a size over the names of input axes; None if it has others, or is a number."""
+    if not isinstance(size, Expression):
+        return None
+    names = {symbol: axis_name(graph, symbol) for symbol in size.symbols()}
+    return None if None in names.values() else size.text(lambda symbol: str(names[symbol]))
 
 
 def is_empty(axis: int | ir.SymbolicDim) -> bool:
@@ -764,15 +769,8 @@ def is_nameless(axis: int | ir.SymbolicDim) -> bool:
 
 
 def sizes_of_ids(model: ir.Model) -> int:
-    """Reads batch and sequence from the ids, so that equal nodes are merged. Returns how many nodes do.
-
-    Shape inference does not know that the sum of tokens and their positions is as long as the tokens.
-    """
-    values = [value for node in model.graph for value in node.outputs]
-    for value in values:
-        sizes = [] if value.shape is None else list(value.shape)
-        if len(sizes) > 1 and sizes[0] == contract.BATCH_AXIS and _name(sizes[1]).startswith("unk__"):
-            value.shape = ir.Shape([sizes[0], contract.SEQUENCE_AXIS, *sizes[2:]])
+    """Reads batch and sequence from the ids, so that equal nodes are merged. Returns the number of changes."""
+    _name_sequence_axes(model)
     (ids,) = (value for value in model.graph.inputs if value.name == contract.INPUT_IDS)
     changed = 0
     for node in model.graph:
@@ -782,6 +780,14 @@ def sizes_of_ids(model: ir.Model) -> int:
             node.replace_input_with(0, ids)
             changed += 1
     return changed
+
+
+def _name_sequence_axes(model: ir.Model) -> None:
+    """Shape inference does not know that the sum of tokens and their positions is as long as the tokens."""
+    for value in (value for node in model.graph for value in node.outputs):
+        sizes = [] if value.shape is None else list(value.shape)
+        if len(sizes) > 1 and sizes[0] == contract.BATCH_AXIS and _name(sizes[1]).startswith("unk__"):
+            value.shape = ir.Shape([sizes[0], contract.SEQUENCE_AXIS, *sizes[2:]])
 
 
 def _name(size: int | ir.SymbolicDim) -> str:

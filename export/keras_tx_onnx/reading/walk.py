@@ -1,4 +1,4 @@
-"""From a Keras model to an ONNX graph in memory: the walk, with a lowering for each operation."""
+"""The walk over a Keras graph, which adds the ONNX nodes of each operation."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _describe_traced(call: Call, values: list[ir.Value]) -> None:
 
 
 def _describe(value: ir.Value, shape: tuple, dtype: str) -> bool:
-    """Notes what Keras knows of a value. What is known already stays known; gives whether it agrees."""
+    """Adds a shape and a dtype to what is known of a value; returns whether they agree."""
     before = value.meta.get(KERAS_TENSOR)
     agrees = True
     if before is not None:
@@ -213,8 +213,8 @@ def _lower_model(context: GraphContext, model: Any, args: tuple, kwargs: dict) -
             return tree.flatten(lower_call_of(context, model.call, *inputs, training=False))
     if len(inputs) > 1 and _structure(args[0]) != _structure(function.input):
         raise ExportError(
-            f"The model {context.scope!r} is called with its inputs in another structure than it was built "
-            "with. Call it with the same keys, or the same list."
+            f"The inputs of the model {context.scope!r} have another structure than at its construction. Use "
+            "the same keys, or the same list."
         )
     return lower(context, function, inputs)
 
@@ -266,7 +266,7 @@ def _note_bounds(context: GraphContext, bounds: Sequence[symbolic_sizes.Bound]) 
         names = {s: symbolic_sizes.axis_name(context.graph, s) for s in bound.difference.symbols()}
         if None in names.values():
             raise SizeLost(
-                f"Its code compares a size that does not follow from the sizes of the model's inputs "
+                f"It compares a size that is not computed from the sizes of the model's inputs "
                 f"({bound.text(lambda s, names=names: names[s] or 'size')}). Compare sizes of inputs."
             )
         context.bounds[bound.text(lambda s, names=names: str(names[s]))] = None
@@ -317,6 +317,6 @@ def _must_open(operation: Any, args: tuple) -> bool:
 
 
 def _trains_by_default(operation: Any) -> bool:
-    """Layers for images have training=True as default, and Keras's graph holds it as if it were said."""
+    """Whether training=True is the default, which Keras's graph records as if it were passed."""
     parameter = inspect.signature(operation.call).parameters.get("training")
     return parameter is not None and parameter.default is True

@@ -40,12 +40,12 @@ def tokens(x: Any) -> Any:
 
 
 def uncached(cx: GraphContext, **caches: Any) -> None:
-    """Refuses the caches of keras-hub's own generation."""
-    given = [name for name, x in caches.items() if x is not None]
-    if given:
+    """Raises an ExportError if keras-hub's cache is passed."""
+    passed = [name for name, x in caches.items() if x is not None]
+    if passed:
         raise ExportError(
-            f"The layer {cx.scope!r} is called with {', '.join(given)}, the cache of keras-hub's own "
-            "generation, which has no lowering. Export the model without it."
+            f"The layer {cx.scope!r} is called with {', '.join(passed)}, the cache of keras-hub's "
+            "generation, which is not supported. Export the model without it."
         )
 
 
@@ -77,9 +77,7 @@ def _positions(
     if positions is not None:
         return cx.op.Gather(table, positions, axis=0)
     if not isinstance(start_index, int):
-        raise ExportError(
-            f"The layer {cx.scope!r} starts at a position that is not a number; pass `positions`."
-        )
+        raise ExportError(f"The layer {cx.scope!r} has a dynamic start_index. Pass positions instead.")
     end = axis_length(cx, inputs, axis)
     if start_index:
         end = cx.op.Add(end, [start_index])

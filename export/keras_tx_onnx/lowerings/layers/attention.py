@@ -31,9 +31,8 @@ def multi_head_attention(cx: GraphContext, layer: Any, /, *args: Any, **kwargs: 
     inputs = [x for x in (query, call["value"], call.get("key")) if x is not None]
     if layer.attention_axes != (1,) or any(len(shape_of(x)) != 3 for x in inputs):
         raise ExportError(
-            f"Layer {cx.scope!r} attends over the axes {layer.attention_axes} of inputs of rank "
-            f"{len(shape_of(query))}. Attention over axis 1 of (batch, tokens, width) has a lowering: "
-            "reshape to it."
+            f"Layer {cx.scope!r} has attention_axes={layer.attention_axes} and an input of rank "
+            f"{len(shape_of(query))}. Only axis 1 of (batch, tokens, width) is supported: reshape the input."
         )
     # Keras reads the mask of the query from the tensor alone, and takes it from all three.
     own = mask_of(query)

@@ -165,8 +165,8 @@ def transposed_convolution(cx: GraphContext, layer: Any, /, inputs: ir.Value) ->
             cut = _surplus(layer.padding, (k - 1) * d + 1, s, more)
             if -cut >= max(s, d):
                 raise ExportError(
-                    f"Layer {cx.scope!r} has output_padding={layer.output_padding}: ONNX adds less than a "
-                    f"stride ({s}), and here {-cut} would be needed."
+                    f"Layer {cx.scope!r} has output_padding={layer.output_padding}, which needs a padding of "
+                    f"{-cut}. ONNX supports less than the stride {s}."
                 )
             begins.append(max(cut, 0) // 2)
             ends.append(max(cut, 0) - max(cut, 0) // 2)

@@ -66,8 +66,8 @@ def _product(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:
     if not plain or set(free) & set(kept):
         if is_quantized(layer):
             raise ExportError(
-                f"Layer {cx.scope!r} is quantized in Keras and has equation={equation!r}; one that is a "
-                "plain product has a lowering. Export the model as it was before."
+                f"Layer {cx.scope!r} is quantized in Keras and has equation={equation!r}, which is no "
+                "plain product. Export the model before quantization."
             )
         return cx.op.Einsum(x, cx.weight(layer.kernel), equation=equation)
     shape = tuple(layer.kernel.shape)
@@ -114,8 +114,7 @@ def int8_product(cx: GraphContext, layer: Any, x: ir.Value, kernel: ir.Value, sc
         return cx.op.Div(cx.op.MatMul(x, cx.op.Cast(kernel, to=ir.DataType.FLOAT)), scale)
     if type(quantizer) is not keras.quantizers.AbsMaxQuantizer:
         raise ExportError(
-            f"Layer {cx.scope!r} quantizes what it takes with {type(quantizer).__name__}; AbsMaxQuantizer "
-            "has a lowering."
+            f"Layer {cx.scope!r} has inputs_quantizer={type(quantizer).__name__}, expected AbsMaxQuantizer."
         )
     low, high = quantizer.value_range
     largest = reduced(cx, "ReduceMax", cx.op.Abs(x), [-1], keepdims=True)
@@ -153,15 +152,15 @@ def is_quantized(layer: Any) -> bool:
 
 
 def check_int8(cx: GraphContext, layer: Any) -> Any:
-    """The layer, if its way of quantizing has a lowering."""
+    """The layer; raises an ExportError if its quantization is not supported."""
     if layer.quantization_mode != "int8":
         raise ExportError(
-            f"Layer {cx.scope!r} is quantized ({layer.quantization_mode}) in Keras; int8 has a lowering. "
-            "Export the model as it was before."
+            f"Layer {cx.scope!r} has quantization_mode={layer.quantization_mode!r}. Only int8 is "
+            "supported: export the model before quantization."
         )
     if getattr(layer, "lora_enabled", False):
         raise ExportError(
-            f"Layer {cx.scope!r} is quantized and has LoRA weights beside, which has no lowering. Merge them "
+            f"Layer {cx.scope!r} is quantized and has LoRA weights, which is not supported. Merge them "
             "before quantizing."
         )
     return layer

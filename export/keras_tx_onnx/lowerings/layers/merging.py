@@ -77,7 +77,7 @@ def dot(cx: GraphContext, layer: Any, /, inputs: list[ir.Value]) -> ir.Value:
     axes = [layer.axes, layer.axes] if isinstance(layer.axes, int) else list(layer.axes)
     first, second = (axis % rank for axis, rank in zip(axes, ranks, strict=True))
     if 0 in (first, second):
-        raise ExportError(f"Layer {cx.scope!r} has axes={layer.axes}, the batch, which has no lowering.")
+        raise ExportError(f"Layer {cx.scope!r} has axes={layer.axes}. The batch axis is not supported.")
     if layer.normalize:
         x, y = _unit(cx, x, first), _unit(cx, y, second)
     letters = iter("bcdefghijklmn")

@@ -118,7 +118,7 @@ def _with_channels_first(
     """ONNX has channels at axis 1, like a convolution: the transpositions of the two often meet."""
     if axis == 0:
         raise ExportError(
-            f"Layer {cx.scope!r} normalizes axis={layer.axis}, the batch, which has no lowering."
+            f"Layer {cx.scope!r} has axis={layer.axis}. Normalizing the batch axis is not supported."
         )
     if axis == 1:
         return normalize(x)

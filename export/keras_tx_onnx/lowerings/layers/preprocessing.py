@@ -30,8 +30,8 @@ def _only_float(cx: GraphContext, x: ir.Value) -> None:
     if not _is_float(x):
         dtype = x.meta[KERAS_TENSOR].dtype
         raise ExportError(
-            f"Layer {cx.scope!r} takes {dtype}, for which Keras rounds or converts in between; floats have a "
-            "lowering. Begin with keras.layers.Rescaling(1.0)."
+            f"Layer {cx.scope!r} has an input of dtype {dtype}, which Keras rounds. Only floats are "
+            "supported: insert keras.layers.Rescaling(1.0)."
         )
 
 
@@ -68,7 +68,7 @@ def normalization(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value
 )
 def discretization(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     if layer.output_mode != "int":
-        raise ExportError(f"Layer {cx.scope!r} has output_mode={layer.output_mode!r}; 'int' has a lowering.")
+        raise ExportError(f"Layer {cx.scope!r} has output_mode={layer.output_mode!r}, expected 'int'.")
     x = cx.op.Unsqueeze(_as_float(cx, inputs), [-1])
     reached = cx.op.GreaterOrEqual(x, np.asarray(layer.bin_boundaries, "float32"))
     return cx.op.ReduceSum(cx.op.Cast(reached, to=ir.DataType.INT64), [-1], keepdims=0)
@@ -96,8 +96,7 @@ def _sizes(cx: GraphContext, layer: Any, x: ir.Value) -> tuple[int | None, ...]:
     """Height and width of a batch of images."""
     if len(shape_of(x)) != 4:
         raise ExportError(
-            f"Layer {cx.scope!r} takes an image of shape {shape_of(x)} without a batch of its own; a batch "
-            "of images, of rank 4, has a lowering."
+            f"Layer {cx.scope!r} has an input of shape {shape_of(x)}, expected a batch of images, of rank 4."
         )
     return spatial(layer, x)
 
@@ -106,8 +105,8 @@ def _known(cx: GraphContext, sizes: tuple[int | None, ...]) -> tuple[int, int]:
     height, width = sizes
     if height is None or width is None:
         raise ExportError(
-            f"Layer {cx.scope!r} keeps the aspect ratio of its input, whose height and width must be known: "
-            "give them to keras.Input."
+            f"Layer {cx.scope!r} keeps the aspect ratio of an image of dynamic size. Pass height and width "
+            "to keras.Input."
         )
     return height, width
 
@@ -149,7 +148,7 @@ def _resized(
         return _nearest(cx, layer, x, sizes)
     options = resize_options(cx, interpolation)
     if antialias:
-        raise ExportError(f"Layer {cx.scope!r} has antialias=True, which has no lowering. Leave it out.")
+        raise ExportError(f"Layer {cx.scope!r} has antialias=True, which is not supported. Leave it out.")
     last = channels_are_last(layer)
     x = to_first(cx, x, 2) if last else x
     target = cx.op.Concat(cx.op.Shape(x, start=0, end=2), [layer.height, layer.width], axis=0)
@@ -163,7 +162,7 @@ def _nearest(cx: GraphContext, layer: Any, x: ir.Value, sizes: tuple[int | None,
     for axis, size, count in zip(spatial_axes(layer, 2), sizes, targets, strict=True):
         if size is None:
             raise ExportError(
-                f"Layer {cx.scope!r} has interpolation='nearest', and the size of axis {axis} must be known."
+                f"Layer {cx.scope!r} has interpolation='nearest', but axis {axis} is dynamic. Give it a size."
             )
         scale = np.float32(size) / np.float32(count)
         places = np.floor((np.arange(count, dtype="float32") + np.float32(0.5)) * scale).astype("int64")
@@ -233,7 +232,7 @@ def random_crop(cx: GraphContext, layer: Any, /, data: ir.Value) -> ir.Value:
     sizes = _sizes(cx, layer, data)
     if sizes != (layer.height, layer.width):
         raise ExportError(
-            f"Layer {cx.scope!r} does nothing at inference, but tells the layers behind it that an image of "
-            f"{sizes} becomes {(layer.height, layer.width)}. Use keras.layers.CenterCrop or Resizing."
+            f"Layer {cx.scope!r} returns images of size {sizes} unchanged at inference, but declares the "
+            f"size {(layer.height, layer.width)}. Use keras.layers.CenterCrop or Resizing."
         )
     return augmentation(cx, layer, data)

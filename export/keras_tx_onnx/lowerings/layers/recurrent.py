@@ -85,8 +85,8 @@ def bidirectional(
     for part in parts:
         if type(part) not in KINDS:
             raise ExportError(
-                f"Layer {cx.scope!r} holds a {type(part).__name__}; LSTM, GRU, SimpleRNN and RNN have a "
-                "lowering there."
+                f"Layer {cx.scope!r} has a {type(part).__name__} inside, expected LSTM, GRU, SimpleRNN or "
+                "RNN."
             )
     given = (None, None)
     if initial_state is not None:
@@ -134,8 +134,8 @@ def _run(
     """The outputs in order of time, or None where the layer gives but the last; the last; the states."""
     if layer.stateful:
         raise ExportError(
-            f"Layer {cx.scope!r} is stateful, and a graph keeps nothing between calls. Build it with "
-            "stateful=False and return_state=True, and give the states back as its initial_state."
+            f"Layer {cx.scope!r} has stateful=True, but a graph keeps no state between calls. Use "
+            "stateful=False and return_state=True, and pass the states as initial_state."
         )
     floating = cx.floating(x)
     floating.meta.update(x.meta)

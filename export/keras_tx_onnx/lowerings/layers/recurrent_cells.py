@@ -172,14 +172,14 @@ def _end(cx: GraphContext, body: ir.Graph, value: ir.Value) -> None:
 
 
 def initial_states(cx: GraphContext, layer: Any, x: ir.Value) -> Any:
-    """What Keras begins with: rows that are the same for the whole batch, mostly zeros."""
+    """The initial states of Keras: the same row for the whole batch, mostly zeros."""
 
     def widened(one: Any, two: Any) -> ir.Value:
         row, rows = ops.convert_to_numpy(one), ops.convert_to_numpy(two)
         if not np.array_equal(np.repeat(row, 2, axis=0), rows):
             raise ExportError(
-                f"The cell of layer {cx.scope!r} begins with another state for each member of the batch. "
-                "Give the layer its initial_state."
+                f"The cell of layer {cx.scope!r} has different initial states for the members of a batch. "
+                "Pass initial_state to the layer."
             )
         row = np.zeros((), "float32") if not row.any() else row.astype("float32")
         sizes = cx.op.Concat(cx.op.Shape(x, start=0, end=1), list(rows.shape[1:]), axis=0)

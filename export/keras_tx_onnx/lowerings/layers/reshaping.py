@@ -112,8 +112,7 @@ def resize_options(cx: GraphContext, interpolation: str) -> dict[str, str]:
     """Attributes of a Resize."""
     if interpolation not in RESIZE:
         raise ExportError(
-            f"Layer {cx.scope!r} has interpolation={interpolation!r}; {', '.join(RESIZE)} have a lowering. "
-            "Keras takes bicubic weights from a table and ONNX does not, and ONNX has no lanczos."
+            f"Layer {cx.scope!r} has interpolation={interpolation!r}, expected one of {', '.join(RESIZE)}."
         )
     return RESIZE[interpolation]
 

@@ -48,8 +48,8 @@ def time_distributed(cx: GraphContext, layer: Any, /, inputs: ir.Value, mask: ir
     elif mask is not None and inner._call_has_mask_arg:
         if len(shape_of(mask)) < 3:
             raise ExportError(
-                f"Layer {cx.scope!r} gives {inner.name!r} a mask of one number for each time step, which it "
-                "cannot use. Take the mask away before it, or use the layer without TimeDistributed."
+                f"Layer {cx.scope!r} passes {inner.name!r} a mask with one number for each time step, which "
+                "it does not support. Remove the mask, or use the layer without TimeDistributed."
             )
         options["mask"] = _merged(cx, mask)
     y = lower_inner(cx, inner, x, **options)

@@ -1,7 +1,6 @@
-"""What the operations of keras.ops take: values, arrays, variables and numbers, in the type that Keras gives.
+"""Arguments of operations: values, arrays, variables and numbers, converted to the dtype of the graph.
 
-Every float is float32 in the graph and every integer int64; which of the two a result is, Keras's own
-promotion rules say.
+Every float is float32 in the graph, and every integer int64; Keras's promotion rules apply.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ FAR = 2**62  # beyond the end of every axis
 
 
 def refuse(cx: GraphContext, operation: Any, argument: str, value: Any, instead: str = "") -> ExportError:
-    """The error of an operation whose argument has no lowering."""
+    """The error of an operation whose argument is not supported."""
     name = type(operation).__name__
     return ExportError(
-        f"The operation {cx.scope!r} ({name}) has {argument}={value!r}, which has no lowering."
+        f"{argument}={value!r} is not supported in the operation {cx.scope!r} ({name})."
         + (f" {instead}" if instead else "")
     )
 
@@ -41,7 +40,7 @@ def refuse(cx: GraphContext, operation: Any, argument: str, value: Any, instead:
 def dtype_of(x: Any) -> Any:
     """Keras's dtype of an operand; of a Python number its type, which promotes as a number does."""
     if isinstance(x, ir.Value):
-        # One of which Keras knows nothing is a size of a tensor: a Python number to Keras.
+        # A value without a Keras tensor is a size, which is a Python number in Keras.
         return x.meta[KERAS_TENSOR].dtype if KERAS_TENSOR in x.meta else int
     if isinstance(x, (bool, int, float)):
         return type(x)
@@ -59,7 +58,7 @@ def is_float(x: Any) -> bool:
 
 
 def spec_of(operation: Any, *args: Any) -> Any:
-    """What Keras says of the result: a Keras tensor or several."""
+    """The results that Keras infers: a Keras tensor, or several."""
     known = [x.meta[KERAS_TENSOR] if isinstance(x, ir.Value) else x for x in args]
     return operation.compute_output_spec(*known)
 
@@ -82,7 +81,7 @@ def held_as(dtype: str) -> ir.DataType:
         return ir.DataType.FLOAT
     if "int" in dtype:
         return ir.DataType.INT64
-    raise ExportError(f"The dtype {dtype!r} has no place in an exported graph: float, integer and bool have.")
+    raise ExportError(f"dtype={dtype!r} is not supported in a graph. Use a float, integer or bool dtype.")
 
 
 def operand(cx: GraphContext, x: Any, dtype: str) -> ir.Value:
@@ -92,8 +91,7 @@ def operand(cx: GraphContext, x: Any, dtype: str) -> ir.Value:
         return x if held_as(result_type(x)) == wanted else cx.op.Cast(x, to=wanted)
     if isinstance(x, keras.KerasTensor):
         raise ExportError(
-            f"The operation {cx.scope!r} was made with a Keras tensor as a setting, where only numbers can "
-            "be followed. Pass it as an input of the operation."
+            f"A tensor was passed for a static argument of the operation {cx.scope!r}. Pass a number."
         )
     if wanted == ir.DataType.FLOAT and isinstance(x, keras.Variable) and is_float(x):
         return cx.weight(x)
@@ -137,7 +135,7 @@ def wrapped(cx: GraphContext, x: ir.Value, dtype: str) -> ir.Value:
 
 
 def axes_of(axis: Any, rank: int) -> list[int]:
-    """Axes as Keras takes them (a number, several, or None for all), counted from the front."""
+    """The axes of an argument of Keras (a number, several, or None for all), counted from the front."""
     if axis is None:
         return list(range(rank))
     return [a % rank for a in (axis if isinstance(axis, (list, tuple)) else [axis])]
@@ -151,24 +149,24 @@ def reduced(cx: GraphContext, node: str, x: ir.Value, axes: Sequence[int], keepd
 
 
 def reduce(cx: GraphContext, node: str, x: ir.Value, axes: Sequence[int], keepdims: bool) -> ir.Value:
-    """Over no axes nothing happens; the node would take all of them."""
+    """Reduces, or returns x if `axes` is empty, which a node would read as all axes."""
     return reduced(cx, node, x, axes, keepdims) if axes else x
 
 
 def dims(cx: GraphContext, operation: Any, argument: str, sizes: Any) -> ir.Value | list[int]:
-    """Sizes as a node takes them: numbers, or a vector of numbers and scalars of the graph."""
+    """Sizes as an input of a node: numbers, or a vector of numbers and scalars of the graph."""
     if isinstance(sizes, ir.Value):
         return sizes
     sizes = list(sizes) if isinstance(sizes, (list, tuple)) else as_array(sizes).reshape(-1).tolist()
     if all(isinstance(n, (int, np.integer)) for n in sizes):
         return [int(n) for n in sizes]
     if not all(isinstance(n, (int, np.integer, ir.Value)) for n in sizes):
-        raise refuse(cx, operation, argument, sizes, "Sizes have to be numbers.")
+        raise refuse(cx, operation, argument, sizes, "Pass integers.")
     return cx.vector(sizes)
 
 
 def scalar(x: Any) -> Any:
-    """A whole number, as a scalar that a node takes."""
+    """An integer as a scalar input of a node."""
     return x if isinstance(x, ir.Value) else np.int64(x)
 
 

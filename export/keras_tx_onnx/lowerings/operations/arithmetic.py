@@ -39,7 +39,7 @@ def add(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
 def subtract(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     dtype, (a, b) = operands(cx, x1, x2)
     if dtype == "bool":
-        raise refuse(cx, operation, "dtype", dtype, "Keras does not subtract booleans either.")
+        raise refuse(cx, operation, "dtype", dtype, "Keras does not subtract booleans.")
     return wrapped(cx, cx.op.Sub(a, b), dtype)
 
 
@@ -138,7 +138,7 @@ def hypot(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
 def negative(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     dtype = result_type(x)
     if dtype == "bool":
-        raise refuse(cx, operation, "dtype", dtype, "Keras does not negate booleans either.")
+        raise refuse(cx, operation, "dtype", dtype, "Keras does not negate booleans.")
     return wrapped(cx, cx.op.Neg(x), dtype)
 
 
@@ -205,7 +205,7 @@ def round_(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     """Halves go to the even neighbour in both."""
     if not is_float(x):
         if operation.decimals < 0 or result_type(x) == "bool":
-            raise refuse(cx, operation, "decimals", operation.decimals, "It rounds integers.")
+            raise refuse(cx, operation, "decimals", operation.decimals, "The input has an integer dtype.")
         return x
     if operation.decimals == 0:
         return cx.op.Round(x)
@@ -230,5 +230,5 @@ def clip(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
 
 def _bound(cx: GraphContext, operation: Any, name: str, bound: Any, dtype: str) -> ir.Value:
     if held_as(dtype) == ir.DataType.INT64 and is_float(bound) and (as_array(bound) % 1).any():
-        raise refuse(cx, operation, name, bound, "It bounds integers.")
+        raise refuse(cx, operation, name, bound, "The input has an integer dtype.")
     return operand(cx, bound, dtype)

@@ -37,11 +37,9 @@ def dot_product_attention(
     """(batch, tokens, heads, size) each."""
     (*_, heads, size), (*_, kv_heads, _), width = sizes_of(query), sizes_of(key), sizes_of(value)[-1]
     if None in (heads, kv_heads, size, width):
-        raise refuse(
-            cx, operation, "heads and size", (heads, kv_heads, size, width), "They have to be known."
-        )
+        raise refuse(cx, operation, "heads and size", (heads, kv_heads, size, width), "They must be static.")
     if width != size:
-        raise refuse(cx, operation, "value of width", width, f"Keras takes the result to be {size} wide.")
+        raise refuse(cx, operation, "value of width", width, f"Expected {size}, the width of the query.")
     if operation.attn_logits_soft_cap is not None:
         raise refuse(cx, operation, "attn_logits_soft_cap", operation.attn_logits_soft_cap)
     q, k, v = (as_float(cx, x) for x in (query, key, value))

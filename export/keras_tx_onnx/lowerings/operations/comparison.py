@@ -118,7 +118,7 @@ def _register_bits(name: str, function: Callable[..., Any], logical: str, nodes:
         if cx.opset >= 18:
             return getattr(cx.op, name)(*values)
         if "64" in dtype:
-            raise refuse(cx, operation, "dtype", dtype, "From opset 18 on it has.")
+            raise refuse(cx, operation, "dtype", dtype, "Pass opset=18 or higher.")
         return _of_bits(cx, getattr(cx.op, logical)(*(_bits(cx, value) for value in values)))
 
 
@@ -181,7 +181,7 @@ def isclose(
 )
 def where(cx: GraphContext, operation: Any, /, condition: Any, x1: Any = None, x2: Any = None) -> ir.Value:
     if x1 is None or x2 is None:
-        raise refuse(cx, operation, "x1 and x2", None, "Name what to choose between.")
+        raise refuse(cx, operation, "x1 and x2", None, "Pass x1 and x2.")
     dtype, (a, b) = operands(cx, x1, x2)
     condition = as_bool(cx, condition)
     if dtype == "bool":  # onnxruntime has no Where of booleans
@@ -210,7 +210,7 @@ def saturate_cast(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
         bounds = (operand(cx, bound, x_dtype) for bound in (low, high))
         return operand_as(cx, cx.op.Clip(x, *bounds), x_dtype, "int64")
     if held_as(dtype) == ir.DataType.INT64 and held_as(result_type(x)) == ir.DataType.FLOAT:
-        raise refuse(cx, operation, "dtype", dtype, "int8, int16, uint8 and uint16 have.")
+        raise refuse(cx, operation, "dtype", dtype, "Use int8, int16, uint8 or uint16.")
     return to_dtype(cx, operation, x, dtype)
 
 

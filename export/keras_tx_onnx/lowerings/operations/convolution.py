@@ -189,7 +189,7 @@ def extract_patches(cx: GraphContext, operation: Any, /, images: Any) -> ir.Valu
     """Patches side by side are a matter of shape; others take a kernel of ones and zeros, as in Keras."""
     rank, sizes = rank_of(images), sizes_of(images)
     if len(operation.size) != 2:
-        raise refuse(cx, operation, "size", operation.size, "Two of them have.")
+        raise refuse(cx, operation, "size", operation.size, "Pass two sizes.")
     size, strides = tuple(operation.size), _each(operation.strides, 2)
     dilation = _each(operation.dilation_rate, 2)
     last = operation.data_format == "channels_last"

@@ -109,9 +109,7 @@ def rfft(cx: GraphContext, operation: Any, /, x: Any) -> Complex:
     """The first half of the transform of numbers without imaginary parts."""
     size = sizes_of(x)[-1]
     if size is None or operation.fft_length not in (None, size) or rank_of(x) < 1:
-        raise refuse(
-            cx, operation, "fft_length", operation.fft_length, "The size of the axis, when known, has."
-        )
+        raise refuse(cx, operation, "fft_length", operation.fft_length, "Use the size of the axis.")
     steps = np.arange(size)
     angle = np.outer(steps, np.arange(size // 2 + 1)) % size * (2 * np.pi / size)
     value = as_float(cx, x)

@@ -43,7 +43,7 @@ def resize(cx: GraphContext, operation: Any, /, images: Any) -> ir.Value:
     if operation.interpolation == "nearest":
         return _nearest(cx, operation, images)
     if operation.interpolation != "bilinear":
-        raise refuse(cx, operation, "interpolation", operation.interpolation, "bilinear and nearest have.")
+        raise refuse(cx, operation, "interpolation", operation.interpolation, "Use bilinear or nearest.")
     if not is_float(images):
         raise refuse(cx, operation, "dtype", result_type(images), "Cast the images to floats first.")
     rank, last = rank_of(images), operation.data_format == "channels_last"
@@ -114,7 +114,9 @@ def pad_images(cx: GraphContext, operation: Any, /, images: Any) -> ir.Value:
         size = sizes_of(images)[axis]
         if None in (before, after):
             if None in (size, target) or (before is None and after is None):
-                raise refuse(cx, operation, f"{names[0]} and {names[1]}", (before, after), f"Of {size}.")
+                raise refuse(
+                    cx, operation, f"{names[0]} and {names[1]}", (before, after), f"The size is {size}."
+                )
             before = target - size - after if before is None else before
             after = target - size - before
         pads[axis], pads[axis + rank] = before, after
@@ -135,11 +137,11 @@ def crop_images(cx: GraphContext, operation: Any, /, images: Any) -> ir.Value:
         size = sizes_of(images)[axis]
         if before is None:
             if None in (size, target, after):
-                raise refuse(cx, operation, names[0], before, f"Of {size}.")
+                raise refuse(cx, operation, names[0], before, f"The size is {size}.")
             before = size - target - after
         if target is None:
             if size is None or after is None:
-                raise refuse(cx, operation, names[1], after, f"Of {size}.")
+                raise refuse(cx, operation, names[1], after, f"The size is {size}.")
             target = size - before - after
         starts.append(before)
         ends.append(before + target)

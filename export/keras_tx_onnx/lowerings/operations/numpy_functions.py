@@ -189,7 +189,7 @@ def cross(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     """Of vectors of three along the last axis."""
     axes = (operation.axisa, operation.axisb, operation.axisc)
     if axes != (-1, -1, -1) or sizes_of(x1)[-1] != 3 or sizes_of(x2)[-1] != 3:
-        raise refuse(cx, operation, "axes", axes, "Vectors of three along the last axis have.")
+        raise refuse(cx, operation, "axes", axes, "Use vectors of size 3 along the last axis.")
     dtype, (a, b) = operands(cx, x1, x2)
     next_, last = np.array([1, 2, 0]), np.array([2, 0, 1])
 
@@ -216,7 +216,11 @@ def _without_nan(node: str, fill: float) -> Callable[..., Any]:
     def lower(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
         if not is_float(x):
             raise refuse(
-                cx, operation, "dtype", result_type(x), "It has no NaN: leave out the nan in the name."
+                cx,
+                operation,
+                "dtype",
+                result_type(x),
+                "Integers have no NaN: use the operation without nan in its name.",
             )
         value = as_float(cx, x)
         value = cx.op.Where(cx.op.IsNaN(value), fill, value)
@@ -269,7 +273,7 @@ def logaddexp2(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Valu
 def diag(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     """A vector as the diagonal of a matrix of zeros."""
     if rank_of(x) != 1 or operation.k != 0:
-        raise refuse(cx, operation, "x of rank, and k", (rank_of(x), operation.k), "A vector and k=0 have.")
+        raise refuse(cx, operation, "x of rank, and k", (rank_of(x), operation.k), "Use a vector and k=0.")
     dtype = result_type(x)
     size = sizes_of(x)[0]
     if size is None:

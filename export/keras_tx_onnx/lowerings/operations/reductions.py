@@ -81,7 +81,7 @@ def std(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
 )
 def moments(cx: GraphContext, operation: Any, /, x: Any) -> tuple[ir.Value, ir.Value]:
     if operation.synchronized:
-        raise refuse(cx, operation, "synchronized", True, "One process serves an exported file.")
+        raise refuse(cx, operation, "synchronized", True, "Pass synchronized=False.")
     centre, variance = moments_of(
         cx, as_float(cx, x), axes_of(operation.axes, rank_of(x)), operation.keepdims
     )
@@ -208,7 +208,7 @@ def norm_of(
             sums = reduce(cx, "ReduceL1", x, [summed], keepdims=True)
             extreme = reduce(cx, "ReduceMax" if order > 0 else "ReduceMin", sums, [compared], keepdims=True)
             return extreme if keepdims else cx.op.Squeeze(extreme, axes)
-    raise refuse(cx, operation, "ord", order, f"It is a norm over {len(axes)} axes.")
+    raise refuse(cx, operation, "ord", order, f"The norm is over {len(axes)} axes.")
 
 
 def _vector_norm(cx: GraphContext, x: ir.Value, order: float, axes: list[int], keepdims: bool) -> ir.Value:

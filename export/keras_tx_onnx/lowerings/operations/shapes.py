@@ -142,7 +142,7 @@ def vstack(cx: GraphContext, operation: Any, /, xs: Any) -> ir.Value:
 def meshgrid(cx: GraphContext, operation: Any, /, *x: Any) -> list[ir.Value]:
     """Vectors, each along an axis of its own; `xy` has the first two axes swapped."""
     if any(rank_of(v) != 1 for v in x):
-        raise refuse(cx, operation, "x of rank", [rank_of(v) for v in x], "Vectors have.")
+        raise refuse(cx, operation, "x of rank", [rank_of(v) for v in x], "Pass vectors.")
     vectors = [as_given(cx, v) for v in x]
     places = list(range(len(x)))
     if operation.indexing == "xy" and len(x) > 1:
@@ -182,7 +182,7 @@ def split_along(cx: GraphContext, operation: Any, x: Any, axis: int) -> list[ir.
     places = [min(place if place >= 0 else place + size, size) for place in places]
     sizes = [end - start for start, end in pairwise([0, *places, size])]
     if min(sizes) < 0:
-        raise refuse(cx, operation, "indices_or_sections", sections, "They have to rise.")
+        raise refuse(cx, operation, "indices_or_sections", sections, "They must increase.")
     return _listed(cx.op.Split(value, sizes, outputs=len(sizes), axis=axis))
 
 
@@ -195,7 +195,7 @@ def unstack(cx: GraphContext, operation: Any, /, x: Any) -> list[ir.Value]:
     axis, value = operation.axis, as_given(cx, x)
     count = operation.num if operation.num is not None else shape_of(x)[axis]
     if count is None:
-        raise refuse(cx, operation, "axis", axis, "Its size is not known.")
+        raise refuse(cx, operation, "axis", axis, "The axis is dynamic.")
     return [cx.op.Gather(value, np.int64(index), axis=axis) for index in range(count)]
 
 
@@ -224,7 +224,13 @@ def repeat(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     """Each element several times: gathered by an index that repeats."""
     if isinstance(operation.repeats, ir.Value):
         if operation.axis is None or shape_of(x)[operation.axis] != 1:
-            raise refuse(cx, operation, "repeats", operation.repeats, "An axis of size 1 can have any.")
+            raise refuse(
+                cx,
+                operation,
+                "repeats",
+                operation.repeats,
+                "Only an axis of size 1 can have dynamic repeats.",
+            )
         times: list[Any] = [1] * rank_of(x)
         times[operation.axis] = operation.repeats
         return cx.op.Expand(as_given(cx, x), dims(cx, operation, "repeats", times))
@@ -238,7 +244,7 @@ def repeat(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     if size is not None:
         return cx.op.Gather(value, np.repeat(np.arange(size), repeats), axis=axis)
     if repeats.ndim:
-        raise refuse(cx, operation, "repeats", operation.repeats, "The size of its axis is not known.")
+        raise refuse(cx, operation, "repeats", operation.repeats, "The axis is dynamic.")
     end = cx.op.Mul(cx.op.Squeeze(cx.op.Shape(value, start=axis, end=axis + 1), [0]), np.int64(repeats))
     index = cx.op.Div(cx.op.Range(np.int64(0), end, np.int64(1)), np.int64(repeats))
     return cx.op.Gather(value, index, axis=axis)
@@ -278,7 +284,7 @@ def _rolled(cx: GraphContext, x: ir.Value, shift: int, axis: int, size: int | No
 @lowers("Pad", example=lambda x: ops.pad(x, [[0, 0], [1, 2]]), shape=(4,), nodes="Pad", takes_sizes=True)
 def pad(cx: GraphContext, operation: Any, /, x: Any, constant_values: Any = None) -> ir.Value:
     if operation.mode not in ("constant", "reflect"):
-        raise refuse(cx, operation, "mode", operation.mode, "constant and reflect have.")
+        raise refuse(cx, operation, "mode", operation.mode, "Use constant or reflect.")
     dtype, rank = result_type(x), rank_of(x)
     widths = operation.pad_width
     if isinstance(widths, int):
