@@ -138,10 +138,7 @@ def _recorded(model: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
         if not shapes:
             why, remedy = "is not built", "Call it on data once, or pass"
             if functional_graph.was_called(model):
-                why, remedy = (
-                    "was called, but Keras does not record its inputs, because it builds itself",
-                    "Pass",
-                )
+                why, remedy = "builds itself, so Keras does not record its inputs", "Pass"
             raise ExportError(
                 f"Model {model.name!r} ({type(model).__name__}) {why}. "
                 f"{remedy} input_signature=keras.InputSpec(shape=(None, ...), dtype=...)."

@@ -740,11 +740,12 @@ def name_axes(graph: ir.Graph) -> None:
         if name is not None and is_nameless(axis) and not is_empty(axis)
     }
     for value in values:
-        shape = list(value.shape or ())
-        pairs = zip(shape, names[id(value)] or [None] * len(shape), strict=False)
-        value.shape = ir.Shape(
-            [name if is_empty(n) and name else renamed.get(str(n), n) for n, name in pairs]
-        )
+        value.shape = _named_shape(list(value.shape or ()), names[id(value)], renamed)
+
+
+def _named_shape(shape: list[Any], names: list[str | None], renamed: dict[str, str]) -> ir.Shape:
+    pairs = zip(shape, names or [None] * len(shape), strict=False)
+    return ir.Shape([name if is_empty(n) and name else renamed.get(str(n), n) for n, name in pairs])
 
 
 def _axis_text(graph: ir.Graph, size: Any) -> str | None:
@@ -769,7 +770,7 @@ def is_nameless(axis: int | ir.SymbolicDim) -> bool:
 
 
 def sizes_of_ids(model: ir.Model) -> int:
-    """Reads batch and sequence from the ids, so that equal nodes are merged. Returns the number of changes."""
+    """Reads batch and sequence from the ids, so that equal nodes are merged; returns the number changed."""
     _name_sequence_axes(model)
     (ids,) = (value for value in model.graph.inputs if value.name == contract.INPUT_IDS)
     changed = 0

@@ -62,22 +62,31 @@ def _lower_node(context: GraphContext, call: Call, traced: bool) -> Any:
 
 def _describe_promised(context: GraphContext, call: Call, values: list[ir.Value | None]) -> None:
     """Notes the declared shapes of results, or the inferred ones after a wrong declaration."""
+    inferred = _inferred_shapes(context, call, values)
     shapes = [tensor.shape for tensor in call.outputs]
-    unknown = any(
-        value is not None and symbolic_sizes.SIZES not in value.meta and None in shape
-        for value, shape in zip(values, shapes, strict=False)
-    )
-    inferred = promised_sizes(call.operation, call.args, call.kwargs) if unknown or context.misled else None
-    if inferred is not None and context.misled and len(inferred) == len(values):
+    if context.misled and len(inferred) == len(values):
         shapes = [tuple(n if isinstance(n, int) else None for n in shape) for shape in inferred]
     for value, shape, tensor in zip(values, shapes, call.outputs, strict=False):
         if value is not None:  # a layer may declare a tensor and return None
             wrong = _is_static_by_mistake(context, value, shape)
             agrees = _describe(value, value.meta[KERAS_TENSOR].shape if wrong else shape, tensor.dtype)
             context.misled |= wrong or not agrees
-    for value, shape in zip(values, inferred or [], strict=False):
+    for value, shape in zip(values, inferred, strict=False):
         if value is not None:
             _note(value, shape)
+
+
+def _inferred_shapes(
+    context: GraphContext, call: Call, values: list[ir.Value | None]
+) -> list[tuple[Any, ...]]:
+    """The sizes that Keras infers for results; empty if the declared ones are sufficient."""
+    unknown = any(
+        value is not None and symbolic_sizes.SIZES not in value.meta and None in tensor.shape
+        for value, tensor in zip(values, call.outputs, strict=False)
+    )
+    if not unknown and not context.misled:
+        return []
+    return promised_sizes(call.operation, call.args, call.kwargs) or []
 
 
 def _is_static_by_mistake(context: GraphContext, value: ir.Value, shape: tuple[Any, ...]) -> bool:

@@ -49,8 +49,10 @@ def dot_product_attention(
         q, scale = cx.op.Mul(q, as_float(cx, scale)), 1.0
     offsets = None if bias is None else as_float(cx, bias)
     if cx.opset < 23:
-        allowed = _allowed(cx, query, key, mask, operation.is_causal)
-        return _written_out(cx, (q, k, v), (heads, kv_heads, size), offsets, allowed, float(scale))
+        if kv_heads != heads:
+            k, v = (_repeated(cx, x, heads, kv_heads, size) for x in (k, v))
+        scores = _scores(cx, q, k, offsets, float(scale))
+        return _mixed(cx, scores, _allowed(cx, query, key, mask, operation.is_causal), v)
     causal = operation.is_causal
     if mask is not None or bias is not None:
         allowed = _allowed(cx, q, k, mask, causal)
@@ -69,21 +71,13 @@ def dot_product_attention(
     return cx.op.Reshape(y, [0, 0, heads, size])
 
 
-def _written_out(
-    cx: GraphContext,
-    qkv: tuple[ir.Value, ir.Value, ir.Value],
-    counts: tuple[int, int, int],
-    offsets: ir.Value | None,
-    allowed: ir.Value | None,
-    scale: float,
-) -> ir.Value:
-    (q, k, v), (heads, kv_heads, size) = qkv, counts
-    if kv_heads != heads:
-        k, v = (_repeated(cx, x, heads, kv_heads, size) for x in (k, v))
+def _scores(cx: GraphContext, q: ir.Value, k: ir.Value, offsets: ir.Value | None, scale: float) -> ir.Value:
     q = cx.op.Mul(cx.op.Transpose(q, perm=[0, 2, 1, 3]), scale)
     scores = cx.op.MatMul(q, cx.op.Transpose(k, perm=[0, 2, 3, 1]))
-    if offsets is not None:
-        scores = cx.op.Add(scores, offsets)
+    return scores if offsets is None else cx.op.Add(scores, offsets)
+
+
+def _mixed(cx: GraphContext, scores: ir.Value, allowed: ir.Value | None, v: ir.Value) -> ir.Value:
     if allowed is not None:
         scores = cx.op.Where(allowed, scores, HIDDEN)
     mixed = cx.op.MatMul(cx.op.Softmax(scores, axis=-1), cx.op.Transpose(v, perm=[0, 2, 1, 3]))

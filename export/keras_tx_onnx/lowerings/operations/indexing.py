@@ -52,8 +52,7 @@ def get_item(cx: GraphContext, operation: Any, /, x: Any, key: Any) -> ir.Value:
 
 def _keys(cx: GraphContext, operation: Any, key: Any, rank: int) -> list[Any]:
     """A part for each axis, and None for each new axis; raises where they have no lowering."""
-    keys = list(key) if isinstance(key, tuple) else [key]
-    keys = [int(k) if isinstance(k, np.integer) else k for k in keys]
+    keys = _parts(key)
     arrays = [k for k in keys if _is_array(k)]
     others = [k for k in keys if not (_is_array(k) or isinstance(k, (slice, type(Ellipsis))))]
     if arrays and (len(arrays) > 1 or others or held_as(result_type(arrays[0])) != ir.DataType.INT64):
@@ -63,6 +62,11 @@ def _keys(cx: GraphContext, operation: Any, key: Any, rank: int) -> list[Any]:
     if not all(k is None or _is_place(k) for k in others):
         raise refuse(cx, operation, "key", key, "Use integers and slices.")
     return _without_ellipsis(keys, rank)
+
+
+def _parts(key: Any) -> list[Any]:
+    parts = key if isinstance(key, tuple) else (key,)
+    return [int(k) if isinstance(k, np.integer) else k for k in parts]
 
 
 def _without_ellipsis(keys: list[Any], rank: int) -> list[Any]:
