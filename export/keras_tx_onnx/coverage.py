@@ -1,4 +1,4 @@
-"""Which layers and operations of Keras can be exported, read from the registry."""
+"""coverage: the layers and operations of Keras that can be exported."""
 
 from __future__ import annotations
 
@@ -14,40 +14,47 @@ from keras_tx_onnx.reading.traced_functions import TRACED
 
 STATES = ("registered", "opened", "nothing at inference", "not covered")
 
-STRINGS = "strings do not enter the graph: prepare them before it"
-FOREIGN = "its code is not Keras's: write it with keras.ops, or export it by its own framework"
-BASE = "a base class: layers that derive from it are opened"
+STRINGS = "ONNX graphs have no strings: preprocess them before the graph"
+FOREIGN = "not Keras code: write it with keras.ops, or export it with its own framework"
+BASE = "a base class: its subclasses are opened"
 
-# Why a public layer of Keras has no lowering. A test asks for one for each.
+# Why a public layer of Keras has no lowering; a test requires a reason for each.
 REASONS: dict[str, str] = {
-    "AutoContrast": "image preparation: belongs before the graph",
-    "CategoryEncoding": "preparation of features: belongs before the graph",
-    "ContrastLimitedAdaptiveHistogramEqualization": "image preparation: belongs before the graph",
+    "AutoContrast": "image preprocessing: belongs before the graph",
+    "CategoryEncoding": "feature preprocessing: belongs before the graph",
+    "ContrastLimitedAdaptiveHistogramEqualization": "image preprocessing: belongs before the graph",
     "ConvLSTM1D": "ONNX has no convolutional LSTM; use RNN with a cell written with keras.ops",
     "ConvLSTM2D": "ONNX has no convolutional LSTM; use RNN with a cell written with keras.ops",
     "ConvLSTM3D": "ONNX has no convolutional LSTM; use RNN with a cell written with keras.ops",
-    "Equalization": "image preparation: belongs before the graph",
+    "Equalization": "image preprocessing: belongs before the graph",
     "FlaxLayer": FOREIGN,
     "HashedCrossing": STRINGS,
     "Hashing": STRINGS,
-    "InputLayer": "it is the input of the graph",
-    "IntegerLookup": "preparation of features: belongs before the graph",
+    "InputLayer": "the input of the graph",
+    "IntegerLookup": "feature preprocessing: belongs before the graph",
     "JaxLayer": FOREIGN,
     "Layer": BASE,
-    "MelSpectrogram": "audio preparation: belongs before the graph",
-    "STFTSpectrogram": "audio preparation: belongs before the graph",
+    "MelSpectrogram": "audio preprocessing: belongs before the graph",
+    "STFTSpectrogram": "audio preprocessing: belongs before the graph",
     "StringLookup": STRINGS,
     "TFSMLayer": FOREIGN,
     "TextVectorization": STRINGS,
     "TorchModuleWrapper": FOREIGN,
     "Wrapper": BASE,
 }
-NO_OPERATION = "no lowering: compute it another way, or register one with @keras_tx_onnx.lowers"
+NO_OPERATION = "no lowering: use other operations, or register one with @keras_tx_onnx.lowers"
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A layer or an operation: `state` is one of STATES, `note` the nodes of its example, or a reason."""
+    """A layer or an operation.
+
+    Attributes:
+        group: the module, such as "keras.layers (core)".
+        name: the class name.
+        state: "registered", "opened", "nothing at inference" or "not covered".
+        note: the nodes of its example, or why it is not covered.
+    """
 
     group: str
     name: str
@@ -57,7 +64,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
-    """What `coverage` gives. Printed, it is a table."""
+    """The result of `coverage`. Printed, it is a table."""
 
     rows: tuple[Row, ...]
 
@@ -67,8 +74,8 @@ class Coverage:
         for group in dict.fromkeys(row.group for row in self.rows):
             rows = [row for row in self.rows if row.group == group]
             counts = Counter(row.state for row in rows)
-            said = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-            lines += ["", f"{group}: {said}"]
+            summary = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+            lines += ["", f"{group}: {summary}"]
             lines += [f"  {row.name:<{width}}  {row.state:<20}  {row.note}".rstrip() for row in rows]
         return "\n".join(lines[1:])
 
@@ -76,19 +83,28 @@ class Coverage:
 
 
 def coverage() -> Coverage:
-    """Every public layer of Keras and of keras_tx and every operation of keras.ops: how it is exported."""
+    """Lists how each public layer of Keras and keras_tx and each operation of keras.ops is exported.
+
+    Returns:
+        A Coverage, whose `rows` have a state and a note.
+
+    Example:
+        >>> rows = {row.name: row.state for row in coverage().rows}
+        >>> rows["Dense"], rows["StringLookup"]
+        ('registered', 'not covered')
+    """
     known = {lowering.target: lowering for lowering in registry.registered()}
     names = {
         kind: kind.__name__ for kind in known if isinstance(kind, type) and issubclass(kind, layers.Layer)
     }
     for name, kind in vars(layers).items():
         if inspect.isclass(kind) and issubclass(kind, layers.Layer):
-            # Some have two public names, and some another one inside Keras.
+            # Some have two public names, some another name inside Keras.
             names[kind] = kind.__name__ if hasattr(layers, kind.__name__) else name
     rows = [
         _row(group, name, known.get(kind), REASONS.get(name, ""))
         for group, name, kind in sorted(
-            ((_group(kind), name, kind) for kind, name in names.items()), key=lambda known: known[:2]
+            ((_group(kind), name, kind) for kind, name in names.items()), key=lambda row: row[:2]
         )
     ]
     for module, operations in functional_graph.operation_classes().items():

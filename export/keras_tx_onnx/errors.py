@@ -1,4 +1,4 @@
-"""What passes between the tiers of the exporter."""
+"""Errors inside the exporter, and their texts in one line."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from keras_tx.errors import ExportError
 
 
 class NotLowered(ExportError):
-    """This tier cannot write the layer; the next may. A refusal of the call itself is a plain ExportError.
+    """A layer is not supported by one tier of the exporter, and the next tier is tried.
 
-    `short` is the cause alone, where the message has several lines.
+    A call that no tier can support raises a plain ExportError.
+
+    Attributes:
+        short: the cause in one line, for messages of several lines.
     """
 
     def __init__(self, message: str, short: str = ""):
@@ -20,7 +23,7 @@ class NotLowered(ExportError):
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, in one line: Keras wraps what a layer raised in a few of its own."""
+    """The message of an error in one line, without the lines that Keras adds to errors of layers."""
     wrapped = str(error).startswith("Exception encountered when calling")
     if isinstance(error, NotLowered) and not wrapped:
         return error.short
@@ -28,8 +31,8 @@ def one_line(error: Exception) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if len(lines) > 1 and wrapped:
         lines = lines[1:]
-    said = textwrap.shorten(lines[0], 300, placeholder=" ...") if lines else ""
-    return said if isinstance(error, NotLowered) else f"{type(error).__name__}: {said}"
+    message = textwrap.shorten(lines[0], 300, placeholder=" ...") if lines else ""
+    return message if isinstance(error, NotLowered) else f"{type(error).__name__}: {message}"
 
 
 class Stateful(ExportError):

@@ -1,4 +1,4 @@
-"""The public call that adds files of lower precision to a folder."""
+"""quantize: adds files of lower precision to an exported folder."""
 
 from __future__ import annotations
 
@@ -52,14 +52,6 @@ def quantize(
 
     The folder is written anew, and replaces the old one when it is complete.
 
-    >>> import keras_tx, tempfile
-    >>> from keras_tx_onnx import export_onnx
-    >>> model = keras_tx.vit("Ti/16", image_size=32, num_classes=3, depth=1)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     report = export_onnx(model, folder + "/flowers", verify=False)
-    ...     list(quantize(folder + "/flowers", "int8").manifest.precisions)
-    ['fp32', 'int8']
-
     Args:
         folder: a folder that `export_onnx` wrote, with its fp32 file.
         precision: one or several of "fp16", "int8", "int8-blocks" and "int4"; a file that exists is replaced.
@@ -85,6 +77,15 @@ def quantize(
         ConfigError: if an argument is out of range, or does not fit the others or the model.
         ExportError: if the folder has no fp32 file, nothing to quantize, or a file that differs too much.
         FolderError: if the folder is damaged, or replaced by another process.
+
+    Example:
+        >>> import keras_tx, tempfile
+        >>> from keras_tx_onnx import export_onnx
+        >>> model = keras_tx.vit("Ti/16", image_size=32, num_classes=3, depth=1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = export_onnx(model, folder + "/flowers", verify=False)
+        ...     list(quantize(folder + "/flowers", "int8").manifest.precisions)
+        ['fp32', 'int8']
     """
     auto = isinstance(precision, str) and precision == "auto"
     if auto != (validation is not None):
@@ -106,9 +107,9 @@ def quantize(
     verify_hashes(opened)
     if auto:
         return choose(opened, validation, tolerance, metric, options)
-    with atomic_directory(opened.path, ExportError) as aside:
-        shutil.copytree(opened.path, aside, symlinks=True, dirs_exist_ok=True)
-        writer = PrecisionWriter(aside, opened.manifest, options)
+    with atomic_directory(opened.path, ExportError) as partial:
+        shutil.copytree(opened.path, partial, symlinks=True, dirs_exist_ok=True)
+        writer = PrecisionWriter(partial, opened.manifest, options)
         for name in names:
             writer.add(name)
         manifest = writer.finish()

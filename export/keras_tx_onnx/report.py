@@ -1,4 +1,4 @@
-"""What an export did, to print."""
+"""Report: the result of an export."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ from keras_tx.contract import MODEL, Manifest, Variant
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `export_onnx` gives back. Printed, it is a table."""
+    """The result of `export_onnx`. Printed, it is a table.
+
+    Attributes:
+        folder: the exported folder.
+        manifest: the content of its keras_tx.json.
+        nodes: the number of nodes of each operator in the graph.
+        parameters: the number of parameters of the model.
+        seconds: the duration of each step.
+    """
 
     folder: Path
     manifest: Manifest
     nodes: Counter[str]
     parameters: int
-    seconds: dict[str, float]  # by step
+    seconds: dict[str, float]
 
     def __str__(self) -> str:
         manifest = self.manifest
@@ -30,7 +38,7 @@ class Report:
             ("inputs", ", ".join(f"{t.name} {t.dtype} {_shape(t.shape)}" for t in manifest.inputs)),
             ("outputs", ", ".join(f"{t.name} {t.dtype} {_shape(t.shape)}" for t in manifest.outputs)),
             ("graph", f"opset {manifest.opset}, {self.nodes.total()} nodes: {most} ..."),
-            ("parameters", f"{self.parameters:,}, computed in {self._arithmetic()}"),
+            ("parameters", f"{self.parameters:,}, in {self._arithmetic()}"),
             ("layers", ", ".join(f"{count} {tier}" for tier, count in tiers.items()) or "none"),
             *(("valid for", bound) for bound in manifest.bounds),
             ("parity", self._parity()),
@@ -47,21 +55,21 @@ class Report:
         return [("" if index else "precisions", line) for index, line in enumerate(lines)]
 
     def _arithmetic(self) -> str:
-        return (
-            "int8 where Keras quantized, float32 elsewhere"
-            if self.manifest.precisions.get("int8") == MODEL
-            else "float32"
-        )
+        return "int8 in quantized layers, else float32" if self._is_int8 else "float32"
+
+    @property
+    def _is_int8(self) -> bool:
+        """Whether Keras quantized the model."""
+        return self.manifest.precisions.get("int8") == MODEL
 
     def _parity(self) -> str:
         parity = self.manifest.parity
         if parity is None:
             return "NOT VERIFIED (verify=False)"
+        precision = "int8" if self._is_int8 else "fp32"
         return (
             f"onnxruntime within {parity.max_difference:.1e} of Keras, in units of the output's scale "
-            f"({'int8' if self.manifest.precisions.get('int8') == MODEL else 'fp32'} tolerance "
-            f"{parity.tolerance:.0e}; "
-            f"{', '.join(parity.cases)})"
+            f"({precision} tolerance {parity.tolerance:.0e}; {', '.join(parity.cases)})"
         )
 
 
@@ -74,21 +82,23 @@ def _bytes(size: int) -> str:
 
 
 def precision_rows(manifest: Manifest) -> list[str]:
-    """A line for each precision of a folder, and its notes."""
+    """A line for each precision of a folder, with its notes."""
     lines = []
     for precision, name in manifest.precisions.items():
         size = sum(r.size for file, r in manifest.files.items() if file in (name, f"{name}_data"))
         variant = manifest.variants.get(precision)
-        said = "" if variant is None else f"  {variant.recipe}: {_compared(variant)}"
-        lines.append(f"{precision:<13}{size / 1e6:9,.1f} MB{said}")
-        if variant is not None:
-            kept = [f"In fp32 because of keep: {', '.join(variant.kept)}."] if variant.kept else []
-            lines += [f"{'':<13}{note}" for note in (*variant.notes, *kept)]
+        line = f"{precision:<13}{size / 1e6:9,.1f} MB"
+        if variant is None:
+            lines.append(line)
+            continue
+        lines.append(f"{line}  {variant.recipe}: {_difference(variant)}")
+        kept = [f"In fp32 because of keep: {', '.join(variant.kept)}."] if variant.kept else []
+        lines += [f"{'':<13}{note}" for note in (*variant.notes, *kept)]
     return lines
 
 
-def _compared(variant: Variant) -> str:
-    same = (
-        "" if variant.agreement is None else f", the same largest number in {variant.agreement:.1%} of rows"
-    )
-    return f"within {variant.noise:.1e} of fp32, in units of the output's scale{same}"
+def _difference(variant: Variant) -> str:
+    text = f"within {variant.noise:.1e} of fp32, in units of the output's scale"
+    if variant.agreement is None:
+        return text
+    return f"{text}, the same largest output in {variant.agreement:.1%} of rows"

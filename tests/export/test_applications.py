@@ -1,4 +1,4 @@
-"""Every architecture of keras.applications, exported without tf2onnx, gives what Keras gives.
+"""Every architecture of keras.applications, exported without tf2onnx, equals Keras.
 
 `pytest -m slow tests/export/test_applications.py` runs them all and prints the record of each.
 """
@@ -53,7 +53,7 @@ def smallest(architecture, **options):
 
 
 def pictures(batch: int, shape, seed: int) -> np.ndarray:
-    """Pixels from 0 to 255, which the networks that normalize by themselves expect."""
+    """Pixels from 0 to 255, for networks that normalize them."""
     size = [96 if n is None else n for n in shape[1:]]
     return np.random.default_rng(seed).uniform(0, 255, (batch, *size)).astype("float32")
 
@@ -172,7 +172,7 @@ def in_form(architecture, sized: bool = False, **options):
         for form in FORMS
     ],
 )
-def test_as_keras_makes_them(name: str, form: str, tmp_path):
+def test_default_and_smallest_sizes(name: str, form: str, tmp_path):
     """With and without classifier, of the default size or none, and of the smallest size."""
     model = in_form(ARCHITECTURES[name], **FORMS[form])
     report = export_onnx(model, tmp_path / "out")
@@ -181,7 +181,7 @@ def test_as_keras_makes_them(name: str, form: str, tmp_path):
     keras.backend.clear_session()
 
 
-def test_a_picture_that_is_too_small_is_refused_by_keras_and_not_computed():
+def test_images_that_are_too_small_raise_before_any_computation():
     x = keras.Input((None, None, 3))
     y = layers.MaxPooling2D(3, strides=2)(layers.Conv2D(4, 3)(x))
     model = keras.Model(x, y)
@@ -191,7 +191,7 @@ def test_a_picture_that_is_too_small_is_refused_by_keras_and_not_computed():
 
 
 class Unsaid(layers.Layer):
-    """Its call runs, but Keras cannot tell its sizes."""
+    """A layer whose call runs, but whose output sizes Keras cannot infer."""
 
     def compute_output_shape(self, shape):
         if shape[1] is not None:
@@ -202,7 +202,7 @@ class Unsaid(layers.Layer):
         return x * 2
 
 
-def test_sizes_behind_a_layer_that_cannot_tell_them_are_left_to_the_run():
+def test_a_layer_that_cannot_infer_sizes_does_not_raise():
     x = keras.Input((None, None, 3))
     model = keras.Model(x, Unsaid()(layers.Conv2D(4, 3)(x)))
     functional_graph.check_sizes(model, [(1, 8, 8, 3)])

@@ -52,7 +52,7 @@ def scores_of(answers) -> np.ndarray:
 
 @pytest.mark.parametrize("raw_pixels", [False, True])
 @pytest.mark.parametrize("ending", ["dense", "nested", "operation", "sigmoid", "logits"])
-def test_scores_are_those_of_keras(ending: str, raw_pixels: bool, tmp_path):
+def test_scores_equal_keras(ending: str, raw_pixels: bool, tmp_path):
     model = small(ending)
     image = ImageTransform(8, rescale=1 / 255, mean=0.4, std=0.3)
     report = export_onnx(model, tmp_path / "out", labels=LABELS, image=image, raw_pixels=raw_pixels)
@@ -73,7 +73,7 @@ def test_scores_are_those_of_keras(ending: str, raw_pixels: bool, tmp_path):
 @pytest.mark.parametrize("module", ["mobilenet_v2", "densenet", "resnet", "efficientnet"])
 @pytest.mark.parametrize("raw_pixels", [False, True])
 def test_preprocess_input_of_a_module(module: str, raw_pixels: bool, tmp_path):
-    """The four kinds that keras.applications has: -1 to 1, ImageNet's mean and deviation, BGR, none."""
+    """The four kinds of keras.applications: -1 to 1, ImageNet's mean and deviation, BGR, none."""
     preprocess = getattr(keras.applications, module).preprocess_input
     model = small()
     export_onnx(model, tmp_path / "out", labels=LABELS, image=preprocess, raw_pixels=raw_pixels)
@@ -94,8 +94,7 @@ def test_a_model_of_keras_applications_classifies_a_file(tmp_path):
     prepared = keras.applications.mobilenet_v2.preprocess_input(pixels[None].astype("float32"))
     expected = keras.ops.convert_to_numpy(model(prepared))
     with load(tmp_path / "out") as classify:
-        found = classify(tmp_path / "a.png", top_k=2)
-        assert len(found) == 2
+        assert len(classify(tmp_path / "a.png", top_k=2)) == 2
         assert_close(scores_of([classify(tmp_path / "a.png", top_k=3)]), expected)
 
 
@@ -109,7 +108,7 @@ def test_a_model_of_keras_applications_classifies_a_file(tmp_path):
     ],
     ids=str,
 )
-def test_a_classifier_of_keras_hub_has_its_preprocessor(converter: dict, tmp_path):
+def test_the_preprocessor_of_keras_hub(converter: dict, tmp_path):
     keras_hub = pytest.importorskip("keras_hub")
     backbone = keras_hub.models.ResNetBackbone(
         input_conv_filters=[64],

@@ -45,7 +45,7 @@ def break_lowering(monkeypatch):
     ],
     ids=str,
 )
-def test_a_wrong_layer_is_named_and_leaves_no_folder(break_lowering, target, layer: str, tmp_path):
+def test_a_wrong_layer_is_named_and_no_folder_is_written(break_lowering, target, layer: str, tmp_path):
     model = redraw(keras_tx.vit("Mu/2", image_size=8, num_classes=3, depth=2))
     break_lowering(target, lambda cx, x: cx.op.Mul(x, 1.01))
     with pytest.raises(ExportError, match=rf"'logits'.*1e-04.*'{layer}"):
@@ -92,7 +92,7 @@ def test_under_a_global_policy(policy: str, tmp_path):
         keras.config.set_dtype_policy(before)
 
 
-def test_the_search_survives_a_norm_without_shift(break_lowering, tmp_path):
+def test_a_wrong_layer_after_a_norm_without_center(break_lowering, tmp_path):
     x = keras.Input((4, 8), name="x")
     y = keras.layers.LayerNormalization(center=False, name="norm")(x)
     model = redraw(keras.Model(x, keras.layers.Dense(2, name="wrong")(y)))
@@ -118,7 +118,7 @@ def test_one_case_for_each_batch(tmp_path):
 
 
 def nested_model():
-    """Two models inside each other, the inner one called twice, and a mask that goes in."""
+    """Nested models, of which the inner one is called twice."""
     x = keras.Input((6, 4), name="x")
     inner = keras.Model(
         x, keras.layers.Dense(4, name="deep")(keras.layers.LeakyReLU(name="relu")(x)), name="inner"
@@ -147,7 +147,7 @@ def test_a_wrong_layer_inside_nested_models_is_named(break_lowering, target, des
     assert nodes == [len(layer._inbound_nodes) for layer in model._flatten_layers()]
 
 
-def test_where_layer_by_layer_fails_the_difference_is_still_said(break_lowering, tmp_path, monkeypatch):
+def test_the_difference_is_reported_if_the_layers_cannot_be_compared(break_lowering, tmp_path, monkeypatch):
     break_lowering(keras.layers.Dense, lambda cx, x: cx.op.Mul(x, 1.01))
 
     def fails(*args):
@@ -158,10 +158,10 @@ def test_where_layer_by_layer_fails_the_difference_is_still_said(break_lowering,
         export_onnx(nested_model(), tmp_path / "out")
 
 
-def test_a_graph_that_does_not_run_is_an_export_error(break_lowering, tmp_path):
+def test_a_graph_that_onnxruntime_cannot_run_raises(break_lowering, tmp_path):
     x = keras.Input((None, 4), name="x")
     model = keras.Model(x, keras.layers.Dense(4)(x))
-    # The checker does not see that a length of 32 has no 7 parts.
+    # The checker does not infer that a length of 32 is not divisible by 7.
     break_lowering(keras.layers.Dense, lambda cx, y: cx.op.Reshape(cx.op.Reshape(y, [7, -1]), cx.op.Shape(y)))
     with pytest.raises(ExportError, match="onnxruntime.*'batch 1"):
         export_onnx(model, tmp_path / "out")
@@ -177,7 +177,7 @@ def test_bfloat16_weights_are_read_without_a_warning():
         assert array_of(layer.kernel).dtype == "float32"
 
 
-class OtherWayWhenShort(keras.layers.Layer):
+class BranchesOnLength(keras.layers.Layer):
     def compute_output_shape(self, shape):
         return shape
 
@@ -186,9 +186,9 @@ class OtherWayWhenShort(keras.layers.Layer):
         return x if length is not None and length <= 8 else x * 2
 
 
-def test_code_that_takes_another_way_for_a_short_text_has_a_bound(tmp_path):
+def test_size_dependent_control_flow_has_a_bound(tmp_path):
     x = keras.Input((None, 4), name="x")
-    model = keras.Model(x, OtherWayWhenShort(name="odd")(x))
+    model = keras.Model(x, BranchesOnLength(name="odd")(x))
     report = export_onnx(model, tmp_path / "out")
     assert report.manifest.bounds == ("sequence_length >= 9",)
     assert any("length 9" in case for case in report.manifest.parity.cases)
@@ -196,7 +196,7 @@ def test_code_that_takes_another_way_for_a_short_text_has_a_bound(tmp_path):
 
 
 class Largest(keras.layers.Layer):
-    """Divides by the largest number that it has seen, or by the largest of this call."""
+    """Divides by the largest number of all calls, or of this call."""
 
     def __init__(self, remembers: bool, **kwargs):
         super().__init__(**kwargs)
@@ -213,8 +213,8 @@ class Largest(keras.layers.Layer):
 
 
 @needs_tensorflow
-def test_a_model_that_remembers_its_calls_is_refused(tmp_path):
-    """On any single example both sides are equal."""
+def test_outputs_that_depend_on_earlier_calls_raise(tmp_path):
+    """Both sides are equal for any single example."""
     model = keras.Sequential([keras.Input((4,)), Largest(True, name="largest"), keras.layers.Dense(2)])
     with pytest.raises(ExportError, match="largest/largest"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the layer that tf2onnx converts
@@ -231,8 +231,8 @@ class Counting(keras.layers.Layer):
         return x
 
 
-def test_an_export_leaves_the_variables_as_they_are(tmp_path):
-    """Tracing a layer runs its code, at several sizes."""
+def test_an_export_does_not_change_variables(tmp_path):
+    """Tracing a layer runs its code."""
     model = keras.Sequential([keras.Input((None, 4)), Counting(), keras.layers.Dense(2)])
     export_onnx(model, tmp_path / "out")
     assert float(keras.ops.convert_to_numpy(model.layers[0].calls[0])) == 0.0
@@ -245,4 +245,4 @@ def test_a_variable_that_no_output_depends_on_may_change(tmp_path):
         warnings.simplefilter("ignore")
         report = export_onnx(model, tmp_path / "out")
     assert report.manifest.parity is not None
-    assert float(model.layers[0].largest.numpy()) == 1.0, "the comparison leaves the model as it is"
+    assert float(model.layers[0].largest.numpy()) == 1.0, "the comparison does not change the model"

@@ -59,7 +59,7 @@ def test_every_opset(opset: int, tmp_path):
 
 
 def test_the_nodes_of_a_block(tmp_path):
-    """One Attention a layer, with the mask made once; unpadded, one way out of padding and three back."""
+    """One Attention per layer and one mask; unpadded, one GatherND and three Gather per layer."""
     found = {}
     for depth in (1, 2):
         for unpad in (True, False):
@@ -97,21 +97,21 @@ CONFIGS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "said", "head", "options"), CONFIGS)
-def test_config(kind: str | None, said: str, head: Any, options: dict, tmp_path):
+@pytest.mark.parametrize(("kind", "expected", "head", "options"), CONFIGS)
+def test_config(kind: str | None, expected: str, head: Any, options: dict, tmp_path):
     report = export_onnx(tiny(head, **options), tmp_path / "x", verify=False)
     config = json.loads((tmp_path / "x/config.json").read_text())
     if kind is None:
-        assert "model_type" not in config and said in report.manifest.notes[0]
+        assert "model_type" not in config and expected in report.manifest.notes[0]
         return
-    assert (config["model_type"], config["architectures"]) == (kind, [said])
+    assert (config["model_type"], config["architectures"]) == (kind, [expected])
     transformers = pytest.importorskip("transformers", reason='pip install "keras-tx[parity]"')
     read = transformers.AutoConfig.from_pretrained(tmp_path / "x")
     for name, value in config.items():
         if name in ("id2label", "position_embedding_type"):
             continue
         assert getattr(read, name) == value, name
-    model = getattr(transformers, said)(read)
+    model = getattr(transformers, expected)(read)
     theirs = {name: tuple(p.shape) for name, p in model.named_parameters()}
     table = next(shape for name, shape in theirs.items() if name.endswith("position_embeddings.weight"))
     assert table == (TINY["max_length"] + options.get("position_offset", 0), TINY["width"])
@@ -220,8 +220,8 @@ def test_files_for_sentence_transformers(pooling: str, normalize: bool, tmp_path
     assert_close(found["sentence_embedding"], pooled)
 
 
-def test_without_a_head_sentence_transformers_gives_what_the_runtime_does(tmp_path):
-    """Which takes the mean, of length 1, where nothing else is said."""
+def test_without_a_head_sentence_transformers_equals_the_runtime(tmp_path):
+    """The default is the normalized mean."""
     export_onnx(tiny(), tmp_path / "x", verify=False)
     modules = json.loads((tmp_path / "x/modules.json").read_text())
     assert [module["path"] for module in modules] == ["", "1_Pooling", "2_Normalize"]
@@ -230,7 +230,7 @@ def test_without_a_head_sentence_transformers_gives_what_the_runtime_does(tmp_pa
     assert not (tmp_path / "y/modules.json").exists()
 
 
-def test_the_transform_of_the_model_is_its_tokenizer(tmp_path):
+def test_processing_of_the_model_is_the_default_tokenizer(tmp_path):
     wordpiece().save(str(tmp_path / "tokenizer.json"))
     transform = keras_tx.TextTransform.load(tmp_path / "tokenizer.json")
     export_onnx(tiny(processing=transform), tmp_path / "x", verify=False)
@@ -239,7 +239,7 @@ def test_the_transform_of_the_model_is_its_tokenizer(tmp_path):
 
 
 def test_tokenizer_config(tmp_path):
-    """BertTokenizer, where that name alone says what the tokenizer is; how long texts are met is kept."""
+    """tokenizer_class is BertTokenizer only if that class has the same behavior; other options are kept."""
     plain = keras_tx.processing.wordpiece(VOCABULARY, too_long="raise", multiple=8)
     split = json.loads(plain.tokenizer)
     split["pre_tokenizer"] = {"type": "Whitespace"}
@@ -261,7 +261,7 @@ def test_tokenizer_config(tmp_path):
 
 
 def test_byte_level_tokenizers(tmp_path):
-    """What RoBERTa has: vocab.json and merges.txt, and no segments."""
+    """RoBERTa's files: vocab.json and merges.txt, and no segments."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]

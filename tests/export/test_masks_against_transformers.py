@@ -1,7 +1,7 @@
-"""Every kind of mask, with every head, in every precision: the folder answers what transformers answers.
+"""The folder equals transformers with every kind of mask, every head and every precision.
 
-A row without any real token has no key to attend to. Attention adds nothing to its tokens then, here as in
-transformers by default ("sdpa"); its "eager" attention takes the mean of all tokens in that row.
+A row without any real token has no key to attend to. Attention then adds nothing to its tokens, as in
+transformers by default ("sdpa"); "eager" attention averages all tokens of that row.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DISTILBERT = {
     **{"hidden_dim": 128, "max_position_embeddings": 16},
 }
 LABELS = {"num_labels": 3}
-# Their class and options, and the head where it is not that of the checkpoint.
+# The class and its options, and a head other than that of the checkpoint.
 MODELS: dict[str, tuple[str, dict[str, Any], Any]] = {
     "no head": ("BertModel", {}, None),
     "mean": ("BertModel", {}, keras_tx.SentenceEmbeddingHead(normalize=False)),
@@ -61,7 +61,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], Any]] = {
 
 
 def their_model(name: str, options: dict[str, Any], attention: str = "sdpa") -> Any:
-    """Every weight drawn anew, so that outputs stay near 1."""
+    """A model with random weights whose outputs are near 1."""
     sizes = DISTILBERT if name.startswith("Distil") else SIZES
     more = ROBERTA if name.startswith("Roberta") else {}
     model_class = getattr(transformers, name)
@@ -79,8 +79,8 @@ def their_model(name: str, options: dict[str, Any], attention: str = "sdpa") -> 
     return model
 
 
-def given(name: str) -> dict[str, np.ndarray]:
-    """A row for each kind of mask; ids at masked places are those of padding, and in the last rows any."""
+def inputs_of(name: str) -> dict[str, np.ndarray]:
+    """A row for each kind of mask, with padding ids at masked places; then these rows with any ids there."""
     random = np.random.default_rng(0)
     mask = token_mask((2 * len(MASKS), LENGTH), MASKS)
     ids = random.integers(2, VOCABULARY, mask.shape)
@@ -92,21 +92,21 @@ def given(name: str) -> dict[str, np.ndarray]:
     return inputs
 
 
-def their_answers(model: Any, inputs: dict[str, np.ndarray], head: Any) -> dict[str, np.ndarray]:
+def their_outputs(model: Any, inputs: dict[str, np.ndarray], head: Any) -> dict[str, np.ndarray]:
     with torch.no_grad():
-        found = model(**{key: torch.from_numpy(x) for key, x in inputs.items()})
-    answers = {key: x.numpy() for key, x in found.items()}
+        result = model(**{key: torch.from_numpy(x) for key, x in inputs.items()})
+    outputs = {key: x.numpy() for key, x in result.items()}
     if head is None:
-        return answers
-    tokens, real = answers["last_hidden_state"], inputs[contract.ATTENTION_MASK][..., None]
+        return outputs
+    tokens, real = outputs["last_hidden_state"], inputs[contract.ATTENTION_MASK][..., None]
     mean = (tokens * real).sum(1) / np.maximum(real.sum(1), 1)
     return {contract.SENTENCE_EMBEDDING: tokens[:, 0] if head.pooling == "class" else mean}
 
 
-def at_masked_tokens(name: str, answers: dict[str, np.ndarray], mask: np.ndarray) -> dict[str, np.ndarray]:
-    """What is documented: 0, and -10,000 for the logits of a span."""
+def at_masked_tokens(name: str, outputs: dict[str, np.ndarray], mask: np.ndarray) -> dict[str, np.ndarray]:
+    """The documented values: 0, and -10,000 for the logits of a span."""
     result = {}
-    for key, value in answers.items():
+    for key, value in outputs.items():
         if value.shape[:2] == mask.shape:
             real = mask.reshape(*mask.shape, *(1,) * (value.ndim - 2)) != 0
             value = np.where(real, value, -1e4 if value.ndim == 2 else 0)
@@ -123,17 +123,17 @@ def test_every_precision_equals_transformers(name: str, tmp_path: Path):
     precisions = ["fp32", "fp16", "int8", "int8-blocks", "int4"]
     manifest = export_onnx(model, tmp_path / "x", precision=precisions).manifest
     export_onnx(model, tmp_path / "padded", precision=precisions, unpad=False)
-    inputs = given(kind)
+    inputs = inputs_of(kind)
     mask = inputs[contract.ATTENTION_MASK]
-    expected = at_masked_tokens(name, their_answers(theirs, inputs, head), mask)
+    expected = at_masked_tokens(name, their_outputs(theirs, inputs, head), mask)
     for precision, graph in manifest.precisions.items():
         with Session(tmp_path / "x" / graph, provider="cpu") as session:
-            found = session.run({spec.name: inputs[spec.name] for spec in session.inputs})
+            computed = session.run({spec.name: inputs[spec.name] for spec in session.inputs})
         noise = 0.0 if precision == "fp32" else manifest.variants[precision].noise
-        assert set(expected) <= set(found)
+        assert set(expected) <= set(computed)
         for output, value in expected.items():
             for row, mask_name in enumerate((*MASKS, *MASKS)):
-                mine = found[output][row].astype("float32")
+                mine = computed[output][row].astype("float32")
                 scale = np.abs(value[np.abs(value) < 1e4]).max()
                 gap = np.abs(mine - value[row]).max() / scale
                 assert gap <= FP32 + 5 * noise, f"{output}, {precision}, {mask_name}: {gap:.1e}"
@@ -141,19 +141,19 @@ def test_every_precision_equals_transformers(name: str, tmp_path: Path):
             with Session(tmp_path / "padded" / graph, provider="cpu") as session:
                 padded = session.run({spec.name: inputs[spec.name] for spec in session.inputs})
             same = at_masked_tokens(name, {key: padded[key] for key in expected}, mask)
-            # A number between two steps may fall to either side, and changes its row. No mask does so in both
-            # of its rows.
+            # A number between two steps may be rounded either way, which changes its row. No mask has that in
+            # both of its rows.
             for output, value in same.items():
-                gaps = [difference(x, y) for x, y in zip(found[output], value, strict=True)]
+                gaps = [difference(x, y) for x, y in zip(computed[output], value, strict=True)]
                 best = np.reshape(gaps, (2, len(MASKS))).min(0)
                 assert best.max() <= FP32, f"{output}, {precision}: {best}"
 
 
 def test_rows_without_any_token_in_transformers():
     """ "sdpa" attends to nothing in them and "eager" to all tokens; they agree on all other rows."""
-    inputs = given("BertModel")
+    inputs = inputs_of("BertModel")
     sdpa, eager = (
-        their_answers(their_model("BertModel", {}, attention), inputs, None)["last_hidden_state"]
+        their_outputs(their_model("BertModel", {}, attention), inputs, None)["last_hidden_state"]
         for attention in ("sdpa", "eager")
     )
     none = inputs[contract.ATTENTION_MASK].sum(1) == 0

@@ -1,4 +1,4 @@
-"""keras-hub's text classifiers export with the tokenizer of their preprocessor: texts in, labels out."""
+"""Text classifiers of keras-hub are exported with the tokenizer of their preprocessor."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def scores_of(answers: Any, labels: list[str]) -> np.ndarray:
 @pytest.mark.filterwarnings("ignore:.*max_length")
 @pytest.mark.parametrize("activation", [None, "softmax", "sigmoid"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_answers_are_those_of_predict(kind: str, activation: str | None, tmp_path: Path):
+def test_scores_equal_predict(kind: str, activation: str | None, tmp_path: Path):
     model = classifier(kind, activation=activation)
     report = export_onnx(model, tmp_path / "out", labels=LABELS)
     manifest = report.manifest
@@ -115,7 +115,7 @@ def test_without_labels_it_is_a_generic_model(tmp_path: Path):
     assert manifest.task is None and {spec.name for spec in manifest.inputs} >= {"token_ids", "padding_mask"}
 
 
-def test_characters_with_other_ids_are_noted(tmp_path: Path):
+def test_characters_with_different_ids_are_noted(tmp_path: Path):
     notes = export_onnx(classifier("Bert"), tmp_path / "out", labels=LABELS).manifest.notes
     (note,) = [note for note in notes if "different ids for" in note]
     assert "'[MASK]'" in note
@@ -128,7 +128,7 @@ class ByLetters(keras_hub.models.BertTokenizer):
         return super().call([" ".join(str(text)) for text in np.atleast_1d(np.asarray(inputs))])
 
 
-def test_sentencepiece_is_refused(tmp_path: Path):
+def test_sentencepiece_raises(tmp_path: Path):
     sentencepiece = pytest.importorskip("sentencepiece")
     proto = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(

@@ -1,4 +1,4 @@
-"""The tolerance of the export is what float32 costs, measured against float64, with room and no more."""
+"""The tolerance of the export is derived from the rounding error of float32, measured against float64."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from keras_tx_onnx import tolerances
 from tests.drawing import as_numpy, draw, redraw
 
 
-@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX has no float64 unless it is switched on")
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX has no float64 by default")
 @pytest.mark.parametrize(("depth", "width"), [(1, 32), (12, 192)])
 def test_derived_from_the_rounding_error_of_the_reference(depth: int, width: int):
     model = redraw(
@@ -24,7 +24,7 @@ def test_derived_from_the_rounding_error_of_the_reference(depth: int, width: int
     assert 10 * 2 * error < tolerances.FLOAT32
 
 
-def test_masked_logits_are_no_scale():
+def test_masked_logits_do_not_count_towards_the_scale():
     reference = np.array([[1.0, -0.5, -1e4, -3e38]], "float32")
     assert tolerances.difference(reference, reference) == 0
     off = np.array([[1.5, -0.5, -1e4, -3e38]], "float32")

@@ -110,14 +110,14 @@ class Interface(abc.ABC):
         return {}
 
     def graph_of(
-        self, model: Any, outputs: Sequence[str] | None = None, further: Sequence[Pass] | None = None
+        self, model: Any, outputs: Sequence[str] | None = None, graph_passes: Sequence[Pass] | None = None
     ) -> tuple[GraphContext, ir.Model]:
         """Lowers a model with the inputs of this interface to an ONNX graph.
 
         Args:
             model: the exported model, or a probe with the same inputs.
             outputs: names of the model's outputs; by default those of the interface.
-            further: passes over the graph; by default those of the interface.
+            graph_passes: passes over the graph; by default those of the interface.
         """
         function = functional_graph.function_of(model)
         context = GraphContext(function.name, self.opset)
@@ -126,7 +126,7 @@ class Interface(abc.ABC):
             context.output(value, name)
         self.close(context)
         graph = context.model()
-        passes.simplify(graph, self.passes if further is None else further)
+        passes.simplify(graph, self.passes if graph_passes is None else graph_passes)
         symbolic_sizes.name_axes(context.graph)
         for value in context.graph.outputs:
             _name_unknown_axes(value)

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.heads.base import check_labels
+from keras_tx_onnx.graph.editor import GraphEditor
 from keras_tx_onnx.reading import functional_graph, last_activation
 
 _PROBLEMS = {
@@ -100,15 +101,10 @@ def _to_two_logits(model: ir.Model) -> int:
     """Replaces the logit z of a binary classifier by 0 and z."""
     (logit,) = model.graph.outputs
     assert logit.shape is not None
-    tensor = ir.tensor(_BINARY, name="binary_logits/factors")
-    factors = ir.Value(
-        name=tensor.name, shape=ir.Shape(_BINARY.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
-    )
-    model.graph.register_initializer(factors)
-    node = ir.node("Mul", inputs=[logit, factors], name="binary_logits")
-    model.graph.append(node)
-    (logits,) = node.outputs
-    logits.type, logits.shape = logit.type, ir.Shape([logit.shape[0], 2])
+    editor = GraphEditor(model.graph)
+    factors = editor.initializer("binary_logits/factors", _BINARY)
+    result = (logit.dtype, [logit.shape[0], 2])
+    logits = editor.add("Mul", [logit, factors], [result], name="binary_logits")
     model.graph.outputs[0] = logits
     logits.name, logit.name = logit.name, f"{logit.name}/binary"
     return 1

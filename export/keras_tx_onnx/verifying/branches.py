@@ -1,8 +1,8 @@
-"""Which branches of a graph the examples of a comparison reach, and the comparison of the others.
+"""Tests which branches of a graph the cases reach, and compares the other branches with Keras.
 
-Equal outputs prove nothing for a branch that no example reaches. So a graph with branches or loops is also
-compared on examples of other magnitudes. Then the results of each branch are changed: if the outputs stay the
-same for all examples, the branch was not tested, and both sides compute it with the predicate forced.
+Equal outputs prove nothing about a branch that no case reaches. A graph with branches or loops is therefore
+also compared on inputs of other magnitudes. Then the results of each branch are perturbed. If all outputs
+stay the same, the branch is untested, and both sides compute it with forced predicates.
 """
 
 from __future__ import annotations
@@ -19,46 +19,47 @@ import onnx_ir as ir
 from keras_tx.errors import RunError
 from keras_tx.runtime.session import Session
 from keras_tx_onnx.graph.builder import Predicate
+from keras_tx_onnx.graph.editor import GraphEditor
 from keras_tx_onnx.reading.keras_patches import forced_predicates
 from keras_tx_onnx.verifying.cases import Case, RunKeras
 
-MULTIPLIED = 3  # cases
+SCALED = 3  # cases whose inputs are multiplied
 FACTORS = (0.0, 0.01, 100.0, 1000.0)
-LIMIT = 10_000  # iterations of a loop without a limit, in a changed graph
+ITERATIONS = 10_000  # limit of a loop without one, in a perturbed graph
 
 
 @dataclasses.dataclass(frozen=True)
 class Branch:
-    """A graph inside a node: the node's name and the name of its attribute."""
+    """A graph inside a node: the name of the node and of its attribute."""
 
     node: str
     attribute: str
 
 
 def has_control_flow(path: Path) -> bool:
-    """Whether a graph has a branch or a loop; the steps of a Scan are computed for every input."""
+    """Whether a graph has a branch or a loop. A Scan does not count, because its body always runs."""
     return any(node.op_type in ("If", "Loop") for node in ir.load(path).graph.all_nodes())
 
 
 def scaled(cases: Sequence[Case], run: RunKeras) -> list[Case]:
-    """The first cases with their floating-point inputs multiplied, if Keras's outputs are finite.
+    """The first cases with multiplied floating-point inputs, if Keras's outputs are finite.
 
     Args:
         cases: the cases to multiply.
         run: computes Keras's outputs for a list of inputs.
     """
     more = []
-    for case in cases[:MULTIPLIED]:
+    for case in cases[:SCALED]:
         floating = [x for x in case.inputs if x.dtype.kind == "f"]
         if not floating or len(floating) != sum(x.dtype.kind == "f" for x in case.feed.values()):
             continue
         for factor in FACTORS:
             feed = {name: _times(x, factor) for name, x in case.feed.items()}
             inputs = [_times(x, factor) for x in case.inputs]
-            expected = run(inputs)
-            if all(np.isfinite(y).all() for y in expected):
-                name = f"{case.name}, times {factor:g}"
-                more.append(case._replace(name=name, feed=feed, inputs=inputs, expected=expected))
+            name = f"{case.name}, times {factor:g}"
+            multiplied = case._replace(name=name, feed=feed, inputs=inputs, expected=run(inputs))
+            if multiplied.is_finite:
+                more.append(multiplied)
     return more
 
 
@@ -73,41 +74,37 @@ def compare_untested(
     compare: Callable[[Path, list[Case]], object],
     predicates: Mapping[str, Predicate],
 ) -> list[str]:
-    """Compares the branches that no case reaches, with their predicates forced, and returns notes.
+    """Compares the branches that no case reaches, with forced predicates.
 
     Args:
         path: the graph.
-        cases: what was compared already.
+        cases: the cases that are compared already.
         run: computes Keras's outputs for a list of inputs.
-        compare: runs a graph on cases and raises where it differs from Keras.
+        compare: runs a graph on cases and raises an ExportError if it differs from Keras.
         predicates: the origin of each If node, by its name.
+
+    Returns:
+        A note for each of these branches.
     """
-    left = untested(path, cases)
-    left = [branch for branch in left if branch.attribute != "else_branch" or _described(branch, predicates)]
-    if not left:
+    branches = {branch: _description(branch, predicates) for branch in untested(path, cases)}
+    branches = {branch: text for branch, text in branches.items() if text}
+    if not branches:
         return []
-    tested = []
+    tested: set[Branch] = set()
     with tempfile.TemporaryDirectory() as folder:
         for changed, forced in _forced(path, cases, run, predicates, Path(folder)):
             compare(changed, forced)
-            tested += [branch for branch in left if branch not in untested(changed, forced, left)]
-    notes = []
-    for branch in left:
-        described = _described(branch, predicates)
-        if branch in tested:
-            notes.append(
-                f"No example of the comparison reaches {described}; it was compared with Keras by forcing "
-                "its predicate."
-            )
-        else:
-            notes.append(
-                f"No example of the comparison reaches {described}, so it was NOT compared with Keras. "
-                "Compare the outputs on your own data that reaches it."
-            )
-    return notes
+            tested |= set(branches) - set(untested(changed, forced, list(branches)))
+    return [
+        f"No case of the verification reaches {text}; it was compared with Keras by forcing its predicate."
+        if branch in tested
+        else f"No case of the verification reaches {text}, so it was NOT compared with Keras. Compare the "
+        "outputs on your own data that reaches it."
+        for branch, text in branches.items()
+    ]
 
 
-def _described(branch: Branch, predicates: Mapping[str, Predicate]) -> str:
+def _description(branch: Branch, predicates: Mapping[str, Predicate]) -> str:
     known = predicates.get(branch.node)
     if known is not None:
         name = known.then if branch.attribute == "then_branch" else known.other
@@ -122,47 +119,47 @@ def _forced(
 ) -> Iterator[tuple[Path, list[Case]]]:
     """Graphs in which every predicate of ops.cond is a constant, and cases with Keras's outputs for it.
 
-    A loop might then never end, so graphs with loops are left out.
+    Graphs with loops are left out, because a loop might never end.
     """
     if any(node.op_type == "Loop" for node in ir.load(path).graph.all_nodes()):
         return
     conds = {name for name, predicate in predicates.items() if predicate.is_cond}
     for value in (True, False):
         with forced_predicates(value):
-            computed = [(case, run(case.inputs)) for case in cases]
-        forced = [
-            case._replace(name=f"{case.name}, every predicate {str(value).lower()}", expected=expected)
-            for case, expected in computed
-            if all(np.isfinite(y).all() for y in expected)
-        ]
+            forced = [
+                case._replace(
+                    name=f"{case.name}, every predicate {str(value).lower()}", expected=run(case.inputs)
+                )
+                for case in cases
+            ]
         model = ir.load(path)
-        constant = _constant(model.graph, "forced/predicate", np.asarray(value))
+        constant = GraphEditor(model.graph).initializer("forced_predicate", np.asarray(value))
         for node in model.graph.all_nodes():
             if node.name in conds:
                 node.replace_input_with(0, constant)
         changed = folder / f"forced_{value}.onnx"
         ir.save(model, changed, external_data=f"{changed.name}_data")
-        yield changed, forced
+        yield changed, [case for case in forced if case.is_finite]
 
 
 def untested(path: Path, cases: Sequence[Case], among: Sequence[Branch] | None = None) -> list[Branch]:
-    """The branches without which the outputs for all cases stay the same."""
-    usual = _outputs(path, cases)
+    """The branches whose results do not change the outputs of any case."""
+    outputs = _outputs(path, cases)
     branches = _branches(ir.load(path).graph) if among is None else among
-    left = []
+    unreached = []
     with tempfile.TemporaryDirectory() as folder:
         for branch in branches:
             model = ir.load(path)
-            _spoil(model.graph, branch)
-            spoilt = Path(folder, "spoilt.onnx")
-            ir.save(model, spoilt, external_data="spoilt.onnx_data")
-            if _same(usual, _outputs(spoilt, cases)):
-                left.append(branch)
-    return left
+            _perturb(model.graph, branch)
+            perturbed = Path(folder, "perturbed.onnx")
+            ir.save(model, perturbed, external_data="perturbed.onnx_data")
+            if _are_equal(outputs, _outputs(perturbed, cases)):
+                unreached.append(branch)
+    return unreached
 
 
 def _outputs(path: Path, cases: Sequence[Case]) -> list[Mapping[str, np.ndarray] | None]:
-    """The outputs for each case, None where the graph cannot run."""
+    """The outputs for each case; None if the graph cannot run."""
     outputs: list[Mapping[str, np.ndarray] | None] = []
     with Session(path, provider="cpu") as session:
         for case in cases:
@@ -173,7 +170,7 @@ def _outputs(path: Path, cases: Sequence[Case]) -> list[Mapping[str, np.ndarray]
     return outputs
 
 
-def _same(one: list[Any], other: list[Any]) -> bool:
+def _are_equal(one: list[Any], other: list[Any]) -> bool:
     for a, b in zip(one, other, strict=True):
         if a is None or b is None:
             if a is not b:
@@ -193,38 +190,23 @@ def _branches(graph: ir.Graph) -> list[Branch]:
     ]
 
 
-def _constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
-    tensor = ir.tensor(array, name=name)
-    value = ir.Value(
-        name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
-    )
-    graph.register_initializer(value)
-    return value
-
-
-def _spoil(graph: ir.Graph, branch: Branch) -> None:
+def _perturb(graph: ir.Graph, branch: Branch) -> None:
     """Changes the results of a branch, or sets the iterations of a loop to 0."""
-    limit = _constant(graph, "spoilt/limit", np.asarray(LIMIT))
+    editor = GraphEditor(graph)
     for node in graph.all_nodes():
         if node.op_type == "Loop" and node.inputs[0] is None:
-            node.replace_input_with(0, limit)
+            node.replace_input_with(0, editor.constant(ITERATIONS))
     node = next(node for node in graph.all_nodes() if node.name == branch.node)
     if node.op_type == "Loop":
-        node.replace_input_with(0, _constant(graph, "spoilt/none", np.asarray(0)))
+        node.replace_input_with(0, editor.constant(0))
         return
     inner = node.attributes[branch.attribute].as_graph()
     numbers = {
-        ir.DataType.FLOAT: ("Mul", _constant(graph, "spoilt/nan", np.asarray(np.nan, "float32"))),
-        ir.DataType.INT64: ("Add", _constant(graph, "spoilt/one", np.asarray(1))),
+        ir.DataType.FLOAT: ("Mul", editor.constant(np.nan)),
+        ir.DataType.INT64: ("Add", editor.constant(1)),
     }
     for index, output in enumerate(inner.outputs):
         assert output.dtype is not None
-        if output.dtype == ir.DataType.BOOL:
-            changed = ir.node("Not", inputs=[output], name=f"spoilt/{index}")
-        else:
-            op_type, number = numbers[output.dtype]
-            changed = ir.node(op_type, inputs=[output, number], name=f"spoilt/{index}")
-        inner.append(changed)
-        value = changed.outputs[0]
-        value.name, value.type = f"spoilt/{index}", ir.TensorType(output.dtype)
-        inner.outputs[index] = value
+        op_type, *number = numbers.get(output.dtype, ("Not",))
+        result = (output.dtype, None)
+        inner.outputs[index] = editor.add(op_type, [output, *number], [result], graph=inner, name="perturbed")

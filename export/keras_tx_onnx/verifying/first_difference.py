@@ -37,7 +37,7 @@ def first_difference(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "probe.onnx")
         outputs = [f"output_{index}" for index in range(len(probe.outputs))]
-        context, graph = interface.graph_of(probe, outputs, further=())
+        context, graph = interface.graph_of(probe, outputs, graph_passes=())
         write_graph(graph, path)
         names = [str(value.name) for value in context.graph.outputs]  # those of a cache come last
         with Session(path, provider="cpu") as session:
