@@ -343,7 +343,7 @@ def test_small_file_from_large_one_has_no_data_file(tmp_path, monkeypatch):
 def test_report_lists_files(tmp_path):
     text = str(export_onnx(vit(), tmp_path / "out", precision=["fp32", "int8", "int4"], verify=False))
     assert "dynamic: within" in text and "4 bits in blocks of 32: within" in text
-    assert "largest number in" in text
+    assert "largest output in" in text
 
 
 def test_note_if_most_weights_stay_in_float32(tmp_path):
