@@ -363,6 +363,22 @@ def test_note_if_most_weights_stay_in_float32(tmp_path):
     assert sizes[1] > 0.8 * sizes[0]
 
 
+class Branch(keras.layers.Layer):
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(64, 64), name="kernel")
+
+    def call(self, x):
+        return keras.ops.cond(keras.ops.sum(x) > 0, lambda: x @ self.kernel, lambda: 2 * x)
+
+
+def test_note_on_layers_in_branches(tmp_path):
+    x = keras.Input((64,), name="x")
+    model = redraw(keras.Model(x, Branch(name="branch")(keras.layers.Dense(64)(x))))
+    folder = exported(model, tmp_path / "out", precision=["fp32", "int8"])
+    assert any("branch" in note for note in open_folder(folder).manifest.variants["int8"].notes)
+    assert nodes(folder, "model_quantized.onnx")["MatMulInteger"] == 1
+
+
 @pytest.mark.parametrize("automatic", [False, True])
 def test_newer_export_is_not_replaced(tmp_path, monkeypatch, automatic):
     folder, newer = (exported(vit(depth=1), tmp_path / name) for name in ("folder", "newer"))

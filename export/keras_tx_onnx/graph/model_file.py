@@ -1,4 +1,4 @@
-"""Writes a graph as a file, with its weights beside it where they are large, and checks it."""
+"""Writes and checks the file of a graph; large weights are in a data file beside it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from keras_tx.errors import ExportError
 
 
 def write_graph(model: ir.Model, path: Path) -> bool:
-    """Writes the graph, and from 64 MB of weights on a data file beside it. Says whether it did."""
+    """Writes the graph, with a data file from 64 MB of weights on; returns whether it has one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     weights = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
     if weights < contract.EXTERNAL_DATA_FROM:
-        # A graph that was read from a file with data beside it would go on pointing there.
+        # A graph that was read from a file with a data file would still refer to that.
         ir.save(ir.external_data.load_to_model(model), path)
         return False
     # Large tensors begin on a page of 16 kB (macOS; Linux has 4), so that the file can be memory-mapped.
@@ -26,7 +26,10 @@ def write_graph(model: ir.Model, path: Path) -> bool:
 
 
 def check_graph(path: Path) -> None:
+    """Raises an ExportError if ONNX's checker refuses the file."""
     try:
         onnx.checker.check_model(os.fspath(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ExportError(f"The ONNX checker refuses the graph, so a lowering is wrong: {error}") from error
+        raise ExportError(
+            f"ONNX's checker refuses {path.name}. Please report this defect of keras-tx: {error}"
+        ) from error
