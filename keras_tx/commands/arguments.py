@@ -1,4 +1,4 @@
-"""What several commands read from their arguments."""
+"""Arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ def whole(text: str) -> int:
 
 
 def add_session(parser: argparse.ArgumentParser) -> None:
-    """Which file of a folder to run, and where."""
+    """Adds the options of `load`: provider, threads and precision."""
     parser.add_argument(
         "--provider",
         metavar="NAME",
         default="auto",
-        help="cpu, cuda, tensorrt, openvino, coreml or directml, and no other; auto: CUDA where it works",
+        help="cpu, cuda, tensorrt, openvino, coreml or directml; auto (default): CUDA if it works, else cpu",
     )
     parser.add_argument(
-        "--threads", type=whole, default=None, metavar="N", help="for one operation on the CPU"
+        "--threads", type=whole, default=None, metavar="N", help="threads of one operation on the CPU"
     )
     parser.add_argument(
         "--precision",
         choices=tuple(contract.PRECISIONS),
-        help="which file of the folder to run (default: fp32, or the only one)",
+        help="precision of the graph to run (default: fp32, or the only one)",
     )
 
 
 def session_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What `load` is told by the arguments of `add_session`."""
+    """The options of `load` that were passed."""
     return {name: getattr(arguments, name) for name in ("provider", "threads", "precision")}
 
 
