@@ -1,18 +1,18 @@
-"""Trains a GPT on the characters of Python's manual, with nanoGPT's settings for a CPU.
+"""A GPT that writes like Python's manual, character by character, in nanoGPT's settings for a CPU.
 
     command   python examples/gpt_characters.py --plot curve.png
     needs     pip install "keras-tx[cpu]"; --plot also matplotlib
-    hardware  two shared CPU cores
+    hardware  two CPU cores that others used, too
     minutes   4
-    metric    validation loss 1.422 nats per character, 2.05 bits per byte. The mean of three seeds is 1.4145;
+    metric    validation loss 1.422 nats a character, 2.05 bits a byte. The mean of three seeds is 1.4145;
               nanoGPT's recipe in PyTorch has 1.4139 on the same batches (tests/training/reference_nanogpt.py)
 
-The text is pydoc_data.topics, 465 kB of English, with the settings of nanoGPT's README for
+The text is pydoc_data.topics, 465 kB of English, and the settings are those that nanoGPT's README gives for
 a CPU: 4 blocks of 4 heads, width 128, context 64, batches of 12, 2000 steps, no dropout. (Its configuration
 for a GPU, 6 blocks of width 384, context 256, batches of 64 and 5000 steps, is keras_tx.gpt("char"); on two
 cores it takes hours.)
 
-After an interruption, the same command resumes.
+Interrupted, the same command goes on where it was.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def write_corpus(parent: Path) -> Path:
 
 
 def make(transform: TextTransform, context: int = 64, width: int = 128, depth: int = 4) -> keras_tx.GPT:
-    """nanoGPT's character model for a CPU: exact gelu, no biases, tied head."""
+    """nanoGPT's model for characters, smaller: exact gelu, no biases, tied head."""
     rates = {"dropout": 0.0, "attention_dropout": 0.0}
     sizes = {"max_length": context, "width": width, "depth": depth, "num_heads": 4}
     return keras_tx.gpt("char", processing=transform, **sizes, **rates)
@@ -75,15 +75,15 @@ def plot(history: dict[str, list[float]], steps: int, path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--folder", type=Path, default=Path("gpt_characters"), help="directory of all output")
+    parser.add_argument("--folder", type=Path, default=Path("gpt_characters"), help="where everything goes")
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--between", type=int, default=250, help="steps between validations")
+    parser.add_argument("--between", type=int, default=250, help="steps from one validation to the next")
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=12)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plot", type=Path, help="path of a figure of the training curve")
+    parser.add_argument("--plot", type=Path, help="a picture of the curve")
     options = parser.parse_args(arguments)
 
     keras.utils.set_random_seed(options.seed)

@@ -1,13 +1,13 @@
-"""Acceptance test on a GPU: trains a ViT in three precisions, with and without XLA, exports, runs on CUDA.
+"""Acceptance on a GPU: fit a ViT in three precisions, with and without XLA, export, run on CUDA, compare.
 
     command   python examples/gpu_acceptance.py --report gpu.json
     needs     Linux, an NVIDIA GPU, pip install "keras-tx[gpu]"
-    hardware  an NVIDIA GPU; not run on one yet
-    minutes   not measured yet; about 10 expected, mostly compilation by XLA
+    hardware  not yet run on a GPU
+    minutes   not yet known; expect about 10, most of them XLA compiling
     metric    every row of "Checks" says ok, and the exit code is 0
 
-Exit codes: 0 every check passed; 1 a check failed, named in the report; 2 no GPU.
-Without a GPU, --allow-cpu runs the same steps at a small size:
+Exit codes: 0 every check passed; 1 one failed, the report says which; 2 there is no GPU to accept.
+On a machine without one, --allow-cpu goes through the same steps at a size that a test can afford:
 
     python examples/gpu_acceptance.py --allow-cpu --variant Mu/2 --image-size 8 --batch 16 --steps 12
 """
@@ -32,7 +32,7 @@ POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
 CLASSES = 4
 
 # The largest difference between two runs of one file, in units of the output's scale. On a GPU, float32
-# products are TF32 by default, rounded to 11 bits: 16 roundings of 2 ** -11 each in a block,
+# products are TF32 by default, rounded to 11 bits: 16 roundings on the way through a block of 2 ** -11 each,
 # as in tests/tolerances.py. On the CPU both sides are float32 proper.
 TOLERANCE = {"cuda": 16 * 2.0**-11, "cpu": 1e-4}
 
@@ -59,9 +59,9 @@ class Export:
     """One exported folder, run."""
 
     policy: str
-    keras: float  # onnxruntime on the CPU against Keras in float32, from the export
+    keras: float  # what the export itself found: onnxruntime on the CPU against Keras in float32
     cpu: float  # the provider against onnxruntime on the CPU
-    same_labels: float  # share of images with the same label on both
+    same_labels: float  # share of images for which both give the same label
     provider: str
     batch_ms: dict[int, float]  # by batch size
 
@@ -112,7 +112,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES, metavar="POLICY")
     parser.add_argument("--xla", nargs="+", choices=("on", "off"), default=("off", "on"))
     parser.add_argument("--report", type=Path, metavar="FILE", help="also write the figures as JSON")
-    parser.add_argument("--allow-cpu", action="store_true", help="run without a GPU, to test this script")
+    parser.add_argument("--allow-cpu", action="store_true", help="go on without a GPU, to test this script")
     options = parser.parse_args(argv)
     options.xla = [choice == "on" for choice in options.xla]
     return options
@@ -147,7 +147,7 @@ def no_gpu() -> str:
 
 
 def colours(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Noise with a red, green, blue or no tint, which is the class; learned within a few dozen steps."""
+    """Noise with a tint, red, green, blue or none, which is the class: to be learned in a few dozen steps."""
     images = np.random.default_rng(0).integers(0, 156, (count, size, size, 3), "uint8")
     labels = np.arange(count) % CLASSES
     for image, label in zip(images, labels, strict=True):
@@ -158,7 +158,7 @@ def colours(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
 def fit(
     options: argparse.Namespace, policy: str, xla: bool, images: np.ndarray, labels: np.ndarray
 ) -> tuple[Any, Fit]:
-    """Trains a new model and times each step."""
+    """Trains anew, timing each step."""
     import keras
 
     import keras_tx
@@ -192,7 +192,7 @@ def fit(
     model.fit(Batches(), shuffle=False, verbose=0, callbacks=[watch])
     took = np.diff(times)
     step = float(np.median(took[len(took) // 2 :]))
-    # Keras reports the mean since the start of the epoch; these are the means of the first and last tenth.
+    # Keras reports the mean since the epoch began; wanted are those of the first and the last tenth of steps.
     sums = np.array(losses) * np.arange(1, len(losses) + 1)
     each, tenth = np.diff(sums, prepend=0), max(len(losses) // 10, 1)
     first, last = float(each[:tenth].mean()), float(each[-tenth:].mean())
@@ -236,7 +236,7 @@ def milliseconds(session: Any, pixels: np.ndarray, runs: int = 30) -> float:
 
 
 def judge(fits: list[Fit], exports: list[Export], provider: str) -> dict[str, bool]:
-    """The checks and their results."""
+    """What has to hold, and whether it does."""
     checks = {f"{row.policy}, XLA {'on' if row.xla else 'off'}: the loss falls": row.learned for row in fits}
     for row in exports:
         checks[f"{row.policy}: onnxruntime runs on {provider}"] = row.provider == provider
@@ -247,7 +247,7 @@ def judge(fits: list[Fit], exports: list[Export], provider: str) -> dict[str, bo
 
 
 def machine(gpus: list[str]) -> dict[str, str]:
-    """Machine and versions."""
+    """Where this was run, and with what."""
     import keras
     import onnxruntime
 

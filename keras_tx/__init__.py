@@ -67,7 +67,7 @@ _HOMES = {
     "finetune_recipe": "training",
     "fit_resumable": "training",
     "from_checkpoint": "models.checkpoint_loading",
-    "generate": "models.gpt.generation",
+    "generate": "models.generation",
     "gpt": "models.gpt.model",
     "load_model": "models.keras_file",
     "pretrain_recipe": "training",
@@ -140,7 +140,7 @@ if TYPE_CHECKING:
     from keras_tx.models.checkpoint_loading import from_checkpoint
     from keras_tx.models.checkpoint_saving import save_checkpoint
     from keras_tx.models.costs import cost
-    from keras_tx.models.gpt.generation import generate
+    from keras_tx.models.generation import generate
     from keras_tx.models.gpt.model import GPT, GPTConfig, gpt
     from keras_tx.models.keras_file import load_model
     from keras_tx.models.keras_hub_models import to_keras_hub

@@ -18,9 +18,11 @@ from keras_tx.errors import KerasTxError, install_remedy
 COMMANDS = (demo, tokens, export, quantize, run, generate, verify, bench, doctor)
 
 DESCRIPTION = """\
-The shortest way from model.fit to a transformer that runs anywhere ONNX runs. Build and train a ViT, a
-BERT or a GPT with Keras 3, export it in seconds to a folder that was compared with Keras before it got its
-name, and run that folder with onnxruntime on a machine that has neither Keras nor TensorFlow.
+The shortest way from model.fit to a transformer that runs anywhere ONNX runs. Build and train a model
+with Keras 3, export it in seconds to a folder that is verified against Keras, and run that folder with
+onnxruntime on a machine that has neither Keras nor TensorFlow.
+
+model families: {families}
 """
 
 EPILOG = """\
@@ -78,9 +80,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the program and of all its commands."""
+    from keras_tx.models.families import family_names
+
     common = Parser(add_help=False)
     common.add_argument("--debug", action="store_true", help="print the traceback of an error too")
-    parser = Parser(prog="keras-tx", description=DESCRIPTION, epilog=EPILOG, parents=[common])
+    description = DESCRIPTION.format(families=", ".join(family_names()))
+    parser = Parser(prog="keras-tx", description=description, epilog=EPILOG, parents=[common])
     parser.add_argument("--version", action="version", version=f"keras-tx {keras_tx.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:

@@ -108,7 +108,7 @@ def test_the_whole_way(row: Row, policy: str, tmp_path):
 
     report = export_onnx(model, tmp_path / "folder", raw_pixels=row.raw_pixels)
     assert report.manifest.task == row.task
-    expected = as_numpy(model.with_policy("float32")(model.processing(images)))
+    expected = as_numpy(keras_tx.from_checkpoint(model, dtype="float32")(model.processing(images)))
     with load(tmp_path / "folder", provider="cpu") as runtime:
         answers = runtime(images, batch_size=2)
     if row.task == contract.IMAGE_FEATURES:

@@ -130,6 +130,6 @@ def test_the_whole_way(name: str, policy: str, tmp_path: Path):
 
     report = export_onnx(model, tmp_path / "folder", tokenizer=tmp_path)
     assert report.manifest.task == model.task
-    expected = as_numpy(model.with_policy("float32")(inputs))
+    expected = as_numpy(keras_tx.from_checkpoint(model, dtype="float32")(inputs))
     with load(tmp_path / "folder", provider="cpu") as runtime:
         CHECKS[name](runtime, expected, arrays)

@@ -62,8 +62,8 @@ class Head:
         """Returns the default metrics of `compile`, which apply where no loss is passed."""
         raise NotImplementedError
 
-    def is_tied(self, config: Any) -> bool:
-        """Returns whether the logits of a model of this config are tied to its token embedding."""
+    def is_tied(self, features: Encoded) -> bool:
+        """Returns whether the logits of a model with these features are tied to its token embedding."""
         return False
 
     def default_labels(self) -> list[str] | None:

@@ -50,7 +50,7 @@ class MaskedLMHead(Head):
     def __call__(self, features: Encoded) -> Any:
         return _masked_lm(features, contract.LOGITS, self.tied, self.activation, self.norm_epsilon)
 
-    def is_tied(self, config: Any) -> bool:
+    def is_tied(self, features: Encoded) -> bool:
         return self.tied
 
     def loss(self) -> keras.losses.Loss:
@@ -84,7 +84,7 @@ class PretrainingHead(Head):
             SEQ_RELATIONSHIP_LOGITS: project(features.pool(), 2, SEQ_RELATIONSHIP_LOGITS),
         }
 
-    def is_tied(self, config: Any) -> bool:
+    def is_tied(self, features: Encoded) -> bool:
         return self.tied
 
     def loss(self) -> dict[str, keras.losses.Loss]:
@@ -152,8 +152,8 @@ class CausalLMHead(Head):
         )
         return dense(features.tokens)
 
-    def is_tied(self, config: Any) -> bool:
-        return config.tied
+    def is_tied(self, features: Encoded) -> bool:
+        return features.embedding is not None
 
     def loss(self) -> keras.losses.Loss:
         return TokenCrossentropy(self.label_smoothing)

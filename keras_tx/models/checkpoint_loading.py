@@ -1,35 +1,54 @@
-"""Models that start from a checkpoint: `from_checkpoint`, and `weights=` of the families."""
+"""Models whose weights come from a checkpoint: `from_checkpoint`, and `weights=` of the factories."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from keras_tx.errors import ConfigError
 from keras_tx.models.config import make_config
-from keras_tx.models.families import WeightSource
+from keras_tx.models.families import WeightSource, factories
 from keras_tx.models.source_lookup import open_source
-from keras_tx.models.text_model import check_tokenizer
-from keras_tx.models.transformer_model import TransformerModel
+from keras_tx.models.tokenizer_checks import check_tokenizer
+from keras_tx.models.transformer_model import AUTO, TransformerModel
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.assignment import SHOWN, fill, match_tensors
 from keras_tx.weights.weightless import build_weightless, initialize
 
-ITS_OWN: Any = "its own"
-RESIZED = {"image_size", "max_length"}  # fields by which positions may differ from the checkpoint's
+RESIZED = {"image_size", "max_length"}  # fields that change the shape of the positions
 
 
 def from_checkpoint(
     source: Any,
     *,
-    head: Any = ITS_OWN,
+    head: Any = AUTO,
     processing: Any = None,
     name: str | None = None,
     dtype: Any = None,
     **overrides: Any,
 ) -> Any:
-    """A model of the family, size and head that a checkpoint says, with its weights.
+    """Returns the model of a checkpoint, with its weights: the family, size and head are the checkpoint's.
+
+    Args:
+        source: a Hugging Face folder (config.json and safetensors), "hf://owner/name", a keras-hub preset or
+            a live keras-hub model, a .keras file or a live keras_tx model.
+        head: "auto" for the checkpoint's head, None for a model without a head, or another head. Weights of a
+            head that the checkpoint does not have are new, and a warning names them.
+        processing: replaces the checkpoint's tokenizer or image transform.
+        name: of the model.
+        dtype: a dtype policy ("mixed_bfloat16"); by default Keras's global one.
+        overrides: fields of the config that do not change the weights: `dropout=0.0`, `image_size=384`.
+
+    Returns:
+        A model of the family, such as a ViT.
+
+    Raises:
+        ConfigError: for an unknown source or model_type, an unsupported field of its config, or weights that
+            do not fit the config.
+
+    Example:
 
     >>> import keras_tx, tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -37,161 +56,146 @@ def from_checkpoint(
     ...     keras_tx.from_checkpoint(folder, dropout=0.0).config.depth
     2
     >>> model = keras_tx.from_checkpoint("hf://owner/name", head=None)  # doctest: +SKIP
-
-    Args:
-        source: a Hugging Face folder (config.json and safetensors), "hf://owner/name", a keras-hub preset or
-            a live keras-hub model, a .keras file or a live model of our own.
-        head: another head than the checkpoint's, or None for the body alone. A head that the checkpoint does
-            not have is new, and a warning says so.
-        processing: in place of the checkpoint's tokenizer or image transform.
-        dtype: a dtype policy; by default Keras's global one.
-        overrides: fields of the config that change nothing that was learned: `dropout=0.0`, `image_size=384`.
     """
-    origin = open_source(source)
-    if origin.fields is None:
+    weights = open_source(source)
+    if weights.fields is None:
         raise ConfigError(
-            f"{origin.where} has tensors but no config, so it does not say which model it is. Give it as "
-            "weights= to keras_tx.vit, bert or gpt, with the variant that it was made with."
+            f"{weights.where} contains tensors but no config, so its model is unknown. Pass it as weights= "
+            f"to {factories()}, with the variant of the model."
         )
-    config = _config(origin, overrides)
-    return _model(origin, config, overrides, head, processing, name, dtype, callers=2)
+    options = {"head": head, "processing": processing, "name": name, "dtype": dtype}
+    return _model(weights, _config(weights, overrides), overrides, **options)
 
 
-def start(
-    family: type[TransformerModel],
+def load_variant(
+    model_class: type[TransformerModel],
     variant: str,
     source: Any,
     *,
-    head: Any,
-    processing: Any,
-    name: str | None,
-    dtype: Any,
     overrides: dict[str, Any],
+    **options: Any,
 ) -> Any:
-    """What a family's factory does with `weights=`: a variant, by its sizes, filled from the source."""
-    said = family.config_class.variant(variant)  # type: ignore[attr-defined]
-    origin = open_source(source, family)
-    if origin.model_class is not family:
+    """A factory with `weights=`: the model of the source, which must have the sizes of the variant."""
+    config_class: Any = model_class.config_class
+    expected = config_class.variant(variant)
+    weights = open_source(source, model_class)
+    if weights.model_class is not model_class:
         raise ConfigError(
-            f"weights={origin.where} contains a {origin.model_class.__name__}, expected a {family.__name__}. "
-            "Call its factory, or keras_tx.from_checkpoint."
+            f"weights={weights.where} contains a {weights.model_class.__name__}, expected a "
+            f"{model_class.__name__}. Call its factory, or keras_tx.from_checkpoint."
         )
-    if origin.fields is None:
-        config = family.config_class.variant(variant, **overrides)  # type: ignore[attr-defined]
-        return _model(origin, config, overrides, head, processing, name, dtype, callers=3)
+    if weights.fields is None:
+        return _model(weights, config_class.variant(variant, **overrides), overrides, **options)
     sizes = {
-        field.name: getattr(said, field.name)
-        for field in dataclasses.fields(said)
-        if getattr(said, field.name) != field.default and field.name not in (*said.FREE, *overrides)
+        field.name: getattr(expected, field.name)
+        for field in dataclasses.fields(expected)
+        if getattr(expected, field.name) != field.default
+        and field.name not in (*config_class.FREE, *overrides)
     }
-    other = {key: origin.fields[key] for key in sizes if origin.fields.get(key, sizes[key]) != sizes[key]}
+    other = {key: weights.fields[key] for key in sizes if weights.fields.get(key, sizes[key]) != sizes[key]}
     if other:
         wanted = ", ".join(f"{key}={sizes[key]!r}" for key in other)
-        has = ", ".join(f"{key}={value!r}" for key, value in other.items())
+        actual = ", ".join(f"{key}={value!r}" for key, value in other.items())
         raise ConfigError(
-            f"The variant {variant!r} has {wanted}, but {origin.where} has {has}. Call the variant that "
-            "fits, or keras_tx.from_checkpoint, which reads it from the config."
+            f"variant={variant!r} has {wanted}, but {weights.where} has {actual}. Pass the variant of the "
+            "checkpoint, or call keras_tx.from_checkpoint."
         )
-    config = _config(origin, overrides)
-    return _model(origin, config, overrides, head, processing, name, dtype, callers=3)
+    return _model(weights, _config(weights, overrides), overrides, **options)
 
 
-def _config(origin: WeightSource, overrides: dict[str, Any]) -> Any:
-    """The checkpoint's config with the overrides, which may change nothing that was learned."""
-    assert origin.fields is not None
-    config_class: Any = origin.model_class.config_class
-    own = make_config(config_class, origin.fields, origin.config)
-    config = make_config(config_class, {**origin.fields, **overrides})
+def _config(weights: WeightSource, overrides: dict[str, Any]) -> Any:
+    """The checkpoint's config with the overrides, which must not change the weights."""
+    assert weights.fields is not None
+    config_class: Any = weights.model_class.config_class
+    own = make_config(config_class, weights.fields, weights.config)
+    config = make_config(config_class, {**weights.fields, **overrides})
     for key in overrides:
         if key not in config_class.FREE and getattr(config, key) != getattr(own, key):
             raise ConfigError(
-                f"{key}={overrides[key]!r} was given, but {origin.where} was trained with "
-                f"{key}={getattr(own, key)!r}. Leave it out; what may differ is "
-                f"{', '.join(sorted(config_class.FREE))}."
+                f"{key}={overrides[key]!r} differs from {key}={getattr(own, key)!r}, with which "
+                f"{weights.where} was trained. Omit it; only {', '.join(sorted(config_class.FREE))} may "
+                "differ."
             )
     return config
 
 
 def _model(
-    origin: WeightSource,
+    weights: WeightSource,
     config: Any,
     overrides: dict[str, Any],
+    *,
     head: Any,
     processing: Any,
     name: str | None,
     dtype: Any,
-    callers: int,
 ) -> TransformerModel:
-    """`callers` is how many functions of ours the user's call is away, for the line that a warning names."""
-    own_head = head is ITS_OWN
-    head = origin.head if own_head else head
+    own_head = isinstance(head, str) and head == AUTO
+    head = weights.head if own_head else head
     if isinstance(head, ConfigError):
         raise head
-    if origin.adapted is not None:
-        config = origin.adapted(config, head, overrides)
-    processing = origin.processing if processing is None else processing
-    check_tokenizer(processing, config, origin.processing, stacklevel=callers + 1)
-    if isinstance(processing, ImageTransform) and processing.size != config.size:
-        processing = dataclasses.replace(processing, size=config.size)
+    if weights.adapted is not None:
+        config = weights.adapted(config, head, overrides)
+    processing = weights.processing if processing is None else processing
+    check_tokenizer(processing, config, weights.processing)
+    if isinstance(processing, ImageTransform):
+        processing = dataclasses.replace(processing, size=getattr(config, "size", processing.size))
     options = {"head": head, "processing": processing, "name": name, "dtype": dtype}
-    if origin.fields is not None:
-        _check_claims(origin, config, head if own_head else None, overrides)
-    # All that may be wrong is found on shapes alone, before there is memory for the weights.
-    model = build_weightless(origin.model_class.assemble, config, **options)
-    plan = origin.plan(model)
-    account = match_tensors(model, plan, origin.tensors)
-    filled = account.filled
-    if own_head and account.head_lacks:
-        lacks = "\n  ".join(account.head_lacks[:SHOWN])
+    if weights.fields is not None:
+        _check_claims(weights, config, head if own_head else None, overrides)
+    # Shapes are compared before memory for the weights is allocated.
+    model = build_weightless(weights.model_class.assemble, config, **options)
+    plan = weights.plan(model)
+    match = match_tensors(model, plan, weights.tensors)
+    if own_head and match.head_lacks:
+        lacks = "\n  ".join(match.head_lacks[:SHOWN])
         raise ConfigError(
-            f"{origin.where} says that it has a {type(head).__name__}, but its tensors are not those of one:"
-            f"\n  {lacks}\nPass head=None for the body alone, or the head that is to be trained."
+            f"The tensors of {weights.where} are not those of its {type(head).__name__}:\n  {lacks}\nPass "
+            "head=None for the model without a head, or the head to train."
         )
-    if filled.resized and origin.fields is not None and not RESIZED & set(overrides):
+    if match.filled.resized and weights.fields is not None and not RESIZED & set(overrides):
         raise ConfigError(
-            f"{origin.where}: the tensors of {', '.join(filled.resized)} have another size than its config "
-            "says. Correct the config, or say which size is meant (image_size=, max_length=)."
+            f"{weights.where}: the tensors of {', '.join(match.filled.resized)} have another size than its "
+            "config says. Correct the config, or pass the size (image_size=, max_length=)."
         )
-    fill(model, plan, origin.tensors, stacklevel=callers + 1)
+    fill(model, plan, weights.tensors)
     initialize(model)
     return model
 
 
-def _check_claims(origin: WeightSource, config: Any, head: Any, overrides: dict[str, Any]) -> None:
-    """Sizes that the checkpoint's tensors cannot have are refused before anything is made of them."""
-    there, names = origin.tensors.numbers, len(origin.tensors.shapes)
-    where, keys = (origin.config.where, origin.config.names) if origin.config else (origin.where, {})
+def _check_claims(weights: WeightSource, config: Any, head: Any, overrides: dict[str, Any]) -> None:
+    """Raises a ConfigError for sizes that the checkpoint's tensors cannot have, before they are allocated."""
+    numbers, tensors = weights.tensors.numbers, len(weights.tensors.shapes)
+    where, keys = (weights.config.where, weights.config.names) if weights.config else (weights.where, {})
+    if config.depth > tensors:
+        raise ConfigError(
+            f"{where} has {keys.get('depth', 'depth')}={config.depth}, but the checkpoint has only {tensors} "
+            "tensors. Correct the config, or download the checkpoint again."
+        )
+    for key, value in _sizes(config, head, keys, RESIZED & set(overrides)).items():
+        if value > numbers:
+            raise ConfigError(
+                f"{where} has {key}={value}, but the checkpoint's tensors have only {numbers} numbers. "
+                "Correct the config, or download the checkpoint again."
+            )
+
+
+def _sizes(config: Any, head: Any, keys: Mapping[str, str], resized: set[str]) -> dict[str, int]:
+    """Sizes that a model of the config has, by their keys in the checkpoint's config."""
 
     def called(name: str) -> str:
         return keys.get(name, name)
 
-    free = RESIZED & set(overrides)
-    if getattr(config, "positions", None) == "rotary":
-        free |= {"max_length"}  # has no table
-    claims = {
+    free = resized | ({"max_length"} if getattr(config, "positions", None) == "rotary" else set())
+    sizes = {
         called(field.name): value
         for field in dataclasses.fields(config)
         if type(value := getattr(config, field.name)) is int and field.name not in free
     }
-    # A model has a table of each of these sizes.
-    claims |= {
-        f"{called('width')} x {called(key)}": config.width * getattr(config, key)
-        for key in ("mlp_dim", "vocabulary_size")
-        if hasattr(config, key)
-    }
-    claims[f"{called('width')} x {called('num_heads')}"] = config.width * config.num_heads
+    for key in ("mlp_dim", "vocabulary_size", "num_heads"):  # each is a side of a table
+        if hasattr(config, key):
+            sizes[f"{called('width')} x {called(key)}"] = config.width * getattr(config, key)
     if "image_size" not in free and hasattr(config, "grid"):
-        claims["(image_size / patch_size)^2"] = math.prod(config.grid)
+        sizes["(image_size / patch_size)^2"] = math.prod(config.grid)
     if dataclasses.is_dataclass(head) and not isinstance(head, type):
-        claims |= {called(f"head.{key}"): x for key, x in dataclasses.asdict(head).items() if type(x) is int}
-    if config.depth > names:
-        raise ConfigError(
-            f"{where} has {called('depth')}={config.depth}, but the checkpoint has only {names} tensors. "
-            "Correct the config, or download the checkpoint again."
-        )
-    for key, value in claims.items():
-        if value > there:
-            raise ConfigError(
-                f"{where} has {key}={value}, but the checkpoint's tensors have only {there} numbers. "
-                "Correct the config, or download the checkpoint again."
-            )
+        sizes |= {called(f"head.{key}"): x for key, x in dataclasses.asdict(head).items() if type(x) is int}
+    return sizes

@@ -83,5 +83,7 @@ def _check_names(config_class: type, fields: dict[str, Any]) -> None:
             if OTHER_NAMES.get(name) in known:
                 advice = f"Use {OTHER_NAMES[name]!r}."
             elif name in NUMBERS_OF_CLASSES:
-                advice = f"Pass it to the head: head=keras_tx.ClassifierHead({fields[name]!r})."
+                advice = (
+                    f"Pass num_classes= to the factory, or head=keras_tx.ClassifierHead({fields[name]!r})."
+                )
             raise ConfigError(f"{config_class.__name__} has no field {name!r}. {advice}")

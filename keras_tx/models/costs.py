@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -17,8 +18,8 @@ from keras_tx.weights.weightless import build_weightless
 FREE = (  # no matrix products: a few operations an element, which the papers do not count
     "Activation Add AlphaDropout Average BatchNormalization Bias Cast ClassToken Concatenate Cumsum Divide "
     "Dropout ExpandDims Flatten Gelu GetItem GlobalAveragePooling1D Identity InputLayer LayerNormalization "
-    "MaskToken Maximum Multiply NotEqual PositionalEmbedding Relu RMSNormalization Rescaling Reshape Softmax "
-    "Sqrt Square Sum Where"
+    "MaskToken Maximum Mean Multiply NotEqual PositionalEmbedding Relu RMSNormalization Rescaling Reshape "
+    "Softmax Sqrt Square Subtract Sum Transpose Where"
 ).split()
 
 
@@ -89,29 +90,31 @@ def _flops(model: keras.Model, operation: Any, tokens: int | None) -> int | None
     if type(operation).__name__ in FREE:
         return 0
     if isinstance(operation, TokenEmbedding):
-        if not isinstance(model, TransformerModel) or model.encoded is None:
-            return None  # it may be the projection too, which Keras does not tell
-        tied = model.head is not None and model.head.is_tied(model.config)
-        if not tied or operation is not model.encoded.embedding:
-            return 0
-        return 2 * tokens * math.prod(operation.table.shape) if tokens else None
-    inputs = operation.input  # several, where there is a mask: what is computed on comes first
-    given = (inputs[0] if isinstance(inputs, list) else inputs).shape
-    shape: tuple[Any, ...] = tuple(tokens if axis and n is None else n for axis, n in enumerate(given))
+        return _projection(model, operation, tokens)
+    inputs = operation.input  # several for a layer with a mask: the first is the one it computes on
+    first = (inputs[0] if isinstance(inputs, list) else inputs).shape
+    shape: tuple[Any, ...] = tuple(
+        tokens if axis and size is None else size for axis, size in enumerate(first)
+    )
     if None in shape[1:]:
         return None
-    if isinstance(operation, PatchEmbedding):
-        return 2 * operation.compute_output_shape(shape)[1] * math.prod(operation.kernel.shape)
-    if isinstance(operation, keras.layers.Dense):
-        return 2 * math.prod(shape[1:-1]) * math.prod(operation.kernel.shape)
-    if isinstance(operation, FeedForward):
-        return _feed_forward(operation, shape[1])
     if isinstance(operation, MultiHeadAttention):
         floats = [x for x in keras.tree.flatten(inputs) if keras.backend.is_float_dtype(x.dtype)]
         return _attention(operation, shape[1]) if len(floats) == 1 else None  # value, key, past or bias
     if isinstance(operation, TransformerBlock):
         return _block(operation, shape[1], inputs, tokens)
-    return None
+    return next(
+        (count(operation, shape) for kind, count in DENSE.items() if isinstance(operation, kind)), None
+    )
+
+
+def _projection(model: keras.Model, layer: TokenEmbedding, tokens: int | None) -> int | None:
+    """The lookup is free; a tied head multiplies by the table, too."""
+    if not isinstance(model, TransformerModel) or model.encoded is None:
+        return None  # Keras does not tell whether the table is a projection, too
+    if layer is not model.encoded.embedding or model.head is None or not model.head.is_tied(model.encoded):
+        return 0
+    return 2 * tokens * math.prod(layer.table.shape) if tokens else None
 
 
 def _block(layer: TransformerBlock, length: int, inputs: Any, tokens: int | None) -> int | None:
@@ -133,3 +136,12 @@ def _attention(layer: MultiHeadAttention, queries: int, keys: int | None = None)
     projections += sum(2 * keys * math.prod(dense.kernel.shape) for dense in (layer.key, layer.value))
     # The scores, and the values weighted with them.
     return projections + 2 * layer.num_heads * (layer.size + layer.value_size) * queries * keys
+
+
+DENSE: dict[type, Callable[[Any, Any], int]] = {
+    PatchEmbedding: lambda layer, shape: (
+        2 * layer.compute_output_shape(shape)[1] * math.prod(layer.kernel.shape)
+    ),
+    keras.layers.Dense: lambda layer, shape: 2 * math.prod(shape[1:-1]) * math.prod(layer.kernel.shape),
+    FeedForward: lambda layer, shape: _feed_forward(layer, shape[1]),
+}

@@ -157,7 +157,9 @@ def _tensors(path: Path, begin: int, size: int) -> Tensors:
     """The variables of a weights file, by the names of layers and the variable's number in its layer."""
     places: dict[str, tuple[np.dtype, tuple[int, ...], int]] = {}
     with path.open("rb") as file, h5py.File(_Part(file, begin, size), "r") as opened:
-        for name, dataset in _datasets(opened, "", path):
+        if "layers" not in opened:  # beside it are the optimizer's variables, which are not read
+            raise ConfigError(f"{path} has no group 'layers'; expected a weights file as Keras writes it.")
+        for name, dataset in _datasets(opened["layers"], "", path):
             first, shape = dataset.id.get_offset(), tuple(dataset.shape)
             nbytes = math.prod(shape) * dataset.dtype.itemsize
             if first is None or dataset.external or first + nbytes > size:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import warnings
-from typing import Any
+from typing import Any, Self
 
 import keras
 import numpy as np
@@ -15,14 +12,11 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.heads import CausalLMHead, Encoded, Head
 from keras_tx.models.first_batch import of_any_length
+from keras_tx.models.tokenizer_checks import fit_to_model
 from keras_tx.models.transformer_model import TransformerModel, as_array
 from keras_tx.processing import TextTransform
 
-# Rows of an embedding table that no token uses: tables are padded to a multiple of 64 or 128, or more.
-SPARE_ROWS, SPARE_SHARE = 127, 0.02
 CAUSAL_LM = CausalLMHead()
-RENAMED_SHARE = 0.1  # of the tokens, such as [unused1], that may differ in a replacement vocabulary
-SPECIAL_TOKENS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_token", "eos_token")
 
 
 class TextModel(TransformerModel):
@@ -62,7 +56,7 @@ class TextModel(TransformerModel):
         processing: TextTransform | None = None,
         name: str | None = None,
         dtype: Any = None,
-    ) -> Any:
+    ) -> Self:
         cls.check_head(head)
         names = cls.input_names(config)
         inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in names}
@@ -71,7 +65,7 @@ class TextModel(TransformerModel):
             outputs = cls.features(encoded)
         else:
             outputs = head(encoded.pool() if head.takes_sample and encoded.pool else encoded)
-        processing = fitting(processing, config, segments=contract.TOKEN_TYPE_IDS in names)
+        processing = fit_to_model(processing, config, segments=contract.TOKEN_TYPE_IDS in names)
         name = name or cls.__name__.lower()
         model = cls(inputs, outputs, config=config, head=head, processing=processing, name=name)
         model.encoded = encoded
@@ -275,102 +269,3 @@ class DecoderModel(TextModel):
         """The ids that end a text, as far as they are known."""
         ends = self.special_ids(transform)["eos_token_id"]
         return ends if isinstance(ends, list) else [] if ends is None else [ends]
-
-
-def as_processed(processing: TextTransform | None, overrides: dict[str, Any]) -> dict[str, Any]:
-    """The overrides of a config, with the vocabulary of the transform where they do not say it."""
-    if processing is None:
-        return overrides
-    told = {"vocabulary_size": processing.vocabulary_size}
-    if processing.pad_token is not None:
-        told["pad_id"] = processing.pad_id
-    return {**told, **overrides}
-
-
-def check_padded_right(processing: TextTransform | None, name: str = "processing") -> None:
-    """Raises a ConfigError for an encoder's tokenizer that pads on the left.
-
-    Positions are numbers of columns, and the class token is in the first column: the outputs would depend on
-    the padded length, as they do in Hugging Face's BERT.
-    """
-    if processing is not None and processing.padding_side != "right":
-        raise ConfigError(
-            f"{name} has padding_side={processing.padding_side!r}, but an encoder numbers positions from the "
-            "first column and has its class token there. Use TextTransform.load(path, padding_side='right'), "
-            "also where the tokenizer_config.json of a checkpoint says 'left'."
-        )
-
-
-def check_tokenizer(
-    transform: Any, config: Any, own: Any = None, name: str = "processing", stacklevel: int = 2
-) -> None:
-    """Raises a ConfigError for a tokenizer that contradicts the model's own; warns about a small one.
-
-    A table may have 127 rows or 2 % more than the tokenizer has tokens, whichever is more.
-    """
-    if not isinstance(transform, TextTransform):
-        return
-    if isinstance(own, TextTransform) and own != transform:
-        difference = _tokenizer_difference(transform, own)
-        if difference:
-            raise ConfigError(
-                f"{name} {difference}. Use the tokenizer that the model was trained with; to train new "
-                "embeddings for another one, assign it to model.processing."
-            )
-    tokens, rows = transform.vocabulary_size, config.vocabulary_size
-    if rows - tokens > max(SPARE_ROWS, SPARE_SHARE * rows):
-        warnings.warn(
-            f"{name} has a vocabulary of {tokens} tokens, but the model has {rows} vectors, of which "
-            f"{rows - tokens} are never used. Check that the model was trained with this tokenizer.",
-            stacklevel=stacklevel + 1,
-        )
-
-
-def _tokenizer_difference(transform: TextTransform, own: TextTransform) -> str:
-    """How a tokenizer contradicts another one: in its kind, its special ids or the ids of its tokens."""
-    kinds = [json.loads(x.tokenizer)["model"]["type"] for x in (transform, own)]
-    if kinds[0] != kinds[1]:
-        return f"is a {kinds[0]} tokenizer, but the model's own is {kinds[1]}"
-    for special in SPECIAL_TOKENS:
-        tokens = [getattr(x, special) for x in (transform, own)]
-        if None not in tokens and transform.id_of(tokens[0]) != own.id_of(tokens[1]):
-            return (
-                f"has {special}={tokens[0]!r} with id {transform.id_of(tokens[0])}, but the model's own "
-                f"tokenizer has {tokens[1]!r} with id {own.id_of(tokens[1])}"
-            )
-    own_ids = own.vocabulary
-    ids = dict(sorted(transform.vocabulary.items(), key=lambda item: item[1]))
-    for token, number in ids.items():
-        if own_ids.get(token, number) != number:
-            return f"has id {number} for {token!r}, but the model's own tokenizer has {own_ids[token]}"
-    own_tokens = {number: token for token, number in own_ids.items()}
-    others = [token for token, number in ids.items() if own_tokens.get(number, token) != token]
-    if len(others) > RENAMED_SHARE * len(ids):
-        first = ids[others[0]]
-        return (
-            f"has different tokens than the model's own tokenizer for {len(others)} of {len(ids)} ids, "
-            f"such as {others[0]!r} for {own_tokens[first]!r}"
-        )
-    return ""
-
-
-def fitting(
-    processing: TextTransform | None, config: Any, segments: bool, name: str = "processing"
-) -> TextTransform | None:
-    """The transform as a model of this config takes it, or an error where it cannot."""
-    if processing is None:
-        return None
-    if not isinstance(processing, TextTransform):
-        raise ConfigError(f"{name} is {type(processing).__name__}, expected a keras_tx.TextTransform.")
-    if processing.vocabulary_size > config.vocabulary_size:
-        raise ConfigError(
-            f"{name} has a vocabulary of {processing.vocabulary_size} tokens, but the model has "
-            f"{config.vocabulary_size} vectors. Make it with vocabulary_size={processing.vocabulary_size}."
-        )
-    if processing.pad_token is not None and getattr(config, "pad_id", None) not in (None, processing.pad_id):
-        raise ConfigError(
-            f"{name} pads with {processing.pad_token!r}, id {processing.pad_id}, but the model has "
-            f"pad_id={config.pad_id}."
-        )
-    length = min(processing.max_length or config.max_length, config.max_length)
-    return dataclasses.replace(processing, max_length=length, segments=segments)

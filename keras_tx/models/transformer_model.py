@@ -9,7 +9,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import h5py
 import keras
@@ -17,7 +17,7 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
-from keras_tx.heads import Encoded, Head, MultiLabelHead
+from keras_tx.heads import ClassifierHead, Encoded, Head, MultiLabelHead
 from keras_tx.losses import TokenCrossentropy, on_logits, refuse_categorical_loss
 from keras_tx.metrics import MultiLabelAccuracy, TokenAccuracy
 from keras_tx.models.config import make_config
@@ -25,6 +25,7 @@ from keras_tx.models.distribution import warn_of_distribution
 from keras_tx.models.first_batch import FirstBatch, labels_like
 from keras_tx.models.inner_outputs import with_outputs
 from keras_tx.models.targets import check_targets
+from keras_tx.models.tokenizer_checks import check_tokenizer, tokenizer_fields
 from keras_tx.optimizers import AdamW
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.weight_values import check_finite, merged_weights
@@ -36,6 +37,7 @@ ACCURACIES: dict[str, Any] = dict.fromkeys(
     ("accuracy", "acc", "sparse_categorical_accuracy", "SparseCategoricalAccuracy"),
     functools.partial(TokenAccuracy, name="accuracy"),
 )
+AUTO = "auto"  # the default of `head`: the one of the family, or of the checkpoint
 DIVERGED = "The training diverged: go back to the last saved weights, and lower the learning rate."
 OF_SEVERAL = ("accuracy", "acc", "binary_accuracy", "BinaryAccuracy")
 CHECKED_IMAGES = 32  # of an array; as many as a batch has by default
@@ -230,33 +232,26 @@ class TransformerModel(keras.Model):
                 "outputs. Pass an array: np.array(y)."
             )
         outputs = self.output if isinstance(self.output, dict) else {contract.LOGITS: self.output}
+        count = len(outputs)
+        if count > 1 and not isinstance(labels, dict) and not _is_list(labels, count):
+            return  # Keras reports the missing outputs
         loss: Any = self.loss if self.compiled else None if self.head is None else self.head.loss()
+        if isinstance(loss, list | tuple) and len(loss) != count:
+            loss = None  # Keras reports this, too
         length = None
         if isinstance(inputs, dict) and contract.INPUT_IDS in inputs:
             length = np.shape(inputs[contract.INPUT_IDS])[-1]
         for index, (name, output) in enumerate(outputs.items()):
-            targets, output_loss = labels, loss
-            if isinstance(labels, dict):
-                targets = labels.get(name)
-            elif isinstance(labels, list | tuple) and len(outputs) == len(labels):
-                targets = labels[index]
-            elif len(outputs) > 1:
-                return  # Keras reports the missing outputs
-            if isinstance(loss, dict):
-                output_loss = loss.get(name)
-            elif isinstance(loss, list | tuple):
-                output_loss = loss[index] if index < len(loss) else None
-            array = as_array(targets)
-            if isinstance(array, np.ndarray):
-                shape = tuple(output.shape)
-                if len(shape) == 2 and shape[-1] is None:
-                    shape = (None, length)  # positions in the text
-                check_targets(
-                    array,
-                    keras.losses.get(output_loss) if isinstance(output_loss, str) else output_loss,
-                    shape,
-                    self.name,
-                )
+            array = as_array(_part(labels, name, index, count))
+            output_loss = _part(loss, name, index, count)
+            if not isinstance(array, np.ndarray):
+                continue
+            shape = tuple(output.shape)
+            if len(shape) == 2 and shape[-1] is None:
+                shape = (None, length)  # positions in the text
+            if isinstance(output_loss, str):
+                output_loss = keras.losses.get(output_loss)
+            check_targets(array, output_loss, shape, self.name)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
         for metric in self.joint_metrics:
@@ -361,14 +356,6 @@ class TransformerModel(keras.Model):
         if len(saved) != count:
             raise ValueError(f"the file has {len(saved)} weights, the model {count}.")
 
-    def with_policy(self, dtype: Any) -> TransformerModel:
-        """A copy with the same weights under another dtype policy."""
-        options = {"head": self.head, "processing": self.processing, "name": self.name, "dtype": dtype}
-        copy = self.assemble(self.config, **options)
-        copy.assign_weights(self)
-        copy.freeze(self.frozen())
-        return copy
-
     def assign_weights(self, other: TransformerModel) -> None:
         """Assigns the weights of another model with the same layers, by path."""
         weights = merged_weights(other)
@@ -376,7 +363,7 @@ class TransformerModel(keras.Model):
             weight.assign(weights[weight.path])
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> TransformerModel:
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
         processing = config["processing"]
         model = cls.assemble(
             make_config(cls.config_class, config["config"]),
@@ -387,6 +374,48 @@ class TransformerModel(keras.Model):
         )
         model.freeze(config["frozen"])
         return model
+
+    @classmethod
+    def from_variant(
+        cls,
+        variant: str,
+        *,
+        num_classes: int | None = None,
+        head: Any = AUTO,
+        weights: Any = None,
+        processing: Any = None,
+        name: str | None = None,
+        dtype: Any = None,
+        **overrides: Any,
+    ) -> Self:
+        """A model of a published size; the factories of the families call it with their arguments."""
+        if num_classes is not None:
+            head = cls._classifier(num_classes, head)
+        elif isinstance(head, str) and head == AUTO:
+            head = cls.default_head()
+        options = {"head": head, "processing": processing, "name": name, "dtype": dtype}
+        if weights is not None:
+            from keras_tx.models.checkpoint_loading import load_variant  # knows the families
+
+            return load_variant(cls, variant, weights, **options, overrides=overrides)
+        config_class: Any = cls.config_class
+        config = config_class.variant(variant, **{**tokenizer_fields(processing), **overrides})
+        check_tokenizer(processing, config)
+        return cls.assemble(config, **options)
+
+    @classmethod
+    def _classifier(cls, num_classes: int, head: Any) -> Head:
+        if not isinstance(head, str) or head != AUTO:
+            raise ConfigError(
+                f"num_classes={num_classes} and head={head} were both passed. Pass one of them."
+            )
+        if ClassifierHead not in cls.heads:
+            known = ", ".join(kind.__name__ for kind in cls.heads)
+            raise ConfigError(
+                f"num_classes={num_classes} needs a ClassifierHead, but a {cls.__name__} has {known}. Build "
+                "a classifier with keras_tx.bert or keras_tx.vit."
+            )
+        return ClassifierHead(num_classes)
 
     @classmethod
     def default_head(cls) -> Head | None:
@@ -412,7 +441,7 @@ class TransformerModel(keras.Model):
         processing: Any = None,
         name: str | None = None,
         dtype: Any = None,
-    ) -> TransformerModel:
+    ) -> Self:
         """The functional model of a config; each family writes its own."""
         raise NotImplementedError
 
@@ -477,6 +506,17 @@ class TransformerModel(keras.Model):
             for part in top._flatten_layers()
             if part.weights
         }
+
+
+def _is_list(values: Any, count: int) -> bool:
+    return isinstance(values, list | tuple) and len(values) == count
+
+
+def _part(values: Any, name: str, index: int, count: int) -> Any:
+    """The labels or the loss of one output."""
+    if isinstance(values, dict):
+        return values.get(name)
+    return values[index] if _is_list(values, count) else values
 
 
 def as_array(data: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Tokenizes text files into a folder of token files, in one pass and little memory."""
+"""From text files to a folder of token files with their tokenizer, in one pass and little memory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from keras_tx.processing.text import TextTransform
 from keras_tx.processing.token_file import Header, TokenWriter
 
 TRAIN, VALIDATION = "train.tokens", "validation.tokens"
-LONG = 1 << 16  # characters; longer documents are encoded in chunks
-LONGEST = 1 << 26  # characters without a place to split that raise an error
-AROUND = 100  # characters that are compared on each side of a split
+LONG = 1 << 16  # characters from which on a document is encoded in pieces
+LONGEST = 1 << 26  # and up to which a place to cut it is looked for
+AROUND = 100  # characters on each side of a cut that are compared
 TRIES = 20
 AT_ONCE = 1 << 19  # characters encoded together, on all cores
 
@@ -37,27 +37,18 @@ def write_tokens(
     validation: float = 0.0,
     progress: Progress | None = None,
 ) -> dict[str, Header]:
-    """Tokenizes text files into a folder with train.tokens, validation.tokens and the tokenizer.
+    """Text files as token files: train.tokens, validation.tokens, and the files of the tokenizer.
 
-    Each document ends with the transform's end-of-text token. Special tokens in the texts are read as text.
-    The folder is written under a temporary name and renamed at the end.
+    Each document ends with the transform's end-of-text token. Special tokens that a text spells out are text.
+    The folder gets its name when all is written. Returns what each file holds.
 
     Args:
-        folder: a new folder.
+        folder: a new one.
         texts: UTF-8 files.
-        transform: the tokenizer.
-        document_per: "file", "paragraph" or "line".
-        separator: the text of the lines between documents; overrides `document_per`.
-        validation: the share of the documents for validation.tokens, evenly spread; for a few files, the
-            last part of each.
-        progress: called with the number of bytes read and of all bytes.
-
-    Returns:
-        The header of each token file, by its name.
-
-    Raises:
-        TextError: a text cannot be read or encoded.
-        ConfigError: an argument is invalid, or the folder exists.
+        document_per, separator: where documents end; see keras_tx.processing.documents.
+        validation: the share for validation.tokens: of the documents, evenly spread. Where files are
+            documents, and too few for that, the last part of each.
+        progress: called with the bytes read, and those that there are.
     """
     target = Path(folder)
     check_target(target)
@@ -67,8 +58,8 @@ def write_tokens(
     single = len(parts) == 1 and document_per == "file" and separator is None
     if transform.eos_token is None and not single:
         raise ConfigError(
-            "The tokenizer has no eos_token, which separates documents. Pass a tokenizer with an eos_token, "
-            "or a single file that is one document."
+            "The tokenizer has no end-of-text token, so documents would run into one another. Give one with "
+            "an eos_token, or a single file that is one document."
         )
     streams = _streams(parts, document_per, separator, validation)
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -83,7 +74,7 @@ def write_tokens(
 
 
 def check_target(folder: Path) -> None:
-    """Raises a ConfigError if `write_tokens` cannot write the folder."""
+    """Raises where `write_tokens` cannot write."""
     if folder.exists() or folder.is_symlink():
         raise ConfigError(f"{folder} exists. Remove it, or choose another name.")
     if not folder.parent.is_dir():
@@ -93,7 +84,7 @@ def check_target(folder: Path) -> None:
 def _streams(
     parts: list[Part], per: str, separator: str | None, validation: float
 ) -> Iterator[tuple[str, Chunk]]:
-    """Chunks, each with the name of its token file."""
+    """Chunks, each with the file that it goes into."""
     if validation and per == "file" and separator is None and int(len(parts) * validation) < 1:
         return _ends_of_files([cut_at_line(part, validation) for part in parts])
     return _spread(documents(parts, per, separator), validation)
@@ -111,13 +102,13 @@ def _ends_of_files(cut: list[tuple[Part, Part]]) -> Iterator[tuple[str, Chunk]]:
 def _spread(chunks: Iterator[Chunk], validation: float) -> Iterator[tuple[str, Chunk]]:
     count = 0
     for chunk in chunks:
-        is_validation = int((count + 1) * validation) > int(count * validation)
-        yield VALIDATION if is_validation else TRAIN, chunk
+        taken = int((count + 1) * validation) > int(count * validation)
+        yield VALIDATION if taken else TRAIN, chunk
         count += chunk.ends
     if validation and int(count * validation) < 1:
         raise TextError(
-            f"validation={validation} of {count} documents is less than one. Pass a larger share, or smaller "
-            "documents with document_per='paragraph' or 'line'."
+            f"There are {count} documents, of which a share of {validation} for validation takes none. Take "
+            "a larger share, or smaller documents: paragraphs, or lines."
         )
 
 
@@ -141,14 +132,14 @@ def _write(
             if progress is not None:
                 progress(chunk.read, total)
     if TRAIN not in writers:
-        raise TextError("The texts have no documents.")
+        raise TextError("There is no document in the texts.")
     return {name: writer.header for name, writer in sorted(writers.items())}
 
 
 def _encoded(
     streams: Iterator[tuple[str, Chunk]], transform: TextTransform
 ) -> Iterator[tuple[str, list[int], Chunk]]:
-    """The ids of each chunk; many chunks are encoded together."""
+    """The ids of each piece of text, many encoded at once."""
     tokenizer = _plain(transform)
     waiting: list[tuple[str, Chunk]] = []
     size = 0
@@ -163,7 +154,7 @@ def _encoded(
 
 def _plain(transform: TextTransform) -> Tokenizer:
     tokenizer = Tokenizer.from_str(transform.tokenizer)
-    tokenizer.encode_special_tokens = True  # as text: a document may contain <|endoftext|>
+    tokenizer.encode_special_tokens = True  # a text that spells <|endoftext|> out does not end there
     return tokenizer
 
 
@@ -173,7 +164,7 @@ def _encode(
     texts = [chunk.text for _, chunk in waiting]
     try:
         encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    except Exception:  # tokenizers raises no narrower class; the transform raises the reason
+    except Exception:  # tokenizers raises nothing more precise; the transform finds the text and says why
         transform.pieces([text for text in texts if text])
         raise
     for (name, chunk), encoding in zip(waiting, encodings, strict=True):
@@ -181,7 +172,7 @@ def _encode(
 
 
 def _pieces(streams: Iterable[tuple[str, Chunk]], tokenizer: Tokenizer) -> Iterator[tuple[str, Chunk]]:
-    """Documents; long ones in chunks that have the same tokens as the whole."""
+    """Documents, the long ones in pieces that together have the tokens of the whole."""
     held = ""
     for name, chunk in streams:
         held += chunk.text
@@ -196,25 +187,26 @@ def _pieces(streams: Iterable[tuple[str, Chunk]], tokenizer: Tokenizer) -> Itera
             held = ""
         elif len(held) > LONGEST:
             raise TextError(
-                f"A document has {len(held)} characters, after {held[:30]!r}, without a place to split its "
-                "tokens. Insert line breaks, or use a character tokenizer."
+                f"A document goes on for {len(held)} characters, after {held[:30]!r}, without a place where "
+                "its tokens could be cut apart. Put line breaks into the text, or take a tokenizer of "
+                "characters."
             )
 
 
 def _place_to_cut(text: str, tokenizer: Tokenizer) -> int | None:
-    """A place near LONG, preferably before white space, where a split does not change the tokens."""
+    """A place near LONG where the tokens on both sides are those of the whole: before white space, or any."""
     place = LONG
     for _ in range(TRIES):
         place = max(text.rfind("\n", 0, place), text.rfind(" ", place - AROUND, place))
         if place <= AROUND:
             break
-        if _can_split(text, place, tokenizer):
+        if _falls_apart(text, place, tokenizer):
             return place
-    return LONG if len(text) > LONG + AROUND and _can_split(text, LONG, tokenizer) else None
+    return LONG if len(text) > LONG + AROUND and _falls_apart(text, LONG, tokenizer) else None
 
 
-def _can_split(text: str, place: int, tokenizer: Tokenizer) -> bool:
-    """Compares the tokens around the place; more distant text does not affect them."""
+def _falls_apart(text: str, place: int, tokenizer: Tokenizer) -> bool:
+    """Seen on what is around the place; what is further away does not reach it."""
     left, right = text[place - AROUND : place], text[place : place + AROUND]
 
     def ids(part: str) -> list[int]:

@@ -9,7 +9,7 @@ import keras
 from tokenizers import Tokenizer
 
 from keras_tx.errors import ConfigError, whole_number
-from keras_tx.models.gpt.generation import generate
+from keras_tx.models.generation import generate
 from keras_tx.processing import TextTransform
 
 

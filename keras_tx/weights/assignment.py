@@ -11,7 +11,7 @@ import keras
 import ml_dtypes
 import numpy as np
 
-from keras_tx.errors import ConfigError
+from keras_tx.errors import ConfigError, user_stacklevel
 from keras_tx.progress_bar import ProgressBar
 from keras_tx.weights.tensor_map import BODY, HEAD, Entry, Plan
 from keras_tx.weights.tensor_source import Tensors
@@ -44,14 +44,13 @@ class Match:
     head_lacks: tuple[str, ...]  # why the checkpoint's head is not the model's, which is then new
 
 
-def fill(model: keras.Model, plan: Plan, tensors: Tensors, *, stacklevel: int = 1) -> Filled:
+def fill(model: keras.Model, plan: Plan, tensors: Tensors) -> Filled:
     """Assigns the tensors of a checkpoint to the variables of a model.
 
     Names, shapes and dtypes are checked before anything is assigned; values (NaN, infinity) as they are read.
 
     Args:
         plan: which tensor holds which variables.
-        stacklevel: of the warning about new variables and unused tensors.
 
     Raises:
         ConfigError: the tensors do not fit the model; the message lists all of them.
@@ -69,7 +68,7 @@ def fill(model: keras.Model, plan: Plan, tensors: Tensors, *, stacklevel: int = 
             values = fitted[name] if name in fitted else tensors.read(name)
             _assign(f"{tensors.where}: tensor {name!r}", values, entry, variables)
             bar.advance()
-    _warn(match.filled, tensors, stacklevel + 2)
+    _warn(match.filled, tensors)
     return match.filled
 
 
@@ -250,11 +249,11 @@ def _shortened(items: list[str], separator: str = ", ") -> str:
     return separator.join(items[:SHOWN] + more)
 
 
-def _warn(filled: Filled, tensors: Tensors, stacklevel: int) -> None:
+def _warn(filled: Filled, tensors: Tensors) -> None:
     parts = []
     if filled.new:
         parts.append(f"new, not yet trained: {_shortened(list(filled.new))}")
     if filled.unused:
         parts.append(f"not used, because the model has no such part: {_shortened(list(filled.unused))}")
     if parts:
-        warnings.warn(f"Weights from {tensors.where}: {'; '.join(parts)}.", stacklevel=stacklevel)
+        warnings.warn(f"Weights from {tensors.where}: {'; '.join(parts)}.", stacklevel=user_stacklevel())

@@ -64,15 +64,12 @@ def test_progress_bar_on_a_terminal(tx, tmp_path, poem, monkeypatch):
         ([], "one of the arguments --tokenizer --characters --train-bpe is required"),
         (["--characters", "--train-bpe", "300"], "not allowed with argument"),
         (["--train-bpe", "none"], "--train-bpe: 'none' is not a whole number, 1 or more"),
-        (["--train-bpe", "12"], "size=12 is too small"),
+        (["--train-bpe", "12"], "size=12 is below 257"),
         (["--characters", "--validation", "10"], "'10' is not a share, from 0 up to, not including, 1"),
         (["--characters", "--document-per", "page"], "invalid choice: 'page'"),
         (["--characters", "--document-per", "line", "--separator", "x"], "not allowed with argument"),
         (["--tokenizer", "nowhere"], "nowhere does not exist"),
-        (
-            ["--characters", "--document-per", "line", "--validation", "0.01"],
-            "validation=0.01 of 40 documents",
-        ),
+        (["--characters", "--document-per", "line", "--validation", "0.01"], "There are 40 documents"),
     ],
 )
 def test_errors(tx, tmp_path, poem, more, expected):
@@ -84,6 +81,8 @@ def test_errors(tx, tmp_path, poem, more, expected):
 
 
 def test_files_are_looked_at_first(tx, tmp_path, poem):
-    assert "a.txt is not a file" in tx("tokens", tmp_path / "o", poem, "a.txt", "--characters").err
+    assert (
+        "a.txt is not there, or not a file" in tx("tokens", tmp_path / "o", poem, "a.txt", "--characters").err
+    )
     assert "exists. Add --overwrite" not in (ran := tx("tokens", tmp_path, poem, "--characters")).err
     assert "exists. Remove it, or choose another name." in ran.err

@@ -18,7 +18,7 @@ def test_derived_from_the_rounding_error_of_the_reference(depth: int, width: int
         keras_tx.vit("Mu/2", image_size=16, num_classes=10, depth=depth, width=width, mlp_dim=4 * width)
     )
     images = draw(2, 16, 16, 3)
-    exact = as_numpy(model.with_policy("float64")(images.astype("float64")))
+    exact = as_numpy(keras_tx.from_checkpoint(model, dtype="float64")(images.astype("float64")))
     error = tolerances.difference(exact, as_numpy(model(images)))
     assert 1e-8 < error < 3e-6
     assert 10 * 2 * error < tolerances.FLOAT32

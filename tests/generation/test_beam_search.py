@@ -12,7 +12,7 @@ import keras_tx
 from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.generation import Generator
-from keras_tx.models.gpt.generation import generate
+from keras_tx.models.generation import generate
 from keras_tx.runtime import Session, TextGenerator, load
 from keras_tx.runtime.cached_decoder import CachedDecoder
 from keras_tx_onnx import export_onnx

@@ -230,7 +230,7 @@ def test_every_head_trains_is_saved_and_trains_on(head, tmp_path):
 @pytest.mark.parametrize("head", HEADS, ids=shown)
 def test_logits_are_float32_under_every_policy(head, policy: str):
     model = tiny(head=head, depth=1)
-    half = model.with_policy(policy)
+    half = keras_tx.from_checkpoint(model, dtype=policy)
     assert (half.head, half.config) == (model.head, model.config)
     assert half.layers_policy.name == policy
     for mine, exact in zip(

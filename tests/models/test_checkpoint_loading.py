@@ -117,14 +117,14 @@ class TestFactories:
         [
             (
                 lambda x: keras_tx.bert(weights=x),
-                "The variant 'base' has width=768.* has width=128.*from_check",
+                "variant='base' has width=768.* has width=128",
             ),
             (lambda x: keras_tx.bert("huge", weights=x), "variant='huge' is unknown"),
             (lambda x: keras_tx.gpt("pico", weights=x), "weights=.* a Bert, .* a GPT"),
             (lambda x: keras_tx.vit("Mu/2", weights=x), "weights=.* a Bert, .* a ViT"),
             (
                 lambda x: keras_tx.from_checkpoint(x, vocabulary_size=41),
-                "vocabulary_size=41 .* trained with vocabulary_size=40",
+                "vocabulary_size=41 .*vocabulary_size=40",
             ),
             (lambda x: keras_tx.from_checkpoint(x, vocabluary=41), "no field 'vocabluary'"),
             (lambda x: keras_tx.from_checkpoint(x, max_length=99), "has 16 positions"),
@@ -229,9 +229,7 @@ class TestSources:
     def test_labels_that_the_head_does_not_have(self, tagger, tmp_path):
         names = {str(index): f"L{index}" for index in range(9)}
         folder = self.edited(tagger[1], tmp_path, id2label=names)
-        with pytest.raises(
-            ConfigError, match=r"says that it has a TokenClassifierHead, but .*\n  shape: classif"
-        ):
+        with pytest.raises(ConfigError, match=r"TokenClassifierHead:\n  shape: classif"):
             keras_tx.from_checkpoint(folder)
 
     def edited(self, folder: Path, place: Path, **fields: Any) -> Path:

@@ -10,7 +10,7 @@ import pytest
 
 import keras_tx
 from keras_tx.errors import ConfigError, InputError
-from keras_tx.models.gpt.generation import generate, stream
+from keras_tx.models.generation import generate, stream
 from keras_tx.runtime import TextGenerator, load
 from keras_tx_onnx import export_onnx
 from tests.drawing import as_numpy, redraw

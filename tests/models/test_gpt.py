@@ -157,7 +157,7 @@ def test_it_trains_is_saved_and_trains_on(variant: str, tmp_path):
 @pytest.mark.parametrize("policy", HALF)
 def test_logits_are_float32_under_every_policy(variant: str, policy: str):
     model = tiny(variant, depth=1)
-    half = model.with_policy(policy)
+    half = keras_tx.from_checkpoint(model, dtype=policy)
     logits = half(IDS)
     assert keras.backend.standardize_dtype(logits.dtype) == "float32"
     assert_close(as_numpy(logits), as_numpy(model(IDS)), 3 * HALF[policy])  # embedding, block, norm
@@ -179,11 +179,11 @@ def test_from_config_of_get_config():
         (lambda: gpt("llama-tiny", kv_heads=3), r"num_heads=4 is not divisible by kv_heads=3"),
         (lambda: gpt("pico", kv_heads=0), r"kv_heads is 0"),
         (lambda: gpt("pico", positions="rotery"), r"positions='rotery' is unknown.*'rotary'"),
-        (lambda: gpt("pico", positions="rotary", width=6), r"must be even"),
+        (lambda: gpt("pico", positions="rotary", width=6), r"6 / 2 = 3"),
         (lambda: gpt("pico", norm="rmsnorm"), r"norm='rmsnorm' is unknown.*'rms'"),
         (lambda: gpt("pico", activation="gelu_new"), r"activation='gelu_new' is unknown.*'gelu'"),
-        (lambda: gpt("pico", pad_id=256), r"pad_id=256 is not in a vocabulary of 256"),
-        (lambda: gpt("pico", dropout=-0.1), r"dropout is -0.1.*rate"),
+        (lambda: gpt("pico", pad_id=256), r"pad_id=256"),
+        (lambda: gpt("pico", dropout=-0.1), r"dropout is -0.1"),
         (lambda: gpt("pico", head=keras_tx.MaskedLMHead()), r"head=MaskedLMHead"),
         (lambda: keras_tx.CausalLMHead(label_smoothing=1), r"label_smoothing is 1"),
         (lambda: tiny()(np.ones((1, 13), "int32")), r"13 tokens a text.*positions for 12.*max_length=13"),

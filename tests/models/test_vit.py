@@ -229,8 +229,8 @@ def test_frozen_layers_stay_frozen_when_saved(tmp_path):
 def test_copies_stay_frozen():
     model = vit("Mu/2", image_size=8, num_classes=3)
     model.freeze(["block_0/attention"])
-    for copy in (model.at_image_size(12), model.with_policy("mixed_bfloat16")):
-        assert copy.frozen() == model.frozen()
+    copy = model.at_image_size(12)
+    assert copy.frozen() == model.frozen()
 
 
 def test_frozen_in_a_name_scope(tmp_path):
@@ -297,27 +297,27 @@ def test_plain_keras_tools_understand_it(capsys):
         (lambda: vit("B/16", dropout=1.0), r"dropout is 1.0.*rate"),
         (lambda: vit("Mu/2", positions="learnt"), r"kind='learnt' is unknown.*'learned'"),
         (lambda: vit("Mu/2", activation="gel"), r"activation='gel' is unknown.*'gelu'"),
-        (lambda: vit("Mu/2", class_token=False), r"pooling='token' needs the class token"),
-        (lambda: vit("Mu/2", distillation=True, pooling="average"), r"distillation needs the class token"),
+        (lambda: vit("Mu/2", class_token=False), r"pooling='token'.*class_token=False"),
+        (lambda: vit("Mu/2", distillation=True, pooling="average"), r"distillation=True.*class token"),
         (lambda: vit("Mu/2", pooler="gelu"), r"pooler='gelu' is unknown.*'tanh'"),
-        (lambda: vit("Mu/2", pooler_dim=5), r"pooler_dim=5.*give pooler='tanh'"),
-        (lambda: vit("Mu/2", pooler="tanh", pooling="none"), r"pooler='tanh' comes behind a pooling"),
-        (lambda: vit("Mu/2", pooled_norm=True, pooling="none"), r"pooled_norm=True comes behind a pooling"),
-        (lambda: vit("Mu/2", registers=-1), r"registers is -1, expected a whole number"),
+        (lambda: vit("Mu/2", pooler_dim=5), r"pooler_dim=5.*pooler='tanh'"),
+        (lambda: vit("Mu/2", pooler="tanh", pooling="none"), r"pooler='tanh'.*pooling='none'"),
+        (lambda: vit("Mu/2", pooled_norm=True, pooling="none"), r"pooled_norm=True.*pooling='none'"),
+        (lambda: vit("Mu/2", registers=-1), r"registers is -1"),
         (
             lambda: vit("Mu/2", head=keras_tx.DistilledClassifierHead(3)),
-            r"DistilledClassifierHead takes a distillation token",
+            r"distillation=True",
         ),
         (
             lambda: vit("Mu/2", head=keras_tx.DistilledClassifierHead(3), distillation=True, pooler="tanh"),
-            r"pooler='tanh' does not go with it, pooler=None does",
+            r"pooler='tanh'.*pooler=None",
         ),
         (lambda: vit("Mu/2", num_classes=1), r"num_classes is 1"),
-        (lambda: vit("Mu/2", num_classes=3, head=keras_tx.ClassifierHead(3)), r"both given"),
+        (lambda: vit("Mu/2", num_classes=3, head=keras_tx.ClassifierHead(3)), r"num_classes=3.*head=Class"),
         (lambda: vit("Mu/2", num_classes=3, pooling="none"), r"pooling='none'.*'token' or 'average'"),
         (
             lambda: vit("Mu/2", image_size=8, processing=keras_tx.ImageTransform(16)),
-            r"processing gives images of \(16, 16\).*takes \(8, 8\)",
+            r"processing.*\(16, 16\).*image_size=\(8, 8\)",
         ),
     ],
     ids=shown,

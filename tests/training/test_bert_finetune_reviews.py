@@ -51,7 +51,7 @@ def test_a_csv_is_learned_and_the_folder_agrees(script, tmp_path, capsys):
     assert load(tmp_path / "folder")("a superb film", top_k=1)[0]["label"] == "good"
     said = capsys.readouterr().out
     assert "1 of 151 rows have no text" in said
-    assert "120 texts for training, 30 for testing, labels bad, good" in said
+    assert "120 texts to learn from, 30 to test on, labels bad, good" in said
     with pytest.raises(SystemExit, match="has no column 'text'; it has"):
         script.main(options[:4])
 

@@ -75,7 +75,7 @@ def test_more_classes_than_numbers(tmp_path: Path):
     ("make", "says"),
     [
         (lambda: keras_tx.vit("B/16", classes=10), "'classes'. .*ClassifierHead\\(10\\)"),
-        (lambda: keras_tx.bert("tiny", num_classes=4), "'num_classes'. .*ClassifierHead\\(4\\)"),
+        (lambda: keras_tx.BertConfig.variant("tiny", num_classes=4), "'num_classes'.*ClassifierHead\\(4\\)"),
         (lambda: keras_tx.bert("tiny", hidden_size=64), "'hidden_size'. Use 'width'"),
         (lambda: keras_tx.gpt("pico", block_size=64), "'block_size'. Use 'max_length'"),
         (lambda: keras_tx.vit("B/16", img_size=64), "'img_size'. Use 'image_size'"),

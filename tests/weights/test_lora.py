@@ -68,7 +68,7 @@ def test_transformers_opens_it(name: str, tmp_path: Path):
 
 def test_copies(model):
     compare(keras_tx.from_checkpoint(model), model)
-    compare(model.with_policy("float32"), model)
+    compare(keras_tx.from_checkpoint(model, dtype="float32"), model)
     if isinstance(model, keras_tx.ViT):
         compare(model.at_image_size(8), model)
     elif isinstance(model, keras_tx.GPT):
@@ -79,7 +79,7 @@ def test_keras_files(model, tmp_path: Path):
     model.save(tmp_path / "model.keras")
     compare(keras_tx.load_model(tmp_path / "model.keras"), model)
     model.save_weights(tmp_path / "model.weights.h5")
-    plain = model.with_policy("float32")
+    plain = keras_tx.from_checkpoint(model, dtype="float32")
     redraw(plain, seed=2)
     plain.load_weights(tmp_path / "model.weights.h5")
     compare(plain, model)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.models.genai_config import genai_config
-from keras_tx.models.text_model import check_tokenizer, fitting
+from keras_tx.models.tokenizer_checks import check_tokenizer, fit_to_model
 from keras_tx.processing import TextTransform
 from keras_tx.runtime.example_inputs import Use, draw
 from keras_tx.runtime.session import Session
@@ -213,7 +213,7 @@ def run_in_chunks(session: Session, feed: Feed, chunks: list[int]) -> Feed:
 def _transform(model: Any, tokenizer: Any) -> TextTransform | None:
     """The text transform of the folder; it pads prompts on the left."""
     transform = model.processing if tokenizer is None else TextTransform.of(tokenizer)
-    transform = fitting(transform, model.config, segments=False, name="tokenizer")
+    transform = fit_to_model(transform, model.config, segments=False, name="tokenizer")
     if tokenizer is not None:
-        check_tokenizer(transform, model.config, model.processing, name="tokenizer", stacklevel=5)
+        check_tokenizer(transform, model.config, model.processing, name="tokenizer")
     return transform and dataclasses.replace(transform, padding_side="left")

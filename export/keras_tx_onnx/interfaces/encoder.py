@@ -16,7 +16,7 @@ from keras_tx.errors import ConfigError
 from keras_tx.heads import SentenceEmbeddingHead
 from keras_tx.heads.base import label_names
 from keras_tx.models.bert.sentence_transformers import sentence_files
-from keras_tx.models.text_model import check_padded_right, check_tokenizer, fitting
+from keras_tx.models.tokenizer_checks import check_padded_right, check_tokenizer, fit_to_model
 from keras_tx.processing import TextTransform
 from keras_tx.runtime.example_inputs import Use, draw
 from keras_tx_onnx.graph.builder import GraphContext
@@ -144,8 +144,8 @@ def _transform(model: Any, tokenizer: Any) -> TextTransform | None:
             "tokenizers.processors.BertProcessing or TemplateProcessing."
         )
     segments = contract.TOKEN_TYPE_IDS in model.input
-    transform = fitting(transform, model.config, segments=segments, name="tokenizer")
+    transform = fit_to_model(transform, model.config, segments=segments, name="tokenizer")
     check_padded_right(transform, "tokenizer")
     if tokenizer is not model.processing:
-        check_tokenizer(transform, model.config, model.processing, name="tokenizer", stacklevel=5)
+        check_tokenizer(transform, model.config, model.processing, name="tokenizer")
     return transform

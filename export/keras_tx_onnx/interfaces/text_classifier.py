@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
-from keras_tx.models.text_model import SPECIAL_TOKENS
+from keras_tx.models.tokenizer_checks import SPECIAL_TOKENS
 from keras_tx.processing import TextTransform
 from keras_tx.runtime.example_inputs import Use, draw
 from keras_tx.weights.keras_hub_tokenizers import converted

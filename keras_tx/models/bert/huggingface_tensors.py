@@ -1,4 +1,4 @@
-"""What Hugging Face's BERT, RoBERTa and DistilBERT call the variables of a BERT of ours."""
+"""The tensor maps between a Bert and Hugging Face's BERT, RoBERTa and DistilBERT."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from keras_tx import contract
-from keras_tx.errors import ConfigError
 from keras_tx.heads import (
     ClassifierHead,
     Head,
@@ -31,6 +30,7 @@ from keras_tx.weights.tensor_map import (
     Form,
     Plan,
     Zeros,
+    first_rows,
     layer_norm,
     linear,
 )
@@ -81,8 +81,7 @@ ONE_ROW = Form(reshape=(1, -1))
 
 
 def canonical(name: str) -> str:
-    """Without the prefix of the family, and norms as PyTorch names them; the first checkpoints came from
-    TensorFlow, which says gamma and beta."""
+    """The name without the prefix of the family, and PyTorch's names of norms for those of TensorFlow."""
     for prefix in PREFIXES:
         name = name.removeprefix(prefix)
     for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
@@ -99,7 +98,7 @@ def model_type_of(config: BertConfig) -> str:
 
 
 def has_pooler(tensors: Tensors) -> bool:
-    """Whether a checkpoint has one that does something."""
+    """Whether a checkpoint has a pooler that is not all zeros."""
     for name in tensors.shapes:
         if canonical(name) == "pooler.dense.weight":
             return bool(np.any(tensors.read(name)))
@@ -107,58 +106,67 @@ def has_pooler(tensors: Tensors) -> bool:
 
 
 def plan(model: Bert, tensors: Tensors | None = None, stored: Head | None = None) -> Plan:
-    """The table of a model; `stored` is the head whose tensors the checkpoint holds, None where unknown."""
-    config, head = model.config, model.head
-    family = model_type_of(config)
-    alone = head is None or isinstance(head, SentenceEmbeddingHead)
-    prefix = "" if alone else f"{family}."
+    """The tensor map of a model; `stored` is the head of the checkpoint, None if it is unknown."""
+    head = model.head
+    family = model_type_of(model.config)
+    prefix = "" if head is None or isinstance(head, SentenceEmbeddingHead) else f"{family}."
     there = {canonical(name) for name in (tensors.shapes if tensors is not None else ())}
     entries = [*_body(model, family, prefix), *_head(model, family, prefix, there)]
-    if tensors is None:
-        entries += _zeros(model, family, prefix)
     copies: dict[str, str] = {}
     computed = ["embeddings.position_ids", "embeddings.token_type_ids"]
-    if isinstance(head, MaskedLMHead | PretrainingHead) and not head.tied:
-        bias, decoder = LANGUAGE[family][2:]
-        if tensors is None and bias != f"{decoder}.bias":  # a parameter of their class that it does not use
-            values = array_of(model.get_layer(_logits_of(head)).bias)
-            entries.append(Entry(bias, (), Copy(values=values), part=HEAD))
-        elif f"{decoder}.bias" in there and bias != f"{decoder}.bias":
-            computed.append(bias)
-    elif isinstance(head, MaskedLMHead | PretrainingHead):
-        bias, decoder = LANGUAGE[family][2:]
-        copies = {f"{decoder}.weight": WORDS, f"{decoder}.bias": bias}
-        # A file with each of the two only under its other name is as good.
-        swapped = {usual: other for other, usual in copies.items() if other in there and usual not in there}
-        entries = [
-            dataclasses.replace(x, name=swapped[canonical(x.name)]) if canonical(x.name) in swapped else x
-            for x in entries
-        ]
-        copies = {other: usual for other, usual in copies.items() if usual not in swapped and other != usual}
-    # Sentences are not made of it, and one of zeros is there only because BertModel wants one.
+    if tensors is None:
+        entries += _zeros(model, family, prefix)
+    if isinstance(head, MaskedLMHead | PretrainingHead):
+        if head.tied:
+            entries, copies = _tied(entries, family, there)
+        elif tensors is None:
+            entries += _unused_bias(model, head, family)
+        else:
+            computed += _unused_biases(family, there)
+    # Sentences are made without a pooler, and a pooler of zeros exists only because BertModel requires one.
     if isinstance(head, SentenceEmbeddingHead) or (tensors is not None and not has_pooler(tensors)):
         computed += ["pooler.dense.weight", "pooler.dense.bias"]
-
-    strange = _strange(stored, head)
+    other = _of_other_heads(stored, head)
     entries = [
-        dataclasses.replace(x, name="new " + x.name) if x.name.startswith(strange) else x for x in entries
+        dataclasses.replace(x, name="new " + x.name) if x.name.startswith(other) else x for x in entries
     ]
     return Plan(tuple(entries), canonical, copies, tuple(computed), OTHERS)
 
 
-def first_rows(table: np.ndarray, expected: tuple[int, ...]) -> np.ndarray:
-    """Fewer positions are the first of many."""
-    if table.shape[1:] != expected[1:] or table.shape[0] < expected[0]:
-        raise ConfigError(
-            f"The checkpoint has {table.shape[0]} positions of width {table.shape[1]}, and the model wants "
-            f"{expected[0]} of width {expected[1]}. A max_length below the checkpoint's can be had, no other."
-        )
-    return table[: expected[0]]
+def _tied(entries: list[Entry], family: str, there: Collection[str]) -> tuple[list[Entry], dict[str, str]]:
+    """The entries of a model with a tied head, and the copies that a checkpoint may contain.
+
+    A file may have each of the two tensors under its other name only.
+    """
+    bias, decoder = LANGUAGE[family][2:]
+    copies = {f"{decoder}.weight": WORDS, f"{decoder}.bias": bias}
+    swapped = {usual: other for other, usual in copies.items() if other in there and usual not in there}
+    entries = [
+        dataclasses.replace(x, name=swapped[canonical(x.name)]) if canonical(x.name) in swapped else x
+        for x in entries
+    ]
+    return entries, {
+        other: usual for other, usual in copies.items() if usual not in swapped and other != usual
+    }
 
 
-def _strange(stored: Head | None, head: Any) -> tuple[str, ...]:
-    """The beginnings of what means something else in the checkpoint: another kind of classifier has the same
-    names, and one of other classes has the same layer below it."""
+def _unused_bias(model: Bert, head: MaskedLMHead | PretrainingHead, family: str) -> list[Entry]:
+    """The second name of the bias of an untied head: a parameter that their class does not use."""
+    bias, decoder = LANGUAGE[family][2:]
+    if bias == f"{decoder}.bias":
+        return []
+    values = array_of(model.get_layer(_logits_of(head)).bias)
+    return [Entry(bias, (), Copy(values=values), part=HEAD)]
+
+
+def _unused_biases(family: str, there: Collection[str]) -> list[str]:
+    bias, decoder = LANGUAGE[family][2:]
+    return [bias] if f"{decoder}.bias" in there and bias != f"{decoder}.bias" else []
+
+
+def _of_other_heads(stored: Head | None, head: Any) -> tuple[str, ...]:
+    """Prefixes of tensors with another meaning in the checkpoint: classifiers of other kinds have the same
+    names, and one with other classes has the same layer below it."""
     if stored is None or not isinstance(head, CLASSIFIERS):
         return ()
     if type(stored) is not type(head):
@@ -198,21 +206,11 @@ def _head(model: Bert, family: str, prefix: str, there: Collection[str]) -> list
     entries: list[Entry] = []
     if "pooler" in layers:
         pooler = {"bert": f"{prefix}pooler.dense", "distilbert": "pre_classifier"}.get(family)
-        if pooler is None:
-            pooler = "pooler.dense" if head is None else "classifier.dense"
-        entries += linear(pooler, "pooler", part=POOLER)
+        entries += linear(
+            pooler or ("pooler.dense" if head is None else "classifier.dense"), "pooler", part=POOLER
+        )
     if isinstance(head, MaskedLMHead | PretrainingHead):
-        dense, norm, bias, decoder = LANGUAGE[family]
-        logits = _logits_of(head)
-        entries += linear(dense, "prediction_dense", part=HEAD)
-        entries += layer_norm(norm, "prediction_norm", part=HEAD)
-        if head.tied:
-            entries.append(Entry(bias, (f"{logits}/bias",), part=HEAD))
-        else:
-            # Files of transformers before 5 may have the bias only under its other name.
-            named = f"{decoder}.bias" not in there and bias in there
-            entries.append(Entry(f"{decoder}.weight", (f"{logits}/kernel",), TRANSPOSED, part=HEAD))
-            entries.append(Entry(bias if named else f"{decoder}.bias", (f"{logits}/bias",), part=HEAD))
+        entries += _language(head, family, there)
     if isinstance(head, PretrainingHead):
         entries += linear("cls.seq_relationship", "seq_relationship_logits", part=NEXT)
     elif isinstance(head, NextSentenceHead) and family == "bert":
@@ -225,8 +223,20 @@ def _head(model: Bert, family: str, prefix: str, there: Collection[str]) -> list
     return entries
 
 
+def _language(head: MaskedLMHead | PretrainingHead, family: str, there: Collection[str]) -> list[Entry]:
+    dense, norm, bias, decoder = LANGUAGE[family]
+    logits = _logits_of(head)
+    entries = linear(dense, "prediction_dense", part=HEAD) + layer_norm(norm, "prediction_norm", part=HEAD)
+    if not head.tied:
+        entries.append(Entry(f"{decoder}.weight", (f"{logits}/kernel",), TRANSPOSED, part=HEAD))
+        # Files of transformers before 5 may have the bias only under its other name.
+        if f"{decoder}.bias" in there or bias not in there:
+            bias = f"{decoder}.bias"
+    return [*entries, Entry(bias, (f"{logits}/bias",), part=HEAD)]
+
+
 def _zeros(model: Bert, family: str, prefix: str) -> list[Entry]:
-    """What transformers would draw at random, with a warning, where the file lacks it."""
+    """Tensors that transformers would initialize at random, with a warning, if the file lacked them."""
     config, head = model.config, model.head
     width = config.width
     missing: dict[str, tuple[int, ...]] = {}

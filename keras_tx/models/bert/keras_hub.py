@@ -12,14 +12,14 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_tx.errors import ConfigError
+from keras_tx.errors import ConfigError, user_stacklevel
 from keras_tx.heads import ClassifierHead, Head, MaskedLMHead, RegressionHead, SentenceEmbeddingHead
-from keras_tx.models.bert.huggingface_tensors import ONE_ROW, first_rows, model_type_of
+from keras_tx.models.bert.huggingface_tensors import ONE_ROW, model_type_of
 from keras_tx.models.bert.model import Bert, BertConfig
 from keras_tx.models.families import KerasHub, WeightSource
 from keras_tx.weights.assignment import emptied
 from keras_tx.weights.keras_hub_tokenizers import text_transform, tokenizer_of
-from keras_tx.weights.tensor_map import HEAD, POOLER, Entry, Form, Plan, Shape
+from keras_tx.weights.tensor_map import HEAD, POOLER, Entry, Form, Plan, Shape, first_rows
 from keras_tx.weights.tensor_source import Tensors
 
 KINDS = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert"}
@@ -29,6 +29,10 @@ POOLERS = {"bert": "tanh", "roberta": "tanh", "distilbert": "relu"}
 OFFSET = 2  # RoBERTa's first position; its table in keras-hub begins there
 PADDING = 1
 MODES = {"mean": "mean", "cls": "class"}
+HEAD_LAYERS = (
+    *("logits", "span", "prediction_dense", "prediction_norm", "prediction_logits"),
+    "seq_relationship_logits",
+)
 BLOCK = {
     "attention/query": "self_attention_layer/query",
     "attention/key": "self_attention_layer/key",
@@ -135,7 +139,7 @@ def to_keras_hub(model: Bert) -> Any:
         warnings.warn(
             f"keras-hub has one rate of dropout: {config.dropout}, not attention_dropout="
             f"{config.attention_dropout}.",
-            stacklevel=2,
+            stacklevel=user_stacklevel(),
         )
     classes: Any = keras_hub.models
     backbone = getattr(classes, f"{name}Backbone")(
@@ -181,7 +185,7 @@ def _preprocessor(model: Bert, name: str, task: str) -> Any:
     except ConfigError as error:
         warnings.warn(
             f"The tokenizer of model {model.name!r} is none of keras-hub's, and stays behind: {error}.",
-            stacklevel=3,
+            stacklevel=user_stacklevel(),
         )
         return None
     length = model.processing.max_length or model.config.max_length
@@ -282,7 +286,20 @@ def _beyond(model: Bert, kind: str) -> list[str]:
 
 def _plan(model: Bert, kind: str, own: Head | None) -> Plan:
     config = model.config
-    size = config.width // config.num_heads
+    entries = _embedding_entries(config, kind)
+    for index in range(config.depth):
+        entries += _block_entries(config, f"transformer_layer_{index}", f"block_{index}")
+    pooler = any(layer.name == "pooler" for layer in model.layers)
+    if pooler:
+        entries += _dense("pooled_dense", "pooler", part=POOLER)
+    same_head = own is not None and type(model.head) is type(own)
+    entries += _head_entries(model, same_head)
+    # BERT's backbone has a pooler for each task; one that the task's own head does not use is not reported.
+    computed = ("pooled_dense/kernel", "pooled_dense/bias") if same_head and not pooler else ()
+    return Plan(tuple(entries), computed=computed, others=("pooled_dense/", "mlm_head/", "logits/"))
+
+
+def _embedding_entries(config: BertConfig, kind: str) -> list[Entry]:
     tables = "" if kind == "bert" else "embeddings/"
     entries = [Entry(f"{tables}token_embedding/embeddings", ("token_embedding/table",))]
     position = f"{tables}position_embedding/embeddings"
@@ -296,39 +313,40 @@ def _plan(model: Bert, kind: str, own: Head | None) -> Plan:
         entries.append(Entry("segment_embedding/embeddings", ("segments/bias",), ONE_ROW))
     elif kind == "bert":
         entries.append(Entry("segment_embedding/embeddings", ("segments/table",)))
-    entries += _norm("embeddings_layer_norm", "embedding_norm")
+    return [*entries, *_norm("embeddings_layer_norm", "embedding_norm")]
+
+
+def _block_entries(config: BertConfig, theirs: str, ours: str) -> list[Entry]:
+    size = config.width // config.num_heads
     split = Form(reshape=(config.width, config.num_heads, size)), Form(reshape=(config.num_heads, size))
     joined = Form(reshape=(config.num_heads, size, config.width)), Form()
-    for index in range(config.depth):
-        for ours, theirs in BLOCK.items():
-            name, path = f"transformer_layer_{index}/{theirs}", f"block_{index}/{ours}"
-            if ours.endswith("norm"):
-                entries += _norm(name, path)
-            elif ours.startswith("attention"):
-                entries += _dense(name, path, forms=joined if ours.endswith("output") else split)
-            else:
-                entries += _dense(name, path)
-    layers = {layer.name for layer in model.layers if layer.weights}
-    if "pooler" in layers:
-        entries += _dense("pooled_dense", "pooler", part=POOLER)
+    entries = []
+    for path, name in BLOCK.items():
+        name, path = f"{theirs}/{name}", f"{ours}/{path}"
+        if path.endswith("norm"):
+            entries += _norm(name, path)
+        elif "/attention/" in path:
+            entries += _dense(name, path, forms=joined if path.endswith("output") else split)
+        else:
+            entries += _dense(name, path)
+    return entries
+
+
+def _head_entries(model: Bert, same_head: bool) -> list[Entry]:
     if isinstance(model.head, MaskedLMHead):
-        entries += _dense("mlm_head/intermediate_dense", "prediction_dense", part=HEAD)
-        entries += _norm("mlm_head/intermediate_layer_norm", "prediction_norm", part=HEAD)
-        entries.append(Entry("mlm_head/output_bias", ("logits/bias",), part=HEAD))
-    else:
-        known = {"logits": "logits", "span": "span", "prediction_dense": "mlm_head/intermediate_dense"}
-        known |= {name: name for name in ("prediction_logits", "seq_relationship_logits")}
-        for layer in model.layers:
-            if layer.name in known or layer.name == "prediction_norm":
-                # Only a classifier's are in keras-hub; the others are new.
-                name = layer.name if type(model.head) is type(own) else f"new {layer.name}"
-                for variable in layer.weights:
-                    end = variable.path.rpartition("/")[2]
-                    entries.append(Entry(f"{name}/{end}", (variable.path,), part=HEAD))
-    # BERT's backbone has a pooler whatever the task, which is not to be said of the task's own head.
-    unused = ("pooled_dense/kernel", "pooled_dense/bias")
-    computed = unused if own is not None and type(model.head) is type(own) and "pooler" not in layers else ()
-    return Plan(tuple(entries), computed=computed, others=("pooled_dense/", "mlm_head/", "logits/"))
+        return [
+            *_dense("mlm_head/intermediate_dense", "prediction_dense", part=HEAD),
+            *_norm("mlm_head/intermediate_layer_norm", "prediction_norm", part=HEAD),
+            Entry("mlm_head/output_bias", ("logits/bias",), part=HEAD),
+        ]
+    entries = []
+    for layer in model.layers:
+        if layer.name in HEAD_LAYERS:  # keras-hub has only those of a classifier; others are new
+            name = layer.name if same_head else f"new {layer.name}"
+            for variable in layer.weights:
+                end = variable.path.rpartition("/")[2]
+                entries.append(Entry(f"{name}/{end}", (variable.path,), part=HEAD))
+    return entries
 
 
 def _norm(name: str, path: str, part: str = "") -> list[Entry]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import keras
 from keras import ops
@@ -27,7 +27,10 @@ from keras_tx.heads import (
 )
 from keras_tx.layers import Bias, PositionalEmbedding, TokenEmbedding, TransformerBlock
 from keras_tx.models.config import make_config, unknown_variant
-from keras_tx.models.text_model import TextModel, as_processed, check_padded_right, check_tokenizer
+from keras_tx.models.overrides import BertOverrides
+from keras_tx.models.text_model import TextModel
+from keras_tx.models.tokenizer_checks import check_padded_right
+from keras_tx.models.transformer_model import AUTO
 from keras_tx.processing import TextTransform
 
 POOLERS = ("tanh", "relu")
@@ -57,11 +60,30 @@ ALIASES = {
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
-    """Everything that shapes a BERT; `BertConfig.variant("base")` starts from a published one.
+    """The config of a BERT; `BertConfig.variant("base")` returns that of a published size.
 
     RoBERTa is `vocabulary_size=50265, segments=1, position_offset=2, pad_id=1, norm_epsilon=1e-5`, and
-    `pooler=None` where its checkpoint has none; DistilBERT is `depth=6, segments=0, pooler=None`, and
+    `pooler=None` if its checkpoint has none; DistilBERT is `depth=6, segments=0, pooler=None`, and
     `pooler="relu"` with a classifier.
+
+    Args:
+        width: size of the token vectors.
+        depth: number of blocks.
+        num_heads: number of attention heads.
+        mlp_dim: hidden size of the feed-forward layers.
+        vocabulary_size: number of token embeddings.
+        max_length: number of positions, and so of tokens in a text.
+        segments: number of token types. With 1, all tokens have the same, as in RoBERTa; with 0 or 1 there is
+            no input `token_type_ids`.
+        position_offset: if above 0, positions are counted along real tokens and begin here, as in RoBERTa;
+            padding has the position before.
+        pad_id: id of padding tokens, which the default attention_mask masks.
+        pooler: activation of the dense layer on the class token, "tanh" or "relu"; None for no such layer.
+        position_ids: whether the model has an input `position_ids`; an exported graph has none.
+        activation: of the feed-forward layers: "gelu", "gelu_tanh" or "relu".
+        norm_epsilon: of the norms.
+        dropout: rate after the embeddings and in the blocks.
+        attention_dropout: rate of the attention weights.
     """
 
     width: Size
@@ -70,19 +92,17 @@ class BertConfig:
     mlp_dim: Size
     vocabulary_size: Size = 30522
     max_length: Size = 512
-    segments: Count = 2  # with 1 every token is of the same, as in RoBERTa, and 0 has none: no token_type_ids
-    position_offset: Count = 0  # above 0, real tokens count from here, and padding is at the one before
-    pad_id: Count = 0  # tokens with this id are padding, where no attention_mask says so
-    pooler: str | None = (
-        "tanh"  # activation of the dense layer on the class token; None for the class token itself
-    )
-    position_ids: bool = False  # whether the model has an input for them; an exported graph has none
+    segments: Count = 2
+    position_offset: Count = 0
+    pad_id: Count = 0
+    pooler: str | None = "tanh"
+    position_ids: bool = False
     activation: str = "gelu"
     norm_epsilon: Epsilon = 1e-12
     dropout: Rate = 0.1
     attention_dropout: Rate = 0.1
 
-    # What may differ from the checkpoint that a model starts from.
+    # Fields that may differ from those of the initial weights.
     FREE: ClassVar[frozenset[str]] = frozenset(
         {"attention_dropout", "dropout", "max_length", "pooler", "position_ids"}
     )
@@ -92,7 +112,9 @@ class BertConfig:
         if self.width % self.num_heads:
             raise ConfigError(f"width={self.width} is not divisible by num_heads={self.num_heads}.")
         if self.pad_id >= self.vocabulary_size:
-            raise ConfigError(f"pad_id={self.pad_id} is not in a vocabulary of {self.vocabulary_size}.")
+            raise ConfigError(
+                f"pad_id={self.pad_id} is out of range for vocabulary_size={self.vocabulary_size}."
+            )
         if self.pooler is not None and self.pooler not in POOLERS:
             raise ConfigError(f"pooler={self.pooler!r} is unknown. {nearest(str(self.pooler), POOLERS)}")
         if self.activation not in ACTIVATIONS:
@@ -194,12 +216,13 @@ class Bert(TextModel):
 def bert(
     variant: str = "base",
     *,
-    head: Head | None = None,
+    num_classes: int | None = None,
+    head: Head | str | None = AUTO,
     weights: Any = None,
     processing: TextTransform | None = None,
     name: str | None = None,
     dtype: Any = None,
-    **overrides: Any,
+    **overrides: Unpack[BertOverrides],
 ) -> Bert:
     """A bidirectional encoder of text as a functional keras.Model.
 
@@ -208,33 +231,46 @@ def bert(
     `position_ids` (by default 0, 1, 2 ...). The head defines the outputs; without one they are
     {"last_hidden_state": (batch, sequence, width), "pooler_output": (batch, width)}.
 
-    >>> import numpy as np
-    >>> import keras_tx
-    >>> model = keras_tx.bert("tiny", head=keras_tx.ClassifierHead(2), vocabulary_size=100)
-    >>> tuple(model(np.array([[2, 15, 3, 0], [2, 15, 27, 3]])).shape)
-    (2, 2)
-
     Args:
         variant: a size as the papers name it: "base", "large", "tiny", "mini", "small", "medium", any of the
             24 miniatures as "L-10_H-256", "minilm-l6" or "minilm-l12".
-        head: MaskedLMHead, NextSentenceHead, PretrainingHead, ClassifierHead, MultiLabelHead,
-            RegressionHead, TokenClassifierHead, SpanHead or SentenceEmbeddingHead.
-        weights: what to start from: a Hugging Face folder, a .safetensors file, "hf://owner/name", a
-            keras-hub preset or model, a .keras or .weights.h5 file. The model takes its config, and the
-            variant must be that of the checkpoint; keras_tx.from_checkpoint finds it by itself.
-        processing: how texts become ids; vocabulary and pad_id are then its own, and it cuts texts to the
-            positions of the model.
+        num_classes: number of classes; short for `head=ClassifierHead(num_classes)`.
+        head: MaskedLMHead, NextSentenceHead, PretrainingHead, ClassifierHead, MultiLabelHead, RegressionHead,
+            TokenClassifierHead, SpanHead or SentenceEmbeddingHead. None, the default of this family, returns
+            hidden states.
+        weights: source of the initial weights: a Hugging Face folder, a .safetensors file, "hf://owner/name",
+            a keras-hub preset or model, a .keras or .weights.h5 file. The variant must be that of the source;
+            keras_tx.from_checkpoint reads it from the source's config.
+        processing: converts texts to ids. It determines `vocabulary_size` and `pad_id`, and truncates texts
+            to `max_length`.
+        name: of the model.
         dtype: a dtype policy ("mixed_bfloat16"); by default Keras's global one.
-        overrides: any field of BertConfig: `vocabulary_size=8000`, `segments=0`, `dropout=0.0` ...
-    """
-    if weights is not None:
-        from keras_tx.models.checkpoint_loading import start  # weights know the families
+        overrides: fields of BertConfig: `vocabulary_size=8000`, `segments=0`, `dropout=0.0` ...
 
-        options = {"head": head, "processing": processing, "name": name, "dtype": dtype}
-        return start(Bert, variant, weights, **options, overrides=overrides)
-    config = BertConfig.variant(variant, **as_processed(processing, overrides))
-    check_tokenizer(processing, config)
-    return Bert.assemble(config, head=head, processing=processing, name=name, dtype=dtype)
+    Returns:
+        A Bert.
+
+    Raises:
+        ConfigError: for an unknown variant or field, a value out of range, or weights that do not fit.
+
+    Example:
+
+    >>> import numpy as np
+    >>> import keras_tx
+    >>> model = keras_tx.bert("tiny", num_classes=2, vocabulary_size=100)
+    >>> tuple(model(np.array([[2, 15, 3, 0], [2, 15, 27, 3]])).shape)
+    (2, 2)
+    """
+    return Bert.from_variant(
+        variant,
+        num_classes=num_classes,
+        head=head,
+        weights=weights,
+        processing=processing,
+        name=name,
+        dtype=dtype,
+        **overrides,
+    )
 
 
 def _encode(config: BertConfig, inputs: dict[str, Any], dtype: Any) -> Encoded:

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from keras_tx import contract
-from keras_tx.errors import ConfigError
+from keras_tx.errors import ConfigError, user_stacklevel
 from keras_tx.heads import CausalLMHead
 from keras_tx.layers.rotary import check_scaling
 from keras_tx.models.families import HuggingFace, HuggingFaceConfig, WeightSource
@@ -20,7 +18,7 @@ from keras_tx.models.transformer_model import TransformerModel
 from keras_tx.processing import TextTransform
 from keras_tx.weights.checkpoint import read_json
 from keras_tx.weights.config_json import Fields
-from keras_tx.weights.tensor_map import HEAD, Entry, Form, Plan, Shape, layer_norm, linear
+from keras_tx.weights.tensor_map import HEAD, Entry, Form, Plan, first_rows, layer_norm, linear
 from keras_tx.weights.tensor_source import Checkpoint, Tensors
 
 MODEL_TYPES = ("gpt2", "llama", "mistral")
@@ -139,7 +137,7 @@ def _score_scales(config: Fields, ours: GPTConfig) -> list[float] | None:
 def _gpt2_entries(config: GPTConfig, body: str, scales: Sequence[float] | None) -> list[Entry]:
     entries = [
         Entry(f"{body}wte.weight", ("token_embedding/table",)),
-        Entry(f"{body}wpe.weight", ("positions/table",), fit=_first_positions),
+        Entry(f"{body}wpe.weight", ("positions/table",), fit=first_rows),
     ]
     for index in range(config.depth):
         theirs, ours = f"{body}h.{index}", f"block_{index}"
@@ -162,15 +160,6 @@ def _gpt2_entries(config: GPTConfig, body: str, scales: Sequence[float] | None) 
             *_conv1d(f"{theirs}.mlp.c_proj", f"{ours}/feed_forward/down"),
         ]
     return [*entries, *layer_norm(f"{body}ln_f", "norm")]
-
-
-def _first_positions(table: np.ndarray, shape: Shape) -> np.ndarray:
-    if table.shape[1:] != shape[1:] or table.shape[0] < shape[0]:
-        raise ConfigError(
-            f"The checkpoint has {table.shape[0]} positions of width {table.shape[1]}, and the model needs "
-            f"{shape[0]} of width {shape[1]}: the first of them can be taken, but no more be made."
-        )
-    return table[: shape[0]]
 
 
 def _conv1d(name: str, path: str) -> list[Entry]:
@@ -206,7 +195,7 @@ def _gpt2_fields(config: Fields) -> dict[str, Any]:
         warnings.warn(
             f"{config.where} has {rates}; keras-tx has one rate for both and uses that of "
             "resid_pdrop. It affects training only.",
-            stacklevel=2,
+            stacklevel=user_stacklevel(),
         )
     width = config.number("n_embd", 768)
     return {
@@ -346,7 +335,7 @@ def _processing(folder: Path | None) -> TextTransform | None:
             f"{folder} has {SENTENCEPIECE} but no {contract.TOKENIZER}, so the model comes without a "
             "tokenizer. AutoTokenizer.from_pretrained(folder).save_pretrained(folder) of transformers writes "
             "one.",
-            stacklevel=2,
+            stacklevel=user_stacklevel(),
         )
     return None
 

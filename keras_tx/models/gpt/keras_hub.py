@@ -10,7 +10,7 @@ from typing import Any
 from keras import ops
 
 from keras_tx import contract
-from keras_tx.errors import ConfigError
+from keras_tx.errors import ConfigError, user_stacklevel
 from keras_tx.heads import CausalLMHead
 from keras_tx.models.families import KerasHub, WeightSource
 from keras_tx.models.gpt.huggingface import beyond
@@ -98,7 +98,7 @@ def to_keras_hub(model: GPT) -> Any:
             warnings.warn(
                 f"The tokenizer of model {model.name!r} is none of keras-hub's, and stays behind: give the "
                 "task ids.",
-                stacklevel=2,
+                stacklevel=user_stacklevel(),
             )
         kind = models.LlamaCausalLM if llama else models.GPT2CausalLM
         made = kind(backbone=backbone, preprocessor=preprocessor)
@@ -258,7 +258,7 @@ def _processing(tokenizer: Any, where: str) -> TextTransform | None:
         warnings.warn(
             f"{where} has a {type(tokenizer).__name__}, which has no tokenizer.json; the model comes "
             "without a tokenizer. Give one: processing=keras_tx.TextTransform.load(...).",
-            stacklevel=2,
+            stacklevel=user_stacklevel(),
         )
         return None
     merges = [merge for merge in tokenizer.merges if not merge.startswith("#version")]

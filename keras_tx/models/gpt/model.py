@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import keras
 from keras import ops
@@ -16,7 +16,9 @@ from keras_tx.heads import Encoded, Head
 from keras_tx.layers import TokenEmbedding, TransformerBlock
 from keras_tx.layers.rotary import check_scaling
 from keras_tx.models.config import make_config, unknown_variant
-from keras_tx.models.text_model import CAUSAL_LM, DecoderModel, as_processed, check_tokenizer
+from keras_tx.models.overrides import GPTOverrides
+from keras_tx.models.text_model import DecoderModel
+from keras_tx.models.transformer_model import AUTO
 from keras_tx.processing import TextTransform
 
 POSITIONS = ("learned", "rotary")
@@ -69,7 +71,30 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class GPTConfig:
-    """Everything that shapes a GPT; `GPTConfig.variant("124M")` starts from a published one."""
+    """The config of a GPT; `GPTConfig.variant("124M")` returns that of a published size.
+
+    Args:
+        width: size of the token vectors.
+        depth: number of blocks.
+        num_heads: number of attention heads.
+        mlp_dim: hidden size of the feed-forward layers.
+        vocabulary_size: number of token embeddings.
+        max_length: number of positions, and so of tokens in a text.
+        kv_heads: number of heads of keys and values, for grouped queries; None means num_heads.
+        head_dim: size of a head; None means width / num_heads.
+        positions: "learned", or "rotary" for rotary position embeddings of queries and keys.
+        rotary_base: base of the rotary frequencies.
+        rotary_scaling: of the rotary frequencies, as in MultiHeadAttention.
+        norm: "layer" or "rms".
+        activation: of the feed-forward layers: "gelu_tanh", "gelu", "relu" or "swiglu".
+        use_bias: whether dense layers, and norms of the kind "layer", have biases.
+        tied: whether logits are computed with the token embedding.
+        pad_id: id of padding tokens, which the default attention_mask masks; None for none.
+        stop_ids: ids that end a text; None means the tokenizer's end token.
+        norm_epsilon: of the norms.
+        dropout: rate after the embeddings and in the blocks.
+        attention_dropout: rate of the attention weights.
+    """
 
     width: Size
     depth: Size
@@ -77,22 +102,22 @@ class GPTConfig:
     mlp_dim: Size
     vocabulary_size: Size = 50257
     max_length: Size = 1024
-    kv_heads: Size | None = None  # by default as many as num_heads
-    head_dim: Size | None = None  # by default width / num_heads
-    positions: str = "learned"  # "rotary" turns queries and keys
+    kv_heads: Size | None = None
+    head_dim: Size | None = None
+    positions: str = "learned"
     rotary_base: Positive = 10000.0
-    rotary_scaling: dict[str, Any] | None = None  # see MultiHeadAttention
-    norm: str = "layer"  # "rms"
-    activation: str = "gelu_tanh"  # "gelu", "relu", "swiglu"
-    use_bias: bool = True  # in dense layers, and in norms of kind "layer"
-    tied: bool = True  # whether the token embedding gives the logits
-    pad_id: Count | None = None  # tokens with this id are padding, where no attention_mask says so
-    stop_ids: tuple[int, ...] | None = None  # any of them ends a text; by default the tokenizer's own end
+    rotary_scaling: dict[str, Any] | None = None
+    norm: str = "layer"
+    activation: str = "gelu_tanh"
+    use_bias: bool = True
+    tied: bool = True
+    pad_id: Count | None = None
+    stop_ids: tuple[int, ...] | None = None
     norm_epsilon: Epsilon = 1e-5
     dropout: Rate = 0.1
     attention_dropout: Rate = 0.1
 
-    # What may differ from the checkpoint that a model starts from.
+    # Fields that may differ from those of the initial weights.
     FREE: ClassVar[frozenset[str]] = frozenset(
         {"attention_dropout", "dropout", "max_length", "pad_id", "stop_ids"}
     )
@@ -106,7 +131,9 @@ class GPTConfig:
         if self.head_dim == self.width // self.num_heads:
             object.__setattr__(self, "head_dim", None)
         if self.pad_id is not None and self.pad_id >= self.vocabulary_size:
-            raise ConfigError(f"pad_id={self.pad_id} is not in a vocabulary of {self.vocabulary_size}.")
+            raise ConfigError(
+                f"pad_id={self.pad_id} is out of range for vocabulary_size={self.vocabulary_size}."
+            )
         if self.stop_ids is not None:
             object.__setattr__(self, "stop_ids", _checked_ids(self.stop_ids, self.vocabulary_size))
         if self.positions not in POSITIONS:
@@ -116,13 +143,12 @@ class GPTConfig:
         object.__setattr__(self, "rotary_scaling", check_scaling(self.rotary_scaling))
         if self.rotary_scaling is not None and self.positions != "rotary":
             raise ConfigError(
-                f"rotary_scaling={self.rotary_scaling} would change nothing with "
-                f"positions={self.positions!r}. Leave it out."
+                f"rotary_scaling={self.rotary_scaling} requires positions='rotary', not {self.positions!r}."
             )
 
     @property
     def head_size(self) -> int:
-        """The width of a head."""
+        """The size of a head."""
         return self.head_dim or self.width // self.num_heads
 
     @classmethod
@@ -143,7 +169,7 @@ def _checked_ids(ids: Any, vocabulary_size: int) -> tuple[int, ...]:
     known = isinstance(ids, list | tuple) and all(type(i) is int and 0 <= i < vocabulary_size for i in ids)
     if not known or not ids:
         raise ConfigError(
-            f"stop_ids={ids!r}: expected one or more ids of a vocabulary of {vocabulary_size}, as a list."
+            f"stop_ids={ids!r} is not a list of ids. Pass one or more from 0 to {vocabulary_size - 1}."
         )
     return tuple(dict.fromkeys(ids))
 
@@ -162,46 +188,61 @@ class GPT(DecoderModel):
 def gpt(
     variant: str = "124M",
     *,
-    head: Head | None = CAUSAL_LM,
+    num_classes: int | None = None,
+    head: Head | str | None = AUTO,
     weights: Any = None,
     processing: TextTransform | None = None,
     name: str | None = None,
     dtype: Any = None,
-    **overrides: Any,
+    **overrides: Unpack[GPTOverrides],
 ) -> GPT:
     """A decoder of text as a functional keras.Model.
 
-    It takes `input_ids` (batch, sequence), alone or in a dict with `attention_mask` (by default 1; 0 where
-    the id is `pad_id`, if there is one) and `position_ids` (by default counted along the mask), and gives
-    logits (batch, sequence, vocabulary) of the token that follows each.
+    Its inputs are `input_ids` (batch, sequence), alone or in a dict with `attention_mask` (by default 1; 0
+    where the id is `pad_id`, if there is one) and `position_ids` (by default counted along the mask). Its
+    output are logits (batch, sequence, vocabulary) of the token after each.
+
+    Args:
+        variant: "124M", "355M", "774M" or "1558M" (GPT-2), "char" (nanoGPT's for characters), "nano", "pico",
+            or "llama-tiny".
+        num_classes: not supported, as a GPT has no classifier head.
+        head: CausalLMHead, the default of this family; None returns hidden states (batch, sequence, width).
+        weights: source of the initial weights: a Hugging Face folder, a .safetensors file, "hf://owner/name",
+            a keras-hub preset or model, a .keras or .weights.h5 file. The variant must be that of the source;
+            keras_tx.from_checkpoint reads it from the source's config.
+        processing: converts texts to ids. It determines `vocabulary_size` and `pad_id`, and truncates texts
+            to `max_length`.
+        name: of the model.
+        dtype: a dtype policy ("mixed_bfloat16"); by default Keras's global one.
+        overrides: fields of GPTConfig: `vocabulary_size=8000`, `max_length=256`, `dropout=0.0`,
+            `positions="rotary"` ...
+
+    Returns:
+        A GPT.
+
+    Raises:
+        ConfigError: for an unknown variant or field, a value out of range, or weights that do not fit.
+
+    Example:
 
     >>> import numpy as np
     >>> import keras_tx
     >>> model = keras_tx.gpt("pico")
     >>> tuple(model(np.array([[5, 17, 99]])).shape)
     (1, 3, 256)
-
-    Args:
-        variant: "124M", "355M", "774M" or "1558M" (GPT-2), "char" (nanoGPT's for characters), "nano", "pico",
-            or "llama-tiny".
-        head: CausalLMHead; None for the hidden states (batch, sequence, width).
-        weights: what to start from: a Hugging Face folder, a .safetensors file, "hf://owner/name", a
-            keras-hub preset or model, a .keras or .weights.h5 file. The model takes its config, and the
-            variant must be that of the checkpoint; keras_tx.from_checkpoint finds it by itself.
-        processing: how texts become ids; vocabulary and pad_id are then its own, and it cuts texts to the
-            positions of the model.
-        dtype: a dtype policy ("mixed_bfloat16"); by default Keras's global one.
-        overrides: any field of GPTConfig: `vocabulary_size=8000`, `max_length=256`, `dropout=0.0`,
-            `positions="rotary"` ...
     """
+    model = GPT.from_variant(
+        variant,
+        num_classes=num_classes,
+        head=head,
+        weights=weights,
+        processing=processing,
+        name=name,
+        dtype=dtype,
+        **overrides,
+    )
     if weights is not None:
-        from keras_tx.models.checkpoint_loading import start  # weights know the families
-
-        options = {"head": head, "processing": processing, "name": name, "dtype": dtype}
-        return start(GPT, variant, weights, **options, overrides=overrides)
-    config = GPTConfig.variant(variant, **as_processed(processing, overrides))
-    check_tokenizer(processing, config)
-    model = GPT.assemble(config, head=head, processing=processing, name=name, dtype=dtype)
+        return model
     # Radford et al., section 2.3: what is added to the residual starts smaller the more blocks there are.
     for index in range(model.config.depth):
         block = model.get_layer(f"block_{index}")

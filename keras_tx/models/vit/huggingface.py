@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from keras_tx import contract
-from keras_tx.errors import ConfigError, nearest
+from keras_tx.errors import ConfigError, nearest, user_stacklevel
 from keras_tx.heads import ClassifierHead, DistilledClassifierHead, Head, MultiLabelHead, RegressionHead
 from keras_tx.models.config import make_config
 from keras_tx.models.families import HuggingFace, HuggingFaceConfig, WeightSource, label_fields
@@ -238,7 +238,7 @@ def _transform(checkpoint: Checkpoint, config: ViTConfig) -> ImageTransform | No
         warnings.warn(
             f"{folder}/{contract.PREPROCESSOR}: {error} Images are resized to {config.size[0]} x "
             f"{config.size[1]} as a whole, and otherwise prepared as the file says.",
-            stacklevel=4,
+            stacklevel=user_stacklevel(),
         )
         return transform
 

@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from keras_tx import contract
-from keras_tx.errors import ConfigError
+from keras_tx.errors import ConfigError, user_stacklevel
 from keras_tx.heads import ClassifierHead, DistilledClassifierHead, Head, MultiLabelHead, RegressionHead
 from keras_tx.models.families import KerasHub, WeightSource
 from keras_tx.models.vit.huggingface_tensors import Grid, covering, positions
@@ -276,7 +276,7 @@ def _transform(source: Any, config: ViTConfig, where: str) -> ImageTransform | N
         warnings.warn(
             f"{where}: its image converter has {', '.join(otherwise)}. Images of another size are resized to "
             f"{size[0]} x {size[1]} as a whole, {RESAMPLING.get(converter.interpolation, 'bilinear')}.",
-            stacklevel=4,
+            stacklevel=user_stacklevel(),
         )
     return ImageTransform(
         size,

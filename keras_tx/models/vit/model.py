@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import keras
 import numpy as np
@@ -11,12 +11,13 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.arguments import Count, Epsilon, Rate, Size, check_fields
 from keras_tx.errors import ConfigError, nearest
-from keras_tx.heads import ClassifierHead, DistilledClassifierHead, MultiLabelHead, RegressionHead
+from keras_tx.heads import ClassifierHead, DistilledClassifierHead, Head, MultiLabelHead, RegressionHead
 from keras_tx.layers import ClassToken, PatchEmbedding, PositionalEmbedding, TransformerBlock
 from keras_tx.layers.mask_token import MaskToken
 from keras_tx.layers.position_tables import resize_grid
 from keras_tx.models.config import make_config, unknown_variant
-from keras_tx.models.transformer_model import TransformerModel
+from keras_tx.models.overrides import ViTOverrides
+from keras_tx.models.transformer_model import AUTO, TransformerModel
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.weight_values import merged_weights
 
@@ -52,36 +53,66 @@ ALIASES = {  # torchvision's builders
 
 @dataclasses.dataclass(frozen=True)
 class ViTConfig:
-    """Everything that shapes a ViT; `ViTConfig.variant("B/16")` starts from a published one."""
+    """The config of a ViT; `ViTConfig.variant("B/16")` returns that of a published size.
 
-    patch_size: Size | tuple[Size, Size]  # (height, width) where not square
+    Args:
+        patch_size: of the patches; (height, width) if they are not square.
+        width: size of the token vectors.
+        depth: number of blocks.
+        mlp_dim: hidden size of the feed-forward layers.
+        num_heads: number of attention heads.
+        image_size: of the images; (height, width) if they are not square.
+        channels: of the images.
+        pooling: how tokens become features: "token" (the class token), "average" (of the patches),
+            "token+average" (both, concatenated) or "none" (all tokens).
+        class_token: whether there is a class token; None means unless pooling is "average".
+        positions: the kind of the PositionalEmbedding.
+        registers: number of additional tokens without positions, after the class token.
+        distillation: whether there is DeiT's second token, after the class token.
+        mask_token: whether there is DINOv2's mask token, which only its pretraining uses.
+        patch_bias: whether the patch embedding has a bias.
+        qkv_bias: whether queries, keys and values have biases.
+        qk_norm: whether queries and keys are normalized in each head, as in timm.
+        pre_norm: whether there is a norm before the first block, as in CLIP.
+        pooled_norm: whether the last norm comes after the pooling.
+        pooler: activation of a dense layer after the pooling: "tanh"; None for no such layer.
+        pooler_dim: units of the pooler; None means the width.
+        activation: of the feed-forward layers.
+        norm_epsilon: of the norms.
+        dropout: rate after the embeddings and in the blocks.
+        attention_dropout: rate of the attention weights.
+        drop_path: rate of dropping the last block; it grows linearly from 0 in the first.
+        layer_scale: initial value of LayerScale; None for no LayerScale.
+    """
+
+    patch_size: Size | tuple[Size, Size]
     width: Size
     depth: Size
     mlp_dim: Size
     num_heads: Size
-    image_size: Size | tuple[Size, Size] = 224  # (height, width) where not square
+    image_size: Size | tuple[Size, Size] = 224
     channels: Size = 3
-    pooling: str = "token"  # "average" of the patches, "token+average" side by side, "none": all tokens
-    class_token: bool | None = None  # None: unless pooling is "average"
-    positions: str = "learned"  # a kind of PositionalEmbedding
-    registers: Count = 0  # extra tokens without positions, behind the class token
-    distillation: bool = False  # DeiT's second token, behind the class token
-    mask_token: bool = False  # DINOv2's, which only its pre-training used: kept with the weights
+    pooling: str = "token"
+    class_token: bool | None = None
+    positions: str = "learned"
+    registers: Count = 0
+    distillation: bool = False
+    mask_token: bool = False
     patch_bias: bool = True
     qkv_bias: bool = True
-    qk_norm: bool = False  # layer norms of query and key in each head, as timm has them
-    pre_norm: bool = False  # a norm before the first block, as CLIP has it
-    pooled_norm: bool = False  # the last norm stands behind the pooling
-    pooler: str | None = None  # activation of a dense layer behind the pooling: "tanh"
-    pooler_dim: Size | None = None  # its units, where they are not the width
+    qk_norm: bool = False
+    pre_norm: bool = False
+    pooled_norm: bool = False
+    pooler: str | None = None
+    pooler_dim: Size | None = None
     activation: str = "gelu"
     norm_epsilon: Epsilon = 1e-6
     dropout: Rate = 0.0
     attention_dropout: Rate = 0.0
-    drop_path: Rate = 0.0  # of the last block; earlier ones linearly less
+    drop_path: Rate = 0.0
     layer_scale: float | None = None
 
-    # What may differ from the checkpoint that a model starts from.
+    # Fields that may differ from those of the initial weights.
     FREE: ClassVar[frozenset[str]] = frozenset(
         {"attention_dropout", "drop_path", "dropout", "image_size", "pooler", "pooling"}
     )
@@ -95,25 +126,28 @@ class ViTConfig:
             near = tuple(max(round(side / patch), 1) * patch for side, patch in sides)
             raise ConfigError(
                 f"image_size={self.image_size!r} is not divisible by patch_size={self.patch_size}. "
-                f"The nearest that is: {near[0] if near[0] == near[1] else near}."
+                f"The closest size is {near[0] if near[0] == near[1] else near}."
             )
         if self.pooling not in POOLINGS:
             raise ConfigError(f"pooling={self.pooling!r} is unknown. {nearest(str(self.pooling), POOLINGS)}")
         self._check_tokens()
 
     def _check_tokens(self) -> None:
-        takes = {"pooling=" + repr(self.pooling): "token" in self.pooling, "distillation": self.distillation}
-        for what, given in takes.items():
-            if given and not self.has_class_token:
-                raise ConfigError(f"{what} needs the class token: leave class_token=False out.")
+        if not self.has_class_token and ("token" in self.pooling or self.distillation):
+            name = "distillation" if self.distillation else "pooling"
+            raise ConfigError(
+                f"{name}={getattr(self, name)!r} requires the class token. Omit "
+                f"class_token={self.class_token}."
+            )
         if self.pooler is None and self.pooler_dim is not None:
-            raise ConfigError(f"pooler_dim={self.pooler_dim} says the width of a pooler: give pooler='tanh'.")
+            raise ConfigError(f"pooler_dim={self.pooler_dim} requires pooler='tanh'.")
         if self.pooler is not None and self.pooler not in POOLERS:
             raise ConfigError(f"pooler={self.pooler!r} is unknown. {nearest(str(self.pooler), POOLERS)}")
         for name in ("pooler", "pooled_norm"):
             if getattr(self, name) and self.pooling == "none":
                 raise ConfigError(
-                    f"{name}={getattr(self, name)!r} comes behind a pooling, but pooling='none'."
+                    f"{name}={getattr(self, name)!r} requires a pooling, but pooling='none'. Use 'token' or "
+                    "'average'."
                 )
 
     @property
@@ -191,12 +225,13 @@ class ViT(TransformerModel):
         processing = processing or ImageTransform(config.size, channels=config.channels)
         if (processing.size, processing.channels) != (config.size, config.channels):
             raise ConfigError(
-                f"processing gives images of {processing.size} with {processing.channels} channels, but the "
-                f"model takes {config.size} with {config.channels}."
+                f"processing returns images of {processing.size} with {processing.channels} channels, but "
+                f"the model has image_size={config.size} and channels={config.channels}."
             )
         if head is not None and config.pooling == "none":
             raise ConfigError(
-                "pooling='none' gives all tokens, which a classifier cannot take. Use 'token' or 'average'."
+                "pooling='none' returns all tokens, but a classifier requires one vector. Use 'token' or "
+                "'average'."
             )
         cls.check_head(head)
         if isinstance(head, DistilledClassifierHead):
@@ -235,46 +270,55 @@ def vit(
     variant: str = "B/16",
     *,
     num_classes: int | None = None,
-    head: ClassifierHead | MultiLabelHead | RegressionHead | None = None,
+    head: Head | str | None = AUTO,
     weights: Any = None,
     processing: ImageTransform | None = None,
     name: str | None = None,
     dtype: Any = None,
-    **overrides: Any,
+    **overrides: Unpack[ViTOverrides],
 ) -> ViT:
     """A vision transformer as a functional keras.Model.
 
-    It takes float32 images (batch, height, width, channels) that `model.processing` made, and gives logits
-    (batch, classes); without `num_classes` or `head` it returns features.
+    Its input are float32 images (batch, height, width, channels) from `model.processing`, its output logits
+    (batch, classes), or features if it has no head.
+
+    Args:
+        variant: a size as the papers name it, "B/16" or "s/28" (case-sensitive), or torchvision's "vit_b_16".
+        num_classes: number of classes; short for `head=ClassifierHead(num_classes)`.
+        head: ClassifierHead, DistilledClassifierHead, MultiLabelHead or RegressionHead. None, the default of
+            this family, returns features.
+        weights: source of the initial weights: a Hugging Face folder, a .safetensors file, "hf://owner/name",
+            a keras-hub preset or model, a .keras or .weights.h5 file. The variant must be that of the source;
+            keras_tx.from_checkpoint reads it from the source's config.
+        processing: converts files and arrays to the model's input; by default it resizes them to the image
+            size and normalizes them to -1..1.
+        name: of the model.
+        dtype: a dtype policy ("mixed_bfloat16"); by default Keras's global one.
+        overrides: fields of ViTConfig: `image_size=384`, `pooling="average"`, `drop_path=0.1` ...
+
+    Returns:
+        A ViT.
+
+    Raises:
+        ConfigError: for an unknown variant or field, a value out of range, or weights that do not fit.
+
+    Example:
 
     >>> import keras_tx
     >>> model = keras_tx.vit("Mu/2", image_size=32, num_classes=10)
     >>> model.output_shape
     (None, 10)
-
-    Args:
-        variant: a size as the papers name it, "B/16" or "s/28" (case-sensitive), or torchvision's "vit_b_16".
-        num_classes: number of classes; short for `head=ClassifierHead(num_classes)`.
-        head: the head, where more than the number of classes is to be said.
-        weights: what to start from: a Hugging Face folder, a .safetensors file, "hf://owner/name", a
-            keras-hub preset or model, a .keras or .weights.h5 file. The model takes its config, and the
-            variant must be that of the checkpoint; keras_tx.from_checkpoint finds it by itself.
-        processing: how files and arrays become the model's input; by default resized to the image size and
-            normalized to -1..1.
-        dtype: a dtype policy ("mixed_bfloat16"); by default Keras's global one.
-        overrides: any field of ViTConfig: `image_size=384`, `pooling="average"`, `drop_path=0.1` ...
     """
-    if num_classes is not None and head is not None:
-        raise ConfigError(f"num_classes={num_classes} and head={head} were both given; one of them says it.")
-    if num_classes is not None:
-        head = ClassifierHead(num_classes)
-    if weights is not None:
-        from keras_tx.models.checkpoint_loading import start  # weights know the families
-
-        options = {"head": head, "processing": processing, "name": name, "dtype": dtype}
-        return start(ViT, variant, weights, **options, overrides=overrides)
-    config = ViTConfig.variant(variant, **overrides)
-    return ViT.assemble(config, head=head, processing=processing, name=name, dtype=dtype)
+    return ViT.from_variant(
+        variant,
+        num_classes=num_classes,
+        head=head,
+        weights=weights,
+        processing=processing,
+        name=name,
+        dtype=dtype,
+        **overrides,
+    )
 
 
 def resize_positions(
@@ -287,13 +331,13 @@ def resize_positions(
 
 def _check_distilled(config: ViTConfig) -> None:
     if not config.distillation:
-        raise ConfigError("DistilledClassifierHead takes a distillation token: give distillation=True.")
+        raise ConfigError("DistilledClassifierHead requires distillation=True.")
     other = {"pooling": "token", "pooler": None, "pooled_norm": False}
     for name, expected in other.items():
         if getattr(config, name) != expected:
             raise ConfigError(
-                f"DistilledClassifierHead takes two tokens as they are: {name}={getattr(config, name)!r} "
-                f"does not go with it, {name}={expected!r} does."
+                f"DistilledClassifierHead does not support {name}={getattr(config, name)!r}. Pass "
+                f"{name}={expected!r}."
             )
 
 

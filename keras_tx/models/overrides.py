@@ -1,0 +1,86 @@
+"""Typed overrides of the factories, so that editors complete them: the fields of each config dataclass.
+
+tests/models/test_overrides.py compares them with the dataclasses, and prints what is missing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from keras_tx.arguments import Count, Epsilon, Positive, Rate, Size
+
+
+class ViTOverrides(TypedDict, total=False):
+    """Fields of ViTConfig."""
+
+    patch_size: Size | tuple[Size, Size]
+    width: Size
+    depth: Size
+    mlp_dim: Size
+    num_heads: Size
+    image_size: Size | tuple[Size, Size]
+    channels: Size
+    pooling: str
+    class_token: bool | None
+    positions: str
+    registers: Count
+    distillation: bool
+    mask_token: bool
+    patch_bias: bool
+    qkv_bias: bool
+    qk_norm: bool
+    pre_norm: bool
+    pooled_norm: bool
+    pooler: str | None
+    pooler_dim: Size | None
+    activation: str
+    norm_epsilon: Epsilon
+    dropout: Rate
+    attention_dropout: Rate
+    drop_path: Rate
+    layer_scale: float | None
+
+
+class BertOverrides(TypedDict, total=False):
+    """Fields of BertConfig."""
+
+    width: Size
+    depth: Size
+    num_heads: Size
+    mlp_dim: Size
+    vocabulary_size: Size
+    max_length: Size
+    segments: Count
+    position_offset: Count
+    pad_id: Count
+    pooler: str | None
+    position_ids: bool
+    activation: str
+    norm_epsilon: Epsilon
+    dropout: Rate
+    attention_dropout: Rate
+
+
+class GPTOverrides(TypedDict, total=False):
+    """Fields of GPTConfig."""
+
+    width: Size
+    depth: Size
+    num_heads: Size
+    mlp_dim: Size
+    vocabulary_size: Size
+    max_length: Size
+    kv_heads: Size | None
+    head_dim: Size | None
+    positions: str
+    rotary_base: Positive
+    rotary_scaling: dict[str, Any] | None
+    norm: str
+    activation: str
+    use_bias: bool
+    tied: bool
+    pad_id: Count | None
+    stop_ids: tuple[int, ...] | None
+    norm_epsilon: Epsilon
+    dropout: Rate
+    attention_dropout: Rate
