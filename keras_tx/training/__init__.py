@@ -1,4 +1,4 @@
-"""What training needs beside `model.fit`."""
+"""Recipes, schedules and resumable training."""
 
 from keras_tx.training.recipes import finetune_recipe, pretrain_recipe
 from keras_tx.training.resuming import fit_resumable

@@ -1,4 +1,4 @@
-"""The usual ways to train, as one call each."""
+"""Optimizers with the usual settings for fine-tuning and pre-training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from keras_tx.optimizers import AdamW
 from keras_tx.training.schedules import WarmupCosine, WarmupLinear
 
 BLOCK = "block_"  # the families name their blocks block_0, block_1 ...
-# As the paper's code and those after it have it: tables of embeddings do decay.
+# Embeddings decay, as in the code of the paper.
 WITHOUT_DECAY = ("bias", "gamma", "beta", "scale")
 
 
@@ -25,9 +25,10 @@ def finetune_recipe(
     global_clipnorm: float | None = 1.0,
     **options: Any,
 ) -> AdamW:
-    """The optimizer that pretrained transformers are fine-tuned with; it also freezes the lower blocks.
+    """Returns the usual optimizer for fine-tuning, and freezes the lowest blocks of the model.
 
-    AdamW without decay on biases and norms, a rate that rises and falls in lines, clipped gradients.
+    AdamW without decay of biases and norms, with a linear warmup and decay of the learning rate, and with
+    clipped gradients.
 
     >>> import keras_tx
     >>> model = keras_tx.bert("tiny", vocabulary_size=50, head=keras_tx.ClassifierHead(2))
@@ -36,13 +37,20 @@ def finetune_recipe(
     0.9
 
     Args:
-        model: with blocks, not compiled yet.
-        steps: of the whole training: batches of an epoch times epochs.
-        learning_rate, warmup: see WarmupLinear.
-        layer_decay: factor on the rate from each block to the one below it, and to the embeddings. The head
-            has the whole rate.
-        frozen_blocks: so many of the lowest blocks are not trained, nor what comes before them.
+        model: a model with blocks that is not compiled.
+        steps: of the whole training: the batches per epoch times the epochs.
+        learning_rate, warmup: as for `WarmupLinear`.
+        weight_decay, global_clipnorm: as for `AdamW`.
+        layer_decay: factor on the learning rate from each block to the one below it, and to the embeddings.
+            The head has the full rate.
+        frozen_blocks: the number of lowest blocks that are frozen, with the layers before them.
         options: of the optimizer: `beta_2`, `epsilon` ...
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        ConfigError: the model has no blocks, or an argument is out of range.
     """
     names = [layer.name for layer in model.layers if layer.weights]
     blocks = [name for name in names if name.startswith(BLOCK)]
@@ -58,18 +66,22 @@ def finetune_recipe(
         for layer in model.layers:
             if layer.name in frozen:
                 layer.trainable = False
-    factors = {}
-    if layer_decay < 1:
-        factors = {name: layer_decay ** (len(blocks) + 1) for name in before}
-        factors |= {name: layer_decay ** (len(blocks) - index) for index, name in enumerate(blocks)}
     return AdamW(
         WarmupLinear(learning_rate, steps, warmup),
         weight_decay=weight_decay,
         global_clipnorm=global_clipnorm,
         without_decay=WITHOUT_DECAY,
-        rate_factors=factors,
+        rate_factors=_rate_factors(before, blocks, layer_decay),
         **{"epsilon": 1e-6, **options},
     )
+
+
+def _rate_factors(before: list[str], blocks: list[str], layer_decay: float) -> dict[str, float]:
+    """The factor on the learning rate of each layer below the head."""
+    if layer_decay == 1:
+        return {}
+    factors = {name: layer_decay ** (len(blocks) + 1) for name in before}
+    return factors | {name: layer_decay ** (len(blocks) - index) for index, name in enumerate(blocks)}
 
 
 def pretrain_recipe(

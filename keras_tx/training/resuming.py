@@ -15,9 +15,11 @@ import numpy as np
 
 from keras_tx.errors import ConfigError, whole_number
 from keras_tx.training.packing.batches import Batches
+from keras_tx.weights.weight_values import check_values
 
 VERSION = 1
 ABOUT = "about"  # the entry that is JSON
+DIVERGED = "Lower the learning rate or clip the gradients, and call fit_resumable again."
 
 
 def fit_resumable(
@@ -30,55 +32,54 @@ def fit_resumable(
     callbacks: Sequence[Any] = (),
     **options: Any,
 ) -> keras.callbacks.History:
-    """`model.fit` that can be interrupted at any time: called again, it resumes from the last saved step.
+    """Trains like `model.fit`, and resumes an interrupted training from its last saved step.
 
-    A resumed run equals an uninterrupted one: the same batches in the same order, the same dropout, optimizer
-    and learning rate, and an epoch's loss and metrics over the whole epoch.
-    (keras.callbacks.BackupAndRestore resumes at the beginning of the epoch, with weights that have seen a
-    part of it.) The state is one file, which is replaced atomically; the first is written before the first
-    step.
+    A resumed training equals an uninterrupted one: the batches and their order, dropout, the optimizer, the
+    learning rate, and the loss and metrics of whole epochs. (keras.callbacks.BackupAndRestore resumes at the
+    start of the epoch, with weights that were already trained on a part of it.) The state is one file that
+    is replaced atomically; the first one is written before the first step.
 
         model.compile(pretrain_recipe(epochs * len(blocks)))
         fit_resumable(model, blocks, "run.state", epochs=epochs, every=500, validation_data=validation)
 
-    When training is done, the file stays: a call with more epochs continues, and one with no more restores
-    the trained model. Remove it to start over.
+    The file stays after the training: a call with more epochs continues it, and a call with as many restores
+    the trained model. Remove the file to start again.
 
     Args:
         model: compiled, and built the same way each time.
         batches: the result of causal_lm_batches or another function of keras_tx.training.packing, called with
             the same arguments each time.
         path: the file of the state.
-        epochs: in all, those before an interruption included.
-        every: steps between two saves. The end of an epoch is always saved, after its validation; so is the
-            step at which a callback sets `stop_training`.
-        callbacks: where an epoch is resumed in its middle, `fit` runs twice, for the rest of it and for the
-            others, and so do their on_train_begin and on_train_end. Their own state is not saved.
+        epochs: the number of all epochs, including those before an interruption.
+        every: steps between two saves. The end of each epoch is saved too, after its validation, and the step
+            at which a callback sets `stop_training`.
+        callbacks: as for `fit`. Their state is not saved. If an epoch is resumed within it, `fit` runs twice,
+            and calls their on_train_begin and on_train_end twice.
         options: of `fit`: validation_data, validation_steps, verbose ...
 
     Returns:
-        The History of all complete epochs, those before an interruption included.
+        The History of all complete epochs, including those before an interruption.
+
+    Raises:
+        ConfigError: an argument is invalid, the state does not fit the model or the batches, or a weight is
+            NaN or infinite.
     """
     epochs = whole_number("epochs", epochs)
     every = None if every is None else whole_number("every", every)
     if not isinstance(batches, Batches):
         raise ConfigError(
-            f"batches is a {type(batches).__name__}, whose position cannot be restored; expected the result "
-            "of a function of keras_tx.training.packing. For arrays x and y make it with `packing.Batches("
-            "lambda rows, random: (x[rows], y[rows]), np.ones(len(x)), batch_size=32)`; for tf.data call "
-            "model.fit with keras.callbacks.BackupAndRestore, which resumes at the beginning of an epoch."
+            f"batches is a {type(batches).__name__}, expected keras_tx.training.packing.Batches. For arrays "
+            "x and y, pass Batches(lambda rows, random: (x[rows], y[rows]), np.ones(len(x)), batch_size=32)."
         )
     if getattr(model, "optimizer", None) is None:
-        raise ConfigError(f"Model {model.name!r} is not compiled: call model.compile first.")
+        raise ConfigError(f"Model {model.name!r} is not compiled. Call model.compile first.")
     if not model.built:
         raise ConfigError(
-            f"Model {model.name!r} has no weights yet: call it on a batch first, `model(batches[0][0])`."
+            f"Model {model.name!r} is not built. Call it on a batch first: model(batches[0][0])."
         )
     for name in ("initial_epoch", "steps_per_epoch", "shuffle", "x", "y"):
         if name in options:
-            raise ConfigError(
-                f"fit_resumable does not accept {name}: order and position are those of the batches."
-            )
+            raise ConfigError(f"{name}= is not supported: the batches define order and position. Remove it.")
     if not Path(path).parent.is_dir():
         raise ConfigError(f"{path} cannot be written: {Path(path).parent} is not a folder.")
     keeper = _Keeper(model, batches, Path(path), every)
@@ -106,13 +107,13 @@ def fit_resumable(
 
 
 class _Keeper(keras.callbacks.Callback):
-    """Restores the state, or writes the first one; positions the batches; saves."""
+    """Restores or writes the state, and sets the position of the batches."""
 
     def __init__(self, model: Any, batches: Batches, path: Path, every: int | None) -> None:
         super().__init__()
         self.batches, self.path, self.every = batches, path, every
         self._stops = model  # `self.model` copies all variables on JAX, which is too slow for every step
-        self.epoch, self.step = 0, 0  # done: whole epochs, and steps of the next
+        self.epoch, self.step = 0, 0  # complete epochs, and steps of the next one
         self.history: dict[str, list[float]] = {}
         self.stopped = False
         self._metrics: list[np.ndarray] = []
@@ -124,7 +125,7 @@ class _Keeper(keras.callbacks.Callback):
         else:
             self.save(model)
         for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
-            partial.unlink()  # of a process that was killed while it wrote
+            partial.unlink()  # of a killed process
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.batches.seek(epoch, self.step)
@@ -136,12 +137,12 @@ class _Keeper(keras.callbacks.Callback):
             self._restore_metrics(self.model)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._restore_random()  # in the middle of an epoch only now: PyTorch's loader draws when it begins
+        self._restore_random()  # within an epoch not before this: PyTorch's loader draws at its start
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.step = self._first + batch + 1
         if self.step >= self._steps:
-            return  # the epoch is saved after its validation, which could not be resumed from here
+            return  # the end of an epoch is saved after its validation
         due = self.every is not None and self.step // self.every > self._saved // self.every
         if due or self._stops.stop_training:
             self._saved = self.step
@@ -150,7 +151,7 @@ class _Keeper(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.stopped = bool(self._stops.stop_training)
         if self.step < self._steps:
-            return  # stopped in its middle, and saved there: its metrics are not those of an epoch
+            return  # stopped and saved within the epoch: the metrics are not those of a whole epoch
         for name, value in (logs or {}).items():
             self.history.setdefault(name, []).append(float(value))
         self.epoch, self.step = epoch + 1, 0
@@ -169,12 +170,9 @@ class _Keeper(keras.callbacks.Callback):
             about[group] = [_described(variable) for variable in variables]
             for index, variable in enumerate(variables):
                 array = arrays[f"{group}/{index}"] = _exact(variable)
-                if group != "metrics" and not np.isfinite(array).all():
-                    raise ConfigError(
-                        f"{variable.path} has NaN or infinite values after step {self.step} of epoch "
-                        f"{self.epoch}; {self.path} keeps the previous state. Lower the learning rate or "
-                        "clip the gradients, and call fit_resumable again."
-                    )
+                if group != "metrics":
+                    name = f"After step {self.step} of epoch {self.epoch}, {variable.path}"
+                    check_values(array, name, f"{self.path} keeps the previous state. {DIVERGED}")
         for name, state in _random_states().items():
             arrays[f"random/{name}"] = state
         arrays[ABOUT] = np.array(json.dumps(about))
@@ -195,7 +193,7 @@ class _Keeper(keras.callbacks.Callback):
             about = json.loads(str(arrays[ABOUT]))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise ConfigError(
-                f"{self.path} is no state of a training, or damaged ({error}). Remove it to begin anew."
+                f"{self.path} is not a training state, or damaged ({error}). Remove it to start again."
             ) from error
         self._compare("version", about.get("version"), VERSION)
         now = self.batches.fingerprint()
@@ -221,24 +219,24 @@ class _Keeper(keras.callbacks.Callback):
     def _restore_metrics(self, model: Any) -> None:
         x, y = self.batches[0]
         predicted = model(x, training=False)
-        model.compute_loss(x, y, predicted)  # these two make the variables, if no step has yet
+        model.compute_loss(x, y, predicted)  # these two create the variables before the first step
         model.compute_metrics(x, y, predicted)
         self._compare("metrics", len(self._metrics), len(model.metrics_variables))
         for variable, value in zip(model.metrics_variables, self._metrics, strict=True):
             variable.assign(value)
         self._metrics = []
 
-    def _compare(self, name: str, saved: Any, given: Any) -> None:
-        if saved != given:
+    def _compare(self, name: str, saved: Any, current: Any) -> None:
+        if saved != current:
             raise ConfigError(
-                f"{self.path} was saved with {name} {saved!r}, now it is {given!r}: what follows would not "
-                "be what was interrupted. Make it as it was, or remove the file to begin anew."
+                f"{self.path} was saved with {name} {saved!r}, now it is {current!r}. Restore the former "
+                "value, or remove the file to start again."
             )
 
-    def _compare_variables(self, group: str, saved: list[Any], given: list[Any]) -> None:
-        for index, (one, other) in enumerate(zip(saved, given, strict=False)):
+    def _compare_variables(self, group: str, saved: list[Any], current: list[Any]) -> None:
+        for index, (one, other) in enumerate(zip(saved, current, strict=False)):
             self._compare(f"variable {index} of the {group}", one, other)
-        self._compare(f"variables of the {group}:", len(saved), len(given))
+        self._compare(f"variables of the {group}:", len(saved), len(current))
 
 
 def _groups(model: Any) -> dict[str, list[Any]]:
@@ -250,7 +248,7 @@ def _groups(model: Any) -> dict[str, list[Any]]:
 
 
 def _random_states() -> dict[str, np.ndarray]:
-    """What dropout draws from on PyTorch, where it does not use the generators of its layers."""
+    """PyTorch's random states, which dropout uses instead of the generators of its layers."""
     if keras.backend.backend() != "torch":
         return {}
     import torch

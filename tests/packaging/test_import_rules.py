@@ -46,7 +46,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     # tensorflow: tf.data; torch: the state of its random generator
     "training": (
-        EVERYWHERE | {"models", "optimizers"},
+        EVERYWHERE | {"models", "optimizers", "weights"},
         {"keras", "numpy", "tensorflow", "keras_hub", "tokenizers", "torch"},
     ),
     "inspect": (EVERYWHERE | {"layers", "models", "runtime"}, {"keras", "numpy"}),

@@ -105,9 +105,9 @@ def test_steps_cut_the_same_batches_into_other_epochs(corpus):
     parts.seek(1, 3)
     assert len(parts) == 4
     np.testing.assert_array_equal(parts[0][0], found[10][0])
-    with pytest.raises(ConfigError, match="no batch 7 in epoch 1: an epoch has 7"):
+    with pytest.raises(ConfigError, match="epoch=1, batch=7 .* 7 batches"):
         parts.seek(1, 7)
-    with pytest.raises(ConfigError, match="steps goes with shuffle=True"):
+    with pytest.raises(ConfigError, match="steps=7.*shuffle=False"):
         causal_lm_batches(corpus, 16, 4, steps=7, shuffle=False)
 
 
@@ -147,7 +147,7 @@ def test_tf_data_gives_the_same_epochs(corpus):
 
 
 def test_what_does_not_fit_is_refused(corpus, tmp_path):
-    with pytest.raises(ConfigError, match="has 1001 tokens, too few for a batch of 2 blocks of 512"):
+    with pytest.raises(ConfigError, match="has 1001 tokens.* 2 blocks of 512"):
         causal_lm_batches(corpus, 512, 2)
     with pytest.raises(ConfigError, match="length is 0"):
         causal_lm_batches(corpus, 0)

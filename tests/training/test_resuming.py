@@ -156,14 +156,14 @@ def test_a_damaged_state_is_named(corpus, tmp_path):
     whole = state.read_bytes()
     for content in (b"", b"nothing", whole[:-300], whole[:2000] + b"0" + whole[2001:]):
         state.write_bytes(content)
-        with pytest.raises(ConfigError, match="run.state is no state of a training, or damaged"):
+        with pytest.raises(ConfigError, match="run.state is not a training state"):
             fit_resumable(model, blocks, state, epochs=2)
 
 
 def test_what_cannot_be_resumed_is_refused(corpus, tmp_path):
     model, blocks = made(corpus)
     for options, says in (
-        ({"steps_per_epoch": 3}, "does not accept steps_per_epoch"),
+        ({"steps_per_epoch": 3}, "steps_per_epoch= is not supported"),
         ({"epochs": 0}, "epochs is 0"),
         ({"every": 0}, "every is 0"),
     ):
@@ -171,12 +171,12 @@ def test_what_cannot_be_resumed_is_refused(corpus, tmp_path):
             fit_resumable(model, blocks, tmp_path / "a", **{"epochs": 1, **options})
     data = {"ndarray": np.zeros((2, 3)), "Loader": type("Loader", (), {})()}
     for kind, source in data.items():
-        says = f"batches is a {kind}, .*packing.Batches.*keras.callbacks.BackupAndRestore"
+        says = f"batches is a {kind}, .*packing.Batches"
         with pytest.raises(ConfigError, match=says):
             fit_resumable(model, source, tmp_path / "a", epochs=1)  # type: ignore[arg-type]
     unbuilt = keras.Sequential([keras.layers.Dense(1)])
     unbuilt.compile("sgd", "mse")
-    with pytest.raises(ConfigError, match="has no weights yet"):
+    with pytest.raises(ConfigError, match="is not built"):
         fit_resumable(unbuilt, blocks, tmp_path / "a", epochs=1)
     with pytest.raises(ConfigError, match="is not a folder"):
         fit_resumable(model, blocks, tmp_path / "b" / "a", epochs=1)
@@ -322,7 +322,7 @@ def test_weights_that_are_not_finite_are_not_saved(corpus, tmp_path):
             table.assign(table * float("nan"))
 
     model, blocks = made(corpus)
-    with pytest.raises(ConfigError, match="token_embedding/.* has NaN or infinite values"):
+    with pytest.raises(ConfigError, match="token_embedding/.* holds nan"):
         fit_resumable(model, blocks, tmp_path / "a", epochs=2, every=2, verbose=0, callbacks=[Spoil()])
     model, blocks = made(corpus)
     history = fit_resumable(model, blocks, tmp_path / "a", epochs=1, verbose=0)
@@ -341,7 +341,7 @@ def test_gradients_that_are_not_finite_are_not_saved(corpus, tmp_path):
     model, blocks = made(corpus)
     model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=100))
     options = {"epochs": 1, "every": 1, "verbose": 0}
-    with pytest.raises(ConfigError, match="gradient_accumulator.* has NaN or infinite values after step 3"):
+    with pytest.raises(ConfigError, match="After step 3 .*gradient_accumulator"):
         fit_resumable(model, blocks, tmp_path / "a", callbacks=[Spoil()], **options)
     model, blocks = made(corpus)
     model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=100))

@@ -1,4 +1,4 @@
-"""From texts to batches with their labels, for `model.fit`: as a keras PyDataset, or as tf.data."""
+"""Batches of texts and labels for `model.fit`, as a keras PyDataset or as tf.data."""
 
 from keras_tx.training.packing.batches import Batches
 from keras_tx.training.packing.blocks import causal_lm_batches

@@ -1,4 +1,4 @@
-"""Batches: samples in a seeded order, packed when they are asked for."""
+"""Batches of samples in a seeded order."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from keras_tx.processing import TextTransform
 
 Pack = Callable[[np.ndarray, np.random.Generator], tuple[Any, Any]]
 OPTIONS = ("workers", "use_multiprocessing", "max_queue_size")  # of keras.utils.PyDataset
-POOL = 50  # batches among which samples of a like length are looked for
+POOL = 50  # batches whose samples are sorted by length together
 
 
 class Batches(keras.utils.PyDataset):
-    """What `model.fit` takes: batches of inputs and labels, in another order each epoch.
+    """Batches of inputs and labels for `model.fit`, in a different order each epoch.
 
-    Order and draws depend on the seed, the epoch and the number of the batch alone: neither on threads nor
-    on what was read before. `tf_data()` gives the same batches as a tf.data.Dataset.
+    Order and random numbers depend only on the seed, the epoch and the index of the batch, not on threads.
 
     Args:
-        pack: inputs and labels of the samples with these numbers; what it draws, it draws from the generator.
-        lengths: of each sample. Batches are filled with samples of a like length, so that there is little
+        pack: a function of the indices of samples and a random generator that returns inputs and labels.
+        lengths: the length of each sample. Batches have samples of similar length, so that there is little
             padding.
-        shuffle: whether samples are reordered. If not, they come as given, for validation.
-        options: those of keras.utils.PyDataset: `workers`, `max_queue_size` ...
+        batch_size: samples per batch.
+        shuffle: whether samples are shuffled; pass False for validation.
+        seed: of the random numbers.
+        options: of keras.utils.PyDataset: `workers`, `max_queue_size` ...
     """
 
     def __init__(
@@ -57,9 +58,9 @@ class Batches(keras.utils.PyDataset):
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
-        self._first = 0  # batches of this epoch that are not given any more
+        self._first = 0  # batches of this epoch that are skipped
         if not self.lengths.size:
-            raise ConfigError("There is no sample to make batches of.")
+            raise ConfigError("There are no samples.")
         self._order = self._ordered(self.epoch)
 
     def __len__(self) -> int:
@@ -74,28 +75,28 @@ class Batches(keras.utils.PyDataset):
         self.seek(self.epoch + 1)
 
     def seek(self, epoch: int, batch: int = 0) -> None:
-        """The next pass is over this epoch, from this batch on; the one after it is whole again."""
+        """Sets the epoch and the first batch of the next pass; the pass after it is complete."""
         if epoch != self.epoch:
             self._order = self._ordered(epoch)
         if epoch < 0 or not 0 <= batch < len(self._order):
             raise ConfigError(
-                f"There is no batch {batch} in epoch {epoch}: an epoch has {len(self._order)} batches."
+                f"epoch={epoch}, batch={batch} is out of range: an epoch has {len(self._order)} batches."
             )
         self.epoch, self._first = epoch, batch
 
     def fingerprint(self) -> dict[str, Any]:
-        """What has to be the same for the same batches to come."""
+        """Returns the options that determine the batches."""
         order = {"batch_size": self.batch_size, "shuffle": self.shuffle, "seed": self.seed}
         return {**order, "samples": int(self.lengths.size)}
 
     def tf_data(self) -> Any:
-        """A tf.data.Dataset of the same batches, made ahead of the step; each pass over it is an epoch."""
+        """Returns a tf.data.Dataset of the same batches, prefetched; each pass over it is an epoch."""
         import tensorflow as tf
 
         epochs = itertools.count()
 
         def epoch() -> Iterator[tuple[Any, Any]]:
-            # Counted when a pass begins: whether one that was left early ran on ahead is a matter of timing.
+            # Counted at the start of a pass, because a pass that ends early may have prefetched more.
             number = next(epochs)
             order = self._ordered(number)
             for index in range(len(order)):
@@ -113,7 +114,7 @@ class Batches(keras.utils.PyDataset):
         return self.pack(order[index], np.random.default_rng([self.seed, epoch, index]))
 
     def _ordered(self, epoch: int) -> list[np.ndarray]:
-        """The numbers of the samples of each batch."""
+        """The indices of the samples of each batch."""
         count, size = self.lengths.size, self.batch_size
         if not self.shuffle:
             return [np.arange(first, min(first + size, count)) for first in range(0, count, size)]

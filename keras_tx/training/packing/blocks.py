@@ -1,4 +1,4 @@
-"""Blocks of one length from a token file, with the next tokens as labels."""
+"""Blocks of a token file, with the next tokens as labels."""
 
 from __future__ import annotations
 
@@ -24,38 +24,40 @@ def causal_lm_batches(
     seed: int = 0,
     **options: Any,
 ) -> Batches:
-    """Batches for a CausalLMHead: ids (batch, length), and as labels the ids one further.
+    """Returns batches for a CausalLMHead: ids (batch, length), and the next ids as labels.
 
-    The file may be larger than memory: of it only the blocks of a batch are read. A pass over it has each
-    token as a label once. Blocks begin elsewhere in each pass, and the few tokens that do not fill a batch
-    are others each time. With `shuffle=False` all of the file comes as it is, the last block filled with
-    labels of -100.
+    Only the blocks of a batch are read, so the file may be larger than memory. Each token is a label once
+    per pass. Blocks start at different places in each pass, and a few tokens that do not fill a batch are
+    left out, different ones each time. With `shuffle=False`, all blocks are in order, and the last one is
+    padded with labels of -100.
 
-    Documents stand one behind the other, as GPT-2 was trained: a block may begin in one, the end-of-text
-    token tells the next from it, and the loss counts all tokens. `separate_documents=True` keeps them
-    apart: a block is of one document and filled up with labels of -100, so that neither attention nor
-    loss reaches from one into another. It costs the padding, which for documents much shorter than `length`
-    is most of it.
+    By default documents are concatenated, as for GPT-2: a block may contain several documents with
+    end-of-text tokens between them, and all tokens have labels. With `separate_documents=True`, a block
+    contains one document and is padded with labels of -100, so that attention does not cross documents.
+    For documents much shorter than `length`, most tokens are then padding.
 
     Args:
         tokens: a TokenFile, or the path of one.
-        length: tokens in a block: at most the model's `max_length`.
-        steps: batches in an epoch, which is then a part of a pass, or more than one; by default an epoch is
-            a pass. The whole training is the same batches in any case.
-        separate_documents: whether each block is of one document.
-        shuffle: False gives the blocks in order, for validation.
-        options: those of keras.utils.PyDataset: `workers`, `max_queue_size` ...
+        length: tokens per block, at most the model's `max_length`.
+        steps: batches per epoch; by default an epoch is one pass over the file. The sequence of batches does
+            not depend on it.
+        separate_documents: whether each block contains one document only.
+        shuffle: whether blocks are shuffled; pass False for validation.
+        batch_size, seed, options: as for `Batches`.
+
+    Raises:
+        ConfigError: the file is not a token file, or has too few tokens.
     """
     if not isinstance(tokens, TokenFile):
         tokens = TokenFile(tokens)
     if steps is not None and not shuffle:
-        raise ConfigError("steps goes with shuffle=True: each epoch would be over another part of the file.")
+        raise ConfigError(f"steps={steps} requires shuffle=True, but shuffle=False. Remove one of them.")
     kind = _SeparateDocuments if separate_documents else _Packed
     return kind(tokens, length, batch_size, steps=steps, shuffle=shuffle, seed=seed, **options)
 
 
 class _Blocks(Batches):
-    """Shuffled, all batches have one shape. The numbers in the order are what `packed` takes."""
+    """Base of the blocks; if shuffled, all batches have one shape."""
 
     def __init__(
         self,
@@ -76,41 +78,38 @@ class _Blocks(Batches):
         count = self.count(size, shuffle)
         if count < (size if shuffle else 1):
             raise ConfigError(
-                f"{tokens.path} has {len(tokens)} tokens, too few for a batch of {size} blocks of {length} "
-                "and the token behind each. Lower batch_size or length, or take more text."
+                f"{tokens.path} has {len(tokens)} tokens, too few for a batch of {size} blocks of {length} + "
+                "1 tokens. Decrease batch_size or length."
             )
         same = np.broadcast_to(np.int32(self.length), (count,))
         super().__init__(self.packed, same, size, shuffle=shuffle, seed=seed, **options)
 
     def count(self, batch_size: int, shuffle: bool) -> int:
-        """How many blocks a pass has."""
+        """The number of blocks per pass."""
         raise NotImplementedError
 
     def packed(self, numbers: np.ndarray, random: np.random.Generator) -> tuple[Any, Any]:
-        """Ids and labels of the blocks with these numbers."""
+        """Ids and labels of these blocks."""
         raise NotImplementedError
 
     def passed(self, number: int) -> list[np.ndarray]:
         """The batches of a pass."""
         order = super()._ordered(number)
-        # What does not fill a batch is left out, and comes in another pass.
+        # Tokens that do not fill a batch are in another pass.
         return [batch for batch in order if batch.size == self.batch_size] if self.shuffle else order
 
     def fingerprint(self) -> dict[str, Any]:
-        told = {
+        return {
+            **super().fingerprint(),
             "length": self.length,
             "steps": self.steps,
             "separate_documents": isinstance(self, _SeparateDocuments),
-        }
-        return {
-            **super().fingerprint(),
-            **told,
             "tokens": len(self.tokens),
             "vocabulary_size": self.vocabulary_size,
         }
 
     def filled(self, starts: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Blocks from these places on, with so many labels each."""
+        """Blocks from these places, each with this number of labels."""
         real = np.arange(self.length) < sizes[:, None]
         places = starts[:, None] + np.arange(self.length + 1)
         rows = self.tokens.at(np.minimum(places, len(self.tokens) - 1))
@@ -128,14 +127,14 @@ class _Blocks(Batches):
 
 
 class _Packed(_Blocks):
-    """Block behind block, whatever documents are in it; a number is the place where a block begins."""
+    """Consecutive blocks across documents; the index of a block is its first token."""
 
     def count(self, batch_size: int, shuffle: bool) -> int:
         labels = len(self.tokens) - 1
         if not shuffle:
             return -(-labels // self.length)
         batch = batch_size * self.length
-        # Less by what the beginning moves, if there is more than one batch.
+        # The start varies by up to one block, if there is more than one batch.
         return batch_size * min(labels // batch, max(1, (labels - self.length + 1) // batch))
 
     def packed(self, numbers: np.ndarray, random: np.random.Generator) -> tuple[Any, Any]:

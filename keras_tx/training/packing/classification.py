@@ -1,4 +1,4 @@
-"""Batches of texts with a label each, and of words with a label each."""
+"""Batches of texts with labels, and of words with labels."""
 
 from __future__ import annotations
 
@@ -28,13 +28,29 @@ def text_classification_batches(
     seed: int = 0,
     **options: Any,
 ) -> Batches:
-    """Batches for a ClassifierHead, a RegressionHead (labels are then not whole) or a SentenceEmbeddingHead.
+    """Returns batches for a ClassifierHead, MultiLabelHead, RegressionHead or SentenceEmbeddingHead.
 
-    For a MultiLabelHead the labels of a text are a row of 0 and 1, or a list of names.
+    >>> from keras_tx.processing import train_wordpiece
+    >>> texts = ["a good film", "a bad film"]
+    >>> transform = train_wordpiece(texts, 60)
+    >>> batches = text_classification_batches(texts, ["good", "bad"], transform, classes=["bad", "good"])
+    >>> sorted(batches[0][1].tolist())
+    [0, 1]
 
     Args:
-        pairs: second texts, where a sample is a pair.
-        classes: how many there are, to check the labels; or their names, where labels are names.
+        texts: one text per sample.
+        labels: one label per text: an integer, a float (RegressionHead), or a name of `classes`. For a
+            MultiLabelHead a row of 0 and 1, or a list of names.
+        transform: the tokenizer.
+        pairs: second texts, if samples are pairs.
+        classes: the number of classes, or their names where labels are names.
+        batch_size, shuffle, seed, options: as for `Batches`.
+
+    Returns:
+        `Batches` of the model's inputs and the labels.
+
+    Raises:
+        TextError: a text or a label is invalid; the message contains its index.
     """
     rows = transform.encode(texts, pairs)
     if len(labels) != len(rows):
@@ -89,12 +105,12 @@ def token_classification_batches(
         TextError: a text or a label is invalid; the message contains its index.
     """
     if len(labels) != len(texts):
-        raise TextError(f"There are {len(texts)} texts but labels for {len(labels)}.")
+        raise TextError(f"There are {len(texts)} texts but {len(labels)} lists of labels.")
     known = []
-    for index, (words, given) in enumerate(zip(texts, labels, strict=True)):
-        if len(words) != len(given):
-            raise TextError(f"texts[{index}] has {len(words)} words but {len(given)} labels.")
-        known.append(_values(given, classes, f"labels[{index}]", whole=True))
+    for index, (words, word_labels) in enumerate(zip(texts, labels, strict=True)):
+        if len(words) != len(word_labels):
+            raise TextError(f"texts[{index}] has {len(words)} words but {len(word_labels)} labels.")
+        known.append(_values(word_labels, classes, f"labels[{index}]", whole=True))
     if overlap is None:
         rows = transform.encode(texts, words=True)
     else:
@@ -120,7 +136,7 @@ def token_classification_batches(
 
 
 def _begun(rows: Sequence[Row], overlap: int) -> list[int]:
-    """The word of each row whose first piece stands in the window before it; -2 where there is none."""
+    """The word of each row whose first token is in the window before; -2 if there is none."""
     begun = [-2]
     for before, row in itertools.pairwise(rows):
         words, earlier = (x.words[x.parts >= 0] for x in (row, before))
@@ -131,14 +147,14 @@ def _begun(rows: Sequence[Row], overlap: int) -> list[int]:
 
 
 def _of_texts(labels: Any, classes: Classes) -> np.ndarray:
-    """A number for each text; where a text has several labels, 0 or 1 for each class."""
+    """One number per text; 0 or 1 for each class if texts have several labels."""
     numbers = getattr(labels, "ndim", 1) == 2 and getattr(labels, "dtype", np.dtype(object)).kind in "biuf"
     if classes is not None and not isinstance(classes, int) and not numbers:
         return _of_names(labels, classes)
     count = classes if classes is None or isinstance(classes, int) else len(classes)
     lengths = {np.size(label) for label in labels}
     if len(lengths) > 1:
-        raise TextError(f"labels are of different lengths, {sorted(lengths)}: expected one for each class.")
+        raise TextError(f"labels have the lengths {sorted(lengths)}, expected one label for each class.")
     values = np.asarray(labels)
     if count is None or values.ndim != 2 or values.shape[1] == 1:
         return _values(labels, count, "labels")
@@ -158,19 +174,15 @@ def _of_names(labels: Any, classes: Sequence[str]) -> np.ndarray:
     rows = np.zeros((len(labels), len(classes)), "float32")
     for index, names in enumerate(labels):
         if not several[index]:
-            raise TextError(f"labels[{index}] is {names!r}, expected a list of names, as others are.")
+            raise TextError(f"labels[{index}] is {names!r}, expected a list of names like the other labels.")
         rows[index, _values(list(names), classes, f"labels[{index}]")] = 1.0
     return rows
 
 
 def _values(labels: Any, classes: Classes, name: str, whole: bool = False) -> np.ndarray:
-    """Labels as whole numbers; as float32 where they are not and need not be."""
+    """Labels as integers, or as float32 if they are not integers and `whole` is false."""
     if classes is not None and not isinstance(classes, int):
-        names = {label: number for number, label in enumerate(classes)}
-        for index, label in enumerate(labels):
-            if label not in names:
-                raise TextError(f"{name}[{index}] is {label!r}. {nearest(str(label), names)}")
-        return np.array([names[label] for label in labels], "int64")
+        return _class_indices(labels, classes, name)
     values = np.asarray(labels)
     if values.dtype.kind == "f" and not whole and classes is None:
         bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
@@ -179,13 +191,21 @@ def _values(labels: Any, classes: Classes, name: str, whole: bool = False) -> np
         return values.astype("float32")
     if values.dtype.kind not in "biu":
         raise TextError(
-            f"{name} are {values.dtype}, expected whole numbers; or say their names: classes=[...]."
+            f"{name} are {values.dtype}, expected integers. Pass the names of labels as classes=."
         )
     values = values.astype("int64")
     least = values != contract.NO_LABEL if whole else np.ones(values.shape, bool)
     most = np.inf if classes is None else classes
     bad = np.flatnonzero(least & ((values < 0) | (values >= most)))
     if bad.size:
-        upto = "0 or more" if classes is None else f"0 to {classes - 1}"
-        raise TextError(f"{name}[{bad[0]}] is {values[bad[0]]}, expected {upto}.")
+        expected = "0 or more" if classes is None else f"0 to {classes - 1}"
+        raise TextError(f"{name}[{bad[0]}] is {values[bad[0]]}, expected {expected}.")
     return values
+
+
+def _class_indices(labels: Any, classes: Sequence[str], name: str) -> np.ndarray:
+    indices = {label: number for number, label in enumerate(classes)}
+    for index, label in enumerate(labels):
+        if label not in indices:
+            raise TextError(f"{name}[{index}] is {label!r}. {nearest(str(label), indices)}")
+    return np.array([indices[label] for label in labels], "int64")

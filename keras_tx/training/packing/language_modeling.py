@@ -1,4 +1,4 @@
-"""Batches for learning a language: masked tokens, and whether a sentence follows."""
+"""Batches for pre-training encoders: masked tokens and next sentences."""
 
 from __future__ import annotations
 
@@ -28,11 +28,23 @@ def masked_lm_batches(
     seed: int = 0,
     **options: Any,
 ) -> Batches:
-    """Batches for a MaskedLMHead; other tokens are masked each epoch. Long texts become several rows."""
+    """Returns batches for a MaskedLMHead; each epoch masks different tokens.
+
+    Args:
+        texts: long texts become several rows.
+        transform: a tokenizer with a mask_token.
+        rate: the share of tokens that are predicted.
+        whole_words: whether all tokens of a word are masked together.
+        batch_size, shuffle, seed, options: as for `Batches`.
+
+    Raises:
+        ConfigError: the transform has no mask_token.
+        TextError: a text is invalid or has no token to mask; the message contains its index.
+    """
     rows = transform.encode(texts) if transform.max_length is None else transform.windows(texts, overlap=0)
     for row in rows:
         if row.parts.max() < 0:
-            raise TextError(f"texts[{row.text}] has no token that could be masked. Remove it.")
+            raise TextError(f"texts[{row.text}] has no token to mask. Remove it.")
     mask = _masking(transform, rate, whole_words)
 
     def pack(numbers: np.ndarray, random: np.random.Generator) -> tuple[Any, Any]:
@@ -56,17 +68,26 @@ def sentence_pair_batches(
     seed: int = 0,
     **options: Any,
 ) -> Batches:
-    """Batches for a PretrainingHead; with `rate=None` nothing is masked, for a NextSentenceHead.
+    """Returns batches for a PretrainingHead, or with `rate=None` for a NextSentenceHead.
 
-    A document is a list of its sentences, which are joined into halves of `max_length`. The second
-    half of a row is, drawn anew each epoch, the one that follows (label 0) or one of another document (1).
+    Sentences are joined into halves of `max_length`. In each epoch, the second half of a row is either the
+    one after the first (label 0) or a random one of another document (label 1).
+
+    Args:
+        documents: a list of sentences per document.
+        transform: a tokenizer with a mask_token, unless `rate` is None.
+        rate, whole_words: as for `masked_lm_batches`; with `rate=None` no token is masked.
+        batch_size, shuffle, seed, options: as for `Batches`.
+
+    Raises:
+        TextError: there are not several documents of several sentences, or a sentence is invalid.
     """
     halves = [_halves(index, document, transform) for index, document in enumerate(documents)]
     followed = [(i, j) for i, document in enumerate(halves) for j in range(len(document) - 1)]
     if len(halves) < 2 or not followed:
         raise TextError(
-            f"There are {len(halves)} documents with {len(followed)} sentences that follow another; expected "
-            "several documents of several sentences."
+            f"There are {len(halves)} documents with {len(followed)} pairs of sentences, expected at least "
+            "two documents and one pair."
         )
     mask = None if rate is None else _masking(transform, rate, whole_words)
 
@@ -87,7 +108,7 @@ def sentence_pair_batches(
 
 
 def _halves(index: int, document: Sequence[str], transform: TextTransform) -> list[Piece]:
-    """The sentences of a document, joined as long as they fit into half of a row."""
+    """The sentences of a document, joined while they fit into half of a row."""
     if isinstance(document, str):
         raise TextError(f"documents[{index}] is a text, expected a list of its sentences.")
     try:
@@ -116,7 +137,7 @@ def _elsewhere(halves: list[list[Piece]], document: int, random: np.random.Gener
 def _masking(transform: TextTransform, rate: float, whole_words: bool) -> Mask:
     if transform.mask_token is None:
         raise ConfigError(
-            "The transform has no mask_token; load one that has, or name it: mask_token='[MASK]'."
+            "The transform has no mask_token. Set it: dataclasses.replace(transform, mask_token='[MASK]')."
         )
     mask_id = transform.id_of(transform.mask_token)
     special = np.array(sorted(transform.special_ids()), "int64")

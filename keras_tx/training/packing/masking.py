@@ -20,15 +20,21 @@ def mask_tokens(
     rate: float = 0.15,
     words: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The ids with some hidden, and labels: the id at those, -100 elsewhere; both (batch, sequence).
+    """Masks random tokens, and returns the masked ids and the labels, both (batch, sequence).
 
-    In each row `rate` of the allowed tokens is chosen, one at least. Of the chosen, 80 % become
-    the mask, 10 % any of `replacements`, and 10 % stay.
+    In each row, the share `rate` of the allowed tokens is selected, at least one. Of these, 80 % are replaced
+    by the mask, 10 % by a random one of `replacements`, and 10 % are kept. Labels are the ids of selected
+    tokens, and -100 elsewhere.
 
     Args:
-        allowed: (batch, sequence), where something may be chosen.
-        words: (batch, sequence), the number of the word that each token is a piece of; words are then
-            chosen whole. The pieces of a word stand side by side.
+        ids: (batch, sequence).
+        allowed: (batch, sequence), true where a token may be selected.
+        random: the generator for the selection.
+        mask_id: the id of the mask.
+        replacements: the ids of random replacements.
+        rate: the share of tokens to select.
+        words: (batch, sequence), the index of each token's word; whole words are then selected. The tokens
+            of a word must be adjacent.
     """
     if not 0 < rate < 1:
         raise ConfigError(f"rate={rate!r}, expected a share between 0 and 1.")

@@ -1,4 +1,4 @@
-"""Batches of questions with their answers as spans of tokens."""
+"""Batches of questions, documents and the spans of the answers."""
 
 from __future__ import annotations
 
@@ -27,16 +27,26 @@ def question_answering_batches(
     seed: int = 0,
     **options: Any,
 ) -> Batches:
-    """Batches for a SpanHead. A long document becomes several rows, which overlap by so many tokens.
+    """Returns batches for a SpanHead; long documents become several overlapping rows.
+
+    The labels of rows without the whole answer point to the class token.
 
     Args:
-        answers: of each document, the first character of the answer and the one after its last;
-            None where it has none. The rows that do not hold all of it point to the class token.
+        questions: one question per sample.
+        documents: the text that each question is about.
+        answers: for each document, the index of the first character of the answer and of the one after its
+            last, or None without an answer.
+        transform: the tokenizer.
+        overlap: the number of tokens that consecutive rows of a document share.
+        batch_size, shuffle, seed, options: as for `Batches`.
+
+    Raises:
+        TextError: a text or an answer is invalid; the message contains its index.
     """
     if not len(questions) == len(documents) == len(answers):
         raise TextError(
-            f"There are {len(questions)} questions, {len(documents)} documents and {len(answers)} answers; "
-            "one of each is expected."
+            f"There are {len(questions)} questions, {len(documents)} documents and {len(answers)} answers, "
+            "expected as many of each."
         )
     for index, (document, answer) in enumerate(zip(documents, answers, strict=True)):
         if answer is not None and not 0 <= answer[0] < answer[1] <= len(document):
@@ -50,8 +60,8 @@ def question_answering_batches(
     for index, answer in enumerate(answers):
         if answer is not None and index not in answered:
             raise TextError(
-                f"answers[{index}], {documents[index][slice(*answer)]!r:.60}, is within no row: raise "
-                f"overlap from {overlap} to the tokens of the longest answer, shorten it, or give None."
+                f"answers[{index}], {documents[index][slice(*answer)]!r:.60}, is longer than "
+                f"overlap={overlap} or has no tokens. Increase overlap, shorten the answer, or pass None."
             )
 
     def pack(chosen: np.ndarray, random: np.random.Generator) -> tuple[Any, Any]:
@@ -66,12 +76,12 @@ def question_answering_batches(
 
 
 def _spans(rows: Sequence[Row], answers: Sequence[tuple[int, int] | None]) -> list[tuple[int, int]]:
-    """First and last token of the answer in each row; 0, 0 in those that do not hold all of it."""
-    found = [token_span(row, answers[row.text]) for row in rows]
-    # Characters at the edges of an answer may have no token, so its tokens over all rows say how far it goes.
+    """First and last token of the answer in each row; 0, 0 without the whole answer."""
+    spans = [token_span(row, answers[row.text]) for row in rows]
+    # Characters at the edges of an answer may have no token, so its extent is that of its tokens in all rows.
     begins: dict[int, int] = {}
     stops: dict[int, int] = {}
-    for row, span in zip(rows, found, strict=True):
+    for row, span in zip(rows, spans, strict=True):
         if span is not None:
             start, stop = row.offsets[span[0], 0], row.offsets[span[1], 1]
             begins[row.text] = min(begins.get(row.text, start), start)
@@ -82,12 +92,12 @@ def _spans(rows: Sequence[Row], answers: Sequence[tuple[int, int] | None]) -> li
 
     return [
         span if span is not None and whole(row, span) else (0, 0)
-        for row, span in zip(rows, found, strict=True)
+        for row, span in zip(rows, spans, strict=True)
     ]
 
 
 def token_span(row: Row, answer: tuple[int, int] | None) -> tuple[int, int] | None:
-    """First and last token in the second text of a row that has characters of the answer."""
+    """First and last token of the second text with characters of the answer; None without any."""
     if answer is None:
         return None
     starts, ends = row.offsets[:, 0], row.offsets[:, 1]
