@@ -38,7 +38,7 @@ class Report:
             ("inputs", ", ".join(f"{t.name} {t.dtype} {_shape(t.shape)}" for t in manifest.inputs)),
             ("outputs", ", ".join(f"{t.name} {t.dtype} {_shape(t.shape)}" for t in manifest.outputs)),
             ("graph", f"opset {manifest.opset}, {self.nodes.total()} nodes: {most} ..."),
-            ("parameters", f"{self.parameters:,}, in {self._arithmetic()}"),
+            ("parameters", f"{self.parameters:,}, computed in {self._arithmetic()}"),
             ("layers", ", ".join(f"{count} {tier}" for tier, count in tiers.items()) or "none"),
             *(("valid for", bound) for bound in manifest.bounds),
             ("parity", self._parity()),

@@ -62,7 +62,7 @@ def check_shared(path: Path, shared: Path, context: int, precision: str) -> floa
     if difference > tolerance:
         raise ExportError(
             f"The graph with a shared cache differs from the one without by {difference:.1e} of the logits' "
-            f"scale ({precision} tolerance {tolerance:.0e}). No folder was left."
+            f"scale ({precision} tolerance {tolerance:.0e}). No folder was written."
         )
     return difference
 
