@@ -80,6 +80,8 @@ def test_invalid_manifest_raises(text: str, message: str, generic_folder):
         ("files", {"onnx/model.onnx": 3}),
         ("labels", "abc"),
         ("parity", {"max_difference": None}),
+        ("export_options", ["unpad"]),
+        ("export_options", {"unpad": [True]}),
     ],
 )
 def test_manifest_with_invalid_field_raises(field: str, value: Any, generic_folder):
