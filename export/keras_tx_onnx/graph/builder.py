@@ -19,7 +19,7 @@ from keras_tx.weights.weight_values import array_of
 from keras_tx_onnx.graph.cache_ports import Cache
 from keras_tx_onnx.graph.editor import GraphEditor
 
-# What `attempt` restores: the notes of the graph that grow with it.
+# Attributes that grow with the graph, and that `attempt` restores.
 NOTES = ("tiers", "warnings", "bounds", "predicates", "_names", "_made")
 KERAS_TENSOR = "keras_tensor"  # the key in a value's meta of the KerasTensor that it stands for
 

@@ -1,4 +1,4 @@
-"""What cached decoding adds to a graph: ports for keys and values of earlier tokens, and their mask."""
+"""The ports of cached decoding: inputs and outputs for keys and values, and the mask of all tokens."""
 
 from __future__ import annotations
 

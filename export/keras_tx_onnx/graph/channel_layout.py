@@ -271,7 +271,7 @@ def _reorder(layout: _Layout, node: ir.Node) -> None:
 def _regions(layout: _Layout) -> Iterator[_Region]:
     """The regions of a graph, one by one; constants and images from outside connect no nodes.
 
-    The border of a region is determined when it is asked for: the one before may have changed it.
+    The border of a region is computed when it is its turn, because converting another may have changed it.
     """
     group_of: dict[ir.Node, list[ir.Node]] = {}
     for node in layout.graph:

@@ -1,4 +1,4 @@
-"""Runs per-token layers on the needed tokens only: (tokens, width) in place of (batch, sequence, width).
+"""Runs per-token layers on the needed tokens only: (tokens, width) instead of (batch, sequence, width).
 
 Needed are the real tokens and the first of each row, the class token, which pooled heads read even if the
 mask excludes it. Embeddings, dense layers and norms compute these tokens only. Layers that mix tokens receive
@@ -20,7 +20,6 @@ from keras_tx_onnx.graph.properties import (
     ELEMENTWISE,
     NORMS,
     TO_THE_END,
-    array_of,
     has_one_use,
     input_at,
     is_constant,
@@ -153,12 +152,10 @@ class _Unpadding:
 
     def _largest_of_each_token(self, node: ir.Node) -> bool:
         """The largest number of each token, by which int8 quantization divides."""
-        axes = node.attributes.get_ints("axes", None)
-        if (given := array_of(input_at(node, 1))) is not None:
-            axes = given.tolist()
         if node.inputs[0] not in self.packed or node.attributes.get_int("keepdims", 1) != 1:
             return False
-        return axes is not None and list(axes) == [-1] and self._pack_results(node)
+        axes = list(node.attributes.get_ints("axes", None) or ())
+        return (axes == [-1] or is_constant(input_at(node, 1), [-1])) and self._pack_results(node)
 
     def _split(self, node: ir.Node) -> bool:
         """Parts of each token's channels, such as query, key and value."""

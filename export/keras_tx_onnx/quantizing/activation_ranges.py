@@ -185,7 +185,7 @@ def _statistics_of(editor: GraphEditor, x: ir.Value) -> list[ir.Value]:
 
 
 class _Probe:
-    """A session that computes the given values of a graph only."""
+    """A session that computes only some values of a graph."""
 
     def __init__(self, model: ir.Model, values: Sequence[ir.Value]):
         model.graph.outputs.clear()

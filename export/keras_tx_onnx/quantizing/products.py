@@ -57,7 +57,7 @@ class Lookup:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What to quantize of a graph; `kept` are the layers that stay in fp32 because of keep."""
+    """The products and lookups to quantize; `kept` are the layers that stay in fp32 because of keep."""
 
     products: tuple[Product, ...]
     lookups: tuple[Lookup, ...]
