@@ -1,4 +1,4 @@
-"""The command line: finds the command, and turns whatever goes wrong into one line."""
+"""The command line: runs a command, and prints an error as one line."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ from keras_tx.errors import KerasTxError, install_remedy
 COMMANDS = (demo, tokens, export, quantize, run, generate, verify, bench, doctor)
 
 DESCRIPTION = """\
-The shortest way from model.fit to a transformer that runs anywhere ONNX runs. Build and train a model
-with Keras 3, export it in seconds to a folder that is verified against Keras, and run that folder with
-onnxruntime on a machine that has neither Keras nor TensorFlow.
+From model.fit to a transformer that runs anywhere ONNX runs. Build and train a model with Keras 3, export it
+in seconds to a folder that is verified against Keras, and run that folder with onnxruntime on a machine
+without Keras and TensorFlow.
 
 model families: {families}
 """
 
 EPILOG = """\
 examples:
-  keras-tx demo                                   train, export and run a small ViT, in about a minute
-  keras-tx run digits digits.png                  what the demo's folder says about a picture
-  keras-tx tokens poems *.txt --characters        texts become token files to train a GPT on
-  keras-tx export flowers.keras flowers           a saved Keras model becomes an ONNX folder
-  keras-tx quantize flowers --precision int8      a smaller and faster file beside it
-  keras-tx generate poet "To be"                  an exported GPT continues a text
-  keras-tx verify flowers                         is the folder still what was exported?
-  keras-tx doctor                                 what is installed, and what does not fit together
+  keras-tx demo                                 train, export and run a small ViT in about a minute
+  keras-tx run digits digits.png                classify an image with the demo's folder
+  keras-tx tokens poems *.txt --characters      convert texts to token files for training a GPT
+  keras-tx export flowers.keras flowers         export a saved Keras model to an ONNX folder
+  keras-tx quantize flowers --precision int8    add a smaller and faster file to the folder
+  keras-tx generate poet "To be"                continue a text with an exported GPT
+  keras-tx verify flowers                       check that the folder is unchanged and runs
+  keras-tx bench flowers                        measure its speed and recommend a setting
+  keras-tx doctor                               show installed versions and conflicts
 
-exit codes: 0 done; 1 verify or doctor found something wrong; 2 an error, told in one line; 130 interrupted.
-`keras-tx COMMAND --help` says more about a command.
+exit codes: 0 success; 1 verify, bench or doctor reports a failure; 2 an error; 130 interrupted.
+`keras-tx COMMAND --help` describes a command.
 """
 
 
 class UsageError(KerasTxError):
-    """The command line itself is wrong."""
+    """Invalid command-line arguments."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Leaves the printing of errors to `main`."""
+    """Raises errors instead of printing them; `main` prints them."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
@@ -56,9 +57,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and gives its exit code."""
+    """Runs a command and returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in arguments  # also where the command line is too wrong to be parsed
+    debug = "--debug" in arguments  # even if the command line cannot be parsed
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
@@ -68,10 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return code
         except KeyboardInterrupt:
             return 130
-        except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
+        except BrokenPipeError:  # the reader, such as `head`, has ended
             _close_stdout()
             return 0
-        except Exception as error:  # whatever it is, a user is told in one line
+        except Exception as error:  # of any kind: users get one line
             if debug:
                 traceback.print_exc()
             print(f"keras-tx: error: {one_line(error)}", file=sys.stderr)
@@ -83,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
     from keras_tx.models.families import family_names
 
     common = Parser(add_help=False)
-    common.add_argument("--debug", action="store_true", help="print the traceback of an error too")
+    common.add_argument("--debug", action="store_true", help="also print the traceback of an error")
     description = DESCRIPTION.format(families=", ".join(family_names()))
     parser = Parser(prog="keras-tx", description=description, epilog=EPILOG, parents=[common])
     parser.add_argument("--version", action="version", version=f"keras-tx {keras_tx.__version__}")
@@ -103,7 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def one_line(error: Exception) -> str:
-    """What is wrong and what to do, without a line break."""
+    """The message of an error without line breaks."""
     text = " ".join(str(error).split())
     if isinstance(error, KerasTxError):
         return text
@@ -111,19 +112,19 @@ def one_line(error: Exception) -> str:
         return _missing(error, text)
     if isinstance(error, OSError):
         named = f"{error.filename}: " if error.filename is not None else ""
-        said = error.strerror or text or type(error).__name__
-        return f"{named}{said}. Check the path, its permissions and the disk's space."
+        reason = error.strerror or text or type(error).__name__
+        return f"{named}{reason}. Check the path, its permissions and the disk space."
     return (
-        f"unexpected {type(error).__name__}: {text or 'without a message'}. "
-        "This may be a defect of keras-tx: run it again with --debug and report the traceback."
+        f"unexpected {type(error).__name__}: {text or 'no message'}. "
+        "This may be a bug in keras-tx: run it again with --debug and report the traceback."
     )
 
 
 def _missing(error: ImportError, text: str) -> str:
     remedy = install_remedy(error)
     if remedy is None:
-        return f"{text or 'an import failed'}. Something is missing or damaged; see keras-tx doctor."
-    return f"{error.name} is not installed, and this command needs it. {remedy}"
+        return f"{text or 'an import failed'}. Run keras-tx doctor to check the installation."
+    return f"{error.name} is not installed, but this command requires it. {remedy}"
 
 
 def _show_warning(message: Warning | str, *_: Any) -> None:
@@ -131,7 +132,7 @@ def _show_warning(message: Warning | str, *_: Any) -> None:
 
 
 def _close_stdout() -> None:
-    """Lets Python's own flush at the end go nowhere, instead of complaining."""
+    """Redirects standard output, so that Python's flush at exit does not fail."""
     with contextlib.suppress(OSError, ValueError):  # not a real file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -1,4 +1,4 @@
-"""The demo: a small ViT learns handwritten digits, becomes an ONNX folder, and runs without Keras."""
+"""The demo: trains a small ViT on handwritten digits, exports it, and runs it without Keras."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LABELS = tuple("0123456789")
 EPOCHS = 10
 SEED = 0
 BATCH = 128
-COPIES = 8  # varied copies of each training image, beside the image itself
+COPIES = 8  # augmented copies of each training image
 
 
 @dataclasses.dataclass(frozen=True)
 class Digits:
-    """scikit-learn's handwritten digits: uint8 images (n, 8, 8, 1) and their labels (n,), split."""
+    """scikit-learn's handwritten digits, split: uint8 images (n, 8, 8, 1) and labels (n,)."""
 
     train_images: np.ndarray
     train_labels: np.ndarray
@@ -35,38 +35,39 @@ class Digits:
 
 @dataclasses.dataclass(frozen=True)
 class DemoResult:
-    """What the demo found. Printed, it is a summary."""
+    """The results of the demo; prints as a summary."""
 
     folder: Path
-    picture: Path  # a test digit as PNG, to try the folder on
+    picture: Path  # a test digit as PNG
     report: Any  # of the export
     digits: Digits
-    predictions: np.ndarray  # by the exported folder, for each test image
+    predictions: np.ndarray  # of the exported folder, for each test image
     scores: np.ndarray  # of those predictions
     keras_accuracy: float
     onnx_accuracy: float
-    agreement: float  # share of test images for which both say the same
+    agreement: float  # share of test images with equal predictions
     seconds: dict[str, float]  # by step
 
     @property
     def confusions(self) -> Counter[tuple[str, str]]:
-        """How often (true, predicted) differ on the test images."""
+        """Counts of (label, prediction) where they differ."""
         pairs = zip(self.digits.test_labels, self.predictions, strict=True)
         return Counter((LABELS[true], LABELS[got]) for true, got in pairs if true != got)
 
     def __str__(self) -> str:
         count = len(self.predictions)
         common = self.confusions.most_common(6)
-        mistakes = [
-            f"{true} taken for {got}" + (f" ({n} times)" if n > 1 else "") for (true, got), n in common
+        errors = [
+            f"{label} as {prediction}" + (f" ({n} times)" if n > 1 else "")
+            for (label, prediction), n in common
         ]
         rest = self.confusions.total() - sum(n for _, n in common)
         rows = [
-            ("test accuracy", f"{self.keras_accuracy:.1%} by Keras, {self.onnx_accuracy:.1%} by onnxruntime"),
-            ("agreement", f"{self.agreement:.1%} of the {count} test images"),
+            ("test accuracy", f"{self.keras_accuracy:.1%} in Keras, {self.onnx_accuracy:.1%} in onnxruntime"),
+            ("agreement", f"equal predictions for {self.agreement:.1%} of the {count} test images"),
             (
-                "mistakes",
-                ", ".join(mistakes) + (f", and {rest} more" if rest else "") if mistakes else "none",
+                "errors",
+                ", ".join(errors) + (f", and {rest} more" if rest else "") if errors else "none",
             ),
             ("seconds", ", ".join(f"{name} {value:.1f}" for name, value in self.seconds.items())),
         ]
@@ -82,23 +83,30 @@ def run(
     verbose: Literal["auto", 0, 1, 2] = "auto",
     say: Callable[[str], None] | None = None,
 ) -> DemoResult:
-    """Trains, exports, and runs the export.
+    """Trains a ViT, exports it, and runs the exported folder.
 
     >>> run("digits").onnx_accuracy > 0.97  # doctest: +SKIP
     True
 
     Args:
-        folder: where the export goes. A test digit is written beside it, as `<folder>.png`.
-        epochs: passes over the training images.
-        seed: of the split, the variations of the images, and (globally) of Keras.
-        overwrite: whether a former demo in the folder may be replaced.
+        folder: the folder to write. A test digit is written next to it, as `<folder>.png`.
+        epochs: training epochs.
+        seed: of the split, the augmentation, and (globally) Keras.
+        overwrite: whether to replace the folder of an earlier demo.
         verbose: of `model.fit`.
-        say: is told what happens next.
+        say: is called with a message before each step.
+
+    Returns:
+        The accuracy in Keras and in onnxruntime, the predictions, and the time of each step.
+
+    Raises:
+        ConfigError: for an invalid argument.
+        ExportError: if the folder or the PNG file exists.
     """
     say = say or (lambda text: None)
     epochs = whole_number("epochs", epochs)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise ConfigError(f"seed is {seed!r}, expected a whole number from 0 to 4294967295.")
+        raise ConfigError(f"seed={seed!r} is invalid, expected a whole number from 0 to 4294967295.")
     folder = Path(folder)
     picture = folder.with_name(folder.name + ".png")
     import keras
@@ -110,7 +118,7 @@ def run(
 
     check_export_target(folder.absolute(), overwrite)
     if picture.exists() and not overwrite:
-        raise ExportError(f"{picture} exists: the demo writes a digit there. Choose another folder.")
+        raise ExportError(f"{picture} exists, and the demo would replace it. Choose another folder.")
     seconds: dict[str, float] = {}
     start = time.perf_counter()
 
@@ -120,8 +128,8 @@ def run(
     images, labels = with_variations(digits.train_images, digits.train_labels, seed)
     compile_for(model, epochs * math.ceil(len(images) / BATCH))
     say(
-        f"Training a ViT of {model.count_params():,} parameters on {len(digits.train_images)} digits and "
-        f"{COPIES} variations of each, {keras.backend.backend()} backend."
+        f"Training a ViT with {model.count_params():,} parameters on {len(digits.train_images):,} digits and "
+        f"{COPIES} augmented copies of each, {keras.backend.backend()} backend."
     )
     model.fit(model.processing(images), labels, batch_size=BATCH, epochs=epochs, verbose=verbose)
     logits = model.predict(model.processing(digits.test_images), batch_size=BATCH, verbose=0)
@@ -133,9 +141,9 @@ def run(
     start = _lap(seconds, "export", start)
 
     with load(folder) as loaded:
-        best = [found[0] for found in loaded(digits.test_images, top_k=1)]
+        best = [answer[0] for answer in loaded(digits.test_images, top_k=1)]
     _lap(seconds, "run", start)
-    predictions = np.array([LABELS.index(found["label"]) for found in best])
+    predictions = np.array([LABELS.index(answer["label"]) for answer in best])
     write_png(picture, digits.test_images[0])
     return DemoResult(
         folder=folder,
@@ -143,7 +151,7 @@ def run(
         report=report,
         digits=digits,
         predictions=predictions,
-        scores=np.array([found["score"] for found in best]),
+        scores=np.array([answer["score"] for answer in best]),
         keras_accuracy=float((by_keras == digits.test_labels).mean()),
         onnx_accuracy=float((predictions == digits.test_labels).mean()),
         agreement=float((predictions == by_keras).mean()),
@@ -152,12 +160,12 @@ def run(
 
 
 def load_digits(seed: int = SEED) -> Digits:
-    """A fifth of the 1,797 digits is held out for the test, the same share of each class."""
+    """Splits the 1,797 digits: a stratified fifth is the test set."""
     import numpy as np
     from sklearn import datasets, model_selection
 
     values, labels = datasets.load_digits(return_X_y=True)
-    images = np.rint(values.reshape(-1, 8, 8, 1) * (255 / 16)).astype("uint8")  # they come as 0 to 16
+    images = np.rint(values.reshape(-1, 8, 8, 1) * (255 / 16)).astype("uint8")  # from 0 to 16
     train, test, train_labels, test_labels = model_selection.train_test_split(
         images, labels, test_size=0.2, stratify=labels, random_state=seed
     )
@@ -165,7 +173,7 @@ def load_digits(seed: int = SEED) -> Digits:
 
 
 def small_vit() -> Any:
-    """16 patches of 2x2 pixels and a class token, 3 blocks of width 64."""
+    """A ViT with 16 patches of 2x2 pixels, a class token, and 3 blocks of width 64."""
     import keras_tx
 
     return keras_tx.vit(
@@ -182,7 +190,7 @@ def small_vit() -> Any:
 
 
 def compile_for(model: Any, steps: int, peak: float = 2e-3) -> None:
-    """AdamW, warmed up over a tenth of the steps, then down to nothing on a cosine."""
+    """Compiles with AdamW, linear warmup over a tenth of the steps, and cosine decay."""
     import keras
 
     from keras_tx.optimizers import AdamW
@@ -191,14 +199,14 @@ def compile_for(model: Any, steps: int, peak: float = 2e-3) -> None:
     schedule = keras.optimizers.schedules.CosineDecay(
         peak / 100, max(steps - warmup, 1), warmup_target=peak, warmup_steps=warmup
     )
-    # On a CPU, Keras leaves XLA off although TensorFlow is faster with it; JAX always uses it, and what
-    # PyTorch has in its place takes longer to compile than this model to train.
+    # On a CPU, "auto" disables XLA, although TensorFlow is faster with it. JAX always uses XLA, and
+    # torch.compile takes longer than this training.
     jit = True if keras.backend.backend() == "tensorflow" else "auto"
     model.compile(AdamW(schedule), "sparse_categorical_crossentropy", metrics=["accuracy"], jit_compile=jit)
 
 
 def with_variations(images: np.ndarray, labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The images, and COPIES of them that are turned, scaled and moved a little."""
+    """The images, and COPIES of each that are rotated, scaled and shifted."""
     import numpy as np
 
     random = np.random.default_rng(seed)
@@ -214,7 +222,7 @@ def _varied(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
     angle = math.radians(random.uniform(-12, 12))
     scale = math.exp(random.uniform(-0.1, 0.1))
     right, down = random.uniform(-0.7, 0.7, 2)
-    # Pillow asks where each pixel of the result comes from, so this is the inverse, about the centre.
+    # Pillow expects the inverse transform, about the centre.
     cos, sin = math.cos(angle) / scale, math.sin(angle) / scale
     x, y = width / 2 + right, height / 2 + down
     inverse = (cos, sin, width / 2 - cos * x - sin * y, -sin, cos, height / 2 + sin * x - cos * y)
@@ -224,7 +232,7 @@ def _varied(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def write_png(path: Path, image: np.ndarray) -> None:
-    """A grey image (height, width, 1) as PNG."""
+    """Writes a grayscale image (height, width, 1)."""
     from PIL import Image
 
     Image.fromarray(image[..., 0]).save(path)

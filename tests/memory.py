@@ -1,4 +1,4 @@
-"""What this process has in memory, where Linux tells."""
+"""Memory of this process in bytes, on Linux; 0 on other systems."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ SELF = Path("/proc/self")
 
 
 def resident() -> int:
-    """Bytes, now."""
+    """The resident memory now, mapped files included."""
     return _field("VmRSS")
 
 
 def begin_peak() -> None:
-    """From here on, `peak` looks."""
-    (SELF / "clear_refs").write_text("5")
+    """Starts the measurement of `peak`."""
+    if SELF.exists():
+        (SELF / "clear_refs").write_text("5")
 
 
 def peak() -> int:
-    """Bytes, at most since `begin_peak`."""
+    """The largest resident memory since `begin_peak`, or since the process started."""
     return _field("VmHWM")
 
 
 def _field(name: str) -> int:
+    if not SELF.exists():
+        return 0
     (line,) = (x for x in (SELF / "status").read_text().splitlines() if x.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024

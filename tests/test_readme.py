@@ -8,7 +8,7 @@ from pathlib import Path
 
 import keras
 
-from tests.benchmarks.readme_table import BEGIN, END
+from tests.benchmarks.report import README_MARKERS
 from tests.documentation_drawings import latencies
 
 README = Path(__file__).parents[1] / "README.md"
@@ -51,7 +51,7 @@ def test_numbers_of_the_comparison_are_the_benchmarks():
 
 
 def test_table_of_peers_is_filled():
-    table = README.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+    table = README.read_text(encoding="utf-8").partition(README_MARKERS[0])[2].partition(README_MARKERS[1])[0]
     assert "medians on" in table
     assert re.search(r"^\| keras-tx fp32 \|( [\d.]+ \|){4}$", table, re.MULTILINE)
 

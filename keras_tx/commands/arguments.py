@@ -11,7 +11,7 @@ from keras_tx.errors import ExportError
 
 
 def whole(text: str) -> int:
-    """A whole number, 1 or more."""
+    """Parses a whole number, 1 or more."""
     try:
         number = int(text)
     except ValueError:
@@ -22,29 +22,34 @@ def whole(text: str) -> int:
 
 
 def add_session(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `load`: provider, threads and precision."""
+    """Adds --provider, --threads and --precision."""
     parser.add_argument(
         "--provider",
         metavar="NAME",
         default="auto",
-        help="cpu, cuda, tensorrt, openvino, coreml or directml; auto (default): CUDA if it works, else cpu",
+        help="cpu, cuda, tensorrt, openvino, coreml or directml; auto selects CUDA if it works, else the CPU "
+        "(default: auto)",
     )
     parser.add_argument(
-        "--threads", type=whole, default=None, metavar="N", help="threads of one operation on the CPU"
+        "--threads",
+        type=whole,
+        default=None,
+        metavar="N",
+        help="threads per operation (default: all cores)",
     )
     parser.add_argument(
         "--precision",
         choices=tuple(contract.PRECISIONS),
-        help="precision of the graph to run (default: fp32, or the only one)",
+        help="precision to run (default: fp32, or the only one of the folder)",
     )
 
 
 def session_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options of `load` that were passed."""
+    """The options of `load` from the arguments of `add_session`."""
     return {name: getattr(arguments, name) for name in ("provider", "threads", "precision")}
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:
-    """Says so before anything heavy is loaded; the export itself looks again."""
+    """Raises before slow imports; the export checks again."""
     if path.exists() and not overwrite:
         raise ExportError(f"{path} exists. Add --overwrite to replace it, or choose another name.")

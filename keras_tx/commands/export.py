@@ -14,12 +14,12 @@ from keras_tx.commands.framework_logs import import_keras, quiet_start
 from keras_tx.commands.model_file import check_model_file, is_checkpoint, load
 from keras_tx.errors import ConfigError, ExportError, nearest
 
-SUMMARY = "turn a saved .keras model or a checkpoint into a verified ONNX folder"
+SUMMARY = "export a saved .keras model or a checkpoint to a verified ONNX folder"
 DESCRIPTION = """\
-Loads a model that model.save("name.keras") wrote, or a checkpoint of a family that keras_tx.from_checkpoint
-reads: a Hugging Face folder, hf://owner/name or a keras-hub preset. Walks its graph into ONNX, compares
-onnxruntime with Keras, and only then renames the folder to FOLDER: a failed export leaves nothing behind.
-A .keras file is loaded in Keras's safe mode: one that carries Python code (a Lambda layer) is refused.
+Loads a .keras file or a checkpoint that keras_tx.from_checkpoint supports: a Hugging Face folder,
+hf://owner/name or a keras-hub preset. Writes it as ONNX and verifies onnxruntime against Keras before FOLDER
+is created: a failed export leaves nothing behind. .keras files are loaded in Keras's safe mode: files that
+contain Python code (Lambda layers) raise an error.
 """
 EPILOG = """\
 examples:
@@ -29,14 +29,14 @@ examples:
   keras-tx export bert-base-uncased/ bert                      a folder with config.json and model.safetensors
   keras-tx export bert_tiny_en_uncased bert                    a preset of keras-hub
   keras-tx export garden.keras garden --task image-classification --image resnet
-                                                               any classifier: how pixels become its input
+                                                               any classifier, with its preprocessing
   keras-tx export spam.keras spam --labels no,yes              a keras-hub text classifier, with its tokenizer
-  keras-tx export flowers.keras camera --raw-pixels            uint8 images in, the transform is in the graph
+  keras-tx export flowers.keras camera --raw-pixels            uint8 images; the graph normalizes them
   keras-tx export poet.keras poet --tokenizer tokenizer.json   a GPT, for keras-tx generate
-  keras-tx export flowers.keras flowers --precision fp32 int8  a smaller, faster file beside it
+  keras-tx export flowers.keras flowers --precision fp32 int8  also a smaller, faster file
   keras-tx export flowers.keras old-server --opset 17          for onnxruntime before 1.23
 
-A model with layers of your own is exported from Python, where those classes are known:
+Export models with custom layers from Python, where their classes are defined:
 `from keras_tx_onnx import export_onnx; export_onnx(model, "folder")`.
 """
 OPSETS = sorted(contract.IR_VERSIONS)
@@ -48,32 +48,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="a .keras file, a Hugging Face folder, hf://owner/name, or a keras-hub preset",
     )
-    parser.add_argument("folder", metavar="FOLDER", help="where to write")
+    parser.add_argument("folder", metavar="FOLDER", help="the folder to write")
     labels = parser.add_mutually_exclusive_group()
     labels.add_argument(
         "--labels",
         metavar="A,B,C",
-        help="names of the classes, in order; for a model with one sigmoid the two names of 0 and 1",
+        help="class names, in order; for a model with one sigmoid, the names of 0 and 1",
     )
-    labels.add_argument("--labels-file", metavar="FILE", help="the same, one a line, UTF-8")
+    labels.add_argument("--labels-file", metavar="FILE", help="class names, one per line, UTF-8")
     parser.add_argument(
         "--task",
         choices=(contract.IMAGE_CLASSIFICATION, contract.TEXT_CLASSIFICATION),
-        help="exports a model of any family as a classifier, as --labels and --image do: a model with one "
-        "image in and one vector out, or a text classifier of keras-hub",
+        help="export any model as a classifier (implied by --labels and --image): a model from one image to "
+        "one vector, or a text classifier of keras-hub",
     )
     parser.add_argument(
         "--image",
         metavar="HOW",
-        help="how pixels become the input of an image model: a module of keras.applications whose "
-        "preprocess_input it needs (resnet, mobilenet_v2 ...), a range (0..1, 0..255, --image=-1..1), or a "
-        "preprocessor_config.json; by default as the model's own preprocessing does",
+        help="preprocessing of an image model: a module of keras.applications with its preprocess_input "
+        "(resnet, mobilenet_v2 ...), a range (0..1, 0..255, --image=-1..1), or a preprocessor_config.json "
+        "(default: the model's own preprocessing)",
     )
     parser.add_argument("--tokenizer", metavar="FILE", help="the tokenizer.json of a text model")
     parser.add_argument(
         "--raw-pixels",
         action="store_true",
-        help="the graph takes uint8 pixels and normalizes them itself",
+        help="the graph accepts uint8 pixels and normalizes them",
     )
     parser.add_argument(
         "--opset",
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=contract.DEFAULT_OPSET,
         choices=OPSETS,
         metavar="N",
-        help=f"{OPSETS[0]} to {OPSETS[-1]} (default: {contract.DEFAULT_OPSET})",
+        help=f"ONNX opset, {OPSETS[0]} to {OPSETS[-1]} (default: {contract.DEFAULT_OPSET})",
     )
     parser.add_argument(
         "--precision",
@@ -92,9 +92,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="some of fp32, fp16, int8, int8-blocks and int4 (default: fp32); see keras-tx quantize --help",
     )
     parser.add_argument(
-        "--no-verify", action="store_true", help="do not compare with Keras; the folder tells"
+        "--no-verify", action="store_true", help="skip the comparison with Keras; the manifest records it"
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace a former export in FOLDER")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier export in FOLDER")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -199,6 +199,6 @@ def read_labels(listed: str | None, file: str | None) -> list[str] | None:
     else:
         return None
     if "" in labels or not labels:
-        place = f"label {labels.index('') + 1} is empty" if labels else "there is no label in it"
-        raise ExportError(f"{option}: {place}. Expected a name for each class, in order.")
+        place = f"label {labels.index('') + 1} is empty" if labels else "it has no labels"
+        raise ExportError(f"{option}: {place}. Pass a name for each class, in order.")
     return labels

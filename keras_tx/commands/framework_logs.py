@@ -1,4 +1,4 @@
-"""Keeps TensorFlow's talk at start-up off the terminal."""
+"""Hides the messages that TensorFlow prints when it starts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_start() -> Iterator[None]:
-    """Holds back what is written to the process's standard error; shows it if the body raises.
+    """Captures standard error of the process, and prints it if the body raises.
 
-    TensorFlow's libraries write some twenty lines before anyone can set a log level, and one line is what an
-    error of the command line has. Whether there is a GPU, `keras-tx doctor` says.
+    TensorFlow's libraries print some twenty lines before a log level can be set. `keras-tx doctor` reports
+    the GPUs.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
@@ -28,7 +28,7 @@ def quiet_start() -> Iterator[None]:
         os.dup2(held.fileno(), 2)
         try:
             yield
-        except ModuleNotFoundError:  # says it all by itself
+        except ModuleNotFoundError:  # its message suffices
             raise
         except BaseException:
             held.seek(0)
@@ -41,7 +41,7 @@ def quiet_start() -> Iterator[None]:
 
 
 def import_keras() -> None:
-    """Keras and its backend, quietly; the first operation is what starts the devices."""
+    """Imports Keras and its backend without messages; the first operation starts the devices."""
     with quiet_start():
         import keras
 

@@ -1,4 +1,4 @@
-"""What a terminal can show: bars, small pictures, and text that a stranger wrote."""
+"""Output for terminals: tables, bars, small images, and safe text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bar(share: float, width: int = 20) -> str:
 
 
 def picture(image: Any) -> list[str]:
-    """A grey uint8 image (height, width) as lines of shades, two characters a pixel."""
+    """A grayscale uint8 image (height, width) as lines of shades, two characters per pixel."""
     shades = SHADES if draws_blocks() else PLAIN_SHADES
     return ["".join(shades[int(value) * len(shades) // 256] * 2 for value in row) for row in image]
 
@@ -70,7 +70,7 @@ def beside(columns: Sequence[list[str]], gap: int = 3) -> str:
 
 
 def printable(text: str) -> str:
-    """A label of somebody's folder, without what would steer the terminal or not be encoded."""
+    """Text with control characters and unencodable characters escaped."""
     encoding = getattr(sys.stdout, "encoding", None) or "ascii"
     safe = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     return safe.encode(encoding, "backslashreplace").decode(encoding)

@@ -1,4 +1,4 @@
-"""keras-tx tokens: text files become token files, which training reads without loading them."""
+"""keras-tx tokens: converts text files to token files for training."""
 
 from __future__ import annotations
 
@@ -15,57 +15,55 @@ if TYPE_CHECKING:
     from keras_tx.processing.documents import Part
     from keras_tx.progress_bar import ProgressBar
 
-SUMMARY = "turn text files into token files to train a GPT on"
+SUMMARY = "convert text files to token files for training a GPT"
 DESCRIPTION = """\
-Reads UTF-8 text files, larger than memory if need be, and writes a new folder with train.tokens,
-validation.tokens and the files of the tokenizer, so that the folder is all that training needs:
+Reads UTF-8 text files of any size, and writes a new folder with train.tokens, validation.tokens and the
+tokenizer. Training reads this folder:
     causal_lm_batches("FOLDER/train.tokens", length=256)   and   TextTransform.load("FOLDER")
-A token file is the ids as raw uint16 or uint32 behind a header of 4096 bytes, which `head -c 4096` shows.
-Each document ends with the tokenizer's end-of-text token; where a text spells that token out, it is text.
-Needs neither Keras nor TensorFlow, only pip install "keras-tx[runtime]".
+A token file has a text header of 4096 bytes, followed by the ids as uint16 or uint32. Each document ends with
+the tokenizer's end-of-text token; its spelling inside a text is tokenized as text. Needs neither Keras nor
+TensorFlow, only pip install "keras-tx[runtime]".
 """
 EPILOG = """\
 examples:
-  keras-tx tokens manual manual.txt --characters                 a token for each character that occurs
-  keras-tx tokens books *.txt --train-bpe 8000                   learn a byte-level BPE from the texts first
-  keras-tx tokens books *.txt --tokenizer gpt2                   a folder with tokenizer.json, or such a file
-  keras-tx tokens poems all.txt --characters --separator "***"   lines with *** stand between documents
+  keras-tx tokens manual manual.txt --characters                 one token per character
+  keras-tx tokens books *.txt --train-bpe 8000                   train a byte-level BPE on the texts first
+  keras-tx tokens books *.txt --tokenizer gpt2                   use a folder with tokenizer.json, or the file
+  keras-tx tokens poems all.txt --characters --separator "***"   lines with *** separate documents
   keras-tx tokens mails mails.txt --train-bpe 4000 --document-per line --validation 0.01
 """
 END_OF_TEXT = "<|endoftext|>"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", help="where to write; it must not exist")
+    parser.add_argument("folder", metavar="FOLDER", help="the folder to write; it must not exist")
     parser.add_argument("texts", metavar="TEXT", nargs="+", help="text files, UTF-8")
     kind = parser.add_mutually_exclusive_group(required=True)
     kind.add_argument(
-        "--tokenizer", metavar="PATH", help="a tokenizer that there is: its folder or tokenizer.json"
+        "--tokenizer", metavar="PATH", help="an existing tokenizer: its folder or tokenizer.json"
     )
-    kind.add_argument("--characters", action="store_true", help="each character that occurs is a token")
+    kind.add_argument("--characters", action="store_true", help="use one token per character")
     kind.add_argument(
         "--train-bpe",
         type=whole,
         metavar="N",
-        help="learn a byte-level BPE of N tokens, as GPT-2 has one of 50257",
+        help="train a byte-level BPE with N tokens (GPT-2 has 50257)",
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--document-per",
         choices=("file", "paragraph", "line"),
         default="file",
-        help="what a document is (default: file); paragraphs have blank lines between them",
+        help="unit of a document (default: file); blank lines separate paragraphs",
     )
-    where.add_argument(
-        "--separator", metavar="TEXT", help="lines with only this text stand between documents"
-    )
+    where.add_argument("--separator", metavar="TEXT", help="lines with only this text separate documents")
     parser.add_argument(
         "--validation",
         type=_share,
         default=0.1,
         metavar="SHARE",
-        help="the share of the documents that goes into validation.tokens, evenly spread; of a few files, "
-        "the last part of each; 0 for none (default: 0.1)",
+        help="share of the documents for validation.tokens, evenly spread; with few files, the end of each "
+        "file; 0 for none (default: 0.1)",
     )
 
 
@@ -74,7 +72,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from keras_tx.processing.documents import whole_files
 
     folder = Path(arguments.folder)
-    check_target(folder)  # before a vocabulary is learned
+    check_target(folder)  # before the tokenizer is trained
     parts = whole_files(arguments.texts)
     transform = _transform(arguments, parts)
     with _progress(parts, "MB tokenized") as bar:
@@ -88,14 +86,14 @@ def execute(arguments: argparse.Namespace) -> int:
             progress=lambda done, total: bar.update(done),
         )
     end = (
-        "no end-of-text token" if transform.eos_token is None else f"documents end with {transform.eos_token}"
+        "no end-of-text token" if transform.eos_token is None else f"end-of-text token {transform.eos_token}"
     )
-    print(f"{folder}: a vocabulary of {transform.vocabulary_size}, {end}")
+    print(f"{folder}: {transform.vocabulary_size:,} tokens in the vocabulary, {end}")
     for name, header in headers.items():
         several = "" if header.documents == 1 else "s"
         print(
             f"  {name:<18}{header.tokens:>14,} tokens, {header.dtype}; {header.documents:,} "
-            f"document{several}, {header.text_bytes / header.tokens:.2f} bytes a token"
+            f"document{several}, {header.text_bytes / header.tokens:.2f} bytes per token"
         )
     return 0
 
@@ -124,7 +122,7 @@ def _share(text: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share, from 0 up to, not including, 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up to, but not including, 1")
     return share
 
 

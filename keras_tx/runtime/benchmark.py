@@ -26,7 +26,7 @@ from keras_tx.generation.sampling import Sampling
 from keras_tx.runtime.axis_bounds import axes_of, violated_bound
 from keras_tx.runtime.example_inputs import SIZES, Use, draw
 from keras_tx.runtime.folder import Folder, open_folder
-from keras_tx.runtime.providers import check_name
+from keras_tx.runtime.providers import check_name, cores
 from keras_tx.runtime.session import MOST_THREADS
 
 ROUNDS = 3
@@ -238,19 +238,6 @@ def as_json(plan: Plan, rows: Sequence[Measurement], choice: Recommendation | No
         ],
         "recommendation": None if choice is None else dataclasses.asdict(choice),
     }
-
-
-def cores() -> int:
-    """The cores that this process may use; two hardware threads of one core count once."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    siblings = set()
-    for number in allowed:
-        try:
-            path = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
-            siblings.add(path.read_text("ascii").strip())
-        except OSError:
-            siblings.add(str(number))
-    return len(siblings)
 
 
 def peak_memory() -> int | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 from keras_tx.errors import ProviderError, nearest
 
@@ -129,3 +131,16 @@ def settle(provider: str, running: Sequence[str], reason: str = "") -> str:
         f'Running on the CPU. {problem} {remedy}; provider="cpu" silences this.', RuntimeWarning, stacklevel=2
     )
     return "cpu"
+
+
+def cores() -> int:
+    """The cores that this process may use; two hardware threads of one core count once."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    siblings = set()
+    for number in allowed:
+        try:
+            path = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
+            siblings.add(path.read_text("ascii").strip())
+        except OSError:
+            siblings.add(str(number))
+    return len(siblings)

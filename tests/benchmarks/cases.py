@@ -1,15 +1,13 @@
-"""What is measured of a subject, and its inputs: the same for every contender."""
+"""The cases of each model, and their inputs: the same for every contender."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
 VIT, BERT, GPT = "vit-b16", "bert-base", "gpt2-124m"
-SMALL_BERT = "bert-mini"  # of which a process starts that answers
+SMALL_BERT = "bert-mini"  # for the time of a start
 TRAINED = VIT_TRAINED, BERT_TRAINED, GPT_TRAINED = "train-vit-s16", "train-bert-small", "train-gpt-char"
 
 IMAGES, TEXTS, PREFILL, DECODE, OVERHEAD = "images", "texts", "prefill", "decode", "overhead"
@@ -26,11 +24,11 @@ PARTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One thing that a contender does, again and again.
+    """One measurement, repeated in each round.
 
     Args:
-        lengths: tokens of a text, from and to.
-        once: whether it is done once in a process, and a process does it once.
+        lengths: the range of the tokens of a text.
+        once: whether a process runs it only once.
     """
 
     name: str
@@ -51,8 +49,7 @@ class Case:
 ONE, EIGHT = "batch 1", "batch 8"
 MIXED, SINGLE = "batch 8, lengths 16-128", "batch 1, length 128"
 PREFILLED, AT_16, AT_512, AT_768 = "prefill of 128", "decode at 16", "decode at 512", "decode at 768"
-OURS_A_TOKEN, FIRST_ANSWER, A_STEP, AN_EXPORT, A_REQUEST = (
-    "our Python, a token",
+FIRST_ANSWER, A_STEP, AN_EXPORT, A_REQUEST = (
     "first answer",
     "step",
     "export",
@@ -78,33 +75,29 @@ CASES = {
 def inputs_of(
     cases: tuple[Case, ...], vocabulary: int, image: tuple[int, int, int] = (3, 224, 224)
 ) -> dict[str, np.ndarray]:
-    """Random ones, by the name of case and part; of training, see `batch_of`."""
-    import numpy as np  # here, since `keras-tx --help` imports the names above
-
+    """Random inputs of inference by case and part; for training, see `batch_of`."""
     random = np.random.default_rng(0)
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for case in cases:
         if case.kind == IMAGES:
-            found[f"{case.inputs}.pixels"] = random.normal(size=(case.batch, *image)).astype("float32")
+            arrays[f"{case.inputs}.pixels"] = random.normal(size=(case.batch, *image)).astype("float32")
             continue
         lengths = random.integers(case.lengths[0], case.lengths[1] + 1, case.batch)
         lengths[0] = case.lengths[1]
         ids = random.integers(1, vocabulary, (case.batch, lengths.max()))
         if case.kind != TEXTS:
-            found[f"{case.inputs}.ids"] = ids[0]
+            arrays[f"{case.inputs}.ids"] = ids[0]
             continue
         mask = (np.arange(lengths.max()) < lengths[:, None]).astype("int64")
         parts = {"ids": ids * mask, "mask": mask, "segments": np.zeros_like(mask)}
-        found |= {f"{case.inputs}.{name}": value for name, value in parts.items()}
-    return found
+        arrays |= {f"{case.inputs}.{name}": value for name, value in parts.items()}
+    return arrays
 
 
 def batch_of(
     case: Case, *, image: tuple[int, int, int] | None, vocabulary: int, classes: int | None
 ) -> dict[str, np.ndarray]:
-    """A random batch of training: images or ids, and a class each, or without classes the next id."""
-    import numpy as np  # here, since `keras-tx --help` imports the names above
-
+    """A random training batch: images or ids, and classes or, without classes, the next ids."""
     random = np.random.default_rng(0)
     if image is not None:
         x = random.normal(size=(case.batch, *image)).astype("float32")

@@ -1,12 +1,11 @@
-"""Who runs against whom on what, and what of it a quick run does without."""
+"""The comparisons: which contenders run which cases of which model, and what a quick run leaves out."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from tests.benchmarks import cases
-from tests.benchmarks import contenders as field
+from tests.benchmarks import cases, contenders
 from tests.benchmarks.cases import BERT, BERT_TRAINED, CASES, GPT, SMALL_BERT, TRAINED, VIT, Case
 from tests.benchmarks.contenders import Contender
 
@@ -20,123 +19,122 @@ MACHINE, MODELS, OVERHEAD, START, CLIENTS, EXPORT, TRAINING = (
     "training",
 )
 SECTIONS = {
-    MACHINE: "what the machine can do: matrix multiplies, reading memory",
+    MACHINE: "rates of the machine: matrix multiplication, reading memory",
     MODELS: "forward passes, prefill and decoding; loading and memory",
-    OVERHEAD: "our own time of a token",
+    OVERHEAD: "time of a token outside the graph",
     START: "a process that starts, loads and answers",
-    CLIENTS: "many clients of one model, one by one and in batches",
+    CLIENTS: "concurrent clients of one model, one by one and in batches",
     EXPORT: "time, size and nodes of an export",
-    TRAINING: "a step of training under each Keras backend",
+    TRAINING: "a training step on each Keras backend",
 }
 
 
 @dataclasses.dataclass(frozen=True)
-class Race:
-    """Contenders on one subject.
+class Comparison:
+    """Contenders that run the cases of one model.
 
     Args:
-        fresh: whether each turn has a new process, which is what is measured.
-        quick: the cases of a quick run.
+        new_process: whether each round starts a new process, because that is what is measured.
+        quick: names of the cases of a quick run.
     """
 
     section: str
-    subject: str
+    model: str
     cases: tuple[Case, ...]
     contenders: tuple[Contender, ...]
-    fresh: bool = False
+    new_process: bool = False
     quick: tuple[str, ...] = ()
 
-    def quickly(self) -> Race:
+    def shortened(self) -> Comparison:
+        """The comparison of a quick run."""
         kept = tuple(case for case in self.cases if case.name in self.quick)
-        return dataclasses.replace(
-            self, cases=kept, contenders=tuple(c for c in self.contenders if not c.slow)
-        )
+        fast = tuple(one for one in self.contenders if not one.slow)
+        return dataclasses.replace(self, cases=kept, contenders=fast)
+
+    def omitted(self) -> str:
+        """What a quick run leaves out, in words; "" for nothing."""
+        short, name = self.shortened(), f"{self.section} {self.model}"
+        if not short.cases or not short.contenders:
+            return name if self.contenders else ""
+        left = [one.name for one in self.cases if one not in short.cases]
+        left += [one.name for one in self.contenders if one not in short.contenders]
+        return f"{name}: {'; '.join(left)}" if left else ""
 
 
-def _race(
+def _comparison(
     section: str,
-    subject: str,
+    model: str,
     contenders: Sequence[Contender],
-    given: Sequence[Case],
+    cases: Sequence[Case],
     quick: Sequence[str] = (),
-    fresh: bool = False,
-) -> Race:
-    able = tuple(contender for contender in contenders if subject in contender.subjects)
-    return Race(section, subject, tuple(given), able, fresh, tuple(quick))
+    new_process: bool = False,
+) -> Comparison:
+    able = tuple(one for one in contenders if model in one.models)
+    return Comparison(section, model, tuple(cases), able, new_process, tuple(quick))
 
 
-RACES = (
+_EXPORT = Case(cases.AN_EXPORT, cases.EXPORT, once=True)
+_REQUEST = Case(cases.A_REQUEST, cases.CLIENTS, once=True)
+_FIRST = dataclasses.replace(CASES[VIT][0], once=True)
+_TOKEN = dataclasses.replace(CASES[GPT][1], kind=cases.OVERHEAD)
+
+COMPARISONS = (
     *(
-        _race(MACHINE, f"rate-{kind}", field.RATES, [Case(kind, cases.RATE)], [kind])
+        _comparison(MACHINE, f"rate-{kind}", contenders.RATES, [Case(kind, cases.RATE)], [kind])
         for kind in ("fp32", "bf16", "int8", "memory")
     ),
-    _race(MODELS, VIT, field.MODELS, CASES[VIT], [cases.ONE]),
-    _race(MODELS, BERT, field.MODELS, CASES[BERT], [cases.MIXED]),
-    _race(MODELS, GPT, field.MODELS, CASES[GPT], [cases.PREFILLED, cases.AT_16]),
-    _race(
-        OVERHEAD,
-        GPT,
-        [
-            dataclasses.replace(one, module="keras_tx_overhead")
-            for one in (field.OURS, field.OURS_INT8, field.OURS_INT4)
-        ],
-        [dataclasses.replace(CASES[GPT][1], kind=cases.OVERHEAD)],
-        [cases.AT_16],
+    _comparison(MODELS, VIT, contenders.INFERENCE, CASES[VIT], [cases.ONE]),
+    _comparison(MODELS, BERT, contenders.INFERENCE, CASES[BERT], [cases.MIXED]),
+    _comparison(MODELS, GPT, contenders.INFERENCE, CASES[GPT], [cases.PREFILLED, cases.AT_16]),
+    _comparison(OVERHEAD, GPT, contenders.OVERHEAD, [_TOKEN], [cases.AT_16]),
+    _comparison(
+        START, SMALL_BERT, contenders.STARTUP, CASES[SMALL_BERT], [cases.FIRST_ANSWER], new_process=True
     ),
-    _race(START, SMALL_BERT, field.STARTED, CASES[SMALL_BERT], [cases.FIRST_ANSWER], fresh=True),
-    _race(START, VIT, field.STARTED, [dataclasses.replace(CASES[VIT][0], once=True)], fresh=True),
-    _race(
-        CLIENTS,
-        BERT,
-        field.CLIENTS,
-        [Case(cases.A_REQUEST, cases.CLIENTS, once=True)],
-        [cases.A_REQUEST],
-    ),
+    _comparison(START, VIT, contenders.STARTUP, [_FIRST], new_process=True),
+    _comparison(CLIENTS, BERT, contenders.CLIENTS, [_REQUEST], [cases.A_REQUEST]),
     *(
-        _race(
+        _comparison(
             EXPORT,
-            subject,
-            field.EXPORTERS,
-            [Case(cases.AN_EXPORT, cases.EXPORT, once=True)],
-            [cases.AN_EXPORT] * (subject == BERT),
-            fresh=True,
+            model,
+            contenders.EXPORTERS,
+            [_EXPORT],
+            [cases.AN_EXPORT] if model == BERT else [],
+            new_process=True,
         )
-        for subject in (VIT, BERT, GPT)
+        for model in (VIT, BERT, GPT)
     ),
     *(
-        _race(TRAINING, subject, field.TRAINERS, CASES[subject], [cases.A_STEP] * (subject == BERT_TRAINED))
-        for subject in TRAINED
+        _comparison(
+            TRAINING,
+            model,
+            contenders.TRAINERS,
+            CASES[model],
+            [cases.A_STEP] if model == BERT_TRAINED else [],
+        )
+        for model in TRAINED
     ),
 )
 
 
-def chosen(
-    sections: Sequence[str], subjects: Sequence[str], contenders: Sequence[str], quick: bool
-) -> tuple[list[Race], list[str]]:
-    """The races that are to be run, and in words what a quick run leaves out of them."""
-    races: list[Race] = []
-    without: list[str] = []
-    for race in RACES:
-        if race.section not in sections or (race.subject not in subjects and race.section != MACHINE):
-            continue
-        if race.section != MACHINE:
-            kept = tuple(one for one in race.contenders if not contenders or one.name in contenders)
-            race = dataclasses.replace(race, contenders=kept)
-        short = race.quickly() if quick else race
-        if short.cases and short.contenders:
-            races.append(short)
-        if quick:
-            without += _without(race, short)
-    rates = [race for race in races if race.section == MACHINE]
-    if len(races) > len(rates):  # a machine that was disturbed at first is looked at again
-        races += [dataclasses.replace(race, subject=f"{race.subject}-again") for race in rates]
-    return races, without
+def select(
+    sections: Sequence[str], models: Sequence[str], names: Sequence[str], quick: bool
+) -> tuple[list[Comparison], list[str]]:
+    """The comparisons to run, and in words what a quick run leaves out of them.
+
+    The rates of the machine are measured before the others and after them.
+    """
+    rates = [one for one in COMPARISONS if one.section == MACHINE and MACHINE in sections]
+    others = list(_matching(sections, models, names))
+    omitted = [text for one in (*rates, *others) if (text := one.omitted())] if quick else []
+    if quick:
+        rates, others = ([one.shortened() for one in group] for group in (rates, others))
+    others = [one for one in others if one.cases and one.contenders]
+    again = [dataclasses.replace(one, model=f"{one.model}-again") for one in rates if others]
+    return [*rates, *others, *again], omitted
 
 
-def _without(race: Race, short: Race) -> list[str]:
-    where = f"{race.section} {race.subject}"
-    if not short.cases or not short.contenders:
-        return [where] if race.contenders else []
-    left = [one.name for one in race.cases if one not in short.cases]
-    left += [one.name for one in race.contenders if one not in short.contenders]
-    return [f"{where}: {'; '.join(left)}"] if left else []
+def _matching(sections: Sequence[str], models: Sequence[str], names: Sequence[str]) -> Iterator[Comparison]:
+    for one in COMPARISONS:
+        if one.section != MACHINE and one.section in sections and one.model in models:
+            kept = tuple(c for c in one.contenders if not names or c.name in names)
+            yield dataclasses.replace(one, contenders=kept)

@@ -1,12 +1,11 @@
-"""What a MicroBatcher brings to many clients that send one text each: requests a second, against one by one.
+"""Throughput of concurrent clients that send one text each, with a MicroBatcher and without.
 
     python -m tests.benchmarks.concurrent_clients FOLDER [--precision int8] [--clients 16] [--lengths 16 128]
 
-Every client is a thread that sends its next text when it has the answer to the last. There are three ways
-to serve them, which take turns: "at once", where each client calls the model itself; "queue", where their
-requests run one after the other; and "batched", through a MicroBatcher. Requests are token ids, so that
-lengths are known and folders without a tokenizer can be measured; an answer is the mean of the first output
-over the tokens, or that output where it has none.
+Each client is a thread that sends its next text after the answer to the last. Three ways to serve them are
+interleaved: "at once", where each client calls the model; "queue", where requests run one after the other;
+and "batched", through a MicroBatcher. Requests are token ids, which need no tokenizer. An answer is the mean
+of the first output over the tokens, or that output if it has no token axis.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tests.benchmarks.results import quartiles
 
 AT_ONCE, QUEUE, BATCHED = "at once", "queue", "batched"
 ONE_BY_ONE = (AT_ONCE, QUEUE)
-MULTIPLE = 16  # texts are padded up to it, as the text tasks of the runtime do
+MULTIPLE = 16  # texts are padded to a multiple of it, as in the text tasks
 
 
 def measure(
@@ -42,22 +41,22 @@ def measure(
     workers: int = 1,
     threads: int | None = None,
 ) -> dict[str, Any]:
-    """Requests a second of each way, and what the answers differ by.
+    """Measures requests per second of each way, and compares the answers.
 
     Args:
-        folder: an exported encoder of texts.
-        clients, lengths: how many, and the tokens of their texts, from and to.
-        requests: of each client, in each turn of each way.
+        folder: an exported text encoder.
+        clients: the number of clients.
+        lengths: the range of the tokens of their texts.
+        requests: of each client, per round and way.
         max_batch, max_wait_ms, workers: of the MicroBatcher.
-        threads: of the model, in all three ways.
+        threads: of the model.
 
     Returns:
-        `rates`, requests a second by way, a number a round; `ratio`, how many times as many are served in
-        batches as one by one, whichever of its two ways is the faster in that round: lower quartile,
-        median and upper quartile; `difference`, the largest between an answer in a batch and the one alone,
-        in units of the answers' scale, and `allowed`, what it may be; `cosine`, the smallest between the
-        same; `companions`, whether answers depend on those beside them, as dynamic int8 has it with its one
-        range for a batch; `batch`, how many requests ran together on average.
+        A dict: `rates`, requests per second by way and round; `ratio`, the quartiles of the throughput of
+        "batched" relative to the faster of the other two; `difference`, the largest difference of a batched
+        answer, in units of the answers' scale, and `allowed`, its limit; `cosine`, the smallest cosine of
+        them; `companions`, whether answers depend on the rest of the batch, as with dynamic int8; `batch`,
+        the mean batch size.
     """
     from keras_tx.runtime import load
     from keras_tx.serving import MicroBatcher
@@ -83,11 +82,11 @@ def measure(
             }
             for turn in range(rounds + 1):
                 for way, ask in ways.items():
-                    rate, found = _serve(pool, ask, asked, clients)
-                    if turn:  # the first is no measurement: memory is planned for new shapes
+                    rate, answers = _serve(pool, ask, asked, clients)
+                    if turn:  # the first round is not counted: memory is planned for new shapes
                         rates[way].append(rate)
                     if way == BATCHED and turn == 0:
-                        together = np.stack(found)
+                        together = np.stack(answers)
         ratios = [
             batched / max(rates[way][turn] for way in ONE_BY_ONE)
             for turn, batched in enumerate(rates[BATCHED])
@@ -108,7 +107,7 @@ def measure(
 
 
 def _requests(model: Any, count: int, lengths: tuple[int, int]) -> list[np.ndarray]:
-    """Random ids of the model's vocabulary, without the first, which may be padding."""
+    """Random ids without 0, which may be padding."""
     random = np.random.default_rng(0)
     vocabulary = int((model.folder.config or {})["vocab_size"])
     return [random.integers(1, vocabulary, random.integers(lengths[0], lengths[1] + 1)) for _ in range(count)]
@@ -127,11 +126,11 @@ def _answerer(model: Any) -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
         mask = np.zeros_like(ids)
         for row, text in enumerate(texts):
             ids[row, : len(text)], mask[row, : len(text)] = text, 1
-        given = {contract.INPUT_IDS: ids, contract.ATTENTION_MASK: mask}
-        given[contract.TOKEN_TYPE_IDS] = np.zeros_like(ids)
-        found = session.run({name: value for name, value in given.items() if name in names})[output.name]
+        inputs = {contract.INPUT_IDS: ids, contract.ATTENTION_MASK: mask}
+        inputs[contract.TOKEN_TYPE_IDS] = np.zeros_like(ids)
+        rows = session.run({name: value for name, value in inputs.items() if name in names})[output.name]
         return [
-            row[: len(text)].mean(axis=0) if by_token else row for row, text in zip(found, texts, strict=True)
+            row[: len(text)].mean(axis=0) if by_token else row for row, text in zip(rows, texts, strict=True)
         ]
 
     return answer
@@ -140,7 +139,7 @@ def _answerer(model: Any) -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
 def _serve(
     pool: ThreadPoolExecutor, ask: Callable[[np.ndarray], Any], asked: Sequence[np.ndarray], clients: int
 ) -> tuple[float, list[Any]]:
-    """Requests a second, and the answers in the order of the requests."""
+    """Requests per second, and the answers in the order of the requests."""
 
     def client(number: int) -> list[Any]:
         return [ask(ids) for ids in asked[number::clients]]
@@ -164,44 +163,44 @@ def _cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return (one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
 
 
-def described(found: dict[str, Any]) -> str:
-    """A table of requests a second, and a sentence on the answers."""
-    low, middle, high = found["ratio"]
-    short, long = found["lengths"]
-    lines = [f"{found['clients']} clients, texts of {short} to {long} tokens, {found['precision']}", ""]
+def describe(measured: dict[str, Any]) -> str:
+    """A Markdown table of the throughput, and a sentence on the answers."""
+    low, middle, high = measured["ratio"]
+    short, long = measured["lengths"]
+    lines = [f"{measured['clients']} clients, texts of {short} to {long} tokens, {measured['precision']}", ""]
     lines += ["| requests | a second | |", "| --- | --- | --- |"]
-    for way, rates in found["rates"].items():
+    for way, rates in measured["rates"].items():
         below, rate, above = quartiles(rates)
         gain = f"{middle:.2f}x ({low:.2f} to {high:.2f})" if way == BATCHED else ""
         lines.append(f"| {way} | {rate:.1f} ({below:.1f} to {above:.1f}) | {gain} |")
-    same = "the same" if found["difference"] <= found["allowed"] else "NOT the same"
+    same = "the same" if measured["difference"] <= measured["allowed"] else "NOT the same"
     lines += [
         "",
-        f"{found['batch']:.1f} requests ran together on average. The answers are {same}: they differ from "
-        f"those alone by at most {found['difference']:.1e} of their scale ({found['allowed']:.0e} allowed), "
-        f"cosine {found['cosine']:.6f} or more.",
+        f"The mean batch size is {measured['batch']:.1f}. The answers are {same}: they differ from single "
+        f"answers by up to {measured['difference']:.1e} of their scale ({measured['allowed']:.0e} allowed), "
+        f"cosine {measured['cosine']:.6f} or more.",
     ]
-    if found["companions"]:
-        lines.append("This file has one range for the numbers of a batch: answers depend on companions.")
+    if measured["companions"]:
+        lines.append("This precision has one range per batch: answers depend on the rest of the batch.")
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     description = (__doc__ or "").splitlines()[0]
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
-    parser.add_argument("folder", help="an exported encoder of texts")
+    parser.add_argument("folder", help="an exported text encoder")
     parser.add_argument("--precision", help="which file of the folder (default: fp32)")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--lengths", type=int, nargs=2, default=(16, 128), metavar=("FROM", "TO"))
-    parser.add_argument("--requests", type=int, default=6, help="of a client in a turn (default: 6)")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each way (default: 5)")
+    parser.add_argument("--requests", type=int, default=6, help="per client and round (default: 6)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds (default: 5)")
     parser.add_argument("--max-batch", type=int, default=16)
     parser.add_argument("--max-wait-ms", type=float, default=5.0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--threads", type=int)
-    given = vars(parser.parse_args(arguments))
-    given["lengths"] = tuple(given["lengths"])
-    print(described(measure(given.pop("folder"), **given)))
+    options = vars(parser.parse_args(arguments))
+    options["lengths"] = tuple(options["lengths"])
+    print(describe(measure(options.pop("folder"), **options)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The field: which contenders there are, what each needs, and which subjects it can run."""
+"""The contenders: what each requires, and which models it runs."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class Contender:
     """One row of the tables.
 
     Args:
-        module: of tests.benchmarks.adapters.
-        needs: modules that its Python must have; they are imported before anything is timed.
-        subjects: those it can run.
-        options: what its `prepare` and `load` take besides the place.
-        arithmetic: the numbers that it multiplies: which of the machine's rates is its limit.
-        bits: of a weight, as it is read from memory, scales included.
-        cache_bits: of a number that it keeps of the tokens so far.
+        adapter: module and class in tests.benchmarks.adapters.
+        requires: modules that its Python must have; they are imported before anything is timed.
+        models: those it runs.
+        options: of the adapter.
+        arithmetic: the dtype that it multiplies, whose rate is its limit.
+        bits: of a weight as it is read from memory, scales included.
+        cache_bits: of a number of the key-value cache.
         environment: variables of its process.
-        slow: whether a quick run does without it.
+        slow: whether a quick run leaves it out.
     """
 
     name: str
-    module: str
-    needs: tuple[str, ...]
-    subjects: tuple[str, ...] = ()
+    adapter: str
+    requires: tuple[str, ...]
+    models: tuple[str, ...] = ()
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     arithmetic: str = "fp32"
     bits: float = 32
@@ -52,7 +52,7 @@ EXPORTER = (*KERAS, "keras_tx_onnx.export")
 TORCH = ("torch", "transformers")
 OPTIMUM = ("torch", "optimum.onnxruntime")
 LLAMA = ("llama_cpp", "gguf", "safetensors")
-STOCK = (*KERAS, "tf2onnx", "onnxruntime")
+TF2ONNX = ("tf2onnx", "onnxruntime")
 BITS = {  # of 32 numbers and a scale
     "fp32": 32,
     "fp16": 16,
@@ -65,68 +65,50 @@ BITS = {  # of 32 numbers and a scale
 }
 
 
-def _ours(precision: str, subjects: tuple[str, ...], slow: bool = False) -> Contender:
-    # int4 weights are multiplied with int8 ones; fp16 has no rate: a processor computes it in fp32 or not
+def _keras_tx(precision: str, models: tuple[str, ...], slow: bool = False) -> Contender:
+    # int4 weights are multiplied with int8; fp16 has no rate: CPUs compute it in fp32 or not at all
     arithmetic = precision if precision in ("fp32", "fp16") else "int8"
+    name, options = f"keras-tx {precision}", {"precision": precision}
     return Contender(
-        f"keras-tx {precision}",
-        "keras_tx_runtime",
-        RUNTIME,
-        subjects,
-        {"precision": precision},
-        arithmetic,
-        BITS[precision],
-        slow=slow,
+        name, "keras_tx.Runtime", RUNTIME, models, options, arithmetic, BITS[precision], slow=slow
     )
 
 
 def _llama(kind: str) -> Contender:
     arithmetic = "fp32" if kind == "f32" else "int8"
-    return Contender(
-        f"llama.cpp {kind}",
-        "llama_cpp_python",
-        LLAMA,
-        (GPT,),
-        {"kind": kind},
-        arithmetic,
-        BITS[kind],
-        cache_bits=16,
-    )
+    name, options = f"llama.cpp {kind}", {"kind": kind}
+    return Contender(name, "decoders.LlamaCpp", LLAMA, (GPT,), options, arithmetic, BITS[kind], 16)
 
 
-def _torch(way: str, subjects: tuple[str, ...], slow: bool = False) -> Contender:
+def _torch(way: str, models: tuple[str, ...], slow: bool = False) -> Contender:
     arithmetic = "bf16" if way == "bf16" else "fp32"
-    return Contender(f"torch {way}", "pytorch", TORCH, subjects, {"way": way}, arithmetic, slow=slow)
+    return Contender(f"torch {way}", "pytorch.Inference", TORCH, models, {"way": way}, arithmetic, slow=slow)
 
 
 def _openvino(hint: str, name: str) -> Contender:
-    return Contender(
-        f"openvino {name}", "openvino_runtime", ("openvino",), (*ENCODERS, SMALL_BERT), {"hint": hint}, name
-    )
+    models, options = (*ENCODERS, SMALL_BERT), {"hint": hint}
+    return Contender(f"openvino {name}", "optimum.OpenVino", ("openvino",), models, options, name)
 
 
-OURS, OURS_INT8, OURS_INT4 = (
-    _ours("fp32", (*ALL, SMALL_BERT)),
-    _ours("int8", (*ALL, SMALL_BERT)),
-    _ours("int4", (GPT,)),
+FP32, INT8, INT4 = (
+    _keras_tx("fp32", (*ALL, SMALL_BERT)),
+    _keras_tx("int8", (*ALL, SMALL_BERT)),
+    _keras_tx("int4", (GPT,)),
 )
-PREDICT = Contender("keras predict", "keras_predict", KERAS, (*ENCODERS, SMALL_BERT))
-OPTIMUM_ON_ORT = Contender("optimum", "optimum_onnx", OPTIMUM, (*ALL, SMALL_BERT))
+PREDICT = Contender("keras predict", "keras.Predict", KERAS, (*ENCODERS, SMALL_BERT))
+OPTIMUM_ON_ORT = Contender("optimum", "optimum.OnnxRuntime", OPTIMUM, (*ALL, SMALL_BERT))
 OPENVINO = _openvino("f32", "fp32")
-STOCK_FILE = Contender(
-    "keras stock export of keras-hub", "keras_stock_onnx", (*STOCK, "keras_hub"), ENCODERS, slow=True
-)
 
-MODELS = (
-    OURS,
-    OURS_INT8,
-    OURS_INT4,
-    _ours("fp16", ENCODERS, slow=True),
-    _ours("int8-blocks", ALL, slow=True),
+INFERENCE = (
+    FP32,
+    INT8,
+    INT4,
+    _keras_tx("fp16", ENCODERS, slow=True),
+    _keras_tx("int8-blocks", ALL, slow=True),
     PREDICT,
-    Contender("keras-hub predict", "keras_hub_predict", HUB, ENCODERS, slow=True),
-    Contender("keras-hub generate", "keras_hub_generate", HUB, (GPT,)),
-    STOCK_FILE,
+    Contender("keras-hub predict", "keras.HubPredict", HUB, ENCODERS, slow=True),
+    Contender("keras-hub generate", "keras.HubGenerate", HUB, (GPT,)),
+    Contender("keras stock export of keras-hub", "keras.ExportedHub", (*HUB, *TF2ONNX), ENCODERS, slow=True),
     _torch("eager", ALL),
     _torch("compiled", ENCODERS, slow=True),
     _torch("bf16", ENCODERS, slow=True),
@@ -136,81 +118,78 @@ MODELS = (
     _llama("f32"),
     _llama("q8_0"),
     _llama("q4_0"),
-    Contender("genai fp32", "genai", ("onnxruntime_genai",), (GPT,), slow=True),
+    Contender("genai fp32", "decoders.GenAI", ("onnxruntime_genai",), (GPT,), slow=True),
 )
-
-STARTED = (OURS, OURS_INT8, PREDICT, OPTIMUM_ON_ORT, OPENVINO)
+STARTUP = (FP32, INT8, PREDICT, OPTIMUM_ON_ORT, OPENVINO)
+OVERHEAD = tuple(dataclasses.replace(one, adapter="keras_tx.Overhead") for one in (FP32, INT8, INT4))
+CLIENTS = (Contender("keras-tx fp32", "keras_tx.Clients", RUNTIME, (BERT,), {"precision": "fp32"}),)
 
 
 def _exporter(
-    name: str, module: str, needs: tuple[str, ...], slow: bool = False, **options: Any
+    name: str,
+    adapter: str,
+    requires: tuple[str, ...],
+    models: tuple[str, ...] = ALL,
+    slow: bool = False,
+    **options: Any,
 ) -> Contender:
-    return Contender(name, module, needs, ALL, options, slow=slow)
+    return Contender(name, adapter, requires, models, options, slow=slow)
 
 
 EXPORTERS = (
-    _exporter("keras-tx fp32", "keras_tx_export", EXPORTER, precision="fp32"),
+    _exporter("keras-tx fp32", "keras_tx.Export", EXPORTER, precision="fp32"),
     _exporter(
-        "keras-tx fp32 verified", "keras_tx_export", EXPORTER, slow=True, precision="fp32", verify=True
+        "keras-tx fp32 verified", "keras_tx.Export", EXPORTER, slow=True, precision="fp32", verify=True
     ),
-    _exporter("keras-tx int8", "keras_tx_export", EXPORTER, precision="int8"),
-    dataclasses.replace(
-        _exporter("keras-tx int4", "keras_tx_export", EXPORTER, precision="int4"), subjects=(GPT,)
-    ),
+    _exporter("keras-tx int8", "keras_tx.Export", EXPORTER, precision="int8"),
+    _exporter("keras-tx int4", "keras_tx.Export", EXPORTER, (GPT,), precision="int4"),
     _exporter(
         "keras-tx of keras-hub",
-        "keras_tx_export",
+        "keras_tx.Export",
         (*EXPORTER, "keras_hub"),
         slow=True,
         precision="fp32",
         hub=True,
     ),
-    _exporter("keras stock export", "keras_stock_export", STOCK, slow=True),
-    _exporter(
-        "keras stock export of keras-hub", "keras_stock_export", (*STOCK, "keras_hub"), slow=True, hub=True
-    ),
-    _exporter("optimum", "optimum_export", OPTIMUM),
+    _exporter("keras stock export", "keras.Export", (*KERAS, *TF2ONNX), slow=True),
+    _exporter("keras stock export of keras-hub", "keras.Export", (*HUB, *TF2ONNX), slow=True, hub=True),
+    _exporter("optimum", "optimum.Export", OPTIMUM),
 )
 
 
 def _keras(backend: str, precision: str) -> Contender:
-    name, arithmetic = f"keras {backend} {precision}", "fp32" if precision == "float32" else "bf16"
-    needs = (backend, "keras", "keras_tx.models")
-    environment = {"KERAS_BACKEND": backend}
     return Contender(
-        name,
-        "keras_training",
-        needs,
+        f"keras {backend} {precision}",
+        "keras.Training",
+        (backend, "keras", "keras_tx.models"),
         TRAINED,
         {"precision": precision},
-        arithmetic,
-        environment=environment,
+        "fp32" if precision == "float32" else "bf16",
+        environment={"KERAS_BACKEND": backend},
         slow=(backend, precision) != ("tensorflow", "float32"),
     )
 
 
 TRAINERS = (
     *(_keras(backend, precision) for backend in BACKENDS for precision in ("float32", "mixed_bfloat16")),
-    Contender("torch eager", "pytorch_training", TORCH, TRAINED, {"autocast": False}),
-    Contender("torch bf16", "pytorch_training", TORCH, TRAINED, {"autocast": True}, "bf16", slow=True),
+    Contender("torch eager", "pytorch.Training", TORCH, TRAINED, {"autocast": False}),
+    Contender("torch bf16", "pytorch.Training", TORCH, TRAINED, {"autocast": True}, "bf16", slow=True),
 )
 
 
-def _rate(package: str, module: str, *kinds: str) -> tuple[Contender, ...]:
-    needs = {"onnxruntime": ("onnx", "onnxruntime"), "torch": ("torch",), "openvino": ("openvino",)}[package]
+def _rate(package: str, adapter: str, *kinds: str) -> tuple[Contender, ...]:
+    requires = ("onnx", "onnxruntime") if package == "onnxruntime" else (package,)
     return tuple(
-        Contender(f"{package} {kind}", module, needs, (f"rate-{kind}",), {"kind": kind}) for kind in kinds
+        Contender(f"{package} {kind}", adapter, requires, (f"rate-{kind}",), {"kind": kind}) for kind in kinds
     )
 
 
 RATES = (
-    *_rate("onnxruntime", "rates_of_onnxruntime", "fp32", "int8", "memory"),
-    *_rate("torch", "rates_of_torch", "fp32", "bf16"),
-    *_rate("openvino", "rates_of_openvino", "fp32", "bf16"),
+    *_rate("onnxruntime", "rates.OnnxRuntime", "fp32", "int8", "memory"),
+    *_rate("torch", "rates.Torch", "fp32", "bf16"),
+    *_rate("openvino", "rates.OpenVino", "fp32", "bf16"),
 )
 
-CLIENTS = (Contender("keras-tx fp32", "keras_tx_clients", RUNTIME, (BERT,), {"precision": "fp32"}),)
-
 PACKAGES = tuple(
-    dict.fromkeys(one.package for group in (MODELS, EXPORTERS, TRAINERS, RATES, CLIENTS) for one in group)
+    dict.fromkeys(one.package for group in (INFERENCE, EXPORTERS, TRAINERS, RATES, CLIENTS) for one in group)
 )

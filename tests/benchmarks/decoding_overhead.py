@@ -1,4 +1,4 @@
-"""What a token costs beside the model: choosing it, and our loop around the graph.
+"""The time of a token outside the graph: sampling and the decoding loop.
 
 python -m tests.benchmarks.decoding_overhead               sampling and the loop, at GPT-2's vocabulary
 python -m tests.benchmarks.decoding_overhead FOLDER ...    also whole steps of exported folders
@@ -36,7 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class Prepared:
-    """A decoder that has its logits ready: what is left is our own time."""
+    """A decoder with constant logits: the rest is overhead."""
 
     vocabulary_size, context = VOCABULARY, 1024
 
@@ -59,7 +59,7 @@ class Prepared:
 
 
 def kinds_of_logits() -> dict[str, np.ndarray]:
-    """Zipf's law with noise, as words are distributed; and hardly any difference, as before training."""
+    """Logits by Zipf's law with noise, as in text, and nearly equal ones, as before training."""
     import numpy as np
 
     random = np.random.default_rng(0)
@@ -69,7 +69,7 @@ def kinds_of_logits() -> dict[str, np.ndarray]:
 
 
 def choice(tokens: int = 300, runs: int = 5) -> str:
-    """A table of milliseconds a token, the best of some runs."""
+    """A table of milliseconds per token, the best of some runs."""
     from keras_tx.generation import Generator
 
     kinds = kinds_of_logits()
@@ -89,8 +89,8 @@ def choice(tokens: int = 300, runs: int = 5) -> str:
     return "\n".join(lines)
 
 
-class Watched:
-    """An onnxruntime session that adds up the time spent in it."""
+class TimedSession:
+    """An onnxruntime session that sums the time of its runs."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -106,20 +106,20 @@ class Watched:
 
 
 def steps(folder: str, tokens: int = 48) -> str:
-    """Of a folder, by the length of the prompt: milliseconds a step, and how many of them are ours."""
+    """A table of milliseconds per step by the length of the prompt, and the overhead."""
     import numpy as np
 
     from keras_tx.runtime import TextGenerator, load
 
     with load(folder, provider="cpu") as model:
         assert isinstance(model, TextGenerator)
-        watched: Any = Watched(model.session._session)
+        watched: Any = TimedSession(model.session._session)
         model.session._session = watched
         random = np.random.default_rng(0)
         lines = [
             f"{folder}, {type(model.decoder).__name__}",
             "",
-            "| context | prompt, ms | step, ms | tokens a second | ours, ms a step |",
+            "| context | prompt, ms | step, ms | tokens a second | overhead, ms a step |",
             "| --- | --- | --- | --- | --- |",
         ]
         for length in LENGTHS:
@@ -143,9 +143,9 @@ def steps(folder: str, tokens: int = 48) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folders", nargs="*", help="exported decoders")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     print(choice())
-    for folder in given.folders:
+    for folder in options.folders:
         print(f"\n{steps(folder)}")
 
 

@@ -1,4 +1,4 @@
-"""The goals that the project set itself before it was built, and whether a run reached them."""
+"""The goals of the project, and whether a run reached them."""
 
 from __future__ import annotations
 
@@ -19,67 +19,60 @@ from tests.benchmarks.cases import (
     SMALL_BERT,
     VIT,
 )
-from tests.benchmarks.results import Measured, Outcome, quartiles, ratios
+from tests.benchmarks.results import Outcome, Result, quartiles, ratios
 
 REACHED, NOISE, MISSED, UNMEASURED = "reached", "within the noise", "missed", "not measured"
-FEW = 3  # turns below which there is no spread to compare with
+FEW = 3  # rounds below which nothing is claimed
 
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-    """A row of the table."""
+    """A row of the table of goals."""
 
-    what: str
-    ours: str
+    case: str
+    contender: str
     goal: str
-    seen: str
+    measured: str
     verdict: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Faster:
-    """How many times as fast as a peer we want to be, in one case."""
+    """A ratio of speed to a peer's."""
 
-    subject: str
+    model: str
     case: str
-    ours: str
+    contender: str
     peer: str
     ratio: float
     section: str = comparisons.MODELS
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return self.ours, self.peer
-
-    @property
-    def said(self) -> str:
+    def text(self) -> str:
         return f"{self.ratio:g}x {self.peer}"
 
-    def judged(self, ours: Measured, peer: Measured) -> Judgement:
-        pairs = ratios(ours, peer, self.case)
-        goal = self.said
-        what = f"{self.subject}, {self.case}"
+    def judged(self, result: Result, outcome: Outcome) -> tuple[str, str]:
+        """The measured ratio and the verdict."""
+        peer = outcome.of(self.peer)
+        pairs = ratios(result, peer, self.case) if peer else []
         if not pairs:
-            return Judgement(what, self.ours, goal, "", UNMEASURED)
+            return "", UNMEASURED
         low, middle, high = quartiles(pairs)
-        seen = f"{middle:.2f}x ({low:.2f} to {high:.2f})"
-        if len(pairs) < FEW:
-            return Judgement(what, self.ours, goal, seen, _too_few(pairs))
-        return Judgement(what, self.ours, goal, seen, verdict(self.ratio, low, high))
+        return f"{middle:.2f}x ({low:.2f} to {high:.2f})", verdict(self.ratio, low, high, len(pairs))
 
 
 @dataclasses.dataclass(frozen=True)
 class AtMost:
-    """What a case or a figure of ours may be, whatever the peers need.
+    """A limit for a case or a figure.
 
     Args:
-        factor: from what was measured to the unit.
-        exact: whether it is counted, and the same each time.
+        factor: from the measured number to the unit.
+        exact: whether it is counted, and equal in every round.
     """
 
-    subject: str
+    model: str
     case: str
-    ours: str
+    contender: str
     limit: float
     unit: str
     section: str
@@ -87,89 +80,77 @@ class AtMost:
     exact: bool = False
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return (self.ours,)
-
-    @property
-    def said(self) -> str:
+    def text(self) -> str:
         return f"at most {_number(self.limit)} {self.unit}".rstrip()
 
-    def judged(self, ours: Measured) -> Judgement:
-        samples = [value * self.factor for value in ours.samples(self.case)]
-        goal, what = self.said, f"{self.subject}, {self.case}"
+    def judged(self, result: Result, outcome: Outcome) -> tuple[str, str]:
+        """The measured number and the verdict."""
+        samples = [value * self.factor for value in result.samples(self.case)]
         low, middle, high = quartiles(samples)
-        seen = f"{_number(middle)} ({_number(low)} to {_number(high)})"
-        if len(samples) < FEW and not self.exact:
-            return Judgement(what, self.ours, goal, seen, _too_few(samples))
-        return Judgement(what, self.ours, goal, seen, verdict(-self.limit, -high, -low))
+        rounds = FEW if self.exact else len(samples)
+        measured = f"{_number(middle)} ({_number(low)} to {_number(high)})"
+        return measured, verdict(-self.limit, -high, -low, rounds)
 
 
 Goal = Faster | AtMost
-
-
-def _too_few(samples: Sequence[float]) -> str:
-    return f"{len(samples)} of {FEW} turns: not claimed"
 
 
 def _number(value: float) -> str:
     return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
-def verdict(goal: float, low: float, high: float) -> str:
-    """Nothing is claimed that the middle half of the turns does not bear out."""
+def verdict(goal: float, low: float, high: float, rounds: int) -> str:
+    """Claims only what the interquartile range supports."""
+    if rounds < FEW:
+        return f"{rounds} of {FEW} rounds: not claimed"
     if low >= goal:
         return REACHED
     return NOISE if high >= goal else MISSED
 
 
 def judge(goal: Goal, outcomes: Sequence[Outcome]) -> Judgement | None:
-    """None where nobody ran the race, or without ours or the case; who crashed or is absent has no number."""
+    """None if the comparison was not run with the contender and the case."""
     for outcome in outcomes:
-        if (outcome.section, outcome.subject) != (goal.section, goal.subject):
+        if (outcome.section, outcome.model) != (goal.section, goal.model):
             continue
-        found = [outcome.of(name) for name in goal.names]
-        ours = found[0]
-        what = f"{goal.subject}, {goal.case}"
-        if ours is None or not ours.samples(goal.case):
-            if _failed(goal, ours, outcome):
-                return Judgement(what, goal.ours, goal.said, "", UNMEASURED)
+        result = outcome.of(goal.contender)
+        if result is not None and result.samples(goal.case):
+            measured, decided = goal.judged(result, outcome)
+        elif _failed(goal, result, outcome):
+            measured, decided = "", UNMEASURED
+        else:
             continue
-        if isinstance(goal, AtMost):
-            return goal.judged(ours)
-        peer = found[1]
-        return goal.judged(ours, peer) if peer else Judgement(what, goal.ours, goal.said, "", UNMEASURED)
+        return Judgement(f"{goal.model}, {goal.case}", goal.contender, goal.text, measured, decided)
     return None
 
 
-def _failed(goal: Goal, ours: Measured | None, outcome: Outcome) -> bool:
-    """Whether the race was run with ours, which is absent or crashed before it was measured."""
-    if ours is not None:
-        return bool(ours.said) or goal.case in outcome.cases
-    if goal.section == comparisons.CLIENTS:  # whose rows are the ways of one contender
-        return bool(outcome.absent)
-    return goal.ours in outcome.absent
+def _failed(goal: Goal, result: Result | None, outcome: Outcome) -> bool:
+    """Whether the contender took part, but is unavailable or crashed before the case."""
+    if result is not None:
+        return bool(result.note) or goal.case in outcome.cases
+    if goal.section == comparisons.CLIENTS:  # its rows are the ways of one contender
+        return bool(outcome.unavailable)
+    return goal.contender in outcome.unavailable
 
 
 def _exports() -> list[Goal]:
-    """Of a base-size model, ours and keras-hub's through the same call."""
-    found: list[Goal] = []
-    for subject in (VIT, BERT, GPT):
-        for ours in ("keras-tx fp32", "keras-tx of keras-hub"):
+    """Of base-size models of keras-tx and of keras-hub."""
+    goals: list[Goal] = []
+    for model in (VIT, BERT, GPT):
+        for name in ("keras-tx fp32", "keras-tx of keras-hub"):
             for figure in ("export a 100 M parameters", "again a 100 M parameters"):
-                found.append(AtMost(subject, figure, ours, 1, "s", comparisons.EXPORT))
-        found.append(
-            AtMost(subject, "while exporting, of the weights", "keras-tx fp32", 1.2, "x", comparisons.EXPORT)
+                goals.append(AtMost(model, figure, name, 1, "s", comparisons.EXPORT))
+        goals.append(
+            AtMost(model, "while exporting, of the weights", "keras-tx fp32", 1.2, "x", comparisons.EXPORT)
         )
-        found.append(
-            AtMost(
-                subject, "size, of the weights", "keras-tx fp32", 1.05, "x", comparisons.EXPORT, exact=True
-            )
+        goals.append(
+            AtMost(model, "size, of the weights", "keras-tx fp32", 1.05, "x", comparisons.EXPORT, exact=True)
         )
     # Of the padded graph without a cache, which only ViT's is; the exporter's tests count the others.
-    for ours in ("keras-tx fp32", "keras-tx of keras-hub"):
-        found.append(AtMost(VIT, "nodes a block", ours, 16, "", comparisons.EXPORT, exact=True))
-    found.append(AtMost(VIT, AN_EXPORT, "keras-tx fp32 verified", 5, "s", comparisons.EXPORT))
-    return found
+    for name in ("keras-tx fp32", "keras-tx of keras-hub"):
+        goals.append(AtMost(VIT, "nodes a block", name, 16, "", comparisons.EXPORT, exact=True))
+    goals.append(AtMost(VIT, AN_EXPORT, "keras-tx fp32 verified", 5, "s", comparisons.EXPORT))
+    return goals
 
 
 GOALS: tuple[Goal, ...] = (
@@ -193,8 +174,8 @@ GOALS: tuple[Goal, ...] = (
     AtMost(GPT, AT_768, "keras-tx int8", 1000 / 220, "ms (220 tokens/s)", comparisons.MODELS, 1000),
     AtMost(GPT, "a step at 512 against 16", "keras-tx fp32", 2, "x", comparisons.MODELS),
     AtMost(GPT, "a step at 512 against 16", "keras-tx int8", 2, "x", comparisons.MODELS),
-    AtMost(GPT, AT_16, "keras-tx fp32", 0.15, "ms of our Python", comparisons.OVERHEAD, 1000),
-    AtMost(GPT, AT_16, "keras-tx int8", 0.15, "ms of our Python", comparisons.OVERHEAD, 1000),
+    AtMost(GPT, AT_16, "keras-tx fp32", 0.15, "ms", comparisons.OVERHEAD, 1000),
+    AtMost(GPT, AT_16, "keras-tx int8", 0.15, "ms", comparisons.OVERHEAD, 1000),
     AtMost(VIT, "load", "keras-tx fp32", 0.3, "s", comparisons.START),
     AtMost(VIT, "loaded, of the weights", "keras-tx fp32", 1.15, "x", comparisons.START),
     AtMost(SMALL_BERT, "all", "keras-tx fp32", 1, "s", comparisons.START),

@@ -1,10 +1,9 @@
-"""Which share of a training step is spent waiting for data: packed batches against one that is there already.
+"""The share of a training step that waits for data: packed batches compared with one prepared batch.
 
     python -m tests.benchmarks.input_pipeline [--variants tiny,small,base] [--steps 20] [--rounds 3]
 
-For each task `fit` runs on the batches of its packer, as tf.data and as PyDataset, and on one batch of the
-same shape that is made once. What the first two take longer is waiting. The feeds take turns; medians of
-the rounds.
+For each task, `fit` runs on the batches of its packer, as tf.data and as PyDataset, and on one repeated batch
+of the same shape. The difference is the time that it waits. The feeds are interleaved; medians of the rounds.
 """
 
 from __future__ import annotations
@@ -32,24 +31,29 @@ def main(arguments: list[str] | None = None) -> None:
     tasks = _tasks(options.length, options.batch_size, options.steps)
     for variant in options.variants.split(","):
         for task, (batches, head) in tasks.items():
-            found = measure(variant, batches, head, options.length, options.steps, options.rounds)
-            cached, *packed = (found[feed] for feed in FEEDS)
+            times = measure(variant, batches, head, options.length, options.steps, options.rounds)
+            cached, *packed = (times[feed] for feed in FEEDS)
             shares = [f"{1000 * x:.1f} | {max(0.0, 1 - cached / x):.1%}" for x in packed]
-            first = f"{1000 * found['packing']:.1f} | {1000 * cached:.1f}"
+            first = f"{1000 * times['packing']:.1f} | {1000 * cached:.1f}"
             print(f"| {task} | {variant} | {first} | {' | '.join(shares)} |", flush=True)
 
 
+def _paragraphs() -> list[list[str]]:
+    """The documentation that Python includes: paragraphs by topic."""
+    chapters = [text.split("\n\n") for text in pydoc_data.topics.topics.values()]
+    documents = [[" ".join(part.split()) for part in parts if len(part.split()) > 3] for parts in chapters]
+    return [parts for parts in documents if len(parts) > 3]
+
+
 def _tasks(length: int, batch_size: int, steps: int) -> dict[str, tuple[Any, Any]]:
-    """By task: batches of texts that Python brings along, padded to one length, and the head."""
+    """Batches, padded to one length, and the head of each task."""
     import dataclasses
 
     import keras_tx
     from keras_tx.processing import train_wordpiece
     from keras_tx.training import packing
 
-    chapters = [text.split("\n\n") for text in pydoc_data.topics.topics.values()]
-    documents = [[" ".join(part.split()) for part in parts if len(part.split()) > 3] for parts in chapters]
-    documents = [parts for parts in documents if len(parts) > 3]
+    documents = _paragraphs()
     texts = [" ".join(parts) for parts in documents]
     learned = train_wordpiece(texts, 4000, max_length=length, multiple=length)
     transform = dataclasses.replace(learned, too_long="cut")
@@ -71,7 +75,12 @@ def _tasks(length: int, batch_size: int, steps: int) -> dict[str, tuple[Any, Any
         ),
         "spans": (
             packing.question_answering_batches(
-                ["What is it?"] * len(texts), texts, answers, transform, overlap=32, **shared
+                ["What is it?"] * len(texts),
+                texts,
+                answers,
+                transform,
+                overlap=min(32, length // 4),
+                **shared,
             ),
             keras_tx.SpanHead(),
         ),
@@ -89,7 +98,7 @@ def _tasks(length: int, batch_size: int, steps: int) -> dict[str, tuple[Any, Any
 
 
 def measure(variant: str, batches: Any, head: Any, length: int, steps: int, rounds: int) -> dict[str, float]:
-    """Seconds of a step by feed, and of packing one batch."""
+    """Seconds per step by feed, and per packed batch."""
     import tensorflow as tf
 
     import keras_tx
@@ -112,11 +121,11 @@ def measure(variant: str, batches: Any, head: Any, length: int, steps: int, roun
     for index in range(steps):
         batches[index]
     packing = (time.perf_counter() - start) / steps
-    return {"packing": packing, **{feed: statistics.median(found) for feed, found in times.items()}}
+    return {"packing": packing, **{feed: statistics.median(samples) for feed, samples in times.items()}}
 
 
 def _step_time(model: Any, data: Any, steps: int) -> float:
-    """Seconds a step, from the end of the first, so that the making of the iterator is not counted."""
+    """Seconds per step after the first, which also creates the iterator."""
     import keras
 
     ends: list[float] = []

@@ -1,9 +1,9 @@
-"""Which families of keras-hub export, through which tier, and how near to Keras.
+"""Exports every family of keras-hub: its tiers, and its difference from Keras.
 
     python -m tests.benchmarks.keras_hub_families [--families bert,gpt2] [--markdown docs/families.md]
 
-Each backbone is built tiny, every weight is redrawn, and onnxruntime is compared with Keras at two sizes of
-the batch and, where the model takes any, two lengths of text or two image sizes.
+Each backbone is tiny with random weights. onnxruntime is compared with Keras at two batch sizes and, if the
+axis is dynamic, two text lengths or two image sizes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tests.benchmarks.tiny_backbones import FAMILIES, Family
 
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 TOLERANCE = 1e-4
-SAID = 700  # characters of an error that the table shows
-# Batch, length of text, side of an image where the model takes any, length of a second sequence.
+MESSAGE = 700  # characters of an error in the table
+# Batch size, text length, image size, length of a second sequence
 CASES = ((2, 7, 64, 11), (3, 12, 96, 5))
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What came of one family."""
+    """The result of one family."""
 
     family: Family
     tiers: tuple[str, ...] = ()
@@ -59,31 +59,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def chosen(names: str | None) -> list[Family]:
-    """The families with these keys; an unknown key is refused."""
+    """The families with these keys."""
     if names is None:
         return list(FAMILIES)
     known = {family.key: family for family in FAMILIES}
     unknown = [name for name in names.split(",") if name not in known]
     if unknown:
-        raise SystemExit(f"There is no family {', '.join(unknown)}. Known: {', '.join(known)}.")
+        raise SystemExit(f"Unknown families: {', '.join(unknown)}. Known: {', '.join(known)}.")
     return [known[name] for name in names.split(",")]
 
 
 def tried(family: Family, show: bool = False) -> Row:
-    """Builds, exports and compares one family; what goes wrong is part of the row."""
+    """Builds, exports and compares one family; an error is part of the row."""
     try:
         return measured(family)
-    except Exception as error:  # a family's own code may raise anything, and the table shall say what
+    except Exception as error:  # of the family's own code
         if show:
             traceback.print_exc()
-        said = " ".join(line.strip() for line in str(error).splitlines())
-        return Row(
-            family, problem=f"{type(error).__name__}: {said[:SAID]}{'...' if len(said) > SAID else ''}"
-        )
+        message = " ".join(line.strip() for line in str(error).splitlines())
+        dots = "..." if len(message) > MESSAGE else ""
+        return Row(family, problem=f"{type(error).__name__}: {message[:MESSAGE]}{dots}")
 
 
 def measured(family: Family, opset: int = contract.DEFAULT_OPSET) -> Row:
-    """Exports two blocks, and three to see what a block adds; compares the two with Keras."""
+    """Exports two blocks and compares them with Keras; exports three for the nodes per block."""
     import keras
 
     from keras_tx_onnx import export_onnx, tolerances
@@ -91,7 +90,7 @@ def measured(family: Family, opset: int = contract.DEFAULT_OPSET) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         model = redrawn(family.make(2))
         report = export_onnx(model, Path(folder, "two"), verify=False, opset=opset)
-        found = max(
+        difference = max(
             tolerances.difference(expected, got)
             for case in CASES
             for expected, got in both_sides(family, model, Path(folder, "two"), case)
@@ -101,12 +100,12 @@ def measured(family: Family, opset: int = contract.DEFAULT_OPSET) -> Row:
             keras.backend.clear_session()
             more = export_onnx(family.make(3), Path(folder, "three"), verify=False, opset=opset)
             block = more.nodes.total() - nodes
-    problem = None if found <= TOLERANCE else f"differs from Keras by {found:.1e} of the scale"
-    return Row(family, tuple(sorted(set(report.manifest.tiers.values()))), nodes, block, found, problem)
+    problem = None if difference <= TOLERANCE else f"differs from Keras by {difference:.1e} of the scale"
+    return Row(family, tuple(sorted(set(report.manifest.tiers.values()))), nodes, block, difference, problem)
 
 
 def redrawn(model: Any) -> Any:
-    """Every weight drawn anew, since zeros and ones would hide mistakes. Outputs stay near 1."""
+    """Redraws every weight: zeros and ones would hide mistakes."""
     import numpy as np
 
     rng = np.random.default_rng(1)
@@ -140,32 +139,32 @@ def both_sides(family: Family, model: Any, folder: Path, case: tuple[int, ...]) 
 
 
 def drawn(family: Family, model: Any, case: tuple[int, ...]) -> dict[str, Any]:
-    """Inputs by name: tokens of the vocabulary, the last places of every second text padded, images."""
+    """Inputs by name; every second text ends with padding."""
     import keras
     import numpy as np
 
     batch, length, side, other = case
     rng = np.random.default_rng(7)
-    found = {}
+    arrays = {}
     for tensor in keras.tree.flatten(model.input):
         name = tensor.name
         here = family.fixed_length.get(name, other if name in family.other_length else length)
         open_axis = side if len(tensor.shape) == 4 else here
         shape = [batch, *(open_axis if n is None else n for n in tensor.shape[1:])]
         if name in family.special:
-            found[name] = family.special[name](shape, rng)
+            arrays[name] = family.special[name](shape, rng)
         elif name.endswith("padding_mask"):
             padded = (
                 np.arange(shape[1])[None] < np.where(np.arange(batch) % 2, shape[1], shape[1] - 2)[:, None]
             )
-            found[name] = padded.astype(tensor.dtype)
+            arrays[name] = padded.astype(tensor.dtype)
         elif name.endswith("token_ids"):
-            found[name] = rng.integers(3, family.vocabulary, shape).astype(tensor.dtype)
+            arrays[name] = rng.integers(3, family.vocabulary, shape).astype(tensor.dtype)
         elif keras.backend.is_float_dtype(tensor.dtype):
-            found[name] = rng.standard_normal(shape, "float32")
+            arrays[name] = rng.standard_normal(shape, "float32")
         else:
-            found[name] = rng.integers(0, 2, shape).astype(tensor.dtype)
-    return found
+            arrays[name] = rng.integers(0, 2, shape).astype(tensor.dtype)
+    return arrays
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -179,7 +178,7 @@ def table(rows: Sequence[Row]) -> str:
         f"{datetime.date.today()}: {good} of {len(rows)} families without tf2onnx "
         f"and equal within {TOLERANCE:.0e}.",
         "",
-        "| family | tiers | nodes | of a block | max difference | why not |",
+        "| family | tiers | nodes | per block | max difference | problem |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:

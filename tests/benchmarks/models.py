@@ -1,4 +1,4 @@
-"""The models of the benchmark: random weights, in every form that a contender reads, and what they cost."""
+"""The models of the benchmark: random weights in every format that a contender reads, and their cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.benchmarks.cases import (
     batch_of,
     inputs_of,
 )
-from tests.benchmarks.subprocesses import environment
+from tests.benchmarks.worker import environment
 
 PRECISIONS = {
     VIT: ("fp32", "int8", "fp16", "int8-blocks"),
@@ -38,18 +38,18 @@ PRECISIONS = {
     GPT: ("fp32", "int8", "int4", "int8-blocks"),
     SMALL_BERT: ("fp32", "int8"),
 }
-# Nothing is drawn at random in a step, so that all start with one loss; GPT with biases, as GPT-2 has them.
+# Without dropout all contenders start with one loss. GPT has biases, as GPT-2 does.
 STEADY: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0}
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
-    """What a subject costs, by its own arithmetic: two operations for each multiply-add.
+class Cost:
+    """The cost of a model; a multiply-add counts as two operations.
 
     Args:
-        read: weights that a token reads behind a prompt: all but the table of positions.
-        cache: numbers that are kept of a token, and read for each that comes later.
-        flops: of a case, by its name: of real tokens only, and of a step three times a forward pass.
+        read: weights that a decoding step reads: all but the table of positions.
+        cache: numbers of the key-value cache per token.
+        flops: by case, of real tokens only; a training step counts as three forward passes.
     """
 
     parameters: int
@@ -58,44 +58,45 @@ class Facts:
     cache: int = 0
 
 
-def prepare(subject: str, place: Path) -> Facts:
-    """place/ gets inputs.npz, model.keras, huggingface/ and keras_tx/, if they are not there yet.
+def prepare(model_name: str, place: Path) -> Cost:
+    """Writes inputs.npz, model.keras, huggingface/ and keras_tx/ into a folder, if they are missing.
 
-    A process of its own makes them, so that none has Keras in memory while others are measured.
+    Runs in a process of its own, so that the parent never holds Keras in memory.
     """
-    path = place / "facts.json"
+    path = place / "cost.json"
     if not path.exists():
-        command = [sys.executable, "-m", "tests.benchmarks.models", subject, str(place)]
+        command = [sys.executable, "-m", "tests.benchmarks.models", model_name, str(place)]
         done = subprocess.run(command, capture_output=True, text=True, env=environment())
         if done.returncode:
-            said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
-            raise KerasTxError(f"The models of {subject} could not be made in {place}: {said}")
-    return Facts(**json.loads(path.read_text("utf-8")))
+            error = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+            raise KerasTxError(f"The files of {model_name} could not be written to {place}: {error}")
+    return Cost(**json.loads(path.read_text("utf-8")))
 
 
-def main(subject: str, place: Path) -> None:
+def main(model_name: str, place: Path) -> None:
     if not (place / "model.keras").exists():
-        _make(subject, place)
+        _make(model_name, place)
     import keras_tx
 
     model = keras_tx.load_model(place / "model.keras", compile=False)
-    if subject not in TRAINED and not _exported(place / "keras_tx", PRECISIONS[subject]):
-        _export(subject, model, place)
-    path = place / "facts.json"
-    aside = path.with_suffix(".unfinished")
-    aside.write_text(json.dumps(dataclasses.asdict(facts_of(model, CASES[subject], place))), encoding="utf-8")
-    os.replace(aside, path)
+    if model_name not in TRAINED and not _exported(place / "keras_tx", PRECISIONS[model_name]):
+        _export(model_name, model, place)
+    path = place / "cost.json"
+    unfinished = path.with_suffix(".unfinished")
+    cost = cost_of(model, CASES[model_name], place)
+    unfinished.write_text(json.dumps(dataclasses.asdict(cost)), encoding="utf-8")
+    os.replace(unfinished, path)
 
 
-def _make(subject: str, place: Path) -> None:
+def _make(model_name: str, place: Path) -> None:
     import keras_tx
 
     place.mkdir(parents=True, exist_ok=True)
-    model = model_of(subject)
-    np.savez(place / "inputs.npz", **inputs(model, CASES[subject]))  # pyright: ignore[reportArgumentType]
+    model = new_model(model_name)
+    np.savez(place / "inputs.npz", **inputs(model, CASES[model_name]))  # pyright: ignore[reportArgumentType]
     keras_tx.save_checkpoint(model, place / "huggingface", overwrite=True)
     model.save(place / "unfinished.keras")
-    os.replace(place / "unfinished.keras", place / "model.keras")  # last: it says that all is there
+    os.replace(place / "unfinished.keras", place / "model.keras")  # last, as a mark of completeness
 
 
 def _exported(folder: Path, precisions: tuple[str, ...]) -> bool:
@@ -103,11 +104,11 @@ def _exported(folder: Path, precisions: tuple[str, ...]) -> bool:
     return path.exists() and set(json.loads(path.read_text("utf-8"))["precisions"]) >= set(precisions)
 
 
-def _export(subject: str, model: Any, place: Path) -> None:
+def _export(model_name: str, model: Any, place: Path) -> None:
     from keras_tx_onnx import export_onnx
 
-    labels = [f"class {index}" for index in range(1000)] if subject == VIT else None
-    export_onnx(model, place / "keras_tx", labels=labels, precision=PRECISIONS[subject], overwrite=True)
+    labels = [f"class {index}" for index in range(1000)] if model_name == VIT else None
+    export_onnx(model, place / "keras_tx", labels=labels, precision=PRECISIONS[model_name], overwrite=True)
 
 
 def inputs(model: Any, cases: tuple[Case, ...]) -> dict[str, np.ndarray]:
@@ -125,14 +126,14 @@ def inputs(model: Any, cases: tuple[Case, ...]) -> dict[str, np.ndarray]:
     )
 
 
-def model_of(subject: str) -> Any:
-    """The model with new weights."""
+def new_model(model_name: str) -> Any:
+    """The model with random weights."""
     import keras
 
     import keras_tx
 
     keras.utils.set_random_seed(0)
-    made = {
+    factories = {
         VIT: lambda: keras_tx.vit("B/16", num_classes=1000),
         BERT: lambda: keras_tx.bert("base"),
         GPT: lambda: keras_tx.gpt("124M"),
@@ -141,25 +142,24 @@ def model_of(subject: str) -> Any:
         BERT_TRAINED: lambda: keras_tx.bert("small", head=keras_tx.ClassifierHead(2), **STEADY),
         GPT_TRAINED: lambda: keras_tx.gpt("char", use_bias=True, **STEADY),
     }
-    return made[subject]()
+    return factories[model_name]()
 
 
-def facts_of(model: Any, cases: tuple[Case, ...], place: Path) -> Facts:
-    """Of a model with its head."""
+def cost_of(model: Any, cases: tuple[Case, ...], place: Path) -> Cost:
     import keras_tx
 
     flops: dict[str, float] = {}
-    with np.load(place / "inputs.npz", allow_pickle=False) as given:
+    with np.load(place / "inputs.npz", allow_pickle=False) as arrays:
         for case in cases:
             if case.parts == ("x", "y"):
-                x = given[f"{case.inputs}.x"]
+                x = arrays[f"{case.inputs}.x"]
                 tokens = None if x.ndim == 4 else x.shape[1]
                 flops[case.name] = 3.0 * len(x) * keras_tx.cost(model, tokens=tokens).flops
             elif case.kind == IMAGES:
                 flops[case.name] = float(case.batch * keras_tx.cost(model).flops)
             else:
                 name = f"{case.inputs}.mask"
-                lengths = given[name].sum(axis=1) if name in given else [len(given[f"{case.inputs}.ids"])]
+                lengths = arrays[name].sum(axis=1) if name in arrays else [len(arrays[f"{case.inputs}.ids"])]
                 flops[case.name] = float(sum(_flops(model, case, int(length)) for length in lengths))
     positions = [v for v in model.weights if "position" in v.path]
     read = model.count_params() - sum(int(np.prod(v.shape)) for v in positions)
@@ -168,11 +168,11 @@ def facts_of(model: Any, cases: tuple[Case, ...], place: Path) -> Facts:
     if cases[0].kind == PREFILL:
         heads = config.kv_heads or config.num_heads
         cache = 2 * config.depth * heads * (config.width // config.num_heads)
-    return Facts(model.count_params(), read, flops, cache)
+    return Cost(model.count_params(), read, flops, cache)
 
 
 def _flops(model: Any, case: Case, length: int) -> float:
-    """Of a prompt, only the last token is asked what comes next."""
+    """Of a prompt, the head computes only the last token."""
     import keras_tx
 
     layers = keras_tx.cost(model, tokens=length).layers

@@ -1,127 +1,284 @@
-"""What was measured, as JSON, as Markdown and as pictures.
+"""A report of measurements as JSON, and as Markdown tables.
 
     python -m tests.benchmarks.report RESULTS/bench.json docs/benchmark.md
+    python -m tests.benchmarks.report RESULTS/bench.json README.md
 
-writes the tables into a page, between its two markers.
+writes the tables into a page, between its markers: all of them, or in the README one column per model.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import datetime
 import json
 import os
-import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from keras_tx.errors import ConfigError
+from tests.benchmarks import comparisons
+from tests.benchmarks.cases import (
+    AT_16,
+    BERT,
+    CASES,
+    DECODE,
+    GPT,
+    IMAGES,
+    MIXED,
+    ONE,
+    PREFILL,
+    PREFILLED,
+    TEXTS,
+    VIT,
+)
+from tests.benchmarks.goals import GOALS, judge
 from tests.benchmarks.machine import Machine, Rate
-from tests.benchmarks.results import Measured, Outcome
-from tests.benchmarks.tables import goal_rows, table
+from tests.benchmarks.results import Outcome, Result, deviations
 
-DISTURBED = 1.15  # share of what the machine can do that says more of how that was measured
-BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
+DISTURBED = 1.15  # utilization above which the rates of the machine are doubtful
+MARKERS = "<!-- measured:begin -->", "<!-- measured:end -->"
+README_MARKERS = "<!-- peers:begin -->", "<!-- peers:end -->"
+README_COLUMNS = {
+    "ViT-B/16, one image": (VIT, ONE),
+    "BERT-base, 8 texts of 16 to 128 tokens": (BERT, MIXED),
+    "GPT-2, prefill of 128": (GPT, PREFILLED),
+    "GPT-2, one token": (GPT, AT_16),
+}
+MB = 1e6
+# By section, figures as columns: heading, figure, unit, format
+COLUMNS: dict[str, tuple[tuple[str, str, float, str], ...]] = {
+    comparisons.MODELS: (("load, s", "load", 1, ".2f"), ("process, MB", "resident", MB, ".0f")),
+    comparisons.START: (
+        ("all, s", "all", 1, ".2f"),
+        ("imports, s", "importing", 1, ".2f"),
+        ("load, s", "load", 1, ".2f"),
+        ("process, MB", "resident", MB, ".0f"),
+        ("peak, MB", "peak", MB, ".0f"),
+    ),
+    comparisons.EXPORT: (
+        ("again, s", "again", 1, ".2f"),
+        ("nodes", "nodes", 1, ".0f"),
+        ("per block", "nodes a block", 1, ".0f"),
+        ("size, MB", "size", MB, ".0f"),
+        ("memory, MB", "exporting", MB, ".0f"),
+    ),
+    comparisons.TRAINING: (("load, s", "load", 1, ".1f"), ("process, MB", "resident", MB, ".0f")),
+}
+UNITS = {comparisons.EXPORT: (1.0, "s"), comparisons.MACHINE: (1.0, "G/s")}  # other cases in milliseconds
 
 
 @dataclasses.dataclass
-class Results:
+class Report:
     """A run of the benchmark.
 
     Args:
-        left_out: in words, what a quick run did without.
-        minutes: by section, what it took.
+        omitted: in words, what a quick run left out.
+        minutes: by section.
     """
 
     machine: Machine
-    date: str
+    date: str = dataclasses.field(default_factory=lambda: datetime.date.today().isoformat())
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
-    left_out: list[str] = dataclasses.field(default_factory=list)
+    omitted: list[str] = dataclasses.field(default_factory=list)
     minutes: dict[str, float] = dataclasses.field(default_factory=dict)
     stopped: bool = False
 
     def save(self, folder: Path) -> None:
-        """bench.json and bench.md; pictures are drawn at the end."""
+        """Writes bench.json and bench.md."""
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder / "bench.json", json.dumps(dataclasses.asdict(self), indent=1) + "\n")
         _write(folder / "bench.md", markdown(self) + "\n")
 
     @classmethod
-    def read(cls, path: Path) -> Results:
-        given = json.loads(path.read_text("utf-8"))
-        given["machine"]["rates"] = {kind: Rate(**rate) for kind, rate in given["machine"]["rates"].items()}
+    def read(cls, path: Path) -> Report:
+        content = json.loads(path.read_text("utf-8"))
+        rates = {kind: Rate(**rate) for kind, rate in content["machine"]["rates"].items()}
         outcomes = [
-            Outcome(**one | {"measured": [Measured(**found) for found in one["measured"]]})
-            for one in given["outcomes"]
+            Outcome(**one | {"results": [Result(**result) for result in one["results"]]})
+            for one in content["outcomes"]
         ]
-        return cls(**given | {"machine": Machine(**given["machine"]), "outcomes": outcomes})
+        machine = Machine(**content["machine"] | {"rates": rates})
+        return cls(**content | {"machine": machine, "outcomes": outcomes})
 
 
-def today() -> str:
-    return datetime.date.today().isoformat()
-
-
-def markdown(results: Results) -> str:
-    lines = [f"{results.date}, {results.machine}.", ""]
-    with_what = _versions(results.outcomes)
-    if with_what:
-        lines += [f"With {with_what}.", ""]
-    if results.stopped:
-        lines += ["It was stopped before its end.", ""]
-    if results.minutes:
-        took = ", ".join(f"{name} {minutes:.1f}" for name, minutes in results.minutes.items())
-        lines += [f"It took {sum(results.minutes.values()):.1f} minutes: {took}.", ""]
-    too_fast = disturbed(results.outcomes)
-    if too_fast:
+def markdown(report: Report) -> str:
+    """All tables."""
+    lines = [f"{report.date}, {report.machine}.", ""]
+    versions = _versions(report.outcomes)
+    if versions:
+        lines += [f"With {versions}.", ""]
+    if report.stopped:
+        lines += ["The run was interrupted.", ""]
+    if report.minutes:
+        minutes = ", ".join(f"{name} {value:.1f}" for name, value in report.minutes.items())
+        lines += [f"The run took {sum(report.minutes.values()):.1f} minutes: {minutes}.", ""]
+    if highest_utilization(report.outcomes) > DISTURBED:
         lines += [
-            f"The machine was disturbed while its own rates were measured: up to {too_fast:.0%} of them were "
-            "reached. Shares and absolute times are worth less than ratios.",
+            f"Utilization is up to {highest_utilization(report.outcomes):.0%}: the machine was disturbed "
+            "while its rates were measured. Ratios are more reliable than shares and absolute times.",
             "",
         ]
-    goals = goal_rows(results.outcomes)
+    goals = goal_table(report.outcomes)
     if goals:
         lines += ["### Goals", "", *goals, ""]
-    for outcome in results.outcomes:
-        lines += [f"### {outcome.section}: {outcome.subject}", "", *table(outcome), ""]
-    if results.left_out:
-        lines += ["A quick run: up to three turns, of exports one, and without", ""]
-        lines += [f"- {name}" for name in results.left_out]
+    for outcome in report.outcomes:
+        lines += [f"### {outcome.section}: {outcome.model}", "", *outcome_table(outcome), ""]
+    if report.omitted:
+        lines += ["A quick run, of up to three rounds (exports: one), without", ""]
+        lines += [f"- {text}" for text in report.omitted]
     return "\n".join(lines).rstrip()
 
 
-def disturbed(outcomes: list[Outcome]) -> float:
-    """The largest share of the machine's rates, if it is more than an error of measurement; or 0."""
-    most = max((share for one in outcomes for m in one.measured for share in m.shares.values()), default=0)
-    return most if most > DISTURBED else 0
+def highest_utilization(outcomes: Sequence[Outcome]) -> float:
+    shares = [share for one in outcomes for r in one.results for share in r.utilization.values()]
+    return max(shares, default=0)
 
 
-def _versions(outcomes: list[Outcome]) -> str:
-    """Each library with its version, and whose it is where contenders have several."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for outcome in outcomes:
-        for measured in outcome.measured:
-            for library, version in measured.versions.items():
-                who = found.setdefault(library, {}).setdefault(version, [])
-                who += [] if measured.name.split()[0] in who else [measured.name.split()[0]]
+def _versions(outcomes: Sequence[Outcome]) -> str:
+    """Each library with its version, and the contenders where they have different ones."""
+    libraries: dict[str, dict[str, dict[str, None]]] = {}
+    for result in (result for outcome in outcomes for result in outcome.results):
+        for library, version in result.versions.items():
+            libraries.setdefault(library, {}).setdefault(version, {})[result.name.split()[0]] = None
     parts = []
-    for library, by_version in found.items():
-        said = [f"{v} ({', '.join(who)})" if len(by_version) > 1 else v for v, who in by_version.items()]
-        parts.append(f"{library} {' and '.join(said)}")
+    for library, versions in libraries.items():
+        names = [
+            f"{version} ({', '.join(contenders)})" if len(versions) > 1 else version
+            for version, contenders in versions.items()
+        ]
+        parts.append(f"{library} {' and '.join(names)}")
     return "; ".join(parts)
 
 
-def put_into(page: Path, results: Results) -> None:
-    """Between the page's markers; the rest of it stays."""
+def outcome_table(outcome: Outcome) -> list[str]:
+    """Medians with half the interquartile range, and utilization of the machine."""
+    if not outcome.results and not outcome.unavailable:
+        return ["Not measured."]
+    columns = [
+        column
+        for column in COLUMNS.get(outcome.section, ())
+        if any(result.samples(column[1]) for result in outcome.results)
+    ]
+    _, unit = UNITS.get(outcome.section, (1e3, "ms"))
+    different = {case: deviations(outcome.results, case) for case in outcome.cases}
+    rows = []
+    for result in outcome.results:
+        notes = [result.note] if result.note else []
+        notes += [f"{how[result.name]}: {case}" for case, how in different.items() if result.name in how]
+        cells = [_case_cell(outcome.section, result, case) for case in outcome.cases]
+        cells += [_figure_cell(result, figure, scale, form) for _, figure, scale, form in columns]
+        rows.append([result.name, *cells, "; ".join(notes)])
+    empty = [""] * (len(outcome.cases) + len(columns))
+    rows += [[name, *empty, why] for name, why in outcome.unavailable.items()]
+    head = [unit, *outcome.cases, *(name for name, *_ in columns), ""]
+    return [*_table(head, rows), *_throughput(outcome)]
+
+
+def _throughput(outcome: Outcome) -> Iterator[str]:
+    for case in CASES.get(outcome.model, ()) if outcome.section == comparisons.MODELS else ():
+        count, unit = {
+            IMAGES: (case.batch, "Images"),
+            TEXTS: (case.batch, "Texts"),
+            PREFILL: (case.lengths[1], "Tokens"),
+            DECODE: (1, "Tokens"),
+        }[case.kind]
+        measured = [result for result in outcome.results if result.seconds.get(case.name)]
+        if measured:
+            speeds = [f"{result.name} {count / result.median(case.name):.4g}" for result in measured]
+            yield from ("", f"{unit} per second, {case.name}: {', '.join(speeds)}.")
+
+
+def _case_cell(section: str, result: Result, case: str) -> str:
+    if not result.seconds.get(case):
+        return ""
+    scale, _ = UNITS.get(section, (1e3, ""))
+    value = 1 / result.median(case) if section == comparisons.MACHINE else result.median(case) * scale
+    form = ".3f" if value < 1 else ".2f" if value < 10 else ".1f"
+    cell = f"{value:{form}} ± {result.spread(case):.0%}"
+    if len(result.seconds[case]) == 1:
+        cell = f"{value:{form}}, one round"
+    share = result.utilization.get(case)
+    return cell if share is None else f"{cell}, {share:.0%}"
+
+
+def _figure_cell(result: Result, name: str, scale: float, form: str) -> str:
+    return f"{result.median(name) / scale:{form}}" if result.samples(name) else ""
+
+
+def goal_table(outcomes: Sequence[Outcome]) -> list[str]:
+    judged = [judgement for goal in GOALS if (judgement := judge(goal, outcomes))]
+    if not judged:
+        return []
+    rows = [[one.case, one.contender, one.goal, one.measured, one.verdict] for one in judged]
+    return _table(["case", "contender", "goal", "measured", ""], rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    return [_row(head), _row(["---"] * len(head)), *map(_row, rows)]
+
+
+def _row(cells: Sequence[Any]) -> str:
+    return f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |"
+
+
+def readme_table(report: Report) -> str:
+    """Medians in milliseconds: one column per model, one row per contender, keras-tx first."""
+    columns = [_medians(report.outcomes, *column) for column in README_COLUMNS.values()]
+    names = dict.fromkeys(name for column in columns for name in column)
+    lines = [
+        f"Milliseconds, less is better; medians on {report.machine.cores} cores of "
+        f"{report.machine.processor}, {report.date}:",
+        "",
+        _row(["", *README_COLUMNS]),
+        f"| --- |{' ---: |' * len(README_COLUMNS)}",
+    ]
+    for name in sorted(names, key=lambda name: not name.startswith("keras-tx ")):
+        cells = [f"{column[name] * 1e3:.1f}" if name in column else "" for column in columns]
+        lines.append(_row([name, *cells]))
+    if any(name.endswith((" int4", " q4_0")) for name in names):
+        lines += ["", "(With random weights, 4-bit files select other tokens than the rest.)"]
+    return "\n".join(lines)
+
+
+def _medians(outcomes: Sequence[Outcome], model: str, case: str) -> dict[str, float]:
+    """Seconds by contender."""
+    measured = [one for one in outcomes if one.section == comparisons.MODELS]
+    for outcome in measured:
+        if outcome.model == model and case in outcome.cases:
+            return {one.name: one.median(case) for one in outcome.results if one.seconds.get(case)}
+    names = "; ".join(f"{one.model}: {', '.join(one.cases)}" for one in measured)
+    raise ConfigError(
+        f"The results have no case {case!r} of {model}, only {names or 'none'}. "
+        "Run python -m tests.benchmarks without --model."
+    )
+
+
+def put_into(page: Path, report: Report) -> None:
+    """Writes the tables between the markers of a page; the rest is unchanged."""
     text = page.read_text("utf-8")
-    if BEGIN not in text or END not in text:
-        raise SystemExit(f"{page}: expected the lines {BEGIN} and {END}, between which the tables belong.")
-    before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-    _write(page, f"{before}\n{markdown(results)}\n{after}")
+    for (begin, end), render in ((README_MARKERS, readme_table), (MARKERS, markdown)):
+        if begin in text and end in text:
+            before, after = text[: text.index(begin) + len(begin)], text[text.index(end) :]
+            _write(page, f"{before}\n{render(report)}\n{after}")
+            return
+    raise ConfigError(f"{page} has no markers. Add {MARKERS[0]} and {MARKERS[1]}.")
 
 
 def _write(path: Path, text: str) -> None:
-    aside = path.with_name(f"{path.name}.unfinished")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    unfinished.write_text(text, encoding="utf-8")
+    os.replace(unfinished, path)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Write the tables of a benchmark into a page.")
+    parser.add_argument("results", type=Path, help="bench.json")
+    parser.add_argument("page", type=Path, help="the page with the markers")
+    arguments = parser.parse_args(argv)
+    put_into(arguments.page, Report.read(arguments.results))
 
 
 if __name__ == "__main__":
-    put_into(Path(sys.argv[2]), Results.read(Path(sys.argv[1])))
+    main()

@@ -1,4 +1,4 @@
-"""What was measured of a contender, and what may be said of it."""
+"""Results of a comparison, and which statements they support."""
 
 from __future__ import annotations
 
@@ -7,28 +7,44 @@ import math
 import statistics
 from collections.abc import Sequence
 
-SAME = 0.02  # of the loss that the first contender gives
-CLOSE = 0.1  # of the norm of its output: quantized and bf16 ones are no closer
+from tests.benchmarks.cases import DECODE, Case
+from tests.benchmarks.comparisons import MODELS, TRAINING, Comparison
+from tests.benchmarks.contenders import Contender
+from tests.benchmarks.machine import Machine
+from tests.benchmarks.models import Cost
+from tests.benchmarks.timing import STEPS
+
+EQUAL = 0.02  # largest relative difference of a loss from that of the first contender
+CLOSE = 0.1  # the same of an output: quantized and bf16 outputs are no closer
 Check = float | list[float]
 
 
 @dataclasses.dataclass
-class Measured:
-    """What one contender did on one subject."""
+class Result:
+    """Measurements of one contender on one model.
+
+    Args:
+        seconds: by case, a number per round.
+        checks: by case, numbers that must be equal for all contenders.
+        figures: other measurements by name, such as bytes or nodes.
+        utilization: by case, as a share of the machine's rate.
+        versions: of the libraries.
+        note: the error message, if it failed.
+    """
 
     name: str
-    seconds: dict[str, list[float]] = dataclasses.field(default_factory=dict)  # by case, a number a turn
-    checks: dict[str, Check] = dataclasses.field(default_factory=dict)  # what must be all contenders'
-    figures: dict[str, list[float]] = dataclasses.field(default_factory=dict)  # whatever else: bytes, nodes
-    shares: dict[str, float] = dataclasses.field(default_factory=dict)  # by case, of what the machine can do
-    versions: dict[str, str] = dataclasses.field(default_factory=dict)  # of what it ran with
-    said: str = ""  # what it could not do, in its own words
+    seconds: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    checks: dict[str, Check] = dataclasses.field(default_factory=dict)
+    figures: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    utilization: dict[str, float] = dataclasses.field(default_factory=dict)
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
+    note: str = ""
 
     def samples(self, name: str) -> list[float]:
-        """Of a case or a figure; empty where it was not measured."""
+        """Of a case or a figure; empty if it was not measured."""
         return self.seconds.get(name) or self.figures.get(name) or []
 
-    def note(self, **figures: float) -> None:
+    def add(self, **figures: float) -> None:
         for name, value in figures.items():
             self.figures.setdefault(name, []).append(value)
 
@@ -36,23 +52,31 @@ class Measured:
         return statistics.median(self.samples(name))
 
     def spread(self, name: str) -> float:
-        """Half of the middle half of the turns, as a share of the median."""
+        """Half of the interquartile range, relative to the median."""
         low, middle, high = quartiles(self.samples(name))
         return (high - low) / 2 / middle if middle else 0.0
 
 
 @dataclasses.dataclass
 class Outcome:
-    """A race that was run."""
+    """The results of a comparison, and the contenders that could not be measured, with the reason."""
 
     section: str
-    subject: str
+    model: str
     cases: list[str]
-    measured: list[Measured] = dataclasses.field(default_factory=list)
-    absent: dict[str, str] = dataclasses.field(default_factory=dict)  # contender -> why
+    results: list[Result] = dataclasses.field(default_factory=list)
+    unavailable: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def of(self, name: str) -> Measured | None:
-        return next((found for found in self.measured if found.name == name), None)
+    def of(self, name: str) -> Result | None:
+        return next((result for result in self.results if result.name == name), None)
+
+    def add(self, name: str) -> Result:
+        """The result of a contender, a new one if it has none."""
+        result = self.of(name)
+        if result is None:
+            result = Result(name)
+            self.results.append(result)
+        return result
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -63,32 +87,76 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     return low, middle, high
 
 
-def ratios(ours: Measured, peer: Measured, case: str) -> list[float]:
-    """How many times as fast we are, turn by turn; a contender that ended early has fewer."""
+def ratios(ours: Result, peer: Result, case: str) -> list[float]:
+    """Speed relative to a peer, by round; a contender that failed has fewer rounds."""
     return [b / a for a, b in zip(ours.samples(case), peer.samples(case), strict=False)]
 
 
-def differing(measured: Sequence[Measured], case: str) -> dict[str, str]:
-    """Contenders whose result is not the first one's, and how: they did not compute the same.
-
-    A token is another one or not; of a loss and an output, how far apart they are counts.
-    """
-    checks = {found.name: found.checks[case] for found in measured if case in found.checks}
+def deviations(results: Sequence[Result], case: str) -> dict[str, str]:
+    """Contenders whose output differs from that of the first one, and how."""
+    checks = {result.name: result.checks[case] for result in results if case in result.checks}
     if not checks:
         return {}
     expected = next(iter(checks.values()))
-    off = {}
+    different = {}
     for name, check in checks.items():
-        if isinstance(expected, int) and check != expected:
-            off[name] = "another first token"
-        elif not isinstance(expected, int):
-            share = _apart(check, expected)
-            if not share <= (CLOSE if isinstance(expected, list) else SAME):  # nan is another result, too
-                off[name] = f"another result, by {share:.0%}"
-    return off
+        if isinstance(expected, int):
+            if check != expected:
+                different[name] = "another first token"
+            continue
+        distance = _distance(check, expected)
+        if not distance <= (CLOSE if isinstance(expected, list) else EQUAL):  # also for NaN
+            different[name] = f"another result, by {distance:.0%}"
+    return different
 
 
-def _apart(check: Check, expected: Check) -> float:
-    """As a share of what was expected."""
-    here, there = ([one] if isinstance(one, float | int) else one for one in (check, expected))
+def _distance(check: Check, expected: Check) -> float:
+    """Relative to the expected values."""
+    here, there = ([x] if isinstance(x, float | int) else x for x in (check, expected))
     return math.dist(here, there) / max(math.hypot(*there), 1e-9)
+
+
+def add_utilization(outcome: Outcome, comparison: Comparison, cost: Cost, machine: Machine) -> None:
+    """Relates operations to the rate of matrix multiplication, and decoding to that of reading memory."""
+    if comparison.section not in (MODELS, TRAINING):
+        return
+    for contender in comparison.contenders:
+        result = outcome.of(contender.name)
+        for case in comparison.cases:
+            if result is not None and case.name in result.seconds:
+                share = _utilization(case, contender, cost, machine, result.median(case.name))
+                if share is not None:
+                    result.utilization[case.name] = share
+
+
+def _utilization(
+    case: Case, contender: Contender, cost: Cost, machine: Machine, seconds: float
+) -> float | None:
+    if case.kind == DECODE:
+        rate = machine.rates.get("memory")
+        cached = cost.cache * (case.lengths[1] + STEPS / 2)  # by the token in the middle
+        read = (cost.read * contender.bits + cached * contender.cache_bits) / 8
+        return read / seconds / rate.per_second if rate else None
+    rate = machine.rates.get(contender.arithmetic)
+    if rate is None or case.name not in cost.flops:
+        return None
+    return cost.flops[case.name] / seconds / rate.per_second
+
+
+def add_figures(outcome: Outcome, cost: Cost) -> None:
+    """Figures of the goals, relative to the size of the model."""
+    weights = 4 * cost.parameters
+    for result in outcome.results:
+        for name, figure, scale in (
+            ("export", "export a 100 M parameters", cost.parameters / 1e8),
+            ("again", "again a 100 M parameters", cost.parameters / 1e8),
+            ("added", "loaded, of the weights", weights),
+            ("exporting", "while exporting, of the weights", weights),
+            ("size", "size, of the weights", weights),
+        ):
+            if result.samples(name):
+                result.figures[figure] = [value / scale for value in result.samples(name)]
+        pairs = zip(result.samples("decode at 512"), result.samples("decode at 16"), strict=False)
+        steps = [long / short for long, short in pairs]
+        if steps:
+            result.figures["a step at 512 against 16"] = steps

@@ -1,24 +1,25 @@
-"""Contenders in processes of their own, run in turns: what slows the machine down slows all of them."""
+"""Runs a comparison: contenders in processes of their own, interleaved, so that disturbances affect all."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.comparisons import Race
+from tests.benchmarks.comparisons import Comparison
 from tests.benchmarks.contenders import Contender
-from tests.benchmarks.results import Measured, Outcome
-from tests.benchmarks.subprocesses import Absent, Worker, check_installed
+from tests.benchmarks.results import Outcome, Result
+from tests.benchmarks.worker import Unavailable, Worker, check_installed
 
 Say = Callable[[str], None]
+Installed = list[tuple[Contender, str]]  # with the path of its Python
 
 
-def run_race(
-    race: Race,
+def run_comparison(
+    comparison: Comparison,
     outcome: Outcome,
     place: Path,
     *,
@@ -27,164 +28,136 @@ def run_race(
     pythons: Mapping[str, str],
     say: Say,
 ) -> None:
-    """Fills the outcome, turn by turn: an interruption leaves what was measured before it.
+    """Fills the outcome round by round, so that an interruption keeps the finished rounds.
 
-    At most about `seconds` are spent on a case, if that is less than `rounds` turns.
+    Spends at most about `seconds` on a case, if that is less than `rounds` rounds.
     """
-    installed = _prepared(_installed(race.contenders, pythons, outcome, say), outcome, place, say)
-    measure = _in_new_processes if race.fresh else _side_by_side
+    run = _Run(comparison, outcome, place, rounds, seconds, say)
+    contenders = list(run.prepared(pythons))
     try:
-        measure(race, installed, outcome, place, rounds, seconds, say)
+        run.in_new_processes(contenders) if comparison.new_process else run.side_by_side(contenders)
     finally:
-        outcome.measured[:] = [found for found in outcome.measured if found.seconds]
+        outcome.results[:] = [result for result in outcome.results if result.seconds]
 
 
-def _installed(
-    contenders: Sequence[Contender], pythons: Mapping[str, str], outcome: Outcome, say: Say
-) -> list[tuple[Contender, str]]:
-    found = []
-    for contender in contenders:
-        python = pythons.get(contender.package, sys.executable)
-        try:
-            check_installed(contender, python)
-            found.append((contender, python))
-        except Absent as error:
-            _give_up(outcome, contender.name, error, say)
-    return found
+@dataclasses.dataclass
+class _Run:
+    comparison: Comparison
+    outcome: Outcome
+    place: Path
+    rounds: int
+    seconds: float
+    say: Say
 
-
-def _prepared(
-    contenders: Sequence[tuple[Contender, str]], outcome: Outcome, place: Path, say: Say
-) -> list[tuple[Contender, str]]:
-    """Those whose own files are there, in processes that end: what made them is in nobody's memory later."""
-    found = []
-    for contender, python in contenders:
-        worker = Worker(contender, place, python)
-        try:
-            worker.tell("prepare")
-            found.append((contender, python))
-        except Absent as error:
-            _give_up(outcome, contender.name, error, say)
-        finally:
-            worker.close()
-    return found
-
-
-def _give_up(outcome: Outcome, name: str, error: Absent, say: Say) -> None:
-    """It is no contender any more, but what it did before counts."""
-    found = outcome.of(name)
-    if found is not None and found.seconds:
-        found.said = str(error)
-    else:
-        outcome.absent[name] = str(error)
-    say(f"{name}: {error}")
-
-
-def _side_by_side(
-    race: Race,
-    contenders: Sequence[tuple[Contender, str]],
-    outcome: Outcome,
-    place: Path,
-    rounds: int,
-    seconds: float,
-    say: Say,
-) -> None:
-    workers: dict[str, Worker] = {}
-    try:
-        for contender, python in contenders:
-            found = Measured(contender.name)
-            worker = workers[contender.name] = Worker(contender, place, python)
+    def prepared(self, pythons: Mapping[str, str]) -> Iterator[tuple[Contender, str]]:
+        """The installed contenders, after processes of their own have written their files."""
+        for contender in self.comparison.contenders:
+            python = pythons.get(contender.package, sys.executable)
             try:
-                _ready(worker, found)
-                for case in race.cases:  # the first run is no measurement: it compiles, and fills caches
-                    if not case.once:
-                        done = worker.tell("run", dataclasses.replace(case, once=True))
-                        found.checks[case.name] = done.get("check", 0.0)
-                        if "resident" not in found.figures:
-                            found.note(resident=done["resident"])
-                found.versions = worker.tell("versions")["versions"]
-            except Absent as error:
-                workers.pop(contender.name).close()
-                _give_up(outcome, contender.name, error, say)
-                continue
-            outcome.measured.append(found)
-            say(f"{contender.name}: ready, loaded in {found.figures['load'][0]:.2f} s")
-        for case in race.cases:
-            start = time.perf_counter()
-            for turn in range(1 if case.once else rounds):
-                for name, worker in list(workers.items()):
-                    try:
-                        done = worker.tell("run", case)
-                    except Absent as error:
-                        workers.pop(name).close()
-                        _give_up(outcome, name, error, say)
-                        continue
-                    _note(outcome, name, case.name, done)
-                if 2 <= turn < rounds - 1 and time.perf_counter() - start > seconds:
-                    say(f"{case.name}: {turn + 1} of {rounds} turns in the time there is")
-                    break
-    finally:
-        for worker in workers.values():
-            worker.close()
-
-
-def _in_new_processes(
-    race: Race,
-    contenders: Sequence[tuple[Contender, str]],
-    outcome: Outcome,
-    place: Path,
-    rounds: int,
-    seconds: float,
-    say: Say,
-) -> None:
-    """A process a turn. One that takes longer than its share of the time gets no other turn."""
-    left = {contender.name: seconds / max(1, len(contenders)) for contender, _ in contenders}
-    for _ in range(rounds):
-        for contender, python in contenders:
-            if left[contender.name] <= 0:
-                continue
-            found = outcome.of(contender.name)
-            if found is None:
-                found = Measured(contender.name)
-                outcome.measured.append(found)
-            start = time.perf_counter()
-            worker = None
-            try:
-                worker = Worker(contender, place, python)
-                _ready(worker, found)
-                for case in race.cases:
-                    done = worker.tell("run", case)
-                    found.checks[case.name] = done.get("check", 0.0)
-                    found.note(all=time.perf_counter() - start, peak=done["peak"], resident=done["resident"])
-                    _note(outcome, contender.name, case.name, done)
-                found.versions = worker.tell("versions")["versions"]
-                left[contender.name] -= time.perf_counter() - start
-                say(f"{contender.name}: {time.perf_counter() - start:.1f} s")
-            except Absent as error:
-                left[contender.name] = 0
-                _give_up(outcome, contender.name, error, say)
-            finally:
-                if worker is not None:
+                check_installed(contender, python)
+                worker = Worker(contender, self.place, python)
+                try:
+                    worker.call("prepare")
+                finally:
                     worker.close()
+                yield contender, python
+            except Unavailable as error:
+                self._give_up(contender.name, error)
+
+    def side_by_side(self, contenders: Installed) -> None:
+        workers: dict[str, Worker] = {}
+        try:
+            for contender, python in contenders:
+                workers[contender.name] = Worker(contender, self.place, python)
+                try:
+                    self.outcome.results.append(self._started(contender.name, workers[contender.name]))
+                except Unavailable as error:
+                    workers.pop(contender.name).close()
+                    self._give_up(contender.name, error)
+            for case in self.comparison.cases:
+                self._rounds(case, workers)
+        finally:
+            for worker in workers.values():
+                worker.close()
+
+    def _started(self, name: str, worker: Worker) -> Result:
+        result = Result(name)
+        _load(worker, result)
+        for case in self.comparison.cases:  # the first run compiles and fills caches: it is not counted
+            if not case.once:
+                answer = worker.call("run", dataclasses.replace(case, once=True))
+                result.checks[case.name] = answer.get("check", 0.0)
+                if "resident" not in result.figures:
+                    result.add(resident=answer["resident"])
+        result.versions = worker.call("versions")["versions"]
+        self.say(f"{name}: loaded in {result.figures['load'][0]:.2f} s")
+        return result
+
+    def _rounds(self, case: Any, workers: dict[str, Worker]) -> None:
+        start = time.perf_counter()
+        rounds = 1 if case.once else self.rounds
+        for index in range(rounds):
+            for name, worker in list(workers.items()):
+                try:
+                    self._add(name, case.name, worker.call("run", case))
+                except Unavailable as error:
+                    workers.pop(name).close()
+                    self._give_up(name, error)
+            if 2 <= index < rounds - 1 and time.perf_counter() - start > self.seconds:
+                self.say(f"{case.name}: {index + 1} of {rounds} rounds within the time budget")
+                break
+
+    def in_new_processes(self, contenders: Installed) -> None:
+        """A new process per round. A contender that exceeds its share of the time gets no further round."""
+        budget = {contender.name: self.seconds / len(contenders) for contender, _ in contenders}
+        for _ in range(self.rounds):
+            for contender, python in contenders:
+                if budget[contender.name] > 0:
+                    start = time.perf_counter()
+                    worker = Worker(contender, self.place, python)
+                    try:
+                        self._once(contender.name, worker, start)
+                        budget[contender.name] -= time.perf_counter() - start
+                        self.say(f"{contender.name}: {time.perf_counter() - start:.1f} s")
+                    except Unavailable as error:
+                        budget[contender.name] = 0
+                        self._give_up(contender.name, error)
+                    finally:
+                        worker.close()
+
+    def _once(self, name: str, worker: Worker, start: float) -> None:
+        result = self.outcome.add(name)
+        _load(worker, result)
+        for case in self.comparison.cases:
+            answer = worker.call("run", case)
+            result.checks[case.name] = answer.get("check", 0.0)
+            result.add(all=time.perf_counter() - start, peak=answer["peak"], resident=answer["resident"])
+            self._add(name, case.name, answer)
+        result.versions = worker.call("versions")["versions"]
+
+    def _add(self, name: str, case: str, answer: dict[str, Any]) -> None:
+        """Adds a round. A contender that measures several ways itself has a row for each."""
+        for way, seconds in answer.get("ways", {name: [answer["seconds"]]}).items():
+            result = self.outcome.add(way)
+            result.seconds.setdefault(case, []).extend(seconds)
+            result.add(**answer.get("figures", {}))
+            result.note = answer.get("note") or result.note
+
+    def _give_up(self, name: str, error: Unavailable) -> None:
+        """Ends a contender; its finished rounds are kept."""
+        result = self.outcome.of(name)
+        if result is not None and result.seconds:
+            result.note = str(error)
+        else:
+            self.outcome.unavailable[name] = str(error)
+        self.say(f"{name}: {error}")
 
 
-def _ready(worker: Worker, found: Measured) -> None:
-    imported = worker.tell("import")
-    loaded = worker.tell("load")
-    found.note(
+def _load(worker: Worker, result: Result) -> None:
+    imported = worker.call("import")
+    loaded = worker.call("load")
+    result.add(
         importing=imported["seconds"],
         load=loaded["seconds"],
         added=loaded["resident"] - imported["resident"],
     )
-
-
-def _note(outcome: Outcome, name: str, case: str, done: dict[str, Any]) -> None:
-    """A contender with several ways has a row for each, whose turns it took itself."""
-    for way, seconds in done.get("ways", {name: [done["seconds"]]}).items():
-        found = outcome.of(way)
-        if found is None:
-            found = Measured(way)
-            outcome.measured.append(found)
-        found.seconds.setdefault(case, []).extend(seconds)
-        found.note(**done.get("figures", {}))
-        found.said = done.get("said") or found.said

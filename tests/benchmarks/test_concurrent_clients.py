@@ -27,7 +27,7 @@ def test_three_ways_take_turns_and_the_answers_are_the_same(folder, capsys):
     said = capsys.readouterr().out
     assert "4 clients, texts of 2 to 20 tokens, fp32" in said
     assert all(f"| {way} |" in said for way in ("at once", "queue", "batched"))
-    assert "The answers are the same" in said and "companions" not in said
+    assert "The answers are the same" in said and "rest of the batch" not in said
 
 
 def test_what_measure_gives(folder):

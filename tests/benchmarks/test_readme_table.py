@@ -1,30 +1,32 @@
-"""The README's table of the peers, from results that are made up here."""
+"""The README's table, from made-up results."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from keras_tx.errors import ConfigError
 from tests.benchmarks.comparisons import MODELS, OVERHEAD, START
-from tests.benchmarks.readme_table import BEGIN, COLUMNS, END, main, table_of
+from tests.benchmarks.report import README_COLUMNS, README_MARKERS, Report, main, readme_table
 
-MACHINE = {"cores": 2, "processor": "Intel 8086"}
+BEGIN, END = README_MARKERS
+MACHINE = {"cores": 2, "processor": "Intel 8086", "rates": {}}
 
 
-def outcome(subject: str, cases: dict[str, dict[str, list[float]]], section: str = MODELS) -> dict:
-    names = dict.fromkeys(name for found in cases.values() for name in found)
-    measured = [
-        {"name": name, "seconds": {case: found[name] for case, found in cases.items() if name in found}}
+def outcome(model: str, cases: dict[str, dict[str, list[float]]], section: str = MODELS) -> dict:
+    names = dict.fromkeys(name for one in cases.values() for name in one)
+    rows = [
+        {"name": name, "seconds": {case: one[name] for case, one in cases.items() if name in one}}
         for name in names
     ]
-    return {"section": section, "subject": subject, "cases": list(cases), "measured": measured}
+    return {"section": section, "model": model, "cases": list(cases), "results": rows}
 
 
 def results() -> dict:
     outcomes = [
-        # other races of the same models, with cases of the same names
+        # other comparisons of the same models, with cases of the same names
         outcome("vit-b16", {"batch 1": {"keras-tx fp32": [2.0]}}, START),
         outcome("gpt2-124m", {"decode at 16": {"keras-tx fp32": [0.0001]}}, OVERHEAD),
         outcome("vit-b16", {"batch 1": {"stock": [0.25], "keras-tx fp32": [0.3, 0.1, 0.2]}}),
@@ -40,8 +42,15 @@ def results() -> dict:
     return {"date": "2026-11-18", "machine": MACHINE, "outcomes": outcomes}
 
 
-def test_a_row_for_each_contender_with_the_median_of_what_it_ran():
-    lines = table_of(results()).splitlines()
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(results()), encoding="utf-8")
+    return path
+
+
+def test_one_row_per_contender(path: Path):
+    lines = readme_table(Report.read(path)).splitlines()
     assert lines[0].endswith("medians on 2 cores of Intel 8086, 2026-11-18:")
     assert lines[4:] == [
         "| keras-tx fp32 | 200.0 | 205.1 | 50.0 | 7.0 |",
@@ -50,31 +59,19 @@ def test_a_row_for_each_contender_with_the_median_of_what_it_ran():
         "",
         "(With random weights, 4-bit files select other tokens than the rest.)",
     ]
-    assert lines[2].count("|") == lines[4].count("|") == len(COLUMNS) + 2
+    assert lines[2].count("|") == lines[4].count("|") == len(README_COLUMNS) + 2
 
 
-def test_it_goes_between_the_markers_and_the_rest_stays(tmp_path):
-    (tmp_path / "bench.json").write_text(json.dumps(results()), encoding="utf-8")
-    page = tmp_path / "README.md"
+def test_table_replaces_text_between_markers(path: Path):
+    page = path.with_name("README.md")
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
-    main([str(tmp_path / "bench.json"), str(page)])
-    text = page.read_text(encoding="utf-8")
-    assert text == f"before\n{BEGIN}\n{table_of(results())}\n{END}\nafter\n"
+    main([str(path), str(page)])
+    table = readme_table(Report.read(path))
+    assert page.read_text(encoding="utf-8") == f"before\n{BEGIN}\n{table}\n{END}\nafter\n"
 
 
-def test_a_page_without_markers_stays_as_it_is(tmp_path):
-    (tmp_path / "bench.json").write_text(json.dumps(results()), encoding="utf-8")
-    page = tmp_path / "README.md"
-    page.write_text("before\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match="lacks the markers <!-- peers:begin -->"):
-        main([str(tmp_path / "bench.json"), str(page)])
-    assert page.read_text(encoding="utf-8") == "before\n"
-
-
-def test_a_run_that_left_something_out_is_refused_by_name():
-    given = results()
-    del given["outcomes"][3]
-    with pytest.raises(
-        ConfigError, match="no 'batch 8, lengths 16-128' of bert-base among .*vit-b16: batch 1"
-    ):
-        table_of(given)
+def test_missing_case_raises(path: Path):
+    report = Report.read(path)
+    del report.outcomes[3]
+    with pytest.raises(ConfigError, match="'batch 8, lengths 16-128' of bert-base.*vit-b16: batch 1"):
+        readme_table(report)

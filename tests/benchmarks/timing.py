@@ -1,11 +1,10 @@
-"""What a contender does in its turn, by the kind of case, and how it is timed."""
+"""Times one case of an adapter, by the kind of the case."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,32 +22,32 @@ from tests.benchmarks.cases import (
     Case,
 )
 
-LEAST, ENOUGH = 3, 0.3  # runs of a turn, and their seconds
+LEAST, ENOUGH = 3, 0.3  # runs of a round, and their seconds
 STEPS = 32  # tokens of a decoding case, over which their time is averaged
+PAIRS = 3  # of a run with these tokens and one without
 PROJECTIONS = 16  # numbers that stand for an output when contenders are compared
-PAIRS = 3  # of a run with them and one without
 
 
-def turn(loaded: Any, place: Path, case: Case) -> dict[str, Any]:
-    """Seconds of one forward pass, token or step, and a number that must be the same for all."""
-    given = []
+def measure(adapter: Any, case: Case) -> dict[str, Any]:
+    """Seconds of a forward pass, token or step, and a check that must be equal for all contenders."""
+    inputs = []
     if case.parts:
-        with np.load(place / "inputs.npz", allow_pickle=False) as inputs:
-            given = [inputs[f"{case.inputs}.{part}"] for part in case.parts]
-    return TURNS[case.kind](loaded, case, given)
+        with np.load(adapter.place / "inputs.npz", allow_pickle=False) as arrays:
+            inputs = [arrays[f"{case.inputs}.{part}"] for part in case.parts]
+    return _KINDS[case.kind](adapter, case, inputs)
 
 
-def _forward(loaded: Any, case: Case, given: list[np.ndarray]) -> dict[str, Any]:
-    run = loaded.images if case.kind == IMAGES else loaded.texts
-    if getattr(loaded, "channels_last", False) and case.kind == IMAGES:
-        given = [np.ascontiguousarray(given[0].transpose(0, 2, 3, 1))]
-    seconds, output = _measure(case, lambda: run(*given))
-    real = output if case.kind == IMAGES else output[given[1] > 0]
-    return {"seconds": seconds, "check": projected(np.asarray(real, "float64"))}
+def _forward(adapter: Any, case: Case, inputs: list[np.ndarray]) -> dict[str, Any]:
+    run = adapter.images if case.kind == IMAGES else adapter.texts
+    if adapter.channels_last and case.kind == IMAGES:
+        inputs = [np.ascontiguousarray(inputs[0].transpose(0, 2, 3, 1))]
+    seconds, output = _timed(case, lambda: run(*inputs))
+    real = output if case.kind == IMAGES else output[inputs[1] > 0]
+    return {"seconds": seconds, "check": projection(np.asarray(real, "float64"))}
 
 
-def projected(output: np.ndarray) -> list[float]:
-    """Its products with fixed random vectors: rows that are swapped, or signs, give other ones."""
+def projection(output: np.ndarray) -> list[float]:
+    """Products with fixed random vectors, which also differ where rows are permuted."""
     random = np.random.default_rng(0)
     rows = output.reshape(len(output), -1)
     return [
@@ -57,89 +56,78 @@ def projected(output: np.ndarray) -> list[float]:
     ]
 
 
-def _prefill(loaded: Any, case: Case, given: list[np.ndarray]) -> dict[str, Any]:
-    seconds, made = _measure(case, lambda: list(loaded.tokens(given[0], 1)))
-    return {"seconds": seconds, "check": made[0]}
+def _prefill(adapter: Any, case: Case, inputs: list[np.ndarray]) -> dict[str, Any]:
+    seconds, tokens = _timed(case, lambda: list(adapter.tokens(inputs[0], 1)))
+    return {"seconds": seconds, "check": tokens[0]}
 
 
-def _decode(loaded: Any, case: Case, given: list[np.ndarray]) -> dict[str, Any]:
-    pairs = 1 if case.once else PAIRS
-    return token_of(lambda count: _timed_list(loaded.tokens(given[0], count)), pairs)
+def _decode(adapter: Any, case: Case, inputs: list[np.ndarray]) -> dict[str, Any]:
+    def run(count: int) -> tuple[list[int], float]:
+        seconds, tokens = _stopwatch(lambda: list(adapter.tokens(inputs[0], count)))
+        return tokens, seconds
+
+    return time_per_token(run, 1 if case.once else PAIRS)
 
 
-def _overhead(loaded: Any, case: Case, given: list[np.ndarray]) -> dict[str, Any]:
-    return {"seconds": loaded.outside(given[0], STEPS)}
+def _overhead(adapter: Any, case: Case, inputs: list[np.ndarray]) -> dict[str, Any]:
+    return {"seconds": adapter.overhead(inputs[0], STEPS)}
 
 
-def _step(loaded: Any, case: Case, given: list[np.ndarray]) -> dict[str, Any]:
-    """The loss of the first step, which all contenders start with."""
+def _step(adapter: Any, case: Case, inputs: list[np.ndarray]) -> dict[str, Any]:
+    """The check is the loss of the first step."""
     losses: list[float] = []
-    seconds, _ = _measure(case, lambda: losses.append(loaded.step(*given)))
+    seconds, _ = _timed(case, lambda: losses.append(adapter.step(*inputs)))
     return {"seconds": seconds, "check": losses[0]}
 
 
-def _export(loaded: Any, case: Case, given: list[np.ndarray]) -> dict[str, Any]:
-    return loaded.export()
+def _rate(adapter: Any, case: Case, inputs: list[np.ndarray]) -> dict[str, Any]:
+    """Seconds of a billion operations or bytes."""
+    seconds, _ = _warm(adapter.multiply)
+    return {"seconds": seconds / adapter.billions}
 
 
-def _rate(loaded: Any, case: Case, given: list[np.ndarray]) -> dict[str, Any]:
-    """Not seconds of a run but of a billion operations or bytes."""
-    seconds, _ = warm(loaded.run)
-    return {"seconds": seconds / loaded.billions}
-
-
-def _clients(loaded: Any, case: Case, given: list[np.ndarray]) -> dict[str, Any]:
-    return loaded.serve()
-
-
-TURNS: dict[str, Callable[[Any, Case, list[np.ndarray]], dict[str, Any]]] = {
+_KINDS: dict[str, Callable[[Any, Case, list[np.ndarray]], dict[str, Any]]] = {
     IMAGES: _forward,
     TEXTS: _forward,
     PREFILL: _prefill,
     DECODE: _decode,
     OVERHEAD: _overhead,
     STEP: _step,
-    EXPORT: _export,
+    EXPORT: lambda adapter, case, inputs: adapter.export(),
     RATE: _rate,
-    CLIENTS: _clients,
+    CLIENTS: lambda adapter, case, inputs: adapter.serve(),
 }
 
 
-def _measure(case: Case, run: Callable[[], Any]) -> tuple[float, Any]:
-    return _timed(run) if case.once else warm(run)
+def _timed(case: Case, run: Callable[[], Any]) -> tuple[float, Any]:
+    return _stopwatch(run) if case.once else _warm(run)
 
 
-def warm(run: Callable[[], Any]) -> tuple[float, Any]:
-    """Median seconds, behind a run that nobody counts: while others had their turn, caches went cold."""
+def _warm(run: Callable[[], Any]) -> tuple[float, Any]:
+    """Median seconds, after a run that is not counted: caches went cold while others ran."""
     output = run()
-    seconds: list[float] = []
-    while len(seconds) < LEAST or sum(seconds) < ENOUGH:
-        taken, output = _timed(run)
-        seconds.append(taken)
-    return statistics.median(seconds), output
+    samples: list[float] = []
+    while len(samples) < LEAST or sum(samples) < ENOUGH:
+        seconds, output = _stopwatch(run)
+        samples.append(seconds)
+    return statistics.median(samples), output
 
 
-def token_of(run: Callable[[int], tuple[list[int], float]], pairs: int = PAIRS) -> dict[str, Any]:
-    """Seconds of one token behind a prompt: the median of pairs of runs, behind one that nobody counts.
+def time_per_token(run: Callable[[int], tuple[list[int], float]], pairs: int = PAIRS) -> dict[str, Any]:
+    """Seconds of one token after a prompt: the median difference of warm runs with and without STEPS tokens.
 
-    Some contenders give all their tokens at once: so what the prompt and the first took is subtracted. Both
-    runs are warm: a prompt that met cold caches would be taken from one that did not.
+    Some contenders return all tokens at once, so the time of the prompt and the first token is subtracted.
     """
-    made, _ = run(1)
-    tokens: list[float] = []
+    tokens, _ = run(1)
+    samples: list[float] = []
     for _ in range(pairs):
         _, prefill = run(1)
-        made, seconds = run(1 + STEPS)
-        tokens.append((seconds - prefill) / STEPS)
-    return {"seconds": statistics.median(tokens), "check": made[0]}
+        tokens, seconds = run(1 + STEPS)
+        samples.append((seconds - prefill) / STEPS)
+    return {"seconds": statistics.median(samples), "check": tokens[0]}
 
 
-def _timed(run: Callable[[], Any]) -> tuple[float, Any]:
+def _stopwatch(run: Callable[[], Any]) -> tuple[float, Any]:
     start = time.perf_counter()
     output = run()
     return time.perf_counter() - start, output
-
-
-def _timed_list(tokens: Iterator[int]) -> tuple[list[int], float]:
-    seconds, made = _timed(lambda: list(tokens))
-    return made, seconds

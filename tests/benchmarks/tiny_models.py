@@ -1,4 +1,4 @@
-"""Subjects as `models.prepare` makes them, but tiny."""
+"""Tiny models in the files that `models.prepare` writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.drawing import redraw
 def make_place(place: Path, model: Any, cases: tuple[Case, ...], folder: bool = True) -> Path:
     place.mkdir(parents=True)
     redraw(model)
-    np.savez(place / "inputs.npz", **models.inputs(model, cases))  # pyright: ignore[reportArgumentType]
+    np.savez(place / "inputs.npz", **models.inputs(model, cases))
     model.save(place / "model.keras")
     keras_tx.save_checkpoint(model, place / "huggingface")
     if folder:

@@ -60,15 +60,15 @@ def test_help_describes_and_gives_examples(command, capsys):
         ([], "the following arguments are required: COMMAND. See keras-tx --help."),
         (["rum"], "invalid choice: 'rum'"),
         (["run"], "the following arguments are required: FOLDER, INPUT. See keras-tx run --help."),
-        (["run", "a", "b", "--top-k", "0"], "--top-k: '0' is not a whole number, 1 or more"),
-        (["run", "a", "b", "--top-k", "many"], "--top-k: 'many' is not a whole number, 1 or more"),
+        (["run", "a", "b", "--top-k", "0"], "--top-k: '0'"),
+        (["run", "a", "b", "--top-k", "many"], "--top-k: 'many'"),
         (["run", "a", "b", "--top", "3"], "unrecognized arguments: --top"),
         (["export", "a.keras", "b", "--opset", "16"], "--opset: invalid choice: 16"),
         (["export", "a.keras", "b", "--labels", "a", "--labels-file", "b"], "not allowed with argument"),
-        (["demo", "--epochs", "0"], "--epochs: '0' is not a whole number, 1 or more"),
+        (["demo", "--epochs", "0"], "--epochs: '0'"),
     ],
 )
-def test_a_wrong_command_line_is_one_line(tx, arguments, expected):
+def test_wrong_command_lines_print_one_line(tx, arguments, expected):
     assert expected in one_error(tx(*arguments))
 
 
@@ -78,16 +78,16 @@ def test_a_wrong_command_line_is_one_line(tx, arguments, expected):
         (KerasTxError("It is so.\n  Do that."), "It is so. Do that."),
         (FileNotFoundError(2, "No such file or directory", "a.txt"), "a.txt: No such file or directory. "),
         (OSError("disk on fire"), "disk on fire. Check the path"),
-        (ModuleNotFoundError("", name="keras"), 'keras is not installed, and this command needs it. pip '),
+        (ModuleNotFoundError("", name="keras"), "keras is not installed"),
         (ModuleNotFoundError("no ort", name="onnxruntime.capi"), 'pip install "keras-tx[runtime]"'),
         (ModuleNotFoundError("no jax", name="jax"), 'pip install "keras-tx[jax]"'),
-        (ModuleNotFoundError("No module 'odd'", name="odd"), "No module 'odd'. Something is missing"),
-        (ImportError("libcudart.so.12: no", name="tensorflow"), "libcudart.so.12: no. Something is missing"),
-        (ZeroDivisionError("by zero"), "unexpected ZeroDivisionError: by zero. This may be a defect"),
-        (ValueError(), "unexpected ValueError: without a message."),
+        (ModuleNotFoundError("No module 'odd'", name="odd"), "No module 'odd'"),
+        (ImportError("libcudart.so.12: no", name="tensorflow"), "libcudart.so.12: no"),
+        (ZeroDivisionError("by zero"), "unexpected ZeroDivisionError: by zero"),
+        (ValueError(), "unexpected ValueError: no message"),
     ],
 )  # fmt: skip
-def test_every_error_is_one_line(tx, monkeypatch, error, expected):
+def test_errors_print_one_line(tx, monkeypatch, error, expected):
     fails_with(monkeypatch, error)
     assert expected in one_error(tx("run", "folder", "image"))
 
@@ -101,19 +101,19 @@ def test_debug_adds_the_traceback(tx, monkeypatch, arguments):
     assert ran.err.endswith("keras-tx: error: It is so.\n")
 
 
-def test_an_interrupt_is_quiet(tx, monkeypatch):
+def test_interrupt_prints_nothing(tx, monkeypatch):
     fails_with(monkeypatch, KeyboardInterrupt())
     ran = tx("run", "a", "b")
     assert (ran.code, ran.out, ran.err) == (130, "", "")
 
 
-def test_a_reader_that_left_is_no_error(tx, monkeypatch):
+def test_closed_pipe_is_no_error(tx, monkeypatch):
     fails_with(monkeypatch, BrokenPipeError())
     ran = tx("run", "a", "b")
     assert (ran.code, ran.err) == (0, "")
 
 
-def test_a_warning_is_one_line(tx, monkeypatch):
+def test_warnings_print_one_line(tx, monkeypatch):
     import warnings
 
     def execute(arguments: object) -> int:
@@ -135,7 +135,7 @@ def test_demo_without_keras_names_the_extra(tx, monkeypatch, tmp_path):
 
     monkeypatch.setattr(builtins, "__import__", without_keras)
     line = one_error(tx("demo", "--folder", tmp_path / "digits"))
-    assert line == 'keras is not installed, and this command needs it. pip install "keras-tx[cpu]"'
+    assert "keras is not installed" in line and 'pip install "keras-tx[cpu]"' in line
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -40,7 +40,7 @@ def test_the_picture_is_a_test_digit(result):
 
 def test_the_summary(result):
     text = str(result)
-    assert f"{result.onnx_accuracy:.1%} by onnxruntime" in text
+    assert f"{result.onnx_accuracy:.1%} in onnxruntime" in text
     assert "100.0% of the 360 test images" in text
     assert result.confusions.total() == (result.predictions != result.digits.test_labels).sum()
 
@@ -83,10 +83,10 @@ def test_nothing_is_written_over(tx, tmp_path, name):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"epochs": 0}, "epochs is 0, expected a whole number, 1 or more"),
-        ({"epochs": "ten"}, "epochs is 'ten'"),
-        ({"seed": -1}, "seed is -1, expected a whole number from 0"),
-        ({"seed": 1.5}, "seed is 1.5"),
+        ({"epochs": 0}, "epochs.*0"),
+        ({"epochs": "ten"}, "epochs.*'ten'"),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": 1.5}, "seed=1.5"),
     ],
 )
 def test_bad_arguments(tmp_path, options, expected):

@@ -1,17 +1,45 @@
-"""Who runs a subject: one module each, and none of them imports another's packages.
+"""Adapters: each runs a model of the benchmark with one library.
 
-A contender has `prepare(place)`, which makes its own files below `place` where they are not there yet, and
-`load(place)`, which gives something with a method a kind of case:
-
-    images(pixels)              a forward pass of a ViT, to logits; with `channels_last`, of such pixels
-    texts(ids, mask, segments)  a forward pass of a BERT, to its hidden states
-    tokens(ids, count)          greedy tokens after `ids`, an iterator that ends after `count`
-    outside(ids, count)         seconds of a token that are not the graph's
-    step(x, y)                  a step of training, to its loss before the step
-    export()                    seconds and figures of an export, which is removed again
-    run()                       a matrix multiply or a read of memory, of `billions` operations or bytes
-    serve()                     seconds of a request by many clients
-
-Where `load` would import something lazily, `imports(place)` does so before, which is timed as an import.
-Each gives NumPy arrays or plain numbers: a result that is still being computed is not one.
+No module imports a library at module level. An adapter returns NumPy arrays or plain numbers, so that no
+computation is pending when its time is taken.
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class Adapter:
+    """A library with a model of the benchmark; one object per process.
+
+    Subclasses have a method for each kind of case that they run:
+
+        images(pixels)              a forward pass of a ViT; returns the logits
+        texts(ids, mask, segments)  a forward pass of a BERT; returns the hidden states
+        tokens(ids, count)          an iterator over `count` greedy tokens after `ids`
+        overhead(ids, count)        seconds per token outside the graph
+        step(x, y)                  a training step; returns the loss before it
+        export()                    seconds and figures of an export, which is removed again
+        multiply()                  `billions` of operations of a matrix product, or of bytes read
+        serve()                     seconds per request with concurrent clients
+
+    Args:
+        place: the folder with the model in all its formats and with the inputs.
+        options: of the contender.
+    """
+
+    channels_last = False  # the layout of `images`
+
+    def __init__(self, place: Path, **options: object) -> None:
+        self.place = place
+        self.options = options
+
+    def prepare(self) -> None:
+        """Writes the adapter's own files below `place`, if they are missing."""
+
+    def imports(self) -> None:
+        """Imports what `load` would import lazily; timed as an import."""
+
+    def load(self) -> None:
+        """Loads the model."""
+        raise NotImplementedError

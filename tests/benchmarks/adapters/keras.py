@@ -48,6 +48,13 @@ def called_model(place: Path, hub: bool) -> Any:
     return model
 
 
+def stock_export(model: Any, path: Path) -> None:
+    """Keras's own export, which keras-tx's models override."""
+    import keras
+
+    keras.Model.export(model, path, format="onnx", verbose=False)
+
+
 class Predict(Adapter):
     """keras-tx's model in Keras, compiled with XLA."""
 
@@ -143,7 +150,7 @@ class Export(Exporter):
         self.model = called_model(self.place, bool(self.options.get("hub")))
 
     def write(self, folder: Path) -> None:
-        self.model.export(folder / self.path, format="onnx", verbose=False)
+        stock_export(self.model, folder / self.path)
 
 
 class ExportedHub(Adapter):
@@ -159,7 +166,7 @@ class ExportedHub(Adapter):
         if not self.path.exists():
             self.path.parent.mkdir(exist_ok=True)
             unfinished = self.path.with_name("unfinished.onnx")
-            called_model(self.place, hub=True).export(unfinished, format="onnx", verbose=False)
+            stock_export(called_model(self.place, hub=True), unfinished)
             os.replace(unfinished, self.path)
 
     def load(self) -> None:

@@ -19,7 +19,10 @@ class Runtime(Adapter):
     """The exported folder in keras_tx.runtime."""
 
     def imports(self) -> None:
-        import keras_tx.runtime.tasks.arrays  # noqa: F401
+        import keras_tx.runtime.loading  # noqa: F401
+        from keras_tx.runtime.tasks import all_tasks
+
+        all_tasks()
 
     def load(self) -> None:
         from keras_tx.runtime import load

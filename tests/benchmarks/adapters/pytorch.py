@@ -1,67 +1,89 @@
-"""transformers in PyTorch: eager, compiled, or in bfloat16."""
+"""transformers in PyTorch: inference and training."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tests.benchmarks.adapters import Adapter
 from tests.benchmarks.machine import threads
 
 
-def prepare(place: Path, way: str) -> None:
-    """It reads the Hugging Face folder as it is."""
+class _Transformers(Adapter):
+    def model_class(self) -> Any:
+        import transformers
+
+        config = json.loads((self.place / "huggingface" / "config.json").read_text("utf-8"))
+        (architecture,) = config["architectures"]
+        return getattr(transformers, architecture)
+
+    def imports(self) -> None:
+        self.model_class()
 
 
-def imports(place: Path) -> None:
-    import transformers
+class Inference(_Transformers):
+    """Option way: eager, compiled, or bf16."""
 
-    getattr(transformers, architecture_of(place))  # it is lazy
+    def load(self) -> None:
+        import torch
 
-
-def architecture_of(place: Path) -> str:
-    (found,) = json.loads((place / "huggingface" / "config.json").read_text("utf-8"))["architectures"]
-    return found
-
-
-def load(place: Path, way: str) -> _Loaded:
-    import torch
-    import transformers
-
-    torch.set_num_threads(threads())
-    folder = place / "huggingface"
-    dtype = torch.bfloat16 if way == "bf16" else torch.float32
-    model = getattr(transformers, architecture_of(place)).from_pretrained(folder, dtype=dtype).eval()
-    return _Loaded(torch.compile(model) if way == "compiled" else model, dtype)
-
-
-class _Loaded:
-    def __init__(self, model: Any, dtype: Any) -> None:
-        self._model, self._dtype = model, dtype
+        torch.set_num_threads(threads())
+        self.dtype = torch.bfloat16 if self.options["way"] == "bf16" else torch.float32
+        model = self.model_class().from_pretrained(self.place / "huggingface", dtype=self.dtype).eval()
+        self.model: Any = torch.compile(model) if self.options["way"] == "compiled" else model
 
     def images(self, pixels: np.ndarray) -> np.ndarray:
         import torch
 
         with torch.inference_mode():
-            return self._model(torch.from_numpy(pixels).to(self._dtype)).logits.float().numpy()
+            return self.model(torch.from_numpy(pixels).to(self.dtype)).logits.float().numpy()
 
     def texts(self, ids: np.ndarray, mask: np.ndarray, segments: np.ndarray) -> np.ndarray:
         import torch
 
-        given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
+        inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
         with torch.inference_mode():
-            found = self._model(**{name: torch.from_numpy(x) for name, x in given.items()})
-        return found.last_hidden_state.float().numpy()
+            outputs = self.model(**{name: torch.from_numpy(x) for name, x in inputs.items()})
+        return outputs.last_hidden_state.float().numpy()
 
     def tokens(self, ids: np.ndarray, count: int) -> Iterator[int]:
         import torch
 
-        given, past = torch.from_numpy(ids[None]), None
+        inputs, past = torch.from_numpy(ids[None]), None
         with torch.inference_mode():
             for _ in range(count):
-                found = self._model(given, past_key_values=past, use_cache=True, logits_to_keep=1)
-                past, given = found.past_key_values, found.logits[:, -1:].argmax(-1)
-                yield int(given)
+                outputs = self.model(inputs, past_key_values=past, use_cache=True, logits_to_keep=1)
+                past, inputs = outputs.past_key_values, outputs.logits[:, -1:].argmax(-1)
+                yield int(inputs)
+
+
+class Training(_Transformers):
+    """A training step in float32 or, with the option autocast, in bfloat16."""
+
+    def load(self) -> None:
+        import torch
+
+        torch.set_num_threads(threads())
+        self.model = self.model_class().from_pretrained(self.place / "huggingface").train()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, weight_decay=0.004)
+
+    def step(self, x: np.ndarray, y: np.ndarray) -> float:
+        import torch
+
+        tensor = torch.from_numpy(x)
+        if x.ndim == 4:
+            inputs = {"pixel_values": tensor.permute(0, 3, 1, 2).contiguous()}
+        else:
+            inputs = {"input_ids": tensor.long()}
+        self.optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bool(self.options["autocast"])):
+            logits = self.model(**inputs).logits.float()
+            loss = torch.nn.functional.cross_entropy(
+                logits.reshape(-1, logits.shape[-1]), torch.from_numpy(y).long().reshape(-1)
+            )
+        loss.backward()
+        self.optimizer.step()
+        return float(loss)
