@@ -294,7 +294,7 @@ def test_a_branch_that_no_example_takes_is_compared_by_force(tmp_path: Path):
     assert "NOT" not in note
 
 
-def test_a_wrong_branch_that_no_example_takes_is_refused(tmp_path: Path, monkeypatch):
+def test_wrong_branch_outside_the_examples_raises(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(registry, "_LOWERINGS", dict(registry._LOWERINGS))
 
     class Wrong(layers.Layer):

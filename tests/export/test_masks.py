@@ -141,7 +141,7 @@ def test_a_transformer_with_masks_of_its_embedding(opset: int, tmp_path):
 
 
 @pytest.mark.parametrize("layer", [layers.GlobalAveragePooling1D, lambda: layers.LSTM(3)])
-def test_masks_that_are_said(layer, tmp_path):
+def test_explicit_masks(layer, tmp_path):
     x, mask = keras.Input((None, 4), name="x"), keras.Input((None,), dtype="bool", name="mask")
     model = redraw(keras.Model([x, mask], layers.Dense(3)(layer()(x, mask=mask))))
     folder = exported(model, tmp_path / "out")
@@ -176,7 +176,7 @@ def test_masks_are_made_of_booleans(tmp_path):
         assert np.abs(onnx.numpy_helper.to_array(tensor)).max() < 65504
 
 
-def test_a_fixed_mask_is_refused(tmp_path):
+def test_fixed_mask_raises(tmp_path):
     class Fixed(layers.Layer):
         def __init__(self, **kwargs):
             super().__init__(**kwargs)

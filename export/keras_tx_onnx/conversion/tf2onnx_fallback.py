@@ -1,4 +1,4 @@
-"""Tier 3: what cannot be lowered nor opened is traced by TensorFlow, and tf2onnx converts the trace."""
+"""Tier 3: TensorFlow traces calls that cannot be lowered or opened, and tf2onnx converts the trace."""
 
 from __future__ import annotations
 
@@ -239,13 +239,13 @@ def _by_tf2onnx(call: _Call, variables: list[Any], opset: int) -> onnx.ModelProt
 
 
 def _check_standard(model: onnx.ModelProto, opset: int) -> None:
-    """Refuses operations that tf2onnx left as TensorFlow has them, or wrote in a domain of its own."""
+    """Raises if the graph has operations of TensorFlow, or of another domain."""
     drawn = sorted({name for _, name in _operators(model.graph)} & RANDOM)
     if drawn:
         raise NotLowered(f"It draws random numbers at inference ({', '.join(drawn)}).")
-    found = sorted({name for name in _operators(model.graph) if not _is_standard(*name, opset)})
-    if found:
-        names = ", ".join(name if not domain else f"{domain}.{name}" for domain, name in found)
+    foreign = sorted({name for name in _operators(model.graph) if not _is_standard(*name, opset)})
+    if foreign:
+        names = ", ".join(name if not domain else f"{domain}.{name}" for domain, name in foreign)
         raise NotLowered(f"tf2onnx cannot convert the operations {names} to standard ONNX.")
 
 
@@ -263,7 +263,7 @@ def _is_standard(domain: str, name: str, opset: int) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """tf2onnx and TensorFlow log and warn about themselves; what goes wrong is raised, and said by us."""
+    """A context without the logs and warnings of tf2onnx and TensorFlow."""
     import tensorflow as tf
 
     loggers = [logging.getLogger("tf2onnx"), tf.get_logger()]

@@ -169,8 +169,8 @@ def upper_bound(op: Writer, rows: str, x: str) -> str:
 def _smaller(op: Writer, rows: str, x: str, compare: Callable[..., str]) -> str:
     """How many numbers of a row, (b, n), are smaller than each x, (b, m)."""
     last, middle = op.const([-1], "int64"), op.const([1], "int64")
-    found = compare(op.Unsqueeze(rows, middle), op.Unsqueeze(x, last))  # (b, m, n)
-    count = op.ReduceSum(op.Cast(found, to=onnx.TensorProto.INT64), last, keepdims=0)
+    is_before = compare(op.Unsqueeze(rows, middle), op.Unsqueeze(x, last))  # (b, m, n)
+    count = op.ReduceSum(op.Cast(is_before, to=onnx.TensorProto.INT64), last, keepdims=0)
     return op.Cast(count, to=op.ctx.get_dtype(op.node.output[0]))
 
 

@@ -235,7 +235,7 @@ def elu_layer(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
 def softmax_layer(
     cx: GraphContext, layer: Any, /, inputs: ir.Value, mask: ir.Value | None = None
 ) -> ir.Value:
-    """What is masked gets nothing, in a row that is masked altogether, too."""
+    """Masked entries are 0, also in a row without others."""
     axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
     if mask is not None and mask.meta[KERAS_TENSOR].dtype != "bool":
         mask = cx.op.Greater(cx.floating(mask), 0.5)
@@ -287,9 +287,9 @@ ACTIVATIONS: dict[str, tuple[str, tuple[str, ...], str]] = {
 
 def _register(operation_name: str, name: str, settings: tuple[str, ...], nodes: str) -> None:
     function: Callable[..., Any] = getattr(ops, name)
-    given = (0.1, -1.0) if name == "threshold" else ()
+    extra = (0.1, -1.0) if name == "threshold" else ()
 
-    @lowers(operation_name, example=lambda x: function(x, *given), shape=(4,), nodes=nodes)
+    @lowers(operation_name, example=lambda x: function(x, *extra), shape=(4,), nodes=nodes)
     def lower(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
         options = {setting: getattr(operation, setting) for setting in settings}
         return WRITTEN[name](cx, as_float(cx, x), **options)

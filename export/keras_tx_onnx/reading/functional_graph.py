@@ -1,4 +1,4 @@
-"""Walks the graph of a Keras model. The only file that touches Keras's private graph interfaces."""
+"""The graph of a Keras model, and the walk over it. Only this file reads Keras's private graph interfaces."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def function_of(model: Any) -> Any:
 
 
 def has_own_call(model: Any) -> bool:
-    """Whether a model computes something else than its graph shows."""
+    """Whether the class of a model has its own `call`, which may differ from the graph."""
     return not type(model).call.__module__.startswith("keras.src.")
 
 
@@ -70,7 +70,7 @@ def last_operations(function: Any) -> list[Any]:
 
 
 def is_function(operation: Any) -> bool:
-    """Whether a node of a graph is a model with a graph of its own."""
+    """Whether a node of a graph is a model with its own graph."""
     return hasattr(function_of(operation), "_nodes_by_depth")
 
 
@@ -116,7 +116,7 @@ def is_keras_operation(operation: Any) -> bool:
 
 
 def name_of(operation: Any) -> str:
-    """The name, without the number by which Keras counts all operations that a process ever made."""
+    """The name, without Keras's counter of all operations in the process."""
     stem, _, number = operation.name.rpartition("_")
     kind = getattr(operation, "traced", type(operation).__name__)
     counted = number.isdigit() and stem.replace("_", "") == kind.lower()
@@ -135,17 +135,17 @@ def output_names(function: Any) -> list[str]:
 
 def operation_classes() -> dict[str, list[type]]:
     """The classes behind keras.ops and keras.activations, by the module of Keras that holds them."""
-    found = {}
+    classes_by_module = {}
     for module in _OPERATIONS:
         classes = [x for x in vars(module).values() if isinstance(x, type)]
         own = [x for x in classes if issubclass(x, keras.Operation) and x.__module__ == module.__name__]
-        found[module.__name__.rsplit(".", 1)[-1]] = sorted(own, key=lambda kind: kind.__name__)
-    return found
+        classes_by_module[module.__name__.rsplit(".", 1)[-1]] = sorted(own, key=lambda kind: kind.__name__)
+    return classes_by_module
 
 
 @functools.cache
 def operation_names() -> frozenset[str]:
-    """The names of these classes; a newer Keras has more."""
+    """The names of these classes."""
     return frozenset(kind.__name__ for kinds in operation_classes().values() for kind in kinds)
 
 
@@ -257,8 +257,8 @@ def operations(function: Any) -> Iterator[tuple[Any, list[Any]]]:
 
 def distinct_values(structure: Any) -> list[ir.Value]:
     """The values in a structure, each once, in order."""
-    found = {id(x): x for x in tree.flatten(structure) if isinstance(x, ir.Value)}
-    return list(found.values())
+    distinct = {id(x): x for x in tree.flatten(structure) if isinstance(x, ir.Value)}
+    return list(distinct.values())
 
 
 @contextmanager

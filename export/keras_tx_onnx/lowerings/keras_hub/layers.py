@@ -35,7 +35,7 @@ layers = keras_hub.layers
 
 
 def tokens(x: Any) -> Any:
-    """For examples: token ids 0, 1, 2 of what is drawn around 0."""
+    """For examples: token ids 0, 1 and 2 from numbers around 0."""
     return keras.layers.Discretization([0.0, 1.0])(x)
 
 

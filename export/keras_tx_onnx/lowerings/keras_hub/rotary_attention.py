@@ -107,7 +107,7 @@ def gemma_attention(
     cache_update_index: Any = 0,
     cache_update_mask: Any = None,
 ) -> Any:
-    """Gemma mixes the halves of each head behind the rotation, queries and keys alike: the scores stay."""
+    """Gemma mixes the halves of each head of queries and keys after the rotation, which keeps the scores."""
     uncached(cx, cache=cache, cache_update_mask=cache_update_mask)
     both_ways = getattr(layer, "use_bidirectional_attention", False) and layer.use_sliding_window_attention
     if cache_update_index != 0 or attention_mask is None or both_ways:
@@ -190,15 +190,15 @@ def _projections(
 
 
 def _heads_first(dense: Any) -> bool:
-    """Whether the kernel is (heads, width, size), as Gemma has it, and not (width, heads, size)."""
-    given, _, _ = dense.equation.partition("->")
-    x, _, kernel = given.partition(",")
+    """Whether the kernel is (heads, width, size), as in Gemma, and not (width, heads, size)."""
+    inputs, _, _ = dense.equation.partition("->")
+    x, _, kernel = inputs.partition(",")
     return kernel[0] != x[-1]
 
 
 def _normed(
     cx: GraphContext, x: ir.Value, heads: int, size: int, scale: ir.Value, epsilon: float
 ) -> ir.Value:
-    """Each head by itself."""
+    """Separately for each head."""
     x = rms_norm(cx, cx.op.Reshape(x, [0, 0, heads, size]), scale, epsilon)
     return cx.op.Reshape(x, [0, 0, heads * size])

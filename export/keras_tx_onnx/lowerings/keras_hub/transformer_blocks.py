@@ -60,7 +60,7 @@ def boolean(cx: GraphContext, mask: ir.Value) -> ir.Value:
 
 
 def causal_mask(cx: GraphContext, query: ir.Value, value: ir.Value) -> ir.Value:
-    """(1, queries, keys): what is not later."""
+    """(1, queries, keys): True for keys that are not later."""
     queries, keys = (counting(cx, cx.op.Squeeze(axis_length(cx, x, 1), [0])) for x in (query, value))
     return cx.op.GreaterOrEqual(cx.op.Unsqueeze(queries, [0, 2]), cx.op.Unsqueeze(keys, [0, 1]))
 
@@ -108,13 +108,13 @@ def _attended(
 def merged(
     cx: GraphContext, inputs: ir.Value, padding: ir.Value | None, mask: ir.Value | None
 ) -> ir.Value | None:
-    """The padding mask, given or carried, and an attention mask as one: (b, 1 or queries, keys)."""
+    """The conjunction of the padding mask and the attention mask: (b, 1 or queries, keys)."""
     padding = mask_of(inputs) if padding is None else padding
-    found = [] if padding is None else [cx.op.Unsqueeze(boolean(cx, padding), [1])]
-    found += [] if mask is None else [boolean(cx, mask)]
-    if len(found) == 2:
-        return cx.op.And(*found)
-    return found[0] if found else None
+    masks = [] if padding is None else [cx.op.Unsqueeze(boolean(cx, padding), [1])]
+    masks += [] if mask is None else [boolean(cx, mask)]
+    if len(masks) == 2:
+        return cx.op.And(*masks)
+    return masks[0] if masks else None
 
 
 @lowers(
@@ -218,7 +218,7 @@ def transformer_decoder(
 
 
 def _residual(cx: GraphContext, layer: Any, x: ir.Value, norm: Any, branch: Any) -> ir.Value:
-    """x + branch(x), normalized before the branch or behind the sum."""
+    """x + branch(x), normalized before the branch or after the sum."""
     known = x.meta[KERAS_TENSOR].shape
 
     def normalized(value: ir.Value) -> ir.Value:
@@ -238,7 +238,7 @@ def _feed_forward(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:
 
 
 def windowed(cx: GraphContext, mask: ir.Value, tokens: ir.Value, window: int) -> ir.Value:
-    """A mask without what lies `window` or more places away."""
+    """A mask without keys at a distance of `window` or more."""
     places = counting(cx, cx.op.Squeeze(axis_length(cx, tokens, 1), [0]))
     distance = cx.op.Sub(cx.op.Unsqueeze(places, [0, 2]), cx.op.Unsqueeze(places, [0, 1]))
     return cx.op.And(mask, cx.op.Less(cx.op.Abs(distance), np.int64(window)))

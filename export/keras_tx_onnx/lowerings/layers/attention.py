@@ -139,7 +139,7 @@ def _places(cx: GraphContext, query: ir.Value, value: ir.Value) -> tuple[ir.Valu
 def mean_where_nothing_is_seen(
     cx: GraphContext, heads: Heads, q: ir.Value, mask: ir.Value, per_head: bool
 ) -> tuple[ir.Value, ir.Value]:
-    """A query that sees nothing becomes zero and sees all: equal scores, without a number as a mask."""
+    """A query that sees no key becomes zero and sees all keys, so that its scores are equal."""
     seen = reduced(cx, "ReduceMax", cx.op.Cast(mask, to=ir.DataType.FLOAT), [-1], keepdims=True)
     seen = cx.op.Cast(seen, to=ir.DataType.BOOL)  # (b, h, queries, 1)
     mask = cx.op.Or(mask, cx.op.Not(seen))

@@ -186,7 +186,7 @@ def transposed_convolution(cx: GraphContext, layer: Any, /, inputs: ir.Value) ->
 
 
 def _surplus(padding: str, window: int, stride: int, output_padding: int | None) -> int:
-    """How much longer (n - 1) * stride + window, the full result for n steps, is than what Keras gives."""
+    """The difference of the full size for n steps, (n - 1) * stride + window, and the size in Keras."""
     if padding == "valid":
         return -(max(stride - window, 0) if output_padding is None else output_padding)
     return window - (stride if output_padding is None else window % 2 + output_padding)

@@ -1,4 +1,4 @@
-"""Dense layers, also quantized ones, and the layers that do nothing at inference."""
+"""Dense layers, also quantized ones, and the layers that are identities at inference."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def _product(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:
     """A MatMul where the summed axes are the last of x and the first of the kernel, else an Einsum."""
     equation = layer.equation.replace(" ", "")
     left, _, result = equation.partition("->")
-    given, _, kernel = left.partition(",")
-    given, kernel, result = (part.replace("...", "…") for part in (given, kernel, result))
-    summed = "".join(axis for axis in given if axis in kernel and axis not in result)
+    inputs, _, kernel = left.partition(",")
+    inputs, kernel, result = (part.replace("...", "…") for part in (inputs, kernel, result))
+    summed = "".join(axis for axis in inputs if axis in kernel and axis not in result)
     kept = kernel.removeprefix(summed)
-    free = given.removesuffix(summed)
-    plain = summed and kernel == summed + kept and given == free + summed and result == free + kept
+    free = inputs.removesuffix(summed)
+    plain = summed and kernel == summed + kept and inputs == free + summed and result == free + kept
     if not plain or set(free) & set(kept):
         if is_quantized(layer):
             raise ExportError(
@@ -134,7 +134,7 @@ def int8_rows(cx: GraphContext, layer: Any, ids: ir.Value) -> ir.Value:
 
 
 def int8_logits(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:
-    """The product of ReversibleEmbedding; a tied table is turned in the graph, and stored once."""
+    """The logits of ReversibleEmbedding; a tied table is transposed in the graph, and stored once."""
     if not layer.tie_weights:
         kernel = cx.weight(layer.reverse_embeddings)
         return int8_product(cx, layer, x, kernel, flat_scale(cx, layer.reverse_embeddings_scale))

@@ -46,7 +46,7 @@ def minimum(cx: GraphContext, layer: Any, /, inputs: list[ir.Value]) -> ir.Value
 
 
 def _fold(cx: GraphContext, node: Any, inputs: list[ir.Value]) -> ir.Value:
-    """Keras widens an input of lower rank behind its batch: (b, c) meets (b, h, w, c) as (b, 1, 1, c)."""
+    """Keras adds axes after the batch to an input of lower rank: (b, c) becomes (b, 1, 1, c)."""
     rank = max(len(shape_of(x)) for x in inputs)
     wide = []
     for x in inputs:

@@ -94,7 +94,7 @@ def _deviation(cx: GraphContext, x: ir.Value, axes: list[int], epsilon: float) -
 def batch_normalization(
     cx: GraphContext, layer: Any, /, inputs: ir.Value, mask: ir.Value | None = None
 ) -> ir.Value:
-    """With the moving statistics: a mask only says what these were made of."""
+    """With the moving statistics, which do not depend on the mask."""
     (axis,) = _axes(layer, inputs)
     scale, shift = _scale_and_shift(cx, layer, inputs, axis)
     mean, variance = cx.weight(layer.moving_mean), cx.weight(layer.moving_variance)

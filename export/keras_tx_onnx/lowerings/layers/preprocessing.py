@@ -1,4 +1,4 @@
-"""Preprocessing that is arithmetic, and augmentation, which does nothing at inference."""
+"""Preprocessing layers, and augmentation layers, which are identities at inference."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _largest_inside(layer: Any, sizes: tuple[int, int]) -> tuple[int, int]:
 def _padded(
     cx: GraphContext, layer: Any, x: ir.Value, sizes: tuple[int, int]
 ) -> tuple[ir.Value, tuple[int, int]]:
-    """An image with a border, equal on both sides, that gives it the aspect ratio of the result."""
+    """An image padded equally on both sides to the aspect ratio of the result."""
     height, width = sizes
     more = (
         int(np.float32(width * layer.height) / np.float32(layer.width)) - height,

@@ -88,12 +88,12 @@ def bidirectional(
                 f"Layer {cx.scope!r} has a {type(part).__name__} inside, expected LSTM, GRU, SimpleRNN or "
                 "RNN."
             )
-    given = (None, None)
+    halves = (None, None)
     if initial_state is not None:
         half = len(initial_state) // 2
-        given = (initial_state[:half], initial_state[half:])
+        halves = (initial_state[:half], initial_state[half:])
     (there, there_last, there_states), (back, back_last, back_states) = (
-        _run(cx, part, sequences, states, mask) for part, states in zip(parts, given, strict=True)
+        _run(cx, part, sequences, states, mask) for part, states in zip(parts, halves, strict=True)
     )
     if there is None or back is None:
         pair = (there_last, back_last)
@@ -131,7 +131,7 @@ def _flipped(cx: GraphContext, x: ir.Value) -> ir.Value:
 def _run(
     cx: GraphContext, layer: Any, x: ir.Value, initial: Any, mask: ir.Value | None
 ) -> tuple[ir.Value | None, ir.Value, list[Any]]:
-    """The outputs in order of time, or None where the layer gives but the last; the last; the states."""
+    """The outputs over time, or None if the layer returns only the last; the last output; the states."""
     if layer.stateful:
         raise ExportError(
             f"Layer {cx.scope!r} has stateful=True, but a graph keeps no state between calls. Use "
@@ -169,12 +169,12 @@ def _node_of(cell: Any) -> Any:
         known = [ACTIVATIONS.get(keras.activations.linear if f is None else f) for f in used]
     except TypeError:  # an activation that cannot be a key
         return None
-    found = [activation for activation in known if activation is not None]
-    if len(found) < len(known):
+    present = [activation for activation in known if activation is not None]
+    if len(present) < len(known):
         return None
-    options: dict[str, Any] = {"activations": [name for name, _, _ in found]}
+    options: dict[str, Any] = {"activations": [name for name, _, _ in present]}
     for index, key in ((1, "activation_alpha"), (2, "activation_beta")):
-        numbers = [activation[index] for activation in found if activation[index] is not None]
+        numbers = [activation[index] for activation in present if activation[index] is not None]
         if numbers:
             options[key] = numbers
     return functools.partial(lower, options)

@@ -64,7 +64,7 @@ def reversible_embedding(
 
 
 def scores(cx: GraphContext, table: ir.Value, x: ir.Value) -> ir.Value:
-    """x times each row of a table (rows, width): Gemm turns it, so that it is stored as it is looked up."""
+    """x times each row of a table (rows, width), which Gemm transposes, so that lookups share the table."""
     assert table.shape is not None
     rows, width = table.shape.numpy()
     rank = len(shape_of(x))

@@ -20,7 +20,7 @@ class Heads:
     queries: int
     keys: int
     size: int
-    value_size: int | None = None  # of queries and keys where none is given
+    value_size: int | None = None  # that of queries and keys if None
 
     @property
     def values(self) -> int:
@@ -28,7 +28,7 @@ class Heads:
 
 
 LOWEST = -65504.0  # finite in float16, too
-FINITE = "finite"  # noted of a bias that has no -inf
+FINITE = "finite"  # metadata key of a bias without -inf
 
 
 def attend(  # more than 15 branches: one for each option of attention

@@ -13,7 +13,7 @@ from keras_tx_onnx.lowerings.nodes.arguments import as_bool, as_float, refuse, s
 from keras_tx_onnx.lowerings.nodes.attention import counting, length
 from keras_tx_onnx.reading.registry import lowers
 
-# Keras hides what a mask excludes behind a large number: a query that sees nothing gets the mean of all.
+# Keras adds a large negative number where the mask is False: a query without keys gets the mean of all.
 HIDDEN = -1e30
 
 
@@ -95,7 +95,7 @@ def _allowed(cx: GraphContext, query: Any, key: Any, mask: Any, causal: bool) ->
 
 
 def _offsets(cx: GraphContext, bias: ir.Value | None, allowed: ir.Value | None) -> ir.Value:
-    """What is added to the scores. Nothing that is added shall bring back what is hidden."""
+    """The offsets of the scores; masked ones ignore the bias."""
     if allowed is None:
         assert bias is not None
         return bias

@@ -103,7 +103,7 @@ BITS: dict[str, tuple[Callable[..., Any], str, str]] = {
 
 
 def _register_bits(name: str, function: Callable[..., Any], logical: str, nodes: str) -> None:
-    """Of integers; Keras takes booleans on some backends only."""
+    """Of integers; Keras accepts booleans on some backends only."""
 
     @lowers(
         name,
@@ -215,22 +215,22 @@ def saturate_cast(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
 
 
 def to_dtype(cx: GraphContext, operation: Any, x: Any, dtype: str) -> ir.Value:
-    """A value in another dtype of Keras. Between floats nothing: the file computes in float32."""
+    """A value in another dtype of Keras. Floats stay: the graph computes in float32."""
     wanted = keras.backend.standardize_dtype(dtype)
     if not (wanted == "bool" or "int" in wanted or keras.backend.is_float_dtype(wanted)) or wanted == "int4":
         raise refuse(cx, operation, "dtype", wanted)
     if not isinstance(x, ir.Value):
         return operand(cx, x, wanted)
-    given = result_type(x)
-    if wanted in NARROW and given not in (wanted, "bool"):
+    dtype_before = result_type(x)
+    if wanted in NARROW and dtype_before not in (wanted, "bool"):
         return cx.op.Cast(cx.op.Cast(x, to=NARROW[wanted]), to=ir.DataType.INT64)
-    if given in NARROW and held_as(wanted) == ir.DataType.INT64 and given != wanted:
+    if dtype_before in NARROW and held_as(wanted) == ir.DataType.INT64 and dtype_before != wanted:
         return cx.op.Identity(x)  # one value cannot remember two dtypes
-    return operand_as(cx, x, given, wanted)
+    return operand_as(cx, x, dtype_before, wanted)
 
 
-def operand_as(cx: GraphContext, x: ir.Value, given: str, wanted: str) -> ir.Value:
-    return x if held_as(given) == held_as(wanted) else cx.op.Cast(x, to=held_as(wanted))
+def operand_as(cx: GraphContext, x: ir.Value, before: str, wanted: str) -> ir.Value:
+    return x if held_as(before) == held_as(wanted) else cx.op.Cast(x, to=held_as(wanted))
 
 
 @lowers("ConvertToTensor", example=lambda x: ops.convert_to_tensor(x), shape=(4,), nodes="")

@@ -135,7 +135,7 @@ def _several(results: Any) -> list[ir.Value]:
 
 
 def _lowered(cx: GraphContext, body: Body, values: Sequence[Any]) -> list[ir.Value]:
-    """The results of a body for values of its parameters and of what it captured."""
+    """The results of a body for values of its parameters and of captured tensors."""
     assert cx.lower_body is not None
     results = cx.lower_body(cx, body, list(values))
     return [_as(cx, x, spec) for x, spec in zip(results, body.known_specs(), strict=True)]

@@ -53,7 +53,7 @@ def _of_convolution(operation: Any, kernel: Any, name: str = "kernel") -> Any:
 
 
 def _kernel(kernel: Any) -> Any:
-    """A variable or a value as it is, anything else as an array."""
+    """A variable or a value unchanged, anything else as an array."""
     if isinstance(kernel, (ir.Value, keras.Variable)):
         return kernel
     return ops.convert_to_numpy(kernel).astype("float32")
@@ -186,7 +186,7 @@ def as_before(cx: GraphContext, x: ir.Value, rank: int) -> ir.Value:
     nodes="Reshape Transpose Reshape",
 )
 def extract_patches(cx: GraphContext, operation: Any, /, images: Any) -> ir.Value:
-    """Patches side by side are a matter of shape; others take a kernel of ones and zeros, as in Keras."""
+    """Adjacent patches are reshaped; others are convolved with a kernel of ones and zeros, as in Keras."""
     rank, sizes = rank_of(images), sizes_of(images)
     if len(operation.size) != 2:
         raise refuse(cx, operation, "size", operation.size, "Pass two sizes.")

@@ -31,7 +31,7 @@ def _like(cx: GraphContext, operation: Any, x: Any, fill: Any) -> ir.Value:
 
 
 def _shape(cx: GraphContext, x: Any) -> Any:
-    """Numbers where they are known, which leaves nothing to compute."""
+    """A constant where the arguments are numbers."""
     sizes = sizes_of(x)
     return cx.op.Shape(x) if None in sizes else list(sizes)
 
@@ -109,7 +109,7 @@ def linspace(cx: GraphContext, operation: Any, /, start: Any, stop: Any) -> ir.V
     takes_sizes=True,
 )
 def one_hot(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
-    """Compared with 0, 1, 2 ...: what is outside gives zeros. The node OneHot counts -1 from the end."""
+    """Compared with 0, 1, 2 ..., so that other indices give zeros; the node OneHot counts -1 from the end."""
     if operation.sparse:
         raise refuse(cx, operation, "sparse", True)
     dtype = keras.backend.standardize_dtype(operation.dtype or "float32")
@@ -133,7 +133,7 @@ def one_hot(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     nodes="Mul Cast Unsqueeze Equal Cast ReduceMax",
 )
 def multi_hot(cx: GraphContext, operation: Any, /, inputs: Any) -> ir.Value:
-    """In the integers that Keras's graph promises; called on data, Keras gives floats."""
+    """Integers, as Keras's graph declares; called on data, Keras returns floats."""
     if operation.sparse or operation.axis != -1:
         raise refuse(cx, operation, "sparse and axis", (operation.sparse, operation.axis))
     hot = cx.op.Equal(cx.op.Unsqueeze(as_index(cx, inputs), [-1]), np.arange(operation.num_classes))

@@ -107,7 +107,7 @@ def rad2deg(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
     nodes="Max Equal Sub Abs Neg Exp Add Log Add Where",
 )
 def logaddexp(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
-    """max + log(1 + exp(-|difference|)); equal ones, infinite too, have no difference to take."""
+    """max + log(1 + exp(-|difference|)); the difference of equal numbers is 0, also of infinite ones."""
     a, b = as_float(cx, x1), as_float(cx, x2)
     more = cx.op.Log(cx.op.Add(cx.op.Exp(cx.op.Neg(cx.op.Abs(cx.op.Sub(a, b)))), 1.0))
     return cx.op.Add(cx.op.Max(a, b), cx.op.Where(cx.op.Equal(a, b), math.log(2), more))
@@ -162,7 +162,7 @@ def nan_to_num(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
         largest = float(np.finfo("float32").max)
         return cx.op.Clip(x, -largest, largest)
     bounds = []
-    for given, default in ((operation.posinf, "max"), (operation.neginf, "min")):
-        bounds.append(float(getattr(np.finfo("float32"), default)) if given is None else float(given))
+    for bound, default in ((operation.posinf, "max"), (operation.neginf, "min")):
+        bounds.append(float(getattr(np.finfo("float32"), default)) if bound is None else float(bound))
     x = cx.op.Where(cx.op.IsInf(x, detect_negative=0), bounds[0], x)
     return cx.op.Where(cx.op.IsInf(x, detect_positive=0), bounds[1], x)

@@ -129,7 +129,7 @@ def take_along_axis(cx: GraphContext, operation: Any, /, x: Any, indices: Any) -
         return cx.op.Gather(cx.op.Reshape(value, [-1]), index, axis=0)
     axis = operation.axis % rank_of(x)
     sizes = list(enumerate(zip(sizes_of(x), sizes_of(indices), strict=True)))
-    # Both have to be as long along the other axes; an unknown batch is taken to be the same batch.
+    # Both must have the same size along the other axes; dynamic batches are assumed to be equal.
     same = [i == axis or (a == b and (a is not None or i == 0)) for i, (a, b) in sizes]
     if not all(same):
         value = _stretched(cx, value, index, axis)
@@ -205,7 +205,7 @@ def slice_update(
 
 
 def _updated(cx: GraphContext, x: ir.Value, news: ir.Value, parts: list[tuple[int, Any, Any]]) -> ir.Value:
-    """What is before, in and behind the window along one axis; in it, the same along the next."""
+    """Concatenates the parts before, in and after the window along an axis, recursively along the next."""
     if not parts:
         return news
     (axis, start, size), rest = parts[0], parts[1:]

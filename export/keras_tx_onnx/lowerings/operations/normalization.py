@@ -30,7 +30,7 @@ def _scale_of_node(x: Any, scale: Any, axes: list[int]) -> Any:
 
 
 def _along(cx: GraphContext, x: Any, like: Any, axes: list[int]) -> ir.Value:
-    """In a shape that broadcasts; one of the full rank is left as it is."""
+    """Reshaped to broadcast; a value of the full rank is unchanged."""
     value, rank = as_float(cx, x), rank_of(like)
     if rank_of(x) == rank or axes == [rank - 1]:
         return value

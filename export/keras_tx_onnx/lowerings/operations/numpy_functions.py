@@ -103,8 +103,8 @@ def is_in(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     _, (a, b) = operands(cx, x1, x2)
     b = b if rank_of(x2) == 1 else cx.op.Reshape(b, [-1])
     same = cx.op.Cast(cx.op.Equal(cx.op.Unsqueeze(a, [-1]), b), to=ir.DataType.INT64)
-    found = cx.op.Cast(reduce(cx, "ReduceMax", same, [rank_of(x1)], keepdims=False), to=ir.DataType.BOOL)
-    return cx.op.Not(found) if operation.invert else found
+    contained = cx.op.Cast(reduce(cx, "ReduceMax", same, [rank_of(x1)], keepdims=False), to=ir.DataType.BOOL)
+    return cx.op.Not(contained) if operation.invert else contained
 
 
 @lowers(

@@ -1,4 +1,4 @@
-"""Products of keras.ops that sum over axes: matrices, vectors, and what Einstein's notation says."""
+"""Products of keras.ops that sum over axes: of matrices and vectors, and in Einstein's notation."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def dot(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
 def _contracted(
     cx: GraphContext, a: ir.Value, b: ir.Value, ranks: tuple[int, int], first: list[int], second: list[int]
 ) -> ir.Value:
-    """Summed over pairs of axes; what is left of the first comes before what is left of the second."""
+    """Summed over pairs of axes; the other axes of the first precede those of the second."""
     left = [chr(ord("a") + axis) for axis in range(ranks[0])]
     right = [chr(ord("a") + ranks[0] + axis) for axis in range(ranks[1])]
     for one, other in zip(first, second, strict=True):
@@ -123,7 +123,7 @@ def einsum(cx: GraphContext, operation: Any, /, *args: Any, **kwargs: Any) -> ir
 
 @dataclasses.dataclass(frozen=True)
 class _Order:
-    """How the axes have to lie for a MatMul, and how they lie in its result."""
+    """The order of axes of the inputs of a MatMul, and of its result."""
 
     first: str
     second: str
@@ -131,16 +131,16 @@ class _Order:
 
 
 def product(cx: GraphContext, first: str, second: str, kept: str, a: ir.Value, b: ir.Value) -> ir.Value:
-    """A product of two in Einstein's notation: a MatMul where it is one, with the axes in another order."""
+    """A product in Einstein's notation: a MatMul of transposed inputs where possible, otherwise an Einsum."""
     order = _as_matrices(first, second, kept)
     if order is None:
         return cx.op.Einsum(a, b, equation=f"{first},{second}->{kept}")
-    result = cx.op.MatMul(_turned(cx, a, first, order.first), _turned(cx, b, second, order.second))
-    return _turned(cx, result, order.result, kept)
+    result = cx.op.MatMul(_transposed(cx, a, first, order.first), _transposed(cx, b, second, order.second))
+    return _transposed(cx, result, order.result, kept)
 
 
-def _turned(cx: GraphContext, x: ir.Value, given: str, wanted: str) -> ir.Value:
-    return x if given == wanted else cx.op.Transpose(x, perm=[given.index(letter) for letter in wanted])
+def _transposed(cx: GraphContext, x: ir.Value, axes: str, order: str) -> ir.Value:
+    return x if axes == order else cx.op.Transpose(x, perm=[axes.index(axis) for axis in order])
 
 
 def _as_matrices(first: str, second: str, kept: str) -> _Order | None:

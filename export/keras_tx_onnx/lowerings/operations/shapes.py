@@ -140,7 +140,7 @@ def vstack(cx: GraphContext, operation: Any, /, xs: Any) -> ir.Value:
     nodes="Gather Shape Shape Concat Reshape Reshape Expand Expand",
 )
 def meshgrid(cx: GraphContext, operation: Any, /, *x: Any) -> list[ir.Value]:
-    """Vectors, each along an axis of its own; `xy` has the first two axes swapped."""
+    """Vectors, each along another axis; `xy` swaps the first two axes."""
     if any(rank_of(v) != 1 for v in x):
         raise refuse(cx, operation, "x of rank", [rank_of(v) for v in x], "Pass vectors.")
     vectors = [as_given(cx, v) for v in x]
