@@ -1,4 +1,4 @@
-"""Opens other people's checkpoints: a folder or a file with safetensors. No pickle is ever opened."""
+"""Opens checkpoints: a folder or a file with safetensors. Pickles are never opened."""
 
 from __future__ import annotations
 
@@ -36,52 +36,56 @@ OTHER_FORMATS = {
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """A folder with config.json and safetensors, in one file or in shards with an index, or a lone file."""
+    """Opens a folder with config.json and safetensors (one file, or shards with an index), or one file.
+
+    Raises:
+        ConfigError: the files are missing, invalid, or of another format.
+    """
     if not path.is_dir():
         return Checkpoint(_lone_file(path))
     tensors = _weights(path)
     if not (path / contract.CONFIG).is_file():
         raise ConfigError(
-            f"{path} has no {contract.CONFIG}, which says what model its tensors are. If you know it, give a "
+            f"{path} has no {contract.CONFIG}, which defines the model. If you know the model, pass the "
             "safetensors file as weights= to keras_tx.vit, bert or gpt."
         )
     return Checkpoint(tensors, read_json(path, contract.CONFIG), path)
 
 
 def read_json(folder: Path, name: str, kind: type = dict) -> Any:
-    """A JSON object of the folder, or a list. NaN and infinity are no JSON, whatever Python says."""
+    """Reads a JSON object or list from a file of the folder; NaN and infinity are not JSON."""
     path = inside(folder, name)
     try:
         size = path.stat().st_size
         if size > LONGEST_JSON:
-            raise ConfigError(f"{path} has {size} bytes, at most {LONGEST_JSON} are read.")
-        found = json.loads(path.read_text("utf-8"), parse_constant=_refused, parse_float=_finite)
+            raise ConfigError(f"{path} has {size} bytes, expected at most {LONGEST_JSON}.")
+        content = json.loads(path.read_text("utf-8"), parse_constant=_refused, parse_float=_finite)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{path} is not JSON ({error}). Download or copy it again.") from error
-    if not isinstance(found, kind):
+    if not isinstance(content, kind):
         expected = "a JSON object" if kind is dict else "a list"
-        raise ConfigError(f"{path} holds a {type(found).__name__}, expected {expected}.")
-    return found
+        raise ConfigError(f"{path} holds a {type(content).__name__}, expected {expected}.")
+    return content
 
 
 def _refused(constant: str) -> float:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _finite(text: str) -> float:
     if math.isinf(float(text)):
-        raise ValueError(f"{text} is too large a number")
+        raise ValueError(f"{text} is too large")
     return float(text)
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The path of a file of the folder, or a ConfigError where the name or a link leads elsewhere.
+    """Returns the path of a file; raises a ConfigError if the name or a link leads out of the folder.
 
-    In the cache of huggingface_hub, snapshots/REVISION holds links to blobs/ beside it; those are followed.
+    In the cache of huggingface_hub, snapshots/REVISION has links to files in blobs/, which are followed.
     """
     if not name or name in (".", "..") or any(character in name for character in "/\\:\0"):
         raise ConfigError(f"{folder} names the file {name!r}, expected the name of a file inside the folder.")
@@ -106,8 +110,8 @@ def _weights(folder: Path) -> Tensors:
     others = [name for name in names if name.endswith(SUFFIX)]
     if others:
         raise ConfigError(
-            f"{folder} has {_list(others)}, but neither {WEIGHTS} nor {INDEX}. Give the path of the "
-            "safetensors file that is meant, or rename it."
+            f"{folder} has {_list(others)}, but neither {WEIGHTS} nor {INDEX}. Pass the path of the "
+            "safetensors file, or rename it."
         )
     for name in names:
         if name.endswith((*PICKLES, ".h5", ".msgpack")):
@@ -116,35 +120,47 @@ def _weights(folder: Path) -> Tensors:
 
 
 def _sharded(folder: Path) -> Tensors:
-    where = folder / INDEX
-    index = read_json(folder, INDEX).get("weight_map")
-    if not isinstance(index, dict) or not index or not all(isinstance(x, str) for x in index.values()):
-        raise ConfigError(f"{where} has no weight_map from the names of tensors to those of files.")
+    index = _index(folder)
     shards: dict[str, Tensors] = {}
     for name in sorted(set(index.values())):
         path = inside(folder, name)
         if not name.endswith(SUFFIX):
-            raise ConfigError(f"{where} names the file {name!r}, expected names that end in {SUFFIX}.")
+            raise ConfigError(
+                f"{folder / INDEX} names the file {name!r}, expected names that end in {SUFFIX}."
+            )
         if not path.is_file():
-            raise ConfigError(f"{path} is missing, but {where} names it. Download all of the folder.")
+            raise ConfigError(f"{path} is missing, but {folder / INDEX} names it. Download the whole folder.")
         shards[name] = open_tensors(path)
-    there = {tensor: name for name, shard in shards.items() for tensor in shard.shapes}
+    _check_index(folder, index, shards)
+    return Tensors(
+        where=str(folder),
+        shapes={tensor: shards[name].shapes[tensor] for tensor, name in index.items()},
+        read=lambda tensor: shards[index[tensor]].read(tensor),
+        nbytes=sum(shard.nbytes for shard in shards.values()),
+        dtypes={tensor: shards[name].dtypes[tensor] for tensor, name in index.items()},
+    )
+
+
+def _index(folder: Path) -> dict[str, str]:
+    """The file of each tensor."""
+    index = read_json(folder, INDEX).get("weight_map")
+    if not isinstance(index, dict) or not index or not all(isinstance(x, str) for x in index.values()):
+        raise ConfigError(f"{folder / INDEX} has no weight_map, an object of tensor names and file names.")
+    return index
+
+
+def _check_index(folder: Path, index: dict[str, str], shards: dict[str, Tensors]) -> None:
     wrong = [tensor for tensor, name in index.items() if tensor not in shards[name].shapes]
     if wrong:
-        raise ConfigError(f"{where} places {_list(wrong)} in files that do not have them. Download it again.")
+        raise ConfigError(
+            f"{folder / INDEX} places {_list(wrong)} in files that do not have them. Download it again."
+        )
     unlisted = [x for name, shard in shards.items() for x in shard.shapes if index.get(x) != name]
     if unlisted:
         raise ConfigError(
             f"The files of {folder} have {_list(unlisted)}, which {INDEX} does not list there. "
             "Download it again."
         )
-    return Tensors(
-        where=str(folder),
-        shapes={tensor: shards[name].shapes[tensor] for tensor, name in there.items()},
-        read=lambda tensor: shards[there[tensor]].read(tensor),
-        nbytes=sum(shard.nbytes for shard in shards.values()),
-        dtypes={tensor: shards[name].dtypes[tensor] for tensor, name in there.items()},
-    )
 
 
 def _lone_file(path: Path) -> Tensors:
@@ -152,23 +168,22 @@ def _lone_file(path: Path) -> Tensors:
         return open_tensors(path)
     _refuse(path)
     raise ConfigError(
-        f"{path} is no file of weights that is read here: expected {SUFFIX}, .keras or .weights.h5, or a "
-        "folder."
+        f"{path} is not a supported file of weights, expected {SUFFIX}, .keras, .weights.h5 or a folder."
     )
 
 
 def _refuse(path: Path) -> None:
-    """Formats that are not read, with what to do instead."""
+    """Raises a ConfigError for formats that are not supported, with a way to convert them."""
     if path.name.endswith(PICKLES):
         raise ConfigError(
-            f"{path} is a pickle, which can execute any code when it is opened, and is not read.\n"
+            f"{path} is a pickle, which can execute any code when it is opened, and is not supported.\n"
             + HOW_TO_CONVERT.format(path=str(path), target=str(path.with_name(WEIGHTS)))
         )
     for suffix, meaning in OTHER_FORMATS.items():
         if path.name.endswith(suffix):
             raise ConfigError(
-                f"{path} is {meaning}; weights are read from {SUFFIX} files. Write one with the library that "
-                "it comes from (save_pretrained of transformers does), or with safetensors.numpy.save_file."
+                f"{path} is {meaning}, expected a {SUFFIX} file. Write one with save_pretrained of "
+                "transformers, or with safetensors.numpy.save_file."
             )
 
 

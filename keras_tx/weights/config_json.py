@@ -1,4 +1,4 @@
-"""A config.json read field by field: each with the kind that it must have, or an error that names it."""
+"""Reads a config.json by field and checks the type of each; errors name the file and the key."""
 
 from __future__ import annotations
 
@@ -51,24 +51,22 @@ class Fields(dict[str, Any]):
         return value
 
     def refuse(self, name: str, only: Any) -> None:
-        """For what the reference implementation can do, and we cannot; null is what is left out."""
+        """Raises a ConfigError unless the field has the only supported value, null, or is missing."""
         if self.get(name) not in (None, only):
-            raise self.error(name, f"a model of ours is only ever {name}={only!r}")
+            raise self.error(name, f"only {name}={only!r} is supported")
 
     def architecture(self) -> str:
-        """The class that wrote it."""
-        said = self.get("architectures") or []
-        if not isinstance(said, list) or not all(isinstance(x, str) for x in said):
+        """The class that wrote the checkpoint."""
+        names = self.get("architectures") or []
+        if not isinstance(names, list) or not all(isinstance(x, str) for x in names):
             raise self.error("architectures", "expected a list of names")
-        if not said:
-            raise self.error(
-                "architectures", "expected the class that wrote it: which head it has stands there"
-            )
-        return said[0]
+        if not names:
+            raise self.error("architectures", "expected the class that wrote it, which defines the head")
+        return names[0]
 
 
 def labels_of(config: Fields) -> tuple[int, tuple[str, ...] | None]:
-    """How many classes there are, and their names; None where nobody has named them."""
+    """Returns the number of classes and their names, None without names."""
     names = config.get("id2label")
     if names is None:
         return config.number("num_labels", 2), None
@@ -84,8 +82,8 @@ def labels_of(config: Fields) -> tuple[int, tuple[str, ...] | None]:
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:  # ImageNet has two cranes
         warnings.warn(
-            f"{config.where}: id2label calls several classes {twice[0]!r}; the number of the "
-            "class is added to such names.",
+            f"{config.where}: id2label has several classes {twice[0]!r}. Their numbers become part of the "
+            "names.",
             stacklevel=2,
         )
         labels = [f"{x} ({number})" if x in twice else x for number, x in enumerate(labels)]

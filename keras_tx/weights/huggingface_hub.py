@@ -9,43 +9,43 @@ from keras_tx.errors import ConfigError
 
 SCHEME = "hf://"
 NAME = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
-# What a checkpoint consists of. Neither pickles nor the same weights in other formats are downloaded.
+# The files of a checkpoint, without pickles and the same weights in other formats.
 FILES = ["*.json", "model.safetensors", "model-*.safetensors", "vocab.txt", "merges.txt"]
 
 
 def download(source: str) -> Path:
-    """The folder of a repository in the local cache of huggingface_hub, downloaded if it is not there."""
+    """Returns the folder of a repository in the cache of huggingface_hub; downloads it if it is missing."""
     match = NAME.fullmatch(source)
     if match is None:
-        raise ConfigError(f"{source!r}: expected hf://owner/name or hf://owner/name@revision.")
+        raise ConfigError(f"source={source!r}, expected hf://owner/name or hf://owner/name@revision.")
     name, revision = match.groups()
     try:
         import huggingface_hub
         from huggingface_hub import errors
     except ImportError as error:
         raise ConfigError(
-            f"{source} needs the package huggingface_hub: pip install huggingface_hub. Or download the "
-            "folder by other means, and give its path."
+            f"{source} requires huggingface_hub: pip install huggingface_hub. Or download the folder "
+            "otherwise, and pass its path."
         ) from error
     try:
         return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=FILES))
     except errors.GatedRepoError as error:
         raise ConfigError(
-            f"{source} asks for consent: accept its terms on https://huggingface.co/{name}, and log in with "
+            f"{source} is gated. Accept its terms on https://huggingface.co/{name}, and log in with "
             "`hf auth login`."
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise ConfigError(
-            f"{source} was not found on huggingface.co: mistyped, or private (then log in with "
-            "`hf auth login`)."
+            f"{source} was not found on huggingface.co. Check the name; for a private repository, log in "
+            "with `hf auth login`."
         ) from error
     except errors.RevisionNotFoundError as error:
         raise ConfigError(f"{source}: the repository has no revision {revision!r}.") from error
     except errors.HFValidationError as error:
-        raise ConfigError(f"{source} is no name of a repository: {error}") from error
+        raise ConfigError(f"{source} is not a valid repository name: {error}") from error
     except (errors.HfHubHTTPError, OSError) as error:
         raise ConfigError(
             f"{source} is not in the local cache, and huggingface.co cannot be reached: "
-            f"{' '.join(str(error).split())[:200]} Where there is a network, `hf download {name} --local-dir "
-            "FOLDER` writes the folder; copy it here, and give its path."
+            f"{' '.join(str(error).split())[:200]} Run `hf download {name} --local-dir FOLDER` on a machine "
+            "with a network, copy the folder, and pass its path."
         ) from error

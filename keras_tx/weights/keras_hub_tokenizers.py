@@ -12,8 +12,10 @@ from keras_tx.processing.tokenizer_kinds import BERT_TOKENS, ROBERTA_TOKENS
 
 
 def text_transform(preprocessor: Any, where: str) -> TextTransform | None:
-    """Of a preprocessor of keras-hub, or of a tokenizer; None without one, and, with a warning, where we have
-    none like it."""
+    """Converts the tokenizer of a keras-hub preprocessor, or a tokenizer.
+
+    Returns None without one, and with a warning if it cannot be converted.
+    """
     tokenizer = getattr(preprocessor, "tokenizer", preprocessor)
     if tokenizer is None:
         return None
@@ -21,14 +23,15 @@ def text_transform(preprocessor: Any, where: str) -> TextTransform | None:
         return converted(preprocessor)
     except ConfigError as error:
         warnings.warn(
-            f"{where}: its tokenizer, a {type(tokenizer).__name__}, is not taken: {error}. Give processing=.",
+            f"{where}: its tokenizer, a {type(tokenizer).__name__}, is not supported: {error}. Pass "
+            "processing=.",
             stacklevel=2,
         )
     return None
 
 
 def converted(preprocessor: Any) -> TextTransform:
-    """The same, or a ConfigError that says why there is none."""
+    """Converts the tokenizer, or raises a ConfigError with the reason."""
     tokenizer = getattr(preprocessor, "tokenizer", preprocessor)
     names = {kind.__name__ for kind in type(tokenizer).__mro__}
     longest = getattr(preprocessor, "sequence_length", None)
@@ -44,7 +47,7 @@ def _wordpiece(tokenizer: Any, longest: int | None) -> TextTransform:
     differing = {"split": True, "suffix_indicator": "##", "oov_token": BERT_TOKENS["unk_token"]}
     for name, only in differing.items():
         if config[name] != only:
-            raise ConfigError(f"it has {name}={config[name]!r}, ours only {only!r}")
+            raise ConfigError(f"only {name}={only!r} is supported, but it has {name}={config[name]!r}")
     return wordpiece(
         list(tokenizer.get_vocabulary()),
         lowercase=bool(config["lowercase"]),
@@ -69,15 +72,18 @@ def _byte_pairs(tokenizer: Any, longest: int | None) -> TextTransform:
 
 
 def tokenizer_of(transform: TextTransform, name: str) -> Any:
-    """keras-hub's tokenizer class of that name with the vocabulary of a transform; a ConfigError says why
-    there is none."""
+    """Creates keras-hub's tokenizer of this class with the vocabulary of a transform.
+
+    Raises:
+        ConfigError: the class does not support the tokenizer of the transform.
+    """
     import keras_hub
 
-    said = json.loads(transform.tokenizer)
-    model, normalizer = said["model"], said["normalizer"] or {}
+    content = json.loads(transform.tokenizer)
+    model, normalizer = content["model"], content["normalizer"] or {}
     kind = getattr(keras_hub.models, name)
     if issubclass(kind, keras_hub.tokenizers.WordPieceTokenizer):
-        expected = (model["type"], normalizer.get("type"), (said["pre_tokenizer"] or {}).get("type"))
+        expected = (model["type"], normalizer.get("type"), (content["pre_tokenizer"] or {}).get("type"))
         if expected != ("WordPiece", "BertNormalizer", "BertPreTokenizer"):
             raise ConfigError(f"it is made of {expected}")
         _check_names(transform, BERT_TOKENS)
@@ -88,14 +94,14 @@ def tokenizer_of(transform: TextTransform, name: str) -> Any:
             strip_accents=lowercase if accents is None else accents,
             split_on_cjk=normalizer["handle_chinese_chars"],
         )
-    if model["type"] != "BPE" or (said["pre_tokenizer"] or {}).get("type") != "ByteLevel":
+    if model["type"] != "BPE" or (content["pre_tokenizer"] or {}).get("type") != "ByteLevel":
         raise ConfigError(f"it is no byte-level BPE, but {model['type']}")
     _check_names(transform, {name: token for name, token in ROBERTA_TOKENS.items() if name != "unk_token"})
     merges = [x if isinstance(x, str) else " ".join(x) for x in model["merges"]]
     return kind(
         vocabulary=transform.vocabulary,
         merges=merges,
-        add_prefix_space=said["pre_tokenizer"]["add_prefix_space"],
+        add_prefix_space=content["pre_tokenizer"]["add_prefix_space"],
     )
 
 

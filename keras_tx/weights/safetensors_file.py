@@ -1,4 +1,8 @@
-"""Reads and writes safetensors files: a checked header, and views of one read-only memory map."""
+"""Reads and writes safetensors files: a checked header, and views of one read-only memory map.
+
+The package's `safe_open` copies each tensor, which adds the largest tensor to the peak of memory. It also
+accepts two tensors with one name and unknown keys in an entry, and does not read float8 for NumPy.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ METADATA = "__metadata__"
 KEYS = {"dtype", "shape", "data_offsets"}
 LONGEST_HEADER = 32 * 2**20  # bytes; some 250,000 tensors
 MOST_AXES = 32
-# What other files begin with that are found under this name.
+# The first bytes of other formats with this suffix.
 OTHERS = {
     b"PK\x03\x04": "It is a zip archive, as PyTorch's pickles are, which may execute code.",
     b"\x80": "It is a pickle, which may execute code when it is opened.",
@@ -51,13 +55,16 @@ OTHERS = {
 
 
 class _Unsound(Exception):
-    """What is wrong with a header; becomes a ConfigError that names the file."""
+    """A problem of a header; raised as a ConfigError with the path of the file."""
 
 
 def open_tensors(path: str | os.PathLike[str]) -> Tensors:
-    """The tensors of a safetensors file, once its header was found to describe each of its bytes.
+    """Opens a safetensors file and checks that its header describes each of its bytes.
 
-    Nothing is read but the header; `read` gives views of a memory map, which stays open as long as they do.
+    Only the header is read; `read` returns views of a memory map, which stays open as long as the views.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not a valid safetensors file.
     """
     path = Path(path)
     try:
@@ -90,7 +97,7 @@ def open_tensors(path: str | os.PathLike[str]) -> Tensors:
 
 
 def _header(file: Any, size: int) -> tuple[int, dict[str, Any]]:
-    """Where the data begins, and the header as a JSON object."""
+    """The offset of the data, and the header."""
     beginning = file.read(32)
     for bytes_of, meaning in OTHERS.items():
         # A header's length may begin with any byte, but a brace follows it, as in none of these others.
@@ -124,7 +131,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _places(header: dict[str, Any], size: int) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
-    """Dtype, shape and first byte of each tensor; together they are the data, without gap or overlap."""
+    """Dtype, shape and offset of each tensor; checks that they cover the data without gaps or overlaps."""
     metadata = header.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise _Unsound(f"{METADATA} is not an object of strings.")
@@ -188,13 +195,16 @@ def write_tensors(
     tensors: Mapping[str, tuple[np.dtype, tuple[int, ...]]],
     read: Callable[[str], np.ndarray],
 ) -> None:
-    """Writes a safetensors file, one tensor after the other, aside; then it gets its name.
+    """Writes a safetensors file tensor by tensor, under a temporary name that is replaced at the end.
 
-    Wider dtypes come first, so that each tensor is aligned.
+    Args:
+        path: of the file.
+        tensors: dtype and shape of each tensor. Wider dtypes are written first, so that all are aligned.
+        read: returns the values of a tensor.
     """
     path = Path(path)
     names = sorted(tensors, key=lambda name: -tensors[name][0].itemsize)
-    header: dict[str, Any] = {METADATA: {"format": "pt"}}  # transformers wants to know who wrote it
+    header: dict[str, Any] = {METADATA: {"format": "pt"}}  # required by transformers
     reached = 0
     for name in names:
         dtype, shape = tensors[name]

@@ -1,4 +1,4 @@
-"""What weights are read from: names, shapes and values, one tensor at a time."""
+"""Sources of weights: named tensors that are read one at a time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Tensors:
     """Named tensors whose shapes are known before any value is read.
 
     Args:
-        where: what messages call it: a path, or "the keras-hub model 'bert_backbone'".
-        shapes: of every tensor.
-        read: gives one of them; a view of a file where it can be, so that nothing is copied.
-        nbytes: of all of them.
-        dtypes: of those that may be anything but floats.
+        where: the name of the source in messages: a path, or "the keras-hub model 'bert_backbone'".
+        shapes: of all tensors.
+        read: returns one tensor, as a view of a file if possible.
+        nbytes: of all tensors.
+        dtypes: of the tensors that may not be floats.
     """
 
     where: str
@@ -31,13 +31,13 @@ class Tensors:
 
     @property
     def numbers(self) -> int:
-        """How many numbers there are in all."""
+        """The number of elements of all tensors."""
         return sum(math.prod(shape) for shape in self.shapes.values())
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A folder or file of someone else's: its tensors, and what its config.json says (None without one)."""
+    """The tensors of a folder or file, and its config.json (None without one)."""
 
     tensors: Tensors
     config: dict[str, Any] | None = None

@@ -104,14 +104,14 @@ def test_transformers_shards_are_read(tmp_path):
         (["a"], "has no weight_map"),
     ],
 )
-def test_an_index_that_points_elsewhere_is_refused(name, message, sharded):
+def test_index_with_invalid_file_names_raises(name, message, sharded):
     write(sharded.parent / "outside.safetensors", a=one(2))
     index(sharded, a=name)
     with pytest.raises(ConfigError, match=message):
         open_checkpoint(sharded)
 
 
-def test_index_and_shards_must_agree(sharded):
+def test_index_and_shards_that_differ_raise(sharded):
     index(sharded, d="model-00002-of-00002.safetensors")
     with pytest.raises(ConfigError, match="places 'd' in files that do not have them"):
         open_checkpoint(sharded)
@@ -125,14 +125,14 @@ def test_index_and_shards_must_agree(sharded):
 @pytest.mark.parametrize(
     "text", ['{"weight_map": {}}', '{"weight_map": []}', "{}", "[]", "nope", '{"a": NaN}']
 )
-def test_an_index_without_a_map_is_refused(text, sharded):
+def test_index_without_weight_map_raises(text, sharded):
     (sharded / INDEX).write_text(text)
     with pytest.raises(ConfigError, match=INDEX):
         open_checkpoint(sharded)
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, "config.json", "model-00001-of-00002.safetensors"])
-def test_links_out_of_the_folder_are_not_followed(name, sharded):
+def test_links_out_of_the_folder_raise(name, sharded):
     if name == WEIGHTS:
         write(sharded / WEIGHTS, a=one(2))
     outside = sharded.parent / "outside"
@@ -156,9 +156,9 @@ def test_links_of_the_hubs_cache_are_followed(folder):
 CONFIGS = {
     "no JSON": ("nope", "is not JSON"),
     "a list": ("[1]", "holds a list, expected a JSON object"),
-    "NaN": ('{"layer_norm_eps": NaN}', "NaN is no number of JSON"),
-    "infinity": ('{"layer_norm_eps": -Infinity}', "-Infinity is no number of JSON"),
-    "beyond floats": ('{"layer_norm_eps": 1e999}', "1e999 is too large a number"),
+    "NaN": ('{"layer_norm_eps": NaN}', "NaN is not a JSON number"),
+    "infinity": ('{"layer_norm_eps": -Infinity}', "-Infinity is not a JSON number"),
+    "beyond floats": ('{"layer_norm_eps": 1e999}', "1e999 is too large"),
     "nested": ("[" * 100_000, "is not JSON"),
     "digits": ('{"n": ' + "9" * 5000 + "}", "is not JSON"),
     "bytes": (b"\xff\xfe", "is not JSON"),
@@ -166,39 +166,39 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize(("text", "message"), CONFIGS.values(), ids=CONFIGS)
-def test_a_damaged_config_is_refused(text, message, folder):
+def test_damaged_config_raises(text, message, folder):
     write(folder / WEIGHTS, a=one(2))
     (folder / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError, match=message):
         open_checkpoint(folder)
 
 
-def test_what_is_missing_is_said(folder):
+def test_missing_files_raise(folder):
     with pytest.raises(
         ConfigError, match="has no weights: expected model.safetensors, or model.safetensors.ind"
     ):
         open_checkpoint(folder)
     write(folder / "weights.safetensors", a=one(2))
-    with pytest.raises(ConfigError, match="has 'weights.safetensors', but neither .* Give the path"):
+    with pytest.raises(ConfigError, match="has 'weights.safetensors', but neither "):
         open_checkpoint(folder)
     (folder / "weights.safetensors").rename(folder / WEIGHTS)
     (folder / "config.json").unlink()
-    with pytest.raises(ConfigError, match="has no config.json, which says what model"):
+    with pytest.raises(ConfigError, match="has no config.json"):
         open_checkpoint(folder)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "model.ckpt", "model.pkl"])
-def test_pickles_are_refused_unopened(name, folder):
+def test_pickles_raise_unopened(name, folder):
     path = folder / name
     path.write_bytes(b"not even a pickle")
     os.chmod(path, 0)
-    for given in (path, folder):
+    for source in (path, folder):
         with pytest.raises(ConfigError, match="is a pickle, which can execute any code") as error:
-            open_checkpoint(given)
+            open_checkpoint(source)
         assert f"torch.load({str(path)!r}" in str(error.value)
 
 
-def test_the_way_to_convert_a_pickle_works(folder):
+def test_conversion_of_a_pickle_works(folder):
     torch = pytest.importorskip("torch", reason='pip install "keras-tx[parity]"')
     pytest.importorskip("safetensors", reason='pip install "keras-tx[parity]"')
     table = torch.arange(6.0).reshape(2, 3)
@@ -215,16 +215,16 @@ def test_the_way_to_convert_a_pickle_works(folder):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tf_model.h5", "TensorFlow's or an older Keras's weights; weights are read from .safetensors"),
+        ("tf_model.h5", "TensorFlow's or an older Keras's weights"),
         ("flax_model.msgpack", "is Flax's weights"),
         ("model.gguf", "is llama.cpp's weights"),
         ("model.npz", "is NumPy arrays"),
         ("model.npy", "is a NumPy array"),
         ("model.onnx", "is an ONNX graph"),
-        ("model.txt", "is no file of weights that is read here"),
+        ("model.txt", "model.txt is not a supported file"),
     ],
 )
-def test_other_formats_are_refused_by_name(name, message, tmp_path):
+def test_other_formats_raise(name, message, tmp_path):
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(ConfigError, match=message):
         open_checkpoint(tmp_path / name)
@@ -263,11 +263,11 @@ class TestHub:
         cases = {
             "LocalEntryNotFoundError": "cannot be reached: .* `hf download owner/name --local-dir",
             "OfflineModeIsEnabled": "is not in the local cache, and huggingface.co cannot be reached",
-            "RepositoryNotFoundError": "was not found on huggingface.co: mistyped, or private",
-            "GatedRepoError": "asks for consent: accept its terms on https://huggingface.co/owner/name",
+            "RepositoryNotFoundError": "was not found on huggingface.co",
+            "GatedRepoError": "https://huggingface.co/owner/name",
             "RevisionNotFoundError": "the repository has no revision 'main'",
             "HfHubHTTPError": "cannot be reached",
-            "HFValidationError": "is no name of a repository",
+            "HFValidationError": "is not a valid repository name",
         }
         for name, message in cases.items():
             kind = getattr(errors, name)
@@ -277,7 +277,7 @@ class TestHub:
 
     def test_without_the_package(self):
         self.patch.setitem(__import__("sys").modules, "huggingface_hub", None)
-        with pytest.raises(ConfigError, match="pip install huggingface_hub. Or download the folder"):
+        with pytest.raises(ConfigError, match="pip install huggingface_hub"):
             huggingface_hub.download("hf://owner/name")
 
 

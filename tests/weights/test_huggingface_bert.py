@@ -128,10 +128,10 @@ def tiny(folder: Path, name: str = "BertForSequenceClassification", **changes: A
 REFUSED = [
     ({"hidden_act": "silu"}, "hidden_act='silu', which is not supported. Known: 'gelu'"),
     ({"hidden_act": None}, "hidden_act=None"),
-    ({"position_embedding_type": "relative_key"}, "only ever position_embedding_type='absolute'"),
-    ({"is_decoder": True}, "only ever is_decoder=False"),
-    ({"add_cross_attention": True}, "only ever add_cross_attention=False"),
-    ({"is_encoder_decoder": True}, "only ever is_encoder_decoder=False"),
+    ({"position_embedding_type": "relative_key"}, "only position_embedding_type='absolute'"),
+    ({"is_decoder": True}, "only is_decoder=False"),
+    ({"add_cross_attention": True}, "only add_cross_attention=False"),
+    ({"is_encoder_decoder": True}, "only is_encoder_decoder=False"),
     ({"pruned_heads": {"0": [1]}}, "pruned_heads"),
     ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ({"hidden_size": "8"}, "hidden_size='8'; expected a whole number"),
@@ -147,7 +147,7 @@ REFUSED = [
     ({"id2label": {"0": "a", "2": "b", "3": "c"}}, "a name for each number"),
     ({"id2label": ["a", "b", "c"]}, "an object of numbers and names"),
     ({"architectures": "Bert"}, "a list of names"),
-    ({"architectures": []}, "which head it has stands there"),
+    ({"architectures": []}, "architectures="),
     ({"architectures": ["BertForMultipleChoice"]}, "'BertForMultipleChoice', whose head is not supported"),
     ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel', whose head is not supported"),
     ({"architectures": ["BertForMaskedLM"]}, "has a MaskedLMHead, but its tensors are not those of one"),
@@ -186,7 +186,7 @@ def test_labels(tmp_path: Path):
     keras_tx.save_checkpoint(model, tmp_path / "y")
     assert json.loads((tmp_path / "y/config.json").read_text())["id2label"]["1"] == "so so"
     same = {"0": "a", "1": "a", "2": "b"}
-    with pytest.warns(UserWarning, match="calls several classes 'a'"):
+    with pytest.warns(UserWarning, match="several classes 'a'"):
         named = keras_tx.from_checkpoint(tiny(tmp_path / "z", id2label=same))
     assert named.head.labels == ("a (0)", "a (1)", "b")
 
