@@ -347,7 +347,7 @@ def test_an_image_transform_that_crops_is_said(folder):
         ("vit", {"architectures": None}, "architectures"),
         ("vit", {"architectures": ["ViTForMaskedImageModeling"]}, "'ViTForMaskedImageModeling', whose head"),
         ("deit", {"problem_type": "regression"}, "problem_type='regression'; with 3 labels, a distilled"),
-        ("vit", {"id2label": {"0": "yes"}}, "has a RegressionHead, but its tensors"),
+        ("vit", {"id2label": {"0": "yes"}}, "RegressionHead"),
         ("vit", {"num_hidden_layers": 3}, r"missing: vit.encoder.layer.2"),
         ("vit", {"intermediate_size": 13}, r"shape: vit.encoder.layer.0.intermediate.dense.weight is 12 x 8"),
         ("vit", {"qkv_bias": False}, r"not expected: vit.encoder.layer.0.attention.attention.key.bias"),
