@@ -19,10 +19,10 @@ FILES = 35  # the target is 25
 DECLARED = [
     # The walk that opens a layer walks again: to infer masks, and where a lowering applies a function.
     {"reading/walk.py", "reading/keras_masks.py", "graph/builder.py"},
+    # The base class calls the methods of its subclasses.
+    {"interfaces/base.py", "interfaces/vision.py"},
     # Functions that are passed as arguments, to be removed.
     {"graph/builder.py", "graph/editor.py", "graph/token_selection.py"},
-    {"interfaces/base.py", "interfaces/vision.py"},
-    {"verifying/cases.py", "verifying/comparison.py"},
 ]
 
 

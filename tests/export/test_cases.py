@@ -17,7 +17,7 @@ from keras_tx_onnx.interfaces.choice import choose_interface
 from keras_tx_onnx.reading import registry
 from keras_tx_onnx.reading.input_uses import input_uses
 from keras_tx_onnx.reading.signature import Functional, as_functional
-from keras_tx_onnx.verifying import cases, comparison
+from keras_tx_onnx.verifying import cases
 from tests.drawing import redraw
 
 RANDOM = np.random.default_rng(0)
@@ -147,8 +147,8 @@ def limit_lengths(monkeypatch):
                 raise error
             return run_keras(model, inputs)
 
-        run_keras = comparison.run_keras
-        monkeypatch.setattr(comparison, "run_keras", run)
+        run_keras = cases.run_keras
+        monkeypatch.setattr(cases, "run_keras", run)
 
     return limit
 

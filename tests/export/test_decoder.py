@@ -18,7 +18,7 @@ from keras_tx_onnx import export_onnx
 from keras_tx_onnx.graph import cache_ports
 from keras_tx_onnx.interfaces import decoder
 from keras_tx_onnx.lowerings import keras_tx as keras_tx_layers
-from keras_tx_onnx.verifying import comparison
+from keras_tx_onnx.verifying import cases
 from tests.drawing import as_numpy, redraw
 from tests.tolerances import assert_close
 
@@ -151,14 +151,14 @@ def test_a_wrong_cache_fails_the_verification(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_the_verification_compares_tokens_and_not_padding(cached, tmp_path, monkeypatch):
-    run, off = comparison.run_keras, {0: 1.0, 1: 0.0}
+    run, off = cases.run_keras, {0: 1.0, 1: 0.0}
 
     def changed(model: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
         mask = next(x for x in inputs if set(np.unique(x)) <= {0, 1})
         change = np.where(mask == 0, off[0], off[1])[..., None].astype("float32")
         return [x + change for x in run(model, inputs)]
 
-    monkeypatch.setattr(comparison, "run_keras", changed)
+    monkeypatch.setattr(cases, "run_keras", changed)
     export_onnx(gpt(), tmp_path / "poet", cache=cached)
     off[1] = 0.1
     with pytest.raises(ExportError, match="Output 'logits' differs"):

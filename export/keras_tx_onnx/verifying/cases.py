@@ -1,4 +1,4 @@
-"""The cases of the verification: batches, sizes of dynamic axes, ids and padding masks."""
+"""The cases of the verification: inputs of all sizes and masks, and Keras's outputs for them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import itertools
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 
 from keras_tx import contract
@@ -17,6 +18,8 @@ from keras_tx.runtime.axis_bounds import violated_bound
 from keras_tx.runtime.example_inputs import MASKS
 from keras_tx_onnx.errors import Stateful, one_line
 from keras_tx_onnx.interfaces.base import Feed, Interface, Masks, Run, Sizes
+from keras_tx_onnx.reading import functional_graph
+from keras_tx_onnx.reading.keras_patches import in_float32
 
 # Batch size, the masks of its rows if the model has masks, and the size of the dynamic axes: strides and
 # patches divide these sizes. The last row is for code that branches on short sequences.
@@ -45,6 +48,11 @@ class Case(NamedTuple):
     @property
     def is_finite(self) -> bool:
         return all(np.isfinite(y).all() for y in self.expected)
+
+
+def cases_for(interface: Interface, bounds: Sequence[str] = ()) -> list[Case]:
+    """The cases of the verification, with Keras's outputs."""
+    return cases_of(interface, expected_of(interface), interface.model.count_params(), bounds)
 
 
 def cases_of(interface: Interface, run: RunKeras, parameters: int, bounds: Sequence[str] = ()) -> list[Case]:
@@ -209,3 +217,49 @@ def _around(bounds: Sequence[str]) -> list[int]:
     """The sizes at the numbers in bounds, and one more and less."""
     numbers = {int(number) for bound in bounds for number in re.findall(r"\b\d+\b", bound)}
     return sorted({n + step for n in numbers for step in (-1, 0, 1) if 0 < n + step <= 2 * LONGEST})
+
+
+def expected_of(interface: Interface) -> RunKeras:
+    """Returns a function from the model's inputs to the outputs that the graph must return."""
+
+    def expected(inputs: list[np.ndarray]) -> list[np.ndarray]:
+        if interface.axes:
+            functional_graph.check_sizes(interface.model, [x.shape for x in inputs])
+        return interface.expected(run_keras(interface.model, inputs), inputs)
+
+    return expected
+
+
+def run_keras(model: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """The model's outputs at inference, flat, in float32 on the CPU.
+
+    Half precision would hide errors of the graph, and a GPU rounds the factors of a product to TF32. The
+    model's variables do not change. Raises Stateful if the outputs depend on a variable that the call
+    changes.
+    """
+    outputs, changed = _call(model, inputs, [])
+    for factor in (2.0, -3.0) if changed else ():
+        perturbed = [(variable, _perturbed(variable, factor)) for variable in changed]
+        others, _ = _call(model, inputs, perturbed)
+        if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(outputs, others, strict=True)):
+            names = ", ".join(repr(variable.path) for variable in changed)
+            raise Stateful(
+                f"Model {model.name!r} changes {names} when it is called, and its outputs depend on it. Make "
+                "it an input and an output of the model, because a graph keeps no state between calls."
+            )
+    return outputs
+
+
+def _call(
+    model: Any, inputs: list[np.ndarray], values: list[tuple[Any, Any]]
+) -> tuple[list[np.ndarray], list[Any]]:
+    """The outputs of a model with these values of its variables, and the variables that it assigns to."""
+    packed = keras.tree.pack_sequence_as(functional_graph.function_of(model).input, inputs)
+    with keras.device("cpu"), in_float32(), functional_graph.unchanged(values) as is_changed:
+        outputs = [keras.ops.convert_to_numpy(y) for y in keras.tree.flatten(model(packed, training=False))]
+        return outputs, [variable for variable in model.variables if is_changed(variable)]
+
+
+def _perturbed(variable: Any, factor: float) -> Any:
+    value = keras.ops.convert_to_numpy(variable)
+    return np.logical_not(value) if value.dtype == bool else (value * factor + 1).astype(value.dtype)

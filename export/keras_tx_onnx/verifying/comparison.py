@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import keras
 import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import ExportError, RunError
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import tolerances
-from keras_tx_onnx.errors import Stateful
-from keras_tx_onnx.interfaces.base import Feed, Interface
-from keras_tx_onnx.reading import functional_graph
-from keras_tx_onnx.reading.keras_patches import in_float32
-from keras_tx_onnx.verifying.cases import Case, RunKeras, cases_of
+from keras_tx_onnx.interfaces.base import Feed
+from keras_tx_onnx.verifying.cases import Case
 
 # A difference above this share of the variation between samples is more than rounding.
 LEAST = 1e-2
@@ -50,22 +45,6 @@ class Variation:
         empty = all(x.size == 0 for rows in self._rows.values() for x in rows)
         limit = max(LEAST, 10 * tolerance)
         return empty or (self.spread > 0 and self.difference <= limit * self.spread)
-
-
-def cases_for(interface: Interface, bounds: Sequence[str] = ()) -> list[Case]:
-    """The cases of the verification, with Keras's outputs."""
-    return cases_of(interface, expected_of(interface), interface.model.count_params(), bounds)
-
-
-def expected_of(interface: Interface) -> RunKeras:
-    """Returns a function from the model's inputs to the outputs that the graph must return."""
-
-    def expected(inputs: list[np.ndarray]) -> list[np.ndarray]:
-        if interface.axes:
-            functional_graph.check_sizes(interface.model, [x.shape for x in inputs])
-        return interface.expected(run_keras(interface.model, inputs), inputs)
-
-    return expected
 
 
 def compare_cases(
@@ -102,38 +81,3 @@ def run_case(case: Case, session: Session) -> Feed:
         raise ExportError(
             f"onnxruntime cannot run the graph in the case {case.name!r}, which Keras runs: {error}"
         ) from error
-
-
-def run_keras(model: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    """The model's outputs at inference, flat, in float32 on the CPU.
-
-    Half precision would hide errors of the graph, and a GPU rounds the factors of a product to TF32. The
-    model's variables do not change. Raises Stateful if the outputs depend on a variable that the call
-    changes.
-    """
-    outputs, changed = _call(model, inputs, [])
-    for factor in (2.0, -3.0) if changed else ():
-        perturbed = [(variable, _perturbed(variable, factor)) for variable in changed]
-        others, _ = _call(model, inputs, perturbed)
-        if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(outputs, others, strict=True)):
-            names = ", ".join(repr(variable.path) for variable in changed)
-            raise Stateful(
-                f"Model {model.name!r} changes {names} when it is called, and its outputs depend on it. Make "
-                "it an input and an output of the model, because a graph keeps no state between calls."
-            )
-    return outputs
-
-
-def _call(
-    model: Any, inputs: list[np.ndarray], values: list[tuple[Any, Any]]
-) -> tuple[list[np.ndarray], list[Any]]:
-    """The outputs of a model with these values of its variables, and the variables that it assigns to."""
-    packed = keras.tree.pack_sequence_as(functional_graph.function_of(model).input, inputs)
-    with keras.device("cpu"), in_float32(), functional_graph.unchanged(values) as is_changed:
-        outputs = [keras.ops.convert_to_numpy(y) for y in keras.tree.flatten(model(packed, training=False))]
-        return outputs, [variable for variable in model.variables if is_changed(variable)]
-
-
-def _perturbed(variable: Any, factor: float) -> Any:
-    value = keras.ops.convert_to_numpy(variable)
-    return np.logical_not(value) if value.dtype == bool else (value * factor + 1).astype(value.dtype)

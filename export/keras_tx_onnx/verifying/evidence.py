@@ -26,7 +26,7 @@ from keras_tx_onnx.interfaces.base import Interface
 from keras_tx_onnx.reading import functional_graph
 from keras_tx_onnx.reading.last_activation import CLASSES, outputs_before_activation
 from keras_tx_onnx.verifying import comparison
-from keras_tx_onnx.verifying.cases import Case
+from keras_tx_onnx.verifying.cases import Case, cases_for
 from keras_tx_onnx.verifying.comparison import LEAST, Variation
 
 
@@ -72,7 +72,7 @@ def _compare_redrawn(interface: Interface, weak: Sequence[str]) -> list[str]:
         try:
             context, graph = interface.graph_of(interface.model)
             write_graph(graph, path)
-            cases = comparison.cases_for(interface, tuple(context.bounds))
+            cases = cases_for(interface, tuple(context.bounds))
         except Exception as error:  # of layers that need their own variables
             return [f"{_unproven(weak)} With redrawn weights: {one_line(error)}"]
         names = [str(value.name) for value in context.graph.outputs][: len(interface.outputs)]

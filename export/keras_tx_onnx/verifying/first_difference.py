@@ -16,8 +16,8 @@ from keras_tx_onnx.interfaces.base import Interface
 from keras_tx_onnx.reading import functional_graph
 from keras_tx_onnx.reading.input_uses import nested_inputs, nested_model
 from keras_tx_onnx.reading.symbolic_backend import Call
-from keras_tx_onnx.verifying.cases import Case
-from keras_tx_onnx.verifying.comparison import run_case, run_keras
+from keras_tx_onnx.verifying.cases import Case, run_keras
+from keras_tx_onnx.verifying.comparison import run_case
 
 
 def first_difference(

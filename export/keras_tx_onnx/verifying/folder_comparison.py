@@ -17,7 +17,7 @@ from keras_tx_onnx.interfaces.choice import choose_interface
 from keras_tx_onnx.interfaces.image_classifier import preprocessing_function
 from keras_tx_onnx.reading import functional_graph
 from keras_tx_onnx.reading.signature import Functional, as_functional
-from keras_tx_onnx.verifying import comparison
+from keras_tx_onnx.verifying.cases import cases_for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _compare(functional: Functional, folder: Folder) -> FolderComparison:
     largest = 0.0
     with Session(folder.graph, provider="cpu") as session:
         dtypes = {spec.name: spec.dtype for spec in session.inputs}
-        for case in comparison.cases_for(interface, folder.manifest.bounds):
+        for case in cases_for(interface, folder.manifest.bounds):
             feed = {name: x.astype(dtypes.get(name, x.dtype), copy=False) for name, x in case.feed.items()}
             outputs = case.run(session, feed)
             for name, expected in zip(interface.outputs, case.expected, strict=True):

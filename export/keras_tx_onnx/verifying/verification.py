@@ -13,7 +13,7 @@ from keras_tx_onnx.graph import unpadding
 from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.interfaces.base import Interface
 from keras_tx_onnx.verifying import branches, comparison, evidence, first_difference
-from keras_tx_onnx.verifying.cases import Case
+from keras_tx_onnx.verifying.cases import Case, cases_for, expected_of
 
 
 def verify_graph(
@@ -31,8 +31,8 @@ def verify_graph(
     """
     precision = interface.precision
     outputs = [str(value.name) for value in context.graph.outputs][: len(interface.outputs)]
-    run_keras = comparison.expected_of(interface)
-    cases = comparison.cases_for(interface, tuple(context.bounds))
+    run_keras = expected_of(interface)
+    cases = cases_for(interface, tuple(context.bounds))
     branching = branches.has_control_flow(path)
     if branching:
         cases += branches.scaled(cases, run_keras)
