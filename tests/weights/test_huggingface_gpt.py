@@ -121,7 +121,7 @@ def test_an_end_that_is_no_token(said: Any):
     with pytest.raises(ConfigError, match="eos_token_id.*expected a number, or a list of them"):
         loaded(state, {**config, "eos_token_id": said})
     for wrong in ([-1], [256], [], "3"):
-        with pytest.raises(ConfigError, match="stop_ids.*expected.* one or more"):
+        with pytest.raises(ConfigError, match="stop_ids="):
             keras_tx.gpt("pico", stop_ids=wrong)
     assert keras_tx.gpt("pico", stop_ids=[3, 3]).config.stop_ids == (3,)
 
@@ -176,9 +176,7 @@ def test_the_body_of_a_classifier():
 def test_a_fresh_head_on_an_old_body():
     state, config, _ = opened("llama-v5")
     del state["lm_head.weight"]
-    with pytest.raises(
-        ConfigError, match="says that it has a CausalLMHead, but its tensors are not those of one"
-    ):
+    with pytest.raises(ConfigError, match="CausalLMHead:.*\\n  missing: lm_head.weight"):
         loaded(state, config)
     with pytest.warns(UserWarning, match="new, not yet trained: logits/kernel"):
         loaded(state, config, head=keras_tx.CausalLMHead())
@@ -188,7 +186,7 @@ def test_fewer_positions():
     state, config, expected = opened("gpt2-v4")
     ids = expected["input_ids"]
     assert_close(as_numpy(loaded(state, config, max_length=9)(ids)), as_numpy(loaded(state, config)(ids)))
-    with pytest.raises(ConfigError, match="has 20 positions of width 16, and the model needs 21"):
+    with pytest.raises(ConfigError, match="20 positions .*21"):
         loaded(state, config, max_length=21)
 
 
@@ -211,7 +209,7 @@ REFUSED = [
     ("llama-v4", "mlp_bias", True, "mlp_bias=True"),
     ("llama-v4", "attention_bias", True, "mlp_bias=False"),
     ("llama-v4", "rope_scaling", {"rope_type": "yarn", "factor": 2.0}, "rope_scaling=.*'linear', 'llama3'"),
-    ("llama-v4", "rope_scaling", {"rope_type": "llama3", "factor": 2.0}, "'llama3' is made of"),
+    ("llama-v4", "rope_scaling", {"rope_type": "llama3", "factor": 2.0}, "rope_scaling=.*'llama3'"),
     ("llama-v4", "rope_scaling", [2.0], r"rope_scaling=\[2.0\].*an object"),
     ("llama-v4", "rope_parameters", {"rope_type": "default", "rope_theta": 9.0}, "rope_theta=500.0.*9.0"),
     ("llama-v4", "rope_theta", "many", "rope_theta='many'"),

@@ -271,7 +271,7 @@ def _rotary(config: Fields, length: int) -> dict[str, Any]:
         return {"rotary_base": base, "rotary_scaling": check_scaling({"rope_type": kind, **numbers})}
     except ConfigError as error:
         name = "rope_parameters" if parameters else "rope_scaling"
-        raise config.error(name, f"as a scaling of ours, {error}".rstrip(".")) from error
+        raise config.error(name, f"{error}".rstrip(".")) from error
 
 
 def _flag(config: Fields, name: str, default: bool) -> bool:
