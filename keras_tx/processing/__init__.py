@@ -1,4 +1,4 @@
-"""From files, arrays and texts to what the model takes: the same code feeds `model.fit` and the runtime."""
+"""Image and text transforms: the same code prepares the inputs of `model.fit` and of the runtime."""
 
 from keras_tx.processing.corpus import write_tokens
 from keras_tx.processing.image import ImageTransform

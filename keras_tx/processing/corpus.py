@@ -1,4 +1,4 @@
-"""From text files to a folder of token files with their tokenizer, in one pass and little memory."""
+"""Tokenizes text files into a folder of token files, in one pass and little memory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from keras_tx.processing.text import TextTransform
 from keras_tx.processing.token_file import Header, TokenWriter
 
 TRAIN, VALIDATION = "train.tokens", "validation.tokens"
-LONG = 1 << 16  # characters from which on a document is encoded in pieces
-LONGEST = 1 << 26  # and up to which a place to cut it is looked for
-AROUND = 100  # characters on each side of a cut that are compared
+LONG = 1 << 16  # characters; longer documents are encoded in chunks
+LONGEST = 1 << 26  # characters without a place to split that raise an error
+AROUND = 100  # characters that are compared on each side of a split
 TRIES = 20
 AT_ONCE = 1 << 19  # characters encoded together, on all cores
 
@@ -37,18 +37,27 @@ def write_tokens(
     validation: float = 0.0,
     progress: Progress | None = None,
 ) -> dict[str, Header]:
-    """Text files as token files: train.tokens, validation.tokens, and the files of the tokenizer.
+    """Tokenizes text files into a folder with train.tokens, validation.tokens and the tokenizer.
 
-    Each document ends with the transform's end-of-text token. Special tokens that a text spells out are text.
-    The folder gets its name when all is written. Returns what each file holds.
+    Each document ends with the transform's end-of-text token. Special tokens in the texts are read as text.
+    The folder is written under a temporary name and renamed at the end.
 
     Args:
-        folder: a new one.
+        folder: a new folder.
         texts: UTF-8 files.
-        document_per, separator: where documents end; see keras_tx.processing.documents.
-        validation: the share for validation.tokens: of the documents, evenly spread. Where files are
-            documents, and too few for that, the last part of each.
-        progress: called with the bytes read, and those that there are.
+        transform: the tokenizer.
+        document_per: "file", "paragraph" or "line".
+        separator: the text of the lines between documents; overrides `document_per`.
+        validation: the share of the documents for validation.tokens, evenly spread; for a few files, the
+            last part of each.
+        progress: called with the number of bytes read and of all bytes.
+
+    Returns:
+        The header of each token file, by its name.
+
+    Raises:
+        TextError: a text cannot be read or encoded.
+        ConfigError: an argument is invalid, or the folder exists.
     """
     target = Path(folder)
     check_target(target)
@@ -58,8 +67,8 @@ def write_tokens(
     single = len(parts) == 1 and document_per == "file" and separator is None
     if transform.eos_token is None and not single:
         raise ConfigError(
-            "The tokenizer has no end-of-text token, so documents would run into one another. Give one with "
-            "an eos_token, or a single file that is one document."
+            "The tokenizer has no eos_token, which separates documents. Pass a tokenizer with an eos_token, "
+            "or a single file that is one document."
         )
     streams = _streams(parts, document_per, separator, validation)
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -74,7 +83,7 @@ def write_tokens(
 
 
 def check_target(folder: Path) -> None:
-    """Raises where `write_tokens` cannot write."""
+    """Raises a ConfigError if `write_tokens` cannot write the folder."""
     if folder.exists() or folder.is_symlink():
         raise ConfigError(f"{folder} exists. Remove it, or choose another name.")
     if not folder.parent.is_dir():
@@ -84,7 +93,7 @@ def check_target(folder: Path) -> None:
 def _streams(
     parts: list[Part], per: str, separator: str | None, validation: float
 ) -> Iterator[tuple[str, Chunk]]:
-    """Chunks, each with the file that it goes into."""
+    """Chunks, each with the name of its token file."""
     if validation and per == "file" and separator is None and int(len(parts) * validation) < 1:
         return _ends_of_files([cut_at_line(part, validation) for part in parts])
     return _spread(documents(parts, per, separator), validation)
@@ -102,13 +111,13 @@ def _ends_of_files(cut: list[tuple[Part, Part]]) -> Iterator[tuple[str, Chunk]]:
 def _spread(chunks: Iterator[Chunk], validation: float) -> Iterator[tuple[str, Chunk]]:
     count = 0
     for chunk in chunks:
-        taken = int((count + 1) * validation) > int(count * validation)
-        yield VALIDATION if taken else TRAIN, chunk
+        is_validation = int((count + 1) * validation) > int(count * validation)
+        yield VALIDATION if is_validation else TRAIN, chunk
         count += chunk.ends
     if validation and int(count * validation) < 1:
         raise TextError(
-            f"There are {count} documents, of which a share of {validation} for validation takes none. Take "
-            "a larger share, or smaller documents: paragraphs, or lines."
+            f"validation={validation} of {count} documents is less than one. Pass a larger share, or smaller "
+            "documents with document_per='paragraph' or 'line'."
         )
 
 
@@ -132,14 +141,14 @@ def _write(
             if progress is not None:
                 progress(chunk.read, total)
     if TRAIN not in writers:
-        raise TextError("There is no document in the texts.")
+        raise TextError("The texts have no documents.")
     return {name: writer.header for name, writer in sorted(writers.items())}
 
 
 def _encoded(
     streams: Iterator[tuple[str, Chunk]], transform: TextTransform
 ) -> Iterator[tuple[str, list[int], Chunk]]:
-    """The ids of each piece of text, many encoded at once."""
+    """The ids of each chunk; many chunks are encoded together."""
     tokenizer = _plain(transform)
     waiting: list[tuple[str, Chunk]] = []
     size = 0
@@ -154,7 +163,7 @@ def _encoded(
 
 def _plain(transform: TextTransform) -> Tokenizer:
     tokenizer = Tokenizer.from_str(transform.tokenizer)
-    tokenizer.encode_special_tokens = True  # a text that spells <|endoftext|> out does not end there
+    tokenizer.encode_special_tokens = True  # as text: a document may contain <|endoftext|>
     return tokenizer
 
 
@@ -164,7 +173,7 @@ def _encode(
     texts = [chunk.text for _, chunk in waiting]
     try:
         encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    except Exception:  # tokenizers raises nothing more precise; the transform finds the text and says why
+    except Exception:  # tokenizers raises no narrower class; the transform raises the reason
         transform.pieces([text for text in texts if text])
         raise
     for (name, chunk), encoding in zip(waiting, encodings, strict=True):
@@ -172,7 +181,7 @@ def _encode(
 
 
 def _pieces(streams: Iterable[tuple[str, Chunk]], tokenizer: Tokenizer) -> Iterator[tuple[str, Chunk]]:
-    """Documents, the long ones in pieces that together have the tokens of the whole."""
+    """Documents; long ones in chunks that have the same tokens as the whole."""
     held = ""
     for name, chunk in streams:
         held += chunk.text
@@ -187,26 +196,25 @@ def _pieces(streams: Iterable[tuple[str, Chunk]], tokenizer: Tokenizer) -> Itera
             held = ""
         elif len(held) > LONGEST:
             raise TextError(
-                f"A document goes on for {len(held)} characters, after {held[:30]!r}, without a place where "
-                "its tokens could be cut apart. Put line breaks into the text, or take a tokenizer of "
-                "characters."
+                f"A document has {len(held)} characters, after {held[:30]!r}, without a place to split its "
+                "tokens. Insert line breaks, or use a character tokenizer."
             )
 
 
 def _place_to_cut(text: str, tokenizer: Tokenizer) -> int | None:
-    """A place near LONG where the tokens on both sides are those of the whole: before white space, or any."""
+    """A place near LONG, preferably before white space, where a split does not change the tokens."""
     place = LONG
     for _ in range(TRIES):
         place = max(text.rfind("\n", 0, place), text.rfind(" ", place - AROUND, place))
         if place <= AROUND:
             break
-        if _falls_apart(text, place, tokenizer):
+        if _can_split(text, place, tokenizer):
             return place
-    return LONG if len(text) > LONG + AROUND and _falls_apart(text, LONG, tokenizer) else None
+    return LONG if len(text) > LONG + AROUND and _can_split(text, LONG, tokenizer) else None
 
 
-def _falls_apart(text: str, place: int, tokenizer: Tokenizer) -> bool:
-    """Seen on what is around the place; what is further away does not reach it."""
+def _can_split(text: str, place: int, tokenizer: Tokenizer) -> bool:
+    """Compares the tokens around the place; more distant text does not affect them."""
     left, right = text[place - AROUND : place], text[place : place + AROUND]
 
     def ids(part: str) -> list[int]:

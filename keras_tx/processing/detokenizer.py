@@ -12,7 +12,7 @@ BEFORE = 4  # tokens of the prompt that are decoded too: a space may depend on t
 
 
 def read_tokenizer(path: str | os.PathLike[str]) -> Any:
-    """The tokenizers.Tokenizer of a tokenizer.json."""
+    """Returns the tokenizers.Tokenizer of a tokenizer.json."""
     import tokenizers
 
     return tokenizers.Tokenizer.from_file(os.fspath(path))
@@ -21,8 +21,8 @@ def read_tokenizer(path: str | os.PathLike[str]) -> Any:
 class Detokenizer:
     """Decodes tokens one by one; the returned strings together are the text of all tokens.
 
-    A character whose bytes are spread over tokens is returned when it is complete. A possible beginning of a
-    stop string is held back until it is clear, and a stop string is never returned.
+    A character whose bytes are in several tokens is returned when it is complete. A possible start of a stop
+    string is held back; stop strings are never returned.
 
     >>> detokenizer = Detokenizer(lambda ids: bytes(ids).decode(errors="replace"))
     >>> [detokenizer.add(byte) for byte in "é!".encode()], detokenizer.end()
@@ -51,7 +51,7 @@ class Detokenizer:
         return other
 
     def add(self, token: int) -> str:
-        """The new characters that are complete."""
+        """Returns the new complete characters."""
         if self.stopped:
             return ""
         before = len(self._ids)
@@ -60,13 +60,13 @@ class Detokenizer:
         complete = _complete(text)
         new = complete[self._returned :]
         self._returned = max(self._returned, len(complete))
-        if complete is text and before > 2 * BEFORE:  # the last tokens suffice from here on
+        if complete is text and before > 2 * BEFORE:  # the last tokens suffice
             self._ids = self._ids[-BEFORE:]
             self._returned = len(self._decode(self._ids))
         return self._without_stop(new)
 
     def end(self) -> str:
-        """The characters that were held back, after the last token."""
+        """Returns the characters that were held back, after the last token."""
         if self.stopped:
             return ""
         text = self._decode(self._ids) if self._ids else ""
@@ -87,5 +87,5 @@ class Detokenizer:
 
 
 def _complete(text: str) -> str:
-    """The text without a character at its end whose bytes may not all be there."""
+    """The text without an incomplete character at its end."""
     return text[:-1] if text.endswith(REPLACEMENT) else text

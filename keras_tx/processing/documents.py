@@ -1,4 +1,4 @@
-"""Text files as a stream of documents; of a long document never more than a part is in memory."""
+"""Text files as a stream of documents; only a part of a long document is in memory."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """Some text of a document. `read` is how many bytes of the files have been read when it comes."""
+    """Some text of a document, and the number of bytes read from all files so far."""
 
     text: str
-    ends: bool  # whether the document ends behind it
+    ends: bool  # whether the document ends after it
     read: int
 
 
 def whole_files(paths: Sequence[str | os.PathLike[str]]) -> list[Part]:
-    """The files with something in them, each from beginning to end; what is no file is an error."""
+    """Returns the files that are not empty, each as one part; a path without a file raises a TextError."""
     parts = []
     for path in map(Path, paths):
         if not path.is_file():
-            what = "is a folder; name the files in it" if path.is_dir() else "is not there, or not a file"
-            raise TextError(f"{path} {what}. Expected a text file.")
+            problem = "is a folder. Pass the files in it" if path.is_dir() else "is not a file"
+            raise TextError(f"{path} {problem}.")
         parts.append(Part(path, 0, path.stat().st_size))
     if not any(part.end for part in parts):
-        raise TextError(f"There is no text in {', '.join(str(part.path) for part in parts) or 'no file'}.")
+        raise TextError(f"{', '.join(str(part.path) for part in parts) or 'texts'} has no text.")
     return [part for part in parts if part.end]
 
 
 def cut_at_line(part: Part, share: float) -> tuple[Part, Part]:
-    """A file in two, the second of about this share, cut behind the end of a line."""
+    """Splits a file after a line, so that the second part has about this share of it."""
     place = part.start + round((part.end - part.start) * (1 - share))
     with part.path.open("rb") as file:
         file.seek(place)
@@ -61,50 +61,47 @@ def cut_at_line(part: Part, share: float) -> tuple[Part, Part]:
             cut = cut if cut > first else part.end
     if not part.start < cut < part.end:
         raise TextError(
-            f"{part.path} has no end of a line around where its last {share:.0%} begin, and cannot be cut "
-            "there. Put line breaks into it, or ask for no validation and take another text for that."
+            f"{part.path} has no line break near the start of its last {share:.0%}, where it has to be "
+            "split. Insert line breaks, or pass validation=0 and write the validation file from another text."
         )
     return Part(part.path, part.start, cut), Part(part.path, cut, part.end)
 
 
 def documents(parts: Sequence[Part], per: str = "file", separator: str | None = None) -> Iterator[Chunk]:
-    """The documents one after the other, each as one or several chunks; empty ones are left out.
+    """Yields the documents, each as one or several chunks, without empty ones.
 
     Args:
-        per: "file": each is a document. "paragraph": blank lines stand between documents. "line": each line
-            is one.
-        separator: lines with nothing but this text stand between documents, in place of `per`.
+        per: "file", "paragraph" (blank lines between documents) or "line".
+        separator: the text of the lines between documents; overrides `per`.
     """
     if per not in DOCUMENT_PER:
         raise ConfigError(f"document_per={per!r} is unknown. {nearest(str(per), DOCUMENT_PER)}")
     if separator is not None and (not separator.strip() or "\n" in separator):
         raise ConfigError(f"separator={separator!r}, expected the text of one line.")
-    read = 0
+    read, by_line = 0, separator is not None or per != "file"
     for part in parts:
         texts = _decoded(part)
-        if separator is not None or per != "file":
+        if by_line:
             texts = _split(texts, "" if separator is None else separator.strip(), per == "line")
-        held: str | None = None  # what comes last in a document has to know that it does
-        for text, size in texts:
-            read += size
-            if text == "":
-                continue
-            if text is None:
-                if held is not None:
-                    yield Chunk(held.rstrip("\r\n"), True, read)
-                held = None
-            elif held is None:
-                held = text
-            else:
-                yield Chunk(held, False, read)
-                held = text
+        yield from _chunks(texts, by_line, read)
+        read += part.end - part.start
+
+
+def _chunks(texts: Iterator[tuple[str | None, int]], by_line: bool, read: int) -> Iterator[Chunk]:
+    held: str | None = None  # until it is known whether the document ends
+    for text, size in texts:
+        read += size
+        if text == "":
+            continue
         if held is not None:
-            lines = separator is not None or per != "file"
-            yield Chunk(held.rstrip("\r\n") if lines else held, True, read)
+            yield Chunk(held.rstrip("\r\n") if text is None else held, text is None, read)
+        held = text
+    if held is not None:
+        yield Chunk(held.rstrip("\r\n") if by_line else held, True, read)
 
 
 def _decoded(part: Part) -> Iterator[tuple[str | None, int]]:
-    """Text, and the bytes that it was read from."""
+    """Texts with their number of bytes in the file."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     place = part.start
     with part.path.open("rb") as file:
@@ -112,14 +109,14 @@ def _decoded(part: Part) -> Iterator[tuple[str | None, int]]:
         while place < part.end:
             block = file.read(min(READ, part.end - place))
             if not block:
-                raise TextError(f"{part.path} became shorter while it was read. Start again.")
+                raise TextError(f"{part.path} was truncated while it was read. Start again.")
             pending = len(decoder.getstate()[0])
             try:
                 text = decoder.decode(block, final=place + len(block) >= part.end)
             except UnicodeDecodeError as error:
                 raise TextError(
                     f"{part.path} is not UTF-8 text: byte {place - pending + error.start} is "
-                    f"{error.reason}. Convert it (iconv -t UTF-8), or leave the file out."
+                    f"{error.reason}. Convert it with iconv -t UTF-8, or remove the file."
                 ) from None
             place += len(block)
             yield text, len(block)
@@ -143,7 +140,7 @@ def _split(
                 if each_line:
                     yield None, 0
             at_start = True
-        if len(rest) > READ:  # nothing that separates is as long
+        if len(rest) > READ:  # longer than any separator
             yield rest, 0
             rest, at_start = "", False
     if not (at_start and rest.strip() == separator):

@@ -26,35 +26,34 @@ RESAMPLING = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
-# A batch is refused if a larger share of its values than this is far outside, or outside, of the range.
+# Larger shares of values far outside of the range, or outside of it, are an error.
 FAR, OUTSIDE = 0.01, 0.3
 ROUNDING = 1e-3
-DARK, BRIGHT = 0.05, 0.5  # pictures in 0..1 have darker and brighter pixels than these
+DARK, BRIGHT = 0.05, 0.5  # images in 0..1 have darker and brighter pixels
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageTransform:
-    """Images of any kind to the array that the model takes; the same for training and inference.
+    """Resizes, rescales and normalizes images, in the same way for training and inference.
 
-    An image is a path, the bytes of a file, a file that is open in binary mode (io.BytesIO), a Pillow image,
-    or a NumPy array: (height, width) for grey, or (height, width, channels); uint8, or float in 0..1. A call
-    accepts one; several as a list, an iterator (Path.glob), a 4-D batch, or the path of a directory, whose
-    picture files are read in the order of their names; and returns a batch.
+    An image is a path, the bytes of a file, a file opened in binary mode, a Pillow image, or a NumPy array:
+    (height, width) for grayscale, or (height, width, channels); uint8, or float in 0..1. A call accepts one
+    image, or several as a list, an iterator (Path.glob), a 4-D batch, or the path of a directory, whose image
+    files are sorted by name. It returns a batch.
 
-    Files are turned upright by their EXIF tag and converted as Pillow does, which is what torchvision,
-    Keras and Hugging Face train with: grey is repeated into three channels, alpha is dropped (not
-    blended with white), 16-bit grey is scaled. An array is taken as it is: its channels must be the
-    transform's, but a 2-D array is a grey image and is repeated like one. Resizing is Pillow's, on 8
-    bits, for all of them; an image that already has the right size is not resampled, and a float array
-    is then not rounded to 8 bits either.
+    As in torchvision, Keras and Hugging Face, image files are rotated by their EXIF tag and converted by
+    Pillow: grayscale is repeated for three channels, alpha is dropped (not blended with white), 16-bit
+    grayscale is scaled. Arrays must have the channels of the transform; 2-D arrays are grayscale. Images are
+    resized by Pillow on 8 bits. An image of the right size is not resampled, and a float array of the right
+    size is not rounded to 8 bits.
 
     Args:
-        size: (height, width), or one number for a square. Afterwards always the pair.
-        channels: 3 for colour, 1 for grey. With another number only arrays are accepted.
+        size: (height, width), or one number for a square; stored as a pair.
+        channels: 3 for color, 1 for grayscale. Other numbers accept arrays only.
         resample: "nearest", "bilinear", "bicubic" or "lanczos".
-        rescale: factor on the 8-bit value.
-        mean, std: after rescaling, (value - mean) / std; one number, or one for each channel.
-            Afterwards always a tuple with one for each channel.
+        rescale: factor on the 8-bit values.
+        mean, std: after rescaling, (value - mean) / std; one number, or one for each channel; stored as
+            tuples.
 
     >>> transform = ImageTransform(size=2, channels=1)
     >>> transform(np.array([[0, 255], [255, 0]], "uint8"))[0, :, :, 0]
@@ -82,9 +81,7 @@ class ImageTransform:
         object.__setattr__(self, "mean", _numbers("mean", self.mean, self.channels))
         std = _numbers("std", self.std, self.channels)
         if min(std) <= 0:
-            raise ConfigError(
-                f"std is {self.std!r}, expected positive numbers: the pixels are divided by it."
-            )
+            raise ConfigError(f"std is {self.std!r}, expected positive numbers. Pixels are divided by them.")
         object.__setattr__(self, "std", std)
 
     @property
@@ -96,10 +93,16 @@ class ImageTransform:
         return _pair(self.size)[1]
 
     def __call__(self, images: Any) -> Any:
-        """Normalized float32 (batch, height, width, channels).
+        """Returns normalized images, float32 (batch, height, width, channels).
 
-        In tf.data, `ds.map(lambda x, y: (transform(x), y))`: of uint8 tensors, or of float tensors in 0..255,
-        as keras.utils.image_dataset_from_directory returns them.
+        In tf.data, `ds.map(lambda x, y: (transform(x), y))` accepts uint8 tensors, and float tensors in
+        0..255, as keras.utils.image_dataset_from_directory returns them.
+
+        Args:
+            images: one image or several, see the class.
+
+        Raises:
+            ImageError: an image cannot be read, or has other channels or values.
         """
         tf = sys.modules.get("tensorflow")
         if tf is not None and tf.is_tensor(images):
@@ -124,13 +127,14 @@ class ImageTransform:
         return self.height, self.width, self.channels
 
     def check_output(self, images: np.ndarray, *, in_dataset: bool = False) -> None:
-        """Raises a ConfigError for a batch that a call cannot have returned, by its shape and values.
-
-        Some values may lie outside of the range, since noise and other augmentation move them.
+        """Checks by shape and values that a batch is the output of this transform, possibly augmented.
 
         Args:
             images: the inputs of `fit`, `evaluate` or `predict`.
-            in_dataset: whether the batch comes from a dataset, for the code line in the error.
+            in_dataset: whether the batch is from a dataset, for the line of code in the error.
+
+        Raises:
+            ConfigError: it is not.
         """
         line = "data.map(lambda x, y: (model.processing(x), y))" if in_dataset else "model.processing(x)"
         remedy = f"Pass {line} in place of {'data' if in_dataset else 'x'}"
@@ -141,22 +145,19 @@ class ImageTransform:
             )
         if not images.size or images.dtype.kind not in "biuf":
             return
-        std = np.asarray(self.std)
-        low, high = -np.asarray(self.mean) / std, (255 * self.rescale - np.asarray(self.mean)) / std
         smallest, largest = float(images.min()), float(images.max())
         if np.isnan(smallest) or np.isnan(largest):
             raise ConfigError("The images have NaN values. Remove them from the data.")
-        margin = (high - low) / 2
-        outside = float(((images < low - ROUNDING) | (images > high + ROUNDING)).mean())
-        far = float(((images < low - margin) | (images > high + margin)).mean())
-        # Only rescaled, not normalized: dark and bright pixels in 0..1, where normalized ones are around 0.
+        std = np.asarray(self.std)
+        low, high = -np.asarray(self.mean) / std, (255 * self.rescale - np.asarray(self.mean)) / std
+        # Only rescaled, not normalized: dark and bright pixels in 0..1; normalized ones are around 0.
         rescaled = high.min() > 0 > low.max() + ROUNDING and 0 <= smallest < DARK and BRIGHT < largest <= 1
-        if far <= FAR and outside <= OUTSIDE and not rescaled:
+        if not rescaled and _is_within(images, low, high):
             return
         if rescaled and in_dataset:
             remedy = remedy.replace("model.processing(x)", "model.processing(255 * x)")
         elif not rescaled and (smallest < 0 or largest > 255):
-            remedy += ", with pixels of 0..255; for a normalization of your own set its mean= and std="
+            remedy += ", with pixels of 0..255; for another normalization, set its mean= and std="
         elif not in_dataset and not rescaled and images.dtype != np.uint8:
             remedy += ', with pixels of 0..255 as x.astype("uint8")'
         raise ConfigError(
@@ -165,13 +166,15 @@ class ImageTransform:
         )
 
     def resize(self, images: Images) -> np.ndarray:
-        """The right size and nothing more, uint8 (batch, height, width, channels): for a raw-pixels graph."""
+        """Returns resized images, uint8 (batch, height, width, channels), for graphs with `raw_pixels`."""
         items, several = _items(images)
         return self._stack(list(items), 0 if several else None, np.uint8)
 
     def batches(self, images: Images, batch_size: int, *, raw_pixels: bool = False) -> Iterator[np.ndarray]:
-        """What a call gives, or `resize` with `raw_pixels`, in pieces: of a long list of files, only
-        `batch_size` are in memory at a time."""
+        """Yields the output of a call, or of `resize` with `raw_pixels`, in batches.
+
+        Only one batch of images is in memory at a time.
+        """
         items, several = _items(images)
         batch_size = whole_number("batch_size", batch_size)
         rest, first = iter(items), 0
@@ -180,13 +183,13 @@ class ImageTransform:
             first += len(piece)
 
     def to_preprocessor_config(self, raw_pixels: bool = False) -> dict[str, Any]:
-        """The preprocessor_config.json of Hugging Face; `raw_pixels` for a graph that rescales by itself."""
+        """Returns Hugging Face's preprocessor_config.json; `raw_pixels` for graphs that normalize."""
         config: dict[str, Any] = {
             "image_processor_type": PROCESSOR_TYPES[0],
             "do_resize": True,
             "size": {"height": self.height, "width": self.width},
             "resample": int(RESAMPLING[self.resample]),
-            "do_convert_rgb": self.channels == 3,  # transformers.js converts even grey unless told
+            "do_convert_rgb": self.channels == 3,  # otherwise transformers.js converts grayscale too
             "do_rescale": not raw_pixels,
             "rescale_factor": self.rescale,
             "do_normalize": not raw_pixels,
@@ -197,7 +200,10 @@ class ImageTransform:
 
     @classmethod
     def from_preprocessor_config(cls, config: Mapping[str, Any]) -> ImageTransform:
-        """Every field is honoured or refused by name; a missing one means what ViTImageProcessor takes.
+        """Creates a transform from Hugging Face's preprocessor_config.json, read as a dict.
+
+        Missing keys have the defaults of ViTImageProcessor. A value that is not supported raises a
+        ConfigError.
 
         >>> ImageTransform.from_preprocessor_config({"size": {"height": 32, "width": 48}}).size
         (32, 48)
@@ -212,8 +218,7 @@ class ImageTransform:
         return batch
 
     def _normalize(self, pixels: np.ndarray) -> np.ndarray:
-        # The factors are worked out in float64, so that a float image under rescale 1/255,
-        # mean 0 and std 1 comes out as it went in, to the last bit.
+        # Factors in float64 make rescale 1/255 with mean 0 and std 1 the identity for float images.
         std = np.asarray(self.std)
         unit = 1.0 if pixels.dtype == np.uint8 else 255.0
         factor = (unit * self.rescale / std).astype(np.float32)
@@ -234,8 +239,8 @@ class ImageTransform:
             )
         if self.channels not in (1, 3):
             raise ImageError(
-                f"{name} is a picture, and this transform takes {self.channels} channels, which a picture "
-                "cannot give; pass a NumPy array (height, width, channels)."
+                f"{name} is an image file, but the transform has channels={self.channels}. Pass a NumPy "
+                "array (height, width, channels)."
             )
         image = read_image(source, "L" if self.channels == 1 else "RGB", name)
         if image.size != (self.width, self.height):
@@ -257,36 +262,37 @@ class ImageTransform:
         if not np.issubdtype(array.dtype, np.floating):
             raise ImageError(
                 f"{name} has dtype {array.dtype}, expected uint8 (0..255) or float (0..1); "
-                "use .astype('uint8') for values in 0..255, divide by the largest possible value otherwise."
+                "use .astype('uint8') for values in 0..255, or divide by the largest possible value."
             )
         low, high = array.min(), array.max()
         if not (low >= 0 and high <= 1):  # written so that NaN, too, fails
             raise ImageError(
                 f"{name} has float values from {low:g} to {high:g}, expected 0..1 and no NaN; for values in "
-                "0..255 divide by 255 or use .astype('uint8'). Do not normalize before: the transform does."
+                "0..255 divide by 255 or use .astype('uint8'). The transform normalizes, so do not do it "
+                "before."
             )
         return array
 
     def _resample(self, array: np.ndarray) -> np.ndarray:
         to, filter_ = (self.width, self.height), RESAMPLING[self.resample]
-        # Pillow has no image of two or of five channels; it treats each channel on its own anyway
+        # Pillow has no images with two or five channels, and resizes each channel separately anyway.
         planes = [array] if self.channels == 3 else np.moveaxis(array, -1, 0)
         resized = [np.asarray(Image.fromarray(np.ascontiguousarray(p)).resize(to, filter_)) for p in planes]
         return resized[0] if self.channels == 3 else np.stack(resized, axis=-1)
 
 
 def are_several(images: Any) -> bool:
-    """Whether this is a list, an iterator, a 4-D batch or a directory, and not one image."""
+    """Returns whether this is a list, an iterator, a 4-D batch or a directory, not one image."""
     if isinstance(images, np.ndarray):
         return images.ndim == 4
     if isinstance(images, str | os.PathLike):
         return os.path.isdir(images)
-    # a file is an iterator, too, of its lines
+    # Files are iterators of their lines.
     return isinstance(images, list | tuple | Iterator) and not hasattr(images, "read")
 
 
 def _items(images: Any) -> tuple[Iterable[Any], bool]:
-    """The images one by one, and whether they came as several: then errors say which."""
+    """The images, and whether they are several, so that errors contain an index."""
     several = are_several(images)
     if several and isinstance(images, str | os.PathLike):
         return pictures_in(images), several
@@ -306,12 +312,20 @@ def _shape_remedy(shape: tuple[int, ...], channels: int) -> str:
     if len(shape) == 3 and shape[-1] == 4 and channels == 3:
         return "; drop its alpha channel: image[..., :3]"
     if len(shape) == 3 and shape[-1] == 1:
-        return "; a grey image may also be given as (height, width): image[..., 0]"
+        return "; pass a grayscale image as (height, width): image[..., 0]"
     if len(shape) == 3:
-        return "; a batch of grey images needs a channel axis: images[..., None]"
+        return "; a batch of grayscale images needs a channel axis: images[..., None]"
     if len(shape) == 4:
-        return "; pass a 4-D batch by itself, not in a list"
+        return "; pass a 4-D batch directly, not in a list"
     return ""
+
+
+def _is_within(images: np.ndarray, low: np.ndarray, high: np.ndarray) -> bool:
+    """Whether most values are in the range; augmentation moves some of them outside."""
+    margin = (high - low) / 2
+    outside = float(((images < low - ROUNDING) | (images > high + ROUNDING)).mean())
+    far = float(((images < low - margin) | (images > high + margin)).mean())
+    return far <= FAR and outside <= OUTSIDE
 
 
 def _to_8_bits(pixels: np.ndarray) -> np.ndarray:

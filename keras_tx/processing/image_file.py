@@ -1,4 +1,4 @@
-"""A file, its bytes or a Pillow image -> an upright Pillow image of 8 bits, grey ("L") or "RGB"."""
+"""Reads image files: an upright 8-bit Pillow image, grayscale ("L") or "RGB"."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from keras_tx.errors import ImageError
 
-# Above this, Pillow itself warns of a decompression bomb: a file of some kilobytes can
-# declare an image that fills the memory. Decoded to RGB it is 268 MB.
+# Pillow's limit against decompression bombs, small files with huge images. 268 MB as RGB.
 MAX_PIXELS = 89_478_485
 
-# Pillow hands these to other programs or to the operating system, which nobody wants
-# to happen to a picture that a stranger uploaded.
+# Pillow reads these with other programs or the operating system, which is unsafe for untrusted files.
 REFUSED_FORMATS = frozenset({"EPS", "WMF"})
 
 BYTES = bytes | bytearray | memoryview
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # of the formats that are read
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # of the supported formats
 
 _READ_INSTEAD = "JPEG, PNG, WebP, TIFF, BMP or GIF"
 _TIFF_BITS_PER_SAMPLE = 258
@@ -29,11 +27,13 @@ _TIFF_PHOTOMETRIC = 262
 
 
 def read_image(source: Any, mode: str, name: str) -> Image.Image:
-    """Decodes, turns upright and converts to `mode`, "L" or "RGB"; errors begin with `name`.
+    """Reads an image, rotates it by its EXIF tag and converts it to `mode`, "L" or "RGB".
 
-    Colours are converted as Pillow's `convert` does, which is what torchvision, Keras and
-    Hugging Face train with: alpha and palette transparency are dropped, not blended; of an
-    animation, the first frame counts. Samples of 16 bits are scaled to 8, not clipped.
+    Colors are converted by Pillow, as in torchvision, Keras and Hugging Face: transparency is dropped, not
+    blended, and of an animation the first frame is read. 16-bit samples are scaled to 8 bits, not clipped.
+
+    Raises:
+        ImageError: the image cannot be read; the message begins with `name`.
     """
     if isinstance(source, Image.Image):
         return _decode(source, mode, name)
@@ -54,21 +54,21 @@ def read_image(source: Any, mode: str, name: str) -> Image.Image:
 
 
 def pictures_in(directory: str | os.PathLike[str]) -> list[Path]:
-    """The picture files of a directory, by their suffixes, in the order of their names."""
+    """Returns the image files of a directory, by suffix, sorted by name."""
     try:
         paths = sorted(path for path in Path(directory).iterdir() if path.suffix.lower() in SUFFIXES)
     except OSError as error:
         raise ImageError(f"{os.fspath(directory)!r} cannot be read: {error.strerror}.") from error
     if not paths:
         raise ImageError(
-            f"{os.fspath(directory)!r} is a directory without a picture, expected files that end in "
+            f"{os.fspath(directory)!r} is a directory without images, expected files that end in "
             f"{', '.join(SUFFIXES)}."
         )
     return paths
 
 
 def _content(file: Any, name: str) -> bytes:
-    """The bytes of an open file, from its beginning, as Pillow reads it."""
+    """The bytes of an open file, from its start, as in Pillow."""
     try:
         if file.seekable():
             file.seek(0)
@@ -76,7 +76,7 @@ def _content(file: Any, name: str) -> bytes:
     except (OSError, ValueError, AttributeError) as error:
         raise ImageError(f"{name} is a file that cannot be read: {error}.") from error
     if not isinstance(content, bytes):
-        raise ImageError(f"{name} is a file of text, expected a binary file. Open it with open(..., 'rb').")
+        raise ImageError(f"{name} is a text file, expected a binary file. Open it with open(..., 'rb').")
     return content
 
 
@@ -87,11 +87,11 @@ def _check_path(path: Path, name: str) -> None:
                 f"{name} is a directory; expected an image file. Pass a list of the files in it."
             )
         if not path.exists():
-            raise ImageError(f"{name}: there is no such file. The working directory is {Path.cwd()}.")
-        if not path.is_file():  # reading a pipe or a device could wait for ever
-            raise ImageError(f"{name} is not a regular file; read it yourself and pass its bytes.")
+            raise ImageError(f"{name} does not exist. The working directory is {Path.cwd()}.")
+        if not path.is_file():  # reading a pipe or a device may block
+            raise ImageError(f"{name} is not a regular file. Read it yourself and pass its bytes.")
         if path.stat().st_size == 0:
-            raise ImageError(f"{name} is empty (0 bytes); download or copy it again.")
+            raise ImageError(f"{name} is empty (0 bytes). Download or copy it again.")
     except OSError as error:
         raise ImageError(f"{name} cannot be reached: {error.strerror}.") from error
 
@@ -108,16 +108,16 @@ def _identify(stream: BinaryIO, name: str) -> Image.Image:
             f"{name} is not an image that Pillow {Image.__version__} can read, or its header is damaged: "
             f"it begins with {stream.read(12)!r}. Expected {_READ_INSTEAD}."
         ) from error
-    except Exception as error:  # the exceptions of Pillow's plugins for damaged headers are not a closed set
+    except Exception as error:  # Pillow's plugins raise many classes for damaged headers
         raise ImageError(_damaged(name, error)) from error
 
 
 def _decode(image: Image.Image, mode: str, name: str) -> Image.Image:
     if image.format in REFUSED_FORMATS:
-        raise ImageError(f"{name} is {image.format}, which is not read; convert it to {_READ_INSTEAD}.")
+        raise ImageError(f"{name} is {image.format}, which is not supported. Convert it to {_READ_INSTEAD}.")
     if image.width * image.height > MAX_PIXELS:
         raise ImageError(
-            f"{name} has {image.width} x {image.height} pixels, at most {MAX_PIXELS} are read. "
+            f"{name} has {image.width} x {image.height} pixels, expected at most {MAX_PIXELS}. "
             + _remedy_for_size()
         )
     if image.width * image.height == 0:
@@ -134,15 +134,15 @@ def _decode(image: Image.Image, mode: str, name: str) -> Image.Image:
 
 
 def _deep_grey_to_8_bits(upright: Image.Image, opened: Image.Image, name: str) -> Image.Image:
-    tags = getattr(opened, "tag_v2", {})  # only a TIFF file has them; the upright copy has lost them
+    tags = getattr(opened, "tag_v2", {})  # of TIFF files; the upright copy has none
     if upright.mode.startswith("I;16"):
         white = (1 << tags.get(_TIFF_BITS_PER_SAMPLE, (16,))[0]) - 1
     elif upright.mode == "I" and opened.format in ("PNG", "PPM"):
         white = 65535  # some versions of Pillow widen their 16 bits to 32
     else:
         raise ImageError(
-            f"{name} has 32-bit samples (Pillow mode {upright.mode!r}), and nothing says which value is "
-            "white; scale them yourself and pass a NumPy array, uint8 or float in 0..1."
+            f"{name} has 32-bit samples (Pillow mode {upright.mode!r}), whose range is unknown. Scale them "
+            "yourself and pass a NumPy array, uint8 or float in 0..1."
         )
     samples = np.asarray(upright).astype(np.int64)
     if tags.get(_TIFF_PHOTOMETRIC) == 0:
@@ -152,15 +152,15 @@ def _deep_grey_to_8_bits(upright: Image.Image, opened: Image.Image, name: str) -
 
 def _convert(image: Image.Image, mode: str) -> Image.Image:
     if image.mode in ("P", "PA"):
-        image = image.convert("RGBA")  # straight to RGB, Pillow warns about the transparency that it drops
+        image = image.convert("RGBA")  # direct conversion to RGB warns about dropped transparency
     if mode == "L" and image.mode not in ("1", "L", "LA", "RGB", "RGBA"):
-        image = image.convert("RGB")  # CMYK, YCbCr, HSV: Pillow knows no direct way to grey
+        image = image.convert("RGB")  # CMYK, YCbCr, HSV: Pillow has no direct conversion to grayscale
     return image if image.mode == mode else image.convert(mode)
 
 
 def _damaged(name: str, error: Exception) -> str:
-    return f"{name} is damaged or truncated ({error}); open it in a viewer, or download or copy it again."
+    return f"{name} is damaged or truncated ({error}). Download or copy it again."
 
 
 def _remedy_for_size() -> str:
-    return "Make it smaller first: Image.open(file).reduce(4), and pass the result."
+    return "Reduce it first: pass Image.open(file).reduce(4)."

@@ -1,4 +1,4 @@
-"""Hugging Face's preprocessor_config.json -> the fields of an ImageTransform."""
+"""Reads Hugging Face's preprocessor_config.json as the fields of an ImageTransform."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from PIL import Image
 
 from keras_tx.errors import ConfigError
 
-# Other processors read the same keys but give the missing ones another meaning.
+# Other processors have the same keys with other defaults.
 PROCESSOR_TYPES = ("ViTImageProcessor", "ViTImageProcessorFast", "ViTFeatureExtractor")
 
-# Our own key, which Hugging Face passes over. Without it, "do_rescale": false would mean that
-# nobody rescales; with it, the graph does, by the factors that the file still states.
+# Our key, which Hugging Face ignores: the graph rescales and normalizes by the factors of the file, although
+# do_rescale and do_normalize are false.
 RAW_PIXELS = "raw_pixels"
 
 _WITHOUT_EFFECT = frozenset(
@@ -33,14 +33,27 @@ _WITHOUT_EFFECT = frozenset(
 
 
 def fields_from(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Every field is honoured or refused by name; a missing one means what ViTImageProcessor takes."""
+    """Returns the fields of an ImageTransform; missing keys have the defaults of ViTImageProcessor.
+
+    Raises:
+        ConfigError: a key has a value that ImageTransform does not support.
+    """
     fields = {key: value for key, value in config.items() if value is not None}
     kind = fields.get("image_processor_type", fields.get("feature_extractor_type", PROCESSOR_TYPES[0]))
     if kind not in PROCESSOR_TYPES:
         raise ConfigError(f"image_processor_type is {kind!r}, expected one of {', '.join(PROCESSOR_TYPES)}.")
     if not _switch(fields, "do_resize", True):
-        raise ConfigError("do_resize is False, expected True: the graph takes one size only.")
+        raise ConfigError("do_resize is False, expected True: the graph accepts one size only.")
     size, resample = _size(fields), _resample(fields)
+    mean = fields.get("image_mean")
+    channels = len(mean) if isinstance(mean, list) else 3
+    factors = _pixel_factors(fields)
+    _check_unsupported(fields, channels)
+    return {"size": size, "channels": channels, "resample": resample, **factors}
+
+
+def _pixel_factors(fields: dict[str, Any]) -> dict[str, Any]:
+    """The rescale factor, mean and standard deviation; those of a step that is off have no effect."""
     rescale = _numbers(fields, "rescale_factor", 1 / 255)
     mean, std = _numbers(fields, "image_mean", 0.5), _numbers(fields, "image_std", 0.5)
     if isinstance(rescale, list):
@@ -48,29 +61,20 @@ def fields_from(config: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in (("rescale_factor", rescale), ("image_std", std)):
         if min(value if isinstance(value, list) else [value]) <= 0:
             raise ConfigError(f"{key} is {value!r}, expected above 0.")
-    channels = len(mean) if isinstance(mean, list | tuple) else 3
     do_rescale, do_normalize = _switch(fields, "do_rescale", True), _switch(fields, "do_normalize", True)
     in_graph = _switch(fields, RAW_PIXELS, False)
     if in_graph and (do_rescale or do_normalize):
         raise ConfigError(
-            f"raw_pixels is True but do_rescale is {do_rescale} and do_normalize is {do_normalize}, "
-            "expected False for both: the graph does them."
+            f"raw_pixels is True, but do_rescale is {do_rescale} and do_normalize is {do_normalize}. The "
+            "graph does both, so set both to false."
         )
     if not (do_rescale or in_graph):
         rescale = 1.0
     if not (do_normalize or in_graph):
-        mean, std = 0.0, 1.0
+        mean, std = (0.0, 1.0)
     elif isinstance(mean, list) and isinstance(std, list) and len(mean) != len(std):
         raise ConfigError(f"image_std has {len(std)} numbers, expected as many as image_mean, {len(mean)}.")
-    _refuse_the_rest(fields, channels)
-    return {
-        "size": size,
-        "channels": channels,
-        "resample": resample,
-        "rescale": rescale,
-        "mean": mean,
-        "std": std,
-    }
+    return {"rescale": rescale, "mean": mean, "std": std}
 
 
 def _switch(fields: dict[str, Any], key: str, default: bool) -> bool:
@@ -97,7 +101,7 @@ def _size(fields: dict[str, Any]) -> Any:
     if isinstance(size, int) and square:
         return size
     raise ConfigError(
-        f'size is {size!r}, expected {{"height": ..., "width": ...}}: other forms keep the aspect.'
+        f'size is {size!r}, expected {{"height": ..., "width": ...}}. Other forms keep the aspect ratio.'
     )
 
 
@@ -106,18 +110,20 @@ def _resample(fields: dict[str, Any]) -> str:
     try:
         return Image.Resampling(number).name.lower()
     except ValueError:
-        raise ConfigError(f"resample is {number!r}, expected Pillow's number of a filter, 0 to 3.") from None
+        raise ConfigError(
+            f"resample is {number!r}, expected the number of a Pillow filter, 0 to 3."
+        ) from None
 
 
-def _refuse_the_rest(fields: dict[str, Any], channels: int) -> None:
+def _check_unsupported(fields: dict[str, Any], channels: int) -> None:
     for key, value in fields.items():
         if key in _WITHOUT_EFFECT or (key.startswith("do_") and value is False):
             continue
         if key == "do_convert_rgb" and value is True and channels == 3:
             continue
         if key in ("data_format", "input_data_format") and value == "channels_first":
-            continue  # what leaves the Hugging Face processor, and what the graph takes
+            continue  # the output of the processor, and the input of the graph
         raise ConfigError(
-            f"{key} is {value!r}; expected only resize, rescale and normalize, which is all that this "
-            "transform does. Remove the field if it is without effect, or prepare the images yourself."
+            f"{key} is {value!r}, which is not supported: ImageTransform resizes, rescales and normalizes. "
+            "Remove the key if it has no effect, or preprocess the images yourself."
         )

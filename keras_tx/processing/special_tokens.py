@@ -1,4 +1,4 @@
-"""Rows of tokens: what a text became, set into the special tokens of its model."""
+"""Rows of tokens: texts with the special tokens of the model."""
 
 from __future__ import annotations
 
@@ -13,16 +13,23 @@ from keras_tx.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Row:
-    """One row of the model's input before padding; each array has an entry for each token."""
+    """One row of the model's input before padding. Each array has an entry for each token.
 
-    text: int  # which of the texts it is, or is a window of
+    Args:
+        text: the index of the text.
+        ids: of the tokens.
+        segments: token_type_ids: 0, and for most models 1 in the second text of a pair.
+        parts: 0 in the first text, 1 in the second, -1 at special tokens.
+        words: the index of the word in its text, -1 at special tokens.
+        offsets: (tokens, 2), the first character and the one after the last; 0, 0 at special tokens.
+    """
+
+    text: int
     ids: np.ndarray
-    segments: np.ndarray  # what token_type_ids has: 0, and with most models 1 in the second text of a pair
-    parts: np.ndarray  # 0 in the first text, 1 in the second, -1 at the special tokens around them
-    words: np.ndarray  # which word of its text the token is a piece of; -1 at the special tokens
-    offsets: (
-        np.ndarray
-    )  # (tokens, 2): first character, and the one after the last; 0, 0 at the special tokens
+    segments: np.ndarray
+    parts: np.ndarray
+    words: np.ndarray
+    offsets: np.ndarray
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -30,7 +37,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Piece:
-    """The tokens of one text without special ones, or a slice of them."""
+    """The tokens of one text without special tokens, or a slice of them."""
 
     ids: np.ndarray
     words: np.ndarray
@@ -50,7 +57,7 @@ def piece_of(encoding: Encoding) -> Piece:
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
-    """Texts one after the other. Words are counted on; offsets are those in the text of each."""
+    """Concatenates texts. Words are numbered through; offsets stay those in each text."""
     words, first = [], 0
     for piece in pieces:
         words.append(piece.words + first)
@@ -90,18 +97,17 @@ def _none(ids: np.ndarray) -> np.ndarray:
 
 
 def frame_of(tokenizer: Tokenizer, pair: bool) -> Frame:
-    """What the tokenizer puts around texts, seen on a sample."""
+    """Returns the special tokens that the tokenizer adds around texts, from those around a sample."""
     sample, count = _sample(tokenizer)
     whole = tokenizer.encode(sample, sample if pair else None)
     parts = np.array([-1 if part is None else part for part in whole.sequence_ids])
     ids, segments = np.array(whole.ids, "int64"), np.array(whole.type_ids, "int64")
     places = [np.flatnonzero(parts == part) for part in range(2 if pair else 1)]
-    if not all(len(at) == count == at[-1] - at[0] + 1 for at in places) or (
-        pair and places[0][0] > places[1][0]
-    ):
-        raise ConfigError("The tokenizer's post_processor does not put the texts one after the other.")
+    whole_texts = all(len(at) == count == at[-1] - at[0] + 1 for at in places)
+    if not whole_texts or (pair and places[0][0] > places[1][0]):
+        raise ConfigError("The tokenizer's post_processor does not keep the texts whole and in order.")
     edges = [0, *(edge for at in places for edge in (at[0], at[-1] + 1)), len(ids)]
-    between = [slice(edges[i], edges[i + 1]) for i in range(0, len(edges), 2)]
+    between = [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
     return Frame(
         tuple(ids[part] for part in between),
         tuple(segments[part] for part in between),
@@ -110,11 +116,11 @@ def frame_of(tokenizer: Tokenizer, pair: bool) -> Frame:
 
 
 def _sample(tokenizer: Tokenizer) -> tuple[str, int]:
-    """A text that the vocabulary knows, and how many tokens it has."""
+    """A text of the vocabulary, and its number of tokens."""
     special = tokenizer.get_added_tokens_decoder()
     for token, number in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
         if number not in special:
             count = len(tokenizer.encode(token, add_special_tokens=False))
             if count:
                 return token, count
-    raise ConfigError("The tokenizer's vocabulary has no token beside the special ones.")
+    raise ConfigError("The tokenizer's vocabulary has special tokens only.")

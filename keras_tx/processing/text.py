@@ -1,4 +1,4 @@
-"""The text transform: texts to the ids that the model takes. NumPy and tokenizers only."""
+"""The text transform: tokenizes texts. NumPy and tokenizers only."""
 
 from __future__ import annotations
 
@@ -28,26 +28,24 @@ OFFSETS = "offset_mapping"  # as Hugging Face names it
 
 @dataclasses.dataclass(frozen=True)
 class TextTransform:
-    """Texts to the arrays that the model takes; the same for training and inference.
+    """Tokenizes texts, in the same way for training and inference.
 
-    A call takes a text or a list of them, alone or in pairs, and gives a dict of int64 arrays (batch,
-    sequence) under the names of the exported graph: `input_ids`, `attention_mask` and, with `segments`,
-    `token_type_ids`. Made by `load`, or by `processing.wordpiece`, `byte_bpe`, `characters` and the functions
-    that train a vocabulary. The tokenizer is one of Hugging Face's `tokenizers`; what it does is
-    written in its tokenizer.json, which every client of the exported folder reads.
+    A call accepts a text or a list of texts, alone or in pairs, and returns a dict of int64 arrays (batch,
+    sequence) with the names of the exported graph: `input_ids`, `attention_mask` and, with `segments`,
+    `token_type_ids`. Create one with `load`, `processing.wordpiece`, `byte_bpe`, `characters`, or a function
+    that trains a vocabulary. Its tokenizer.json defines the tokenizer for all clients of an exported folder.
 
     Args:
-        tokenizer: the text of a tokenizer.json. What it says about truncation and padding is dropped:
-            the next fields say it.
-        max_length: the most tokens of a row, special ones included. None: as many as the model has
-            positions, once it is part of a model.
-        too_long: what happens to a text with more: "warn" cuts it with a warning that says how much,
-            "raise" refuses it, "cut" cuts it without a word.
-        multiple: rows are padded to the longest, and its length up to a multiple of this; `max_length` for
+        tokenizer: the text of a tokenizer.json. Its truncation and padding are ignored.
+        max_length: the largest number of tokens per row, including special tokens. By default the number of
+            positions of the model.
+        too_long: what happens to longer texts: "warn" truncates them with a warning, "raise" raises a
+            TextError, "cut" truncates them without a warning.
+        multiple: rows are padded to the longest one, rounded up to a multiple of this; `max_length` for
             batches of one shape.
-        padding_side: "right", or "left" for a decoder that continues texts; encoders refuse "left".
-        segments: whether to give `token_type_ids`.
-        pad_token ... eos_token: what the special tokens are called.
+        padding_side: "right", or "left" for text generation. Encoders require "right".
+        segments: whether a call returns `token_type_ids`.
+        pad_token ... eos_token: the special tokens.
     """
 
     tokenizer: str = dataclasses.field(repr=False)
@@ -85,8 +83,16 @@ class TextTransform:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **options: Any) -> TextTransform:
-        """From a folder that `save` or Hugging Face wrote, from one with vocab.txt or with vocab.json and
-        merges.txt, or from a tokenizer.json; `options` are fields that shall be otherwise."""
+        """Loads a transform.
+
+        Args:
+            path: a folder written by `save` or Hugging Face, a folder with vocab.txt, or with vocab.json and
+                merges.txt, or a tokenizer.json.
+            options: fields that override those of the files.
+
+        Raises:
+            ConfigError: the files are missing or invalid.
+        """
         fields = tokenizer_files.fields_of(Path(path))
         try:
             return cls(**{**fields, **options})
@@ -97,7 +103,8 @@ class TextTransform:
 
     @classmethod
     def of(cls, tokenizer: Any) -> TextTransform:
-        """From a TextTransform, a tokenizers.Tokenizer, tokenizer.json's text, or what `load` reads."""
+        """Returns a transform from a TextTransform, a tokenizers.Tokenizer, the text of a tokenizer.json, "
+        "or a path."""
         if isinstance(tokenizer, TextTransform):
             return tokenizer
         if isinstance(tokenizer, Tokenizer):
@@ -112,13 +119,13 @@ class TextTransform:
         return cls.load(tokenizer)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the tokenizer's files of the exported folder; AutoTokenizer.from_pretrained opens it."""
+        """Writes the files of the tokenizer into a folder, which AutoTokenizer.from_pretrained can load."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         for name, text in self.files().items():
             Path(folder, name).write_text(text, encoding="utf-8", newline="\n")
 
     def files(self) -> dict[str, str]:
-        """The text of each file that `save` writes, by its name."""
+        """Returns the text of each file that `save` writes, by its name."""
         return tokenizer_files.files_of(self)
 
     @property
@@ -132,7 +139,7 @@ class TextTransform:
 
     @property
     def pad_id(self) -> int:
-        """What padding consists of; 0 without a pad_token, since nobody looks at it behind the mask."""
+        """The id of padding; 0 without a pad_token, because padding is masked."""
         return 0 if self.pad_token is None else self.id_of(self.pad_token)
 
     def id_of(self, token: str) -> int:
@@ -142,24 +149,32 @@ class TextTransform:
         return number
 
     def special_ids(self) -> set[int]:
-        """The ids that stand for no piece of text."""
+        """Returns the ids of the special tokens."""
         added = self._tokenizer.get_added_tokens_decoder()
         return {number for number, token in added.items() if token.special}
 
     def decode(self, ids: Sequence[int] | np.ndarray, *, special: bool = False) -> str:
-        """The text of ids; without special tokens unless they are asked for."""
+        """Returns the text of ids, with special tokens if `special` is true."""
         return self._tokenizer.decode([int(number) for number in ids], skip_special_tokens=not special)
 
     def __call__(self, texts: Texts, pairs: Texts | None = None, *, offsets: bool = False) -> dict[str, Any]:
-        """The arrays of a padded batch; with `offsets` also `offset_mapping` (batch, sequence, 2)."""
+        """Returns the arrays of a padded batch; with `offsets` also `offset_mapping` (batch, sequence, 2)."""
         return self.pad(self.encode(texts, pairs), offsets=offsets)
 
     def encode(self, texts: Any, pairs: Any = None, *, words: bool = False, start: int = 0) -> list[Row]:
-        """The rows of texts before padding; with `words`, of texts that are lists of words.
+        """Returns the rows of texts before padding.
 
-        Rows that are too long are cut, in a pair the longer text first. A text may be empty if the tokenizer
-        adds special tokens, which are then its row. If the texts are part of a longer list, `start` is the
-        index of the first, for messages.
+        Rows longer than `max_length` are truncated, in a pair the longer text first. A text may be empty if
+        the tokenizer adds special tokens, which are then its row.
+
+        Args:
+            texts: one text or several.
+            pairs: second texts.
+            words: whether the texts are lists of words.
+            start: the index of the first text in a longer list, for messages.
+
+        Raises:
+            TextError: a text is invalid; the message contains its index.
         """
         first, second = self._pieces(texts, pairs, words, start, empty=self._may_be_empty(words))
         partners = [None] * len(first) if second is None else second
@@ -175,11 +190,11 @@ class TextTransform:
         return rows
 
     def pieces(self, texts: Texts) -> list[Piece]:
-        """The tokens of each text without special ones, whole: what `join` makes rows of."""
+        """Returns all tokens of each text without special tokens, for `join`."""
         return self._pieces(texts, None, False, empty=False)[0]
 
     def join(self, first: Piece, second: Piece | None = None, index: int = 0) -> Row:
-        """A row of one text or two, cut without a word to max_length: the longer one first."""
+        """Returns a row of one text or two, truncated to max_length without a warning."""
         room = self._room(second is not None)
         if second is None:
             return self._frame(False).row(index, first if room is None else first[:room])
@@ -191,28 +206,35 @@ class TextTransform:
     def windows(
         self, texts: Any, pairs: Any = None, *, overlap: int = 128, words: bool = False, start: int = 0
     ) -> list[Row]:
-        """Rows that together hold all of every text; those of a long one overlap by so many tokens. With
-        `words`, of texts that are lists of words.
+        """Returns rows with all tokens of every text; long texts become several overlapping rows.
 
-        Of pairs the second text is long, a document, and the first, a question, stands in every
-        row. `row.text` says of which text a row is, its offsets where in the text its tokens are. `start` as
-        for `encode`.
+        In pairs the second text is split, and the first one is in every row (a question and its document).
+        `row.text` is the index of the text, and `row.offsets` are the places of its tokens.
+
+        Args:
+            texts, pairs, words, start: as for `encode`.
+            overlap: the number of tokens that consecutive rows share.
+
+        Raises:
+            ConfigError: `max_length` is None.
+            TextError: a text is invalid, or the rows are too short for the overlap.
         """
         if isinstance(overlap, bool) or not isinstance(overlap, int) or overlap < 0:
             raise ConfigError(f"overlap is {overlap!r}, expected a whole number, 0 or more.")
         first, second = self._pieces(texts, pairs, words, start, empty=self._may_be_empty(words))
         frame, room = self._frame(second is not None), self._room(second is not None)
         if room is None:
-            raise ConfigError("windows needs a max_length: dataclasses.replace(transform, max_length=384).")
+            raise ConfigError("max_length is None. Set it: dataclasses.replace(transform, max_length=384).")
         rows = []
         for index, one in enumerate(first):
             document = one if second is None else second[index]
             left = room - (0 if second is None else len(one))
             if left <= overlap:
-                of = "" if second is None else f", of which texts[{start + index}] takes {len(one)}"
+                used = "" if second is None else f", {len(one)} of them for texts[{start + index}]"
                 raise TextError(
-                    f"max_length={self.max_length} leaves room for {room} tokens{of}; windows that overlap "
-                    f"by {overlap} do not fit. Lower overlap, raise max_length, or shorten the question."
+                    f"overlap={overlap} is too large for rows of {room} tokens{used} "
+                    f"(max_length={self.max_length}). Decrease overlap, increase max_length, or shorten the "
+                    "question."
                 )
             places = range(0, max(1, len(document) - overlap), left - overlap)
             for piece in (document[place : place + left] for place in places):
@@ -222,14 +244,15 @@ class TextTransform:
     def pad(
         self, rows: Sequence[Row], *, length: int | None = None, offsets: bool = False
     ) -> dict[str, np.ndarray]:
-        """The arrays of a batch of rows, padded to the longest and on to a multiple, or to `length`."""
+        """Returns the arrays of a batch of rows, padded to the longest row, rounded up to `multiple`, or to "
+        "`length`."""
         longest = max((len(row) for row in rows), default=0)
         if length is None:
             length = -(-longest // self.multiple) * self.multiple
             if self.max_length is not None:
                 length = max(longest, min(length, self.max_length))
         elif length < longest:
-            raise TextError(f"A row has {longest} tokens; it cannot be padded to {length}.")
+            raise TextError(f"length={length} is less than the {longest} tokens of a row.")
         batch: dict[str, Any] = {
             contract.INPUT_IDS: np.full((len(rows), length), self.pad_id, "int64"),
             contract.ATTENTION_MASK: np.zeros((len(rows), length), "int64"),
@@ -249,7 +272,7 @@ class TextTransform:
         return batch
 
     def place(self, row: Row, length: int) -> slice:
-        """Where a row stands in a batch of that length."""
+        """Returns the columns of a row in a batch of this length."""
         return slice(0, len(row)) if self.padding_side == "right" else slice(length - len(row), length)
 
     @property
@@ -260,12 +283,14 @@ class TextTransform:
         return _framed(self.tokenizer, pair)
 
     def _room(self, pair: bool) -> int | None:
-        """The tokens that are left beside the special ones; None without a limit."""
+        """The largest number of tokens besides the special ones; None without a limit."""
         if self.max_length is None:
             return None
         special = len(self._frame(pair))
         if self.max_length <= special:
-            raise ConfigError(f"max_length={self.max_length} leaves no room beside {special} special tokens.")
+            raise ConfigError(
+                f"max_length={self.max_length} is too small for {special} special tokens and a text."
+            )
         return self.max_length - special
 
     def _may_be_empty(self, words: bool) -> bool:
@@ -281,9 +306,7 @@ class TextTransform:
             return first, None
         second = self._encoded(check("pairs", pairs, start), "pairs", words, start, empty)
         if len(first) != len(second):
-            raise TextError(
-                f"There are {len(first)} texts but {len(second)} pairs: one for each is expected."
-            )
+            raise TextError(f"There are {len(first)} texts but {len(second)} pairs, expected as many.")
         return first, second
 
     def _encoded(self, texts: list[Any], name: str, words: bool, start: int, empty: bool) -> list[Piece]:
@@ -292,7 +315,7 @@ class TextTransform:
         )
         try:
             pieces = [piece_of(encoding) for encoding in encode(texts)]
-        except Exception as error:  # tokenizers raises nothing more precise
+        except Exception as error:  # tokenizers raises no narrower class
             for index, text in enumerate(texts):
                 try:
                     encode([text])
@@ -303,8 +326,7 @@ class TextTransform:
         for index, piece in enumerate(pieces):
             if not len(piece) and not empty:
                 raise TextError(
-                    f"{name}[{start + index}] gives no token: it is {texts[index]!r:.60}. Remove the "
-                    "row, or put a word in its place."
+                    f"{name}[{start + index}]={texts[index]!r:.60} has no tokens. Remove the row."
                 )
         return pieces
 
@@ -312,7 +334,7 @@ class TextTransform:
         known, text = self.vocabulary, "".join(text)
         outside = sorted({character for character in text if character not in known})
         if self.unk_token is None and outside:
-            return f"the vocabulary has no {''.join(outside)!r:.60}, and no unk_token"
+            return f"the vocabulary has no {''.join(outside)!r:.60}, and there is no unk_token"
         return str(error)
 
     def _report(self, lengths: np.ndarray, room: int, name: str, start: int) -> None:
@@ -323,22 +345,22 @@ class TextTransform:
         if self.too_long == "raise":
             index = int(over[0])
             raise TextError(
-                f"Row {start + index} of {name} has {lengths[index]} tokens; max_length={self.max_length} "
-                f"leaves room for {room}. Shorten it, split it into windows, or let too_long='warn' cut it."
+                f"Row {start + index} of {name} has {lengths[index]} tokens, expected at most {room} "
+                f"(max_length={self.max_length}). Shorten it, or truncate it with too_long='warn'."
             )
         lost = int((lengths[over] - room).sum())
         warnings.warn(
             f"{over.size} of {lengths.size} texts are longer than max_length={self.max_length} and lost "
             f"{100 * lost / lengths.sum():.1f} % of all tokens; row {start + worst} lost the most, "
-            f"{lengths[worst] - room} of its {lengths[worst]}. Split them into windows, raise max_length, or "
-            "choose what happens to them: dataclasses.replace(transform, too_long='cut'), or 'raise'.",
+            f"{lengths[worst] - room} of its {lengths[worst]}. Split them, increase max_length, or turn this "
+            "warning off: dataclasses.replace(transform, too_long='cut').",
             stacklevel=user_stacklevel(),
         )
 
 
 @functools.lru_cache(maxsize=16)
 def _parsed(text: str) -> Tokenizer:
-    """Never changed after this, so that threads may share it."""
+    """Not modified afterwards, so that threads can share it."""
     return tokenizer_files.parse(text)
 
 
@@ -348,6 +370,6 @@ def _framed(text: str, pair: bool) -> Frame:
 
 
 def _shares(first: int, second: int, room: int) -> tuple[int, int]:
-    """How much of each text of a pair stays, as `tokenizers` has it with "longest_first"."""
+    """How many tokens of each text of a pair are kept, as in `tokenizers` with "longest_first"."""
     short = min(first, second, room // 2)
     return (short, min(second, room - short)) if first <= second else (min(first, room - short), short)

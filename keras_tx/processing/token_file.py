@@ -1,8 +1,7 @@
-"""Token files: the ids of a corpus as raw numbers behind a short header, read without loading them.
+"""Token files: the ids of a corpus after a short header, read through a memory map.
 
-The first 4096 bytes are a JSON object and spaces; `head -c 4096 train.tokens` shows it. Behind it are the
-ids, little-endian, uint16 where the vocabulary fits, else uint32. Each document ends with the end-of-text
-token.
+The first 4096 bytes are a JSON object and spaces; `head -c 4096 train.tokens` prints it. The ids follow,
+little-endian, uint16 if the vocabulary fits, otherwise uint32. Each document ends with the end-of-text token.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """What the first bytes of a token file say."""
+    """The header of a token file."""
 
     dtype: str
     tokens: int
     documents: int
-    text_bytes: int  # of the texts as UTF-8, which is what bits per byte are counted over
+    text_bytes: int  # of the texts in UTF-8, for bits per byte
     vocabulary_size: int
     end_of_text: int | None
 
@@ -48,7 +47,7 @@ class Header:
 
 
 class TokenFile:
-    """A token file, opened for reading; what is read of it is what is loaded.
+    """A token file, opened for reading. Slices of it are read from the file.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp(), "few.tokens")
@@ -60,7 +59,10 @@ class TokenFile:
     (4, array([ 8,  9, 49]), 1.25)
 
     Args:
-        path: what `keras-tx tokens`, `write_tokens` or a TokenWriter wrote.
+        path: a file written by `keras-tx tokens`, `write_tokens` or a TokenWriter.
+
+    Raises:
+        ConfigError: the file is not a token file, or is damaged.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -70,20 +72,20 @@ class TokenFile:
         expected = HEADER + self.header.tokens * dtype.itemsize
         size = self.path.stat().st_size
         if size != expected:
-            what = "cut off" if size < expected else "damaged"
+            problem = "truncated" if size < expected else "damaged"
             raise ConfigError(
-                f"{self.path} is {what}: it has {size} bytes, but {self.header.tokens} tokens of "
-                f"{self.header.dtype}, as its header says, are {expected}. Copy or write it again."
+                f"{self.path} is {problem}: it has {size} bytes, but its header states {self.header.tokens} "
+                f"tokens of {self.header.dtype}, {expected} bytes. Copy or write it again."
             )
         if not self.header.tokens:
-            raise ConfigError(f"{self.path} has no tokens. Write it again from texts that are not empty.")
+            raise ConfigError(f"{self.path} has no tokens. Write it again from non-empty texts.")
         self._ids = np.memmap(self.path, dtype, "r", HEADER)
 
     def __len__(self) -> int:
         return self.header.tokens
 
     def __getitem__(self, part: slice) -> np.ndarray:
-        """The ids of a slice, as int64, each of them looked at."""
+        """The ids of a slice as int64, checked against the vocabulary size."""
         return self.checked(np.asarray(self._ids[part], "int64"))
 
     @property
@@ -96,52 +98,51 @@ class TokenFile:
 
     @property
     def bytes_per_token(self) -> float:
-        """The mean over the file, for keras_tx.BitsPerByte; the end-of-text tokens have no bytes."""
+        """The mean number of bytes per token, for keras_tx.BitsPerByte; end-of-text tokens have 0."""
         return self.header.text_bytes / self.header.tokens
 
     def at(self, places: np.ndarray) -> np.ndarray:
-        """The ids at these places, in their shape."""
+        """Returns the ids at these indices."""
         return self.checked(self._ids[places].astype("int64"))
 
     def documents(self, at_once: int = 1 << 22) -> tuple[np.ndarray, np.ndarray]:
-        """Where each document begins, and the place behind it. Reads the whole file, a part at a time."""
+        """Returns the start and the end of each document; reads the whole file in parts."""
         if self.end_of_text is None:
             return np.array([0]), np.array([len(self)])
-        found = [
+        places = [
             first + np.flatnonzero(self[first : first + at_once] == self.end_of_text)
             for first in range(0, len(self), at_once)
         ]
-        ends = np.concatenate(found) + 1
+        ends = np.concatenate(places) + 1
         if not ends.size or ends[-1] < len(self):
             ends = np.append(ends, len(self))
         return np.concatenate([[0], ends[:-1]]), ends
 
     def checked(self, ids: np.ndarray) -> np.ndarray:
-        """The ids, or an error where the vocabulary that the header states cannot be theirs."""
+        """Returns the ids; raises a ConfigError if one is not below the vocabulary size of the header."""
         if ids.size and int(ids.max()) >= self.vocabulary_size:
             raise ConfigError(
-                f"{self.path} has the id {int(ids.max())}, but its header says that the vocabulary goes "
-                f"from 0 to {self.vocabulary_size - 1}: it is damaged, or was put together by hand. Write it "
-                "again."
+                f"{self.path} is damaged: it has the id {int(ids.max())}, but the ids of its header's "
+                f"vocabulary are 0 to {self.vocabulary_size - 1}. Write it again."
             )
         return ids
 
 
 def read_header(path: Path) -> Header:
-    """The header of a token file, or a ConfigError that says why it is none."""
+    """Returns the header of a token file; raises a ConfigError if there is none."""
     try:
         with path.open("rb") as file:
             first = file.read(HEADER)
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be read: {error.strerror}. Expected a file that keras-tx tokens wrote."
+            f"{path} cannot be read: {error.strerror}. Pass a file written by keras-tx tokens."
         ) from error
     try:
         if len(first) < HEADER:
-            raise ConfigError(f"it has {len(first)} bytes, fewer than a header")
+            raise ConfigError(f"it has {len(first)} bytes, but a header has {HEADER}")
         content = json.loads(first.decode("ascii"))
         if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
-            raise ConfigError("its header does not say so")
+            raise ConfigError(f"its header has no format {FORMAT!r}")
         version = content.pop("version", None)
         if version != VERSION:
             raise ConfigError(f"its version is {version!r}, expected {VERSION}")
@@ -150,19 +151,19 @@ def read_header(path: Path) -> Header:
             raise ConfigError(f"its header has {sorted(content)}, expected {sorted(names)}")
         return Header(**content)
     except (ValueError, RecursionError) as error:
-        said = str(error) if isinstance(error, ConfigError) else "it does not begin with a header"
+        reason = str(error) if isinstance(error, ConfigError) else "it does not begin with a header"
         raise ConfigError(
-            f"{path} is not a token file: {said}. Write one with keras-tx tokens FOLDER TEXT."
+            f"{path} is not a token file: {reason}. Write one with keras-tx tokens FOLDER TEXT."
         ) from None
 
 
 class TokenWriter:
-    """Writes a token file aside, and gives it its name when all is written; a failure leaves nothing.
+    """Writes a token file under a temporary name and renames it at the end; use it in a `with` statement.
 
     Args:
-        path: an existing file is replaced.
+        path: of the file; an existing one is replaced.
         vocabulary_size: number of ids.
-        end_of_text: the id behind each document; None writes none.
+        end_of_text: the id after each document, or None.
     """
 
     def __init__(
@@ -182,18 +183,18 @@ class TokenWriter:
 
     @property
     def header(self) -> Header:
-        """What is written so far."""
+        """The header of the tokens written so far."""
         return self._header
 
     def add(self, ids: Sequence[int] | np.ndarray, text_bytes: int = 0) -> None:
-        """Ids of the current document, and how many bytes their text has."""
+        """Writes ids of the current document; `text_bytes` is the number of bytes of their text."""
         array = np.asarray(ids)
         if array.size:
             if array.ndim != 1 or array.dtype.kind not in "iu":
                 raise TextError(f"ids are {array.dtype} {array.shape}, expected a list of whole numbers.")
             if int(array.min()) < 0 or int(array.max()) >= self._header.vocabulary_size:
                 wrong = int(array.min()) if int(array.min()) < 0 else int(array.max())
-                raise TextError(f"ids have {wrong}, expected 0 to {self._header.vocabulary_size - 1}.")
+                raise TextError(f"ids contain {wrong}, expected 0 to {self._header.vocabulary_size - 1}.")
             self._file.write(array.astype(DTYPES[self._header.dtype]).tobytes())
         self._count(tokens=array.size, text_bytes=text_bytes)
 

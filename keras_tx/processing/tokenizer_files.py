@@ -1,7 +1,4 @@
-"""The tokenizer's files in a folder, as Hugging Face names them. tokenizer.json is the truth.
-
-Written for the clients: what each needs was tried (tests/clients).
-"""
+"""Hugging Face's files of a tokenizer. tokenizer.json defines it; some clients need the others."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ from keras_tx.errors import ConfigError
 from keras_tx.processing import tokenizer_kinds as kinds
 
 SPECIAL_TOKENS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_token", "eos_token")
-OURS = "keras_tx"  # our own key, which Hugging Face passes over
+OURS = "keras_tx"  # the key for our options, which Hugging Face ignores
 OPTIONS = ("too_long", "multiple")
-UNLIMITED = 10**9  # above it, model_max_length says that there is no limit
+UNLIMITED = 10**9  # a larger model_max_length means that there is no limit
 
-# What begins, ends and pads a text, by the names that decoders usually have for it.
+# The usual special tokens of decoders.
 OF_DECODERS = {
     "bos_token": ("<|endoftext|>", "<s>", "<bos>", "[BOS]", "<|begin_of_text|>", "<|bos|>"),
     "eos_token": ("<|endoftext|>", "</s>", "<eos>", "[EOS]", "<|end_of_text|>", "<|eos|>"),
@@ -38,11 +35,11 @@ def files_of(transform: Any) -> dict[str, str]:
         inputs.insert(1, contract.TOKEN_TYPE_IDS)
     ours = {name: getattr(transform, name) for name in OPTIONS}
     if transform.padding_side == "left" and "pad_token" not in special and "eos_token" in special:
-        # A client that gets prompts of different lengths needs a token to pad with; nobody looks at it.
+        # Clients need a token for padding, which the attention mask hides.
         special["pad_token"] = special["eos_token"]
         ours["pad_token"] = None
     config = {
-        # The class that takes tokenizer.json as it is; others build their own.
+        # The class that loads tokenizer.json unchanged.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": transform.max_length or 10**30,
         "model_input_names": inputs,
@@ -53,8 +50,8 @@ def files_of(transform: Any) -> dict[str, str]:
         OURS: ours,
     }
     if transform.segments and is_plain_wordpiece(transform.tokenizer, special):
-        # transformers.js numbers the texts of a pair under this name, and under no general one;
-        # transformers from 5 on then builds the tokenizer from the vocabulary and what is said here.
+        # Only under this name does transformers.js return token_type_ids for pairs. transformers 5 then
+        # builds the tokenizer from the vocabulary and these options.
         normalizer = json.loads(transform.tokenizer)["normalizer"]
         config |= {
             "tokenizer_class": "BertTokenizer",
@@ -72,7 +69,7 @@ def files_of(transform: Any) -> dict[str, str]:
 
 
 def is_plain_wordpiece(tokenizer: str, special: Mapping[str, str]) -> bool:
-    """Whether a tokenizer is what BertTokenizer builds of a vocabulary, so that the name alone says it."""
+    """Whether BertTokenizer builds the same tokenizer from the vocabulary and the options."""
     content = json.loads(tokenizer)
     if content["model"]["type"] != "WordPiece" or not special.keys() >= kinds.BERT_TOKENS.keys():
         return False
@@ -86,16 +83,17 @@ def is_plain_wordpiece(tokenizer: str, special: Mapping[str, str]) -> bool:
         strip_accents=normalizer["strip_accents"],
         split_chinese=normalizer["handle_chinese_chars"],
     )
-    known, given = json.loads(built.to_str()), Tokenizer.from_str(tokenizer)
-    framed = [
-        [(x.ids, x.type_ids) for x in (each.encode("a"), each.encode("a", "b"))] for each in (built, given)
+    expected = json.loads(built.to_str())
+    rows = [
+        [(x.ids, x.type_ids) for x in (each.encode("a"), each.encode("a", "b"))]
+        for each in (built, Tokenizer.from_str(tokenizer))
     ]
     parts = ("model", "normalizer", "pre_tokenizer")
-    return framed[0] == framed[1] and all(content[part] == known[part] for part in parts)
+    return rows[0] == rows[1] and all(content[part] == expected[part] for part in parts)
 
 
 def _vocabulary_files(tokenizer: Tokenizer) -> dict[str, str]:
-    """The vocabulary in the form of its kind, where that form can hold it."""
+    """vocab.txt, or vocab.json and merges.txt, if they can represent the vocabulary."""
     model = json.loads(tokenizer.to_str())["model"]
     ids = tokenizer.get_vocab(with_added_tokens=True)
     in_order = sorted(ids, key=ids.__getitem__)
@@ -112,54 +110,61 @@ def _vocabulary_files(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def fields_of(path: Path) -> dict[str, Any]:
-    """The fields of a TextTransform from a folder, or from one tokenizer.json."""
+    """Returns the fields of a TextTransform from a folder, or from a tokenizer.json."""
     try:
-        known = path.exists()
-    except (OSError, ValueError):  # longer than a path can be, or with a null character
-        known = False
-    if not known:
+        exists = path.exists()
+    except (OSError, ValueError):  # too long for a path, or with a null character
+        exists = False
+    if not exists:
         raise ConfigError(
-            f"{path!s:.200} does not exist; expected a folder with {contract.TOKENIZER}, or such a file."
+            f"{path!s:.200} does not exist, expected a {contract.TOKENIZER} or a folder with one."
         )
     folder, file = (path, path / contract.TOKENIZER) if path.is_dir() else (path.parent, path)
-    config = _read_json(folder / contract.TOKENIZER_CONFIG) if path.is_dir() else {}
-    special = _special(folder / contract.SPECIAL_TOKENS) if path.is_dir() else {}
-    special.update(_special(folder / contract.TOKENIZER_CONFIG) if path.is_dir() else {})
-    if config.get("truncation_side", "right") != "right":
-        raise ConfigError(
-            f"{folder / contract.TOKENIZER_CONFIG}: truncation_side is not 'right', which is all we do."
-        )
+    config, special = _config_of(folder) if path.is_dir() else ({}, {})
     if file.is_file():
         tokenizer = parse(file.read_text("utf-8"), str(file))
     else:
         tokenizer, special = _from_vocabulary(folder, config, special)
-    kind = _kind(tokenizer)
-    if not special:
-        special = usual(tokenizer)
-    longest = config.get("model_max_length")
-    number = isinstance(longest, int | float) and not isinstance(longest, bool)
-    if longest is not None and not (number and longest >= 1 and longest % 1 == 0):
-        raise _wrong(folder, "model_max_length", longest, "a whole number of tokens, 1 or more")
+    special = special or usual(tokenizer)
     ours = config.get(OURS, {})
-    if not isinstance(ours, dict):
-        raise _wrong(folder, OURS, ours, "an object")
     if "pad_token" in ours:
         special.pop("pad_token", None)
     return {
         "tokenizer": tokenizer.to_str(),
-        "max_length": int(longest) if longest and longest < UNLIMITED else None,
+        "max_length": _max_length(folder, config),
         "padding_side": config.get("padding_side", "right"),
-        "segments": _has_segments(folder, config, kind),
+        "segments": _has_segments(folder, config, _kind(tokenizer)),
         **special,
         **{name: ours[name] for name in OPTIONS if name in ours},
     }
 
 
+def _config_of(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The tokenizer_config.json of a folder, and the special tokens that the folder names."""
+    path = folder / contract.TOKENIZER_CONFIG
+    config = _read_json(path)
+    if config.get("truncation_side", "right") != "right":
+        raise _wrong(folder, "truncation_side", config["truncation_side"], "'right', the only supported side")
+    if not isinstance(config.get(OURS, {}), dict):
+        raise _wrong(folder, OURS, config[OURS], "an object")
+    return config, {**_special(folder / contract.SPECIAL_TOKENS), **_special(path)}
+
+
+def _max_length(folder: Path, config: Mapping[str, Any]) -> int | None:
+    longest = config.get("model_max_length")
+    if longest is None:
+        return None
+    number = isinstance(longest, int | float) and not isinstance(longest, bool)
+    if not number or longest < 1 or longest % 1:
+        raise _wrong(folder, "model_max_length", longest, "a whole number of tokens, 1 or more")
+    return int(longest) if longest < UNLIMITED else None
+
+
 def parse(text: str, name: str = "tokenizer") -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_str(text)
-    except Exception as error:  # tokenizers raises nothing more precise
-        raise ConfigError(f"{name} is not a tokenizer.json: {error}.") from error
+    except Exception as error:  # tokenizers raises no narrower class
+        raise ConfigError(f"{name} is not a valid tokenizer.json: {error}.") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
@@ -198,7 +203,7 @@ def _from_vocabulary(
 
 
 def _special(path: Path) -> dict[str, str]:
-    """The special tokens that a file names: as strings, or as objects with a `content`."""
+    """The special tokens in a file: strings, or objects with a `content`."""
     tokens = {}
     for name, value in _read_json(path).items():
         if name not in SPECIAL_TOKENS or value is None:
@@ -206,7 +211,7 @@ def _special(path: Path) -> dict[str, str]:
         token = value.get("content") if isinstance(value, dict) else value
         if not isinstance(token, str):
             raise ConfigError(
-                f"{path}: {name} is {value!r:.80}, expected a string, or an object with a string as content."
+                f"{path}: {name} is {value!r:.80}, expected a string or an object with a string content."
             )
         if token:
             tokens[name] = token
@@ -225,21 +230,21 @@ def _switch(folder: Path, config: Mapping[str, Any], key: str, default: bool) ->
 
 
 def fields_of_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The fields of a TextTransform from a tokenizer by itself."""
+    """Returns the fields of a TextTransform from a tokenizer without a config."""
     text = tokenizer.to_str()
     return {"tokenizer": text, "segments": _kind(tokenizer) == "WordPiece", **usual(parse(text))}
 
 
 def usual(tokenizer: Tokenizer) -> dict[str, str]:
-    """What the special tokens are where only tokenizer.json is there, which does not name them."""
+    """Returns the special tokens by their usual names, because tokenizer.json does not name them."""
     names = tokenizer.get_vocab()
     if "<mask>" in names:
         known = kinds.ROBERTA_TOKENS
     elif _kind(tokenizer) == "WordPiece" or "[CLS]" in names:
         known = kinds.BERT_TOKENS
     else:
-        found = {use: [name for name in usually if name in names] for use, usually in OF_DECODERS.items()}
-        return {use: several[0] for use, several in found.items() if several}
+        present = {use: [name for name in usual if name in names] for use, usual in OF_DECODERS.items()}
+        return {use: tokens[0] for use, tokens in present.items() if tokens}
     return {name: token for name, token in known.items() if token in names}
 
 

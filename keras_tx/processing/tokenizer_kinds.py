@@ -1,4 +1,4 @@
-"""Tokenizers of the usual kinds from their vocabularies, as their papers and checkpoints have them."""
+"""Tokenizers from their vocabularies: WordPiece, byte-level BPE and characters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def wordpiece_tokenizer(
     strip_accents: bool | None,
     split_chinese: bool,
 ) -> Tokenizer:
-    """BERT's: cleaned, split at spaces and punctuation, each word cut greedily into its longest pieces."""
+    """BERT's tokenizer: splits at spaces and punctuation, then each word into its longest tokens."""
     check_special(vocabulary, special)
     tokenizer = Tokenizer(models.WordPiece(dict(vocabulary), unk_token=special["unk_token"]))  # type: ignore
     tokenizer.normalizer = bert_normalizer(lowercase, strip_accents, split_chinese)  # type: ignore
@@ -73,7 +73,7 @@ def byte_bpe_tokenizer(
     *,
     add_prefix_space: bool = False,
 ) -> Tokenizer:
-    """GPT-2's, or RoBERTa's where `special` has a cls_token: bytes, merged pair by pair."""
+    """GPT-2's tokenizer, or RoBERTa's if `special` has a cls_token."""
     check_special(vocabulary, special)
     tokenizer = Tokenizer(models.BPE(dict(vocabulary), list(merges)))  # type: ignore
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)  # type: ignore
@@ -90,7 +90,7 @@ def byte_bpe_tokenizer(
 
 
 def character_tokenizer(vocabulary: Mapping[str, int], special: Mapping[str, str]) -> Tokenizer:
-    """Each character is a token; one outside the vocabulary is the unk_token, or an error without one."""
+    """One token per character; unknown characters are the unk_token, or raise without one."""
     check_special(vocabulary, special)
     unknown = {"unk_token": special["unk_token"]} if "unk_token" in special else {}
     tokenizer = Tokenizer(models.WordLevel(dict(vocabulary), **unknown))  # type: ignore
@@ -102,43 +102,43 @@ def character_tokenizer(vocabulary: Mapping[str, int], special: Mapping[str, str
 
 def _add_special(tokenizer: Tokenizer, special: Mapping[str, str]) -> None:
     names = {token: name for name, token in special.items()}
-    # RoBERTa's mask takes the space before it, as the masked word would have.
+    # RoBERTa's mask includes the space before it, like the masked word.
     tokenizer.add_special_tokens(
         [AddedToken(token, lstrip=token == "<mask>", special=True) for token in sorted(names)]
     )
 
 
 def check_special(vocabulary: Mapping[str, int], special: Mapping[str, str]) -> None:
-    """Refuses a vocabulary without the special tokens: nothing else would notice before the answers."""
+    """Raises a ConfigError if the vocabulary has not all the special tokens."""
     missing = {name: token for name, token in special.items() if token not in vocabulary}
     if missing:
-        said = ", ".join(f"{name} {token!r}" for name, token in missing.items())
+        names = ", ".join(f"{name} {token!r}" for name, token in missing.items())
         raise ConfigError(
-            f"The vocabulary of {len(vocabulary)} tokens has no {said}. Add a line for each, or say what "
-            f"they are called in it: {next(iter(missing))}='...'."
+            f"The vocabulary of {len(vocabulary)} tokens has no {names}. Add a line for each, or pass its "
+            f"name in the vocabulary: {next(iter(missing))}='...'."
         )
 
 
 def read_vocabulary(vocabulary: Vocabulary) -> dict[str, int]:
-    """From a vocab.txt (a token a line), a vocab.json, a list in the order of the ids, or a dict."""
+    """Returns the id of each token, from a vocab.txt, a vocab.json, a list in order of the ids, or a dict."""
     if isinstance(vocabulary, Mapping):
         return dict(vocabulary)
     name = "vocabulary"
     if isinstance(vocabulary, str | os.PathLike):
         path = Path(vocabulary)
         if not path.is_file():
-            raise ConfigError(f"{path} is not there, or not a file; expected a vocabulary.")
+            raise ConfigError(f"{path} is not a file, expected a vocabulary.")
         text, name = _read(path), str(path)
         if path.suffix == ".json":
             return _ids_of(text, name)
-        lines = text.split("\n")  # splitlines would also split at the line separators that are tokens
+        lines = text.split("\n")  # splitlines would split at tokens that are line separators
         tokens = [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
     else:
         tokens = list(vocabulary)
     ids: dict[str, int] = {}
     for index, token in enumerate(tokens):
         if not isinstance(token, str) or not token:
-            raise ConfigError(f"{name} has {token!r} as entry {index}, expected a token.")
+            raise ConfigError(f"{name} has {token!r} as entry {index}, expected a non-empty string.")
         if token in ids:
             raise ConfigError(f"{name} has {token!r} twice, as entries {ids[token]} and {index}.")
         ids[token] = index
@@ -151,12 +151,12 @@ def _ids_of(text: str, name: str) -> dict[str, int]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{name} is not JSON ({error}).") from None
     if not isinstance(ids, dict) or not all(type(i) is int for i in ids.values()):
-        raise ConfigError(f"{name} is not a vocabulary: expected an object of tokens and their ids.")
+        raise ConfigError(f"{name} is not a vocabulary, expected an object of tokens and their ids.")
     return ids
 
 
 def read_merges(merges: str | os.PathLike[str] | Iterable[Any]) -> list[tuple[str, str]]:
-    """From a merges.txt ("a b" a line, after a line with its version), or pairs."""
+    """Returns pairs of tokens from a merges.txt (one "a b" per line) or from pairs."""
     if isinstance(merges, str | os.PathLike):
         lines = _read(Path(merges)).split("\n")
         merges = [line for line in lines if line and not line.startswith("#version")]

@@ -1,4 +1,4 @@
-"""Text transforms from a vocabulary, and vocabularies learned from texts."""
+"""Text transforms from vocabularies, and training of vocabularies on texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras_tx.errors import ConfigError, TextError, whole_number
 from keras_tx.processing import tokenizer_kinds as kinds
 from keras_tx.processing.text import TextTransform
 
-NEXT, FIRST = 0x100000, 0xF0000  # planes of private characters: a letter inside a word, and at its beginning
+NEXT, FIRST = 0x100000, 0xF0000  # private characters: a letter inside a word, and at its start
 
 
 def wordpiece(
@@ -25,16 +25,17 @@ def wordpiece(
     split_chinese: bool = True,
     **options: Any,
 ) -> TextTransform:
-    """BERT's tokenizer on a vocabulary: a vocab.txt, or its tokens.
+    """Creates BERT's tokenizer from a vocabulary.
 
     >>> transform = wordpiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "##ness", "!"])
     >>> transform("Goodness!")["input_ids"]
     array([[2, 5, 6, 7, 3]])
 
     Args:
-        lowercase: whether the vocabulary is an uncased one.
-        strip_accents: whether letters lose their accents; by default those of an uncased vocabulary do.
-        split_chinese: whether each Chinese character is a word of its own.
+        vocabulary: the path of a vocab.txt or vocab.json, or the tokens in order of their ids.
+        lowercase: whether the vocabulary is uncased.
+        strip_accents: whether accents are removed; by default for uncased vocabularies.
+        split_chinese: whether each Chinese character is a separate word.
         options: fields of TextTransform: `max_length=128`, `mask_token="<mask>"` ...
     """
     special = {name: options.pop(name, token) for name, token in kinds.BERT_TOKENS.items()}
@@ -55,11 +56,13 @@ def byte_bpe(
     add_prefix_space: bool = False,
     **options: Any,
 ) -> TextTransform:
-    """GPT-2's tokenizer on a vocab.json and merges.txt, or RoBERTa's where the vocabulary has a <mask>.
+    """Creates GPT-2's tokenizer, or RoBERTa's if the vocabulary has a <mask>.
 
     Args:
-        add_prefix_space: whether the first word is taken as if a space were before it.
-        options: fields of TextTransform; special tokens that are named there are all that there are.
+        vocabulary: the path of a vocab.json, or the id of each token.
+        merges: the path of a merges.txt, or pairs of tokens.
+        add_prefix_space: whether a space is added before the first word.
+        options: fields of TextTransform; special tokens among them replace the default ones.
     """
     ids = kinds.read_vocabulary(vocabulary)
     special = {name: options.pop(name) for name in list(options) if name.endswith("_token")}
@@ -71,10 +74,10 @@ def byte_bpe(
 
 
 def characters(alphabet: str | Sequence[str], **options: Any) -> TextTransform:
-    """A tokenizer whose tokens are characters, with the ids of their order.
+    """Creates a tokenizer with one token per character, with ids in order of the alphabet.
 
-    A character outside the alphabet is an error that names it, unless there is an `unk_token`. Special
-    tokens come after the characters where the alphabet does not have them.
+    Special tokens that are not in the alphabet have the ids after it. A character outside the alphabet raises
+    a TextError, unless there is an `unk_token`.
 
     >>> transform = characters("abc")
     >>> transform(["cab", "b"])["input_ids"].tolist(), transform.decode([2, 0, 1])
@@ -88,15 +91,15 @@ def characters(alphabet: str | Sequence[str], **options: Any) -> TextTransform:
 
 
 def character_vocabulary(texts: Iterable[str], **options: Any) -> TextTransform:
-    """`characters` on the characters that occur in the texts, sorted.
+    """Creates a character tokenizer from the sorted characters of texts.
 
     >>> character_vocabulary(["hello"])("hole")["input_ids"]
     array([[1, 3, 2, 0]])
     """
-    found: set[str] = set()
+    alphabet: set[str] = set()
     for text in _checked(texts):
-        found.update(text)
-    return characters(sorted(found), **options)
+        alphabet.update(text)
+    return characters(sorted(alphabet), **options)
 
 
 def train_byte_bpe(
@@ -107,10 +110,14 @@ def train_byte_bpe(
     add_prefix_space: bool = False,
     **options: Any,
 ) -> TextTransform:
-    """Learns a byte-level BPE vocabulary of at most `size` tokens, all bytes among them.
+    """Trains a byte-level BPE tokenizer; equal texts result in equal vocabularies.
 
-    The same texts give the same vocabulary. Special tokens, by default GPT-2's <|endoftext|>, get the first
-    ids; options are fields of TextTransform.
+    Args:
+        texts: any number of texts.
+        size: the largest number of tokens, including the 256 bytes.
+        min_count: how often a pair must occur to be merged.
+        add_prefix_space: as for `byte_bpe`.
+        options: fields of TextTransform. Special tokens, by default GPT-2's <|endoftext|>, come first.
     """
     special = {name: options.pop(name) for name in list(options) if name.endswith("_token")}
     special = special or dict(kinds.GPT_TOKENS)
@@ -141,15 +148,16 @@ def train_wordpiece(
     max_characters: int = 1000,
     **options: Any,
 ) -> TextTransform:
-    """Learns a WordPiece vocabulary of at most `size` tokens, by merging the most frequent pairs.
+    """Trains a WordPiece tokenizer; equal texts result in equal vocabularies.
 
-    The same texts give the same vocabulary, which with `tokenizers`' own trainer they do not: it numbers the
-    letters as a hash table has them, and equal counts fall one way or the other.
+    The trainer of `tokenizers` is not deterministic: the order of letters and of equal counts varies.
 
     Args:
-        min_count: how often a piece must occur.
-        max_characters: characters that are kept, the most frequent ones; words with others are unknown.
-        lowercase, strip_accents, split_chinese, options: as in `wordpiece`.
+        texts: any number of texts.
+        size: the largest number of tokens, including the special tokens.
+        min_count: how often a pair must occur to be merged.
+        max_characters: how many characters are kept, the most frequent ones; words with others are unknown.
+        lowercase, strip_accents, split_chinese, options: as for `wordpiece`.
     """
     tokens = [options.get(name, token) for name, token in kinds.BERT_TOKENS.items()]
     normalizer = kinds.bert_normalizer(lowercase, strip_accents, split_chinese)
@@ -158,7 +166,7 @@ def train_wordpiece(
     for text in _checked(texts):
         words.update(word for word, _ in split.pre_tokenize_str(normalizer.normalize_str(text)))
     kept = _most_frequent(words, whole_number("max_characters", max_characters))
-    # A letter inside a word becomes a character of its own, so that BPE learns "##" pieces without knowing.
+    # Letters inside words have separate characters, so that BPE learns "##" tokens.
     first = {ord(c): chr(FIRST + i) for i, c in enumerate(kept)}
     inside = {ord(c): chr(NEXT + i) for i, c in enumerate(kept)}
     alphabet = {chr(FIRST + i): c for i, c in enumerate(kept)} | {
@@ -198,7 +206,7 @@ def _most_frequent(words: Mapping[str, int], most: int) -> list[str]:
 
 
 def _repeated(words: Mapping[str, int], longest: int = 10_000) -> Iterator[str]:
-    """Texts in which each word stands as often as it was counted."""
+    """Texts that contain each word as often as it was counted."""
     for word, count in words.items():
         for done in range(0, count, longest):
             yield " ".join([word] * min(longest, count - done))
@@ -211,7 +219,7 @@ def _learned(tokenizer: Tokenizer) -> tuple[dict[str, int], list[Any]]:
 
 def _checked(texts: Iterable[str]) -> Iterator[str]:
     if isinstance(texts, str):
-        raise TextError("texts is one text, expected several; a list of its paragraphs, or [text].")
+        raise TextError("texts is one text, expected a list of texts. Pass [text].")
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise TextError(f"texts[{index}] is {text!r:.60} ({type(text).__name__}), expected a text.")
@@ -220,4 +228,4 @@ def _checked(texts: Iterable[str]) -> Iterator[str]:
 
 def _check_size(size: int, least: int, holds: str) -> None:
     if whole_number("size", size) < least:
-        raise ConfigError(f"size={size} is below {least}, which {holds} take alone.")
+        raise ConfigError(f"size={size} is too small, expected at least {least} for {holds}.")

@@ -58,7 +58,7 @@ def test_invalid_images_are_reported(tx, exports, picture, tmp_path):
     assert len(ran.out.splitlines()) == 2 + len(LABELS)
     first, second = ran.err.splitlines()
     assert first.startswith(f"keras-tx: error: {str(bad)!r} is not an image")
-    assert second.startswith(f"keras-tx: error: {str(tmp_path / 'none.png')!r}: there is no such file")
+    assert second.startswith(f"keras-tx: error: {str(tmp_path / 'none.png')!r} does not exist")
 
 
 def test_image_sources(tx, exports, picture, tmp_path, monkeypatch):
@@ -83,13 +83,11 @@ def test_image_sources(tx, exports, picture, tmp_path, monkeypatch):
     assert images(folder, picture) == [str(folder / "a.png"), str(folder / "b.png"), str(picture)]
     assert images(folder / "list.csv", "--column", "file") == ["b.png"]
     error = tx("run", exports / "flowers", folder / "list.csv", "--column", "file").err
-    assert (
-        "none.png': there is no such file" in error and "list.csv, line 4, has 1 columns, expected 2" in error
-    )
+    assert "none.png' does not exist" in error and "list.csv, line 4, has 1 columns, expected 2" in error
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(picture.read_bytes())))
     assert images("-") == ["-"]
     assert "--whole-files" in tx("run", exports / "flowers", picture, "--whole-files").err
-    assert "a directory without a picture" in tx("run", exports / "flowers", exports).err
+    assert "a directory without images" in tx("run", exports / "flowers", exports).err
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_progress_bar_on_a_terminal(tx, tmp_path, poem, monkeypatch):
         (["--characters", "--document-per", "page"], "invalid choice: 'page'"),
         (["--characters", "--document-per", "line", "--separator", "x"], "not allowed with argument"),
         (["--tokenizer", "nowhere"], "nowhere does not exist"),
-        (["--characters", "--document-per", "line", "--validation", "0.01"], "There are 40 documents"),
+        (["--characters", "--document-per", "line", "--validation", "0.01"], "validation=0.01"),
     ],
 )
 def test_errors(tx, tmp_path, poem, more, expected):
@@ -82,7 +82,7 @@ def test_errors(tx, tmp_path, poem, more, expected):
 
 def test_files_are_looked_at_first(tx, tmp_path, poem):
     assert (
-        "a.txt is not there, or not a file" in tx("tokens", tmp_path / "o", poem, "a.txt", "--characters").err
+        "a.txt is not a file" in tx("tokens", tmp_path / "o", poem, "a.txt", "--characters").err
     )
     assert "exists. Add --overwrite" not in (ran := tx("tokens", tmp_path, poem, "--characters")).err
     assert "exists. Remove it, or choose another name." in ran.err

@@ -93,9 +93,7 @@ def test_long_texts_are_cut_and_those_that_cannot_be_are_refused(tmp_path, monke
     assert read(tmp_path / "a") == [whole]
     assert TokenFile(tmp_path / "a" / "train.tokens")[:-1].tolist() == BYTES.encode(whole)[0].ids.tolist()
     write_tokens(tmp_path / "b", files(tmp_path, "abcx" * 3000), LETTERS)  # characters fall apart anywhere
-    with pytest.raises(
-        TextError, match=r"A document goes on for \d+ characters, after 'thethe.*without a place"
-    ):
+    with pytest.raises(TextError, match=r"\d+ characters, after 'thethe"):
         write_tokens(tmp_path / "c", files(tmp_path, "the" * 3000), BYTES)
 
 
@@ -105,7 +103,7 @@ def test_the_last_part_of_a_few_files_is_for_validation(tmp_path):
     train, unseen = read(tmp_path / "out"), read(tmp_path / "out", "validation")
     assert train == [texts[0][:24], texts[1][:11]]
     assert [a + b for a, b in zip(train, unseen, strict=True)] == texts
-    with pytest.raises(TextError, match=r"0.txt has no end of a line around where its last 25% begin"):
+    with pytest.raises(TextError, match=r"0.txt has no line break.* 25%"):
         write_tokens(tmp_path / "other", files(tmp_path, "a" * 100), LETTERS, validation=0.25)
 
 
@@ -115,7 +113,7 @@ def test_of_many_documents_every_so_many_is_for_validation(tmp_path):
     write_tokens(tmp_path / "out", paths, LETTERS, document_per="line", validation=0.2)
     assert read(tmp_path / "out", "validation") == lines[4::5]
     assert read(tmp_path / "out") == [line for i, line in enumerate(lines) if i % 5 != 4]
-    with pytest.raises(TextError, match="There are 22 documents, of which a share of 0.01"):
+    with pytest.raises(TextError, match="validation=0.01 of 22 documents"):
         write_tokens(tmp_path / "b", paths, LETTERS, document_per="line", validation=0.01)
 
 
@@ -125,7 +123,7 @@ def test_one_document_needs_no_end_of_text(tmp_path):
     write_tokens(tmp_path / "out", [one], plain, validation=0.3)
     assert TokenFile(tmp_path / "out" / "train.tokens")[:].tolist() == [0, 1, 2, 0, 1, 2]
     for paths, options in (([one, one], {}), ([one], {"document_per": "line"})):
-        with pytest.raises(ConfigError, match="has no end-of-text token, so documents would run"):
+        with pytest.raises(ConfigError, match="has no eos_token"):
             write_tokens(tmp_path / "b", paths, plain, **options)
 
 
@@ -134,8 +132,8 @@ def test_one_document_needs_no_end_of_text(tmp_path):
     [
         (b"ab\xffc", {}, "0.txt is not UTF-8 text: byte 2 is invalid start byte"),
         (b"abc\xc3", {}, "0.txt is not UTF-8 text: byte 3 is unexpected end of data"),
-        (b"", {}, "There is no text in .*0.txt"),
-        (b"\n \n", {"document_per": "paragraph"}, "There is no document in the texts"),
+        (b"", {}, "0.txt has no text"),
+        (b"\n \n", {"document_per": "paragraph"}, "have no documents"),
         (b"abZ", {}, r"cannot be encoded: the vocabulary has no 'Z'"),
         (b"ab", {"document_per": "page"}, "document_per='page' is unknown"),
         (b"ab", {"separator": "a\nb"}, "separator='a.nb', expected the text of one line"),
@@ -157,9 +155,9 @@ def test_where_it_cannot_be_written(tmp_path):
         write_tokens(tmp_path, paths, LETTERS)
     with pytest.raises(ConfigError, match="is not a folder"):
         write_tokens(tmp_path / "a" / "b", paths, LETTERS)
-    with pytest.raises(TextError, match="missing.txt is not there, or not a file. Expected a text file"):
+    with pytest.raises(TextError, match="missing.txt is not a file"):
         write_tokens(tmp_path / "b", [tmp_path / "missing.txt"], LETTERS)
-    with pytest.raises(TextError, match="is a folder; name the files in it"):
+    with pytest.raises(TextError, match="is a folder"):
         write_tokens(tmp_path / "b", [tmp_path], LETTERS)
 
 

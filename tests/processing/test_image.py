@@ -161,14 +161,14 @@ def test_an_item_of_a_batch_or_a_batch_in_a_list_is_named():
     batch[2, 0, 0, 0] = np.nan
     with pytest.raises(ImageError, match=r"^images\[2\] has float values"):
         ImageTransform((6, 4))(batch)
-    with pytest.raises(ImageError, match=r"shape \(3, 6, 4, 3\).*pass a 4-D batch by itself"):
+    with pytest.raises(ImageError, match=r"shape \(3, 6, 4, 3\).*4-D batch"):
         ImageTransform((6, 4))([batch])
 
 
 def test_other_channel_counts_take_arrays_only():
     transform = ImageTransform((6, 4), channels=2)
     assert transform(np.zeros((6, 4, 2))).shape == (1, 6, 4, 2)
-    with pytest.raises(ImageError, match="the image is a picture, and this transform takes 2 channels"):
+    with pytest.raises(ImageError, match="the image .*channels=2"):
         transform(Image.fromarray(RGB))
     with pytest.raises(ImageError, match=r"shape \(6, 4\), expected \(height, width, 2\)"):
         transform(np.zeros((6, 4)))

@@ -167,12 +167,12 @@ def test_a_bomb_is_refused_from_its_header(side: int, tmp_path: Path):
 
 def test_our_own_limit_holds_where_pillows_is_off(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    with pytest.raises(ImageError, match="has 9500 x 9500 pixels, at most 89478485 are read"):
+    with pytest.raises(ImageError, match="9500 x 9500 pixels.*89478485"):
         COLOUR(png_of(9_500, 9_500))
     with pytest.raises(ImageError, match=r"^images\[1\] has 9500 x 9500 pixels"):
         COLOUR([RGB, Image.open(io.BytesIO(png_of(9_500, 9_500)))])
     monkeypatch.setattr(image_file, "MAX_PIXELS", 5)
-    with pytest.raises(ImageError, match="has 3 x 2 pixels, at most 5"):
+    with pytest.raises(ImageError, match="3 x 2 pixels.* 5"):
         COLOUR(Image.fromarray(RGB))
 
 
@@ -208,25 +208,25 @@ def test_what_is_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "notes.txt").touch()
     cases = {
-        "missing.jpg": r"'missing\.jpg': there is no such file\. The working directory is",
-        "text": r"'text' is a directory without a picture, expected files that end in",
+        "missing.jpg": r"'missing\.jpg' does not exist",
+        "text": r"'text' is a directory without images",
         "empty.jpg": r"'empty\.jpg' is empty \(0 bytes\)",
         "page.jpg": r"'page\.jpg' is not an image .*begins with b'<!DOCTYPE ht'.*Expected JPEG",
-        "picture.eps": r"'picture\.eps' is EPS, which is not read; convert it to JPEG",
+        "picture.eps": r"'picture\.eps' is EPS.*JPEG",
         "pipe.jpg": r"'pipe\.jpg' is not a regular file",
         "x" * 5000: "cannot be reached: File name too long",
     }
     for name, message in cases.items():
         with pytest.raises(ImageError, match=message):
             COLOUR(name)
-    with pytest.raises(ImageError, match=r"images\[1\] 'missing\.jpg': there is no such file"):
+    with pytest.raises(ImageError, match=r"images\[1\] 'missing\.jpg' does not exist"):
         COLOUR([RGB, Path("missing.jpg")])
-    with pytest.raises(ImageError, match=r"images\[0\] 'text' is a directory; expected an image file"):
+    with pytest.raises(ImageError, match=r"images\[0\] 'text' is a directory"):
         COLOUR(["text"])
     for empty in (b"", io.BytesIO()):
         with pytest.raises(ImageError, match=r"the image is empty \(0 bytes\)"):
             COLOUR(empty)
-    with pytest.raises(ImageError, match=r"the image is a file of text, expected .*'rb'"):
+    with pytest.raises(ImageError, match=r"the image is a text file.*'rb'"):
         COLOUR(io.StringIO("x"))
     closed = io.BytesIO(b"x")
     closed.close()

@@ -67,7 +67,7 @@ def test_what_is_switched_off_is_not_done():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"do_center_crop": True}, "do_center_crop is True; expected only resize, rescale and normalize"),
+        ({"do_center_crop": True}, "do_center_crop is True"),
         ({"do_pad": True}, "do_pad is True"),
         ({"do_flip_channel_order": True}, "do_flip_channel_order is True"),
         ({"do_something_new": True}, "do_something_new is True"),
@@ -77,7 +77,7 @@ def test_what_is_switched_off_is_not_done():
         ({"do_resize": False}, "do_resize is False, expected True"),
         ({"do_rescale": "no"}, "do_rescale is 'no', expected true or false"),
         ({"resample": 4}, "resample is 'box', expected the name of a filter"),
-        ({"resample": 17}, "resample is 17, expected Pillow's number"),
+        ({"resample": 17}, "resample is 17, expected the number"),
         ({"resample": [2]}, r"resample is \[2\]"),
         ({"size": {"shortest_edge": 224}}, "size is {'shortest_edge': 224}, expected .*height"),
         ({"size": {"height": 224}}, "size is {'height': 224}"),
@@ -90,7 +90,7 @@ def test_what_is_switched_off_is_not_done():
         ({"rescale_factor": [1.0]}, r"rescale_factor is \[1\.0\], expected one number"),
         ({"rescale_factor": "1/255"}, "rescale_factor is '1/255', expected finite numbers"),
         ({"image_processor_type": "MobileViTImageProcessor"}, "image_processor_type is 'MobileViTImageProc"),
-        ({"raw_pixels": True}, "raw_pixels is True but do_rescale is True and do_normalize is True"),
+        ({"raw_pixels": True}, "raw_pixels is True, but do_rescale is True and do_normalize is True"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(fields: dict, message: str):

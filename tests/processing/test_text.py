@@ -188,7 +188,7 @@ def test_a_long_text_is_cut_with_a_warning_that_says_how_much():
     with pytest.warns(UserWarning, match=r"1 of 2 texts are longer than max_length=6 and lost .* row 1 lost"):
         batch = transform(["dog", CORPUS[0]])
     assert batch["input_ids"].shape == (2, 6)
-    with pytest.raises(TextError, match="Row 1 of texts has .* max_length=6 leaves room for 4"):
+    with pytest.raises(TextError, match="Row 1 of texts has .* at most 4 .max_length=6"):
         dataclasses.replace(transform, too_long="raise")(["dog", CORPUS[0]])
 
 
@@ -197,8 +197,8 @@ def test_a_long_text_is_cut_with_a_warning_that_says_how_much():
     [
         (["dog", None], r"texts\[1\] is None \(NoneType\), expected a text"),
         (["dog", float("nan")], r"texts\[1\] is nan \(float\)"),
-        ([b"dog"], r"texts\[0\] is b'dog' \(bytes\), expected a text; .decode"),
-        (["dog", "a\ud83d"], r"texts\[1\] has '\\ud83d' at character 1, which is half"),
+        ([b"dog"], r"texts\[0\] is b'dog' \(bytes\), expected a text. .*\.decode"),
+        (["dog", "a\ud83d"], r"texts\[1\] has '\\ud83d' at character 1"),
         (7, "texts is builtins.int, expected a text or a list of texts"),
         (b"dog", "texts is builtins.bytes"),
     ],
@@ -217,11 +217,11 @@ def test_an_empty_text_is_a_text_where_there_are_special_tokens():
     assert ids[:3] == [*frame, frame[1]]
     (row,) = WORDPIECE.windows([""], overlap=0)
     assert row.ids.tolist() == frame
-    with pytest.raises(TextError, match=r"texts\[1\] gives no token: it is ''"):
+    with pytest.raises(TextError, match=r"texts\[1\]='' has no tokens"):
         WORDPIECE.pieces(["dog", ""])
-    with pytest.raises(TextError, match=r"texts\[1\] gives no token: it is \[\]"):
+    with pytest.raises(TextError, match=r"texts\[1\]=\[\] has no tokens"):
         WORDPIECE.encode([["dog"], []], words=True)
-    with pytest.raises(TextError, match=r"texts\[1\] gives no token"):
+    with pytest.raises(TextError, match=r"texts\[1\]=.* has no tokens"):
         characters("abc")(["a", ""])
 
 
@@ -230,9 +230,9 @@ def test_pairs_and_words_are_checked_too():
         WORDPIECE(["a", "b"], ["c"])
     with pytest.raises(TextError, match=r"texts\[0\] is a text, expected a list of words"):
         WORDPIECE.encode(["a b"], words=True)
-    with pytest.raises(TextError, match="overlap by 12 do not fit"):
+    with pytest.raises(TextError, match="overlap=12"):
         WORDPIECE.windows("the quick fox", "dog", overlap=12)
-    with pytest.raises(ConfigError, match="windows needs a max_length"):
+    with pytest.raises(ConfigError, match="max_length is None"):
         CASED.windows("dog")
 
 
@@ -255,9 +255,9 @@ def test_a_vocabulary_without_special_tokens_is_refused(tmp_path):
         byte_bpe({"a": 0}, [])
     with pytest.raises(ConfigError, match="has no tokenizer: expected tokenizer.json, or vocab.txt"):
         TextTransform.load(Path(tmp_path).parent / "..")
-    with pytest.raises(ConfigError, match="not a tokenizer.json"):
+    with pytest.raises(ConfigError, match="tokenizer.json: Model missing"):
         TextTransform("{}")
-    with pytest.raises(ConfigError, match="max_length=2 leaves no room beside 2 special tokens"):
+    with pytest.raises(ConfigError, match="max_length=2 .* 2 special tokens"):
         dataclasses.replace(WORDPIECE, max_length=2)
 
 
@@ -283,7 +283,7 @@ def test_a_trained_vocabulary_cuts_its_own_texts_without_unknowns():
     assert WORDPIECE.id_of("[UNK]") not in ids
     assert {"quick", "the"} <= set(WORDPIECE.vocabulary)
     assert WORDPIECE.vocabulary_size <= 200
-    with pytest.raises(ConfigError, match="size=20 is below"):
+    with pytest.raises(ConfigError, match="size=20"):
         train_wordpiece(CORPUS, 20)
     with pytest.raises(TextError, match=r"texts is one text"):
         train_wordpiece("the text", 100)

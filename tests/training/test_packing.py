@@ -141,7 +141,7 @@ def test_pretraining_has_both_labels_and_fills_its_rows():
         sentence_pair_batches(["a b", "c d"], TRANSFORM)
     with pytest.raises(TextError, match="There are 1 documents"):
         sentence_pair_batches(DOCUMENTS[:1], TRANSFORM)
-    with pytest.raises(TextError, match=r"documents\[1\]: texts\[0\] gives no token"):
+    with pytest.raises(TextError, match=r"documents\[1\]: texts\[0\]="):
         sentence_pair_batches([DOCUMENTS[0], [""]], TRANSFORM)
 
 
