@@ -136,6 +136,7 @@ class ImageTransform:
         Raises:
             ConfigError: it is not.
         """
+        # One check after the other, each with its own remedy: above the limit of branches on purpose.
         line = "data.map(lambda x, y: (model.processing(x), y))" if in_dataset else "model.processing(x)"
         remedy = f"Pass {line} in place of {'data' if in_dataset else 'x'}"
         if images.shape[1:] != self._shape:

@@ -81,8 +81,6 @@ def test_errors(tx, tmp_path, poem, more, expected):
 
 
 def test_files_are_looked_at_first(tx, tmp_path, poem):
-    assert (
-        "a.txt is not a file" in tx("tokens", tmp_path / "o", poem, "a.txt", "--characters").err
-    )
+    assert "a.txt is not a file" in tx("tokens", tmp_path / "o", poem, "a.txt", "--characters").err
     assert "exists. Add --overwrite" not in (ran := tx("tokens", tmp_path, poem, "--characters")).err
     assert "exists. Remove it, or choose another name." in ran.err
