@@ -135,6 +135,7 @@ def to_keras_hub(model: Any) -> Any:
     return family.keras_hub().write(model)
 
 
+# Branches: each failure of keras-hub has its own error.
 def of_preset(name: str) -> WeightSource:
     """Loads a preset as what it was saved as: a task with its head, or a backbone."""
     try:

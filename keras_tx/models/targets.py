@@ -23,6 +23,7 @@ KINDS = {
 }
 
 
+# Branches: one for each kind of targets.
 def check_targets(targets: Any, loss: Any, shape: tuple[int | None, ...], model: str) -> None:
     """Raises a ConfigError for targets that the loss of an output would misread, with the row of the first.
 

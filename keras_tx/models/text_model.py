@@ -78,6 +78,7 @@ class TextModel(TransformerModel):
         # JAX's training step comes in here.
         return super().stateless_call(trainable, other, self.complete(inputs), *args, **kwargs)
 
+    # Branches: one check for each way in which inputs differ from the graph's.
     def complete(self, inputs: Any) -> dict[str, Any]:
         """All inputs of the graph, from the ids alone or from a dict of some of them.
 

@@ -215,6 +215,7 @@ class TransformerModel(keras.Model):
         line = "model.fit(model.processing(x), y)" if batch is None else "(model.processing(x), y)"
         return f"Write `{line}`."
 
+    # Branches: one for each form in which labels and losses come.
     def check_labels(self, labels: Any, inputs: Any = None) -> None:
         """Raises a ConfigError for arrays of labels that the loss would misread.
 
@@ -235,23 +236,28 @@ class TransformerModel(keras.Model):
         count = len(outputs)
         if count > 1 and not isinstance(labels, dict) and not _is_list(labels, count):
             return  # Keras reports the missing outputs
-        loss: Any = self.loss if self.compiled else None if self.head is None else self.head.loss()
-        if isinstance(loss, list | tuple) and len(loss) != count:
-            loss = None  # Keras reports this, too
+        loss = self._loss_of(count)
         length = None
         if isinstance(inputs, dict) and contract.INPUT_IDS in inputs:
             length = np.shape(inputs[contract.INPUT_IDS])[-1]
         for index, (name, output) in enumerate(outputs.items()):
             array = as_array(_part(labels, name, index, count))
-            output_loss = _part(loss, name, index, count)
             if not isinstance(array, np.ndarray):
                 continue
             shape = tuple(output.shape)
             if len(shape) == 2 and shape[-1] is None:
                 shape = (None, length)  # positions in the text
+            output_loss = _part(loss, name, index, count)
             if isinstance(output_loss, str):
                 output_loss = keras.losses.get(output_loss)
             check_targets(array, output_loss, shape, self.name)
+
+    def _loss_of(self, count: int) -> Any:
+        """The compiled loss, or the head's; None where Keras reports that it does not fit `count` outputs."""
+        if not self.compiled:
+            return None if self.head is None else self.head.loss()
+        loss: Any = self.loss
+        return None if isinstance(loss, list | tuple) and len(loss) != count else loss
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
         for metric in self.joint_metrics:

@@ -126,6 +126,7 @@ class ImageTransform:
     def _shape(self) -> tuple[int, int, int]:
         return self.height, self.width, self.channels
 
+    # Branches: one check after the other, each with its own remedy.
     def check_output(self, images: np.ndarray, *, in_dataset: bool = False) -> None:
         """Checks by shape and values that a batch is the output of this transform, possibly augmented.
 
@@ -136,7 +137,6 @@ class ImageTransform:
         Raises:
             ConfigError: it is not.
         """
-        # One check after the other, each with its own remedy: above the limit of branches on purpose.
         line = "data.map(lambda x, y: (model.processing(x), y))" if in_dataset else "model.processing(x)"
         remedy = f"Pass {line} in place of {'data' if in_dataset else 'x'}"
         if images.shape[1:] != self._shape:

@@ -96,9 +96,9 @@ def _none(ids: np.ndarray) -> np.ndarray:
     return np.full(len(ids), -1)
 
 
+# Branches: most are comprehensions over the two texts of a sample.
 def frame_of(tokenizer: Tokenizer, pair: bool) -> Frame:
     """Returns the special tokens that the tokenizer adds around texts, from those around a sample."""
-    # Its branches are comprehensions over the two texts.
     sample, count = _sample(tokenizer)
     whole = tokenizer.encode(sample, sample if pair else None)
     parts = np.array([-1 if part is None else part for part in whole.sequence_ids])

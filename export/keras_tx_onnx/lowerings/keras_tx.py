@@ -103,7 +103,7 @@ def positional_embedding(
     shape=(5, 16),
     nodes="MatMul Add Split Attention MatMul Add",
 )
-def multi_head_attention(  # more than 15 branches: one for each option of the layer and of its call
+def multi_head_attention(  # Branches: one for each option of the layer and of its call
     cx: GraphContext,
     layer: Any,
     /,

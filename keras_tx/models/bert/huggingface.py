@@ -157,6 +157,7 @@ def _distilbert_fields(config: Fields) -> dict[str, Any]:
     }
 
 
+# Branches: one for each architecture, of three families.
 def _head_of(
     checkpoint: Checkpoint, config: Fields, family: str, fields: dict[str, Any]
 ) -> tuple[Head | ConfigError | None, Head | None]:

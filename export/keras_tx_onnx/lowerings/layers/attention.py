@@ -58,7 +58,7 @@ def group_query_attention(cx: GraphContext, layer: Any, /, *args: Any, **kwargs:
     return _attention(cx, layer, heads, layer.sliding_window, layer.use_gate, **call)
 
 
-def _attention(  # more than 15 branches: one for each option of two layers
+def _attention(  # Branches: one for each option of two layers
     cx: GraphContext,
     layer: Any,
     heads: Heads,

@@ -31,7 +31,7 @@ LOWEST = -65504.0  # finite in float16, too
 FINITE = "finite"  # metadata key of a bias without -inf
 
 
-def attend(  # more than 15 branches: one for each option of attention
+def attend(  # Branches: one for each option of attention
     cx: GraphContext,
     heads: Heads,
     q: ir.Value,
