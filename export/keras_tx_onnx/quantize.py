@@ -55,7 +55,7 @@ def quantize(
     Args:
         folder: a folder that `export_onnx` wrote, with its fp32 file.
         precision: one or several of "fp16", "int8", "int8-blocks" and "int4"; a file that exists is replaced.
-            Or "auto": all of them are measured on the validation data, and the fastest stays whose metric is
+            Or "auto": measures all of them on the validation data, and keeps the fastest whose metric is
             within the tolerance of fp32's. The report is returned, and stored in the folder as JSON.
         keep: paths of layers that stay in fp32, such as "block_0/feed_forward/up", or "block_0" for all
             of its layers.

@@ -97,7 +97,7 @@ class Limits:
             raise ConfigError(f"cancelled is {self.cancelled!r}, expected a function without arguments.")
 
     def reached(self, began: float, made: int = 0) -> str | None:
-        """Why all texts end with the token number `made`; None if they go on."""
+        """The reason why all texts end after `made` tokens; None if generation continues."""
         if self.cancelled is not None and self.cancelled():
             return CANCELLED
         if self.deadline is not None and time.monotonic() - began > self.deadline:
@@ -149,7 +149,7 @@ class PromptCache:
 
 
 class _Texts:
-    """Token ids of several texts, each of which chooses its own next tokens."""
+    """Token ids of several texts, whose next tokens are chosen independently."""
 
     def __init__(self, sampling: Sampling, prompts: Sequence[list[int]], samples: int) -> None:
         self.ids = [list(prompt) for prompt in prompts for _ in range(samples)]

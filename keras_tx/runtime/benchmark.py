@@ -1,6 +1,6 @@
 """Measures latency, throughput and memory of an exported folder, and recommends a setting.
 
-Each precision and number of threads is measured in a process of its own, so that its memory is known. The
+Each precision and number of threads is measured in a separate process, so that its memory is known. The
 processes run one after the other, in several rounds: a disturbance of the machine affects all settings.
 """
 
@@ -30,7 +30,7 @@ from keras_tx.runtime.providers import check_name, cores
 from keras_tx.runtime.session import MOST_THREADS
 
 ROUNDS = 3
-LEAST = 3  # runs of a setting in a round, whatever they take
+LEAST = 3  # runs of a setting in a round, regardless of their duration
 MOST = 2000
 BATCH_SIZES = (1, 8)
 LENGTH = 128  # tokens of a text or prompt
@@ -364,8 +364,8 @@ def _result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
         return json.loads(lines[-1])
     if done.returncode == -9:
         return {"error": "the process was killed, probably because memory ran out"}
-    said = done.stderr.strip().splitlines() or ["no message"]
-    return {"error": f"the process ended with code {done.returncode}: {said[-1]}"}
+    messages = done.stderr.strip().splitlines() or ["no message"]
+    return {"error": f"the process ended with code {done.returncode}: {messages[-1]}"}
 
 
 def _simplest(speed: Mapping[Any, float]) -> Any:

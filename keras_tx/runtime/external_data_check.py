@@ -1,7 +1,7 @@
 """The external files that an ONNX graph refers to, read from its bytes without the onnx package.
 
-onnxruntime reads these files when it loads the graph. Whether it refuses a location by itself, measured with
-graphs that keep a tensor of the given kind in an external file:
+onnxruntime reads these files when it loads the graph. Which locations its versions refuse, measured
+with graphs that keep a tensor in an external file:
 
     location                          1.24 to 1.26 (extra "gpu")    1.28 and 1.31
     absolute, "..", symbolic link     sparse tensors are read       refused

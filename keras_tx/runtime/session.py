@@ -279,7 +279,7 @@ def describe(spec: TensorSpec) -> str:
 
 
 def stays_on_cpu(provider: str) -> bool:
-    """Whether a session runs on the CPU, whatever its graph."""
+    """Whether a session runs on the CPU, independently of its graph."""
     return provider == "cpu" or (provider == "auto" and not _gpu_wheel(_onnxruntime()))
 
 

@@ -21,7 +21,7 @@ MOST_TOKENS, PADDED, MOST_LOGITS = 2048, 1.25, 2**23
 class SharedCache:
     """Keys and values of several texts, a row each, in buffers with room for more tokens.
 
-    A row holds its text from the first place on: there is no padding, and texts may differ in length.
+    Each row stores its text from position 0: rows have no padding, and texts may differ in length.
     """
 
     def __init__(

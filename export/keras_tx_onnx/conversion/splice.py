@@ -84,7 +84,7 @@ def _numbers(node: ir.Node, name: str) -> list[int]:
 
 
 def _widen(body: ir.Graph) -> None:
-    """Half precision as float32. Shapes are left to inference: tf2onnx's names of sizes mean nothing."""
+    """Half precision as float32. Shapes are inferred: tf2onnx's names of sizes are arbitrary."""
     for value in [*body.inputs, *body.outputs, *body.initializers.values()]:
         if value.dtype in HALF:
             value.dtype = ir.DataType.FLOAT

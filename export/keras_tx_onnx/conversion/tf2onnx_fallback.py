@@ -50,7 +50,7 @@ def convert(
         raise _refusal(_named(context, operation), type(operation), opened, error) from error
     context.tiers[context.scope] = "tf2onnx"
     reason = "it has no lowering." + ("" if opened is None else f" {one_line(opened)}")
-    lost = "its single nodes have no names of their own, and none stands for a whole layer, such as Attention"
+    lost = "its nodes are not named after layers, and no node represents a whole layer, such as Attention"
     if call.variables and not variables:
         lost += "; its weights are constants without their names"
     if call.asserts:
@@ -207,7 +207,7 @@ def _by_tf2onnx(call: _Call, variables: list[Any], opset: int) -> onnx.ModelProt
     for node in concrete.graph.get_operations():
         if "_XlaMustCompile" in node.node_def.attr:  # then TensorFlow would not inline a function, such as
             node._clear_attr("_XlaMustCompile")  # Keras's convolution in groups
-    names = [tensor.name for tensor in concrete.inputs[: len(signature)]]  # what it captures follows
+    names = [tensor.name for tensor in concrete.inputs[: len(signature)]]  # captured tensors follow
     outputs = [tensor.name for tensor in concrete.outputs]
     known = min(opset, max(constants.OPSET_TO_IR_VERSION))
     with tf.device("/cpu:0"):

@@ -1,6 +1,6 @@
 """Operations of TensorFlow that tf2onnx lacks or gets wrong, written for its own extension interface.
 
-They stand in a domain of their own, which only a conversion that names it sees: tf2onnx is left as it was.
+They are registered in a separate domain, so other conversions by tf2onnx are not affected.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ DOMAIN = "keras_tx"
 
 @functools.cache
 def register() -> None:
-    """Adds the handlers below to tf2onnx's registry, in our domain. They replace its own of the same name."""
-    import tf2onnx.tfonnx  # noqa: F401  fills the registry: ours must come after its own
+    """Adds the handlers below to tf2onnx's registry, where they replace handlers of the same name."""
+    import tf2onnx.tfonnx  # noqa: F401  fills the registry, so it is imported first
     from tf2onnx.handler import tf_op
 
     def add(name: str, handle: Callable[..., None]) -> None:
@@ -138,7 +138,7 @@ def bucketize(op: Writer, x: str) -> str:
 
 
 def extract_image_patches(op: Writer, x: str) -> str:
-    """A convolution whose kernels each pick one pixel. tf2onnx loses count of more than one dynamic axis."""
+    """A convolution whose kernels each pick one pixel. tf2onnx fails on more than one dynamic axis."""
     (_, height, width, _), strides, rates = (
         op.node.get_attr_value(name) for name in ("ksizes", "strides", "rates")
     )
@@ -217,7 +217,7 @@ WRITTEN: dict[str, Callable[..., str]] = {
 
 
 WRONG = {
-    "AdjustSaturation": "its colours come out otherwise",
-    "ResizeArea": "it would take the nearest pixel",
+    "AdjustSaturation": "tf2onnx computes different colours",
+    "ResizeArea": "tf2onnx would use the nearest pixel",
     "ResizeBicubic": "TensorFlow rounds the weights of the pixels, by a table",
 }

@@ -63,7 +63,7 @@ class GraphContext(GraphEditor):
     """The graph to which lowerings add: `cx.op.MatMul(x, w)` adds a node, `cx.weight(variable)` a weight.
 
     Weights are read from their variables when the file is written, so that memory holds no second copy of the
-    model. Every floating-point weight is written as float32, whatever the policy.
+    model. Every floating-point weight is written as float32, for any policy.
 
     Args:
         name: of the graph.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Cache:
-    """Marks a walk for cached decoding: lowerings of attention take past, mask and positions from here.
+    """Marks a walk for cached decoding: lowerings of attention read past, mask and positions here.
 
     Keras's graph has no past, and its mask is as long as its tokens. It is lowered with `stand_in`, which
     attention replaces with the mask of past and tokens. Any other use of it would be wrong, and is refused.

@@ -1,4 +1,4 @@
-"""Properties of nodes and values that passes ask for."""
+"""Properties of nodes and values, used by passes."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class _Selection:
         return self.one_token[x]
 
     def _split_off(self, fused: _FusedProduct, x: ir.Value) -> ir.Value:
-        """Computes the query, the first part of a fused product, by a product of its own, for the token."""
+        """Computes the query, the first part of a fused product, by a separate product, for the token."""
         source, width, rest = fused.nodes[0].inputs[0], fused.widths[0], fused.widths[1:]
         assert source is not None and fused.whole.shape is not None
         query = self._select(source)

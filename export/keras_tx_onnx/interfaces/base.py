@@ -61,7 +61,7 @@ class Interface(abc.ABC):
 
     @property
     def precision(self) -> str:
-        """int8 if Keras quantized a layer; else fp32, whatever the policy."""
+        """int8 if Keras quantized a layer; otherwise fp32, for any policy."""
         modes = {part.quantization_mode for part in functional_graph.parts(self.model)}
         return "int8" if "int8" in modes else "fp32"
 

@@ -1,7 +1,7 @@
 """The ranges of products' inputs, and the errors of quantized products: measured inside the fp32 graph.
 
 Each quantized product is added beside its original and reads the same input. So an error is that of one
-product alone, and is compared with what rounding to its steps costs.
+product alone, and is compared with the error of rounding to its steps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Error:
     Attributes:
         layer: its path.
         measured: the error on a batch.
-        expected: what rounding costs.
+        expected: the error of rounding alone.
     """
 
     layer: str

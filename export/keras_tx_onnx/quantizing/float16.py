@@ -75,7 +75,7 @@ class _Conversion:
         return self._in_float32
 
     def _convert(self, node: ir.Node) -> None:
-        """Gives a node inputs of the precision in which it computes."""
+        """Casts the inputs of a node to the precision in which it computes."""
         has_floats = any(value is not None and _is_float(value) for value in node.inputs)
         if node.op_type == "ConstantOfShape":
             self._convert_constant_of_shape(node)

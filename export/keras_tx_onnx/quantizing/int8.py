@@ -124,7 +124,7 @@ class _Int8Quantizer:
         """
         assert self._ranges is not None
         low, high = self._ranges[str(x.name)]
-        low, high = min(low, 0.0), max(high, 0.0)  # zero has a step of its own
+        low, high = min(low, 0.0), max(high, 0.0)  # zero has a separate step
         step = (high - low) / 255 or 1.0
         add, constant = partial(self._editor.add, before=node), self._editor.constant
         scale, zero = constant(step, "float32"), constant(int(np.rint(-low / step)), "uint8")

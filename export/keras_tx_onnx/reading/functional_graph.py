@@ -92,7 +92,7 @@ def shapes_of_first_call(model: Any) -> tuple[dict[str, Any], set[str]]:
     """The shapes that Keras recorded when it built a model, and the arguments that it records, by name.
 
     It records those that `build` names, `x_shape` for `x`. A `build` with one parameter, such as Keras's own,
-    receives the shape of the first tensor, whichever argument that is.
+    receives the shape of the first tensor among its arguments.
     """
     shapes = {name: x for name, x in (model._build_shapes_dict or {}).items() if x is not None}
     names = list(inspect.signature(model.build).parameters)

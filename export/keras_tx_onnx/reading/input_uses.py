@@ -12,7 +12,7 @@ from keras_tx_onnx.reading.symbolic_backend import Call
 
 
 class _Integers:
-    """Stands for a tensor of integers, or of other numbers if it is computed from no input."""
+    """Represents a tensor of integers, or of other numbers if it is computed from no input."""
 
     def __init__(self, inputs: frozenset[int] = frozenset()):
         self.inputs = inputs  # the indices of the inputs that it is computed from

@@ -431,7 +431,7 @@ def _custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: f(*args, **kwargs)[0]
 
 
-# Keras checks only the arguments of these for Keras tensors, and not what the functions read from outside.
+# Keras checks only the arguments of these for Keras tensors, not the tensors that the functions capture.
 _CONTROL_FLOW_CALLS: dict[str, Callable[..., Any]] = {
     "switch": _switch,
     "while_loop": _while_loop,

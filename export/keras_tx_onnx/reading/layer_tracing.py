@@ -121,7 +121,7 @@ def open_call(
     """Traces a function for the values among its arguments.
 
     Args:
-        layer: whose method the function is. Its weights become tensors of the trace.
+        layer: the owner if the function is a method. Its weights become tensors of the trace.
         masks: the Keras masks of these values, by the value's id.
     """
     errors: list[tuple[int, Exception]] = []
@@ -305,7 +305,7 @@ def tensor_of(value: ir.Value, samples: Mapping[Symbol, int]) -> keras.KerasTens
 def _with_tensors(
     layer: Any, function: Callable[..., Any]
 ) -> tuple[Callable[..., Any], list[tuple[Any, Any]]]:
-    """A method of a copy of the layer, whose own variables are tensors, and these with the variables.
+    """A method of a copy of the layer with tensors as variables, and pairs of these tensors and variables.
 
     Operations on a variable alone, such as slicing a table, become part of the graph.
     """

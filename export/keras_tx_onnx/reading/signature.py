@@ -54,7 +54,7 @@ def as_functional(model: Any, signature: Any = None) -> Functional:
             packed = list(inputs.values())
             functional = keras.Model(packed[0] if len(packed) == 1 else packed, outputs, name=model.name)
             return Functional(functional, _names(outputs, "output"), (*notes, *_defaults(model, specs)))
-    except Exception as error:  # whatever the model's code raises
+    except Exception as error:  # the model's code may raise any exception
         raise ExportError(
             f"Model {model.name!r} ({type(model).__name__}) cannot be called on Keras tensors: "
             f"{one_line(error)} Write its call with keras.ops, or correct input_signature."
@@ -128,7 +128,7 @@ def _recorded(model: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The inputs that Keras recorded, by argument; raises an ExportError if some were not recorded."""
     dtype = model.input_dtype
     notes: tuple[str, ...] = ()
-    if functional_graph.is_function(model):  # of a class with a call of its own
+    if functional_graph.is_function(model):  # of a class with its own call
         known = functional_graph.function_of(model)
         first = functional_graph.call_parameters(model)[0].name
         specs = {first: tree.pack_sequence_as(known.input, [_spec(x) for x in known.inputs])}
@@ -159,7 +159,7 @@ def _check_recorded(model: Any, specs: dict[str, Any], recorded: set[str]) -> No
     if several:
         raise ExportError(
             f"The call of model {model.name!r} accepts *{several[0]}, and Keras does not record how many "
-            "tensors it had. Give the call a named argument for each tensor."
+            "tensors it had. Use a named argument for each tensor."
         )
     unknown = [
         p

@@ -168,7 +168,7 @@ def trace_of(name: str, tracer: Tracer, inputs: Sequence[keras.KerasTensor], res
 
 @contextmanager
 def tracing_body() -> Iterator[list[Call]]:
-    """A context inside a trace that records the calls of a function apart from those around it."""
+    """A context inside a trace that records the calls of a function separately."""
     tracer = recording()
     outer, tracer.calls = tracer.calls, []
     try:
@@ -214,7 +214,7 @@ def _spec_of_operation(operation: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _contracted(subscripts: str, shapes: Sequence[Any], inferred: Sequence[Any]) -> tuple[Any, ...]:
-    """The shape of an einsum. Without "->", or with an ellipsis, what Keras infers."""
+    """The shape of an einsum. Keras infers it without "->", or with an ellipsis."""
     known, arrow, result = subscripts.replace(" ", "").partition("->")
     if not arrow or "..." in known:
         return tuple(inferred)
@@ -297,7 +297,7 @@ def _spec_of_sequential(layer: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _spec_of_call(layer: Any, args: Any, kwargs: Any) -> Any:
-    """The outputs of a layer that declares no output shape: what its `call` returns."""
+    """The outputs of a layer without a declared output shape, inferred from its `call`."""
     kind, base = type(layer), keras.layers.Layer
     if kind.compute_output_shape is not base.compute_output_shape:
         return None

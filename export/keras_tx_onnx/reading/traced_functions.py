@@ -30,8 +30,8 @@ class Body:
     Attributes:
         trace: the graph. Its inputs are the parameters, then `captured`.
         captured: tensors from outside that the function reads.
-        results: what it returns, flat: a Keras tensor, or a number or array.
-        structure: what it returns, with places in `results` as leaves, and None where it returned None.
+        results: its return values, flat: Keras tensors, numbers or arrays.
+        structure: its return value, with indices into `results` as leaves, and None where it returned None.
     """
 
     trace: Trace
@@ -272,7 +272,7 @@ def _associative_scan(operation: Any, f: Callable[[Any, Any], Any], elems: Any) 
     return tree.map_structure(lambda x: ops.moveaxis(x, 0, axis), results)
 
 
-# How each operation is traced, and what it becomes.
+# How each operation is traced and lowered.
 TRACED: dict[str, tuple[Callable[..., Any], type[Bodies]]] = {
     "Cond": (_cond, Choice),
     "Switch": (_switch, Choice),

@@ -134,7 +134,7 @@ def _describe_traced(call: Call, values: list[ir.Value]) -> None:
 
 
 def _describe(value: ir.Value, shape: tuple, dtype: str) -> bool:
-    """Adds a shape and a dtype to what is known of a value; returns whether they agree."""
+    """Adds a known shape and dtype to a value; returns whether they agree."""
     before = value.meta.get(KERAS_TENSOR)
     agrees = True
     if before is not None:
@@ -239,10 +239,10 @@ def lower_call_of(
 
     Args:
         function: called on Keras tensors in place of the values among `args` and `kwargs`.
-        layer: whose method the function is, if it is one.
+        layer: its owner if the function is a method.
 
     Returns:
-        What the function returns, with values in place of Keras tensors.
+        The return value of the function, with values in place of Keras tensors.
     """
     values = functional_graph.distinct_values((args, kwargs))
     carried = {id(value): mask for value in values if (mask := keras_masks.mask_of(value)) is not None}

@@ -1,4 +1,4 @@
-"""Finds the first layer whose output differs from Keras."""
+"""The first layer whose output differs from Keras."""
 
 from __future__ import annotations
 

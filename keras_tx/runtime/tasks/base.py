@@ -130,7 +130,7 @@ class Task:
     Attributes:
         name: `task` in the manifest; None for graphs without a known task.
         runtime: the class that runs a folder of this task.
-        inputs: what one input is: "image", "text", "prompt" or "arrays".
+        inputs: the kind of one input: "image", "text", "prompt" or "arrays".
         outputs: outputs of the graph that distinguish tasks with the same name.
         metric: name of the metric on validation data; None if there is no usual one.
         options: optional RunOptions of the task, besides `top_k`.

@@ -113,7 +113,7 @@ def _best_spans(
     row: Row, outputs: dict[str, np.ndarray], top_k: int, max_tokens: int
 ) -> tuple[list[Span], float]:
     """The best spans of a window, in characters, and the score of no answer."""
-    places = np.concatenate([[0], np.flatnonzero(row.parts == 1)])  # the class token stands for no answer
+    places = np.concatenate([[0], np.flatnonzero(row.parts == 1)])  # the class token means no answer
     start, end = (softmax(outputs[name][places]) for name in (contract.START_LOGITS, contract.END_LOGITS))
     scores = np.triu(np.outer(start[1:], end[1:]))
     scores = np.tril(scores, max_tokens - 1)

@@ -41,7 +41,7 @@ class Scores:
 
 
 def labels_of(folder: Folder, session: Session, axes: tuple[str, ...] = ("batch",)) -> tuple[str, ...]:
-    """The names of the classes of output `logits`, whose axes before the classes are `axes`.
+    """The names of the classes of output `logits` with the shape (*axes, classes).
 
     Without labels in the manifest these are the names that Hugging Face uses: LABEL_0, LABEL_1 ...
     """

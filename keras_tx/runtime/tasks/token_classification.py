@@ -21,7 +21,7 @@ OUTSIDE = "O"
 
 
 class TextTagger(TextTask):
-    """Finds entities in texts.
+    """Recognizes entities in texts.
 
     >>> load("names")("Ada lives in London.")  # doctest: +SKIP
     [{'label': 'PER', 'score': 0.99, 'start': 0, 'end': 3, 'text': 'Ada'}, ...]

@@ -136,7 +136,7 @@ def token_classification_batches(
 
 
 def _begun(rows: Sequence[Row], overlap: int) -> list[int]:
-    """The word of each row whose first token is in the window before; -2 if there is none."""
+    """The word of each row whose first token is in the previous window; -2 if there is no such word."""
     begun = [-2]
     for before, row in itertools.pairwise(rows):
         words, earlier = (x.words[x.parts >= 0] for x in (row, before))

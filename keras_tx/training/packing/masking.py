@@ -41,18 +41,18 @@ def mask_tokens(
     wanted = np.rint(rate * allowed.sum(axis=1, keepdims=True))
     scores = random.random(ids.shape)
     if words is not None:
-        # Tokens of one word take the score of its first, and so stand together in the order of scores.
+        # The tokens of a word share the score of its first token, so that they are adjacent when sorted.
         scores = np.take_along_axis(scores, _run_starts(words), axis=1)
     scores = np.where(allowed, scores, 2.0)
     order = np.argsort(scores, axis=1, kind="stable")
     in_order = np.take_along_axis(scores, order, axis=1)
     start = _run_starts(in_order)
     stop = ids.shape[1] - _run_starts(in_order[:, ::-1])[:, ::-1]
-    # A word that would go beyond the number is taken if more than half of it is within; at half, by chance.
+    # The last word may exceed the number: it is masked if more than half of it fits; at half, at random.
     half = random.choice((-0.25, 0.25), wanted.shape)
-    taken = ((start + stop) / 2 < wanted + half) | (start == 0)
+    masked = ((start + stop) / 2 < wanted + half) | (start == 0)
     chosen = np.zeros(ids.shape, bool)
-    np.put_along_axis(chosen, order, taken, axis=1)
+    np.put_along_axis(chosen, order, masked, axis=1)
     chosen &= allowed
     labels = np.where(chosen, ids, contract.NO_LABEL)
     draw = random.random(ids.shape)
@@ -62,7 +62,7 @@ def mask_tokens(
 
 
 def _run_starts(values: np.ndarray) -> np.ndarray:
-    """For each place of each row, where the run of equal values begins that it is in."""
+    """The start of the run of equal values that contains each position of each row."""
     begins = np.ones(values.shape, bool)
     begins[:, 1:] = values[:, 1:] != values[:, :-1]
     return np.maximum.accumulate(np.where(begins, np.arange(values.shape[1]), 0), axis=1)

@@ -1,4 +1,4 @@
-"""The layers of keras-hub that its families are made of. Imported when the first of its layers is met."""
+"""The layers of keras-hub that its families are made of. Imported with the first such layer of an export."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ opens(
 
 
 def described(value: ir.Value, shape: tuple[Any, ...], dtype: str = "float32") -> ir.Value:
-    """A step inside a lowering of which another lowering shall know the shape."""
+    """Records the shape of an intermediate value for the lowerings that use it."""
     value.meta[KERAS_TENSOR] = keras.KerasTensor(shape, dtype)
     return value
 
@@ -264,6 +264,6 @@ def described(value: ir.Value, shape: tuple[Any, ...], dtype: str = "float32") -
     nodes="Unsqueeze GreaterOrEqual Cast ReduceSum Gather Gather Add",
 )
 def siglip_text_embedding(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
-    """Takes texts of one length only, that of its table of positions."""
+    """The only length of texts is that of the table of positions."""
     positions = cx.op.Gather(cx.weight(layer.position_embedding.embeddings), cx.weight(layer.position_ids))
     return cx.op.Add(reversible_embedding(cx, layer.token_embedding, inputs), positions)

@@ -90,7 +90,7 @@ def _attended(
     `at` are values of which the lengths of `query` and `value` are known.
     """
     heads = Heads(layer.num_heads, layer.num_heads, layer.key_dim, layer.value_dim)
-    # Where Keras takes its fused path, a query without any key gets the mean of all values, else zero.
+    # In Keras's fused path, the output of a query without any key is the mean of all values; otherwise zero.
     fused = layer.dropout == 0 and not weights
     if causal and mask is not None and (fused or cx.opset < 23):
         mask, causal = cx.op.And(mask, causal_mask(cx, *at)), False

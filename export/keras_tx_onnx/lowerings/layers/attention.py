@@ -34,7 +34,7 @@ def multi_head_attention(cx: GraphContext, layer: Any, /, *args: Any, **kwargs: 
             f"Layer {cx.scope!r} has attention_axes={layer.attention_axes} and an input of rank "
             f"{len(shape_of(query))}. Only axis 1 of (batch, tokens, width) is supported: reshape the input."
         )
-    # Keras reads the mask of the query from the tensor alone, and takes it from all three.
+    # Keras reads the query's mask from the query only, and removes the masks of all three inputs.
     own = mask_of(query)
     output = _attention(
         cx, layer, heads, layer._sliding_window, layer._use_gate, **{**call, "query_mask": own}

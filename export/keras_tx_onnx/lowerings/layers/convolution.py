@@ -1,4 +1,4 @@
-"""Convolutions. Keras keeps channels last and ONNX first: transpositions that meet cancel in a pass."""
+"""Convolutions. Keras keeps channels last and ONNX first: a pass removes adjacent transpositions."""
 
 from __future__ import annotations
 

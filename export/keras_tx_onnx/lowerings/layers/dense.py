@@ -106,8 +106,8 @@ def nothing_at_inference(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> i
 def int8_product(cx: GraphContext, layer: Any, x: ir.Value, kernel: ir.Value, scale: ir.Value) -> ir.Value:
     """x times an int8 kernel (inner, outer) with a scale for each column, (outer,).
 
-    The layer's quantizer rounds each row of x to its own range. That row is moved up by 128: onnxruntime is
-    fast on unsigned by signed, and very slow on signed by signed.
+    The layer's quantizer rounds each row of x to a separate range. That row is shifted by 128, because
+    onnxruntime is fast on unsigned by signed products, and very slow on signed by signed.
     """
     quantizer = check_int8(cx, layer).inputs_quantizer
     if quantizer is None:

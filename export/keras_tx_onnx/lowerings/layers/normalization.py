@@ -53,7 +53,7 @@ def rms_normalization(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.V
         return cx.op.RMSNormalization(
             inputs, cx.weight(layer.scale), axis=axes[0] - rank, epsilon=float(layer.epsilon)
         )
-    # Keras multiplies by the scale as it is: it falls on the last axes, whatever `axis` says.
+    # Keras multiplies by the scale as it is: it broadcasts over the last axes, regardless of `axis`.
     scale = cx.weight(layer.scale)
     return cx.op.Mul(cx.op.Div(inputs, _deviation(cx, inputs, axes, layer.epsilon)), scale)
 
@@ -115,7 +115,7 @@ def _scale_and_shift(cx: GraphContext, layer: Any, x: ir.Value, axis: int) -> tu
 def _with_channels_first(
     cx: GraphContext, layer: Any, x: ir.Value, axis: int, normalize: Callable[[ir.Value], ir.Value]
 ) -> ir.Value:
-    """ONNX has channels at axis 1, like a convolution: the transpositions of the two often meet."""
+    """ONNX has channels at axis 1, like a convolution: their transpositions often cancel."""
     if axis == 0:
         raise ExportError(
             f"Layer {cx.scope!r} has axis={layer.axis}. Normalizing the batch axis is not supported."

@@ -238,7 +238,7 @@ def _windows(cx: GraphContext, layer: Any, x: ir.Value) -> Iterator[tuple[int, n
     for axis, size, count in zip(spatial_axes(layer, len(sizes)), sizes, layer.output_size, strict=True):
         if size is None:
             raise ExportError(
-                f"Layer {cx.scope!r} pools axis {axis} to {count}, but the axis is dynamic. Give it a size."
+                f"Layer {cx.scope!r} pools axis {axis} to {count}, but the axis is dynamic. Fix its size."
             )
         ends = [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
         steps = np.arange(max(end - start for start, end in ends))

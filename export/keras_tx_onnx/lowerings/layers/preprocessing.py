@@ -162,7 +162,7 @@ def _nearest(cx: GraphContext, layer: Any, x: ir.Value, sizes: tuple[int | None,
     for axis, size, count in zip(spatial_axes(layer, 2), sizes, targets, strict=True):
         if size is None:
             raise ExportError(
-                f"Layer {cx.scope!r} has interpolation='nearest', but axis {axis} is dynamic. Give it a size."
+                f"Layer {cx.scope!r} has interpolation='nearest', but axis {axis} is dynamic. Fix its size."
             )
         scale = np.float32(size) / np.float32(count)
         places = np.floor((np.arange(count, dtype="float32") + np.float32(0.5)) * scale).astype("int64")

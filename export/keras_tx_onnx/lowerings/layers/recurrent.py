@@ -98,7 +98,7 @@ def bidirectional(
     if there is None or back is None:
         pair = (there_last, back_last)
     else:
-        # Keras turns what the second layer gives around, whatever its direction.
+        # Keras reverses the outputs of the second layer regardless of its direction.
         back = back if parts[1].go_backwards else _flipped(cx, back)
         pair = (_as_processed(cx, parts[0], there), back)
     merged = _merged(cx, layer.merge_mode, *pair)

@@ -105,10 +105,10 @@ opens(
 def scan(
     cx: GraphContext, layer: Any, x: ir.Value, states: Any, mask: ir.Value | None, sequences: bool
 ) -> tuple[ir.Value | None, ir.Value, Any]:
-    """The outputs in order of time where asked for, the last output, and the last states.
+    """The outputs of all steps (with `sequences`), the last output, and the last states.
 
-    A masked step keeps the states and gives the output of the step before, zero at first, as Keras does on
-    TensorFlow and PyTorch; on JAX it gives the first state, which for Keras's own cells is the same number.
+    A masked step keeps the states and repeats the output of the step before, initially zero, as Keras does on
+    TensorFlow and PyTorch; on JAX it returns the first state, which is equal for the cells of Keras.
     """
     step = _value(cx, "step", (shape_of(x)[0], *shape_of(x)[2:]))
     before = [_value(cx, "state", (None, *shape_of(state)[1:])) for state in tree.flatten(states)]

@@ -36,10 +36,10 @@ def spatial_axes(layer: Any, rank: int) -> list[int]:
 def same_pads(
     cx: GraphContext, sizes: tuple[int | None, ...], windows: list[int], strides: list[int]
 ) -> list[int] | None:
-    """What Keras pads for "same", begins and then ends, the odd one at the end.
+    """Keras's padding for "same": the starts, then the ends. An odd element is at the end.
 
-    None where only a run can tell, by auto_pad: SAME_UPPER. onnxruntime computes that wrongly where a window
-    is smaller than its stride, so there it is refused.
+    None for dynamic sizes, whose padding is auto_pad: SAME_UPPER. onnxruntime computes that wrongly if a
+    window is smaller than its stride, which is refused.
     """
     begins, ends = [], []
     for size, window, stride in zip(sizes, windows, strides, strict=True):
@@ -60,5 +60,5 @@ def _check_same_upper(cx: GraphContext, windows: list[int], strides: list[int]) 
         if window < stride:
             raise ExportError(
                 f"Layer {cx.scope!r} has padding='same' with a window of {window} and a stride of {stride}, "
-                "and the size of its input is dynamic. Give keras.Input that size, or use padding='valid'."
+                "and the size of its input is dynamic. Pass the size to keras.Input, or use padding='valid'."
             )

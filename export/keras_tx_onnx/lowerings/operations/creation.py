@@ -109,7 +109,7 @@ def linspace(cx: GraphContext, operation: Any, /, start: Any, stop: Any) -> ir.V
     takes_sizes=True,
 )
 def one_hot(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
-    """Compared with 0, 1, 2 ..., so that other indices give zeros; the node OneHot counts -1 from the end."""
+    """Compares with 0, 1, 2 ..., so that other indices become zeros; ONNX's OneHot wraps negative ones."""
     if operation.sparse:
         raise refuse(cx, operation, "sparse", True)
     dtype = keras.backend.standardize_dtype(operation.dtype or "float32")

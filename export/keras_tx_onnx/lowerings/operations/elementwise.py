@@ -14,7 +14,7 @@ from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.lowerings.nodes.arguments import as_float, is_float, operand
 from keras_tx_onnx.reading.registry import lowers
 
-# Operation, the function of keras.ops, the node. All of them give floats, of integers too.
+# Operation, the function of keras.ops, the node. All of them return floats, also for integers.
 SAME_NAME = {
     "Exp": (ops.exp, "Exp"),
     "Log": (ops.log, "Log"),

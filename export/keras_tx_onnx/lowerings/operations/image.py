@@ -55,7 +55,7 @@ def resize(cx: GraphContext, operation: Any, /, images: Any) -> ir.Value:
 
 
 def _nearest(cx: GraphContext, operation: Any, images: Any) -> ir.Value:
-    """The places are computed here: nodes of ONNX round halves in ways of their own."""
+    """Computes the source pixels explicitly: nodes of ONNX round halves differently."""
     value, rank = as_given(cx, images), rank_of(images)
     for axis, count in zip(_places(operation, rank), operation.size, strict=True):
         size = length_of(cx, images, axis)

@@ -320,7 +320,7 @@ def triu(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
 
 
 def _diagonal(cx: GraphContext, operation: Any, x: Any) -> ir.Value:
-    """Of the square in the corner where the offset begins."""
+    """The diagonal of the largest square whose corner is at the offset."""
     rank, offset = rank_of(x), operation.offset
     first, second = operation.axis1 % rank, operation.axis2 % rank
     if result_type(x) == "bool" or not isinstance(offset, int):

@@ -82,7 +82,7 @@ def rms_normalization(cx: GraphContext, operation: Any, /, x: Any, scale: Any = 
         return cx.op.RMSNormalization(value, as_float(cx, of_node), axis=-len(axes), epsilon=epsilon)
     square = reduce(cx, "ReduceMean", cx.op.Mul(value, value), axes, keepdims=True)
     result = cx.op.Div(value, cx.op.Sqrt(cx.op.Add(square, epsilon)))
-    # Keras multiplies by the scale as it is: it falls on the last axes, whatever `axis` says.
+    # Keras multiplies by the scale as it is: it broadcasts over the last axes, regardless of `axis`.
     return result if scale is None else cx.op.Mul(result, as_float(cx, scale))
 
 

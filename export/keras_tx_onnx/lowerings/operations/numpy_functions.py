@@ -1,4 +1,4 @@
-"""Operations of keras.ops that are seldom met in a forward pass, each in terms of commoner nodes."""
+"""Operations of keras.ops that are rare in a forward pass, each as more common nodes."""
 
 from __future__ import annotations
 

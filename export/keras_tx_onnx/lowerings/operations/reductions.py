@@ -56,7 +56,7 @@ def mean(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
 def moments_of(
     cx: GraphContext, x: ir.Value, axes: list[int], keepdims: bool
 ) -> tuple[Callable[[], ir.Value], ir.Value]:
-    """How to get the mean in the form that was asked for, and the variance."""
+    """A function that returns the mean in the requested shape, and the variance."""
     centre = reduce(cx, "ReduceMean", x, axes, keepdims=True)
     off = cx.op.Sub(x, centre)
     variance = reduce(cx, "ReduceMean", cx.op.Mul(off, off), axes, keepdims)
