@@ -1,4 +1,4 @@
-"""AdamW as transformers are trained: no decay on biases, norms and tables, gradients clipped."""
+"""AdamW with the settings that are usual for transformers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ WITHOUT_DECAY = ("bias", "gamma", "beta", "scale", "tokens", "table", "prefix", 
 
 @keras.saving.register_keras_serializable("keras_tx")
 class AdamW(keras.optimizers.AdamW):
-    """AdamW that decays matrices only and clips the global norm of the gradients.
+    """AdamW without weight decay of biases, norms and embeddings, and with clipped gradients.
 
-    Keras's own forgets which variables do not decay when a model is saved; this one does not.
-
-    >>> optimizer = AdamW(1e-3)
+    Unlike Keras's AdamW, a saved model keeps the list of variables without weight decay.
 
     Args:
-        learning_rate, weight_decay, global_clipnorm: as in Keras, with the defaults that small
-            transformers train well with.
-        without_decay: parts of the names of variables that do not decay.
-        rate_factors: factors on the learning rate, and so on the decay, of layers: {"block_0": 0.5}.
-            A layer that is not named has the whole rate.
+        learning_rate: a number or a schedule.
+        weight_decay: the factor of the weight decay.
+        global_clipnorm: the largest global norm of the gradients; None for no limit.
+        without_decay: substrings of the names of variables without weight decay.
+        rate_factors: factors of the learning rate, and so of the weight decay, by layer name:
+            {"block_0": 0.5}. All other layers have the factor 1.
+        options: other options of keras.optimizers.AdamW.
+
+    Example:
+
+    >>> optimizer = AdamW(1e-3, rate_factors={"block_0": 0.5})
     """
 
     def __init__(
@@ -49,7 +53,7 @@ class AdamW(keras.optimizers.AdamW):
         super().update_step(gradient, variable, learning_rate * self._factor(variable))
 
     def _apply_weight_decay(self, variables: list[Any]) -> None:
-        # Each backend has a way of its own to decay; it is called for the variables of each factor.
+        # Backends implement weight decay differently, so theirs is called once per factor.
         whole = self.weight_decay
         if whole is None:
             return

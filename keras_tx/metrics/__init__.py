@@ -1,4 +1,4 @@
-"""Metrics that the tasks report and Keras lacks. They take logits, as heads give them."""
+"""Metrics of the tasks that Keras does not have. Their predictions are logits."""
 
 from keras_tx.metrics.classification import F1, Matthews, MultiLabelAccuracy, MultiLabelF1
 from keras_tx.metrics.entities import EntityF1

@@ -1,4 +1,4 @@
-"""What the metrics share: labels that count, and a quotient of two sums."""
+"""Labels with their weights, and a metric that is the ratio of two sums."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from keras_tx import contract
 
 
 def labels_and_weights(y_true: Any, sample_weight: Any) -> tuple[Any, Any]:
-    """Labels as integers, 0 where there is none, and the weight of each: 0 where there is none."""
+    """Returns integer labels and their weights; unlabelled positions have label 0 and weight 0."""
     labels = ops.cast(y_true, "int32")
     labelled = ops.not_equal(labels, contract.NO_LABEL)
     weights = ops.cast(labelled, "float32")
     if sample_weight is not None:
-        given = ops.cast(sample_weight, "float32")
-        if len(given.shape) < len(weights.shape):
-            given = ops.expand_dims(given, -1)  # one weight for all tokens of a sample
-        weights = weights * given
+        factors = ops.cast(sample_weight, "float32")
+        if len(factors.shape) < len(weights.shape):
+            factors = ops.expand_dims(factors, -1)  # one weight for all tokens of a sample
+        weights = weights * factors
     return ops.where(labelled, labels, 0), weights
 
 
 class Ratio(keras.metrics.Metric):
-    """A sum over a sum, both over all batches."""
+    """The ratio of two sums over all batches."""
 
     def __init__(self, name: str, **kwargs: Any):
         super().__init__(name=name, **kwargs)

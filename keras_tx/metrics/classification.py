@@ -1,4 +1,4 @@
-"""Metrics of classes, from counts of the true and the predicted: F1 and Matthews correlation."""
+"""Classification metrics: F1, Matthews correlation, and accuracy with several labels per sample."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AVERAGES = ("binary", "micro", "macro")
 
 
 class _Counts(keras.metrics.Metric):
-    """Counts how often each class was taken for each; logits (batch, ..., classes), labels (batch, ...)."""
+    """A confusion matrix of logits (batch, ..., classes) and labels (batch, ...)."""
 
     def __init__(self, num_classes: int, name: str, **kwargs: Any):
         super().__init__(name=name, **kwargs)
@@ -26,17 +26,17 @@ class _Counts(keras.metrics.Metric):
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         if y_pred.shape[-1] != self.num_classes:
             raise ConfigError(
-                f"Metric {self.name!r} was made for {self.num_classes} classes, but the model has "
-                f"{y_pred.shape[-1]}."
+                f"Metric {self.name!r} has num_classes={self.num_classes}, but the model has "
+                f"{y_pred.shape[-1]} classes. Pass num_classes={y_pred.shape[-1]}."
             )
         predicted = ops.reshape(ops.argmax(y_pred, axis=-1), (-1,))
-        if len(y_true.shape) == len(y_pred.shape):  # (batch, 1), as some data sets have labels
+        if len(y_true.shape) == len(y_pred.shape):  # labels of shape (batch, 1)
             y_true = ops.squeeze(y_true, -1)
         labels, weights = labels_and_weights(y_true, sample_weight)
         labels, weights = ops.reshape(labels, (-1,)), ops.reshape(weights, (-1,))
         true = ops.one_hot(labels, self.num_classes, dtype="float32") * weights[:, None]
-        counted = ops.matmul(ops.transpose(true), ops.one_hot(predicted, self.num_classes, dtype="float32"))
-        self.counts.assign_add(counted)
+        counts = ops.matmul(ops.transpose(true), ops.one_hot(predicted, self.num_classes, dtype="float32"))
+        self.counts.assign_add(counts)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "num_classes": self.num_classes}
@@ -44,18 +44,25 @@ class _Counts(keras.metrics.Metric):
 
 @keras.saving.register_keras_serializable("keras_tx")
 class F1(_Counts):
-    """The harmonic mean of precision and recall, on logits.
+    """F1 score: the harmonic mean of precision and recall, computed from logits.
+
+    Args:
+        num_classes: number of classes.
+        average: "binary" computes the score of class 1 of two. "macro" is the mean of the scores of the
+            classes that occur in labels or predictions. "micro" counts the predictions of all classes
+            together.
+        name: name of the metric.
+
+    Raises:
+        ConfigError: `average` is unknown, or "binary" with more than two classes.
+
+    Example:
 
     >>> import numpy as np
     >>> metric = F1()
     >>> metric.update_state(np.array([1, 1, 0, 0]), np.eye(2)[[1, 0, 1, 0]])
     >>> float(metric.result())
     0.5
-
-    Args:
-        classes: number of classes.
-        average: "binary": of class 1 of two. "macro": the mean over the classes that occur. "micro": over
-            all decisions together.
     """
 
     def __init__(self, num_classes: int = 2, average: str = "binary", name: str = "f1", **kwargs: Any):
@@ -63,21 +70,21 @@ class F1(_Counts):
             raise ConfigError(f"average={average!r} is unknown. {nearest(str(average), AVERAGES)}")
         if average == "binary" and num_classes != 2:
             raise ConfigError(
-                f"average='binary' is for 2 classes, not {num_classes}. Use 'macro' or 'micro'."
+                f"average='binary' requires num_classes=2, not {num_classes}. Pass 'macro' or 'micro'."
             )
         super().__init__(num_classes, name, **kwargs)
         self.average = average
 
     def result(self) -> Any:
-        right = ops.diagonal(self.counts)
+        correct = ops.diagonal(self.counts)
         predicted_and_true = ops.sum(self.counts, axis=0) + ops.sum(self.counts, axis=1)
         if self.average == "micro":
-            return ops.divide_no_nan(2 * ops.sum(right), ops.sum(predicted_and_true))
-        each = ops.divide_no_nan(2 * right, predicted_and_true)
+            return ops.divide_no_nan(2 * ops.sum(correct), ops.sum(predicted_and_true))
+        scores = ops.divide_no_nan(2 * correct, predicted_and_true)
         if self.average == "binary":
-            return each[1]
-        occur = ops.sum(ops.cast(predicted_and_true > 0, "float32"))
-        return ops.divide_no_nan(ops.sum(each), occur)
+            return scores[1]
+        occurring = ops.sum(ops.cast(predicted_and_true > 0, "float32"))
+        return ops.divide_no_nan(ops.sum(scores), occurring)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "average": self.average}
@@ -85,7 +92,15 @@ class F1(_Counts):
 
 @keras.saving.register_keras_serializable("keras_tx")
 class Matthews(_Counts):
-    """Matthews correlation of labels and decisions, for two classes or more; 0 is chance.
+    """Matthews correlation coefficient of two or more classes, computed from logits.
+
+    1 is a perfect prediction, 0 is chance level.
+
+    Args:
+        num_classes: number of classes.
+        name: name of the metric.
+
+    Example:
 
     >>> import numpy as np
     >>> metric = Matthews()
@@ -98,7 +113,7 @@ class Matthews(_Counts):
         super().__init__(num_classes, name, **kwargs)
 
     def result(self) -> Any:
-        # Shares rather than counts, whose squares float32 would round.
+        # Shares instead of counts: float32 rounds the squares of large counts.
         shares = ops.divide_no_nan(self.counts, ops.sum(self.counts))
         true, predicted = ops.sum(shares, axis=1), ops.sum(shares, axis=0)
         covariance = ops.sum(ops.diagonal(shares)) - ops.sum(true * predicted)
@@ -108,20 +123,26 @@ class Matthews(_Counts):
 
 @keras.saving.register_keras_serializable("keras_tx")
 class MultiLabelF1(keras.metrics.Metric):
-    """F1 where a sample may have any number of labels: targets 0 or 1 and logits, both (batch, classes).
+    """F1 score of multi-label classification: targets 0 or 1 and logits, both of shape (batch, classes).
 
-    A class counts as found where its logit is above 0, that is, its probability above one half.
+    A class is predicted where its logit is above 0, which is a probability above 0.5.
+
+    Args:
+        num_classes: number of classes.
+        average: "micro" counts the predictions of all classes together. "macro" is the mean of the scores
+            of all classes; a class that is neither labelled nor predicted scores 0.
+        name: name of the metric.
+
+    Raises:
+        ConfigError: `average` is unknown.
+
+    Example:
 
     >>> import numpy as np
     >>> metric = MultiLabelF1(3)
     >>> metric.update_state(np.array([[1, 1, 0]]), np.array([[2.0, -1.0, -3.0]]))
     >>> round(float(metric.result()), 3)
     0.667
-
-    Args:
-        classes: number of classes.
-        average: "micro": over all decisions together. "macro": the mean over all the classes; one that
-            neither occurs nor is found has 0.
     """
 
     def __init__(self, num_classes: int, average: str = "micro", name: str = "f1", **kwargs: Any):
@@ -135,13 +156,13 @@ class MultiLabelF1(keras.metrics.Metric):
         )
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        if not all(_may_be(x.shape, self.num_classes) for x in (y_true, y_pred)):
+        if not all(_is_compatible(x.shape, self.num_classes) for x in (y_true, y_pred)):
             raise ConfigError(
-                f"Metric {self.name!r} takes 0 or 1 for each of {self.num_classes} classes: targets have the "
-                f"shape {y_true.shape}, logits {y_pred.shape}."
+                f"Metric {self.name!r} expects targets and logits of shape (batch, {self.num_classes}), but "
+                f"the targets have shape {y_true.shape} and the logits {y_pred.shape}."
             )
-        true, found = ops.cast(y_true, "float32"), ops.cast(y_pred > 0, "float32")
-        right, either = true * found, true + found
+        true, predicted = ops.cast(y_true, "float32"), ops.cast(y_pred > 0, "float32")
+        right, either = true * predicted, true + predicted
         if sample_weight is not None:
             weights = ops.cast(sample_weight, "float32")
             weights = weights if len(weights.shape) > 1 else weights[:, None]
@@ -161,7 +182,14 @@ class MultiLabelF1(keras.metrics.Metric):
 
 @keras.saving.register_keras_serializable("keras_tx")
 class MultiLabelAccuracy(Ratio):
-    """The share of right decisions where a sample may have any number of labels, on logits (batch, classes).
+    """The fraction of correct predictions of multi-label classification, computed from logits.
+
+    Targets are 0 or 1; targets and logits have the shape (batch, classes).
+
+    Args:
+        name: name of the metric.
+
+    Example:
 
     >>> import numpy as np
     >>> metric = MultiLabelAccuracy()
@@ -177,13 +205,13 @@ class MultiLabelAccuracy(Ratio):
         right = ops.cast(ops.equal(ops.cast(y_true, "float32") > 0.5, y_pred > 0), "float32")
         weights = ops.ones_like(right)
         if sample_weight is not None:
-            given = ops.cast(sample_weight, "float32")
-            weights = weights * (given if len(given.shape) > 1 else given[:, None])
+            factors = ops.cast(sample_weight, "float32")
+            weights = weights * (factors if len(factors.shape) > 1 else factors[:, None])
         self.add(right * weights, weights)
 
 
-def _may_be(shape: Any, classes: int) -> bool:
-    """Whether (batch, classes) is what a shape is, as far as it is known."""
+def _is_compatible(shape: Any, classes: int) -> bool:
+    """Whether a shape, which may be partly unknown, can be (batch, classes)."""
     if getattr(shape, "rank", 2) is None:
         return True
     return len(shape) == 2 and shape[-1] in (None, classes)

@@ -1,4 +1,4 @@
-"""Metrics of order: Spearman correlation, and whether the nearest vector is one of its kind."""
+"""Ranking metrics: Spearman correlation and nearest-neighbor accuracy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,18 @@ from keras_tx.metrics.base import Ratio
 
 @keras.saving.register_keras_serializable("keras_tx")
 class Spearman(keras.metrics.Metric):
-    """Spearman's rank correlation of labels and predictions, equal values sharing their mean rank.
+    """Spearman's rank correlation of labels and predictions; equal values share their mean rank.
 
-    Ranks need all the samples at once: up to `capacity` are kept, and with more the result is NaN.
+    Ranks require all samples, so up to `capacity` samples are stored.
+
+    Args:
+        capacity: the largest number of samples; the result is NaN if there are more.
+        name: name of the metric.
+
+    Raises:
+        ConfigError: `capacity` is below 1.
+
+    Example:
 
     >>> import numpy as np
     >>> metric = Spearman()
@@ -35,10 +44,10 @@ class Spearman(keras.metrics.Metric):
         labels = ops.cast(ops.reshape(y_true, (-1,)), "float32")
         predictions = ops.cast(ops.reshape(y_pred, (-1,)), "float32")
         count = ops.shape(labels)[0]
-        # What exceeds the capacity overwrites: the result is NaN then, and nothing is out of bounds.
-        places = ops.mod(ops.arange(count, dtype="int32") + self.seen, self.capacity)[:, None]
-        self.labels.assign(ops.scatter_update(self.labels, places, labels))
-        self.predictions.assign(ops.scatter_update(self.predictions, places, predictions))
+        # Samples beyond the capacity overwrite earlier ones, and the result is NaN.
+        positions = ops.mod(ops.arange(count, dtype="int32") + self.seen, self.capacity)[:, None]
+        self.labels.assign(ops.scatter_update(self.labels, positions, labels))
+        self.predictions.assign(ops.scatter_update(self.predictions, positions, predictions))
         self.seen.assign_add(ops.cast(count, "int32"))
 
     def result(self) -> Any:
@@ -57,7 +66,7 @@ class Spearman(keras.metrics.Metric):
 
 
 def _ranks(values: Any, real: Any) -> Any:
-    """Ranks from 1; places that are not real sort behind everything and do not shift the others."""
+    """Ranks from 1. Unused positions (`real` is False) sort last and do not affect the other ranks."""
     ordered = ops.sort(ops.where(real, values, float("inf")))
     below = ops.searchsorted(ordered, values, side="left")
     up_to = ops.searchsorted(ordered, values, side="right")
@@ -66,9 +75,14 @@ def _ranks(values: Any, real: Any) -> Any:
 
 @keras.saving.register_keras_serializable("keras_tx")
 class NearestNeighborAccuracy(Ratio):
-    """The share of vectors whose nearest in the batch, by cosine, has the same label.
+    """The fraction of vectors whose nearest neighbor in the batch, by cosine, has the same label.
 
-    Vectors alone in their label do not count.
+    Vectors whose label occurs once in the batch are ignored.
+
+    Args:
+        name: name of the metric.
+
+    Example:
 
     >>> import numpy as np
     >>> metric = NearestNeighborAccuracy()
@@ -85,7 +99,7 @@ class NearestNeighborAccuracy(Ratio):
         vectors = ops.normalize(ops.cast(y_pred, "float32"), axis=-1)
         own = ops.eye(ops.shape(labels)[0], dtype="float32")
         nearest = ops.argmax(ops.matmul(vectors, ops.transpose(vectors)) - 3 * own, axis=-1)
-        alike = ops.equal(labels[:, None], labels[None, :])
-        paired = ops.cast(ops.sum(ops.cast(alike, "float32") - own, axis=-1) > 0, "float32")
+        same_label = ops.equal(labels[:, None], labels[None, :])
+        paired = ops.cast(ops.sum(ops.cast(same_label, "float32") - own, axis=-1) > 0, "float32")
         right = ops.cast(ops.equal(ops.take(labels, nearest, axis=0), labels), "float32")
         self.add(right * paired, paired)

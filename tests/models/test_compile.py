@@ -24,7 +24,7 @@ def test_labels_of_which_any_number_is_right():
         found = model.evaluate(images, labels, verbose=0, return_dict=True)
         assert found["accuracy"] == pytest.approx(right)
     for loss in ("categorical_crossentropy", keras.losses.SparseCategoricalCrossentropy(from_logits=True)):
-        with pytest.raises(ConfigError, match="a MultiLabelHead gives any number. Use 'binary_crossentropy'"):
+        with pytest.raises(ConfigError, match="MultiLabelHead.*'binary_crossentropy'"):
             model.compile(loss=loss)
 
 
@@ -68,15 +68,15 @@ def test_the_loss_is_on_logits(model, arguments: dict):
         (keras.losses.CategoricalFocalCrossentropy(), "CategoricalFocalCrossentropy.*from_logits=True"),
         (keras.losses.sparse_categorical_crossentropy, "'sparse_categorical_crossentropy'"),
         ({"logits": keras.losses.CategoricalCrossentropy()}, "CategoricalCrossentropy.*probabilities"),
-        ("kl_divergence", "'kl_divergence' is defined on probabilities"),
-        ("KLDivergence", "defined on probabilities"),
-        (keras.losses.KLDivergence(), "defined on probabilities"),
-        (keras.losses.kl_divergence, "defined on probabilities"),
-        (keras.losses.Poisson(), "defined on probabilities"),
-        ("KLD", "defined on probabilities"),
-        ("dice", "'dice' is defined on probabilities"),
-        (keras.losses.Tversky(), "'tversky' is defined on probabilities"),
-        (keras.losses.dice, "'dice' is defined on probabilities"),
+        ("kl_divergence", "'kl_divergence' .*probabilities"),
+        ("KLDivergence", "probabilities"),
+        (keras.losses.KLDivergence(), "probabilities"),
+        (keras.losses.kl_divergence, "probabilities"),
+        (keras.losses.Poisson(), "probabilities"),
+        ("KLD", "probabilities"),
+        ("dice", "'dice' .*probabilities"),
+        (keras.losses.Tversky(), "'tversky' .*probabilities"),
+        (keras.losses.dice, "'dice' .*probabilities"),
     ],
     ids=shown,
 )
@@ -90,9 +90,9 @@ def test_a_loss_on_probabilities_is_refused(model, loss, message: str):
     [
         (keras.metrics.BinaryCrossentropy(), "BinaryCrossentropy.*from_logits=True"),
         (keras.metrics.AUC(), "AUC.*from_logits=True"),
-        (keras.metrics.Precision(), "'Precision' is defined on probabilities"),
-        ("binary_accuracy", "'binary_accuracy' is defined on probabilities"),
-        ("crossentropy", "Say which one"),
+        (keras.metrics.Precision(), "'Precision' .*probabilities"),
+        ("binary_accuracy", "'binary_accuracy' .*probabilities"),
+        ("crossentropy", "'crossentropy'.*'sparse_categorical_crossentropy'"),
     ],
     ids=shown,
 )
