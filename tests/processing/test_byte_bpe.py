@@ -31,7 +31,7 @@ def letters() -> dict[int, str]:
 def encode(text: str) -> list[int]:
     model = json.loads(TRANSFORM.tokenizer)["model"]
     ranks = {tuple(pair): rank for rank, pair in enumerate(model["merges"])}
-    found = []
+    ids = []
     for word in PATTERN.findall(text):
         pieces = [letters()[byte] for byte in word.encode("utf-8")]
         while len(pieces) > 1:
@@ -47,13 +47,13 @@ def encode(text: str) -> list[int]:
                     merged.append(pieces[index])
                     index += 1
             pieces = merged
-        found += [model["vocab"][piece] for piece in pieces]
-    return found
+        ids += [model["vocab"][piece] for piece in pieces]
+    return ids
 
 
 @given(st.lists(st.one_of(st.text(), st.sampled_from([*CORPUS[0].split(" "), "\n\n", "  ", "'", " "]))))
 @settings(max_examples=300)
-def test_any_text_has_the_ids_of_gpt2s_algorithm(parts):
+def test_ids_equal_those_of_gpt2(parts):
     text = "".join(["a", *parts]).replace("<|endoftext|>", "")
     assert TRANSFORM.encode(text)[0].ids.tolist() == encode(text)
     assert TRANSFORM.decode(encode(text)) == text

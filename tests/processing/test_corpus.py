@@ -1,4 +1,4 @@
-"""From text files to token files: documents, splits, pieces of long texts, and what is refused."""
+"""Text files to token files: documents, splits, pieces of long texts, and errors."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def read(folder: Path, name: str = "train") -> list[str]:
     """The documents of a token file, as text."""
     tokens, transform = TokenFile(folder / f"{name}.tokens"), TextTransform.load(folder)
     assert tokens.vocabulary_size == transform.vocabulary_size
-    found = [transform.decode(tokens[a : b - 1]) for a, b in zip(*tokens.documents(), strict=True)]
-    assert tokens.header.documents == len(found)
-    assert tokens.header.text_bytes == sum(len(text.encode()) for text in found)
-    return found
+    texts = [transform.decode(tokens[a : b - 1]) for a, b in zip(*tokens.documents(), strict=True)]
+    assert tokens.header.documents == len(texts)
+    assert tokens.header.text_bytes == sum(len(text.encode()) for text in texts)
+    return texts
 
 
 def files(folder: Path, *texts: str) -> list[Path]:
@@ -63,7 +63,7 @@ def test_documents(tmp_path, monkeypatch, options, expected, at_once):
     assert not list(tmp_path.glob("out/validation*"))
 
 
-def test_a_special_token_that_a_text_spells_out_is_text(tmp_path):
+def test_special_token_in_the_text_is_encoded_as_text(tmp_path):
     for index, transform in enumerate((character_vocabulary([END], eos_token=END), BYTES)):
         write_tokens(tmp_path / str(index), files(tmp_path, f"{END}{END}"), transform)
         assert read(tmp_path / str(index)) == [f"{END}{END}"]
@@ -72,7 +72,7 @@ def test_a_special_token_that_a_text_spells_out_is_text(tmp_path):
 @given(text=st.text(alphabet=st.one_of(st.sampled_from("the cat\n\n  '?é1"), st.characters(codec="utf-8"))))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("transform", [BYTES, train_byte_bpe(["the cat\n sat"], 280, add_prefix_space=True)])
-def test_a_long_text_in_pieces_has_the_tokens_of_the_whole(transform, text, monkeypatch):
+def test_pieces_of_a_long_text_have_the_same_tokens(transform, text, monkeypatch):
     for name, value in (("LONG", 12), ("AROUND", 6), ("LONGEST", 1 << 30)):
         monkeypatch.setattr(corpus, name, value)
     text = f"the cat {text} sat on {text}"
@@ -84,7 +84,7 @@ def test_a_long_text_in_pieces_has_the_tokens_of_the_whole(transform, text, monk
     assert ids == tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def test_long_texts_are_cut_and_those_that_cannot_be_are_refused(tmp_path, monkeypatch):
+def test_long_texts_are_split_or_raise(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "LONG", 500)
     monkeypatch.setattr(corpus, "LONGEST", 4000)
     monkeypatch.setattr(documents, "READ", 700)
@@ -97,7 +97,7 @@ def test_long_texts_are_cut_and_those_that_cannot_be_are_refused(tmp_path, monke
         write_tokens(tmp_path / "c", files(tmp_path, "the" * 3000), BYTES)
 
 
-def test_the_last_part_of_a_few_files_is_for_validation(tmp_path):
+def test_validation_is_the_end_of_each_of_few_files(tmp_path):
     texts = ["".join(f"{c}{c}\n" for c in "abcdefghij"), "é" * 10 + "\n" + "b" * 3]
     write_tokens(tmp_path / "out", files(tmp_path, *texts), LETTERS, validation=0.25)
     train, unseen = read(tmp_path / "out"), read(tmp_path / "out", "validation")
@@ -107,7 +107,7 @@ def test_the_last_part_of_a_few_files_is_for_validation(tmp_path):
         write_tokens(tmp_path / "other", files(tmp_path, "a" * 100), LETTERS, validation=0.25)
 
 
-def test_of_many_documents_every_so_many_is_for_validation(tmp_path):
+def test_validation_is_every_nth_of_many_documents(tmp_path):
     lines = [chr(97 + i % 10) * (i + 1) for i in range(22)]
     paths = files(tmp_path, "\n".join(lines))
     write_tokens(tmp_path / "out", paths, LETTERS, document_per="line", validation=0.2)
@@ -117,7 +117,7 @@ def test_of_many_documents_every_so_many_is_for_validation(tmp_path):
         write_tokens(tmp_path / "b", paths, LETTERS, document_per="line", validation=0.01)
 
 
-def test_one_document_needs_no_end_of_text(tmp_path):
+def test_one_document_requires_no_end_of_text(tmp_path):
     plain = characters("ab\n")
     (one,) = files(tmp_path, "ab\nab\nb\n")
     write_tokens(tmp_path / "out", [one], plain, validation=0.3)
@@ -128,7 +128,7 @@ def test_one_document_needs_no_end_of_text(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "options", "says"),
+    ("content", "options", "message"),
     [
         (b"ab\xffc", {}, "0.txt is not UTF-8 text: byte 2 is invalid start byte"),
         (b"abc\xc3", {}, "0.txt is not UTF-8 text: byte 3 is unexpected end of data"),
@@ -141,15 +141,15 @@ def test_one_document_needs_no_end_of_text(tmp_path):
     ],
 )
 @pytest.mark.parametrize("at_once", [1, 1 << 20])
-def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch, content, options, says, at_once):
+def test_invalid_corpus_or_option_writes_no_file(tmp_path, monkeypatch, content, options, message, at_once):
     monkeypatch.setattr(documents, "READ", at_once)
     (tmp_path / "0.txt").write_bytes(content)
-    with pytest.raises((ConfigError, TextError), match=says):
+    with pytest.raises((ConfigError, TextError), match=message):
         write_tokens(tmp_path / "out", [tmp_path / "0.txt"], LETTERS, **options)
     assert [path.name for path in tmp_path.iterdir()] == ["0.txt"]
 
 
-def test_where_it_cannot_be_written(tmp_path):
+def test_invalid_paths_raise(tmp_path):
     paths = files(tmp_path, "ab")
     with pytest.raises(ConfigError, match="exists. Remove it"):
         write_tokens(tmp_path, paths, LETTERS)
@@ -161,8 +161,8 @@ def test_where_it_cannot_be_written(tmp_path):
         write_tokens(tmp_path / "b", [tmp_path], LETTERS)
 
 
-def test_memory_does_not_grow_with_the_text(tmp_path):
-    """Chunks are given on as they are read; the file is never a string."""
+def test_long_file_is_read_in_chunks(tmp_path):
+    """The file is never in memory as a whole."""
     path = tmp_path / "a.txt"
     path.write_bytes(b"ab cd\n" * 2_000_000)
     sizes = [len(chunk.text) for chunk in documents.documents(documents.whole_files([path]))]

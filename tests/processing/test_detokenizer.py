@@ -1,4 +1,4 @@
-"""Text of tokens while they come."""
+"""Detokenizer: the text of tokens as they are generated."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def lossy(ids: list[int]) -> str:
 
 
 @pytest.mark.parametrize("text", ["naïve", "日本 🙂!", "a\u0301", "👩‍👩‍👧", ""])
-def test_characters_come_whole(text: str):
+def test_characters_are_never_split(text: str):
     pieces = Detokenizer(lossy)
-    found = [pieces.add(byte) for byte in text.encode()]
-    assert "\ufffd" not in "".join(found)
-    assert "".join(found) + pieces.end() == text
+    text_of_bytes = "".join(pieces.add(byte) for byte in text.encode())
+    assert "\ufffd" not in text_of_bytes
+    assert text_of_bytes + pieces.end() == text
 
 
-def test_bytes_that_are_no_text_come_as_decoding_gives_them():
+def test_invalid_bytes_equal_decoding():
     random = np.random.default_rng(0)
     for _ in range(50):
         ids = random.integers(0, 256, 40).tolist()
@@ -28,19 +28,19 @@ def test_bytes_that_are_no_text_come_as_decoding_gives_them():
         assert "".join(map(pieces.add, ids)) + pieces.end() == lossy(ids)
 
 
-def test_half_a_character_in_the_prompt_is_completed():
+def test_character_that_starts_in_the_prompt_is_completed():
     first, second = "é".encode()
     pieces = Detokenizer(lossy, prompt=[97, first])
     assert pieces.add(second) == "é"
 
 
-def test_a_space_in_front_is_kept_by_a_decoder_that_drops_the_first():
+def test_leading_space_is_kept():
     words = {1: " to", 2: " be"}
     pieces = Detokenizer(lambda ids: "".join(words[i] for i in ids).removeprefix(" "), prompt=[1])
     assert [pieces.add(2), pieces.add(1)] == [" be", " to"]
 
 
-def test_what_may_be_a_stop_string_is_held_back():
+def test_possible_stop_string_is_held_back():
     pieces = Detokenizer(lossy, stop=["END", "###"])
     assert [pieces.add(byte) for byte in b"an EN#d END and more"] == [
         *("a", "n", " ", "", "", "EN", "#d"),
@@ -51,7 +51,7 @@ def test_what_may_be_a_stop_string_is_held_back():
     assert pieces.end() == ""
 
 
-def test_what_was_held_back_comes_at_the_end():
+def test_end_returns_held_back_text():
     pieces = Detokenizer(lossy, stop=["END"])
     assert [pieces.add(byte) for byte in b"an EN"] == ["a", "n", " ", "", ""]
     assert pieces.end() == "EN"

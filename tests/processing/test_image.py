@@ -13,7 +13,7 @@ from keras_tx.processing import ImageTransform
 
 RNG = np.random.default_rng(0)
 RGB = RNG.integers(0, 256, (6, 4, 3), "uint8")
-SAME = {"mean": 0.0, "std": 1.0}  # with these a float image comes out as it went in
+SAME = {"mean": 0.0, "std": 1.0}  # these keep a float image unchanged
 
 
 def test_normalizes_as_hugging_face_does():
@@ -25,7 +25,7 @@ def test_normalizes_as_hugging_face_does():
     np.testing.assert_allclose(got[0], expected, atol=1e-6)
 
 
-def test_an_int_is_a_square_and_one_number_serves_every_channel():
+def test_scalar_size_and_mean_are_broadcast():
     transform = ImageTransform(8, mean=0.25)
     assert transform.size == (8, 8)
     assert (transform.height, transform.width) == (8, 8)
@@ -33,7 +33,7 @@ def test_an_int_is_a_square_and_one_number_serves_every_channel():
     assert transform.std == (0.5, 0.5, 0.5)
 
 
-def test_one_a_list_and_a_batch_give_the_same(tmp_path: Path):
+def test_one_image_list_and_batch_are_equal(tmp_path: Path):
     transform = ImageTransform((5, 7), resample="bicubic")
     file = tmp_path / "a.png"
     Image.fromarray(RGB).save(file)
@@ -48,7 +48,7 @@ def test_one_a_list_and_a_batch_give_the_same(tmp_path: Path):
 
 
 @pytest.mark.parametrize("resample", ["nearest", "bilinear", "bicubic", "lanczos"])
-def test_resizing_is_pillows_on_8_bits(resample: str):
+def test_resizing_equals_pillow(resample: str):
     filter_ = getattr(Image.Resampling, resample.upper())
     expected = np.asarray(Image.fromarray(RGB).resize((9, 5), filter_))
     got = ImageTransform((5, 9), resample=resample).resize(RGB)
@@ -56,7 +56,7 @@ def test_resizing_is_pillows_on_8_bits(resample: str):
     np.testing.assert_array_equal(got[0], expected)
 
 
-def test_many_channels_are_resized_one_by_one():
+def test_many_channels_are_resized_separately():
     five = RNG.integers(0, 256, (6, 4, 5), "uint8")
     got = ImageTransform((3, 8), channels=5).resize(five)
     for channel in range(5):
@@ -64,11 +64,11 @@ def test_many_channels_are_resized_one_by_one():
         np.testing.assert_array_equal(got[0, :, :, channel], np.asarray(expected))
 
 
-def test_an_image_of_the_right_size_is_not_resampled():
+def test_image_of_the_right_size_is_not_resampled():
     np.testing.assert_array_equal(ImageTransform((6, 4), resample="lanczos").resize(RGB)[0], RGB)
 
 
-def test_a_float_image_of_the_right_size_is_not_rounded():
+def test_float_image_of_the_right_size_is_not_rounded():
     image = RNG.random((6, 4, 3), "float32")
     np.testing.assert_array_equal(ImageTransform((6, 4), mean=0.0, std=1.0)(image)[0], image)
     np.testing.assert_array_equal(
@@ -76,7 +76,7 @@ def test_a_float_image_of_the_right_size_is_not_rounded():
     )
 
 
-def test_a_float_image_of_another_size_is_resized_as_8_bits():
+def test_float_image_of_another_size_is_resized_with_8_bits():
     image = RNG.random((6, 4, 3))
     transform = ImageTransform((3, 3))
     np.testing.assert_array_equal(transform(image), transform(np.rint(image * 255).astype("uint8")))
@@ -87,7 +87,7 @@ def test_half_precision_is_rounded_at_full_precision():
     np.testing.assert_array_equal(ImageTransform(2, channels=1).resize(image), np.full((1, 2, 2, 1), 100))
 
 
-def test_rescale_is_honoured_for_both_kinds_of_array():
+def test_rescale_applies_to_integers_and_floats():
     transform = ImageTransform((6, 4), rescale=1 / 127.5, mean=1.0, std=1.0)
     np.testing.assert_allclose(transform(RGB)[0], RGB / 127.5 - 1, atol=1e-6)
     np.testing.assert_allclose(transform(RGB / 255.0)[0], RGB / 127.5 - 1, atol=1e-6)
@@ -103,12 +103,12 @@ def test_grey_arrays():
 
 
 @pytest.mark.parametrize("nothing", [[], (), np.empty((0, 6, 4, 3), "uint8")])
-def test_an_empty_list_gives_an_empty_batch(nothing):
+def test_empty_list_becomes_an_empty_batch(nothing):
     assert ImageTransform((6, 4))(nothing).shape == (0, 6, 4, 3)
     assert list(ImageTransform((6, 4)).batches(nothing, 8)) == []
 
 
-def test_batches_are_the_call_in_pieces():
+def test_batches_equal_one_call():
     transform = ImageTransform((5, 5))
     images = [RGB, RGB[::-1], RGB[:, ::-1]]
     pieces = list(transform.batches(images, 2))
@@ -148,7 +148,7 @@ def test_batches_are_the_call_in_pieces():
         (None, r"builtins\.NoneType"),
     ],
 )
-def test_what_is_not_an_image_is_named(image, message: str):
+def test_invalid_image_raises(image, message: str):
     transform = ImageTransform((6, 4))
     with pytest.raises(ImageError, match=message):
         transform(image)
@@ -156,7 +156,7 @@ def test_what_is_not_an_image_is_named(image, message: str):
         transform.resize([RGB, image])
 
 
-def test_an_item_of_a_batch_or_a_batch_in_a_list_is_named():
+def test_invalid_item_raises_with_index():
     batch = np.stack([RGB / 255.0] * 3)
     batch[2, 0, 0, 0] = np.nan
     with pytest.raises(ImageError, match=r"^images\[2\] has float values"):
@@ -165,7 +165,7 @@ def test_an_item_of_a_batch_or_a_batch_in_a_list_is_named():
         ImageTransform((6, 4))([batch])
 
 
-def test_other_channel_counts_take_arrays_only():
+def test_other_channel_counts_require_arrays():
     transform = ImageTransform((6, 4), channels=2)
     assert transform(np.zeros((6, 4, 2))).shape == (1, 6, 4, 2)
     with pytest.raises(ImageError, match="the image .*channels=2"):
@@ -197,11 +197,11 @@ def test_other_channel_counts_take_arrays_only():
         ({"std": None}, "std is None"),
     ],
 )
-def test_impossible_transforms_are_refused_by_name(fields: dict[str, Any], message: str):
+def test_invalid_fields_raise(fields: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         ImageTransform(**{"size": 8, **fields})
 
 
-def test_asdict_comes_back_through_json():
+def test_asdict_survives_json():
     transform = ImageTransform((6, 4), channels=2, resample="lanczos", rescale=0.5, mean=(0, 1), std=(1, 2))
     assert ImageTransform(**json.loads(json.dumps(dataclasses.asdict(transform)))) == transform

@@ -108,7 +108,7 @@ def test_12_bit_and_white_is_zero_tiff():
 
 
 @pytest.mark.parametrize("mode", ["I", "F"])
-def test_32_bit_samples_are_refused(mode: str):
+def test_32_bit_samples_raise(mode: str):
     with pytest.raises(ImageError, match=f"32-bit samples .*'{mode}'.*pass a NumPy array"):
         GREY(encoded(Image.new(mode, (3, 2)), "TIFF"))
 
@@ -127,7 +127,7 @@ def test_exif_rotation(orientation: int, tmp_path: Path):
         assert_colour(image, RGB)
 
 
-def test_a_rotated_16_bit_file():
+def test_rotated_16_bit_file():
     deep = np.array([[0, 25700], [65535, 257], [514, 771]], "uint16")
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -135,12 +135,12 @@ def test_a_rotated_16_bit_file():
     assert_grey(file, np.rint(np.rot90(deep, -1) / 257))
 
 
-def test_the_first_frame_of_an_animation():
+def test_animation_uses_the_first_frame():
     frames = [Image.fromarray(L), Image.fromarray(255 - L)]
     assert_grey(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]), L)
 
 
-def test_the_callers_image_is_left_as_it_was():
+def test_input_image_is_not_changed():
     image = Image.fromarray(RGB).convert("RGBA")
     COLOUR(image)
     assert image.mode == "RGBA"
@@ -148,7 +148,7 @@ def test_the_callers_image_is_left_as_it_was():
 
 
 def png_of(width: int, height: int) -> bytes:
-    """A header that declares the size, and nothing behind it."""
+    """A header that declares the size, without pixels."""
 
     def chunk(body: bytes) -> bytes:
         return struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
@@ -158,14 +158,14 @@ def png_of(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("side", [9_500, 100_000])
-def test_a_bomb_is_refused_from_its_header(side: int, tmp_path: Path):
+def test_decompression_bomb_raises_before_decoding(side: int, tmp_path: Path):
     file = tmp_path / "bomb.png"
     file.write_bytes(png_of(side, side))
     with pytest.raises(ImageError, match=r"bomb\.png' declares too many pixels.*reduce\(4\)"):
         COLOUR(file)
 
 
-def test_our_own_limit_holds_where_pillows_is_off(monkeypatch: pytest.MonkeyPatch):
+def test_pixel_limit_without_the_limit_of_pillow(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     with pytest.raises(ImageError, match="9500 x 9500 pixels.*89478485"):
         COLOUR(png_of(9_500, 9_500))
@@ -176,7 +176,7 @@ def test_our_own_limit_holds_where_pillows_is_off(monkeypatch: pytest.MonkeyPatc
         COLOUR(Image.fromarray(RGB))
 
 
-def test_truncated_files_are_named(tmp_path: Path):
+def test_truncated_file_raises(tmp_path: Path):
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), "uint8"))
     for file_format in ("JPEG", "PNG", "BMP", "TIFF", "WEBP"):
         content = encoded(noise, file_format)
@@ -187,7 +187,7 @@ def test_truncated_files_are_named(tmp_path: Path):
                 COLOUR(file)
 
 
-def test_damaged_bytes_never_raise_anything_else():
+def test_damaged_bytes_raise_image_error_only():
     rng = np.random.default_rng(1)
     image = Image.fromarray(rng.integers(0, 256, (16, 16, 3), "uint8"))
     for file_format in ("JPEG", "PNG", "GIF", "TIFF", "WEBP", "PPM"):
@@ -199,7 +199,7 @@ def test_damaged_bytes_never_raise_anything_else():
                 assert COLOUR.resize(damaged.tobytes()).shape == (1, 2, 3, 3)
 
 
-def test_what_is_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_invalid_files_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.jpg").touch()
     (tmp_path / "page.jpg").write_text("<!DOCTYPE html>")
@@ -237,7 +237,7 @@ def test_what_is_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
-def test_a_file_without_permission(tmp_path: Path):
+def test_file_without_permission_raises(tmp_path: Path):
     file = tmp_path / "secret.png"
     file.write_bytes(encoded(Image.fromarray(RGB), "PNG"))
     file.chmod(0)
@@ -245,7 +245,7 @@ def test_a_file_without_permission(tmp_path: Path):
         COLOUR(file)
 
 
-def test_every_way_to_give_pictures(tmp_path: Path):
+def test_sources_of_images(tmp_path: Path):
     one, other = encoded(Image.fromarray(RGB), "PNG"), encoded(Image.fromarray(RGB[::-1]), "PNG")
     (tmp_path / "b.PNG").write_bytes(other)
     (tmp_path / "a.png").write_bytes(one)

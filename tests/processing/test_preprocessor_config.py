@@ -31,7 +31,7 @@ def test_round_trip(transform: ImageTransform, raw_pixels: bool):
     assert ImageTransform.from_preprocessor_config(config) == transform
 
 
-def test_the_keys_are_those_of_hugging_face():
+def test_keys_are_those_of_hugging_face():
     config = ImageTransform((32, 48), resample="bicubic").to_preprocessor_config()
     assert config == {
         "image_processor_type": "ViTImageProcessor",
@@ -57,7 +57,7 @@ def test_published_files_are_read():
     assert ImageTransform.from_preprocessor_config(fast) == ImageTransform(224)
 
 
-def test_what_is_switched_off_is_not_done():
+def test_disabled_steps_are_skipped():
     transform = ImageTransform.from_preprocessor_config(VIT | {"do_rescale": False, "do_normalize": False})
     assert transform == ImageTransform(224, rescale=1.0, mean=0.0, std=1.0)
     transform = ImageTransform.from_preprocessor_config(VIT | {"do_normalize": False, "image_mean": [0.1]})
@@ -93,6 +93,6 @@ def test_what_is_switched_off_is_not_done():
         ({"raw_pixels": True}, "raw_pixels is True, but do_rescale is True and do_normalize is True"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(fields: dict, message: str):
+def test_unsupported_key_raises(fields: dict, message: str):
     with pytest.raises(ConfigError, match=message):
         ImageTransform.from_preprocessor_config(VIT | fields)

@@ -1,4 +1,4 @@
-"""The text transform: what it gives, what it refuses, and that other clients read its folder alike."""
+"""TextTransform: its batches, its errors, and its folder, which other libraries read."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def lists(batch: dict[str, np.ndarray]) -> dict[str, list]:
     return {name: array.tolist() for name, array in batch.items()}
 
 
-def test_a_batch_has_the_names_of_the_graph():
+def test_batch_has_input_names_of_the_contract():
     vocabulary = [*"[PAD] [UNK] [CLS] [SEP] [MASK]".split(), "good", "##ness", "!"]
     transform = wordpiece(vocabulary)
     assert lists(transform(["Goodness!", "good bad"], ["!", "good"], offsets=True)) == {
@@ -65,7 +65,7 @@ def test_a_batch_has_the_names_of_the_graph():
     assert transform.special_ids() == {0, 1, 2, 3, 4}
 
 
-def test_padding_goes_to_a_multiple_but_not_beyond_the_longest_that_may_be():
+def test_padding_to_a_multiple_is_limited_by_max_length():
     ids = dataclasses.replace(WORDPIECE, multiple=7)(["dog", "the quick brown fox"])["input_ids"]
     assert ids.shape == (2, 7)
     longest = dataclasses.replace(WORDPIECE, multiple=7)(CORPUS[0] * 2)["input_ids"]
@@ -77,7 +77,7 @@ def test_padding_goes_to_a_multiple_but_not_beyond_the_longest_that_may_be():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("model_type", [None, "bert", "distilbert", "roberta", "gpt2", "llama"])
-def test_the_saved_folder_opens_in_transformers_with_the_same_ids(kind, model_type, tmp_path):
+def test_transformers_reads_saved_folder(kind, model_type, tmp_path):
     transformers = pytest.importorskip("transformers", reason='pip install "keras-tx[parity]"')
     transform = KINDS[kind]
     transform.save(tmp_path)
@@ -100,7 +100,7 @@ def test_the_saved_folder_opens_in_transformers_with_the_same_ids(kind, model_ty
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_folder_comes_back_as_it_was(kind, tmp_path):
+def test_save_and_load(kind, tmp_path):
     transform = dataclasses.replace(KINDS[kind], multiple=8, too_long="raise", max_length=64)
     transform.save(tmp_path)
     assert TextTransform.load(tmp_path) == transform
@@ -108,17 +108,17 @@ def test_a_folder_comes_back_as_it_was(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bytes", "roberta"])
-def test_the_vocabulary_files_say_the_same_as_tokenizer_json(kind, tmp_path):
+def test_vocabulary_files_equal_tokenizer_json(kind, tmp_path):
     transform = KINDS[kind]
     transform.save(tmp_path)
     (tmp_path / "tokenizer.json").unlink()
-    again = TextTransform.load(tmp_path)
-    assert again.vocabulary == transform.vocabulary
-    for mine, theirs in zip(again.encode(TEXTS, TEXTS[1:] + TEXTS[:1]), transform.encode(TEXTS, TEXTS[1:] + TEXTS[:1]), strict=True):  # fmt: skip  # noqa: E501
+    loaded = TextTransform.load(tmp_path)
+    assert loaded.vocabulary == transform.vocabulary
+    for mine, theirs in zip(loaded.encode(TEXTS, TEXTS[1:] + TEXTS[:1]), transform.encode(TEXTS, TEXTS[1:] + TEXTS[:1]), strict=True):  # fmt: skip  # noqa: E501
         assert mine.ids.tolist() == theirs.ids.tolist()
 
 
-def test_tokenizer_json_alone_is_enough(tmp_path):
+def test_load_from_tokenizer_json_only(tmp_path):
     WORDPIECE.save(tmp_path)
     alone = TextTransform.load(tmp_path / "tokenizer.json")
     assert (alone.mask_token, alone.segments, alone.max_length) == ("[MASK]", True, None)
@@ -126,8 +126,8 @@ def test_tokenizer_json_alone_is_enough(tmp_path):
 
 
 @given(texts=st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=4), limit=st.integers(4, 20))
-def test_cutting_and_windows_are_those_of_tokenizers(texts, limit):
-    """On any text, in pairs too: `tokenizers` itself is asked with truncation switched on."""
+def test_truncation_and_windows_equal_tokenizers(texts, limit):
+    """Compared with the truncation of `tokenizers`, for random texts and pairs."""
     from tokenizers import Tokenizer
 
     firsts, seconds = (["dog " + text for text in column] for column in zip(*texts, strict=True))
@@ -151,7 +151,7 @@ def test_cutting_and_windows_are_those_of_tokenizers(texts, limit):
     assert [row.ids.tolist() for row in transform.windows(firsts, overlap=1)] == [x.ids for x in expected]
 
 
-def test_windows_hold_all_of_a_document_and_the_question_each_time():
+def test_windows_cover_the_document_and_repeat_the_question():
     document = " ".join(CORPUS)
     rows = WORDPIECE.windows(["the fox?", "dog?"], [document, "lazy"], overlap=2)
     assert [row.text for row in rows] == [0] * (len(rows) - 1) + [1]
@@ -167,23 +167,23 @@ def test_windows_hold_all_of_a_document_and_the_question_each_time():
     assert seen == {tuple(place) for place in whole.offsets[whole.parts == 0].tolist()}
 
 
-def test_offsets_point_into_the_text_as_it_was_given():
+def test_offsets_refer_to_the_original_text():
     text = "  Élan\u0301 VITAL, 東京 \U0001f600 naïve"
     for transform in KINDS.values():
         row = dataclasses.replace(transform, max_length=None).encode(text)[0]
         real = row.parts == 0
         assert real.any()
-        found = {text[start:end].strip().lower() for start, end in row.offsets[real]}
-        assert {"東", "京", "\U0001f600"} <= found
+        tokens = {text[start:end].strip().lower() for start, end in row.offsets[real]}
+        assert {"東", "京", "\U0001f600"} <= tokens
 
 
-def test_lists_of_words_keep_their_words():
+def test_words_of_pretokenized_text():
     row = WORDPIECE.encode([["quick", "zzzfox", "the", "dog"]], words=True)[0]
     assert sorted(set(row.words.tolist())) == [-1, 0, 1, 2, 3]
     assert (np.diff(row.words[row.parts == 0]) >= 0).all()
 
 
-def test_a_long_text_is_cut_with_a_warning_that_says_how_much():
+def test_truncation_warns_or_raises():
     transform = dataclasses.replace(WORDPIECE, too_long="warn", max_length=6)
     with pytest.warns(UserWarning, match=r"1 of 2 texts are longer than max_length=6 and lost .* row 1 lost"):
         batch = transform(["dog", CORPUS[0]])
@@ -193,7 +193,7 @@ def test_a_long_text_is_cut_with_a_warning_that_says_how_much():
 
 
 @pytest.mark.parametrize(
-    ("texts", "says"),
+    ("texts", "message"),
     [
         (["dog", None], r"texts\[1\] is None \(NoneType\), expected a text"),
         (["dog", float("nan")], r"texts\[1\] is nan \(float\)"),
@@ -203,12 +203,12 @@ def test_a_long_text_is_cut_with_a_warning_that_says_how_much():
         (b"dog", "texts is builtins.bytes"),
     ],
 )
-def test_what_is_no_text_is_refused_by_row(texts, says):
-    with pytest.raises(TextError, match=says):
+def test_invalid_text_raises_with_index(texts, message):
+    with pytest.raises(TextError, match=message):
         WORDPIECE(texts)
 
 
-def test_an_empty_text_is_a_text_where_there_are_special_tokens():
+def test_empty_text_requires_special_tokens():
     frame = [WORDPIECE.id_of("[CLS]"), WORDPIECE.id_of("[SEP]")]
     for empty in ("", " \u200b\x00"):
         batch = WORDPIECE(["dog", empty])
@@ -225,7 +225,7 @@ def test_an_empty_text_is_a_text_where_there_are_special_tokens():
         characters("abc")(["a", ""])
 
 
-def test_pairs_and_words_are_checked_too():
+def test_invalid_pairs_words_and_overlap_raise():
     with pytest.raises(TextError, match="2 texts but 1 pairs"):
         WORDPIECE(["a", "b"], ["c"])
     with pytest.raises(TextError, match=r"texts\[0\] is a text, expected a list of words"):
@@ -236,7 +236,7 @@ def test_pairs_and_words_are_checked_too():
         CASED.windows("dog")
 
 
-def test_a_character_outside_the_vocabulary_is_named():
+def test_unknown_character_raises_without_unk_token():
     transform = characters("abc \n")
     assert transform(["a b\nc"])["input_ids"].tolist() == [[0, 3, 1, 4, 2]]
     with pytest.raises(TextError, match=r"texts\[1\] cannot be encoded: the vocabulary has no 'xy'"):
@@ -245,7 +245,7 @@ def test_a_character_outside_the_vocabulary_is_named():
     assert known(["axa"])["input_ids"].tolist() == [[0, 3, 0]]
 
 
-def test_a_vocabulary_without_special_tokens_is_refused(tmp_path):
+def test_invalid_vocabulary_raises(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\nhello\n")
     with pytest.raises(ConfigError, match=r"of 4 tokens has no sep_token '\[SEP\]', mask_token '\[MASK\]'"):
         wordpiece(tmp_path / "vocab.txt")
@@ -261,7 +261,7 @@ def test_a_vocabulary_without_special_tokens_is_refused(tmp_path):
         dataclasses.replace(WORDPIECE, max_length=2)
 
 
-def test_training_gives_the_same_vocabulary_in_every_process():
+def test_training_is_deterministic_across_processes():
     script = (
         f"import sys; sys.path[:0] = {[*sys.path]!r}\n"
         "from keras_tx.processing import train_wordpiece, train_byte_bpe\n"
@@ -278,7 +278,7 @@ def test_training_gives_the_same_vocabulary_in_every_process():
         assert done.stdout.strip() == "True True", done.stderr
 
 
-def test_a_trained_vocabulary_cuts_its_own_texts_without_unknowns():
+def test_trained_vocabulary_has_no_unknown_tokens_in_its_corpus():
     ids = np.concatenate([row.ids for row in dataclasses.replace(WORDPIECE, max_length=None).encode(CORPUS)])
     assert WORDPIECE.id_of("[UNK]") not in ids
     assert {"quick", "the"} <= set(WORDPIECE.vocabulary)
@@ -291,12 +291,12 @@ def test_a_trained_vocabulary_cuts_its_own_texts_without_unknowns():
 
 @pytest.mark.parametrize("kind", ["bytes", "characters"])
 @given(text=st.text(min_size=1))
-def test_decoding_gives_the_text_back(kind, text):
+def test_decode_inverts_encode(kind, text):
     transform = KINDS[kind] if kind == "bytes" else character_vocabulary([text])
     assert transform.decode(transform.encode(text)[0].ids) == text
 
 
-def test_a_model_keeps_its_processing(tmp_path):
+def test_model_saves_its_processing(tmp_path):
     pytest.importorskip("keras", reason="a serving machine has none")
     model = keras_tx.bert(
         "tiny", depth=1, width=64, max_length=12, processing=CASED, head=keras_tx.ClassifierHead(2)

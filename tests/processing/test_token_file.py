@@ -1,4 +1,4 @@
-"""Token files: what is written is what is read, and what is not sound is refused when it is opened."""
+"""Token files: their format, and errors for damaged files."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def with_header(path: Path, **changes: object) -> None:
 
 
 @pytest.mark.parametrize(("vocabulary", "dtype"), [(100, "<u2"), (65536, "<u2"), (65537, "<u4")])
-def test_the_format_is_what_it_is_said_to_be(tmp_path, vocabulary: int, dtype: str):
-    """By hand, as another program would read it."""
+def test_file_format(tmp_path, vocabulary: int, dtype: str):
+    """Parsed without keras-tx."""
     content = write(tmp_path / "a", vocabulary).read_bytes()
     header = json.loads(content[:4096].decode("ascii"))
     assert header == {
@@ -47,13 +47,13 @@ def test_the_format_is_what_it_is_said_to_be(tmp_path, vocabulary: int, dtype: s
         assert (starts.tolist(), ends.tolist()) == ([0, 4], [4, 6])
 
 
-def test_without_an_end_of_text_there_is_one_document(tmp_path):
+def test_file_without_end_of_text_is_one_document(tmp_path):
     tokens = TokenFile(write(tmp_path / "a", end=None))
     assert tokens[:].tolist() == [1, 2, 3, 4]
     assert [x.tolist() for x in tokens.documents()] == [[0], [4]]
 
 
-def test_a_failure_leaves_nothing_and_the_file_before(tmp_path):
+def test_failed_write_keeps_the_previous_file(tmp_path):
     path = write(tmp_path / "a")
     before = path.read_bytes()
     with (
@@ -67,17 +67,17 @@ def test_a_failure_leaves_nothing_and_the_file_before(tmp_path):
         raise KeyboardInterrupt
     assert [x.name for x in tmp_path.iterdir()] == ["a"]
     assert path.read_bytes() == before
-    for ids, says in (
+    for ids, message in (
         ([-1], "ids contain -1"),
         ([1.5], "ids are float64"),
         ([[1]], r"ids are int64 \(1, 1\)"),
     ):
-        with pytest.raises(TextError, match=says), TokenWriter(path, 100) as writer:
+        with pytest.raises(TextError, match=message), TokenWriter(path, 100) as writer:
             writer.add(ids)
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         (
             {"tokens": 7},
@@ -97,14 +97,14 @@ def test_a_failure_leaves_nothing_and_the_file_before(tmp_path):
         ({"more": 1}, "its header has"),
     ],
 )
-def test_a_header_that_lies_is_refused_when_it_is_opened(tmp_path, changes, says):
+def test_invalid_header_raises(tmp_path, changes, message):
     path = write(tmp_path / "a.tokens")
     with_header(path, **changes)
-    with pytest.raises(ConfigError, match=f"a.tokens.*{says}"):
+    with pytest.raises(ConfigError, match=f"a.tokens.*{message}"):
         TokenFile(path)
 
 
-def test_a_vocabulary_that_lies_is_found_where_it_is_read(tmp_path):
+def test_id_out_of_range_raises_when_read(tmp_path):
     path = write(tmp_path / "a.tokens")
     with_header(path, vocabulary_size=99, end_of_text=98)
     tokens = TokenFile(path)
@@ -114,7 +114,7 @@ def test_a_vocabulary_that_lies_is_found_where_it_is_read(tmp_path):
             read()
 
 
-def test_what_is_no_token_file_is_refused(tmp_path):
+def test_other_files_raise(tmp_path):
     for content in (b"", b"short", b"x" * 5000, b"\xff" * 5000, b"[1]".ljust(4096), b"[" * 4096):
         (tmp_path / "a").write_bytes(content)
         with pytest.raises(ConfigError, match="a is not a token file: it"):
