@@ -11,8 +11,8 @@ from keras_tx.registration import register_with_keras
 
 __version__ = "0.1.0"
 
-# From 1.29 on onnxruntime sends usage events, unless this is set when it is imported. A value that the user
-# has set is kept.
+# onnxruntime 1.29 and later sends usage events unless this is set before its import. A value set by the user
+# is kept.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOMES = {
@@ -159,7 +159,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a public name or submodule when it is first used, so that `import keras_tx` is fast."""
+    """Loads a public name or submodule on first use, so that `import keras_tx` is fast."""
     if name not in _HOMES and name not in _EXPORT and name not in _MODULES:
         raise AttributeError(f"module 'keras_tx' has no attribute {name!r}")
     home = "keras_tx_onnx" if name in _EXPORT else f"keras_tx.{_HOMES.get(name, name)}"
@@ -178,5 +178,5 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_MODULES})
 
 
-# The last are registered and not public.
+# The last two are not public.
 register_with_keras([*(name for name in _HOMES if name[0].isupper()), "BlockWithScores", "MaskToken"])

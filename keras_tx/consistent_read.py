@@ -1,4 +1,4 @@
-"""Reads a folder that another process may replace in the meantime."""
+"""Reads folders that another process may replace during the read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras_tx.errors import KerasTxError
 
 Result = TypeVar("Result")
 
-PATIENCE = 10.0  # seconds; on a busy machine one replacement may follow the other many times
+PATIENCE = 10.0  # seconds; a busy machine may replace a folder several times in a row
 
 
 def read_consistently(
@@ -22,16 +22,23 @@ def read_consistently(
     error: type[KerasTxError],
     discard: Callable[[Result], None] | None = None,
 ) -> Result:
-    """Returns `read()` of one state of the folder: the old folder or the new one, never parts of both.
+    """Returns `read()` of one state of the folder: either the old or the new folder, never parts of both.
 
-    `read` opens what it needs by path, and is called again if the path names another folder
-    afterwards. `keras_tx.atomic_write` replaces folders as a whole, so a folder that is the same before
-    and after was the same throughout.
+    `read` opens files by path, and is called again if the path refers to another folder afterwards.
+    `keras_tx.atomic_write` replaces a folder as a whole, so a folder that is the same before and after `read`
+    did not change during it.
 
     Args:
-        read: called without arguments. Its exceptions are raised only if the folder was not replaced.
-        error: raised for an OSError, and for a folder that is replaced faster than it can be read.
-        discard: called with a result that is not returned.
+        folder: path of the folder.
+        read: function without arguments. Its exceptions are raised only if the folder was not replaced.
+        error: class of the error for an OSError, and for a folder that is replaced faster than it is read.
+        discard: function that is called with each result that is not returned.
+
+    Returns:
+        The result of `read`.
+
+    Raises:
+        KerasTxError: of the class `error`.
     """
     end = time.monotonic() + PATIENCE
     attempts = 0
@@ -39,8 +46,7 @@ def read_consistently(
         attempts += 1
         if attempts > 3 and time.monotonic() > end:
             raise error(
-                f"{folder} was replaced again and again for {PATIENCE:g} seconds while it was being read, "
-                "expected a folder that does not change. Replace it less often."
+                f"{folder} was replaced during every read for {PATIENCE:g} seconds. Replace it less often."
             )
         with _identity(folder) as before:
             try:

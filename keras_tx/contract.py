@@ -1,4 +1,4 @@
-"""The exported folder: file names, tensor names and the manifest. Standard library only."""
+"""The format of an exported folder: file names, tensor names and the manifest. Standard library only."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 GENERATION_CONFIG = "generation_config.json"
 GENAI_CONFIG = "genai_config.json"
-VOCAB = "vocab.txt"  # WordPiece: a token a line, in the order of the ids
-VOCAB_JSON = "vocab.json"  # byte-level BPE, with the next
+VOCAB = "vocab.txt"  # of WordPiece: one token per line, in the order of the ids
+VOCAB_JSON = "vocab.json"  # of byte-level BPE, with MERGES
 MERGES = "merges.txt"
-MODULES = "modules.json"  # of sentence-transformers, as the next three
+MODULES = "modules.json"  # of sentence-transformers, like the next three
 POOLING = "1_Pooling/config.json"
 NORMALIZE = "2_Normalize/config.json"
 SENTENCE_BERT = "sentence_bert_config.json"
 MODEL = "onnx/model.onnx"
 MODEL_DATA = "onnx/model.onnx_data"
-SHARED = "_shared"  # of a decoder's graph beside the first: it writes its cache in place
+SHARED = "_shared"  # suffix of a decoder's second graph, which updates its cache in place
 
-# The files of the ladder, best first. A suffix is what transformers.js looks for: int8 is its q8.
+# The graph of each precision, most precise first. The suffixes are those of transformers.js; int8 is its q8.
 PRECISIONS = {
     "fp32": MODEL,
     "fp16": "onnx/model_fp16.onnx",
@@ -41,17 +41,17 @@ PRECISIONS = {
     "int4": "onnx/model_q4.onnx",
 }
 
-EXTERNAL_DATA_FROM = 64 * 2**20  # bytes of weights; below it they stay inside the graph file
+EXTERNAL_DATA_FROM = 64 * 2**20  # bytes; fewer weights are stored in the graph file
 
 PIXEL_VALUES = "pixel_values"  # float32 (batch, channels, height, width), already normalized
-PIXELS = "pixels"  # uint8 (batch, height, width, channels), the transform is in the graph
-INPUT_IDS = "input_ids"  # int64 (batch, sequence), as are the next three
-ATTENTION_MASK = "attention_mask"  # 1 where a token is real, 0 at padding
+PIXELS = "pixels"  # uint8 (batch, height, width, channels); the graph contains the transform
+INPUT_IDS = "input_ids"  # int64 (batch, sequence), like the next three
+ATTENTION_MASK = "attention_mask"  # 1 at tokens, 0 at padding
 TOKEN_TYPE_IDS = "token_type_ids"  # 0 in the first text, 1 in the second
 POSITION_IDS = "position_ids"
 PAST = ("past_key_values.{}.key", "past_key_values.{}.value")  # (batch, key-value heads, past, head width)
-PRESENT = ("present.{}.key", "present.{}.value")  # the same, with the tokens of this run
-NUM_LOGITS_TO_KEEP = "num_logits_to_keep"  # int64, may be left out: of the last tokens only; 0 for all
+PRESENT = ("present.{}.key", "present.{}.value")  # the same, and the tokens of this call
+NUM_LOGITS_TO_KEEP = "num_logits_to_keep"  # int64, optional: the number of last tokens with logits; 0 for all
 LOGITS = "logits"
 START_LOGITS = "start_logits"
 END_LOGITS = "end_logits"
@@ -59,21 +59,21 @@ LAST_HIDDEN_STATE = "last_hidden_state"
 POOLER_OUTPUT = "pooler_output"
 SENTENCE_EMBEDDING = "sentence_embedding"
 IMAGE_EMBEDS = "image_embeds"
-PREDICTION_LOGITS = "prediction_logits"  # with the next, as BertForPreTraining names them
+PREDICTION_LOGITS = "prediction_logits"  # with the next, the names of BertForPreTraining
 SEQ_RELATIONSHIP_LOGITS = "seq_relationship_logits"
-NEXT_SENTENCE_LABELS = ("IS_NEXT", "NOT_NEXT")  # of its classes, in order
+NEXT_SENTENCE_LABELS = ("IS_NEXT", "NOT_NEXT")  # the classes of SEQ_RELATIONSHIP_LOGITS, in order
 BATCH_AXIS = "batch_size"
 SEQUENCE_AXIS = "sequence_length"
 PAST_AXIS = "past_sequence_length"
-LOGITS_AXIS = "num_logits"  # sequence_length, or as many of the last tokens as are kept
-TOTAL_AXIS = "total_sequence_length"  # past and sequence
+LOGITS_AXIS = "num_logits"  # sequence_length, or the number of last tokens with logits
+TOTAL_AXIS = "total_sequence_length"  # past_sequence_length + sequence_length
 
-# How far two runs or two graphs of one model may be apart, in units of the scale of what they give: in
-# float32, where sums are ordered otherwise; and with rounding to a few bits, where a number on the border of
-# two steps may fall to either side. A wrong graph is off by the whole output.
+# Tolerances of two runs or two graphs of one model, relative to the scale of their outputs: in float32, where
+# the order of summation differs, and with values rounded to a few bits, where a value halfway between two
+# steps may be rounded to either. The error of a wrong graph is as large as the output.
 FLOAT32, ROUNDED = 1e-4, 0.1
 
-NO_LABEL = -100  # the label of a token at which nothing is to be learned or measured
+NO_LABEL = -100  # the label of tokens that losses and metrics ignore
 
 IMAGE_CLASSIFICATION = "image-classification"
 IMAGE_FEATURES = "image-feature-extraction"
@@ -84,22 +84,22 @@ FILL_MASK = "fill-mask"
 FEATURE_EXTRACTION = "feature-extraction"
 TEXT_GENERATION = "text-generation"
 
-# config.json's problem_type, which says what the logits of a classification are.
+# problem_type in config.json: the meaning of the logits of a classifier.
 REGRESSION = "regression"
 SINGLE_LABEL = "single_label_classification"
 MULTI_LABEL = "multi_label_classification"
 PROBLEM_TYPES = (REGRESSION, SINGLE_LABEL, MULTI_LABEL)
 
-# The IR version that onnx wrote when each opset was its newest; a newer stamp
-# makes older runtimes refuse a graph that they could run.
+# The IR version by opset, of the onnx release with this opset. Older runtimes reject graphs with a newer IR
+# version, even if they support the opset.
 IR_VERSIONS = {17: 8, 18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11, 24: 12, 25: 13, 26: 13}
 DEFAULT_OPSET = 23
-BOUNDS = "keras_tx.bounds"  # the entry of a graph's metadata with its bounds, a JSON list
+BOUNDS = "keras_tx.bounds"  # key of the graph's metadata: its bounds as a JSON list
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorSpec:
-    """An input or output of the graph; a string in `shape` names a dynamic axis."""
+    """An input or output of the graph. Dynamic axes are strings in `shape`."""
 
     name: str
     dtype: str
@@ -108,7 +108,7 @@ class TensorSpec:
 
 @dataclasses.dataclass(frozen=True)
 class FileRecord:
-    """What a file of the folder must be."""
+    """The expected size and hash of a file of the folder."""
 
     size: int
     sha256: str
@@ -116,7 +116,7 @@ class FileRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Parity:
-    """What the comparison of onnxruntime with Keras found, before the folder got its name."""
+    """The result of the comparison of onnxruntime with Keras during the export."""
 
     max_difference: float
     tolerance: float
@@ -125,17 +125,17 @@ class Parity:
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A file of lower precision: how it was made, and how it compares with the fp32 file on random inputs.
+    """A file of lower precision, and its comparison with the fp32 file on random inputs.
 
-    `noise` is the largest difference of an output in units of its scale; `agreement` the share of rows for
-    which the largest number of the first output is the same. `inputs` and `outputs` only where they are of
-    another dtype than those of fp32.
+    `noise` is the largest difference of an output relative to its scale, and `agreement` the fraction of rows
+    in which the first output has the same argmax. `inputs` and `outputs` are None if their dtypes are those
+    of the fp32 file.
     """
 
     recipe: str
     noise: float
     agreement: float | None = None
-    kept: tuple[str, ...] = ()  # layers that stayed in fp32, because it was asked for
+    kept: tuple[str, ...] = ()  # layers that the export was asked to keep in fp32
     notes: tuple[str, ...] = ()
     inputs: tuple[TensorSpec, ...] | None = None
     outputs: tuple[TensorSpec, ...] | None = None
@@ -143,7 +143,7 @@ class Variant:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """keras_tx.json: what the folder holds and how it came to be."""
+    """keras_tx.json: the contents of the folder and the options of the export."""
 
     keras_tx_version: str
     task: str | None
@@ -156,9 +156,9 @@ class Manifest:
     parity: Parity | None = None
     labels: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
-    # On dynamic axes, within which the graph is correct: "sequence_length <= 200".
+    # Limits of dynamic axes, within which the graph is correct: "sequence_length <= 200".
     bounds: tuple[str, ...] = ()
-    # The options of the export that shape the graph: {"unpad": true}; None if they were not recorded.
+    # The options of the export that shape the graph: {"unpad": true}; None if not recorded.
     export_options: dict[str, bool | int | float | str | None] | None = None
     variants: dict[str, Variant] = dataclasses.field(default_factory=dict)  # by precision
     format_version: int = FORMAT_VERSION
@@ -169,7 +169,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """Raises ValueError for whatever is not a manifest of this format."""
+        """Parses a manifest; raises a ValueError if the text is not a manifest of this format."""
         try:
             raw = json.loads(text)
         except (json.JSONDecodeError, RecursionError) as error:
@@ -208,7 +208,7 @@ class Manifest:
         )
 
 
-# Names of the types of JSON values. In Python a boolean is an integer, in JSON it is not.
+# Names of the types of JSON values.
 _KINDS = {
     str: "a string",
     int: "a whole number",
@@ -219,7 +219,7 @@ _KINDS = {
 
 
 def _check(value: Any, kind: type, name: str) -> Any:
-    """The value, if it is of this type; a ValueError that names it otherwise."""
+    """Returns the value if it has this type; a boolean is not a number. Raises a ValueError otherwise."""
     kinds = (int, float) if kind is float else kind
     if not isinstance(value, kinds) or isinstance(value, bool):
         raise ValueError(f"{name} is {reprlib.repr(value)}, expected {_KINDS[kind]}")
@@ -227,7 +227,7 @@ def _check(value: Any, kind: type, name: str) -> Any:
 
 
 def _field(raw: dict[str, Any], field: str, kind: type, place: str = "") -> Any:
-    """A field of an object, which stands at `place` of the file."""
+    """Returns a field of the object at `place` of the file."""
     name = f"{place}.{field}" if place else field
     if field not in raw:
         raise ValueError(f"{name} is missing")
@@ -252,12 +252,14 @@ def _texts_by_name(raw: dict[str, Any], field: str) -> dict[str, str]:
 def _scalars(raw: dict[str, Any] | None, place: str) -> dict[str, bool | int | float | str | None] | None:
     for name, item in (raw or {}).items():
         if not isinstance(item, bool | int | float | str | None):
-            raise ValueError(f"{place}.{name} is {reprlib.repr(item)}, expected one value")
+            raise ValueError(
+                f"{place}.{name} is {reprlib.repr(item)}, expected a string, a number, a boolean or null"
+            )
     return raw
 
 
 def _objects(raw: dict[str, Any], field: str) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """The objects of an object: the name of each, itself, and its place."""
+    """Yields the name, the value and the place of each object in an object."""
     for name, item in _field(raw, field, dict).items():
         yield name, _check(item, dict, f"{field}.{name}"), f"{field}.{name}"
 
@@ -304,7 +306,7 @@ def _variant(raw: dict[str, Any], place: str) -> Variant:
 
 
 def shared_name(graph: str) -> str:
-    """The graph that shares the buffers of its cache, by the name of the one that does not.
+    """Returns the name of the graph that updates its cache in place, by the name of the other graph.
 
     >>> shared_name("onnx/model.onnx")
     'onnx/model_shared.onnx'
@@ -313,7 +315,7 @@ def shared_name(graph: str) -> str:
 
 
 def describe_file(path: str | os.PathLike[str]) -> FileRecord:
-    """Size and hash of a file, read in pieces."""
+    """Returns the size and hash of a file, which is read in chunks."""
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return FileRecord(size=file.tell(), sha256=digest)

@@ -1,4 +1,4 @@
-"""Errors that the user can act on; the command line prints them as one line."""
+"""Errors of keras_tx. The command line prints their message without a traceback."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-# Which extra of the package brings a module that could not be imported.
+# The extra of the package that installs a module.
 EXTRAS = {
     "keras": "cpu",
     "tensorflow": "cpu",
@@ -28,43 +28,47 @@ OUR_PACKAGES = ("keras_tx", "keras_tx_onnx")
 
 
 class KerasTxError(Exception):
-    """What was wrong, what was expected, and what to do, in one sentence or two."""
+    """Base class. A message names the wrong value, the expected values and a remedy in two sentences."""
 
 
 class ConfigError(KerasTxError, ValueError):
-    """A model, layer or transform was asked for that cannot exist."""
+    """An argument or setting of a model, layer or transform is not valid."""
 
 
 class ExportError(KerasTxError, RuntimeError):
-    """The model could not become an ONNX folder; nothing was left under the final name."""
+    """The model cannot be exported. No folder is written under the final name."""
 
 
 class FolderError(KerasTxError, ValueError):
-    """A folder is not a sound export: damaged, incomplete, or pointing outside itself."""
+    """An exported folder is damaged or incomplete, or refers to files outside of it."""
 
 
 class ImageError(KerasTxError, ValueError):
-    """An image could not be read, or is not what the model takes."""
+    """An image cannot be read, or has a format that the model does not support."""
 
 
 class InputError(KerasTxError, ValueError):
-    """What was given to a loaded model is not what its graph takes."""
+    """The inputs of a loaded model have the wrong name, dtype, shape or values."""
 
 
 class ProviderError(KerasTxError, RuntimeError):
-    """The execution provider that was asked for cannot run here."""
+    """The requested execution provider is not available on this machine."""
 
 
 class RunError(KerasTxError, RuntimeError):
-    """A loaded model failed while it ran; it can be used again."""
+    """A loaded model failed during inference. It can still be used."""
 
 
 class TextError(KerasTxError, ValueError):
-    """A text is not what the model takes: empty, too long, or no text at all."""
+    """A text is empty, too long or not a string."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The names closest to a mistyped one, ready to end an error message."""
+    """Returns the end of an error message for an unknown name: the most similar names, or all.
+
+    >>> nearest("macros", ["binary", "macro", "micro"])
+    "Did you mean 'macro', 'micro'?"
+    """
     known = list(known)
     close = [k for k in known if k.lower() == name.lower()] or difflib.get_close_matches(
         name, known, cutoff=0.65
@@ -75,14 +79,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def true_or_false(name: str, value: Any) -> bool:
-    """The value of a switch, or a ConfigError that names it: "no" and 1 are neither True nor False."""
+    """Returns `value` if it is a boolean, and raises a ConfigError otherwise, also for 0, 1 and strings."""
     if isinstance(value, bool) or (type(value).__module__ == "numpy" and str(value.dtype) == "bool"):
         return bool(value)
     raise ConfigError(f"{name} is {value!r}, expected True or False.")
 
 
 def whole_number(name: str, value: Any) -> int:
-    """The value of an argument that counts something, or a ConfigError that names it."""
+    """Returns `value` if it is an integer of 1 or more, and raises a ConfigError otherwise."""
     try:
         number = 0 if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -93,7 +97,7 @@ def whole_number(name: str, value: Any) -> int:
 
 
 def install_remedy(error: ImportError) -> str | None:
-    """The command that installs a missing module; None if no extra contains it."""
+    """Returns the command that installs a missing module, or None if no extra contains it."""
     extra = EXTRAS.get((error.name or "").split(".")[0])
     if extra is None or not isinstance(error, ModuleNotFoundError):
         return None
@@ -101,7 +105,7 @@ def install_remedy(error: ImportError) -> str | None:
 
 
 def user_stacklevel() -> int:
-    """The `stacklevel` with which `warnings.warn` names the line of the user's code."""
+    """Returns the `stacklevel` with which `warnings.warn` reports the line of the user's code."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in OUR_PACKAGES:
         level, frame = level + 1, frame.f_back

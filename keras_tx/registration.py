@@ -1,8 +1,8 @@
 """Registers the classes of keras_tx with Keras, without importing Keras or the classes.
 
-`keras.models.load_model` looks up the classes of a file in Keras's registry, and imports no package for that.
-So `import keras_tx` has to register them, before or after `import keras`. It registers placeholders: the
-modules of the classes are imported when a file contains one of them.
+`keras.models.load_model` looks up the classes of a file in Keras's registry and does not import their
+packages. Therefore `import keras_tx` registers a placeholder for each class, before or after `import keras`.
+The module of a class is imported when a file contains the class.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PACKAGE = "keras_tx"
 
 
 class Placeholder:
-    """Stands for a class until Keras makes an object of it from its config."""
+    """Stands for a class until Keras creates an object of the class from a config."""
 
     def __init__(self, key: str):
         self._key = key
@@ -25,13 +25,13 @@ class Placeholder:
     def from_config(self, config: dict[str, Any]) -> Any:
         import keras
 
-        # These register the classes themselves, in place of this one.
+        # These imports register the classes in place of the placeholders.
         import keras_tx.training.schedules  # noqa: F401
         from keras_tx.models.families import families
 
         families()
 
-        # Not get_registered_object: a scope of Keras may still hold the placeholder.
+        # get_registered_object may still return the placeholder inside a scope of Keras.
         return keras.saving.get_custom_objects()[self._key].from_config(config)
 
 
@@ -67,7 +67,7 @@ class _ImportOfKeras:
         run, keys = spec.loader.exec_module, self._keys
 
         def run_and_register(module: ModuleType) -> None:
-            # Only now: TensorFlow looks for the spec of keras without importing it.
+            # Removed only here: TensorFlow calls find_spec for keras without importing it.
             if self in sys.meta_path:
                 sys.meta_path.remove(self)  # type: ignore[arg-type]
             run(module)

@@ -8,8 +8,8 @@ from keras_tx.errors import ConfigError
 from keras_tx.optimizers import AdamW
 from keras_tx.training.schedules import WarmupCosine, WarmupLinear
 
-BLOCK = "block_"  # the families name their blocks block_0, block_1 ...
-# Embeddings decay, as in the code of the paper.
+BLOCK = "block_"  # all families have layers block_0, block_1 ...
+# Embeddings decay, as in BERT's published code.
 WITHOUT_DECAY = ("bias", "gamma", "beta", "scale")
 
 
@@ -27,39 +27,43 @@ def finetune_recipe(
 ) -> AdamW:
     """Returns the usual optimizer for fine-tuning, and freezes the lowest blocks of the model.
 
-    AdamW without decay of biases and norms, with a linear warmup and decay of the learning rate, and with
-    clipped gradients.
-
-    >>> import keras_tx
-    >>> model = keras_tx.bert("tiny", vocabulary_size=50, head=keras_tx.ClassifierHead(2))
-    >>> model.compile(finetune_recipe(model, steps=300, layer_decay=0.9, frozen_blocks=1))
-    >>> model.optimizer.rate_factors["block_1"]
-    0.9
+    The optimizer is AdamW without weight decay of biases and norms, with linear warmup and decay of the
+    learning rate, and with clipped gradients.
 
     Args:
-        model: a model with blocks that is not compiled.
-        steps: of the whole training: the batches per epoch times the epochs.
-        learning_rate, warmup: as for `WarmupLinear`.
-        weight_decay, global_clipnorm: as for `AdamW`.
-        layer_decay: factor on the learning rate from each block to the one below it, and to the embeddings.
-            The head has the full rate.
-        frozen_blocks: the number of lowest blocks that are frozen, with the layers before them.
-        options: of the optimizer: `beta_2`, `epsilon` ...
+        model: a model with blocks, before `compile`.
+        steps: steps of the whole training: batches per epoch times epochs.
+        learning_rate: the largest learning rate.
+        warmup: steps of the warmup, or their fraction of all steps.
+        weight_decay: the factor of the weight decay.
+        layer_decay: factor of the learning rate of each block relative to the next, and of the embeddings
+            relative to the first block. The head has the full learning rate.
+        frozen_blocks: number of lowest blocks to freeze, with the layers before them.
+        global_clipnorm: the largest global norm of the gradients; None for no limit.
+        options: other options of `AdamW`, such as `beta_2` or `epsilon`.
 
     Returns:
         The optimizer.
 
     Raises:
         ConfigError: the model has no blocks, or an argument is out of range.
+
+    Example:
+
+    >>> import keras_tx
+    >>> model = keras_tx.bert("tiny", vocabulary_size=50, head=keras_tx.ClassifierHead(2))
+    >>> model.compile(finetune_recipe(model, steps=300, layer_decay=0.9, frozen_blocks=1))
+    >>> model.optimizer.rate_factors["block_1"]
+    0.9
     """
     names = [layer.name for layer in model.layers if layer.weights]
     blocks = [name for name in names if name.startswith(BLOCK)]
     if not blocks:
-        raise ConfigError(f"Model {model.name!r} has no layers named {BLOCK}0, {BLOCK}1 ...")
+        raise ConfigError(f"Model {model.name!r} has no layer {BLOCK}0. Pass a model of keras_tx.")
     if not isinstance(layer_decay, int | float) or not 0 < layer_decay <= 1:
-        raise ConfigError(f"layer_decay={layer_decay!r}, expected a factor above 0, up to 1.")
+        raise ConfigError(f"layer_decay={layer_decay!r} is out of range. Pass a number above 0, up to 1.")
     if type(frozen_blocks) is not int or not 0 <= frozen_blocks <= len(blocks):
-        raise ConfigError(f"frozen_blocks={frozen_blocks!r}, expected 0 to {len(blocks)}.")
+        raise ConfigError(f"frozen_blocks={frozen_blocks!r} is out of range. Pass 0 to {len(blocks)}.")
     before = names[: names.index(blocks[0])]
     if frozen_blocks:
         frozen = {*before, *blocks[:frozen_blocks]}
@@ -77,7 +81,7 @@ def finetune_recipe(
 
 
 def _rate_factors(before: list[str], blocks: list[str], layer_decay: float) -> dict[str, float]:
-    """The factor on the learning rate of each layer below the head."""
+    """The factor of the learning rate of each layer below the head."""
     if layer_decay == 1:
         return {}
     factors = {name: layer_decay ** (len(blocks) + 1) for name in before}
@@ -95,21 +99,33 @@ def pretrain_recipe(
     global_clipnorm: float | None = 1.0,
     **options: Any,
 ) -> AdamW:
-    """The optimizer that GPTs are trained from scratch with, after Brown et al. and nanoGPT.
+    """Returns the usual optimizer for pre-training a GPT, as in Brown et al. (2020) and nanoGPT.
 
-    AdamW that decays matrices and tables, not biases and norms, a rate that rises in a line and falls along
-    a cosine, clipped gradients. nanoGPT's for characters is
+    The optimizer is AdamW without weight decay of biases and norms, with linear warmup and cosine decay of
+    the learning rate, and with clipped gradients. nanoGPT's character model uses
     `pretrain_recipe(5000, learning_rate=1e-3, warmup=100, beta_2=0.99)`.
+
+    Args:
+        steps: steps of the whole training: batches per epoch times epochs.
+        learning_rate: the largest learning rate.
+        warmup: steps of the warmup, or their fraction of all steps.
+        floor: the last learning rate as a fraction of the largest.
+        weight_decay: the factor of the weight decay.
+        beta_2: decay rate of the second moment; closer to 1 for batches with few tokens.
+        global_clipnorm: the largest global norm of the gradients; None for no limit.
+        options: other options of `AdamW`, such as `beta_1` or `epsilon`.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        ConfigError: an argument is out of range.
+
+    Example:
 
     >>> optimizer = pretrain_recipe(1000, learning_rate=1e-3, warmup=100)
     >>> optimizer.beta_1, optimizer.beta_2, optimizer.weight_decay
     (0.9, 0.95, 0.1)
-
-    Args:
-        steps: of the whole training: batches of an epoch times epochs.
-        learning_rate, warmup, floor: see WarmupCosine.
-        beta_2: nearer to 1 the fewer tokens a batch has.
-        options: of the optimizer: `beta_1`, `epsilon` ...
     """
     return AdamW(
         WarmupCosine(learning_rate, steps, warmup, floor),

@@ -1,4 +1,4 @@
-"""A continuation printed while a GPT trains: the quickest way to see what it has learned."""
+"""A callback that prints generated text during the training of a GPT."""
 
 from __future__ import annotations
 
@@ -14,10 +14,23 @@ from keras_tx.processing import TextTransform
 
 
 class SampleText(keras.callbacks.Callback):
-    r"""Prints how the model continues a prompt, at the end of each epoch or every so many steps.
+    r"""Prints continuations of a prompt at the end of each epoch, or every `every` steps.
 
-    The draws have a seed of their own and are the same each time, so that what changes is the model;
-    training is not touched.
+    Sampling uses the same seed each time, and does not affect the random numbers of the training.
+
+    Args:
+        prompt: the text to continue; "" starts from the end-of-text token.
+        transform: the text transform; by default the `processing` of the model.
+        every: number of steps between two prints; by default once per epoch.
+        samples: number of continuations per print.
+        show: function that is called with the text.
+        options: options of keras_tx.generate; by default 100 tokens at temperature 0.8 with seed 0.
+
+    Raises:
+        ConfigError: at the start of the training, if the model has no `processing` and `transform` is None,
+            or if an option is not valid.
+
+    Example:
 
     >>> import numpy as np, keras_tx
     >>> from keras_tx.processing import characters
@@ -30,14 +43,6 @@ class SampleText(keras.callbacks.Callback):
     <BLANKLINE>
     epoch 1, loss ...
     a bad ...
-
-    Args:
-        prompt: the text to continue; "" starts from the end-of-text token.
-        transform: of the text; by default the model's own `processing`.
-        every: steps from one print to the next; by default the end of each epoch.
-        samples: continuations at a time.
-        show: what prints; it is called with the whole text.
-        options: of keras_tx.generate; by default 100 tokens at temperature 0.8, seed 0.
     """
 
     def __init__(
@@ -62,14 +67,14 @@ class SampleText(keras.callbacks.Callback):
         transform = self.transform or getattr(self.model, "processing", None)
         if transform is None:
             raise ConfigError(
-                f"Model {self.model.name!r} has no processing, so there is no text. Make it with "
-                "processing=, or give SampleText a transform."
+                f"Model {self.model.name!r} has no processing. Create the model with processing=, or pass "
+                "transform= to SampleText."
             )
         self._tokenizer = Tokenizer.from_str(transform.tokenizer)
         self._stop = self.model.stops(transform)
         if self.prompt:
-            transform.pieces([self.prompt])  # which names a character that the vocabulary lacks
-        self.text(max_new_tokens=1)  # what is wrong with prompt or options shows now, and not after an epoch
+            transform.pieces([self.prompt])  # raises for a character that the vocabulary does not contain
+        self.text(max_new_tokens=1)  # raises for an invalid prompt or option before the first step
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch, self._last = epoch, 0
@@ -81,15 +86,15 @@ class SampleText(keras.callbacks.Callback):
             self._print(f"epoch {self._epoch + 1}, step {batch + 1}", logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if self.every is None:  # printed a moment later, when the progress bar has finished its line
+        if self.every is None:  # printed later, after the line of the progress bar
             self._due = f"epoch {epoch + 1}", logs
 
     def on_train_end(self, logs: Any = None) -> None:
         self._print_due()
 
     def text(self, **options: Any) -> str:
-        """Prompt and continuation, as it is printed."""
-        made = generate(
+        """Returns the prompt and its continuations as they are printed."""
+        generated = generate(
             self.model,
             self.prompt,
             tokenizer=self._tokenizer,
@@ -97,7 +102,7 @@ class SampleText(keras.callbacks.Callback):
             samples=self.samples,
             **{**self.options, **options},
         )
-        return "\n---\n".join(_visible(f"{self.prompt}{one.text}") for one in made)
+        return "\n---\n".join(_escaped(f"{self.prompt}{one.text}") for one in generated)
 
     def _print_due(self) -> None:
         if self._due is not None:
@@ -109,6 +114,6 @@ class SampleText(keras.callbacks.Callback):
         self.show("\n" + ", ".join([when, *losses]) + "\n" + self.text())
 
 
-def _visible(text: str) -> str:
-    """What a model makes up shall not steer the terminal."""
+def _escaped(text: str) -> str:
+    """Escapes control characters, which would change the terminal."""
     return "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in text)

@@ -57,8 +57,8 @@ def test_missing_folder_raises(tmp_path: Path):
     [
         ("", r"keras_tx\.json is not a valid manifest: it is not JSON"),
         ("[" * 100_000, "it is not JSON"),
-        ("[]", "it has no format_version"),
-        ('{"format_version": 2}', "its format_version is 2, this keras-tx reads 1"),
+        ("[]", "no format_version"),
+        ('{"format_version": 2}', "format_version is 2.* 1"),
         ('{"format_version": 1}', "keras_tx_version is missing"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The recipe against PyTorch's AdamW with transformers' schedules, and what it freezes."""
+"""Recipes are compared with PyTorch's AdamW and transformers' schedules; frozen blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def model(depth: int = 3, **options) -> keras_tx.Bert:
     [(WarmupLinear, "get_linear_schedule_with_warmup"), (WarmupCosine, "get_cosine_schedule_with_warmup")],
 )
 @pytest.mark.parametrize("warmup", [0, 7, 0.25])
-def test_schedules_have_the_numbers_of_transformers(schedule, name, warmup):
+def test_schedules_equal_transformers(schedule, name, warmup):
     torch = pytest.importorskip("torch", reason='pip install "keras-tx[parity]"')
     transformers = pytest.importorskip("transformers", reason='pip install "keras-tx[parity]"')
     ours = schedule(3e-4, steps=40, warmup=warmup)
@@ -37,16 +37,21 @@ def test_schedules_have_the_numbers_of_transformers(schedule, name, warmup):
         theirs.step()
 
 
-def test_a_schedule_is_saved_and_checked():
+def test_schedule_is_serializable():
     schedule = WarmupLinear(1e-3, steps=30, warmup=0.5)
-    again = keras.optimizers.schedules.deserialize(keras.optimizers.schedules.serialize(schedule))
-    assert again.get_config() == schedule.get_config()
-    for wrong in ({"warmup": 30}, {"warmup": -1}, {"warmup": 1.5}, {"steps": 0}, {"peak": 0}):
-        with pytest.raises(ConfigError, match="expected"):
-            WarmupLinear(**{"peak": 1e-3, "steps": 30, **wrong})
+    loaded = keras.optimizers.schedules.deserialize(keras.optimizers.schedules.serialize(schedule))
+    assert loaded.get_config() == schedule.get_config()
 
 
-def test_a_step_is_that_of_torch_with_a_group_for_each_layer():
+@pytest.mark.parametrize(
+    ("name", "value"), [("warmup", 30), ("warmup", -1), ("warmup", 1.5), ("steps", 0), ("peak", 0)]
+)
+def test_schedule_argument_out_of_range_raises(name: str, value: float):
+    with pytest.raises(ConfigError, match=rf"{name}(=| is ){value}"):
+        WarmupLinear(**{"peak": 1e-3, "steps": 30, name: value})
+
+
+def test_step_equals_torch_with_one_group_per_layer():
     torch = pytest.importorskip("torch", reason='pip install "keras-tx[parity]"')
     ours = model()
     for index, variable in enumerate(ours.trainable_variables):
@@ -78,7 +83,7 @@ def test_a_step_is_that_of_torch_with_a_group_for_each_layer():
         np.testing.assert_allclose(after, parameter.detach().numpy(), atol=2e-5, err_msg=variable.path)
 
 
-def test_frozen_blocks_keep_their_weights_and_the_rest_learns():
+def test_frozen_blocks_keep_their_weights():
     bert = model()
     bert.compile(finetune_recipe(bert, 8, learning_rate=1e-2, frozen_blocks=2, layer_decay=0.8, warmup=1))
     before = {w.path: np.array(keras.ops.convert_to_numpy(w)) for w in bert.weights}
@@ -90,26 +95,26 @@ def test_frozen_blocks_keep_their_weights_and_the_rest_learns():
         assert same == (weight.path.split("/")[0] not in ("block_2", "pooler", "logits")), weight.path
 
 
-def test_the_optimizer_comes_back_with_the_model(tmp_path):
+def test_optimizer_is_saved_with_the_model(tmp_path):
     bert = model(depth=2)
     bert.compile(finetune_recipe(bert, 8, frozen_blocks=1, layer_decay=0.7))
     ids = np.random.default_rng(0).integers(1, 30, (8, 5))
     bert.fit(ids, ids[:, 1] % 2, verbose=0)
     bert.save(tmp_path / "model.keras")
-    again = keras_tx.load_model(tmp_path / "model.keras")
-    assert isinstance(again.optimizer, AdamW)
-    assert again.optimizer.rate_factors == bert.optimizer.rate_factors
-    assert again.optimizer.without_decay == bert.optimizer.without_decay
-    assert again.frozen() == bert.frozen()
-    # Not the weights a step later: where a gradient is nearly 0, Adam makes a whole step of its rounding.
-    for mine, theirs in zip(again.optimizer.variables, bert.optimizer.variables, strict=True):
+    loaded = keras_tx.load_model(tmp_path / "model.keras")
+    assert isinstance(loaded.optimizer, AdamW)
+    assert loaded.optimizer.rate_factors == bert.optimizer.rate_factors
+    assert loaded.optimizer.without_decay == bert.optimizer.without_decay
+    assert loaded.frozen() == bert.frozen()
+    # Weights are not compared after another step: Adam amplifies the rounding of gradients near 0.
+    for mine, theirs in zip(loaded.optimizer.variables, bert.optimizer.variables, strict=True):
         np.testing.assert_array_equal(
             keras.ops.convert_to_numpy(mine), keras.ops.convert_to_numpy(theirs), err_msg=theirs.path
         )
-    again.fit(ids, ids[:, 1] % 2, verbose=0)
+    loaded.fit(ids, ids[:, 1] % 2, verbose=0)
 
 
-def test_it_serves_other_families_and_refuses_what_has_no_blocks():
+def test_finetune_recipe_of_other_families_and_invalid_arguments():
     gpt = keras_tx.gpt("pico")
     optimizer = finetune_recipe(gpt, 10, layer_decay=0.5)
     assert optimizer.rate_factors == {
@@ -121,16 +126,16 @@ def test_it_serves_other_families_and_refuses_what_has_no_blocks():
     vit = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
     finetune_recipe(vit, 10, frozen_blocks=1)
     assert "patch_embedding" in vit.frozen()
-    with pytest.raises(ConfigError, match="has no layers named block_0"):
+    with pytest.raises(ConfigError, match="'sequential.*block_0"):
         finetune_recipe(keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]), 10)
-    with pytest.raises(ConfigError, match="frozen_blocks=3, expected 0 to 2"):
+    with pytest.raises(ConfigError, match="frozen_blocks=3.* 0 to 2"):
         finetune_recipe(gpt, 10, frozen_blocks=3)
     with pytest.raises(ConfigError, match="layer_decay=0"):
         finetune_recipe(gpt, 10, layer_decay=0)
 
 
-def test_a_rate_may_end_above_nothing():
-    """nanoGPT's rate: up in a line, then a cosine down to a tenth, and it stays there."""
+def test_schedule_with_floor():
+    """nanoGPT's schedule: linear warmup, then cosine decay to a tenth of the peak."""
     schedule = WarmupCosine(1e-3, 2000, 100, floor=0.1)
     for step in (0, 1, 99, 100, 101, 1050, 1999, 2000, 3000):
         done = min(1.0, (step - 100) / 1900)
@@ -139,11 +144,11 @@ def test_a_rate_may_end_above_nothing():
     assert WarmupCosine.from_config(schedule.get_config()).floor == 0.1
     assert float(WarmupLinear(1.0, 10, 0, floor=0.5)(10)) == 0.5
     for floor in (-0.1, 1.5, "low", True):
-        with pytest.raises(ConfigError, match="floor="):
+        with pytest.raises(ConfigError, match=f"floor={floor!r}"):
             WarmupCosine(1.0, 10, 1, floor=floor)
 
 
-def test_the_recipe_for_training_from_nothing():
+def test_pretrain_recipe():
     gpt = keras_tx.gpt("pico")
     optimizer = pretrain_recipe(100, learning_rate=1e-3, warmup=10, beta_1=0.8)
     gpt.compile(optimizer)
