@@ -1,4 +1,4 @@
-"""Exports operations and compares what onnxruntime gives with Keras: values, shape and kind of dtype."""
+"""Exports operations and compares outputs with Keras: values, shapes and kinds of dtypes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def equals_keras(
     opset: int = 23,
     tolerance: float = FP32,
 ) -> Path:
-    """One file, run on `inputs` and, where given, `again`; `dynamic` axes have no size, nor has axis 0."""
+    """Exports once, and runs on `inputs` and `again`; axis 0 and the `dynamic` axes have no fixed size."""
     tensors = [
         keras.Input(
             tuple(None if axis in dynamic else n for axis, n in enumerate(x.shape[1:], 1)),
@@ -54,7 +54,7 @@ def equals_keras(
 
 
 def same_values(got: np.ndarray, wanted: np.ndarray, tolerance: float = FP32) -> None:
-    """Equal where they are whole numbers; of floats, NaN and infinities at the same places."""
+    """Integers are equal; floats are close, with NaN and infinities at the same positions."""
     assert got.shape == wanted.shape, f"shape {got.shape}, expected {wanted.shape}"
     if got.dtype.kind != "f":
         np.testing.assert_array_equal(got, wanted)

@@ -1,4 +1,4 @@
-"""Exports a model for a test and runs it with onnxruntime itself, without our runtime."""
+"""Exports a model for a test and runs it with onnxruntime, without keras_tx.runtime."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(folder: Path, *inputs: np.ndarray) -> list[np.ndarray]:
 
 
 def exported(model: Any, folder: Path, **options: Any) -> Path:
-    """Exports without our own verification: the test compares by itself."""
+    """Exports without verification, because the test compares the outputs."""
     export_onnx(model, folder, verify=False, **options)
     return folder
 

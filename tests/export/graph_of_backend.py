@@ -61,7 +61,7 @@ def picture() -> keras.Model:
 
 def graphs(folder: Path) -> dict[str, Any]:
     """Every node and weight of each model, in order."""
-    found = {}
+    descriptions = {}
     models = {
         "text": text,
         "picture": picture,
@@ -71,7 +71,7 @@ def graphs(folder: Path) -> dict[str, Any]:
         keras.utils.clear_session()
         export_onnx(redraw(make()), folder / name)
         graph = onnx.load(folder / name / "onnx" / "model.onnx").graph
-        found[name] = {
+        descriptions[name] = {
             "nodes": [
                 [
                     node.op_type,
@@ -88,7 +88,7 @@ def graphs(folder: Path) -> dict[str, Any]:
             "inputs": [str(x) for x in graph.input],
             "outputs": [str(x) for x in graph.output],
         }
-    return found
+    return descriptions
 
 
 if __name__ == "__main__":

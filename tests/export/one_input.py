@@ -1,4 +1,4 @@
-"""Checks that what becomes of one input is what Keras makes of it, for many layers and opsets at once."""
+"""Compares exported functions of one input with Keras, for several layers and opsets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def same(
     dtype: str = "float32",
     tolerance: float = FP32,
 ) -> Counter[str]:
-    """Exports what `call` makes of an input, compares it with Keras, and gives the nodes.
+    """Exports a model of one input, compares it with Keras, and returns the number of nodes by type.
 
     `sizes` are the shapes to try where `shape` is dynamic; `values` is an array in place of a random one.
     """

@@ -1,4 +1,4 @@
-"""Layers that are written with TensorFlow itself, for tests of what goes through tf2onnx."""
+"""Layers written with TensorFlow, for tests of the conversion by tf2onnx."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES = ((1, 2), (3, 7))
 
 
 class Raw(layers.Layer):
-    """A layer that is written with TensorFlow itself."""
+    """A layer written with TensorFlow."""
 
     def __init__(self, function, inner=None, **kwargs):
         super().__init__(**kwargs)

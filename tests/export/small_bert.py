@@ -1,4 +1,4 @@
-"""A small BERT with each head, a batch with padding, and a way to run its folder."""
+"""A small BERT with each head, a batch with padding, and a function that runs its folder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OUTPUTS = {
     "class sentence": {"last_hidden_state", "sentence_embedding"},
 }
 MASK = np.array([[1, 1, 1, 1, 0, 0], [1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
-GIVEN = {
+EXAMPLE = {
     "input_ids": np.arange(18).reshape(3, 6) * MASK + (1 - MASK),
     "attention_mask": MASK,
     "token_type_ids": (np.arange(6) > 2) * MASK,
@@ -54,8 +54,8 @@ def tiny(head: Any = None, **options: Any) -> Any:
     return redraw(keras_tx.bert("tiny", head=head, **{**TINY, **options}))
 
 
-def run(folder: Path, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def run(folder: Path, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     session = onnxruntime.InferenceSession(folder / "onnx/model.onnx", providers=["CPUExecutionProvider"])
     names = [node.name for node in session.get_inputs()]
-    found = session.run(None, {name: given[name].astype("int64") for name in names})
-    return dict(zip([node.name for node in session.get_outputs()], found, strict=True))
+    outputs = session.run(None, {name: inputs[name].astype("int64") for name in names})
+    return dict(zip([node.name for node in session.get_outputs()], outputs, strict=True))

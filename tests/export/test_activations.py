@@ -26,7 +26,7 @@ VALUES = np.concatenate([np.linspace(-4, 4, 65), [-0.5, 0.5, -1.0, 1.0, 6.0, 30.
 VALUES = np.resize(VALUES, (9, 8)).astype("float32")
 
 
-def test_all_of_keras_are_known():
+def test_every_activation_of_keras_is_covered():
     assert {getattr(activations, name) for name in OFFERED} == {getattr(activations, n) for n in WRITTEN}
 
 
@@ -138,5 +138,5 @@ def test_softmax_with_a_mask(dtype: str, axis, tmp_path):
     kept = np.random.default_rng(0).random((2, 4, 8)) < 0.6
     kept[0, 0] = False  # nothing is left
     expected = keras.ops.convert_to_numpy(model([scores, kept.astype(dtype)]))
-    given = kept if dtype == "bool" else kept.astype("int64" if dtype == "int32" else dtype)
-    assert_close(run(exported(model, tmp_path / "out"), scores, given)[0], expected)
+    mask_array = kept if dtype == "bool" else kept.astype("int64" if dtype == "int32" else dtype)
+    assert_close(run(exported(model, tmp_path / "out"), scores, mask_array)[0], expected)

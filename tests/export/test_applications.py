@@ -24,14 +24,14 @@ CHEAP = ("MobileNetV3Small", "MobileNetV2", "EfficientNetV2B0")
 CLASSES = 10
 SEEN = 0.01
 
-# A deep network amplifies in every block what float32 rounds. The error of Keras's own float32 against
-# float64, in units of the output's scale, bounds what can be compared: with every scale near 1 and shifts
+# Each block of a deep network amplifies the rounding errors of float32. Keras's float32 error against
+# float64, in units of the output's scale, bounds the comparison: with every scale near 1 and shifts
 # around 0 it is 1.0 for EfficientNetB7 (55 blocks), 0.9 for EfficientNetV2L, 3e-4 for ResNet152, 1e-4 for
 # InceptionV3. Two things of trained networks lower it. Shifts that are mostly above 0 leave most activations
-# in their linear part: 8e-5 for EfficientNetB7, 3e-5 for ResNet152, 4e-5 for InceptionV3. Branches begin
-# small beside the path that skips them (Goyal et al. 2017, section 5.1): with what ends a branch at a tenth,
-# 4e-6 for EfficientNetB7, 2e-6 for ResNet152. What ends a block without such a path stays as it is: at a
-# tenth it would bury the images under the shifts.
+# in their linear part: 8e-5 for EfficientNetB7, 3e-5 for ResNet152, 4e-5 for InceptionV3. Branches are
+# initially small beside the skip path (Goyal et al. 2017, section 5.1): with the last scale of a branch at
+# 0.1, 4e-6 for EfficientNetB7, 2e-6 for ResNet152. Blocks without a skip path keep their last
+# scale: at 0.1, the shifts would dominate the images.
 # block2a has no path beside it, block2b has.
 ENDS_A_BRANCH = re.compile(r"(block\d[b-z]_project_bn|conv\d_block\d+_3_(bn|conv))$")
 GENTLE = 0.1
@@ -59,10 +59,10 @@ def pictures(batch: int, shape, seed: int) -> np.ndarray:
 
 
 def drawn(model, seed: int = 1):
-    """All weights anew. The moving statistics are such that every norm gives about 1, and sees the images.
+    """Redraws all weights. The moving statistics are computed, so that the outputs of each norm are near 1.
 
-    Drawn as well, they would bury what differs between two images under what is added to both. One variance
-    for all channels, up to a factor: a channel that hardly moves would be blown up, with its rounding errors.
+    With random moving statistics, constant shifts would dominate the differences between images. All channels
+    have similar variances, because dividing by a small variance would amplify rounding errors.
     """
     random = np.random.default_rng(seed)
     inside = list(model._flatten_layers(include_self=False))
@@ -71,14 +71,14 @@ def drawn(model, seed: int = 1):
             weight.assign(_drawn(layer, weight.name, weight.shape, random))
     norms = [layer for layer in inside if isinstance(layer, layers.BatchNormalization)]
     for norm in norms:
-        norm.call = functools.partial(_called_on_what_it_sees, norm, random)
+        norm.call = functools.partial(_call_with_batch_statistics, norm, random)
     model(pictures(4, model.input_shape, seed=9), training=False)
     for norm in norms:
         del norm.call
     return model
 
 
-def _called_on_what_it_sees(norm, random, x, training=None, mask=None):
+def _call_with_batch_statistics(norm, random, x, training=None, mask=None):
     others = [axis for axis in range(len(x.shape)) if axis != norm.axis % len(x.shape)]
     mean, variance = keras.ops.moments(x, others)
     norm.moving_mean.assign(mean)
@@ -105,7 +105,7 @@ def compared(model, folder, *sizes) -> float:
             images = pictures(batch, (None, *size), seed=batch)
             for got, expected in zip(run(folder, images), outputs_of(model, images), strict=True):
                 worst = max(worst, tolerances.difference(expected, got))
-                if batch > 1:  # the images are seen: an output of biases alone would prove nothing
+                if batch > 1:  # the outputs depend on the images
                     assert np.abs(expected[0] - expected[1]).max() > SEEN * np.abs(expected).max()
     return worst
 
@@ -143,7 +143,7 @@ DYNAMIC = (
 @pytest.mark.parametrize(
     "name", ["MobileNetV2", *(pytest.param(name, marks=pytest.mark.slow) for name in DYNAMIC)]
 )
-def test_one_file_for_images_of_any_size(name: str, tmp_path):
+def test_one_export_for_images_of_any_size(name: str, tmp_path):
     model = ARCHITECTURES[name](weights=None, include_top=False, input_shape=(None, None, 3))
     export_onnx(drawn(model), tmp_path / "out", verify=False)
     sizes = (96, 128, 3), (111, 90, 3)
@@ -181,7 +181,7 @@ def test_default_and_smallest_sizes(name: str, form: str, tmp_path):
     keras.backend.clear_session()
 
 
-def test_images_that_are_too_small_raise_before_any_computation():
+def test_small_images_raise_before_computation():
     x = keras.Input((None, None, 3))
     y = layers.MaxPooling2D(3, strides=2)(layers.Conv2D(4, 3)(x))
     model = keras.Model(x, y)
@@ -202,7 +202,7 @@ class Unsaid(layers.Layer):
         return x * 2
 
 
-def test_a_layer_that_cannot_infer_sizes_does_not_raise():
+def test_layer_without_shape_inference_does_not_raise():
     x = keras.Input((None, None, 3))
     model = keras.Model(x, Unsaid()(layers.Conv2D(4, 3)(x)))
     functional_graph.check_sizes(model, [(1, 8, 8, 3)])

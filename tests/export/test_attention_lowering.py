@@ -50,7 +50,7 @@ def test_padding_mask(options: dict, dtype: str, opset: int, tmp_path):
 
 
 @OPSETS
-def test_a_row_of_padding_is_the_output_bias(opset: int, tmp_path):
+def test_output_of_padding_is_the_output_bias(opset: int, tmp_path):
     x, mask = tokens(), mask_input()
     layer = MultiHeadAttention(4)
     model = keras.Model([x, mask], layer(x, padding_mask=mask))
@@ -70,7 +70,7 @@ def test_relative_position_bias(causal: bool, opset: int, tmp_path):
 
 @OPSETS
 @pytest.mark.parametrize("heads", [1, 4])
-def test_a_bias_with_one_row_for_all_queries(heads: int, opset: int, tmp_path):
+def test_bias_with_one_row_for_all_queries(heads: int, opset: int, tmp_path):
     x, bias = tokens(), keras.Input((heads, 1, None), name="bias")
     model = keras.Model([x, bias], MultiHeadAttention(4)(x, bias=bias))
     check(model, opset, tmp_path, draw(4, 5, 16), draw(4, heads, 1, 5, seed=2))
@@ -95,7 +95,7 @@ def test_cross_attention(options: dict, opset: int, tmp_path):
 
 
 @OPSETS
-def test_keys_of_their_own(opset: int, tmp_path):
+def test_separate_keys(opset: int, tmp_path):
     x, value, key = tokens(), tokens("value", 12), tokens("key", 9)
     model = keras.Model([x, value, key], MultiHeadAttention(4, key_dim=3, value_dim=5)(x, value, key))
     check(model, opset, tmp_path, draw(4, 3, 16), draw(4, 5, 12, seed=1), draw(4, 5, 9, seed=2))
@@ -104,7 +104,7 @@ def test_keys_of_their_own(opset: int, tmp_path):
 @OPSETS
 @pytest.mark.parametrize("call", [lambda layer, x: layer(x, x), lambda layer, x: layer(x, x, x)])
 @pytest.mark.parametrize("options", [{}, {"causal": True, "rotary_base": 1e4}], ids=str)
-def test_query_as_its_own_value(options: dict, call, opset: int, tmp_path):
+def test_query_as_value(options: dict, call, opset: int, tmp_path):
     x = tokens()
     check(keras.Model(x, call(MultiHeadAttention(4, **options), x)), opset, tmp_path, draw(4, 5, 16))
 
@@ -151,8 +151,8 @@ def test_attention_mask(others: tuple, axes: str, options: dict, opset: int, tmp
 @OPSETS
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("axes", ["TS", "BTS", "1HTS", "BHTS", "BH1S"])
-def test_a_bias_of_minus_infinity(axes: str, causal: bool, opset: int, tmp_path):
-    """A query whose bias is -inf for every key gives the output bias, as in Keras."""
+def test_bias_of_minus_infinity(axes: str, causal: bool, opset: int, tmp_path):
+    """The output of a query whose bias is -inf for every key is the output bias, as in Keras."""
     array = np.where(np.resize(SHAPES[axes], (*SHAPES[axes].shape[:-1], 3)), 0.5, -np.inf).astype("float32")
     x, bias = tokens(), axes_of(array, "bias")
     model = keras.Model([x, bias], MultiHeadAttention(4, causal=causal)(x, bias=bias))
@@ -169,7 +169,7 @@ def test_keras_masks_of_keys_and_values(opset: int, tmp_path):
 
 
 @OPSETS
-def test_a_decoder_block(opset: int, tmp_path):
+def test_decoder_block(opset: int, tmp_path):
     x, value, mask = tokens(), tokens("value", 12), mask_input()
     block = TransformerBlock(4, 32, causal=True, cross_attention=True, layer_scale=0.5)
     outputs = block(x, value, value_padding_mask=mask, return_attention_scores=True)
@@ -179,7 +179,7 @@ def test_a_decoder_block(opset: int, tmp_path):
 
 
 @OPSETS
-def test_an_attention_mask_over_the_past(opset: int, tmp_path):
+def test_attention_mask_over_the_past(opset: int, tmp_path):
     x, mask = tokens(), keras.Input((None, None), dtype="bool", name="attention_mask")
     past = [keras.Input((4, None, 4), name=name) for name in ("past_key", "past_value")]
     layer = MultiHeadAttention(4, causal=True)
@@ -200,14 +200,14 @@ def test_attention_weights(opset: int, tmp_path):
 @OPSETS
 @pytest.mark.parametrize("options", [{}, {"kv_heads": 2, "rotary_base": 1e4}], ids=str)
 def test_cache_ports(options: dict, opset: int, tmp_path):
-    """One graph for prefill, chunks and steps: together they give what the whole sequence gives at once."""
+    """Prefill, chunks and decode steps of one graph equal the whole sequence in one call."""
     heads, rotary = options.get("kv_heads", 4), "rotary_base" in options
     x, mask = tokens(), mask_input()
     key, value = (keras.Input((heads, None, 4), name=name) for name in ("past_key", "past_value"))
     positions = keras.Input((None,), dtype="int64", name="positions")
     layer = MultiHeadAttention(4, causal=True, **options)
-    given = {"padding_mask": mask, "past": (key, value), "positions": positions if rotary else None}
-    output, (new_key, new_value) = layer(x, **given)
+    arguments = {"padding_mask": mask, "past": (key, value), "positions": positions if rotary else None}
+    output, (new_key, new_value) = layer(x, **arguments)
     inputs = [x, mask, key, value, *([positions] if rotary else [])]
     model = redraw(keras.Model(inputs, [output, new_key, new_value]))
     folder = exported(model, tmp_path / "out", opset=opset)
@@ -228,14 +228,14 @@ def test_cache_ports(options: dict, opset: int, tmp_path):
     assert past[0].shape == (3, heads, 5, 4)
 
 
-def test_a_block_has_at_most_16_nodes(tmp_path):
+def test_block_has_at_most_16_nodes(tmp_path):
     x, mask = tokens(), mask_input()
     model = keras.Model([x, mask], TransformerBlock(4, 32)(x, padding_mask=mask))
     nodes = nodes_of(exported(model, tmp_path / "out"))
     assert sum(nodes.values()) - 5 <= 16  # Cast, Unsqueeze, Shape, Concat, Expand make the mask, once a model
 
 
-def test_masks_are_made_once_for_all_blocks(tmp_path):
+def test_mask_is_shared_by_all_blocks(tmp_path):
     x, mask = tokens(), mask_input()
     y = x
     for _ in range(3):

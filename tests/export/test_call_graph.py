@@ -1,4 +1,4 @@
-"""Which files of the exporter an export enters, and that the calls between them have no undeclared cycle."""
+"""The exporter files that an export enters, and the cycles of calls between them."""
 
 from __future__ import annotations
 

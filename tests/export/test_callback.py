@@ -70,7 +70,7 @@ def assert_holds(folder, model, weights) -> None:
     ],
     ids=str,
 )
-def test_the_folder_has_the_best_epoch(mode: str, values: tuple, best: int, tmp_path):
+def test_folder_has_the_best_epoch(mode: str, values: tuple, best: int, tmp_path):
     model, logs = make(), SetLogs(*values)
     ours = ExportCallback(tmp_path / "out", mode=mode)
     fit(model, logs, ours, epochs=3)
@@ -81,7 +81,7 @@ def test_the_folder_has_the_best_epoch(mode: str, values: tuple, best: int, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_the_direction_is_inferred_from_the_metric(tmp_path):
+def test_direction_is_inferred_from_the_metric(tmp_path):
     model = make(compiled=False)
     model.compile("adam", "mse", metrics=["accuracy"])
     logs = SetLogs(0.3, 0.5, 0.4, name="val_accuracy")
@@ -90,7 +90,7 @@ def test_the_direction_is_inferred_from_the_metric(tmp_path):
     assert ours.best == 0.5
 
 
-def test_a_line_for_each_epoch(tmp_path, capsys):
+def test_one_line_per_epoch(tmp_path, capsys):
     fit(make(), SetLogs(3.0, 4.0, 1.0), ExportCallback(tmp_path / "out", verbose=1), epochs=3)
     first, *lines = [line for line in capsys.readouterr().out.splitlines() if line]
     assert first.startswith("The model can be exported: 5 nodes, within ")
@@ -103,24 +103,24 @@ def test_a_line_for_each_epoch(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
-def test_training_is_the_same_with_and_without(policy: str, tmp_path):
+def test_callback_does_not_change_training(policy: str, tmp_path):
     histories, weights = [], []
     for ours in ([], [ExportCallback(tmp_path / "out")]):
         model = make(policy)
         histories.append(fit(model, *ours, epochs=3, validation_split=0.5).history)
         weights.append([*model.get_weights(), *(np.array(v) for v in model.optimizer.variables)])
-        weights[-1].append(np.array([random.random(), np.random.random()]))  # what a data generator draws
+        weights[-1].append(np.array([random.random(), np.random.random()]))  # as drawn by a data generator
     assert histories[0] == histories[1]
-    for without, given in zip(*weights, strict=True):
-        np.testing.assert_array_equal(without, given)
+    for without, with_callback in zip(*weights, strict=True):
+        np.testing.assert_array_equal(without, with_callback)
 
 
-def test_the_model_saves_and_trains_on(tmp_path):
+def test_model_saves_and_continues_training(tmp_path):
     model, ours = make(), ExportCallback(tmp_path / "out")
     fit(model, SetLogs(2.0), ours)
     model.save(tmp_path / "model.keras")
     logs = SetLogs(3.0, 1.0)
-    fit(model, logs, ours, epochs=2)  # its own folder is overwritten without being asked
+    fit(model, logs, ours, epochs=2)  # the callback overwrites its folder
     assert ours.best == 1.0
     assert_holds(tmp_path / "out", model, logs.weights[1])
 
@@ -133,7 +133,7 @@ def test_the_model_saves_and_trains_on(tmp_path):
     ],
     ids=str,
 )
-def test_wrong_options_stop_before_the_first_epoch(options: dict, error: type, message: str, tmp_path):
+def test_invalid_options_stop_before_the_first_epoch(options: dict, error: type, message: str, tmp_path):
     logs = SetLogs(1.0)
     with pytest.raises(error, match=message):
         fit(make(), logs, ExportCallback(tmp_path / "out", **options))
@@ -141,7 +141,7 @@ def test_wrong_options_stop_before_the_first_epoch(options: dict, error: type, m
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_that_cannot_be_exported_stops_before_the_first_epoch(tmp_path, monkeypatch):
+def test_unsupported_model_stops_before_the_first_epoch(tmp_path, monkeypatch):
     def fail(*args):
         raise ExportError("The layer 'x' has no lowering.")
 
@@ -153,7 +153,7 @@ def test_a_model_that_cannot_be_exported_stops_before_the_first_epoch(tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_failed_verification_stops_before_the_first_epoch(tmp_path, monkeypatch):
+def test_failed_verification_stops_before_the_first_epoch(tmp_path, monkeypatch):
     def wrong(*args):
         raise ExportError("Output 'out' differs from Keras.")
 
@@ -175,7 +175,7 @@ def test_verify_false_still_loads_the_trial_in_onnxruntime(tmp_path, monkeypatch
     assert ours.report.manifest.parity is None
 
 
-def test_an_existing_folder_raises_before_the_first_epoch(tmp_path):
+def test_existing_folder_raises_before_the_first_epoch(tmp_path):
     fit(make(), ExportCallback(tmp_path / "out", monitor="loss"))
     before = (tmp_path / "out" / contract.MANIFEST).read_bytes()
     logs = SetLogs(1.0)
@@ -191,7 +191,7 @@ def test_an_existing_folder_raises_before_the_first_epoch(tmp_path):
         fit(make(), ExportCallback(tmp_path / "file" / "out"))
 
 
-def test_a_model_built_by_its_first_batch_is_tried_after_it(tmp_path, monkeypatch):
+def test_model_built_by_its_first_batch_is_checked_after_it(tmp_path, monkeypatch):
     def unbuilt():
         model = keras.Sequential([keras.layers.Dense(3, activation="relu"), keras.layers.Dense(2)])
         model.compile("adam", "mse")
@@ -213,7 +213,7 @@ def test_a_model_built_by_its_first_batch_is_tried_after_it(tmp_path, monkeypatc
     assert logs.batches <= 1
 
 
-def test_a_full_disk_keeps_the_previous_best(tmp_path, monkeypatch):
+def test_full_disk_keeps_the_previous_best(tmp_path, monkeypatch):
     model, logs = make(), SetLogs(3.0, 2.0, 1.0)
     ours = ExportCallback(tmp_path / "out")
     manifest = export.write_manifest
@@ -231,7 +231,7 @@ def test_a_full_disk_keeps_the_previous_best(tmp_path, monkeypatch):
     assert_holds(tmp_path / "out", model, logs.weights[0])
 
 
-def test_a_failed_verification_keeps_the_previous_best(tmp_path, monkeypatch):
+def test_failed_verification_keeps_the_previous_best(tmp_path, monkeypatch):
     model, logs = make(), SetLogs(3.0, 2.0)
     difference = tolerances.difference
     monkeypatch.setattr(
@@ -245,7 +245,7 @@ def test_a_failed_verification_keeps_the_previous_best(tmp_path, monkeypatch):
     assert_holds(tmp_path / "out", model, logs.weights[0])
 
 
-def test_a_missing_value_in_the_logs_raises(tmp_path):
+def test_missing_value_in_the_logs_raises(tmp_path):
     with pytest.raises(ConfigError, match="monitor='val_loss'.*'loss', 'mae'.*validation_data"):
         fit(make(), ExportCallback(tmp_path / "out"))
     with pytest.raises(ConfigError, match=r"monitor='f1'.*'loss', 'mae'\.$"):
@@ -265,7 +265,7 @@ def test_epochs_without_validation_are_skipped(freq, tmp_path):
     assert ours.report is not None
 
 
-def test_a_training_without_an_export_warns(tmp_path):
+def test_training_without_an_export_warns(tmp_path):
     ours = ExportCallback(tmp_path / "out", initial_value_threshold=0.5)
     with pytest.warns(UserWarning, match="val_loss.* 0.5"):
         fit(make(), SetLogs(0.5, float("nan")), ours, epochs=2)

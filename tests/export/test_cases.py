@@ -51,7 +51,7 @@ def test_floats_computed_from_integers_are_not_indices():
     assert input_uses(model)[0].vocabulary_size == 50
 
 
-def test_every_kind_of_mask_is_the_same_in_all_inputs():
+def test_masks_are_equal_in_all_inputs():
     mask, flags = keras.Input((None,), name="padding_mask", dtype="int32"), keras.Input((None,), dtype="bool")
     wide = keras.Input((None, None), name="attention_mask")
     tokens = ids()
@@ -97,7 +97,7 @@ def test_dynamic_axes_have_different_sizes(tmp_path):
     )
 
 
-def test_a_large_model_is_not_compared_on_a_long_text():
+def test_large_model_is_compared_on_short_texts():
     lengths = []
 
     class OneAxis(Interface):
@@ -118,7 +118,7 @@ def test_a_large_model_is_not_compared_on_a_long_text():
         assert max(lengths) == longest and min(lengths) == 1
 
 
-def test_a_mean_of_no_token_is_not_compared(tmp_path):
+def test_mean_without_tokens_is_not_compared(tmp_path):
     """It is NaN in Keras."""
     tokens = ids()
     x = layers.Embedding(9, 4, mask_zero=True)(tokens)
@@ -127,7 +127,7 @@ def test_a_mean_of_no_token_is_not_compared(tmp_path):
     assert cases_of[1] == "batch 6, length 32, masks all right left holes one token"
 
 
-def test_a_fixed_batch_has_every_mask(tmp_path):
+def test_fixed_batch_has_every_mask(tmp_path):
     tokens, mask = keras.Input(batch_shape=(4, 8), name="x"), keras.Input(batch_shape=(4, 8), name="mask")
     report = export_onnx(keras.Model([tokens, mask], tokens * mask), tmp_path / "out")
     assert report.manifest.parity.cases == (
@@ -158,7 +158,7 @@ def dynamic_model():
     return redraw(keras.Model(x, layers.Dense(3)(x)))
 
 
-def test_a_table_of_positions_limits_the_length(limit_lengths, tmp_path):
+def test_position_table_limits_the_length(limit_lengths, tmp_path):
     limit_lengths(range(33), IndexError("beyond the table"))
     report = export_onnx(dynamic_model(), tmp_path / "out")
     assert report.manifest.parity.cases == (
@@ -170,13 +170,13 @@ def test_a_table_of_positions_limits_the_length(limit_lengths, tmp_path):
     assert "fp32 tolerance 1e-04; batch 1, length 32, batch 3, length 16" in str(report)
 
 
-def test_a_single_valid_length_is_used_for_every_case(limit_lengths, tmp_path):
+def test_single_valid_length_is_used_for_every_case(limit_lengths, tmp_path):
     limit_lengths([96], ValueError("too short"))
     report = export_onnx(dynamic_model(), tmp_path / "out")
     assert report.manifest.parity.cases == ("batch 1, length 96", "batch 3, length 96", "batch 2, length 96")
 
 
-def test_longer_lengths_if_a_window_needs_them(tmp_path):
+def test_lengths_are_larger_than_a_window(tmp_path):
     x = keras.Input((None, 2), name="x")
     model = redraw(keras.Model(x, layers.Conv1D(2, 80)(x)))
     report = export_onnx(model, tmp_path / "out")
@@ -188,14 +188,14 @@ def test_longer_lengths_if_a_window_needs_them(tmp_path):
     )
 
 
-def test_a_fixed_batch_is_kept(tmp_path):
+def test_fixed_batch_is_kept(tmp_path):
     x = keras.Input(batch_shape=(2, 4), name="x")
     report = export_onnx(redraw(keras.Model(x, layers.Dense(3)(x))), tmp_path / "out")
     assert report.manifest.inputs[0].shape == (2, 4)
     assert report.manifest.parity.cases == ("batch 2", "batch 2")
 
 
-def test_a_model_that_refuses_every_length_raises(limit_lengths, tmp_path):
+def test_model_without_a_valid_length_raises(limit_lengths, tmp_path):
     limit_lengths([], ValueError("only between 500 and 600"))
     with pytest.raises(ExportError, match="only between 500.*verify=False"):
         export_onnx(dynamic_model(), tmp_path / "out")
@@ -203,7 +203,7 @@ def test_a_model_that_refuses_every_length_raises(limit_lengths, tmp_path):
     assert export_onnx(dynamic_model(), tmp_path / "out", verify=False).manifest.parity is None
 
 
-def test_outputs_that_are_not_finite_raise(tmp_path):
+def test_non_finite_outputs_raise(tmp_path):
     x = keras.Input((4,), name="x")
     model = redraw(keras.Model(x, layers.Dense(3)(x)))
     model.layers[-1].kernel.assign(model.layers[-1].kernel * 3e38)
@@ -211,7 +211,7 @@ def test_outputs_that_are_not_finite_raise(tmp_path):
         export_onnx(model, tmp_path / "out")
 
 
-def test_a_lost_mask_fails_the_verification(tmp_path, monkeypatch):
+def test_lost_mask_fails_verification(tmp_path, monkeypatch):
     tokens, mask = ids(), keras.Input((None,), name="padding_mask")
     x = layers.Embedding(9, 4)(tokens)
     x = layers.Multiply(name="masked")([x, mask[..., None]])
@@ -235,7 +235,7 @@ def test_a_lost_mask_fails_the_verification(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:Layer 'inner' .of type Functional. was passed an input with a mask")
-def test_a_mask_argument_is_not_an_input_of_a_nested_model():
+def test_mask_argument_is_not_an_input_of_a_nested_model():
     x = keras.Input((None, 4), name="x")
     inner = keras.Model(x, layers.Dense(2)(x), name="inner")
     tokens = ids()

@@ -84,7 +84,7 @@ def test_preprocess_input_of_a_module(module: str, raw_pixels: bool, tmp_path):
     assert all(result.passed for result in compare(model, tmp_path / "out"))
 
 
-def test_a_model_of_keras_applications_classifies_a_file(tmp_path):
+def test_keras_applications_model_classifies_a_file(tmp_path):
     model = keras.applications.MobileNetV2(weights=None, classes=3, input_shape=(32, 32, 3), alpha=0.35)
     model.get_layer("predictions").kernel.assign(model.get_layer("predictions").kernel * 1e9)
     report = export_onnx(model, tmp_path / "out", labels=LABELS)
@@ -108,7 +108,7 @@ def test_a_model_of_keras_applications_classifies_a_file(tmp_path):
     ],
     ids=str,
 )
-def test_the_preprocessor_of_keras_hub(converter: dict, tmp_path):
+def test_preprocessor_of_keras_hub(converter: dict, tmp_path):
     keras_hub = pytest.importorskip("keras_hub")
     backbone = keras_hub.models.ResNetBackbone(
         input_conv_filters=[64],
@@ -154,7 +154,7 @@ def test_one_sigmoid_and_two_labels(nested: bool, tmp_path):
     assert all(result.passed for result in compare(model, tmp_path / "out"))
 
 
-def test_integer_pixels_and_any_size(tmp_path):
+def test_integer_pixels_of_any_size(tmp_path):
     model = small(dtype="uint8", size=None)
     export_onnx(model, tmp_path / "out", task="image-classification", image=RAW)
     x = pictures()

@@ -45,7 +45,7 @@ def break_lowering(monkeypatch):
     ],
     ids=str,
 )
-def test_a_wrong_layer_is_named_and_no_folder_is_written(break_lowering, target, layer: str, tmp_path):
+def test_wrong_layer_is_named_and_no_folder_is_written(break_lowering, target, layer: str, tmp_path):
     model = redraw(keras_tx.vit("Mu/2", image_size=8, num_classes=3, depth=2))
     break_lowering(target, lambda cx, x: cx.op.Mul(x, 1.01))
     with pytest.raises(ExportError, match=rf"'logits'.*1e-04.*'{layer}"):
@@ -53,7 +53,7 @@ def test_a_wrong_layer_is_named_and_no_folder_is_written(break_lowering, target,
     assert not list(tmp_path.iterdir())
 
 
-def test_a_graph_that_the_checker_refuses_is_reported(break_lowering, tmp_path, caplog):
+def test_graph_rejected_by_the_checker_raises(break_lowering, tmp_path, caplog):
     break_lowering(keras.layers.LayerNormalization, lambda cx, x: cx.op.NoSuchNode(x))
     with pytest.raises(ExportError, match="NoSuchNode"):
         export_onnx(keras_tx.vit("Mu/2", image_size=8, num_classes=3), tmp_path / "out")
@@ -92,7 +92,7 @@ def test_under_a_global_policy(policy: str, tmp_path):
         keras.config.set_dtype_policy(before)
 
 
-def test_a_wrong_layer_after_a_norm_without_center(break_lowering, tmp_path):
+def test_wrong_layer_after_a_norm_without_center(break_lowering, tmp_path):
     x = keras.Input((4, 8), name="x")
     y = keras.layers.LayerNormalization(center=False, name="norm")(x)
     model = redraw(keras.Model(x, keras.layers.Dense(2, name="wrong")(y)))
@@ -102,7 +102,7 @@ def test_a_wrong_layer_after_a_norm_without_center(break_lowering, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_layer_whose_config_cannot_copy_it_is_compared_in_float32(tmp_path):
+def test_layer_without_a_complete_config_is_compared_in_float32(tmp_path):
     class Stubborn(FeedForward):
         def __init__(self, **kwargs):
             super().__init__(**{**kwargs, "dtype": "mixed_bfloat16"})
@@ -137,7 +137,7 @@ def nested_model():
     ],
     ids=str,
 )
-def test_a_wrong_layer_inside_nested_models_is_named(break_lowering, target, described: str, tmp_path):
+def test_wrong_layer_in_nested_models_is_named(break_lowering, target, described: str, tmp_path):
     model = nested_model()
     nodes = [len(layer._inbound_nodes) for layer in model._flatten_layers()]
     break_lowering(target, lambda cx, x: cx.op.Mul(x, 1.01))
@@ -147,7 +147,7 @@ def test_a_wrong_layer_inside_nested_models_is_named(break_lowering, target, des
     assert nodes == [len(layer._inbound_nodes) for layer in model._flatten_layers()]
 
 
-def test_the_difference_is_reported_if_the_layers_cannot_be_compared(break_lowering, tmp_path, monkeypatch):
+def test_difference_is_reported_if_layers_cannot_be_compared(break_lowering, tmp_path, monkeypatch):
     break_lowering(keras.layers.Dense, lambda cx, x: cx.op.Mul(x, 1.01))
 
     def fails(*args):
@@ -158,7 +158,7 @@ def test_the_difference_is_reported_if_the_layers_cannot_be_compared(break_lower
         export_onnx(nested_model(), tmp_path / "out")
 
 
-def test_a_graph_that_onnxruntime_cannot_run_raises(break_lowering, tmp_path):
+def test_graph_that_onnxruntime_cannot_run_raises(break_lowering, tmp_path):
     x = keras.Input((None, 4), name="x")
     model = keras.Model(x, keras.layers.Dense(4)(x))
     # The checker does not infer that a length of 32 is not divisible by 7.
@@ -231,7 +231,7 @@ class Counting(keras.layers.Layer):
         return x
 
 
-def test_an_export_does_not_change_variables(tmp_path):
+def test_export_does_not_change_variables(tmp_path):
     """Tracing a layer runs its code."""
     model = keras.Sequential([keras.Input((None, 4)), Counting(), keras.layers.Dense(2)])
     export_onnx(model, tmp_path / "out")
@@ -239,7 +239,7 @@ def test_an_export_does_not_change_variables(tmp_path):
 
 
 @needs_tensorflow
-def test_a_variable_that_no_output_depends_on_may_change(tmp_path):
+def test_variable_without_effect_on_outputs_may_change(tmp_path):
     model = keras.Sequential([keras.Input((4,)), Largest(False, name="largest"), keras.layers.Dense(2)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

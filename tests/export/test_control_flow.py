@@ -1,4 +1,4 @@
-"""cond, switch and the loops of keras.ops: the file takes every branch that Keras takes."""
+"""cond, switch and the loops of keras.ops: the graph takes the same branches as Keras."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def flowing(function: Any) -> Any:
 
 
 def everywhere(model: Any, folder: Path) -> None:
-    """Equal to Keras at inputs of every size, which take all branches."""
+    """Compares with Keras at inputs of several magnitudes, which reach all branches."""
     for scale in (1, 1000, -1000, 0):
         for batch in (3, 1, 5):
             x = np.float32(scale) * draw(batch, 4, seed=3)
@@ -231,13 +231,13 @@ def test_equals_keras_in_every_branch(function: Any, opset: int, tmp_path: Path)
     ],
     ids=lambda x: getattr(x, "__name__", x),
 )
-def test_it_is_a_node_of_the_graph(function: Any, node: str, tmp_path: Path):
+def test_control_flow_becomes_a_node(function: Any, node: str, tmp_path: Path):
     report = export_onnx(flowing(function), tmp_path / "out", verify=False)
     assert nodes_of(tmp_path / "out")[node] >= 1
     assert report.manifest.tiers["flowing"] == "opened"
 
 
-def test_a_weight_in_a_branch_is_stored_once_under_its_path(tmp_path: Path):
+def test_weight_in_a_branch_is_stored_once_under_its_path(tmp_path: Path):
     def both(layer, x):
         return ops.cond(large(x), lambda: layer.one(x), lambda: layer.one(2 * x))
 
@@ -247,7 +247,7 @@ def test_a_weight_in_a_branch_is_stored_once_under_its_path(tmp_path: Path):
     ]
 
 
-def test_a_loop_that_is_an_operation_of_the_functional_model(tmp_path: Path):
+def test_loop_as_operation_of_a_functional_model(tmp_path: Path):
     x = keras.Input((4,), name="x")
     model = keras.Model(x, ops.while_loop(lambda y: ops.max(y) < 100.0, lambda y: 2 * y + 1, x))
     folder = exported(model, tmp_path / "out")
@@ -255,7 +255,7 @@ def test_a_loop_that_is_an_operation_of_the_functional_model(tmp_path: Path):
     everywhere(model, folder)
 
 
-def test_other_threads_see_keras_own_operations(tmp_path: Path):
+def test_other_threads_see_the_operations_of_keras(tmp_path: Path):
     """While one exports, others call cond on numbers and build models with it."""
     model = flowing(nested)
     done, failures = threading.Event(), []
@@ -280,14 +280,14 @@ def deep_branch(layer, x):
     return ops.cond(ops.max(x) > 1e6, lambda: layer.one(x), lambda: x)
 
 
-def test_examples_of_other_magnitudes_take_other_branches(tmp_path: Path):
+def test_larger_magnitudes_reach_other_branches(tmp_path: Path):
     report = export_onnx(flowing(early_name), tmp_path / "out")
     assert report.manifest.parity is not None
     assert any("times 1000" in case for case in report.manifest.parity.cases)
     assert not any("compared with Keras" in note for note in report.manifest.notes)
 
 
-def test_a_branch_that_no_example_takes_is_compared_by_force(tmp_path: Path):
+def test_unreached_branch_is_forced_and_compared(tmp_path: Path):
     report = export_onnx(flowing(deep_branch), tmp_path / "out")
     (note,) = [note for note in report.manifest.notes if "compared with Keras" in note]
     assert "'flowing/cond' where its predicate is true" in note
@@ -314,7 +314,7 @@ def test_wrong_branch_outside_the_examples_raises(tmp_path: Path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_what_cannot_be_forced_is_reported(tmp_path: Path):
+def test_branch_that_cannot_be_forced_is_reported(tmp_path: Path):
     def far_switch(layer, x):
         index = ops.cast(ops.max(x) > 1e6, "int32")
         return ops.switch(index, [lambda x: x, lambda x: layer.one(x)], x)
@@ -328,7 +328,7 @@ def test_what_cannot_be_forced_is_reported(tmp_path: Path):
 PRECISIONS = ("fp32", "fp16", "int8", "int8-blocks", "int4")
 
 
-def test_every_precision_takes_the_branch_that_fp32_takes(tmp_path: Path):
+def test_every_precision_takes_the_branch_of_fp32(tmp_path: Path):
     """Products inside a branch and around it; a branch in a branch reads values from outside of both."""
 
     def wide(layer, x):
@@ -361,8 +361,8 @@ def test_every_precision_takes_the_branch_that_fp32_takes(tmp_path: Path):
             assert_close(got, *outputs_of(model, inputs), ANOTHER_BRANCH)
 
 
-def test_pictures_that_a_branch_reads_keep_their_layout(tmp_path: Path):
-    """Convolutions on both sides: what lies between them moves to channels first, but for the branch."""
+def test_images_that_a_branch_reads_keep_their_layout(tmp_path: Path):
+    """All nodes between two convolutions change to channels first, except the branch."""
 
     class Convolving(layers.Layer):
         def __init__(self, **kwargs):

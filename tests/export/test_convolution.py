@@ -19,9 +19,9 @@ WINDOWS = (1, 2, 3, 4)
 
 
 def named(kind, *args, **options):
-    """A layer whose name says what it does, for the message when it is wrong."""
-    said = [str(x) for x in (kind.__name__, *args, *itertools.chain(*options.items()))]
-    name = "_".join(said).translate(str.maketrans("(), ", "____"))
+    """A layer named after its arguments, which appear in the message of a failure."""
+    parts = [str(x) for x in (kind.__name__, *args, *itertools.chain(*options.items()))]
+    name = "_".join(parts).translate(str.maketrans("(), ", "____"))
     return kind(*args, **options, name=name)
 
 
@@ -95,12 +95,12 @@ def test_volumes(tmp_path):
 @pytest.mark.parametrize("size", (2, 3, 5))
 def test_transposed(size: int, tmp_path):
     def call(x):
-        found = []
+        outputs = []
         for window, stride, padding in itertools.product(WINDOWS, (1, 2, 3, 4), ("valid", "same")):
             for extra in (None, *range(stride)):
                 if padding == "same" and extra is not None and not _possible(window, stride, extra, size):
                     continue
-                found.append(
+                outputs.append(
                     named(
                         layers.Conv1DTranspose,
                         2,
@@ -110,7 +110,7 @@ def test_transposed(size: int, tmp_path):
                         output_padding=extra,
                     )(x)
                 )
-        return found
+        return outputs
 
     same(call, (size, 2), tmp_path)
 
@@ -208,7 +208,7 @@ def test_channels_first(make, shape, tmp_path):
     assert_close(np.moveaxis(got, 1, -1), as_numpy(last(x)))
 
 
-def test_softmax_runs_over_the_last_axis_whatever_that_is(tmp_path):
+def test_softmax_activation_uses_the_last_axis(tmp_path):
     last, first = first_and_last(lambda **o: layers.Conv2D(4, 3, **o), (6, 7, 3))
     first.layers[-1].activation = keras.activations.softmax
     x = draw(3, 6, 7, 3)
@@ -216,7 +216,7 @@ def test_softmax_runs_over_the_last_axis_whatever_that_is(tmp_path):
     assert_close(got, as_numpy(keras.ops.softmax(np.moveaxis(as_numpy(last(x)), -1, 1), axis=-1)))
 
 
-def test_lora_counts(tmp_path):
+def test_lora_weights_are_exported(tmp_path):
     x = keras.Input((6, 5, 3), name="x")
     model = keras.Model(x, layers.Conv2D(4, 3, name="conv")(x))
     model.get_layer("conv").enable_lora(2)

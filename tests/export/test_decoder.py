@@ -61,7 +61,7 @@ def test_chunks_and_steps_equal_keras(variant, opset, options, tmp_path):
             assert_close(got, expected, 3e-5)
 
 
-def test_the_contract(tmp_path):
+def test_names_and_shapes_follow_the_contract(tmp_path):
     report = export_onnx(gpt("llama-tiny"), tmp_path / "poet")
     ports = [
         (f"past_key_values.{i}.{kind}", "float32", ("batch_size", 2, "past_sequence_length", 16))
@@ -136,7 +136,7 @@ def test_non_causal_attention_with_a_cache_raises(variant, options, tmp_path):
         export_onnx(model, tmp_path / "poet")
 
 
-def test_a_wrong_cache_fails_the_verification(tmp_path, monkeypatch):
+def test_wrong_cache_fails_verification(tmp_path, monkeypatch):
     """Keys and values are swapped, which prefill alone does not show."""
     keep = cache_ports.Cache.keep
 
@@ -150,7 +150,7 @@ def test_a_wrong_cache_fails_the_verification(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_the_verification_compares_tokens_and_not_padding(cached, tmp_path, monkeypatch):
+def test_verification_ignores_padding(cached, tmp_path, monkeypatch):
     run, off = cases.run_keras, {0: 1.0, 1: 0.0}
 
     def changed(model: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
@@ -165,7 +165,7 @@ def test_the_verification_compares_tokens_and_not_padding(cached, tmp_path, monk
         export_onnx(gpt(), tmp_path / "other", cache=cached)
 
 
-def test_the_error_names_the_first_layer_that_differs(tmp_path, monkeypatch):
+def test_error_names_the_first_layer_that_differs(tmp_path, monkeypatch):
     attend = keras_tx_layers.attend
     monkeypatch.setattr(keras_tx_layers, "attend", lambda *a, causal, **k: attend(*a, causal=False, **k))
     with pytest.raises(ExportError, match=r"'batch 1, length 16'.*'block_0'"):
@@ -231,7 +231,7 @@ def test_special_ids_in_the_configs(tokens, expected, tmp_path):
     assert genai["pad_token_id"] == expected.get("eos_token_id", 0)
 
 
-def test_an_unsupported_config_has_no_model_type(tmp_path):
+def test_unsupported_config_has_no_model_type(tmp_path):
     report = export_onnx(gpt(use_bias=False), tmp_path / "poet")
     assert "model_type" not in read(tmp_path / "poet", "config.json")
     assert "use_bias=False with learned positions" in report.manifest.notes[0]

@@ -1,4 +1,4 @@
-"""EinsumDense: a MatMul where that is what the equation says, an Einsum elsewhere."""
+"""EinsumDense: MatMul for equations of matrix products, otherwise Einsum."""
 
 from __future__ import annotations
 

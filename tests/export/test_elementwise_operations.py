@@ -1,4 +1,4 @@
-"""Arithmetic, comparison, functions and reductions: what their examples do not show."""
+"""Arithmetic, comparison, functions and reductions: cases beyond their examples."""
 
 from __future__ import annotations
 
@@ -206,11 +206,11 @@ def test_dtypes_and_shapes_are_those_of_keras(tmp_path_factory, function, dtype,
         (lambda x: [ops.diag(x[0]), ops.empty_like(x) * 0], (FLOATS,)),
     ],
 )
-def test_seldom_met(call, inputs, opset: int, tmp_path):
+def test_rare_operations(call, inputs, opset: int, tmp_path):
     equals_keras(call, tmp_path, *inputs, opset=opset)
 
 
-def test_keras_has_every_operation_that_has_a_lowering():
+def test_every_lowering_belongs_to_an_operation_of_keras():
     named = {lowering.target for lowering in registry.registered() if isinstance(lowering.target, str)}
     assert named - operation_names() == set()
 

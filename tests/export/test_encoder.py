@@ -14,7 +14,7 @@ from keras_tx.errors import ConfigError
 from keras_tx_onnx import export_onnx
 from tests.drawing import as_numpy
 from tests.export.exporting import nodes_of
-from tests.export.small_bert import DISTILBERT, GIVEN, HEADS, MASK, OUTPUTS, RELU, ROBERTA, TINY, run, tiny
+from tests.export.small_bert import DISTILBERT, EXAMPLE, HEADS, MASK, OUTPUTS, RELU, ROBERTA, TINY, run, tiny
 from tests.tolerances import assert_close
 from tests.wordpiece import VOCABULARY, wordpiece
 
@@ -35,11 +35,11 @@ def test_every_head(head: str, unpad: bool, tmp_path):
     assert manifest.task == model.task
     assert manifest.parity is not None and manifest.parity.cases[1].endswith("every mask")
 
-    expected = as_numpy(model(GIVEN))
+    expected = as_numpy(model(EXAMPLE))
     expected = (
         expected if isinstance(expected, dict) else {"sentence_embedding": expected, "logits": expected}
     )
-    for name, value in run(tmp_path / "x", GIVEN).items():
+    for name, value in run(tmp_path / "x", EXAMPLE).items():
         if name == "last_hidden_state" and "sentence" in head:
             continue
         if value.shape[:2] != MASK.shape:
@@ -58,18 +58,18 @@ def test_every_opset(opset: int, tmp_path):
             export_onnx(model, tmp_path / f"{name}{unpad}", opset=opset, unpad=unpad)
 
 
-def test_the_nodes_of_a_block(tmp_path):
+def test_nodes_of_a_block(tmp_path):
     """One Attention per layer and one mask; unpadded, one GatherND and three Gather per layer."""
-    found = {}
+    counts = {}
     for depth in (1, 2):
         for unpad in (True, False):
             folder = tmp_path / f"{depth}{unpad}"
             export_onnx(tiny(depth=depth), folder, verify=False, unpad=unpad)
-            found[depth, unpad] = nodes_of(folder)
+            counts[depth, unpad] = nodes_of(folder)
     block = dict.fromkeys(("MatMul",), 4) | {"Add": 6, "LayerNormalization": 2, "Gelu": 1, "Attention": 1}
     block["Split"] = 1
-    assert found[2, False] - found[1, False] == block
-    assert found[2, True] - found[1, True] == {**block, "Gather": 3, "GatherND": 1}
+    assert counts[2, False] - counts[1, False] == block
+    assert counts[2, True] - counts[1, True] == {**block, "Gather": 3, "GatherND": 1}
 
 
 CONFIGS = [
@@ -164,8 +164,8 @@ def test_transformers_reads_the_tokenizer(lowercase: bool, segments: int, tmp_pa
 
 def test_tokenizer_by_path(tmp_path):
     wordpiece().save(str(tmp_path / "tokenizer.json"))
-    for given in (tmp_path, tmp_path / "tokenizer.json", str(tmp_path / "tokenizer.json")):
-        export_onnx(tiny(), tmp_path / "x", tokenizer=given, verify=False, overwrite=True)
+    for source in (tmp_path, tmp_path / "tokenizer.json", str(tmp_path / "tokenizer.json")):
+        export_onnx(tiny(), tmp_path / "x", tokenizer=source, verify=False, overwrite=True)
         assert (tmp_path / "x/tokenizer.json").is_file()
 
 
@@ -211,16 +211,16 @@ def test_files_for_sentence_transformers(pooling: str, normalize: bool, tmp_path
         pooling == "class",
     )
     assert json.loads((tmp_path / "x/sentence_bert_config.json").read_text())["max_seq_length"] == 70
-    # What a client pools by itself is what the graph gives.
-    found = run(tmp_path / "x", GIVEN)
-    tokens = found["last_hidden_state"]
+    # Pooling by a client equals pooling in the graph.
+    outputs = run(tmp_path / "x", EXAMPLE)
+    tokens = outputs["last_hidden_state"]
     pooled = tokens[:, 0] if pooling == "class" else tokens.sum(1) / MASK.sum(1, keepdims=True)
     if normalize:
         pooled = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
-    assert_close(found["sentence_embedding"], pooled)
+    assert_close(outputs["sentence_embedding"], pooled)
 
 
-def test_without_a_head_sentence_transformers_equals_the_runtime(tmp_path):
+def test_sentence_transformers_equals_the_runtime_without_a_head(tmp_path):
     """The default is the normalized mean."""
     export_onnx(tiny(), tmp_path / "x", verify=False)
     modules = json.loads((tmp_path / "x/modules.json").read_text())

@@ -49,7 +49,7 @@ SATURATED = {
 
 
 @pytest.mark.parametrize("name", SATURATED)
-def test_an_output_that_hardly_varies_is_compared_before_its_activation(name: str, tmp_path):
+def test_nearly_constant_output_is_compared_before_its_activation(name: str, tmp_path):
     model = SATURATED[name]()
     before = model.get_weights()
     report = export_onnx(model, tmp_path / "out")
@@ -63,8 +63,8 @@ def test_an_output_that_hardly_varies_is_compared_before_its_activation(name: st
 
 
 @pytest.mark.parametrize("make", [*SATURATED.values(), zeros], ids=[*SATURATED, "zeros"])
-def test_a_wrong_graph_fails_although_outputs_hardly_vary(make, monkeypatch, tmp_path):
-    """The hidden values are doubled, which changes none of the outputs by much."""
+def test_wrong_graph_with_nearly_constant_outputs_fails(make, monkeypatch, tmp_path):
+    """Doubling the hidden values hardly changes the outputs."""
     right = registry._LOWERINGS[layers.UnitNormalization]
     wrong = dataclasses.replace(
         right, function=lambda cx, *args, **kw: cx.op.Mul(right.function(cx, *args, **kw), 2.0)
@@ -76,7 +76,7 @@ def test_a_wrong_graph_fails_although_outputs_hardly_vary(make, monkeypatch, tmp
     assert not list(tmp_path.iterdir())
 
 
-def test_weights_of_zero_are_redrawn_only_for_the_comparison(tmp_path):
+def test_zero_weights_are_redrawn_for_the_comparison_only(tmp_path):
     model = zeros()
     before = model.get_weights()
     report = export_onnx(model, tmp_path / "out")
@@ -87,7 +87,7 @@ def test_weights_of_zero_are_redrawn_only_for_the_comparison(tmp_path):
     np.testing.assert_array_equal(model.predict(x, verbose=0)[0], before[-1])
 
 
-def test_a_constant_output_is_noted(tmp_path):
+def test_constant_output_is_noted(tmp_path):
     x = keras.Input((4,), name="x")
     model = keras.Model(x, [layers.Dense(2, name="a")(x), keras.ops.ones_like(x)])
     notes = export_onnx(redraw(model), tmp_path / "out").manifest.notes
@@ -96,7 +96,7 @@ def test_a_constant_output_is_noted(tmp_path):
     ]
 
 
-def test_outputs_that_vary_have_no_note(tmp_path):
+def test_varying_outputs_have_no_note(tmp_path):
     x = keras.Input(batch_shape=(1, 4), name="x")
     offset = layers.Dense(2, name="a", activation="softmax")
     model = redraw(keras.Model(x, [offset(x), layers.Dense(3, name="b")(x) + 1000.0]))

@@ -29,7 +29,7 @@ def model():
     return redraw(keras_tx.vit("Mu/2", image_size=8, num_classes=3, depth=2))
 
 
-def test_the_nodes_of_a_vit(model, tmp_path):
+def test_nodes_of_a_vit(model, tmp_path):
     report = export_onnx(model, tmp_path / "out")
     depth = model.config.depth
     assert report.nodes["LayerNormalization"] == 2 * depth + 1
@@ -41,7 +41,7 @@ def test_the_nodes_of_a_vit(model, tmp_path):
     assert report.nodes["Transpose"] == 1
 
 
-def test_the_export_of_keras_writes_the_folder(model, tmp_path, capsys):
+def test_model_export_writes_the_folder(model, tmp_path, capsys):
     options = {"labels": ["a", "b", "c"], "opset_version": 20, "precision": "fp16"}
     report = model.export(tmp_path / "out", format="onnx", verbose=True, **options)
     assert capsys.readouterr().out == f"{report}\n"
@@ -49,7 +49,7 @@ def test_the_export_of_keras_writes_the_folder(model, tmp_path, capsys):
     assert (manifest.labels, manifest.opset, list(manifest.precisions)) == (("a", "b", "c"), 20, ["fp16"])
 
 
-def test_the_other_formats_of_keras_are_left_to_keras(model, tmp_path):
+def test_other_formats_of_model_export_are_unchanged(model, tmp_path):
     tensorflow = pytest.importorskip("tensorflow")
     model.export(tmp_path / "saved", verbose=False)
     images = draw(2, 8, 8, 3)
@@ -59,7 +59,7 @@ def test_the_other_formats_of_keras_are_left_to_keras(model, tmp_path):
         model.export(tmp_path / "other", format="onyx")
 
 
-def test_the_folder_follows_the_contract(model, tmp_path):
+def test_folder_follows_the_contract(model, tmp_path):
     export_onnx(model, tmp_path / "out", labels=["daisy", "rose", "tulip"])
     files = {
         path.relative_to(tmp_path / "out").as_posix()
@@ -100,7 +100,7 @@ def test_transformers_reads_the_configs(model, tmp_path):
     )
 
 
-def test_every_shape_has_a_name_or_a_number(model, tmp_path):
+def test_every_axis_has_a_name_or_a_size(model, tmp_path):
     export_onnx(model, tmp_path / "out")
     graph = onnx.load(tmp_path / "out" / "onnx" / "model.onnx").graph
     for info in graph.value_info:
@@ -122,7 +122,7 @@ def test_every_opset(model, opset: int, tmp_path):
     assert bool(report.nodes["Gelu"]) == (opset >= 20)
 
 
-def test_raw_pixels_put_the_transform_into_the_graph(model, tmp_path):
+def test_raw_pixels_adds_the_transform_to_the_graph(model, tmp_path):
     transform = keras_tx.ImageTransform(8, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
     export_onnx(model, tmp_path / "raw", raw_pixels=True, image=transform)
     config = json.loads((tmp_path / "raw" / "preprocessor_config.json").read_text())
@@ -135,7 +135,7 @@ def test_raw_pixels_put_the_transform_into_the_graph(model, tmp_path):
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_large_weights_go_to_a_file_of_their_own(tmp_path):
+def test_large_weights_have_a_data_file(tmp_path):
     model = redraw(
         keras_tx.vit("Mu/2", image_size=8, num_classes=3, depth=4, width=512, num_heads=8, mlp_dim=3328)
     )
@@ -153,7 +153,7 @@ def test_large_weights_go_to_a_file_of_their_own(tmp_path):
     assert contract.MODEL_DATA in report.manifest.files
 
 
-def test_the_text_of_the_report(model, tmp_path):
+def test_text_of_the_report(model, tmp_path):
     text = str(export_onnx(model, tmp_path / "out"))
     for part in (
         "opset 23",
@@ -176,7 +176,7 @@ def test_the_text_of_the_report(model, tmp_path):
     ],
     ids=str,
 )
-def test_relatives_of_the_vit_have_their_model_type(kind: str, options: dict, tmp_path):
+def test_vit_variants_have_their_model_type(kind: str, options: dict, tmp_path):
     report = export_onnx(keras_tx.vit("Mu/2", image_size=8, **options), tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == kind
     assert not report.manifest.notes
@@ -223,7 +223,7 @@ def test_invalid_arguments_raise(model, options: dict, error: type, message: str
     assert not list(tmp_path.iterdir())
 
 
-def test_labels_need_a_head_and_a_family(tmp_path):
+def test_labels_require_a_head_and_a_family(tmp_path):
     import keras
 
     headless = keras_tx.vit("Mu/2", image_size=8)
@@ -234,7 +234,7 @@ def test_labels_need_a_head_and_a_family(tmp_path):
         export_onnx(generic, tmp_path / "out", labels=["a"])
 
 
-def test_an_existing_folder_requires_overwrite(model, tmp_path):
+def test_existing_folder_requires_overwrite(model, tmp_path):
     out = tmp_path / "out"
     export_onnx(model, out)
     before = (out / contract.MANIFEST).read_bytes()
@@ -260,7 +260,7 @@ def test_other_folders_are_never_overwritten(model, tmp_path):
         export_onnx(model, tmp_path / "link", overwrite=True)
 
 
-def test_files_of_the_user_in_a_former_export_are_kept(model, tmp_path):
+def test_user_files_in_a_previous_export_are_kept(model, tmp_path):
     export_onnx(model, tmp_path / "out")
     (tmp_path / "out" / "NOTES.md").write_text("precious")
     with pytest.raises(ExportError, match="'NOTES.md'"):
@@ -273,13 +273,13 @@ def test_model_must_be_a_keras_model(tmp_path):
         export_onnx("model.keras", tmp_path / "out")
 
 
-def test_a_file_name_that_is_too_long_raises(model, tmp_path):
+def test_long_file_name_raises(model, tmp_path):
     with pytest.raises(ExportError, match="File name too long"):
         export_onnx(model, tmp_path / ("x" * 250))
     assert not list(tmp_path.iterdir())
 
 
-def test_folders_that_cannot_be_written_raise(model, tmp_path, monkeypatch):
+def test_unwritable_folders_raise(model, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(ExportError, match="file is not a folder"):
         export_onnx(model, tmp_path / "file" / "below" / "out")
@@ -291,7 +291,7 @@ def test_folders_that_cannot_be_written_raise(model, tmp_path, monkeypatch):
         export_onnx(model, tmp_path / "out")
 
 
-def test_missing_parents_are_created_and_removed_again_where_it_fails(model, tmp_path, monkeypatch):
+def test_missing_parents_are_created_and_removed_on_failure(model, tmp_path, monkeypatch):
     export_onnx(model, tmp_path / "a" / "b" / "out")
     assert open_folder(tmp_path / "a" / "b" / "out").manifest.opset == 23
 
@@ -309,7 +309,7 @@ def test_missing_parents_are_created_and_removed_again_where_it_fails(model, tmp
 @pytest.mark.parametrize(
     "step", ["write_graph", "check_graph", "write_files", "verify_graph", "write_manifest"]
 )
-def test_a_full_disk_leaves_nothing(model, step: str, existing: bool, tmp_path, monkeypatch):
+def test_full_disk_leaves_no_files(model, step: str, existing: bool, tmp_path, monkeypatch):
     out = tmp_path / "out"
     if existing:
         export_onnx(model, out)
@@ -326,7 +326,7 @@ def test_a_full_disk_leaves_nothing(model, step: str, existing: bool, tmp_path, 
 
 
 @pytest.mark.parametrize("swap", [True, False], ids=["swap", "two renames"])
-def test_a_failed_replacement_keeps_the_old_folder(model, tmp_path, monkeypatch, swap):
+def test_failed_replacement_keeps_the_old_folder(model, tmp_path, monkeypatch, swap):
     out = tmp_path / "out"
     export_onnx(model, out)
     rename = atomic_write.Path.rename
@@ -344,7 +344,7 @@ def test_a_failed_replacement_keeps_the_old_folder(model, tmp_path, monkeypatch,
     assert open_folder(out).manifest.opset == 23
 
 
-def test_an_interruption_leaves_nothing(model, tmp_path, monkeypatch):
+def test_interruption_leaves_no_files(model, tmp_path, monkeypatch):
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
@@ -355,7 +355,7 @@ def test_an_interruption_leaves_nothing(model, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
-def test_killed_at_the_last_moment_nothing_has_the_final_name(tmp_path):
+def test_killed_export_leaves_no_folder_at_the_final_path(tmp_path):
     script = (
         "import os, signal, sys, keras_tx\n"
         "from keras_tx import atomic_write\n"
@@ -374,7 +374,7 @@ def test_killed_at_the_last_moment_nothing_has_the_final_name(tmp_path):
     assert next(path.name for path in tmp_path.iterdir()).endswith(".partial")
 
 
-def test_a_sequential_model_accepts_any_batch_size(tmp_path):
+def test_sequential_model_accepts_any_batch_size(tmp_path):
     import keras
 
     model = keras.Sequential([keras.layers.Dense(3, activation="relu", name="a"), keras.layers.Dense(2)])
@@ -416,7 +416,7 @@ def test_unnamed_inputs_are_numbered(tmp_path):
         assert names_of(tmp_path / name) == expected
 
 
-def test_unnamed_inputs_of_a_dict_have_its_keys(tmp_path):
+def test_unnamed_inputs_are_named_by_dict_keys(tmp_path):
     import keras
 
     x, y = keras.Input((3,)), keras.Input((3,), name="named")
@@ -444,6 +444,6 @@ def test_floats_are_float32_and_integers_int64(dtype, expected, tmp_path):
     export_onnx(model, tmp_path / "out")
     with load(tmp_path / "out") as opened:
         assert opened.session.inputs[0].dtype == expected
-        given = np.array([[1, 0, 1]], dtype)
-        (got,) = opened({"x": given}).values()
+        array = np.array([[1, 0, 1]], dtype)
+        (got,) = opened({"x": array}).values()
         np.testing.assert_array_equal(got, [[2, 0, 2]])

@@ -28,7 +28,7 @@ MODELS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_difference_is_that_of_the_export(name: str, tmp_path: Path):
+def test_difference_equals_that_of_the_export(name: str, tmp_path: Path):
     model = redraw(MODELS[name]())
     report = export_onnx(model, tmp_path / "x", precision=["fp32", "int8"])
     fp32, int8 = compare(model, tmp_path / "x")
@@ -72,7 +72,7 @@ def test_bounds_of_the_folder_limit_the_cases(tmp_path: Path):
     assert result.passed
 
 
-def test_a_folder_without_recorded_options_raises(tmp_path: Path):
+def test_folder_without_recorded_options_raises(tmp_path: Path):
     model = MODELS["vit"]()
     export_onnx(model, tmp_path / "x", verify=False)
     path = tmp_path / "x" / contract.MANIFEST
@@ -83,7 +83,7 @@ def test_a_folder_without_recorded_options_raises(tmp_path: Path):
         compare(model, tmp_path / "x")
 
 
-def test_another_model_fails_or_raises(tmp_path: Path):
+def test_different_model_fails_or_raises(tmp_path: Path):
     model = redraw(MODELS["vit"]())
     export_onnx(model, tmp_path / "x", verify=False)
     weights = model.get_layer("norm").gamma
@@ -110,7 +110,7 @@ class WithOptional(keras.Model):
 
 
 @pytest.mark.parametrize("inputs", [1, 2])
-def test_a_model_with_a_signature(inputs: int, tmp_path: Path):
+def test_model_with_a_signature(inputs: int, tmp_path: Path):
     model = WithOptional()
     signature = [keras.InputSpec(shape=(None, n), dtype="float32") for n in (4, 3)][:inputs]
     export_onnx(model, tmp_path / "x", input_signature=signature, verify=False)

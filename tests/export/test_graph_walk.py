@@ -29,13 +29,13 @@ def initializers(folder) -> list[str]:
     return [tensor.name for tensor in onnx.load(folder / "onnx" / "model.onnx").graph.initializer]
 
 
-def test_a_wrapped_vit(tmp_path):
+def test_wrapped_vit(tmp_path):
     vit = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
     model = keras.Model(vit.input, layers.Activation("softmax", name="scores")(vit.output))
     same(model, tmp_path / "out", draw(2, 8, 8, 3))
 
 
-def test_a_nested_vit_with_a_head_of_the_users(tmp_path):
+def test_nested_vit_with_a_custom_head(tmp_path):
     images = keras.Input((8, 8, 3), name="photos")
     features = keras_tx.vit("Mu/2", image_size=8, name="body")(images)
     model = keras.Model(images, layers.Dense(2, name="answer")(layers.Dropout(0.1)(features)))
@@ -49,7 +49,7 @@ def test_sequential(tmp_path):
     same(keras.Sequential([body, layers.Dense(2)]), tmp_path / "out", draw(2, 8, 8, 3))
 
 
-def test_a_shared_layer_is_stored_once_and_called_twice(tmp_path):
+def test_shared_layer_is_stored_once_and_called_twice(tmp_path):
     a, b = keras.Input((4, 8), name="a"), keras.Input((4, 8), name="b")
     shared = layers.Dense(8, name="shared")
     model = keras.Model([a, b], layers.Add()([shared(a), shared(b)]))
@@ -93,7 +93,7 @@ def test_nodes_and_weights_are_named_after_layers(tmp_path):
     assert {"patch_embedding/kernel", "block_0/attention/qkv/kernel", "norm/gamma", "logits/bias"} <= weights
 
 
-def test_the_model_is_left_as_it_was(tmp_path):
+def test_model_is_not_changed(tmp_path):
     model = redraw(keras_tx.vit("Mu/2", image_size=8, num_classes=3))
     images = np.tanh(draw(8, 8, 8, 3))  # in the range of what model.processing returns
     before = as_numpy(model(images))
@@ -108,7 +108,7 @@ def test_the_model_is_left_as_it_was(tmp_path):
     export_onnx(model, tmp_path / "second")
 
 
-def test_a_layer_without_a_lowering_is_named(tmp_path):
+def test_layer_without_a_lowering_raises(tmp_path):
     class Strange(layers.Layer):
         def compute_output_shape(self, shape):
             return shape
@@ -125,13 +125,13 @@ def test_a_layer_without_a_lowering_is_named(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_operation_without_a_lowering_is_named(tmp_path):
+def test_operation_without_a_lowering_raises(tmp_path):
     x = keras.Input((4,), name="x")
     with pytest.raises(ExportError, match="operation 'erfinv.*'Erfinv'"):
         export_onnx(keras.Model(x, keras.ops.erfinv(x)), tmp_path / "out")
 
 
-def test_a_subclass_of_a_known_layer_is_not_taken_for_it(tmp_path):
+def test_lowering_does_not_apply_to_subclasses(tmp_path):
     class Doubled(layers.Dense):
         def call(self, x):
             return 2 * super().call(x)
@@ -142,7 +142,7 @@ def test_a_subclass_of_a_known_layer_is_not_taken_for_it(tmp_path):
     assert nodes_of(tmp_path / "out") == {"MatMul": 1, "Add": 1, "Relu": 1, "Mul": 1}
 
 
-def test_lora_counts(tmp_path):
+def test_lora_weights_are_exported(tmp_path):
     model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
     model.get_layer("block_0").attention.query.enable_lora(2)
     model.get_layer("block_0").feed_forward.up.enable_lora(2)
@@ -192,7 +192,7 @@ def test_arithmetic_with_numbers(call, tmp_path):
     same(keras.Model(x, call(x)), tmp_path / "out", draw(2, 4, 3))
 
 
-def test_integers_into_layers_that_compute_with_floats(tmp_path):
+def test_integer_inputs_of_floating_point_layers(tmp_path):
     x = keras.Input((4,), dtype="int32", name="x")
     model = redraw(keras.Model(x, layers.Dense(2)(layers.Rescaling(0.5)(x))))
     export_onnx(model, tmp_path / "out")
@@ -203,7 +203,7 @@ class Doubled(keras.Model):
         return 2 * super().call(inputs)
 
 
-def test_a_functional_model_with_a_call_of_its_own(tmp_path):
+def test_functional_model_with_its_own_call(tmp_path):
     x = keras.Input((None, 4), name="x")
     model = Doubled(x, layers.Dense(2)(x), name="mine")
     same(model, tmp_path / "alone", draw(2, 3, 4))
@@ -218,7 +218,7 @@ def test_inputs_in_another_structure_raise(tmp_path):
         export_onnx(keras.Model([a, b], inner({"a": a, "b": b})), tmp_path / "out", verify=False)
 
 
-def test_a_shared_layer_gives_two_outputs_with_names_of_their_own(tmp_path):
+def test_two_outputs_of_a_shared_layer_have_distinct_names(tmp_path):
     a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
     shared = layers.Dense(2, name="shared")
     report = export_onnx(redraw(keras.Model([a, b], [shared(a), shared(b)])), tmp_path / "out")

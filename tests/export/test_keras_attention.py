@@ -45,7 +45,7 @@ def values(b: int, t: int, s: int) -> np.ndarray:
 
 
 def seen(*shape: int) -> np.ndarray:
-    """A mask with rows that see everything, something and nothing."""
+    """A mask whose rows attend to all keys, some keys or no key."""
     mask = draw(*shape, seed=3) > 0
     mask[..., 0, :] = False
     mask[..., -1, :] = True
@@ -93,7 +93,7 @@ def test_options_of_group_query_attention(options: dict, opset: int, tmp_path):
 @OPSETS
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("layer", [multi, grouped])
-def test_queries_keys_and_values_of_their_own(layer, causal: bool, opset: int, tmp_path):
+def test_separate_queries_keys_and_values(layer, causal: bool, opset: int, tmp_path):
     q, k, v = tokens("q"), tokens("k"), tokens("v")
     output = layer()(q, v, k, use_causal_mask=causal)
     check(keras.Model([q, v, k], output), opset, tmp_path, queries, values, keys)
@@ -121,8 +121,8 @@ def test_attention_masks(options: dict, shape: tuple, make, opset: int, tmp_path
     dtype = "int32" if shape == (None, None) else "bool"
     q, v, mask = tokens("q"), tokens("v"), keras.Input(rest, dtype=dtype, name="mask")
     layer = multi(dropout=options.get("dropout", 0.0))
-    given = {"attention_mask": mask, "use_causal_mask": options.get("causal", False)}
-    outputs = layer(q, v, **given, return_attention_scores=options.get("scores", False))
+    arguments = {"attention_mask": mask, "use_causal_mask": options.get("causal", False)}
+    outputs = layer(q, v, **arguments, return_attention_scores=options.get("scores", False))
     check(keras.Model([q, v, mask], outputs), opset, tmp_path, queries, values, make)
 
 
@@ -130,7 +130,7 @@ def test_attention_masks(options: dict, shape: tuple, make, opset: int, tmp_path
 @pytest.mark.parametrize("layer", [multi, grouped])
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.1}], ids=shown)
 def test_masks_of_values_and_keys(layer, options: dict, opset: int, tmp_path):
-    """Among them one that leaves nothing to see: Keras then gives the mean, or with dropout zero."""
+    """For a query without any key, Keras computes the mean of all values, or zero with dropout."""
     q, v = tokens("q"), tokens("v")
     of_values, of_keys = (keras.Input((None,), dtype="bool", name=n) for n in ("of_values", "of_keys"))
     output = layer(**options)(q, v, v, value_mask=of_values, key_mask=of_keys, use_causal_mask=True)
@@ -145,7 +145,7 @@ def test_masks_of_values_and_keys(layer, options: dict, opset: int, tmp_path):
     check(model, opset, tmp_path, queries, values, padding, real)
 
 
-def test_masks_are_made_once_for_all_layers(tmp_path):
+def test_mask_is_shared_by_all_layers(tmp_path):
     x, mask = tokens("x"), keras.Input((None,), dtype="bool", name="mask")
     y = x
     for _ in range(3):

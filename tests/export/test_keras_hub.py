@@ -33,7 +33,7 @@ HUB = [
 
 
 @pytest.mark.parametrize("lowering", HUB)
-def test_becomes_the_nodes_that_it_names(lowering, tmp_path):
+def test_nodes_of_each_layer(lowering, tmp_path):
     assert nodes_of(exported(example_model(lowering), tmp_path / "out")) == lowering.nodes
 
 
@@ -84,7 +84,7 @@ BLOCKS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("opset", [17, 23])
 @pytest.mark.parametrize("sides", ["right", "left", "nothing"])
 @pytest.mark.parametrize("name", BLOCKS)
-def test_masks_are_those_of_keras_at_every_length(name: str, sides: str, opset: int, tmp_path):
+def test_masks_equal_keras_at_every_length(name: str, sides: str, opset: int, tmp_path):
     model = model_of(BLOCKS[name])
     folder = exported(model, tmp_path / "out", opset=opset)
     for batch, length in ((2, 5), (3, 9)):
@@ -94,7 +94,7 @@ def test_masks_are_those_of_keras_at_every_length(name: str, sides: str, opset: 
         assert_close(got, expected)
 
 
-def test_queries_and_keys_of_unlike_length(tmp_path):
+def test_queries_and_keys_of_different_lengths(tmp_path):
     x, y = keras.Input((None, 16), name="x"), keras.Input((None, 16), name="y")
     mask = keras.Input((None,), dtype="bool", name="mask")
     out = layers.TransformerDecoder(24, 4)(x, y, encoder_padding_mask=mask)
@@ -105,7 +105,7 @@ def test_queries_and_keys_of_unlike_length(tmp_path):
     assert_close(got, *outputs_of(model, *arrays))
 
 
-def test_the_mask_is_made_once_for_all_blocks(tmp_path):
+def test_mask_is_shared_by_all_blocks(tmp_path):
     def deep(depth: int) -> int:
         x, mask = keras.Input((None, 16), name="x"), keras.Input((None,), dtype="int32", name="mask")
         y = x
@@ -121,7 +121,7 @@ def test_the_mask_is_made_once_for_all_blocks(tmp_path):
 @pytest.mark.parametrize("opset", [17, 23])
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("kind", [layers.TransformerEncoder, layers.TransformerDecoder])
-def test_the_mask_that_mask_zero_makes_reaches_the_block(kind, first: bool, opset: int, tmp_path):
+def test_mask_of_mask_zero_is_passed_to_the_block(kind, first: bool, opset: int, tmp_path):
     ids = keras.Input((None,), dtype="int32", name="ids")
     x = layers.TokenAndPositionEmbedding(7, 12, 16, mask_zero=True)(ids)
     model = redraw(keras.Model(ids, kind(24, 4, normalize_first=first)(x)))
@@ -142,7 +142,7 @@ def test_rotary_positions(options: dict, tmp_path):
     assert_close(*run(folder, array), *outputs_of(model, array))
 
 
-def test_rotary_positions_of_another_form_are_opened(tmp_path):
+def test_unregistered_rotary_positions_are_opened(tmp_path):
     x = keras.Input((None, 8), name="x")
     model = keras.Model(x, layers.RotaryEmbedding()(x, start_index=3))
     report = export_onnx(model, tmp_path / "out", verify=False)
@@ -151,7 +151,7 @@ def test_rotary_positions_of_another_form_are_opened(tmp_path):
     assert_close(*run(tmp_path / "out", array), *outputs_of(model, array))
 
 
-def test_positions_that_are_said(tmp_path):
+def test_explicit_positions(tmp_path):
     x = keras.Input((None, 4), name="x")
     positions = keras.Input((None,), dtype="int32", name="positions")
     layer = layers.PositionEmbedding(9)
@@ -161,7 +161,7 @@ def test_positions_that_are_said(tmp_path):
     assert_close(*run(folder, arrays[0], arrays[1].astype("int64")), *outputs_of(model, *arrays))
 
 
-def test_a_later_start(tmp_path):
+def test_start_index(tmp_path):
     x = keras.Input((None, 4), name="x")
     model = redraw(keras.Model(x, layers.PositionEmbedding(9)(x, start_index=2)))
     array = draw(2, 5, 4)

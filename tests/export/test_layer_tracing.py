@@ -1,4 +1,4 @@
-"""Layers without a lowering are opened: sizes become computations, and what cannot be is refused by name."""
+"""Layers without a lowering are opened: sizes become computations, and unsupported layers raise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.tolerances import assert_close
 
 
 class OwnAttention(layers.Layer):
-    """Attention as people write it: with the sizes that `ops.shape` gives."""
+    """Attention as users write it, with sizes from `ops.shape`."""
 
     def __init__(self, heads: int = 4, **kwargs):
         super().__init__(**kwargs)
@@ -89,7 +89,7 @@ class Masked(layers.Layer):
 @pytest.mark.parametrize(
     "layer", [OwnAttention, Table, Ranges, Scaled, Filling], ids=lambda layer: layer.__name__
 )
-def test_one_file_serves_every_size(layer: type, opset: int, tmp_path):
+def test_one_export_runs_at_every_size(layer: type, opset: int, tmp_path):
     if layer is Table and keras.backend.backend() != "tensorflow":
         pytest.skip("Keras itself cannot infer the shape: it tries the layer at a length beyond the table")
     x = keras.Input((None, 16), name="x")
@@ -101,7 +101,7 @@ def test_one_file_serves_every_size(layer: type, opset: int, tmp_path):
             assert_close(got, expected)
 
 
-def test_two_inputs_of_unlike_length(tmp_path):
+def test_two_inputs_of_different_lengths(tmp_path):
     x, context = keras.Input((None, 16), name="x"), keras.Input((None, 16), name="context")
     model = keras.Model([x, context], TwoLengths()(x, context))
     folder = exported(model, tmp_path / "out")
@@ -109,7 +109,7 @@ def test_two_inputs_of_unlike_length(tmp_path):
     assert_close(*run(folder, *arrays), *outputs_of(model, *arrays))
 
 
-def test_the_report_names_the_tier_and_the_weights_their_variable(tmp_path):
+def test_report_has_tiers_and_weights_have_paths(tmp_path):
     x = keras.Input((8, 16), name="x")
     model = redraw(keras.Model(x, Table(name="positions")(x)))
     report = export_onnx(model, tmp_path / "out")
@@ -117,7 +117,7 @@ def test_the_report_names_the_tier_and_the_weights_their_variable(tmp_path):
     assert nodes_of(tmp_path / "out")["Add"] == 1
 
 
-def test_the_layer_is_left_as_it_was(tmp_path):
+def test_layer_is_not_changed(tmp_path):
     x = keras.Input((None, 16), name="x")
     layer = OwnAttention(name="own")
     model = redraw(keras.Model(x, layer(x)))
@@ -135,7 +135,7 @@ def test_the_layer_is_left_as_it_was(tmp_path):
     np.testing.assert_array_equal(as_numpy(model(tokens)), before)
 
 
-def test_a_mask_reaches_a_layer_that_is_opened(tmp_path):
+def test_mask_is_passed_to_an_opened_layer(tmp_path):
     x = keras.Input((None, 16), name="x")
     model = keras.Model(x, Masked()(layers.Masking()(x)))
     tokens = draw(2, 5, 16)
@@ -212,8 +212,8 @@ def test_axes_that_must_be_equal(tmp_path):
     model = redraw(keras.Model([nodes, adjacency], Neighbours(name="odd")(nodes, adjacency)))
     folder = exported(model, tmp_path / "out")
     for batch, length in ((1, 3), (4, 7)):
-        given = draw(batch, length, 4), (draw(batch, length, length, seed=2) > -0.5).astype("float32")
-        assert_close(*run(folder, *given), *outputs_of(model, *given))
+        arrays = draw(batch, length, 4), (draw(batch, length, length, seed=2) > -0.5).astype("float32")
+        assert_close(*run(folder, *arrays), *outputs_of(model, *arrays))
     assert "Loop" not in nodes_of(folder) and nodes_of(folder)["Softmax"] == 1
 
 
@@ -226,7 +226,7 @@ class Noisy(layers.Layer):
         return x + keras.random.normal((2, 16), seed=self.seed)
 
 
-def test_random_numbers_would_be_the_same_at_every_call(tmp_path):
+def test_random_numbers_raise(tmp_path):
     x = keras.Input((16,), batch_size=2, name="x")
     generator = keras.random.SeedGenerator(3)
     model = keras.Model(x, Noisy(generator, name="odd")(x))
@@ -237,11 +237,11 @@ def test_random_numbers_would_be_the_same_at_every_call(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_numbers_of_a_fixed_seed_are_a_constant(tmp_path):
+def test_random_numbers_of_a_fixed_seed_are_a_constant(tmp_path):
     x = keras.Input((16,), batch_size=2, name="x")
     model = keras.Model(x, Noisy(5)(x))
-    given = draw(2, 16)
-    assert_close(*run(exported(model, tmp_path / "out"), given), *outputs_of(model, given))
+    array = draw(2, 16)
+    assert_close(*run(exported(model, tmp_path / "out"), array), *outputs_of(model, array))
 
 
 @pytest.mark.parametrize(
@@ -249,8 +249,8 @@ def test_numbers_of_a_fixed_seed_are_a_constant(tmp_path):
     [lambda x: x == 5.0, lambda x: x == 5 * ops.ones_like(x), lambda x: x != 5.0],
     ids=["number", "tensor", "unequal"],
 )
-def test_equality_is_that_of_numbers(compared, tmp_path):
-    """Random examples never hold the number, so the comparison with Keras cannot find the mistake."""
+def test_equality_compares_numbers(compared, tmp_path):
+    """Random inputs never contain the number, so the verification does not cover it."""
 
     class Replacing(layers.Layer):
         def call(self, x):
@@ -264,7 +264,7 @@ def test_equality_is_that_of_numbers(compared, tmp_path):
 
 
 class Pair(layers.Layer):
-    """Promises two tensors, and returns None in the place of the second."""
+    """Declares two output tensors, and returns None in place of the second."""
 
     def call(self, x):
         return 2 * x, None
@@ -273,7 +273,7 @@ class Pair(layers.Layer):
         return [shape, shape]
 
 
-def test_none_in_the_place_of_a_promised_tensor(tmp_path):
+def test_none_in_place_of_a_declared_tensor(tmp_path):
     x = keras.Input((4,), name="x")
     first, second = Pair(name="pair")(x)
     model = keras.Model(x, layers.ReLU()(first))
@@ -286,7 +286,7 @@ def test_none_in_the_place_of_a_promised_tensor(tmp_path):
 
 
 class Promising(layers.Layer):
-    """Returns twice as many rows as there are, and promises one."""
+    """Returns twice the rows of its input, and declares one row."""
 
     def call(self, x):
         return ops.concatenate([x, x], axis=1)
@@ -295,7 +295,7 @@ class Promising(layers.Layer):
         return (shape[0], 1, shape[2])
 
 
-def test_a_number_promised_for_a_dynamic_axis_is_not_believed(tmp_path):
+def test_wrong_declared_size_of_a_dynamic_axis_is_not_used(tmp_path):
     class Turned(layers.Layer):
         def call(self, x):
             batch, length, width = ops.shape(x)

@@ -1,4 +1,4 @@
-"""Keras masks: what a layer does with one, which layers hand it on, and which lose it."""
+"""Keras masks: layers that use, propagate or drop them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def embedded(ids: keras.KerasTensor, width: int = 4) -> keras.KerasTensor:
 
 
 class Shown(layers.Layer):
-    """Gives the mask itself; 2 where there is none."""
+    """Returns the mask as numbers; 2 without a mask."""
 
     def compute_output_shape(self, shape):
         return shape[:2]
@@ -103,8 +103,8 @@ HANDED_ON = {
     )(x),
     "multi-head attention": lambda x: layers.MultiHeadAttention(2, 3)(x, x),
     "after multi-head attention": lambda x: [layers.MultiHeadAttention(2, 3)(x, x), Doubling()(x), x],
-    "attention twice, where the second finds no mask on what the first took it from": lambda x: (
-        layers.MultiHeadAttention(2, 3)(layers.MultiHeadAttention(2, 3)(x, x), x)
+    "attention twice, where the first removes the mask": lambda x: layers.MultiHeadAttention(2, 3)(
+        layers.MultiHeadAttention(2, 3)(x, x), x
     ),
     "the sum with attention": lambda x: layers.Add()([x, layers.MultiHeadAttention(2, 3)(x, x)]),
     "with dropout": lambda x: layers.MultiHeadAttention(2, 3, dropout=0.1)(x, x),
@@ -120,7 +120,7 @@ HANDED_ON = {
 
 
 @pytest.mark.parametrize("build", HANDED_ON.values(), ids=HANDED_ON)
-def test_masks_are_handed_on_as_keras_hands_them_on(build, tmp_path):
+def test_masks_are_propagated_as_in_keras(build, tmp_path):
     ids = words()
     outputs = keras.tree.flatten(build(embedded(ids)))
     shown = [Shown()(y) for y in outputs if len(y.shape) == 3]
@@ -128,7 +128,7 @@ def test_masks_are_handed_on_as_keras_hands_them_on(build, tmp_path):
 
 
 @pytest.mark.parametrize("opset", [17, 23])
-def test_a_transformer_with_masks_of_its_embedding(opset: int, tmp_path):
+def test_transformer_with_masks_of_its_embedding(opset: int, tmp_path):
     """Encoder and decoder; every padded row, and rows of padding alone, as Keras has them."""
     source, target = words("source"), words("target")
     x = embedded(source, 8)
@@ -152,7 +152,7 @@ def test_explicit_masks(layer, tmp_path):
             assert_close(mine, expected)
 
 
-def test_a_softmax_over_what_is_real(tmp_path):
+def test_softmax_over_real_tokens(tmp_path):
     ids = words()
     scores = ops.squeeze(layers.Dense(1)(embedded(ids)), -1)
     check(keras.Model(ids, layers.Softmax()(scores, mask=ops.not_equal(ids, 0))), tmp_path)
@@ -165,8 +165,8 @@ def test_masks_through_a_nested_model(tmp_path):
     check(keras.Model(ids, inner(embedded(ids))), tmp_path)
 
 
-def test_masks_are_made_of_booleans(tmp_path):
-    """No number stands for minus infinity: a float16 file would have none."""
+def test_masks_are_boolean(tmp_path):
+    """No constant represents minus infinity, which float16 could not store."""
     ids = words()
     x = embedded(ids, 8)
     model = keras.Model(ids, layers.MultiHeadAttention(2, 4)(x, x, use_causal_mask=True))

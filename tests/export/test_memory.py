@@ -1,4 +1,4 @@
-"""An export holds no second copy of the model in memory: the model, and at most 1.2 times its weights.
+"""An export needs at most 1.2 times the weights in memory, in addition to the model.
 
 Run with -m slow. It needs about three times the memory, and once the disk space, of the larger model, 2.4 GB.
 """
@@ -51,18 +51,18 @@ for _ in range(count):
 x = layers.Dense(width)(x)
 x = layers.LayerNormalization()(x)
 model = keras.Model(ids, vectors(x, reverse=True))
-given = numpy.array([[0, 1, rows - 2, rows - 1]])
-expected = keras.ops.convert_to_numpy(keras.ops.cast(model(given), "float32"))
+batch = numpy.array([[0, 1, rows - 2, rows - 1]])
+expected = keras.ops.convert_to_numpy(keras.ops.cast(model(batch), "float32"))
 gc.collect()
 weights = sum(4 * numpy.prod(v.shape) for v in model.variables)
 before = memory("VmRSS")
 with open("/proc/self/clear_refs", "w") as file:
-    file.write("5")  # the peak begins anew
+    file.write("5")  # resets the peak
 report = export_onnx(model, folder, verify=bool(verify))
 peak = memory("VmHWM")
 path = report.folder / contract.MODEL
 session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-got = session.run(None, {"ids": given.astype("int64")})[0]
+got = session.run(None, {"ids": batch.astype("int64")})[0]
 print(json.dumps({
     "weights": int(weights),
     "before": before,
@@ -73,15 +73,15 @@ print(json.dumps({
 """
 
 
-def test_weights_are_lent_and_not_copied():
+def test_weights_are_not_copied():
     numbers = np.arange(6, dtype="float32").reshape(2, 3)
     variable = keras.Variable(numbers)
     assert not array_of(variable).flags.owndata
     np.testing.assert_array_equal(array_of(variable), numbers)
     np.testing.assert_array_equal(array_of(variable + 1.0), numbers + 1)  # a kernel with LoRA is a sum
     for dtype in ("float16", "bfloat16", "int8"):
-        given = keras.Variable(numbers, dtype=dtype, trainable=False)
-        np.testing.assert_array_equal(array_of(given).astype("float32"), numbers)
+        converted = keras.Variable(numbers, dtype=dtype, trainable=False)
+        np.testing.assert_array_equal(array_of(converted).astype("float32"), numbers)
 
 
 def needed(count: int) -> None:
@@ -102,7 +102,7 @@ def needed(count: int) -> None:
     ],
     ids=["0.6 GB", "0.6 GB, verified", "2.4 GB"],
 )
-def test_the_peak_of_memory(sizes: tuple[int, ...], weights: float, verified: bool, tmp_path):
+def test_peak_memory(sizes: tuple[int, ...], weights: float, verified: bool, tmp_path):
     needed(int(4 * weights))
     paths = {"PYTHONPATH": os.pathsep.join(sys.path), "TF_CPP_MIN_LOG_LEVEL": "3"}
     out = tmp_path / "out"
@@ -115,9 +115,9 @@ def test_the_peak_of_memory(sizes: tuple[int, ...], weights: float, verified: bo
     )
     shutil.rmtree(out, ignore_errors=True)  # pytest would keep it for a while
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert 0.95 * weights < found["weights"] < 1.1 * weights
-    # The comparison holds the weights once more, in onnxruntime.
-    assert found["extra"] <= (2.2 if verified else 1.2) * found["weights"]
-    assert found["file"] <= 1.05 * found["weights"]  # the table is used twice, and stored once
-    assert found["difference"] < 1e-4
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert 0.95 * weights < result["weights"] < 1.1 * weights
+    # The verification loads the weights into onnxruntime.
+    assert result["extra"] <= (2.2 if verified else 1.2) * result["weights"]
+    assert result["file"] <= 1.05 * result["weights"]  # the table is used twice, and stored once
+    assert result["difference"] < 1e-4

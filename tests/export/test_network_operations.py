@@ -1,4 +1,4 @@
-"""Products, attention, normalizations, pictures and Fourier transforms: what their examples do not show."""
+"""Products, attention, normalizations, images and Fourier transforms: cases beyond their examples."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_products(call, shapes, opset: int, tmp_path):
         ("bi,bj->bij", [(2, 4), (2, 5)], {"Einsum": 1}),
     ],
 )
-def test_einstein_sums_become_products_of_matrices(equation, shapes, nodes, tmp_path):
+def test_einsum_becomes_matmul(equation, shapes, nodes, tmp_path):
     arrays = [draw(*shape, seed=i) for i, shape in enumerate(shapes)]
     assert nodes_of(equals_keras(lambda x, y: ops.einsum(equation, x, y), tmp_path, *arrays)) == nodes
 
@@ -76,7 +76,7 @@ def test_einstein_sums_become_products_of_matrices(equation, shapes, nodes, tmp_
     ],
 )
 def test_attention(call, opset: int, tmp_path):
-    """The second row of the mask hides every key: Keras gives the mean of all values there."""
+    """The second row of the mask hides every key, where Keras computes the mean of all values."""
     equals_keras(call, tmp_path, Q, K, V, KEYS, opset=opset)
 
 
@@ -149,7 +149,7 @@ def test_normalizations_and_activations(call, opset: int, tmp_path):
         lambda x: ops.image.rgb_to_grayscale(x[..., :1]),
     ],
 )
-def test_pictures(call, opset: int, tmp_path):
+def test_images(call, opset: int, tmp_path):
     equals_keras(call, tmp_path, PICTURE, opset=opset)
 
 
@@ -163,7 +163,7 @@ def test_pictures(call, opset: int, tmp_path):
         lambda x: ops.image.pad_images(x, 1, 2, 3, 0),
     ],
 )
-def test_pictures_of_every_size(call, tmp_path):
+def test_images_of_every_size(call, tmp_path):
     equals_keras(call, tmp_path, PICTURE, again=[draw(3, 4, 11, 4)], dynamic=[1, 2])
 
 
@@ -212,7 +212,7 @@ def test_fourier_at_every_length(opset: int, tmp_path):
     )
 
 
-def test_kernels_that_a_layer_computes(tmp_path):
+def test_computed_kernels(tmp_path):
     equals_keras(OwnKernel(), tmp_path, PICTURE)
 
 

@@ -99,7 +99,7 @@ def test_rms_normalization(tmp_path):
 
 
 @pytest.mark.parametrize("axis", [1, 2, 3])
-def test_rms_normalization_multiplies_by_its_scale_as_keras_does(axis: int, tmp_path):
+def test_rms_normalization_broadcasts_its_scale(axis: int, tmp_path):
     same(lambda x: layers.RMSNormalization(axis=axis)(x), (4, 4, 4), tmp_path, opsets=OPSETS)
 
 
@@ -138,7 +138,7 @@ def test_unit_normalization(tmp_path):
     same(call, (3, 5, 4), tmp_path, opsets=OPSETS, values=values)
 
 
-def test_spectral_normalization_takes_its_kernel_as_it_is(tmp_path):
+def test_spectral_normalization_uses_its_kernel_unchanged(tmp_path):
     def call(x):
         x = layers.SpectralNormalization(layers.Conv2D(4, 3, activation="relu"))(x)
         return layers.SpectralNormalization(layers.Dense(2), power_iterations=2)(x)

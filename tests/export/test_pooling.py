@@ -1,4 +1,4 @@
-"""Pooling over windows, over everything and to a size; and onnxruntime's own mistakes with padding."""
+"""Pooling over windows, all positions and to a size; padding that onnxruntime computes wrongly."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ def test_images_and_volumes(opset: int, tmp_path):
     ("pool", "strides", "padding"),
     [(3, 2, "valid"), (1, 2, "valid"), (3, 2, "same"), (2, 2, "same"), (3, 1, "same"), (1, 2, "same")],
 )
-def test_zeros_that_were_padded_before_count_in_onnxruntime(kind, pool, strides, padding, tmp_path):
-    """ResNet50V2 pads by hand and pools; onnxruntime makes one of the two, and forgets the zeros."""
+def test_pooling_includes_zeros_of_a_padding_layer(kind, pool, strides, padding, tmp_path):
+    """As in ResNet50V2. onnxruntime would merge padding and pooling, and ignore the zeros."""
 
     def call(x):
-        x = layers.ZeroPadding2D(1)(layers.Permute((2, 3, 1))(x))  # from channels first, so that they meet
+        x = layers.ZeroPadding2D(1)(layers.Permute((2, 3, 1))(x))  # adjacent when channels are first
         return kind(pool, strides=strides, padding=padding)(x)
 
     nodes = same(call, (3, 7, 6), tmp_path, values=below_zero((3, 7, 6)))
     assert nodes["Pad"] == nodes["Transpose"] == 1
 
 
-def test_the_beginning_of_a_resnet(tmp_path):
+def test_first_layers_of_a_resnet(tmp_path):
     def call(x):
         x = layers.Conv2D(4, 7, strides=2)(layers.ZeroPadding2D(3)(x))
         return layers.MaxPooling2D(3, strides=2)(layers.ZeroPadding2D(1)(x))
@@ -131,7 +131,7 @@ def test_channels_first(make, shape, tmp_path):
 
 
 @pytest.mark.parametrize("keepdims", [False, True])
-def test_the_mask_of_a_series_says_what_counts(keepdims: bool, tmp_path):
+def test_mask_of_a_series(keepdims: bool, tmp_path):
     x, counts = keras.Input((5, 4), name="x"), keras.Input((5,), dtype="bool", name="counts")
     model = keras.Model([x, counts], layers.GlobalAveragePooling1D(keepdims=keepdims)(x, mask=counts))
     series, kept = draw(3, 5, 4), np.array([[1, 1, 0, 0, 0], [1] * 5, [0, 1, 0, 1, 0]], bool)

@@ -1,4 +1,4 @@
-"""Preprocessing layers: what acts at inference is honoured with every option, or refused by name."""
+"""Preprocessing layers: every option at inference, and errors for unsupported ones."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_rescaling(tmp_path):
 
 @pytest.mark.parametrize("invert", [False, True])
 @pytest.mark.parametrize("axis", [-1, 1, None, (1, 2)])
-def test_normalization_that_was_adapted(invert: bool, axis, tmp_path):
+def test_adapted_normalization(invert: bool, axis, tmp_path):
     layer = layers.Normalization(axis=axis, invert=invert)
     data = draw(50, 4, 3) * 3 + 2
     data[:, 1, 1] = 0.5  # no variance: Keras divides by its epsilon
@@ -142,7 +142,7 @@ def test_random_crop_raises(tmp_path):
         (lambda: layers.TextVectorization(vocabulary=["a", "b"], name="odd"), "string"),
     ],
 )
-def test_what_looks_up_is_refused_by_name(make, dtype: str, tmp_path):
+def test_lookup_layers_raise(make, dtype: str, tmp_path):
     layer = make()
     x = keras.Input((4,), dtype=dtype, name="x")
     with pytest.raises(ExportError, match=f"'odd' .*{type(layer).__name__}"):

@@ -1,4 +1,4 @@
-"""Models that Keras quantized to int8: the file holds int8 weights and gives Keras's numbers."""
+"""Models that Keras quantized to int8: the file has int8 weights, and its outputs equal Keras."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras_tx_onnx import export_onnx, tolerances
 from tests.drawing import draw, redraw
 from tests.export.exporting import exported, nodes_of, outputs_of, run
 
-# model.quantize says so of every layer that has nothing to quantize.
+# model.quantize warns for every layer that it cannot quantize.
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method implemented:UserWarning")
 
 
@@ -46,7 +46,7 @@ def test_equals_keras(body, opset: int, tmp_path):
     assert onnx.TensorProto.INT8 in kinds
 
 
-def test_the_products_are_of_integers(tmp_path):
+def test_products_are_of_integers(tmp_path):
     x = keras.Input((None, 8), name="x")
     model = redraw(keras.Model(x, heads(x)))
     model.quantize("int8")
@@ -54,7 +54,7 @@ def test_the_products_are_of_integers(tmp_path):
     assert (nodes["MatMulInteger"], nodes["MatMul"]) == (2, 0)
 
 
-def test_a_transformer_is_opened_down_to_its_dense_layers(tmp_path):
+def test_transformer_is_opened_down_to_its_dense_layers(tmp_path):
     model = redraw(keras_tx.vit("Mu/2", image_size=8, num_classes=3))
     model.quantize("int8")
     report = export_onnx(model, tmp_path / "out")
@@ -68,7 +68,7 @@ def test_a_transformer_is_opened_down_to_its_dense_layers(tmp_path):
     assert tolerances.difference(*outputs_of(model, images), got) < tolerances.INT8
 
 
-def test_weights_alone(tmp_path):
+def test_weight_only_quantization(tmp_path):
     x = keras.Input((8,), name="x")
     model = redraw(keras.Model(x, dense(x)))
     config = keras.quantizers.Int8QuantizationConfig(activation_quantizer=None)
@@ -98,10 +98,10 @@ def test_lora_raises(tmp_path):
         export_onnx(model, tmp_path / "out")
 
 
-def test_an_embedding_of_integers_of_any_dtype(tmp_path):
+def test_embedding_accepts_any_integer_dtype(tmp_path):
     ids = keras.Input((None,), name="ids", dtype="int32")
     model = redraw(keras.Model(ids, layers.Embedding(9, 5)(ids)))
     model.quantize("int8")
     folder = exported(model, tmp_path / "out")
-    given = np.array([[0, 8, 3]])
-    assert tolerances.difference(*outputs_of(model, given), *run(folder, given)) < 1e-6
+    indices = np.array([[0, 8, 3]])
+    assert tolerances.difference(*outputs_of(model, indices), *run(folder, indices)) < 1e-6

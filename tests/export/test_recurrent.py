@@ -1,4 +1,4 @@
-"""Recurrent layers: options, states, masks, cells of the user's, at two lengths."""
+"""Recurrent layers: options, states, masks and custom cells, at two lengths."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.drawing import draw, redraw
 from tests.export.exporting import exported, nodes_of, outputs_of, run
 from tests.tolerances import assert_close
 
-# Keras on JAX takes the first state for the output of the step before; elsewhere it takes that output.
+# For a masked step, Keras returns the first state on JAX, and the previous output on other backends.
 OTHER_ON_JAX = pytest.mark.skipif(
-    keras.backend.backend() == "jax", reason="a masked step gives another output there"
+    keras.backend.backend() == "jax", reason="masked steps have other outputs on JAX"
 )
 KINDS = pytest.mark.parametrize("kind", [layers.SimpleRNN, layers.GRU, layers.LSTM])
 
@@ -73,7 +73,7 @@ def test_options_become_attributes_of_the_node(kind: type, options: dict, tmp_pa
     "options", [{"reset_after": False}, {"reset_after": False, "use_bias": False}], ids=str
 )
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_gru_that_resets_before(options: dict, masked: bool, tmp_path):
+def test_gru_with_reset_before(options: dict, masked: bool, tmp_path):
     x = series()
     output = layers.GRU(3, return_sequences=True, **options)(layers.Masking()(x) if masked else x)
     check(keras.Model(x, output), tmp_path, node="Scan" if masked else "GRU")
@@ -90,7 +90,7 @@ def test_activations(kind: type, name: str, tmp_path):
 @pytest.mark.parametrize("masked", [False, pytest.param(True, marks=OTHER_ON_JAX)])
 @KINDS
 def test_initial_and_last_states(kind: type, masked: bool, tmp_path):
-    """With an initial state Keras no longer takes the mask from the series; here it is said."""
+    """With an initial state, Keras does not read the mask of the series, so it is an argument."""
     x, count = series(), 2 if kind is layers.LSTM else 1
     states = [keras.Input((3,), name=f"state_{i}") for i in range(count)]
     mask = ops.any(ops.not_equal(x, 0), axis=-1) if masked else None
@@ -129,21 +129,21 @@ def test_masked_steps_keep_the_state(kind: type, options: dict, tmp_path):
         (layers.SimpleRNN, None),
     ],
 )
-def test_both_directions(kind: type, mode: str | None, sequences: bool, masked: bool, tmp_path):
+def test_bidirectional(kind: type, mode: str | None, sequences: bool, masked: bool, tmp_path):
     x = series()
     layer = layers.Bidirectional(kind(3, return_sequences=sequences), merge_mode=mode)
     check(keras.Model(x, layer(layers.Masking()(x) if masked else x)), tmp_path)
 
 
 @pytest.mark.parametrize("kind", [layers.GRU, layers.LSTM])
-def test_both_directions_with_states(kind: type, tmp_path):
+def test_bidirectional_with_states(kind: type, tmp_path):
     x, count = series(), 4 if kind is layers.LSTM else 2
     states = [keras.Input((3,), name=f"state_{i}") for i in range(count)]
     layer = layers.Bidirectional(kind(3, return_state=True, return_sequences=True))
     check(keras.Model([x, *states], layer(x, initial_state=states)), tmp_path, *[3] * count)
 
 
-def test_both_directions_of_unlike_layers(tmp_path):
+def test_bidirectional_with_different_layers(tmp_path):
     x = series()
     there, back = (
         layers.LSTM(3, return_sequences=True, go_backwards=True),
@@ -153,7 +153,7 @@ def test_both_directions_of_unlike_layers(tmp_path):
 
 
 class Leaky(layers.Layer):
-    """A cell of the user's: a running mean that begins at one."""
+    """A custom cell: a running mean with initial value 1."""
 
     def __init__(self, units: int, **kwargs):
         super().__init__(**kwargs)
@@ -197,14 +197,14 @@ def test_cells(cell, masked: bool, tmp_path):
     check(keras.Model(x, keras.tree.flatten(outputs)), tmp_path)
 
 
-def test_layers_behind_each_other_share_nothing_but_the_mask(tmp_path):
+def test_stacked_layers_share_only_the_mask(tmp_path):
     x = series()
     hidden = layers.LSTM(3, return_sequences=True)(layers.Masking()(x))
     model = keras.Model(x, layers.Dense(2)(layers.Bidirectional(layers.GRU(2))(hidden)))
     check(model, tmp_path, node="Scan")
 
 
-def test_a_series_for_each_time_step(tmp_path):
+def test_time_distributed_recurrent_layer(tmp_path):
     x = keras.Input((None, 3, 4), name="x")
     model = redraw(keras.Model(x, layers.TimeDistributed(layers.LSTM(3))(x)))
     exported(model, tmp_path / "out")
@@ -224,7 +224,7 @@ def test_a_series_for_each_time_step(tmp_path):
         (lambda: layers.TimeDistributed(layers.Dense(2)), (None, 3, 4)),
     ],
 )
-def test_any_layer_for_each_time_step(inner, shape: tuple, tmp_path):
+def test_time_distributed(inner, shape: tuple, tmp_path):
     x = keras.Input(shape, name="x")
     model = redraw(keras.Model(x, layers.TimeDistributed(inner())(x)))
     exported(model, tmp_path / "out")
@@ -250,7 +250,7 @@ def test_unsupported_recurrent_layers_raise(call, message: str, tmp_path):
         export_onnx(keras.Model(x, call(x)), tmp_path / "out", verify=False)
 
 
-def test_the_outputs_of_masked_layers_have_named_sizes(tmp_path):
+def test_outputs_of_masked_layers_have_named_sizes(tmp_path):
     tokens = keras.Input((None,), dtype="int32", name="tokens")
     x = layers.Embedding(9, 4, mask_zero=True)(tokens)
     x = layers.SimpleRNN(4, return_sequences=True, go_backwards=True)(x)

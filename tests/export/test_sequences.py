@@ -31,10 +31,10 @@ def check(model: keras.Model, folder, *makers, opset: int = 23) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "float32", "bool"])
-def test_an_embedding_takes_numbers_of_any_type(dtype: str, tmp_path):
+def test_embedding_accepts_any_dtype(dtype: str, tmp_path):
     x = keras.Input((None,), dtype=dtype, name="x")
     if dtype == "int64" and keras.backend.backend() == "jax":
-        pytest.skip("JAX has no int64 unless it is told to")
+        pytest.skip("JAX has no int64 by default")
     held = dtype if dtype in ("float32", "bool") else "int64"
 
     def make(batch: int, length: int) -> np.ndarray:
@@ -43,7 +43,7 @@ def test_an_embedding_takes_numbers_of_any_type(dtype: str, tmp_path):
     check(keras.Model(x, layers.Embedding(7, 4)(x)), tmp_path, make)
 
 
-def test_an_embedding_with_lora(tmp_path):
+def test_embedding_with_lora(tmp_path):
     x = keras.Input((None,), dtype="int32", name="x")
     check(keras.Model(x, layers.Embedding(7, 4, lora_rank=2)(x)), tmp_path, ids)
 
@@ -55,7 +55,7 @@ def table_sizes(folder) -> list[list[int]]:
 
 @OPSETS
 @pytest.mark.parametrize("options", [{}, {"logit_soft_cap": 2.0}, {"mask_zero": True}], ids=str)
-def test_a_tied_table_is_stored_once(options: dict, opset: int, tmp_path):
+def test_tied_table_is_stored_once(options: dict, opset: int, tmp_path):
     x = keras.Input((None,), dtype="int32", name="x")
     table = layers.ReversibleEmbedding(7, 4, **options)
     check(keras.Model(x, table(table(x) * 2, reverse=True)), tmp_path, ids, opset=opset)
@@ -63,7 +63,7 @@ def test_a_tied_table_is_stored_once(options: dict, opset: int, tmp_path):
     assert nodes_of(tmp_path / "out")["Gemm"] == 1
 
 
-def test_a_table_of_its_own_for_the_way_back(tmp_path):
+def test_untied_reversible_embedding(tmp_path):
     x = keras.Input((None,), dtype="int32", name="x")
     table = layers.ReversibleEmbedding(7, 4, tie_weights=False, reverse_dtype="float32")
     check(keras.Model(x, table(table(x), reverse=True)), tmp_path, ids)
@@ -71,7 +71,7 @@ def test_a_table_of_its_own_for_the_way_back(tmp_path):
 
 
 @pytest.mark.parametrize("rank", [2, 3, 4])
-def test_the_way_back_for_any_rank(rank: int, tmp_path):
+def test_reverse_embedding_of_any_rank(rank: int, tmp_path):
     x = keras.Input((*([None] * (rank - 2)), 4), name="x")
     output = layers.ReversibleEmbedding(7, 4)(x, reverse=True)
     check(keras.Model(x, output), tmp_path, lambda batch, length: draw(batch, *([length] * (rank - 2)), 4))
@@ -107,12 +107,12 @@ def test_masking_of_integers(tmp_path):
         lambda: layers.Lambda(lambda x: ops.concatenate([x, ops.zeros((ops.shape(x)[0], 2, 4))], 1)),
     ],
 )
-def test_a_lambda_is_opened(layer, tmp_path):
+def test_lambda_is_opened(layer, tmp_path):
     x = keras.Input((None, 4), name="x")
     check(keras.Model(x, layer()(x)), tmp_path, lambda batch, length: draw(batch, length, 4))
 
 
-def test_a_lambda_that_cannot_be_opened_says_which_and_what_to_do(tmp_path):
+def test_lambda_that_cannot_be_opened_raises(tmp_path):
     def outside(x):
         return ops.convert_to_tensor(np.tanh(np.asarray(x)))
 

@@ -1,4 +1,4 @@
-"""Indices, slices, shapes and sizes: what their examples do not show."""
+"""Indices, slices, shapes and sizes: cases beyond their examples."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_shapes(call, inputs, opset: int, tmp_path):
         lambda x: x + x[:, :1] * x[:1, :],
     ],
 )
-def test_one_file_serves_every_size(call, tmp_path):
+def test_one_export_runs_at_every_size(call, tmp_path):
     equals_keras(call, tmp_path, draw(2, 4, 3), again=[draw(5, 7, 3, seed=1)], dynamic=[1])
 
 
@@ -161,7 +161,7 @@ class Sizes(layers.Layer):
         lambda x, b, t, w: ops.take(x, ops.minimum(ops.arange(t), 2), axis=1),
     ],
 )
-def test_numbers_that_come_from_sizes(compute, opset: int, tmp_path):
+def test_numbers_computed_from_sizes(compute, opset: int, tmp_path):
     call = Sizes(compute, name="sizes")
     equals_keras(call, tmp_path, draw(2, 4, 3), again=[draw(3, 9, 3, seed=1)], dynamic=[1], opset=opset)
 

@@ -1,4 +1,4 @@
-"""Models with a `call` of their own: what they take is remembered from their first call, or said."""
+"""Subclassed models: their inputs are recorded by the first call, or passed as input_signature."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def names(folder) -> tuple[list, list]:
     return [spec(v) for v in graph.input], [spec(v) for v in graph.output]
 
 
-def test_called_once_it_remembers(tmp_path):
+def test_first_call_records_the_inputs(tmp_path):
     model = Subclassed(name="mine")
     model(draw(2, 8))
     redraw(model)
@@ -60,7 +60,7 @@ def test_called_once_it_remembers(tmp_path):
     assert report.manifest.tiers["mine"] == "opened"
 
 
-def test_it_trains_on_and_exports_again(tmp_path):
+def test_export_after_more_training(tmp_path):
     model = Subclassed()
     model.compile("sgd", "mse")
     x, y = draw(4, 8), draw(4, 3, seed=1)
@@ -71,7 +71,7 @@ def test_it_trains_on_and_exports_again(tmp_path):
     assert_close(*run(tmp_path / "out", x), *outputs_of(model, x))
 
 
-def test_a_signature_gives_names_dtypes_and_dynamic_sizes(tmp_path):
+def test_signature_sets_names_dtypes_and_dynamic_sizes(tmp_path):
     model = Pair(name="pair")
     tokens = keras.InputSpec(shape=(None, None), dtype="int32")
     context = keras.InputSpec(shape=(None, None, 6), dtype="float32", name="around")
@@ -83,14 +83,14 @@ def test_a_signature_gives_names_dtypes_and_dynamic_sizes(tmp_path):
     ]
     assert [name for name, _ in outputs] == ["table", "tokens_1"]
     for length, other in ((3, 5), (9, 2)):
-        given = np.arange(2 * length).reshape(2, length) % 9, draw(2, other, 6)
-        expected = model(*given)
-        got = run(tmp_path / "out", *given)
+        arrays = np.arange(2 * length).reshape(2, length) % 9, draw(2, other, 6)
+        expected = model(*arrays)
+        got = run(tmp_path / "out", *arrays)
         assert_close(got[0], np.asarray(expected["table"]))
         assert_close(got[1], np.asarray(expected["tokens"]))
 
 
-def test_a_sequential_that_was_never_built(tmp_path):
+def test_unbuilt_sequential(tmp_path):
     model = keras.Sequential([layers.Dense(4), layers.Dense(2)])
     export_onnx(model, tmp_path / "out", input_signature=keras.InputSpec(shape=(None, 3), dtype="float32"))
     x = draw(2, 3)
@@ -155,7 +155,7 @@ class Unread(Optional):
 
 
 class AlwaysBuilt(Optional):
-    """Keras builds nothing, and so records nothing."""
+    """Without `build`, Keras records no shapes."""
 
     def __init__(self):
         super().__init__()
@@ -192,7 +192,7 @@ def test_arguments_that_keras_does_not_record_raise(model, arguments, keywords, 
     assert not list(tmp_path.iterdir())
 
 
-def test_an_argument_at_its_default_is_reported(tmp_path):
+def test_argument_at_its_default_is_reported(tmp_path):
     one = keras.InputSpec(shape=(None, 4), dtype="float32")
     two = keras.InputSpec(shape=(None, 3), dtype="float32")
     model = Optional()
@@ -207,14 +207,14 @@ def test_an_argument_at_its_default_is_reported(tmp_path):
     assert_close(*run(tmp_path / "ab", a, b), np.asarray(model(a, b)))
 
 
-def test_a_number_at_its_default_is_reported(tmp_path):
+def test_number_at_its_default_is_reported(tmp_path):
     model = Scaled()
     model(draw(2, 4), scale=2.0)
     report = export_onnx(model, tmp_path / "out")
     assert any("'scale'" in note and "default (1.0)" in note for note in report.manifest.notes)
 
 
-def test_a_signature_leaves_an_argument_out_with_none(tmp_path):
+def test_none_in_a_signature_omits_an_argument(tmp_path):
     class Three(keras.Model):
         def call(self, a, b=None, *, c=None):
             return a + (0 if b is None else b) * 2 + (0 if c is None else c) * 3
@@ -228,13 +228,13 @@ def test_a_signature_leaves_an_argument_out_with_none(tmp_path):
 
 
 @pytest.mark.parametrize(("passed", "expected"), [(1, ["a"]), (2, ["a", "b"])])
-def test_arguments_that_build_names_are_remembered(passed, expected, tmp_path):
-    model, given = Builds(), [draw(2, 4), draw(2, 3)][:passed]
-    model(*given)
+def test_arguments_of_build_are_recorded(passed, expected, tmp_path):
+    model, arrays = Builds(), [draw(2, 4), draw(2, 3)][:passed]
+    model(*arrays)
     redraw(model)
     export_onnx(model, tmp_path / "out")
     assert [name for name, _ in names(tmp_path / "out")[0]] == expected
-    assert_close(*run(tmp_path / "out", *given), np.asarray(model(*given)))
+    assert_close(*run(tmp_path / "out", *arrays), np.asarray(model(*arrays)))
 
 
 def test_unread_argument_needs_no_signature(tmp_path):
@@ -286,7 +286,7 @@ def test_unknown_inputs_raise(model, signature, error, message, tmp_path):
 
 
 class Heads(layers.Layer):
-    """Its code asks for the batch."""
+    """Its code reads the batch size."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -308,7 +308,7 @@ class OfSequentials(keras.Model):
 
 
 @pytest.mark.parametrize("length", [5, None], ids=["fixed", "dynamic"])
-def test_sequentials_inside_that_a_batch_built_take_any(length, tmp_path):
+def test_nested_sequentials_built_by_a_batch_accept_any_batch_size(length, tmp_path):
     model = OfSequentials()
     model(draw(4, 5, 3))
     redraw(model)
@@ -333,5 +333,5 @@ def test_sequentials_inside_that_a_batch_built_take_any(length, tmp_path):
     ],
     ids=str,
 )
-def test_the_names_of_dynamic_axes(shape: tuple, expected: list):
+def test_names_of_dynamic_axes(shape: tuple, expected: list):
     assert axis_names(shape, "") == expected

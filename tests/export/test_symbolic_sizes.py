@@ -1,4 +1,4 @@
-"""Layers that compute with sizes: right at every length, bounded, or refused; never wrong in silence."""
+"""Layers that compute with sizes: correct at every length, limited by bounds, or refused; never wrong."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ TABLE = {
 
 
 def outcome(model: keras.Model, folder, inputs: Callable[[int, int], list[np.ndarray]]) -> str:
-    """How an export behaves at lengths that it never saw. Asserts that it is never wrong."""
+    """Compares an export with Keras at unseen lengths; returns RIGHT, BOUNDED or REFUSED."""
     try:
         export_onnx(model, folder)
     except ExportError as error:
@@ -323,7 +323,7 @@ def outcome(model: keras.Model, folder, inputs: Callable[[int, int], list[np.nda
 
 
 @pytest.mark.parametrize("function", TABLE, ids=lambda function: function.__name__)
-def test_right_bounded_or_refused(function: Callable, tmp_path):
+def test_export_at_unseen_lengths(function: Callable, tmp_path):
     x = keras.Input((None, 4), name="x")
     model = keras.Model(x, Sized(function)(x))
     behaves = outcome(model, tmp_path / "out", lambda batch, size: [draw(batch, size, 4)])
@@ -331,8 +331,8 @@ def test_right_bounded_or_refused(function: Callable, tmp_path):
 
 
 @pytest.mark.parametrize("function", [as_integer, looked_up, written_out], ids=lambda f: f.__name__)
-def test_branch_on_a_plain_number_of_a_size_raises(function: Callable, tmp_path):
-    """No sample shows these: the code that made the number is what counts."""
+def test_branch_on_a_converted_size_raises(function: Callable, tmp_path):
+    """The error does not depend on sample sizes."""
     x = keras.Input((None, 4), name="x")
     with pytest.raises(ExportError, match="'sized' .*converts a size to a plain number"):
         export_onnx(keras.Model(x, Sized(function)(x)), tmp_path / "out")
@@ -355,19 +355,19 @@ UNSEEN = {
 
 
 @pytest.mark.parametrize("name", UNSEEN)
-def test_conversions_that_no_sample_shows_raise(name: str, tmp_path):
+def test_conversions_of_sizes_to_numbers_raise(name: str, tmp_path):
     x = keras.Input((None, 4), name="x")
     layer = Sized(lambda self, x: x * 2 if UNSEEN[name](length(x)) else x)
     with pytest.raises(ExportError, match="'sized' .*every size"):
         export_onnx(keras.Model(x, layer(x)), tmp_path / "out", verify=False)
 
 
-def test_the_table_has_thirty_layers_and_at_most_four_are_refused():
+def test_at_most_four_layers_of_the_table_raise():
     assert len(TABLE) >= 30
     assert sum(kind == REFUSED for kind in TABLE.values()) <= 4
 
 
-def test_a_bound_is_in_the_manifest_the_report_and_the_error(tmp_path):
+def test_bound_is_in_manifest_report_and_error(tmp_path):
     x = keras.Input((None, 4), name="x")
     report = export_onnx(keras.Model(x, Sized(long_branch)(x)), tmp_path / "out")
     assert report.manifest.bounds == ("sequence_length <= 200",)
@@ -383,14 +383,14 @@ def test_a_bound_is_in_the_manifest_the_report_and_the_error(tmp_path):
             session.run({"x": draw(1, 201, 4)})
 
 
-def test_the_warning_of_softmax_is_no_bound(tmp_path):
-    """Keras looks at the size of the axis in order to warn, and computes the same."""
+def test_size_check_of_softmax_is_not_a_bound(tmp_path):
+    """Keras compares the size of the axis only for a warning."""
     x = keras.Input((None, 4), name="x")
     layer = Sized(lambda self, x: ops.softmax(x, axis=1))
     assert export_onnx(keras.Model(x, layer(x)), tmp_path / "out").manifest.bounds == ()
 
 
-def test_only_the_axes_that_code_wants_equal_have_to_be(tmp_path):
+def test_only_compared_axes_must_be_equal(tmp_path):
     """An encoder-decoder: the padding mask is as long as the values, and not as long as the queries."""
     x, values = keras.Input((None, 8), name="x"), keras.Input((None, 6), name="values")
     mask = keras.Input((None,), dtype="bool", name="mask")
@@ -423,12 +423,12 @@ def test_height_and_width(tmp_path):
     image(sequence, tmp_path)
 
 
-def test_height_may_not_be_compared_in_silence(tmp_path):
+def test_comparison_of_height_and_width_adds_a_bound(tmp_path):
     image(lambda self, x: x * 2 if ops.shape(x)[1] > ops.shape(x)[2] else x, tmp_path, BOUNDED)
 
 
 class Widened(layers.Layer):
-    """Promises the size of its input and returns another one."""
+    """Declares the size of its input, and returns another one."""
 
     def compute_output_shape(self, shape):
         return shape
@@ -451,7 +451,7 @@ class AroundWidened(layers.Layer):
 
 
 @pytest.mark.filterwarnings("ignore:The layer 'sized' .* was converted by tf2onnx")
-def test_a_shape_that_a_layer_inside_promises_is_not_computed_with(tmp_path):
+def test_wrong_declared_shape_of_an_inner_layer_is_not_used(tmp_path):
     x = keras.Input((None, 4), name="x")
     try:
         export_onnx(keras.Model(x, AroundWidened(name="sized")(x)), tmp_path / "out")
@@ -521,7 +521,7 @@ class Computing(layers.Layer):
 
 @hypothesis.settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
 @hypothesis.given(tree=trees, use=st.sampled_from(sorted(USES)))
-def test_random_expressions_are_right_bounded_or_refused(tree, use: str):
+def test_random_expressions_at_unseen_lengths(tree, use: str):
     """Lowered and run, without the files and the comparison of an export."""
     try:
         value_of(tree, {"a": 3, "b": 11, "c": 13})

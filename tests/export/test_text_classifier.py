@@ -90,7 +90,7 @@ def test_scores_equal_predict(kind: str, activation: str | None, tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", ["Bert", "Roberta"])
-def test_pairs_of_texts(kind: str, tmp_path: Path):
+def test_text_pairs(kind: str, tmp_path: Path):
     model = classifier(kind, length=24)
     export_onnx(model, tmp_path / "out", task="text-classification")
     first, second = ["the cat sat", "i hate"], ["on the mat", "a very bad film"]
@@ -110,7 +110,7 @@ def test_one_sigmoid_and_two_labels(tmp_path: Path):
         assert_close(scores_of([classify(TEXTS[0])], ["bad", "good"]), np.array([[1 - p, p]]))
 
 
-def test_without_labels_it_is_a_generic_model(tmp_path: Path):
+def test_model_without_labels_is_generic(tmp_path: Path):
     manifest = export_onnx(classifier("Bert"), tmp_path / "out").manifest
     assert manifest.task is None and {spec.name for spec in manifest.inputs} >= {"token_ids", "padding_mask"}
 

@@ -1,4 +1,4 @@
-"""What no lowering covers and cannot be opened goes through tf2onnx, says so, and is right at every size."""
+"""tf2onnx converts layers that cannot be lowered or opened, with a warning, correctly at every size."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def load(tmp_path):
 
 
 @needs_tensorflow
-def test_weights_keep_their_names_and_are_stored_once(tmp_path):
+def test_weights_keep_names_and_are_stored_once(tmp_path):
     x = keras.Input((None, 16), name="x")
     odd = Raw(lambda x: tf.nn.relu(x), layers.Dense(16, name="inner"), name="odd")
     model = redraw(keras.Model(x, odd(odd(x))))
@@ -57,7 +57,7 @@ def test_weights_keep_their_names_and_are_stored_once(tmp_path):
 
 
 @needs_tensorflow
-def test_where_tf2onnx_wants_constants_it_gets_them_and_the_warning_says_so(tmp_path):
+def test_required_constants_are_passed_with_a_warning(tmp_path):
     model = model_of(lambda x: x, inner=layers.LSTM(3, return_sequences=True))
     converted(model, tmp_path / "out", "its weights are constants without their names")
     assert nodes_of(tmp_path / "out")["LSTM"] == 1
@@ -65,7 +65,7 @@ def test_where_tf2onnx_wants_constants_it_gets_them_and_the_warning_says_so(tmp_
 
 
 def _steps(x):
-    """x, and the sum of its rows up to each: a loop whose body uses values from outside of it."""
+    """A loop whose body captures values, followed by a branch."""
     scale = tf.reduce_mean(x, axis=1)
     total = tf.while_loop(
         lambda i, y: i < tf.shape(x)[1], lambda i, y: (i + 1, y + scale * x[:, i]), [0, tf.zeros_like(scale)]
@@ -92,7 +92,7 @@ def test_loops_and_branches_twice_and_in_a_nested_model(opset: int, tmp_path):
 
 
 @needs_tensorflow
-def test_integers_are_int64_at_the_border(tmp_path):
+def test_integer_inputs_and_outputs_are_int64(tmp_path):
     x = keras.Input((None,), name="x", dtype="int32")
     odd = Raw(lambda x: [tf.bitwise.bitwise_and(x, 5), tf.math.greater(x, 2), tf.cast(x, "float64"), x])
     model = keras.Model(x, odd(x))
@@ -118,7 +118,7 @@ def test_half_precision_is_computed_in_float32(policy: str, tmp_path):
 
 
 @needs_tensorflow
-def test_a_dilated_convolution_has_its_padding_in_numbers(tmp_path):
+def test_dilated_convolution_has_explicit_padding(tmp_path):
     kernel = draw(3, 2, 3, 5)
     model = model_of(lambda x: tf.nn.conv2d(x, kernel, 1, "SAME", dilations=2), (None, None, 3))
     converted(model, tmp_path / "out")
@@ -126,7 +126,7 @@ def test_a_dilated_convolution_has_its_padding_in_numbers(tmp_path):
 
 
 @needs_tensorflow
-def test_a_function_that_xla_would_compile_is_converted(tmp_path):
+def test_function_compiled_by_xla_is_converted(tmp_path):
     model = model_of(lambda x: tf.nn.relu(x), (None, None, 4), layers.Conv2D(6, 3, groups=2))
     converted(model, tmp_path / "out")
     assert nodes_of(tmp_path / "out")["Conv"] == 1
@@ -134,7 +134,7 @@ def test_a_function_that_xla_would_compile_is_converted(tmp_path):
 
 
 @needs_tensorflow
-def test_images_among_our_own_layers(tmp_path):
+def test_images_between_lowered_layers(tmp_path):
     x = keras.Input((None, None, 3), name="x")
     y = layers.Conv2D(4, 3, padding="same")(x)
     y = Raw(
@@ -146,7 +146,7 @@ def test_images_among_our_own_layers(tmp_path):
 
 
 @needs_tensorflow
-def test_a_mask_and_other_arguments_arrive(tmp_path):
+def test_mask_and_other_arguments_are_passed(tmp_path):
     class Odd(layers.Layer):
         def __init__(self):
             super().__init__()
@@ -168,7 +168,7 @@ def test_a_mask_and_other_arguments_arrive(tmp_path):
 
 
 @needs_tensorflow
-def test_a_mask_that_a_tensor_carries_reaches_a_layer_inside(tmp_path):
+def test_mask_of_a_tensor_is_passed_to_an_inner_layer(tmp_path):
     class Inner(layers.Layer):
         def call(self, x, mask=None):
             return x if mask is None else x + ops.cast(mask[..., None], x.dtype)
@@ -204,10 +204,10 @@ def without(monkeypatch, name: str) -> None:
     ("name", "tiers"),
     [
         ("Sigmoid", {"own": "opened", "own/sigmoid": "tf2onnx"}),
-        ("BroadcastTo", {"own": "tf2onnx"}),  # it takes a size of the input: then the whole layer
+        ("BroadcastTo", {"own": "tf2onnx"}),  # it uses a size of the input: the whole layer is converted
     ],
 )
-def test_as_little_as_possible_is_converted(name: str, tiers: dict, tmp_path, monkeypatch):
+def test_smallest_possible_part_is_converted(name: str, tiers: dict, tmp_path, monkeypatch):
     without(monkeypatch, name)
     x = keras.Input((None, 16), name="x")
     model = keras.Model(x, Sized(name="own")(x))
@@ -237,7 +237,7 @@ def test_lost_assertions_are_reported(tmp_path):
         export_onnx(keras.Model(x, Checked()(x)), tmp_path / "out")
 
 
-def test_an_operation_of_the_model_itself(tmp_path, monkeypatch):
+def test_operation_of_the_functional_model(tmp_path, monkeypatch):
     without(monkeypatch, "Sigmoid")
     x = keras.Input((None, 16), name="x")
     model = keras.Model(x, ops.sigmoid(x) * 2)
@@ -277,7 +277,7 @@ def test_unsupported_call_is_not_converted_by_tf2onnx(tmp_path):
 
 
 @needs_tensorflow
-def test_tf2onnx_is_left_as_it_was(tmp_path):
+def test_tf2onnx_is_not_changed(tmp_path):
     from tf2onnx.handler import tf_op
 
     level = logging.getLogger("tf2onnx").level, tf.get_logger().level
@@ -289,7 +289,7 @@ def test_tf2onnx_is_left_as_it_was(tmp_path):
 
 
 class Unsure(layers.Layer):
-    """Its code goes on where a size is not known, and computes something else."""
+    """Computes another result if a size is unknown."""
 
     def call(self, x):
         return tf.nn.relu(x) * (x.shape[1] or 1)
@@ -310,7 +310,7 @@ def test_trace_that_computes_something_else_raises(layer, tmp_path):
 
 
 @pytest.mark.skipif(ON_TENSORFLOW, reason="there tf2onnx does it")
-def test_other_backends_name_the_remedy(tmp_path, monkeypatch):
+def test_other_backends_raise(tmp_path, monkeypatch):
     without(monkeypatch, "Sigmoid")
     x = keras.Input((None, 16), name="x")
     model = keras.Model(x, Sized(name="own")(x))

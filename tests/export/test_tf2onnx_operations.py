@@ -1,4 +1,4 @@
-"""What we add to tf2onnx: operations that it lacks or gets wrong, with the numbers of TensorFlow."""
+"""Operations added to tf2onnx, which lacks them or converts them wrongly, equal TensorFlow."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_added_operation_is_tested():
 
 @needs_tensorflow
 @pytest.mark.parametrize("name", MISSING)
-def test_an_operation_that_tf2onnx_lacks(name: str, tmp_path):
+def test_operation_that_is_missing_in_tf2onnx(name: str, tmp_path):
     model = model_of(MISSING[name])
     converted(model, tmp_path / "out", opset=17 if len(name) % 2 else 23)
     check(model, tmp_path / "out", *((b, n, 16) for b, n in SIZES))
@@ -66,7 +66,7 @@ def test_wrong_conversions_of_tf2onnx_raise(name: str, tmp_path):
 
 @needs_tensorflow
 @pytest.mark.parametrize(("padding", "stride", "rate"), [("VALID", 2, 1), ("SAME", 1, 2), ("SAME", 2, 1)])
-def test_patches_of_an_image(padding: str, stride: int, rate: int, tmp_path):
+def test_image_patches(padding: str, stride: int, rate: int, tmp_path):
     steps, rates = [1, stride, stride, 1], [1, rate, rate, 1]
     model = model_of(
         lambda x: tf.image.extract_patches(x, [1, 3, 2, 1], steps, rates, padding), (None, None, 3)

@@ -22,7 +22,7 @@ from tests.drawing import as_numpy, draw, redraw
 
 
 class Positions(layers.Layer):
-    """A layer that an export opens, with what the exporter extends in Keras."""
+    """A layer that an export opens, and that uses the replaced functions of Keras."""
 
     def __init__(self, observe: Callable[[], None] = lambda: None, **kwargs):
         super().__init__(**kwargs)
@@ -55,7 +55,7 @@ def everything_is_as_usual() -> None:
     assert keras.random.normal((2,), seed=keras.random.SeedGenerator(1)).shape == (2,)
 
 
-def test_another_thread_sees_keras_as_it_is_in_the_middle_of_an_export(tmp_path):
+def test_other_thread_sees_unchanged_keras_during_an_export(tmp_path):
     failures, traced = [], []
 
     def observe() -> None:
@@ -68,7 +68,7 @@ def test_another_thread_sees_keras_as_it_is_in_the_middle_of_an_export(tmp_path)
                 everything_is_as_usual()
                 table = model.layers[2].table
                 assert isinstance(table, keras.Variable)
-                np.testing.assert_array_equal(as_numpy(model(given)), expected)
+                np.testing.assert_array_equal(as_numpy(model(batch)), expected)
             except BaseException as error:
                 failures.append(error)
 
@@ -77,17 +77,17 @@ def test_another_thread_sees_keras_as_it_is_in_the_middle_of_an_export(tmp_path)
         thread.join()
 
     model = model_of(observe)
-    given = draw(2, 5, 4)
-    expected = as_numpy(model(given))
+    batch = draw(2, 5, 4)
+    expected = as_numpy(model(batch))
     export_onnx(model, tmp_path / "out")
     assert traced and not failures
     everything_is_as_usual()
 
 
 def test_eight_threads_export_predict_and_build(tmp_path):
-    given = draw(2, 5, 4)
+    batch = draw(2, 5, 4)
     shared = [model_of(dtype=dtype) for dtype in ("float32", "mixed_float16")]
-    expected = [as_numpy(model(given)) for model in shared]
+    expected = [as_numpy(model(batch)) for model in shared]
     nodes = [[len(part._inbound_nodes) for part in model._flatten_layers()] for model in shared]
     start = threading.Barrier(8)
 
@@ -100,7 +100,7 @@ def test_eight_threads_export_predict_and_build(tmp_path):
     def predict(index: int) -> None:
         start.wait()
         for _ in range(30):
-            got = as_numpy(shared[index % 2](given))
+            got = as_numpy(shared[index % 2](batch))
             assert got.dtype == expected[index % 2].dtype
             np.testing.assert_array_equal(got, expected[index % 2])
 
@@ -120,13 +120,13 @@ def test_eight_threads_export_predict_and_build(tmp_path):
 
 
 def replaced_functions() -> dict[str, object]:
-    """What the exporter replaces in Keras, as it is now."""
+    """The current functions of Keras that the exporter replaces."""
     owners = (keras.ops, keras.src.ops, keras.src.backend, keras.config, keras.KerasTensor)
     owners += (keras.Operation, keras.layers.Layer, keras.random.SeedGenerator, operations_core.Cond)
     return {f"{owner.__name__}.{name}": x for owner in owners for name, x in vars(owner).items()}
 
 
-def test_keras_is_restored_when_the_last_of_two_threads_is_done():
+def test_keras_is_restored_after_the_last_of_two_threads():
     before = replaced_functions()
     inside, leave = threading.Event(), threading.Event()
 
@@ -166,7 +166,7 @@ def test_keras_is_restored_after_an_error(owner, monkeypatch):
     assert replaced_functions() == before
 
 
-def test_a_function_that_another_library_replaced_stays(monkeypatch):
+def test_function_replaced_by_another_library_is_kept(monkeypatch):
     usual = keras.ops.arange
     with keras_patches.patched():
         monkeypatch.setattr(keras.ops, "arange", len)
@@ -174,7 +174,7 @@ def test_a_function_that_another_library_replaced_stays(monkeypatch):
     monkeypatch.setattr(keras.ops, "arange", usual)
 
 
-def test_functions_that_a_module_imported_by_name_are_traced(tmp_path):
+def test_functions_imported_by_name_are_traced(tmp_path):
     module = types.ModuleType("module_of_a_user")
     exec("from keras.ops import arange, shape, zeros", vars(module))
     sys.modules[module.__name__] = module

@@ -1,4 +1,4 @@
-"""An exported BERT skips padding, and real tokens are not affected by what replaces it."""
+"""An exported BERT skips padding, and padding does not affect real tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keras_tx_onnx import export_onnx
 from keras_tx_onnx.graph import unpadding
 from keras_tx_onnx.reading.symbolic_sizes import sizes_of_ids
 from tests.drawing import as_numpy, draw
-from tests.export.small_bert import DISTILBERT, GIVEN, HEADS, ROBERTA, TINY, run, tiny
+from tests.export.small_bert import DISTILBERT, EXAMPLE, HEADS, ROBERTA, TINY, run, tiny
 from tests.tolerances import assert_close
 
 
@@ -41,12 +41,16 @@ def test_rows_without_tokens(head: str, options: dict, tmp_path):
     model = tiny(HEADS[head], **options)
     export_onnx(model, tmp_path / "x")
     export_onnx(model, tmp_path / "y", unpad=False)
-    empty = {name: value * np.array([[1], [0], [1]]) for name, value in GIVEN.items()}
-    outputs, padded, full = run(tmp_path / "x", empty), run(tmp_path / "y", empty), run(tmp_path / "x", GIVEN)
+    empty = {name: value * np.array([[1], [0], [1]]) for name, value in EXAMPLE.items()}
+    outputs, padded, full = (
+        run(tmp_path / "x", empty),
+        run(tmp_path / "y", empty),
+        run(tmp_path / "x", EXAMPLE),
+    )
     for name, value in outputs.items():
         assert np.isfinite(value).all() and np.isfinite(padded[name]).all()
         assert_close(value[[0, 2]], full[name][[0, 2]])
-    for value in run(tmp_path / "x", {name: value * 0 for name, value in GIVEN.items()}).values():
+    for value in run(tmp_path / "x", {name: value * 0 for name, value in EXAMPLE.items()}).values():
         assert np.isfinite(value).all()
         assert value.ndim < 3 or not value.any()
 
