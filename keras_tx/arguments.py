@@ -21,7 +21,7 @@ from keras_tx.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """A constraint on a number, as a text and as a predicate, for `Annotated` types."""
+    """A constraint on a number for `Annotated` types: its description and its predicate."""
 
     text: str
     contains: Callable[[Any], bool]
@@ -34,7 +34,7 @@ Rate = Annotated[float, Range("a rate from 0 up to, not including, 1", lambda x:
 Epsilon = Annotated[float, Range("a number above 0 and below 1", lambda x: 0 < x < 1)]
 Positive = Annotated[float, Range("a finite number above 0", lambda x: x > 0)]
 
-Shape = tuple[Any, ...]  # of a tensor: an integer for each axis, or None where the size is unknown
+Shape = tuple[Any, ...]  # of a tensor: an integer per axis, None for dynamic axes
 
 Init = TypeVar("Init", bound=Callable[..., None])
 TEXTS = {bool: "True or False", int: "a whole number", float: "a finite number", types.NoneType: "None"}
@@ -45,6 +45,11 @@ def check_fields(instance: Any) -> None:
 
     Booleans, numbers and tuples of them are checked and converted to plain Python values. Fields of other
     types are not checked.
+
+    Raises:
+        ConfigError: the value of a field is not of its type, or out of range.
+
+    Example:
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Config:
@@ -61,7 +66,7 @@ def check_fields(instance: Any) -> None:
 
 
 def checked(init: Init) -> Init:
-    """Decorator for a layer's `__init__` that checks its arguments against their annotations."""
+    """Decorates the `__init__` of a layer so that its arguments are checked against their annotations."""
     signature = inspect.signature(init)
 
     @functools.wraps(init)
@@ -69,7 +74,7 @@ def checked(init: Init) -> Init:
         try:
             bound = signature.bind(self, *args, **kwargs)
         except TypeError:
-            init(self, *args, **kwargs)  # Python's own message names the class
+            init(self, *args, **kwargs)  # Python's message contains the class
             raise
         for name, value in bound.arguments.items():
             if name in _hints(init):
@@ -99,7 +104,7 @@ def _checked(name: str, value: Any, hint: Any, owner: str = "") -> Any:
 
 
 def _options(hint: Any) -> list[Any] | None:
-    """The types of a union; None where one of them is not a number, a boolean, None or a tuple of these."""
+    """Returns the types of a union; None if one is not a number, a boolean, None or a tuple of these."""
     parts = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     inner = [typing.get_args(part)[0] if _kind(part) is tuple else part for part in parts]
     return list(parts) if all(_kind(part) in TEXTS for part in inner) else None
@@ -111,7 +116,7 @@ def _kind(hint: Any) -> Any:
 
 
 def _converted(value: Any, hint: Any) -> Any:
-    """Converts the value to the type; raises TypeError, ValueError or OverflowError if it is not of it."""
+    """Converts a value to a type; raises a TypeError, ValueError or OverflowError if that fails."""
     kind = _kind(hint)
     if kind is types.NoneType:
         if value is not None:

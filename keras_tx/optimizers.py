@@ -54,15 +54,15 @@ class AdamW(keras.optimizers.AdamW):
 
     def _apply_weight_decay(self, variables: list[Any]) -> None:
         # Backends implement weight decay differently, so theirs is called once per factor.
-        whole = self.weight_decay
-        if whole is None:
+        weight_decay = self.weight_decay
+        if weight_decay is None:
             return
         try:
             for factor in dict.fromkeys(map(self._factor, variables)):
-                self.weight_decay = whole * factor
+                self.weight_decay = weight_decay * factor
                 super()._apply_weight_decay([v for v in variables if self._factor(v) == factor])
         finally:
-            self.weight_decay = whole
+            self.weight_decay = weight_decay
 
     def _factor(self, variable: Any) -> float:
         return self._factors[self._get_variable_index(variable)]
@@ -71,5 +71,5 @@ class AdamW(keras.optimizers.AdamW):
         return next((self.rate_factors[part] for part in path.split("/") if part in self.rate_factors), 1.0)
 
     def get_config(self) -> dict[str, Any]:
-        ours = {"without_decay": self.without_decay, "rate_factors": self.rate_factors}
-        return {**super().get_config(), **ours}
+        options = {"without_decay": self.without_decay, "rate_factors": self.rate_factors}
+        return {**super().get_config(), **options}

@@ -1,4 +1,4 @@
-"""Arguments that several commands share."""
+"""Arguments of several commands."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ def session_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:
-    """Raises before slow imports; the export checks again."""
+    """Raises an ExportError for an existing path before slow imports; the export checks again."""
     if path.exists() and not overwrite:
         raise ExportError(f"{path} exists. Add --overwrite to replace it, or choose another name.")

@@ -63,7 +63,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def drawn(result: DemoResult) -> str:
-    """Some test digits with their predictions, errors first."""
+    """Returns some test digits with their predictions, errors first, as text."""
     wrong = result.predictions != result.digits.test_labels
     chosen = sorted(range(len(wrong)), key=lambda i: not wrong[i])
     chosen = [*chosen[: min(wrong.sum(), SHOWN // 2)], *[i for i in chosen if not wrong[i]]][:SHOWN]

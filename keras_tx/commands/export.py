@@ -1,4 +1,4 @@
-"""keras-tx export: a saved Keras model, or a checkpoint, becomes a verified ONNX folder."""
+"""keras-tx export: exports a saved Keras model or a checkpoint to a verified ONNX folder."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ _RANGE = re.compile(r"(-?\d+(?:\.\d+)?)\.\.(-?\d+(?:\.\d+)?)")
 
 
 def image_of(value: str, model: Any) -> Any:
-    """The image transform, or preprocess_input function, that --image names for a model."""
+    """Returns the image transform or the preprocess_input function for --image."""
     import numpy as np
     from keras import applications
 
@@ -145,43 +145,41 @@ def image_of(value: str, model: Any) -> Any:
         shape = tuple(model.inputs[0].shape)
         if not low < high or len(shape) != 4 or None in shape[1:]:
             raise ConfigError(
-                f"--image {value} was given for inputs of the shape {shape}, expected a lower number before "
-                "a higher one, and a model with a fixed height and width. Otherwise pass a "
-                "preprocessor_config.json."
+                f"--image {value} requires a low..high range and a model with a fixed height and width, but "
+                f"the model has inputs of shape {shape}. Otherwise pass a preprocessor_config.json."
             )
         _, height, width, channels = shape
         slope, offset = np.full(channels, (high - low) / 255), np.full(channels, low)
         return affine(slope, offset, (height, width))
     if not value.endswith(".json"):
         raise ConfigError(
-            f"--image {value!r}: expected a module of keras.applications, a range such as 0..255, or the "
-            f"path of a preprocessor_config.json. {nearest(value, modules)}"
+            f"--image {value!r} is not a module of keras.applications, a range such as 0..255, or the path "
+            f"of a preprocessor_config.json. {nearest(value, modules)}"
         )
     try:
         config = json.loads(Path(value).read_text(encoding="utf-8"))
         return ImageTransform.from_preprocessor_config(config)
-    except (ValueError, AttributeError) as error:  # no JSON, or no object
+    except (ValueError, AttributeError) as error:  # not JSON, or not an object
         raise ConfigError(f"--image {value} is not a preprocessor_config.json: {error}") from error
 
 
 def _tokenizer(file: str) -> Any:
     from keras_tx.processing.detokenizer import read_tokenizer
 
-    with open(file, "rb"):  # which says better than tokenizers why a file cannot be opened
+    with open(file, "rb"):  # raises a clearer error than tokenizers
         pass
     try:
         return read_tokenizer(file)
     except ImportError:
         raise
-    except Exception as error:  # tokenizers has no class of its own for what it cannot read
+    except Exception as error:  # tokenizers raises plain Exceptions
         raise ConfigError(
-            f"--tokenizer {file} is not a tokenizer that tokenizers can read ({error}). Save it with "
-            "tokenizer.save(FILE)."
+            f"--tokenizer {file} is not a valid tokenizer.json ({error}). Save it with tokenizer.save(FILE)."
         ) from error
 
 
 def read_labels(listed: str | None, file: str | None) -> list[str] | None:
-    """The labels of either option, or None."""
+    """Returns the labels of --labels or --labels-file; None without either."""
     if file is not None:
         try:
             labels = Path(file).read_text(encoding="utf-8-sig").splitlines()

@@ -1,4 +1,4 @@
-"""The model of a command: a saved Keras model, or a checkpoint."""
+"""Loads the model of a command from a .keras file or a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_checkpoint(source: str) -> bool:
 
 
 def load(source: str) -> Any:
-    """The model of a .keras file, without its optimizer, or of a checkpoint."""
+    """Loads a .keras file, without its optimizer, or a checkpoint."""
     if is_checkpoint(source):
         from keras_tx.models.checkpoint_loading import from_checkpoint
 
@@ -25,35 +25,43 @@ def load(source: str) -> Any:
 
 
 def load_model_file(path: Path) -> Any:
-    """The model of a .keras file, without its optimizer."""
+    """Loads a .keras file, without its optimizer.
+
+    Raises:
+        ExportError: the file cannot be loaded.
+    """
     from keras_tx.models.keras_file import load_model
 
     try:
         return load_model(path, compile=False)
-    except Exception as error:  # Keras raises whatever went wrong inside
-        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    except Exception as error:  # Keras raises exceptions of many classes
+        reason = next(
+            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+        )
         raise ExportError(
-            f"{path} cannot be loaded: {said} If it is damaged, save it again; if it has layers of your own, "
-            "export it from Python with keras_tx_onnx.export_onnx."
+            f"{path} cannot be loaded: {reason} If it is damaged, save it again; if it has custom layers, "
+            "export the model from Python with keras_tx_onnx.export_onnx."
         ) from error
 
 
 def check_model_file(path: Path) -> None:
-    """Before Keras is loaded, which takes seconds."""
+    """Checks a .keras file before the slow import of Keras.
+
+    Raises:
+        ExportError: the path is not a .keras file.
+    """
     if path.is_dir():
-        raise ExportError(f"{path} is a directory, expected a .keras file that model.save() wrote.")
+        raise ExportError(f"{path} is a directory. Pass a .keras file written by model.save().")
     if not path.exists():
-        raise ExportError(f"{path}: there is no such file. The working directory is {Path.cwd()}.")
+        raise ExportError(f"{path} does not exist. The working directory is {Path.cwd()}.")
     if path.suffix != ".keras":
         raise ExportError(
-            f"{path} is not a .keras file. Load it in Python as it was saved, then "
+            f"{path} is not a .keras file. Load the model in Python and save it with "
             f"model.save({path.stem + '.keras'!r})."
         )
     if not zipfile.is_zipfile(path):
-        raise ExportError(f"{path} is not a whole .keras file: damaged or truncated. Save or copy it again.")
+        raise ExportError(f"{path} is damaged or truncated. Save or copy it again.")
     with zipfile.ZipFile(path) as archive:
         missing = {"config.json", "model.weights.h5"}.difference(archive.namelist())
     if missing:
-        raise ExportError(
-            f"{path} has no {min(missing)} in it, expected what model.save() writes. Save it again."
-        )
+        raise ExportError(f"{path} does not contain {min(missing)}. Save the model again with model.save().")

@@ -90,10 +90,10 @@ def execute(arguments: argparse.Namespace) -> int:
     )
     print(f"{folder}: {transform.vocabulary_size:,} tokens in the vocabulary, {end}")
     for name, header in headers.items():
-        several = "" if header.documents == 1 else "s"
+        plural = "" if header.documents == 1 else "s"
         print(
             f"  {name:<18}{header.tokens:>14,} tokens, {header.dtype}; {header.documents:,} "
-            f"document{several}, {header.text_bytes / header.tokens:.2f} bytes per token"
+            f"document{plural}, {header.text_bytes / header.tokens:.2f} bytes per token"
         )
     return 0
 
@@ -127,7 +127,7 @@ def _share(text: str) -> float:
 
 
 def _progress(parts: list[Part], unit: str) -> ProgressBar:
-    """A bar over the bytes of the texts, where standard error is a terminal."""
+    """Returns a progress bar over the bytes of the texts, shown if standard error is a terminal."""
     from keras_tx.progress_bar import ProgressBar
 
     return ProgressBar(sum(part.end for part in parts), unit, scale=10**6, shown=sys.stderr.isatty())

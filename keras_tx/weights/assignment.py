@@ -1,4 +1,4 @@
-"""Assigns the tensors of a checkpoint to the variables of a model, and accounts for each of them."""
+"""Assigns the tensors of a checkpoint to the variables of a model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from keras_tx.weights.tensor_source import Tensors
 from keras_tx.weights.weight_values import array_of, check_values, merged_weights
 from keras_tx.weights.weightless import assign
 
-SHOWN = 12  # names of a long list
-FINITE = "Download or copy the weights again, or use those from before the training diverged."
+SHOWN = 12  # the number of names of a long list in a message
+FINITE = "Download or copy the weights again, or load weights from before the training diverged."
 LARGE = 2**30  # bytes; smaller files load in a few seconds and show no progress bar
 FLOATS = [np.dtype(x) for x in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
 
@@ -30,7 +30,7 @@ class Filled:
 
     new: tuple[str, ...]  # paths of variables that keep their initial values
     unused: tuple[str, ...]  # tensors of parts that the model does not have
-    resized: tuple[str, ...]  # paths of variables whose tensors have another shape
+    resized: tuple[str, ...]  # paths of variables whose tensors were resized
     new_parts: frozenset[str] = frozenset()
 
 
@@ -39,21 +39,26 @@ class Match:
     """The entry of each tensor that is loaded, by its name in the checkpoint, and the rest of both sides."""
 
     entries: dict[str, Entry]
-    to_fit: frozenset[str]  # tensors that `Entry.fit` brings to the shape of the model
+    to_fit: frozenset[str]  # tensors that `Entry.fit` resizes
     filled: Filled
-    head_lacks: tuple[str, ...]  # why the checkpoint's head is not the model's, which is then new
+    head_lacks: tuple[str, ...]  # why the head is not loaded from the checkpoint
 
 
 def fill(model: keras.Model, plan: Plan, tensors: Tensors) -> Filled:
     """Assigns the tensors of a checkpoint to the variables of a model.
 
-    Names, shapes and dtypes are checked before anything is assigned; values (NaN, infinity) as they are read.
+    Names, shapes and dtypes are checked before any assignment; values (NaN, infinity) while they are read.
 
     Args:
-        plan: which tensor holds which variables.
+        model: the model.
+        plan: the map of tensors to variables.
+        tensors: the tensors of the checkpoint.
+
+    Returns:
+        The variables without a tensor and the tensors without a variable.
 
     Raises:
-        ConfigError: the tensors do not fit the model; the message lists all of them.
+        ConfigError: tensors do not fit the model; the message lists them.
     """
     match = match_tensors(model, plan, tensors)
     variables = variables_of(model, plan)
@@ -75,7 +80,7 @@ def fill(model: keras.Model, plan: Plan, tensors: Tensors) -> Filled:
 def _assign(name: str, values: np.ndarray, entry: Entry, variables: dict[str, Any]) -> None:
     ours = [variables[path] for path in entry.paths]
     for variable, value in zip(ours, entry.form.to_ours(values, [tuple(x.shape) for x in ours]), strict=True):
-        # Always a copy: a backend may keep the array, and the pages of the file must not be trained on.
+        # Always a copy: a backend may keep the array, and training must not change the mapped file.
         with np.errstate(over="ignore"):
             value = np.array(value, dtype="float32", order="C")
             cast = value.astype("float16") if variable.dtype == "float16" else value
@@ -84,10 +89,10 @@ def _assign(name: str, values: np.ndarray, entry: Entry, variables: dict[str, An
 
 
 def match_tensors(model: keras.Model, plan: Plan, tensors: Tensors) -> Match:
-    """Matches the tensors of a checkpoint and the variables of a model, which may be without values.
+    """Matches the tensors of a checkpoint with the variables of a model, which need no values.
 
     Raises:
-        ConfigError: names, shapes or dtypes do not fit; the message lists all of them.
+        ConfigError: names, shapes or dtypes do not fit; the message lists them.
     """
     comparison = _Comparison(model, plan, tensors)
     comparison.check()
@@ -110,7 +115,7 @@ class _Comparison:
         self.copies, self.unused, self.unexpected = self._not_loaded()
 
     def _not_loaded(self) -> tuple[list[str], list[str], list[str]]:
-        """The tensors without an entry: copies of others, parts that the model lacks, and unexpected ones."""
+        """Returns the copies, the tensors of other parts, and the unexpected tensors."""
         rest = [n for n in self.names if n not in self.loaded and not n.endswith(self.plan.computed)]
         copies = [name for name in rest if self.plan.copies.get(name) in self.names]
         rest = [name for name in rest if name not in copies]
@@ -118,7 +123,7 @@ class _Comparison:
         return copies, unused, [name for name in rest if name not in unused]
 
     def is_new(self, part: str) -> bool:
-        """Whether a part is missing from the checkpoint; a head of other layers or sizes is another head."""
+        """Whether the checkpoint lacks a part. A head with other layers or sizes counts as another part."""
         names = self.names_of(part)
         if not any(name in self.names for name in names):
             return True
@@ -131,12 +136,12 @@ class _Comparison:
         return self.entries[name].fit is not None or self.stored[name] == self.shapes[name]
 
     def check(self) -> None:
-        """Raises one ConfigError for everything that does not fit."""
+        """Raises one ConfigError with all problems."""
         unexpected = [
             f"not expected: {self.names[name]} {_size(self.stored[name])}" for name in self.unexpected
         ]
         kinds = (self.missing(self.loaded), unexpected, self.misshapen(self.loaded), self.integers())
-        # Each kind is shortened separately, so that a long list of one kind does not hide another.
+        # Each kind is shortened separately, so that a long list does not hide other kinds.
         problems = [_shortened(problems, "\n  ") for problems in kinds if problems]
         if problems:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Reads a config.json by field and checks the type of each; errors name the file and the key."""
+"""Reads the fields of a config.json and checks their types. Errors name the file and the key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.weights.tensor_source import Checkpoint
 
-# The names of transformers by ours.
+# Activations of transformers by our names.
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "quick_gelu": "quick_gelu"}
 
 
@@ -30,19 +30,21 @@ class Fields(dict[str, Any]):
         return ConfigError(f"{self.where} has {name}={self.get(name)!r}; {expected}.")
 
     def number(self, name: str, default: int, *, none: bool = False) -> Any:
-        """A whole number, 0 or more; with `none` also null."""
+        """Returns an integer field, 0 or more; with `none` also null."""
         value = self.get(name, default)
         if (none and value is None) or (type(value) is int and value >= 0):
             return value
         raise self.error(name, "expected a whole number, 0 or more")
 
     def real(self, name: str, default: float) -> float:
+        """Returns a number field, 0 or more."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
             raise self.error(name, "expected a number, 0 or more")
         return value
 
     def text(self, name: str, known: Collection[str], default: str | None = None) -> str:
+        """Returns a string field with one of the known values."""
         value = self.get(name, default)
         if not isinstance(value, str) or value not in known:
             raise ConfigError(
@@ -56,17 +58,21 @@ class Fields(dict[str, Any]):
             raise self.error(name, f"only {name}={only!r} is supported")
 
     def architecture(self) -> str:
-        """The class that wrote the checkpoint."""
+        """Returns the name of the class that wrote the checkpoint."""
         names = self.get("architectures") or []
         if not isinstance(names, list) or not all(isinstance(x, str) for x in names):
             raise self.error("architectures", "expected a list of names")
         if not names:
-            raise self.error("architectures", "expected the class that wrote it, which defines the head")
+            raise self.error("architectures", "expected the name of a class, which defines the head")
         return names[0]
 
 
 def labels_of(config: Fields) -> tuple[int, tuple[str, ...] | None]:
-    """Returns the number of classes and their names, None without names."""
+    """Returns the number of classes and their names, or None without names.
+
+    Raises:
+        ConfigError: id2label does not map 0, 1, 2 ... to names.
+    """
     names = config.get("id2label")
     if names is None:
         return config.number("num_labels", 2), None
@@ -80,9 +86,9 @@ def labels_of(config: Fields) -> tuple[int, tuple[str, ...] | None]:
     if labels == [f"LABEL_{number}" for number in numbers]:
         return len(labels), None
     twice = sorted({label for label in labels if labels.count(label) > 1})
-    if twice:  # ImageNet has two cranes
+    if twice:  # ImageNet has two classes named "crane"
         warnings.warn(
-            f"{config.where}: id2label has several classes {twice[0]!r}. Their numbers become part of the "
+            f"{config.where}: id2label has several classes {twice[0]!r}. Their numbers are appended to the "
             "names.",
             stacklevel=2,
         )

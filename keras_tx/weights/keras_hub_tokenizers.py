@@ -1,4 +1,4 @@
-"""keras-hub's tokenizers as text transforms, and back."""
+"""Converts keras-hub's tokenizers to text transforms, and back."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from keras_tx.processing.tokenizer_kinds import BERT_TOKENS, ROBERTA_TOKENS
 
 
 def text_transform(preprocessor: Any, where: str) -> TextTransform | None:
-    """Converts the tokenizer of a keras-hub preprocessor, or a tokenizer.
+    """Converts a keras-hub tokenizer, or the tokenizer of a preprocessor.
 
-    Returns None without one, and with a warning if it cannot be converted.
+    Returns:
+        The transform; None without a tokenizer. If the tokenizer is not supported, also warns.
     """
     tokenizer = getattr(preprocessor, "tokenizer", preprocessor)
     if tokenizer is None:
@@ -23,7 +24,7 @@ def text_transform(preprocessor: Any, where: str) -> TextTransform | None:
         return converted(preprocessor)
     except ConfigError as error:
         warnings.warn(
-            f"{where}: its tokenizer, a {type(tokenizer).__name__}, is not supported: {error}. Pass "
+            f"{where}: its tokenizer, {type(tokenizer).__name__}, is not supported: {error}. Pass "
             "processing=.",
             stacklevel=2,
         )
@@ -31,7 +32,11 @@ def text_transform(preprocessor: Any, where: str) -> TextTransform | None:
 
 
 def converted(preprocessor: Any) -> TextTransform:
-    """Converts the tokenizer, or raises a ConfigError with the reason."""
+    """Converts a keras-hub tokenizer, or the tokenizer of a preprocessor.
+
+    Raises:
+        ConfigError: the tokenizer is not supported.
+    """
     tokenizer = getattr(preprocessor, "tokenizer", preprocessor)
     names = {kind.__name__ for kind in type(tokenizer).__mro__}
     longest = getattr(preprocessor, "sequence_length", None)
@@ -44,8 +49,8 @@ def converted(preprocessor: Any) -> TextTransform:
 
 def _wordpiece(tokenizer: Any, longest: int | None) -> TextTransform:
     config = tokenizer.get_config()
-    differing = {"split": True, "suffix_indicator": "##", "oov_token": BERT_TOKENS["unk_token"]}
-    for name, only in differing.items():
+    supported = {"split": True, "suffix_indicator": "##", "oov_token": BERT_TOKENS["unk_token"]}
+    for name, only in supported.items():
         if config[name] != only:
             raise ConfigError(f"only {name}={only!r} is supported, but it has {name}={config[name]!r}")
     return wordpiece(
@@ -61,7 +66,7 @@ def _byte_pairs(tokenizer: Any, longest: int | None) -> TextTransform:
     vocabulary = dict(tokenizer.vocabulary)
     special = {name: token for name, token in ROBERTA_TOKENS.items() if token in vocabulary}
     if not {"cls_token", "sep_token"} <= set(special):
-        special = {}  # GPT-2's, which byte_bpe knows
+        special = {}  # byte_bpe detects the tokens of GPT-2
     return byte_bpe(
         vocabulary,
         list(tokenizer.merges),
@@ -83,9 +88,9 @@ def tokenizer_of(transform: TextTransform, name: str) -> Any:
     model, normalizer = content["model"], content["normalizer"] or {}
     kind = getattr(keras_hub.models, name)
     if issubclass(kind, keras_hub.tokenizers.WordPieceTokenizer):
-        expected = (model["type"], normalizer.get("type"), (content["pre_tokenizer"] or {}).get("type"))
-        if expected != ("WordPiece", "BertNormalizer", "BertPreTokenizer"):
-            raise ConfigError(f"it is made of {expected}")
+        parts = (model["type"], normalizer.get("type"), (content["pre_tokenizer"] or {}).get("type"))
+        if parts != ("WordPiece", "BertNormalizer", "BertPreTokenizer"):
+            raise ConfigError(f"its model, normalizer and pre-tokenizer are {parts}")
         _check_names(transform, BERT_TOKENS)
         lowercase, accents = normalizer["lowercase"], normalizer["strip_accents"]
         return kind(
@@ -95,7 +100,7 @@ def tokenizer_of(transform: TextTransform, name: str) -> Any:
             split_on_cjk=normalizer["handle_chinese_chars"],
         )
     if model["type"] != "BPE" or (content["pre_tokenizer"] or {}).get("type") != "ByteLevel":
-        raise ConfigError(f"it is no byte-level BPE, but {model['type']}")
+        raise ConfigError(f"its model is {model['type']}, expected byte-level BPE")
     _check_names(transform, {name: token for name, token in ROBERTA_TOKENS.items() if name != "unk_token"})
     merges = [x if isinstance(x, str) else " ".join(x) for x in model["merges"]]
     return kind(
@@ -108,12 +113,12 @@ def tokenizer_of(transform: TextTransform, name: str) -> Any:
 def _check_names(transform: TextTransform, expected: dict[str, str]) -> None:
     for name, token in expected.items():
         if getattr(transform, name) != token:
-            raise ConfigError(f"its {name} is {getattr(transform, name)!r}, theirs {token!r}")
+            raise ConfigError(f"its {name} is {getattr(transform, name)!r}, expected {token!r}")
 
 
 def _in_order(transform: TextTransform) -> list[str]:
     ids = transform.vocabulary
     tokens = sorted(ids, key=ids.__getitem__)
     if [ids[token] for token in tokens] != list(range(len(tokens))):
-        raise ConfigError("its ids do not count from 0 on")
+        raise ConfigError("its ids are not consecutive from 0")
     return tokens

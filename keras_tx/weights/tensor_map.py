@@ -1,4 +1,4 @@
-"""Which tensor of a checkpoint holds which variables of ours, and in what form."""
+"""Maps of the tensors of a checkpoint to the variables of a model, with the conversion of their values."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How variables of ours stand in a tensor of theirs; it is read in both directions.
+    """The conversion between variables of a model (ours) and a tensor of a checkpoint (theirs).
 
-    Each variable has its axes permuted, then gets the shape `reshape`, in which one size may be -1; several
-    are joined along the axis `join`. Values of ours are theirs times `factors`, one for each variable.
+    Args:
+        permute: permutation of the axes of each variable.
+        reshape: shape of each variable after the permutation; one size may be -1.
+        join: axis along which several variables are concatenated.
+        factors: the values of each variable are those of the tensor times its factor.
     """
 
     permute: tuple[int, ...] | None = None
@@ -40,7 +43,7 @@ class Form:
         return [self._back(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def their_shape(self, shapes: Sequence[Shape]) -> Shape:
-        """The shape of their tensor, from the shapes of ours."""
+        """Returns the shape of the tensor for variables of these shapes."""
         first, *others = (self._shape(shape) for shape in shapes)
         if not others:
             return first
@@ -67,7 +70,7 @@ class Form:
 
 @dataclasses.dataclass(frozen=True)
 class Zeros(Form):
-    """A tensor that their class must have and that changes nothing, for what a model of ours lacks."""
+    """A tensor of zeros, which the format requires for a variable that the model does not have."""
 
     shape: Shape = ()
 
@@ -77,7 +80,7 @@ class Zeros(Form):
 
 @dataclasses.dataclass(frozen=True)
 class Copy(Form):
-    """An additional tensor that their class requires, with the values of another one."""
+    """A tensor that the format requires, with the values of another tensor."""
 
     values: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, "float32"))
 
@@ -87,7 +90,7 @@ class Copy(Form):
 
 @dataclasses.dataclass(frozen=True)
 class Scaled(Form):
-    """The first variable times the second, which scales its last axis; it is written only, not read."""
+    """The first variable with its last axis scaled by the second; only written, never read."""
 
     def to_theirs(self, ours: Sequence[np.ndarray]) -> np.ndarray:
         values, scale = ours
@@ -111,12 +114,14 @@ class Entry:
     """One tensor of a checkpoint.
 
     Args:
-        name: as the checkpoint's own library writes it, prefix included.
-        paths: of the variables of ours that it holds.
-        part: BODY must be there; any other part may be missing as a whole, and is then new.
-        fit: makes a tensor of another shape fit (positions of another image size), or raises a ConfigError;
-            it gets the tensor and the shape that is expected of it.
-        always: whether `fit` is needed for the right shape, too (a grid of 2 x 8 for one of 4 x 4).
+        name: name of the tensor as written by the library of the checkpoint, with its prefix.
+        paths: paths of the variables that the tensor contains.
+        form: conversion of the values.
+        part: part of the model. BODY is required; every other part may be missing as a whole, and keeps its
+            initial values.
+        fit: function of the tensor and the expected shape that resizes the tensor, such as positions of
+            another image size, or raises a ConfigError.
+        always: whether `fit` also runs if the shape is the expected one (a grid of 2 x 8 for one of 4 x 4).
     """
 
     name: str
@@ -129,18 +134,18 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Every tensor of a checkpoint for one model.
+    """All tensors of a checkpoint for one model.
 
     Args:
-        entries: which hold all the variables of the model, each once; a LayerScale that is written as part
-            of a kernel and a bias is named by both.
-        canonical: brings any spelling of a name (old keys, another prefix) to one; entries and checkpoint
-            are compared after it.
-        copies: canonical names that a checkpoint may have besides, by the canonical name of the tensor that
-            they must be equal to (tied weights).
-        computed: canonical names, or ends of them, of what is no weight (buffers): passed over.
-        others: the beginnings of canonical names of parts that this model does not have (another head): said,
-            but no error.
+        entries: the tensors. Each variable of the model belongs to one entry, except a LayerScale that is
+            merged into a kernel and a bias.
+        canonical: function that maps all spellings of a name (old keys, other prefixes) to one. Entries and
+            tensors are compared by their canonical names.
+        copies: canonical names of optional copies (tied weights), with the canonical names of the tensors
+            that they must equal.
+        computed: canonical names, or their suffixes, of tensors that are not weights (buffers); ignored.
+        others: prefixes of canonical names of parts that the model does not have, such as another head;
+            reported in a warning.
     """
 
     entries: tuple[Entry, ...]
@@ -151,17 +156,21 @@ class Plan:
 
 
 def first_rows(table: np.ndarray, shape: Shape) -> np.ndarray:
-    """A `fit` for learned positions of a text model: a model with fewer takes the first ones."""
+    """Returns the first rows of a table of learned positions; a `fit` for text models with fewer positions.
+
+    Raises:
+        ConfigError: the table has fewer rows than the model, or another width.
+    """
     if table.shape[1:] != shape[1:] or len(table) < shape[0]:
         raise ConfigError(
             f"The checkpoint has {len(table)} positions of width {table.shape[-1]}, but the model needs "
-            f"{shape[0]} of width {shape[-1]}. It can have fewer (max_length=), but not more."
+            f"{shape[0]} of width {shape[-1]}. Pass max_length={len(table)} or less, and the same width."
         )
     return table[: shape[0]]
 
 
 def linear(name: str, path: str, *, bias: bool = True, part: str = BODY) -> list[Entry]:
-    """PyTorch's Linear as a Dense of ours."""
+    """Returns the entries of PyTorch's Linear as a Dense layer."""
     return [
         Entry(f"{name}.weight", (f"{path}/kernel",), TRANSPOSED, part),
         *([Entry(f"{name}.bias", (f"{path}/bias",), part=part)] if bias else []),
@@ -169,6 +178,7 @@ def linear(name: str, path: str, *, bias: bool = True, part: str = BODY) -> list
 
 
 def layer_norm(name: str, path: str, *, bias: bool = True, part: str = BODY) -> list[Entry]:
+    """Returns the entries of PyTorch's LayerNorm as a LayerNormalization layer."""
     return [
         Entry(f"{name}.weight", (f"{path}/gamma",), part=part),
         *([Entry(f"{name}.bias", (f"{path}/beta",), part=part)] if bias else []),

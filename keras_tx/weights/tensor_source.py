@@ -1,4 +1,4 @@
-"""Sources of weights: named tensors that are read one at a time."""
+"""Sources of weights: named tensors, which are read one at a time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Tensors:
     """Named tensors whose shapes are known before any value is read.
 
     Args:
-        where: the name of the source in messages: a path, or "the keras-hub model 'bert_backbone'".
-        shapes: of all tensors.
-        read: returns one tensor, as a view of a file if possible.
-        nbytes: of all tensors.
-        dtypes: of the tensors that may not be floats.
+        where: name of the source in messages: a path, or "the keras-hub model 'bert_backbone'".
+        shapes: the shapes of all tensors by name.
+        read: function that returns a tensor by name, as a view of a file if possible.
+        nbytes: total size of the tensors in bytes.
+        dtypes: the dtypes of tensors that may not be floats.
     """
 
     where: str
@@ -31,7 +31,7 @@ class Tensors:
 
     @property
     def numbers(self) -> int:
-        """The number of elements of all tensors."""
+        """The total number of elements of all tensors."""
         return sum(math.prod(shape) for shape in self.shapes.values())
 
 
@@ -41,4 +41,4 @@ class Checkpoint:
 
     tensors: Tensors
     config: dict[str, Any] | None = None
-    folder: Path | None = None  # for tokenizer and image transform; None for a lone file
+    folder: Path | None = None  # contains tokenizer and image transform; None for a single file

@@ -1,4 +1,4 @@
-"""The values of a model's weights as NumPy arrays, and the check that all of them are finite numbers."""
+"""The weights of a model as NumPy arrays, and the check that their values are finite."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras_tx.errors import ConfigError, KerasTxError
 
 
 def array_of(variable: Any) -> np.ndarray:
-    """The values of a weight, read only, in the backend's own memory where the backend shares it.
+    """Returns the values of a weight as a read-only array, without a copy if the backend shares its memory.
 
     keras.ops.convert_to_numpy copies twice, and JAX keeps one of the copies as long as the weight.
     """
@@ -23,20 +23,20 @@ def array_of(variable: Any) -> np.ndarray:
     if hasattr(tensor, "detach"):  # a parameter of PyTorch
         tensor = tensor.detach()
     dtype = keras.backend.standardize_dtype(tensor.dtype)
-    if dtype == "bfloat16":  # NumPy does not have it, and TensorFlow warns when it shares its own
+    if dtype == "bfloat16":  # NumPy has no bfloat16, and TensorFlow warns when it shares the memory
         tensor = ops.cast(tensor, "float32")
     if dtype == "float32":
         for share in (np.from_dlpack, memoryview):
-            # Only memory of the CPU is shared, and not by every backend.
+            # Only some backends share memory, and only that of the CPU.
             with suppress(AttributeError, BufferError, RuntimeError, TypeError):
                 return np.asarray(share(tensor))
     return ops.convert_to_numpy(tensor)
 
 
 def merged_weights(model: keras.Model) -> dict[str, Any]:
-    """The weights of a model by path, with the matrices of Keras's LoRA added to the weights they adapt.
+    """Returns the weights of a model by path, with the matrices of Keras's LoRA merged into their weights.
 
-    A weight is a variable, or a tensor where it is such a sum.
+    Merged weights are tensors; all others are variables.
     """
     weights = {variable.path: variable for variable in model.weights}
     for layer in model._flatten_layers():
@@ -50,7 +50,7 @@ def merged_weights(model: keras.Model) -> dict[str, Any]:
 
 
 def check_finite(model: keras.Model, remedy: str, error: type[KerasTxError] = ConfigError) -> None:
-    """Raises `error` for the first weight of a model that holds NaN or an infinite value."""
+    """Raises `error` for the first weight of a model that contains NaN or infinite values."""
     for variable in model.weights:
         if keras.backend.is_float_dtype(variable.dtype):
             check_values(
@@ -59,9 +59,9 @@ def check_finite(model: keras.Model, remedy: str, error: type[KerasTxError] = Co
 
 
 def check_values(values: np.ndarray, name: str, remedy: str, error: type[KerasTxError] = ConfigError) -> None:
-    """Raises `error` where an array of floats holds NaN or an infinite value."""
+    """Raises `error` if a float array contains NaN or infinite values."""
     with np.errstate(over="ignore", invalid="ignore"):
-        # Not finite as soon as one value is not; otherwise only where the sum itself overflows.
+        # The sum is finite only if all values are. It can also overflow, so values are checked next.
         if np.isfinite(np.sum(values, dtype="float32")):
             return
         finite = np.isfinite(values)

@@ -265,4 +265,4 @@ def test_against(tx, tmp_path):
     ran = tx("verify", tmp_path / "flowers", "--against", tmp_path / "other.keras")
     assert ran.code == 1 and status(ran.out)["against Keras"] == "FAILED"
     ran = tx("verify", tmp_path / "flowers", "--against", tmp_path / "none.keras")
-    assert (ran.code, ran.out) == (2, "") and "there is no such file" in ran.err
+    assert (ran.code, ran.out) == (2, "") and "none.keras" in ran.err
