@@ -73,7 +73,9 @@ def cost(model: Any, *, tokens: int | None = None) -> Cost:
             kind = family.model_class
             model = build_weightless(kind.assemble, model, head=kind.default_head())
     if not isinstance(model, keras.Model) or not hasattr(model, "operations"):
-        raise ConfigError(f"cost() takes a functional Keras model or a config, got {type(model).__name__}.")
+        raise ConfigError(
+            f"model is a {type(model).__name__}, expected a functional Keras model or a config."
+        )
     if tokens is None and isinstance(model, TransformerModel):
         tokens = getattr(model.config, "max_length", None)
     rows = []

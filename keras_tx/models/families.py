@@ -86,7 +86,7 @@ class HuggingFace:
         plan: the tensor map between a model and the tensors of a checkpoint; with None as second argument, of
             the checkpoint that `save_checkpoint` writes.
         config: the config.json of a model, for these labels and this tokenizer (by default the model's own).
-        files: further files of a checkpoint, by name: text, or what becomes JSON.
+        files: the other files of a checkpoint, by name: text, or content for a JSON file.
     """
 
     model_types: tuple[str, ...]

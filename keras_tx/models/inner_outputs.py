@@ -33,7 +33,7 @@ def with_outputs(model: Any, hidden_states: bool, attentions: bool) -> keras.Mod
     if not states:
         raise ConfigError(
             f"Model {model.name!r} has no TransformerBlock in its graph, so it has neither hidden states nor "
-            "attention weights. Build a model of its layers' outputs with keras.Model instead."
+            "attention weights. Create a keras.Model with the outputs of its layers instead."
         )
     output, *last = clone.output
     states[-1:] = last or states[-1:]

@@ -87,12 +87,12 @@ def open_keras(path: Path) -> WeightSource:
     try:
         with zipfile.ZipFile(path) as archive:
             if archive.getinfo("config.json").file_size > LONGEST_CONFIG:
-                raise ConfigError(f"{path}: its config.json has more than {LONGEST_CONFIG} bytes.")
+                raise ConfigError(f"{path}: config.json exceeds the limit of {LONGEST_CONFIG} bytes.")
             saved = json.loads(archive.read("config.json"))
             part = archive.getinfo("model.weights.h5")
         family, fields, head, processing = _saved(saved, path)
         if part.compress_type != zipfile.ZIP_STORED:
-            raise ConfigError(f"{path} was compressed; expected a .keras file as Keras writes it.")
+            raise ConfigError(f"{path} is compressed. Pass the .keras file as Keras saved it.")
         with path.open("rb") as file:
             file.seek(part.header_offset)
             local = file.read(30)  # its last four bytes are the lengths of a name and of an extra field
@@ -101,7 +101,7 @@ def open_keras(path: Path) -> WeightSource:
     except ConfigError:
         raise
     except (zipfile.BadZipFile, struct.error, KeyError, ValueError, OSError, RecursionError) as error:
-        raise ConfigError(f"{path} is not a sound .keras file: {error}. Save or copy it again.") from error
+        raise ConfigError(f"{path} is not a valid .keras file: {error}. Save or copy it again.") from error
     return WeightSource(
         str(path), family, fields, head, processing, tensors, lambda x: _plan(x, _numbered(x))
     )
@@ -137,10 +137,12 @@ def _saved(saved: Any, path: Path) -> tuple[type[TransformerModel], dict[str, An
         head = config["head"]
         if head is not None:
             if not str(head["registered_name"]).startswith("keras_tx>"):
-                raise ConfigError(f"{path}: its head is {head['registered_name']!r}, which is none of ours.")
+                raise ConfigError(
+                    f"{path}: head {head['registered_name']!r} is not supported, expected a head of keras_tx."
+                )
             head = keras.saving.deserialize_keras_object(head, safe_mode=True)
             if not isinstance(head, Head):
-                raise ConfigError(f"{path}: its head is a {type(head).__name__}.")
+                raise ConfigError(f"{path}: head is a {type(head).__name__}, expected a head of keras_tx.")
         processing = config["processing"]
         if processing is not None:
             processing = family.processing_class(**processing)
@@ -148,7 +150,7 @@ def _saved(saved: Any, path: Path) -> tuple[type[TransformerModel], dict[str, An
         make_config(family.config_class, fields)
     except (TypeError, KeyError) as error:
         raise ConfigError(
-            f"{path}: its config.json is not what a {family.__name__} writes: {error!r}."
+            f"{path}: config.json is not that of a {family.__name__}: {error!r}. Save or copy the file again."
         ) from error
     return family, fields, head, processing
 
@@ -158,21 +160,23 @@ def _tensors(path: Path, begin: int, size: int) -> Tensors:
     places: dict[str, tuple[np.dtype, tuple[int, ...], int]] = {}
     with path.open("rb") as file, h5py.File(_Part(file, begin, size), "r") as opened:
         if "layers" not in opened:  # beside it are the optimizer's variables, which are not read
-            raise ConfigError(f"{path} has no group 'layers'; expected a weights file as Keras writes it.")
+            raise ConfigError(f"{path} has no group 'layers'. Pass a weights file saved by Keras.")
         for name, dataset in _datasets(opened["layers"], "", path):
             first, shape = dataset.id.get_offset(), tuple(dataset.shape)
             nbytes = math.prod(shape) * dataset.dtype.itemsize
             if first is None or dataset.external or first + nbytes > size:
-                raise ConfigError(f"{path} is not as Keras writes it: {name} is not stored as one whole.")
+                raise ConfigError(
+                    f"{path}: the data of {name} is not contiguous. Pass a weights file saved by Keras."
+                )
             if name in places:
-                raise ConfigError(f"{path} has two layers with the variable {name}.")
+                raise ConfigError(f"{path} has the variable {name} twice. Save or copy it again.")
             kind = ml_dtypes.bfloat16 if dataset.attrs.get("dtype") == "bfloat16" else dataset.dtype
             places[name] = (np.dtype(kind), shape, begin + first)
         whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     nbytes = sum(math.prod(shape) * dtype.itemsize for dtype, shape, _ in places.values())
     if nbytes > size:
         raise ConfigError(
-            f"{path} says that it has {nbytes} bytes of weights, which is more than it is long."
+            f"{path} declares {nbytes} bytes of weights, but has {size} bytes. Save or copy it again."
         )
 
     def read(name: str) -> np.ndarray:
@@ -214,7 +218,7 @@ class _Part(io.RawIOBase):
 def _datasets(group: Any, prefix: str, path: Path) -> Iterator[tuple[str, h5py.Dataset]]:
     for key in group:
         if not isinstance(group.get(key, getlink=True), h5py.HardLink):
-            raise ConfigError(f"{path} has a link at {group.name}/{key}, which is not followed.")
+            raise ConfigError(f"{path} has a link at {group.name}/{key}. Links are not supported.")
         inner = group[key]
         if isinstance(inner, h5py.Dataset):
             yield f"{prefix}{key}", inner

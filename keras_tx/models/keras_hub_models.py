@@ -142,7 +142,7 @@ def of_preset(name: str) -> WeightSource:
         import keras_hub
         from keras_hub.src.utils import preset_utils  # whether a preset is a task, no public name says
     except ImportError as error:
-        raise ConfigError(f'{name} is read by keras-hub: pip install "keras-tx[cpu]".') from error
+        raise ConfigError(f'{name} requires keras-hub. Run pip install "keras-tx[cpu]".') from error
     known = keras_hub.models.Backbone.presets
     if not is_url(name) and "://" not in name and not Path(name).exists() and name not in known:
         raise ConfigError(f"{name} is neither a path nor a preset of keras-hub. {nearest(name, known)}")
@@ -152,7 +152,9 @@ def of_preset(name: str) -> WeightSource:
         if preset_utils.check_file_exists(name, TASK):
             kind = getattr(models, str(preset_utils.load_json(name, TASK).get("class_name")), None)
             if not (isinstance(kind, type) and issubclass(kind, models.Task)):
-                raise ConfigError(f"{name}: its {TASK} names no task of keras-hub.")
+                raise ConfigError(
+                    f"{name}: class_name in {TASK} is not a task of keras-hub. Update keras-hub."
+                )
         loaded = kind.from_preset(name)
     except ConfigError:
         raise

@@ -54,7 +54,7 @@ def _named(name: str, model_class: ModelClass) -> WeightSource:
     if (path / contract.MANIFEST).is_file():
         raise ConfigError(
             f"{path} is an exported ONNX folder, which keras_tx.runtime.load runs; its graph cannot be "
-            "trained on. Give the .keras file or the checkpoint that it was exported from."
+            "trained. Pass the .keras file or the checkpoint that it was exported from."
         )
     if name.endswith(".keras"):
         return keras_file.open_keras(path)
@@ -83,7 +83,7 @@ def _of_checkpoint(checkpoint: Checkpoint, model_class: ModelClass) -> WeightSou
         )
     plans = [converter.plan for family, converter in converters.items() if family.model_class is model_class]
     if not plans:
-        raise ConfigError(f"{tensors.where}: the family of {model_class.__name__} reads no such files.")
+        raise ConfigError(f"{tensors.where}: {model_class.__name__} does not support Hugging Face files.")
     return WeightSource(
         tensors.where, model_class, None, None, None, tensors, lambda model: plans[0](model, tensors)
     )

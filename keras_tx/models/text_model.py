@@ -87,31 +87,32 @@ class TextModel(TransformerModel):
         >>> sorted(model.complete([[7, 8, 9, 0]]))
         ['attention_mask', 'input_ids', 'token_type_ids']
         """
-        given = dict(inputs) if isinstance(inputs, dict) else {contract.INPUT_IDS: inputs}
-        given = {name: value for name, value in given.items() if value is not None}
+        present = dict(inputs) if isinstance(inputs, dict) else {contract.INPUT_IDS: inputs}
+        present = {name: value for name, value in present.items() if value is not None}
         known = list(self.input)
-        segments = given.get(contract.TOKEN_TYPE_IDS)
+        segments = present.get(contract.TOKEN_TYPE_IDS)
         if getattr(self.config, "segments", 0) == 1 and isinstance(segments, list | tuple | np.ndarray):
-            self._integers(contract.TOKEN_TYPE_IDS, given.pop(contract.TOKEN_TYPE_IDS))  # all 0, as it checks
-        for name in given:
+            del present[contract.TOKEN_TYPE_IDS]
+            self._integers(contract.TOKEN_TYPE_IDS, segments)  # raises unless all are 0
+        for name in present:
             if name not in known:
                 raise ConfigError(f"Model {self.name!r} has no input {name!r}. {nearest(name, known)}")
-        if contract.INPUT_IDS not in given:
-            raise ConfigError(f"Model {self.name!r} needs 'input_ids'; it was given {sorted(given)}.")
-        given = {name: self._integers(name, value) for name, value in given.items()}
-        ids = given[contract.INPUT_IDS]
+        if contract.INPUT_IDS not in present:
+            raise ConfigError(f"Model {self.name!r} requires 'input_ids', got {sorted(present)}.")
+        present = {name: self._integers(name, value) for name, value in present.items()}
+        ids = present[contract.INPUT_IDS]
         length, longest = ids.shape[1], self.config.max_length
         if length is not None and length > longest:
             raise ConfigError(
-                f"input_ids has {length} tokens a text, but model {self.name!r} has positions for {longest}. "
-                f"Truncate the texts, or make the model with max_length={length} or more."
+                f"input_ids has length {length}, but model {self.name!r} has max_length={longest}. Truncate "
+                f"the texts, or create the model with max_length={length} or more."
             )
-        for name, value in given.items():
+        for name, value in present.items():
             if tuple(value.shape) != tuple(ids.shape) and None not in (*value.shape, *ids.shape):
                 raise ConfigError(
                     f"{name} has the shape {tuple(value.shape)}, but input_ids has {tuple(ids.shape)}."
                 )
-        return self.derive(given) if set(given) != set(known) else given
+        return self.derive(present) if set(present) != set(known) else present
 
     @property
     def positions(self) -> int:
@@ -160,16 +161,16 @@ class TextModel(TransformerModel):
         >>> import keras_tx, numpy as np
         >>> keras_tx.bert("tiny", vocabulary_size=50, depth=1).check(np.array([[7, 8, 50]]))
         Traceback (most recent call last):
-        keras_tx.errors.ConfigError: input_ids has 50 in row 0, but model 'bert' takes 0 to 49 there.
+        keras_tx.errors.ConfigError: input_ids has 50 in row 0, but model 'bert' accepts 0 to 49.
         """
         self.refuse_raw(inputs, batch)
         config = self.config
         vocabulary = getattr(inputs, "vocabulary_size", None)  # causal_lm_batches knows it of its file
         if isinstance(vocabulary, int) and vocabulary > config.vocabulary_size:
             raise ConfigError(
-                f"The token file has a vocabulary of {vocabulary}, but model {self.name!r} has "
-                f"{config.vocabulary_size} vectors. Make it with vocabulary_size={vocabulary}, or with the "
-                "processing= of the file's folder."
+                f"The token file has vocabulary_size={vocabulary}, but model {self.name!r} has "
+                f"vocabulary_size={config.vocabulary_size}. Create it with vocabulary_size={vocabulary}, or "
+                "with the processing= of the file's folder."
             )
         limits = {
             contract.INPUT_IDS: config.vocabulary_size,
@@ -189,7 +190,7 @@ class TextModel(TransformerModel):
             row = int(np.argmax(wrong.any(axis=1)))
             number = array[row][wrong[row]][0]
             raise ConfigError(
-                f"{name} has {number} in row {row}, but model {self.name!r} takes 0 to {limit - 1} there."
+                f"{name} has {number} in row {row}, but model {self.name!r} accepts 0 to {limit - 1}."
             )
 
     def _integers(self, name: str, value: Any) -> Any:
@@ -198,16 +199,16 @@ class TextModel(TransformerModel):
             try:
                 array = np.asarray(value)
             except ValueError as error:
-                raise ConfigError(f"{name} has rows of different lengths: pad them to one.") from error
+                raise ConfigError(f"{name} has rows of different lengths. Pad them to one length.") from error
             if array.dtype.kind not in "biu":
-                raise ConfigError(f"{name} is {array.dtype}, expected whole numbers.")
+                raise ConfigError(f"{name} is {array.dtype}, expected integers.")
             self.check({name: array})
             value = array.astype("int32")
         if not isinstance(value, keras.KerasTensor):
             value = ops.convert_to_tensor(value)
         kind = keras.backend.standardize_dtype(value.dtype)
         if "int" not in kind and kind != "bool":
-            raise ConfigError(f"{name} is {kind}, expected whole numbers.")
+            raise ConfigError(f"{name} is {kind}, expected integers.")
         if len(value.shape) != 2:
             raise ConfigError(f"{name} has the shape {tuple(value.shape)}, expected (batch, sequence).")
         return value if kind == "int32" else ops.cast(value, "int32")

@@ -38,7 +38,7 @@ ACCURACIES: dict[str, Any] = dict.fromkeys(
     functools.partial(TokenAccuracy, name="accuracy"),
 )
 AUTO = "auto"  # the default of `head`: the one of the family, or of the checkpoint
-DIVERGED = "The training diverged: go back to the last saved weights, and lower the learning rate."
+DIVERGED = "The training diverged: restore the last saved weights, and lower the learning rate."
 OF_SEVERAL = ("accuracy", "acc", "binary_accuracy", "BinaryAccuracy")
 CHECKED_IMAGES = 32  # of an array; as many as a batch has by default
 _FIT = inspect.signature(keras.Model.fit)
@@ -342,11 +342,11 @@ class TransformerModel(keras.Model):
         except ValueError as error:
             self.set_weights(before)
             # Keras ends with the values of the variable and with a list of all layers.
-            said = " ".join(str(error).split("Target variable:")[0].split("List of objects")[0].split())
+            reason = " ".join(str(error).split("Target variable:")[0].split("List of objects")[0].split())
             raise ConfigError(
-                f"The weights in {filepath} do not fit model {self.name!r} ({self.config}): {said} Load them "
-                "into a model of the config that they were saved from; keras_tx.load_model does that with a "
-                ".keras file."
+                f"The weights in {filepath} do not fit model {self.name!r} ({self.config}): {reason} Load "
+                "them into a model with the config that they were saved with, or load the .keras file with "
+                "keras_tx.load_model."
             ) from error
 
     def _check_all_used(self, filepath: Any) -> None:
@@ -360,7 +360,7 @@ class TransformerModel(keras.Model):
             )
         count = len(merged_weights(self))  # as Keras saves them
         if len(saved) != count:
-            raise ValueError(f"the file has {len(saved)} weights, the model {count}.")
+            raise ValueError(f"the file has {len(saved)} weights, but the model has {count}.")
 
     def assign_weights(self, other: TransformerModel) -> None:
         """Assigns the weights of another model with the same layers, by path."""
@@ -418,8 +418,8 @@ class TransformerModel(keras.Model):
         if ClassifierHead not in cls.heads:
             known = ", ".join(kind.__name__ for kind in cls.heads)
             raise ConfigError(
-                f"num_classes={num_classes} needs a ClassifierHead, but a {cls.__name__} has {known}. Build "
-                "a classifier with keras_tx.bert or keras_tx.vit."
+                f"num_classes={num_classes} requires a ClassifierHead, but a {cls.__name__} supports "
+                f"{known}. Create a classifier with keras_tx.bert or keras_tx.vit."
             )
         return ClassifierHead(num_classes)
 

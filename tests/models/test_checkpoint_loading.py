@@ -133,7 +133,7 @@ class TestFactories:
             (lambda x: keras_tx.from_checkpoint(x / WEIGHTS), f"{WEIGHTS} .*no config"),
         ],
     )
-    def test_what_does_not_go_together_is_refused(self, call, message, tagger):
+    def test_contradictions_raise(self, call, message, tagger):
         with pytest.raises(ConfigError, match=message):
             call(tagger[1])
 
@@ -189,19 +189,19 @@ class TestSources:
     @pytest.mark.parametrize(
         ("source", "message"),
         [
-            (3, "weights is a int, expected a Hugging Face folder, a .safetensors file"),
-            ("nowhere/at/all", "nowhere/at/all does not exist; expected a Hugging Face folder"),
+            (3, "weights is a int"),
+            ("nowhere/at/all", "nowhere/at/all does not exist"),
             ("owner/name", 'from_checkpoint."hf://owner/name"'),
             ("model.keras", "model.keras does not exist"),
         ],
     )
-    def test_what_nobody_understands(self, source, message):
+    def test_unknown_sources_raise(self, source, message):
         with pytest.raises(ConfigError, match=message):
             keras_tx.from_checkpoint(source)
 
     def test_an_exported_folder_is_no_checkpoint(self, tmp_path):
         (tmp_path / "keras_tx.json").write_text("{}")
-        with pytest.raises(ConfigError, match="is an exported ONNX folder, which keras_tx.runtime.load runs"):
+        with pytest.raises(ConfigError, match="exported ONNX folder"):
             keras_tx.from_checkpoint(tmp_path)
 
     def test_a_model_type_that_is_not_read(self, tagger, tmp_path):
@@ -287,7 +287,7 @@ class TestSaving:
             (lambda: bert(HEADS["classes"]), {"labels": ["a"]}, "1 labels.*3 classes"),
         ],
     )
-    def test_what_cannot_be_given_is_refused(self, make, options, message, tmp_path):
+    def test_unsupported_models_raise(self, make, options, message, tmp_path):
         with pytest.raises(ConfigError, match=message):
             keras_tx.save_checkpoint(make(), tmp_path / "folder", **options)
         assert not list(tmp_path.iterdir())

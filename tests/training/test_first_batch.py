@@ -233,7 +233,7 @@ def test_ids_of_a_dataset():
     bert.compile()
     ids = np.full((BATCH * BATCHES, 5), 25)
     for make in SOURCES.values():
-        with pytest.raises(ConfigError, match="input_ids has 25 in row 0, but model 'bert' takes 0 to 19"):
+        with pytest.raises(ConfigError, match="input_ids has 25 in row 0, .*'bert' .*0 to 19"):
             bert.fit(make(ids, LABELS % 2), shuffle=False, verbose=0)
 
 

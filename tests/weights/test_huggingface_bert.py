@@ -107,8 +107,8 @@ def opened(folder: Path, name: str, theirs: Any) -> Any:
     import transformers
 
     again, info = quietly_opened(getattr(transformers, name), folder)
-    for problem, found in info.items():
-        assert not found, f"{problem}: {found}"
+    for problem, names in info.items():
+        assert not names, f"{problem}: {names}"
     expected, state = theirs.state_dict(), again.state_dict()
     assert set(state) == set(expected)
     for key, value in expected.items():
@@ -128,14 +128,14 @@ def tiny(folder: Path, name: str = "BertForSequenceClassification", **changes: A
 REFUSED = [
     ({"hidden_act": "silu"}, "hidden_act='silu', which is not supported. Known: 'gelu'"),
     ({"hidden_act": None}, "hidden_act=None"),
-    ({"position_embedding_type": "relative_key"}, "only position_embedding_type='absolute'"),
-    ({"is_decoder": True}, "only is_decoder=False"),
-    ({"add_cross_attention": True}, "only add_cross_attention=False"),
-    ({"is_encoder_decoder": True}, "only is_encoder_decoder=False"),
+    ({"position_embedding_type": "relative_key"}, "position_embedding_type='absolute'"),
+    ({"is_decoder": True}, "is_decoder=False"),
+    ({"add_cross_attention": True}, "add_cross_attention=False"),
+    ({"is_encoder_decoder": True}, "is_encoder_decoder=False"),
     ({"pruned_heads": {"0": [1]}}, "pruned_heads"),
     ({"quantization_config": {"bits": 4}}, "quantization_config"),
-    ({"hidden_size": "8"}, "hidden_size='8'; expected a whole number"),
-    ({"hidden_size": -8}, "hidden_size=-8; expected a whole number"),
+    ({"hidden_size": "8"}, "hidden_size='8'"),
+    ({"hidden_size": -8}, "hidden_size=-8"),
     ({"num_attention_heads": 3}, "hidden_size=8 is not divisible by num_attention_heads=3"),
     ({"hidden_size": 10**12}, "hidden_size=1000000000000, but the checkpoint's tensors have only"),
     ({"num_hidden_layers": 10**12}, "num_hidden_layers=1000000000000, but the checkpoint has only"),
@@ -144,12 +144,12 @@ REFUSED = [
     ({"vocab_size": 23}, "word_embeddings.weight is 24 x 8"),
     ({"hidden_dropout_prob": 1.5}, "dropout is 1.5"),
     ({"layer_norm_eps": "small"}, "layer_norm_eps='small'"),
-    ({"id2label": {"0": "a", "2": "b", "3": "c"}}, "a name for each number"),
-    ({"id2label": ["a", "b", "c"]}, "an object of numbers and names"),
-    ({"architectures": "Bert"}, "a list of names"),
+    ({"id2label": {"0": "a", "2": "b", "3": "c"}}, "id2label="),
+    ({"id2label": ["a", "b", "c"]}, "id2label="),
+    ({"architectures": "Bert"}, "architectures='Bert'"),
     ({"architectures": []}, "architectures="),
-    ({"architectures": ["BertForMultipleChoice"]}, "'BertForMultipleChoice', whose head is not supported"),
-    ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel', whose head is not supported"),
+    ({"architectures": ["BertForMultipleChoice"]}, "'BertForMultipleChoice'.*head=None"),
+    ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel'.*head=None"),
     ({"architectures": ["BertForMaskedLM"]}, "MaskedLMHead.*\n  missing: cls.predictions"),
 ]  # fmt: skip
 
@@ -157,12 +157,12 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("changes", "message"), REFUSED, ids=lambda x: "".join(x) if isinstance(x, dict) else ""
 )
-def test_what_is_refused(changes: dict[str, Any], message: str, tmp_path: Path):
+def test_unsupported_configs_raise(changes: dict[str, Any], message: str, tmp_path: Path):
     with pytest.raises(ConfigError, match=message):
         keras_tx.from_checkpoint(tiny(tmp_path / "x", **changes))
 
 
-def test_fields_that_change_nothing_are_taken(tmp_path: Path):
+def test_fields_without_effect_are_accepted(tmp_path: Path):
     harmless = {"chunk_size_feed_forward": 4, "gradient_checkpointing": True, "dtype": "float32", "new": 1}
     keras_tx.from_checkpoint(tiny(tmp_path / "x", **harmless))
 
@@ -365,9 +365,9 @@ def test_folders_of_sentence_transformers(tmp_path: Path):
         (
             pooling,
             {"pooling_mode_max_tokens": True},
-            "pools by pooling_mode_cls_token, pooling_mode_max_tokens",
+            "pooling_mode_cls_token, pooling_mode_max_tokens",
         ),
-        (pooling, {"pooling_mode": "lasttoken"}, "pools by lasttoken"),
+        (pooling, {"pooling_mode": "lasttoken"}, "1_Pooling.*lasttoken"),
         (
             "config_sentence_transformers.json",
             {"default_prompt_name": "query"},
@@ -381,7 +381,7 @@ def test_folders_of_sentence_transformers(tmp_path: Path):
         {"type": "sentence_transformers.models.Dense"},
     ]
     (folder / "modules.json").write_text(json.dumps(dense))
-    with pytest.raises(ConfigError, match="has the modules Transformer, Pooling, Dense"):
+    with pytest.raises(ConfigError, match="modules.json.*Transformer, Pooling, Dense"):
         keras_tx.from_checkpoint(folder)
     assert "last_hidden_state" in keras_tx.from_checkpoint(folder, head=None).output
 
@@ -394,6 +394,6 @@ def test_lowercasing_of_a_cased_tokenizer(tmp_path: Path):
     folder = keras_tx.save_checkpoint(model, tmp_path / "x")
     path = folder / "sentence_bert_config.json"
     path.write_text(json.dumps({"max_seq_length": 16, "do_lower_case": True}))
-    found = keras_tx.from_checkpoint(folder).processing
-    assert np.array_equal(found("THE CAT")["input_ids"], transform("the cat")["input_ids"])
-    assert not np.array_equal(found("THE CAT")["input_ids"], transform("THE CAT")["input_ids"])
+    lowercased = keras_tx.from_checkpoint(folder).processing
+    assert np.array_equal(lowercased("THE CAT")["input_ids"], transform("the cat")["input_ids"])
+    assert not np.array_equal(lowercased("THE CAT")["input_ids"], transform("THE CAT")["input_ids"])

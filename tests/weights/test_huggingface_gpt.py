@@ -115,11 +115,11 @@ def test_several_tokens_that_end_a_text(tmp_path):
     assert keras_tx.load_model(tmp_path / "a.keras").config.stop_ids == (3,)
 
 
-@pytest.mark.parametrize("said", ["</s>", [1, "x"], 1.5])
-def test_an_end_that_is_no_token(said: Any):
+@pytest.mark.parametrize("eos", ["</s>", [1, "x"], 1.5])
+def test_invalid_eos_token_id_raises(eos: Any):
     state, config, _ = opened("llama-v4")
-    with pytest.raises(ConfigError, match="eos_token_id.*expected a number, or a list of them"):
-        loaded(state, {**config, "eos_token_id": said})
+    with pytest.raises(ConfigError, match="eos_token_id="):
+        loaded(state, {**config, "eos_token_id": eos})
     for wrong in ([-1], [256], [], "3"):
         with pytest.raises(ConfigError, match="stop_ids"):
             keras_tx.gpt("pico", stop_ids=wrong)
@@ -192,17 +192,17 @@ def test_fewer_positions():
 
 REFUSED = [
     ("gpt2-v4", "scale_attn_weights", "no", "scale_attn_weights='no'; expected true or false"),
-    ("gpt2-v4", "scale_attn_by_inverse_layer_idx", 1, "scale_attn_by_inverse_layer_idx=1; expected true or"),
+    ("gpt2-v4", "scale_attn_by_inverse_layer_idx", 1, "scale_attn_by_inverse_layer_idx=1"),
     ("gpt2-v4", "add_cross_attention", True, "add_cross_attention=True"),
     ("gpt2-v4", "activation_function", "silu", "activation_function='silu'.*'gelu'"),
-    ("gpt2-v4", "n_embd", -16, "n_embd=-16; expected a whole number"),
+    ("gpt2-v4", "n_embd", -16, "n_embd=-16"),
     ("gpt2-v4", "n_embd", 10**12, "n_embd=1000000000000"),
     ("gpt2-v4", "n_positions", 10**12, "n_positions=1000000000000"),
     ("gpt2-v4", "n_inner", 10**12, "n_inner=1000000000000"),
     ("gpt2-v4", "n_layer", 10**12, "n_layer=1000000000000"),
     ("gpt2-v4", "n_head", 3, "n_embd=16 is not divisible by n_head=3"),
-    ("gpt2-v4", "tie_word_embeddings", "yes", "tie_word_embeddings='yes'.*true or false"),
-    ("gpt2-v4", "layer_norm_epsilon", "1e-5", "layer_norm_epsilon='1e-5'.*a number"),
+    ("gpt2-v4", "tie_word_embeddings", "yes", "tie_word_embeddings='yes'"),
+    ("gpt2-v4", "layer_norm_epsilon", "1e-5", "layer_norm_epsilon='1e-5'"),
     ("gpt2-v4", "quantization_config", {"bits": 4}, "quantization_config="),
     ("gpt2-v4", "model_type", "qwen2", "model_type='qwen2'"),
     ("llama-v4", "hidden_act", "gelu", "hidden_act='gelu'"),
@@ -210,7 +210,7 @@ REFUSED = [
     ("llama-v4", "attention_bias", True, "mlp_bias=False"),
     ("llama-v4", "rope_scaling", {"rope_type": "yarn", "factor": 2.0}, "rope_scaling=.*'linear', 'llama3'"),
     ("llama-v4", "rope_scaling", {"rope_type": "llama3", "factor": 2.0}, "rope_scaling=.*'llama3'"),
-    ("llama-v4", "rope_scaling", [2.0], r"rope_scaling=\[2.0\].*an object"),
+    ("llama-v4", "rope_scaling", [2.0], r"rope_scaling=\[2.0\]"),
     ("llama-v4", "rope_parameters", {"rope_type": "default", "rope_theta": 9.0}, "rope_theta=500.0.*9.0"),
     ("llama-v4", "rope_theta", "many", "rope_theta='many'"),
     ("llama-v4", "partial_rotary_factor", 0.5, "partial_rotary_factor=0.5"),
@@ -220,15 +220,15 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "field", "value", "message"), REFUSED, ids=lambda x: str(x)[:30])
-def test_a_config_that_is_refused(name: str, field: str, value: Any, message: str):
+def test_unsupported_config_raises(name: str, field: str, value: Any, message: str):
     state, config, _ = opened(name)
     with pytest.raises(ConfigError, match=message):
         loaded(state, {**config, field: value})
 
 
-def test_two_rates_of_dropout_are_said():
+def test_a_second_dropout_rate_warns():
     state, config, _ = opened("gpt2-v4")
-    with pytest.warns(UserWarning, match="one rate for both and uses that of resid_pdrop"):
+    with pytest.warns(UserWarning, match="'resid_pdrop': 0.3"):
         assert loaded(state, {**config, "resid_pdrop": 0.3}).config.dropout == 0.3
 
 
@@ -253,7 +253,7 @@ def test_a_window_as_long_as_the_model_is_none():
         loaded(state, {**config, **window})
     with pytest.raises(ConfigError, match="sliding_window=19"):
         loaded(state, {**config, "sliding_window": 19})
-    with pytest.raises(ConfigError, match="sliding_window=4096"):  # what is meant where nothing is said
+    with pytest.raises(ConfigError, match="sliding_window=4096"):  # the default of transformers
         loaded(state, {**config, "max_position_embeddings": 5000})
 
 
@@ -316,8 +316,8 @@ def test_equals_transformers(name: str, changes: dict[str, Any], tmp_path, caplo
     if changes.get("rope_parameters") == "llama3":
         changes = {"rope_parameters": {**make_gpt.LLAMA3, "rope_theta": 100.0}}
     theirs = make_gpt.redrawn(name, {**config, **changes}, seed=3)
-    said = {**theirs.config.to_dict(), "architectures": [name]}
-    model = loaded(state_of(theirs), said)
+    config = {**theirs.config.to_dict(), "architectures": [name]}
+    model = loaded(state_of(theirs), config)
     outputs = make_gpt.outputs(theirs, seed=4)
     compare(model, outputs)
     if "greedy" in outputs:
@@ -372,7 +372,7 @@ def test_the_tokenizer_of_the_folder(tmp_path):
     assert keras_tx.from_checkpoint(folder).processing == model.processing
 
 
-def test_a_tokenizer_that_is_not_read_is_said(tmp_path):
+def test_an_unsupported_tokenizer_warns(tmp_path):
     write(tmp_path, *opened("llama-v4")[:2])
     (tmp_path / "tokenizer.model").write_bytes(b"")
     with pytest.warns(UserWarning, match=r"tokenizer.model but no tokenizer.json"):

@@ -222,9 +222,9 @@ def test_layer_scale_becomes_part_of_the_dense_layers_before_it(name: str, dtype
     ],
     ids=str,
 )
-def test_what_no_class_can_be_like(options: dict, reason: str, tmp_path):
+def test_options_that_no_class_supports_raise(options: dict, reason: str, tmp_path):
     model = keras_tx.vit("Mu/2", **{"image_size": 8, **options})
-    with pytest.raises(ConfigError, match=f"{reason}.*no class of transformers"):
+    with pytest.raises(ConfigError, match=reason):
         save_checkpoint(model, tmp_path / "given")
     assert not (tmp_path / "given").exists()
 
@@ -265,7 +265,7 @@ def test_a_family_with_weights(folder):
     expected = expected_of(folder)
     model = keras_tx.vit("Mu/2", num_classes=3, weights=folder / "model.safetensors", image_size=6, **options)
     compare(model, expected)
-    with pytest.raises(ConfigError, match="The variant 'Mu/2' has width=32.*has width=8"):
+    with pytest.raises(ConfigError, match="variant='Mu/2' has width=32.*has width=8"):
         keras_tx.vit("Mu/2", num_classes=3, weights=folder)
 
 
@@ -299,7 +299,7 @@ def test_the_image_transform(folder):
     assert (larger.size, larger.mean) == ((8, 10), expected.mean)
 
 
-def test_an_image_transform_that_crops_is_said(folder):
+def test_an_image_transform_that_crops_warns(folder):
     """DeiT's and DINOv2's: the short side to 256, and the middle of it."""
     fields = {
         "image_processor_type": "BitImageProcessor",
@@ -311,7 +311,7 @@ def test_an_image_transform_that_crops_is_said(folder):
         "resample": 3,
     }
     changed(folder, "preprocessor_config.json", **fields)
-    with pytest.warns(UserWarning, match=r"BitImageProcessor.*resized to 6 x 6 as a whole"):
+    with pytest.warns(UserWarning, match=r"BitImageProcessor.*6 x 6"):
         model = from_checkpoint(folder)
     expected = keras_tx.ImageTransform(6, resample="bicubic", mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
     assert model.processing == expected
@@ -323,16 +323,16 @@ def test_an_image_transform_that_crops_is_said(folder):
         (
             "vit",
             {"hidden_act": "mish"},
-            "hidden_act='mish', which is not supported. Known: 'gelu'",
+            "hidden_act='mish'.*'gelu'",
         ),
-        ("vit", {"qkv_bias": "yes"}, "qkv_bias='yes'; expected true or false"),
-        ("vit", {"head_dim": 5}, "head_dim=5; only head_dim=4"),
+        ("vit", {"qkv_bias": "yes"}, "qkv_bias='yes'"),
+        ("vit", {"head_dim": 5}, "head_dim=5.*head_dim=4"),
         ("vit", {"is_decoder": True}, "is_decoder=True"),
         ("vit", {"pruned_heads": {"0": [1]}}, "pruned_heads"),
         ("vit", {"quantization_config": {}}, "quantization_config"),
-        ("vit", {"patch_size": [2, 3, 1]}, r"patch_size=\[2, 3, 1\]; expected a number, or height and width"),
-        ("dinov2", {"patch_size": [2, 3]}, r"patch_size=\[2, 3\]; expected one number"),
-        ("vit", {"image_size": "6"}, "image_size='6'; expected a number, or height and width"),
+        ("vit", {"patch_size": [2, 3, 1]}, r"patch_size=\[2, 3, 1\]"),
+        ("dinov2", {"patch_size": [2, 3]}, r"patch_size=\[2, 3\]"),
+        ("vit", {"image_size": "6"}, "image_size='6'"),
         ("vit", {"image_size": 7}, "config.json: image_size=7 is not divisible by patch_size=2"),
         (
             "vit",
@@ -340,27 +340,27 @@ def test_an_image_transform_that_crops_is_said(folder):
             "config.json: hidden_size=8 is not divisible by num_attention_heads=3",
         ),
         ("vit", {"num_attention_heads": 0}, "config.json: num_attention_heads is 0"),
-        ("vit", {"hidden_size": -8}, "hidden_size=-8; expected a whole number"),
+        ("vit", {"hidden_size": -8}, "hidden_size=-8"),
         ("vit", {"num_hidden_layers": 10**12}, "num_hidden_layers|depth"),
         ("vit", {"hidden_dropout_prob": 2}, "hidden_dropout_prob is 2"),
-        ("vit", {"layer_norm_eps": None}, "layer_norm_eps=None; expected a number"),
+        ("vit", {"layer_norm_eps": None}, "layer_norm_eps=None"),
         ("vit", {"architectures": None}, "architectures"),
-        ("vit", {"architectures": ["ViTForMaskedImageModeling"]}, "'ViTForMaskedImageModeling', whose head"),
-        ("deit", {"problem_type": "regression"}, "problem_type='regression'; with 3 labels, a distilled"),
+        ("vit", {"architectures": ["ViTForMaskedImageModeling"]}, "'ViTForMaskedImageModeling'.*head=None"),
+        ("deit", {"problem_type": "regression"}, "problem_type='regression'.*3 labels"),
         ("vit", {"id2label": {"0": "yes"}}, "RegressionHead"),
         ("vit", {"num_hidden_layers": 3}, r"missing: vit.encoder.layer.2"),
         ("vit", {"intermediate_size": 13}, r"shape: vit.encoder.layer.0.intermediate.dense.weight is 12 x 8"),
         ("vit", {"qkv_bias": False}, r"not expected: vit.encoder.layer.0.attention.attention.key.bias"),
         ("vit", {"image_size": 8}, "shape: vit.embeddings.position_embeddings is 1 x 10 x 8.*1 x 17 x 8"),
-        ("vit_body", {"pooler_act": "relu"}, "pooler_act='relu'; only"),
-        ("dinov2", {"image_size": [6, 8]}, r"image_size=\[6, 8\]; DINOv2 takes its positions"),
+        ("vit_body", {"pooler_act": "relu"}, "pooler_act='relu'"),
+        ("dinov2", {"image_size": [6, 8]}, r"image_size=\[6, 8\]"),
         ("dinov2", {"use_swiglu_ffn": True}, "missing: dinov2.encoder.layer.0.mlp.weights_in.weight"),
-        ("registers", {"num_register_tokens": 0}, "num_register_tokens=0; expected 1 or more"),
+        ("registers", {"num_register_tokens": 0}, "num_register_tokens=0"),
         ("registers", {"num_register_tokens": 3}, "shape: .*register_tokens is 1 x 2 x 8"),
     ],
     ids=str,
 )
-def test_configs_that_are_refused(golden: str, fields: dict, message: str, tmp_path):
+def test_unsupported_configs_raise(golden: str, fields: dict, message: str, tmp_path):
     folder = shutil.copytree(GOLDEN / f"transformers4_{golden}", tmp_path / "checkpoint")
     with pytest.raises(ConfigError, match=message):
         from_checkpoint(changed(folder, **fields))

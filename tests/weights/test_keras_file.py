@@ -42,15 +42,15 @@ def test_keras_files_and_live_models_are_read(name, tmp_path):
 
 def test_weights_need_their_variant(saved):
     model, folder = saved
-    given = {"vocabulary_size": 40, "max_length": 16}
+    sizes = {"vocabulary_size": 40, "max_length": 16}
     path = folder / "model.weights.h5"
-    assert_same_weights(model, keras_tx.bert("tiny", weights=path, head=model.head, **given))
+    assert_same_weights(model, keras_tx.bert("tiny", weights=path, head=model.head, **sizes))
     with pytest.raises(ConfigError, match="no config"):
         keras_tx.from_checkpoint(path)
     with pytest.raises(ConfigError, match=r"shape: token_embedding/0 is 40 x 128, but token_embedding/table"):
         keras_tx.bert("tiny", weights=path, head=model.head, max_length=16)
     with pytest.raises(ConfigError, match=r"not expected: block_1/.*\n.*and \d+ more"):
-        keras_tx.bert("tiny", weights=path, head=model.head, depth=1, **given)
+        keras_tx.bert("tiny", weights=path, head=model.head, depth=1, **sizes)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -65,9 +65,9 @@ def test_the_layers_of_every_head_are_known(name):
 @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
 def test_another_head_takes_the_body(name, saved):
     model, folder = saved
-    given = {} if name == "model.keras" else {"vocabulary_size": 40, "max_length": 16}
+    sizes = {} if name == "model.keras" else {"vocabulary_size": 40, "max_length": 16}
     with pytest.warns(UserWarning, match="new, .*prediction_dense/kernel.*; not used, .*: .*pooler/0"):
-        back = keras_tx.bert("tiny", weights=folder / name, head=keras_tx.MaskedLMHead(), **given)
+        back = keras_tx.bert("tiny", weights=folder / name, head=keras_tx.MaskedLMHead(), **sizes)
     body = {x.path: as_numpy(x) for x in model.weights}
     for variable in back.weights:
         if not variable.path.startswith(("prediction", "logits")):
@@ -89,23 +89,23 @@ def test_bfloat16_is_read(tmp_path):
             {"registered_name": "Functional", "class_name": "Functional"},
             "contains a Functional",
         ),
-        ({"config": {}}, "is not what a Bert writes: KeyError"),
-        ({"config": {"config": {"width": 3}}}, "is not what a Bert writes|is not sound"),
-        ({"config": None}, "is not what a Bert writes"),
+        ({"config": {}}, "Bert: KeyError"),
+        ({"config": {"config": {"width": 3}}}, "Bert: |not a valid .keras file"),
+        ({"config": None}, "Bert: TypeError"),
         (
             {"config": {"head": {"registered_name": None, "module": "os", "class_name": "system"}}},
-            "its head is None, which is none of ours",
+            "head None",
         ),
     ],
 )
-def test_a_config_that_is_none_is_refused(change, message, saved, tmp_path):
+def test_invalid_configs_raise(change, message, saved, tmp_path):
     path = changed(saved[1], tmp_path, lambda config: {**config, **change})
     with pytest.raises(ConfigError, match=message):
         keras_tx.from_checkpoint(path)
 
 
 @pytest.mark.parametrize("field", ["width", "depth", "mlp_dim", "vocabulary_size", "max_length", "num_heads"])
-def test_a_config_that_claims_too_much_is_refused(field, saved, tmp_path):
+def test_sizes_beyond_the_weights_raise(field, saved, tmp_path):
     def claims(config: dict[str, Any]) -> dict[str, Any]:
         config["config"]["config"][field] = 64 * 10**12
         return config
@@ -125,23 +125,25 @@ def changed(folder: Path, place: Path, change: Any, compression: int = zipfile.Z
     return path
 
 
-def test_a_compressed_or_damaged_archive_is_refused(saved, tmp_path):
+def test_a_compressed_or_damaged_archive_raises(saved, tmp_path):
     path = changed(saved[1], tmp_path, dict, zipfile.ZIP_DEFLATED)
-    with pytest.raises(ConfigError, match="was compressed"):
+    with pytest.raises(ConfigError, match="changed.keras is compressed"):
         keras_tx.from_checkpoint(path)
     whole = (saved[1] / "model.keras").read_bytes()
     for content in (b"", b"x" * 99, whole[: len(whole) // 2]):
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match="is not a sound .keras file"):
+        with pytest.raises(ConfigError, match="not a valid .keras file"):
             keras_tx.from_checkpoint(path)
 
 
-def test_a_weights_file_that_lies_is_refused(saved, tmp_path):
+def test_a_damaged_weights_file_raises(saved, tmp_path):
     path = tmp_path / "lying.weights.h5"
     whole = (saved[1] / "model.weights.h5").read_bytes()
     for content in (b"", b"x" * 99, whole[: len(whole) // 2]):
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match="cannot be read as a weights file|not stored as one whole"):
+        with pytest.raises(
+            ConfigError, match=r"lying.weights.h5( cannot be read|: the data of .* is not contiguous)"
+        ):
             read(path)
 
     def lie(what: Any) -> None:
@@ -165,7 +167,7 @@ def test_a_weights_file_that_lies_is_refused(saved, tmp_path):
 
     for what in (chunked, elsewhere):
         lie(what)
-        with pytest.raises(ConfigError, match="token_embedding/0 is not stored as one whole"):
+        with pytest.raises(ConfigError, match="token_embedding/0 is not contiguous"):
             read(path)
     for what in (linked, softly):
         lie(what)

@@ -152,7 +152,7 @@ def test_the_tokenizer_of_roberta(tmp_path: Path):
 @pytest.mark.parametrize(("changes", "message"), [
     ({"sep_token": "</s>"}, "its sep_token is"), ({"characters": True}, ".*WordLevel"),
 ])  # fmt: skip
-def test_a_tokenizer_that_keras_hub_has_not_stays_behind(changes: dict[str, Any], message: str):
+def test_a_tokenizer_that_keras_hub_lacks_is_omitted(changes: dict[str, Any], message: str):
     special = dict(
         pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]"
     )
@@ -164,7 +164,7 @@ def test_a_tokenizer_that_keras_hub_has_not_stays_behind(changes: dict[str, Any]
     model = keras_tx.bert(
         "tiny", processing=transform, head=keras_tx.ClassifierHead(2), activation="gelu_tanh", depth=1
     )
-    with pytest.warns(UserWarning, match=f"stays behind: {message}"):
+    with pytest.warns(UserWarning, match=f"tokenizer of model 'bert'.*{message}"):
         assert to_keras_hub(model).preprocessor is None
 
 
@@ -201,15 +201,15 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED, ids=lambda x: x if isinstance(x, str) else "")
-def test_what_keras_hub_cannot_have(options: dict[str, Any], message: str):
+def test_options_that_keras_hub_lacks_raise(options: dict[str, Any], message: str):
     model = keras_tx.bert("tiny", depth=1, vocabulary_size=20, max_length=8, **options)
     with pytest.raises(ConfigError, match=message):
         to_keras_hub(model)
 
 
-def test_what_we_cannot_have():
+def test_unsupported_options_of_a_task_raise():
     source = made("Bert", "TextClassifier", activation="softmax")
-    with pytest.raises(ConfigError, match="activation='softmax'; our heads give logits"):
+    with pytest.raises(ConfigError, match="activation='softmax'.*ClassifierHead"):
         keras_tx.from_checkpoint(source)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
@@ -223,15 +223,15 @@ def test_what_we_cannot_have():
     )
 
 
-def test_one_rate_of_dropout_is_said():
+def test_a_second_dropout_rate_warns():
     model = keras_tx.bert("tiny", depth=1, vocabulary_size=20, activation="gelu_tanh", attention_dropout=0.2)
-    with pytest.warns(UserWarning, match="one rate of dropout: 0.1, not attention_dropout=0.2"):
+    with pytest.warns(UserWarning, match="attention_dropout=0.2 .*0.1"):
         to_keras_hub(model)
 
 
-def test_a_tokenizer_that_we_have_not_is_said():
+def test_an_unsupported_tokenizer_warns():
     preprocessor = keras_hub.models.BertTextClassifierPreprocessor(tokenizer(), sequence_length=12)
     preprocessor.tokenizer.suffix_indicator = "@@"
     source = made("Bert", "TextClassifier", preprocessor=preprocessor)
-    with pytest.warns(UserWarning, match="BertTokenizer, is not supported: .*suffix_indicator='@@'"):
+    with pytest.warns(UserWarning, match="BertTokenizer.*suffix_indicator='@@'"):
         assert keras_tx.from_checkpoint(source).processing is None

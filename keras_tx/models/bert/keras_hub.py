@@ -132,13 +132,13 @@ def to_keras_hub(model: Bert) -> Any:
     reasons = _beyond(model, kind)
     if reasons:
         raise ConfigError(
-            f"Model {model.name!r} has {', '.join(reasons)}, which keras-hub's {name} classes cannot have. "
-            "Keep it with model.save, or give it to transformers with keras_tx.save_checkpoint."
+            f"Model {model.name!r} has {', '.join(reasons)}, which keras-hub's {name} classes do not "
+            "support. Save it with model.save or keras_tx.save_checkpoint."
         )
     if config.attention_dropout != config.dropout:
         warnings.warn(
-            f"keras-hub has one rate of dropout: {config.dropout}, not attention_dropout="
-            f"{config.attention_dropout}.",
+            f"attention_dropout={config.attention_dropout} becomes {config.dropout}: keras-hub has one "
+            "dropout rate. It affects training only.",
             stacklevel=user_stacklevel(),
         )
     classes: Any = keras_hub.models
@@ -184,7 +184,7 @@ def _preprocessor(model: Bert, name: str, task: str) -> Any:
         tokenizer = tokenizer_of(model.processing, f"{name}Tokenizer")
     except ConfigError as error:
         warnings.warn(
-            f"The tokenizer of model {model.name!r} is none of keras-hub's, and stays behind: {error}.",
+            f"The tokenizer of model {model.name!r} is not supported by keras-hub and is omitted: {error}.",
             stacklevel=user_stacklevel(),
         )
         return None
@@ -205,30 +205,35 @@ def _canonical(path: str) -> str:
 def _block(backbone: Any, where: str) -> tuple[str, float]:
     """Activation and epsilon, which are no fields of a backbone but stand in its layers."""
     known = {"gelu": "gelu", "relu": "relu", "gelu_approximate": "gelu_tanh"}
-    found = set()
+    settings = set()
     for layer in backbone.transformer_layers:
         config = layer.get_config()
-        said = config["activation"]
-        said = said if isinstance(said, str) else str(said["config"]).rpartition(">")[2]
-        if said not in known or config["normalize_first"]:
+        activation = config["activation"]
+        if not isinstance(activation, str):
+            activation = str(activation["config"]).rpartition(">")[2]
+        if activation not in known or config["normalize_first"]:
             raise ConfigError(
-                f"{where}: layer {layer.name!r} has activation={said!r} and normalize_first="
-                f"{config['normalize_first']}; ours have one of {', '.join(known)}, and norms come last."
+                f"{where}: layer {layer.name!r} has activation={activation!r} and normalize_first="
+                f"{config['normalize_first']}. Only normalize_first=False is supported, with one of the "
+                f"activations {', '.join(known)}."
             )
-        found.add((known[said], config["layer_norm_epsilon"]))
+        settings.add((known[activation], config["layer_norm_epsilon"]))
     embedding = backbone.get_layer("embeddings_layer_norm").epsilon
-    if len(found) != 1 or next(iter(found))[1] != embedding:
-        raise ConfigError(f"{where}: its layers differ in activation or epsilon; ours have one for all.")
-    return next(iter(found))
+    if len(settings) != 1 or next(iter(settings))[1] != embedding:
+        raise ConfigError(
+            f"{where}: its layers differ in activation or layer_norm_epsilon. Only equal layers are "
+            "supported."
+        )
+    return next(iter(settings))
 
 
 def _head(task: Any, where: str, fields: dict[str, Any]) -> Head | ConfigError:
     if hasattr(task, "masked_lm_head"):
         config = task.masked_lm_head.get_config()
-        said = (config["intermediate_activation"], config["activation"])
-        if said != ("gelu", "linear"):
+        activations = (config["intermediate_activation"], config["activation"])
+        if activations != ("gelu", "linear"):
             return ConfigError(
-                f"{where}: its head has the activations {said}; ours gelu, and none at the end."
+                f"{where}: its head has the activations {activations}. Only gelu and linear are supported."
             )
         activation, epsilon = "gelu", config["layer_norm_epsilon"]
         return MaskedLMHead(
@@ -238,19 +243,20 @@ def _head(task: Any, where: str, fields: dict[str, Any]) -> Head | ConfigError:
     if hasattr(task, "pooling_mode"):
         if task.pooling_mode not in MODES:
             return ConfigError(
-                f"{where} has pooling_mode={task.pooling_mode!r}; ours are {', '.join(MODES)}. Give a head."
+                f"{where} has pooling_mode={task.pooling_mode!r}. Only {', '.join(MODES)} are supported; "
+                "pass head=."
             )
         return SentenceEmbeddingHead(MODES[task.pooling_mode], bool(task.normalize))
     if task.activation is not keras.activations.linear:
-        said = keras.activations.serialize(task.activation)
+        activation = keras.activations.serialize(task.activation)
         return ConfigError(
-            f"{where} has activation={said!r}; our heads give logits. "
-            f"Make it with activation=None, or give head=keras_tx.ClassifierHead({task.num_classes})."
+            f"{where} has activation={activation!r}, but heads return logits. "
+            f"Create it with activation=None, or pass head=keras_tx.ClassifierHead({task.num_classes})."
         )
     hidden = getattr(task, "hidden_dim", fields["width"])
     if hidden != fields["width"]:
         return ConfigError(
-            f"{where} has hidden_dim={hidden}; our pooler is as wide as the rest. Give a head."
+            f"{where} has hidden_dim={hidden}. Only hidden_dim={fields['width']} is supported; pass head=."
         )
     if task.num_classes == 1:
         return RegressionHead(1, task.dropout)

@@ -29,15 +29,15 @@ def head_of(folder: Path | None) -> SentenceEmbeddingHead | ConfigError | None:
     kinds = [str(module.get("type")).rsplit(".", 1)[-1] for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         return ConfigError(
-            f"{folder / contract.MODULES} has the modules {', '.join(kinds)}; ours are Transformer, Pooling "
-            "and perhaps Normalize. Give a head: head=None takes the encoder alone."
+            f"{folder / contract.MODULES} has the modules {', '.join(kinds)}. Only Transformer, Pooling and "
+            "an optional Normalize are supported; pass head=None to load the encoder alone."
         )
     settings = _read(folder, SETTINGS)
     if settings.get("default_prompt_name"):
         return ConfigError(
-            f"{folder / SETTINGS} has default_prompt_name={settings['default_prompt_name']!r}: a "
-            "text before every other, which we have not. Give head=keras_tx.SentenceEmbeddingHead(...), "
-            "and put it before the texts yourself."
+            f"{folder / SETTINGS} has default_prompt_name={settings['default_prompt_name']!r}. Default "
+            "prompts are not supported: pass head=keras_tx.SentenceEmbeddingHead(...), and prepend the "
+            "prompt to each text."
         )
     pooling = _pooling(inside(folder, str(modules[1].get("path"))))
     if isinstance(pooling, ConfigError):
@@ -48,17 +48,17 @@ def head_of(folder: Path | None) -> SentenceEmbeddingHead | ConfigError | None:
 def _pooling(folder: Path) -> str | ConfigError:
     path = folder / contract.CONFIG
     config = _read(folder, contract.CONFIG)
-    said = config.get("pooling_mode")
-    if said is not None:
-        found = [str(said)] if isinstance(said, str) else [str(x) for x in said]
-        known: list[str | None] = [MODES.get(x) for x in found]
+    mode = config.get("pooling_mode")
+    if mode is not None:
+        modes = [mode] if isinstance(mode, str) else [str(x) for x in mode]
+        known: list[str | None] = [MODES.get(x) for x in modes]
     else:
-        found = [name for name, on in config.items() if name.startswith("pooling_mode_") and on]
-        known = [OLD_MODES.get(x) for x in found]
+        modes = [name for name, on in config.items() if name.startswith("pooling_mode_") and on]
+        known = [OLD_MODES.get(x) for x in modes]
     if len(known) != 1 or known[0] is None:
         return ConfigError(
-            f"{path} pools by {', '.join(found) or 'nothing'}; ours are the mean of the tokens and the class "
-            "token. Give a head: head=None takes the encoder alone."
+            f"{path} has the pooling modes {', '.join(modes) or '(none)'}. Only one of mean and cls is "
+            "supported; pass head=None to load the encoder alone."
         )
     return known[0]
 
@@ -73,7 +73,7 @@ def text_transform(folder: Path | None) -> TextTransform | None:
     if longest is not None:
         if type(longest) is not int or longest < 1:
             name = folder / contract.SENTENCE_BERT
-            raise ConfigError(f"{name} has max_seq_length={longest!r}, expected a number above 0.")
+            raise ConfigError(f"{name} has max_seq_length={longest!r}, expected a whole number above 0.")
         transform = dataclasses.replace(transform, max_length=min(longest, transform.max_length or longest))
     return _lowercased(transform) if config.get("do_lower_case") else transform
 

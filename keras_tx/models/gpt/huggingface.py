@@ -102,8 +102,8 @@ def plan(model: GPT, tensors: Tensors | None = None, scales: Sequence[float] | N
     reasons = beyond(config)
     if reasons:
         raise ConfigError(
-            f"Model {model.name!r} has {', '.join(reasons)}, which neither Hugging Face's GPT-2 nor its "
-            "Llama can have, so their weights do not fit it."
+            f"Model {model.name!r} has {', '.join(reasons)}, which Hugging Face's GPT-2 and Llama do not "
+            "support, so their weights do not fit."
         )
     llama = config.positions == "rotary"
     body = ("model." if llama else "transformer.") if model.head is not None else ""
@@ -221,11 +221,13 @@ def _llama_fields(config: Fields, mistral: bool) -> dict[str, Any]:
         config.setdefault("sliding_window", 4096)
         window = config.number("sliding_window", 4096, none=True)
         if window is not None and window < length:
-            raise config.error("sliding_window", f"expected null, or no less than the {length} positions")
+            raise config.error(
+                "sliding_window", f"expected null or at least max_position_embeddings={length}"
+            )
     else:
         bias = _flag(config, "attention_bias", False)
         if _flag(config, "mlp_bias", False) != bias:
-            raise config.error("mlp_bias", f"expected {bias}, as attention_bias: here one field is for both")
+            raise config.error("mlp_bias", f"only mlp_bias equal to attention_bias={bias} is supported")
     config.text("hidden_act", ("silu", "swish"), "silu")
     config.refuse("rope_interleaved", False)
     return {
@@ -255,14 +257,14 @@ def _rotary(config: Fields, length: int) -> dict[str, Any]:
     base = config.get("rope_theta")
     base = config.real("rope_theta", 0.0) if base is not None else parameters.get("rope_theta", 10000.0)
     if parameters.get("rope_theta", base) != base:
-        raise config.error("rope_theta", f"but rope_parameters has {parameters['rope_theta']!r}")
-    given = {**scaling, **parameters}
-    kind = given.get("rope_type", given.get("type", "default"))
+        raise config.error("rope_theta", f"rope_parameters has {parameters['rope_theta']!r}. Make them equal")
+    rope = {**scaling, **parameters}
+    kind = rope.get("rope_type", rope.get("type", "default"))
     numbers = {
-        x: given[x] for x in given if x not in ("rope_type", "type", "rope_theta") and given[x] is not None
+        x: rope[x] for x in rope if x not in ("rope_type", "type", "rope_theta") and rope[x] is not None
     }
     if numbers.pop("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise config.error("partial_rotary_factor", "expected 1: here every channel is turned")
+        raise config.error("partial_rotary_factor", "only partial_rotary_factor=1 is supported")
     if kind == "llama3":
         numbers.setdefault("original_max_position_embeddings", length)
     if kind == "default" and not numbers:
@@ -294,7 +296,9 @@ def _head_of(config: Fields) -> CausalLMHead | ConfigError | None:
         return CausalLMHead()
     if architecture in BODIES:
         return None
-    return config.error("architectures", "a GPT of ours has a CausalLMHead or, with head=None, none")
+    return config.error(
+        "architectures", "only causal language models are supported. Pass head=None to load the decoder alone"
+    )
 
 
 def _pad_id(config: Fields, vocabulary: int) -> int | None:
@@ -312,12 +316,12 @@ def _stop_ids(
 
     An id that the vocabulary lacks, such as the one that config classes have by default, ends nothing.
     """
-    said = config.get("eos_token_id")
+    ends = config.get("eos_token_id")
     if folder is not None and (folder / contract.GENERATION_CONFIG).is_file():
-        said = read_json(folder, contract.GENERATION_CONFIG).get("eos_token_id", said)
-    ids = [] if said is None else said if isinstance(said, list) else [said]
+        ends = read_json(folder, contract.GENERATION_CONFIG).get("eos_token_id", ends)
+    ids = [] if ends is None else ends if isinstance(ends, list) else [ends]
     if not all(type(number) is int for number in ids):
-        raise config.error("eos_token_id", "expected a number, or a list of them")
+        raise config.error("eos_token_id", "expected a token id, or a list of them")
     ids = [number for number in dict.fromkeys(ids) if 0 <= number < vocabulary]
     own = transform and transform.eos_token
     if not ids or (transform and own and ids == [transform.id_of(own)]):
@@ -332,9 +336,8 @@ def _processing(folder: Path | None) -> TextTransform | None:
         return TextTransform.load(folder, segments=False)
     if (folder / SENTENCEPIECE).is_file():
         warnings.warn(
-            f"{folder} has {SENTENCEPIECE} but no {contract.TOKENIZER}, so the model comes without a "
-            "tokenizer. AutoTokenizer.from_pretrained(folder).save_pretrained(folder) of transformers writes "
-            "one.",
+            f"{folder} has {SENTENCEPIECE} but no {contract.TOKENIZER}, so the model has no tokenizer. "
+            "Write one with transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder).",
             stacklevel=user_stacklevel(),
         )
     return None

@@ -64,8 +64,8 @@ def to_keras_hub(model: GPT) -> Any:
     reasons = _beyond(config)
     if reasons:
         raise ConfigError(
-            f"Model {model.name!r} has {', '.join(reasons)}, which neither keras-hub's GPT-2 nor its Llama "
-            "can have."
+            f"Model {model.name!r} has {', '.join(reasons)}, which keras-hub's GPT-2 and Llama do not "
+            "support. Save it with model.save."
         )
     llama = config.positions == "rotary"
     models: Any = keras_hub.models
@@ -96,8 +96,8 @@ def to_keras_hub(model: GPT) -> Any:
         preprocessor = None if llama else _preprocessor(model)
         if model.processing is not None and preprocessor is None:
             warnings.warn(
-                f"The tokenizer of model {model.name!r} is none of keras-hub's, and stays behind: give the "
-                "task ids.",
+                f"The tokenizer of model {model.name!r} is not supported by keras-hub and is omitted. Pass "
+                "token ids to the task.",
                 stacklevel=user_stacklevel(),
             )
         kind = models.LlamaCausalLM if llama else models.GPT2CausalLM
@@ -115,8 +115,8 @@ def plan(model: GPT) -> Plan:
     reasons = _beyond(config)
     if reasons:
         raise ConfigError(
-            f"Model {model.name!r} has {', '.join(reasons)}, so the weights of keras-hub's GPT-2 or "
-            "Llama do not fit it."
+            f"Model {model.name!r} has {', '.join(reasons)}, which keras-hub's GPT-2 and Llama do not "
+            "support, so their weights do not fit."
         )
     llama = config.positions == "rotary"
     entries = [Entry("token_embedding/embeddings", ("token_embedding/table",))]
@@ -207,8 +207,7 @@ def _our_scaling(backbone: Any) -> dict[str, Any] | None:
     if backbone.rope_position_scaling_factor != 1.0:
         raise ConfigError(
             f"The keras-hub model {backbone.name!r} has rope_position_scaling_factor="
-            f"{backbone.rope_position_scaling_factor}, which keras-hub itself passes over, so that nobody "
-            "can say what is meant. Make it with 1.0; here it is rotary_scaling."
+            f"{backbone.rope_position_scaling_factor}, which keras-hub ignores. Create it with 1.0."
         )
     factor = backbone.rope_frequency_adjustment_factor
     if factor is None:
@@ -256,8 +255,8 @@ def _processing(tokenizer: Any, where: str) -> TextTransform | None:
         return None
     if type(tokenizer).__name__ != "GPT2Tokenizer":
         warnings.warn(
-            f"{where} has a {type(tokenizer).__name__}, which has no tokenizer.json; the model comes "
-            "without a tokenizer. Give one: processing=keras_tx.TextTransform.load(...).",
+            f"{where} has a {type(tokenizer).__name__}, which has no tokenizer.json, so the model has no "
+            "tokenizer. Pass processing=keras_tx.TextTransform.load(...).",
             stacklevel=user_stacklevel(),
         )
         return None

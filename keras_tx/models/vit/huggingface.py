@@ -140,7 +140,7 @@ def _fields(config: Fields, kind: str) -> dict[str, Any]:
         config.refuse("pooler_act", "tanh")
         return fields
     if not isinstance(fields["image_size"], int):
-        raise config.error("image_size", "DINOv2 takes its positions for those of a square")
+        raise config.error("image_size", "expected one number: positions of DINOv2 are a square")
     if not isinstance(fields["patch_size"], int):
         raise config.error("patch_size", "expected one number: DINOv2's patches are squares")
     ratio = config.real("mlp_ratio", 4)
@@ -218,7 +218,7 @@ def _head(config: Fields, kind: str) -> Head | ConfigError | None:
         return RegressionHead(count, labels=labels)
     if count == 1 or problem not in (None, contract.SINGLE_LABEL):
         return config.error(
-            "problem_type", f"with {count} labels, a distilled classifier cannot have it. Pass head=None"
+            "problem_type", f"a distilled classifier with {count} labels does not support it. Pass head=None"
         )
     return (ClassifierHead if name == CLASSIFIER else DistilledClassifierHead)(count, labels=labels)
 
@@ -228,16 +228,16 @@ def _transform(checkpoint: Checkpoint, config: ViTConfig) -> ImageTransform | No
     folder = checkpoint.folder
     if folder is None or not (folder / contract.PREPROCESSOR).is_file():
         return None
-    found = read_json(folder, contract.PREPROCESSOR)
+    fields = read_json(folder, contract.PREPROCESSOR)
     try:
-        return ImageTransform.from_preprocessor_config(found)
+        return ImageTransform.from_preprocessor_config(fields)
     except ConfigError as error:
-        kept = {key: found[key] for key in KEPT if found.get(key) is not None}
+        kept = {key: fields[key] for key in KEPT if fields.get(key) is not None}
         size = {"height": config.size[0], "width": config.size[1]}
         transform = ImageTransform.from_preprocessor_config({**kept, "size": size})
         warnings.warn(
-            f"{folder}/{contract.PREPROCESSOR}: {error} Images are resized to {config.size[0]} x "
-            f"{config.size[1]} as a whole, and otherwise prepared as the file says.",
+            f"{folder}/{contract.PREPROCESSOR}: {error} Whole images are resized to {config.size[0]} x "
+            f"{config.size[1]}; the other settings of the file are used.",
             stacklevel=user_stacklevel(),
         )
         return transform

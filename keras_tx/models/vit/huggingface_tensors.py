@@ -75,9 +75,9 @@ def canonical(kind: str) -> Callable[[str], str]:
     def known(name: str) -> str:
         name = re.sub(r"^(vit|deit|dinov2|dinov2_with_registers)\.", "", name)
         name = re.sub(r"^layers\.(\d+)\.", r"encoder.layer.\1.", name)
-        found = re.fullmatch(r"(encoder\.layer\.\d+)\.(.+)\.(weight|bias)", name)
-        if found and found[2] in new:
-            return f"{found[1]}.{new[found[2]]}.{found[3]}"
+        match = re.fullmatch(r"(encoder\.layer\.\d+)\.(.+)\.(weight|bias)", name)
+        if match and match[2] in new:
+            return f"{match[1]}.{new[match[2]]}.{match[3]}"
         return name
 
     return known
@@ -116,12 +116,12 @@ def covering(model: ViT, entries: list[Entry], whose: str) -> tuple[Entry, ...]:
     ours = set(merged_weights(model))
     for paths, problem in (
         (ours - named, "no tensor for"),
-        (named - ours, "a tensor for, which the model lacks:"),
+        (named - ours, "tensors that the model does not have:"),
     ):
         if paths:
             raise ConfigError(
-                f"{whose} has {problem} {', '.join(sorted(paths)[:4])}. Make the model of the options "
-                "that it was trained with."
+                f"{whose} has {problem} {', '.join(sorted(paths)[:4])}. Create the model with the options of "
+                "the checkpoint."
             )
     return tuple(entries)
 
@@ -172,7 +172,7 @@ def positions(
     """
     if config.positions != "learned":
         raise ConfigError(
-            f"positions={config.positions!r} was asked for, but checkpoints have learned positions."
+            f"positions={config.positions!r} is not supported with weights=. Only positions='learned' is."
         )
     form = Form(reshape=(1, -1, config.width)) if batched else Form()
     rows = 0 if has is None or len(has) != 2 + batched else has[-2]

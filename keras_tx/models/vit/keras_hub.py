@@ -80,8 +80,8 @@ def to_keras_hub(model: ViT) -> Any:
     reasons = _beyond(model)
     if reasons:
         raise ConfigError(
-            f"Model {model.name!r} has {', '.join(reasons)}, which keras-hub's ViT and DeiT cannot have. "
-            "Keep it with model.save, or give it to transformers with keras_tx.save_checkpoint."
+            f"Model {model.name!r} has {', '.join(reasons)}, which keras-hub's ViT and DeiT do not support. "
+            "Save it with model.save or keras_tx.save_checkpoint."
         )
     models: Any = keras_hub.models
     layers: Any = keras_hub.layers
@@ -153,7 +153,8 @@ def plan(model: ViT, old: Grid | None = None, tensors: Tensors | None = None) ->
         entries += _dense("pre_logits", "pooler", part=POOLER)
     if isinstance(model.head, DistilledClassifierHead):
         raise ConfigError(
-            "keras-hub's DeiT has one classifier, not the two of a DistilledClassifierHead. Give another."
+            "head=DistilledClassifierHead has two classifiers, but keras-hub's DeiT has one. Pass another "
+            "head."
         )
     if model.head is not None:
         entries += _dense("predictions", contract.LOGITS, part=HEAD)
@@ -188,7 +189,7 @@ def _fields(backbone: Any, where: str) -> dict[str, Any]:
     for name, value in only.items():
         if getattr(backbone, name, value) != value:
             raise ConfigError(
-                f"{where} has {name}={getattr(backbone, name)!r}; ours are only ever {name}={value!r}."
+                f"{where} has {name}={getattr(backbone, name)!r}. Only {name}={value!r} is supported."
             )
     patch = backbone.patch_size
     height, width, channels = backbone.image_shape
@@ -217,17 +218,21 @@ def _pooling(config: ViTConfig) -> str:
 
 
 def _head(task: Any, where: str, fields: dict[str, Any]) -> Head | ConfigError:
-    remedy = f"Give head=keras_tx.ClassifierHead({task.num_classes}), or None for the tokens."
+    remedy = f"Pass head=keras_tx.ClassifierHead({task.num_classes}), or head=None for the tokens."
     if keras.activations.get(task.activation) is not keras.activations.linear:
-        said = keras.activations.serialize(keras.activations.get(task.activation))
-        return ConfigError(f"{where} has activation={said!r}; our heads give logits. {remedy}")
-    if task.pooling != ("token" if fields["class_token"] else "gap"):
+        activation = keras.activations.serialize(keras.activations.get(task.activation))
+        return ConfigError(f"{where} has activation={activation!r}, but heads return logits. {remedy}")
+    pooling = "token" if fields["class_token"] else "gap"
+    if task.pooling != pooling:
         return ConfigError(
-            f"{where} has pooling={task.pooling!r} with use_class_token={fields['class_token']}; ours take "
-            f"the class token, or without one the mean of the patches. {remedy}"
+            f"{where} has pooling={task.pooling!r} with use_class_token={fields['class_token']}, where only "
+            f"pooling={pooling!r} is supported. {remedy}"
         )
     if task.num_classes < 2:
-        return ConfigError(f"{where} has num_classes={task.num_classes}; ours tell 2 or more apart. {remedy}")
+        return ConfigError(
+            f"{where} has num_classes={task.num_classes}, expected at least 2. Pass another head, or "
+            "head=None for the tokens."
+        )
     return ClassifierHead(task.num_classes, 0.0 if fields["distillation"] else task.dropout)
 
 
@@ -265,17 +270,17 @@ def _transform(source: Any, config: ViTConfig, where: str) -> ImageTransform | N
     std = 1 / (255 * np.asarray(scale, "float64"))
     mean = np.broadcast_to(-np.asarray(offset, "float64") * std, (np.broadcast(std, offset).shape))
     size = converter.image_size or config.size
-    otherwise = [
+    ignored = [
         f"{name}={getattr(converter, name)!r}"
         for name in ("crop_to_aspect_ratio", "pad_to_aspect_ratio")
         if getattr(converter, name)
     ]
     if converter.interpolation not in RESAMPLING:
-        otherwise.append(f"interpolation={converter.interpolation!r}")
-    if otherwise:
+        ignored.append(f"interpolation={converter.interpolation!r}")
+    if ignored:
         warnings.warn(
-            f"{where}: its image converter has {', '.join(otherwise)}. Images of another size are resized to "
-            f"{size[0]} x {size[1]} as a whole, {RESAMPLING.get(converter.interpolation, 'bilinear')}.",
+            f"{where}: its image converter has {', '.join(ignored)}, which is not supported. Whole images "
+            f"are resized to {size[0]} x {size[1]}, {RESAMPLING.get(converter.interpolation, 'bilinear')}.",
             stacklevel=user_stacklevel(),
         )
     return ImageTransform(
