@@ -1,4 +1,4 @@
-"""Models whose weights come from a checkpoint: `from_checkpoint`, and `weights=` of the factories."""
+"""Loads models with the weights of a checkpoint: `from_checkpoint`, and `weights=` of the factories."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def from_checkpoint(
     dtype: Any = None,
     **overrides: Any,
 ) -> Any:
-    """Returns the model of a checkpoint, with its weights: the family, size and head are the checkpoint's.
+    """Loads a model with the family, size, head and weights of a checkpoint.
 
     Args:
         source: a Hugging Face folder (config.json and safetensors), "hf://owner/name", a keras-hub preset or
@@ -37,7 +37,7 @@ def from_checkpoint(
         head: "auto" for the checkpoint's head, None for a model without a head, or another head. Weights of a
             head that the checkpoint does not have are new, and a warning names them.
         processing: replaces the checkpoint's tokenizer or image transform.
-        name: of the model.
+        name: the name of the model.
         dtype: a dtype policy ("mixed_bfloat16"); by default Keras's global one.
         overrides: fields of the config that do not change the weights: `dropout=0.0`, `image_size=384`.
 
@@ -75,7 +75,7 @@ def load_variant(
     overrides: dict[str, Any],
     **options: Any,
 ) -> Any:
-    """A factory with `weights=`: the model of the source, which must have the sizes of the variant."""
+    """Loads the model of a source whose sizes are those of the variant, for `weights=` of a factory."""
     config_class: Any = model_class.config_class
     expected = config_class.variant(variant)
     weights = open_source(source, model_class)
@@ -104,7 +104,7 @@ def load_variant(
 
 
 def _config(weights: WeightSource, overrides: dict[str, Any]) -> Any:
-    """The checkpoint's config with the overrides, which must not change the weights."""
+    """Returns the checkpoint's config with the overrides, which must not change the weights."""
     assert weights.fields is not None
     config_class: Any = weights.model_class.config_class
     own = make_config(config_class, weights.fields, weights.config)
@@ -142,7 +142,7 @@ def _model(
     options = {"head": head, "processing": processing, "name": name, "dtype": dtype}
     if weights.fields is not None:
         _check_claims(weights, config, head if own_head else None, overrides)
-    # Shapes are compared before memory for the weights is allocated.
+    # Shapes are compared before the weights are allocated.
     model = build_weightless(weights.model_class.assemble, config, **options)
     plan = weights.plan(model)
     match = match_tensors(model, plan, weights.tensors)
@@ -180,7 +180,7 @@ def _check_claims(weights: WeightSource, config: Any, head: Any, overrides: dict
 
 
 def _sizes(config: Any, head: Any, keys: Mapping[str, str], resized: set[str]) -> dict[str, int]:
-    """Sizes that a model of the config has, by their keys in the checkpoint's config."""
+    """Returns the sizes of a config's model by their keys in the checkpoint's config."""
 
     def called(name: str) -> str:
         return keys.get(name, name)
@@ -191,7 +191,7 @@ def _sizes(config: Any, head: Any, keys: Mapping[str, str], resized: set[str]) -
         for field in dataclasses.fields(config)
         if type(value := getattr(config, field.name)) is int and field.name not in free
     }
-    for key in ("mlp_dim", "vocabulary_size", "num_heads"):  # each is a side of a table
+    for key in ("mlp_dim", "vocabulary_size", "num_heads"):  # each is an axis of a tensor
         if hasattr(config, key):
             sizes[f"{called('width')} x {called(key)}"] = config.width * getattr(config, key)
     if "image_size" not in free and hasattr(config, "grid"):

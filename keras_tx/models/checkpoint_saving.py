@@ -1,4 +1,4 @@
-"""Gives a model back to Hugging Face: `save_checkpoint` writes the folder that transformers opens."""
+"""`save_checkpoint`: writes a model as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from keras_tx.weights.safetensors_file import open_tensors, write_tensors
 from keras_tx.weights.tensor_map import Entry, Plan
 from keras_tx.weights.weight_values import array_of, check_finite
 
-WRITTEN = {  # what a folder may hold that is to be replaced
+WRITTEN = {  # names of files that may be replaced
     WEIGHTS,
     contract.CONFIG,
     contract.GENERATION_CONFIG,
@@ -49,10 +49,25 @@ def save_checkpoint(
     labels: Sequence[str] | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Writes a model as a Hugging Face folder, which `from_pretrained` of transformers opens.
+    """Writes a model as a Hugging Face folder for `from_pretrained` of transformers.
 
-    It holds config.json, model.safetensors and, of the model's processing, the tokenizer's files or
-    preprocessor_config.json. A model that no class of transformers can be like is refused, with the reasons.
+    The folder contains config.json, model.safetensors and the files of the model's tokenizer or image
+    transform.
+
+    Args:
+        model: a model from a factory or `from_checkpoint`.
+        folder: to write.
+        labels: names of the classes, in order; by default those of the head.
+        overwrite: whether to replace a folder written by this function.
+
+    Returns:
+        The path of the folder.
+
+    Raises:
+        ConfigError: if no class of transformers supports the options of the model, a weight is NaN or
+            infinite, or the folder exists and may not be replaced.
+
+    Example:
 
     >>> import keras_tx, tempfile
     >>> from keras_tx import save_checkpoint
@@ -61,10 +76,6 @@ def save_checkpoint(
     ...     folder = save_checkpoint(model, place + "/small", labels=["daisy", "rose", "tulip"])
     ...     keras_tx.from_checkpoint(folder).config == model.config
     True
-
-    Args:
-        labels: names of the classes, in order; by default those of the head.
-        overwrite: whether a folder that was written by this function may be replaced.
     """
     folder = Path(folder)
     family = family_of(model)
@@ -82,13 +93,13 @@ def save_checkpoint(
     plan = converter.plan(model, None)
     files = {contract.CONFIG: config.content, **_processing_files(model), **converter.files(model)}
     check_target(folder, overwrite, ConfigError, lambda folder: WRITTEN)
-    check_finite(model, "Save the model as it was before its training diverged.")
-    with atomic_directory(folder, ConfigError) as aside:
+    check_finite(model, "Save the model with weights from before its training diverged.")
+    with atomic_directory(folder, ConfigError) as temporary:
         for name, content in files.items():
-            (aside / name).parent.mkdir(exist_ok=True)
+            (temporary / name).parent.mkdir(exist_ok=True)
             text = content if isinstance(content, str) else _json(content)
-            (aside / name).write_text(text, encoding="utf-8", newline="\n")
-        _write_weights(model, plan, aside / WEIGHTS)
+            (temporary / name).write_text(text, encoding="utf-8", newline="\n")
+        _write_weights(model, plan, temporary / WEIGHTS)
     return folder
 
 
@@ -105,7 +116,7 @@ def _write_weights(model: TransformerModel, plan: Plan, path: Path) -> None:
             ours = [variables[x] for x in entry.paths]
             shape = entry.form.their_shape([tuple(x.shape) for x in ours])
             described[name] = (np.dtype(keras.backend.standardize_dtype(ours[0].dtype)), shape)
-        else:  # what their class has and ours has not
+        else:  # a tensor that only the class of transformers has
             value = values(entry)
             described[name] = (value.dtype, value.shape)
 

@@ -10,7 +10,7 @@ from typing import Any
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.weights.config_json import Fields
 
-# Our config fields by their names in other libraries.
+# Fields of the configs by their names in other libraries.
 OTHER_NAMES = {
     **dict.fromkeys(("hidden_size", "hidden_dim", "embed_dim", "d_model", "n_embd", "dim"), "width"),
     **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layers", "n_layer", "layers"), "depth"),
@@ -29,7 +29,7 @@ OTHER_NAMES = {
     "pad_token_id": "pad_id",
 }
 NUMBERS_OF_CLASSES = ("classes", "num_classes", "n_classes", "num_labels")
-# Owners of Hugging Face repositories that are often named without them, by prefix.
+# Owners of Hugging Face repositories whose names are often written without the owner, by prefix.
 OWNERS = {
     "bert-": "google-bert",
     "distilbert-": "distilbert",
@@ -41,7 +41,7 @@ OWNERS = {
 
 
 def hub_advice(name: str) -> str:
-    """How to load a name that looks like a repository of the Hugging Face Hub; otherwise empty."""
+    """Returns how to load a name that looks like a Hugging Face repository; otherwise empty."""
     owner = next((owner for prefix, owner in OWNERS.items() if name.startswith(prefix)), None)
     if name.startswith("hf://"):
         source = name
@@ -59,10 +59,15 @@ def unknown_variant(name: Any, known: Iterable[str]) -> ConfigError:
 
 
 def make_config(config_class: type, fields: dict[str, Any], source: Fields | None = None) -> Any:
-    """A config from keywords. With `source`, errors name that config.json and its keys.
+    """Returns a config with these fields.
+
+    Args:
+        config_class: a config dataclass.
+        fields: its fields by name.
+        source: the config.json of the fields; errors then name the file and its keys.
 
     Raises:
-        ConfigError: for an unknown field, with the nearest known name, and for a wrong value.
+        ConfigError: for an unknown field or an invalid value.
     """
     try:
         _check_names(config_class, fields)

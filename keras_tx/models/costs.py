@@ -1,4 +1,4 @@
-"""Parameters and floating-point operations of a model, layer by layer."""
+"""Computes the parameters and floating-point operations of each layer of a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keras_tx.models.families import families
 from keras_tx.models.transformer_model import TransformerModel
 from keras_tx.weights.weightless import build_weightless
 
-FREE = (  # no matrix products: a few operations an element, which the papers do not count
+FREE = (  # layers without matrix products, which papers do not count
     "Activation Add AlphaDropout Average BatchNormalization Bias Cast ClassToken Concatenate Cumsum Divide "
     "Dropout ExpandDims Flatten Gelu GetItem GlobalAveragePooling1D Identity InputLayer LayerNormalization "
     "MaskToken Maximum Mean Multiply NotEqual PositionalEmbedding Relu RMSNormalization Rescaling Reshape "
@@ -25,25 +25,39 @@ FREE = (  # no matrix products: a few operations an element, which the papers do
 
 @dataclasses.dataclass(frozen=True)
 class LayerCost:
+    """The cost of one layer for one sample.
+
+    Args:
+        name: of the layer.
+        kind: its class name.
+        params: the number of its parameters.
+        flops: its floating-point operations; None if they are unknown for this kind of layer.
+    """
+
     name: str
     kind: str
     params: int
-    flops: int | None  # None: there is no formula for this kind of layer
+    flops: int | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one sample costs. Printed, it is a table."""
+    """The cost of a model for one sample; `print` shows it as a table.
+
+    Args:
+        layers: the cost of each layer.
+    """
 
     layers: tuple[LayerCost, ...]
 
     @property
     def params(self) -> int:
+        """The number of parameters."""
         return sum(layer.params for layer in self.layers)
 
     @property
     def flops(self) -> int:
-        """Two for each multiply-add of the matrix products, as the papers count, for one sample."""
+        """Floating-point operations of the matrix products, two for each multiply-add, as papers count."""
         return sum(layer.flops or 0 for layer in self.layers)
 
     def __str__(self) -> str:
@@ -59,9 +73,19 @@ class Cost:
 
 
 def cost(model: Any, *, tokens: int | None = None) -> Cost:
-    """Parameters and FLOPs of a functional model, or of a config whose model is too large to build here.
+    """Computes the parameters and FLOPs of a model for one sample.
 
-    `tokens` is the length of a text, which a text model leaves open; by default its longest.
+    Args:
+        model: a functional Keras model, or a config of keras_tx, whose model is not allocated.
+        tokens: length of the text, for a text model; by default `max_length` of its config.
+
+    Returns:
+        A Cost with `params`, `flops` and the cost of each layer.
+
+    Raises:
+        ConfigError: if `model` is neither a functional Keras model nor a config.
+
+    Example:
 
     >>> import keras_tx
     >>> total = keras_tx.cost(keras_tx.ViTConfig.variant("B/16"))
@@ -93,7 +117,7 @@ def _flops(model: keras.Model, operation: Any, tokens: int | None) -> int | None
         return 0
     if isinstance(operation, TokenEmbedding):
         return _projection(model, operation, tokens)
-    inputs = operation.input  # several for a layer with a mask: the first is the one it computes on
+    inputs = operation.input  # a layer with a mask has several; the first one is its data
     first = (inputs[0] if isinstance(inputs, list) else inputs).shape
     shape: tuple[Any, ...] = tuple(
         tokens if axis and size is None else size for axis, size in enumerate(first)
@@ -111,9 +135,9 @@ def _flops(model: keras.Model, operation: Any, tokens: int | None) -> int | None
 
 
 def _projection(model: keras.Model, layer: TokenEmbedding, tokens: int | None) -> int | None:
-    """The lookup is free; a tied head multiplies by the table, too."""
+    """FLOPs of an embedding: 0, or those of the logits if the head is tied to it."""
     if not isinstance(model, TransformerModel) or model.encoded is None:
-        return None  # Keras does not tell whether the table is a projection, too
+        return None  # the table may also be a projection
     if layer is not model.encoded.embedding or model.head is None or not model.head.is_tied(model.encoded):
         return 0
     return 2 * tokens * math.prod(layer.table.shape) if tokens else None
@@ -123,7 +147,7 @@ def _block(layer: TransformerBlock, length: int, inputs: Any, tokens: int | None
     flops = _attention(layer.attention, length) + _feed_forward(layer.feed_forward, length)
     if layer.cross_attention is None:
         return flops
-    keys = inputs[1].shape[1] or tokens  # `value` is always the second
+    keys = inputs[1].shape[1] or tokens  # the second input is `value`
     return None if keys is None else flops + _attention(layer.cross_attention, length, keys)
 
 
@@ -136,7 +160,7 @@ def _attention(layer: MultiHeadAttention, queries: int, keys: int | None = None)
     of_queries = (layer.query, layer.output_projection)
     projections = sum(2 * queries * math.prod(dense.kernel.shape) for dense in of_queries)
     projections += sum(2 * keys * math.prod(dense.kernel.shape) for dense in (layer.key, layer.value))
-    # The scores, and the values weighted with them.
+    # The last term is for the scores and the weighted sum of the values.
     return projections + 2 * layer.num_heads * (layer.size + layer.value_size) * queries * keys
 
 

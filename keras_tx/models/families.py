@@ -1,7 +1,7 @@
-"""The records of the model families, and the one place where they are looked up.
+"""The records of the model families, and functions that look them up.
 
-A record says what the rest of the package needs to know about a family, so that no other module asks
-whether a model is a ViT, a BERT or a GPT. Converters are imported when they are first used.
+A record describes a family to the rest of the package, so that no other module depends on ViT, BERT or GPT.
+Converters are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ INTERFACES = ("vision", "encoder", "decoder")
 
 @dataclasses.dataclass(frozen=True)
 class WeightSource:
-    """A checkpoint, a file or a live model as a converter describes it.
+    """The description of a checkpoint, file or live model by a converter.
 
     Args:
-        where: its name in messages.
-        model_class: of the model that it makes.
-        fields: of the config, all that the source contains; None if it contains only tensors.
-        head: its own head; None for a body without one; an error for an unsupported head, which is raised
-            unless another head is requested.
-        processing: its tokenizer or image transform, or None.
-        tensors: its tensors.
-        plan: the tensor map of a model of this config, with this head or another. It reads only paths and
-            shapes of the model's variables.
-        config: the config.json that the fields were read from, if any.
-        adapted: adjusts a config to the head and the overrides, if the head decides on a part of the body.
+        where: the name of the source in messages.
+        model_class: the class of its model.
+        fields: of the config; None if the source contains only tensors.
+        head: the head; None for a model without a head; a ConfigError for an unsupported head, raised
+            unless another head is passed.
+        processing: the tokenizer or image transform, or None.
+        tensors: the tensors.
+        plan: returns the tensor map of a model of this config, with this or another head. It reads only
+            paths and shapes of the model's variables.
+        config: the config.json of the fields, if any.
+        adapted: adjusts a config to the head and the overrides, if layers below the head depend on them.
     """
 
     where: str
@@ -83,9 +83,10 @@ class HuggingFace:
     Args:
         model_types: values of `model_type` in config.json that `read` supports.
         read: describes a checkpoint that has a config.json.
-        plan: the tensor map between a model and the tensors of a checkpoint; with None as second argument, of
-            the checkpoint that `save_checkpoint` writes.
-        config: the config.json of a model, for these labels and this tokenizer (by default the model's own).
+        plan: returns the tensor map between a model and the tensors of a checkpoint; with None as second
+            argument, that of a checkpoint for `save_checkpoint`.
+        config: returns the config.json of a model with these labels and this tokenizer, by default the
+            model's own.
         files: the other files of a checkpoint, by name: text, or content for a JSON file.
     """
 
@@ -103,7 +104,7 @@ class KerasHub:
     Args:
         classes: names of the backbones and tasks that `read` supports.
         read: describes a live backbone or task.
-        write: makes a backbone or task with the weights of a model.
+        write: returns a backbone or task with the weights of a model.
         tokenizers: whether a preset of a backbone without preprocessor has a tokenizer for the family.
     """
 
@@ -124,7 +125,7 @@ class Family:
         name: of the factory, such as "vit".
         title: the family's name in messages and in the help of the command line, such as "ViT".
         model_class: a TransformerModel.
-        factory: makes a model from the name of a variant.
+        factory: creates a model from the name of a variant.
         variants: the names of the published sizes.
         interface: of the exported graph: "vision", "encoder" or "decoder".
         huggingface: returns the converter for Hugging Face folders; None if there is none.
@@ -157,7 +158,7 @@ class Family:
     def config_json(
         self, model: Any, labels: Sequence[str] | None = None, processing: TextTransform | None = None
     ) -> HuggingFaceConfig:
-        """The config.json of a model; without a converter one that only keras_tx.runtime reads."""
+        """Returns the config.json of a model; without a converter, one for keras_tx.runtime only."""
         if self.huggingface is not None:
             return self.huggingface().config(model, labels, processing)
         values = dataclasses.asdict(model.config)
@@ -178,7 +179,7 @@ NAMES = {  # of config fields in a config.json without model_type
 
 
 def label_fields(labels: Sequence[str] | None) -> dict[str, Any]:
-    """id2label and label2id of a config.json."""
+    """Returns id2label and label2id of a config.json."""
     if labels is None:
         return {}
     return {
@@ -220,26 +221,26 @@ def register_family(family: Family) -> None:
 
 
 def family_names() -> tuple[str, ...]:
-    """The names of all families; no family is imported."""
+    """Returns the names of all families, without importing them."""
     return tuple(_RECORDS)
 
 
 def families() -> tuple[Family, ...]:
-    """The records of all families."""
+    """Returns the records of all families."""
     return tuple(record() for record in _RECORDS.values())
 
 
 def family_of(model: Any) -> Family | None:
-    """The record of a model's family; None for other models."""
+    """Returns the record of a model's family, or None for other models."""
     return next((family for family in families() if isinstance(model, family.model_class)), None)
 
 
 def factories() -> str:
-    """The factories of all families, for messages."""
+    """Returns the names of all factories, for messages."""
     *others, last = (f"keras_tx.{name}" for name in family_names())
     return f"{', '.join(others)} or {last}"
 
 
 def expected_models() -> str:
-    """The models of all families, for messages."""
+    """Returns a description of the models of all families, for messages."""
     return f"a model from {factories()}"

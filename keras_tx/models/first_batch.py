@@ -1,4 +1,4 @@
-"""The first batch of any source of data, checked on its way into `fit`, `evaluate` or `predict`."""
+"""Checks the first batch of a data source before `fit`, `evaluate` or `predict` uses it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Check = Callable[[Any], None]
 
 
 class FirstBatch:
-    """Wraps sources of data so that `check` sees the first batch of each before the model does.
+    """Wraps data sources so that `check` is called with the first batch of each.
 
-    No batch is read twice, and a source that can be read once is not consumed. `failure` is the error of a
-    check inside a pipeline, which reaches the caller as an error of the pipeline.
+    No batch is read twice, and an iterator is not consumed. `failure` is the error of a check that ran inside
+    a pipeline, which raises an error of its own.
     """
 
     def __init__(self, check: Check):
@@ -26,12 +26,12 @@ class FirstBatch:
         self.failure: Exception | None = None
 
     def of(self, data: Any) -> Any:
-        """The same batches; arrays and sources of an unknown kind are returned unchanged."""
+        """Returns a source of the same batches; arrays and unknown sources are returned unchanged."""
         tf, torch = sys.modules.get("tensorflow"), sys.modules.get("torch")
         if isinstance(data, types.GeneratorType):
             return self._of_iterator(data)
         if isinstance(data, keras.utils.PyDataset):
-            self._seen(data[0])  # its batches are read by number, so that this one comes again
+            self._seen(data[0])  # batches are read by index, so Keras reads this one again
         elif tf is not None and isinstance(data, tf.data.Dataset):
             return self._of_tf_data(tf, data)
         elif torch is not None and isinstance(data, torch.utils.data.DataLoader):
@@ -52,7 +52,7 @@ class FirstBatch:
             yield batch
 
     def _of_loader(self, loader: Any) -> Any:
-        """A copy of the loader, as a second pass over it would draw and start its workers twice."""
+        """Returns a copy of the loader: a second pass would start its workers and draw samples twice."""
         first, kind = self, type(loader)
 
         class Checked(kind):
@@ -82,9 +82,9 @@ class FirstBatch:
 
 
 def labels_like(data: Any) -> Any:
-    """Zeros of the shape and type that a tf.data dataset declares for its labels; None where it does not.
+    """Returns zeros with the shape and dtype of the labels of a tf.data dataset; None if they are unknown.
 
-    Their shape has to be checked before Keras traces the loss, which comes before the first batch.
+    The shape is checked before Keras traces the loss, which happens before the first batch is read.
     """
     tf = sys.modules.get("tensorflow")
     if tf is None or not isinstance(data, tf.data.Dataset):
@@ -102,10 +102,10 @@ def labels_like(data: Any) -> Any:
 
 
 def of_any_length(batches: keras.utils.PyDataset, axes: Any, **options: Any) -> Any:
-    """Keras's adapter of a PyDataset whose batches differ in more axes than the first.
+    """Returns Keras's adapter for a PyDataset whose batches differ in axes other than the first.
 
-    On TensorFlow, Keras fixes each axis in which the first two batches agree, and raises at the first batch
-    that differs, which may come epochs later.
+    On TensorFlow, Keras fixes each axis in which the first two batches agree, and raises for a later batch
+    that differs.
 
     Args:
         axes: maps a batch to one that is longer wherever batches may differ.

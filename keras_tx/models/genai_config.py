@@ -1,4 +1,4 @@
-"""genai_config.json, by which onnxruntime-genai opens an exported decoder."""
+"""genai_config.json, with which onnxruntime-genai loads an exported decoder."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from keras_tx.models.text_model import DecoderModel
 
 
 def genai_config(model: DecoderModel, special: dict[str, Any]) -> dict[str, Any]:
-    """The file's content; `special` are the ids that begin, end and pad a text."""
+    """Returns the content of the file; `special` are the BOS, EOS and padding ids."""
     config = model.config
     layers, kv_heads, head_size = model.cache_shape
     end, pad = special["eos_token_id"], special["pad_token_id"]
     first = end[0] if isinstance(end, list) else end
-    known = {
-        "bos_token_id": special["bos_token_id"]
-        or 0,  # onnxruntime-genai requires a number for this and for padding
+    known = {  # onnxruntime-genai requires numbers for BOS and padding
+        "bos_token_id": special["bos_token_id"] or 0,
         "eos_token_id": [] if end is None else end,
         "pad_token_id": (first or 0) if pad is None else pad,
     }

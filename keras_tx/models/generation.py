@@ -1,4 +1,4 @@
-"""Text generation with a Keras model, for a quick look; the exported folder generates the same tokens."""
+"""Text generation with a Keras model; the exported folder generates the same tokens, faster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keras_tx.layers.key_value_cache import KeyValueCache, caching
 from keras_tx.models.text_model import DecoderModel
 from keras_tx.processing import tokenizer_files
 
-STEP = 64  # tokens by which the cache grows: JAX compiles for each new size
+STEP = 64  # tokens by which the cache grows; JAX compiles for each size
 
 
 def generate(
@@ -31,26 +31,28 @@ def generate(
     An exported folder is many times faster, and generates the same tokens for the same seed if the model
     computes in float32.
 
-    >>> import keras_tx
-    >>> model = keras_tx.gpt("pico")
-    >>> len(generate(model, [5, 17, 99], max_new_tokens=4).ids)
-    4
-
     Args:
-        model: a model of keras_tx.gpt(), with its head.
-        prompts: token ids, or text if there is a tokenizer; or a list of these.
+        model: a decoder with a CausalLMHead, such as `keras_tx.gpt("pico")`.
+        prompts: token ids or, if there is a tokenizer, text; or a list of prompts.
         tokenizer: a tokenizers.Tokenizer; by default that of `model.processing`.
         stop_tokens: ids that end a text; by default `stop_ids` of the config, or the tokenizer's
             end-of-text token.
-        options: those of keras_tx.generation.Generator.generate: max_new_tokens, samples, stop,
+        options: of keras_tx.generation.Generator.generate: max_new_tokens, samples, stop,
             temperature, top_k, top_p, min_p, repetition_penalty, seed, num_beams, log_probabilities ...
 
     Returns:
         A keras_tx.generation.Generation (`.text`, `.ids`, `.finish`); for a list of prompts, a list of them.
 
     Raises:
-        ConfigError: if the model is not a GPT with a head, or an option is not valid.
-        InputError: if a prompt is not valid or longer than the context.
+        ConfigError: if the model is not a decoder with a CausalLMHead, or an option is invalid.
+        InputError: if a prompt is invalid or longer than the context.
+
+    Example:
+
+    >>> import keras_tx
+    >>> model = keras_tx.gpt("pico")
+    >>> len(generate(model, [5, 17, 99], max_new_tokens=4).ids)
+    4
     """
     return _generator(model, tokenizer, stop_tokens).generate(prompts, **options)
 
@@ -63,7 +65,22 @@ def stream(
     stop_tokens: Sequence[int] | None = None,
     **options: Any,
 ) -> Iterator[Any]:
-    """Generates a text piece by piece; token ids if there is no tokenizer. Arguments as in `generate`."""
+    """Generates a text with a Keras model and yields it in pieces.
+
+    Args:
+        model: a decoder with a CausalLMHead.
+        prompt: token ids or, if there is a tokenizer, text.
+        tokenizer: a tokenizers.Tokenizer; by default that of `model.processing`.
+        stop_tokens: ids that end the text, as in `generate`.
+        options: as in `generate`.
+
+    Returns:
+        An iterator of pieces of text, or of token ids if there is no tokenizer.
+
+    Raises:
+        ConfigError: if the model is not a decoder with a CausalLMHead, or an option is invalid.
+        InputError: if the prompt is invalid or longer than the context.
+    """
     return _generator(model, tokenizer, stop_tokens).stream(prompt, **options)
 
 
@@ -81,9 +98,9 @@ def _generator(model: Any, tokenizer: Any, stop_tokens: Sequence[int] | None) ->
 
 
 class _CachedModel:
-    """A decoder as keras_tx.generation's Decoder.
+    """Implements keras_tx.generation's Decoder with a Keras model.
 
-    The length of the cache is a multiple of STEP; it is filled from the right, and the mask hides the rest.
+    The length of the cache is a multiple of STEP. Tokens are at its right end; the rest is masked.
     """
 
     def __init__(self, model: DecoderModel) -> None:

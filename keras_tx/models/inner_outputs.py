@@ -26,9 +26,9 @@ def with_outputs(model: Any, hidden_states: bool, attentions: bool) -> keras.Mod
         states.extend([output] if states else [args[0], output])
         return output
 
-    # The output of the last block may go through a norm, whose output is then the last hidden state.
+    # If a norm follows the last block, its output is the last hidden state.
     last = [] if model.encoded is None else [model.encoded.tokens]
-    uncompiled = keras.Model(model.input, [model.output, *last])  # a clone of a compiled one has an optimizer
+    uncompiled = keras.Model(model.input, [model.output, *last])  # a compiled clone would have an optimizer
     clone = keras.models.clone_model(uncompiled, clone_function=lambda layer: layer, call_function=call)
     if not states:
         raise ConfigError(
@@ -54,7 +54,7 @@ def with_outputs(model: Any, hidden_states: bool, attentions: bool) -> keras.Mod
 class BlockWithScores(keras.layers.Layer):
     """A TransformerBlock that also returns its attention scores.
 
-    Keras expects every call of a layer in a graph to have as many outputs as the first, hence a second layer.
+    It is a layer of its own because all calls of a Keras layer must have the same number of outputs.
     """
 
     def __init__(self, block: TransformerBlock, **kwargs: Any):

@@ -1,8 +1,7 @@
-"""What Keras saved of a model of ours, .keras and .weights.h5, and live models: read by the same accounting.
+"""Reads weights from .keras and .weights.h5 files and from live models of keras_tx.
 
-Keras's own loading is for the model that was saved, whole. Here the body may go under another head, so the
-file is read as what it is: HDF5 with a group for each layer, whose arrays are views of a memory map.
-Nothing of it is executed.
+Keras loads only the whole model that was saved. This module reads the HDF5 file itself, as views of a memory
+map, so that a model with another head can use the weights. No code of the file is executed.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ from keras_tx.weights.tensor_source import Tensors
 from keras_tx.weights.weight_values import array_of, check_finite, merged_weights
 from keras_tx.weights.weightless import build_weightless
 
-# Layers that a model has because of its head.
+# Layers that belong to heads.
 OF_HEADS = (
     *("logits", "prediction_dense", "prediction_norm", "prediction_logits", "seq_relationship_logits"),
     *("span", "pooler", "class_logits", "distillation_logits"),
 )
-LONGEST_CONFIG = 64 * 2**20  # bytes; a tokenizer may be part of it
+LONGEST_CONFIG = 64 * 2**20  # bytes; the config may contain a tokenizer
 
 
 def load_model(path: str | os.PathLike[str], *, compile: bool = True) -> Any:
     """Loads a .keras file in safe mode, as `keras.models.load_model` does.
 
     Args:
-        path: of the file.
+        path: the file.
         compile: whether to compile the model if it was compiled when saved.
 
     Returns:
@@ -64,12 +63,12 @@ def load_model(path: str | os.PathLike[str], *, compile: bool = True) -> Any:
     'image-classification'
     """
     model = keras.models.load_model(path, compile=compile, safe_mode=True)
-    check_finite(model, f"{path} was saved after its training diverged: load an earlier one.")
+    check_finite(model, f"{path} was saved after its training diverged. Load an earlier file.")
     return model
 
 
 def of_model(model: TransformerModel) -> WeightSource:
-    """A live model of ours: its body for another head, another size of image, another dtype."""
+    """Describes a live model of keras_tx."""
     variables = merged_weights(model)
     tensors = Tensors(
         where=f"model {model.name!r}",
@@ -83,7 +82,7 @@ def of_model(model: TransformerModel) -> WeightSource:
 
 
 def open_keras(path: Path) -> WeightSource:
-    """A .keras file of a model of ours."""
+    """Describes a .keras file of a keras_tx model."""
     try:
         with zipfile.ZipFile(path) as archive:
             if archive.getinfo("config.json").file_size > LONGEST_CONFIG:
@@ -95,7 +94,7 @@ def open_keras(path: Path) -> WeightSource:
             raise ConfigError(f"{path} is compressed. Pass the .keras file as Keras saved it.")
         with path.open("rb") as file:
             file.seek(part.header_offset)
-            local = file.read(30)  # its last four bytes are the lengths of a name and of an extra field
+            local = file.read(30)  # ends with the lengths of the name and of an extra field
             begin = part.header_offset + 30 + sum(struct.unpack("<HH", local[26:]))
         tensors = _tensors(path, begin, part.file_size)
     except ConfigError:
@@ -108,7 +107,7 @@ def open_keras(path: Path) -> WeightSource:
 
 
 def open_weights(path: Path, family: type[TransformerModel] | None) -> WeightSource:
-    """A .weights.h5 file of a model of ours; what model, only the caller knows."""
+    """Describes a .weights.h5 file of a keras_tx model; `family` is the class of the model."""
     if family is None:
         raise ConfigError(
             f"{path} contains weights but no config, so its model is unknown. Pass it as weights= to "
@@ -156,10 +155,10 @@ def _saved(saved: Any, path: Path) -> tuple[type[TransformerModel], dict[str, An
 
 
 def _tensors(path: Path, begin: int, size: int) -> Tensors:
-    """The variables of a weights file, by the names of layers and the variable's number in its layer."""
+    """Returns the variables of a weights file, by layer and number in the layer."""
     places: dict[str, tuple[np.dtype, tuple[int, ...], int]] = {}
     with path.open("rb") as file, h5py.File(_Part(file, begin, size), "r") as opened:
-        if "layers" not in opened:  # beside it are the optimizer's variables, which are not read
+        if "layers" not in opened:  # the optimizer's variables are in another group
             raise ConfigError(f"{path} has no group 'layers'. Pass a weights file saved by Keras.")
         for name, dataset in _datasets(opened["layers"], "", path):
             first, shape = dataset.id.get_offset(), tuple(dataset.shape)
@@ -228,7 +227,7 @@ def _datasets(group: Any, prefix: str, path: Path) -> Iterator[tuple[str, h5py.D
 
 
 def _numbered(model: TransformerModel) -> Any:
-    """From a variable's path to its layer and number, as a weights file counts it."""
+    """Returns a function from the path of a variable to its name in a weights file."""
     numbers: dict[str, str] = {}
     counts: dict[str, int] = {}
     for variable in model.weights:

@@ -1,4 +1,4 @@
-"""What a source of weights is: a path, a name or a live model, and who understands it."""
+"""Looks up the converter of a source of weights: a path, a name or a live model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,15 @@ EXPECTED = (
 
 
 def open_source(source: Any, model_class: ModelClass = None) -> WeightSource:
-    """Raises a ConfigError for what nobody understands. `model_class` is that of a file without a config."""
+    """Describes a source of weights.
+
+    Args:
+        source: a path, a name or a live model.
+        model_class: the class of the model, for files without a config.
+
+    Raises:
+        ConfigError: if the source is not supported.
+    """
     if isinstance(source, TransformerModel):
         return keras_file.of_model(source)
     if "keras_hub" in sys.modules and keras_hub_models.is_model(source):

@@ -1,4 +1,4 @@
-"""Checks that the targets of `fit` are what the loss of each output expects."""
+"""Checks that the targets of `fit` fit the loss of each output."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ KINDS = {
 }
 
 
-# Branches: one for each kind of targets.
+# Branches: one for each kind of target.
 def check_targets(targets: Any, loss: Any, shape: tuple[int | None, ...], model: str) -> None:
-    """Raises a ConfigError for targets that the loss of an output would misread, with the row of the first.
+    """Checks that the targets of one output are valid for its loss.
 
     Args:
-        targets: of one output, as an array.
-        loss: of this output. Targets of a loss that is neither Keras's nor ours are not checked.
+        targets: of the output, as an array.
+        loss: of the output. Only targets of losses of Keras and keras_tx are checked.
         shape: of the output, (batch, ..., classes).
-        model: its name, for messages.
+        model: the name of the model, for messages.
+
+    Raises:
+        ConfigError: for invalid targets; the message names the first such row.
     """
     name = None if loss is None else function_name(loss)
     kind, array = KINDS.get(name or ""), np.asarray(targets)
@@ -44,7 +47,7 @@ def check_targets(targets: Any, loss: Any, shape: tuple[int | None, ...], model:
         )
     _refuse(~np.isfinite(array), array, "is not finite")
     count = shape[-1]
-    whole = array.ndim >= len(shape) and array.shape[-1] == count  # a number for each number of the output
+    whole = array.ndim >= len(shape) and array.shape[-1] == count  # shaped like the output
     if kind == NUMBER:
         if whole and count != 1:
             raise ConfigError(
@@ -65,11 +68,11 @@ def check_targets(targets: Any, loss: Any, shape: tuple[int | None, ...], model:
             ROW: f"Pass keras.utils.to_categorical(labels, {count}), or compile with "
             "loss='sparse_categorical_crossentropy'.",
             EACH: "Pass 0 or 1 for each class.",
-            REAL: "Pass a number for each of them.",
+            REAL: "Pass one number for each output.",
         }
         raise ConfigError(
             f"The labels have the shape {array.shape}, but model {model!r} returns {count} numbers for each "
-            f"sample, and its loss expects as many. {remedy[kind]}"
+            f"sample, and its loss expects {count} labels. {remedy[kind]}"
         )
     if kind != REAL:
         _refuse((array < 0) | (array > 1), array, f"is out of range for model {model!r}: expected 0 to 1")
