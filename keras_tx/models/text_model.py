@@ -1,4 +1,4 @@
-"""TextModel: what BERT and GPT share, above all inputs that may be left out."""
+"""TextModel and DecoderModel: base classes of text models, whose inputs are partly optional."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ CAUSAL_LM = CausalLMHead()
 
 
 class TextModel(TransformerModel):
-    """Base of the text families.
+    """Base class of the text families.
 
-    Its graph has all the inputs that the exported folder has. Of them `input_ids` must be given, alone or in
-    a dict; the rest is derived where it is left out, in training and prediction alike.
+    The model has the same inputs as its exported folder. Only `input_ids` is required, as an array or in a
+    dict; missing inputs are derived from it, in training and prediction.
     """
 
     processing_class = TextTransform
@@ -34,17 +34,17 @@ class TextModel(TransformerModel):
 
     @classmethod
     def input_names(cls, config: Any) -> list[str]:
-        """The inputs of the graph; each family writes its own."""
+        """Returns the names of the inputs. Each family implements it."""
         raise NotImplementedError
 
     @classmethod
     def encode(cls, config: Any, inputs: dict[str, Any], dtype: Any) -> Encoded:
-        """The vectors of the tokens; each family writes its own."""
+        """Computes the vectors of the tokens. Each family implements it."""
         raise NotImplementedError
 
     @classmethod
     def features(cls, encoded: Encoded) -> Any:
-        """The outputs of a model without a head."""
+        """Returns the outputs of a model without a head."""
         return encoded.tokens
 
     @classmethod
@@ -75,12 +75,23 @@ class TextModel(TransformerModel):
         return super().__call__(self.complete(inputs), *args, **kwargs)
 
     def stateless_call(self, trainable: Any, other: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        # JAX's training step comes in here.
+        # JAX's training step calls this method instead of __call__.
         return super().stateless_call(trainable, other, self.complete(inputs), *args, **kwargs)
 
-    # Branches: one check for each way in which inputs differ from the graph's.
+    # Branches: one check for each way in which inputs differ from those of the graph.
     def complete(self, inputs: Any) -> dict[str, Any]:
-        """All inputs of the graph, from the ids alone or from a dict of some of them.
+        """Returns all inputs of the model, deriving those that are missing.
+
+        Args:
+            inputs: token ids, or a dict of inputs with at least `input_ids`.
+
+        Returns:
+            A dict of all inputs by name.
+
+        Raises:
+            ConfigError: for unknown or missing inputs, wrong shapes or dtypes, and ids out of range.
+
+        Example:
 
         >>> import keras_tx
         >>> model = keras_tx.bert("tiny", vocabulary_size=50, depth=1)
@@ -116,30 +127,30 @@ class TextModel(TransformerModel):
 
     @property
     def positions(self) -> int:
-        """How many rows the table of positions has."""
+        """The number of positions."""
         return self.config.max_length
 
-    def derive(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The inputs that can be derived, added to those given; each family writes its own."""
+    def derive(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Adds the inputs that are missing. Each family implements it."""
         raise NotImplementedError
 
-    def derive_mask(self, given: dict[str, Any]) -> None:
-        """Adds the attention mask: 0 where the id is that of padding."""
-        if contract.ATTENTION_MASK in given:
+    def derive_mask(self, inputs: dict[str, Any]) -> None:
+        """Adds the attention mask if it is missing: 0 for padding, else 1."""
+        if contract.ATTENTION_MASK in inputs:
             return
-        ids, padding = given[contract.INPUT_IDS], getattr(self.config, "pad_id", None)
-        given[contract.ATTENTION_MASK] = (
+        ids, padding = inputs[contract.INPUT_IDS], getattr(self.config, "pad_id", None)
+        inputs[contract.ATTENTION_MASK] = (
             ops.ones_like(ids) if padding is None else ops.cast(ops.not_equal(ids, padding), "int32")
         )
 
     def adapted(self, data: Any, **options: Any) -> Any:
-        """The data for Keras: batches of a PyDataset may differ in length, in any order."""
+        """Returns the data source to pass to Keras; batches of a PyDataset may differ in length."""
         if keras.backend.backend() != "tensorflow" or not isinstance(data, keras.utils.PyDataset):
             return data
         return of_any_length(data, self._longer, **options)
 
     def _longer(self, batch: Any) -> Any:
-        """A batch with one more token, in the inputs and in per-token targets and weights."""
+        """Returns a batch with one more token in the inputs and in per-token targets and weights."""
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
         outputs = self.output if isinstance(self.output, dict) else {contract.LOGITS: self.output}
         of_tokens = {name for name, output in outputs.items() if len(output.shape) == 3}
@@ -156,7 +167,16 @@ class TextModel(TransformerModel):
         return keras.utils.pack_x_y_sample_weight(x, of_outputs(y), of_outputs(weights))
 
     def check(self, inputs: Any, batch: str | None = None) -> None:
-        """Raises a ConfigError for ids out of range, which a graph could not check, and for raw texts.
+        """Checks that inputs are arrays of ids in range, which the graph itself cannot check.
+
+        Args:
+            inputs: token ids, or a dict of inputs. Only arrays and raw data are checked.
+            batch: the name of the inputs in a batch of a dataset; None for arrays.
+
+        Raises:
+            ConfigError: for texts and for ids out of range.
+
+        Example:
 
         >>> import keras_tx, numpy as np
         >>> keras_tx.bert("tiny", vocabulary_size=50, depth=1).check(np.array([[7, 8, 50]]))
@@ -165,7 +185,7 @@ class TextModel(TransformerModel):
         """
         self.refuse_raw(inputs, batch)
         config = self.config
-        vocabulary = getattr(inputs, "vocabulary_size", None)  # causal_lm_batches knows it of its file
+        vocabulary = getattr(inputs, "vocabulary_size", None)  # set by causal_lm_batches
         if isinstance(vocabulary, int) and vocabulary > config.vocabulary_size:
             raise ConfigError(
                 f"The token file has vocabulary_size={vocabulary}, but model {self.name!r} has "
@@ -182,7 +202,7 @@ class TextModel(TransformerModel):
             self.refuse_raw(array, batch)
             array = as_array(array)
             if not isinstance(array, np.ndarray) or array.dtype.kind not in "biu" or array.ndim != 2:
-                continue  # what it is, is judged where it is used
+                continue  # `complete` checks dtypes and shapes
             limit = limits.get(name)
             if limit is None or not array.size or (array.min() >= 0 and array.max() < limit):
                 continue
@@ -194,7 +214,7 @@ class TextModel(TransformerModel):
             )
 
     def _integers(self, name: str, value: Any) -> Any:
-        """A tensor of int32 (batch, sequence)."""
+        """Returns an int32 tensor of shape (batch, sequence)."""
         if isinstance(value, list | tuple | np.ndarray):
             try:
                 array = np.asarray(value)
@@ -215,7 +235,7 @@ class TextModel(TransformerModel):
 
 
 class DecoderModel(TextModel):
-    """Base of the decoders, which generate text.
+    """Base class of the decoders, which generate text.
 
     The config has `vocabulary_size`, `max_length`, `width`, `depth` and `num_heads`, and optionally
     `kv_heads`, `head_size`, `pad_id` and `stop_ids`.
@@ -231,18 +251,24 @@ class DecoderModel(TextModel):
     def input_names(cls, config: Any) -> list[str]:
         return [contract.INPUT_IDS, contract.ATTENTION_MASK, contract.POSITION_IDS]
 
-    def derive(self, given: dict[str, Any]) -> dict[str, Any]:
-        self.derive_mask(given)
-        if contract.POSITION_IDS not in given:
-            # Counted along the real tokens, so that padding on the left moves no position.
-            count = ops.cumsum(given[contract.ATTENTION_MASK], axis=1)
-            given[contract.POSITION_IDS] = ops.cast(ops.maximum(count - 1, 0), "int32")
-        return given
+    def derive(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        self.derive_mask(inputs)
+        if contract.POSITION_IDS not in inputs:
+            # Padding is not counted, so that padding on the left does not shift positions.
+            count = ops.cumsum(inputs[contract.ATTENTION_MASK], axis=1)
+            inputs[contract.POSITION_IDS] = ops.cast(ops.maximum(count - 1, 0), "int32")
+        return inputs
 
     def special_ids(self, transform: TextTransform | None = None) -> dict[str, Any]:
-        """The ids that begin, end and pad a text, as Hugging Face names them; None for unknown ones.
+        """Returns the BOS, EOS and padding ids by their Hugging Face names.
 
-        Several may end one: then a list. `transform` is by default the model's own processing.
+        Args:
+            transform: the tokenizer; by default the model's `processing`.
+
+        Returns:
+            A dict of ids, None for unknown ones; eos_token_id is a list if several ids end a text.
+
+        Example:
 
         >>> import keras_tx
         >>> keras_tx.gpt("pico", pad_id=0, stop_ids=[3, 7]).special_ids()
@@ -262,12 +288,12 @@ class DecoderModel(TextModel):
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
-        """Of keys and values: the number of layers, their heads in each, and the size of a head."""
+        """The shape of the key-value cache: layers, key-value heads per layer, and head size."""
         config = self.config
         size = getattr(config, "head_size", config.width // config.num_heads)
         return config.depth, getattr(config, "kv_heads", None) or config.num_heads, size
 
     def stops(self, transform: TextTransform | None = None) -> list[int]:
-        """The ids that end a text, as far as they are known."""
+        """Returns the ids that end a text; empty if they are unknown."""
         ends = self.special_ids(transform)["eos_token_id"]
         return ends if isinstance(ends, list) else [] if ends is None else [ends]

@@ -1,4 +1,4 @@
-"""TransformerModel: a functional keras.Model that knows its config, and that its heads give logits."""
+"""TransformerModel: a functional keras.Model with a config, whose heads return logits."""
 
 from __future__ import annotations
 
@@ -37,23 +37,31 @@ ACCURACIES: dict[str, Any] = dict.fromkeys(
     ("accuracy", "acc", "sparse_categorical_accuracy", "SparseCategoricalAccuracy"),
     functools.partial(TokenAccuracy, name="accuracy"),
 )
-AUTO = "auto"  # the default of `head`: the one of the family, or of the checkpoint
+AUTO = "auto"  # default of `head`: that of the family or of the checkpoint
 DIVERGED = "The training diverged: restore the last saved weights, and lower the learning rate."
 OF_SEVERAL = ("accuracy", "acc", "binary_accuracy", "BinaryAccuracy")
-CHECKED_IMAGES = 32  # of an array; as many as a batch has by default
+CHECKED_IMAGES = 32  # of an array; the default batch size
 _FIT = inspect.signature(keras.Model.fit)
 
 
 class TransformerModel(keras.Model):
-    """Base of the families; made by their factories, not by hand.
+    """Base class of the model families. Their factories create the models.
 
-    It is a functional model in every respect (`summary`, `save`, `fit`, callbacks ...), and adds its
-    config, which is what is saved, and a `compile` whose losses are on logits.
+    It is a functional keras.Model (`summary`, `save`, `fit`, callbacks ...) with a config, which is saved
+    with the model, and a `compile` whose losses are computed from logits.
+
+    Args:
+        inputs: Keras tensors, as for keras.Model.
+        outputs: Keras tensors, as for keras.Model.
+        config: a config of the family.
+        head: the head of the model, or None.
+        processing: converts raw data to inputs: an ImageTransform or a TextTransform, or None.
+        kwargs: other arguments of keras.Model, such as `name`.
     """
 
     config_class: type
     processing_class: type = ImageTransform
-    heads: ClassVar[tuple[type[Head], ...]] = ()  # that the family supports
+    heads: ClassVar[tuple[type[Head], ...]] = ()  # supported by the family
     task: str | None
     encoded: Encoded | None = None  # of a text model: the tensors that a head reads
 
@@ -81,12 +89,20 @@ class TransformerModel(keras.Model):
         weighted_metrics: Any = None,
         **kwargs: Any,
     ) -> None:
-        """As keras.Model.compile, for a model that returns logits.
+        """Configures the model for training, as keras.Model.compile does.
 
-        Without arguments: keras_tx.AdamW and the head's own loss and metrics. Names are resolved
-        for transformers: "adamw" is keras_tx.AdamW, a loss is computed from logits, and losses and "accuracy"
-        of tokens ignore the label -100. An object is used unchanged; one that expects probabilities is
-        refused.
+        Names are resolved for transformers: losses are computed from logits, and losses and "accuracy" of
+        tokens ignore the label -100. Objects are used unchanged.
+
+        Args:
+            optimizer: as for Keras; by default and for "adamw", keras_tx.AdamW.
+            loss: as for Keras; by default the loss of the head.
+            metrics: as for Keras; if `loss` is also omitted, by default the metrics of the head.
+            weighted_metrics: as for Keras.
+            kwargs: other arguments of keras.Model.compile.
+
+        Raises:
+            ConfigError: for a loss or metric that expects probabilities.
         """
         if loss is None and self.head is not None:
             loss = self.head.loss()
@@ -102,28 +118,40 @@ class TransformerModel(keras.Model):
             **kwargs,
         )
 
-    def _of_several(self, given: Any) -> Any:
-        """Names of accuracies, for which Keras would take the one of classes of which one is right."""
-        if isinstance(given, dict):
-            return {name: self._of_several(value) for name, value in given.items()}
-        if isinstance(given, list | tuple):
-            return [self._of_several(value) for value in given]
-        return MultiLabelAccuracy() if isinstance(given, str) and given in OF_SEVERAL else given
+    def _of_several(self, metrics: Any) -> Any:
+        """Replaces names of accuracies, which Keras would resolve to those of exclusive classes."""
+        if isinstance(metrics, dict):
+            return {name: self._of_several(value) for name, value in metrics.items()}
+        if isinstance(metrics, list | tuple):
+            return [self._of_several(value) for value in metrics]
+        return MultiLabelAccuracy() if isinstance(metrics, str) and metrics in OF_SEVERAL else metrics
 
-    def _of_tokens(self, given: Any, names: dict[str, Any], output: str = contract.LOGITS) -> Any:
-        """Names of losses or metrics that would learn or count the label -100, replaced."""
-        if isinstance(given, dict):
-            return {name: self._of_tokens(value, names, name) for name, value in given.items()}
-        if isinstance(given, list | tuple):
-            return [self._of_tokens(value, names, output) for value in given]
-        if not isinstance(given, str) or self.head is None or output not in self.head.token_outputs:
-            return given
-        return names[given]() if given in names else given
+    def _of_tokens(self, names: Any, classes: dict[str, Any], output: str = contract.LOGITS) -> Any:
+        """Replaces names of losses or metrics by objects that ignore the label -100."""
+        if isinstance(names, dict):
+            return {name: self._of_tokens(value, classes, name) for name, value in names.items()}
+        if isinstance(names, list | tuple):
+            return [self._of_tokens(value, classes, output) for value in names]
+        if not isinstance(names, str) or self.head is None or output not in self.head.token_outputs:
+            return names
+        return classes[names]() if names in classes else names
 
     def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As keras.Model.fit, but raises a ConfigError before the first step for data that would be misread.
+        """Trains the model, as keras.Model.fit does, after checking the data.
 
-        Arrays of inputs and labels are checked, and the first batch of a dataset, a generator or a loader.
+        Arrays are checked whole; of a dataset, a generator or a loader, the first batch is checked.
+
+        Args:
+            x: inputs, or a data source.
+            y: labels, if `x` is not a data source.
+            args: other arguments of keras.Model.fit.
+            kwargs: other arguments of keras.Model.fit.
+
+        Returns:
+            The History of keras.Model.fit.
+
+        Raises:
+            ConfigError: before the first step, for inputs or labels that do not fit the model.
         """
         warn_of_distribution()
         bound = _FIT.bind(None, x, y, *args, **kwargs).arguments
@@ -139,24 +167,24 @@ class TransformerModel(keras.Model):
             return super().fit(**bound)
 
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As keras.Model.evaluate; the data is checked as by `fit`."""
+        """Computes the loss and metrics, as keras.Model.evaluate does; the data is checked as in `fit`."""
         if kwargs.get("_use_cached_eval_dataset"):  # called by fit, which has checked them
             return super().evaluate(x, y, *args, **kwargs)
         with self._checked(x, y) as (data, _):
             return super().evaluate(self.adapted(data), y, *args, **kwargs)
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """As keras.Model.predict; the inputs are checked as by `fit`."""
+        """Computes the outputs, as keras.Model.predict does; the inputs are checked as in `fit`."""
         with self._checked(x, None) as (data, _):
             return super().predict(self.adapted(data), *args, **kwargs)
 
     def adapted(self, data: Any, **options: Any) -> Any:
-        """The data source that is passed to Keras; `options` are arguments of `fit`."""
+        """Returns the data source to pass to Keras; `options` are arguments of `fit`."""
         return data
 
     @contextlib.contextmanager
     def _checked(self, x: Any, y: Any) -> Iterator[tuple[Any, FirstBatch]]:
-        """Checks the data. A check's error that a pipeline wraps is raised in its original form."""
+        """Checks the data; raises the error of a check even if a pipeline wraps it."""
         self._check_arrays(x, y)
         if y is None:
             self.check_labels(labels_like(x))
@@ -179,24 +207,29 @@ class TransformerModel(keras.Model):
         self.check_labels(y, x)
 
     def check(self, inputs: Any, batch: str | None = None) -> None:
-        """Raises a ConfigError for inputs that `processing` cannot have made.
+        """Checks that inputs are like the outputs of `processing`.
+
+        Args:
+            inputs: inputs of `fit`. Only arrays and raw data are checked.
+            batch: the name of the inputs in a batch of a dataset; None for arrays.
+
+        Raises:
+            ConfigError: for raw data, and for arrays that `processing` does not return.
+
+        Example:
 
         >>> import keras_tx, numpy as np
         >>> model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
         >>> model.check(np.full((4, 8, 8, 3), 200, "uint8"))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         keras_tx.errors.ConfigError: The images have values from 200 to 200, but model.processing ...
-
-        Args:
-            inputs: as `fit` accepts them. Arrays and raw data are checked, other sources are not.
-            batch: the name of the inputs in a batch of a dataset; None for arrays.
         """
         self.refuse_raw(inputs, batch)
         if isinstance(self.processing, ImageTransform) and isinstance(inputs := as_array(inputs), np.ndarray):
             self.processing.check_output(inputs[:CHECKED_IMAGES], in_dataset=batch is not None)
 
     def refuse_raw(self, inputs: Any, batch: str | None = None) -> None:
-        """Raises a ConfigError for paths, texts and pictures, which `processing` converts to arrays."""
+        """Raises a ConfigError for paths, texts and images, which `processing` converts to arrays."""
         first = inputs
         while isinstance(first, list | tuple | set) and len(first):
             first = next(iter(first))
@@ -209,15 +242,24 @@ class TransformerModel(keras.Model):
             )
 
     def remedy(self, batch: str | None) -> str:
-        """The line of code that converts raw data to the model's inputs, for an error."""
+        """Returns the code that converts raw data to inputs, for an error message."""
         if self.processing is None:
             return "Create the model with processing=, and pass model.processing(x)."
         line = "model.fit(model.processing(x), y)" if batch is None else "(model.processing(x), y)"
         return f"Write `{line}`."
 
-    # Branches: one for each form in which labels and losses come.
+    # Branches: one for each form of labels and losses.
     def check_labels(self, labels: Any, inputs: Any = None) -> None:
-        """Raises a ConfigError for arrays of labels that the loss would misread.
+        """Checks that arrays of labels are valid for the loss.
+
+        Args:
+            labels: labels of `fit`, of one or several outputs. Only arrays are checked.
+            inputs: of the same samples; positions in a text are compared with its length.
+
+        Raises:
+            ConfigError: for labels that the loss does not accept.
+
+        Example:
 
         >>> import keras_tx, numpy as np
         >>> model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
@@ -253,7 +295,7 @@ class TransformerModel(keras.Model):
             check_targets(array, output_loss, shape, self.name)
 
     def _loss_of(self, count: int) -> Any:
-        """The compiled loss, or the head's; None where Keras reports that it does not fit `count` outputs."""
+        """Returns the loss, or None if it does not fit `count` outputs, which Keras reports."""
         if not self.compiled:
             return None if self.head is None else self.head.loss()
         loss: Any = self.loss
@@ -265,8 +307,7 @@ class TransformerModel(keras.Model):
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        # Keras skips this for a class with a compile of its own, and a reloaded model would forget
-        # its optimizer.
+        # Keras skips this for a class that overrides compile; a reloaded model would have no optimizer.
         self.compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
@@ -282,33 +323,33 @@ class TransformerModel(keras.Model):
 
     @property
     def layers_policy(self) -> keras.DTypePolicy:
-        """The policy that the body was made with; the head is always float32."""
+        """The dtype policy of the layers below the head, which is always float32."""
         body = (layer for layer in self.layers if not isinstance(layer, keras.layers.InputLayer))
         return next(body).dtype_policy
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """As keras.Model.save; NaN or infinite weights raise an error, and a former file stays as it is."""
+        """Saves the model, as keras.Model.save does; raises an error first if weights are NaN or infinite."""
         check_finite(self, DIVERGED)
         super().save(*args, **kwargs)
 
     def save_weights(self, *args: Any, **kwargs: Any) -> None:
-        """As keras.Model.save_weights; NaN or infinite weights raise an error, as in `save`."""
+        """Saves the weights, as keras.Model.save_weights does; raises the same error as `save`."""
         check_finite(self, DIVERGED)
         super().save_weights(*args, **kwargs)
 
     def export(  # type: ignore[override]
         self, filepath: Any, format: str = "tf_saved_model", verbose: Any = None, **options: Any
     ) -> Any:
-        """As keras.Model.export; `format="onnx"` writes a verified folder, as keras_tx_onnx.export_onnx does.
+        """Exports the model, as keras.Model.export does; `format="onnx"` calls keras_tx_onnx.export_onnx.
 
         Args:
             filepath: where to write; with `format="onnx"` a folder.
-            format: "onnx", or one of Keras's other formats, which Keras writes.
-            verbose: whether to print; with `format="onnx"` the report.
-            options: those of export_onnx with `format="onnx"`, else Keras's.
+            format: "onnx", or another format of keras.Model.export.
+            verbose: whether to print; with `format="onnx"`, the report.
+            options: of export_onnx with `format="onnx"`, else of keras.Model.export.
 
         Returns:
-            With `format="onnx"` the report of export_onnx, else None.
+            The report of export_onnx with `format="onnx"`, else None.
         """
         if format != "onnx":
             return super().export(filepath, format=format, verbose=verbose, **options)
@@ -322,11 +363,19 @@ class TransformerModel(keras.Model):
         return report
 
     def load_weights(self, filepath: Any, **options: Any) -> None:  # type: ignore[override]
-        """As keras.Model.load_weights, but whole or not at all: weights that do not fit change nothing."""
+        """Loads weights, as keras.Model.load_weights does; after an error the weights are unchanged.
+
+        Args:
+            filepath: a weights file.
+            options: other arguments of keras.Model.load_weights.
+
+        Raises:
+            ConfigError: if the file cannot be read or its weights do not fit the model.
+        """
         before = self.get_weights()
         try:
             with warnings.catch_warnings():
-                # Keras goes through the model by several ways and warns of those that the file does not have.
+                # Keras visits the model on several paths and warns of those that the file does not contain.
                 warnings.filterwarnings("ignore", "Skipping nested container", UserWarning)
                 super().load_weights(filepath, **options)
             self._check_all_used(filepath)
@@ -341,7 +390,7 @@ class TransformerModel(keras.Model):
             ) from error
         except ValueError as error:
             self.set_weights(before)
-            # Keras ends with the values of the variable and with a list of all layers.
+            # The message of Keras ends with the values of the variable and a list of all layers.
             reason = " ".join(str(error).split("Target variable:")[0].split("List of objects")[0].split())
             raise ConfigError(
                 f"The weights in {filepath} do not fit model {self.name!r} ({self.config}): {reason} Load "
@@ -350,7 +399,7 @@ class TransformerModel(keras.Model):
             ) from error
 
     def _check_all_used(self, filepath: Any) -> None:
-        """Keras takes a file with more layers than the model without a word."""
+        """Raises a ValueError for a file with more weights than the model, which Keras accepts."""
         if not str(filepath).endswith(".weights.h5"):
             return
         saved: list[str] = []
@@ -394,7 +443,7 @@ class TransformerModel(keras.Model):
         dtype: Any = None,
         **overrides: Any,
     ) -> Self:
-        """A model of a published size; the factories of the families call it with their arguments."""
+        """Creates a model of a published size; the factories of the families call it with their arguments."""
         if num_classes is not None:
             head = cls._classifier(num_classes, head)
         elif isinstance(head, str) and head == AUTO:
@@ -425,7 +474,7 @@ class TransformerModel(keras.Model):
 
     @classmethod
     def default_head(cls) -> Head | None:
-        """The head of a model for which none is requested."""
+        """Returns the head of a model for which no head is passed."""
         return None
 
     @classmethod
@@ -448,14 +497,28 @@ class TransformerModel(keras.Model):
         name: str | None = None,
         dtype: Any = None,
     ) -> Self:
-        """The functional model of a config; each family writes its own."""
+        """Creates the functional model of a config. Each family implements it."""
         raise NotImplementedError
 
     def with_outputs(self, *, hidden_states: bool = False, attentions: bool = False) -> keras.Model:
         """Returns a model of the same layers and weights that also outputs hidden states and attentions.
 
-        It is a functional keras.Model with all the inputs of this one; `complete` of a text model adds the
-        optional ones. It can be exported like any other model.
+        It is a functional keras.Model with the same inputs, none of them optional: `complete` of a text model
+        adds those that are missing. It can be exported.
+
+        Args:
+            hidden_states: adds "hidden_states" as in transformers: a tuple of (batch, tokens, width), the
+                embeddings and the output of each block; in GPT the last one is after the final norm.
+            attentions: adds "attentions": a tuple of (batch, heads, queries, keys), the weights of each
+                block's self-attention; 0 for masked keys.
+
+        Returns:
+            A keras.Model whose outputs are a dict: the outputs of this model by name, and the tuples.
+
+        Raises:
+            ConfigError: if the model has no TransformerBlock.
+
+        Example:
 
         >>> import keras_tx, numpy as np
         >>> model = keras_tx.bert("tiny", vocabulary_size=50, head=keras_tx.ClassifierHead(2))
@@ -465,27 +528,26 @@ class TransformerModel(keras.Model):
         ((1, 2), 3)
         >>> tuple(outputs["attentions"][0].shape)
         (1, 2, 3, 3)
-
-        Args:
-            hidden_states: adds "hidden_states" as in transformers: a tuple of (batch, tokens, width), the
-                embeddings and then the output of each block; in GPT the last one is after the final norm.
-            attentions: adds "attentions": a tuple of (batch, heads, queries, keys), the weights of each
-                block's self-attention; 0 where a key is masked.
-
-        Returns:
-            A keras.Model whose outputs are a dict: the outputs of this model by name, and the tuples.
         """
         return with_outputs(self, hidden_states, attentions)
 
     @property
     def output_name(self) -> str:
-        """The name of the only output, as the exported folder has it."""
+        """The name of the only output in the exported folder."""
         if self.head is not None:
             return self.output_names[0]
         return contract.LAST_HIDDEN_STATE if len(self.output.shape) == 3 else contract.IMAGE_EMBEDS
 
     def freeze(self, paths: list[str]) -> None:
-        """Makes the layers with these paths not trainable.
+        """Makes layers not trainable.
+
+        Args:
+            paths: of the layers, such as "block_0/attention".
+
+        Raises:
+            ConfigError: if the model has no such layer.
+
+        Example:
 
         >>> import keras_tx
         >>> model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
@@ -501,11 +563,11 @@ class TransformerModel(keras.Model):
             layers[path].trainable = False
 
     def frozen(self) -> list[str]:
-        """The paths of the layers that are not trainable."""
+        """Returns the paths of the layers that are not trainable."""
         return [path for path, layer in self._parts().items() if not layer.trainable]
 
     def _parts(self) -> dict[str, keras.layers.Layer]:
-        """Every layer with weights, however deep, by its path in this model."""
+        """Returns all layers with weights, nested ones included, by path."""
         return {
             top.name + part.path.removeprefix(top.path): part
             for top in self.layers
@@ -519,7 +581,7 @@ def _is_list(values: Any, count: int) -> bool:
 
 
 def _part(values: Any, name: str, index: int, count: int) -> Any:
-    """The labels or the loss of one output."""
+    """Returns the labels or the loss of one output."""
     if isinstance(values, dict):
         return values.get(name)
     return values[index] if _is_list(values, count) else values

@@ -281,7 +281,7 @@ def test_fewer_positions_are_the_first(tmp_path: Path):
     model = keras_tx.from_checkpoint(folder, max_length=9)
     expected = load_file(folder / "answers.safetensors")
     compare(model, expected)
-    with pytest.raises(ConfigError, match="has 12 positions of width 8, and the model wants 13"):
+    with pytest.raises(ConfigError, match=r"12 positions .* 13 "):
         keras_tx.from_checkpoint(folder, max_length=13)
 
 

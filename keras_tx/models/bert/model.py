@@ -191,13 +191,13 @@ class Bert(TextModel):
         check_padded_right(model.processing)
         return model
 
-    def derive(self, given: dict[str, Any]) -> dict[str, Any]:
-        self.derive_mask(given)
-        if self.config.segments > 1 and contract.TOKEN_TYPE_IDS not in given:
-            given[contract.TOKEN_TYPE_IDS] = ops.zeros_like(given[contract.INPUT_IDS])
-        if self.config.position_ids and contract.POSITION_IDS not in given:
-            given[contract.POSITION_IDS] = _positions(self.config, given[contract.INPUT_IDS])
-        return given
+    def derive(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        self.derive_mask(inputs)
+        if self.config.segments > 1 and contract.TOKEN_TYPE_IDS not in inputs:
+            inputs[contract.TOKEN_TYPE_IDS] = ops.zeros_like(inputs[contract.INPUT_IDS])
+        if self.config.position_ids and contract.POSITION_IDS not in inputs:
+            inputs[contract.POSITION_IDS] = _positions(self.config, inputs[contract.INPUT_IDS])
+        return inputs
 
     @property
     def positions(self) -> int:
