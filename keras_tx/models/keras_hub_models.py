@@ -1,4 +1,4 @@
-"""keras-hub's presets, by name or folder, and its live models, in both directions."""
+"""Reads keras-hub's presets and live models, and converts models to keras-hub."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras_tx.models.families import KerasHub, WeightSource, expected_models, fa
 from keras_tx.weights.keras_hub_tokenizers import text_transform
 from keras_tx.weights.weight_values import check_finite
 
-FILES = ("config.json", "metadata.json")  # of a preset's folder
+FILES = ("config.json", "metadata.json")  # of a preset
 TASK = "task.json"
 TOKENIZER = "tokenizer.json"
 NAME = re.compile(r"[a-z0-9]+(_[a-z0-9.]+)+")  # as "bert_base_en"
@@ -60,7 +60,7 @@ OTHERS: dict[str, tuple[str, str | None]] = {
 
 
 def advice(model_type: str, place: object) -> str:
-    """How to export a family that only keras-hub supports, for the end of an error; otherwise empty."""
+    """Returns how to export a family that only keras-hub supports, for an error; otherwise empty."""
     if model_type not in OTHERS:
         return ""
     name, preset = OTHERS[model_type]
@@ -76,7 +76,7 @@ def is_url(name: str) -> bool:
 
 
 def is_name(name: str) -> bool:
-    """Whether it could be the name of a preset; the package is loaded only to look it up."""
+    """Whether a name has the form of a preset; keras_hub is not imported."""
     return NAME.fullmatch(name) is not None and not name.endswith((".keras", ".h5", ".safetensors"))
 
 
@@ -85,7 +85,7 @@ def is_folder(path: Path) -> bool:
 
 
 def is_model(source: Any) -> bool:
-    """Whether it is a backbone or task; asked where keras_hub is loaded already."""
+    """Whether an object is a backbone or task; imports keras_hub."""
     import keras_hub
 
     return isinstance(source, keras_hub.models.Backbone | keras_hub.models.Task)
@@ -114,10 +114,13 @@ def to_keras_hub(model: Any) -> Any:
     `save_to_preset` of the result writes a preset.
 
     Args:
-        model: from a factory or `from_checkpoint`.
+        model: a model from a factory or `from_checkpoint`.
+
+    Returns:
+        A keras-hub backbone for a model without a head, else a task.
 
     Raises:
-        ConfigError: for options of the model that keras-hub's classes do not have.
+        ConfigError: if keras-hub does not support an option of the model.
 
     Example:
 
@@ -131,16 +134,16 @@ def to_keras_hub(model: Any) -> Any:
             f"model is a {type(model).__name__}, expected {expected_models()}. keras-hub has no counterpart "
             "of other models."
         )
-    check_finite(model, "Use the model as it was before its training diverged.")
+    check_finite(model, "Use weights from before its training diverged.")
     return family.keras_hub().write(model)
 
 
 # Branches: each failure of keras-hub has its own error.
 def of_preset(name: str) -> WeightSource:
-    """Loads a preset as what it was saved as: a task with its head, or a backbone."""
+    """Loads a preset: a task with its head if it was saved as one, else a backbone."""
     try:
         import keras_hub
-        from keras_hub.src.utils import preset_utils  # whether a preset is a task, no public name says
+        from keras_hub.src.utils import preset_utils  # no public function tells tasks from backbones
     except ImportError as error:
         raise ConfigError(f'{name} requires keras-hub. Run pip install "keras-tx[cpu]".') from error
     known = keras_hub.models.Backbone.presets
@@ -158,7 +161,7 @@ def of_preset(name: str) -> WeightSource:
         loaded = kind.from_preset(name)
     except ConfigError:
         raise
-    except Exception as error:  # whatever downloading, reading and building raise, each library its own
+    except Exception as error:  # downloading, reading and building raise errors of many libraries
         raise ConfigError(
             f"keras-hub could not load the preset {name}: {type(error).__name__}: "
             f"{' '.join(str(error).split())[:300]}"
@@ -167,7 +170,7 @@ def of_preset(name: str) -> WeightSource:
     source = converter.read(loaded)
     missing = source.processing is None and preset_utils.check_file_exists(name, TOKENIZER)
     if converter.tokenizers and missing:
-        # A backbone has none, but its folder does.
+        # The backbone has no tokenizer, but its preset does.
         tokenizer = text_transform(models.Tokenizer.from_preset(name), source.where)
         fields = dict(source.fields or {})
         if tokenizer is not None and tokenizer.pad_token is not None:

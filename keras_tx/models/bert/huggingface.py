@@ -1,7 +1,7 @@
-"""Hugging Face's BERT, RoBERTa and DistilBERT: their config.json, in both directions.
+"""Converts config.json of Hugging Face's BERT, RoBERTa and DistilBERT, in both directions.
 
-Of a config.json counts what the code of transformers reads; a field that it reads and that would make another
-computation than ours is refused by name. XLM-RoBERTa and CamemBERT are RoBERTa with another vocabulary.
+Fields that transformers does not read are ignored. Unsupported values of other fields raise a ConfigError.
+XLM-RoBERTa and CamemBERT are RoBERTa with another vocabulary.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ HEADS = {
     TokenClassifierHead: "ForTokenClassification",
     SpanHead: "ForQuestionAnswering",
 }
-# All names that transformers has for the three functions.
+# All names of the three functions in transformers.
 THEIR_ACTIVATIONS = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"),
     "relu": "relu",
 }
-# Keys in config.json of the fields of our config.
+# Keys in config.json by fields of BertConfig.
 KEYS = {
     "head.num_classes": "num_labels",
     "width": "hidden_size",
@@ -95,7 +95,7 @@ def read(checkpoint: Checkpoint) -> WeightSource:
     head, stored = _head_of(checkpoint, config, family, fields)
 
     def adapted(made: BertConfig, head: Head | None, overrides: dict[str, Any]) -> BertConfig:
-        """The pooler is the head's first layer; alone, it is there where the checkpoint has one."""
+        """Sets the pooler: a head has one; without a head, only if the checkpoint has one."""
         if "pooler" in overrides:
             return made
         pooler = POOLERS[family] if head is not None or has_pooler(tensors) else None
@@ -133,14 +133,14 @@ def _bert_fields(config: Fields, family: str) -> dict[str, Any]:
         "dropout": config.real("hidden_dropout_prob", 0.1),
         "attention_dropout": config.real("attention_probs_dropout_prob", 0.1),
     }
-    if family == "roberta":  # padding has a position, and real tokens count from the next
+    if family == "roberta":  # padding has a position; other tokens are counted from the next one
         fields["position_offset"] = fields["pad_id"] + 1
         fields["max_length"] -= fields["position_offset"]
     return fields
 
 
 def _distilbert_fields(config: Fields) -> dict[str, Any]:
-    # sinusoidal_pos_embds says how the table began; it is in the file like a learned one.
+    # sinusoidal_pos_embds is only the initial value of the table, which is in the checkpoint.
     return {
         "width": config.number("dim", 768),
         "depth": config.number("n_layers", 6),
@@ -161,7 +161,7 @@ def _distilbert_fields(config: Fields) -> dict[str, Any]:
 def _head_of(
     checkpoint: Checkpoint, config: Fields, family: str, fields: dict[str, Any]
 ) -> tuple[Head | ConfigError | None, Head | None]:
-    """The head that the checkpoint means, or why we have none like it; and the one whose tensors it holds."""
+    """Returns the head, or an error if it is not supported; and the head whose tensors are stored."""
     sentence = sentence_transformers.head_of(checkpoint.folder)
     if sentence is not None:
         return sentence, None
@@ -174,7 +174,7 @@ def _head_of(
     if name == "Model":
         return None, None
     tied = config.get("tie_word_embeddings", True) or not _untied(checkpoint.tensors)
-    # RobertaLMHead has this activation, whatever the config says.
+    # RobertaLMHead always has this activation.
     other = "gelu" if family == "roberta" and fields["activation"] != "gelu" else None
     plain = {
         "ForMaskedLM": MaskedLMHead(other, tied=tied),
@@ -220,7 +220,7 @@ def _untied(tensors: Tensors) -> bool:
 
 
 def to_config(model: Bert, labels: Sequence[str] | None = None, processing: Any = None) -> HuggingFaceConfig:
-    """The config.json of a BERT."""
+    """Returns the config.json of a BERT."""
     family = model_type_of(model.config)
     fields = _distilbert(model) if family == "distilbert" else _bert(model, family)
     fields |= label_fields(labels)
@@ -240,7 +240,7 @@ def to_config(model: Bert, labels: Sequence[str] | None = None, processing: Any 
 
 
 def files(model: Bert) -> dict[str, Any]:
-    """The files of sentence-transformers, for a model with a SentenceEmbeddingHead."""
+    """Returns the files of sentence-transformers for a model with a SentenceEmbeddingHead."""
     longest = None if model.processing is None else model.processing.max_length
     return sentence_transformers.sentence_files(
         model.head, model.config.width, longest or model.config.max_length
@@ -260,7 +260,7 @@ def _bert(model: Bert, family: str) -> dict[str, Any]:
         "attention_probs_dropout_prob": config.attention_dropout,
         "classifier_dropout": getattr(model.head, "dropout", None),
         "max_position_embeddings": config.max_length + config.position_offset,
-        "type_vocab_size": config.segments or 1,  # where there is none, one of zeros
+        "type_vocab_size": config.segments or 1,  # without segments, one of zeros
         "initializer_range": 0.02,
         "layer_norm_eps": config.norm_epsilon,
         "position_embedding_type": "absolute",
@@ -315,7 +315,7 @@ def _beyond(model: Bert, family: str) -> list[str]:
     samples = isinstance(head, PretrainingHead) or (head is not None and head.takes_sample)
     if samples:
         differences[f"pooler={config.pooler!r}"] = config.pooler not in pooler
-    elif head is None:  # without a pooler there is one output less, and what is left is theirs
+    elif head is None:  # a model without a pooler has one output less
         without = (None,) if family == "distilbert" else (None, *pooler)
         differences[f"pooler={config.pooler!r}"] = config.pooler not in without
     return [difference for difference, present in differences.items() if present]

@@ -60,7 +60,7 @@ DISTILBERT_BLOCK = {
     "feed_forward/down": "ffn.lin2",
     "feed_forward_norm": "output_layer_norm",
 }
-# dense, norm and bias of the masked-language head, and what repeats the word table and the bias
+# Dense, norm and bias of the masked-language head, and the layer that repeats the embeddings and the bias.
 LANGUAGE = {
     "bert": (
         "cls.predictions.transform.dense",
@@ -81,7 +81,7 @@ ONE_ROW = Form(reshape=(1, -1))
 
 
 def canonical(name: str) -> str:
-    """The name without the prefix of the family, and PyTorch's names of norms for those of TensorFlow."""
+    """Returns the name without the prefix of the family, and with PyTorch's names of norms."""
     for prefix in PREFIXES:
         name = name.removeprefix(prefix)
     for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
@@ -91,7 +91,7 @@ def canonical(name: str) -> str:
 
 
 def model_type_of(config: BertConfig) -> str:
-    """The most similar of "bert", "roberta" and "distilbert"."""
+    """Returns the most similar of "bert", "roberta" and "distilbert"."""
     if config.position_offset:
         return "roberta"
     return "bert" if config.segments else "distilbert"
@@ -106,7 +106,7 @@ def has_pooler(tensors: Tensors) -> bool:
 
 
 def plan(model: Bert, tensors: Tensors | None = None, stored: Head | None = None) -> Plan:
-    """The tensor map of a model; `stored` is the head of the checkpoint, None if it is unknown."""
+    """Returns the tensor map of a model; `stored` is the head of the checkpoint, None if it is unknown."""
     head = model.head
     family = model_type_of(model.config)
     prefix = "" if head is None or isinstance(head, SentenceEmbeddingHead) else f"{family}."
@@ -123,7 +123,7 @@ def plan(model: Bert, tensors: Tensors | None = None, stored: Head | None = None
             entries += _unused_bias(model, head, family)
         else:
             computed += _unused_biases(family, there)
-    # Sentences are made without a pooler, and a pooler of zeros exists only because BertModel requires one.
+    # Sentence embeddings need no pooler; a pooler of zeros exists only because BertModel requires one.
     if isinstance(head, SentenceEmbeddingHead) or (tensors is not None and not has_pooler(tensors)):
         computed += ["pooler.dense.weight", "pooler.dense.bias"]
     other = _of_other_heads(stored, head)
@@ -134,9 +134,9 @@ def plan(model: Bert, tensors: Tensors | None = None, stored: Head | None = None
 
 
 def _tied(entries: list[Entry], family: str, there: Collection[str]) -> tuple[list[Entry], dict[str, str]]:
-    """The entries of a model with a tied head, and the copies that a checkpoint may contain.
+    """Returns the entries of a model with a tied head, and the copies that a checkpoint may contain.
 
-    A file may have each of the two tensors under its other name only.
+    A file may contain a tensor only under the name of its copy.
     """
     bias, decoder = LANGUAGE[family][2:]
     copies = {f"{decoder}.weight": WORDS, f"{decoder}.bias": bias}
@@ -151,7 +151,7 @@ def _tied(entries: list[Entry], family: str, there: Collection[str]) -> tuple[li
 
 
 def _unused_bias(model: Bert, head: MaskedLMHead | PretrainingHead, family: str) -> list[Entry]:
-    """The second name of the bias of an untied head: a parameter that their class does not use."""
+    """Returns the second bias of an untied head, which the class of transformers has but does not use."""
     bias, decoder = LANGUAGE[family][2:]
     if bias == f"{decoder}.bias":
         return []
@@ -165,8 +165,10 @@ def _unused_biases(family: str, there: Collection[str]) -> list[str]:
 
 
 def _of_other_heads(stored: Head | None, head: Any) -> tuple[str, ...]:
-    """Prefixes of tensors with another meaning in the checkpoint: classifiers of other kinds have the same
-    names, and one with other classes has the same layer below it."""
+    """Returns prefixes of tensors that belong to another head in the checkpoint.
+
+    Classifiers of other kinds have the same tensor names; one with other classes has the same pooler.
+    """
     if stored is None or not isinstance(head, CLASSIFIERS):
         return ()
     if type(stored) is not type(head):
@@ -229,7 +231,7 @@ def _language(head: MaskedLMHead | PretrainingHead, family: str, there: Collecti
     entries = linear(dense, "prediction_dense", part=HEAD) + layer_norm(norm, "prediction_norm", part=HEAD)
     if not head.tied:
         entries.append(Entry(f"{decoder}.weight", (f"{logits}/kernel",), TRANSPOSED, part=HEAD))
-        # Files of transformers before 5 may have the bias only under its other name.
+        # Files of transformers before 5 may contain the bias only under its second name.
         if f"{decoder}.bias" in there or bias not in there:
             bias = f"{decoder}.bias"
     return [*entries, Entry(bias, (f"{logits}/bias",), part=HEAD)]

@@ -1,4 +1,4 @@
-"""keras-hub's BERT, RoBERTa and DistilBERT: live backbones and tasks are read, and made of models of ours."""
+"""Converts keras-hub's BERT, RoBERTa and DistilBERT backbones and tasks, in both directions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert"}
 TASKS = ("Backbone", "TextClassifier", "MaskedLM")
 CLASSES = (*(f"{kind}{task}" for kind in KINDS.values() for task in TASKS), "BertTextEmbedder")
 POOLERS = {"bert": "tanh", "roberta": "tanh", "distilbert": "relu"}
-OFFSET = 2  # RoBERTa's first position; its table in keras-hub begins there
+OFFSET = 2  # RoBERTa's first position, which is the first row of keras-hub's table
 PADDING = 1
 MODES = {"mean": "mean", "cls": "class"}
 HEAD_LAYERS = (
@@ -47,7 +47,7 @@ BLOCK = {
 
 @dataclasses.dataclass(frozen=True)
 class Counted(Form):
-    """RoBERTa's positions without those before the first, and with the vector of its only segment in them."""
+    """RoBERTa's positions: without the rows before the first, plus the vector of the only segment."""
 
     offset: int = OFFSET
 
@@ -96,15 +96,15 @@ def read(source: keras.Model) -> WeightSource:
     )
 
     def adapted(made: BertConfig, chosen: Head | None, overrides: dict[str, Any]) -> BertConfig:
-        """As keras-hub's classifiers have it; alone, only BERT has a pooler."""
+        """Sets the pooler: classifiers have one, and of the backbones only BERT's."""
         if "pooler" in overrides:
             return made
         pooler = POOLERS[kind] if chosen is not None or kind == "bert" else None
         return dataclasses.replace(made, pooler=pooler)
 
     classes = getattr(source, "num_classes", 0)
-    refused = ClassifierHead(classes) if classes > 1 else None  # the tensors are of one all the same
-    own = refused if isinstance(head, ConfigError) else head
+    unsupported = ClassifierHead(classes) if classes > 1 else None  # for the tensor map
+    stored = unsupported if isinstance(head, ConfigError) else head
     return WeightSource(
         where=where,
         model_class=Bert,
@@ -112,17 +112,16 @@ def read(source: keras.Model) -> WeightSource:
         head=head,
         processing=processing,
         tensors=tensors,
-        plan=lambda model: _plan(model, kind, own),
+        plan=lambda model: _plan(model, kind, stored),
         adapted=adapted,
     )
 
 
 def to_keras_hub(model: Bert) -> Any:
-    """A backbone, text classifier, masked-language model or text embedder with the model's weights.
+    """Returns a backbone, text classifier, masked-language model or text embedder with the model's weights.
 
-    A task has a preprocessor with the model's tokenizer where keras-hub has one like it; a warning says where
-    not. Its RoBERTa counts positions from the first token on, where transformers and we count real
-    tokens: the two are the same unless padding stands on the left.
+    A task has a preprocessor with the model's tokenizer; a warning is issued if keras-hub does not support
+    it. keras-hub's RoBERTa counts padding as positions, so outputs differ if padding is on the left.
     """
     import keras_hub
 
@@ -198,12 +197,12 @@ def _kind(backbone: Any) -> str:
 
 
 def _canonical(path: str) -> str:
-    """Without the number that Keras gives to a layer without a name."""
+    """Returns the path without the number that Keras appends to the default name of a layer."""
     return re.sub(r"^(token_and_position_embedding(_\d+)?|embeddings)/", "embeddings/", path)
 
 
 def _block(backbone: Any, where: str) -> tuple[str, float]:
-    """Activation and epsilon, which are no fields of a backbone but stand in its layers."""
+    """Returns activation and epsilon, which only the layers of a backbone have."""
     known = {"gelu": "gelu", "relu": "relu", "gelu_approximate": "gelu_tanh"}
     settings = set()
     for layer in backbone.transformer_layers:
@@ -290,7 +289,7 @@ def _beyond(model: Bert, kind: str) -> list[str]:
     return [difference for difference, present in differences.items() if present]
 
 
-def _plan(model: Bert, kind: str, own: Head | None) -> Plan:
+def _plan(model: Bert, kind: str, stored: Head | None) -> Plan:
     config = model.config
     entries = _embedding_entries(config, kind)
     for index in range(config.depth):
@@ -298,9 +297,9 @@ def _plan(model: Bert, kind: str, own: Head | None) -> Plan:
     pooler = any(layer.name == "pooler" for layer in model.layers)
     if pooler:
         entries += _dense("pooled_dense", "pooler", part=POOLER)
-    same_head = own is not None and type(model.head) is type(own)
+    same_head = stored is not None and type(model.head) is type(stored)
     entries += _head_entries(model, same_head)
-    # BERT's backbone has a pooler for each task; one that the task's own head does not use is not reported.
+    # BERT's backbone always has a pooler; if the head of the task does not use it, no warning is issued.
     computed = ("pooled_dense/kernel", "pooled_dense/bias") if same_head and not pooler else ()
     return Plan(tuple(entries), computed=computed, others=("pooled_dense/", "mlm_head/", "logits/"))
 
@@ -347,7 +346,7 @@ def _head_entries(model: Bert, same_head: bool) -> list[Entry]:
         ]
     entries = []
     for layer in model.layers:
-        if layer.name in HEAD_LAYERS:  # keras-hub has only those of a classifier; others are new
+        if layer.name in HEAD_LAYERS:  # keras-hub has those of a classifier; others are new
             name = layer.name if same_head else f"new {layer.name}"
             for variable in layer.weights:
                 end = variable.path.rpartition("/")[2]

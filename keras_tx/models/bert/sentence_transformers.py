@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: how tokens become one vector, and how texts are cut."""
+"""Reads and writes the pooling and text settings of sentence-transformers folders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOKENIZERS = (contract.TOKENIZER, contract.VOCAB, contract.VOCAB_JSON)
 
 
 def head_of(folder: Path | None) -> SentenceEmbeddingHead | ConfigError | None:
-    """The pooling of a folder; None where it has no such modules, an error where ours are not like them."""
+    """Returns the head of a folder: None without modules.json, an error for unsupported modules."""
     if folder is None or not (folder / contract.MODULES).is_file():
         return None
     modules = read_json(folder, contract.MODULES, list)
@@ -64,7 +64,7 @@ def _pooling(folder: Path) -> str | ConfigError:
 
 
 def text_transform(folder: Path | None) -> TextTransform | None:
-    """The tokenizer of a folder; its sentence_bert_config.json may cut texts shorter and lowercase them."""
+    """Returns the tokenizer of a folder; sentence_bert_config.json may truncate and lowercase texts."""
     if folder is None or not any((folder / name).is_file() for name in TOKENIZERS):
         return None
     transform = TextTransform.load(folder)
@@ -89,8 +89,10 @@ def _lowercased(transform: TextTransform) -> TextTransform:
 
 
 def sentence_files(head: Head | None, width: int, max_length: int) -> dict[str, Any]:
-    """The files of a folder, by name; without them sentence-transformers takes a mean and does not normalize
-    it. Empty for a model with no head or another one."""
+    """Returns the files of a folder by name; empty for other heads.
+
+    Without them sentence-transformers pools by the mean and does not normalize.
+    """
     if not isinstance(head, SentenceEmbeddingHead):
         return {}
     steps = [("", "Transformer"), ("1_Pooling", "Pooling")]
@@ -115,5 +117,5 @@ def sentence_files(head: Head | None, width: int, max_length: int) -> dict[str, 
 
 
 def _read(folder: Path, name: str) -> dict[str, Any]:
-    """What a JSON file says; nothing where there is none."""
+    """Returns the content of a JSON file; empty if it is missing."""
     return read_json(folder, name) if (folder / name).is_file() else {}

@@ -1,4 +1,4 @@
-"""Hugging Face's GPT-2, Llama and Mistral: their tensors as variables of ours, and their configs as ours."""
+"""Converts configs and tensors of Hugging Face's GPT-2, Llama and Mistral, in both directions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BODIES = ("GPT2Model", "LlamaModel", "MistralModel")
 CAUSAL_LM = ("GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM")
 SENTENCEPIECE = "tokenizer.model"
 
-# Of each of our activations the name that we write; others of the same function are read.
+# The names that are written; other names of the same functions are read.
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
 READ_ACTIVATIONS = {
     **{theirs: ours for ours, theirs in ACTIVATIONS.items()},
@@ -34,7 +34,7 @@ READ_ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "gelu_python": "gelu",
 }
-# Keys in config.json of the fields of our config.
+# Keys in config.json by fields of GPTConfig.
 GPT2_KEYS = {
     "width": "n_embd",
     "depth": "n_layer",
@@ -61,7 +61,7 @@ OF_OTHER_HEADS = ("score.", "classifier.", "qa_outputs.", "multiple_choice_head.
 
 
 def read(checkpoint: Checkpoint) -> WeightSource:
-    """Describes a checkpoint. The id that begins a text is the tokenizer's.
+    """Describes a checkpoint. The BOS id is that of the tokenizer.
 
     Raises:
         ConfigError: for a field of config.json that is not supported.
@@ -93,10 +93,10 @@ def read(checkpoint: Checkpoint) -> WeightSource:
 
 
 def plan(model: GPT, tensors: Tensors | None = None, scales: Sequence[float] | None = None) -> Plan:
-    """The table between a model of ours and a checkpoint of GPT-2's or Llama's names.
+    """Returns the tensor map between a model and a checkpoint of GPT-2 or Llama.
 
     `scales` are the scales of the attention scores of each block of a GPT-2, relative to 1 / sqrt(head size).
-    Our queries absorb them, so the model that comes back is an ordinary GPT-2 with the same outputs.
+    The queries absorb them, so that the model is an ordinary GPT-2 with the same outputs.
     """
     config: GPTConfig = model.config
     reasons = beyond(config)
@@ -125,7 +125,7 @@ def _canonical(name: str) -> str:
 
 
 def _score_scales(config: Fields, ours: GPTConfig) -> list[float] | None:
-    """The scale of the attention scores of each block, relative to ours; None where they are equal."""
+    """Returns the scale of the scores of each block, relative to 1 / sqrt(head size); None if all are 1."""
     plain = _flag(config, "scale_attn_weights", True)
     by_block = _flag(config, "scale_attn_by_inverse_layer_idx", False)
     if plain and not by_block:
@@ -145,7 +145,7 @@ def _gpt2_entries(config: GPTConfig, body: str, scales: Sequence[float] | None) 
         factors = None if scales is None else (scales[index], 1.0, 1.0)
         entries += [
             *layer_norm(f"{theirs}.ln_1", f"{ours}/attention_norm"),
-            # Its Conv1D has (in, out), as Keras has it; query, key and value side by side.
+            # Conv1D has (in, out), as Keras does; query, key and value are concatenated.
             Entry(
                 f"{theirs}.attn.c_attn.weight",
                 tuple(f"{path}/kernel" for path in packed),
@@ -252,7 +252,7 @@ def _llama_fields(config: Fields, mistral: bool) -> dict[str, Any]:
 
 
 def _rotary(config: Fields, length: int) -> dict[str, Any]:
-    """rope_theta and rope_scaling, as transformers before 5 wrote them, or rope_parameters, which is both."""
+    """Reads rope_theta and rope_scaling of transformers before 5, or rope_parameters, which has both."""
     parameters, scaling = (_object(config, name) for name in ("rope_parameters", "rope_scaling"))
     base = config.get("rope_theta")
     base = config.real("rope_theta", 0.0) if base is not None else parameters.get("rope_theta", 10000.0)
@@ -302,7 +302,7 @@ def _head_of(config: Fields) -> CausalLMHead | ConfigError | None:
 
 
 def _pad_id(config: Fields, vocabulary: int) -> int | None:
-    """The token that is padding, where it is nothing else: a text's end is often named for it too."""
+    """Returns the padding id; None if it is also an EOS or BOS id, as in many configs."""
     pad = config.get("pad_token_id")
     named = [config.get(name) for name in ("eos_token_id", "bos_token_id")]
     others = [number for x in named for number in (x if isinstance(x, list) else [x])]
@@ -312,9 +312,9 @@ def _pad_id(config: Fields, vocabulary: int) -> int | None:
 def _stop_ids(
     config: Fields, folder: Path | None, transform: TextTransform | None, vocabulary: int
 ) -> tuple[int, ...] | None:
-    """What ends a text by generation_config.json, or by config.json; None where the tokenizer says the same.
+    """Returns the EOS ids of generation_config.json or config.json; None if they are the tokenizer's.
 
-    An id that the vocabulary lacks, such as the one that config classes have by default, ends nothing.
+    Ids outside the vocabulary, such as defaults of config classes, are ignored.
     """
     ends = config.get("eos_token_id")
     if folder is not None and (folder / contract.GENERATION_CONFIG).is_file():
@@ -346,7 +346,7 @@ def _processing(folder: Path | None) -> TextTransform | None:
 def to_config(
     model: GPT, labels: Sequence[str] | None = None, processing: TextTransform | None = None
 ) -> HuggingFaceConfig:
-    """The config.json of a GPT, as GPT-2 or Llama. Llama's has no dropout rate but that of attention."""
+    """Returns the config.json of a GPT as GPT-2 or Llama. Llama has no dropout but that of attention."""
     config: GPTConfig = model.config
     rotary = config.positions == "rotary"
     whole = "ForCausalLM" if rotary else "LMHeadModel"
@@ -380,7 +380,7 @@ def to_config(
             "rms_norm_eps": config.norm_epsilon,
             "attention_bias": config.use_bias,
             "mlp_bias": config.use_bias,
-            "rope_theta": config.rotary_base,  # these two as transformers before 5 reads them
+            "rope_theta": config.rotary_base,  # this and rope_scaling for transformers before 5
             "rope_scaling": config.rotary_scaling,
             "rope_parameters": {**scaling, "rope_theta": config.rotary_base},
         }
@@ -402,7 +402,7 @@ def to_config(
 
 
 def files(model: GPT) -> dict[str, Any]:
-    """generation_config.json, for a model that generates."""
+    """Returns generation_config.json for a model with a head."""
     if model.head is None:
         return {}
     known = {name: number for name, number in model.special_ids().items() if number is not None}
@@ -410,7 +410,7 @@ def files(model: GPT) -> dict[str, Any]:
 
 
 def beyond(config: GPTConfig) -> list[str]:
-    """What neither GPT-2 nor Llama can be."""
+    """Returns the options that neither GPT-2 nor Llama supports."""
     if config.positions == "rotary":
         differences = {
             f"norm={config.norm!r} with rotary positions": config.norm != "rms",

@@ -1,4 +1,4 @@
-"""keras-hub's GPT-2 and Llama, in both directions."""
+"""Converts keras-hub's GPT-2 and Llama, in both directions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from keras_tx.weights.tensor_source import Tensors
 TASKS = ("GPT2CausalLM", "LlamaCausalLM", "Llama3CausalLM")
 CLASSES = (*TASKS, "GPT2Backbone", "LlamaBackbone")
 EPSILON = 1e-5  # of keras-hub's GPT-2
-LONGEST = 4096  # keras-hub's Llama names no context; where nothing else does, that of Llama 2
+LONGEST = 4096  # Llama 2's max_length, the default: keras-hub's Llama has none
 
 
 def read(source: Any) -> WeightSource:
-    """Describes a live backbone or task. A Llama has as many positions as its preprocessor packs."""
+    """Describes a live backbone or task; max_length of a Llama is that of its preprocessor."""
     kinds = {kind.__name__ for kind in type(source).__mro__}
     task = bool(kinds & set(TASKS))
     backbone = source.backbone if task else source
@@ -53,10 +53,9 @@ def read(source: Any) -> WeightSource:
 
 
 def to_keras_hub(model: GPT) -> Any:
-    """A GPT2CausalLM or LlamaCausalLM with equal outputs; a backbone, of a model without a head.
+    """Returns a GPT2CausalLM or LlamaCausalLM, or a backbone for a model without a head, with equal outputs.
 
-    A byte-level BPE of GPT-2's comes along as its preprocessor. Rates of dropout, which act in training
-    alone, are one there.
+    A byte-level BPE becomes the preprocessor of a GPT-2. keras-hub has one dropout rate, which is `dropout`.
     """
     import keras_hub
 
@@ -110,7 +109,7 @@ def to_keras_hub(model: GPT) -> Any:
 
 
 def plan(model: GPT) -> Plan:
-    """The table between a model of ours and the variables of keras-hub's."""
+    """Returns the tensor map between a model and keras-hub's variables."""
     config: GPTConfig = model.config
     reasons = _beyond(config)
     if reasons:
@@ -233,7 +232,7 @@ def _their_scaling(scaling: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _beyond(config: GPTConfig) -> list[str]:
-    """What neither can be, more than Hugging Face's cannot."""
+    """Returns the options that keras-hub's GPT-2 and Llama do not support."""
     differences = {f"head_dim={config.head_dim}": config.head_dim is not None}
     if config.positions == "rotary":
         differences["use_bias=True with rotary positions"] = config.use_bias
@@ -245,12 +244,12 @@ def _beyond(config: GPTConfig) -> list[str]:
             f"activation={config.activation!r} with learned positions": config.activation != "gelu_tanh",
             "tied=False with learned positions": not config.tied,
         }
-    mine = [difference for difference, present in differences.items() if present]
-    return [*beyond(config), *mine]
+    unsupported = [difference for difference, present in differences.items() if present]
+    return [*beyond(config), *unsupported]
 
 
 def _processing(tokenizer: Any, where: str) -> TextTransform | None:
-    """GPT-2's byte-level BPE; as everywhere but in keras-hub's generate(), no token is put before a text."""
+    """Converts GPT-2's byte-level BPE; unlike in keras-hub's generate(), no token is prepended to a text."""
     if tokenizer is None:
         return None
     if type(tokenizer).__name__ != "GPT2Tokenizer":
@@ -265,7 +264,7 @@ def _processing(tokenizer: Any, where: str) -> TextTransform | None:
 
 
 def _preprocessor(model: GPT) -> Any:
-    """GPT-2's, where the model's tokenizer is one; None where it is not."""
+    """Returns GPT-2's preprocessor, or None if the tokenizer is not a byte-level BPE."""
     import keras_hub
 
     transform = model.processing

@@ -1,6 +1,6 @@
-"""Hugging Face's ViT, DeiT and DINOv2: their config.json, in both directions.
+"""Converts config.json of Hugging Face's ViT, DeiT and DINOv2, in both directions.
 
-DINO's models are ViT there. A lone file may have the names of timm, DINOv2's authors or torchvision.
+DINO is a ViT. A file without a config may have the tensor names of timm, DINOv2's authors or torchvision.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ THEIR_ACTIVATIONS = {
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"),
     "relu": "relu",
 }
-# Keys in config.json of the fields of our config.
+# Keys in config.json by fields of ViTConfig.
 KEYS = {
     "head.num_classes": "num_labels",
     "width": "hidden_size",
@@ -61,9 +61,9 @@ TEACHER = "ForImageClassificationWithTeacher"
 
 
 def plan(model: ViT, tensors: Tensors | None, old: Grid | None = None) -> Plan:
-    """The table of a model, for the names that a checkpoint has, or for those that are written.
+    """Returns the tensor map of a model for the names of a checkpoint, or for the names to write.
 
-    `old` is the grid of the checkpoint's positions, where its config says it.
+    `old` is the grid of the checkpoint's positions, if its config contains it.
     """
     if tensors is not None and state_dicts.is_timm(tensors.shapes):
         return state_dicts.timm_plan(model, tensors)
@@ -85,14 +85,14 @@ def read(checkpoint: Checkpoint) -> WeightSource:
     dinov2 = kind.startswith("dinov2")
     config.names = KEYS
     fields = _fields(config, kind)
-    # Where a model of ours has none, zeros are written, because transformers wants them.
+    # Zeros were written for parts that the model does not have but transformers requires.
     zeros = tuple(name for name in OPTIONAL if _is_zero(tensors, kind, name))
     if kind == "dinov2_with_registers":
         fields["mask_token"] = MASK_TOKEN not in zeros
     pooled = not dinov2 and POOLER not in zeros and _is_there(tensors, kind, POOLER)
 
     def adapted(made: ViTConfig, head: Head | None, overrides: dict[str, Any]) -> ViTConfig:
-        """Classifiers take the token itself, and DINOv2's the mean of the patches besides."""
+        """Sets pooling and pooler: DINOv2's classifiers use the class token and the mean of the patches."""
         changes: dict[str, Any] = {}
         if "pooling" not in overrides and dinov2:
             changes["pooling"] = "token" if head is None else "token+average"
@@ -161,7 +161,7 @@ def _fields(config: Fields, kind: str) -> dict[str, Any]:
 
 
 def gated_dim(hidden: int) -> int:
-    """DINOv2 keeps two thirds of the width where the layer is gated, in multiples of 8."""
+    """Returns the size of a gated layer of DINOv2: two thirds of `hidden`, rounded up to a multiple of 8."""
     return (int(hidden * 2 / 3) + 7) // 8 * 8
 
 
@@ -197,7 +197,7 @@ def _is_zero(tensors: Tensors, kind: str, name: str) -> bool:
 
 
 def _head(config: Fields, kind: str) -> Head | ConfigError | None:
-    """The checkpoint's own, or why we have none like it."""
+    """Returns the head of the checkpoint, or an error if it is not supported."""
     architecture = config.architecture()
     name = architecture.removeprefix(CLASSES[kind])
     if name in ("Model", "Backbone"):
@@ -224,7 +224,7 @@ def _head(config: Fields, kind: str) -> Head | ConfigError | None:
 
 
 def _transform(checkpoint: Checkpoint, config: ViTConfig) -> ImageTransform | None:
-    """preprocessor_config.json; what we do otherwise is said."""
+    """Reads preprocessor_config.json; warns about unsupported settings."""
     folder = checkpoint.folder
     if folder is None or not (folder / contract.PREPROCESSOR).is_file():
         return None
@@ -243,12 +243,12 @@ def _transform(checkpoint: Checkpoint, config: ViTConfig) -> ImageTransform | No
         return transform
 
 
-# What holds for other processors, too, which crop.
+# Settings that are also valid for image processors that crop.
 KEPT = ("resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
 
 
 def to_config(model: ViT, labels: Sequence[str] | None = None, processing: Any = None) -> HuggingFaceConfig:
-    """The config.json of a ViT."""
+    """Returns the config.json of a ViT."""
     config: ViTConfig = model.config
     kind, ratio = _written_type(model), _ratio(config)
     fields: dict[str, Any] = {
@@ -299,10 +299,10 @@ def to_config(model: ViT, labels: Sequence[str] | None = None, processing: Any =
 
 
 def _written_type(model: ViT) -> str:
-    """The model_type that a model is saved as.
+    """Returns the model_type to save a model as.
 
-    Only Dinov2's classes have LayerScale. A model that differs from them in something else is saved as an
-    ordinary ViT, whose dense layers absorb the LayerScale.
+    Only Dinov2's classes have LayerScale. A model with other options that they do not support is saved as a
+    ViT, whose dense layers absorb the LayerScale.
     """
     kind = dialect(model.config)
     if kind != "dinov2":
@@ -311,7 +311,7 @@ def _written_type(model: ViT) -> str:
 
 
 def _ratio(config: ViTConfig) -> int | None:
-    """DINOv2's mlp_ratio, a whole number there; None where there is none that gives the mlp."""
+    """Returns DINOv2's mlp_ratio, an integer; None if no integer results in mlp_dim."""
     gated = config.activation == "swiglu"
     about = config.mlp_dim / config.width * (1.5 if gated else 1.0)
     for ratio in range(max(int(about) - 1, 1), int(about) + 3):
@@ -322,13 +322,13 @@ def _ratio(config: ViTConfig) -> int | None:
 
 
 def _beyond(model: ViT, kind: str) -> list[str]:
-    """What the classes of a model_type cannot have of a model."""
+    """Returns the options of a model that the classes of a model_type do not support."""
     config, head = model.config, model.head
     dinov2 = kind.startswith("dinov2")
-    taken = ("token", "none") if head is None else ("token+average",) if dinov2 else ("token",)
+    poolings = ("token", "none") if head is None else ("token+average",) if dinov2 else ("token",)
     scaled = f" with layer_scale={config.layer_scale}" if dinov2 and config.layer_scale is not None else ""
     differences = {
-        f"pooling={config.pooling!r}{scaled}": config.pooling not in taken,
+        f"pooling={config.pooling!r}{scaled}": config.pooling not in poolings,
         "class_token=False": not config.has_class_token and "token" not in config.pooling,
         f"positions={config.positions!r}": config.positions != "learned",
         f"activation={config.activation!r}": config.activation not in ACTIVATIONS

@@ -1,4 +1,4 @@
-"""What Hugging Face's ViT, DeiT and DINOv2 call the variables of a ViT of ours."""
+"""The tensor maps between a ViT and Hugging Face's ViT, DeiT and DINOv2."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from keras_tx.weights.weight_values import merged_weights
 
 Grid = tuple[int, int]
 
-# The names in files, which transformers 4 has in its classes, too; transformers 5 has others there.
+# The names in files and in the classes of transformers 4; classes of transformers 5 have others.
 ATTENTION = {
     "attention/query": "attention.attention.query",
     "attention/key": "attention.attention.key",
@@ -60,7 +60,7 @@ OTHERS = (*CLASSIFIERS, "pooler.", "decoder.", "embeddings.mask_token")
 
 
 def dialect(config: ViTConfig) -> str:
-    """The model_type with all the parts of a model."""
+    """Returns the model_type that has all the parts of a model."""
     if config.distillation:
         return "deit"
     if config.registers:
@@ -69,7 +69,7 @@ def dialect(config: ViTConfig) -> str:
 
 
 def canonical(kind: str) -> Callable[[str], str]:
-    """Names without the prefix of the family, as they stand in files."""
+    """Returns a function that converts names to those in files, without the prefix of the family."""
     new = NEW_DINOV2 if kind.startswith("dinov2") else NEW_VIT
 
     def known(name: str) -> str:
@@ -84,9 +84,9 @@ def canonical(kind: str) -> Callable[[str], str]:
 
 
 def plan(model: ViT, kind: str, tensors: Tensors | None, old: Grid | None = None) -> Plan:
-    """The table of a model with the names of the model_type `kind`.
+    """Returns the tensor map of a model for the names of the model_type `kind`.
 
-    `old` is the grid of the checkpoint's positions, None where it is a square.
+    `old` is the grid of the checkpoint's positions, None for a square.
     """
     config, head = model.config, model.head
     known = canonical(kind)
@@ -111,7 +111,7 @@ def plan(model: ViT, kind: str, tensors: Tensors | None, old: Grid | None = None
 
 
 def covering(model: ViT, entries: list[Entry], whose: str) -> tuple[Entry, ...]:
-    """The entries, or a ConfigError where they are not about the same variables as the model."""
+    """Returns the entries; raises a ConfigError unless they cover exactly the variables of the model."""
     named = {path for entry in entries for path in entry.paths}
     ours = set(merged_weights(model))
     for paths, problem in (
@@ -164,11 +164,11 @@ def positions(
     *,
     batched: bool = True,
 ) -> Entry:
-    """The table of positions, resized where the checkpoint has another grid.
+    """Returns the entry of the positions, which are resized if the checkpoint has another grid.
 
-    `has` is the shape of the checkpoint's tensor, None where there is none; `old` its grid, None where it is
-    to be found: that of the model where the rows are as many, else a square. A table without rows for the
-    tokens before the patches gets rows of zeros.
+    `has` is the shape of the checkpoint's tensor, or None; `old` is its grid. If `old` is None, the grid is
+    that of the model if the number of rows is equal, else a square. Missing rows for the tokens before the
+    patches become zeros.
     """
     if config.positions != "learned":
         raise ConfigError(
@@ -197,7 +197,7 @@ def positions(
 
 
 def _grid_of(rows: int, config: ViTConfig) -> tuple[int, Grid | None]:
-    """How many rows are those of tokens before the patches, and the grid of the others."""
+    """Returns the number of rows for tokens before the patches, and the grid of the others."""
     candidates = dict.fromkeys((config.positioned, 0))
     for before in candidates:
         if rows - before == math.prod(config.grid) and config.grid[0] == config.grid[1]:
@@ -232,7 +232,7 @@ def _block(config: ViTConfig, kind: str, name: str, path: str, there: set[str]) 
 
 
 def _with_layer_scale(entry: Entry) -> Entry:
-    """The entry, with the LayerScale multiplied into it if it is for the dense layer before one."""
+    """Returns the entry, multiplied by the LayerScale if one follows its dense layer."""
     layer = re.fullmatch(r"(block_\d+)/(attention/output|feed_forward/down)/(kernel|bias)", entry.paths[0])
     if layer is None:
         return entry
@@ -242,7 +242,7 @@ def _with_layer_scale(entry: Entry) -> Entry:
 
 
 def _gated(name: str, path: str, there: set[str]) -> list[Entry]:
-    """Gate and up are one tensor in files, and two in the classes of transformers 5."""
+    """Returns gate and up: one tensor in files, two in the classes of transformers 5."""
     inside = f"{path}/feed_forward"
     plain = name.removeprefix("dinov2.").removeprefix("dinov2_with_registers.")
     if f"{plain}.mlp.gate_proj.weight" in there:
@@ -262,7 +262,7 @@ def packed(
     bias: bool = True,
     ends: tuple[str, str] = (".weight", ".bias"),
 ) -> list[Entry]:
-    """Several Dense layers of ours as one Linear of theirs, one behind the other."""
+    """Returns the entries of several Dense layers that are concatenated in one Linear."""
     return [
         Entry(f"{name}{ends[0]}", tuple(f"{path}/kernel" for path in paths), TRANSPOSED),
         *([Entry(f"{name}{ends[1]}", tuple(f"{path}/bias" for path in paths))] if bias else []),
@@ -270,7 +270,7 @@ def packed(
 
 
 def _zeros(model: ViT, kind: str, prefix: str) -> list[Entry]:
-    """What transformers would draw at random, with a warning, where the file lacks it."""
+    """Tensors that transformers would initialize at random, with a warning, if the file lacked them."""
     width = model.config.width
     missing: dict[str, Shape] = {}
     if kind in ("vit", "deit") and model.head is None and model.config.pooler is None:

@@ -1,4 +1,4 @@
-"""keras-hub's ViT and DeiT: live backbones and classifiers are read, and made of models of ours."""
+"""Converts keras-hub's ViT and DeiT backbones and classifiers, in both directions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read(source: keras.Model) -> WeightSource:
     )
 
     def adapted(config: ViTConfig, chosen: Head | None, overrides: dict[str, Any]) -> ViTConfig:
-        """A backbone gives all tokens; a classifier may have a dense layer before its last."""
+        """Sets pooling and pooler: a backbone returns all tokens; a classifier may have a pooler."""
         changes: dict[str, Any] = {}
         pooling = overrides.get("pooling")
         if pooling is None:
@@ -70,9 +70,9 @@ def read(source: keras.Model) -> WeightSource:
 
 
 def to_keras_hub(model: ViT) -> Any:
-    """A backbone, or a classifier with the model's image transform, with equal outputs.
+    """Returns a backbone, or a classifier with the model's image transform, with equal outputs.
 
-    Images that have another size are resized by Pillow here and by Keras there.
+    Images of another size are resized by Keras, not by Pillow.
     """
     import keras_hub
 
@@ -128,7 +128,7 @@ def to_keras_hub(model: ViT) -> Any:
 
 
 def plan(model: ViT, old: Grid | None = None, tensors: Tensors | None = None) -> Plan:
-    """The table between a model of ours and the variables of keras-hub's; `old` is the grid of theirs."""
+    """Returns the tensor map between a model and keras-hub's variables; `old` is the grid of the latter."""
     config = model.config
     deit = config.distillation
     kind = "deit" if deit else "vit"
@@ -185,8 +185,8 @@ def _norm(theirs: str, ours: str) -> list[Entry]:
 
 
 def _fields(backbone: Any, where: str) -> dict[str, Any]:
-    only = {"data_format": "channels_last", "use_mha_bias": True, "use_mlp_bias": True}
-    for name, value in only.items():
+    supported = {"data_format": "channels_last", "use_mha_bias": True, "use_mlp_bias": True}
+    for name, value in supported.items():
         if getattr(backbone, name, value) != value:
             raise ConfigError(
                 f"{where} has {name}={getattr(backbone, name)!r}. Only {name}={value!r} is supported."
@@ -261,7 +261,7 @@ def _beyond(model: ViT) -> list[str]:
 
 
 def _transform(source: Any, config: ViTConfig, where: str) -> ImageTransform | None:
-    """The image converter of a preprocessor; what we do otherwise is said."""
+    """Converts the image converter of a preprocessor; warns about unsupported settings."""
     converter = getattr(getattr(source, "preprocessor", None), "image_converter", None)
     if converter is None:
         return None

@@ -1,4 +1,4 @@
-"""What timm, the authors of DeiT, DINO and DINOv2, and torchvision call the variables of a ViT of ours."""
+"""The tensor maps between a ViT and files of timm, torchvision and the authors of DeiT, DINO and DINOv2."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def timm_name(name: str) -> str:
 
 
 def timm_plan(model: ViT, tensors: Tensors) -> Plan:
-    """Positions of another grid are resized as timm does it, with antialiasing."""
+    """Returns the tensor map; positions are resized with antialiasing, as in timm."""
     config, head = model.config, model.head
     shapes = {timm_name(name): tuple(shape) for name, shape in tensors.shapes.items()}
     entries = [
@@ -107,7 +107,7 @@ def torchvision_name(name: str) -> str:
 
 
 def torchvision_plan(model: ViT, tensors: Tensors) -> Plan:
-    """Positions of another grid are resized as by torchvision's interpolate_embeddings: the corners stay."""
+    """Returns the tensor map; positions are resized with aligned corners, as in torchvision."""
     config, head = model.config, model.head
     shapes = {torchvision_name(name): tuple(shape) for name, shape in tensors.shapes.items()}
     entries = [
