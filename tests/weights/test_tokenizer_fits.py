@@ -121,7 +121,7 @@ def test_a_tokenizer_as_the_text_of_its_file(tmp_path: Path):
     export_onnx(bare, tmp_path / "folder", tokenizer=transform.tokenizer, verify=False)
     stored = keras_tx.TextTransform.load(tmp_path / "folder")
     assert stored.vocabulary == transform.vocabulary
-    with pytest.raises(ConfigError, match="tokenizer is not a tokenizer.json"):
+    with pytest.raises(ConfigError, match=r"tokenizer is .*tokenizer\.json"):
         keras_tx.TextTransform.of('{"version": 1}')
     for path in ("x" * 5000, "a\0b"):
         with pytest.raises(ConfigError, match="does not exist"):
