@@ -20,6 +20,7 @@ PUBLIC = """
 """.split()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
 def test_snippets_run(page: Path, tmp_path, monkeypatch):
     """In order, in one namespace."""

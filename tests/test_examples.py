@@ -95,6 +95,7 @@ def different_kinds(run: NotebookRun, notebook: Path) -> dict[str, tuple[set[str
     return {source: both for source, both in kinds.items() if both[0] != both[1]}
 
 
+@pytest.mark.thorough
 def test_notebook_runs_and_agrees_with_its_stored_outputs(tmp_path, monkeypatch):
     """Its cells run as plain Python in one namespace, without Jupyter."""
     monkeypatch.chdir(tmp_path)

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import keras
+import pytest
 
 from tests.benchmarks.report import README_MARKERS
 from tests.documentation_drawings import latencies
@@ -14,6 +15,7 @@ from tests.documentation_drawings import latencies
 README = Path(__file__).parents[1] / "README.md"
 
 
+@pytest.mark.thorough
 def test_snippets_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits").mkdir()  # an earlier demo left this folder

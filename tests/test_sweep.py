@@ -21,6 +21,8 @@ from keras_tx_onnx import export_onnx
 from tests.drawing import as_numpy, redraw
 from tests.tolerances import assert_close
 
+pytestmark = pytest.mark.thorough
+
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 
 

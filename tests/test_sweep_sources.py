@@ -26,6 +26,7 @@ from tests.tolerances import assert_close
 from tests.wordpiece import VOCABULARY, wordpiece
 
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.filterwarnings("ignore:.*(new, not yet trained|not used, because the model)"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # keras-hub's
 ]

@@ -21,6 +21,8 @@ from tests.drawing import as_numpy, redraw
 from tests.tolerances import assert_close
 from tests.wordpiece import VOCABULARY, wordpiece
 
+pytestmark = pytest.mark.thorough
+
 TEXTS = [
     "the cat sat on the [MASK].",
     "ada lives in [MASK]",

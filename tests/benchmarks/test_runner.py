@@ -24,6 +24,8 @@ from tests.benchmarks.runner import run_comparison
 from tests.benchmarks.tiny_models import make_place
 from tests.benchmarks.worker import Unavailable, Worker, environment
 
+pytestmark = pytest.mark.thorough
+
 TINY = {"vocabulary_size": 90, "depth": 1, "max_length": 128}
 CRASHING = Contender("crashing", "keras.Predict", ("tests.benchmarks.crashing_module",), (BERT,))
 MISSING = Contender("missing", "keras.Predict", ("no_such_module",), (BERT,))

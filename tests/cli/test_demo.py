@@ -17,6 +17,7 @@ def result(tmp_path_factory) -> DemoResult:
     return demo.run(tmp_path_factory.mktemp("demo") / "digits", verbose=0)
 
 
+@pytest.mark.thorough
 def test_it_reaches_what_it_promises(result):
     assert result.keras_accuracy >= 0.97
     assert result.onnx_accuracy >= 0.97

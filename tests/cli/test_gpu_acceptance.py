@@ -11,6 +11,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "gpu_acceptance.py"
 SMALL = ["--variant", "Mu/2", "--image-size", "8", "--batch", "16", "--steps", "30"]
 

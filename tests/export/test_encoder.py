@@ -50,6 +50,7 @@ def test_every_head(head: str, unpad: bool, tmp_path):
             assert (value[MASK == 0] == (-1e4 if head == "span" else 0)).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("opset", range(17, 27))
 def test_every_opset(opset: int, tmp_path):
     for name, options in (("bert", {}), ("roberta", ROBERTA)):

@@ -20,6 +20,8 @@ from keras_tx.runtime.example_inputs import MASKS, token_mask
 from keras_tx_onnx import export_onnx
 from tests.tolerances import FP32, difference
 
+pytestmark = pytest.mark.thorough
+
 torch = pytest.importorskip("torch", reason='pip install "keras-tx[parity]"')
 transformers = pytest.importorskip("transformers", reason='pip install "keras-tx[parity]"')
 

@@ -519,6 +519,7 @@ class Computing(layers.Layer):
         return USES[self.use](x, value_of(self.tree, {"a": a, "b": b, "c": c}))
 
 
+@pytest.mark.thorough
 @hypothesis.settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
 @hypothesis.given(tree=trees, use=st.sampled_from(sorted(USES)))
 def test_random_expressions_at_unseen_lengths(tree, use: str):

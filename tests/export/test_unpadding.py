@@ -65,6 +65,7 @@ MASKS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("opset", [17, 23])
 @pytest.mark.parametrize("options", [{}, ROBERTA, DISTILBERT], ids=["bert", "roberta", "distilbert"])
 @pytest.mark.parametrize("head", HEADS)
@@ -168,6 +169,7 @@ def test_attention_without_mask_receives_zeros(masked: bool):
     assert_close(got[ids > 0], mixed[ids > 0])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("head", ["tags", "masked"])
 @pytest.mark.parametrize("opset", [17, 23])
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method:UserWarning")

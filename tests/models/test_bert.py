@@ -196,6 +196,7 @@ def test_sentence_embeddings_are_means_of_real_tokens():
     assert_close(as_numpy(model(IDS)), mean / np.linalg.norm(mean, axis=-1, keepdims=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("head", HEADS, ids=shown)
 def test_every_head_trains_is_saved_and_trains_on(head, tmp_path):
     if hasattr(head, "dropout"):

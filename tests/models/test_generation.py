@@ -43,6 +43,7 @@ def test_cached_greedy_is_uncached_greedy_for_256_tokens(variant, opset, tmp_pat
         assert text.ids == tuple(best[len(prompt) - 1 : -1])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_keras_gives_the_tokens_of_the_folder(variant, tmp_path):
     model = gpt(variant, max_length=90)

@@ -27,6 +27,8 @@ from keras_tx_onnx import export_onnx
 from tests.drawing import as_numpy, redraw
 from tests.tolerances import assert_close
 
+pytestmark = pytest.mark.thorough
+
 # ---- A family of images.
 
 # patch, width, depth, token mlp, channel mlp: table 1 of Tolstikhin et al., "MLP-Mixer"

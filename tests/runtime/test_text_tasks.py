@@ -313,6 +313,7 @@ def test_empty_text_equals_keras(tmp_path):
         embed("the cat", normalize="no")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is measured on Linux")
 def test_memory_over_500_lengths(tmp_path):
     sizes = {**TINY, "width": 128, "mlp_dim": 512, "max_length": 512}
@@ -427,6 +428,7 @@ def test_iterators_are_read_in_parts(tmp_path, monkeypatch: pytest.MonkeyPatch, 
         embed(iter([*TEXTS, *TEXTS[:3], 7]), batch_size=2)
 
 
+@pytest.mark.thorough
 def test_memory_of_iterators(tmp_path):
     *_, embed, _ = exported(tmp_path / "x", keras_tx.SentenceEmbeddingHead())
     count, size = 2000, 20_000  # 40 MB of texts, each of which is one unknown word

@@ -14,6 +14,8 @@ import keras_tx
 from keras_tx.processing import train_wordpiece
 from keras_tx.runtime import load
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "bert_finetune_reviews.py"
 WORDS = {"good": ["lovely", "great", "superb"], "bad": ["awful", "boring", "poor"]}
 

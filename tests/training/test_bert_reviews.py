@@ -13,6 +13,8 @@ import pytest
 import keras_tx
 from keras_tx.runtime import load
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "bert_reviews.py"
 SMALL = ["--variant", "L-2_H-128", "--max-length", "32", "--vocabulary", "600", "--pretrain-epochs", "1"]
 

@@ -160,6 +160,7 @@ def test_what_does_not_fit_is_refused(corpus, tmp_path):
         model.fit(causal_lm_batches(corpus, 16, 4))
 
 
+@pytest.mark.thorough
 def test_a_model_learns_from_it_and_knows_its_bits_per_byte(tmp_path):
     with TokenWriter(tmp_path / "a.tokens", vocabulary_size=8, end_of_text=7) as writer:
         writer.add(np.tile([1, 2, 3, 4, 1, 5], 400), text_bytes=4800)

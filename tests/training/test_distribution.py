@@ -10,7 +10,10 @@ import keras
 import pytest
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="tf.distribute")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="tf.distribute"),
+]
 
 PROGRAM = f"""
 import sys

@@ -107,6 +107,7 @@ def test_images_that_processing_does_not_make(wrong: str):
     assert model.optimizer.iterations == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_first_batch_of_a_source(source: str):
     make, model = SOURCES[source], vit()
@@ -125,6 +126,7 @@ def test_the_first_batch_of_a_source(source: str):
         model.fit(make(right, np.where(np.arange(BATCH * BATCHES) == 1, 7, LABELS)), shuffle=False, verbose=0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("source", SOURCES)
 def test_no_batch_is_lost(source: str):
     make, model = SOURCES[source], vit()

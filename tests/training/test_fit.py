@@ -47,6 +47,7 @@ def fitted(data, epochs: int = 6, jit_compile: bool | str = "auto", **options) -
     return history
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("source", ["numpy", "tf.data", "PyDataset"])
 def test_learns_from(source: str):
     data = stripes(256)
@@ -65,6 +66,7 @@ def test_learns_in(policy: str):
     assert fitted(stripes(256), dtype=policy)["accuracy"][-1] > 0.9
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     BACKEND == "torch", reason="jit_compile on torch is torch.compile, which needs a compiler"
 )

@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "gpt_characters.py"
 SMALL = ["--context", "16", "--batch-size", "4", "--width", "32", "--depth", "1", "--between", "10"]
 

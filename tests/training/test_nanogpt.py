@@ -15,6 +15,8 @@ from keras_tx.training.packing import causal_lm_batches
 from tests.drawing import as_numpy
 from tests.tolerances import FP32
 
+pytestmark = pytest.mark.thorough
+
 torch = pytest.importorskip("torch", reason='pip install "keras-tx[parity]"')
 
 STEPS = 30

@@ -303,6 +303,7 @@ def test_tf_data_gives_the_same_batches_each_epoch():
         one.on_epoch_end()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("source", ["PyDataset", "tf.data"])
 def test_a_bert_learns_from_the_batches(source):
     if source == "tf.data":
@@ -318,6 +319,7 @@ def test_a_bert_learns_from_the_batches(source):
     assert losses[-1] < losses[0] - 0.5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("head", ["classes", "tags"])
 def test_batches_may_grow_after_the_first_ones(head):
     """The first batches have one length, a later one another; so with the batches of another epoch."""

@@ -90,6 +90,7 @@ def whole(corpus: Path, tmp_path_factory) -> tuple[Any, dict]:
     return model, history
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("stops", "saved"), [([3, 7], [2, 8]), ([12], [10])])
 def test_it_goes_on_at_the_exact_step(corpus, tmp_path, whole, stops: list[int], saved: list[int]):
     """Interrupted in the middle of the first and of the second epoch; behind the last step of the second."""
@@ -234,6 +235,7 @@ for hook in HOOKS:
     setattr(Kill, hook, counting(hook))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("every", [1, None])
 def test_a_kill_at_any_hook_loses_nothing(corpus, tmp_path, monkeypatch, every):
     """Each call of each hook, before the state is saved and behind it, in two epochs of three steps."""

@@ -90,6 +90,7 @@ def test_there_and_back(kind: str, task: str):
         assert np.array_equal(as_numpy(mine), as_numpy(theirs)), mine.path
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False)])
 def test_embedders(pooling: str, normalize: bool):
     source = made("Bert", "TextEmbedder", pooling_mode=pooling, normalize=normalize)

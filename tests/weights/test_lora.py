@@ -115,6 +115,7 @@ def test_fit_with_lora_then_save(tmp_path: Path):
     compare(keras_tx.from_checkpoint(keras_tx.save_checkpoint(model, tmp_path / "folder")), model)
 
 
+@pytest.mark.thorough
 def test_quantized_weights_have_no_tensor(tmp_path: Path):
     model = MODELS["bert"]()
     model.get_layer("block_0").feed_forward.up.quantize("int8")
