@@ -91,7 +91,7 @@ class NearestNeighborAccuracy(Ratio):
     1.0
     """
 
-    def __init__(self, name: str = "nearest_is_alike", **kwargs: Any):
+    def __init__(self, name: str = "nearest_neighbor_accuracy", **kwargs: Any):
         super().__init__(name, **kwargs)
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
