@@ -214,7 +214,7 @@ def test_tied_embeddings_are_stored_once(tmp_path):
 
 
 def test_xlnet_equals_keras_with_every_mask(tmp_path):
-    """Its encoder returns None in the place of a second tensor, and its layers promise wrong shapes."""
+    """Its encoder returns None in place of a second tensor, and its layers declare wrong shapes."""
     sizes = {"num_layers": 2, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 16}
     model = redraw(keras_hub.models.XLNetBackbone(vocabulary_size=30, **sizes))
     folder = exported(model, tmp_path / "out")

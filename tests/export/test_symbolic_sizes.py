@@ -453,11 +453,7 @@ class AroundWidened(layers.Layer):
 @pytest.mark.filterwarnings("ignore:The layer 'sized' .* was converted by tf2onnx")
 def test_wrong_declared_shape_of_an_inner_layer_is_not_used(tmp_path):
     x = keras.Input((None, 4), name="x")
-    try:
-        export_onnx(keras.Model(x, AroundWidened(name="sized")(x)), tmp_path / "out")
-    except ExportError as error:
-        assert "promises" in str(error)
-        return
+    export_onnx(keras.Model(x, AroundWidened(name="sized")(x)), tmp_path / "out")
     with Session(tmp_path / "out" / contract.MODEL, provider="cpu") as session:
         array = draw(2, 7, 4)
         (got,) = session.run({"x": array}).values()

@@ -17,7 +17,7 @@ from keras_tx import contract
 from keras_tx.contract import FileRecord, Manifest, TensorSpec
 from keras_tx.processing import ImageTransform
 
-# These tests make models with Keras, which a serving machine does not have.
+# These tests build models with Keras, which is not installed for serving.
 collect_ignore = (
     []
     if importlib.util.find_spec("keras")
@@ -36,7 +36,7 @@ _ELEMENTS = {"float32": TensorProto.FLOAT, "uint8": TensorProto.UINT8, "int64": 
 
 @dataclasses.dataclass
 class Built:
-    """A folder that tests change and whose manifest they write again."""
+    """A folder whose files and manifest tests change."""
 
     path: Path
     manifest: Manifest
@@ -97,7 +97,7 @@ def save_graph(
         path,
         save_as_external_data=external,
         location=Path(contract.MODEL_DATA).name,
-        size_threshold=60,  # more than the axes, which shape inference must see
+        size_threshold=60,  # keeps the axes, which shape inference needs
     )
 
 

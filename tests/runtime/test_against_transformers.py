@@ -72,7 +72,7 @@ def test_classifier(tmp_path):
         for answer, scores in zip(ours(*columns), expected, strict=True):
             by_label = {entry["label"]: entry["score"] for entry in answer}
             assert_close(np.array([by_label[f"LABEL_{i}"] for i in range(3)]), scores)
-    # And the whole pipeline of theirs, from text to label.
+    # The pipeline of transformers, from text to label.
     import transformers
 
     pipeline = transformers.pipeline("text-classification", model=theirs, tokenizer=tokenizer, device="cpu")
@@ -86,7 +86,7 @@ def test_several_labels(tmp_path):
     ours, theirs, tokenizer = both(tmp_path / "x", "BertForSequenceClassification", head, pooler="tanh")
     import transformers
 
-    theirs.config.problem_type = ours.folder.problem_type  # as the exported folder says it
+    theirs.config.problem_type = ours.folder.problem_type  # as in the exported folder
     pipeline = transformers.pipeline("text-classification", model=theirs, tokenizer=tokenizer, device="cpu")
     for mine, entries in zip(ours(TEXTS), pipeline(TEXTS, top_k=None), strict=True):
         assert [entry["label"] for entry in mine] == [entry["label"] for entry in entries]
@@ -109,7 +109,7 @@ def test_tagger(tmp_path):
     )
     for text in TEXTS:
         words = {(word["start"], word["end"]): word for word in ours(text, merge=False)}
-        for group in pipeline(text):  # their neighbours merge as ours do, where they are equal
+        for group in pipeline(text):  # transformers merges adjacent equal labels
             inside = [
                 word for (start, end), word in words.items() if group["start"] <= start < end <= group["end"]
             ]

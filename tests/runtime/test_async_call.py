@@ -45,7 +45,7 @@ def test_out_of_memory_raises_run_error(expand: Path, capfd):
     with Session(expand, provider="cpu") as session:
         with pytest.raises(RunError, match=r"expand.onnx.*out of memory with x \[1\], shape \[1\]"):
             session.run(feed(10**13))
-        assert capfd.readouterr().err == ""  # onnxruntime would print what is raised
+        assert capfd.readouterr().err == ""  # onnxruntime does not print the error
         with pytest.raises(RunError, match=r"expand.onnx.* x \[1\], shape \[1\]: .*overflow"):
             session.run(feed(2**62))
         assert session.run(feed(3))["v200"].shape == (3,)
@@ -66,7 +66,7 @@ def test_cancelled_call_stops(expand: Path):
         return not any(t.is_alive() for t in threading.enumerate() if t.name.startswith("asyncio"))
 
     with Session(expand, provider="cpu") as session:
-        asyncio.run(cancel())  # it ends when its threads do: long before 200 nodes are done
+        asyncio.run(cancel())  # ends with its threads, long before 200 nodes are computed
         assert ended()
         assert session.run(feed(3))["v200"].shape == (3,)
 
@@ -105,7 +105,7 @@ def test_fork_raises(expand: Path):
     with Session(expand, provider="cpu") as session:
         reading, writing = os.pipe()
         child = os.fork()
-        if child == 0:  # nothing of pytest may run here
+        if child == 0:  # pytest must not run in the child
             try:
                 session.run(feed(3))
                 answer = "it ran"

@@ -93,7 +93,7 @@ def test_damaged_json_raises_file_and_key(folder: Path, tmp_path: Path):
         damaged = tmp_path / folder.name
         shutil.copytree(folder, damaged, dirs_exist_ok=True)
         (damaged / name).write_text(json.dumps(changed(contents[name], keys, value)))
-        if name != contract.MANIFEST:  # the manifest is not what is damaged
+        if name != contract.MANIFEST:  # the manifest is not damaged
             record = contract.describe_file(damaged / name)
             files = {**manifest["files"], name: {"size": record.size, "sha256": record.sha256}}
             (damaged / contract.MANIFEST).write_text(json.dumps({**manifest, "files": files}))

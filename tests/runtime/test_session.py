@@ -201,7 +201,7 @@ class GpuWheel:
                 get_overridable_initializers=real.get_overridable_initializers,
                 get_modelmeta=real.get_modelmeta,
                 get_providers=lambda: running,
-                run=real.run if running == [CPU] else None,  # on a device, what is bound runs
+                run=real.run if running == [CPU] else None,  # on a device, only bound runs work
                 io_binding=lambda: self.watched(real.io_binding()),
                 run_with_iobinding=lambda binding, options: real.run_with_iobinding(binding.real, options),
             )
@@ -254,7 +254,7 @@ def test_fallback_raises_or_warns(
         opened = Session(graph, provider="auto")
     assert opened.provider == "cpu"
     np.testing.assert_array_equal(opened.run({"a": A, "b": A})["sum"], A + A)
-    assert capsys.readouterr().out == ""  # what preload_dlls printed is in the message
+    assert capsys.readouterr().out == ""  # the output of preload_dlls is in the message
 
 
 @pytest.mark.parametrize("gpu_wheel", ["fails"], indirect=True)
@@ -295,7 +295,7 @@ def test_bound_outputs_equal_run_and_are_copies(graph: Path, monkeypatch: pytest
         monkeypatch.setitem(providers.DEVICES, "cpu", "cpu")
         with ThreadPoolExecutor(3) as threads:
             got = list(threads.map(opened.run, asked * 5))
-    for index, outputs in enumerate(got):  # looked at when all have run, and the session is closed
+    for index, outputs in enumerate(got):  # after all runs, with a closed session
         for name, value in outputs.items():
             np.testing.assert_array_equal(value, expected[index % len(asked)][name])
     got[0]["sum"][:] = 7

@@ -293,5 +293,5 @@ def test_cancelled_generation_stops(folders):
 
     with opened(folders["pico"]) as model:
         expected = model.generate([1, 2], max_new_tokens=9)
-        asyncio.run(cancel(model))  # which waits for its threads: for ever, if the loop went on
+        asyncio.run(cancel(model))  # waits for its threads, which end only if generation stops
         assert model.generate([1, 2], max_new_tokens=9) == expected

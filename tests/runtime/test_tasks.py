@@ -50,7 +50,7 @@ def test_multi_label_scores(make_image_folder):
     softmaxed = load(make_image_folder().path)
     for several, one in zip(model(IMAGES), softmaxed(IMAGES), strict=True):
         assert [row["label"] for row in several] == [row["label"] for row in one]
-        # Odds are exponentials of logits: of two labels in the ratio that a softmax has, too.
+        # Odds are exponentials of logits, so their ratios equal those of the softmax.
         odds = np.array([row["score"] / (1 - row["score"]) for row in several])
         np.testing.assert_allclose(odds / odds.sum(), [row["score"] for row in one], rtol=1e-6)
 

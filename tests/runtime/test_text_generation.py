@@ -287,7 +287,7 @@ def test_prefill_computes_last_logits_only(counter, monkeypatch):
     monkeypatch.setattr(counter.session, "advance", noted)
     counter.generate([1, 2, 3], max_new_tokens=2, stop_tokens=[])
     counter.score([1, 2, 3])
-    assert asked == [1, 0, 0]  # a step has one token only, and a score wants every token
+    assert asked == [1, 0, 0]  # decode steps request the last logits, a score requests all
 
 
 def test_samples_share_prefill(counter, monkeypatch):
@@ -322,7 +322,7 @@ def test_prompt_cache_prefills_only_new_tokens(counter, monkeypatch):
     made = [next(stream) for _ in range(3)]
     stream.close()
     assert made == continued(prompt, 3)
-    assert read == [3, 1, 1]  # the last token of before, and two new ones
+    assert read == [3, 1, 1]  # the last token of the previous call, and two new ones
     again = [*memory.ids, 7]
     assert list(counter.stream(again, max_new_tokens=2, stop_tokens=[], prompt_cache=memory)) == continued(
         again, 2
@@ -356,5 +356,5 @@ def test_cancelled_generation_stops(counter):
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(cancel())  # which waits for its threads: for ever, if the loop went on
+    asyncio.run(cancel())  # waits for its threads, which end only if generation stops
     assert counter.generate([1, 2, 3], max_new_tokens=9) == expected

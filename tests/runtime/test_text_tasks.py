@@ -322,11 +322,11 @@ def test_memory_over_500_lengths(tmp_path):
     lengths = np.random.default_rng(0).permutation(500) + 1
     texts = [" ".join([WORDS[5]] * n) for n in lengths]
     with load(tmp_path / "x", provider="cpu") as embedder:
-        embedder([" ".join([WORDS[5]] * 500)] * 2)  # the largest at once: what follows needs no more
+        embedder([" ".join([WORDS[5]] * 500)] * 2)  # the largest first: later calls need no more memory
         before = resident()
         for text in texts:
             embedder([text])
-        assert resident() - before < 30 * 2**20  # one run of the longest text takes more than this
+        assert resident() - before < 30 * 2**20  # one run of the longest text needs more than this
 
 
 def test_texts_of_similar_length_run_together(tmp_path, monkeypatch: pytest.MonkeyPatch):
@@ -338,7 +338,7 @@ def test_texts_of_similar_length_run_together(tmp_path, monkeypatch: pytest.Monk
     )
     texts = [" ".join([WORDS[5]] * n) for n in (1, 20, 2, 19, 3, 18, 1, 20)]
     embedder(texts, batch_size=4)
-    assert shapes == [(4, 24), (4, 16)]  # the long ones first; mixed, both batches would have 24
+    assert shapes == [(4, 24), (4, 16)]  # sorted by length; otherwise both batches would have 24
 
 
 TASKS = {
@@ -380,7 +380,7 @@ def test_long_lists_run_in_parts(tmp_path, monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(TextTransform, "encode", noted)
     texts = TEXTS * 5
     results = classify(texts, batch_size=2, progress=True)
-    assert sizes == [6, 6, 6, 2]  # so much is in memory at once
+    assert sizes == [6, 6, 6, 2]  # texts in memory at a time
     one_by_one = [classify(text) for text in TEXTS] * 5
     assert [[a["label"] for a in answer] for answer in results] == [
         [a["label"] for a in answer] for answer in one_by_one
@@ -415,7 +415,7 @@ def test_iterators_are_read_in_parts(tmp_path, monkeypatch: pytest.MonkeyPatch, 
         classify("ab", iter(["the cat", "a dog"]))
     drawn.clear(), seen.clear()
     results = embed(source(20), batch_size=2, progress=True)
-    assert seen == [6, 6, 6, 2]  # drawn, and not yet answered
+    assert seen == [6, 6, 6, 2]  # read, but not yet processed
     assert "\r20 texts, " in capsys.readouterr().err
     assert_close(results, embed(TEXTS * 5))
     assert tag(source(9), batch_size=2) == tag((TEXTS * 3)[:9], batch_size=2)
@@ -466,6 +466,6 @@ def test_folder_replaced_while_open(tmp_path):
     _, classify, _ = exported(tmp_path / "x", keras_tx.ClassifierHead(3))
     before = classify(TEXTS)
     exported(tmp_path / "x", keras_tx.ClassifierHead(2), overwrite=True)
-    assert classify(TEXTS) == before  # the files that it opened are still its own
+    assert classify(TEXTS) == before  # the opened files are unchanged
     with load(tmp_path / "x", provider="cpu") as new:
         assert len(new.labels) == 2

@@ -77,7 +77,7 @@ class GraphContext(GraphEditor):
         lower_call_of: adds the nodes of a function of keras.ops.
         lower_body: adds the nodes of a traced body to the open graph and returns its results.
         cache: the ports of a decoder with a cache.
-        misled: whether a layer returned another shape than it promised.
+        misled: whether a layer returned another shape than it declared.
         rank: of the first result of the layer that is being lowered.
     """
 

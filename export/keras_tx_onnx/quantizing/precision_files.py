@@ -142,7 +142,7 @@ class PrecisionWriter:
         errors = self.errors(precision)
         activation_ranges.check(errors, precision)
         if precision == "int8":
-            self._in_blocks = _beyond_a_range(products.plan(model.graph, keep), errors)
+            self._in_blocks = _needing_blocks(products.plan(model.graph, keep), errors)
         if self._in_blocks:
             activation_ranges.check(self.errors(precision), precision)
         recipe = self._recipe(precision)
@@ -253,7 +253,7 @@ def run_with_dtypes(session: Session, batch: Feed) -> dict[str, np.ndarray]:
     return session.run({name: x.astype(dtypes[name], copy=False) for name, x in batch.items()})
 
 
-def _beyond_a_range(plan: products.Plan, errors: Sequence[activation_ranges.Error]) -> tuple[str, ...]:
+def _needing_blocks(plan: products.Plan, errors: Sequence[activation_ranges.Error]) -> tuple[str, ...]:
     """Layers whose error is too large with one range for their input, without tables."""
     tables = {lookup.layer for lookup in plan.lookups}
     beyond = {error.layer for error in errors if error.measured > LARGEST_ERROR_OF_A_RANGE}

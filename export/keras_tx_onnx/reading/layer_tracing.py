@@ -443,7 +443,7 @@ def _short(x: Any) -> str:
     return f"an array of shape {tuple(shape)}" if shape and not callable(shape) else repr(x)
 
 
-def promised_sizes(operation: Any, args: tuple, kwargs: dict) -> list[tuple[Any, ...]] | None:
+def declared_sizes(operation: Any, args: tuple, kwargs: dict) -> list[tuple[Any, ...]] | None:
     """The sizes that Keras infers for the results of an operation: numbers, expressions, None where unknown.
 
     None if inference fails at every sample size.

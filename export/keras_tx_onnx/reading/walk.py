@@ -17,7 +17,7 @@ from keras_tx_onnx.conversion import tf2onnx_fallback
 from keras_tx_onnx.errors import NotLowered
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, onnx_dtype
 from keras_tx_onnx.reading import functional_graph, keras_masks, keras_patches, registry, symbolic_sizes
-from keras_tx_onnx.reading.layer_tracing import SizeLost, open_call, promised_sizes, settings_of
+from keras_tx_onnx.reading.layer_tracing import SizeLost, declared_sizes, open_call, settings_of
 from keras_tx_onnx.reading.symbolic_backend import AsTensor, Call, Trace
 from keras_tx_onnx.reading.traced_functions import TRACED, Body
 
@@ -55,12 +55,12 @@ def _lower_node(context: GraphContext, call: Call, traced: bool) -> Any:
         results = [value for value in tree.flatten(results) if value is not None]
         _describe_traced(call, results)
     else:
-        _describe_promised(context, call, tree.flatten(results))
+        _describe_declared(context, call, tree.flatten(results))
     keras_masks.propagate(context, call.operation, call.args, call.kwargs, results)
     return results
 
 
-def _describe_promised(context: GraphContext, call: Call, values: list[ir.Value | None]) -> None:
+def _describe_declared(context: GraphContext, call: Call, values: list[ir.Value | None]) -> None:
     """Notes the declared shapes of results, or the inferred ones after a wrong declaration."""
     inferred = _inferred_shapes(context, call, values)
     shapes = [tensor.shape for tensor in call.outputs]
@@ -68,7 +68,7 @@ def _describe_promised(context: GraphContext, call: Call, values: list[ir.Value 
         shapes = [tuple(n if isinstance(n, int) else None for n in shape) for shape in inferred]
     for value, shape, tensor in zip(values, shapes, call.outputs, strict=False):
         if value is not None:  # a layer may declare a tensor and return None
-            wrong = _is_static_by_mistake(context, value, shape)
+            wrong = _has_wrong_static_size(context, value, shape)
             agrees = _describe(value, value.meta[KERAS_TENSOR].shape if wrong else shape, tensor.dtype)
             context.misled |= wrong or not agrees
     for value, shape in zip(values, inferred, strict=False):
@@ -86,10 +86,10 @@ def _inferred_shapes(
     )
     if not unknown and not context.misled:
         return []
-    return promised_sizes(call.operation, call.args, call.kwargs) or []
+    return declared_sizes(call.operation, call.args, call.kwargs) or []
 
 
-def _is_static_by_mistake(context: GraphContext, value: ir.Value, shape: tuple[Any, ...]) -> bool:
+def _has_wrong_static_size(context: GraphContext, value: ir.Value, shape: tuple[Any, ...]) -> bool:
     """Whether a shape has a number in place of a size that is computed from dynamic axes of the inputs."""
     sizes = value.meta.get(symbolic_sizes.SIZES, ())
     if len(sizes) != len(shape):

@@ -33,16 +33,16 @@ BIASED = NODES.replace("MatMul Split", "MatMul Add Split")
 NORMED = NODES + " Reshape RMSNormalization Reshape Reshape RMSNormalization Reshape"
 
 
-def _called(kind: type, **options: Any) -> Any:
+def _example(kind: type, **options: Any) -> Any:
     return lambda x: kind(num_query_heads=4, num_key_value_heads=2, **options)(x)
 
 
-@lowers(LlamaAttention, example=_called(LlamaAttention), shape=(None, 16), nodes=NODES)
-@lowers(CachedMixtralAttention, example=_called(CachedMixtralAttention), shape=(None, 16), nodes=NODES)
-@lowers(CachedMistralAttention, example=_called(CachedMistralAttention), shape=(None, 16), nodes=NODES)
-@lowers(Phi3Attention, example=_called(Phi3Attention), shape=(None, 16), nodes=NODES)
-@lowers(QwenAttention, example=_called(QwenAttention), shape=(None, 16), nodes=BIASED)
-@lowers(QwenMoeAttention, example=_called(QwenMoeAttention), shape=(None, 16), nodes=BIASED)
+@lowers(LlamaAttention, example=_example(LlamaAttention), shape=(None, 16), nodes=NODES)
+@lowers(CachedMixtralAttention, example=_example(CachedMixtralAttention), shape=(None, 16), nodes=NODES)
+@lowers(CachedMistralAttention, example=_example(CachedMistralAttention), shape=(None, 16), nodes=NODES)
+@lowers(Phi3Attention, example=_example(Phi3Attention), shape=(None, 16), nodes=NODES)
+@lowers(QwenAttention, example=_example(QwenAttention), shape=(None, 16), nodes=BIASED)
+@lowers(QwenMoeAttention, example=_example(QwenMoeAttention), shape=(None, 16), nodes=BIASED)
 def llama_attention(
     cx: GraphContext,
     layer: Any,
@@ -59,13 +59,13 @@ def llama_attention(
 
 @lowers(
     Qwen3Attention,
-    example=_called(Qwen3Attention, head_dim=4, sliding_window_size=None),
+    example=_example(Qwen3Attention, head_dim=4, sliding_window_size=None),
     shape=(None, 16),
     nodes=NORMED,
 )
 @lowers(
     Qwen3MoeAttention,
-    example=_called(Qwen3MoeAttention, head_dim=4, sliding_window_size=None),
+    example=_example(Qwen3MoeAttention, head_dim=4, sliding_window_size=None),
     shape=(None, 16),
     nodes=NORMED,
 )

@@ -191,7 +191,9 @@ def output_of(cx: GraphContext, dense: Any, y: ir.Value) -> ir.Value:
     return y if len(shape) == 3 else cx.op.Reshape(y, [0, 0, *shape[2:]])
 
 
-def _given(cx: GraphContext, inputs: list[ir.Value], mask: list[ir.Value | None] | None) -> tuple[Any, ...]:
+def _inputs_and_masks(
+    cx: GraphContext, inputs: list[ir.Value], mask: list[ir.Value | None] | None
+) -> tuple[Any, ...]:
     """Query, value and key, which is the value where there is none, and the masks of the first two."""
     query, value = (cx.floating(x) for x in inputs[:2])
     key = cx.floating(inputs[2]) if len(inputs) > 2 else value
@@ -214,17 +216,17 @@ def attention(
     return_attention_scores: bool = False,
     use_causal_mask: bool = False,
 ) -> Any:
-    query, value, key, of_query, of_value = _given(cx, inputs, mask)
+    query, value, key, of_query, of_value = _inputs_and_masks(cx, inputs, mask)
     if layer.score_mode == "concat" or len(shape_of(inputs[0])) != 3:
         scores = _scores(cx, layer, query, key)
-        seen = _seen(cx, of_value, use_causal_mask, scores, scores, -2, -1)
+        seen = _combined_mask(cx, of_value, use_causal_mask, scores, scores, -2, -1)
         return _applied(cx, scores, seen, value, of_query, return_attention_scores)
     if layer.scale is not None:
         query = cx.op.Mul(query, cx.weight(layer.scale))
     heads = Heads(1, 1, shape_of(inputs[0])[-1], shape_of(inputs[1])[-1])
     seen = None
     if of_value is not None:
-        seen = _seen(cx, of_value, use_causal_mask, query, key, 1, 1)
+        seen = _combined_mask(cx, of_value, use_causal_mask, query, key, 1, 1)
         assert seen is not None
         query, seen = mean_where_nothing_is_seen(cx, heads, query, cx.op.Unsqueeze(seen, [1]), False)
         seen = _of_full_size(cx, seen, query, key, axis=1)
@@ -239,7 +241,7 @@ def attention(
         weights=bool(return_attention_scores),
         scale=1.0,
     )
-    y = _where_real(cx, of_query, y)
+    y = _zero_at_padding(cx, of_query, y)
     return (y, cx.op.Squeeze(weights, [1])) if return_attention_scores else y
 
 
@@ -258,13 +260,13 @@ def additive_attention(
     return_attention_scores: bool = False,
     use_causal_mask: bool = False,
 ) -> Any:
-    query, value, key, of_query, of_value = _given(cx, inputs, mask)
+    query, value, key, of_query, of_value = _inputs_and_masks(cx, inputs, mask)
     both = cx.op.Tanh(_sums(cx, query, key))
     if layer.scale is None:
         scores = cx.op.ReduceSum(both, [-1], keepdims=0)
     else:
         scores = cx.op.MatMul(both, cx.weight(layer.scale))
-    seen = _seen(cx, of_value, use_causal_mask, scores, scores, -2, -1)
+    seen = _combined_mask(cx, of_value, use_causal_mask, scores, scores, -2, -1)
     return _applied(cx, scores, seen, value, of_query, return_attention_scores)
 
 
@@ -285,7 +287,7 @@ def _scores(cx: GraphContext, layer: Any, query: ir.Value, key: ir.Value) -> ir.
     return cx.op.Mul(scores, cx.weight(layer.concat_score_weight))
 
 
-def _seen(
+def _combined_mask(
     cx: GraphContext,
     of_value: ir.Value | None,
     causal: bool,
@@ -320,9 +322,9 @@ def _applied(
     if seen is not None:
         scores = cx.op.Where(seen, scores, LOWEST)
     weights = cx.op.Softmax(scores, axis=-1)
-    y = _where_real(cx, of_query, cx.op.MatMul(weights, value))
+    y = _zero_at_padding(cx, of_query, cx.op.MatMul(weights, value))
     return (y, weights) if with_weights else y
 
 
-def _where_real(cx: GraphContext, of_query: ir.Value | None, y: ir.Value) -> ir.Value:
+def _zero_at_padding(cx: GraphContext, of_query: ir.Value | None, y: ir.Value) -> ir.Value:
     return y if of_query is None else cx.op.Where(_at(cx, of_query, -1), y, 0.0)

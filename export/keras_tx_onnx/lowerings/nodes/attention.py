@@ -86,11 +86,11 @@ def attend(  # Branches: one for each option of attention
         y, *present = cx.op.Attention(q, k, v, added, *past, outputs=3, **options)
         present = tuple(present)
     if seen is not None:
-        y = _zero_where_nothing_is_seen(cx, heads, y, seen)
+        y = _zero_queries_without_keys(cx, heads, y, seen)
     return y, present, None
 
 
-def _zero_where_nothing_is_seen(cx: GraphContext, heads: Heads, y: ir.Value, seen: ir.Value) -> ir.Value:
+def _zero_queries_without_keys(cx: GraphContext, heads: Heads, y: ir.Value, seen: ir.Value) -> ir.Value:
     """With a mask of numbers, a query that may attend to no key results in the mean of the values."""
     some = cx.op.ReduceMax(cx.op.Cast(seen, to=ir.DataType.FLOAT), [3])  # (b, heads or 1, queries, 1)
     y = cx.op.Reshape(y, [0, 0, heads.queries, heads.values])

@@ -15,7 +15,7 @@ from keras_tx_onnx.reading.registry import lowers
 from keras_tx_onnx.reading.traced_functions import Body, Choice, Repeat, Steps, spec_of
 
 
-class _Called(keras.layers.Layer):
+class _Lambda(keras.layers.Layer):
     """Makes a layer of an example: outside of layers, Keras's graph does not contain the branches."""
 
     def __init__(self, function: Any):
@@ -28,7 +28,7 @@ class _Called(keras.layers.Layer):
 
 @lowers(
     Choice,
-    example=lambda x: _Called(lambda x: ops.cond(ops.max(x) > 1.0, lambda: x + 1.0, lambda: 2.0 * x))(x),
+    example=lambda x: _Lambda(lambda x: ops.cond(ops.max(x) > 1.0, lambda: x + 1.0, lambda: 2.0 * x))(x),
     shape=(5,),
     nodes="ReduceMax Greater If",
 )
@@ -70,7 +70,7 @@ def _if(
 
 @lowers(
     Repeat,
-    example=lambda x: _Called(lambda x: ops.while_loop(lambda y: ops.max(y) < 9.0, lambda y: y + 1.0, x))(x),
+    example=lambda x: _Lambda(lambda x: ops.while_loop(lambda y: ops.max(y) < 9.0, lambda y: y + 1.0, x))(x),
     shape=(5,),
     nodes="ReduceMax Less Loop",
     takes_sizes=True,
@@ -99,7 +99,7 @@ def repeat(
 
 @lowers(
     Steps,
-    example=lambda x: _Called(lambda x: ops.map(lambda row: row / ops.max(row), x))(x),
+    example=lambda x: _Lambda(lambda x: ops.map(lambda row: row / ops.max(row), x))(x),
     shape=(5,),
     nodes="Scan",
     takes_sizes=True,
