@@ -112,7 +112,7 @@ def test_inputs_that_are_left_out_are_derived(options: dict):
     assert_close(predicted["last_hidden_state"], expected["last_hidden_state"])
 
 
-def test_given_inputs_count():
+def test_optional_inputs_are_used():
     model = tiny()
     derived = as_numpy(model(IDS))["pooler_output"]
     for name, value in (("attention_mask", np.ones_like(IDS)), ("token_type_ids", np.ones_like(IDS))):
@@ -247,7 +247,7 @@ def test_dropout_is_where_bert_has_it():
     assert block.feed_forward.hidden_dropout.rate == 0
 
 
-def test_starts_as_the_paper_says():
+def test_initialization_is_that_of_the_paper():
     model = bert("tiny", vocabulary_size=2000)
     for path in ("token_embedding", "segments", "positions", "pooler"):
         weight = as_numpy(model.get_layer(path).weights[0])
@@ -265,10 +265,10 @@ def test_answers_are_measured_by_both_of_their_ends():
     labels["end_logits"][5:] = 0
     model.compile()
     for _ in range(2):  # the second does not go on from the first
-        found = model.evaluate(ids, labels, batch_size=4, verbose=0, return_dict=True)
+        results = model.evaluate(ids, labels, batch_size=4, verbose=0, return_dict=True)
         for metric in (keras_tx.SpanExactMatch(), keras_tx.SpanF1()):
             metric.update_state(labels, logits)
-            assert found[metric.name] == pytest.approx(float(metric.result()), abs=1e-6)
+            assert results[metric.name] == pytest.approx(float(metric.result()), abs=1e-6)
 
 
 def test_it_is_a_functional_model_that_can_be_built_upon(tmp_path):

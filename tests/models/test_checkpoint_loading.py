@@ -1,4 +1,4 @@
-"""Models that start from a checkpoint and are given back: every kind of source, and what is refused."""
+"""Models that start from a checkpoint and are saved again: all sources, and the errors."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def test_transformers_opens_it_without_a_warning(make, tmp_path):
     transformers = pytest.importorskip("transformers", reason='pip install "keras-tx[parity]"')
     folder = keras_tx.save_checkpoint(redraw(make()), tmp_path / "folder")
     name = json.loads((folder / "config.json").read_text())["architectures"][0]
-    _, said = quietly_opened(getattr(transformers, name), folder)
-    assert not any(said.values()), said
+    _, info = quietly_opened(getattr(transformers, name), folder)
+    assert not any(info.values()), info
 
 
 class TestFactories:
@@ -93,7 +93,7 @@ class TestFactories:
         table = back.get_layer("positions").weights[0]
         np.testing.assert_array_equal(as_numpy(table), as_numpy(model.get_layer("positions").weights[0])[:9])
 
-    def test_a_dtype_policy_is_taken(self, tagger):
+    def test_a_dtype_policy_is_used(self, tagger):
         back = keras_tx.from_checkpoint(tagger[1], dtype="bfloat16")
         assert back.get_layer("token_embedding").weights[0].dtype == "bfloat16"
 
@@ -102,9 +102,9 @@ class TestFactories:
             lambda: keras_tx.from_checkpoint(tagger[1], head=keras_tx.ClassifierHead(2)),
             lambda: keras_tx.bert("tiny", weights=tagger[1], head=keras_tx.ClassifierHead(2)),
         ):
-            with pytest.warns(UserWarning, match="new, not yet trained: .*logits/kernel") as said:
+            with pytest.warns(UserWarning, match="new, not yet trained: .*logits/kernel") as warned:
                 back = call()
-            assert [x.filename for x in said] == [__file__]
+            assert [x.filename for x in warned] == [__file__]
             assert as_numpy(back(IDS)).shape == (2, 2)
 
     def test_the_body_alone(self, tagger):
@@ -139,8 +139,8 @@ class TestFactories:
 
     def test_a_lone_file_is_what_the_variant_says(self, tagger):
         model, folder = tagger
-        given = {"head": model.head, "vocabulary_size": 40, "max_length": 16}
-        assert_same_weights(model, keras_tx.bert("tiny", weights=folder / WEIGHTS, **given))
+        options = {"head": model.head, "vocabulary_size": 40, "max_length": 16}
+        assert_same_weights(model, keras_tx.bert("tiny", weights=folder / WEIGHTS, **options))
         with pytest.raises(
             ConfigError, match="shape: bert.embeddings.word_embeddings.weight is 40 x 128, but"
         ):

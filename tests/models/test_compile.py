@@ -21,8 +21,8 @@ def test_labels_of_which_any_number_is_right():
     right = float(((as_numpy(model(images)) > 0) == labels).mean())
     for metrics in (["accuracy"], {"logits": ["binary_accuracy"]}):
         model.compile(loss="binary_crossentropy", metrics=metrics)
-        found = model.evaluate(images, labels, verbose=0, return_dict=True)
-        assert found["accuracy"] == pytest.approx(right)
+        results = model.evaluate(images, labels, verbose=0, return_dict=True)
+        assert results["accuracy"] == pytest.approx(right)
     for loss in ("categorical_crossentropy", keras.losses.SparseCategoricalCrossentropy(from_logits=True)):
         with pytest.raises(ConfigError, match="MultiLabelHead.*'binary_crossentropy'"):
             model.compile(loss=loss)
@@ -173,12 +173,12 @@ def test_names_mean_what_each_output_needs():
         "prediction_logits": np.where(np.arange(6) < 4, ids, -100),
         "seq_relationship_logits": np.arange(4) % 2,
     }
-    found = []
+    results = []
     names = dict.fromkeys(labels, "sparse_categorical_crossentropy")
     for arguments in ({}, {"loss": names, "metrics": {name: ["accuracy"] for name in labels}}):
         model.compile(**arguments)
-        found.append(model.evaluate(ids, labels, verbose=0, return_dict=True))
-    assert found[1] == pytest.approx(found[0])
+        results.append(model.evaluate(ids, labels, verbose=0, return_dict=True))
+    assert results[1] == pytest.approx(results[0])
 
 
 def test_headless_models_need_a_loss_of_the_user():

@@ -55,7 +55,7 @@ def test_prints_a_table():
     assert text.splitlines()[-1].split()[:2] == ["total", "13,859"]
 
 
-def test_says_what_it_cannot_count():
+def test_unknown_layers_are_not_counted():
     inputs = keras.Input((8, 8, 3))
     model = keras.Model(inputs, keras.layers.Conv2D(2, 3, name="conv")(inputs))
     (row,) = keras_tx.cost(model).layers

@@ -71,8 +71,8 @@ def test_scores_are_those_of_keras(tmp_path):
     logits = as_numpy(model(text[None], training=False))[0].astype("float64")
     expected = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     with exported(model, tmp_path / "poet") as poet:
-        found = poet.score(text).log_probabilities
-    np.testing.assert_allclose(found, expected[np.arange(39), text[1:]], atol=1e-4)
+        scores = poet.score(text).log_probabilities
+    np.testing.assert_allclose(scores, expected[np.arange(39), text[1:]], atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_scores_are_those_of_keras(tmp_path):
         (lambda: keras_tx.vit("Mu/2", image_size=8), "model is a ViT, expected"),
     ],
 )
-def test_what_keras_cannot_continue(make, message):
+def test_models_without_generation_raise(make, message):
     with pytest.raises(ConfigError, match=message):
         generate(make(), [1])
 

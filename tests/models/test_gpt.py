@@ -91,7 +91,7 @@ def test_a_row_of_only_padding_is_finite(variant: str):
     assert np.isfinite(as_numpy(logits)).all()
 
 
-def test_positions_that_are_given_count():
+def test_position_ids_are_used():
     for variant in ("pico", "llama-tiny"):
         model = tiny(variant)
         later = {"input_ids": IDS, "position_ids": np.broadcast_to([0, 1, 2, 7, 8, 9], IDS.shape)}
@@ -123,7 +123,7 @@ def test_headless_gives_hidden_states():
     assert_close(as_numpy(headless(IDS)) @ table.T, as_numpy(model(IDS)))
 
 
-def test_starts_as_the_paper_says():
+def test_initialization_is_that_of_the_paper():
     model = gpt("pico", width=64, depth=8)
     block = model.get_layer("block_3")
     for layer in (block.attention.query, block.feed_forward.up, model.get_layer("token_embedding")):

@@ -21,7 +21,7 @@ def bert(head: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("head", "labels", "said"),
+    ("head", "labels", "message"),
     [
         (keras_tx.ClassifierHead(3), [0, 1, 3], "The label 3 in row 2.*classes 0 to 2"),
         (keras_tx.ClassifierHead(3), [0, -100, 1], "The label -100 in row 1"),
@@ -53,12 +53,12 @@ def bert(head: Any) -> Any:
         ),
     ],
 )
-def test_a_label_that_there_is_not(head: Any, labels: Any, said: str):
+def test_invalid_labels_raise(head: Any, labels: Any, message: str):
     model = bert(head)
     labels = {k: np.array(v) for k, v in labels.items()} if isinstance(labels, dict) else np.array(labels)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         model.fit({"input_ids": IDS}, labels, verbose=0)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         model.evaluate({"input_ids": IDS}, labels, verbose=0)
     assert model.optimizer.iterations == 0
 

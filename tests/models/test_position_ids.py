@@ -53,8 +53,8 @@ def test_without_them_the_model_is_the_plain_one(tmp_path):
     model.fit({"input_ids": IDS}, np.array([0, 2]), verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras_tx.load_model(tmp_path / "model.keras")
-    given = {"input_ids": IDS, "position_ids": POSITIONS}
-    np.testing.assert_array_equal(as_numpy(loaded(given)), as_numpy(model(given)))
+    inputs = {"input_ids": IDS, "position_ids": POSITIONS}
+    np.testing.assert_array_equal(as_numpy(loaded(inputs)), as_numpy(model(inputs)))
 
 
 @pytest.mark.parametrize("position", [16, -1])

@@ -21,10 +21,10 @@ def outputs(model: Any) -> np.ndarray:
     """Logits of ids."""
     if isinstance(model, keras_tx.Bert | keras_tx.GPT):
         return as_numpy(model(IDS))
-    given = {"token_ids": IDS, "padding_mask": np.ones_like(IDS)}
+    inputs = {"token_ids": IDS, "padding_mask": np.ones_like(IDS)}
     if "segment_ids" in model.input:
-        given["segment_ids"] = np.zeros_like(IDS)
-    return as_numpy(model(given))
+        inputs["segment_ids"] = np.zeros_like(IDS)
+    return as_numpy(model(inputs))
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_more_classes_than_numbers(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda: keras_tx.vit("B/16", classes=10), "'classes'. .*ClassifierHead\\(10\\)"),
         (lambda: keras_tx.BertConfig.variant("tiny", num_classes=4), "'num_classes'.*ClassifierHead\\(4\\)"),
@@ -100,6 +100,6 @@ def test_more_classes_than_numbers(tmp_path: Path):
         (lambda: keras_tx.from_checkpoint("nowhere"), "nowhere does not exist; .* of keras_tx.$"),
     ],
 )
-def test_names_of_other_libraries(make: Any, says: str):
-    with pytest.raises(ConfigError, match=says):
+def test_names_of_other_libraries(make: Any, message: str):
+    with pytest.raises(ConfigError, match=message):
         make()

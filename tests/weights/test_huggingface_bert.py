@@ -167,7 +167,7 @@ def test_fields_without_effect_are_accepted(tmp_path: Path):
     keras_tx.from_checkpoint(tiny(tmp_path / "x", **harmless))
 
 
-def test_a_head_of_which_we_have_none_may_be_left_out(tmp_path: Path):
+def test_an_unsupported_head_can_be_omitted(tmp_path: Path):
     folder = tiny(tmp_path / "y", architectures=["BertForMultipleChoice"])
     with pytest.warns(
         UserWarning, match="not used, because the model has no such part: classifier.bias, classifier.weight"
@@ -199,7 +199,7 @@ def test_labels(tmp_path: Path):
         ("single_label_classification", keras_tx.ClassifierHead),
     ],
 )
-def test_what_the_logits_are_is_kept(problem: str, head: Any, tmp_path: Path):
+def test_the_problem_type_is_kept(problem: str, head: Any, tmp_path: Path):
     folder = tiny(tmp_path / "x", problem_type=problem)
     expected = load_file(folder / "answers.safetensors")
     model = keras_tx.from_checkpoint(folder)
@@ -209,7 +209,7 @@ def test_what_the_logits_are_is_kept(problem: str, head: Any, tmp_path: Path):
     assert json.loads((tmp_path / "y/config.json").read_text())["problem_type"] == problem
 
 
-def test_another_head_is_new_and_said(tmp_path: Path):
+def test_a_new_head_warns(tmp_path: Path):
     folder = tiny(tmp_path / "x")
     for head in (keras_tx.ClassifierHead(2), keras_tx.RegressionHead(3), keras_tx.TokenClassifierHead(3)):
         with pytest.warns(
@@ -252,7 +252,7 @@ def test_tied_or_not(tmp_path: Path):
     table, bias = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
     changed = {
         "only the decoder's": {"bert.embeddings.word_embeddings.weight": None, "cls.predictions.bias": None},
-        "said": {},
+        "tied": {},
         "differs": {table: tensors[table] + 1},
         "bias differs": {bias: tensors[bias] + 1},
         "both names": {"embeddings.word_embeddings.weight": tensors[table]},
@@ -265,7 +265,7 @@ def test_tied_or_not(tmp_path: Path):
         config = json.loads((folder / "config.json").read_text())
         config["tie_word_embeddings"] = case in ("both names", "bias differs", "only the decoder's")
         (folder / "config.json").write_text(json.dumps(config))
-        if case in ("said", "only the decoder's"):
+        if case in ("tied", "only the decoder's"):
             compare(keras_tx.from_checkpoint(folder), load_file(old / "answers.safetensors"))
         elif case == "differs":
             head = keras_tx.from_checkpoint(folder).head
@@ -307,7 +307,7 @@ def test_a_lone_file_and_shards(tmp_path: Path):
     ({"head": keras_tx.NextSentenceHead(), "segments": 1, "position_offset": 2, "pad_id": 1},
      "RobertaForSequenceClassification"),
 ])  # fmt: skip
-def test_what_our_models_lack_is_written_as_zeros(options: dict[str, Any], name: str, tmp_path: Path):
+def test_missing_parts_are_written_as_zeros(options: dict[str, Any], name: str, tmp_path: Path):
     sizes = dict(width=8, depth=2, num_heads=2, mlp_dim=12, vocabulary_size=len(VOCABULARY), max_length=12)
     model = redraw(keras_tx.bert("tiny", **{**sizes, **options}))
     folder = keras_tx.save_checkpoint(model, tmp_path / "x")

@@ -41,7 +41,7 @@ def assert_same(one: State, other: State) -> None:
 
 
 def compare(model: Any, expected: State) -> None:
-    """Hidden states and logits at every real token, with positions given and as they are counted here."""
+    """Hidden states and logits at every real token, with explicit and with derived positions."""
     inputs = {name: expected[name] for name in INPUTS}
     real = expected["attention_mask"].astype(bool)
     first = "dropout" if model.config.dropout else "token_embedding"
@@ -145,7 +145,7 @@ def test_old_spellings_of_llama():
     compare(loaded(state, config), expected)
 
 
-def test_a_tied_head_that_differs_is_refused():
+def test_a_tied_head_that_differs_raises():
     state, config, _ = opened("gpt2-v4")
     state["lm_head.weight"] = state["transformer.wte.weight"] + 1
     with pytest.raises(ConfigError, match=r"lm_head.weight differs from transformer.wte.weight"):
@@ -257,7 +257,7 @@ def test_a_window_as_long_as_the_model_is_none():
         loaded(state, {**config, "max_position_embeddings": 5000})
 
 
-def test_what_neither_can_have_is_refused_both_ways():
+def test_options_that_neither_supports_raise():
     model = keras_tx.gpt("char", depth=1)
     with pytest.raises(ConfigError, match="use_bias=False with learned positions"):
         huggingface.plan(model)

@@ -1,4 +1,4 @@
-"""Hugging Face's ViT, DeiT and DINOv2 give here what they give there, and are given back whole."""
+"""Hugging Face's ViT, DeiT and DINOv2 have equal outputs here, and round trips keep all tensors."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def test_equals_transformers(case: str, tmp_path):
 
     back = save_checkpoint(model, tmp_path / "back")
     assert_same_tensors(tensors_of(back), tensors_of(tmp_path / "files"))
-    opened, said = type(written).from_pretrained(back, output_loading_info=True)
-    assert not any(said.values()), said
+    opened, info = type(written).from_pretrained(back, output_loading_info=True)
+    assert not any(info.values()), info
     opened.set_attn_implementation("eager")
     np.testing.assert_array_equal(make_vit.of_transformers(opened, 1)["output"], expected["output"])
 
@@ -152,18 +152,18 @@ def test_a_model_of_ours_opens_in_transformers_without_a_warning(name: str, tmp_
     import transformers
 
     model = redraw(keras_tx.vit("Mu/2", **{"image_size": 8, **(OURS | FOLDED)[name]}))
-    folder = save_checkpoint(model, tmp_path / "given")
+    folder = save_checkpoint(model, tmp_path / "saved")
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
     transformers.utils.logging.enable_propagation()
-    opened, said = getattr(transformers, architecture).from_pretrained(folder, output_loading_info=True)
-    assert not any(said.values()), said
+    opened, info = getattr(transformers, architecture).from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
     assert not caplog.records
     images = draw(2, *model.config.size, model.config.channels)
     with torch.no_grad():
-        found = opened.eval()(torch.from_numpy(images.transpose(0, 3, 1, 2).copy()))
-    theirs = found.logits if model.head is not None else found.last_hidden_state
+        result = opened.eval()(torch.from_numpy(images.transpose(0, 3, 1, 2).copy()))
+    theirs = result.logits if model.head is not None else result.last_hidden_state
     if model.head is None and model.config.pooling == "token":
-        theirs = found.pooler_output if model.config.pooler else theirs[:, 0]
+        theirs = result.pooler_output if model.config.pooler else theirs[:, 0]
     assert_close(as_numpy(model(images)), theirs.numpy())
 
 
@@ -173,7 +173,7 @@ def test_a_model_of_ours_comes_back(name: str, tmp_path):
     if model.config.mask_token:
         model.get_layer("mask_token").token.assign(draw(model.config.width))
     back = from_checkpoint(
-        save_checkpoint(model, tmp_path / "given"), **({"pooling": "none"} if name == "vit tokens" else {})
+        save_checkpoint(model, tmp_path / "saved"), **({"pooling": "none"} if name == "vit tokens" else {})
     )
     assert (back.config, back.head) == (model.config, model.head)
     for mine, theirs in zip(model.weights, back.weights, strict=True):
@@ -184,7 +184,7 @@ def test_a_model_of_ours_comes_back(name: str, tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_layer_scale_becomes_part_of_the_dense_layers_before_it(name: str, dtype: str, tmp_path):
     model = redraw(keras_tx.vit("Mu/2", **{"image_size": 8, **FOLDED[name]}, dtype=dtype))
-    back = from_checkpoint(save_checkpoint(model, tmp_path / "given"), dtype=dtype)
+    back = from_checkpoint(save_checkpoint(model, tmp_path / "saved"), dtype=dtype)
     assert (back.config, back.head) == (dataclasses.replace(model.config, layer_scale=None), model.head)
     ours = {weight.path: as_numpy(ops.cast(weight, "float32")) for weight in model.weights}
     for index in range(model.config.depth):
@@ -225,8 +225,8 @@ def test_layer_scale_becomes_part_of_the_dense_layers_before_it(name: str, dtype
 def test_options_that_no_class_supports_raise(options: dict, reason: str, tmp_path):
     model = keras_tx.vit("Mu/2", **{"image_size": 8, **options})
     with pytest.raises(ConfigError, match=reason):
-        save_checkpoint(model, tmp_path / "given")
-    assert not (tmp_path / "given").exists()
+        save_checkpoint(model, tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
 
 
 def test_a_body_without_its_pooler(tmp_path):
@@ -241,7 +241,7 @@ def test_a_body_without_its_pooler(tmp_path):
     assert_close(as_numpy(tokens(expected["images"])), expected["tokens"])
     with pytest.warns(UserWarning, match="not used.*pooler.dense"):
         token = from_checkpoint(folder, pooler=None)
-    assert from_checkpoint(save_checkpoint(token, tmp_path / "given")).config.pooler is None
+    assert from_checkpoint(save_checkpoint(token, tmp_path / "saved")).config.pooler is None
 
 
 def test_another_head_on_the_body():
@@ -274,7 +274,7 @@ def test_labels_are_kept(folder, tmp_path):
     labels = {"id2label": dict(enumerate(names)), "label2id": {x: i for i, x in enumerate(names)}}
     model = from_checkpoint(changed(folder, **labels))
     assert model.head == ClassifierHead(3, labels=("crane", "rose", "tulip"))
-    written = json.loads((save_checkpoint(model, tmp_path / "given") / "config.json").read_text())
+    written = json.loads((save_checkpoint(model, tmp_path / "saved") / "config.json").read_text())
     assert written["id2label"] == {"0": "crane", "1": "rose", "2": "tulip"}
 
 
@@ -388,7 +388,7 @@ def test_a_loaded_model_for_another_image_size(name: str):
 def test_the_same_number_of_positions_in_another_grid(tmp_path):
     """4 x 4 patches to 2 x 8: as many rows, but others."""
     model = redraw(keras_tx.vit("Mu/2", image_size=8, num_classes=3))
-    folder = save_checkpoint(model, tmp_path / "given")
+    folder = save_checkpoint(model, tmp_path / "saved")
     wide = from_checkpoint(folder, image_size=(4, 16))
     tables = [as_numpy(x.get_layer("positions").table) for x in (model, wide)]
     assert tables[0].shape == tables[1].shape
@@ -397,7 +397,7 @@ def test_the_same_number_of_positions_in_another_grid(tmp_path):
     assert not np.array_equal(tables[0], tables[1])
 
 
-def test_nothing_is_said_of_a_checkpoint_that_is_taken_whole():
+def test_a_checkpoint_without_other_tensors_does_not_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         for name in FOLDERS:

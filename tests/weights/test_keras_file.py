@@ -63,7 +63,7 @@ def test_the_layers_of_every_head_are_known(name):
 
 
 @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
-def test_another_head_takes_the_body(name, saved):
+def test_another_head_on_the_same_layers(name, saved):
     model, folder = saved
     sizes = {} if name == "model.keras" else {"vocabulary_size": 40, "max_length": 16}
     with pytest.warns(UserWarning, match="new, .*prediction_dense/kernel.*; not used, .*: .*pooler/0"):

@@ -42,7 +42,7 @@ def made(kind: str, task: str, **options: Any) -> Any:
 
 
 def theirs_of(model: Any) -> dict[str, np.ndarray]:
-    """What it says of two texts, at all places."""
+    """Inputs and outputs for two texts."""
     ids = np.random.default_rng(0).integers(2, SIZES["vocabulary_size"], MASK.shape)
     padding = 1 if "Roberta" in type(model).__name__ else 0
     ids = np.where(MASK, ids, padding)
@@ -51,12 +51,12 @@ def theirs_of(model: Any) -> dict[str, np.ndarray]:
         inputs["segment_ids"] = (np.arange(6) > 2) * MASK
     if "mask_positions" in model.input:
         inputs["mask_positions"] = np.tile(np.arange(6), (2, 1))
-    given = {"input_ids": ids, "attention_mask": MASK, "token_type_ids": inputs.get("segment_ids")}
+    tensors = {"input_ids": ids, "attention_mask": MASK, "token_type_ids": inputs.get("segment_ids")}
     out = as_numpy(model({name: np.asarray(x, "int32") for name, x in inputs.items()}))
     if not isinstance(out, dict):
         out = {"last_hidden_state" if type(model).__name__.endswith("Backbone") else "logits": out}
     names = {"sequence_output": "last_hidden_state", "pooled_output": "pooler_output"}
-    return {**given, **{names.get(name, name): value for name, value in out.items()}}
+    return {**tensors, **{names.get(name, name): value for name, value in out.items()}}
 
 
 def compare(model: Any, expected: dict[str, Any]) -> None:

@@ -22,18 +22,18 @@ def bert(processing: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"), [(21, False), (21 + 127, False), (21 + 128, True), (30522, True)], ids=str
+    ("rows", "warned"), [(21, False), (21 + 127, False), (21 + 128, True), (30522, True)], ids=str
 )
-def test_far_fewer_tokens_than_rows(rows: int, said: bool, tmp_path: Path):
+def test_far_fewer_tokens_than_rows(rows: int, warned: bool, tmp_path: Path):
     def check(make: Any) -> Any:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             made = make()
         expected = [
             f"vocabulary of 21 tokens, but the model has {rows} vectors, of which {rows - 21} "
-        ] * said
-        assert [e in str(x.message) for e, x in zip(expected, caught, strict=True)] == [True] * said
-        assert [Path(x.filename).name for x in caught] == [Path(__file__).name] * said
+        ] * warned
+        assert [e in str(x.message) for e, x in zip(expected, caught, strict=True)] == [True] * warned
+        assert [Path(x.filename).name for x in caught] == [Path(__file__).name] * warned
         return made
 
     transform = wordpiece(WORDS)

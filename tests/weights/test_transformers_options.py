@@ -64,8 +64,8 @@ def redrawn(kind: str, **fields: Any) -> Any:
 
 def outputs_of(model: Any, **inputs: np.ndarray) -> dict[str, np.ndarray]:
     with torch.no_grad():
-        found = model(**{name: torch.tensor(x) for name, x in inputs.items()})
-    return {name: x.numpy() for name, x in found.items()}
+        outputs = model(**{name: torch.tensor(x) for name, x in inputs.items()})
+    return {name: x.numpy() for name, x in outputs.items()}
 
 
 def saved(model: Any, tmp_path: Path) -> Path:
@@ -188,9 +188,9 @@ def test_the_two_logits_of_deit_beside_their_mean(tmp_path: Path):
     export_onnx(model, tmp_path / "folder")
     answers = load(tmp_path / "folder")
     answers(np.zeros((12, 12, 3), "uint8"))
-    found = answers.session.run({"pixel_values": np.ascontiguousarray(images.transpose(0, 3, 1, 2))})
+    outputs = answers.session.run({"pixel_values": np.ascontiguousarray(images.transpose(0, 3, 1, 2))})
     for name, value in expected.items():
-        assert_close(found[name], value)
+        assert_close(outputs[name], value)
     # A teacher's labels are learned by one of the two, those of the images by the other.
     model.compile()
     targets = {"cls_logits": np.array([0, 2]), "distillation_logits": np.array([1, 2])}

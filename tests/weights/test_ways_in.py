@@ -87,17 +87,17 @@ def test_the_golden_files_stay_small():
         ("albert", "AlbertBackbone", None),
     ],
 )
-def test_a_family_of_keras_hub_is_refused_with_the_way_to_export_it(
+def test_a_family_of_keras_hub_raises_with_export_advice(
     model_type: str, name: str, preset: str | None, tmp_path: Path
 ):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     write(tmp_path / "model.safetensors", {"x": np.zeros(1, "float32")})
     with pytest.raises(ConfigError) as error:
         keras_tx.from_checkpoint(tmp_path)
-    said = str(error.value)
-    assert f"model_type={model_type!r}" in said
-    assert f"export_onnx(keras_hub.models.{name}.from_preset({preset or str(tmp_path)!r})" in said
-    assert "Did you mean" not in said
+    message = str(error.value)
+    assert f"model_type={model_type!r}" in message
+    assert f"export_onnx(keras_hub.models.{name}.from_preset({preset or str(tmp_path)!r})" in message
+    assert "Did you mean" not in message
 
 
 def test_keras_hub_has_these_families():
