@@ -19,6 +19,8 @@ from keras_tx_onnx import export_onnx, tolerances
 from keras_tx_onnx.reading import functional_graph
 from tests.export.exporting import nodes_of, outputs_of, run
 
+pytestmark = pytest.mark.thorough
+
 ARCHITECTURES = {name: value for name, value in vars(keras.applications).items() if inspect.isfunction(value)}
 CHEAP = ("MobileNetV3Small", "MobileNetV2", "EfficientNetV2B0")
 CLASSES = 10

@@ -13,6 +13,8 @@ import pytest
 
 from tests.export.graph_of_backend import graphs
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_graph_is_the_same_on_each_backend(backend: str, tmp_path):
