@@ -27,9 +27,12 @@ make_venv() {  # make_venv FOLDER PYTHON: an empty environment with a supported 
 }
 
 resolve() {  # resolve PYTHON EXTRA [uv options]: prints the versions of an extra of PROJECT; installs nothing
-    local python=$1 extra=$2 versions
+    local python=$1 extra=$2 versions index
     shift 2
     versions=$(mktemp)
+    # uv does not read pip's configuration.
+    index=${PIP_INDEX_URL:-$("$python" -m pip config get global.index-url 2>/dev/null || true)}
+    [ -z "$index" ] || set -- --index-url "$index" "$@"
     # uv, which PYTHON has: it resolves in seconds and for other platforms
     if [ -n "${PROJECT:-}" ]; then
         echo "keras-tx[$extra] @ file://$PROJECT" | "$python" -m uv pip compile --quiet "$@" - >"$versions"
