@@ -279,7 +279,7 @@ def vit(
 ) -> ViT:
     """A vision transformer as a functional keras.Model.
 
-    Its input are float32 images (batch, height, width, channels) from `model.processing`, its output logits
+    Its inputs are float32 images (batch, height, width, channels) from `model.processing`; it returns logits
     (batch, classes), or features if it has no head.
 
     Args:
