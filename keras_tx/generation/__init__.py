@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from keras_tx.generation.decoding_loop import Decoder, Limits, PromptCache, Token, decode, score
     from keras_tx.generation.generator import Generation, Generator, Scored
     from keras_tx.generation.logits import log_probability, log_softmax
-    from keras_tx.generation.sampling import Sampling, SeenTokens, choose_token
+    from keras_tx.generation.sampling import DistinctTokens, Sampling, choose_token
 
 _HOMES = {
     "BeamSearch": "beam_search",
     "Decoder": "decoding_loop",
+    "DistinctTokens": "sampling",
     "Generation": "generator",
     "Generator": "generator",
     "Limits": "decoding_loop",
     "PromptCache": "decoding_loop",
     "Sampling": "sampling",
     "Scored": "generator",
-    "SeenTokens": "sampling",
     "Token": "decoding_loop",
     "choose_token": "sampling",
     "decode": "decoding_loop",
@@ -33,13 +33,13 @@ _HOMES = {
 __all__ = [
     "BeamSearch",
     "Decoder",
+    "DistinctTokens",
     "Generation",
     "Generator",
     "Limits",
     "PromptCache",
     "Sampling",
     "Scored",
-    "SeenTokens",
     "Token",
     "choose_token",
     "decode",

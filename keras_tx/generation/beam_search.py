@@ -143,8 +143,8 @@ class _PromptSearch:
                 raise nan_error()
             scores = log_probabilities
             if penalty != 1.0:
-                seen = np.fromiter({*self.prompt, *beam.ids}, "int64")
-                scores = penalize(log_probabilities, seen, penalty)
+                previous = np.fromiter({*self.prompt, *beam.ids}, "int64")
+                scores = penalize(log_probabilities, previous, penalty)
             ids = top_k_ids(scores, min(count, len(scores)))
             totals = scores[ids] + np.float32(beam.total)
             columns = ids.tolist(), totals.tolist(), log_probabilities[ids].tolist()

@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_tx.errors import ConfigError, InputError, nearest, whole_number
 from keras_tx.generation.logits import log_probability
-from keras_tx.generation.sampling import Sampling, SeenTokens, choose_token
+from keras_tx.generation.sampling import DistinctTokens, Sampling, choose_token
 
 STOP, LENGTH, CONTEXT, DEADLINE, CANCELLED = "stop", "length", "context", "deadline", "cancelled"
 AT_CONTEXT = ("stop", "slide")
@@ -36,7 +36,7 @@ class Decoder(Protocol):
         mask: np.ndarray,
         positions: np.ndarray,
         past: Any,
-        every: bool,
+        all_logits: bool,
         room: int = 0,
     ) -> tuple[np.ndarray, Any]:
         """Computes logits (batch, tokens, vocabulary) and the cache for the next run.
@@ -48,7 +48,7 @@ class Decoder(Protocol):
             mask: 1 for tokens and 0 for padding, those of the cache included.
             positions: (batch, tokens).
             past: the cache; None for an empty one.
-            every: whether to return the logits of all tokens, or of the last only.
+            all_logits: whether to return the logits of all tokens, or of the last only.
             room: number of tokens that are expected to follow.
         """
         ...
@@ -155,15 +155,15 @@ class _Texts:
         self.ids = [list(prompt) for prompt in prompts for _ in range(samples)]
         self._sampling = sampling
         self._penalty = sampling.repetition_penalty != 1.0
-        self._seen = [SeenTokens(ids if self._penalty else ()) for ids in self.ids]
+        self._distinct = [DistinctTokens(ids if self._penalty else ()) for ids in self.ids]
         self._randoms = [random for _ in prompts for random in sampling.generators(samples)]
 
     def choose(self, row: int, logits: np.ndarray) -> int:
         """Chooses the next token of a text and appends it."""
-        token = choose_token(logits, self._sampling, self._seen[row], self._randoms[row])
+        token = choose_token(logits, self._sampling, self._distinct[row], self._randoms[row])
         self.ids[row].append(token)
         if self._penalty:
-            self._seen[row].add(token)
+            self._distinct[row].add(token)
         return token
 
 
@@ -258,7 +258,7 @@ def decode_step(
     ids = np.array(tokens, "int64")[:, None]
     positions = np.array(lengths, "int64")[:, None] - 1
     mask = np.concatenate([mask, np.ones_like(ids)], axis=1)
-    logits, past = decoder.run(ids, mask, positions, past, every=False, room=room)
+    logits, past = decoder.run(ids, mask, positions, past, all_logits=False, room=room)
     return logits[:, -1], mask, past
 
 
@@ -273,7 +273,7 @@ def prefill(
         ids[row, longest - len(text) :] = text
         mask[row, longest - len(text) :] = 1
     positions = np.maximum(mask.cumsum(axis=1) - 1, 0)
-    logits, past = decoder.run(ids, mask, positions, None, every=False, room=room)
+    logits, past = decoder.run(ids, mask, positions, None, all_logits=False, room=room)
     return logits[:, -1], mask, past
 
 
@@ -284,7 +284,7 @@ def _prefill_rest(
     ids = np.array([text[cache.num_cached :]], "int64")
     mask = np.ones((1, len(text)), "int64")
     positions = np.arange(cache.num_cached, len(text))[None]
-    logits, past = decoder.run(ids, mask, positions, cache.past, every=False, room=room)
+    logits, past = decoder.run(ids, mask, positions, cache.past, all_logits=False, room=room)
     return logits[:, -1], mask, past
 
 
@@ -339,6 +339,8 @@ def score(decoder: Decoder, text: Sequence[int]) -> np.ndarray:
         end = min(start + CHUNK, ids.shape[1] - 1)
         positions = np.arange(start, end)[None]
         room = ids.shape[1] - 1 - end
-        logits, past = decoder.run(ids[:, start:end], mask[:, :end], positions, past, every=True, room=room)
+        logits, past = decoder.run(
+            ids[:, start:end], mask[:, :end], positions, past, all_logits=True, room=room
+        )
         scores += map(log_probability, logits[0], ids[0, start + 1 : end + 1])
     return np.array(scores)

@@ -25,11 +25,11 @@ def log_probability(logits: np.ndarray, token: int) -> float:
     return float(logits[token]) - float(most) - math.log(np.exp(logits - most).sum())
 
 
-def penalize(logits: np.ndarray, seen: np.ndarray, penalty: float) -> np.ndarray:
-    """Divides positive logits of the seen tokens by the penalty, and multiplies negative ones by it."""
+def penalize(logits: np.ndarray, tokens: np.ndarray, penalty: float) -> np.ndarray:
+    """Divides positive logits of these tokens by the penalty, and multiplies negative ones by it."""
     logits = logits.copy()
-    values = logits[seen]
-    logits[seen] = np.where(values > 0, values / penalty, values * penalty)
+    values = logits[tokens]
+    logits[tokens] = np.where(values > 0, values / penalty, values * penalty)
     return logits
 
 

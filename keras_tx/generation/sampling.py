@@ -82,7 +82,7 @@ class Sampling:
         return [np.random.default_rng([entropy, index]) for index in range(count)]  # type: ignore[list-item]
 
 
-class SeenTokens:
+class DistinctTokens:
     """The distinct tokens of a text, as an index array for the repetition penalty."""
 
     def __init__(self, text: Iterable[int] = ()) -> None:
@@ -106,15 +106,15 @@ class SeenTokens:
 
 
 def choose_token(
-    logits: np.ndarray, options: Sampling, seen: SeenTokens, random: np.random.Generator | None
+    logits: np.ndarray, options: Sampling, previous: DistinctTokens, random: np.random.Generator | None
 ) -> int:
     """The next token, for logits (vocabulary,) and the tokens of the text, prompt included.
 
-    >>> choose_token(np.array([0.0, 3.0, 1.0]), Sampling(), SeenTokens(), None)
+    >>> choose_token(np.array([0.0, 3.0, 1.0]), Sampling(), DistinctTokens(), None)
     1
     """
     if options.repetition_penalty != 1.0:
-        logits = penalize(logits, seen.ids, options.repetition_penalty)
+        logits = penalize(logits, previous.ids, options.repetition_penalty)
     if not options.samples:
         token = int(logits.argmax())
         if not math.isfinite(logits[token]):

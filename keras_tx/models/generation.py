@@ -114,7 +114,7 @@ class _CachedModel:
         mask: np.ndarray,
         positions: np.ndarray,
         past: Any,
-        every: bool,
+        all_logits: bool,
         room: int = 0,
     ) -> tuple[np.ndarray, Any]:
         count, total = ids.shape[1], mask.shape[1]
@@ -134,7 +134,7 @@ class _CachedModel:
         presents = {
             name: tuple(x[:, :, -room:] if room else x for x in pair) for name, pair in cache.presents.items()
         }
-        logits = ops.convert_to_numpy(logits if every else logits[:, -1:])
+        logits = ops.convert_to_numpy(logits if all_logits else logits[:, -1:])
         return logits.astype("float32"), presents
 
     def select(self, past: Any, rows: Sequence[int], first: int = 0) -> Any:

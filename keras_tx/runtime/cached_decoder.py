@@ -68,7 +68,7 @@ class CachedDecoder:
         mask: np.ndarray,
         positions: np.ndarray,
         past: Any,
-        every: bool,
+        all_logits: bool,
         room: int = 0,
     ) -> tuple[np.ndarray, Any]:
         feed: dict[str, Any] = {
@@ -76,12 +76,12 @@ class CachedDecoder:
             contract.ATTENTION_MASK: np.ascontiguousarray(mask),
             contract.POSITION_IDS: np.ascontiguousarray(positions),
         }
-        if self._signature.keeps_logits and not every and ids.shape[1] > 1:
+        if self._signature.keeps_logits and not all_logits and ids.shape[1] > 1:
             feed[contract.NUM_LOGITS_TO_KEEP] = np.array(1)
         for spec, value in zip(self._signature.pasts, past or self._empty(len(ids)), strict=True):
             feed[spec.name] = value
         values, logits = self._session.advance(feed, self._signature.presents, contract.LOGITS)
-        return logits if every else logits[:, -1:], values
+        return logits if all_logits else logits[:, -1:], values
 
     def select(self, past: Any, rows: Sequence[int], first: int = 0) -> Any:
         if list(rows) == list(range(past[0].shape()[0])):

@@ -125,7 +125,7 @@ class SharedCacheDecoder:
         mask: np.ndarray,
         positions: np.ndarray,
         past: Any,
-        every: bool,
+        all_logits: bool,
         room: int = 0,
     ) -> tuple[np.ndarray, Any]:
         lengths = mask.sum(axis=1)
@@ -139,8 +139,8 @@ class SharedCacheDecoder:
             real = (np.arange(total) < lengths[:, None]).astype("int64")
             logits = past.run(ids, real, positions, 1)
         else:
-            groups = self._groups(lengths) if is_new and not every else _single_rows(len(ids))
-            logits = [self._prefill(rows, ids, lengths, positions, past, every) for rows in groups]
+            groups = self._groups(lengths) if is_new and not all_logits else _single_rows(len(ids))
+            logits = [self._prefill(rows, ids, lengths, positions, past, all_logits) for rows in groups]
             logits = logits[0] if len(logits) == 1 else np.concatenate(logits)
         past.used = total
         return logits, past
@@ -157,7 +157,7 @@ class SharedCacheDecoder:
         lengths: np.ndarray,
         positions: np.ndarray,
         past: SharedCache,
-        every: bool,
+        all_logits: bool,
     ) -> np.ndarray:
         """Logits of several tokens of some rows, which are padded on the left."""
         count = ids.shape[1]
@@ -171,9 +171,9 @@ class SharedCacheDecoder:
             right_ids[row, :width] = ids[rows][row, count - width :]
             right_positions[row, :width] = positions[rows][row, count - width :]
         real = (np.arange(longest) < lengths[:, None]).astype("int64")
-        kept = size if every else longest - shortest + 1
+        kept = size if all_logits else longest - shortest + 1
         logits = past.view(rows).run(right_ids, real, right_positions, kept)
-        if not every:
+        if not all_logits:
             return logits[np.arange(len(lengths)), lengths - shortest][:, None]
         return np.pad(logits, ((0, 0), (count - size, 0), (0, 0))) if size < count else logits
 
@@ -219,8 +219,8 @@ def _difference(plain: Decoder, shared: Decoder, batched: bool, steps: int = 4) 
     texts = [random.integers(0, plain.vocabulary_size, length).tolist() for length in lengths]
     continuations = random.integers(0, plain.vocabulary_size, (steps, len(texts))).tolist()
     worst = 0.0
-    every = list(range(len(texts)))
-    for rows in [every[:1], every] if batched else [[row] for row in every]:
+    all_rows = list(range(len(texts)))
+    for rows in [all_rows[:1], all_rows] if batched else [[row] for row in all_rows]:
         expected, actual = (
             _logits_of(
                 decoder, [texts[row] for row in rows], [[x[row] for row in rows] for x in continuations]

@@ -49,7 +49,7 @@ class Prepared:
         mask: np.ndarray,
         positions: np.ndarray,
         past: Any,
-        every: bool,
+        all_logits: bool,
         room: int = 0,
     ) -> tuple[np.ndarray, Any]:
         return self._logits, ()

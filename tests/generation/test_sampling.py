@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from keras_tx.errors import ConfigError, InputError
-from keras_tx.generation import Sampling, SeenTokens, choose_token, log_probability, log_softmax
+from keras_tx.generation import DistinctTokens, Sampling, choose_token, log_probability, log_softmax
 from keras_tx.generation.logits import draw_token, penalize, top_k_ids
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.05, 0.25, 0.2])).astype("float32")
@@ -86,14 +86,14 @@ def test_nan_logits_raise(options):
     logits = LOGITS.copy()
     logits[2] = np.nan
     with pytest.raises(InputError, match="NaN"):
-        choose_token(logits, Sampling(**options), SeenTokens(), np.random.default_rng(0))
+        choose_token(logits, Sampling(**options), DistinctTokens(), np.random.default_rng(0))
 
 
-def test_seen_tokens():
-    seen = SeenTokens([3, 3, 7])
+def test_distinct_tokens():
+    tokens = DistinctTokens([3, 3, 7])
     for token in [*range(100), 7]:
-        seen.add(token)
-    assert sorted(seen.ids.tolist()) == list(range(100))
+        tokens.add(token)
+    assert sorted(tokens.ids.tolist()) == list(range(100))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_sampling_equals_transformers(options):
     ids: Any = torch.tensor([text])
     scores = torch.from_numpy(logits)[None]
     scores = theirs.RepetitionPenaltyLogitsProcessor(1.3)(ids, scores)
-    np.testing.assert_allclose(penalize(logits, SeenTokens(text).ids, 1.3), scores[0].numpy(), rtol=1e-6)
+    np.testing.assert_allclose(penalize(logits, DistinctTokens(text).ids, 1.3), scores[0].numpy(), rtol=1e-6)
     kinds = {
         "temperature": theirs.TemperatureLogitsWarper,
         "top_k": theirs.TopKLogitsWarper,
@@ -163,7 +163,7 @@ def test_sampling_equals_transformers(options):
         if name in options:
             scores = kind(options[name])(ids, scores)
     expected = torch.softmax(scores[0], -1).numpy()
-    actual = shares(penalize(logits, SeenTokens(text).ids, 1.3), **options)
+    actual = shares(penalize(logits, DistinctTokens(text).ids, 1.3), **options)
     assert ((actual > 0) <= (expected > 0)).all()
     assert actual[expected > 0.002].all()
     np.testing.assert_allclose(actual, expected, atol=0.012)
