@@ -17,6 +17,7 @@ MANIFEST = "keras_tx.json"
 CONFIG = "config.json"
 PREPROCESSOR = "preprocessor_config.json"
 TOKENIZER = "tokenizer.json"
+TARGET_TOKENIZER = "target_tokenizer.json"  # of an encoder-decoder that splits targets differently
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 GENERATION_CONFIG = "generation_config.json"

@@ -30,6 +30,7 @@ WRITTEN = {  # names of files that may be replaced
     contract.GENERATION_CONFIG,
     contract.PREPROCESSOR,
     contract.TOKENIZER,
+    contract.TARGET_TOKENIZER,
     contract.TOKENIZER_CONFIG,
     contract.SPECIAL_TOKENS,
     contract.VOCAB,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 import warnings
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ Texts = str | Sequence[str] | np.ndarray
 TOO_LONG = ("warn", "raise", "cut")
 SIDES = ("right", "left")
 OFFSETS = "offset_mapping"  # as Hugging Face names it
+SENTINEL = "<extra_id_"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +48,8 @@ class TextTransform:
         padding_side: "right", or "left" for text generation. Encoders require "right".
         segments: whether a call returns `token_type_ids`.
         pad_token ... eos_token: the special tokens.
+        target_tokenizer: the text of the tokenizer.json that splits the targets of an encoder-decoder, if it
+            differs from `tokenizer`. Both have the same ids.
     """
 
     tokenizer: str = dataclasses.field(repr=False)
@@ -61,13 +65,18 @@ class TextTransform:
     mask_token: str | None = None
     bos_token: str | None = None
     eos_token: str | None = None
+    target_tokenizer: str | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.tokenizer, str):
-            raise ConfigError(
-                f"tokenizer is {type(self.tokenizer).__name__}, expected tokenizer.json's text."
-            )
-        object.__setattr__(self, "tokenizer", tokenizer_files.parse(self.tokenizer).to_str())
+        for name in ("tokenizer", "target_tokenizer"):
+            text = getattr(self, name)
+            if text is None and name == "target_tokenizer":
+                continue
+            if not isinstance(text, str):
+                raise ConfigError(f"{name} is {type(text).__name__}, expected tokenizer.json's text.")
+            object.__setattr__(self, name, tokenizer_files.parse(text, name).to_str())
+        if self.target_tokenizer is not None:
+            self._check_same_ids(self.target_tokenizer)
         object.__setattr__(self, "multiple", whole_number("multiple", self.multiple))
         for name, known in (("too_long", TOO_LONG), ("padding_side", SIDES)):
             if getattr(self, name) not in known:
@@ -129,6 +138,13 @@ class TextTransform:
         return tokenizer_files.files_of(self)
 
     @property
+    def target(self) -> TextTransform:
+        """The transform of the targets of an encoder-decoder; this one without a target_tokenizer."""
+        if self.target_tokenizer is None:
+            return self
+        return dataclasses.replace(self, tokenizer=self.target_tokenizer, target_tokenizer=None)
+
+    @property
     def vocabulary_size(self) -> int:
         """One more than the largest id."""
         return max(self._tokenizer.get_vocab().values()) + 1
@@ -152,6 +168,15 @@ class TextTransform:
         """Returns the ids of the special tokens."""
         added = self._tokenizer.get_added_tokens_decoder()
         return {number for number, token in added.items() if token.special}
+
+    def sentinel_ids(self) -> list[int]:
+        """Returns the ids of T5's `<extra_id_0>`, `<extra_id_1>` ..., in the order of their numbers.
+
+        The ids of some vocabularies ascend, and those of others descend.
+        """
+        ids = {name.removeprefix("▁"): number for name, number in self.vocabulary.items() if SENTINEL in name}
+        count = itertools.takewhile(lambda number: f"{SENTINEL}{number}>" in ids, itertools.count())
+        return [ids[f"{SENTINEL}{number}>"] for number in count]
 
     def decode(self, ids: Sequence[int] | np.ndarray, *, special: bool = False) -> str:
         """Returns the text of ids, with special tokens if `special` is true."""
@@ -274,6 +299,15 @@ class TextTransform:
     def place(self, row: Row, length: int) -> slice:
         """Returns the columns of a row in a batch of this length."""
         return slice(0, len(row)) if self.padding_side == "right" else slice(length - len(row), length)
+
+    def _check_same_ids(self, target: str) -> None:
+        ids, others = self.vocabulary, _parsed(target).get_vocab()
+        for token in ids.keys() | others.keys():
+            if ids.get(token) != others.get(token):
+                raise ConfigError(
+                    f"target_tokenizer has the id {others.get(token)} for {token!r}, but tokenizer has "
+                    f"{ids.get(token)}. Only a shared vocabulary is supported."
+                )
 
     @property
     def _tokenizer(self) -> Tokenizer:

@@ -60,8 +60,10 @@ def files_of(transform: Any) -> dict[str, str]:
             "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
         }
     tokenizer = Tokenizer.from_str(transform.tokenizer)
+    target = transform.target_tokenizer
     return {
-        contract.TOKENIZER: tokenizer.to_str(pretty=True) + "\n",
+        contract.TOKENIZER: _pretty(transform.tokenizer),
+        **({contract.TARGET_TOKENIZER: _pretty(target)} if target else {}),
         contract.TOKENIZER_CONFIG: _json(config),
         contract.SPECIAL_TOKENS: _json(special),
         **_vocabulary_files(tokenizer),
@@ -129,6 +131,9 @@ def fields_of(path: Path) -> dict[str, Any]:
     ours = config.get(OURS, {})
     if "pad_token" in ours:
         special.pop("pad_token", None)
+    target = folder / contract.TARGET_TOKENIZER
+    if path.is_dir() and target.is_file():
+        special["target_tokenizer"] = parse(target.read_text("utf-8"), str(target)).to_str()
     return {
         "tokenizer": tokenizer.to_str(),
         "max_length": _max_length(folder, config),
@@ -259,6 +264,10 @@ def _has_segments(folder: Path, config: Mapping[str, Any], kind: str) -> bool:
             raise _wrong(folder, "model_input_names", names, "a list of names")
         return contract.TOKEN_TYPE_IDS in names
     return kind == "WordPiece" and not str(config.get("tokenizer_class")).startswith("DistilBert")
+
+
+def _pretty(tokenizer: str) -> str:
+    return Tokenizer.from_str(tokenizer).to_str(pretty=True) + "\n"
 
 
 def _json(value: Any) -> str:
