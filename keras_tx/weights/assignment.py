@@ -257,8 +257,11 @@ def _shortened(items: list[str], separator: str = ", ") -> str:
 def _warn(filled: Filled, tensors: Tensors) -> None:
     parts = []
     if filled.new:
-        parts.append(f"new, not yet trained: {_shortened(list(filled.new))}")
+        parts.append(f"newly initialized: {_shortened(list(filled.new))}")
     if filled.unused:
-        parts.append(f"not used, because the model has no such part: {_shortened(list(filled.unused))}")
+        parts.append(f"unused: {_shortened(list(filled.unused))}")
     if parts:
-        warnings.warn(f"Weights from {tensors.where}: {'; '.join(parts)}.", stacklevel=user_stacklevel())
+        remedy = " Train the new weights." if filled.new else ""
+        warnings.warn(
+            f"Weights from {tensors.where}: {'; '.join(parts)}.{remedy}", stacklevel=user_stacklevel()
+        )

@@ -102,13 +102,13 @@ class TestFactories:
             lambda: keras_tx.from_checkpoint(tagger[1], head=keras_tx.ClassifierHead(2)),
             lambda: keras_tx.bert("tiny", weights=tagger[1], head=keras_tx.ClassifierHead(2)),
         ):
-            with pytest.warns(UserWarning, match="new, not yet trained: .*logits/kernel") as warned:
+            with pytest.warns(UserWarning, match="logits/kernel") as warned:
                 back = call()
             assert [x.filename for x in warned] == [__file__]
             assert as_numpy(back(IDS)).shape == (2, 2)
 
     def test_the_body_alone(self, tagger):
-        with pytest.warns(UserWarning, match="not used, because the model has no such part: classifier"):
+        with pytest.warns(UserWarning, match="classifier"):
             back = keras_tx.from_checkpoint(tagger[1], head=None)
         assert back.head is None
 

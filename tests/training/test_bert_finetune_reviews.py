@@ -39,7 +39,7 @@ def write_reviews(path: Path) -> list[str]:
     return lines
 
 
-@pytest.mark.filterwarnings("ignore:.*new, not yet trained. logits/kernel, logits/bias:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*newly initialized. logits/kernel, logits/bias:UserWarning")
 def test_a_csv_is_learned_and_the_folder_agrees(script, tmp_path, capsys):
     lines = write_reviews(tmp_path / "reviews.csv")
     transform = train_wordpiece(lines, 120, max_length=32)

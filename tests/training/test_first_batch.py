@@ -122,7 +122,7 @@ def test_the_first_batch_of_a_source(source: str):
         model.compile()
         with pytest.raises(ConfigError, match=f"values from 0 to 255.*{line}"):
             call()
-    with pytest.raises(ConfigError, match="The label 7 in row 1"):
+    with pytest.raises(ConfigError, match="Label 7 in row 1"):
         model.fit(make(right, np.where(np.arange(BATCH * BATCHES) == 1, 7, LABELS)), shuffle=False, verbose=0)
 
 

@@ -169,9 +169,7 @@ def test_fields_without_effect_are_accepted(tmp_path: Path):
 
 def test_an_unsupported_head_can_be_omitted(tmp_path: Path):
     folder = tiny(tmp_path / "y", architectures=["BertForMultipleChoice"])
-    with pytest.warns(
-        UserWarning, match="not used, because the model has no such part: classifier.bias, classifier.weight"
-    ):
+    with pytest.warns(UserWarning, match="classifier.bias, classifier.weight"):
         assert "pooler_output" in keras_tx.from_checkpoint(folder, head=None).output
 
 
@@ -212,18 +210,16 @@ def test_the_problem_type_is_kept(problem: str, head: Any, tmp_path: Path):
 def test_a_new_head_warns(tmp_path: Path):
     folder = tiny(tmp_path / "x")
     for head in (keras_tx.ClassifierHead(2), keras_tx.RegressionHead(3), keras_tx.TokenClassifierHead(3)):
-        with pytest.warns(
-            UserWarning, match="new, not yet trained: logits/kernel, logits/bias; not used.*classifier.weight"
-        ):
+        with pytest.warns(UserWarning, match="logits/kernel, logits/bias; .*classifier.weight"):
             model = keras_tx.from_checkpoint(folder, head=head)
         assert not np.array_equal(
             as_numpy(model.get_layer("logits").kernel),
             load_file(folder / "model.safetensors")["classifier.weight"].T,
         )
     folder = tiny(tmp_path / "y", "RobertaForSequenceClassification")
-    with pytest.warns(UserWarning, match="new, not yet trained: logits/kernel, logits/bias; not used"):
+    with pytest.warns(UserWarning, match="logits/kernel, logits/bias; .*classifier"):
         keras_tx.from_checkpoint(folder, head=keras_tx.RegressionHead(4))  # the layer below it is the same
-    with pytest.warns(UserWarning, match="new, not yet trained: pooler/kernel, pooler/bias, logits"):
+    with pytest.warns(UserWarning, match="pooler/kernel, pooler/bias, logits"):
         keras_tx.from_checkpoint(folder, head=keras_tx.NextSentenceHead())
     folder = tmp_path / "x"
     renamed = keras_tx.ClassifierHead(3, labels=("x", "y", "z"))
@@ -235,11 +231,11 @@ def test_a_new_head_warns(tmp_path: Path):
 def test_the_pooler_follows_the_head(tmp_path: Path):
     """DistilBERT has a layer under its classifier that its encoder alone has not."""
     folder = tiny(tmp_path / "x", "DistilBertForMaskedLM")
-    with pytest.warns(UserWarning, match="not yet trained: pooler/kernel, pooler/bias, logits/kernel"):
+    with pytest.warns(UserWarning, match="pooler/kernel, pooler/bias, logits/kernel"):
         assert keras_tx.from_checkpoint(folder, head=keras_tx.ClassifierHead(2)).config.pooler == "relu"
-    with pytest.warns(UserWarning, match="not used"):
+    with pytest.warns(UserWarning, match="vocab_transform.weight"):
         assert set(keras_tx.from_checkpoint(folder, head=None).output) == {"last_hidden_state"}
-    with pytest.warns(UserWarning, match="not yet trained: logits/kernel, logits/bias;"):
+    with pytest.warns(UserWarning, match="logits/kernel, logits/bias;"):
         assert (
             keras_tx.from_checkpoint(folder, head=keras_tx.ClassifierHead(2), pooler=None).config.pooler
             is None

@@ -128,7 +128,7 @@ def test_presets(tmp_path: Path):
     body = keras_tx.from_checkpoint(tmp_path / "backbone")
     compare(body, theirs_of(source.backbone))
     assert body.processing.vocabulary == model.processing.vocabulary
-    with pytest.warns(UserWarning, match="new, not yet trained: logits/kernel, logits/bias"):
+    with pytest.warns(UserWarning, match="logits/kernel, logits/bias"):
         keras_tx.from_checkpoint(source.backbone, head=keras_tx.TokenClassifierHead(3))
 
 

@@ -197,7 +197,7 @@ def test_the_two_logits_of_deit_beside_their_mean(tmp_path: Path):
     before = as_numpy(model.get_layer("distillation_logits").kernel)
     model.fit(images, targets, epochs=1, verbose=0)
     assert (as_numpy(model.get_layer("distillation_logits").kernel) != before).any()
-    with pytest.raises(ConfigError, match="The label 3 in row 1"):
+    with pytest.raises(ConfigError, match="Label 3 in row 1"):
         model.fit(images, {**targets, "cls_logits": np.array([0, 3])}, verbose=0)
     model.save(tmp_path / "model.keras")
     assert keras_tx.load_model(tmp_path / "model.keras").head == head
