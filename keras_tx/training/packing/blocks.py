@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, whole_number
 from keras_tx.processing import TokenFile
 from keras_tx.training.packing.batches import Batches
+
+PackBlocks = Callable[[np.ndarray, np.ndarray, np.random.Generator], tuple[Any, Any]]
 
 
 def causal_lm_batches(
@@ -48,12 +51,55 @@ def causal_lm_batches(
     Raises:
         ConfigError: the file is not a token file, or has too few tokens.
     """
-    if not isinstance(tokens, TokenFile):
-        tokens = TokenFile(tokens)
+    return token_blocks(
+        tokens,
+        length,
+        batch_size,
+        _next_tokens,
+        ahead=1,
+        separate_documents=separate_documents,
+        steps=steps,
+        shuffle=shuffle,
+        seed=seed,
+        **options,
+    )
+
+
+def _next_tokens(
+    rows: np.ndarray, sizes: np.ndarray, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    real = np.arange(rows.shape[1] - 1) < sizes[:, None]
+    ids, labels = np.where(real, rows[:, :-1], 0), np.where(real, rows[:, 1:], contract.NO_LABEL)
+    return ids.astype("int32"), labels.astype("int32")
+
+
+def token_blocks(
+    tokens: TokenFile | str | os.PathLike[str],
+    length: int,
+    batch_size: int,
+    pack_blocks: PackBlocks,
+    *,
+    separate_documents: bool,
+    steps: int | None,
+    shuffle: bool,
+    **options: Any,
+) -> Batches:
+    """Returns batches of blocks of a token file.
+
+    Args:
+        tokens: a TokenFile, or the path of one.
+        length: tokens per block.
+        pack_blocks: a function of the rows of tokens (batch, length + ahead), the number of real ones in each
+            without those ahead, and a random generator. It returns inputs and labels.
+        separate_documents, steps, shuffle: as for `causal_lm_batches`.
+        options: `ahead`, the number of tokens after a block that are read with it; `settings`, a dict of what
+            else determines the batches; `seed` and options of `Batches`.
+    """
     if steps is not None and not shuffle:
         raise ConfigError(f"steps={steps} requires shuffle=True, but shuffle=False. Remove one of them.")
+    tokens = tokens if isinstance(tokens, TokenFile) else TokenFile(tokens)
     kind = _SeparateDocuments if separate_documents else _Packed
-    return kind(tokens, length, batch_size, steps=steps, shuffle=shuffle, seed=seed, **options)
+    return kind(tokens, length, batch_size, pack_blocks, steps=steps, shuffle=shuffle, **options)
 
 
 class _Blocks(Batches):
@@ -64,13 +110,17 @@ class _Blocks(Batches):
         tokens: TokenFile,
         length: int,
         batch_size: int,
+        pack_blocks: PackBlocks,
         *,
+        ahead: int,
+        settings: dict[str, Any] | None = None,
         steps: int | None,
         shuffle: bool,
         seed: int,
         **options: Any,
     ) -> None:
         self.tokens = tokens
+        self.pack_blocks, self.ahead, self.settings = pack_blocks, ahead, settings or {}
         self.length = whole_number("length", length)
         self.steps = None if steps is None else whole_number("steps", steps)
         self.vocabulary_size = tokens.vocabulary_size  # TextModel.check compares it with the model's
@@ -78,8 +128,8 @@ class _Blocks(Batches):
         count = self.count(size, shuffle)
         if count < (size if shuffle else 1):
             raise ConfigError(
-                f"{tokens.path} has {len(tokens)} tokens, too few for a batch of {size} blocks of {length} + "
-                "1 tokens. Decrease batch_size or length."
+                f"{tokens.path} has {len(tokens)} tokens, too few for a batch of {size} blocks of "
+                f"{length}{' + 1' * ahead} tokens. Decrease batch_size or length."
             )
         same = np.broadcast_to(np.int32(self.length), (count,))
         super().__init__(self.packed, same, size, shuffle=shuffle, seed=seed, **options)
@@ -88,9 +138,15 @@ class _Blocks(Batches):
         """The number of blocks per pass."""
         raise NotImplementedError
 
-    def packed(self, numbers: np.ndarray, random: np.random.Generator) -> tuple[Any, Any]:
-        """Ids and labels of these blocks."""
+    def places(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The first token of each of these blocks, and its number of tokens."""
         raise NotImplementedError
+
+    def packed(self, numbers: np.ndarray, random: np.random.Generator) -> tuple[Any, Any]:
+        """Inputs and labels of these blocks."""
+        starts, sizes = self.places(numbers)
+        places = starts[:, None] + np.arange(self.length + self.ahead)
+        return self.pack_blocks(self.tokens.at(np.minimum(places, len(self.tokens) - 1)), sizes, random)
 
     def passed(self, number: int) -> list[np.ndarray]:
         """The batches of a pass."""
@@ -106,15 +162,8 @@ class _Blocks(Batches):
             "separate_documents": isinstance(self, _SeparateDocuments),
             "tokens": len(self.tokens),
             "vocabulary_size": self.vocabulary_size,
+            **self.settings,
         }
-
-    def filled(self, starts: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Blocks from these places, each with this number of labels."""
-        real = np.arange(self.length) < sizes[:, None]
-        places = starts[:, None] + np.arange(self.length + 1)
-        rows = self.tokens.at(np.minimum(places, len(self.tokens) - 1))
-        ids, labels = np.where(real, rows[:, :-1], 0), np.where(real, rows[:, 1:], contract.NO_LABEL)
-        return ids.astype("int32"), labels.astype("int32")
 
     def _ordered(self, epoch: int) -> list[np.ndarray]:
         if self.steps is None:
@@ -130,20 +179,20 @@ class _Packed(_Blocks):
     """Consecutive blocks across documents; the index of a block is its first token."""
 
     def count(self, batch_size: int, shuffle: bool) -> int:
-        labels = len(self.tokens) - 1
+        tokens = len(self.tokens) - self.ahead
         if not shuffle:
-            return -(-labels // self.length)
+            return -(-tokens // self.length)
         batch = batch_size * self.length
         # The start varies by up to one block, if there is more than one batch.
-        return batch_size * min(labels // batch, max(1, (labels - self.length + 1) // batch))
+        return batch_size * min(tokens // batch, max(1, (tokens - self.length + 1) // batch))
 
-    def packed(self, numbers: np.ndarray, random: np.random.Generator) -> tuple[Any, Any]:
-        return self.filled(numbers, np.minimum(self.length, len(self.tokens) - 1 - numbers))
+    def places(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return numbers, np.minimum(self.length, len(self.tokens) - self.ahead - numbers)
 
     def passed(self, number: int) -> list[np.ndarray]:
         first, order = 0, super().passed(number)
         if self.shuffle:
-            left = len(self.tokens) - 1 - self.lengths.size * self.length
+            left = len(self.tokens) - self.ahead - self.lengths.size * self.length
             first = int(np.random.default_rng([self.seed, number, 0]).integers(left + 1))
         return [first + batch * self.length for batch in order]
 
@@ -153,12 +202,13 @@ class _SeparateDocuments(_Blocks):
 
     def count(self, batch_size: int, shuffle: bool) -> int:
         first, end = self.tokens.documents()
-        labels = end - first - 1
-        blocks = -(-labels // self.length)  # of each document
+        # Without a token ahead, the end-of-text token is not a part of the text.
+        tokens = end - first - (self.ahead or self.tokens.at(end - 1) == self.tokens.end_of_text)
+        blocks = -(-tokens // self.length)  # of each document
         within = np.arange(blocks.sum()) - np.repeat(np.cumsum(blocks) - blocks, blocks)
         self.starts = np.repeat(first, blocks) + within * self.length
-        self.sizes = np.minimum(self.length, np.repeat(labels, blocks) - within * self.length)
+        self.sizes = np.minimum(self.length, np.repeat(tokens, blocks) - within * self.length)
         return self.starts.size
 
-    def packed(self, numbers: np.ndarray, random: np.random.Generator) -> tuple[Any, Any]:
-        return self.filled(self.starts[numbers], self.sizes[numbers])
+    def places(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.starts[numbers], self.sizes[numbers]
