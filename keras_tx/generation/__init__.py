@@ -7,21 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from keras_tx.generation.beam_search import BeamSearch
+    from keras_tx.generation.constraints import Constraints
     from keras_tx.generation.decoding_loop import Decoder, Limits, PromptCache, Token, decode, score
     from keras_tx.generation.generator import Generation, Generator, Scored
     from keras_tx.generation.logits import log_probability, log_softmax
     from keras_tx.generation.sampling import DistinctTokens, Sampling, choose_token
+    from keras_tx.generation.seq2seq import EncoderDecoder, Seq2SeqGenerator
 
 _HOMES = {
     "BeamSearch": "beam_search",
+    "Constraints": "constraints",
     "Decoder": "decoding_loop",
     "DistinctTokens": "sampling",
+    "EncoderDecoder": "seq2seq",
     "Generation": "generator",
     "Generator": "generator",
     "Limits": "decoding_loop",
     "PromptCache": "decoding_loop",
     "Sampling": "sampling",
     "Scored": "generator",
+    "Seq2SeqGenerator": "seq2seq",
     "Token": "decoding_loop",
     "choose_token": "sampling",
     "decode": "decoding_loop",
@@ -32,14 +37,17 @@ _HOMES = {
 
 __all__ = [
     "BeamSearch",
+    "Constraints",
     "Decoder",
     "DistinctTokens",
+    "EncoderDecoder",
     "Generation",
     "Generator",
     "Limits",
     "PromptCache",
     "Sampling",
     "Scored",
+    "Seq2SeqGenerator",
     "Token",
     "choose_token",
     "decode",

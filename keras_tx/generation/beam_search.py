@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from keras_tx.errors import ConfigError, whole_number
+from keras_tx.generation.constraints import UNCONSTRAINED, Constraints, no_token_error
 from keras_tx.generation.decoding_loop import (
     CONTEXT,
     LENGTH,
@@ -87,11 +88,18 @@ class _PromptSearch:
     """The beams and hypotheses of one prompt."""
 
     def __init__(
-        self, prompt: list[int], options: BeamSearch, limit: int, finish: str, stop: StopCriterion
+        self,
+        prompt: list[int],
+        options: BeamSearch,
+        constraints: Constraints,
+        limit: int,
+        finish: str,
+        stop: StopCriterion,
     ) -> None:
         """Texts end after `limit` tokens, for the reason `finish`."""
         self.prompt = prompt
         self.options = options
+        self.constraints = constraints
         self.limit = limit
         self.finish = finish
         self.beams = [Beam((), 0.0, (), stop)]
@@ -99,7 +107,9 @@ class _PromptSearch:
 
     def advance(self, logits: np.ndarray, limits: Limits, penalty: float, over: str | None) -> list[int]:
         """Extends all beams by a token; returns the index of the beam that each new one extends."""
-        candidates = self._candidates(logits, max(2, 1 + len(limits.stop_ids)), penalty)
+        candidates = self._candidates(logits, limits, penalty)
+        if not candidates and not self.hypotheses:
+            raise no_token_error()
         length = len(self.beams[0].ids) + 1
         over = over or (self.finish if length == self.limit else None)
         beams, parents, finished = [], [], []
@@ -131,10 +141,11 @@ class _PromptSearch:
         return possible > self.hypotheses[-1].score
 
     def _candidates(
-        self, logits: np.ndarray, per_beam: int, penalty: float
+        self, logits: np.ndarray, limits: Limits, penalty: float
     ) -> list[tuple[int, int, float, float]]:
         """The best next tokens of all beams: index of the beam, token, total, log probability."""
-        count = per_beam * self.options.num_beams
+        count = max(2, 1 + len(limits.stop_ids)) * self.options.num_beams
+        made = len(self.beams[0].ids)
         candidates = []
         for index, (beam, row) in enumerate(zip(self.beams, logits, strict=True)):
             shifted = row - row.max()
@@ -145,10 +156,13 @@ class _PromptSearch:
             if penalty != 1.0:
                 previous = np.fromiter({*self.prompt, *beam.ids}, "int64")
                 scores = penalize(log_probabilities, previous, penalty)
+            if self.constraints.active:
+                text, last = [*self.prompt, *beam.ids], made + 1 == self.limit
+                scores = self.constraints.apply(scores, text, made, last, limits.stop_ids)
             ids = top_k_ids(scores, min(count, len(scores)))
             totals = scores[ids] + np.float32(beam.total)
             columns = ids.tolist(), totals.tolist(), log_probabilities[ids].tolist()
-            candidates += [(index, *values) for values in zip(*columns, strict=True)]
+            candidates += [(index, *x) for x in zip(*columns, strict=True) if x[1] > -math.inf]
         return sorted(candidates, key=lambda x: -x[2])[:count]
 
 
@@ -159,6 +173,7 @@ def search(
     limits: Limits,
     stops: Sequence[StopCriterion],
     *,
+    constraints: Constraints = UNCONSTRAINED,
     repetition_penalty: float = 1.0,
 ) -> list[list[Hypothesis]]:
     """Returns up to `num_beams` continuations of each prompt, best first.
@@ -171,7 +186,7 @@ def search(
     for prompt, stop in zip(check_prompts(decoder, prompts), stops, strict=True):
         room = decoder.context + 1 - len(prompt)
         limit, finish = min((limits.max_new_tokens, LENGTH), (room, CONTEXT))
-        searches.append(_PromptSearch(prompt, options, limit, finish, stop))
+        searches.append(_PromptSearch(prompt, options, constraints, limit, finish, stop))
     logits, mask, past = prefill(decoder, [x.prompt for x in searches], limits.max_new_tokens)
     active = list(searches)
     made = 0

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from keras_tx.errors import ConfigError, InputError, nearest, whole_number
+from keras_tx.generation.constraints import UNCONSTRAINED, Constraints, no_token_error
 from keras_tx.generation.logits import log_probability
 from keras_tx.generation.sampling import DistinctTokens, Sampling, choose_token
 
@@ -96,6 +97,12 @@ class Limits:
         if self.cancelled is not None and not callable(self.cancelled):
             raise ConfigError(f"cancelled is {self.cancelled!r}, expected a function without arguments.")
 
+    def after(self, seconds: float) -> Limits:
+        """The limits of the texts that start so much later."""
+        if self.deadline is None:
+            return self
+        return dataclasses.replace(self, deadline=max(self.deadline - seconds, 1e-9))
+
     def reached(self, began: float, made: int = 0) -> str | None:
         """The reason why all texts end after `made` tokens; None if generation continues."""
         if self.cancelled is not None and self.cancelled():
@@ -151,15 +158,29 @@ class PromptCache:
 class _Texts:
     """Token ids of several texts, whose next tokens are chosen independently."""
 
-    def __init__(self, sampling: Sampling, prompts: Sequence[list[int]], samples: int) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        constraints: Constraints,
+        limits: Limits,
+        prompts: Sequence[list[int]],
+        samples: int,
+    ) -> None:
         self.ids = [list(prompt) for prompt in prompts for _ in range(samples)]
         self._sampling = sampling
+        self._constraints = constraints
+        self._limits = limits
         self._penalty = sampling.repetition_penalty != 1.0
         self._distinct = [DistinctTokens(ids if self._penalty else ()) for ids in self.ids]
         self._randoms = [random for _ in prompts for random in sampling.generators(samples)]
 
-    def choose(self, row: int, logits: np.ndarray) -> int:
-        """Chooses the next token of a text and appends it."""
+    def choose(self, row: int, logits: np.ndarray, made: int, last: bool) -> int:
+        """Chooses the next token of a text, after `made` new ones, and appends it."""
+        if self._constraints.active:
+            stop_ids = self._limits.stop_ids
+            logits = self._constraints.apply(logits, self.ids[row], made, last, stop_ids)
+            if np.isneginf(logits.max()):
+                raise no_token_error()
         token = choose_token(logits, self._sampling, self._distinct[row], self._randoms[row])
         self.ids[row].append(token)
         if self._penalty:
@@ -173,6 +194,7 @@ def decode(
     sampling: Sampling,
     limits: Limits,
     *,
+    constraints: Constraints = UNCONSTRAINED,
     samples: int = 1,
     log_probabilities: bool = False,
     ends: Callable[[int, int], bool] | None = None,
@@ -181,6 +203,7 @@ def decode(
     """Yields, for each decode step, the next token of each text that has not ended.
 
     Args:
+        constraints: which tokens may follow a text.
         samples: number of texts for each prompt, as rows `prompt * samples` and after; the prompt is
             prefilled once.
         log_probabilities: whether to compute those of the model, before penalty and temperature.
@@ -189,7 +212,7 @@ def decode(
     """
     began = time.monotonic()
     prompts = check_prompts(decoder, prompts, limits)
-    texts = _Texts(sampling, prompts, samples)
+    texts = _Texts(sampling, constraints, limits, prompts, samples)
     logits, batch = _prefill_batch(decoder, prompts, samples, limits.max_new_tokens, prompt_cache)
     full = decoder.context if limits.at_context == "stop" else math.inf
     try:
@@ -197,9 +220,10 @@ def decode(
             over = limits.reached(began, made)
             step = []
             for place, row in enumerate(batch.rows):
-                token = texts.choose(row, logits[place])
+                at_context = CONTEXT if len(texts.ids[row]) - batch.starts[place] >= full else None
+                last = at_context is not None or made == limits.max_new_tokens
+                token = texts.choose(row, logits[place], made - 1, last)
                 stopped = (ends is not None and ends(row, token)) or token in limits.stop_ids
-                at_context = CONTEXT if len(texts.ids[row]) - batch.starts[place] > full else None
                 probability = log_probability(logits[place], token) if log_probabilities else None
                 step.append(Token(row, token, probability, STOP if stopped else over or at_context))
             yield step
@@ -330,7 +354,7 @@ def check_length(decoder: Decoder, name: str, text: list[int], limits: Limits | 
 def score(decoder: Decoder, text: Sequence[int]) -> np.ndarray:
     """The log probability of each token of a text but the first."""
     text = check_ids(decoder, "the text", text)
-    check_length(decoder, "the text", text)
+    check_length(decoder, "the text", text[:-1])  # the last token is not run
     ids = np.array(text, "int64")[None]
     mask = np.ones_like(ids)
     scores: list[float] = []

@@ -1,10 +1,11 @@
-"""Generator: generates, streams and scores texts with any model that has a cache."""
+"""Generates, streams and scores texts with a model that has a cache."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.errors import ConfigError, InputError, nearest, true_or_false, whole_number
 from keras_tx.generation.beam_search import BeamSearch, Hypothesis, search
+from keras_tx.generation.constraints import UNCONSTRAINED, Constraints
 from keras_tx.generation.decoding_loop import (
     Decoder,
     Limits,
@@ -28,6 +30,7 @@ from keras_tx.processing.detokenizer import Detokenizer
 
 Prompt = str | Sequence[int] | np.ndarray
 SAMPLING = tuple(field.name for field in dataclasses.fields(Sampling))
+CONSTRAINTS = tuple(field.name for field in dataclasses.fields(Constraints))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,24 +78,57 @@ class Scored:
         return math.exp(-self.total / len(self.log_probabilities))
 
 
-class Generator:
-    """Generates, streams and scores texts.
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    """The options of a call, checked."""
 
-    A prompt is a string if there is a tokenizer, or token ids. An empty prompt starts from the end-of-text
-    token.
+    samples: int
+    limits: Limits
+    strings: list[str]
+    sampling: Sampling
+    constraints: Constraints
+    beams: BeamSearch | None
+    log_probabilities: bool
+
+
+class BaseGenerator:
+    """Generates and streams texts; the base class of Generator and Seq2SeqGenerator.
 
     Args:
         decoder: the model.
         stop_ids: the end-of-text tokens.
         name: name of the model in error messages.
         tokenizer: a tokenizers.Tokenizer, or None.
+        constraints: of the model, where a call has no others.
     """
 
-    def __init__(self, decoder: Decoder, stop_ids: frozenset[int], name: str, tokenizer: Any) -> None:
+    KIND = "prompt"  # the name of an input in error messages
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        stop_ids: frozenset[int],
+        name: str,
+        tokenizer: Any,
+        constraints: Constraints = UNCONSTRAINED,
+    ) -> None:
         self.decoder = decoder
         self.stop_ids = stop_ids
         self.name = name
         self.tokenizer = tokenizer
+        self.constraints = constraints
+
+    def _condition(self, ids: list[list[int]]) -> tuple[Decoder, list[list[int]]]:
+        """The decoder of some inputs, and the tokens with which their texts begin."""
+        raise NotImplementedError
+
+    def _if_empty(self, name: str) -> list[int]:
+        """The ids of an empty input, or an InputError."""
+        raise NotImplementedError
+
+    def _check_length(self, name: str, ids: list[int], limits: Limits) -> None:
+        """Raises an InputError for an input that is too long."""
+        raise NotImplementedError
 
     def generate(
         self,
@@ -109,12 +145,13 @@ class Generator:
         num_beams: int = 1,
         length_penalty: float | None = None,
         early_stopping: bool | str | None = None,
-        **sampling: Any,
+        batch_size: int = 32,
+        **options: Any,
     ) -> Any:
-        """Generates texts. Prompts of different lengths run in one batch, with the results of each alone.
+        """Generates texts. Prompts of similar length run in one batch, with the results of each alone.
 
         Args:
-            prompts: a prompt, or a list of prompts.
+            prompts: a prompt, or a list of prompts. The prompt of an encoder-decoder is its source.
             samples: number of texts for each prompt, which is prefilled once. They differ only if tokens are
                 drawn at random, or in a beam search.
             max_new_tokens: maximum number of new tokens.
@@ -127,8 +164,10 @@ class Generator:
             num_beams: above 1 a beam search for the most probable text; see `BeamSearch`.
             length_penalty: option of beam search.
             early_stopping: option of beam search.
-            sampling: do_sample, temperature, top_k, top_p, min_p, repetition_penalty and seed; see
-                `Sampling`. Greedy by default.
+            batch_size: number of prompts that run together.
+            options: do_sample, temperature, top_k, top_p, min_p, repetition_penalty and seed; see
+                `Sampling`. Greedy by default. And banned_ids, allowed_ids, forced_first_id, forced_last_id,
+                no_repeat_ngram_size and min_new_tokens; see `Constraints`.
 
         Returns:
             A Generation. For several prompts a list of them; with `samples`, a list for each prompt.
@@ -137,64 +176,47 @@ class Generator:
             InputError: if a prompt is not valid or longer than the context.
             ConfigError: if an option is unknown, out of range, or in conflict with another.
         """
-        single = _is_one(prompts)
+        single = is_one(prompts)
         ids = self._ids([prompts] if single else prompts)
-        count = 1 if samples is None else whole_number("samples", samples)
         limits = self._limits(max_new_tokens, stop_tokens, deadline, cancelled, at_context)
-        strings = _stop_strings(stop, self.tokenizer)
-        true_or_false("log_probabilities", log_probabilities)
-        options = _sampling(sampling, self.generate)
-        beams = _beam_search(num_beams, length_penalty, early_stopping, count, options, limits)
-        if not ids:
-            return []
-        texts = [[_Text(self.tokenizer, strings, prompt) for _ in range(count)] for prompt in ids]
-        if beams is not None:
-            groups = self._search(ids, beams, limits, options, texts, bool(strings), log_probabilities)
-        else:
-            groups = self._decode(ids, options, limits, texts, log_probabilities)
+        for index, prompt in enumerate(ids):
+            self._check_length(f"{self.KIND} {index}", prompt, limits)
+        sampling, constraints = self._next_token(options, self.generate)
+        count = 1 if samples is None else whole_number("samples", samples)
+        request = _Request(
+            count,
+            limits,
+            _stop_strings(stop, self.tokenizer),
+            sampling,
+            constraints,
+            _beam_search(num_beams, length_penalty, early_stopping, count, sampling, limits),
+            true_or_false("log_probabilities", log_probabilities),
+        )
+        groups = self._batches(ids, request, whole_number("batch_size", batch_size))
         results: list[Any] = groups if samples is not None else [one for (one,) in groups]
         return results[0] if single else results
 
-    def _decode(
-        self,
-        ids: list[list[int]],
-        options: Sampling,
-        limits: Limits,
-        texts: list[list[_Text]],
-        log_probabilities: bool,
-    ) -> list[list[Generation]]:
-        rows = [text for group in texts for text in group]
-        steps = decode(
-            self.decoder,
-            ids,
-            options,
-            limits,
-            samples=len(texts[0]),
-            log_probabilities=log_probabilities,
-            ends=lambda row, token: rows[row].ends(token, limits),
-        )
-        for step in steps:
-            for token in step:
-                rows[token.row].add(token)
-        return [[text.result(log_probabilities) for text in group] for group in texts]
+    def _batches(self, ids: list[list[int]], request: _Request, size: int) -> list[list[Generation]]:
+        """The texts of each prompt; the longest prompts run first, so that memory does not grow later."""
+        began = time.monotonic()
+        results: list[list[Generation]] = [[] for _ in ids]
+        order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
+        for start in range(0, len(order), size):
+            batch = order[start : start + size]
+            limits = request.limits.after(time.monotonic() - began) if start else request.limits
+            groups = self._batch([ids[index] for index in batch], dataclasses.replace(request, limits=limits))
+            for index, group in zip(batch, groups, strict=True):
+                results[index] = group
+        return results
 
-    def _search(
-        self,
-        ids: list[list[int]],
-        beam_search: BeamSearch,
-        limits: Limits,
-        options: Sampling,
-        texts: list[list[_Text]],
-        stops: bool,
-        log_probabilities: bool,
-    ) -> list[list[Generation]]:
-        criteria = [_StopStrings(group[0].detokenizer if stops else None) for group in texts]
-        penalty = options.repetition_penalty
-        best = search(self.decoder, ids, beam_search, limits, criteria, repetition_penalty=penalty)
-        return [
-            [text.from_beam(one, limits, log_probabilities) for text, one in zip(group, beams, strict=False)]
-            for group, beams in zip(texts, best, strict=True)
+    def _batch(self, ids: list[list[int]], request: _Request) -> list[list[Generation]]:
+        decoder, prompts = self._condition(ids)
+        texts = [
+            [_Text(self.tokenizer, request.strings, prompt) for _ in range(request.samples)]
+            for prompt in prompts
         ]
+        run = _decode if request.beams is None else _search
+        return run(decoder, prompts, request, texts)
 
     def stream(
         self,
@@ -208,7 +230,7 @@ class Generator:
         at_context: str = "stop",
         as_ids: bool = False,
         prompt_cache: PromptCache | None = None,
-        **sampling: Any,
+        **options: Any,
     ) -> Iterator[Any]:
         """Generates a text and returns an iterator over its pieces.
 
@@ -226,7 +248,7 @@ class Generator:
             InputError: if there are several prompts, or the prompt is not valid or too long.
             ConfigError: if an option is unknown or out of range.
         """
-        if not _is_one(prompt):
+        if not is_one(prompt):
             raise InputError(f"stream accepts one prompt, not {len(prompt)}. Use generate for several.")
         true_or_false("as_ids", as_ids)
         if prompt_cache is not None and not isinstance(prompt_cache, PromptCache):
@@ -235,23 +257,27 @@ class Generator:
             )
         (ids,) = self._ids([prompt])
         limits = self._limits(max_new_tokens, stop_tokens, deadline, cancelled, at_context)
-        text = _Text(self.tokenizer, _stop_strings(stop, self.tokenizer), ids)
-        options = _sampling(sampling, self.stream)
-        return self._pieces(text, ids, options, limits, as_ids or text.detokenizer is None, prompt_cache)
+        self._check_length(f"{self.KIND} 0", ids, limits)
+        strings = _stop_strings(stop, self.tokenizer)
+        sampling, constraints = self._next_token(options, self.stream)
+        request = _Request(1, limits, strings, sampling, constraints, None, False)
+        return self._pieces(ids, request, as_ids or self.tokenizer is None, prompt_cache)
 
     def _pieces(
-        self,
-        text: _Text,
-        ids: list[int],
-        options: Sampling,
-        limits: Limits,
-        as_ids: bool,
-        prompt_cache: PromptCache | None,
+        self, ids: list[int], request: _Request, as_ids: bool, prompt_cache: PromptCache | None
     ) -> Iterator[Any]:
-        def ends(row: int, token: int) -> bool:
-            return text.ends(token, limits)
-
-        for (token,) in decode(self.decoder, [ids], options, limits, ends=ends, prompt_cache=prompt_cache):
+        decoder, (prompt,) = self._condition([ids])
+        text = _Text(self.tokenizer, request.strings, prompt)
+        steps = decode(
+            decoder,
+            [prompt],
+            request.sampling,
+            request.limits,
+            constraints=request.constraints,
+            ends=lambda row, token: text.ends(token, request.limits),
+            prompt_cache=prompt_cache,
+        )
+        for (token,) in steps:
             if as_ids:
                 yield token.id
             elif text.last:
@@ -259,37 +285,24 @@ class Generator:
         if not as_ids and text.detokenizer is not None and (rest := text.detokenizer.end()):
             yield rest
 
-    def score(self, texts: Prompt | Sequence[Prompt]) -> Any:
-        """Computes the log probability of each token of a text.
+    def _ids(
+        self, prompts: Any, kind: str | None = None, tokenizer: Any = None, fewest: int = 0
+    ) -> list[list[int]]:
+        """The token ids of texts; raises an InputError for one with fewer than `fewest` tokens.
 
-        Args:
-            texts: a text or its ids, of at least two tokens; or a list of these.
-
-        Returns:
-            A Scored; for several texts, a list of them.
-
-        Raises:
-            InputError: if a text is not valid, too short, or longer than the context.
+        `kind` is the name of a text in error messages.
         """
-        single = _is_one(texts)
-        results = []
-        for index, ids in enumerate(self._ids([texts] if single else texts, "text", fewest=2)):
-            check_length(self.decoder, f"text {index}", ids)
-            results.append(Scored(tuple(map(int, ids)), tuple(score(self.decoder, ids).tolist())))
-        return results[0] if single else results
-
-    def _ids(self, prompts: Any, kind: str = "prompt", fewest: int = 0) -> list[list[int]]:
-        """The token ids of prompts; raises an InputError for one with fewer than `fewest` tokens."""
+        tokenizer = tokenizer or self.tokenizer
         results = []
         for index, prompt in enumerate(prompts):
-            name = f"{kind} {index}"
+            name = f"{kind or self.KIND} {index}"
             if isinstance(prompt, str):
-                if self.tokenizer is None:
+                if tokenizer is None:
                     raise InputError(
                         f"{name} is text, but {self.name} has no {contract.TOKENIZER}. Pass token "
                         "ids, or export with tokenizer=."
                     )
-                prompt = self.tokenizer.encode(prompt).ids
+                prompt = tokenizer.encode(prompt).ids
             elif isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
                 raise InputError(
                     f"{name} is {prompt!r:.60} ({type(prompt).__name__}), expected text or a list of token "
@@ -300,15 +313,26 @@ class Generator:
                     f"{name} has {len(prompt)} tokens, expected at least {fewest}: the first token has no "
                     "probability."
                 )
-            if len(prompt) == 0:
-                if not self.stop_ids:
-                    raise InputError(
-                        f"{name} is empty, and {self.name} has no end-of-text token to start from. Pass at "
-                        "least one token."
-                    )
-                prompt = [min(self.stop_ids)]
-            results.append(check_ids(self.decoder, name, prompt))
+            results.append(check_ids(self.decoder, name, prompt if len(prompt) else self._if_empty(name)))
         return results
+
+    def _next_token(
+        self, options: Mapping[str, Any], method: Callable[..., Any]
+    ) -> tuple[Sampling, Constraints]:
+        """The options that choose a token; raises a ConfigError for one that nothing has."""
+        for name in options:
+            if name not in (*SAMPLING, *CONSTRAINTS):
+                parameters = inspect.signature(method).parameters.values()
+                known = [x.name for x in parameters if x.kind is inspect.Parameter.KEYWORD_ONLY]
+                raise ConfigError(
+                    f"{method.__name__} has no option {name!r}. "
+                    f"{nearest(name, (*known, *SAMPLING, *CONSTRAINTS))}"
+                )
+        sampling = Sampling(**{name: value for name, value in options.items() if name in SAMPLING})
+        changes = {name: value for name, value in options.items() if name in CONSTRAINTS}
+        constraints = dataclasses.replace(self.constraints, **changes)
+        constraints.check(self.decoder.vocabulary_size)
+        return sampling, constraints
 
     def _limits(
         self,
@@ -330,6 +354,47 @@ class Generator:
                     "strings as stop."
                 )
         return Limits(max_new_tokens, frozenset(ids), deadline, cancelled, at_context)
+
+
+class Generator(BaseGenerator):
+    """Generates, streams and scores texts with a decoder.
+
+    A prompt is a string if there is a tokenizer, or token ids. An empty prompt starts from the end-of-text
+    token.
+    """
+
+    def _condition(self, ids: list[list[int]]) -> tuple[Decoder, list[list[int]]]:
+        return self.decoder, ids
+
+    def _if_empty(self, name: str) -> list[int]:
+        if not self.stop_ids:
+            raise InputError(
+                f"{name} is empty, and {self.name} has no end-of-text token to start from. Pass at least one "
+                "token."
+            )
+        return [min(self.stop_ids)]
+
+    def _check_length(self, name: str, ids: list[int], limits: Limits) -> None:
+        check_length(self.decoder, name, ids, limits)
+
+    def score(self, texts: Prompt | Sequence[Prompt]) -> Any:
+        """Computes the log probability of each token of a text.
+
+        Args:
+            texts: a text or its ids, of at least two tokens; or a list of these.
+
+        Returns:
+            A Scored; for several texts, a list of them.
+
+        Raises:
+            InputError: if a text is not valid, too short, or longer than the context.
+        """
+        single = is_one(texts)
+        results = []
+        for index, ids in enumerate(self._ids([texts] if single else texts, "text", fewest=2)):
+            check_length(self.decoder, f"text {index}", ids)
+            results.append(Scored(tuple(map(int, ids)), tuple(score(self.decoder, ids).tolist())))
+        return results[0] if single else results
 
 
 class _Text:
@@ -369,6 +434,48 @@ class _Text:
         return Generation(text, ids, finish, probabilities if log_probabilities else None)
 
 
+def _decode(
+    decoder: Decoder, prompts: list[list[int]], request: _Request, texts: list[list[_Text]]
+) -> list[list[Generation]]:
+    rows = [text for group in texts for text in group]
+    steps = decode(
+        decoder,
+        prompts,
+        request.sampling,
+        request.limits,
+        constraints=request.constraints,
+        samples=request.samples,
+        log_probabilities=request.log_probabilities,
+        ends=lambda row, token: rows[row].ends(token, request.limits),
+    )
+    for step in steps:
+        for token in step:
+            rows[token.row].add(token)
+    return [[text.result(request.log_probabilities) for text in group] for group in texts]
+
+
+def _search(
+    decoder: Decoder, prompts: list[list[int]], request: _Request, texts: list[list[_Text]]
+) -> list[list[Generation]]:
+    assert request.beams is not None
+    best = search(
+        decoder,
+        prompts,
+        request.beams,
+        request.limits,
+        [_StopStrings(group[0].detokenizer if request.strings else None) for group in texts],
+        constraints=request.constraints,
+        repetition_penalty=request.sampling.repetition_penalty,
+    )
+    return [
+        [
+            text.from_beam(one, request.limits, request.log_probabilities)
+            for text, one in zip(group, beams, strict=False)
+        ]
+        for group, beams in zip(texts, best, strict=True)
+    ]
+
+
 class _StopStrings:
     """The stop criterion of a beam: stop strings in its text."""
 
@@ -383,7 +490,8 @@ class _StopStrings:
         return _StopStrings(detokenizer), detokenizer.stopped
 
 
-def _is_one(prompts: Any) -> bool:
+def is_one(prompts: Any) -> bool:
+    """Whether the argument is one text or its ids, not a list of these."""
     if isinstance(prompts, str):
         return True
     if isinstance(prompts, np.ndarray) and prompts.ndim > 0:
@@ -394,18 +502,6 @@ def _is_one(prompts: Any) -> bool:
             "of these."
         )
     return bool(prompts) and all(isinstance(x, int | np.integer) for x in prompts)
-
-
-def _sampling(options: Mapping[str, Any], method: Callable[..., Any]) -> Sampling:
-    """The sampling options; raises a ConfigError for an option that neither they nor the method have."""
-    for name in options:
-        if name not in SAMPLING:
-            parameters = inspect.signature(method).parameters.values()
-            known = [x.name for x in parameters if x.kind is inspect.Parameter.KEYWORD_ONLY]
-            raise ConfigError(
-                f"{method.__name__} has no option {name!r}. {nearest(name, (*known, *SAMPLING))}"
-            )
-    return Sampling(**options)
 
 
 def _beam_search(

@@ -1,0 +1,156 @@
+"""Text generation with an encoder-decoder: its decoder, after encoded sources."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from keras_tx.errors import ConfigError, InputError
+from keras_tx.generation.constraints import UNCONSTRAINED, Constraints
+from keras_tx.generation.decoding_loop import Decoder, Limits, score
+from keras_tx.generation.generator import BaseGenerator, Prompt, Scored, is_one
+
+
+class EncoderDecoder(Decoder, Protocol):
+    """An encoder, and a decoder whose cache holds the encoded sources of its rows.
+
+    Attributes:
+        source_context: maximum number of tokens of a source.
+    """
+
+    source_context: int
+
+    def encode(self, ids: np.ndarray, mask: np.ndarray) -> Any:
+        """Encodes sources (batch, tokens), whose mask is 0 for padding.
+
+        Returns:
+            The cache of the first run of the decoder, which is never run without one. `select` selects the
+            encoded sources too.
+        """
+        ...
+
+
+class SourceDecoder:
+    """The decoder of some encoded sources, as the loop's Decoder: the prefill attends to them."""
+
+    def __init__(self, model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> None:
+        self.vocabulary_size = model.vocabulary_size
+        self.context = model.context
+        self._model = model
+        longest = max(map(len, sources))
+        ids, mask = (np.zeros((len(sources), longest), "int64") for _ in range(2))
+        for row, source in enumerate(sources):
+            ids[row, : len(source)] = source
+            mask[row, : len(source)] = 1
+        self._encoded = model.encode(ids, mask)
+
+    def run(
+        self,
+        ids: np.ndarray,
+        mask: np.ndarray,
+        positions: np.ndarray,
+        past: Any,
+        all_logits: bool,
+        room: int = 0,
+    ) -> tuple[np.ndarray, Any]:
+        if past is None:  # the prefill, which runs once; later only the cache holds the sources
+            past, self._encoded = self._encoded, None
+        return self._model.run(ids, mask, positions, past, all_logits, room)
+
+    def select(self, past: Any, rows: Sequence[int], first: int = 0) -> Any:
+        return self._model.select(past, rows, first)
+
+
+class Seq2SeqGenerator(BaseGenerator):
+    """Generates, streams and scores texts with an encoder-decoder.
+
+    A source is a string if there is a tokenizer, or token ids with all special tokens that the model needs,
+    such as its end-of-text token. It may be neither empty nor longer than the encoder's context.
+
+    Args:
+        model: the encoder-decoder.
+        start_id: the first token of the decoder.
+        stop_ids: the end-of-text tokens.
+        name: name of the model in error messages.
+        tokenizer: a tokenizers.Tokenizer, or None.
+        target_tokenizer: that of target texts, if it differs.
+        constraints: of the model, where a call has no others.
+    """
+
+    KIND = "source"
+
+    def __init__(
+        self,
+        model: EncoderDecoder,
+        start_id: int,
+        stop_ids: frozenset[int],
+        name: str,
+        tokenizer: Any,
+        target_tokenizer: Any = None,
+        constraints: Constraints = UNCONSTRAINED,
+    ) -> None:
+        super().__init__(model, stop_ids, name, tokenizer, constraints)
+        self.model = model
+        self.start_id = start_id
+        self.target_tokenizer = target_tokenizer or tokenizer
+
+    def score(self, sources: Prompt | Sequence[Prompt], targets: Prompt | Sequence[Prompt]) -> Any:
+        """Computes the log probability of each token of a target, after its source.
+
+        Args:
+            sources: a source, or a list of them.
+            targets: the target of each source; ids without the start token.
+
+        Returns:
+            A Scored, whose ids begin with the start token; for several targets, a list of them.
+
+        Raises:
+            InputError: if a source or target is not valid, empty or too long, or their numbers differ.
+        """
+        single = is_one(sources)
+        if single != is_one(targets) and len(targets):
+            raise InputError("sources and targets are a single text and a list. Pass two texts or two lists.")
+        source_ids = self._ids([sources] if single else sources)
+        target_ids = self._ids([targets] if single else targets, "target", self.target_tokenizer)
+        if len(source_ids) != len(target_ids):
+            raise InputError(f"There are {len(source_ids)} sources, but {len(target_ids)} targets.")
+        for index, (source, target) in enumerate(zip(source_ids, target_ids, strict=True)):
+            self._check_length(f"source {index}", source)
+            if len(target) > self.model.context:
+                raise InputError(
+                    f"target {index} has {len(target)} tokens, but the decoder's context is "
+                    f"{self.model.context}. Shorten it."
+                )
+        results = []
+        for source, target in zip(source_ids, target_ids, strict=True):
+            ids = [self.start_id, *target]
+            log_probabilities = score(SourceDecoder(self.model, [source]), ids)
+            results.append(Scored(tuple(ids), tuple(log_probabilities.tolist())))
+        return results[0] if single else results
+
+    def _condition(self, ids: list[list[int]]) -> tuple[Decoder, list[list[int]]]:
+        return SourceDecoder(self.model, ids), [[self.start_id] for _ in ids]
+
+    def _ids(
+        self, prompts: Any, kind: str | None = None, tokenizer: Any = None, fewest: int = 0
+    ) -> list[list[int]]:
+        for index, prompt in enumerate(prompts):
+            if isinstance(prompt, str) and not prompt.strip():
+                self._if_empty(f"{kind or self.KIND} {index}")
+        return super()._ids(prompts, kind, tokenizer, fewest)
+
+    def _if_empty(self, name: str) -> list[int]:
+        raise InputError(f"{name} is empty. Pass at least one token.")
+
+    def _check_length(self, name: str, ids: list[int], limits: Limits | None = None) -> None:
+        if limits is not None and limits.at_context != "stop":
+            raise ConfigError(
+                f"at_context={limits.at_context!r} is not supported by an encoder-decoder. Omit it."
+            )
+        if len(ids) > self.model.source_context:
+            raise InputError(
+                f"{name} has {len(ids)} tokens, but the encoder's context is {self.model.source_context}. "
+                "Shorten it."
+            )
