@@ -31,6 +31,7 @@ _HOMES = {
     "FeedForward": "layers",
     "GPT": "models.gpt.model",
     "GPTConfig": "models.gpt.model",
+    "GenerationMetrics": "training.generation_metrics",
     "ImageTransform": "processing",
     "MaskedLMHead": "heads",
     "Matthews": "metrics",
@@ -154,6 +155,7 @@ if TYPE_CHECKING:
         fit_resumable,
         pretrain_recipe,
     )
+    from keras_tx.training.generation_metrics import GenerationMetrics
     from keras_tx.training.text_samples import SampleText
     from keras_tx_onnx import ExportCallback, export_onnx
 

@@ -22,6 +22,7 @@ EXTRAS = {
     "tokenizers": "runtime",
     "jax": "jax",
     "torch": "torch",
+    "sacrebleu": "metrics",
 }
 
 OUR_PACKAGES = ("keras_tx", "keras_tx_onnx")

@@ -31,7 +31,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "serving": (EVERYWHERE | {"runtime"}, {"numpy", "onnxruntime"}),
     "layers": ({"arguments", "contract", "errors"}, {"keras", "numpy"}),
     "losses": (EVERYWHERE, {"keras", "numpy"}),
-    "metrics": (EVERYWHERE, {"keras", "numpy"}),
+    "metrics": (EVERYWHERE, {"keras", "numpy", "sacrebleu"}),
     "optimizers": (EVERYWHERE, {"keras", "numpy"}),
     "heads": (EVERYWHERE | {"layers", "losses", "metrics"}, {"keras", "numpy"}),
     "weights": (
@@ -46,7 +46,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     # tensorflow: tf.data; torch: the state of its random generator
     "training": (
-        EVERYWHERE | {"models", "optimizers", "weights"},
+        EVERYWHERE | {"metrics", "models", "optimizers", "progress_bar", "weights"},
         {"keras", "numpy", "tensorflow", "keras_hub", "tokenizers", "torch"},
     ),
     "inspect": (EVERYWHERE | {"layers", "models", "runtime"}, {"keras", "numpy"}),
