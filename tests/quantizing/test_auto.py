@@ -179,6 +179,21 @@ def test_targets_of_wrong_shape_raise(measure, targets, message):
         measure(outputs, {}, targets)
 
 
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (np.zeros((4, 2)), "ndarray.*'start_logits'"),
+        ([0, 1, 2, 0], "list.*'start_logits'"),
+        ({"start_logits": np.zeros(4)}, r"\['start_logits'\].*'end_logits'"),
+        (None, "no targets"),
+    ],
+)
+def test_answers_without_start_and_end_raise(targets, message):
+    outputs = {name: np.zeros((4, 3)) for name in ("start_logits", "end_logits")}
+    with pytest.raises(ConfigError, match=message):
+        validation_score._exact_match(outputs, {}, targets)
+
+
 def test_targets_with_extra_axis():
     logits = {"logits": np.array([[0.0, 1.0], [1.0, 0.0]])}
     for classes in ([1, 1], [[1], [1]], [[0, 1], [0, 1]]):

@@ -130,6 +130,19 @@ def _checked(targets: Any, shape: tuple[int, ...], what: str) -> np.ndarray:
     return targets.reshape(shape)
 
 
+def _of_output(targets: Any, name: str) -> Any:
+    """The targets of one of several outputs."""
+    if targets is None:
+        return None  # _checked reports it
+    if not isinstance(targets, Mapping) or name not in targets:
+        kind = f"keys {list(targets)}" if isinstance(targets, Mapping) else f"type {type(targets).__name__}"
+        raise ConfigError(
+            f"validation has targets of {kind}, expected a dict with {name!r}. Pass the targets of each "
+            "output under its name."
+        )
+    return targets[name]
+
+
 def _check_range(targets: np.ndarray, in_range: np.ndarray, expected: str) -> None:
     """Raises a ConfigError for the first target that the model cannot predict."""
     wrong = np.argwhere(~in_range)
@@ -165,7 +178,7 @@ def _accuracy_of_tokens(outputs: Outputs, inputs: Outputs, targets: Any) -> Resu
     """Also of masked tokens of a model that was pre-trained with pairs of texts."""
     if contract.LOGITS in outputs:
         return _accuracy(outputs, inputs, targets)
-    labels = targets[contract.PREDICTION_LOGITS] if isinstance(targets, Mapping) else targets
+    labels = _of_output(targets, contract.PREDICTION_LOGITS) if isinstance(targets, Mapping) else targets
     return _accuracy({contract.LOGITS: outputs[contract.PREDICTION_LOGITS]}, inputs, labels)
 
 
@@ -191,8 +204,7 @@ def _exact_match(outputs: Outputs, inputs: Outputs, targets: Any) -> Result:
     correct = True
     for name in (contract.START_LOGITS, contract.END_LOGITS):
         predicted = outputs[name].argmax(-1)
-        labels = None if targets is None else targets[name]
-        labels = _checked(labels, predicted.shape, f"the token of each answer in {name}")
+        labels = _checked(_of_output(targets, name), predicted.shape, f"the token of each answer in {name}")
         tokens = outputs[name].shape[-1]
         _check_range(labels, _are_indices(labels, tokens), f"a token from 0 to {tokens - 1}, in {name}")
         correct = correct & (predicted == labels)
