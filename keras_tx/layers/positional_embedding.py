@@ -199,8 +199,8 @@ class PositionalEmbedding(keras.layers.Layer):
         for layer in (self, other):
             if not layer.built:
                 raise ConfigError(f"Layer {layer.name!r} is not built. Call it once.")
-        for mine, theirs in zip(self.weights, other.weights, strict=True):
-            mine.assign(self._resized(mine, ops.convert_to_numpy(theirs), other.grid, kind))
+        for weight, source in zip(self.weights, other.weights, strict=True):
+            weight.assign(self._resized(weight, ops.convert_to_numpy(source), other.grid, kind))
 
     def _resized(self, weight: Any, value: np.ndarray, old_grid: tuple[int, ...], kind: str) -> np.ndarray:
         if self.kind == "learned":

@@ -108,15 +108,15 @@ def _write_weights(model: TransformerModel, plan: Plan, path: Path) -> None:
     variables = variables_of(model, plan)
 
     def values(entry: Entry) -> np.ndarray:
-        return entry.form.to_theirs([array_of(variables[x]) for x in entry.paths])
+        return entry.form.to_tensor([array_of(variables[x]) for x in entry.paths])
 
     entries = {entry.name: entry for entry in plan.entries}
     described: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
     for name, entry in entries.items():
         if entry.paths:
-            ours = [variables[x] for x in entry.paths]
-            shape = entry.form.their_shape([tuple(x.shape) for x in ours])
-            described[name] = (np.dtype(keras.backend.standardize_dtype(ours[0].dtype)), shape)
+            parts = [variables[x] for x in entry.paths]
+            shape = entry.form.tensor_shape([tuple(x.shape) for x in parts])
+            described[name] = (np.dtype(keras.backend.standardize_dtype(parts[0].dtype)), shape)
         else:  # a tensor that only the class of transformers has
             value = values(entry)
             described[name] = (value.dtype, value.shape)

@@ -162,7 +162,7 @@ class Family:
         if self.huggingface is not None:
             return self.huggingface().config(model, labels, processing)
         values = dataclasses.asdict(model.config)
-        fields = {theirs: values[ours] for ours, theirs in NAMES.items() if values.get(ours) is not None}
+        fields = {key: values[name] for name, key in NAMES.items() if values.get(name) is not None}
         return HuggingFaceConfig({**fields, **label_fields(labels)}, (f"the architecture of {self.title}",))
 
 

@@ -16,12 +16,11 @@ import keras
 import numpy as np
 
 from keras_tx import contract
-from keras_tx.errors import ConfigError, nearest
+from keras_tx.errors import ConfigError, nearest, user_stacklevel
 from keras_tx.heads import ClassifierHead, Encoded, Head, MultiLabelHead
 from keras_tx.losses import TokenCrossentropy, on_logits, refuse_categorical_loss
 from keras_tx.metrics import MultiLabelAccuracy, TokenAccuracy
 from keras_tx.models.config import make_config
-from keras_tx.models.distribution import warn_of_distribution
 from keras_tx.models.first_batch import FirstBatch, labels_like
 from keras_tx.models.inner_outputs import with_outputs
 from keras_tx.models.targets import check_targets
@@ -153,7 +152,7 @@ class TransformerModel(keras.Model):
         Raises:
             ConfigError: before the first step, for inputs or labels that do not fit the model.
         """
-        warn_of_distribution()
+        _warn_of_distribution()
         bound = _FIT.bind(None, x, y, *args, **kwargs).arguments
         with self._checked(x, y) as (data, checked):
             options = {"shuffle": bound.get("shuffle", True), "class_weight": bound.get("class_weight")}
@@ -575,6 +574,18 @@ class TransformerModel(keras.Model):
             for part in top._flatten_layers()
             if part.weights
         }
+
+
+def _warn_of_distribution() -> None:
+    """Warns if keras.distribution is set on TensorFlow, which then trains on one device."""
+    distribution = keras.distribution.distribution()
+    if distribution is None or keras.backend.backend() != "tensorflow":
+        return
+    warnings.warn(
+        f"{type(distribution).__name__} is set, but has no effect on TensorFlow: keras.distribution is for "
+        "JAX. Create and compile the model in `with tf.distribute.MirroredStrategy().scope():`.",
+        stacklevel=user_stacklevel(),
+    )
 
 
 def _is_list(values: Any, count: int) -> bool:

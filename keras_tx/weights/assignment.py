@@ -78,8 +78,9 @@ def fill(model: keras.Model, plan: Plan, tensors: Tensors) -> Filled:
 
 
 def _assign(name: str, values: np.ndarray, entry: Entry, variables: dict[str, Any]) -> None:
-    ours = [variables[path] for path in entry.paths]
-    for variable, value in zip(ours, entry.form.to_ours(values, [tuple(x.shape) for x in ours]), strict=True):
+    targets = [variables[path] for path in entry.paths]
+    parts = entry.form.to_variables(values, [tuple(variable.shape) for variable in targets])
+    for variable, value in zip(targets, parts, strict=True):
         # Always a copy: a backend may keep the array, and training must not change the mapped file.
         with np.errstate(over="ignore"):
             value = np.array(value, dtype="float32", order="C")
@@ -192,12 +193,12 @@ class _Comparison:
         )
 
 
-def emptied(model: keras.Model, plan: Plan) -> Iterable[tuple[Entry, np.ndarray]]:
+def model_tensors(model: keras.Model, plan: Plan) -> Iterable[tuple[Entry, np.ndarray]]:
     """Yields the tensors of a checkpoint, computed from the model's variables."""
     variables = variables_of(model, plan)
     for entry in plan.entries:
-        ours = [array_of(variables[path]) for path in entry.paths]
-        yield entry, np.ascontiguousarray(entry.form.to_theirs(ours))
+        values = [array_of(variables[path]) for path in entry.paths]
+        yield entry, np.ascontiguousarray(entry.form.to_tensor(values))
 
 
 def variables_of(model: keras.Model, plan: Plan) -> dict[str, Any]:
@@ -242,7 +243,7 @@ def _check_copies(plan: Plan, tensors: Tensors, names: dict[str, str], copies: l
 
 
 def _shape(entry: Entry, variables: dict[str, Any]) -> tuple[int, ...]:
-    return entry.form.their_shape([tuple(variables[path].shape) for path in entry.paths])
+    return entry.form.tensor_shape([tuple(variables[path].shape) for path in entry.paths])
 
 
 def _size(shape: tuple[int, ...]) -> str:

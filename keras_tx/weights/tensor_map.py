@@ -15,7 +15,7 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """The conversion between variables of a model (ours) and a tensor of a checkpoint (theirs).
+    """The conversion between variables of a model and a tensor of a checkpoint.
 
     Args:
         permute: permutation of the axes of each variable.
@@ -29,20 +29,20 @@ class Form:
     join: int = 0
     factors: tuple[float, ...] | None = None
 
-    def to_theirs(self, ours: Sequence[np.ndarray]) -> np.ndarray:
-        parts = [self._part(value) for value in ours]
+    def to_tensor(self, variables: Sequence[np.ndarray]) -> np.ndarray:
+        parts = [self._part(value) for value in variables]
         if self.factors is not None:
             parts = [part / factor for part, factor in zip(parts, self.factors, strict=True)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=self.join)
 
-    def to_ours(self, theirs: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
+    def to_variables(self, tensor: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
         sizes = [self._shape(shape)[self.join] for shape in shapes] if len(shapes) > 1 else []
-        parts = np.split(theirs, np.cumsum(sizes)[:-1], axis=self.join) if sizes else [theirs]
+        parts = np.split(tensor, np.cumsum(sizes)[:-1], axis=self.join) if sizes else [tensor]
         if self.factors is not None:
             parts = [np.float32(factor) * part for part, factor in zip(parts, self.factors, strict=True)]
         return [self._back(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
-    def their_shape(self, shapes: Sequence[Shape]) -> Shape:
+    def tensor_shape(self, shapes: Sequence[Shape]) -> Shape:
         """Returns the shape of the tensor for variables of these shapes."""
         first, *others = (self._shape(shape) for shape in shapes)
         if not others:
@@ -74,7 +74,7 @@ class Zeros(Form):
 
     shape: Shape = ()
 
-    def to_theirs(self, ours: Sequence[np.ndarray]) -> np.ndarray:
+    def to_tensor(self, variables: Sequence[np.ndarray]) -> np.ndarray:
         return np.zeros(self.shape, "float32")
 
 
@@ -84,7 +84,7 @@ class Copy(Form):
 
     values: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, "float32"))
 
-    def to_theirs(self, ours: Sequence[np.ndarray]) -> np.ndarray:
+    def to_tensor(self, variables: Sequence[np.ndarray]) -> np.ndarray:
         return self.values
 
 
@@ -92,12 +92,12 @@ class Copy(Form):
 class Scaled(Form):
     """The first variable with its last axis scaled by the second; only written, never read."""
 
-    def to_theirs(self, ours: Sequence[np.ndarray]) -> np.ndarray:
-        values, scale = ours
-        return super().to_theirs([values.astype("float32") * scale.astype("float32")])
+    def to_tensor(self, variables: Sequence[np.ndarray]) -> np.ndarray:
+        values, scale = variables
+        return super().to_tensor([values.astype("float32") * scale.astype("float32")])
 
-    def their_shape(self, shapes: Sequence[Shape]) -> Shape:
-        return super().their_shape(shapes[:1])
+    def tensor_shape(self, shapes: Sequence[Shape]) -> Shape:
+        return super().tensor_shape(shapes[:1])
 
 
 AS_IT_IS = Form()
@@ -183,3 +183,31 @@ def layer_norm(name: str, path: str, *, bias: bool = True, part: str = BODY) -> 
         Entry(f"{name}.weight", (f"{path}/gamma",), part=part),
         *([Entry(f"{name}.bias", (f"{path}/beta",), part=part)] if bias else []),
     ]
+
+
+def dense_layer(name: str, path: str, *, bias: bool = True, part: str = BODY) -> list[Entry]:
+    """Returns the entries of a Dense layer of keras-hub."""
+    return [Entry(f"{name}/{x}", (f"{path}/{x}",), part=part) for x in ("kernel", "bias")[: 1 + bias]]
+
+
+def norm_layer(name: str, path: str, *, rms: bool = False, part: str = BODY) -> list[Entry]:
+    """Returns the entries of a LayerNormalization or RMSNormalization layer of keras-hub."""
+    weights = ("scale",) if rms else ("gamma", "beta")
+    return [Entry(f"{name}/{x}", (f"{path}/{x}",), part=part) for x in weights]
+
+
+def attention_layer(
+    name: str, path: str, num_heads: int, size: int, *, kv_heads: int | None = None, bias: bool = True
+) -> list[Entry]:
+    """Returns the entries of an attention layer of keras-hub, whose kernels have an axis of heads."""
+    entries = []
+    for part in ("query", "key", "value", "output"):
+        count = num_heads if part in ("query", "output") else kv_heads or num_heads
+        kernel, vector = Form(reshape=(-1, count, size)), Form(reshape=(count, size))
+        if part == "output":
+            kernel, vector = Form(reshape=(count, size, -1)), AS_IT_IS
+        source = f"{name}/attention_output" if part == "output" else f"{name}/{part}"
+        entries.append(Entry(f"{source}/kernel", (f"{path}/{part}/kernel",), kernel))
+        if bias:
+            entries.append(Entry(f"{source}/bias", (f"{path}/{part}/bias",), vector))
+    return entries

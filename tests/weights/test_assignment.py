@@ -194,12 +194,12 @@ def test_first_rows():
 
 def test_form_converts_both_ways():
     random = np.random.default_rng(0)
-    ours = [random.standard_normal((4, size)) for size in (6, 2, 2)]
-    shapes = [x.shape for x in ours]
+    variables = [random.standard_normal((4, size)) for size in (6, 2, 2)]
+    shapes = [x.shape for x in variables]
     for form in (Form(permute=(1, 0)), Form(join=1), Form(permute=(1, 0), reshape=(-1, 2, 4))):
-        theirs = form.to_theirs(ours)
-        assert theirs.shape == form.their_shape(shapes)
-        for one, other in zip(form.to_ours(theirs, shapes), ours, strict=True):
+        tensor = form.to_tensor(variables)
+        assert tensor.shape == form.tensor_shape(shapes)
+        for one, other in zip(form.to_variables(tensor, shapes), variables, strict=True):
             np.testing.assert_array_equal(one, other)
 
 

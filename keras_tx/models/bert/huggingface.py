@@ -230,7 +230,7 @@ def to_config(model: Bert, labels: Sequence[str] | None = None, processing: Any 
         fields["problem_type"] = contract.MULTI_LABEL
     elif isinstance(model.head, ClassifierHead):
         fields["problem_type"] = contract.SINGLE_LABEL
-    reasons = _beyond(model, family)
+    reasons = _unsupported_options(model, family)
     if reasons:
         return HuggingFaceConfig(fields, reasons)
     architecture = PREFIXES[family] + HEADS.get(type(model.head), "Model")
@@ -292,7 +292,7 @@ def _distilbert(model: Bert) -> dict[str, Any]:
     }
 
 
-def _beyond(model: Bert, family: str) -> list[str]:
+def _unsupported_options(model: Bert, family: str) -> list[str]:
     config, head = model.config, model.head
     differences: dict[str, bool] = {}
     if family == "roberta":
@@ -302,9 +302,9 @@ def _beyond(model: Bert, family: str) -> list[str]:
     if family == "distilbert":
         differences[f"norm_epsilon={config.norm_epsilon}"] = config.norm_epsilon != 1e-12
     if isinstance(head, MaskedLMHead):
-        theirs = "gelu" if family == "roberta" else config.activation
-        ours = head.activation or config.activation
-        differences[f"a MaskedLMHead with activation={ours!r}"] = ours != theirs
+        activation = head.activation or config.activation
+        fixed = "gelu" if family == "roberta" else config.activation
+        differences[f"a MaskedLMHead with activation={activation!r}"] = activation != fixed
         differences[f"a MaskedLMHead with norm_epsilon={head.norm_epsilon}"] = head.norm_epsilon not in (
             None,
             config.norm_epsilon,

@@ -192,9 +192,9 @@ def _body(model: Bert, family: str, prefix: str) -> list[Entry]:
     entries += layer_norm(f"{tables}.LayerNorm", "embedding_norm")
     where, block = ("transformer", DISTILBERT_BLOCK) if family == "distilbert" else ("encoder", BERT_BLOCK)
     for index in range(config.depth):
-        for ours, theirs in block.items():
-            make = layer_norm if ours.endswith("norm") else linear
-            entries += make(f"{prefix}{where}.layer.{index}.{theirs}", f"block_{index}/{ours}")
+        for path, name in block.items():
+            make = layer_norm if path.endswith("norm") else linear
+            entries += make(f"{prefix}{where}.layer.{index}.{name}", f"block_{index}/{path}")
     return entries
 
 

@@ -17,9 +17,20 @@ from keras_tx.heads import ClassifierHead, Head, MaskedLMHead, RegressionHead, S
 from keras_tx.models.bert.huggingface_tensors import ONE_ROW, model_type_of
 from keras_tx.models.bert.model import Bert, BertConfig
 from keras_tx.models.families import KerasHub, WeightSource
-from keras_tx.weights.assignment import emptied
+from keras_tx.weights.assignment import model_tensors
 from keras_tx.weights.keras_hub_tokenizers import text_transform, tokenizer_of
-from keras_tx.weights.tensor_map import HEAD, POOLER, Entry, Form, Plan, Shape, first_rows
+from keras_tx.weights.tensor_map import (
+    HEAD,
+    POOLER,
+    Entry,
+    Form,
+    Plan,
+    Shape,
+    attention_layer,
+    dense_layer,
+    first_rows,
+    norm_layer,
+)
 from keras_tx.weights.tensor_source import Tensors
 
 KINDS = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert"}
@@ -33,16 +44,6 @@ HEAD_LAYERS = (
     *("logits", "span", "prediction_dense", "prediction_norm", "prediction_logits"),
     "seq_relationship_logits",
 )
-BLOCK = {
-    "attention/query": "self_attention_layer/query",
-    "attention/key": "self_attention_layer/key",
-    "attention/value": "self_attention_layer/value",
-    "attention/output": "self_attention_layer/attention_output",
-    "attention_norm": "self_attention_layer_norm",
-    "feed_forward/up": "feedforward_intermediate_dense",
-    "feed_forward/down": "feedforward_output_dense",
-    "feed_forward_norm": "feedforward_layer_norm",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,15 +52,15 @@ class Counted(Form):
 
     offset: int = OFFSET
 
-    def to_theirs(self, ours: Sequence[np.ndarray]) -> np.ndarray:
-        table = ours[0][self.offset :]
-        return table if len(ours) == 1 else table + ours[1]
+    def to_tensor(self, variables: Sequence[np.ndarray]) -> np.ndarray:
+        table = variables[0][self.offset :]
+        return table if len(variables) == 1 else table + variables[1]
 
-    def to_ours(self, theirs: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
-        before = np.zeros((self.offset, theirs.shape[1]), theirs.dtype)
-        return [np.concatenate([before, theirs]), *(np.zeros(shape, theirs.dtype) for shape in shapes[1:])]
+    def to_variables(self, tensor: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:
+        before = np.zeros((self.offset, tensor.shape[1]), tensor.dtype)
+        return [np.concatenate([before, tensor]), *(np.zeros(shape, tensor.dtype) for shape in shapes[1:])]
 
-    def their_shape(self, shapes: Sequence[Shape]) -> Shape:
+    def tensor_shape(self, shapes: Sequence[Shape]) -> Shape:
         return (shapes[0][0] - self.offset, shapes[0][1])
 
 
@@ -128,7 +129,7 @@ def to_keras_hub(model: Bert) -> Any:
     config, head = model.config, model.head
     kind = model_type_of(config)
     name = KINDS[kind]
-    reasons = _beyond(model, kind)
+    reasons = _unsupported_options(model, kind)
     if reasons:
         raise ConfigError(
             f"Model {model.name!r} has {', '.join(reasons)}, which keras-hub's {name} classes do not "
@@ -157,7 +158,7 @@ def to_keras_hub(model: Bert) -> Any:
     elif isinstance(head, MaskedLMHead):
         made = getattr(classes, f"{name}MaskedLM")(backbone, _preprocessor(model, name, "MaskedLM"))
     elif isinstance(head, SentenceEmbeddingHead):
-        mode = next(theirs for theirs, ours in MODES.items() if ours == head.pooling)
+        mode = next(mode for mode, pooling in MODES.items() if pooling == head.pooling)
         preprocessor = _preprocessor(model, name, "TextEmbedder")
         made = classes.BertTextEmbedder(backbone, preprocessor, pooling_mode=mode, normalize=head.normalize)
     else:
@@ -166,7 +167,7 @@ def to_keras_hub(model: Bert) -> Any:
         preprocessor = _preprocessor(model, name, "TextClassifier")
         made = getattr(classes, f"{name}TextClassifier")(backbone, count, preprocessor, dropout=dropout)
     variables = {_canonical(variable.path): variable for variable in made.weights}
-    for entry, value in emptied(model, _plan(model, kind, head)):
+    for entry, value in model_tensors(model, _plan(model, kind, head)):
         variables.pop(entry.name).assign(value)
     for path, variable in variables.items():  # BertBackbone has a pooler, used or not
         assert path.startswith("pooled_dense/"), path
@@ -262,12 +263,13 @@ def _head(task: Any, where: str, fields: dict[str, Any]) -> Head | ConfigError:
     return ClassifierHead(task.num_classes, task.dropout)
 
 
-def _beyond(model: Bert, kind: str) -> list[str]:
+def _unsupported_options(model: Bert, kind: str) -> list[str]:
     config, head = model.config, model.head
-    theirs = {"bert": ("gelu_tanh", 1e-12), "roberta": ("gelu", 1e-5), "distilbert": ("gelu", 1e-12)}[kind]
+    fixed = {"bert": ("gelu_tanh", 1e-12), "roberta": ("gelu", 1e-5), "distilbert": ("gelu", 1e-12)}
+    expected = fixed[kind]
     differences = {
-        f"activation={config.activation!r}": config.activation != theirs[0],
-        f"norm_epsilon={config.norm_epsilon}": config.norm_epsilon != theirs[1],
+        f"activation={config.activation!r}": config.activation != expected[0],
+        f"norm_epsilon={config.norm_epsilon}": config.norm_epsilon != expected[1],
     }
     if isinstance(head, MaskedLMHead):
         activation = head.activation or config.activation
@@ -296,7 +298,7 @@ def _plan(model: Bert, kind: str, stored: Head | None) -> Plan:
         entries += _block_entries(config, f"transformer_layer_{index}", f"block_{index}")
     pooler = any(layer.name == "pooler" for layer in model.layers)
     if pooler:
-        entries += _dense("pooled_dense", "pooler", part=POOLER)
+        entries += dense_layer("pooled_dense", "pooler", part=POOLER)
     same_head = stored is not None and type(model.head) is type(stored)
     entries += _head_entries(model, same_head)
     # BERT's backbone always has a pooler; if the head of the task does not use it, no warning is issued.
@@ -318,30 +320,25 @@ def _embedding_entries(config: BertConfig, kind: str) -> list[Entry]:
         entries.append(Entry("segment_embedding/embeddings", ("segments/bias",), ONE_ROW))
     elif kind == "bert":
         entries.append(Entry("segment_embedding/embeddings", ("segments/table",)))
-    return [*entries, *_norm("embeddings_layer_norm", "embedding_norm")]
+    return [*entries, *norm_layer("embeddings_layer_norm", "embedding_norm")]
 
 
-def _block_entries(config: BertConfig, theirs: str, ours: str) -> list[Entry]:
+def _block_entries(config: BertConfig, source: str, block: str) -> list[Entry]:
     size = config.width // config.num_heads
-    split = Form(reshape=(config.width, config.num_heads, size)), Form(reshape=(config.num_heads, size))
-    joined = Form(reshape=(config.num_heads, size, config.width)), Form()
-    entries = []
-    for path, name in BLOCK.items():
-        name, path = f"{theirs}/{name}", f"{ours}/{path}"
-        if path.endswith("norm"):
-            entries += _norm(name, path)
-        elif "/attention/" in path:
-            entries += _dense(name, path, forms=joined if path.endswith("output") else split)
-        else:
-            entries += _dense(name, path)
-    return entries
+    return [
+        *attention_layer(f"{source}/self_attention_layer", f"{block}/attention", config.num_heads, size),
+        *norm_layer(f"{source}/self_attention_layer_norm", f"{block}/attention_norm"),
+        *dense_layer(f"{source}/feedforward_intermediate_dense", f"{block}/feed_forward/up"),
+        *dense_layer(f"{source}/feedforward_output_dense", f"{block}/feed_forward/down"),
+        *norm_layer(f"{source}/feedforward_layer_norm", f"{block}/feed_forward_norm"),
+    ]
 
 
 def _head_entries(model: Bert, same_head: bool) -> list[Entry]:
     if isinstance(model.head, MaskedLMHead):
         return [
-            *_dense("mlm_head/intermediate_dense", "prediction_dense", part=HEAD),
-            *_norm("mlm_head/intermediate_layer_norm", "prediction_norm", part=HEAD),
+            *dense_layer("mlm_head/intermediate_dense", "prediction_dense", part=HEAD),
+            *norm_layer("mlm_head/intermediate_layer_norm", "prediction_norm", part=HEAD),
             Entry("mlm_head/output_bias", ("logits/bias",), part=HEAD),
         ]
     entries = []
@@ -352,19 +349,6 @@ def _head_entries(model: Bert, same_head: bool) -> list[Entry]:
                 end = variable.path.rpartition("/")[2]
                 entries.append(Entry(f"{name}/{end}", (variable.path,), part=HEAD))
     return entries
-
-
-def _norm(name: str, path: str, part: str = "") -> list[Entry]:
-    return [Entry(f"{name}/{x}", (f"{path}/{x}",), part=part) for x in ("gamma", "beta")]
-
-
-def _dense(
-    name: str, path: str, *, part: str = "", forms: tuple[Form, Form] = (Form(), Form())
-) -> list[Entry]:
-    return [
-        Entry(f"{name}/{x}", (f"{path}/{x}",), form, part)
-        for x, form in zip(("kernel", "bias"), forms, strict=True)
-    ]
 
 
 CONVERTER = KerasHub(CLASSES, read, to_keras_hub, tokenizers=True)

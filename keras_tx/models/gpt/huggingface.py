@@ -29,7 +29,7 @@ SENTENCEPIECE = "tokenizer.model"
 # The names that are written; other names of the same functions are read.
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
 READ_ACTIVATIONS = {
-    **{theirs: ours for ours, theirs in ACTIVATIONS.items()},
+    **{name: activation for activation, name in ACTIVATIONS.items()},
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_python": "gelu",
@@ -124,14 +124,14 @@ def _canonical(name: str) -> str:
     return name.removeprefix("transformer.").removeprefix("model.")
 
 
-def _score_scales(config: Fields, ours: GPTConfig) -> list[float] | None:
+def _score_scales(config: Fields, gpt: GPTConfig) -> list[float] | None:
     """Returns the scale of the scores of each block, relative to 1 / sqrt(head size); None if all are 1."""
     plain = _flag(config, "scale_attn_weights", True)
     by_block = _flag(config, "scale_attn_by_inverse_layer_idx", False)
     if plain and not by_block:
         return None
-    whole = 1.0 if plain else math.sqrt(ours.head_size)
-    return [whole / (index + 1 if by_block else 1) for index in range(ours.depth)]
+    whole = 1.0 if plain else math.sqrt(gpt.head_size)
+    return [whole / (index + 1 if by_block else 1) for index in range(gpt.depth)]
 
 
 def _gpt2_entries(config: GPTConfig, body: str, scales: Sequence[float] | None) -> list[Entry]:
@@ -140,24 +140,24 @@ def _gpt2_entries(config: GPTConfig, body: str, scales: Sequence[float] | None) 
         Entry(f"{body}wpe.weight", ("positions/table",), fit=first_rows),
     ]
     for index in range(config.depth):
-        theirs, ours = f"{body}h.{index}", f"block_{index}"
-        packed = [f"{ours}/attention/{part}" for part in ("query", "key", "value")]
+        prefix, block = f"{body}h.{index}", f"block_{index}"
+        packed = [f"{block}/attention/{part}" for part in ("query", "key", "value")]
         factors = None if scales is None else (scales[index], 1.0, 1.0)
         entries += [
-            *layer_norm(f"{theirs}.ln_1", f"{ours}/attention_norm"),
+            *layer_norm(f"{prefix}.ln_1", f"{block}/attention_norm"),
             # Conv1D has (in, out), as Keras does; query, key and value are concatenated.
             Entry(
-                f"{theirs}.attn.c_attn.weight",
+                f"{prefix}.attn.c_attn.weight",
                 tuple(f"{path}/kernel" for path in packed),
                 Form(join=1, factors=factors),
             ),
             Entry(
-                f"{theirs}.attn.c_attn.bias", tuple(f"{path}/bias" for path in packed), Form(factors=factors)
+                f"{prefix}.attn.c_attn.bias", tuple(f"{path}/bias" for path in packed), Form(factors=factors)
             ),
-            *_conv1d(f"{theirs}.attn.c_proj", f"{ours}/attention/output"),
-            *layer_norm(f"{theirs}.ln_2", f"{ours}/feed_forward_norm"),
-            *_conv1d(f"{theirs}.mlp.c_fc", f"{ours}/feed_forward/up"),
-            *_conv1d(f"{theirs}.mlp.c_proj", f"{ours}/feed_forward/down"),
+            *_conv1d(f"{prefix}.attn.c_proj", f"{block}/attention/output"),
+            *layer_norm(f"{prefix}.ln_2", f"{block}/feed_forward_norm"),
+            *_conv1d(f"{prefix}.mlp.c_fc", f"{block}/feed_forward/up"),
+            *_conv1d(f"{prefix}.mlp.c_proj", f"{block}/feed_forward/down"),
         ]
     return [*entries, *layer_norm(f"{body}ln_f", "norm")]
 
@@ -169,7 +169,7 @@ def _conv1d(name: str, path: str) -> list[Entry]:
 def _llama_entries(config: GPTConfig, body: str) -> list[Entry]:
     entries = [Entry(f"{body}embed_tokens.weight", ("token_embedding/table",))]
     for index in range(config.depth):
-        theirs, ours = f"{body}layers.{index}", f"block_{index}"
+        prefix, block = f"{body}layers.{index}", f"block_{index}"
         layers = {
             "self_attn.q_proj": "attention/query",
             "self_attn.k_proj": "attention/key",
@@ -180,10 +180,10 @@ def _llama_entries(config: GPTConfig, body: str) -> list[Entry]:
             "mlp.down_proj": "feed_forward/down",
         }
         for name, path in layers.items():
-            entries += linear(f"{theirs}.{name}", f"{ours}/{path}", bias=config.use_bias)
+            entries += linear(f"{prefix}.{name}", f"{block}/{path}", bias=config.use_bias)
         entries += [
-            Entry(f"{theirs}.input_layernorm.weight", (f"{ours}/attention_norm/scale",)),
-            Entry(f"{theirs}.post_attention_layernorm.weight", (f"{ours}/feed_forward_norm/scale",)),
+            Entry(f"{prefix}.input_layernorm.weight", (f"{block}/attention_norm/scale",)),
+            Entry(f"{prefix}.post_attention_layernorm.weight", (f"{block}/feed_forward_norm/scale",)),
         ]
     return [*entries, Entry(f"{body}norm.weight", ("norm/scale",))]
 

@@ -16,8 +16,8 @@ from keras_tx.models.families import KerasHub, WeightSource
 from keras_tx.models.gpt.huggingface import beyond
 from keras_tx.models.gpt.model import GPT, GPTConfig
 from keras_tx.processing import TextTransform, byte_bpe
-from keras_tx.weights.assignment import emptied
-from keras_tx.weights.tensor_map import HEAD, Entry, Form, Plan
+from keras_tx.weights.assignment import model_tensors
+from keras_tx.weights.tensor_map import HEAD, Entry, Plan, attention_layer, dense_layer, norm_layer
 from keras_tx.weights.tensor_source import Tensors
 
 TASKS = ("GPT2CausalLM", "LlamaCausalLM", "Llama3CausalLM")
@@ -60,7 +60,7 @@ def to_keras_hub(model: GPT) -> Any:
     import keras_hub
 
     config: GPTConfig = model.config
-    reasons = _beyond(config)
+    reasons = _unsupported_options(config)
     if reasons:
         raise ConfigError(
             f"Model {model.name!r} has {', '.join(reasons)}, which keras-hub's GPT-2 and Llama do not "
@@ -102,7 +102,7 @@ def to_keras_hub(model: GPT) -> Any:
         kind = models.LlamaCausalLM if llama else models.GPT2CausalLM
         made = kind(backbone=backbone, preprocessor=preprocessor)
     variables = {variable.path: variable for variable in made.weights}
-    for entry, value in emptied(model, plan(model)):
+    for entry, value in model_tensors(model, plan(model)):
         variables.pop(entry.name).assign(value)
     assert not variables, sorted(variables)
     return made
@@ -111,7 +111,7 @@ def to_keras_hub(model: GPT) -> Any:
 def plan(model: GPT) -> Plan:
     """Returns the tensor map between a model and keras-hub's variables."""
     config: GPTConfig = model.config
-    reasons = _beyond(config)
+    reasons = _unsupported_options(config)
     if reasons:
         raise ConfigError(
             f"Model {model.name!r} has {', '.join(reasons)}, which keras-hub's GPT-2 and Llama do not "
@@ -123,46 +123,35 @@ def plan(model: GPT) -> Plan:
         entries.append(Entry("position_embedding/embeddings", ("positions/table",)))
     for index in range(config.depth):
         entries += _block(config, f"transformer_layer_{index}", f"block_{index}")
-    entries += _norm(config, "sequence_output_layernorm" if llama else "layer_norm", "norm")
+    entries += norm_layer(
+        "sequence_output_layernorm" if llama else "layer_norm", "norm", rms=config.norm == "rms"
+    )
     reverse = "token_embedding/reverse_embeddings"
     if model.head is not None and not config.tied:
         entries.append(Entry(reverse, (f"{contract.LOGITS}/kernel",), part=HEAD))
     return Plan(tuple(entries), others=(reverse,))
 
 
-def _block(config: GPTConfig, theirs: str, ours: str) -> list[Entry]:
-    size = config.head_size
-    counts = {"query": config.num_heads, "key": config.kv_heads or config.num_heads}
-    counts["value"] = counts["key"]
-    biased = config.use_bias
-    entries = []
-    for name, count in counts.items():
-        path, here = f"{theirs}/self_attention/{name}", f"{ours}/attention/{name}"
-        entries.append(Entry(f"{path}/kernel", (f"{here}/kernel",), Form(reshape=(-1, count, size))))
-        if biased:
-            entries.append(Entry(f"{path}/bias", (f"{here}/bias",), Form(reshape=(count, size))))
-    path, here = f"{theirs}/self_attention/attention_output", f"{ours}/attention/output"
-    entries.append(
-        Entry(f"{path}/kernel", (f"{here}/kernel",), Form(reshape=(config.num_heads, size, config.width)))
-    )
-    if biased:
-        entries.append(Entry(f"{path}/bias", (f"{here}/bias",)))
+def _block(config: GPTConfig, source: str, block: str) -> list[Entry]:
+    rms = config.norm == "rms"
+    norm = "layernorm" if rms else "layer_norm"
     dense = {"intermediate": "up", "output": "down"}
     if config.activation == "swiglu":
         dense["gate"] = "gate"
-    for name, here in dense.items():
-        for kind in ("kernel", "bias")[: 1 + biased]:
-            entries.append(
-                Entry(f"{theirs}/feedforward_{name}_dense/{kind}", (f"{ours}/feed_forward/{here}/{kind}",))
-            )
-    norm = "layernorm" if config.norm == "rms" else "layer_norm"
-    entries += _norm(config, f"{theirs}/self_attention_{norm}", f"{ours}/attention_norm")
-    return [*entries, *_norm(config, f"{theirs}/feedforward_{norm}", f"{ours}/feed_forward_norm")]
-
-
-def _norm(config: GPTConfig, theirs: str, ours: str) -> list[Entry]:
-    names = ("scale",) if config.norm == "rms" else ("gamma", "beta")
-    return [Entry(f"{theirs}/{name}", (f"{ours}/{name}",)) for name in names]
+    entries = attention_layer(
+        f"{source}/self_attention",
+        f"{block}/attention",
+        config.num_heads,
+        config.head_size,
+        kv_heads=config.kv_heads,
+        bias=config.use_bias,
+    )
+    for name, layer in dense.items():
+        entries += dense_layer(
+            f"{source}/feedforward_{name}_dense", f"{block}/feed_forward/{layer}", bias=config.use_bias
+        )
+    entries += norm_layer(f"{source}/self_attention_{norm}", f"{block}/attention_norm", rms=rms)
+    return [*entries, *norm_layer(f"{source}/feedforward_{norm}", f"{block}/feed_forward_norm", rms=rms)]
 
 
 def _gpt2_fields(backbone: Any) -> dict[str, Any]:
@@ -231,7 +220,7 @@ def _their_scaling(scaling: dict[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def _beyond(config: GPTConfig) -> list[str]:
+def _unsupported_options(config: GPTConfig) -> list[str]:
     """Returns the options that keras-hub's GPT-2 and Llama do not support."""
     differences = {f"head_dim={config.head_dim}": config.head_dim is not None}
     if config.positions == "rotary":

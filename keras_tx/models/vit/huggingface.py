@@ -287,7 +287,7 @@ def to_config(model: ViT, labels: Sequence[str] | None = None, processing: Any =
     elif isinstance(model.head, RegressionHead):
         fields["problem_type"] = contract.REGRESSION
     fields |= label_fields(labels)
-    reasons = _beyond(model, kind)
+    reasons = _unsupported_options(model, kind)
     if reasons:
         return HuggingFaceConfig(fields, reasons)
     if isinstance(model.head, DistilledClassifierHead):
@@ -307,7 +307,7 @@ def _written_type(model: ViT) -> str:
     kind = dialect(model.config)
     if kind != "dinov2":
         return kind
-    return min(("dinov2", "vit"), key=lambda candidate: len(_beyond(model, candidate)))
+    return min(("dinov2", "vit"), key=lambda candidate: len(_unsupported_options(model, candidate)))
 
 
 def _ratio(config: ViTConfig) -> int | None:
@@ -321,7 +321,7 @@ def _ratio(config: ViTConfig) -> int | None:
     return None
 
 
-def _beyond(model: ViT, kind: str) -> list[str]:
+def _unsupported_options(model: ViT, kind: str) -> list[str]:
     """Returns the options of a model that the classes of a model_type do not support."""
     config, head = model.config, model.head
     dinov2 = kind.startswith("dinov2")

@@ -107,21 +107,21 @@ def plan(model: ViT, kind: str, tensors: Tensors | None, old: Grid | None = None
         entries += linear("classifier", "logits", part=HEAD)
     if tensors is None:
         entries += _zeros(model, kind, prefix)
-    return Plan(covering(model, entries, f"a {kind} of Hugging Face"), known, others=OTHERS)
+    return Plan(checked_entries(model, entries, f"a {kind} of Hugging Face"), known, others=OTHERS)
 
 
-def covering(model: ViT, entries: list[Entry], whose: str) -> tuple[Entry, ...]:
+def checked_entries(model: ViT, entries: list[Entry], checkpoint: str) -> tuple[Entry, ...]:
     """Returns the entries; raises a ConfigError unless they cover exactly the variables of the model."""
     named = {path for entry in entries for path in entry.paths}
-    ours = set(merged_weights(model))
+    variables = set(merged_weights(model))
     for paths, problem in (
-        (ours - named, "no tensor for"),
-        (named - ours, "tensors that the model does not have:"),
+        (variables - named, "no tensor for"),
+        (named - variables, "tensors that the model does not have:"),
     ):
         if paths:
             raise ConfigError(
-                f"{whose} has {problem} {', '.join(sorted(paths)[:4])}. Create the model with the options of "
-                "the checkpoint."
+                f"{checkpoint} has {problem} {', '.join(sorted(paths)[:4])}. Create the model with the "
+                "options of the checkpoint."
             )
     return tuple(entries)
 
@@ -216,18 +216,18 @@ def _block(config: ViTConfig, kind: str, name: str, path: str, there: set[str]) 
     entries: list[Entry] = []
     names = dict(DINOV2_BLOCK if dinov2 else VIT_BLOCK)
     if dinov2:
-        for half, ours in enumerate(("attention_scale", "feed_forward_scale"), 1):
-            entries.append(Entry(f"{name}.layer_scale{half}.lambda1", (f"{path}/{ours}",)))
+        for half, scale in enumerate(("attention_scale", "feed_forward_scale"), 1):
+            entries.append(Entry(f"{name}.layer_scale{half}.lambda1", (f"{path}/{scale}",)))
         if config.activation == "swiglu":
             entries += _gated(name, path, there)
         else:
             names |= DINOV2_MLP
-    for ours, theirs in names.items():
-        if ours.endswith("norm"):
-            entries += layer_norm(f"{name}.{theirs}", f"{path}/{ours}")
+    for layer, tensor in names.items():
+        if layer.endswith("norm"):
+            entries += layer_norm(f"{name}.{tensor}", f"{path}/{layer}")
         else:
-            bias = config.qkv_bias or not ours.endswith(("query", "key", "value"))
-            entries += linear(f"{name}.{theirs}", f"{path}/{ours}", bias=bias)
+            bias = config.qkv_bias or not layer.endswith(("query", "key", "value"))
+            entries += linear(f"{name}.{tensor}", f"{path}/{layer}", bias=bias)
     return entries
 
 

@@ -14,11 +14,20 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, user_stacklevel
 from keras_tx.heads import ClassifierHead, DistilledClassifierHead, Head, MultiLabelHead, RegressionHead
 from keras_tx.models.families import KerasHub, WeightSource
-from keras_tx.models.vit.huggingface_tensors import Grid, covering, positions
+from keras_tx.models.vit.huggingface_tensors import Grid, checked_entries, positions
 from keras_tx.models.vit.model import ViT, ViTConfig
 from keras_tx.processing import ImageTransform
-from keras_tx.weights.assignment import emptied
-from keras_tx.weights.tensor_map import HEAD, POOLER, Entry, Form, Plan
+from keras_tx.weights.assignment import model_tensors
+from keras_tx.weights.tensor_map import (
+    HEAD,
+    POOLER,
+    Entry,
+    Form,
+    Plan,
+    attention_layer,
+    dense_layer,
+    norm_layer,
+)
 from keras_tx.weights.tensor_source import Tensors
 
 CLASSES = ("ViTBackbone", "ViTImageClassifier", "DeiTBackbone", "DeiTImageClassifier")
@@ -77,7 +86,7 @@ def to_keras_hub(model: ViT) -> Any:
     import keras_hub
 
     config, head = model.config, model.head
-    reasons = _beyond(model)
+    reasons = _unsupported_options(model)
     if reasons:
         raise ConfigError(
             f"Model {model.name!r} has {', '.join(reasons)}, which keras-hub's ViT and DeiT do not support. "
@@ -121,7 +130,7 @@ def to_keras_hub(model: ViT) -> Any:
             **({"intermediate_dim": units} if config.pooler is not None else {}),
         )
     variables = {variable.path: variable for variable in made.weights}
-    for entry, value in emptied(model, plan(model)):
+    for entry, value in model_tensors(model, plan(model)):
         variables.pop(entry.name).assign(value)
     assert not variables, sorted(variables)
     return made
@@ -138,50 +147,29 @@ def plan(model: ViT, old: Grid | None = None, tensors: Tensors | None = None) ->
     entries = [
         *([Entry(f"{first}/class_token", ("class_token/tokens",), row)] if config.has_class_token else []),
         *([Entry(f"{first}/distillation_token", ("distillation_token/tokens",), row)] if deit else []),
-        *_dense(f"{first}/patch_embedding", "patch_embedding", bias=config.patch_bias),
+        *dense_layer(f"{first}/patch_embedding", "patch_embedding", bias=config.patch_bias),
         positions(table, config, tensors.shapes.get(table) if tensors else None, old, batched=deit),
     ]
     for index in range(config.depth):
-        theirs, ours = f"{encoder}/transformer_block_{index + 1}", f"block_{index}"
-        entries += _attention(config, f"{theirs}/mha", f"{ours}/attention")
+        source, block = f"{encoder}/transformer_block_{index + 1}", f"block_{index}"
+        entries += attention_layer(
+            f"{source}/mha", f"{block}/attention", config.num_heads, config.width // config.num_heads
+        )
         for here, there in NORMS.items():
-            entries += _norm(f"{theirs}/{there}", f"{ours}/{here}")
+            entries += norm_layer(f"{source}/{there}", f"{block}/{here}")
         for here, there in (DEIT_MLP if deit else VIT_MLP).items():
-            entries += _dense(f"{theirs}/{there}", f"{ours}/{here}")
-    entries += _norm(f"{encoder}/ln", "norm")
+            entries += dense_layer(f"{source}/{there}", f"{block}/{here}")
+    entries += norm_layer(f"{encoder}/ln", "norm")
     if config.pooler is not None:
-        entries += _dense("pre_logits", "pooler", part=POOLER)
+        entries += dense_layer("pre_logits", "pooler", part=POOLER)
     if isinstance(model.head, DistilledClassifierHead):
         raise ConfigError(
             "head=DistilledClassifierHead has two classifiers, but keras-hub's DeiT has one. Pass another "
             "head."
         )
     if model.head is not None:
-        entries += _dense("predictions", contract.LOGITS, part=HEAD)
-    return Plan(covering(model, entries, "keras-hub's ViT"), others=("predictions/", "pre_logits/"))
-
-
-def _attention(config: ViTConfig, theirs: str, ours: str) -> list[Entry]:
-    size = config.width // config.num_heads
-    entries = []
-    for name in ("query", "key", "value"):
-        form = Form(reshape=(-1, config.num_heads, size))
-        entries.append(Entry(f"{theirs}/{name}/kernel", (f"{ours}/{name}/kernel",), form))
-        form = Form(reshape=(config.num_heads, size))
-        entries.append(Entry(f"{theirs}/{name}/bias", (f"{ours}/{name}/bias",), form))
-    form = Form(reshape=(config.num_heads, size, config.width))
-    entries.append(Entry(f"{theirs}/attention_output/kernel", (f"{ours}/output/kernel",), form))
-    entries.append(Entry(f"{theirs}/attention_output/bias", (f"{ours}/output/bias",)))
-    return entries
-
-
-def _dense(theirs: str, ours: str, *, bias: bool = True, part: str = "") -> list[Entry]:
-    names = ("kernel", "bias")[: 1 + bias]
-    return [Entry(f"{theirs}/{name}", (f"{ours}/{name}",), part=part) for name in names]
-
-
-def _norm(theirs: str, ours: str) -> list[Entry]:
-    return [Entry(f"{theirs}/{name}", (f"{ours}/{name}",)) for name in ("gamma", "beta")]
+        entries += dense_layer("predictions", contract.LOGITS, part=HEAD)
+    return Plan(checked_entries(model, entries, "keras-hub's ViT"), others=("predictions/", "pre_logits/"))
 
 
 def _fields(backbone: Any, where: str) -> dict[str, Any]:
@@ -236,7 +224,7 @@ def _head(task: Any, where: str, fields: dict[str, Any]) -> Head | ConfigError:
     return ClassifierHead(task.num_classes, 0.0 if fields["distillation"] else task.dropout)
 
 
-def _beyond(model: ViT) -> list[str]:
+def _unsupported_options(model: ViT) -> list[str]:
     config, head = model.config, model.head
     deit = config.distillation
     pooled = config.pooling == ("none" if head is None else _pooling(config))
@@ -298,12 +286,12 @@ def _numbers(values: np.ndarray) -> Any:
 
 def _converter(transform: ImageTransform) -> dict[str, Any]:
     mean, std = np.asarray(transform.mean), np.asarray(transform.std)
-    theirs = {ours: name for name, ours in RESAMPLING.items()}
+    names = {resample: name for name, resample in RESAMPLING.items()}
     return {
         "image_size": (transform.height, transform.width),
         "scale": (transform.rescale / std).tolist(),
         "offset": (-mean / std).tolist(),
-        "interpolation": theirs[transform.resample],
+        "interpolation": names[transform.resample],
         "antialias": True,
         "crop_to_aspect_ratio": False,
     }

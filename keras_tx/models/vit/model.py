@@ -256,11 +256,11 @@ class ViT(TransformerModel):
             config, head=self.head, processing=processing, name=self.name, dtype=self.layers_policy
         )
         weights = merged_weights(self)
-        for mine, theirs in zip(self.layers, copy.layers, strict=True):
-            if isinstance(theirs, PositionalEmbedding):
-                theirs.resize_from(mine, self.config.resizing)
+        for layer, target in zip(self.layers, copy.layers, strict=True):
+            if isinstance(target, PositionalEmbedding):
+                target.resize_from(layer, self.config.resizing)
             else:
-                for weight in theirs.weights:
+                for weight in target.weights:
                     weight.assign(weights[weight.path])
         copy.freeze(self.frozen())
         return copy

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from keras_tx.heads import DistilledClassifierHead
-from keras_tx.models.vit.huggingface_tensors import MASK, covering, packed, positions
+from keras_tx.models.vit.huggingface_tensors import MASK, checked_entries, packed, positions
 from keras_tx.models.vit.model import ViT, ViTConfig
 from keras_tx.weights.tensor_map import CONVOLUTION, HEAD, POOLER, Entry, Form, Plan, layer_norm, linear
 from keras_tx.weights.tensor_source import Tensors
@@ -65,7 +65,7 @@ def timm_plan(model: ViT, tensors: Tensors) -> Plan:
     elif head is not None:
         entries += linear("head", "logits", part=HEAD)
     return Plan(
-        covering(model, entries, "timm's ViT"),
+        checked_entries(model, entries, "timm's ViT"),
         timm_name,
         others=("head.", "head_dist.", "pre_logits.", "mask_token"),
     )
@@ -130,4 +130,4 @@ def torchvision_plan(model: ViT, tensors: Tensors) -> Plan:
         entries += linear("heads.pre_logits", "pooler", part=POOLER)
     if head is not None:
         entries += linear("heads.head", "logits", part=HEAD)
-    return Plan(covering(model, entries, "torchvision's ViT"), torchvision_name, others=("heads.",))
+    return Plan(checked_entries(model, entries, "torchvision's ViT"), torchvision_name, others=("heads.",))
