@@ -51,14 +51,19 @@ _HOMES = {
     "SentenceEmbeddingHead": "heads",
     "SpanExactMatch": "metrics",
     "SpanF1": "metrics",
+    "Seq2SeqLMHead": "heads",
     "SpanHead": "heads",
     "Spearman": "metrics",
+    "T5": "models.t5.model",
+    "T5Config": "models.t5.model",
     "TextTransform": "processing",
     "TokenAccuracy": "metrics",
     "TokenClassifierHead": "heads",
     "TokenCrossentropy": "losses",
     "TokenEmbedding": "layers",
+    "Transformer": "models.transformer.model",
     "TransformerBlock": "layers",
+    "TransformerConfig": "models.transformer.model",
     "ViT": "models.vit.model",
     "ViTConfig": "models.vit.model",
     "WarmupCosine": "training",
@@ -73,7 +78,9 @@ _HOMES = {
     "load_model": "models.keras_file",
     "pretrain_recipe": "training",
     "save_checkpoint": "models.checkpoint_saving",
+    "t5": "models.t5.model",
     "to_keras_hub": "models.keras_hub_models",
+    "transformer": "models.transformer.model",
     "vit": "models.vit.model",
 }
 
@@ -110,6 +117,7 @@ if TYPE_CHECKING:
         PretrainingHead,
         RegressionHead,
         SentenceEmbeddingHead,
+        Seq2SeqLMHead,
         SpanHead,
         TokenClassifierHead,
     )
@@ -145,6 +153,8 @@ if TYPE_CHECKING:
     from keras_tx.models.gpt.model import GPT, GPTConfig, gpt
     from keras_tx.models.keras_file import load_model
     from keras_tx.models.keras_hub_models import to_keras_hub
+    from keras_tx.models.t5.model import T5, T5Config, t5
+    from keras_tx.models.transformer.model import Transformer, TransformerConfig, transformer
     from keras_tx.models.vit.model import ViT, ViTConfig, vit
     from keras_tx.optimizers import AdamW
     from keras_tx.processing import ImageTransform, TextTransform

@@ -87,6 +87,7 @@ QUESTION_ANSWERING = "question-answering"
 FILL_MASK = "fill-mask"
 FEATURE_EXTRACTION = "feature-extraction"
 TEXT_GENERATION = "text-generation"
+TEXT2TEXT_GENERATION = "text2text-generation"
 
 # problem_type in config.json: the meaning of the logits of a classifier.
 REGRESSION = "regression"

@@ -8,7 +8,7 @@ from keras_tx.heads.classification import (
     NextSentenceHead,
     RegressionHead,
 )
-from keras_tx.heads.language_model import CausalLMHead, MaskedLMHead, PretrainingHead
+from keras_tx.heads.language_model import CausalLMHead, MaskedLMHead, PretrainingHead, Seq2SeqLMHead
 from keras_tx.heads.sentence_embedding import SentenceEmbeddingHead
 from keras_tx.heads.token_classification import SpanHead, TokenClassifierHead
 
@@ -24,6 +24,7 @@ __all__ = [
     "PretrainingHead",
     "RegressionHead",
     "SentenceEmbeddingHead",
+    "Seq2SeqLMHead",
     "SpanHead",
     "TokenClassifierHead",
 ]

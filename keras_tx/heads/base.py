@@ -23,6 +23,8 @@ class Encoded:
         embedding: the embedding that the logits are tied to; None where they have weights of their own.
         config: of the model.
         pool: returns the vector (batch, width) of the whole sample.
+        source: the encoder's output (batch, source, width), if the other fields are those of an
+            encoder-decoder's decoder.
     """
 
     tokens: Any
@@ -30,6 +32,7 @@ class Encoded:
     embedding: TokenEmbedding | None
     config: Any
     pool: Callable[[], Any] | None = None
+    source: Any = None
 
 
 class Head:

@@ -140,17 +140,7 @@ class CausalLMHead(Head):
     token_outputs: ClassVar[tuple[str, ...]] = (contract.LOGITS,)
 
     def __call__(self, features: Encoded) -> Any:
-        if features.embedding is not None:
-            logits = features.embedding(features.tokens, reverse=True)
-            return keras.layers.Identity(dtype="float32", name=contract.LOGITS)(logits)
-        dense = keras.layers.Dense(
-            features.config.vocabulary_size,
-            use_bias=False,
-            kernel_initializer=initializer(),
-            dtype="float32",
-            name=contract.LOGITS,
-        )
-        return dense(features.tokens)
+        return _next_token_logits(features)
 
     def is_tied(self, features: Encoded) -> bool:
         return features.embedding is not None
@@ -160,3 +150,37 @@ class CausalLMHead(Head):
 
     def metrics(self) -> list[Any]:
         return [TokenAccuracy(name="accuracy"), Perplexity()]
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+@dataclasses.dataclass(frozen=True)
+class Seq2SeqLMHead(CausalLMHead):
+    """The next token of a target sequence: logits (batch, target, vocabulary) of an encoder-decoder.
+
+    The projection is that of `CausalLMHead`, with a bias if the model's config has `logits_bias=True`. The
+    target of a position is the token after it, -100 for positions that the loss ignores.
+
+    Args:
+        label_smoothing: as for `TokenCrossentropy`.
+    """
+
+    task: ClassVar[str | None] = contract.TEXT2TEXT_GENERATION
+
+    def __call__(self, features: Encoded) -> Any:
+        config = features.config
+        return _next_token_logits(features, config.logits_scale, config.logits_bias)
+
+
+def _next_token_logits(features: Encoded, scale: float = 1.0, use_bias: bool = False) -> Any:
+    tokens = features.tokens if scale == 1.0 else ops.multiply(features.tokens, scale)
+    if features.embedding is not None:
+        last = Bias if use_bias else keras.layers.Identity
+        return last(dtype="float32", name=contract.LOGITS)(features.embedding(tokens, reverse=True))
+    dense = keras.layers.Dense(
+        features.config.vocabulary_size,
+        use_bias=use_bias,
+        kernel_initializer=initializer(),
+        dtype="float32",
+        name=contract.LOGITS,
+    )
+    return dense(tokens)

@@ -37,6 +37,7 @@ class MultiHeadAttention(keras.layers.Layer):
         rotary_base: base of rotary positions (10,000 in Llama); None for no rotation.
         rotary_scaling: how positions are scaled beyond the trained length: {"rope_type": "linear",
             "factor": 4.0}, or "llama3" with the four numbers of Llama 3.1.
+        scale: factor of the scores; by default 1 / sqrt(width of a head). 1.0 in T5.
         dropout: rate of dropout on the attention weights.
         use_bias: whether the dense layers have biases.
         qkv_bias: whether query, key and value have biases; by default `use_bias`.
@@ -76,6 +77,7 @@ class MultiHeadAttention(keras.layers.Layer):
         causal: bool = False,
         rotary_base: Positive | None = None,
         rotary_scaling: Any = None,
+        scale: Positive | None = None,
         dropout: Rate = 0.0,
         use_bias: bool = True,
         qkv_bias: bool | None = None,
@@ -93,6 +95,7 @@ class MultiHeadAttention(keras.layers.Layer):
         self.causal = causal
         self.rotary_base = rotary_base
         self.rotary_scaling = check_scaling(rotary_scaling)
+        self.scale = scale
         self.dropout = dropout
         self.use_bias = use_bias
         self.qkv_bias = use_bias if qkv_bias is None else qkv_bias
@@ -173,12 +176,12 @@ class MultiHeadAttention(keras.layers.Layer):
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> Any:
-        cache = self._cache(past, value=value, key=key, attention_mask=attention_mask, bias=bias)
+        cache = self._cache(past, value=value, key=key, attention_mask=attention_mask)
         if cache is not None:
             padding_mask = (
                 None  # it covers the tokens of this call only; that of the cache covers the past too
             )
-        self._check_call(query, value, key, attention_mask, padding_mask, bias, positions, past)
+        self._check_call(query, value, key, attention_mask, padding_mask, bias, positions, past, cache)
         is_self = value is None and key is None
         value = query if value is None else value
         key = value if key is None else key
@@ -235,6 +238,7 @@ class MultiHeadAttention(keras.layers.Layer):
         bias: Any,
         positions: Any,
         past: tuple[Any, Any] | None,
+        cache: KeyValueCache | None = None,
     ) -> None:
         """Checks that the arguments fit together, as far as their shapes are known."""
         keys = self._check_sequences(query, value, key)
@@ -251,6 +255,8 @@ class MultiHeadAttention(keras.layers.Layer):
                 )
         if past is not None:
             keys = _sum(keys, past[0].shape[2])
+        elif cache is not None:
+            keys = cache.mask.shape[1]
         self._check_masks(query.shape, keys, attention_mask, padding_mask, bias)
 
     def _check_sequences(self, query: Any, value: Any, key: Any) -> int | None:
@@ -335,7 +341,9 @@ class MultiHeadAttention(keras.layers.Layer):
         return functools.reduce(ops.logical_and, masks) if masks else None
 
     def _weights(self, q: Any, k: Any, allowed: Any, bias: Any) -> Any:
-        q = ops.multiply(q, ops.cast(self.size**-0.5, q.dtype))
+        factor = self.size**-0.5 if self.scale is None else self.scale
+        if factor != 1.0:
+            q = ops.multiply(q, ops.cast(factor, q.dtype))
         scores = ops.matmul(q, ops.transpose(self._shared(k), (0, 1, 3, 2)))
         scores = ops.cast(scores, "float32")
         if bias is not None:
@@ -389,6 +397,7 @@ class MultiHeadAttention(keras.layers.Layer):
             "causal": self.causal,
             "rotary_base": self.rotary_base,
             "rotary_scaling": self.rotary_scaling,
+            "scale": self.scale,
             "dropout": self.dropout,
             "use_bias": self.use_bias,
             "qkv_bias": self.qkv_bias,

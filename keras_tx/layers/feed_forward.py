@@ -10,7 +10,8 @@ from keras import ops
 from keras_tx.arguments import Rate, Shape, Size, checked
 from keras_tx.errors import ConfigError, nearest
 
-ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "swiglu")
+ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "swiglu", "geglu")
+GATED = ("swiglu", "geglu")
 
 
 @keras.saving.register_keras_serializable("keras_tx")
@@ -24,8 +25,8 @@ class FeedForward(keras.layers.Layer):
     Args:
         hidden: number of hidden channels.
         activation: "gelu" (ViT, BERT), its approximation "gelu_tanh" (GPT-2), "quick_gelu", which is
-            x * sigmoid(1.702 x) (CLIP), "relu", or the gated "swiglu", which is
-            down(silu(gate(x)) * up(x)) (Llama).
+            x * sigmoid(1.702 x) (CLIP), "relu", "silu" (Marian), or gated: "swiglu", which is
+            down(silu(gate(x)) * up(x)) (Llama), and "geglu" with "gelu_tanh" in place of silu (T5 v1.1).
         dropout: rate on the hidden channels.
         use_bias: whether the dense layers have biases.
         kernel_initializer: of the dense layers.
@@ -53,7 +54,7 @@ class FeedForward(keras.layers.Layer):
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.up = self._dense(hidden, "up")
-        self.gate = self._dense(hidden, "gate") if activation == "swiglu" else None
+        self.gate = self._dense(hidden, "gate") if activation in GATED else None
         self.hidden_dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="hidden_dropout")
 
     def _dense(self, units: int, name: str) -> keras.layers.Dense:
@@ -75,9 +76,11 @@ class FeedForward(keras.layers.Layer):
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         if self.gate is not None:
-            hidden = ops.multiply(ops.silu(self.gate(inputs)), self.up(inputs))
-        elif self.activation == "relu":
-            hidden = ops.relu(self.up(inputs))
+            gate = self.gate(inputs)
+            gate = ops.silu(gate) if self.activation == "swiglu" else ops.gelu(gate, approximate=True)
+            hidden = ops.multiply(gate, self.up(inputs))
+        elif self.activation in ("relu", "silu"):
+            hidden = getattr(ops, self.activation)(self.up(inputs))
         elif self.activation == "quick_gelu":
             hidden = self.up(inputs)
             hidden = ops.multiply(hidden, ops.sigmoid(ops.multiply(hidden, 1.702)))

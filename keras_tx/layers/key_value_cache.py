@@ -25,6 +25,11 @@ class KeyValueCache:
         self.pasts = pasts or {}
         self.presents: dict[str, tuple[Any, Any]] = {}
 
+    def positions(self, tokens: int) -> Any:
+        """The positions (batch, tokens) of the last tokens; padding is not counted."""
+        count = ops.cumsum(ops.cast(self.mask, "int32"), axis=1)
+        return ops.maximum(count - 1, 0)[:, -tokens:]
+
     def past_of(self, layer: Any, key: Any, value: Any) -> tuple[Any, Any]:
         """The past of a layer, or an empty one for these new keys and values (batch, heads, tokens, size)."""
         if layer.path in self.pasts:

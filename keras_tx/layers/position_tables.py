@@ -7,16 +7,18 @@ import math
 import numpy as np
 
 
-def sine_cosine(grid: tuple[int, ...], width: int) -> np.ndarray:
+def sine_cosine(grid: tuple[int, ...], width: int, halves: bool = False) -> np.ndarray:
     """Fixed positions (tokens, width) of a sequence or a grid.
 
-    For a sequence, sines and cosines alternate, PE(p, 2i) = sin(p / 10000^(2i/width)), as in Vaswani et al.
+    For a sequence, sines and cosines alternate, PE(p, 2i) = sin(p / 10000^(2i/width)), as in Vaswani et al.;
+    with `halves`, all sines come before all cosines.
     For a grid, half of the width is for the column and half for the row, each with the sines first, as in
     Beyer et al., "Better plain ViT baselines".
     """
     if len(grid) == 1:
         angles = np.outer(np.arange(grid[0]), 10000.0 ** (-np.arange(0, width, 2) / width))
-        return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(grid[0], width).astype("float32")
+        waves = np.stack([np.sin(angles), np.cos(angles)], axis=1 if halves else -1)
+        return waves.reshape(grid[0], width).astype("float32")
     quarter = width // 4
     frequencies = 10000.0 ** (-np.arange(quarter) / max(quarter - 1, 1))
     rows, columns = (np.outer(axis.ravel(), frequencies) for axis in np.indices(grid))

@@ -11,9 +11,11 @@ from keras import ops
 
 from keras_tx.arguments import Count, Shape, Size, checked
 from keras_tx.errors import ConfigError, nearest
+from keras_tx.layers.key_value_cache import open_cache
 from keras_tx.layers.position_tables import fourier_features, resize_grid, sine_cosine
 
-KINDS = ("none", "learned", "learned-2d", "sine-cosine", "fourier")
+KINDS = ("none", "learned", "learned-2d", "sine-cosine", "sine-cosine-halves", "fourier")
+SINE_COSINE = ("sine-cosine", "sine-cosine-halves")
 
 
 @keras.saving.register_keras_serializable("keras_tx")
@@ -26,6 +28,8 @@ class PositionalEmbedding(keras.layers.Layer):
         "learned-2d": a table for the rows of the grid and one for its columns, half of the width each.
         "sine-cosine": the fixed table of "Attention Is All You Need"; for a grid, half of the width for each
             axis.
+        "sine-cosine-halves": the same for a sequence, with all sines before all cosines, as in Tensor2Tensor
+            and Marian.
         "fourier": sines and cosines of the coordinates at `bands` frequencies, projected to the width by
             a learned matrix.
 
@@ -44,7 +48,7 @@ class PositionalEmbedding(keras.layers.Layer):
     Call arguments:
         inputs: (batch, tokens, width).
         positions: integers (batch, tokens) or (1, tokens), the row of the table for each token; by default
-            0, 1, 2 ...
+            0, 1, 2 ..., after the tokens of an open cache of keys and values.
     """
 
     @checked
@@ -70,6 +74,8 @@ class PositionalEmbedding(keras.layers.Layer):
             raise ConfigError(f"grid={grid!r}, expected a length or (rows, columns).")
         if kind == "learned-2d" and len(self.grid) != 2:
             raise ConfigError(f"kind='learned-2d' with grid={grid!r}, expected grid=(rows, columns).")
+        if kind == "sine-cosine-halves" and len(self.grid) != 1:
+            raise ConfigError(f"kind='sine-cosine-halves' with grid={grid!r}, expected a length.")
 
     @property
     def length(self) -> int:
@@ -81,7 +87,7 @@ class PositionalEmbedding(keras.layers.Layer):
         width = input_shape[-1]
         axes = len(self.grid)
         self.prefix = None
-        divisor = {"sine-cosine": 2 * axes, "learned-2d": 2}.get(self.kind, 1)
+        divisor = {"sine-cosine": 2 * axes, "sine-cosine-halves": 2, "learned-2d": 2}.get(self.kind, 1)
         if width % divisor:
             raise ConfigError(
                 f"Layer {self.name!r}: the width {width} is not divisible by {divisor}, as "
@@ -94,8 +100,8 @@ class PositionalEmbedding(keras.layers.Layer):
                 self.prefix = self._weight("prefix", (self.prefix_tokens, width))
             self.rows = self._weight("rows", (self.grid[0], width // 2))
             self.columns = self._weight("columns", (self.grid[1], width // 2))
-        elif self.kind == "sine-cosine":
-            self.fixed = sine_cosine(self.grid, width)
+        elif self.kind in SINE_COSINE:
+            self.fixed = sine_cosine(self.grid, width, halves=self.kind == "sine-cosine-halves")
         elif self.kind == "fourier":
             self.fixed = fourier_features(self.grid, self.bands)
             self.kernel = self._weight("kernel", (self.fixed.shape[-1], width))
@@ -133,7 +139,7 @@ class PositionalEmbedding(keras.layers.Layer):
                 axis=-1,
             )
             grid = ops.reshape(grid, (rows * columns, 2 * half))
-        elif self.kind == "sine-cosine":
+        elif self.kind in SINE_COSINE:
             grid = ops.convert_to_tensor(self.fixed, dtype=dtype)
         else:
             grid = ops.matmul(ops.convert_to_tensor(self.fixed, dtype=dtype), self.kernel)
@@ -149,6 +155,9 @@ class PositionalEmbedding(keras.layers.Layer):
         if self.kind == "none":
             return inputs
         table = self.positions()
+        cache = open_cache()
+        if positions is None and cache is not None:
+            positions = cache.positions(inputs.shape[1])
         if positions is not None:
             return ops.add(inputs, ops.take(table, positions, axis=0))
         if inputs.shape[1] != self.length:  # shorter, or of unknown length

@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_tx.arguments import Shape, Size, checked
 from keras_tx.errors import ConfigError
+from keras_tx.layers.key_value_cache import open_cache
 
 
 @keras.saving.register_keras_serializable("keras_tx")
@@ -30,7 +31,8 @@ class RelativePositionBias(keras.layers.Layer):
         buckets: number of learned values per head.
         max_distance: distances from this one on share one value.
         bidirectional: whether keys after the query have separate buckets (encoders), or share one
-            (decoders).
+            (decoders). While a decoder generates with a cache of keys and values, the keys include the cached
+            ones, and the queries are the last tokens.
     """
 
     @checked
@@ -65,7 +67,14 @@ class RelativePositionBias(keras.layers.Layer):
     def call(self, query: Any, value: Any = None) -> Any:
         queries = ops.shape(query)[1]
         keys = queries if value is None else ops.shape(value)[1]
-        distance = ops.arange(keys)[None, :] - ops.arange(queries)[:, None]  # positive: the key is later
+        start = 0
+        cache = None if self.bidirectional or value is not None else open_cache()
+        if cache is not None:
+            keys = ops.shape(cache.mask)[1]
+            start = keys - queries
+        distance = (
+            ops.arange(keys)[None, :] - ops.arange(queries)[:, None] - start
+        )  # positive: the key is later
         bias = ops.take(self.table, self._bucket(distance), axis=0)  # (queries, keys, heads)
         return ops.expand_dims(ops.transpose(bias, (2, 0, 1)), 0)
 

@@ -22,6 +22,7 @@ ATTENTION = (
     "causal",
     "rotary_base",
     "rotary_scaling",
+    "scale",
     "qkv_bias",
     "qk_norm",
 )
@@ -42,8 +43,8 @@ class TransformerBlock(keras.layers.Layer):
     (2, 5, 16)
 
     Args:
-        num_heads, key_dim, value_dim, kv_heads, causal, rotary_base, rotary_scaling, qkv_bias, qk_norm: see
-            MultiHeadAttention.
+        num_heads, key_dim, value_dim, kv_heads, causal, rotary_base, rotary_scaling, scale, qkv_bias,
+            qk_norm: see MultiHeadAttention.
         mlp_dim, activation: see FeedForward.
         norm: "layer" or "rms".
         norm_epsilon: epsilon of all norms, those of query and key included.
@@ -80,6 +81,7 @@ class TransformerBlock(keras.layers.Layer):
         causal: bool = False,
         rotary_base: Positive | None = None,
         rotary_scaling: Any = None,
+        scale: Positive | None = None,
         activation: str = "gelu",
         norm: str = "layer",
         norm_position: str = "pre",
@@ -116,6 +118,7 @@ class TransformerBlock(keras.layers.Layer):
             "key_dim": key_dim,
             "value_dim": value_dim,
             "kv_heads": kv_heads,
+            "scale": scale,
             "dropout": attention_dropout,
             "qkv_bias": qkv_bias,
             "qk_norm": qk_norm,

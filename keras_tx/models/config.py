@@ -92,3 +92,23 @@ def _check_names(config_class: type, fields: dict[str, Any]) -> None:
                     f"Pass num_classes= to the factory, or head=keras_tx.ClassifierHead({fields[name]!r})."
                 )
             raise ConfigError(f"{config_class.__name__} has no field {name!r}. {advice}")
+
+
+def check_token_ids(config: Any) -> None:
+    """Checks `pad_id`, `start_id` and `stop_ids` of a text model's config, whose `stop_ids` become a tuple.
+
+    Raises:
+        ConfigError: for an id that is not in the vocabulary.
+    """
+    size = config.vocabulary_size
+    for name in ("pad_id", "start_id"):
+        number = getattr(config, name, None)
+        if number is not None and number >= size:
+            raise ConfigError(f"{name}={number} is out of range for vocabulary_size={size}.")
+    ids = config.stop_ids
+    if ids is None:
+        return
+    known = isinstance(ids, list | tuple) and all(type(i) is int and 0 <= i < size for i in ids)
+    if not known or not ids:
+        raise ConfigError(f"stop_ids={ids!r} is not a list of ids. Pass one or more from 0 to {size - 1}.")
+    object.__setattr__(config, "stop_ids", tuple(dict.fromkeys(ids)))

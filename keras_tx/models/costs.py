@@ -18,8 +18,8 @@ from keras_tx.weights.weightless import build_weightless
 FREE = (  # layers without matrix products, which papers do not count
     "Activation Add AlphaDropout Average BatchNormalization Bias Cast ClassToken Concatenate Cumsum Divide "
     "Dropout ExpandDims Flatten Gelu GetItem GlobalAveragePooling1D Identity InputLayer LayerNormalization "
-    "MaskToken Maximum Mean Multiply NotEqual PositionalEmbedding Relu RMSNormalization Rescaling Reshape "
-    "Softmax Sqrt Square Subtract Sum Transpose Where"
+    "MaskToken Maximum Mean Multiply NotEqual PositionalEmbedding RelativePositionBias Relu "
+    "RMSNormalization Rescaling Reshape Softmax Sqrt Square Subtract Sum Transpose Where"
 ).split()
 
 

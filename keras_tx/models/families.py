@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from keras_tx.weights.tensor_map import Plan
     from keras_tx.weights.tensor_source import Checkpoint, Tensors
 
-INTERFACES = ("vision", "encoder", "decoder")
+INTERFACES = ("vision", "encoder", "decoder", "encoder-decoder")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Family:
         model_class: a TransformerModel.
         factory: creates a model from the name of a variant.
         variants: the names of the published sizes.
-        interface: of the exported graph: "vision", "encoder" or "decoder".
+        interface: of the exported graph: "vision", "encoder", "decoder" or "encoder-decoder".
         huggingface: returns the converter for Hugging Face folders; None if there is none.
         keras_hub: returns the converter for keras-hub; None if there is none.
     """
@@ -206,7 +206,25 @@ def _gpt() -> Family:
     return RECORD
 
 
-_RECORDS: dict[str, Callable[[], Family]] = {"vit": _vit, "bert": _bert, "gpt": _gpt}
+def _transformer() -> Family:
+    from keras_tx.models.transformer.record import RECORD
+
+    return RECORD
+
+
+def _t5() -> Family:
+    from keras_tx.models.t5.record import RECORD
+
+    return RECORD
+
+
+_RECORDS: dict[str, Callable[[], Family]] = {
+    "vit": _vit,
+    "bert": _bert,
+    "gpt": _gpt,
+    "transformer": _transformer,
+    "t5": _t5,
+}
 
 
 def register_family(family: Family) -> None:

@@ -61,6 +61,54 @@ class BertOverrides(TypedDict, total=False):
     attention_dropout: Rate
 
 
+class TransformerOverrides(TypedDict, total=False):
+    """Fields of TransformerConfig."""
+
+    width: Size
+    depth: Size
+    num_heads: Size
+    mlp_dim: Size
+    decoder_depth: Size | None
+    vocabulary_size: Size
+    max_length: Size
+    positions: str
+    scale_embedding: bool
+    embedding_norm: bool
+    norm_position: str
+    activation: str
+    tied: bool
+    logits_bias: bool
+    pad_id: Count
+    start_id: Count | None
+    stop_ids: tuple[int, ...] | None
+    norm_epsilon: Epsilon
+    dropout: Rate
+    hidden_dropout: Rate
+    attention_dropout: Rate
+
+
+class T5Overrides(TypedDict, total=False):
+    """Fields of T5Config."""
+
+    width: Size
+    depth: Size
+    num_heads: Size
+    mlp_dim: Size
+    head_dim: Size
+    decoder_depth: Size | None
+    vocabulary_size: Size
+    max_length: Size
+    activation: str
+    tied: bool
+    relative_buckets: Size
+    relative_max_distance: Size
+    pad_id: Count
+    start_id: Count | None
+    stop_ids: tuple[int, ...] | None
+    norm_epsilon: Epsilon
+    dropout: Rate
+
+
 class GPTOverrides(TypedDict, total=False):
     """Fields of GPTConfig."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import keras
 import numpy as np
@@ -27,6 +27,7 @@ class TextModel(TransformerModel):
     """
 
     processing_class = TextTransform
+    required: ClassVar[tuple[str, ...]] = (contract.INPUT_IDS,)
 
     @property
     def task(self) -> str | None:  # type: ignore[override]
@@ -83,7 +84,8 @@ class TextModel(TransformerModel):
         """Returns all inputs of the model, deriving those that are missing.
 
         Args:
-            inputs: token ids, or a dict of inputs with at least `input_ids`.
+            inputs: token ids, or a dict of inputs with at least `input_ids`, and `decoder_input_ids` of an
+                encoder-decoder.
 
         Returns:
             A dict of all inputs by name.
@@ -108,22 +110,36 @@ class TextModel(TransformerModel):
         for name in present:
             if name not in known:
                 raise ConfigError(f"Model {self.name!r} has no input {name!r}. {nearest(name, known)}")
-        if contract.INPUT_IDS not in present:
-            raise ConfigError(f"Model {self.name!r} requires 'input_ids', got {sorted(present)}.")
+        missing = [name for name in self.required if name not in present]
+        if missing:
+            raise ConfigError(f"Model {self.name!r} requires {missing[0]!r}, got {sorted(present)}.")
         present = {name: self._integers(name, value) for name, value in present.items()}
-        ids = present[contract.INPUT_IDS]
-        length, longest = ids.shape[1], self.config.max_length
-        if length is not None and length > longest:
-            raise ConfigError(
-                f"input_ids has length {length}, but model {self.name!r} has max_length={longest}. Truncate "
-                f"the texts, or create the model with max_length={length} or more."
-            )
+        for name in self.required:
+            length, longest = present[name].shape[1], self.config.max_length
+            if length is not None and length > longest:
+                raise ConfigError(
+                    f"{name} has length {length}, but model {self.name!r} has max_length={longest}. Truncate "
+                    f"the texts, or create the model with max_length={length} or more."
+                )
         for name, value in present.items():
+            ids_name = contract.DECODER_INPUT_IDS if name.startswith("decoder_") else contract.INPUT_IDS
+            ids = present[ids_name]
             if tuple(value.shape) != tuple(ids.shape) and None not in (*value.shape, *ids.shape):
                 raise ConfigError(
-                    f"{name} has the shape {tuple(value.shape)}, but input_ids has {tuple(ids.shape)}."
+                    f"{name} has the shape {tuple(value.shape)}, but {ids_name} has {tuple(ids.shape)}."
                 )
+        self._check_batches(present)
         return self.derive(present) if set(present) != set(known) else present
+
+    def _check_batches(self, inputs: dict[str, Any]) -> None:
+        """Raises a ConfigError if the required inputs have different numbers of rows."""
+        counts = {name: inputs[name].shape[0] for name in self.required}
+        if len({count for count in counts.values() if count is not None}) > 1:
+            raise ConfigError(
+                "The batch sizes differ: "
+                + ", ".join(f"{name} has {n} rows" for name, n in counts.items())
+                + "."
+            )
 
     @property
     def positions(self) -> int:
@@ -194,7 +210,9 @@ class TextModel(TransformerModel):
             )
         limits = {
             contract.INPUT_IDS: config.vocabulary_size,
+            contract.DECODER_INPUT_IDS: config.vocabulary_size,
             contract.ATTENTION_MASK: 2,
+            contract.DECODER_ATTENTION_MASK: 2,
             contract.TOKEN_TYPE_IDS: getattr(config, "segments", 0),
             contract.POSITION_IDS: self.positions,
         }

@@ -147,6 +147,7 @@ def multi_head_attention(  # Branches: one for each option of the layer and of i
         bias=bias,
         past=past,
         weights=return_attention_scores,
+        scale=layer.scale,
         tokens=sizes[0],
     )
     if cx.cache is not None:

@@ -15,7 +15,7 @@ from keras_tx.errors import ConfigError, nearest, whole_number
 from keras_tx.heads import Encoded, Head
 from keras_tx.layers import TokenEmbedding, TransformerBlock
 from keras_tx.layers.rotary import check_scaling
-from keras_tx.models.config import make_config, unknown_variant
+from keras_tx.models.config import check_token_ids, make_config, unknown_variant
 from keras_tx.models.overrides import GPTOverrides
 from keras_tx.models.text_model import DecoderModel
 from keras_tx.models.transformer_model import AUTO
@@ -130,12 +130,7 @@ class GPTConfig:
             raise ConfigError(f"num_heads={self.num_heads} is not divisible by kv_heads={self.kv_heads}.")
         if self.head_dim == self.width // self.num_heads:
             object.__setattr__(self, "head_dim", None)
-        if self.pad_id is not None and self.pad_id >= self.vocabulary_size:
-            raise ConfigError(
-                f"pad_id={self.pad_id} is out of range for vocabulary_size={self.vocabulary_size}."
-            )
-        if self.stop_ids is not None:
-            object.__setattr__(self, "stop_ids", _checked_ids(self.stop_ids, self.vocabulary_size))
+        check_token_ids(self)
         if self.positions not in POSITIONS:
             raise ConfigError(
                 f"positions={self.positions!r} is unknown. {nearest(str(self.positions), POSITIONS)}"
@@ -163,15 +158,6 @@ class GPTConfig:
         fields = {**VARIANTS[name], **overrides}
         fields.setdefault("mlp_dim", 4 * whole_number("width", fields["width"]))
         return make_config(cls, fields)
-
-
-def _checked_ids(ids: Any, vocabulary_size: int) -> tuple[int, ...]:
-    known = isinstance(ids, list | tuple) and all(type(i) is int and 0 <= i < vocabulary_size for i in ids)
-    if not known or not ids:
-        raise ConfigError(
-            f"stop_ids={ids!r} is not a list of ids. Pass one or more from 0 to {vocabulary_size - 1}."
-        )
-    return tuple(dict.fromkeys(ids))
 
 
 @keras.saving.register_keras_serializable("keras_tx")

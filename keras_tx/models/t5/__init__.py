@@ -1,0 +1,1 @@
+"""The T5 family."""
