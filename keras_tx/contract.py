@@ -31,6 +31,8 @@ NORMALIZE = "2_Normalize/config.json"
 SENTENCE_BERT = "sentence_bert_config.json"
 MODEL = "onnx/model.onnx"
 MODEL_DATA = "onnx/model.onnx_data"
+ENCODER_MODEL = "onnx/encoder_model.onnx"  # of an encoder-decoder, with the next, as Optimum names them
+DECODER_MODEL = "onnx/decoder_model_merged.onnx"
 SHARED = "_shared"  # suffix of a decoder's second graph, which updates its cache in place
 
 # The graph of each precision, most precise first. The suffixes are those of transformers.js; int8 is its q8.
@@ -53,8 +55,17 @@ POSITION_IDS = "position_ids"
 DECODER_INPUT_IDS = "decoder_input_ids"  # of an encoder-decoder, like the next
 DECODER_ATTENTION_MASK = "decoder_attention_mask"
 ENCODER_HIDDEN_STATES = "encoder_hidden_states"  # the encoder's output (batch, source, width)
+ENCODER_ATTENTION_MASK = "encoder_attention_mask"  # the decoder graph's name of the source's attention_mask
+USE_CACHE_BRANCH = "use_cache_branch"  # bool (1,): whether the keys and values of the source are passed
 PAST = ("past_key_values.{}.key", "past_key_values.{}.value")  # (batch, key-value heads, past, head width)
 PRESENT = ("present.{}.key", "present.{}.value")  # the same, and the tokens of this call
+# The cache of an encoder-decoder, layer by layer: keys and values of the target, then those of the source.
+# The first call has empty pasts and computes the presents of the source. Later calls pass these unchanged as
+# pasts, and their own presents of the source are empty.
+SEQ2SEQ_PAST = tuple(
+    f"past_key_values.{{}}.{x}" for x in ("decoder.key", "decoder.value", "encoder.key", "encoder.value")
+)
+SEQ2SEQ_PRESENT = tuple(name.replace("past_key_values", "present") for name in SEQ2SEQ_PAST)
 NUM_LOGITS_TO_KEEP = "num_logits_to_keep"  # int64, optional: the number of last tokens with logits; 0 for all
 LOGITS = "logits"
 START_LOGITS = "start_logits"
@@ -71,6 +82,10 @@ SEQUENCE_AXIS = "sequence_length"
 PAST_AXIS = "past_sequence_length"
 LOGITS_AXIS = "num_logits"  # sequence_length, or the number of last tokens with logits
 TOTAL_AXIS = "total_sequence_length"  # past_sequence_length + sequence_length
+SOURCE_AXIS = "encoder_sequence_length"  # tokens of the source of an encoder-decoder
+TARGET_AXIS = "decoder_sequence_length"  # tokens of its target in this call
+SOURCE_PAST_AXIS = "past_encoder_sequence_length"  # 0 in the first call, then encoder_sequence_length
+SOURCE_PRESENT_AXIS = "present_encoder_sequence_length"  # encoder_sequence_length in the first call, then 0
 
 # Tolerances of two runs or two graphs of one model, relative to the scale of their outputs: in float32, where
 # the order of summation differs, and with values rounded to a few bits, where a value halfway between two
@@ -147,6 +162,19 @@ class Variant:
 
 
 @dataclasses.dataclass(frozen=True)
+class EncoderGraphs:
+    """The encoder graphs of an encoder-decoder. The other fields of the manifest describe its decoder graphs.
+
+    The inputs and outputs have the same dtypes in every precision.
+    """
+
+    precisions: dict[str, str]  # {"fp32": "onnx/encoder_model.onnx"}
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    variants: dict[str, Variant] = dataclasses.field(default_factory=dict)  # by precision
+
+
+@dataclasses.dataclass(frozen=True)
 class Manifest:
     """keras_tx.json: the contents of the folder and the options of the export."""
 
@@ -166,6 +194,7 @@ class Manifest:
     # The options of the export that shape the graph: {"unpad": true}; None if not recorded.
     export_options: dict[str, bool | int | float | str | None] | None = None
     variants: dict[str, Variant] = dataclasses.field(default_factory=dict)  # by precision
+    encoder: EncoderGraphs | None = None
     format_version: int = FORMAT_VERSION
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -206,10 +235,8 @@ class Manifest:
             notes=_texts(raw, "notes") if "notes" in raw else (),
             bounds=_texts(raw, "bounds") if "bounds" in raw else (),
             export_options=_scalars(_optional(raw, "export_options", dict), "export_options"),
-            variants={
-                name: _variant(one, place)
-                for name, one, place in (_objects(raw, "variants") if "variants" in raw else ())
-            },
+            variants=_variants(raw),
+            encoder=_encoder(_optional(raw, "encoder", dict)),
         )
 
 
@@ -249,9 +276,10 @@ def _texts(raw: dict[str, Any], field: str, place: str = "") -> tuple[str, ...]:
     return tuple(_check(item, str, f"{name}[{index}]") for index, item in enumerate(items))
 
 
-def _texts_by_name(raw: dict[str, Any], field: str) -> dict[str, str]:
-    items = _field(raw, field, dict)
-    return {name: _check(item, str, f"{field}.{name}") for name, item in items.items()}
+def _texts_by_name(raw: dict[str, Any], field: str, place: str = "") -> dict[str, str]:
+    path = f"{place}.{field}" if place else field
+    items = _field(raw, field, dict, place)
+    return {name: _check(item, str, f"{path}.{name}") for name, item in items.items()}
 
 
 def _scalars(raw: dict[str, Any] | None, place: str) -> dict[str, bool | int | float | str | None] | None:
@@ -263,10 +291,11 @@ def _scalars(raw: dict[str, Any] | None, place: str) -> dict[str, bool | int | f
     return raw
 
 
-def _objects(raw: dict[str, Any], field: str) -> Iterator[tuple[str, dict[str, Any], str]]:
+def _objects(raw: dict[str, Any], field: str, place: str = "") -> Iterator[tuple[str, dict[str, Any], str]]:
     """Yields the name, the value and the place of each object in an object."""
-    for name, item in _field(raw, field, dict).items():
-        yield name, _check(item, dict, f"{field}.{name}"), f"{field}.{name}"
+    path = f"{place}.{field}" if place else field
+    for name, item in _field(raw, field, dict, place).items():
+        yield name, _check(item, dict, f"{path}.{name}"), f"{path}.{name}"
 
 
 def _tensors(raw: dict[str, Any], field: str, place: str = "") -> tuple[TensorSpec, ...]:
@@ -294,6 +323,22 @@ def _parity(raw: dict[str, Any] | None) -> Parity | None:
     return Parity(largest, tolerance, _texts(raw, "cases", "parity"))
 
 
+def _encoder(raw: dict[str, Any] | None) -> EncoderGraphs | None:
+    if raw is None:
+        return None
+    return EncoderGraphs(
+        precisions=_texts_by_name(raw, "precisions", "encoder"),
+        inputs=_tensors(raw, "inputs", "encoder"),
+        outputs=_tensors(raw, "outputs", "encoder"),
+        variants=_variants(raw, "encoder"),
+    )
+
+
+def _variants(raw: dict[str, Any], place: str = "") -> dict[str, Variant]:
+    objects = _objects(raw, "variants", place) if "variants" in raw else ()
+    return {name: _variant(one, path) for name, one, path in objects}
+
+
 def _variant(raw: dict[str, Any], place: str) -> Variant:
     def tensors(name: str) -> tuple[TensorSpec, ...] | None:
         return None if raw.get(name) is None else _tensors(raw, name, place)
@@ -308,6 +353,15 @@ def _variant(raw: dict[str, Any], place: str) -> Variant:
         inputs=tensors("inputs"),
         outputs=tensors("outputs"),
     )
+
+
+def graph_name(precision: str, graph: str = MODEL) -> str:
+    """Returns the name of the graph of a precision, by the name of the fp32 graph.
+
+    >>> graph_name("int8"), graph_name("fp32", ENCODER_MODEL)
+    ('onnx/model_quantized.onnx', 'onnx/encoder_model.onnx')
+    """
+    return graph.removesuffix(".onnx") + PRECISIONS[precision].removeprefix(MODEL.removesuffix(".onnx"))
 
 
 def shared_name(graph: str) -> str:

@@ -51,7 +51,8 @@ class Folder:
         generation: the content of generation_config.json.
         tokenizer: the tokenizer.json file.
         shared: the version of the graph whose cache is written in place.
-        precision: precision of the graph.
+        encoder: the encoder's .onnx file of an encoder-decoder, whose `graph` is its decoder.
+        precision: precision of the graphs.
         states: state of each file when it was checked.
     """
 
@@ -63,6 +64,7 @@ class Folder:
     generation: Mapping[str, Any] | None = None
     tokenizer: Path | None = None
     shared: Path | None = None
+    encoder: Path | None = None
     precision: str = "fp32"
     states: Mapping[str, FileState] = dataclasses.field(default_factory=dict, repr=False)
 
@@ -124,7 +126,11 @@ def checked_folder(root: Path, precision: str | None, default: str) -> Folder:
     manifest = _manifest(root)
     states = {name: _check_file(root, name, record) for name, record in manifest.files.items()}
     precision = _precision(root, manifest, precision, default)
-    graph = _graph(root, manifest, precision)
+    graph = _graph(root, manifest.precisions, manifest, precision)
+    encoder = None
+    if manifest.encoder is not None:
+        _check_encoders(root, manifest)
+        encoder = _graph(root, manifest.encoder.precisions, manifest, precision)
     config = _optional_json(root, contract.CONFIG, manifest)
     preprocessor = _optional_json(root, contract.PREPROCESSOR, manifest)
     transform = None if preprocessor is None else _transform(root, preprocessor)
@@ -135,7 +141,19 @@ def checked_folder(root: Path, precision: str | None, default: str) -> Folder:
     tokenizer = root / contract.TOKENIZER if contract.TOKENIZER in manifest.files else None
     beside = contract.shared_name(graph.relative_to(root).as_posix())
     shared = _checked_graph(root, manifest, beside) if beside in manifest.files else None
-    return Folder(root, manifest, graph, config, transform, generation, tokenizer, shared, precision, states)
+    return Folder(
+        root,
+        manifest,
+        graph,
+        config,
+        transform,
+        generation,
+        tokenizer,
+        shared,
+        encoder,
+        precision,
+        states,
+    )
 
 
 def check_unchanged(folder: Folder) -> None:
@@ -260,8 +278,20 @@ def _precision(root: Path, manifest: contract.Manifest, wanted: str | None, defa
     raise ConfigError(f"{problem} Export again with precision={[*graphs, wanted]}.")
 
 
-def _graph(root: Path, manifest: contract.Manifest, precision: str) -> Path:
-    name = manifest.precisions[precision]
+def _check_encoders(root: Path, manifest: contract.Manifest) -> None:
+    """Raises a FolderError unless each decoder graph has an encoder graph."""
+    assert manifest.encoder is not None
+    encoders, decoders = (sorted(x.precisions) for x in (manifest.encoder, manifest))
+    if encoders != decoders:
+        raise FolderError(
+            f"{root / contract.MANIFEST}: encoder.precisions has {encoders}, but precisions has {decoders}. "
+            f"{_REMEDY}"
+        )
+
+
+def _graph(root: Path, graphs: Mapping[str, str], manifest: contract.Manifest, precision: str) -> Path:
+    """The checked path of the graph of a precision, of the names in `graphs`."""
+    name = graphs[precision]
     if name not in manifest.files or posixpath.dirname(name) != _GRAPHS or not name.endswith(".onnx"):
         raise FolderError(
             f"{root / contract.MANIFEST}: precisions has {name!r} as {precision}, expected a listed file "

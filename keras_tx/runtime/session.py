@@ -33,6 +33,7 @@ _UNNAMED = "?"
 # Kinds of NumPy dtypes that are cast to the dtypes of a graph.
 _CASTS = {"bool": "biu", "int": "biu", "uint": "biu", "float": "biuf"}
 MOST_THREADS = 1024
+_NOT_EMPTY = (contract.BATCH_AXIS, contract.SEQUENCE_AXIS, contract.SOURCE_AXIS, contract.TARGET_AXIS)
 
 
 class Session:
@@ -227,7 +228,7 @@ class Session:
                     raise InputError(
                         f"{axis} is {length} in {name!r} but {first} in {where!r}, expected the same."
                     )
-                if length == 0 and axis in (contract.BATCH_AXIS, contract.SEQUENCE_AXIS):
+                if length == 0 and axis in _NOT_EMPTY:
                     raise InputError(
                         f"{name!r} has shape {array.shape}: {axis} is 0, expected 1 or more. Skip the "
                         "call for empty inputs."
