@@ -93,7 +93,7 @@ def test_long_texts_are_split_or_raise(tmp_path, monkeypatch):
     assert read(tmp_path / "a") == [whole]
     assert TokenFile(tmp_path / "a" / "train.tokens")[:-1].tolist() == BYTES.encode(whole)[0].ids.tolist()
     write_tokens(tmp_path / "b", files(tmp_path, "abcx" * 3000), LETTERS)  # characters fall apart anywhere
-    with pytest.raises(TextError, match=r"\d+ characters, after 'thethe"):
+    with pytest.raises(TextError, match=r"\d+ .*'thethe"):
         write_tokens(tmp_path / "c", files(tmp_path, "the" * 3000), BYTES)
 
 
@@ -103,7 +103,7 @@ def test_validation_is_the_end_of_each_of_few_files(tmp_path):
     train, unseen = read(tmp_path / "out"), read(tmp_path / "out", "validation")
     assert train == [texts[0][:24], texts[1][:11]]
     assert [a + b for a, b in zip(train, unseen, strict=True)] == texts
-    with pytest.raises(TextError, match=r"0.txt has no line break.* 25%"):
+    with pytest.raises(TextError, match=r"0\.txt .*25%"):
         write_tokens(tmp_path / "other", files(tmp_path, "a" * 100), LETTERS, validation=0.25)
 
 
@@ -123,21 +123,21 @@ def test_one_document_requires_no_end_of_text(tmp_path):
     write_tokens(tmp_path / "out", [one], plain, validation=0.3)
     assert TokenFile(tmp_path / "out" / "train.tokens")[:].tolist() == [0, 1, 2, 0, 1, 2]
     for paths, options in (([one, one], {}), ([one], {"document_per": "line"})):
-        with pytest.raises(ConfigError, match="has no eos_token"):
+        with pytest.raises(ConfigError, match="eos_token"):
             write_tokens(tmp_path / "b", paths, plain, **options)
 
 
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        (b"ab\xffc", {}, "0.txt is not UTF-8 text: byte 2 is invalid start byte"),
-        (b"abc\xc3", {}, "0.txt is not UTF-8 text: byte 3 is unexpected end of data"),
-        (b"", {}, "0.txt has no text"),
-        (b"\n \n", {"document_per": "paragraph"}, "have no documents"),
-        (b"abZ", {}, r"cannot be encoded: the vocabulary has no 'Z'"),
-        (b"ab", {"document_per": "page"}, "document_per='page' is unknown"),
-        (b"ab", {"separator": "a\nb"}, "separator='a.nb', expected the text of one line"),
-        (b"ab", {"validation": 1.0}, "validation=1.0, expected a share"),
+        (b"ab\xffc", {}, "0.txt .*UTF-8.*byte 2 "),
+        (b"abc\xc3", {}, "0.txt .*UTF-8.*byte 3 "),
+        (b"", {}, "0.txt "),
+        (b"\n \n", {"document_per": "paragraph"}, "documents"),
+        (b"abZ", {}, r"vocabulary .*'Z'"),
+        (b"ab", {"document_per": "page"}, "document_per='page'"),
+        (b"ab", {"separator": "a\nb"}, "separator='a.nb'"),
+        (b"ab", {"validation": 1.0}, "validation=1.0"),
     ],
 )
 @pytest.mark.parametrize("at_once", [1, 1 << 20])
@@ -151,11 +151,11 @@ def test_invalid_corpus_or_option_writes_no_file(tmp_path, monkeypatch, content,
 
 def test_invalid_paths_raise(tmp_path):
     paths = files(tmp_path, "ab")
-    with pytest.raises(ConfigError, match="exists. Remove it"):
+    with pytest.raises(ConfigError, match="exists"):
         write_tokens(tmp_path, paths, LETTERS)
-    with pytest.raises(ConfigError, match="is not a folder"):
+    with pytest.raises(ConfigError, match="folder"):
         write_tokens(tmp_path / "a" / "b", paths, LETTERS)
-    with pytest.raises(TextError, match="missing.txt is not a file"):
+    with pytest.raises(TextError, match=r"missing\.txt"):
         write_tokens(tmp_path / "b", [tmp_path / "missing.txt"], LETTERS)
     with pytest.raises(TextError, match="is a folder"):
         write_tokens(tmp_path / "b", [tmp_path], LETTERS)

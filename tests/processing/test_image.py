@@ -119,7 +119,7 @@ def test_batches_equal_one_call():
     )
     with pytest.raises(ImageError, match=r"^images\[2\] .*shape \(5,\)"):
         list(transform.batches([RGB, RGB, np.zeros(5)], 2))
-    with pytest.raises(ConfigError, match="batch_size is 0, expected a whole number"):
+    with pytest.raises(ConfigError, match="batch_size is 0"):
         list(transform.batches(images, 0))
 
 
@@ -133,18 +133,18 @@ def test_batches_equal_one_call():
         (np.zeros((6, 4, 1), "uint8"), r"shape \(6, 4, 1\).*image\[\.\.\., 0\]"),
         (np.zeros((3, 6, 4), "uint8"), r"shape \(3, 6, 4\).*numpy\.moveaxis\(image, 0, -1\)"),
         (np.zeros((9, 8, 8), "uint8"), r"shape \(9, 8, 8\).*images\[\.\.\., None\]"),
-        (np.zeros(7, "uint8"), r"shape \(7,\), expected \(height, width, 3\)"),
+        (np.zeros(7, "uint8"), r"shape \(7,\)"),
         (np.zeros((1, 1, 6, 4, 3), "uint8"), r"shape \(1, 1, 6, 4, 3\)"),
-        (np.zeros((0, 4, 3), "uint8"), r"no pixels: its shape is \(0, 4, 3\)"),
-        (np.zeros((6, 4, 3), "int64"), r"dtype int64, expected uint8 \(0\.\.255\) or float \(0\.\.1\)"),
+        (np.zeros((0, 4, 3), "uint8"), r"\(0, 4, 3\)"),
+        (np.zeros((6, 4, 3), "int64"), r"dtype int64"),
         (np.zeros((6, 4, 3), "uint16"), "dtype uint16"),
         (np.zeros((6, 4, 3), bool), "dtype bool"),
         (np.full((6, 4, 3), "x"), "dtype <U1"),
-        (RGB.astype("float32"), r"float values from \d+ to 2\d\d, expected 0\.\.1"),
+        (RGB.astype("float32"), r"float values from \d+ to 2\d\d"),
         (np.full((6, 4, 3), -0.25), r"float values from -0\.25 to -0\.25"),
-        (np.full((6, 4, 3), np.nan), "float values from nan to nan, expected .* no NaN"),
+        (np.full((6, 4, 3), np.nan), "float values from nan to nan"),
         (np.full((6, 4, 3), np.inf), "float values from inf to inf"),
-        (7, r"the image is builtins\.int, expected a path, bytes, an open file, a Pillow image or"),
+        (7, r"the image .*int"),
         (None, r"builtins\.NoneType"),
     ],
 )
@@ -159,7 +159,7 @@ def test_invalid_image_raises(image, message: str):
 def test_invalid_item_raises_with_index():
     batch = np.stack([RGB / 255.0] * 3)
     batch[2, 0, 0, 0] = np.nan
-    with pytest.raises(ImageError, match=r"^images\[2\] has float values"):
+    with pytest.raises(ImageError, match=r"^images\[2\] .*float"):
         ImageTransform((6, 4))(batch)
     with pytest.raises(ImageError, match=r"shape \(3, 6, 4, 3\).*4-D batch"):
         ImageTransform((6, 4))([batch])
@@ -170,30 +170,30 @@ def test_other_channel_counts_require_arrays():
     assert transform(np.zeros((6, 4, 2))).shape == (1, 6, 4, 2)
     with pytest.raises(ImageError, match="the image .*channels=2"):
         transform(Image.fromarray(RGB))
-    with pytest.raises(ImageError, match=r"shape \(6, 4\), expected \(height, width, 2\)"):
+    with pytest.raises(ImageError, match=r"\(6, 4\).*\(height, width, 2\)"):
         transform(np.zeros((6, 4)))
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"size": 0}, "size is 0, expected a whole number, 1 or more"),
-        ({"size": 2.5}, r"size is 2\.5, expected a whole number"),
+        ({"size": 0}, "size is 0"),
+        ({"size": 2.5}, r"size is 2\.5"),
         ({"size": True}, "size is True"),
-        ({"size": (1, 2, 3)}, r"size is \(1, 2, 3\), expected \(height, width\)"),
+        ({"size": (1, 2, 3)}, r"size is \(1, 2, 3\)"),
         ({"size": (4, -1)}, "width in size is -1"),
-        ({"channels": 0}, "channels is 0, expected a whole number"),
+        ({"channels": 0}, "channels is 0"),
         ({"channels": None}, "channels is None"),
         ({"resample": "bicubc"}, "resample is 'bicubc'.* Did you mean 'bicubic'"),
-        ({"resample": 3}, "resample is 3, expected the name of a filter"),
+        ({"resample": 3}, "resample is 3"),
         ({"resample": ["bilinear"]}, r"resample is \['bilinear'\]"),
-        ({"rescale": 0}, "rescale is 0, expected a positive number"),
-        ({"rescale": math.nan}, "rescale is nan, expected finite numbers"),
-        ({"mean": (0.5, 0.5)}, r"mean is \(0\.5, 0\.5\), expected 3 numbers"),
-        ({"mean": "half"}, "mean is 'half', expected finite numbers"),
+        ({"rescale": 0}, "rescale is 0"),
+        ({"rescale": math.nan}, "rescale is nan"),
+        ({"mean": (0.5, 0.5)}, r"mean is \(0\.5, 0\.5\)"),
+        ({"mean": "half"}, "mean is 'half'"),
         ({"mean": math.inf}, "mean is inf"),
-        ({"std": 0.0}, r"std is 0\.0, expected positive numbers"),
-        ({"std": (0.5, -0.5, 0.5)}, r"std is \(0\.5, -0\.5, 0\.5\), expected positive"),
+        ({"std": 0.0}, r"std is 0\.0"),
+        ({"std": (0.5, -0.5, 0.5)}, r"std is \(0\.5, -0\.5, 0\.5\)"),
         ({"std": None}, "std is None"),
     ],
 )

@@ -109,7 +109,7 @@ def test_12_bit_and_white_is_zero_tiff():
 
 @pytest.mark.parametrize("mode", ["I", "F"])
 def test_32_bit_samples_raise(mode: str):
-    with pytest.raises(ImageError, match=f"32-bit samples .*'{mode}'.*pass a NumPy array"):
+    with pytest.raises(ImageError, match=f"32-bit .*'{mode}'.*NumPy"):
         GREY(encoded(Image.new(mode, (3, 2)), "TIFF"))
 
 
@@ -161,18 +161,18 @@ def png_of(width: int, height: int) -> bytes:
 def test_decompression_bomb_raises_before_decoding(side: int, tmp_path: Path):
     file = tmp_path / "bomb.png"
     file.write_bytes(png_of(side, side))
-    with pytest.raises(ImageError, match=r"bomb\.png' declares too many pixels.*reduce\(4\)"):
+    with pytest.raises(ImageError, match=r"bomb\.png' .*reduce\(4\)"):
         COLOUR(file)
 
 
 def test_pixel_limit_without_the_limit_of_pillow(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    with pytest.raises(ImageError, match="9500 x 9500 pixels.*89478485"):
+    with pytest.raises(ImageError, match="9500 x 9500.*89478485"):
         COLOUR(png_of(9_500, 9_500))
-    with pytest.raises(ImageError, match=r"^images\[1\] has 9500 x 9500 pixels"):
+    with pytest.raises(ImageError, match=r"^images\[1\] .*9500 x 9500"):
         COLOUR([RGB, Image.open(io.BytesIO(png_of(9_500, 9_500)))])
     monkeypatch.setattr(image_file, "MAX_PIXELS", 5)
-    with pytest.raises(ImageError, match="3 x 2 pixels.* 5"):
+    with pytest.raises(ImageError, match="3 x 2 .*5"):
         COLOUR(Image.fromarray(RGB))
 
 
@@ -208,31 +208,31 @@ def test_invalid_files_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "notes.txt").touch()
     cases = {
-        "missing.jpg": r"'missing\.jpg' does not exist",
-        "text": r"'text' is a directory without images",
-        "empty.jpg": r"'empty\.jpg' is empty \(0 bytes\)",
-        "page.jpg": r"'page\.jpg' is not an image .*begins with b'<!DOCTYPE ht'.*Expected JPEG",
+        "missing.jpg": r"'missing\.jpg'",
+        "text": r"'text' .*directory",
+        "empty.jpg": r"'empty\.jpg' .*0 bytes",
+        "page.jpg": r"'page\.jpg' .*b'<!DOCTYPE ht'.*JPEG",
         "picture.eps": r"'picture\.eps' is EPS.*JPEG",
-        "pipe.jpg": r"'pipe\.jpg' is not a regular file",
-        "x" * 5000: "cannot be reached: File name too long",
+        "pipe.jpg": r"'pipe\.jpg' .*regular file",
+        "x" * 5000: "File name too long",
     }
     for name, message in cases.items():
         with pytest.raises(ImageError, match=message):
             COLOUR(name)
-    with pytest.raises(ImageError, match=r"images\[1\] 'missing\.jpg' does not exist"):
+    with pytest.raises(ImageError, match=r"images\[1\] 'missing\.jpg'"):
         COLOUR([RGB, Path("missing.jpg")])
-    with pytest.raises(ImageError, match=r"images\[0\] 'text' is a directory"):
+    with pytest.raises(ImageError, match=r"images\[0\] 'text' .*directory"):
         COLOUR(["text"])
     for empty in (b"", io.BytesIO()):
-        with pytest.raises(ImageError, match=r"the image is empty \(0 bytes\)"):
+        with pytest.raises(ImageError, match="0 bytes"):
             COLOUR(empty)
-    with pytest.raises(ImageError, match=r"the image is a text file.*'rb'"):
+    with pytest.raises(ImageError, match="text.*'rb'"):
         COLOUR(io.StringIO("x"))
     closed = io.BytesIO(b"x")
     closed.close()
-    with pytest.raises(ImageError, match=r"images\[0\] is a file that cannot be read: .*closed file"):
+    with pytest.raises(ImageError, match=r"images\[0\] .*closed file"):
         COLOUR([closed])
-    with pytest.raises(ImageError, match="the image has no pixels: it is 0 x 4"):
+    with pytest.raises(ImageError, match="0 x 4"):
         COLOUR(Image.new("RGB", (0, 4)))
 
 
@@ -241,7 +241,7 @@ def test_file_without_permission_raises(tmp_path: Path):
     file = tmp_path / "secret.png"
     file.write_bytes(encoded(Image.fromarray(RGB), "PNG"))
     file.chmod(0)
-    with pytest.raises(ImageError, match=r"secret\.png' cannot be opened: Permission denied"):
+    with pytest.raises(ImageError, match=r"secret\.png' .*Permission denied"):
         COLOUR(file)
 
 

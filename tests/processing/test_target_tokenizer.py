@@ -46,9 +46,9 @@ def test_save_and_load_keep_both_tokenizers(tmp_path):
 def test_other_ids_of_the_target_raise():
     content = json.loads(RIGHT)
     content["model"]["vocab"].append(["c", -3.0])
-    with pytest.raises(ConfigError, match=r"target_tokenizer has the id 11 for 'c'.*None"):
+    with pytest.raises(ConfigError, match="target_tokenizer .*11.*'c'.*None"):
         dataclasses.replace(TRANSFORM, target_tokenizer=json.dumps(content))
-    with pytest.raises(ConfigError, match="target_tokenizer is int"):
+    with pytest.raises(ConfigError, match="target_tokenizer .*int"):
         dataclasses.replace(TRANSFORM, target_tokenizer=3)
 
 

@@ -185,21 +185,21 @@ def test_words_of_pretokenized_text():
 
 def test_truncation_warns_or_raises():
     transform = dataclasses.replace(WORDPIECE, too_long="warn", max_length=6)
-    with pytest.warns(UserWarning, match=r"1 of 2 texts are longer than max_length=6 and lost .* row 1 lost"):
+    with pytest.warns(UserWarning, match="1 of 2 .*max_length=6.*row 1"):
         batch = transform(["dog", CORPUS[0]])
     assert batch["input_ids"].shape == (2, 6)
-    with pytest.raises(TextError, match="Row 1 of texts has .* at most 4 .max_length=6"):
+    with pytest.raises(TextError, match="Row 1 .*4.*max_length=6"):
         dataclasses.replace(transform, too_long="raise")(["dog", CORPUS[0]])
 
 
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["dog", None], r"texts\[1\] is None \(NoneType\), expected a text"),
+        (["dog", None], r"texts\[1\] is None \(NoneType\)"),
         (["dog", float("nan")], r"texts\[1\] is nan \(float\)"),
-        ([b"dog"], r"texts\[0\] is b'dog' \(bytes\), expected a text. .*\.decode"),
+        ([b"dog"], r"texts\[0\] is b'dog' \(bytes\).*\.decode"),
         (["dog", "a\ud83d"], r"texts\[1\] has '\\ud83d' at character 1"),
-        (7, "texts is builtins.int, expected a text or a list of texts"),
+        (7, "texts is builtins.int"),
         (b"dog", "texts is builtins.bytes"),
     ],
 )
@@ -217,29 +217,29 @@ def test_empty_text_requires_special_tokens():
     assert ids[:3] == [*frame, frame[1]]
     (row,) = WORDPIECE.windows([""], overlap=0)
     assert row.ids.tolist() == frame
-    with pytest.raises(TextError, match=r"texts\[1\]='' has no tokens"):
+    with pytest.raises(TextError, match=r"texts\[1\]=''"):
         WORDPIECE.pieces(["dog", ""])
-    with pytest.raises(TextError, match=r"texts\[1\]=\[\] has no tokens"):
+    with pytest.raises(TextError, match=r"texts\[1\]=\[\]"):
         WORDPIECE.encode([["dog"], []], words=True)
-    with pytest.raises(TextError, match=r"texts\[1\]=.* has no tokens"):
+    with pytest.raises(TextError, match=r"texts\[1\]=.*tokens"):
         characters("abc")(["a", ""])
 
 
 def test_invalid_pairs_words_and_overlap_raise():
-    with pytest.raises(TextError, match="2 texts but 1 pairs"):
+    with pytest.raises(TextError, match="2 .*1 pairs"):
         WORDPIECE(["a", "b"], ["c"])
-    with pytest.raises(TextError, match=r"texts\[0\] is a text, expected a list of words"):
+    with pytest.raises(TextError, match=r"texts\[0\] .*words"):
         WORDPIECE.encode(["a b"], words=True)
     with pytest.raises(TextError, match="overlap=12"):
         WORDPIECE.windows("the quick fox", "dog", overlap=12)
-    with pytest.raises(ConfigError, match="max_length is None"):
+    with pytest.raises(ConfigError, match="max_length.*None"):
         CASED.windows("dog")
 
 
 def test_unknown_character_raises_without_unk_token():
     transform = characters("abc \n")
     assert transform(["a b\nc"])["input_ids"].tolist() == [[0, 3, 1, 4, 2]]
-    with pytest.raises(TextError, match=r"texts\[1\] cannot be encoded: the vocabulary has no 'xy'"):
+    with pytest.raises(TextError, match=r"texts\[1\] .*'xy'"):
         transform(["abc", "xay"])
     known = characters("abc", unk_token="?")
     assert known(["axa"])["input_ids"].tolist() == [[0, 3, 0]]
@@ -247,17 +247,17 @@ def test_unknown_character_raises_without_unk_token():
 
 def test_invalid_vocabulary_raises(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\nhello\n")
-    with pytest.raises(ConfigError, match=r"of 4 tokens has no sep_token '\[SEP\]', mask_token '\[MASK\]'"):
+    with pytest.raises(ConfigError, match=r"4 tokens.*sep_token '\[SEP\]', mask_token '\[MASK\]'"):
         wordpiece(tmp_path / "vocab.txt")
-    with pytest.raises(ConfigError, match="'a' twice, as entries 0 and 1"):
+    with pytest.raises(ConfigError, match="'a' .*0 and 1"):
         wordpiece(["a", "a"])
-    with pytest.raises(ConfigError, match="no eos_token '<|endoftext|>'".replace("|", r"\|")):
+    with pytest.raises(ConfigError, match="eos_token '<|endoftext|>'".replace("|", r"\|")):
         byte_bpe({"a": 0}, [])
-    with pytest.raises(ConfigError, match="has no tokenizer: expected tokenizer.json, or vocab.txt"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.json.*vocab\.txt"):
         TextTransform.load(Path(tmp_path).parent / "..")
     with pytest.raises(ConfigError, match="tokenizer.json: Model missing"):
         TextTransform("{}")
-    with pytest.raises(ConfigError, match="max_length=2 .* 2 special tokens"):
+    with pytest.raises(ConfigError, match="max_length=2 .*2"):
         dataclasses.replace(WORDPIECE, max_length=2)
 
 
@@ -285,7 +285,7 @@ def test_trained_vocabulary_has_no_unknown_tokens_in_its_corpus():
     assert WORDPIECE.vocabulary_size <= 200
     with pytest.raises(ConfigError, match="size=20"):
         train_wordpiece(CORPUS, 20)
-    with pytest.raises(TextError, match=r"texts is one text"):
+    with pytest.raises(TextError, match="texts"):
         train_wordpiece("the text", 100)
 
 
@@ -311,7 +311,7 @@ def test_model_saves_its_processing(tmp_path):
     assert set(without.processing("dog")) == {"input_ids", "attention_mask"}
     gpt = keras_tx.gpt("pico", vocabulary_size=300, processing=BYTES)
     assert tuple(gpt(gpt.processing(["the dog", "a"])).shape)[::2] == (2, 300)
-    with pytest.raises(ConfigError, match="Make it with vocabulary_size="):
+    with pytest.raises(ConfigError, match="vocabulary_size"):
         keras_tx.bert("tiny", vocabulary_size=20, processing=CASED)
-    with pytest.raises(ConfigError, match="pads with '<pad>', id"):
+    with pytest.raises(ConfigError, match="'<pad>'"):
         keras_tx.bert("tiny", pad_id=7, processing=CHARACTERS)

@@ -57,7 +57,7 @@ def test_failed_write_keeps_the_previous_file(tmp_path):
     path = write(tmp_path / "a")
     before = path.read_bytes()
     with (
-        pytest.raises(TextError, match="ids contain 100, expected 0 to 99"),
+        pytest.raises(TextError, match="100.*0 to 99"),
         TokenWriter(path, 100) as writer,
     ):
         writer.add([5])
@@ -83,15 +83,15 @@ def test_failed_write_keeps_the_previous_file(tmp_path):
             {"tokens": 7},
             "truncated.* 4108 bytes.* 7 tokens of uint16, 4110 bytes",
         ),
-        ({"tokens": 5}, "is damaged: it has 4108 bytes"),
+        ({"tokens": 5}, "damaged.*4108 bytes"),
         ({"dtype": "uint32"}, "truncated.* 4108 bytes.* 6 tokens of uint32"),
-        ({"dtype": "object"}, "dtype is 'object', expected uint16 or uint32"),
-        ({"vocabulary_size": 70000}, "vocabulary_size is 70000, which uint16 cannot hold"),
+        ({"dtype": "object"}, "dtype is 'object'"),
+        ({"vocabulary_size": 70000}, "vocabulary_size is 70000.*uint16"),
         ({"vocabulary_size": 0}, "vocabulary_size is 0"),
-        ({"vocabulary_size": 50, "end_of_text": 70}, "end_of_text is 70, expected an id below 50"),
-        ({"tokens": "6"}, "tokens is '6', expected a whole number"),
+        ({"vocabulary_size": 50, "end_of_text": 70}, "end_of_text is 70"),
+        ({"tokens": "6"}, "tokens is '6'"),
         ({"tokens": -1}, "tokens is -1"),
-        ({"version": 2}, "its version is 2, expected 1"),
+        ({"version": 2}, "its version is 2"),
         ({"format": "tokens"}, "'keras-tx tokens'"),
         ({"documents": ...}, "its header has"),
         ({"more": 1}, "its header has"),
@@ -117,13 +117,13 @@ def test_id_out_of_range_raises_when_read(tmp_path):
 def test_other_files_raise(tmp_path):
     for content in (b"", b"short", b"x" * 5000, b"\xff" * 5000, b"[1]".ljust(4096), b"[" * 4096):
         (tmp_path / "a").write_bytes(content)
-        with pytest.raises(ConfigError, match="a is not a token file: it"):
+        with pytest.raises(ConfigError, match="a is not a token file"):
             TokenFile(tmp_path / "a")
-    with pytest.raises(ConfigError, match="b cannot be read: No such file"):
+    with pytest.raises(ConfigError, match="b .*No such file"):
         TokenFile(tmp_path / "b")
-    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+    with pytest.raises(ConfigError, match="Is a directory"):
         TokenFile(tmp_path)
     with TokenWriter(tmp_path / "c", 5):
         pass
-    with pytest.raises(ConfigError, match="c has no tokens"):
+    with pytest.raises(ConfigError, match="c .*tokens"):
         TokenFile(tmp_path / "c")
