@@ -33,6 +33,7 @@ _HOMES = {
     "GPTConfig": "models.gpt.model",
     "GenerationMetrics": "training.generation_metrics",
     "ImageTransform": "processing",
+    "InverseSquareRoot": "training",
     "MaskedLMHead": "heads",
     "Matthews": "metrics",
     "MultiHeadAttention": "layers",
@@ -79,8 +80,10 @@ _HOMES = {
     "pretrain_recipe": "training",
     "save_checkpoint": "models.checkpoint_saving",
     "t5": "models.t5.model",
+    "t5_recipe": "training",
     "to_keras_hub": "models.keras_hub_models",
     "transformer": "models.transformer.model",
+    "transformer_recipe": "training",
     "vit": "models.vit.model",
 }
 
@@ -159,11 +162,14 @@ if TYPE_CHECKING:
     from keras_tx.optimizers import AdamW
     from keras_tx.processing import ImageTransform, TextTransform
     from keras_tx.training import (
+        InverseSquareRoot,
         WarmupCosine,
         WarmupLinear,
         finetune_recipe,
         fit_resumable,
         pretrain_recipe,
+        t5_recipe,
+        transformer_recipe,
     )
     from keras_tx.training.generation_metrics import GenerationMetrics
     from keras_tx.training.text_samples import SampleText

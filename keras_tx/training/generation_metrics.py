@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-from tokenizers import Tokenizer
 
 from keras_tx.errors import ConfigError, nearest, whole_number
 from keras_tx.metrics import texts
 from keras_tx.models.generation import generate
-from keras_tx.processing import TextTransform
 from keras_tx.progress_bar import ProgressBar
 
 METRICS = {"exact_match": texts.exact_match, "bleu": texts.bleu, "chrf": texts.chrf}
@@ -27,7 +25,6 @@ class GenerationMetrics(keras.callbacks.Callback):
         sources: held-out texts, such as sentences to translate; for a GPT, prompts.
         targets: for each of them, the expected text, or a list of several.
         metrics: names of the metrics; "bleu" and "chrf" require `pip install "keras-tx[metrics]"`.
-        transform: the text transform; by default the `processing` of the model.
         batch_size: sources per call of keras_tx.generate.
         options: options of keras_tx.generate, such as max_new_tokens and num_beams. Greedy by default.
 
@@ -35,8 +32,8 @@ class GenerationMetrics(keras.callbacks.Callback):
         texts: the texts of the last epoch.
 
     Raises:
-        ConfigError: a metric is unknown; at the start of the training, if the model has no `processing` and
-            `transform` is None, or if an option is not valid.
+        ConfigError: a metric is unknown; at the start of the training, if the model has no `processing`
+            or an option is not valid.
         ModuleNotFoundError: sacrebleu is not installed.
 
     Example:
@@ -58,7 +55,6 @@ class GenerationMetrics(keras.callbacks.Callback):
         targets: Sequence[texts.Reference],
         *,
         metrics: Sequence[str] = tuple(METRICS),
-        transform: TextTransform | None = None,
         batch_size: int = 32,
         **options: Any,
     ) -> None:
@@ -72,19 +68,15 @@ class GenerationMetrics(keras.callbacks.Callback):
         if "samples" in options:
             raise ConfigError(f"samples={options['samples']!r} is not supported: each source has one text.")
         self.sources, self.targets, self.metrics = list(sources), list(targets), tuple(metrics)
-        self.transform, self.options = transform, options
-        self.batch_size = whole_number("batch_size", batch_size)
+        self.options, self.batch_size = options, whole_number("batch_size", batch_size)
         self.texts: list[str] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
-        transform = self.transform or getattr(self.model, "processing", None)
+        transform = getattr(self.model, "processing", None)
         if transform is None:
             raise ConfigError(
-                f"Model {self.model.name!r} has no processing. Create the model with processing=, or pass "
-                "transform= to GenerationMetrics."
+                f"Model {self.model.name!r} has no processing. Create the model with processing=."
             )
-        self._tokenizer = Tokenizer.from_str(transform.tokenizer)
-        self._stop = self.model.stops(transform)
         # These raise for an invalid source or option before the first step.
         tokens = [len(transform.pieces([text])[0]) if text else 0 for text in self.sources]
         self._generate([self.sources[tokens.index(max(tokens))]], max_new_tokens=1)
@@ -102,11 +94,4 @@ class GenerationMetrics(keras.callbacks.Callback):
                 logs[f"val_{name}"] = METRICS[name](generated, self.targets)
 
     def _generate(self, sources: list[str], **options: Any) -> list[str]:
-        generated = generate(
-            self.model,
-            sources,
-            tokenizer=self._tokenizer,
-            stop_tokens=self._stop,
-            **{**self.options, **options},
-        )
-        return [one.text for one in generated]
+        return [one.text for one in generate(self.model, sources, **{**self.options, **options})]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from keras_tx.errors import ConfigError
-from keras_tx.optimizers import AdamW
-from keras_tx.training.schedules import WarmupCosine, WarmupLinear
+import keras
 
-BLOCK = "block_"  # all families have layers block_0, block_1 ...
+from keras_tx.errors import ConfigError, whole_number
+from keras_tx.optimizers import AdamW
+from keras_tx.training.schedules import InverseSquareRoot, WarmupCosine, WarmupLinear, positive
+
+BLOCK = re.compile(r"(encoder_|decoder_)?block_\d+")  # the names of blocks in all families
 # Embeddings decay, as in BERT's published code.
 WITHOUT_DECAY = ("bias", "gamma", "beta", "scale")
 
@@ -38,7 +41,8 @@ def finetune_recipe(
         weight_decay: the factor of the weight decay.
         layer_decay: factor of the learning rate of each block relative to the next, and of the embeddings
             relative to the first block. The head has the full learning rate.
-        frozen_blocks: number of lowest blocks to freeze, with the layers before them.
+        frozen_blocks: number of lowest blocks to freeze, with the layers before them. Blocks of an encoder
+            are below those of its decoder.
         global_clipnorm: the largest global norm of the gradients; None for no limit.
         options: other options of `AdamW`, such as `beta_2` or `epsilon`.
 
@@ -57,16 +61,15 @@ def finetune_recipe(
     0.9
     """
     names = [layer.name for layer in model.layers if layer.weights]
-    blocks = [name for name in names if name.startswith(BLOCK)]
+    blocks = [name for name in names if BLOCK.fullmatch(name)]
     if not blocks:
-        raise ConfigError(f"Model {model.name!r} has no layer {BLOCK}0. Pass a model of keras_tx.")
+        raise ConfigError(f"Model {model.name!r} has no layer block_0. Pass a model of keras_tx.")
     if not isinstance(layer_decay, int | float) or not 0 < layer_decay <= 1:
         raise ConfigError(f"layer_decay={layer_decay!r} is out of range. Pass a number above 0, up to 1.")
     if type(frozen_blocks) is not int or not 0 <= frozen_blocks <= len(blocks):
         raise ConfigError(f"frozen_blocks={frozen_blocks!r} is out of range. Pass 0 to {len(blocks)}.")
-    before = names[: names.index(blocks[0])]
     if frozen_blocks:
-        frozen = {*before, *blocks[:frozen_blocks]}
+        frozen = names[: names.index(blocks[frozen_blocks - 1]) + 1]
         for layer in model.layers:
             if layer.name in frozen:
                 layer.trainable = False
@@ -75,17 +78,20 @@ def finetune_recipe(
         weight_decay=weight_decay,
         global_clipnorm=global_clipnorm,
         without_decay=WITHOUT_DECAY,
-        rate_factors=_rate_factors(before, blocks, layer_decay),
+        rate_factors=_rate_factors(names, blocks, layer_decay),
         **{"epsilon": 1e-6, **options},
     )
 
 
-def _rate_factors(before: list[str], blocks: list[str], layer_decay: float) -> dict[str, float]:
-    """The factor of the learning rate of each layer below the head."""
+def _rate_factors(names: list[str], blocks: list[str], layer_decay: float) -> dict[str, float]:
+    """The factor of the learning rate of each layer up to the last block."""
     if layer_decay == 1:
         return {}
-    factors = {name: layer_decay ** (len(blocks) + 1) for name in before}
-    return factors | {name: layer_decay ** (len(blocks) - index) for index, name in enumerate(blocks)}
+    above, factors = len(blocks) + 1, {}
+    for name in names[: names.index(blocks[-1]) + 1]:
+        above -= name in blocks
+        factors[name] = layer_decay**above
+    return factors
 
 
 def pretrain_recipe(
@@ -135,3 +141,76 @@ def pretrain_recipe(
         beta_2=beta_2,
         **{"epsilon": 1e-8, **options},
     )
+
+
+def transformer_recipe(
+    model: Any,
+    *,
+    learning_rate: float | None = None,
+    warmup: int = 4000,
+    beta_2: float = 0.98,
+    **options: Any,
+) -> keras.optimizers.Adam:
+    """Returns the optimizer of Vaswani et al. (2017) for training an encoder-decoder from scratch.
+
+    The optimizer is Adam, with linear warmup of the learning rate, then decay with the inverse square root of
+    the step. The paper also has dropout and label smoothing of 0.1, which are options of the model:
+    `keras_tx.transformer("base", dropout=0.1, head=keras_tx.Seq2SeqLMHead(label_smoothing=0.1))`.
+
+    Args:
+        model: a model whose config has a `width`.
+        learning_rate: the largest learning rate; by default (width * warmup) ** -0.5, as in the paper.
+        warmup: steps of the warmup.
+        beta_2: decay rate of the second moment.
+        options: other options of `keras.optimizers.Adam`, such as `global_clipnorm`.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        ConfigError: an argument is out of range.
+
+    Example:
+
+    >>> import keras_tx
+    >>> optimizer = transformer_recipe(keras_tx.transformer("tiny"), warmup=400)
+    >>> optimizer.beta_1, optimizer.beta_2, optimizer.epsilon
+    (0.9, 0.98, 1e-09)
+    """
+    width, warmup = model.config.width, whole_number("warmup", warmup)
+    peak = (width * warmup) ** -0.5 if learning_rate is None else positive("learning_rate", learning_rate)
+    schedule = InverseSquareRoot(peak, warmup)
+    return keras.optimizers.Adam(schedule, beta_2=beta_2, **{"epsilon": 1e-9, **options})
+
+
+def t5_recipe(
+    learning_rate: float | None = None, *, warmup: int = 10_000, **options: Any
+) -> keras.optimizers.Adafactor:
+    """Returns the optimizer of Raffel et al. (2020) for T5: Adafactor, whose steps scale with the weights.
+
+    For pre-training the learning rate is `max(step, warmup) ** -0.5`. For fine-tuning pass
+    `learning_rate=1e-3`, the constant rate of the paper.
+
+    Args:
+        learning_rate: a constant learning rate; None for the schedule.
+        warmup: steps with the first learning rate of the schedule.
+        options: other options of `keras.optimizers.Adafactor`, such as `clip_threshold`.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        ConfigError: an argument is out of range.
+
+    Example:
+
+    >>> round(float(t5_recipe().learning_rate), 6), round(float(t5_recipe(1e-3).learning_rate), 6)
+    (0.01, 0.001)
+    """
+    rate = (
+        InverseSquareRoot(whole_number("warmup", warmup) ** -0.5, warmup, constant=True)
+        if learning_rate is None
+        else positive("learning_rate", learning_rate)
+    )
+    # Its own decay with the step would replace that of the schedule.
+    return keras.optimizers.Adafactor(rate, **{"relative_step": False, **options})

@@ -1,4 +1,4 @@
-"""Learning rate schedules with a linear warmup."""
+"""Learning rate schedules with a warmup."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tx.errors import ConfigError, whole_number
+from keras_tx.errors import ConfigError, true_or_false, whole_number
 
 
 class _Warmup(keras.optimizers.schedules.LearningRateSchedule):
     def __init__(self, peak: float, steps: int, warmup: int | float = 0.1, floor: float = 0.0):
         super().__init__()
-        if isinstance(peak, bool) or not isinstance(peak, int | float) or not 0 < peak < math.inf:
-            raise ConfigError(f"peak={peak!r} is out of range. Pass a number above 0.")
-        self.peak = float(peak)
+        self.peak = positive("peak", peak)
         self.steps = whole_number("steps", steps)
         is_fraction = isinstance(warmup, float) and 0 <= warmup < 1
         if not is_fraction and (type(warmup) is not int or not 0 <= warmup < self.steps):
@@ -92,3 +90,49 @@ class WarmupCosine(_Warmup):
 
     def fall(self, done: Any) -> Any:
         return 0.5 * (1.0 + ops.cos(math.pi * done))
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear warmup to `peak`, then decay with the inverse square root of the step, as for the Transformer.
+
+    Vaswani et al. (2017) have `peak=(width * warmup) ** -0.5`. With `constant=True` the learning rate is
+    `peak` during the warmup, as for T5 (Raffel et al., 2020), which has `peak=0.01` and `warmup=10_000`:
+    the rate is then `max(step, 10_000) ** -0.5`.
+
+    Args:
+        peak: the largest learning rate.
+        warmup: steps of the warmup.
+        constant: whether the learning rate is constant during the warmup.
+
+    Raises:
+        ConfigError: an argument is out of range.
+
+    Example:
+
+    >>> schedule = InverseSquareRoot(1.0, warmup=4)
+    >>> [float(schedule(step)) for step in (0, 2, 4, 16, 64)]
+    [0.0, 0.5, 1.0, 0.5, 0.25]
+    """
+
+    def __init__(self, peak: float, warmup: int, constant: bool = False):
+        super().__init__()
+        self.peak = positive("peak", peak)
+        self.warmup = whole_number("warmup", warmup)
+        self.constant = true_or_false("constant", constant)
+
+    def __call__(self, step: Any) -> Any:
+        step = ops.cast(step, "float32")
+        falling = ops.sqrt(self.warmup / ops.maximum(step, float(self.warmup)))
+        rising = 1.0 if self.constant else ops.minimum(step / self.warmup, 1.0)
+        return self.peak * falling * rising
+
+    def get_config(self) -> dict[str, Any]:
+        return {"peak": self.peak, "warmup": self.warmup, "constant": self.constant}
+
+
+def positive(name: str, rate: Any) -> float:
+    """Returns a learning rate as a float; raises a ConfigError unless it is a number above 0."""
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
+        raise ConfigError(f"{name}={rate!r} is out of range. Pass a number above 0.")
+    return float(rate)

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from keras_tx.errors import ConfigError, TextError
 from keras_tx.processing import TextTransform, TokenWriter, train_wordpiece
@@ -93,12 +93,12 @@ def test_tf_data_of_pairs():
     assert_same(every(batches), list(batches.tf_data().as_numpy_iterator()))
 
 
-def test_targets_may_have_their_own_tokenizer():
-    other = word_transform([f"t{index}" for index in range(5)], max_length=5)
-    (inputs, labels), *_ = every(
-        sequence_to_sequence_batches(["w0 w1"], ["t4 t2"], TRANSFORM, target_transform=other)
-    )
-    assert inputs["input_ids"].tolist() == [[3, 4, 1]]
+def test_target_tokenizer_splits_the_targets():
+    target = Tokenizer.from_str(TRANSFORM.tokenizer)
+    target.normalizer = normalizers.Replace("_", " ")  # type: ignore
+    transform = dataclasses.replace(TRANSFORM, target_tokenizer=target.to_str())
+    (inputs, labels), *_ = every(sequence_to_sequence_batches(["w0 w1_w2"], ["w4_w2"], transform))
+    assert inputs["input_ids"].tolist() == [[3, 2, 1]]
     assert labels.tolist() == [[7, 5, 1]]
     assert inputs["decoder_input_ids"].tolist() == [[0, 7, 5]]
 

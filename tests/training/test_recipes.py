@@ -9,7 +9,15 @@ import pytest
 import keras_tx
 from keras_tx.errors import ConfigError
 from keras_tx.optimizers import AdamW
-from keras_tx.training import WarmupCosine, WarmupLinear, finetune_recipe, pretrain_recipe
+from keras_tx.training import (
+    InverseSquareRoot,
+    WarmupCosine,
+    WarmupLinear,
+    finetune_recipe,
+    pretrain_recipe,
+    t5_recipe,
+    transformer_recipe,
+)
 
 BACKEND = keras.backend.backend()
 
@@ -39,8 +47,32 @@ def test_schedules_equal_transformers(schedule, name, warmup):
 
 def test_schedule_is_serializable():
     schedule = WarmupLinear(1e-3, steps=30, warmup=0.5)
-    loaded = keras.optimizers.schedules.deserialize(keras.optimizers.schedules.serialize(schedule))
-    assert loaded.get_config() == schedule.get_config()
+    for one in (schedule, InverseSquareRoot(1e-3, 30, constant=True)):
+        loaded = keras.optimizers.schedules.deserialize(keras.optimizers.schedules.serialize(one))
+        assert type(loaded) is type(one) and loaded.get_config() == one.get_config()
+
+
+def test_inverse_square_root_equals_the_paper_and_transformers():
+    torch = pytest.importorskip("torch", reason='pip install "keras-tx[parity]"')
+    transformers = pytest.importorskip("transformers", reason='pip install "keras-tx[parity]"')
+    width, warmup = 512, 40
+    peak = (width * warmup) ** -0.5
+    ours = InverseSquareRoot(peak, warmup)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=peak)
+    theirs = transformers.get_inverse_sqrt_schedule(optimizer, warmup)
+    for step in range(200):
+        mine = float(keras.ops.convert_to_numpy(ours(step)))
+        assert mine == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-5)
+        if step:  # section 5.3 of Vaswani et al.
+            assert mine == pytest.approx(width**-0.5 * min(step**-0.5, step * warmup**-1.5), rel=1e-5)
+        optimizer.step()
+        theirs.step()
+
+
+def test_inverse_square_root_of_t5():
+    schedule = InverseSquareRoot(0.01, 10_000, constant=True)
+    for step in (0, 1, 9_999, 10_000, 10_001, 40_000, 1_000_000):
+        assert float(schedule(step)) == pytest.approx(max(step, 10_000) ** -0.5, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +81,14 @@ def test_schedule_is_serializable():
 def test_schedule_argument_out_of_range_raises(name: str, value: float):
     with pytest.raises(ConfigError, match=rf"{name}(=| is ){value}"):
         WarmupLinear(**{"peak": 1e-3, "steps": 30, name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("warmup", 0), ("warmup", 0.1), ("peak", -1), ("constant", "yes")]
+)
+def test_argument_of_inverse_square_root_out_of_range_raises(name: str, value: float):
+    with pytest.raises(ConfigError, match=rf"{name}(=| is ){value!r}"):
+        InverseSquareRoot(**{"peak": 1e-3, "warmup": 30, name: value})
 
 
 def test_step_equals_torch_with_one_group_per_layer():
@@ -160,3 +200,70 @@ def test_pretrain_recipe():
     assert (optimizer.weight_decay, optimizer.global_clipnorm) == (0.1, 1.0)
     with pytest.raises(ConfigError, match="warmup=100"):
         pretrain_recipe(100, warmup=100)
+
+
+def rate(optimizer: keras.optimizers.Optimizer, step: int) -> float:
+    optimizer.iterations.assign(step)
+    return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+
+
+def test_transformer_recipe():
+    model = keras_tx.transformer("tiny", width=64)
+    optimizer = transformer_recipe(model, warmup=400)
+    assert isinstance(optimizer, keras.optimizers.Adam)
+    assert (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon) == (0.9, 0.98, 1e-9)
+    assert rate(optimizer, 400) == pytest.approx(64**-0.5 * 400**-0.5)
+    assert rate(transformer_recipe(model, learning_rate=1e-3, warmup=100), 400) == pytest.approx(5e-4)
+    assert transformer_recipe(model, epsilon=1e-8, global_clipnorm=1.0).global_clipnorm == 1.0
+    with pytest.raises(ConfigError, match="warmup is 0"):
+        transformer_recipe(model, warmup=0)
+    with pytest.raises(ConfigError, match="learning_rate=0"):
+        transformer_recipe(model, learning_rate=0)
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_t5_recipe_equals_adafactor_of_transformers(constant: bool):
+    torch = pytest.importorskip("torch", reason='pip install "keras-tx[parity]"')
+    optimization = pytest.importorskip("transformers.optimization", reason='pip install "keras-tx[parity]"')
+    options = {"learning_rate": 1e-2} if constant else {"warmup": 25}
+    optimizer = t5_recipe(**options)
+    random = np.random.default_rng(0)
+    values = [random.normal(0, 1, shape).astype("float32") for shape in ((6, 4), (5,), (3, 7))]
+    mine = [keras.Variable(value) for value in values]
+    theirs = [torch.nn.Parameter(torch.tensor(value)) for value in values]
+    reference = optimization.Adafactor(theirs, lr=1e-2, relative_step=False, scale_parameter=True)
+    optimizer.build(mine)
+    for step in range(30):
+        gradients = [random.normal(0, 1, value.shape).astype("float32") for value in values]
+        optimizer.apply([keras.ops.convert_to_tensor(gradient) for gradient in gradients])
+        for group in reference.param_groups:
+            # From the 25th step on, Keras's Adafactor has the rate of the next step.
+            group["lr"] = 1e-2 if constant else min(max(step, 25) ** -0.5, (step + 1) ** -0.5)
+        for parameter, gradient in zip(theirs, gradients, strict=True):
+            parameter.grad = torch.tensor(gradient)
+        reference.step()
+    for variable, parameter, value in zip(mine, theirs, values, strict=True):
+        after = keras.ops.convert_to_numpy(variable)
+        assert np.abs(after - value).max() > 1e-2
+        np.testing.assert_allclose(after, parameter.detach().numpy(), atol=2e-5)
+    with pytest.raises(ConfigError, match="learning_rate=-1"):
+        t5_recipe(-1)
+
+
+def test_finetune_recipe_of_encoder_decoders():
+    model = keras_tx.t5("tiny")
+    optimizer = finetune_recipe(model, 10, layer_decay=0.5, frozen_blocks=1)
+    assert optimizer.rate_factors == {
+        "token_embedding": 0.03125,
+        "encoder_relative_bias": 0.03125,
+        "encoder_block_0": 0.0625,
+        "encoder_block_1": 0.125,
+        "encoder_norm": 0.125,
+        "decoder_relative_bias": 0.125,
+        "decoder_block_0": 0.25,
+        "decoder_block_1": 0.5,
+    }
+    frozen = {layer.name for layer in model.layers if layer.weights and not layer.trainable}
+    assert frozen == {"token_embedding", "encoder_relative_bias", "encoder_block_0"}
+    with pytest.raises(ConfigError, match="frozen_blocks=5.* 0 to 4"):
+        finetune_recipe(model, 10, frozen_blocks=5)

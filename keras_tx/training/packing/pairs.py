@@ -21,7 +21,6 @@ def sequence_to_sequence_batches(
     targets: Any,
     transform: TextTransform,
     *,
-    target_transform: TextTransform | None = None,
     start_id: int | None = None,
     batch_size: int = 32,
     shuffle: bool = True,
@@ -46,8 +45,7 @@ def sequence_to_sequence_batches(
     Args:
         sources: one text per sample.
         targets: one text per sample.
-        transform: the tokenizer.
-        target_transform: the tokenizer of the targets, if it is another one.
+        transform: the tokenizer. Its `target_tokenizer`, if it has one, splits the targets.
         start_id: the first input of the decoder, `model.start_id`; by default the padding token.
         batch_size, shuffle, seed, options: as for `Batches`. Batches have samples of similar length, source
             and target together.
@@ -64,11 +62,10 @@ def sequence_to_sequence_batches(
     for row in rows:
         if row.parts.max(initial=-1) < 0:
             raise TextError(f"sources[{row.text}] has no tokens. Remove the pair.")
-    target_transform = target_transform or transform
-    answers = _target_rows(targets, target_transform)
+    answers = _target_rows(targets, transform.target)
     if len(rows) != len(answers):
         raise TextError(f"There are {len(rows)} sources but {len(answers)} targets.")
-    pad = pair_padding(transform, target_transform, start_id)
+    pad = pair_padding(transform, start_id)
 
     def pack(chosen: np.ndarray, random: np.random.Generator) -> tuple[Any, Any]:
         return pad([rows[number] for number in chosen], [answers[number] for number in chosen])
@@ -77,28 +74,28 @@ def sequence_to_sequence_batches(
     return Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, **options)
 
 
-def pair_padding(source: TextTransform, target: TextTransform, start_id: int | None) -> PadPairs:
+def pair_padding(transform: TextTransform, start_id: int | None) -> PadPairs:
     """Returns a function of the rows of sources and of targets that returns inputs and labels.
 
     Raises:
         ConfigError: `start_id` is out of range, or it is None and there is no padding token.
     """
     if start_id is None:
-        if target.pad_token is None:
+        if transform.pad_token is None:
             raise ConfigError("The transform has no pad_token. Pass start_id=model.start_id.")
-        start_id = target.pad_id
+        start_id = transform.pad_id
     if type(start_id) is not int or start_id < 0:
         raise ConfigError(f"start_id={start_id!r} is out of range. Pass model.start_id.")
-    source = dataclasses.replace(source, segments=False)
-    # Padding on the left would separate the start token from the text.
-    target = dataclasses.replace(target, segments=False, padding_side="right")
+    transform = dataclasses.replace(transform, segments=False)
+    # Padding on the left would separate the start token from the target.
+    padded_right = dataclasses.replace(transform, padding_side="right")
 
     def pad(sources: Sequence[Row], targets: Sequence[Row]) -> tuple[Any, Any]:
-        answers = target.pad(targets)
+        answers = padded_right.pad(targets)
         ids = answers[contract.INPUT_IDS]
         shifted = np.insert(ids[:, :-1], 0, start_id, axis=1)
         labels = np.where(answers[contract.ATTENTION_MASK] == 1, ids, contract.NO_LABEL)
-        return {**source.pad(sources), contract.DECODER_INPUT_IDS: shifted}, labels
+        return {**transform.pad(sources), contract.DECODER_INPUT_IDS: shifted}, labels
 
     return pad
 

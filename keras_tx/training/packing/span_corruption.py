@@ -14,8 +14,6 @@ from keras_tx.training.packing.batches import Batches
 from keras_tx.training.packing.blocks import token_blocks
 from keras_tx.training.packing.pairs import end_id, pair_padding, plain_row
 
-SENTINEL = "<extra_id_{}>"
-
 
 def span_corruption_batches(
     tokens: TokenFile | str | os.PathLike[str],
@@ -64,14 +62,14 @@ def span_corruption_batches(
             f"{transform.vocabulary_size} tokens. Pass the transform that wrote the file."
         )
     block = block_length(length, rate, mean_span_length)
-    sentinels = sentinel_ids(transform)
+    sentinels = transform.sentinel_ids()
     count = span_counts(block, rate, mean_span_length)[1]
     if count > len(sentinels):
         raise ConfigError(
             f"length={length} with rate={rate} has {count} spans, but the tokenizer has {len(sentinels)} "
-            f"sentinels, {SENTINEL.format(0)!r} and the following. Decrease length or rate."
+            "sentinels, '<extra_id_0>' and the following. Decrease length or rate."
         )
-    end, pad = end_id(transform), pair_padding(transform, transform, start_id)
+    end, pad = end_id(transform), pair_padding(transform, start_id)
 
     def pack(rows: np.ndarray, sizes: np.ndarray, random: np.random.Generator) -> tuple[Any, Any]:
         pairs = []
@@ -174,11 +172,3 @@ def corrupt_spans(
     source = source[starts | ~mask]
     target = np.insert(ids[mask], np.flatnonzero(starts[mask]), marks)
     return np.append(source, end), np.append(target, end)
-
-
-def sentinel_ids(transform: TextTransform) -> list[int]:
-    """Returns the ids of `<extra_id_0>`, `<extra_id_1>` ... in the tokenizer."""
-    vocabulary, ids = transform.vocabulary, []
-    while (number := vocabulary.get(SENTINEL.format(len(ids)))) is not None:
-        ids.append(number)
-    return ids
