@@ -116,6 +116,7 @@ class BaseGenerator:
         self.stop_ids = stop_ids
         self.name = name
         self.tokenizer = tokenizer
+        self.target_tokenizer = tokenizer  # decodes the new tokens
         self.constraints = constraints
 
     def _condition(self, ids: list[list[int]]) -> tuple[Decoder, list[list[int]]]:
@@ -186,7 +187,7 @@ class BaseGenerator:
         request = _Request(
             count,
             limits,
-            _stop_strings(stop, self.tokenizer),
+            _stop_strings(stop, self.target_tokenizer),
             sampling,
             constraints,
             _beam_search(num_beams, length_penalty, early_stopping, count, sampling, limits),
@@ -212,7 +213,7 @@ class BaseGenerator:
     def _batch(self, ids: list[list[int]], request: _Request) -> list[list[Generation]]:
         decoder, prompts = self._condition(ids)
         texts = [
-            [_Text(self.tokenizer, request.strings, prompt) for _ in range(request.samples)]
+            [_Text(self.target_tokenizer, request.strings, prompt) for _ in range(request.samples)]
             for prompt in prompts
         ]
         run = _decode if request.beams is None else _search
@@ -258,16 +259,16 @@ class BaseGenerator:
         (ids,) = self._ids([prompt])
         limits = self._limits(max_new_tokens, stop_tokens, deadline, cancelled, at_context)
         self._check_length(f"{self.KIND} 0", ids, limits)
-        strings = _stop_strings(stop, self.tokenizer)
+        strings = _stop_strings(stop, self.target_tokenizer)
         sampling, constraints = self._next_token(options, self.stream)
         request = _Request(1, limits, strings, sampling, constraints, None, False)
-        return self._pieces(ids, request, as_ids or self.tokenizer is None, prompt_cache)
+        return self._pieces(ids, request, as_ids or self.target_tokenizer is None, prompt_cache)
 
     def _pieces(
         self, ids: list[int], request: _Request, as_ids: bool, prompt_cache: PromptCache | None
     ) -> Iterator[Any]:
         decoder, (prompt,) = self._condition([ids])
-        text = _Text(self.tokenizer, request.strings, prompt)
+        text = _Text(self.target_tokenizer, request.strings, prompt)
         steps = decode(
             decoder,
             [prompt],

@@ -10,8 +10,9 @@ from keras import ops
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
-from keras_tx.generation import Generator
+from keras_tx.generation import Constraints, Generator, Seq2SeqGenerator
 from keras_tx.layers.key_value_cache import KeyValueCache, caching
+from keras_tx.models.encoder_decoder_model import EncoderDecoderModel
 from keras_tx.models.text_model import DecoderModel
 from keras_tx.processing import tokenizer_files
 
@@ -19,7 +20,7 @@ STEP = 64  # tokens by which the cache grows; JAX compiles for each size
 
 
 def generate(
-    model: DecoderModel,
+    model: DecoderModel | EncoderDecoderModel,
     prompts: Any,
     *,
     tokenizer: Any = None,
@@ -32,20 +33,24 @@ def generate(
     computes in float32.
 
     Args:
-        model: a decoder with a CausalLMHead, such as `keras_tx.gpt("pico")`.
-        prompts: token ids or, if there is a tokenizer, text; or a list of prompts.
+        model: a decoder with a CausalLMHead, such as `keras_tx.gpt("pico")`, or an encoder-decoder with a
+            Seq2SeqLMHead, such as `keras_tx.t5("tiny")`.
+        prompts: token ids or, if there is a tokenizer, text; or a list of prompts. The prompt of an
+            encoder-decoder is its source.
         tokenizer: a tokenizers.Tokenizer; by default that of `model.processing`.
         stop_tokens: ids that end a text; by default `stop_ids` of the config, or the tokenizer's
             end-of-text token.
         options: of keras_tx.generation.Generator.generate: max_new_tokens, samples, stop,
             temperature, top_k, top_p, min_p, repetition_penalty, seed, num_beams, log_probabilities ...
+            An encoder-decoder never generates its padding token, unless banned_ids= is passed.
 
     Returns:
         A keras_tx.generation.Generation (`.text`, `.ids`, `.finish`); for a list of prompts, a list of them.
 
     Raises:
-        ConfigError: if the model is not a decoder with a CausalLMHead, or an option is invalid.
-        InputError: if a prompt is invalid or longer than the context.
+        ConfigError: if the model has no head that generates text, or an option is invalid.
+        InputError: if a prompt is invalid or longer than the context, or the source of an encoder-decoder is
+            empty.
 
     Example:
 
@@ -58,7 +63,7 @@ def generate(
 
 
 def stream(
-    model: DecoderModel,
+    model: DecoderModel | EncoderDecoderModel,
     prompt: Any,
     *,
     tokenizer: Any = None,
@@ -68,7 +73,7 @@ def stream(
     """Generates a text with a Keras model and yields it in pieces.
 
     Args:
-        model: a decoder with a CausalLMHead.
+        model: a decoder with a CausalLMHead, or an encoder-decoder with a Seq2SeqLMHead.
         prompt: token ids or, if there is a tokenizer, text.
         tokenizer: a tokenizers.Tokenizer; by default that of `model.processing`.
         stop_tokens: ids that end the text, as in `generate`.
@@ -78,30 +83,38 @@ def stream(
         An iterator of pieces of text, or of token ids if there is no tokenizer.
 
     Raises:
-        ConfigError: if the model is not a decoder with a CausalLMHead, or an option is invalid.
+        ConfigError: if the model has no head that generates text, or an option is invalid.
         InputError: if the prompt is invalid or longer than the context.
     """
     return _generator(model, tokenizer, stop_tokens).stream(prompt, **options)
 
 
-def _generator(model: Any, tokenizer: Any, stop_tokens: Sequence[int] | None) -> Generator:
-    if not isinstance(model, DecoderModel) or model.head is None:
-        kind = type(model).__name__ + (" with head=None" if isinstance(model, DecoderModel) else "")
+def _generator(model: Any, tokenizer: Any, stop_tokens: Sequence[int] | None) -> Generator | Seq2SeqGenerator:
+    if not isinstance(model, DecoderModel | EncoderDecoderModel) or model.head is None:
+        kind = type(model).__name__
+        if isinstance(model, DecoderModel | EncoderDecoderModel):
+            kind += " with head=None"
         raise ConfigError(
-            f"model is a {kind}, expected a decoder with a CausalLMHead, such as a keras_tx.gpt."
+            f"model is a {kind}, expected a decoder with a CausalLMHead, such as a keras_tx.gpt, or an "
+            "encoder-decoder with a Seq2SeqLMHead, such as a keras_tx.t5."
         )
     transform: Any = model.processing
+    target = None
     if tokenizer is None and transform is not None:
         tokenizer = tokenizer_files.parse(transform.tokenizer)
-    stops = model.stops() if stop_tokens is None else stop_tokens
-    return Generator(_CachedModel(model), frozenset(stops), f"model {model.name!r}", tokenizer)
+        if transform.target_tokenizer is not None:
+            target = tokenizer_files.parse(transform.target_tokenizer)
+    stops = frozenset(model.stops() if stop_tokens is None else stop_tokens)
+    name = f"model {model.name!r}"
+    if isinstance(model, DecoderModel):
+        return Generator(_CachedModel(model), stops, name, tokenizer)
+    constraints = Constraints(banned_ids=model.banned_ids)
+    decoder = _CachedEncoderDecoder(model)
+    return Seq2SeqGenerator(decoder, model.start_id, stops, name, tokenizer, target, constraints)
 
 
 class _CachedModel:
-    """Implements keras_tx.generation's Decoder with a Keras model.
-
-    The length of the cache is a multiple of STEP. Tokens are at its right end; the rest is masked.
-    """
+    """Implements keras_tx.generation's Decoder with a Keras model."""
 
     def __init__(self, model: DecoderModel) -> None:
         self._model = model
@@ -117,28 +130,83 @@ class _CachedModel:
         all_logits: bool,
         room: int = 0,
     ) -> tuple[np.ndarray, Any]:
-        count, total = ids.shape[1], mask.shape[1]
         inputs = {
             contract.INPUT_IDS: ids.astype("int32"),
-            contract.ATTENTION_MASK: mask[:, -count:].astype("int32"),
+            contract.ATTENTION_MASK: mask[:, -ids.shape[1] :].astype("int32"),
             contract.POSITION_IDS: positions.astype("int32"),
         }
-        room = 0
-        if past is not None:
-            room = -(-total // STEP) * STEP
-            past = {name: tuple(_widened(x, room) for x in pair) for name, pair in past.items()}
-        hidden = np.zeros((len(ids), room + count - total if past else 0), mask.dtype)
-        cache = KeyValueCache(np.concatenate([hidden, mask], axis=1).astype("bool"), past)
-        with caching(cache):
-            logits = self._model(inputs, training=False)
-        presents = {
-            name: tuple(x[:, :, -room:] if room else x for x in pair) for name, pair in cache.presents.items()
-        }
-        logits = ops.convert_to_numpy(logits if all_logits else logits[:, -1:])
-        return logits.astype("float32"), presents
+        return _run_cached(self._model, inputs, mask, ids.shape[1], past, all_logits)
 
     def select(self, past: Any, rows: Sequence[int], first: int = 0) -> Any:
-        return {name: tuple(ops.take(x, list(rows), axis=0) for x in pair) for name, pair in past.items()}
+        return _selected(past, rows)
+
+
+class _CachedEncoderDecoder:
+    """Implements keras_tx.generation's EncoderDecoder with a Keras model.
+
+    The cache is the encoder's output, the mask of the source, and the decoder's keys and values.
+    """
+
+    def __init__(self, model: EncoderDecoderModel) -> None:
+        self._encoder, self._decoder = model.encoder(), model.decoder()
+        self.vocabulary_size: int = model.config.vocabulary_size
+        self.context: int = model.config.max_length
+        self.source_context: int = model.config.max_length
+
+    def encode(self, ids: np.ndarray, mask: np.ndarray) -> Any:
+        mask = mask.astype("int32")
+        inputs = {contract.INPUT_IDS: ids.astype("int32"), contract.ATTENTION_MASK: mask}
+        return self._encoder(inputs, training=False)[contract.LAST_HIDDEN_STATE], mask, None
+
+    def run(
+        self,
+        ids: np.ndarray,
+        mask: np.ndarray,
+        positions: np.ndarray,
+        past: Any,
+        all_logits: bool,
+        room: int = 0,
+    ) -> tuple[np.ndarray, Any]:
+        source, source_mask, pasts = past
+        inputs = {
+            contract.ENCODER_HIDDEN_STATES: source,
+            contract.ATTENTION_MASK: source_mask,
+            contract.DECODER_INPUT_IDS: ids.astype("int32"),
+            contract.DECODER_ATTENTION_MASK: mask[:, -ids.shape[1] :].astype("int32"),
+        }
+        logits, pasts = _run_cached(self._decoder, inputs, mask, ids.shape[1], pasts, all_logits)
+        return logits, (source, source_mask, pasts)
+
+    def select(self, past: Any, rows: Sequence[int], first: int = 0) -> Any:
+        source, source_mask, pasts = past
+        return ops.take(source, list(rows), axis=0), source_mask[list(rows)], _selected(pasts, rows)
+
+
+def _run_cached(
+    network: Any, inputs: dict[str, Any], mask: np.ndarray, count: int, past: Any, all_logits: bool
+) -> tuple[np.ndarray, Any]:
+    """Logits of the last `count` tokens, and the keys and values of all tokens by layer.
+
+    The length of the cache is a multiple of STEP. Tokens are at its right end; the rest is masked.
+    """
+    total = mask.shape[1]
+    room = 0
+    if past is not None:
+        room = -(-total // STEP) * STEP
+        past = {name: tuple(_widened(x, room) for x in pair) for name, pair in past.items()}
+    hidden = np.zeros((len(mask), room + count - total if past else 0), mask.dtype)
+    cache = KeyValueCache(np.concatenate([hidden, mask], axis=1).astype("bool"), past)
+    with caching(cache):
+        logits = network({name: ops.convert_to_tensor(x) for name, x in inputs.items()}, training=False)
+    presents = {
+        name: tuple(x[:, :, -room:] if room else x for x in pair) for name, pair in cache.presents.items()
+    }
+    logits = ops.convert_to_numpy(logits if all_logits else logits[:, -1:])
+    return logits.astype("float32"), presents
+
+
+def _selected(past: Any, rows: Sequence[int]) -> Any:
+    return {name: tuple(ops.take(x, list(rows), axis=0) for x in pair) for name, pair in past.items()}
 
 
 def _widened(x: Any, room: int) -> Any:

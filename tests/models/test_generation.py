@@ -80,6 +80,7 @@ def test_scores_are_those_of_keras(tmp_path):
     [
         (lambda: keras_tx.gpt("pico", head=None), "model is a GPT with head=None, expected"),
         (lambda: keras_tx.vit("Mu/2", image_size=8), "model is a ViT, expected"),
+        (lambda: keras_tx.t5("tiny", head=None), "model is a T5 with head=None, expected"),
     ],
 )
 def test_models_without_generation_raise(make, message):
@@ -93,6 +94,13 @@ def test_bad_prompts_in_keras():
         generate(model, [256])
     with pytest.raises(InputError, match="prompt 0 is empty, and model 'gpt'"):
         generate(model, [[]])
+    model = keras_tx.t5("tiny", max_length=8)
+    with pytest.raises(InputError, match="source 0 is empty"):
+        generate(model, [[]])
+    with pytest.raises(InputError, match="source 0 has 9 tokens.* 8"):
+        generate(model, [[5] * 9])
+    with pytest.raises(InputError, match=r"source 0 is text, but model 't5' has no tokenizer\.json"):
+        generate(model, "text")
 
 
 @pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM"])
@@ -121,7 +129,7 @@ def test_equals_generate_of_transformers(name, tmp_path):
     assert [list(text.ids) for text in made] == expected
 
 
-def test_tokenizer_and_stop_tokens_are_those_of_the_model(tmp_path):
+def test_the_tokenizer_and_the_end_are_the_models_own(tmp_path):
     corpus = ["To be, or not to be: that is the question."] * 4
     model = keras_tx.gpt(
         "pico", processing=keras_tx.processing.train_byte_bpe(corpus, 270), vocabulary_size=270
@@ -132,7 +140,7 @@ def test_tokenizer_and_stop_tokens_are_those_of_the_model(tmp_path):
             assert generate(model, "To be", max_new_tokens=30, **options) == expected
 
 
-def test_stop_token_does_not_repeat_text():
+def test_a_stop_token_repeats_no_text():
     corpus = ["To be, or not to be: that is the question."] * 4
     processing = keras_tx.processing.train_byte_bpe(corpus, 270)
     model = keras_tx.gpt("pico", processing=processing, vocabulary_size=270)

@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from keras_tx_onnx.graph.editor import GraphEditor
@@ -137,10 +136,7 @@ class _Selection:
             new = name.replace("/qkv/", f"/{part}/") if "/qkv/" in name else f"{name}_{part}"
             shape = [*outer, end - begin]
             return self.editor.lazy_initializer(
-                new,
-                tensor.dtype,
-                shape,
-                lambda: ir.tensor(np.ascontiguousarray(tensor.numpy()[..., begin:end])),
+                new, tensor.dtype, shape, lambda: tensor.numpy()[..., begin:end]
             )
 
         return part("query", 0, count), part("key_value", count, columns)

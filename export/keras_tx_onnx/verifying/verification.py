@@ -33,8 +33,7 @@ def verify_graph(
     outputs = [str(value.name) for value in context.graph.outputs][: len(interface.outputs)]
     run_keras = expected_of(interface)
     cases = cases_for(interface, tuple(context.bounds))
-    # The body of a Scan always runs.
-    branching = any(node.op_type in ("If", "Loop") for node in context.graph.all_nodes())
+    branching = branches.has_control_flow(path)
     if branching:
         cases += branches.scaled(cases, run_keras)
 
