@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -17,13 +18,25 @@ Check = Callable[[Any], None]
 class FirstBatch:
     """Wraps data sources so that `check` is called with the first batch of each.
 
-    No batch is read twice, and an iterator is not consumed. `failure` is the error of a check that ran inside
-    a pipeline, which raises an error of its own.
+    No batch is read twice, and an iterator is not consumed.
     """
 
     def __init__(self, check: Check):
         self._check = check
-        self.failure: Exception | None = None
+        self._failure: Exception | None = None
+
+    def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Returns the result of a call; raises the error of a check even if a pipeline wraps it."""
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:
+            if self._failure is None:
+                raise
+            _drop_frames(error)
+        failure, self._failure = self._failure, None
+        # Keras's iterator is in a reference cycle. If it is deleted later, TensorFlow waits up to a minute.
+        gc.collect()
+        raise failure.with_traceback(None)
 
     def of(self, data: Any) -> Any:
         """Returns a source of the same batches; arrays and unknown sources are returned unchanged."""
@@ -42,7 +55,7 @@ class FirstBatch:
         try:
             self._check(batch)
         except Exception as error:
-            self.failure = error
+            self._failure = error
             raise
 
     def _of_iterator(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -79,6 +92,13 @@ class FirstBatch:
             return batch
 
         return data.enumerate().map(checked)
+
+
+def _drop_frames(error: BaseException | None) -> None:
+    """Removes the tracebacks of an error and of those that it was raised from."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def labels_like(data: Any) -> Any:

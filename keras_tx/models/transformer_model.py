@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
 import os
 import warnings
-from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 import h5py
@@ -154,47 +152,39 @@ class TransformerModel(keras.Model):
         """
         _warn_of_distribution()
         bound = _FIT.bind(None, x, y, *args, **kwargs).arguments
-        with self._checked(x, y) as (data, checked):
-            options = {"shuffle": bound.get("shuffle", True), "class_weight": bound.get("class_weight")}
-            bound["x"] = self.adapted(data, **options)
-            held_out = bound.get("validation_data")
-            if isinstance(held_out, tuple | list) and len(held_out) > 1:
-                self._check_arrays(held_out[0], held_out[1])
-            elif held_out is not None:
-                bound["validation_data"] = self.adapted(checked.of(held_out))
-            del bound["self"]
-            return super().fit(**bound)
+        first = self._first_batch(x, y)
+        options = {"shuffle": bound.get("shuffle", True), "class_weight": bound.get("class_weight")}
+        bound["x"] = self.adapted(first.of(x), **options)
+        held_out = bound.get("validation_data")
+        if isinstance(held_out, tuple | list) and len(held_out) > 1:
+            self._check_arrays(held_out[0], held_out[1])
+        elif held_out is not None:
+            bound["validation_data"] = self.adapted(first.of(held_out))
+        del bound["self"]
+        return first.run(super().fit, **bound)
 
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Computes the loss and metrics, as keras.Model.evaluate does; the data is checked as in `fit`."""
         if kwargs.get("_use_cached_eval_dataset"):  # called by fit, which has checked them
             return super().evaluate(x, y, *args, **kwargs)
-        with self._checked(x, y) as (data, _):
-            return super().evaluate(self.adapted(data), y, *args, **kwargs)
+        first = self._first_batch(x, y)
+        return first.run(super().evaluate, self.adapted(first.of(x)), y, *args, **kwargs)
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Computes the outputs, as keras.Model.predict does; the inputs are checked as in `fit`."""
-        with self._checked(x, None) as (data, _):
-            return super().predict(self.adapted(data), *args, **kwargs)
+        first = self._first_batch(x, None)
+        return first.run(super().predict, self.adapted(first.of(x)), *args, **kwargs)
 
     def adapted(self, data: Any, **options: Any) -> Any:
         """Returns the data source to pass to Keras; `options` are arguments of `fit`."""
         return data
 
-    @contextlib.contextmanager
-    def _checked(self, x: Any, y: Any) -> Iterator[tuple[Any, FirstBatch]]:
-        """Checks the data; raises the error of a check even if a pipeline wraps it."""
+    def _first_batch(self, x: Any, y: Any) -> FirstBatch:
+        """Checks arrays, and returns the check of the first batch of a data source."""
         self._check_arrays(x, y)
         if y is None:
             self.check_labels(labels_like(x))
-        first = FirstBatch(self._check_batch)
-        data = first.of(x)
-        try:
-            yield data, first
-        except Exception:
-            if first.failure is not None:
-                raise first.failure from None
-            raise
+        return FirstBatch(self._check_batch)
 
     def _check_batch(self, batch: Any) -> None:
         x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -69,9 +70,9 @@ SOURCES: dict[str, Callable[..., Any]] = {
 }
 
 
-def vit(**options: Any) -> Any:
+def vit(run_eagerly: bool = False, **options: Any) -> Any:
     model = keras_tx.vit("Mu/2", image_size=8, num_classes=3, **options)
-    model.compile()
+    model.compile(run_eagerly=run_eagerly)
     return model
 
 
@@ -142,6 +143,26 @@ def test_no_batch_is_lost(source: str):
     assert steps == list(range(BATCHES))
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's iterators")
+def test_an_error_holds_no_iterator():
+    """TensorFlow waits up to a minute when an iterator is deleted late, at the exit of the process too."""
+    from tensorflow.python.data.ops.iterator_ops import OwnedIterator
+
+    def iterators() -> int:
+        return sum(isinstance(x, OwnedIterator) for x in gc.get_objects())
+
+    model = vit(run_eagerly=True)
+    gc.collect()
+    gc.disable()
+    try:
+        before = iterators()
+        with pytest.raises(ConfigError, match="values from 0 to 255") as caught:
+            model.fit(tf_data(pixels().astype("float32"), LABELS), shuffle=False, verbose=0)
+        assert caught.value is not None and iterators() == before
+    finally:
+        gc.enable()
+
+
 def test_an_iterable_torch_dataset_is_read_once():
     torch = pytest.importorskip("torch", reason='pip install "keras-tx[torch]"')
     model = vit()
@@ -162,14 +183,14 @@ def test_an_iterable_torch_dataset_is_read_once():
 
 
 def test_augmented_images_pass():
-    model = vit()
+    model = vit(run_eagerly=True)  # faster than tracing for a few steps
     images = model.processing(pixels())
     noisy = images + np.random.default_rng(1).normal(0, 0.2, images.shape).astype("float32")
     model.fit(noisy, LABELS, verbose=0)
     bright = model.processing(np.full((4, 8, 8, 3), 200, "uint8"))  # all in 0..1
     model.fit(bright, LABELS[:4], verbose=0)
     unit = keras_tx.ImageTransform(8, mean=0.0, std=1.0)
-    vit(processing=unit).fit(unit(pixels()), LABELS, verbose=0)
+    vit(run_eagerly=True, processing=unit).fit(unit(pixels()), LABELS, verbose=0)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="one backend reads the folder as well")
@@ -185,7 +206,7 @@ def test_a_folder_of_pictures_as_keras_reads_it(tmp_path: Path):
         tmp_path, image_size=(8, 8), batch_size=8, shuffle=False, verbose=False
     )
     model = keras_tx.vit("Mu/2", image_size=8, num_classes=2)
-    model.compile()
+    model.compile(run_eagerly=True)
     with pytest.raises(ConfigError, match="model.processing returns -1 to 1"):
         model.fit(data, shuffle=False, verbose=0)
     mapped = data.map(lambda x, y: (model.processing(x), y))
