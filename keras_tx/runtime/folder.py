@@ -294,8 +294,8 @@ def _graph(root: Path, graphs: Mapping[str, str], manifest: contract.Manifest, p
     name = graphs[precision]
     if name not in manifest.files or posixpath.dirname(name) != _GRAPHS or not name.endswith(".onnx"):
         raise FolderError(
-            f"{root / contract.MANIFEST}: precisions has {name!r} as {precision}, expected a listed file "
-            f"{_GRAPHS}/*.onnx. {_REMEDY}"
+            f"{root / contract.MANIFEST}: precisions has {name!r} as {precision}, expected a file "
+            f"{_GRAPHS}/*.onnx that is listed under files. {_REMEDY}"
         )
     return _checked_graph(root, manifest, name)
 
