@@ -1,10 +1,14 @@
-"""Marks the quick tests: a part of each room that runs in about a minute."""
+"""The quick tests (a part of each room that runs in about a minute), and the folders that tests share."""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.exported_folders import ExportedFolders
 
 TESTS = Path(__file__).parent
 QUICK = {
@@ -31,9 +35,33 @@ QUICK = {
 }
 
 
+def is_thorough(item: pytest.Item) -> bool:
+    return any(mark.name in ("slow", "thorough") for mark in item.iter_markers())
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        others = item.get_closest_marker("slow") or item.get_closest_marker("thorough")
-        if item.path.relative_to(TESTS).as_posix() in QUICK and others is None:
+        if item.path.relative_to(TESTS).as_posix() in QUICK and not is_thorough(item):
             item.add_marker(pytest.mark.quick)
+
+
+def pytest_collection_finish() -> None:
+    """Keeps what is imported out of garbage collection, which otherwise is a tenth of the time of a run."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 20)
+
+
+@pytest.fixture(scope="session")
+def exported_folders(tmp_path_factory: pytest.TempPathFactory) -> ExportedFolders:
+    """Small exported models by name: "vit", "gpt", "bert, classifier", ... A test that changes one fails."""
+    return ExportedFolders(tmp_path_factory.mktemp("exported_folders"))
+
+
+@pytest.fixture(autouse=True)
+def unchanged_folders(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "exported_folders" in request.fixturenames:
+        changed = request.getfixturevalue("exported_folders").changed()
+        assert not changed, f"the test changed shared folders: {changed}; use exported_folders.copy"

@@ -23,7 +23,14 @@ def run(code: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "imports", ["import keras_tx, keras", "import keras, keras_tx", "import keras_tx, tensorflow, keras"]
+    "imports",
+    [
+        "import keras_tx, tensorflow, keras",
+        *(
+            pytest.param(f"import {x}", marks=pytest.mark.thorough)
+            for x in ("keras_tx, keras", "keras, keras_tx")
+        ),
+    ],
 )
 def test_a_fresh_process_loads_a_model(imports: str, tmp_path: Path):
     model = redraw(keras_tx.bert("tiny", head=keras_tx.SpanHead(), vocabulary_size=20, depth=1, max_length=8))

@@ -9,44 +9,36 @@ from pathlib import Path
 
 import pytest
 
-import keras_tx
 from keras_tx.runtime import load
-from keras_tx_onnx import export_onnx
-from tests.drawing import redraw
-from tests.wordpiece import VOCABULARY, wordpiece
+from tests.exported_folders import ExportedFolders
 
 TEXT = "Ada lives in London."
 TASKS = {
-    "reviews": (keras_tx.ClassifierHead(2), TEXT, []),
-    "scores": (keras_tx.RegressionHead(), TEXT, ["--pair", "a cat"]),
-    "names": (keras_tx.TokenClassifierHead(2), TEXT, []),
-    "squad": (keras_tx.SpanHead(), TEXT, ["--question", "Who lives in London?"]),
-    "masked": (keras_tx.MaskedLMHead(), "the [MASK] sat on [MASK]", []),
-    "pretrained": (keras_tx.PretrainingHead(), "the [MASK] sat on [MASK]", []),
-    "pairs": (keras_tx.PretrainingHead(), TEXT, ["--pair", "a cat"]),
-    "minilm": (keras_tx.SentenceEmbeddingHead(), TEXT, []),
+    "reviews": ("classifier", TEXT, []),
+    "scores": ("regression", TEXT, ["--pair", "a cat"]),
+    "names": ("tags", TEXT, []),
+    "squad": ("span", TEXT, ["--question", "Who lives in London?"]),
+    "masked": ("masked", "the [MASK] sat on [MASK]", []),
+    "pretrained": ("pretraining", "the [MASK] sat on [MASK]", []),
+    "pairs": ("pretraining", TEXT, ["--pair", "a cat"]),
+    "minilm": ("sentence", TEXT, []),
 }
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    parent = tmp_path_factory.mktemp("texts")
-    sizes = {"width": 8, "depth": 1, "num_heads": 2, "mlp_dim": 8, "vocabulary_size": len(VOCABULARY)}
-    for name, (head, _, _) in TASKS.items():
-        model = redraw(keras_tx.bert("tiny", head=head, **sizes))
-        export_onnx(model, parent / name, tokenizer=wordpiece(), verify=False)
-    return parent
+@pytest.fixture
+def folders(exported_folders: ExportedFolders) -> dict[str, Path]:
+    return {name: exported_folders[f"bert, {head}"].path for name, (head, _, _) in TASKS.items()}
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_tasks(name: str, tx, folders):
     _, text, options = TASKS[name]
-    ran = tx("run", folders / name, text, *options)
+    ran = tx("run", folders[name], text, *options)
     assert (ran.code, ran.err) == (0, "")
     first, second, *rows = ran.out.splitlines()
     assert first.endswith(" on cpu") and second == text and rows
-    answer = json.loads(tx("run", folders / name, text, *options, "--json").out)
-    with load(folders / name) as model:
+    answer = json.loads(tx("run", folders[name], text, *options, "--json").out)
+    with load(folders[name]) as model:
         expected = {
             "reviews": lambda: model.classify(text),
             "scores": lambda: model.classify(text, "a cat"),
@@ -69,12 +61,12 @@ def test_tasks(name: str, tx, folders):
     ],
 )
 def test_unsupported_options_raise(name: str, options: list[str], message: str, tx, folders):
-    ran = tx("run", folders / name, TEXT, *options)
+    ran = tx("run", folders[name], TEXT, *options)
     assert (ran.code, ran.out) == (2, "") and message in ran.err
 
 
 def test_invalid_texts_are_reported(tx, folders):
-    ran = tx("run", folders / "masked", "no mask", f"{TEXT} [MASK]")
+    ran = tx("run", folders["masked"], "no mask", f"{TEXT} [MASK]")
     assert ran.code == 2
     assert "has no [MASK]" in ran.err and TEXT in ran.out
 
@@ -91,7 +83,7 @@ def test_text_sources(tx, folders, tmp_path, monkeypatch):
     (tmp_path / "more" / "a.txt").write_text("the cat\nthe mat\n", encoding="utf-8")
 
     def run(*arguments: object) -> list[str]:
-        ran = tx("run", folders / "reviews", *arguments, "--json", "--top-k", 1)
+        ran = tx("run", folders["reviews"], *arguments, "--json", "--top-k", 1)
         assert (ran.code, ran.err) == (0, "")
         answers = [json.loads(line) for line in ran.out.splitlines()]
         assert all(answer["predictions"] for answer in answers)
@@ -120,9 +112,9 @@ def test_unreadable_text_files(tx, folders, tmp_path):
         ([table, "--column", "texts"], "column 'texts'"),
         (["the cat", "--column", "text"], "--column is 'text'"),
     ):
-        ran = tx("run", folders / "reviews", *arguments)
+        ran = tx("run", folders["reviews"], *arguments)
         assert (ran.code, ran.out) == (2, "") and message in ran.err
-    ran = tx("run", folders / "reviews", "none.txt", binary, tmp_path / "empty", "the cat", "--json")
+    ran = tx("run", folders["reviews"], "none.txt", binary, tmp_path / "empty", "the cat", "--json")
     assert ran.code == 2 and [json.loads(line)["text"] for line in ran.out.splitlines()] == ["the cat"]
     first, second, third = ran.err.splitlines()
     assert "none.txt does not exist" in first

@@ -27,7 +27,7 @@ def make(policy: str = "float32", compiled: bool = True) -> keras.Model:
     hidden = keras.layers.Dropout(0.3, dtype=policy)(hidden)
     model = keras.Model(x, keras.layers.Dense(2, name="out", dtype=policy)(hidden))
     if compiled:
-        model.compile("adam", "mse", metrics=["mae"])
+        model.compile("adam", "mse", metrics=["mae"], run_eagerly=True)  # faster than tracing for a few steps
     return model
 
 
@@ -83,7 +83,7 @@ def test_folder_has_the_best_epoch(mode: str, values: tuple, best: int, tmp_path
 
 def test_direction_is_inferred_from_the_metric(tmp_path):
     model = make(compiled=False)
-    model.compile("adam", "mse", metrics=["accuracy"])
+    model.compile("adam", "mse", metrics=["accuracy"], run_eagerly=True)
     logs = SetLogs(0.3, 0.5, 0.4, name="val_accuracy")
     ours = ExportCallback(tmp_path / "out", monitor="val_accuracy")
     fit(model, logs, ours, epochs=3)
@@ -106,7 +106,8 @@ def test_one_line_per_epoch(tmp_path, capsys):
 def test_callback_does_not_change_training(policy: str, tmp_path):
     histories, weights = [], []
     for ours in ([], [ExportCallback(tmp_path / "out")]):
-        model = make(policy)
+        model = make(policy, compiled=False)
+        model.compile("adam", "mse", metrics=["mae"])
         histories.append(fit(model, *ours, epochs=3, validation_split=0.5).history)
         weights.append([*model.get_weights(), *(np.array(v) for v in model.optimizer.variables)])
         weights[-1].append(np.array([random.random(), np.random.random()]))  # as drawn by a data generator
@@ -194,7 +195,7 @@ def test_existing_folder_raises_before_the_first_epoch(tmp_path):
 def test_model_built_by_its_first_batch_is_checked_after_it(tmp_path, monkeypatch):
     def unbuilt():
         model = keras.Sequential([keras.layers.Dense(3, activation="relu"), keras.layers.Dense(2)])
-        model.compile("adam", "mse")
+        model.compile("adam", "mse", run_eagerly=True)
         return model
 
     model, ours = unbuilt(), ExportCallback(tmp_path / "out", verbose=1)

@@ -20,7 +20,7 @@ def test_labels_of_which_any_number_is_right():
     images, labels = np.tanh(draw(8, 8, 8, 3)), (draw(8, 3) > 0).astype("float32")
     right = float(((as_numpy(model(images)) > 0) == labels).mean())
     for metrics in (["accuracy"], {"logits": ["binary_accuracy"]}):
-        model.compile(loss="binary_crossentropy", metrics=metrics)
+        model.compile(loss="binary_crossentropy", metrics=metrics, run_eagerly=True)
         results = model.evaluate(images, labels, verbose=0, return_dict=True)
         assert results["accuracy"] == pytest.approx(right)
     for loss in ("categorical_crossentropy", keras.losses.SparseCategoricalCrossentropy(from_logits=True)):
@@ -54,7 +54,7 @@ def expected_loss(model, images, labels) -> float:
 )
 def test_the_loss_is_on_logits(model, arguments: dict):
     images, labels = np.tanh(draw(8, 8, 8, 3)), np.arange(8) % 3
-    model.compile(**arguments)
+    model.compile(**arguments, run_eagerly=True)
     result = model.evaluate(images, labels, verbose=0, return_dict=True)
     assert result["loss"] == pytest.approx(expected_loss(model, images, labels), rel=1e-5)
     if "sparse_categorical_crossentropy" in result:
@@ -119,7 +119,7 @@ def test_what_does_not_care_stays():
     "loss", ["mse", keras.losses.MeanSquaredError(), lambda y, logits: logits[:, 0]], ids=shown
 )
 def test_other_losses_stay(model, loss):
-    model.compile(loss=loss)
+    model.compile(loss=loss, run_eagerly=True)
     model.fit(np.tanh(draw(4, 8, 8, 3)), draw(4, 3), verbose=0)
 
 
@@ -134,7 +134,7 @@ def test_without_arguments_weights_decay_but_biases_do_not(model):
 
 def test_a_loaded_model_trains_on(model, tmp_path):
     images, labels = np.tanh(draw(8, 8, 8, 3)), np.arange(8) % 3
-    model.compile(metrics=["accuracy"])
+    model.compile(metrics=["accuracy"], run_eagerly=True)
     model.fit(images, labels, verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
@@ -157,9 +157,9 @@ def test_losses_and_accuracies_of_tokens_leave_out_what_has_no_label(head, argum
     model = redraw(bert("tiny", head=head, width=16, num_heads=2, depth=1, vocabulary_size=4, max_length=8))
     ids = np.random.default_rng(0).integers(0, 4, (4, 6))
     labels = np.where(np.arange(6) < 4, ids, -100)
-    model.compile(**arguments)
+    model.compile(**arguments, run_eagerly=True)
     named = model.evaluate(ids, labels, verbose=0, return_dict=True)
-    model.compile()
+    model.compile(run_eagerly=True)
     own = model.evaluate(ids, labels, verbose=0, return_dict=True)
     assert named == pytest.approx(own)
     assert own["accuracy"] == pytest.approx((as_numpy(model(ids)).argmax(-1) == labels).sum() / 16)
@@ -176,14 +176,14 @@ def test_names_mean_what_each_output_needs():
     results = []
     names = dict.fromkeys(labels, "sparse_categorical_crossentropy")
     for arguments in ({}, {"loss": names, "metrics": {name: ["accuracy"] for name in labels}}):
-        model.compile(**arguments)
+        model.compile(**arguments, run_eagerly=True)
         results.append(model.evaluate(ids, labels, verbose=0, return_dict=True))
     assert results[1] == pytest.approx(results[0])
 
 
 def test_headless_models_need_a_loss_of_the_user():
     model = vit("Mu/2", image_size=8)
-    model.compile(loss="mse")
+    model.compile(loss="mse", run_eagerly=True)
     model.fit(np.tanh(draw(4, 8, 8, 3)), draw(4, 32), verbose=0)
 
 

@@ -16,7 +16,7 @@ TINY = {"vocabulary_size": 20, "depth": 1, "max_length": 8}
 
 def bert(head: Any) -> Any:
     model = keras_tx.bert("tiny", head=head, **TINY)
-    model.compile()
+    model.compile(run_eagerly=True)  # faster than tracing for one step
     return model
 
 
@@ -75,20 +75,20 @@ def test_labels_that_are_right():
         IDS, np.array([[-100, 0, 3]] * 3), validation_data=(IDS, np.array([[1, 2, -100]] * 3)), verbose=0
     )
     one_hot = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
-    one_hot.compile("adamw", "categorical_crossentropy")
+    one_hot.compile("adamw", "categorical_crossentropy", run_eagerly=True)
     one_hot.fit(np.zeros((3, 8, 8, 3), "float32"), np.eye(3, dtype="int64"), verbose=0)
 
 
 def test_a_vit():
     model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
-    model.compile()
+    model.compile(run_eagerly=True)
     with pytest.raises(ConfigError, match=r"Label 3 in row 1 .*'vit' has 3 classes \(0 to 2\)"):
         model.fit(np.zeros((2, 8, 8, 3), "float32"), np.array([0, 3]), verbose=0)
 
 
 def test_class_numbers_where_rows_are_expected():
     model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
-    model.compile(loss="categorical_crossentropy")
+    model.compile(loss="categorical_crossentropy", run_eagerly=True)
     images = np.zeros((3, 8, 8, 3), "float32")
     with pytest.raises(ConfigError, match=r"shape \(3,\), .*keras.utils.to_categorical\(labels, 3\)"):
         model.fit(images, np.array([0, 1, 2]), verbose=0)
@@ -99,5 +99,5 @@ def test_class_numbers_where_rows_are_expected():
 
 def test_a_loss_of_the_user_has_labels_of_its_own():
     model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
-    model.compile(loss=lambda labels, logits: logits[:, 0] * labels)
+    model.compile(loss=lambda labels, logits: logits[:, 0] * labels, run_eagerly=True)
     model.fit(np.zeros((3, 8, 8, 3), "float32"), np.array([0.5, -7.0, 40.0]), verbose=0)

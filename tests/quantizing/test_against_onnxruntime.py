@@ -12,14 +12,14 @@ from onnx import numpy_helper
 
 from keras_tx_onnx import quantize
 from tests.drawing import draw
-from tests.quantizing.folders import exported, session, vit
+from tests.quantizing.folders import session
 
 PIXELS = {"pixel_values": draw(3, 3, 8, 8)}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    folder = exported(vit(), tmp_path_factory.mktemp("vit") / "folder")
+def folder(exported_folders, tmp_path_factory) -> Path:
+    folder = exported_folders.copy("wide vit", tmp_path_factory.mktemp("vit") / "folder")
     quantize(folder, ["int8", "int8-blocks", "int4"])
     return folder
 

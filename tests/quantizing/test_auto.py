@@ -30,8 +30,8 @@ def short_timing():
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
-    return exported(vit(), tmp_path / "folder")
+def folder(exported_folders, tmp_path) -> Path:
+    return exported_folders.copy("wide vit", tmp_path / "folder")
 
 
 def labels(folder: Path) -> np.ndarray:

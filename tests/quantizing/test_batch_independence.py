@@ -11,22 +11,22 @@ import pytest
 from keras_tx.runtime import open_folder
 from keras_tx_onnx import quantize
 from tests.drawing import draw
-from tests.quantizing.folders import bert, exported, session, vit
+from tests.quantizing.folders import bert, exported, session
 
 SAMPLE = draw(1, 3, 8, 8)
 LOUD = 20 * draw(7, 3, 8, 8, seed=3)  # the rest of the batch, which widens the range
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    folder = exported(vit(), tmp_path_factory.mktemp("batch") / "folder")
+def folder(exported_folders, tmp_path_factory) -> Path:
+    folder = exported_folders.copy("wide vit", tmp_path_factory.mktemp("batch") / "folder")
     quantize(folder, ["fp16", "int8", "int8-blocks", "int4"])
     return folder
 
 
 @pytest.fixture(scope="module")
-def static(folder, tmp_path_factory) -> Path:
-    again = exported(vit(), tmp_path_factory.mktemp("static") / "folder")
+def static(exported_folders, folder, tmp_path_factory) -> Path:
+    again = exported_folders.copy("wide vit", tmp_path_factory.mktemp("static") / "folder")
     quantize(again, "int8", calibration=np.concatenate([SAMPLE, LOUD]))
     return again
 
@@ -59,9 +59,9 @@ def test_fixed_ranges_do_not_depend_on_the_batch(static):
     assert variant.recipe == "static" and variant.noise < 0.1
 
 
-def test_ranges_cover_all_batches(tmp_path):
+def test_ranges_cover_all_batches(exported_folders, tmp_path):
     """Calibration on a small sample clips large ones; calibration on both does not."""
-    folder = exported(vit(), tmp_path / "folder")
+    folder = exported_folders.copy("wide vit", tmp_path / "folder")
     (expected,) = session(folder).run(None, {"pixel_values": LOUD})
     lost = []
     for calibration in ([0 * SAMPLE], [{"pixel_values": SAMPLE}, {"pixel_values": LOUD}]):
@@ -71,9 +71,9 @@ def test_ranges_cover_all_batches(tmp_path):
     assert lost[1] < 0.1 and lost[0] > 2 * lost[1], lost
 
 
-def test_calibration_from_tf_data_with_channels_last(tmp_path):
+def test_calibration_from_tf_data_with_channels_last(exported_folders, tmp_path):
     tf = pytest.importorskip("tensorflow")
-    folder = exported(vit(), tmp_path / "folder")
+    folder = exported_folders.copy("wide vit", tmp_path / "folder")
     pictures = draw(6, 8, 8, 3)  # as model.processing gives them
     quantize(folder, "int8", calibration=pictures)
     first = (folder / "onnx/model_quantized.onnx").read_bytes()

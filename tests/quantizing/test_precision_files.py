@@ -99,8 +99,8 @@ def test_fp32_is_the_default(folders):
     assert open_folder(folders["vit"]).precision == "fp32"
 
 
-def test_missing_precision_raises(tmp_path):
-    folder = exported(vit(), tmp_path / "out")
+def test_missing_precision_raises(exported_folders, tmp_path):
+    folder = exported_folders.copy("wide vit", tmp_path / "out")
     with pytest.raises(
         ConfigError, match=r"'int4', but .*out has fp32\. .*keras-tx quantize .*--precision int4"
     ):
@@ -180,8 +180,8 @@ def test_fp16_keeps_large_numbers_in_float32(tmp_path):
     assert note == "In float32: 1 Add, 1 MatMul, 1 Mul."
 
 
-def test_keep(tmp_path):
-    folder = exported(vit(), tmp_path / "out")
+def test_keep(exported_folders, tmp_path):
+    folder = exported_folders.copy("wide vit", tmp_path / "out")
     done = quantize(folder, "int8", keep=["block_0/feed_forward", "logits"])
     kept = ("block_0/feed_forward/up", "block_0/feed_forward/down", "logits")
     assert done.manifest.variants["int8"].kept == kept
@@ -270,24 +270,24 @@ def test_model_quantized_by_keras_raises(tmp_path):
         export_onnx(model, tmp_path / "out", precision="int4")
 
 
-def test_damaged_folder_raises(tmp_path):
-    folder = exported(vit(), tmp_path / "out")
+def test_damaged_folder_raises(exported_folders, tmp_path):
+    folder = exported_folders.copy("wide vit", tmp_path / "out")
     config = folder / contract.CONFIG
     config.write_bytes(config.read_bytes()[:-1] + b" ")
     with pytest.raises(FolderError, match="config.json"):
         quantize(folder, "int8")
 
 
-def test_other_files_stay(tmp_path):
-    folder = exported(vit(), tmp_path / "out")
+def test_other_files_stay(exported_folders, tmp_path):
+    folder = exported_folders.copy("wide vit", tmp_path / "out")
     (folder / "NOTES.md").write_text("precious")
     quantize(folder, "int8")
     assert (folder / "NOTES.md").read_text() == "precious"
     assert "NOTES.md" not in open_folder(folder).manifest.files
 
 
-def test_failure_leaves_folder_unchanged(tmp_path, monkeypatch):
-    folder = exported(vit(), tmp_path / "out")
+def test_failure_leaves_folder_unchanged(exported_folders, tmp_path, monkeypatch):
+    folder = exported_folders.copy("wide vit", tmp_path / "out")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
     def full(*_):
@@ -301,7 +301,7 @@ def test_failure_leaves_folder_unchanged(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("fault", ["scale", "axis", "zero"])
-def test_wrong_scale_raises_with_layer(tmp_path, monkeypatch, fault):
+def test_wrong_scale_raises_with_layer(exported_folders, tmp_path, monkeypatch, fault):
     right = int8.rounded_columns
 
     def wrong(kernel):
@@ -310,7 +310,7 @@ def test_wrong_scale_raises_with_layer(tmp_path, monkeypatch, fault):
             return rounded, scale * 1.05
         return (rounded, np.roll(scale, 1)) if fault == "axis" else (rounded + np.int8(1), scale)
 
-    folder = exported(vit(), tmp_path / "out")
+    folder = exported_folders.copy("wide vit", tmp_path / "out")
     monkeypatch.setattr(int8, "rounded_columns", wrong)
     with pytest.raises(ExportError, match=r"'block_0/attention/qkv' .*keep=\['block_0"):
         quantize(folder, "int8")

@@ -13,18 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import keras_tx
 import keras_tx.runtime
 from keras_tx import contract
 from keras_tx.errors import KerasTxError
 from keras_tx.runtime import load
-from keras_tx_onnx import export_onnx
-from tests.wordpiece import VOCABULARY, wordpiece
+from tests.exported_folders import ExportedFolders
 
 CASES = 300
 MISSING = object()
 VALUES = [MISSING, None, True, -1, 0, 1.5, "x", "", [], {}, 10**30, [None], {"a": 1}, [1, 2], float("nan")]
-SIZES = {"width": 8, "depth": 1, "num_heads": 2, "mlp_dim": 8}
 Keys = tuple[str | int, ...]
 
 
@@ -37,19 +34,9 @@ def run(model: Any) -> None:
         model("the cat")
 
 
-@pytest.fixture(scope="module", params=["vit", "bert", "gpt"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("damaged") / request.param
-    vocabulary = {"vocabulary_size": len(VOCABULARY)}
-    if request.param == "vit":
-        model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
-        export_onnx(model, path, labels=["daisy", "rose", "tulip"])
-    elif request.param == "bert":
-        model = keras_tx.bert("tiny", head=keras_tx.SentenceEmbeddingHead(), **SIZES, **vocabulary)
-        export_onnx(model, path, tokenizer=wordpiece())
-    else:
-        export_onnx(keras_tx.gpt("pico", **vocabulary), path)
-    return path
+@pytest.fixture(params=["vit", "bert, sentence", "gpt"])
+def folder(request: pytest.FixtureRequest, exported_folders: ExportedFolders) -> Path:
+    return exported_folders[request.param].path
 
 
 def keys_of(value: Any, before: Keys = ()) -> Iterator[Keys]:

@@ -17,7 +17,7 @@ from keras_tx.runtime import load, open_folder, session, verify_hashes
 from keras_tx.runtime.tasks import image_classification
 
 ROOT = Path(__file__).parents[2]
-LOADS = 2000
+LOADS = 500
 RED = np.full((4, 6, 3), (255, 0, 0), "uint8")
 LABELS = {"old": ("old 0", "old 1", "old 2", "old 3"), "new": ("new 0", "new 1", "new 2", "new 3")}
 BEST = {"old": "old 0", "new": "new 3"}  # of RED: the columns of the weights are reversed

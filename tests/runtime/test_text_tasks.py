@@ -17,6 +17,7 @@ from keras_tx.runtime import PretrainedEncoder, load
 from keras_tx.runtime.tasks.token_classification import merge_words
 from keras_tx_onnx import export_onnx
 from tests.drawing import as_numpy, redraw
+from tests.exported_folders import ExportedFolders
 from tests.memory import resident
 from tests.tolerances import assert_close
 from tests.wordpiece import VOCABULARY, WORDS, wordpiece
@@ -30,6 +31,12 @@ TINY = {
     "max_length": 24,
 }
 TEXTS = ["The cat sat on the mat.", "Ada!", "I love the film, it is very good and I hated the cats.", "Paris"]
+
+
+def opened(exported_folders: ExportedFolders, head: str) -> tuple[Any, Any, TextTransform]:
+    """A shared model, its loaded folder and its text transform."""
+    model, folder = exported_folders[f"bert, {head}"]
+    return model, load(folder, provider="cpu"), TextTransform.load(folder)
 
 
 def exported(folder: Path, head: Any, **options: Any) -> tuple[Any, Any, TextTransform]:
@@ -63,8 +70,8 @@ def test_classify(unpad: bool, tmp_path):
     assert classify([]) == []
 
 
-def test_classify_pairs(tmp_path):
-    model, classify, transform = exported(tmp_path / "x", keras_tx.NextSentenceHead())
+def test_classify_pairs(exported_folders):
+    model, classify, transform = opened(exported_folders, "next")
     pairs = TEXTS[::-1]
     expected = softmax(keras_outputs(model, transform(TEXTS, pairs)))
     for answer, scores in zip(classify(TEXTS, pairs), expected, strict=True):
@@ -80,11 +87,9 @@ def test_regression_gives_numbers(tmp_path):
     assert_close(np.array([[a["score"] for a in answer] for answer in results]), expected)
 
 
-def test_embed(tmp_path):
-    for index, head in enumerate(
-        (keras_tx.SentenceEmbeddingHead(), keras_tx.SentenceEmbeddingHead("class", False))
-    ):
-        model, embedder, transform = exported(tmp_path / str(index), head)
+def test_embed(tmp_path, exported_folders):
+    other = exported(tmp_path / "x", keras_tx.SentenceEmbeddingHead("class", False))
+    for index, (model, embedder, transform) in enumerate((opened(exported_folders, "sentence"), other)):
         assert_close(embedder(TEXTS, batch_size=3), keras_outputs(model, transform(TEXTS)))
         assert embedder("Ada").shape == (16,)
         plain = embedder(TEXTS, normalize=False)
@@ -93,8 +98,8 @@ def test_embed(tmp_path):
         assert embedder([]).shape == (0, 16)
 
 
-def test_embed_without_a_head(tmp_path):
-    model, embedder, transform = exported(tmp_path / "x", None)
+def test_embed_without_a_head(exported_folders):
+    model, embedder, transform = opened(exported_folders, "none")
     arrays = transform(TEXTS)
     tokens, mask = keras_outputs(model, arrays)["last_hidden_state"], arrays["attention_mask"][..., None]
     mean = (tokens * mask).sum(1) / mask.sum(1)
@@ -105,8 +110,8 @@ def test_embed_without_a_head(tmp_path):
         embedder(TEXTS, pooling="max")
 
 
-def test_fill(tmp_path):
-    model, fill, transform = exported(tmp_path / "x", keras_tx.MaskedLMHead())
+def test_fill(exported_folders):
+    model, fill, transform = opened(exported_folders, "masked")
     texts = ["the [MASK] sat.", "i love [MASK] and [MASK]!"]
     arrays = transform(texts)
     scores = softmax(keras_outputs(model, arrays))
@@ -121,9 +126,9 @@ def test_fill(tmp_path):
         fill(["[MASK]", "the cat"])
 
 
-def test_pretrained(tmp_path):
+def test_pretrained(exported_folders):
     """`fill` and `classify` of a model with both heads."""
-    model, both, transform = exported(tmp_path / "x", keras_tx.PretrainingHead())
+    model, both, transform = opened(exported_folders, "pretraining")
     assert type(both) is PretrainedEncoder and both.folder.manifest.task == "fill-mask"
     arrays = transform("the [MASK] sat.")
     scores = softmax(keras_outputs(model, arrays)["prediction_logits"])
@@ -171,16 +176,16 @@ def test_merge_words():
     assert [e["text"] for e in merge_words(text, plain)] == ["New York", "City"]
 
 
-def test_long_texts_are_tagged_in_windows(tmp_path):
-    *_, tag, _ = exported(tmp_path / "x", keras_tx.TokenClassifierHead(3))
+def test_long_texts_are_tagged_in_windows(exported_folders):
+    *_, tag, _ = opened(exported_folders, "tags")
     text = " ".join(word for word in WORDS * 4 if word.isalpha())
     words = tag(text, merge=False)
     assert [word["text"] for word in words] == text.split()
     assert [text[word["start"] : word["end"]] for word in words] == text.split()
 
 
-def test_answer(tmp_path):
-    model, answer, transform = exported(tmp_path / "x", keras_tx.SpanHead())
+def test_answer(exported_folders):
+    model, answer, transform = opened(exported_folders, "span")
     question, text = "Who lives in Paris?", "Ada  lives in PARIS. The cat sat."
     arrays = transform([question], [text], offsets=True)
     out = keras_outputs(model, arrays)
@@ -202,8 +207,8 @@ def test_answer(tmp_path):
     assert answer([question] * 2, text, top_k=1, max_tokens=3) == [results[:1]] * 2
 
 
-def test_answers_in_long_texts(tmp_path):
-    *_, answer, _ = exported(tmp_path / "x", keras_tx.SpanHead())
+def test_answers_in_long_texts(exported_folders):
+    *_, answer, _ = opened(exported_folders, "span")
     text = " ".join(word for word in WORDS * 6 if word.isalpha())
     results = answer("Who is good?", text, top_k=50, max_tokens=4)
     assert len(results) > 20 and max(entry["start"] for entry in results) > len(text) / 3
@@ -214,16 +219,16 @@ def test_answers_in_long_texts(tmp_path):
         answer(["who", "where"], ["the cat"])
 
 
-def test_order_is_kept_over_buckets(tmp_path):
-    *_, embedder, _ = exported(tmp_path / "x", keras_tx.SentenceEmbeddingHead())
+def test_order_is_kept_over_buckets(exported_folders):
+    *_, embedder, _ = opened(exported_folders, "sentence")
     random = np.random.default_rng(0)
     texts = [" ".join(random.choice(WORDS[:20], n)) for n in random.integers(1, 20, 30)]
     alone = np.stack([embedder(text) for text in texts])
     assert_close(embedder(texts, batch_size=4), alone)
 
 
-def test_invalid_texts_raise(tmp_path):
-    *_, classify, _ = exported(tmp_path / "x", keras_tx.ClassifierHead(2))
+def test_invalid_texts_raise(exported_folders):
+    *_, classify, _ = opened(exported_folders, "classifier")
     for wrong in (None, 7, np.array("the cat")):
         with pytest.raises(KerasTxError, match="texts is"):
             classify(wrong)
@@ -290,24 +295,24 @@ def test_inputs_of_gpt_without_cache_are_checked(tmp_path):
                 runtime({**inputs, name: wrong})
 
 
-def test_empty_text_equals_keras(tmp_path):
-    model, classify, transform = exported(tmp_path / "x", keras_tx.ClassifierHead(2))
+def test_empty_text_equals_keras(exported_folders):
+    model, classify, transform = opened(exported_folders, "classifier")
     scores = softmax(keras_outputs(model, transform(["the cat", ""])))
     for row, answer in enumerate(classify(["the cat", ""])):
         results = {one["label"]: one["score"] for one in answer}
-        np.testing.assert_allclose([results["LABEL_0"], results["LABEL_1"]], scores[row], atol=1e-5)
-    _, tag, _ = exported(tmp_path / "tags", keras_tx.TokenClassifierHead(3))
+        np.testing.assert_allclose([results[f"LABEL_{i}"] for i in range(3)], scores[row], atol=1e-5)
+    _, tag, _ = opened(exported_folders, "tags")
     assert tag(["", "the cat"])[0] == []
     with pytest.raises(ConfigError, match="merge is 'no'"):
         tag("the cat", merge="no")
-    _, answer, _ = exported(tmp_path / "spans", keras_tx.SpanHead())
+    _, answer, _ = opened(exported_folders, "span")
     assert answer("the cat", "")[0]["answer"] == ""
     for wrong in (None, 7):
         with pytest.raises(KerasTxError, match="questions is"):
             answer(wrong, "the cat")
         with pytest.raises(KerasTxError, match="texts is"):
             answer("the cat", wrong)
-    _, embed, _ = exported(tmp_path / "vectors", keras_tx.SentenceEmbeddingHead())
+    _, embed, _ = opened(exported_folders, "sentence")
     assert np.isfinite(embed(["", "the cat"])).all()
     with pytest.raises(ConfigError, match="normalize is 'no'"):
         embed("the cat", normalize="no")
@@ -329,8 +334,8 @@ def test_memory_over_500_lengths(tmp_path):
         assert resident() - before < 30 * 2**20  # one run of the longest text needs more than this
 
 
-def test_texts_of_similar_length_run_together(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    *_, embedder, _ = exported(tmp_path / "x", keras_tx.SentenceEmbeddingHead())
+def test_texts_of_similar_length_run_together(exported_folders, monkeypatch: pytest.MonkeyPatch):
+    *_, embedder, _ = opened(exported_folders, "sentence")
     shapes = []
     run = embedder.session.run
     monkeypatch.setattr(
@@ -342,34 +347,33 @@ def test_texts_of_similar_length_run_together(tmp_path, monkeypatch: pytest.Monk
 
 
 TASKS = {
-    "classify": (keras_tx.ClassifierHead(2), "classify(texts)[0][0]['label']"),
-    "tag": (keras_tx.TokenClassifierHead(3), "tag(texts, merge=False)[0][0]['label']"),
-    "answer": (keras_tx.SpanHead(), "answer('Who sat?', texts[0])[0]['answer']"),
-    "fill": (keras_tx.MaskedLMHead(), "fill('The [MASK] sat.')[0]['token']"),
-    "embed": (keras_tx.SentenceEmbeddingHead(), "embed(texts).shape"),
+    "classifier": "classify(texts)[0][0]['label']",
+    "tags": "tag(texts, merge=False)[0][0]['label']",
+    "span": "answer('Who sat?', texts[0])[0]['answer']",
+    "masked": "fill('The [MASK] sat.')[0]['token']",
+    "sentence": "embed(texts).shape",
 }
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_tasks_run_without_keras(task: str, tmp_path, without_training_packages):
+@pytest.mark.parametrize("head", TASKS)
+def test_tasks_run_without_keras(head: str, exported_folders, without_training_packages):
     from tests.runtime.test_import import run
 
-    head, call = TASKS[task]
-    _, model, _ = exported(tmp_path / "x", head)
-    texts = TEXTS[:2]
+    _, model, _ = opened(exported_folders, head)
+    call, texts = TASKS[head], TEXTS[:2]
     code = (
         "import keras_tx.runtime as runtime\n"
         f"texts = {texts!r}\n"
-        f"with runtime.load({str(tmp_path / 'x')!r}, provider='cpu') as model:\n"
+        f"with runtime.load({str(model.folder.path)!r}, provider='cpu') as model:\n"
         f"    print(model.{call})\n"
     )
     expected = eval(f"model.{call}", {"model": model, "texts": texts})
     assert run(without_training_packages(code)) == f"{expected}\n"
 
 
-def test_long_lists_run_in_parts(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_long_lists_run_in_parts(exported_folders, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setattr("keras_tx.runtime.tasks.text_task.PART", 3)
-    _, classify, _ = exported(tmp_path / "x", keras_tx.ClassifierHead(3))
+    _, classify, _ = opened(exported_folders, "classifier")
     sizes = []
     encode = TextTransform.encode
 
@@ -392,11 +396,11 @@ def test_long_lists_run_in_parts(tmp_path, monkeypatch: pytest.MonkeyPatch, caps
         classify([*texts[:14], "cat " * 60], batch_size=2)
 
 
-def test_iterators_are_read_in_parts(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_iterators_are_read_in_parts(exported_folders, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setattr("keras_tx.runtime.tasks.text_task.PART", 3)
-    *_, embed, _ = exported(tmp_path / "embed", keras_tx.SentenceEmbeddingHead())
-    *_, tag, _ = exported(tmp_path / "tag", keras_tx.TokenClassifierHead(3))
-    _, classify, _ = exported(tmp_path / "classify", keras_tx.NextSentenceHead())
+    *_, embed, _ = opened(exported_folders, "sentence")
+    *_, tag, _ = opened(exported_folders, "tags")
+    _, classify, _ = opened(exported_folders, "next")
     drawn, seen = [], []
     encode = TextTransform.encode
 
@@ -429,8 +433,8 @@ def test_iterators_are_read_in_parts(tmp_path, monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.thorough
-def test_memory_of_iterators(tmp_path):
-    *_, embed, _ = exported(tmp_path / "x", keras_tx.SentenceEmbeddingHead())
+def test_memory_of_iterators(exported_folders):
+    *_, embed, _ = opened(exported_folders, "sentence")
     count, size = 2000, 20_000  # 40 MB of texts, each of which is one unknown word
 
     def source():
@@ -447,10 +451,10 @@ def test_memory_of_iterators(tmp_path):
     assert peak < 8e6  # 64 texts, the vectors, and little else
 
 
-def test_other_tasks_run_in_parts(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    _, tag, _ = exported(tmp_path / "tag", keras_tx.TokenClassifierHead(3))
-    _, answer, _ = exported(tmp_path / "answer", keras_tx.SpanHead())
-    _, embed, _ = exported(tmp_path / "embed", keras_tx.SentenceEmbeddingHead())
+def test_other_tasks_run_in_parts(exported_folders, monkeypatch: pytest.MonkeyPatch):
+    _, tag, _ = opened(exported_folders, "tags")
+    _, answer, _ = opened(exported_folders, "span")
+    _, embed, _ = opened(exported_folders, "sentence")
     questions = ["Who sat?", "Who?", "Ada?", "Where?", "What is good?"]
     texts = [*TEXTS, TEXTS[0]]
     whole = tag(texts), answer(questions, texts), embed(texts)

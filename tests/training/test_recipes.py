@@ -125,7 +125,8 @@ def test_step_equals_torch_with_one_group_per_layer():
 
 def test_frozen_blocks_keep_their_weights():
     bert = model()
-    bert.compile(finetune_recipe(bert, 8, learning_rate=1e-2, frozen_blocks=2, layer_decay=0.8, warmup=1))
+    recipe = finetune_recipe(bert, 8, learning_rate=1e-2, frozen_blocks=2, layer_decay=0.8, warmup=1)
+    bert.compile(recipe, run_eagerly=True)  # faster than tracing for a few steps
     before = {w.path: np.array(keras.ops.convert_to_numpy(w)) for w in bert.weights}
     ids = np.random.default_rng(0).integers(1, 30, (16, 5))
     history = bert.fit(ids, ids[:, 1] % 2, batch_size=4, epochs=2, verbose=0).history
@@ -137,7 +138,7 @@ def test_frozen_blocks_keep_their_weights():
 
 def test_optimizer_is_saved_with_the_model(tmp_path):
     bert = model(depth=2)
-    bert.compile(finetune_recipe(bert, 8, frozen_blocks=1, layer_decay=0.7))
+    bert.compile(finetune_recipe(bert, 8, frozen_blocks=1, layer_decay=0.7), run_eagerly=True)
     ids = np.random.default_rng(0).integers(1, 30, (8, 5))
     bert.fit(ids, ids[:, 1] % 2, verbose=0)
     bert.save(tmp_path / "model.keras")

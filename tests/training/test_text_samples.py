@@ -16,10 +16,11 @@ from tests.drawing import as_numpy
 LETTERS = characters("abcdef\x07 ", eos_token="<|endoftext|>")
 
 
-def gpt(**options: Any) -> Any:
+def gpt(run_eagerly: bool = True, **options: Any) -> Any:
+    """Eager, which is faster than tracing for a few steps."""
     keras.utils.set_random_seed(0)
     model = keras_tx.gpt("pico", processing=LETTERS, depth=1, dropout=0.2, **options)
-    model.compile()
+    model.compile(run_eagerly=run_eagerly)
     return model
 
 
@@ -33,7 +34,7 @@ def fit(model: Any, *callbacks: Any, epochs: int = 2) -> dict[str, list[float]]:
 
 def test_prints_after_each_epoch_and_does_not_affect_training():
     printed: list[str] = []
-    model, plain = gpt(), gpt()
+    model, plain = gpt(run_eagerly=False), gpt(run_eagerly=False)
     sample = keras_tx.SampleText("a bad ", max_new_tokens=12, samples=2, show=printed.append)
     history = fit(model, sample)
     assert history == fit(plain)
