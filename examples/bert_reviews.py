@@ -37,15 +37,15 @@ TOPICS = {
 
 def read_manual() -> tuple[list[str], list[str]]:
     """Paragraphs and what they are about; those that stand in the chapters of both are left out."""
-    found: dict[str, set[str]] = {}
+    labels_of: dict[str, set[str]] = {}
     for label, topics in TOPICS.items():
         for topic in topics:
             for paragraph in pydoc_data.topics.topics[topic].split("\n\n"):
                 text = " ".join(paragraph.split())
                 if len(text.split()) > 7:
-                    found.setdefault(text, set()).add(label)
-    texts = [text for text, labels in found.items() if len(labels) == 1]
-    return texts, [next(iter(found[text])) for text in texts]
+                    labels_of.setdefault(text, set()).add(label)
+    texts = [text for text, labels in labels_of.items() if len(labels) == 1]
+    return texts, [next(iter(labels_of[text])) for text in texts]
 
 
 def read_csv(path: Path, text: str, label: str) -> tuple[list[str], list[str]]:

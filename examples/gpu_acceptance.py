@@ -59,7 +59,7 @@ class Export:
     """One exported folder, run."""
 
     policy: str
-    keras: float  # what the export itself found: onnxruntime on the CPU against Keras in float32
+    keras: float  # the difference that the export measured: onnxruntime on the CPU against Keras in float32
     cpu: float  # the provider against onnxruntime on the CPU
     same_labels: float  # share of images for which both give the same label
     provider: str
@@ -141,7 +141,7 @@ def no_gpu() -> str:
 
     return (
         f"gpu_acceptance: error: keras on {keras.backend.backend()} sees no GPU. Does nvidia-smi show one? "
-        'Is pip install "keras-tx[gpu]" done (Linux)? In a container, is --gpus all given? '
+        'Is pip install "keras-tx[gpu]" done (Linux)? Was the container started with --gpus all? '
         "keras-tx doctor --deep says what does not fit. --allow-cpu tries this script without one."
     )
 

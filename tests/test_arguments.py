@@ -117,7 +117,7 @@ def test_other_fields_are_left_to_the_class():
     assert keras_tx.GPTConfig.variant("pico", stop_ids=[3, 3]).stop_ids == (3,)
 
 
-def test_saved_nonsense_is_refused(tmp_path):
+def test_invalid_saved_values_raise(tmp_path):
     """From a layer's config, a model's config and a checkpoint's config.json."""
     config = layers.TransformerBlock(2, 8).get_config()
     with pytest.raises(TypeError, match="TransformerBlock: norm_epsilon is nan"):  # Keras's, with our message
@@ -135,7 +135,7 @@ def test_saved_nonsense_is_refused(tmp_path):
         path.write_text(path.read_text().replace("NaN", "1e-12"))
 
 
-def test_wrong_arguments_are_python_s_own_error():
+def test_unknown_arguments_raise_type_error():
     with pytest.raises(TypeError, match="num_heads"):
         layers.MultiHeadAttention()
     with pytest.raises((TypeError, ValueError), match="heads"):

@@ -77,7 +77,7 @@ def test_the_folder_of_another_thread_or_call_stays(tmp_path: Path):
     assert names(tmp_path) == {"one"}
 
 
-def test_what_others_made_stays(tmp_path: Path):
+def test_files_of_others_are_kept(tmp_path: Path):
     foreign = {".one.12345678.partial", ".one.partial", "one.keras_tx.partial"}
     for name in foreign:
         (tmp_path / name).mkdir()

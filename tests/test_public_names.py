@@ -26,7 +26,7 @@ def modules_with_examples() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", keras_tx.__all__)
-def test_every_name_is_there_and_documented(name: str):
+def test_every_public_name_exists_and_is_documented(name: str):
     value = getattr(keras_tx, name)
     assert value is getattr(keras_tx, name)
     assert inspect.getdoc(value)

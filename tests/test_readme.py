@@ -66,7 +66,7 @@ def test_commands_are_those_of_ci():
     )
 
 
-def test_client_lines_are_tested_ones():
+def test_client_lines_are_those_of_the_clients_page():
     text = README.read_text(encoding="utf-8")
     table = text.partition("| | opens a folder by |\n| --- | --- |\n")[2].partition("\n\n")[0].splitlines()
     page = (README.parent / "docs/clients.md").read_text(encoding="utf-8")

@@ -72,7 +72,7 @@ print(sorted(classes - before), sorted(classes - of_saving))
     assert found.splitlines()[-1] == "[] []"  # and what a placeholder imports has them all
 
 
-def test_a_name_that_needs_a_missing_package_says_how_to_install_it():
+def test_missing_package_raises_with_the_install_command():
     message = run(f"""
 import sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "export")!r}]

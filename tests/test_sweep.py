@@ -101,7 +101,7 @@ def fit(model: Any, images: np.ndarray) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_the_whole_way(row: Row, policy: str, tmp_path):
+def test_train_save_export_and_run(row: Row, policy: str, tmp_path):
     model = redraw(row.build(policy))
     images = pictures(model)
     fit(model, model.processing(images))

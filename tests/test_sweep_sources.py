@@ -244,13 +244,13 @@ def asked(case: Case, runtime: Any) -> Any:
 
 
 @pytest.mark.parametrize(("name", "source"), REFUSED)
-def test_a_head_that_a_source_cannot_fill(name: str, source: str, tmp_path: Path):
+def test_head_without_weights_in_the_source(name: str, source: str, tmp_path: Path):
     with pytest.raises(ConfigError, match=REFUSED[name, source]):
         SOURCES[source](CASES[name], tmp_path)
 
 
 @pytest.mark.parametrize(("name", "source"), PAIRS)
-def test_the_whole_way(name: str, source: str, tmp_path: Path):
+def test_load_export_and_run(name: str, source: str, tmp_path: Path):
     case = CASES[name]
     model = SOURCES[source](case, tmp_path)
     assert model.head == case.head

@@ -118,7 +118,7 @@ ROWS += [(name, policy) for name in ("classifier", "span") for policy in ("mixed
 
 
 @pytest.mark.parametrize(("name", "policy"), ROWS)
-def test_the_whole_way(name: str, policy: str, tmp_path: Path):
+def test_train_save_export_and_run(name: str, policy: str, tmp_path: Path):
     head, options = HEADS[name]
     model = redraw(keras_tx.bert("tiny", head=head, dtype=policy, **SIZES, **options))
     wordpiece().save(str(tmp_path / "tokenizer.json"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import Counter
@@ -11,18 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import onnx_ir as ir
 
+import keras_tx
 from keras_tx import contract
 from keras_tx.atomic_write import atomic_directory, check_export_target
-from keras_tx.errors import ConfigError, ExportError
+from keras_tx.errors import ConfigError, ExportError, nearest
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.weight_values import check_finite
-from keras_tx_onnx.export_folder import write_files, write_manifest
+from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.graph.model_file import check_graph, write_graph
 from keras_tx_onnx.graph.shared_cache import check_shared, note_of
+from keras_tx_onnx.interfaces.base import Interface
 from keras_tx_onnx.interfaces.choice import choose_interface
+from keras_tx_onnx.interfaces.model_graph import graph_of
 from keras_tx_onnx.quantizing.precision_files import add_precisions
-from keras_tx_onnx.quantizing.recipes import precisions
 from keras_tx_onnx.reading.signature import as_functional
 from keras_tx_onnx.report import Report
 from keras_tx_onnx.verifying.verification import verify_graph
@@ -100,7 +104,7 @@ def export_onnx(
     options |= {"raw_pixels": raw_pixels, "cache": cache, "unpad": unpad}
     folder = Path(folder).absolute()
     _check_arguments(model, opset)
-    wanted = precisions(precision)
+    wanted = precisions_of(precision)
     interface = choose_interface(as_functional(model, input_signature), options, opset)
     if wanted != ["fp32"] and interface.precision != "fp32":
         raise ConfigError(
@@ -115,12 +119,12 @@ def export_onnx(
     with atomic_directory(folder, ExportError) as partial:
         path = partial / contract.MODEL
         with _timed(seconds, "lower"):
-            context, graph = interface.graph_of(interface.model)
+            context, graph = graph_of(interface, interface.model)
         with _timed(seconds, "write"):
             external = write_graph(graph, path)
             check_graph(path)
             shared = interface.write_second_graph(path, external)
-            write_files(partial, interface, external)
+            _write_files(partial, interface, external)
         if verify:
             with _timed(seconds, "verify"):
                 parity, notes = verify_graph(interface, context, path)
@@ -129,7 +133,7 @@ def export_onnx(
         if shared is not None:
             notes = [*notes, note_of(shared, path, difference)]
         with _timed(seconds, "hash"):
-            manifest = write_manifest(partial, interface, context, parity, [*interface.notes, *notes])
+            manifest = _write_manifest(partial, interface, context, parity, [*interface.notes, *notes])
         if wanted != ["fp32"]:
             with _timed(seconds, "quantize"):
                 manifest = add_precisions(partial, manifest, wanted)
@@ -145,6 +149,67 @@ def _check_arguments(model: Any, opset: Any) -> None:
     if not isinstance(opset, int) or opset not in contract.IR_VERSIONS:
         first, last = min(contract.IR_VERSIONS), max(contract.IR_VERSIONS)
         raise ConfigError(f"opset={opset!r} is out of range. Pass {first} to {last}.")
+
+
+def precisions_of(names: str | Sequence[str]) -> list[str]:
+    """The names of precisions, checked, each once, in the order of the contract."""
+    names = [names] if isinstance(names, str) else list(names)
+    expected = ", ".join(contract.PRECISIONS)
+    for name in names:
+        if name not in contract.PRECISIONS:
+            raise ConfigError(
+                f"precision has {name!r}, expected some of {expected}. "
+                f"{nearest(str(name), contract.PRECISIONS)}"
+            )
+    if not names:
+        raise ConfigError(f"precision is empty, expected some of {expected}.")
+    return [name for name in contract.PRECISIONS if name in names]
+
+
+def _write_files(folder: Path, interface: Interface, external: bool) -> None:
+    """Writes the files for clients; `external` says whether the weights are in a data file."""
+    for name, content in interface.files.items():
+        if name == contract.CONFIG and external:
+            use = {"use_external_data_format": {Path(contract.MODEL).name: True}}
+            content = {**content, "transformers.js_config": use}
+        if not isinstance(content, str):
+            content = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content, encoding="utf-8", newline="\n")
+
+
+def _write_manifest(
+    folder: Path,
+    interface: Interface,
+    context: GraphContext,
+    parity: contract.Parity | None,
+    notes: Sequence[str],
+) -> contract.Manifest:
+    """Hashes the files of the folder and writes the manifest."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    manifest = contract.Manifest(
+        keras_tx_version=keras_tx.__version__,
+        task=interface.task,
+        opset=interface.opset,
+        precisions={interface.precision: contract.MODEL},
+        inputs=tuple(_spec(value) for value in context.graph.inputs if not value.is_initializer()),
+        outputs=tuple(_spec(value) for value in context.graph.outputs),
+        tiers=context.tiers,
+        files={path.relative_to(folder).as_posix(): contract.describe_file(path) for path in files},
+        parity=parity,
+        labels=interface.labels,
+        notes=tuple(notes),
+        bounds=tuple(context.bounds),
+        export_options=interface.export_options(),
+    )
+    manifest.save(folder)
+    return manifest
+
+
+def _spec(value: ir.Value) -> contract.TensorSpec:
+    assert value.name and value.shape is not None and value.dtype
+    shape = tuple(n if isinstance(n, int) else str(n.value) for n in value.shape)
+    return contract.TensorSpec(value.name, value.dtype.numpy().name, shape)
 
 
 @contextmanager

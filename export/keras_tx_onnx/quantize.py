@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ from keras_tx import contract
 from keras_tx.atomic_write import atomic_directory
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.runtime.folder import check_unchanged, open_folder, verify_hashes
-from keras_tx_onnx.quantizing import recipes
+from keras_tx_onnx.export import precisions_of
 from keras_tx_onnx.quantizing.auto_precision import CANDIDATES, PrecisionReport, choose
 from keras_tx_onnx.quantizing.precision_files import Options, PrecisionWriter
+from keras_tx_onnx.quantizing.recipes import BITS
 from keras_tx_onnx.report import precision_rows
 
 
@@ -93,11 +94,11 @@ def quantize(
             f'precision={precision!r} does not fit validation. Pass validation=(inputs, targets) with "auto" '
             "only."
         )
-    names = list(CANDIDATES) if auto else recipes.precisions(precision)
+    names = list(CANDIDATES) if auto else precisions_of(precision)
     if "fp32" in names:
         raise ConfigError("precision has 'fp32', from which the others are made. Remove it.")
-    options = Options(recipes.layer_paths(keep), calibration, examples)
-    recipes.check_options(names, options.keep, calibration)
+    options = Options(_layer_paths(keep), calibration, examples)
+    _check_options(names, options.keep, calibration)
     opened = open_folder(Path(folder).absolute())
     if opened.precision != "fp32":
         raise ExportError(
@@ -115,3 +116,23 @@ def quantize(
         manifest = writer.finish()
         check_unchanged(opened)  # files of an older export must not replace a newer one
     return Quantized(opened.path, manifest)
+
+
+def _layer_paths(keep: object) -> tuple[str, ...]:
+    """The paths of `keep`, checked."""
+    if isinstance(keep, str) or not isinstance(keep, Iterable):
+        raise ConfigError(f'keep={keep!r}, expected a list of layer paths, such as ["block_0"].')
+    paths = tuple(keep)
+    for path in paths:
+        if not isinstance(path, str) or not path.strip("/"):
+            raise ConfigError(f'keep has {path!r}, expected the path of a layer, such as "block_0".')
+    return paths
+
+
+def _check_options(names: Sequence[str], keep: Sequence[str], calibration: object) -> None:
+    """Raises a ConfigError for an option that none of the precisions uses."""
+    listed = ", ".join(names)
+    if keep and not set(names) & {"int8", *BITS}:
+        raise ConfigError(f"keep has no effect for precision {listed}, which quantizes no layer. Remove it.")
+    if calibration is not None and "int8" not in names:
+        raise ConfigError(f"calibration has no effect for precision {listed}: only int8 uses it. Remove it.")

@@ -109,7 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interactive",
         action="store_true",
-        help="read further lines and continue after each; Ctrl-D quits, Ctrl-C ends a text",
+        help="continue each line that is typed; Ctrl-D quits, Ctrl-C ends a text",
     )
     parser.add_argument("--stats", action="store_true", help="print the speed on standard error")
     add_session(parser)

@@ -120,7 +120,7 @@ def check_labels(labels: Any, count: int) -> tuple[str, ...]:
     if not isinstance(labels, list | tuple) or not all(isinstance(x, str) and x for x in labels):
         raise ConfigError(f"labels={labels!r}, expected a list of names, one for each class in order.")
     if len(labels) != count:
-        raise ConfigError(f"given {len(labels)} labels, but the model has {count} classes.")
+        raise ConfigError(f"labels has {len(labels)} names, but the model has {count} classes.")
     repeated = sorted({label for label in labels if labels.count(label) > 1})
     if repeated:
         raise ConfigError(f"labels contains {repeated[0]!r} more than once. Each class needs its own name.")

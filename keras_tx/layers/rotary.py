@@ -66,5 +66,5 @@ def rotate(x: Any, positions: Any, base: float, scaling: Mapping[str, Any] | Non
     # Half precision does not resolve angles as large as the context length.
     cosine, sine = ops.cos(angles), ops.sin(angles)
     first, second = ops.cast(x[..., :half], "float32"), ops.cast(x[..., half:], "float32")
-    turned = ops.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
-    return ops.cast(turned, x.dtype)
+    rotated = ops.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    return ops.cast(rotated, x.dtype)

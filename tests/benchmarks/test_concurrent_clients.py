@@ -30,7 +30,7 @@ def test_three_ways_take_turns_and_the_answers_are_the_same(folder, capsys):
     assert "The answers are the same" in said and "rest of the batch" not in said
 
 
-def test_what_measure_gives(folder):
+def test_measured_rates_and_batches(folder):
     found = concurrent_clients.measure(
         folder, precision="int8", clients=3, lengths=(2, 20), requests=2, rounds=2, max_wait_ms=50
     )
@@ -45,7 +45,7 @@ def test_what_measure_gives(folder):
     assert 0 < low <= middle <= high
 
 
-def test_answers_of_others_are_found_out(folder, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_mixed_up_answers_are_reported(folder, monkeypatch: pytest.MonkeyPatch, capsys):
     made = concurrent_clients._answerer
 
     def confused(model):

@@ -11,7 +11,7 @@ from tests.benchmarks import decoding_overhead
 from tests.runtime.counting_decoder import make
 
 
-def test_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_tables_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(decoding_overhead, "VOCABULARY", 1000)
     table = decoding_overhead.choice(tokens=2, runs=1).splitlines()
     assert len(table) == 2 + len(decoding_overhead.OPTIONS)
@@ -23,7 +23,7 @@ def test_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert all(float(cell) >= 0 for cell in steps[4].split("|")[2:-1])
 
 
-def test_a_prepared_decoder_is_one_of_gpt2s_vocabulary():
+def test_prepared_decoder_has_the_vocabulary_of_gpt2():
     for logits in decoding_overhead.kinds_of_logits().values():
         assert logits.shape == (50257,)
         assert logits.dtype == "float32"

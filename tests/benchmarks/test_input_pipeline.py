@@ -8,7 +8,7 @@ from tests.benchmarks import input_pipeline
 
 
 @pytest.mark.slow
-def test_it_prints_a_row_for_each_task(capsys):
+def test_prints_one_row_per_task(capsys):
     pytest.importorskip("tensorflow", reason='pip install "keras-tx[cpu]"')
     options = "--variants tiny --steps 3 --rounds 1 --batch-size 2 --length 32"
     input_pipeline.main(options.split())

@@ -20,7 +20,7 @@ NOT_YET = ("xlnet", "rwkv7", "sam", "depth_anything")
 
 
 @pytest.mark.parametrize("key", QUICK)
-def test_a_family_equals_keras(key: str):
+def test_family_equals_keras(key: str):
     (family,) = chosen(key)
     row = measured(family)
     assert row.works and row.problem is None
@@ -30,7 +30,7 @@ def test_a_family_equals_keras(key: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", [family.key for family in FAMILIES if family.key not in (*QUICK, *NOT_YET)])
-def test_every_other_family_does_too(key: str):
+def test_every_other_family_equals_keras(key: str):
     (family,) = chosen(key)
     row = measured(family)
     assert row.works, row
@@ -43,7 +43,7 @@ def test_below_opset_23_too(key: str):
     assert measured(family, opset=17).works
 
 
-def test_the_table_goes_between_the_markers(tmp_path, monkeypatch, capsys):
+def test_table_is_written_between_the_markers(tmp_path, monkeypatch, capsys):
     page = tmp_path / "families.md"
     page.write_text(f"before\n{families.BEGIN}\nold\n{families.END}\nafter\n", encoding="utf-8")
     row = families.Row(chosen("bert")[0], ("registered",), 48, 15, 4e-7)

@@ -64,7 +64,7 @@ def test_contenders_in_turns(place: Path):
     assert any(line.startswith("crashing: crashed") for line in said)
 
 
-def test_a_process_a_turn(place: Path):
+def test_one_process_per_round(place: Path):
     """What starts, imports, loads and answers; and one that gives up in its second turn keeps its first."""
     case = dataclasses.replace(CASES[BERT][1], once=True)
     contenders = (*named(field.STARTUP, "keras-tx fp32"), CRASHING)

@@ -18,35 +18,35 @@ def result(tmp_path_factory) -> DemoResult:
 
 
 @pytest.mark.thorough
-def test_it_reaches_what_it_promises(result):
+def test_accuracy_and_agreement_with_keras(result):
     assert result.keras_accuracy >= 0.97
     assert result.onnx_accuracy >= 0.97
     assert result.agreement == 1
     assert len(result.predictions) == 360
 
 
-def test_the_folder_opens_everywhere(result):
+def test_folder_has_labels_and_a_model_type(result):
     assert not result.report.manifest.notes  # a real model_type, so that other clients open it too
     with load(result.folder) as model:
         assert model.labels == demo.LABELS
         assert model.folder.config["model_type"] == "vit"
 
 
-def test_the_picture_is_a_test_digit(result):
+def test_picture_is_a_test_digit(result):
     assert result.picture == result.folder.with_name("digits.png")
     np.testing.assert_array_equal(
         np.asarray(Image.open(result.picture)), result.digits.test_images[0, ..., 0]
     )
 
 
-def test_the_summary(result):
+def test_summary_has_the_accuracy(result):
     text = str(result)
     assert f"{result.onnx_accuracy:.1%} in onnxruntime" in text
     assert "100.0% of the 360 test images" in text
     assert result.confusions.total() == (result.predictions != result.digits.test_labels).sum()
 
 
-def test_the_command_shows_digits_and_what_to_do_next(tx, monkeypatch, tmp_path, result):
+def test_command_prints_digits_and_next_steps(tx, monkeypatch, tmp_path, result):
     given = {}
 
     def run(folder, **options):
@@ -65,14 +65,14 @@ def test_the_command_shows_digits_and_what_to_do_next(tx, monkeypatch, tmp_path,
     assert tx("verify", result.folder).code == 0
 
 
-def test_the_help_names_the_default(capsys, tx):
+def test_help_names_the_default_folder(capsys, tx):
     with pytest.raises(SystemExit):
         tx("demo", "--help")
     assert f"(default: {demo.EPOCHS})" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["digits", "digits.png"])
-def test_nothing_is_written_over(tx, tmp_path, name):
+def test_existing_files_are_not_overwritten(tx, tmp_path, name):
     (tmp_path / name).mkdir()
     ran = tx("demo", "--folder", tmp_path / "digits")
     assert ran.err.startswith(f"keras-tx: error: {tmp_path / name} exists. Add --overwrite to replace it")
@@ -95,14 +95,14 @@ def test_bad_arguments(tmp_path, options, expected):
         demo.run(tmp_path / "digits", **options)
 
 
-def test_a_folder_below_a_file(tx, tmp_path):
+def test_folder_below_a_file_raises(tx, tmp_path):
     (tmp_path / "file").touch()
     ran = tx("demo", "--folder", tmp_path / "file" / "digits")
     assert (ran.code, ran.err.count("\n")) == (2, 1)
     assert "file is not a folder" in ran.err
 
 
-def test_the_split_is_stratified_and_the_variations_are_small():
+def test_split_is_stratified_and_shifts_are_small():
     digits = demo.load_digits(3)
     assert digits.train_images.dtype == np.uint8
     assert digits.train_images.max() == 255

@@ -279,7 +279,7 @@ def test_problems_come_first():
     assert [finding.level for finding in diagnose(facts)][:3] == ["problem", "warning", "ok"]
 
 
-def test_the_ranges_are_those_of_pyproject():
+def test_ranges_equal_pyproject():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [line for extra in project["optional-dependencies"].values() for line in extra]
     ranges: dict[str, set[str]] = {}
@@ -318,14 +318,14 @@ def test_this_machine_is_read():
     assert facts.disable_telemetry == os.environ["ORT_DISABLE_TELEMETRY"]
 
 
-def test_the_graph_that_tries_cuda_is_sound():
+def test_graph_of_the_cuda_check_is_valid():
     onnx.checker.check_model(gathering.IDENTITY, full_check=True)
     session = onnxruntime.InferenceSession(gathering.IDENTITY, providers=["CPUExecutionProvider"])
     assert session.run(None, {"x": np.ones(1, "float32")}) == [np.ones(1, "float32")]
 
 
 @pytest.mark.parametrize("source", ["environment", "file", "damaged", "none"])
-def test_the_backend_is_the_one_that_keras_would_take(monkeypatch, tmp_path, source):
+def test_backend_is_the_one_that_keras_selects(monkeypatch, tmp_path, source):
     monkeypatch.delenv("KERAS_BACKEND", raising=False)
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     if source == "environment":
@@ -345,7 +345,7 @@ def test_nvidia_smi_is_read():
     assert gathering.read_nvidia_smi("", "") is None
 
 
-def test_a_process_that_dies_is_reported(monkeypatch):
+def test_crashed_process_is_reported(monkeypatch):
     assert gathering._report("import os; os.abort()")[0] is None
     answer, error = gathering._report("import sys; sys.exit('libfoo.so is missing')")
     assert (answer, error) == (None, "libfoo.so is missing")
@@ -357,12 +357,12 @@ def test_a_process_that_dies_is_reported(monkeypatch):
     assert gathering._report("1", seconds=1) == (None, "no output within 1 seconds")
 
 
-def test_the_frameworks_are_asked_in_processes_of_their_own(monkeypatch):
+def test_frameworks_are_queried_in_separate_processes(monkeypatch):
     monkeypatch.setattr(gathering, "_FRAMEWORKS", {"numpy": "print('[\"a GPU\"]')"})
     assert gathering.gather(deep=True).frameworks == {"numpy": Framework(("a GPU",))}
 
 
-def test_the_table(tx, monkeypatch):
+def test_report_of_a_machine_with_a_gpu(tx, monkeypatch):
     monkeypatch.setattr(gathering, "gather", lambda deep: GPU_WORKSHOP)
     ran = tx("doctor")
     assert (ran.code, ran.err) == (0, "")
@@ -371,7 +371,7 @@ def test_the_table(tx, monkeypatch):
     assert "ok  GPU: NVIDIA L4; driver 580.65, CUDA up to 13.0" in ran.out
 
 
-def test_a_problem_is_exit_code_1(tx, monkeypatch):
+def test_problem_has_exit_code_1(tx, monkeypatch):
     monkeypatch.setattr(gathering, "gather", lambda deep: changed(SERVER, "onnxruntime", onnxruntime=None))
     ran = tx("doctor")
     assert ran.code == 1
@@ -384,7 +384,7 @@ def test_a_problem_is_exit_code_1(tx, monkeypatch):
     assert Finding(**content["findings"][0]).level == "problem"
 
 
-def test_a_warning_is_exit_code_0(tx, monkeypatch):
+def test_warning_has_exit_code_0(tx, monkeypatch):
     monkeypatch.setattr(gathering, "gather", lambda deep: dataclasses.replace(SERVER, python="3.10.1"))
     ran = tx("doctor", "--deep")
     assert ran.code == 0

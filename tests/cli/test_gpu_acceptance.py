@@ -60,7 +60,7 @@ def test_without_a_gpu_it_says_what_to_do(script, capsys):
         assert remedy in error
 
 
-def test_what_fails_is_named(script):
+def test_failed_checks_are_listed(script):
     fit = script.Fit("float32", True, 1.4, 1.3, 1.0, 1.0, 1.0)
     export = script.Export("float32", 1e-7, 0.5, 0.9, "cpu", {1: 1.0})
     checks = script.judge([fit], [export], "cuda")
@@ -72,10 +72,10 @@ def test_what_fails_is_named(script):
     assert text.count("**FAILED**") == len(checks) == 4
 
 
-def test_a_loss_that_is_not_a_number_has_not_fallen(script):
+def test_nan_loss_fails(script):
     assert not script.Fit("float32", True, 1.4, float("nan"), 1.0, 1.0, 1.0).learned
 
 
-def test_the_header_says_what_to_know(script):
+def test_header_has_command_hardware_minutes_and_metric(script):
     for word in ("command", "hardware", "minutes", "metric"):
         assert f"    {word}  " in script.__doc__

@@ -59,7 +59,7 @@ def test_export_writes_them_at_once(tx, flowers, tmp_path):
     assert list(open_folder(tmp_path / "out").manifest.precisions) == ["fp32", "int8"]
 
 
-def test_what_is_wrong_with_a_calibration_file(tx, flowers, tmp_path):
+def test_invalid_calibration_files_print_one_line(tx, flowers, tmp_path):
     (tmp_path / "text.npz").write_text("no")
     np.savez(tmp_path / "uneven.npz", a=np.zeros(2), b=np.zeros(3))
     for name, expected in (

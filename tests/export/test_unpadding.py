@@ -16,7 +16,7 @@ from keras_tx.errors import ExportError
 from keras_tx.heads.base import Head, project
 from keras_tx_onnx import export_onnx
 from keras_tx_onnx.graph import unpadding
-from keras_tx_onnx.reading.symbolic_sizes import sizes_of_ids
+from keras_tx_onnx.graph.passes import read_sizes_from_ids
 from tests.drawing import as_numpy, draw
 from tests.export.small_bert import DISTILBERT, EXAMPLE, HEADS, ROBERTA, TINY, run, tiny
 from tests.tolerances import assert_close
@@ -150,7 +150,7 @@ def test_attention_without_mask_receives_zeros(masked: bool):
     )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
     model = ir.from_proto(onnx.shape_inference.infer_shapes(proto))
-    sizes_of_ids(model)
+    read_sizes_from_ids(model)
     assert unpadding.unpad(model) == 1
     (attention,) = [node for node in model.graph if node.op_type == "Attention"]
     expected = "Gather" if masked else "Reshape"

@@ -74,7 +74,7 @@ def test_exact_parameters(name: str, count: int):
     assert keras_tx.cost(BertConfig.variant(name)).params == count
 
 
-def test_all_24_miniatures_are_there():
+def test_variants_include_the_24_miniatures():
     miniatures = {name for name in VARIANTS if name.startswith("L-")}
     assert len(miniatures) == 24
     config = BertConfig.variant("L-10_H-256")
@@ -157,7 +157,7 @@ def test_roberta_positions_count_real_tokens():
     assert_close(left["last_hidden_state"][:, 2:], plain["last_hidden_state"])
 
 
-def test_heads_give_what_they_say():
+def test_outputs_of_each_head():
     shapes = {
         "MaskedLMHead": (2, 6, 30),
         "NextSentenceHead": (2, 2),
@@ -271,7 +271,7 @@ def test_answers_are_measured_by_both_of_their_ends():
             assert results[metric.name] == pytest.approx(float(metric.result()), abs=1e-6)
 
 
-def test_it_is_a_functional_model_that_can_be_built_upon(tmp_path):
+def test_model_is_a_layer_of_another_functional_model(tmp_path):
     model = tiny(depth=1)
     ids = keras.Input((None,), dtype="int32", name="ids")
     wrapped = keras.Model(ids, model(ids)["pooler_output"])

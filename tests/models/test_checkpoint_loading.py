@@ -80,13 +80,13 @@ def test_transformers_opens_it_without_a_warning(make, tmp_path):
 
 
 class TestFactories:
-    def test_the_variant_is_filled(self, tagger):
+    def test_weights_of_a_variant(self, tagger):
         model, folder = tagger
         back = keras_tx.bert("tiny", weights=folder, head=keras_tx.TokenClassifierHead(4))
         assert_same_weights(model, back)
         assert back.config == model.config  # the vocabulary is the checkpoint's
 
-    def test_what_was_not_learned_may_differ(self, tagger):
+    def test_fields_without_weights_may_differ(self, tagger):
         model, folder = tagger
         back = keras_tx.bert("tiny", weights=folder, head=model.head, dropout=0.3, max_length=9, name="mine")
         assert (back.config.dropout, back.config.max_length, back.name) == (0.3, 9, "mine")
@@ -107,7 +107,7 @@ class TestFactories:
             assert [x.filename for x in warned] == [__file__]
             assert as_numpy(back(IDS)).shape == (2, 2)
 
-    def test_the_body_alone(self, tagger):
+    def test_without_a_head(self, tagger):
         with pytest.warns(UserWarning, match="classifier"):
             back = keras_tx.from_checkpoint(tagger[1], head=None)
         assert back.head is None
@@ -137,7 +137,7 @@ class TestFactories:
         with pytest.raises(ConfigError, match=message):
             call(tagger[1])
 
-    def test_a_lone_file_is_what_the_variant_says(self, tagger):
+    def test_single_file_needs_a_variant(self, tagger):
         model, folder = tagger
         options = {"head": model.head, "vocabulary_size": 40, "max_length": 16}
         assert_same_weights(model, keras_tx.bert("tiny", weights=folder / WEIGHTS, **options))
@@ -146,7 +146,7 @@ class TestFactories:
         ):
             keras_tx.bert("tiny", weights=folder / WEIGHTS, head=model.head, max_length=16)
 
-    def test_the_tokenizer_comes_along(self, tmp_path):
+    def test_tokenizer_is_loaded(self, tmp_path):
         words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
         model = redraw(
             keras_tx.bert("tiny", head=HEADS["classes"], processing=wordpiece(words), max_length=16)
@@ -199,12 +199,12 @@ class TestSources:
         with pytest.raises(ConfigError, match=message):
             keras_tx.from_checkpoint(source)
 
-    def test_an_exported_folder_is_no_checkpoint(self, tmp_path):
+    def test_exported_folder_raises(self, tmp_path):
         (tmp_path / "keras_tx.json").write_text("{}")
         with pytest.raises(ConfigError, match="exported ONNX folder"):
             keras_tx.from_checkpoint(tmp_path)
 
-    def test_a_model_type_that_is_not_read(self, tagger, tmp_path):
+    def test_unsupported_model_type_raises(self, tagger, tmp_path):
         folder = self.edited(tagger[1], tmp_path, model_type="berd")
         with pytest.raises(ConfigError, match="model_type='berd'.*'bert'"):
             keras_tx.from_checkpoint(folder)
@@ -240,14 +240,14 @@ class TestSources:
 
 
 class TestKerasHub:
-    def test_a_preset_that_is_none(self):
+    def test_unknown_preset_raises(self):
         pytest.importorskip("keras_hub")
         with pytest.raises(
             ConfigError, match="neither a path nor a preset of keras-hub. Did you mean 'bert_tiny_e"
         ):
             keras_tx.from_checkpoint("bert_tiny_en_uncase")
 
-    def test_a_preset_without_a_network(self, monkeypatch):
+    def test_preset_without_a_network_raises(self, monkeypatch):
         keras_hub = pytest.importorskip("keras_hub")
 
         def fails(*args: Any) -> None:
@@ -258,7 +258,7 @@ class TestKerasHub:
         with pytest.raises(ConfigError, match="could not load the preset .*: ConnectionError: no route"):
             keras_tx.from_checkpoint("bert_tiny_en_uncased")
 
-    def test_a_backbone_that_is_not_read(self):
+    def test_unsupported_backbone_raises(self):
         keras_hub = pytest.importorskip("keras_hub")
         backbone = keras_hub.models.FNetBackbone(
             vocabulary_size=9, num_layers=1, hidden_dim=4, intermediate_dim=4
@@ -292,7 +292,7 @@ class TestSaving:
             keras_tx.save_checkpoint(make(), tmp_path / "folder", **options)
         assert not list(tmp_path.iterdir())
 
-    def test_a_folder_is_replaced_only_when_it_is_ours(self, tmp_path):
+    def test_only_checkpoint_folders_are_replaced(self, tmp_path):
         folder = keras_tx.save_checkpoint(bert(), tmp_path / "folder")
         with pytest.raises(ConfigError, match="exists. Pass overwrite=True"):
             keras_tx.save_checkpoint(bert(), folder)
@@ -305,7 +305,7 @@ class TestSaving:
         nested = keras_tx.save_checkpoint(model, tmp_path / "no" / "folder")
         assert_same_weights(model, keras_tx.from_checkpoint(nested))
 
-    def test_a_failure_leaves_nothing(self, tmp_path, monkeypatch):
+    def test_failed_save_leaves_no_files(self, tmp_path, monkeypatch):
         def fails(*args: Any) -> None:
             raise OSError(28, "No space left on device")
 

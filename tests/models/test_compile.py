@@ -80,7 +80,7 @@ def test_the_loss_is_on_logits(model, arguments: dict):
     ],
     ids=shown,
 )
-def test_a_loss_on_probabilities_is_refused(model, loss, message: str):
+def test_loss_on_probabilities_raises(model, loss, message: str):
     with pytest.raises(ConfigError, match=message):
         model.compile(loss=loss)
 
@@ -96,7 +96,7 @@ def test_a_loss_on_probabilities_is_refused(model, loss, message: str):
     ],
     ids=shown,
 )
-def test_a_metric_on_probabilities_is_refused(model, metric, message: str):
+def test_metric_on_probabilities_raises(model, metric, message: str):
     with pytest.raises(ConfigError, match=message):
         model.compile(metrics=[metric])
 
@@ -108,7 +108,7 @@ def test_every_alias_of_a_loss_is_on_logits(name: str):
         assert on_logits(on_logits(name, kind), kind) is not None
 
 
-def test_what_does_not_care_stays():
+def test_other_losses_and_metrics_are_unchanged():
     for name in ("mse", "MSE", "mae", "accuracy", "acc", "sparse_categorical_accuracy", "no_such_loss"):
         assert on_logits(name, "metrics") == name
     own = keras.metrics.MeanMetricWrapper(lambda y, logits: logits)

@@ -129,7 +129,7 @@ def test_equals_generate_of_transformers(name, tmp_path):
     assert [list(text.ids) for text in made] == expected
 
 
-def test_the_tokenizer_and_the_end_are_the_models_own(tmp_path):
+def test_tokenizer_and_stop_tokens_are_those_of_the_model(tmp_path):
     corpus = ["To be, or not to be: that is the question."] * 4
     model = keras_tx.gpt(
         "pico", processing=keras_tx.processing.train_byte_bpe(corpus, 270), vocabulary_size=270
@@ -140,7 +140,7 @@ def test_the_tokenizer_and_the_end_are_the_models_own(tmp_path):
             assert generate(model, "To be", max_new_tokens=30, **options) == expected
 
 
-def test_a_stop_token_repeats_no_text():
+def test_stop_token_does_not_repeat_text():
     corpus = ["To be, or not to be: that is the question."] * 4
     processing = keras_tx.processing.train_byte_bpe(corpus, 270)
     model = keras_tx.gpt("pico", processing=processing, vocabulary_size=270)

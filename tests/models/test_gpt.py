@@ -67,7 +67,7 @@ def test_inputs_that_are_left_out_are_derived(variant: str):
 
 
 @VARIANTS
-def test_no_token_sees_a_later_one(variant: str):
+def test_outputs_do_not_depend_on_later_tokens(variant: str):
     model = tiny(variant)
     before, after = as_numpy(model(IDS)), as_numpy(model(np.where(np.arange(6) == 4, 1, IDS)))
     assert_close(after[:, :4], before[:, :4])
@@ -115,7 +115,7 @@ def test_tied_logits_are_one_variable():
         assert shapes.count([16, 30]) == count
 
 
-def test_headless_gives_hidden_states():
+def test_model_without_head_returns_hidden_states():
     model, headless = tiny(), gpt("pico", **TINY, depth=2, head=None)
     headless.set_weights(model.get_weights())
     assert headless.output_shape == (None, None, 16)
@@ -133,7 +133,7 @@ def test_initialization_is_that_of_the_paper():
 
 
 @VARIANTS
-def test_it_trains_is_saved_and_trains_on(variant: str, tmp_path):
+def test_training_continues_after_saving(variant: str, tmp_path):
     head = keras_tx.CausalLMHead(label_smoothing=0.1)
     model = tiny(variant, depth=1, head=head, dropout=0.0, attention_dropout=0.0)
     tokens = np.tile(np.arange(8), (4, 1)) + np.arange(4)[:, None]

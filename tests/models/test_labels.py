@@ -63,13 +63,13 @@ def test_invalid_labels_raise(head: Any, labels: Any, message: str):
     assert model.optimizer.iterations == 0
 
 
-def test_held_out_labels_too():
+def test_invalid_validation_labels_raise():
     model = bert(keras_tx.ClassifierHead(2))
     with pytest.raises(ConfigError, match="Label 7 in row 0"):
         model.fit(IDS, np.array([0, 1, 0]), validation_data=(IDS, np.array([7, 0, 0])), verbose=0)
 
 
-def test_labels_that_are_right():
+def test_valid_labels():
     model = bert(keras_tx.TokenClassifierHead(4))
     model.fit(
         IDS, np.array([[-100, 0, 3]] * 3), validation_data=(IDS, np.array([[1, 2, -100]] * 3)), verbose=0
@@ -79,14 +79,14 @@ def test_labels_that_are_right():
     one_hot.fit(np.zeros((3, 8, 8, 3), "float32"), np.eye(3, dtype="int64"), verbose=0)
 
 
-def test_a_vit():
+def test_invalid_labels_of_images_raise():
     model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
     model.compile(run_eagerly=True)
     with pytest.raises(ConfigError, match=r"Label 3 in row 1 .*'vit' has 3 classes \(0 to 2\)"):
         model.fit(np.zeros((2, 8, 8, 3), "float32"), np.array([0, 3]), verbose=0)
 
 
-def test_class_numbers_where_rows_are_expected():
+def test_class_numbers_for_a_categorical_loss_raise():
     model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
     model.compile(loss="categorical_crossentropy", run_eagerly=True)
     images = np.zeros((3, 8, 8, 3), "float32")
@@ -97,7 +97,7 @@ def test_class_numbers_where_rows_are_expected():
         model.fit(images, [0, 1, 2], verbose=0)
 
 
-def test_a_loss_of_the_user_has_labels_of_its_own():
+def test_labels_of_a_custom_loss_are_not_checked():
     model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
     model.compile(loss=lambda labels, logits: logits[:, 0] * labels, run_eagerly=True)
     model.fit(np.zeros((3, 8, 8, 3), "float32"), np.array([0.5, -7.0, 40.0]), verbose=0)

@@ -104,7 +104,7 @@ def test_average_pooling_leaves_registers_out():
 
 
 @pytest.mark.parametrize("more", [{}, {"registers": 2}, {"distillation": True}], ids=shown)
-def test_what_the_poolings_take(more: dict):
+def test_features_of_each_pooling(more: dict):
     """The class token, and the patches without the tokens before them."""
     options = {"image_size": 8, "class_token": True, **more}
     both, pooled = (
@@ -197,7 +197,7 @@ def test_a_damaged_weights_file(content: bytes | None, tmp_path):
         vit("Mu/2", image_size=8).load_weights(path)
 
 
-def test_a_file_that_breaks_off_changes_nothing(monkeypatch):
+def test_truncated_file_changes_no_weights(monkeypatch):
     model = redraw(vit("Mu/2", image_size=8))
     before = model.get_weights()
 
@@ -273,7 +273,7 @@ def test_another_image_size_keeps_the_weights():
     np.testing.assert_array_equal(first, back)  # the class token's row is left alone
 
 
-def test_plain_keras_tools_understand_it(capsys):
+def test_summary_and_submodels_of_keras(capsys):
     model = vit("Mu/2", image_size=8, num_classes=3)
     model.summary()
     assert "patch_embedding" in capsys.readouterr().out

@@ -78,7 +78,7 @@ def test_gpt_equals_transformers(variant, tmp_path):
     compared(mine, of_transformers(model, tmp_path / "folder", inputs), MASK[..., None])
 
 
-def test_only_what_is_asked_for():
+def test_only_requested_outputs():
     model = keras_tx.gpt("pico")
     assert sorted(model.with_outputs().output) == ["logits"]
     assert sorted(model.with_outputs(attentions=True).output) == ["attentions", "logits"]
@@ -94,7 +94,7 @@ def test_only_what_is_asked_for():
     assert "last_hidden_state" in tokens.output
 
 
-def test_a_family_without_blocks_is_refused():
+def test_family_without_blocks_raises():
     class Pixels(keras_tx.ViT):
         pass
 
@@ -125,7 +125,7 @@ def test_weights_are_shared_and_the_model_stays_as_it_is():
 
 @pytest.mark.parametrize("opset", [17, 23])
 @pytest.mark.parametrize("family", ["vit", "bert", "gpt"])
-def test_it_exports(family, opset, tmp_path):
+def test_export_has_the_outputs(family, opset, tmp_path):
     """Verified by the export, then run; the outputs have names."""
     if family == "vit":
         model = redraw(keras_tx.vit("Mu/2", image_size=8, num_classes=3))
@@ -150,7 +150,7 @@ def test_it_exports(family, opset, tmp_path):
         assert_close(got[f"hidden_states_{index}"] * real, state * real)
 
 
-def test_a_saved_one_opens(tmp_path):
+def test_saved_model_loads(tmp_path):
     inside = redraw(keras_tx.gpt("pico")).with_outputs(attentions=True)
     inside.save(tmp_path / "inside.keras")
     loaded = keras.saving.load_model(tmp_path / "inside.keras")

@@ -21,7 +21,7 @@ def names(extra: str) -> set[str]:
     return {requirement.name for requirement in EXTRAS[extra]}
 
 
-def test_the_extras_are_the_promised_ones():
+def test_names_of_the_extras():
     others = {"jax", "torch", "metrics", "parity", "docs", "test"}
     assert set(EXTRAS) == {"cpu", "gpu", "runtime", "runtime-gpu", *others}
 
@@ -32,7 +32,7 @@ def test_onnxruntime_comes_once(extra: str):
     assert not {"onnxruntime", "onnxruntime-gpu"} <= names(extra)
 
 
-def test_the_serving_machine_gets_four_packages():
+def test_runtime_extra_installs_four_packages():
     assert names("runtime") == {"numpy", "onnxruntime", "tokenizers", "pillow"}
     assert names("runtime-gpu") == {"numpy", "onnxruntime-gpu", "tokenizers", "pillow"}
 
@@ -46,7 +46,7 @@ def test_gpu_is_cpu_but_for_two_lines():
         assert bool(requirement.extras) is cuda
 
 
-def test_every_range_has_two_ends_and_is_the_same_everywhere():
+def test_every_range_has_two_bounds_and_equal_ranges_per_package():
     ranges: dict[str, str] = {}
     for requirement in [*BASE, *(line for extra in EXTRAS.values() for line in extra)]:
         if requirement.name == "onnxruntime-gpu":

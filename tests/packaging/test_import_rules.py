@@ -274,7 +274,7 @@ def new_modules(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["keras_tx", "keras_tx.runtime", "keras_tx.serving"])
-def test_importing_loads_nothing_of_others(name: str):
+def test_import_loads_no_other_package(name: str):
     assert new_modules(f"import {name}") == {"keras_tx"}
 
 

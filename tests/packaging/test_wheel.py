@@ -37,11 +37,11 @@ def metadata(wheel: zipfile.ZipFile) -> Message:
     return BytesParser().parsebytes(wheel.read(f"{INFO}/METADATA"))
 
 
-def test_the_top_level_is_the_two_packages(wheel: zipfile.ZipFile):
+def test_top_level_has_two_packages(wheel: zipfile.ZipFile):
     assert {name.split("/")[0] for name in wheel.namelist()} == {"keras_tx", "keras_tx_onnx", INFO}
 
 
-def test_it_holds_every_module_and_nothing_else(wheel: zipfile.ZipFile):
+def test_wheel_contains_exactly_the_modules(wheel: zipfile.ZipFile):
     trees = {"keras_tx": ROOT / "keras_tx", "keras_tx_onnx": ROOT / "export" / "keras_tx_onnx"}
     expected = {
         f"{package}/{path.relative_to(tree).as_posix()}"
@@ -54,7 +54,7 @@ def test_it_holds_every_module_and_nothing_else(wheel: zipfile.ZipFile):
     assert {"keras_tx/py.typed", "keras_tx_onnx/py.typed"} <= expected
 
 
-def test_its_metadata_is_the_project(wheel: zipfile.ZipFile, metadata: Message):
+def test_metadata_of_the_wheel(wheel: zipfile.ZipFile, metadata: Message):
     assert metadata["Version"] == keras_tx.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert f"{INFO}/licenses/LICENSE" in wheel.namelist()

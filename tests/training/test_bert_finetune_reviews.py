@@ -40,7 +40,7 @@ def write_reviews(path: Path) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore:.*newly initialized. logits/kernel, logits/bias:UserWarning")
-def test_a_csv_is_learned_and_the_folder_agrees(script, tmp_path, capsys):
+def test_csv_training_and_folder_agree(script, tmp_path, capsys):
     lines = write_reviews(tmp_path / "reviews.csv")
     transform = train_wordpiece(lines, 120, max_length=32)
     body = keras_tx.bert("tiny", processing=transform, max_length=32, depth=1)
@@ -58,6 +58,6 @@ def test_a_csv_is_learned_and_the_folder_agrees(script, tmp_path, capsys):
         script.main(options[:4])
 
 
-def test_what_is_not_installed_is_said(script):
+def test_missing_package_exits_with_the_install_command(script):
     with pytest.raises(SystemExit, match=r"(?s)no_such_package is not installed.*pip install"):
         script.inside("no_such_package", "model")

@@ -29,13 +29,13 @@ def script() -> ModuleType:
     return module
 
 
-def test_the_manual_has_both_kinds_and_no_paragraph_twice(script):
+def test_manual_has_both_classes_and_no_duplicates(script):
     texts, labels = script.read_manual()
     assert len(texts) == len(set(texts)) == len(labels) > 500
     assert 0.3 < labels.count("types") / len(labels) < 0.7
 
 
-def test_a_csv_is_learned_and_saved(script, tmp_path, capsys):
+def test_csv_training_saves_a_model(script, tmp_path, capsys):
     path, random = tmp_path / "reviews.csv", np.random.default_rng(0)
     words = {"good": ["lovely", "great", "superb"], "bad": ["awful", "boring", "poor"]}
     with path.open("w", encoding="utf-8", newline="") as file:

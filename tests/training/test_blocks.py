@@ -58,7 +58,7 @@ def test_in_order_each_token_but_the_first_is_a_label_once(tmp_path):
     assert (labels == -100).sum() == 16 * 64 - 999
 
 
-def test_a_pass_has_each_token_once_and_begins_elsewhere_each_time(tmp_path):
+def test_each_epoch_has_each_token_once_from_another_offset(tmp_path):
     path = write(tmp_path / "one.tokens", 999)
     blocks = causal_lm_batches(path, 16, 4, seed=1)
     firsts = set()
@@ -74,7 +74,7 @@ def test_a_pass_has_each_token_once_and_begins_elsewhere_each_time(tmp_path):
     assert len(firsts) > 2
 
 
-def test_the_order_depends_on_seed_and_epoch_alone(corpus):
+def test_order_depends_only_on_seed_and_epoch(corpus):
     def rows(seed: int, epoch: int) -> Any:
         blocks = causal_lm_batches(corpus, 16, 4, seed=seed)
         blocks.seek(epoch)
@@ -146,7 +146,7 @@ def test_tf_data_gives_the_same_epochs(corpus):
             np.testing.assert_array_equal(labels, y)
 
 
-def test_what_does_not_fit_is_refused(corpus, tmp_path):
+def test_invalid_arguments_raise(corpus, tmp_path):
     with pytest.raises(ConfigError, match="has 1001 tokens.* 2 blocks of 512"):
         causal_lm_batches(corpus, 512, 2)
     with pytest.raises(ConfigError, match="length is 0"):
@@ -161,7 +161,7 @@ def test_what_does_not_fit_is_refused(corpus, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_model_learns_from_it_and_knows_its_bits_per_byte(tmp_path):
+def test_training_on_blocks_and_bits_per_byte(tmp_path):
     with TokenWriter(tmp_path / "a.tokens", vocabulary_size=8, end_of_text=7) as writer:
         writer.add(np.tile([1, 2, 3, 4, 1, 5], 400), text_bytes=4800)
         writer.end_document()

@@ -94,7 +94,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_images_that_processing_does_not_make(wrong: str):
+def test_unprocessed_images_raise(wrong: str):
     model, (change, message) = vit(), WRONG[wrong]
     images = change(pixels())
     for call in (
@@ -129,7 +129,7 @@ def test_the_first_batch_of_a_source(source: str):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("source", SOURCES)
-def test_no_batch_is_lost(source: str):
+def test_every_batch_is_trained_on(source: str):
     make, model = SOURCES[source], vit()
     right = model.processing(pixels())
     expected = model.evaluate(right, LABELS, verbose=0, return_dict=True)
@@ -194,7 +194,7 @@ def test_augmented_images_pass():
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="one backend reads the folder as well")
-def test_a_folder_of_pictures_as_keras_reads_it(tmp_path: Path):
+def test_image_dataset_from_directory(tmp_path: Path):
     """The line of the error, on image_dataset_from_directory: the exported folder sees the same numbers."""
     random = np.random.default_rng(0)
     for name, colour in (("dark", 60), ("light", 200)):

@@ -23,7 +23,7 @@ def script() -> ModuleType:
     return module
 
 
-def test_it_trains_goes_on_exports_and_writes(script, tmp_path, monkeypatch, capsys):
+def test_train_resume_export_and_generate(script, tmp_path, monkeypatch, capsys):
     import matplotlib
 
     matplotlib.use("Agg")

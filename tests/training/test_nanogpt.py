@@ -45,7 +45,7 @@ def copy(theirs: Any, ours: Any) -> None:
     assert not left
 
 
-def test_it_trains_as_nanogpt_does(tmp_path: Path, monkeypatch):
+def test_training_equals_nanogpt(tmp_path: Path, monkeypatch):
     from tests.training import reference_nanogpt as nanogpt
 
     random = np.random.default_rng(0)
@@ -75,7 +75,7 @@ def test_it_trains_as_nanogpt_does(tmp_path: Path, monkeypatch):
     np.testing.assert_allclose(table, theirs.wte.weight.detach().numpy(), atol=1e-3 * STEPS * 0.01)
 
 
-def test_the_weights_begin_as_nanogpts_do():
+def test_initial_weights_have_the_distributions_of_nanogpt():
     from tests.training import reference_nanogpt as nanogpt
 
     theirs = nanogpt.NanoGPT(104, 64, 4, 4, 128)

@@ -85,7 +85,7 @@ def test_words_are_masked_whole():
             assert of_word.all() or not of_word.any()
 
 
-def test_a_row_of_one_token_still_learns_and_a_row_of_none_does_not():
+def test_rows_with_one_label_train_and_rows_without_labels_do_not():
     ids = np.array([[7, 8, 9], [7, 8, 9]])
     allowed = np.array([[False, True, False], [False, False, False]])
     _, labels = mask_tokens(ids, allowed, np.random.default_rng(0), mask_id=4, replacements=np.arange(5, 9))
@@ -180,7 +180,7 @@ def test_answers_are_found_at_their_characters(side):
         ((5, 6), r"answers\[1\], ' ', "),
     ],
 )
-def test_an_answer_that_is_none_is_refused_by_row(answer, says):
+def test_invalid_answer_raises_with_its_row(answer, says):
     with pytest.raises(TextError, match=says):
         question_answering_batches(["a", "b"], ["alpha", "alpha beta"], [None, answer], TRANSFORM, overlap=2)
 
@@ -305,7 +305,7 @@ def test_tf_data_gives_the_same_batches_each_epoch():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("source", ["PyDataset", "tf.data"])
-def test_a_bert_learns_from_the_batches(source):
+def test_bert_trains_on_the_batches(source):
     if source == "tf.data":
         pytest.importorskip("tensorflow", reason='pip install "keras-tx[cpu]"')
     keras.utils.set_random_seed(0)
@@ -352,7 +352,7 @@ def test_batches_may_grow_after_the_first_ones(head):
         model.fit(batches, shuffle=False, verbose=0, class_weight={0: 1.0, 1: 2.0})
 
 
-def test_a_text_that_is_cut_is_said_at_the_line_of_the_user():
+def test_truncated_text_warns_at_the_line_of_the_user():
     short = dataclasses.replace(TRANSFORM, max_length=4)
     for call in (
         lambda transform: transform(TEXTS[:2]),

@@ -92,7 +92,7 @@ def whole(corpus: Path, tmp_path_factory) -> tuple[Any, dict]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("stops", "saved"), [([3, 7], [2, 8]), ([12], [10])])
-def test_it_goes_on_at_the_exact_step(corpus, tmp_path, whole, stops: list[int], saved: list[int]):
+def test_training_resumes_at_the_exact_step(corpus, tmp_path, whole, stops: list[int], saved: list[int]):
     """Interrupted in the middle of the first and of the second epoch; behind the last step of the second."""
     state, done = tmp_path / "run.state", 0
     for stop, until in zip(stops, saved, strict=True):
@@ -161,7 +161,7 @@ def test_a_damaged_state_is_named(corpus, tmp_path):
             fit_resumable(model, blocks, state, epochs=2)
 
 
-def test_what_cannot_be_resumed_is_refused(corpus, tmp_path):
+def test_unsupported_data_and_callbacks_raise(corpus, tmp_path):
     model, blocks = made(corpus)
     for options, says in (
         ({"steps_per_epoch": 3}, "steps_per_epoch= is not supported"),
@@ -186,7 +186,7 @@ def test_what_cannot_be_resumed_is_refused(corpus, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_stop_by_a_callback_ends_it(corpus, tmp_path):
+def test_stop_by_a_callback(corpus, tmp_path):
     class Enough(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.model.stop_training = True
@@ -197,7 +197,7 @@ def test_a_stop_by_a_callback_ends_it(corpus, tmp_path):
     assert model.history is history
 
 
-def test_arrays_as_the_error_says(tmp_path):
+def test_arrays_as_batches(tmp_path):
     x, y = draw(10, 4), draw(10, 1)
     batches = packing.Batches(lambda rows, random: (x[rows], y[rows]), np.ones(len(x)), batch_size=4)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])

@@ -253,12 +253,12 @@ class TestHub:
         assert not [x for x in self.given[0][2] if x.endswith((".bin", ".pt", ".h5", ".msgpack"))]
 
     @pytest.mark.parametrize("name", ["hf://name", "hf://a/b/c", "hf://a/b@", "hf://a b/c", "hf://../../x"])
-    def test_a_name_that_is_none(self, name):
+    def test_unknown_source_raises(self, name):
         with pytest.raises(ConfigError, match="expected hf://owner/name or hf://owner/name@revision"):
             huggingface_hub.download(name)
         assert not self.given
 
-    def test_what_the_hub_may_answer(self):
+    def test_errors_of_the_hub(self):
         errors = self.package.errors
         cases = {
             "LocalEntryNotFoundError": "cannot be reached: .* `hf download owner/name --local-dir",

@@ -38,7 +38,7 @@ def changed(folder: Path, **fields: Any) -> Path:
     return folder
 
 
-def test_a_size_of_nothing_is_that_of_the_file(saved):
+def test_size_of_zero_names_the_key_of_the_file(saved):
     folder, (width, depth, heads) = saved
     for key in (width, depth, heads):
         original = (folder / "config.json").read_text()
@@ -59,7 +59,7 @@ def test_sizes_that_the_tensors_cannot_have(saved):
         keras_tx.from_checkpoint(changed(folder, **{width: WIDTH}))
 
 
-def test_a_width_that_the_heads_do_not_divide(saved):
+def test_width_not_divisible_by_heads_raises(saved):
     folder, (width, _, heads) = saved
     with pytest.raises(ConfigError, match=rf"config.json: {width}=\d+ is not divisible by {heads}=7\."):
         keras_tx.from_checkpoint(changed(folder, **{heads: 7}))

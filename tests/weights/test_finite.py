@@ -151,12 +151,12 @@ def test_saving_keeps_the_former_file(way: str, value: float, tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_keras_hub_gets_no_nan():
+def test_conversion_to_keras_hub_raises():
     with pytest.raises(ConfigError, match="block_0/feed_forward/up/kernel.*nan"):
         keras_tx.to_keras_hub(spoil(keras_tx.gpt("pico")))
 
 
-def test_a_model_that_is_to_be_exported(tmp_path: Path):
+def test_export_raises(tmp_path: Path):
     with pytest.raises(ExportError, match=f"{KERNEL}.*nan"):
         keras_tx.export_onnx(spoil(bert()), tmp_path / "folder")
     inputs = keras.Input((4,))

@@ -149,7 +149,7 @@ KINDS = {"configs": configs, "headers": headers, "indices": indices}
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @FEW
 @given(data=st.data())
-def test_a_few(kind, folders, tmp_path_factory, bounded, data):
+def test_few_damaged_files_raise(kind, folders, tmp_path_factory, bounded, data):
     name = data.draw(st.sampled_from(sorted(MODELS)))
     kind(folders[name], tmp_path_factory.mktemp("fuzzed"), data)
 
@@ -182,7 +182,7 @@ def test_any_bytes(folders, tmp_path, bounded, data):
         assert tensors.read(name).shape == shape
 
 
-def test_the_sound_ones_are_sound(folders):
+def test_undamaged_files_load(folders):
     for name, folder in folders.items():
         assert np.isfinite(keras_tx.from_checkpoint(folder).get_weights()[0]).all(), name
         assert open_checkpoint(folder).config

@@ -317,7 +317,7 @@ def test_missing_parts_are_written_as_zeros(options: dict[str, Any], name: str, 
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_the_tokenizer_goes_with_it(lowercase: bool, tmp_path: Path):
+def test_tokenizer_is_saved_with_the_weights(lowercase: bool, tmp_path: Path):
     transform = keras_tx.TextTransform.of(wordpiece(lowercase=lowercase))
     model = keras_tx.bert(
         "tiny", depth=1, processing=transform, head=keras_tx.ClassifierHead(2), max_length=32

@@ -78,7 +78,7 @@ def test_in_and_out_and_in_again(name: str, tmp_path):
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_the_exported_folder_goes_on_with_the_same_tokens(name: str, tmp_path):
+def test_exported_folder_generates_the_same_tokens(name: str, tmp_path):
     _, _, expected = opened(name)
     export_onnx(keras_tx.from_checkpoint(GOLDEN / name), tmp_path / "poet")
     with runtime.load(tmp_path / "poet") as poet:
@@ -152,7 +152,7 @@ def test_a_tied_head_that_differs_raises():
         loaded(state, config)
 
 
-def test_a_body_alone(tmp_path):
+def test_backbone_without_a_head(tmp_path):
     state, config, expected = opened("gpt2-v4")
     config["architectures"] = ["GPT2Model"]
     body = {name.removeprefix("transformer."): x for name, x in state.items()}
@@ -163,7 +163,7 @@ def test_a_body_alone(tmp_path):
     assert_same(load_file(folder / "model.safetensors"), body)
 
 
-def test_the_body_of_a_classifier():
+def test_backbone_of_a_classifier():
     state, config, _ = opened("llama-v5")
     config["architectures"] = ["LlamaForSequenceClassification"]
     state["score.weight"] = state.pop("lm_head.weight")[:2]
@@ -173,7 +173,7 @@ def test_the_body_of_a_classifier():
         assert loaded(state, config, head=None).head is None
 
 
-def test_a_fresh_head_on_an_old_body():
+def test_new_head_on_a_loaded_backbone():
     state, config, _ = opened("llama-v5")
     del state["lm_head.weight"]
     with pytest.raises(ConfigError, match="CausalLMHead:.*\\n  missing: lm_head.weight"):
@@ -232,19 +232,19 @@ def test_a_second_dropout_rate_warns():
         assert loaded(state, {**config, "resid_pdrop": 0.3}).config.dropout == 0.3
 
 
-def test_turned_positions_may_be_many():
+def test_rotary_positions_may_exceed_the_number_of_weights():
     """A small model of a long context has fewer numbers than positions."""
     state, config, _ = opened("llama-v5")
     assert loaded(state, {**config, "max_position_embeddings": 131072}).config.max_length == 131072
 
 
-def test_padding_that_is_the_end_of_a_text_is_no_padding():
+def test_pad_token_equal_to_end_of_text_is_ignored():
     state, config, _ = opened("llama-v4")
     for pad, expected in ((0, None), (7, 7), (-1, None), (None, None)):
         assert loaded(state, {**config, "pad_token_id": pad}).config.pad_id == expected
 
 
-def test_a_window_as_long_as_the_model_is_none():
+def test_window_of_the_full_context_is_ignored():
     state, config, _ = opened("llama-v5")
     for name in [name for name in state if name.endswith("bias")]:
         del state[name]

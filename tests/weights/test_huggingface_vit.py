@@ -146,7 +146,7 @@ FOLDED = {  # what Dinov2's classes, which have LayerScale, cannot be like
 
 
 @pytest.mark.parametrize("name", [*OURS, *FOLDED])
-def test_a_model_of_ours_opens_in_transformers_without_a_warning(name: str, tmp_path, caplog):
+def test_saved_model_opens_in_transformers_without_a_warning(name: str, tmp_path, caplog):
     reference()
     import torch
     import transformers
@@ -168,7 +168,7 @@ def test_a_model_of_ours_opens_in_transformers_without_a_warning(name: str, tmp_
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_model_of_ours_comes_back(name: str, tmp_path):
+def test_saved_model_loads_again(name: str, tmp_path):
     model = redraw(keras_tx.vit("Mu/2", **{"image_size": 8, **OURS[name]}))
     if model.config.mask_token:
         model.get_layer("mask_token").token.assign(draw(model.config.width))
@@ -229,7 +229,7 @@ def test_options_that_no_class_supports_raise(options: dict, reason: str, tmp_pa
     assert not (tmp_path / "saved").exists()
 
 
-def test_a_body_without_its_pooler(tmp_path):
+def test_backbone_without_its_pooler(tmp_path):
     """A classifier of theirs has none; tokens have none; and where there is none, zeros are written."""
     folder = GOLDEN / "transformers4_vit_body"
     with pytest.warns(UserWarning, match=r"logits/kernel.*; .*pooler.dense"):
@@ -244,7 +244,7 @@ def test_a_body_without_its_pooler(tmp_path):
     assert from_checkpoint(save_checkpoint(token, tmp_path / "saved")).config.pooler is None
 
 
-def test_another_head_on_the_body():
+def test_new_head_on_a_loaded_backbone():
     with pytest.warns(UserWarning, match=r"logits/kernel.*; .*classifier.weight"):
         model = from_checkpoint(GOLDEN / "transformers4_vit", head=ClassifierHead(5))
     assert model.output_shape == (None, 5)
@@ -260,7 +260,7 @@ def test_another_head_on_the_body():
     assert features.config.pooling == "token"
 
 
-def test_a_family_with_weights(folder):
+def test_weights_of_a_variant(folder):
     options = {"patch_size": 2, "width": 8, "depth": 2, "mlp_dim": 12, "num_heads": 2}
     expected = expected_of(folder)
     model = keras_tx.vit("Mu/2", num_classes=3, weights=folder / "model.safetensors", image_size=6, **options)

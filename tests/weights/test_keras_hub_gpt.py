@@ -52,7 +52,7 @@ def task_of(case: str) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_task_and_back(case: str):
+def test_task_to_keras_hub_and_back(case: str):
     theirs = task_of(case)
     model = keras_tx.from_checkpoint(theirs)
     real = MASK.astype(bool)
@@ -86,7 +86,7 @@ def test_generates_the_same_tokens(case: str):
 
 
 @pytest.mark.parametrize("case", ["gpt2", "llama, tied"])
-def test_a_backbone_and_back(case: str):
+def test_backbone_to_keras_hub_and_back(case: str):
     theirs = redraw(backbone_of(case))
     model = keras_tx.from_checkpoint(theirs)
     assert model.head is None
@@ -96,7 +96,7 @@ def test_a_backbone_and_back(case: str):
     np.testing.assert_array_equal(as_numpy(to_keras_hub(model)(THEIRS)), expected)
 
 
-def test_an_untied_backbone_has_a_head_too():
+def test_untied_backbone_has_a_head():
     theirs = task_of("llama")
     with pytest.warns(UserWarning, match="reverse_embeddings"):
         assert keras_tx.from_checkpoint(theirs.backbone).head is None
@@ -125,7 +125,7 @@ def tokenizer() -> keras_tx.TextTransform:
     return keras_tx.processing.train_byte_bpe(corpus, 300)
 
 
-def test_the_tokenizer_comes_along(tmp_path):
+def test_tokenizer_is_converted(tmp_path):
     transform = tokenizer()
     model = keras_tx.gpt("pico", processing=transform, max_length=20)
     theirs = to_keras_hub(model)

@@ -87,7 +87,7 @@ def test_hidden_states():
     ],
     ids=str,
 )
-def test_a_model_of_ours(options: dict):
+def test_conversion_to_keras_hub(options: dict):
     model = redraw(keras_tx.vit("Mu/2", **{"image_size": (8, 12), **options}))
     theirs = to_keras_hub(model)
     images = draw(2, 8, 12, 3)

@@ -41,7 +41,7 @@ def model(folder: Path) -> Any:
     return keras_tx.from_checkpoint(folder)
 
 
-def test_it_is_what_its_folder_says(model: Any):
+def test_config_is_that_of_the_folder(model: Any):
     assert model.head == keras_tx.SentenceEmbeddingHead("mean", normalize=True)
     assert (model.config.depth, model.config.width, model.config.num_heads) == (6, 384, 12)
     assert model.processing.max_length == 256  # of sentence_bert_config.json; the positions are 512

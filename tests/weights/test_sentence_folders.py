@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
     return keras_tx.save_checkpoint(model, tmp_path / "sentences")
 
 
-def test_it_comes_back(folder: Path):
+def test_saved_folder_loads_again(folder: Path):
     assert keras_tx.from_checkpoint(folder).head == keras_tx.SentenceEmbeddingHead("class")
 
 
@@ -38,7 +38,7 @@ def test_modules_outside_the_folder(path: Any, folder: Path):
         keras_tx.from_checkpoint(folder)
 
 
-def test_a_link_that_leads_outside(folder: Path, tmp_path: Path):
+def test_link_to_a_file_outside_raises(folder: Path, tmp_path: Path):
     outside = tmp_path / "config.json"
     (folder / "1_Pooling" / "config.json").rename(outside)
     (folder / "1_Pooling" / "config.json").symlink_to(outside)
@@ -61,7 +61,7 @@ def test_files_of_another_kind(name: str, folder: Path):
         keras_tx.from_checkpoint(folder)
 
 
-def test_modules_that_are_no_list(folder: Path):
+def test_modules_json_must_be_a_list(folder: Path):
     (folder / "modules.json").write_text("{}")
     with pytest.raises(ConfigError, match="holds a dict, expected a list"):
         keras_tx.from_checkpoint(folder)

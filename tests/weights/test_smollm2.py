@@ -53,7 +53,7 @@ def poet(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield loaded
 
 
-def test_it_is_what_its_folder_says(model: Any):
+def test_config_is_that_of_the_folder(model: Any):
     config = model.config
     assert (config.depth, config.width, config.num_heads, config.kv_heads) == (30, 576, 9, 3)
     assert config.pad_id is None  # its padding is the end of a turn, which stands in the middle of a talk
@@ -61,13 +61,13 @@ def test_it_is_what_its_folder_says(model: Any):
     assert model.processing(STORY)["input_ids"].shape == (1, 12)
 
 
-def test_it_answers_in_english(poet: Any):
+def test_generates_english(poet: Any):
     answer = poet.generate(QUESTION, max_new_tokens=TOKENS)
     assert answer.text == "The capital of France is Paris."
     assert answer.finish == "stop"
 
 
-def test_it_equals_transformers(model: Any, poet: Any, folder: Path, tmp_path: Path):
+def test_equals_transformers(model: Any, poet: Any, folder: Path, tmp_path: Path):
     for package in ("torch", "transformers"):
         pytest.importorskip(package, reason='pip install "keras-tx[parity]"')
     import torch

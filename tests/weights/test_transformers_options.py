@@ -118,7 +118,7 @@ def test_an_untied_head_fills_masks(tmp_path: Path):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_an_image_model_of_numbers(count: int, tmp_path: Path):
+def test_image_regression(count: int, tmp_path: Path):
     problem = {} if count == 1 else {"problem_type": "regression"}
     theirs = redrawn("ViTForImageClassification", **VIT, num_labels=count, **problem)
     images = np.tanh(draw(2, 12, 12, 3))  # as model.processing makes them, in -1..1
@@ -152,7 +152,7 @@ IMAGES = {
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_a_vit(name: str, tmp_path: Path):
+def test_vit_options(name: str, tmp_path: Path):
     theirs = redrawn("ViTForImageClassification", **{**VIT, "num_labels": 3, **IMAGES[name]})
     height, width = np.broadcast_to(theirs.config.image_size, 2)
     images = draw(2, height, width, 3)

@@ -214,7 +214,11 @@ class GraphContext(GraphEditor):
         read: Callable[[], np.ndarray],
         dtype: ir.DataType = ir.DataType.FLOAT,
     ) -> ir.Value:
-        return self.once(key, lambda: self.lazy_initializer(name, dtype, shape, read))
+        if key not in self._made:
+            self._made[key] = self.lazy_initializer(
+                name, dtype, shape, lambda: ir.tensor(np.ascontiguousarray(read(), dtype.numpy()))
+            )
+        return self._made[key]
 
     def vector(self, numbers: Sequence[Any]) -> ir.Value:
         """A vector of integers, some of which may be scalars of the graph."""

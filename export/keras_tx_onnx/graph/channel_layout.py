@@ -115,7 +115,9 @@ class _Layout:
                 f"{x.name}/channels_first",
                 tensor.dtype,
                 new,
-                lambda: tensor.numpy().reshape(wide).transpose(self.first).reshape(new),
+                lambda: ir.tensor(
+                    np.ascontiguousarray(tensor.numpy().reshape(wide).transpose(self.first).reshape(new))
+                ),
             ),
         )
 

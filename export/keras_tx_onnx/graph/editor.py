@@ -54,18 +54,11 @@ class GraphEditor:
         return self._register(ir.tensor(np.asarray(array, order="C"), name=name))
 
     def lazy_initializer(
-        self, name: str, dtype: ir.DataType, shape: Sequence[int], read: Callable[[], np.ndarray]
+        self, name: str, dtype: ir.DataType, shape: Sequence[int], read: Callable[[], ir.TensorProtocol]
     ) -> ir.Value:
-        """Stores an array that `read` computes when the file is written, under a name that is made unique."""
+        """Stores a tensor that `read` computes when the file is written, under a name that is made unique."""
         name = self.unique(name)
-        return self._register(
-            ir.LazyTensor(
-                lambda: ir.tensor(np.ascontiguousarray(read(), dtype.numpy()), name=name),
-                dtype=dtype,
-                shape=ir.Shape(shape),
-                name=name,
-            )
-        )
+        return self._register(ir.LazyTensor(read, dtype=dtype, shape=ir.Shape(shape), name=name))
 
     def constant(self, value: Any, dtype: str | None = None) -> ir.Value:
         """A small constant; equal ones are stored once. By default floats are float32, integers int64."""
@@ -74,7 +67,9 @@ class GraphEditor:
             array = array.astype("int64" if array.dtype.kind in "iu" else "float32")
         shown = "x".join(map(str, array.shape)) if array.size != 1 else str(array.item())
         key = (array.dtype.str, array.shape, array.tobytes())
-        return self.once(key, lambda: self.initializer(f"constant/{array.dtype.name}_{shown}", array))
+        if key not in self._made:
+            self._made[key] = self.initializer(f"constant/{array.dtype.name}_{shown}", array)
+        return self._made[key]
 
     def _register(self, tensor: ir.TensorProtocol) -> ir.Value:
         return ir.tape.Tape(self.graph).initializer(tensor)

@@ -15,9 +15,10 @@ from onnx_ir.passes.common import (
     ShapeInferencePass,
 )
 
+from keras_tx import contract
 from keras_tx_onnx.graph import channel_layout
 from keras_tx_onnx.graph.editor import GraphEditor
-from keras_tx_onnx.graph.properties import array_of, has_one_use, permutation
+from keras_tx_onnx.graph.properties import array_of, has_one_use, of_sequence, permutation
 
 Pass = Callable[[ir.Model], int]
 
@@ -82,6 +83,32 @@ def remove_unused(model: ir.Model) -> int:
     before = _count(model)
     RemoveUnusedNodesPass()(model)
     return before - _count(model)
+
+
+def read_sizes_from_ids(model: ir.Model) -> int:
+    """Reads batch and sequence from the ids, so that equal nodes are merged; returns the number changed."""
+    _name_sequence_axes(model)
+    (ids,) = (value for value in model.graph.inputs if value.name == contract.INPUT_IDS)
+    changed = 0
+    for node in model.graph:
+        x = node.inputs[0] if node.op_type == "Shape" else None
+        start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", 99)
+        if x is not None and x is not ids and 0 <= start < end <= 2 and of_sequence(x):
+            node.replace_input_with(0, ids)
+            changed += 1
+    return changed
+
+
+def _name_sequence_axes(model: ir.Model) -> None:
+    """Shape inference does not know that the sum of tokens and their positions is as long as the tokens."""
+    for value in (value for node in model.graph for value in node.outputs):
+        sizes = [] if value.shape is None else list(value.shape)
+        if len(sizes) > 1 and sizes[0] == contract.BATCH_AXIS and _name(sizes[1]).startswith("unk__"):
+            value.shape = ir.Shape([sizes[0], contract.SEQUENCE_AXIS, *sizes[2:]])
+
+
+def _name(size: int | ir.SymbolicDim) -> str:
+    return str(size) if isinstance(size, int) else str(size.value)
 
 
 def infer_shapes(model: ir.Model) -> None:

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from keras_tx_onnx.graph.editor import GraphEditor
@@ -136,7 +137,10 @@ class _Selection:
             new = name.replace("/qkv/", f"/{part}/") if "/qkv/" in name else f"{name}_{part}"
             shape = [*outer, end - begin]
             return self.editor.lazy_initializer(
-                new, tensor.dtype, shape, lambda: tensor.numpy()[..., begin:end]
+                new,
+                tensor.dtype,
+                shape,
+                lambda: ir.tensor(np.ascontiguousarray(tensor.numpy()[..., begin:end])),
             )
 
         return part("query", 0, count), part("key_value", count, columns)

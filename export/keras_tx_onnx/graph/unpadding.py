@@ -31,7 +31,7 @@ TOKENS_AXIS = "tokens"  # how many tokens of a batch are computed
 
 
 def unpad(model: ir.Model) -> int:
-    """Rewrites the graph of an encoder with the contract's inputs; sizes_of_ids must run before.
+    """Rewrites the graph of an encoder with the contract's inputs; read_sizes_from_ids must run before.
 
     Returns:
         How many nodes compute the needed tokens only.

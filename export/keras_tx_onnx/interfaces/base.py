@@ -15,12 +15,10 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.models.families import family_of
 from keras_tx.runtime.session import Session
-from keras_tx_onnx.graph import passes
 from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.graph.token_selection import select_tokens
-from keras_tx_onnx.reading import functional_graph, symbolic_sizes
+from keras_tx_onnx.reading import functional_graph
 from keras_tx_onnx.reading.signature import Functional
-from keras_tx_onnx.reading.walk import lower
 
 Feed = dict[str, np.ndarray]  # the inputs of onnxruntime, by name
 Example = tuple[Feed, list[np.ndarray]]  # and those of Keras, flat
@@ -109,29 +107,6 @@ class Interface(abc.ABC):
         """The options that shape the graph, as JSON values for the manifest."""
         return {}
 
-    def graph_of(
-        self, model: Any, outputs: Sequence[str] | None = None, graph_passes: Sequence[Pass] | None = None
-    ) -> tuple[GraphContext, ir.Model]:
-        """Lowers a model with the inputs of this interface to an ONNX graph.
-
-        Args:
-            model: the exported model, or a probe with the same inputs.
-            outputs: names of the model's outputs; by default those of the interface.
-            graph_passes: passes over the graph; by default those of the interface.
-        """
-        function = functional_graph.function_of(model)
-        context = GraphContext(function.name, self.opset)
-        values = lower(context, function, self.open(context))
-        for value, name in zip(values, self.outputs if outputs is None else outputs, strict=True):
-            context.output(value, name)
-        self.close(context)
-        graph = context.model()
-        passes.simplify(graph, self.passes if graph_passes is None else graph_passes)
-        symbolic_sizes.name_axes(context.graph)
-        for value in context.graph.outputs:
-            _name_unknown_axes(value)
-        return context, graph
-
 
 def check_flag(name: str, value: Any) -> None:
     if not isinstance(value, bool):
@@ -166,11 +141,3 @@ def axis_names(shape: Sequence[int | None], prefix: str = "") -> list[int | str]
             name = names[index - first] if 0 <= index - first < len(names) else f"axis_{index}"
             axes.append(f"{prefix}_{name}" if prefix else name)
     return axes
-
-
-def _name_unknown_axes(output: ir.Value) -> None:
-    """Names the sizes of an output that are not traced to an input after the output."""
-    assert output.shape is not None and output.name is not None
-    known = [None if symbolic_sizes.is_nameless(n) else n for n in output.shape]
-    names = axis_names([n if isinstance(n, int) else None for n in known], output.name)
-    output.shape = ir.Shape([b if a is None else a for a, b in zip(known, names, strict=True)])

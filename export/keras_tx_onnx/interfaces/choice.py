@@ -56,7 +56,9 @@ def choose_interface(functional: Functional, options: Mapping[str, Any], opset: 
 
 def _kind(model: Any, task: str | None, passed: Mapping[str, Any]) -> type[Interface]:
     family = family_of(model)
-    classifier = TextClassifierInterface if has_tokenizer(model) else ImageClassifierInterface
+    classifier: type[Interface] = ImageClassifierInterface
+    if family is None and has_tokenizer(model):
+        classifier = TextClassifierInterface
     expected = classifier.task if family is None else model.task
     if task not in (None, expected):
         raise ConfigError(

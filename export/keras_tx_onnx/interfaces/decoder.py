@@ -22,6 +22,7 @@ from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext
 from keras_tx_onnx.graph.cache_ports import Cache
 from keras_tx_onnx.graph.model_file import check_graph
 from keras_tx_onnx.graph.shared_cache import SHARED_FROM, no_shared, write_shared
+from keras_tx_onnx.graph.size_expressions import Symbol, of_symbol
 from keras_tx_onnx.interfaces.base import (
     Example,
     Feed,
@@ -114,7 +115,7 @@ class DecoderInterface(Interface):
             contract.ATTENTION_MASK: mask,
             contract.POSITION_IDS: positions,
         }
-        sizes = tuple(symbolic_sizes.of_symbol(symbolic_sizes.Symbol(ids, axis, least=1)) for axis in (0, 1))
+        sizes = tuple(of_symbol(Symbol(ids, axis, least=1)) for axis in (0, 1))
         for value in values.values():
             value.meta[KERAS_TENSOR] = keras.KerasTensor((None, None), "int32")
             value.meta[symbolic_sizes.SIZES] = sizes

@@ -20,6 +20,7 @@ from keras_tx.models.tokenizer_checks import check_padded_right, check_tokenizer
 from keras_tx.processing import TextTransform
 from keras_tx.runtime.example_inputs import Use, draw
 from keras_tx_onnx.graph.builder import GraphContext
+from keras_tx_onnx.graph.passes import read_sizes_from_ids
 from keras_tx_onnx.graph.unpadding import unpad
 from keras_tx_onnx.interfaces.base import (
     Example,
@@ -30,7 +31,6 @@ from keras_tx_onnx.interfaces.base import (
 )
 from keras_tx_onnx.reading import functional_graph
 from keras_tx_onnx.reading.signature import Functional
-from keras_tx_onnx.reading.symbolic_sizes import sizes_of_ids
 
 INPUTS = (contract.INPUT_IDS, contract.ATTENTION_MASK, contract.TOKEN_TYPE_IDS)
 TOKENS = (contract.BATCH_AXIS, contract.SEQUENCE_AXIS)  # the shape of each input
@@ -80,7 +80,7 @@ class EncoderInterface(Interface):
             self.model = _with_tokens(source)
         output = self.model.output
         self.outputs = sorted(output) if isinstance(output, dict) else [contract.LOGITS]
-        self.passes = [sizes_of_ids, *self.passes, *([unpad] if options.unpad else [])]
+        self.passes = [read_sizes_from_ids, *self.passes, *([unpad] if options.unpad else [])]
         self.order = [tensor.name for tensor in functional_graph.function_of(self.model).inputs]
 
     def _add_files(self, source: Any, labels: list[str] | None, transform: TextTransform | None) -> None:

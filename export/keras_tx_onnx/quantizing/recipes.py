@@ -8,8 +8,7 @@ from typing import Protocol
 import numpy as np
 import onnx_ir as ir
 
-from keras_tx import contract
-from keras_tx.errors import ConfigError, ExportError, nearest
+from keras_tx.errors import ExportError
 from keras_tx_onnx.graph.editor import GraphEditor
 from keras_tx_onnx.quantizing import products
 from keras_tx_onnx.quantizing.float16 import to_float16
@@ -35,41 +34,6 @@ class Recipe(Protocol):
     def input_step(self, low: float, high: float) -> float:
         """The largest step to which a product rounds its input, from the input's range."""
         ...
-
-
-def precisions(names: str | Sequence[str]) -> list[str]:
-    """The names of precisions, checked, each once, in the order of the contract."""
-    names = [names] if isinstance(names, str) else list(names)
-    expected = ", ".join(contract.PRECISIONS)
-    for name in names:
-        if name not in contract.PRECISIONS:
-            raise ConfigError(
-                f"precision has {name!r}, expected some of {expected}. "
-                f"{nearest(str(name), contract.PRECISIONS)}"
-            )
-    if not names:
-        raise ConfigError(f"precision is empty, expected some of {expected}.")
-    return [name for name in contract.PRECISIONS if name in names]
-
-
-def layer_paths(keep: object) -> tuple[str, ...]:
-    """The paths of `keep`, checked."""
-    if isinstance(keep, str) or not isinstance(keep, Iterable):
-        raise ConfigError(f'keep={keep!r}, expected a list of layer paths, such as ["block_0"].')
-    paths = tuple(keep)
-    for path in paths:
-        if not isinstance(path, str) or not path.strip("/"):
-            raise ConfigError(f'keep has {path!r}, expected the path of a layer, such as "block_0".')
-    return paths
-
-
-def check_options(names: Sequence[str], keep: Sequence[str], calibration: object) -> None:
-    """Raises a ConfigError for an option that none of the precisions uses."""
-    listed = ", ".join(names)
-    if keep and not set(names) & {"int8", *BITS}:
-        raise ConfigError(f"keep has no effect for precision {listed}, which quantizes no layer. Remove it.")
-    if calibration is not None and "int8" not in names:
-        raise ConfigError(f"calibration has no effect for precision {listed}: only int8 uses it. Remove it.")
 
 
 def recipe_of(

@@ -20,17 +20,14 @@ from keras import tree
 
 from keras_tx_onnx.errors import NotLowered, one_line
 from keras_tx_onnx.graph.builder import KERAS_TENSOR
+from keras_tx_onnx.graph.size_expressions import Bound, Expression, Symbol, of_symbol
 from keras_tx_onnx.reading import functional_graph, keras_patches
 from keras_tx_onnx.reading.symbolic_backend import Call, Trace, Tracer, output_spec, tensors_in, trace_of
 from keras_tx_onnx.reading.symbolic_sizes import (
-    Bound,
-    Expression,
     Observer,
     Real,
     Size,
-    Symbol,
     expression_of,
-    of_symbol,
     sizes_of,
 )
 

@@ -12,14 +12,13 @@ import numpy as np
 from keras import tree
 
 from keras_tx_onnx.errors import NotLowered
+from keras_tx_onnx.graph.size_expressions import Symbol, of_symbol
 from keras_tx_onnx.reading.keras_patches import Arange, Full, add_node, recording
 from keras_tx_onnx.reading.symbolic_sizes import (
     Observer,
     Real,
     Size,
-    Symbol,
     larger,
-    of_symbol,
     plain_number,
     smaller,
     with_plain_sizes,

@@ -3,18 +3,17 @@
 While a layer is traced, each dynamic axis is a `Size`: an int with a sample value, and an `Expression`
 over the dynamic axes of the graph. Arithmetic applies to both. A comparison is decided by the expression if
 possible; otherwise the sample value decides, and the result of the comparison becomes a `Bound` of the
-graph. Expressions are sums of products in a normal form, so that equal sizes compare equal.
+graph.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -25,251 +24,21 @@ import onnx_ir as ir
 from keras_tx import contract
 from keras_tx_onnx.errors import NotLowered
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext
-from keras_tx_onnx.graph.properties import of_sequence
+from keras_tx_onnx.graph.size_expressions import (
+    FUNCTIONS,
+    RELATIONS,
+    Atom,
+    Bound,
+    Expression,
+    Symbol,
+    apply,
+    decide,
+    of_number,
+    of_symbol,
+)
 
 SIZES = "sizes"  # key of a value's metadata with its sizes: integers, and expressions for dynamic axes
 LARGEST = 2**15  # expressions must fit into 64 bits for axes of this length
-
-
-@dataclasses.dataclass(eq=False)
-class Symbol:
-    """A dynamic axis of a value; `value` is None while the layer that computes it is being traced."""
-
-    value: ir.Value | None
-    axis: int
-    least: int = 0  # the inputs of a model have at least one row and one column
-    number: int = dataclasses.field(default_factory=itertools.count().__next__)
-
-    @property
-    def key(self) -> str:
-        return f"s{self.number:08d}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Function:
-    """A function of two expressions: //, %, min or max."""
-
-    name: str
-    left: Expression
-    right: Expression
-
-    @property
-    def key(self) -> str:
-        return f"{self.name}({self.left.key},{self.right.key})"
-
-
-Atom = Symbol | Function
-FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "//": operator.floordiv,
-    "%": operator.mod,
-    "min": min,
-    "max": max,
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Expression:
-    """A sum of products of atoms, each with a coefficient; the product of no atoms is 1."""
-
-    terms: tuple[tuple[tuple[Atom, ...], int], ...]
-
-    @property
-    def key(self) -> str:
-        return "+".join(f"{c}*{'*'.join(a.key for a in atoms)}" for atoms, c in self.terms)
-
-    @property
-    def constant(self) -> int | None:
-        """The value of a constant expression; otherwise None."""
-        if not self.terms:
-            return 0
-        (atoms, coefficient), *rest = self.terms
-        return coefficient if not rest and not atoms else None
-
-    @property
-    def symbol(self) -> Symbol | None:
-        """The axis, if the expression is a single axis; otherwise None."""
-        for atoms, coefficient in self.terms if len(self.terms) == 1 else ():
-            if coefficient == 1 and len(atoms) == 1 and isinstance(atoms[0], Symbol):
-                return atoms[0]
-        return None
-
-    def symbols(self) -> set[Symbol]:
-        atoms = {atom for product, _ in self.terms for atom in product}
-        inner = [a.left.symbols() | a.right.symbols() for a in atoms if isinstance(a, Function)]
-        return {a for a in atoms if isinstance(a, Symbol)}.union(*inner)
-
-    def __add__(self, other: Expression) -> Expression:
-        return _sum([*self.terms, *other.terms])
-
-    def __sub__(self, other: Expression) -> Expression:
-        return _sum([*self.terms, *((atoms, -c) for atoms, c in other.terms)])
-
-    def __mul__(self, other: Expression) -> Expression:
-        pairs = itertools.product(self.terms, other.terms)
-        return _sum([((*a, *b), c * d) for (a, c), (b, d) in pairs])
-
-    def evaluate(self, values: Mapping[Symbol, int]) -> int:
-        def number(atom: Atom) -> int:
-            if isinstance(atom, Symbol):
-                return values[atom]
-            return FUNCTIONS[atom.name](atom.left.evaluate(values), atom.right.evaluate(values))
-
-        return sum(c * math.prod(map(number, atoms)) for atoms, c in self.terms)
-
-    def limits(self) -> tuple[float, float]:
-        """The smallest and the largest value over all sizes."""
-        low, high = 0.0, 0.0
-        for atoms, coefficient in self.terms:
-            ends = (float(coefficient), float(coefficient))
-            for atom in atoms:
-                ends = _product(ends, _limits(atom))
-            low, high = low + ends[0], high + ends[1]
-        return low, high
-
-    def text(self, name: Callable[[Symbol], str]) -> str:
-        """The expression in Python's syntax."""
-        parts = []
-        for atoms, coefficient in self.terms:
-            names = [name(a) if isinstance(a, Symbol) else a_text(a, name) for a in atoms]
-            number = [] if abs(coefficient) == 1 and atoms else [str(abs(coefficient))]
-            parts.append(("-" if coefficient < 0 else "+", " * ".join([*number, *names])))
-        first = "".join(parts[0]).removeprefix("+") if parts else "0"
-        return " ".join([first, *(f"{sign} {part}" for sign, part in parts[1:])])
-
-
-def a_text(atom: Function, name: Callable[[Symbol], str]) -> str:
-    left, right = atom.left.text(name), atom.right.text(name)
-    if atom.name in ("min", "max"):
-        return f"{atom.name}({left}, {right})"
-    left = left if atom.left.symbol else f"({left})"
-    return f"({left} {atom.name} {right if atom.right.constant is not None else f'({right})'})"
-
-
-def _sum(terms: Iterable[tuple[tuple[Atom, ...], int]]) -> Expression:
-    total: dict[tuple[Atom, ...], int] = {}
-    for atoms, coefficient in terms:
-        atoms = tuple(sorted(atoms, key=lambda a: a.key))
-        total[atoms] = total.get(atoms, 0) + coefficient
-    kept = [(atoms, c) for atoms, c in total.items() if c]
-    # Constants last, as usual.
-    kept.sort(key=lambda term: (not term[0], -len(term[0]), [a.key for a in term[0]]))
-    return Expression(tuple(kept))
-
-
-def number(value: int) -> Expression:
-    return Expression((((), int(value)),) if value else ())
-
-
-def of_symbol(symbol: Symbol) -> Expression:
-    return Expression((((symbol,), 1),))
-
-
-def _limits(atom: Atom) -> tuple[float, float]:
-    if isinstance(atom, Symbol):
-        return float(atom.least), math.inf
-    a, b = atom.left.limits(), atom.right.limits()
-    if atom.name == "min":
-        return min(a[0], b[0]), min(a[1], b[1])
-    if atom.name == "max":
-        return max(a[0], b[0]), max(a[1], b[1])
-    if b[0] <= 0:
-        return -math.inf, math.inf
-    if atom.name == "%":
-        return 0.0, min(b[1] - 1, a[1]) if a[0] >= 0 else b[1] - 1
-    if a[0] >= 0:
-        return (0.0 if math.isinf(b[1]) else a[0] // b[1]), (math.inf if math.isinf(a[1]) else a[1] // b[0])
-    return (-math.inf if math.isinf(a[0]) else a[0] // b[0]), max(0.0, a[1])
-
-
-def _product(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
-    ends = [0.0 if 0 in pair else pair[0] * pair[1] for pair in itertools.product(a, b)]
-    return min(ends), max(ends)
-
-
-def apply(name: str, left: Expression, right: Expression) -> Expression:
-    """A function of two expressions, simplified."""
-    if left.constant is not None and right.constant is not None:
-        return number(FUNCTIONS[name](left.constant, right.constant))
-    if name in ("min", "max"):
-        low, high = (left - right).limits()
-        if low >= 0 or high <= 0:
-            return left if (high <= 0) == (name == "min") else right
-        left, right = sorted((left, right), key=lambda e: (e.constant is not None, e.key))
-    elif right.constant is not None and right.constant > 0:
-        return _divided(name, left, right.constant)
-    return of_function(name, left, right)
-
-
-def _divided(name: str, left: Expression, divisor: int) -> Expression:
-    """left // divisor or left % divisor; multiples of the divisor are divided separately."""
-    whole = [(atoms, c) for atoms, c in left.terms if c % divisor == 0]
-    rest = Expression(tuple((atoms, c) for atoms, c in left.terms if c % divisor))
-    if whole:
-        remainder = apply(name, rest, number(divisor))
-        quotients = ((atoms, c // divisor) for atoms, c in whole)
-        return remainder if name == "%" else _sum([*quotients, *remainder.terms])
-    low, high = left.limits()
-    if low >= 0 and high < divisor:
-        return left if name == "%" else number(0)
-    return of_function(name, left, number(divisor))
-
-
-def of_function(name: str, left: Expression, right: Expression) -> Expression:
-    return Expression((((Function(name, left, right),), 1),))
-
-
-# -- bounds -------------------------------------------------------------------------------------------------
-
-RELATIONS: dict[str, tuple[Callable[[int, int], bool], str]] = {  # with the negated relation
-    "<": (operator.lt, ">="),
-    "<=": (operator.le, ">"),
-    ">": (operator.gt, "<="),
-    ">=": (operator.ge, "<"),
-    "==": (operator.eq, "!="),
-    "!=": (operator.ne, "=="),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Bound:
-    """A condition for a graph to be correct: `difference` is in this relation to 0."""
-
-    difference: Expression
-    relation: str
-
-    def text(self, name: Callable[[Symbol], str]) -> str:
-        """The bound in Python's syntax, with the constant on the right side."""
-        terms, relation = self.difference.terms, self.relation
-        if terms and terms[0][1] < 0:
-            relation = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}.get(relation, relation)
-            terms = tuple((atoms, -c) for atoms, c in terms)
-        right = -sum(c for atoms, c in terms if not atoms)
-        left = Expression(tuple((atoms, c) for atoms, c in terms if atoms))
-        if relation in ("<", ">"):  # of integers
-            relation, right = {"<": ("<=", right - 1), ">": (">=", right + 1)}[relation]
-        negative = [(atoms, -c) for atoms, c in left.terms if c < 0]
-        if right == 0 and negative:
-            left = Expression(tuple(term for term in left.terms if term[1] > 0))
-            return f"{left.text(name)} {relation} {Expression(tuple(negative)).text(name)}"
-        return f"{left.text(name)} {relation} {right}"
-
-
-def decide(difference: Expression, relation: str) -> bool | None:
-    """Whether a relation of an expression to 0 holds at all sizes (True), at none (False), or at some."""
-    low, high = difference.limits()
-    if relation in ("==", "!="):
-        if low > 0 or high < 0:
-            return relation == "!="
-        return relation == "==" if low == high == 0 else None
-    if relation in (">", ">="):
-        low, high = -high, -low
-    strict = relation in ("<", ">")
-    if high < 0 or (high == 0 and not strict):
-        return True
-    return False if low > 0 or (low == 0 and strict) else None
-
-
-# -- sizes in Python code -----------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -294,7 +63,7 @@ OBSERVER: ContextVar[Observer | None] = ContextVar("keras_tx_sizes", default=Non
 def _expression(x: Any) -> Expression | None:
     if isinstance(x, Size):
         return x.expression
-    return number(int(x)) if isinstance(x, (int, np.integer)) and not isinstance(x, bool) else None
+    return of_number(int(x)) if isinstance(x, (int, np.integer)) and not isinstance(x, bool) else None
 
 
 def plain(x: Any) -> int:
@@ -343,7 +112,7 @@ class Size(int):
         return size
 
     def __repr__(self) -> str:
-        return self.expression.text(lambda symbol: f"axis_{symbol.number}")
+        return self.expression.text({})
 
     def __bool__(self) -> bool:
         return self != 0
@@ -416,7 +185,7 @@ def _fitting(expression: Expression) -> Expression:
     for atoms, coefficient in expression.terms:
         if abs(coefficient) * LARGEST ** len(atoms) >= 2**62:
             raise NotLowered(
-                f"A size is computed as {expression.text(lambda s: f'axis_{s.number}')}, which does not fit "
+                f"A size is computed as {expression.text({})}, which does not fit "
                 "into 64 bits at long inputs. Compute it in floating point with keras.ops."
             )
     return expression
@@ -727,69 +496,3 @@ def axis_name(graph: ir.Graph, symbol: Symbol) -> str | None:
         size = value.shape[symbol.axis]
         return str(size.value) if isinstance(size, ir.SymbolicDim) and size.value is not None else None
     return contract.BATCH_AXIS if symbol.least and symbol.axis == 0 else None
-
-
-def name_axes(graph: ir.Graph) -> None:
-    """Names axes that shape inference could not trace, by their expressions over axes of inputs."""
-    values = [value for node in graph for value in node.outputs if value.shape is not None]
-    names = {id(value): [_axis_text(graph, n) for n in value.meta.get(SIZES, ())] for value in values}
-    renamed = {
-        str(axis): name
-        for value in values
-        for name, axis in zip(names[id(value)], value.shape or (), strict=False)
-        if name is not None and is_nameless(axis) and not is_empty(axis)
-    }
-    for value in values:
-        value.shape = _named_shape(list(value.shape or ()), names[id(value)], renamed)
-
-
-def _named_shape(shape: list[Any], names: list[str | None], renamed: dict[str, str]) -> ir.Shape:
-    pairs = zip(shape, names or [None] * len(shape), strict=False)
-    return ir.Shape([name if is_empty(n) and name else renamed.get(str(n), n) for n, name in pairs])
-
-
-def _axis_text(graph: ir.Graph, size: Any) -> str | None:
-    """The expression of a size over the names of input axes; None if it has others, or is a number."""
-    if not isinstance(size, Expression):
-        return None
-    names = {symbol: axis_name(graph, symbol) for symbol in size.symbols()}
-    return None if None in names.values() else size.text(lambda symbol: str(names[symbol]))
-
-
-def is_empty(axis: int | ir.SymbolicDim) -> bool:
-    """Whether shape inference has no result, as after a Scan."""
-    return isinstance(axis, ir.SymbolicDim) and axis.value is None
-
-
-def is_nameless(axis: int | ir.SymbolicDim) -> bool:
-    """Whether a size has no name, or one that shape inference invented."""
-    return is_empty(axis) or (isinstance(axis, ir.SymbolicDim) and str(axis).startswith("unk__"))
-
-
-# -- text models ---------------------------------------------------------------------------------------------
-
-
-def sizes_of_ids(model: ir.Model) -> int:
-    """Reads batch and sequence from the ids, so that equal nodes are merged; returns the number changed."""
-    _name_sequence_axes(model)
-    (ids,) = (value for value in model.graph.inputs if value.name == contract.INPUT_IDS)
-    changed = 0
-    for node in model.graph:
-        x = node.inputs[0] if node.op_type == "Shape" else None
-        start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", 99)
-        if x is not None and x is not ids and 0 <= start < end <= 2 and of_sequence(x):
-            node.replace_input_with(0, ids)
-            changed += 1
-    return changed
-
-
-def _name_sequence_axes(model: ir.Model) -> None:
-    """Shape inference does not know that the sum of tokens and their positions is as long as the tokens."""
-    for value in (value for node in model.graph for value in node.outputs):
-        sizes = [] if value.shape is None else list(value.shape)
-        if len(sizes) > 1 and sizes[0] == contract.BATCH_AXIS and _name(sizes[1]).startswith("unk__"):
-            value.shape = ir.Shape([sizes[0], contract.SEQUENCE_AXIS, *sizes[2:]])
-
-
-def _name(size: int | ir.SymbolicDim) -> str:
-    return str(size) if isinstance(size, int) else str(size.value)

@@ -16,6 +16,7 @@ from keras_tx.errors import ExportError
 from keras_tx_onnx.conversion import tf2onnx_fallback
 from keras_tx_onnx.errors import NotLowered
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, onnx_dtype
+from keras_tx_onnx.graph.size_expressions import Bound, Expression
 from keras_tx_onnx.reading import functional_graph, keras_masks, keras_patches, registry, symbolic_sizes
 from keras_tx_onnx.reading.layer_tracing import SizeLost, declared_sizes, open_call, settings_of
 from keras_tx_onnx.reading.symbolic_backend import AsTensor, Call, Trace
@@ -99,7 +100,7 @@ def _has_wrong_static_size(context: GraphContext, value: ir.Value, shape: tuple[
 
 def _follows_inputs(context: GraphContext, size: Any) -> bool:
     """Whether a size is known to be computed from dynamic axes of the inputs."""
-    if not isinstance(size, symbolic_sizes.Expression) or size.constant is not None:
+    if not isinstance(size, Expression) or size.constant is not None:
         return False
     return all(symbolic_sizes.axis_name(context.graph, symbol) is not None for symbol in size.symbols())
 
@@ -270,15 +271,16 @@ def _lower_body(context: GraphContext, body: Body, values: list[ir.Value]) -> li
     ]
 
 
-def _note_bounds(context: GraphContext, bounds: Sequence[symbolic_sizes.Bound]) -> None:
+def _note_bounds(context: GraphContext, bounds: Sequence[Bound]) -> None:
     for bound in bounds:
         names = {s: symbolic_sizes.axis_name(context.graph, s) for s in bound.difference.symbols()}
         if None in names.values():
+            shown = bound.text({symbol: name or "size" for symbol, name in names.items()})
             raise SizeLost(
-                f"It compares a size that is not computed from the sizes of the model's inputs "
-                f"({bound.text(lambda s, names=names: names[s] or 'size')}). Compare sizes of inputs."
+                f"It compares a size that is not computed from the sizes of the model's inputs ({shown}). "
+                "Compare sizes of inputs."
             )
-        context.bounds[bound.text(lambda s, names=names: str(names[s]))] = None
+        context.bounds[bound.text(names)] = None
 
 
 def _weight(context: GraphContext, variable: Any) -> ir.Value:

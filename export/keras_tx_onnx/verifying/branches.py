@@ -36,11 +36,6 @@ class Branch:
     attribute: str
 
 
-def has_control_flow(path: Path) -> bool:
-    """Whether a graph has a branch or a loop. A Scan does not count, because its body always runs."""
-    return any(node.op_type in ("If", "Loop") for node in ir.load(path).graph.all_nodes())
-
-
 def scaled(cases: Sequence[Case], run: RunKeras) -> list[Case]:
     """The first cases with multiplied floating-point inputs, if Keras's outputs are finite.
 

@@ -23,6 +23,7 @@ from keras_tx_onnx import tolerances
 from keras_tx_onnx.errors import one_line
 from keras_tx_onnx.graph.model_file import write_graph
 from keras_tx_onnx.interfaces.base import Interface
+from keras_tx_onnx.interfaces.model_graph import graph_of
 from keras_tx_onnx.reading import functional_graph
 from keras_tx_onnx.reading.last_activation import CLASSES, outputs_before_activation
 from keras_tx_onnx.verifying import comparison
@@ -70,7 +71,7 @@ def _compare_redrawn(interface: Interface, weak: Sequence[str]) -> list[str]:
             return [_unproven(weak)]
         path = Path(folder, "redrawn.onnx")
         try:
-            context, graph = interface.graph_of(interface.model)
+            context, graph = graph_of(interface, interface.model)
             write_graph(graph, path)
             cases = cases_for(interface, tuple(context.bounds))
         except Exception as error:  # of layers that need their own variables

@@ -13,6 +13,7 @@ from keras_tx.runtime.session import Session
 from keras_tx_onnx import tolerances
 from keras_tx_onnx.graph.model_file import write_graph
 from keras_tx_onnx.interfaces.base import Interface
+from keras_tx_onnx.interfaces.model_graph import graph_of
 from keras_tx_onnx.reading import functional_graph
 from keras_tx_onnx.reading.input_uses import nested_inputs, nested_model
 from keras_tx_onnx.reading.symbolic_backend import Call
@@ -37,7 +38,7 @@ def first_difference(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "probe.onnx")
         outputs = [f"output_{index}" for index in range(len(probe.outputs))]
-        context, graph = interface.graph_of(probe, outputs, graph_passes=())
+        context, graph = graph_of(interface, probe, outputs, graph_passes=())
         write_graph(graph, path)
         names = [str(value.name) for value in context.graph.outputs]  # those of a cache come last
         with Session(path, provider="cpu") as session:

@@ -33,7 +33,8 @@ def verify_graph(
     outputs = [str(value.name) for value in context.graph.outputs][: len(interface.outputs)]
     run_keras = expected_of(interface)
     cases = cases_for(interface, tuple(context.bounds))
-    branching = branches.has_control_flow(path)
+    # The body of a Scan always runs.
+    branching = any(node.op_type in ("If", "Loop") for node in context.graph.all_nodes())
     if branching:
         cases += branches.scaled(cases, run_keras)
 

@@ -244,9 +244,9 @@ def _decode(config: GPTConfig, inputs: dict[str, Any], dtype: Any) -> Encoded:
     shared = {"initializer": initializer, "dtype": dtype}
     embedding = TokenEmbedding(config.vocabulary_size, config.width, name="token_embedding", **shared)
     x = embedding(ids)
-    turned = {}
+    rotary = {}
     if config.positions == "rotary":
-        turned["positions"] = position_ids
+        rotary["positions"] = position_ids
     else:
         table = TokenEmbedding(config.max_length, config.width, name="positions", **shared)
         x = ops.add(x, table(position_ids))
@@ -259,7 +259,7 @@ def _decode(config: GPTConfig, inputs: dict[str, Any], dtype: Any) -> Encoded:
             kv_heads=config.kv_heads,
             key_dim=config.head_dim,
             causal=True,
-            rotary_base=config.rotary_base if turned else None,
+            rotary_base=config.rotary_base if rotary else None,
             rotary_scaling=config.rotary_scaling,
             activation=config.activation,
             norm=config.norm,
@@ -271,7 +271,7 @@ def _decode(config: GPTConfig, inputs: dict[str, Any], dtype: Any) -> Encoded:
             kernel_initializer=initializer,
             dtype=dtype,
             name=f"block_{index}",
-        )(x, padding_mask=mask, **turned)
+        )(x, padding_mask=mask, **rotary)
     options = {"epsilon": config.norm_epsilon, "dtype": dtype, "name": "norm"}
     if config.norm == "rms":
         x = keras.layers.RMSNormalization(**options)(x)
