@@ -185,6 +185,23 @@ def halves(self, x):
     return ops.concatenate([x[:, middle:], x[:, :middle]], axis=1)
 
 
+def first_half(self, x):
+    middle = length(x) // 2
+    return x[:, :middle] + ops.expand_dims(ops.arange(middle, dtype="float32"), -1)
+
+
+def even_rows(self, x):
+    return x[:, ::2] * 2 + ops.mean(x, axis=1, keepdims=True)
+
+
+def rounded_up(self, x):
+    return ops.pad(x, [(0, 0), (0, math.ceil(length(x) / 8) * 8 - length(x)), (0, 0)])
+
+
+def rounded_down(self, x):
+    return x[:, math.floor(length(x) * 0.5) :] * math.ceil(1 - length(x) / 3)
+
+
 def average(self, x):
     return ops.broadcast_to(ops.sum(x, axis=1, keepdims=True) / length(x), ops.shape(x))
 
@@ -274,6 +291,10 @@ TABLE = {
     last_five: RIGHT,
     split_parts: RIGHT,
     halves: RIGHT,
+    first_half: RIGHT,
+    even_rows: RIGHT,
+    rounded_up: RIGHT,
+    rounded_down: RIGHT,
     average: RIGHT,
     identity_matrix: RIGHT,
     largest_of_both: RIGHT,
@@ -344,6 +365,9 @@ UNSEEN = {
     "repr": lambda n: repr(n) == "150",
     "is_integer": lambda n: (n / 2).is_integer(),
     "abs": lambda n: abs(n / 2) < 2,
+    "int of a quotient": lambda n: int(n * 0.5) < 2,
+    # 0.7 is slightly less than 7 / 10, so the number may be rounded up to an integer.
+    "floor of a rounded quotient": lambda n: math.floor(n * 0.7) < 7,
     # C code reads the number itself, so only a sample size shows these.
     "gcd": lambda n: math.gcd(n, 2) == 2,
     "log2": lambda n: math.log2(n) > 11,
@@ -475,6 +499,8 @@ OPERATORS: dict[str, Callable] = {
     "equal": lambda a, b: a if a == b else b,
     "square": lambda a, b: a**2 - b,
     "half": lambda a, b: -a // 2 + abs(b),
+    "ceil": lambda a, b: math.ceil(a / 3 - b),
+    "floor": lambda a, b: math.floor((a - b) * 0.75 + 0.5),
 }
 trees = st.recursive(
     st.sampled_from("abc") | numbers,

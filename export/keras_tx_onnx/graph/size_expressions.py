@@ -108,7 +108,23 @@ class Expression:
             for atom in atoms:
                 ends = _product(ends, _limits(atom))
             low, high = low + ends[0], high + ends[1]
-        return low, high
+        least, largest = self._limits_without_division()
+        return max(low, least), min(high, largest)
+
+    def _limits_without_division(self) -> tuple[float, float]:
+        """Limits by a // d = (a - a % d) / d, which show that n // 2 is not above n."""
+        for index, (atoms, c) in enumerate(self.terms):
+            atom = atoms[0] if len(atoms) == 1 else None
+            divisor = atom.right.constant if isinstance(atom, Function) and atom.name == "//" else None
+            if isinstance(atom, Function) and divisor is not None and divisor > 0:
+                others = Expression(self.terms[:index] + self.terms[index + 1 :])
+                low, high = (others * of_number(divisor) + atom.left * of_number(c)).limits()
+                remainder = c * (divisor - 1)
+                low, high = (low - max(remainder, 0)) / divisor, (high - min(remainder, 0)) / divisor
+                return low if math.isinf(low) else math.ceil(low), high if math.isinf(high) else math.floor(
+                    high
+                )
+        return -math.inf, math.inf
 
     def text(self, names: Mapping[Symbol, str | None]) -> str:
         """The expression in Python's syntax; an axis without a name is `axis_` and its number."""

@@ -39,6 +39,7 @@ from keras_tx_onnx.graph.size_expressions import (
 
 SIZES = "sizes"  # key of a value's metadata with its sizes: integers, and expressions for dynamic axes
 LARGEST = 2**15  # expressions must fit into 64 bits for axes of this length
+EXACT = 2**50  # below, rounding in float64 moves no number past an integer
 
 
 @dataclasses.dataclass
@@ -202,7 +203,11 @@ def _comparing(relation: str) -> Any:
                 if b == whole or relation in ("<", "<=", ">", ">="):
                     return function(a, whole)
             return NotImplemented
-        return compared(a.expression - other, relation, function(plain(a), plain(b)))
+        difference, observer = a.expression - other, OBSERVER.get()
+        if relation == "==" and other.constant == 1 and observer is not None and observer.quiet:
+            # Keras would infer another size where this axis has size 1. The node broadcasts it there.
+            return decide(difference, "==") is True
+        return compared(difference, relation, function(plain(a), plain(b)))
 
     return compare
 
@@ -271,16 +276,68 @@ def _chosen(name: str, a: Any, b: Any) -> Any:
     return Size(FUNCTIONS[name](plain(a), plain(b)), apply(name, left, right))
 
 
+@dataclasses.dataclass(frozen=True)
+class Quotient:
+    """An exact quotient with the same floor and ceiling as a floating-point number computed from sizes."""
+
+    top: Expression
+    bottom: int = 1
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the number itself is exact, because it is divided by a power of two."""
+        return self.bottom & (self.bottom - 1) == 0
+
+    def times(self, factor: int) -> Expression:
+        return self.top * of_number(factor)
+
+
+def _quotient(x: Any) -> Quotient | None:
+    if isinstance(x, Real):
+        return x.quotient
+    expression = _expression(x)
+    if expression is not None:
+        return Quotient(expression)
+    if not isinstance(x, float) or not math.isfinite(x):
+        return None
+    top, bottom = x.as_integer_ratio()
+    return Quotient(of_number(top), bottom)
+
+
+def _combined(operation: str, a: Quotient | None, b: Quotient | None) -> Quotient | None:
+    """The result of an operation; None if it may be rounded past an integer, as 0.7 * 10 may."""
+    result = None
+    if a is None or b is None:
+        return None
+    if operation in ("Add", "Sub"):
+        # A quotient such as n / 3 is rounded, so only integers may be added.
+        if (a.is_exact and b.is_exact) or 1 in (a.bottom, b.bottom):
+            bottom = math.lcm(a.bottom, b.bottom)
+            left, right = a.times(bottom // a.bottom), b.times(bottom // b.bottom)
+            result = Quotient(left + right if operation == "Add" else left - right, bottom)
+    elif operation == "Mul" and a.is_exact and b.is_exact:
+        result = Quotient(a.top * b.top, a.bottom * b.bottom)
+    elif operation == "Div" and a.is_exact and b.is_exact and b.top.constant:
+        divisor = b.top.constant
+        result = Quotient(a.times(int(math.copysign(b.bottom, divisor))), a.bottom * abs(divisor))
+    if result is None or result.bottom > LARGEST:
+        return None
+    fits = all(abs(c) * LARGEST ** len(atoms) < EXACT for atoms, c in result.top.terms)
+    return result if fits else None
+
+
 class Real(float):
     """A floating-point number computed from a size: the size itself, or an operation on two numbers."""
 
     operation: str
     operands: tuple[Any, ...]
+    quotient: Quotient | None
 
     def __new__(cls, size: Any, operation: str = "", operands: tuple[Any, ...] = ()) -> Real:
         value = int.__float__(plain(size)) if isinstance(size, Size) else size
         real = float.__new__(cls, value)
         real.operation, real.operands = operation, operands or (size,)
+        real.quotient = _combined(operation, *map(_quotient, operands)) if operation else _quotient(size)
         return real
 
     def __neg__(self) -> Any:
@@ -288,6 +345,18 @@ class Real(float):
 
     def __pos__(self) -> Any:
         return self
+
+    def __floor__(self) -> Any:
+        if self.quotient is None:
+            return _plain_result(float.__floor__, "floor of a rounded quotient")(self)
+        whole = apply("//", self.quotient.top, of_number(self.quotient.bottom))
+        return Size(float.__floor__(self), _fitting(whole))
+
+    def __ceil__(self) -> Any:
+        if self.quotient is None:
+            return _plain_result(float.__ceil__, "ceil of a rounded quotient")(self)
+        top = self.quotient.top + of_number(self.quotient.bottom - 1)
+        return Size(float.__ceil__(self), _fitting(apply("//", top, of_number(self.quotient.bottom))))
 
 
 def expression_of(x: Any) -> Any:
@@ -327,8 +396,6 @@ def _complete_real() -> None:
         "__float__",
         "__int__",
         "__trunc__",
-        "__floor__",
-        "__ceil__",
         "__round__",
         "__hash__",
         "__bool__",
