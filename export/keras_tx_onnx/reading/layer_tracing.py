@@ -289,7 +289,10 @@ def _last_unequal(observer: Observer) -> tuple[Symbol, Symbol] | None:
     return (pair[0], pair[1]) if len(pair) == 2 else None
 
 
-ADVICE = "Compute with sizes by + - * / // % **, math.ceil, math.floor and comparisons, or by keras.ops on a tensor."
+ADVICE = (
+    "Compute with sizes by + - * / // % **, math.ceil, math.floor and comparisons, or by keras.ops on a "
+    "tensor."
+)
 
 
 def tensor_of(value: ir.Value, samples: Mapping[Symbol, int]) -> keras.KerasTensor:

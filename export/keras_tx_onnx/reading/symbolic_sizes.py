@@ -9,6 +9,7 @@ graph.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import operator
 import sys
@@ -306,24 +307,40 @@ def _quotient(x: Any) -> Quotient | None:
 
 def _combined(operation: str, a: Quotient | None, b: Quotient | None) -> Quotient | None:
     """The result of an operation; None if it may be rounded past an integer, as 0.7 * 10 may."""
-    result = None
     if a is None or b is None:
         return None
-    if operation in ("Add", "Sub"):
-        # A quotient such as n / 3 is rounded, so only integers may be added.
-        if (a.is_exact and b.is_exact) or 1 in (a.bottom, b.bottom):
-            bottom = math.lcm(a.bottom, b.bottom)
-            left, right = a.times(bottom // a.bottom), b.times(bottom // b.bottom)
-            result = Quotient(left + right if operation == "Add" else left - right, bottom)
-    elif operation == "Mul" and a.is_exact and b.is_exact:
-        result = Quotient(a.top * b.top, a.bottom * b.bottom)
-    elif operation == "Div" and a.is_exact and b.is_exact and b.top.constant:
-        divisor = b.top.constant
-        result = Quotient(a.times(int(math.copysign(b.bottom, divisor))), a.bottom * abs(divisor))
+    result = _OPERATIONS[operation](a, b) if operation in _OPERATIONS else None
     if result is None or result.bottom > LARGEST:
         return None
     fits = all(abs(c) * LARGEST ** len(atoms) < EXACT for atoms, c in result.top.terms)
     return result if fits else None
+
+
+def _sum(a: Quotient, b: Quotient, sign: int = 1) -> Quotient | None:
+    # A quotient such as n / 3 is rounded, so only integers may be added to it.
+    if not (a.is_exact and b.is_exact) and 1 not in (a.bottom, b.bottom):
+        return None
+    bottom = math.lcm(a.bottom, b.bottom)
+    return Quotient(a.times(bottom // a.bottom) + b.times(sign * bottom // b.bottom), bottom)
+
+
+def _multiplied(a: Quotient, b: Quotient) -> Quotient | None:
+    return Quotient(a.top * b.top, a.bottom * b.bottom) if a.is_exact and b.is_exact else None
+
+
+def _divided(a: Quotient, b: Quotient) -> Quotient | None:
+    divisor = b.top.constant
+    if not divisor or not (a.is_exact and b.is_exact):
+        return None
+    return Quotient(a.times(b.bottom if divisor > 0 else -b.bottom), a.bottom * abs(divisor))
+
+
+_OPERATIONS: dict[str, Callable[[Quotient, Quotient], Quotient | None]] = {
+    "Add": _sum,
+    "Sub": functools.partial(_sum, sign=-1),
+    "Mul": _multiplied,
+    "Div": _divided,
+}
 
 
 class Real(float):
