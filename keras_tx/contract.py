@@ -103,6 +103,8 @@ FILL_MASK = "fill-mask"
 FEATURE_EXTRACTION = "feature-extraction"
 TEXT_GENERATION = "text-generation"
 TEXT2TEXT_GENERATION = "text2text-generation"
+TRANSLATION = "translation"
+SUMMARIZATION = "summarization"
 
 # problem_type in config.json: the meaning of the logits of a classifier.
 REGRESSION = "regression"

@@ -1,4 +1,4 @@
-"""keras-tx generate: generates text with an exported decoder. Needs onnxruntime, not Keras."""
+"""keras-tx generate: generates text with an exported model. Needs onnxruntime, not Keras."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from keras_tx.commands.terminal import printable
 from keras_tx.errors import InputError
 
 if TYPE_CHECKING:
-    from keras_tx.runtime import TextGenerator
+    from keras_tx.runtime import TextGenerator, TextToTextGenerator
 
-SUMMARY = "generate text with an exported GPT, streaming"
+SUMMARY = "generate text with an exported GPT, T5 or Transformer, streaming"
 DESCRIPTION = """\
 Loads an exported decoder with onnxruntime and generates the continuation of a prompt, which is printed as it
-is generated. Needs neither Keras nor TensorFlow, only pip install "keras-tx[runtime]". Generation is greedy
+is generated. With an encoder-decoder, PROMPT is the source text, and its translation, summary or answer is
+generated. Needs neither Keras nor TensorFlow, only pip install "keras-tx[runtime]". Generation is greedy
 by default, with the same text each time; with --temperature, --top-k, --top-p, --min-p or --seed tokens are
 drawn at random, and the same seed generates the same text. It ends at the end-of-text token, at
 --max-new-tokens or at the end of the model's context, whichever comes first; Ctrl-C ends it at any time.
@@ -39,16 +40,24 @@ examples:
   keras-tx generate poet "5 17 99" --ids                 a folder without a tokenizer
   keras-tx generate poet "To be" --json                  text, ids, finish, log_probabilities, score as JSON
   keras-tx generate poet "To be" --stats                 with the speed
+  keras-tx generate t5 "translate English to German: Good morning" --num-beams 4
+  keras-tx generate t5 - --no-repeat-ngram-size 3 --min-new-tokens 20 < article.txt
+  keras-tx generate italian-english "Buongiorno" --interactive    each line is translated
 
 exit codes: 0 done; 2 an error; 130 interrupted by Ctrl-C.
 """
 BEAMS = ("num_beams", "length_penalty", "early_stopping")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+CONSTRAINTS = ("min_new_tokens", "no_repeat_ngram_size", "forced_first_id")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="FOLDER", help="an exported folder")
-    parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; - for standard input")
+    parser.add_argument(
+        "prompt",
+        metavar="PROMPT",
+        help="the text to continue, or the source of an encoder-decoder; - for standard input",
+    )
     parser.add_argument(
         "--max-new-tokens",
         type=whole,
@@ -77,6 +86,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="X",
         help="values above 1 make tokens of the text less likely",
+    )
+    parser.add_argument(
+        "--no-repeat-ngram-size",
+        type=whole,
+        metavar="N",
+        help="no sequence of N tokens occurs twice",
+    )
+    parser.add_argument(
+        "--min-new-tokens", type=whole, metavar="N", help="number of tokens before the text may end"
+    )
+    parser.add_argument(
+        "--forced-first-id",
+        type=int,
+        metavar="ID",
+        help="the first token, such as the target language of a multilingual model",
     )
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the random numbers")
     parser.add_argument("--samples", type=whole, metavar="N", help="number of texts")
@@ -109,7 +133,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interactive",
         action="store_true",
-        help="continue each line that is typed; Ctrl-D quits, Ctrl-C ends a text",
+        help="answer each line that is typed, a decoder by continuing the whole text; Ctrl-D quits, Ctrl-C "
+        "ends a text",
     )
     parser.add_argument("--stats", action="store_true", help="print the speed on standard error")
     add_session(parser)
@@ -117,10 +142,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    from keras_tx.runtime import TextGenerator, load
+    from keras_tx.runtime import TextGenerator, TextToTextGenerator, load
 
     with load(arguments.folder, **session_options(arguments)) as model:
-        if not isinstance(model, TextGenerator):
+        if not isinstance(model, TextGenerator | TextToTextGenerator):
             raise InputError(
                 f"{arguments.folder} has the task {model.task.name!r}, which does not support text "
                 "generation. Use keras-tx run."
@@ -129,7 +154,7 @@ def execute(arguments: argparse.Namespace) -> int:
         prompt = _ids(text) if arguments.ids else text
         beams = _passed(arguments, BEAMS)
         options = {
-            **_passed(arguments, SAMPLING),
+            **_passed(arguments, (*SAMPLING, *CONSTRAINTS)),
             "max_new_tokens": arguments.max_new_tokens,
             "stop": arguments.stop,
             "deadline": arguments.deadline,
@@ -161,11 +186,13 @@ def _check_interactive(arguments: argparse.Namespace, beams: dict[str, Any]) -> 
         raise InputError("PROMPT is -, but --interactive reads lines from standard input. Pass a text.")
 
 
-def _converse(model: TextGenerator, prompt: Any, options: dict[str, Any], as_ids: bool) -> None:
-    """Generates, reads a line, continues after it, and so on, with one cache."""
+def _converse(
+    model: TextGenerator | TextToTextGenerator, prompt: Any, options: dict[str, Any], as_ids: bool
+) -> None:
+    """Generates, and answers each line; a decoder continues the whole text, with one cache."""
     from keras_tx.generation import PromptCache
 
-    cache = PromptCache()
+    cache = PromptCache() if model.caches_prompts else None
     while True:
         try:
             for piece in model.stream(prompt, as_ids=as_ids, prompt_cache=cache, **options):
@@ -176,6 +203,9 @@ def _converse(model: TextGenerator, prompt: Any, options: dict[str, Any], as_ids
         line = _read_line()
         if line is None:
             return
+        if cache is None:
+            prompt = _ids(line) if as_ids else line
+            continue
         ids = list(cache.ids)
         while len(ids) > 1 and ids[-1] in model.stop_ids:
             ids.pop()
@@ -202,7 +232,11 @@ def _ids(text: str) -> Any:
 
 
 def _stream(
-    model: TextGenerator, text: str, prompt: Any, options: dict[str, Any], arguments: argparse.Namespace
+    model: TextGenerator | TextToTextGenerator,
+    text: str,
+    prompt: Any,
+    options: dict[str, Any],
+    arguments: argparse.Namespace,
 ) -> None:
     as_ids = arguments.ids or model.tokenizer is None
     shown = f"{text} " if as_ids else text
@@ -235,7 +269,11 @@ def _stream(
 
 
 def _generate(
-    model: TextGenerator, text: str, prompt: Any, options: dict[str, Any], arguments: argparse.Namespace
+    model: TextGenerator | TextToTextGenerator,
+    text: str,
+    prompt: Any,
+    options: dict[str, Any],
+    arguments: argparse.Namespace,
 ) -> None:
     start = time.perf_counter()
     texts = model.generate(

@@ -17,13 +17,13 @@ from keras_tx.errors import ImageError, InputError, KerasTxError, TextError
 if TYPE_CHECKING:
     from keras_tx.runtime import LoadedModel
 
-SUMMARY = "run an exported folder on images or texts: labels, embeddings, entities, answers"
+SUMMARY = "run an exported folder on images or texts: labels, embeddings, entities, answers, translations"
 DESCRIPTION = """\
 Loads an exported folder with onnxruntime and runs it on images or texts, whichever the model accepts. Needs
 neither Keras nor TensorFlow, only pip install "keras-tx[runtime]". A classifier prints its best labels and
 their scores; an embedding model the shape of its vectors, or the numbers with --json; text models also print
-entities, the tokens of a mask, or the answers to a --question. An image or text that cannot be read is
-reported on standard error; the others still run, and the exit code is 2.
+entities, the tokens of a mask, the answers to a --question, translations or summaries. An image or text that
+cannot be read is reported on standard error; the others still run, and the exit code is 2.
 
 An INPUT of an image model is
   FILE             an image: JPEG, PNG, WebP, TIFF, BMP or GIF
@@ -51,6 +51,7 @@ examples:
   keras-tx run names - --whole-files < article.txt
   keras-tx run paraphrases "A cat." --pair "A kitten."
   keras-tx run squad "Ada lives in London." --question "Who lives in London?"
+  keras-tx run italian-english letters.txt        translates each line; keras-tx generate has more options
 
 exit codes: 0 done; 2 an error, or an input that cannot be read; 130 interrupted by Ctrl-C.
 """

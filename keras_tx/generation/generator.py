@@ -103,6 +103,7 @@ class BaseGenerator:
     """
 
     KIND = "prompt"  # the name of an input in error messages
+    caches_prompts = True  # whether `stream` accepts a PromptCache
 
     def __init__(
         self,
@@ -252,6 +253,8 @@ class BaseGenerator:
         if not is_one(prompt):
             raise InputError(f"stream accepts one prompt, not {len(prompt)}. Use generate for several.")
         true_or_false("as_ids", as_ids)
+        if prompt_cache is not None and not self.caches_prompts:
+            raise ConfigError("prompt_cache= is not supported by an encoder-decoder. Omit it.")
         if prompt_cache is not None and not isinstance(prompt_cache, PromptCache):
             raise ConfigError(
                 f"prompt_cache is {prompt_cache!r}, expected a keras_tx.generation.PromptCache."

@@ -80,6 +80,7 @@ class Seq2SeqGenerator(BaseGenerator):
     """
 
     KIND = "source"
+    caches_prompts = False
 
     def __init__(
         self,

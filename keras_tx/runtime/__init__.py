@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from keras_tx.runtime.tasks.image_feature_extraction import ImageEmbedder
     from keras_tx.runtime.tasks.pretraining import PretrainedEncoder
     from keras_tx.runtime.tasks.question_answering import QuestionAnswerer
+    from keras_tx.runtime.tasks.summarization import Summarizer
+    from keras_tx.runtime.tasks.text2text_generation import TextToTextGenerator
     from keras_tx.runtime.tasks.text_classification import TextClassifier
     from keras_tx.runtime.tasks.text_generation import TextGenerator
     from keras_tx.runtime.tasks.token_classification import TextTagger
+    from keras_tx.runtime.tasks.translation import Translator
 
 _HOMES = {
     "Folder": "folder",
@@ -36,10 +39,13 @@ _HOMES = {
     "PretrainedEncoder": "tasks.pretraining",
     "QuestionAnswerer": "tasks.question_answering",
     "Session": "session",
+    "Summarizer": "tasks.summarization",
     "TextClassifier": "tasks.text_classification",
     "TextEmbedder": "tasks.feature_extraction",
     "TextGenerator": "tasks.text_generation",
     "TextTagger": "tasks.token_classification",
+    "TextToTextGenerator": "tasks.text2text_generation",
+    "Translator": "tasks.translation",
     "open_folder": "folder",
     "verify_hashes": "folder",
 }
@@ -54,10 +60,13 @@ __all__ = [
     "PretrainedEncoder",
     "QuestionAnswerer",
     "Session",
+    "Summarizer",
     "TextClassifier",
     "TextEmbedder",
     "TextGenerator",
     "TextTagger",
+    "TextToTextGenerator",
+    "Translator",
     "load",
     "open_folder",
     "verify_hashes",
@@ -92,8 +101,9 @@ def load(
     Returns:
         The model of the folder's task, whose call runs its method: `ImageClassifier` and `TextClassifier`
         (`classify`), `ImageEmbedder` and `TextEmbedder` (`embed`), `TextTagger` (`tag`), `QuestionAnswerer`
-        (`answer`), `MaskFiller` and `PretrainedEncoder` (`fill`), `TextGenerator` (`generate`); or a
-        `GenericModel` (`run`) for a graph without a known task and for a text model without tokenizer.
+        (`answer`), `MaskFiller` and `PretrainedEncoder` (`fill`), `TextGenerator` and `TextToTextGenerator`
+        (`generate`), `Translator` (`translate`), `Summarizer` (`summarize`); or a `GenericModel` (`run`) for
+        a graph without a known task and for an encoder of texts without tokenizer.
 
     Raises:
         FolderError: if the folder is damaged, incomplete, or refers to files outside itself.

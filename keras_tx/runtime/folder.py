@@ -50,6 +50,7 @@ class Folder:
         transform: the image transform of preprocessor_config.json.
         generation: the content of generation_config.json.
         tokenizer: the tokenizer.json file.
+        target_tokenizer: the tokenizer of the targets of an encoder-decoder, if it differs.
         shared: the version of the graph whose cache is written in place.
         encoder: the encoder's .onnx file of an encoder-decoder, whose `graph` is its decoder.
         precision: precision of the graphs.
@@ -63,6 +64,7 @@ class Folder:
     transform: ImageTransform | None
     generation: Mapping[str, Any] | None = None
     tokenizer: Path | None = None
+    target_tokenizer: Path | None = None
     shared: Path | None = None
     encoder: Path | None = None
     precision: str = "fp32"
@@ -138,7 +140,10 @@ def checked_folder(root: Path, precision: str | None, default: str) -> Folder:
         _check_config(root / contract.CONFIG, config)
         _check_agreement(root, manifest, config, transform)
     generation = _optional_json(root, contract.GENERATION_CONFIG, manifest)
-    tokenizer = root / contract.TOKENIZER if contract.TOKENIZER in manifest.files else None
+    tokenizer, target_tokenizer = (
+        root / name if name in manifest.files else None
+        for name in (contract.TOKENIZER, contract.TARGET_TOKENIZER)
+    )
     beside = contract.shared_name(graph.relative_to(root).as_posix())
     shared = _checked_graph(root, manifest, beside) if beside in manifest.files else None
     return Folder(
@@ -149,6 +154,7 @@ def checked_folder(root: Path, precision: str | None, default: str) -> Folder:
         transform,
         generation,
         tokenizer,
+        target_tokenizer,
         shared,
         encoder,
         precision,

@@ -11,9 +11,9 @@ from keras_tx.consistent_read import read_consistently
 from keras_tx.errors import FolderError, nearest, user_stacklevel
 from keras_tx.runtime.folder import Folder, check_unchanged, checked_folder, folder_path
 from keras_tx.runtime.providers import check_name, on_gpu
-from keras_tx.runtime.session import Session, describe, stays_on_cpu
+from keras_tx.runtime.session import Session, stays_on_cpu
 from keras_tx.runtime.tasks import all_tasks, arrays, tasks_named
-from keras_tx.runtime.tasks.base import LoadedModel
+from keras_tx.runtime.tasks.base import LoadedModel, check_tensors
 
 
 def load_folder(
@@ -71,24 +71,12 @@ def _load(folder: Folder, provider: str, threads: int | None) -> LoadedModel:
     shared = folder.shared if tasks[0].inputs == "prompt" and stays_on_cpu(provider) else None
     session = Session(shared or folder.graph, provider, threads)
     try:
-        _check_manifest(folder, session)
-        if tasks[0].inputs == "text" and contract.TOKENIZER not in folder.manifest.files:
-            return arrays.TASK.open(folder, session)  # runs on token ids
+        check_tensors(folder, session, folder.inputs, folder.outputs)
+        if tasks[0].inputs == "text" and not tasks[0].accepts_ids and folder.tokenizer is None:
+            return arrays.TASK.open(folder, session)
         outputs = {spec.name for spec in session.outputs}
         task = next((task for task in tasks if outputs.issuperset(task.outputs)), tasks[0])
         return task.open(folder, session)
     except FolderError:
         session.close()
         raise
-
-
-def _check_manifest(folder: Folder, session: Session) -> None:
-    for kind, expected, actual in (
-        ("inputs", folder.inputs, session.inputs),
-        ("outputs", folder.outputs, session.outputs),
-    ):
-        if [(spec.name, spec.dtype) for spec in expected] != [(spec.name, spec.dtype) for spec in actual]:
-            raise FolderError(
-                f"{folder.path}: {contract.MANIFEST} has the {kind} {', '.join(map(describe, expected))}, "
-                f"but the graph has {', '.join(map(describe, actual))}. Export again."
-            )

@@ -49,6 +49,7 @@ class Session:
 
     Attributes:
         provider: the provider that runs the graph.
+        threads: threads of one operation on the CPU; None for as many as cores.
         inputs: the inputs of the graph.
         optional: inputs that have a default value.
         outputs: the outputs of the graph.
@@ -68,6 +69,7 @@ class Session:
         count = None if threads is None else whole_number("threads", threads)
         if count is not None and count > MOST_THREADS:
             raise ConfigError(f"threads is {threads!r}, expected at most {MOST_THREADS}.")
+        self.threads = count
         self.provider, self._session = _start(self.graph, provider, count)
         self._process = os.getpid()
         self._quiet = quiet_options()
@@ -126,18 +128,30 @@ class Session:
             kept: outputs to keep.
             wanted: the output to return as an array.
         """
+        values = self._device_outputs(inputs, {**dict.fromkeys(kept, self.device), wanted: "cpu"})
+        return values[:-1], values[-1].numpy().copy()
+
+    def keep(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> list[Any]:
+        """Runs the graph; the outputs stay on the session's device, as values for `advance`.
+
+        Args:
+            inputs: arrays, or values that a run kept. They are not checked.
+            outputs: outputs to keep; the others are not computed.
+        """
+        return self._device_outputs(inputs, dict.fromkeys(outputs, self.device))
+
+    def _device_outputs(self, inputs: Mapping[str, Any], outputs: Mapping[str, str]) -> list[Any]:
+        """The values of outputs, each on its device."""
         session = self._open()
-        binding = session.io_binding()  # for each step: a second run would overwrite the outputs
+        binding = session.io_binding()  # for each run: a second one would overwrite the outputs
         with self._run_options(inputs) as options:
             for name, value in inputs.items():
                 value = self._value(value, "cpu") if isinstance(value, np.ndarray) else value
                 binding.bind_ortvalue_input(name, value)
-            for name in kept:
-                binding.bind_output(name, self.device)
-            binding.bind_output(wanted, "cpu")
+            for name, device in outputs.items():
+                binding.bind_output(name, device)
             session.run_with_iobinding(binding, options)
-        *values, last = binding.get_outputs()
-        return values, last.numpy().copy()
+        return list(binding.get_outputs())
 
     def binding(self, shared: Sequence[tuple[str, str, np.ndarray]]) -> Binding:
         """A binding on the CPU for a graph that writes into the memory that it reads.

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from keras_tx.runtime import TextGenerator, load
+from keras_tx.runtime import TextGenerator, Translator, load
 from keras_tx.runtime.cached_decoder import CachedDecoder
 from tests.runtime.counting_decoder import byte_tokenizer, continued, make
+from tests.runtime.counting_encoder_decoder import continued as counted
+from tests.runtime.counting_encoder_decoder import make as encoder_decoder
 
 
 @pytest.fixture
@@ -156,3 +158,37 @@ def test_interactive_text(tx, writer, monkeypatch):
     ran = tx("generate", writer, "ab", "--max-new-tokens", 3, "--interactive", "--slide")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.count("\n") >= 2
+
+
+def test_encoder_decoder(tx, tmp_path, monkeypatch):
+    pytest.importorskip("tokenizers")
+    folder = encoder_decoder(tmp_path / "translator", task="translation", tokenizer=byte_tokenizer())
+    options = ["--max-new-tokens", 8]
+    with load(folder, provider="cpu") as model:
+        assert isinstance(model, Translator)
+        first, second = model.translate(["ab", "e d"], max_new_tokens=8)
+        beam = model.translate("ab", max_new_tokens=8, num_beams=3, no_repeat_ngram_size=1, forced_first_id=2)
+    assert tx("generate", folder, "ab", *options).out == f"{first}\n"
+    flags = ["--num-beams", 3, "--no-repeat-ngram-size", 1, "--forced-first-id", 2]
+    assert tx("generate", folder, "ab", *options, *flags).out == f"{beam}\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO("e d\n"))
+    assert tx("generate", folder, "ab", *options, "--interactive").out == f"{first}\n{second}\n"
+    ran = tx("generate", folder, " ")
+    assert (ran.code, ran.out) == (2, "") and "source 0 is empty" in ran.err
+    assert "at_context" in tx("generate", folder, "ab", "--slide").err
+    (folder / "lines.txt").write_text("ab\n\ne d\n")
+    with load(folder, provider="cpu") as model:
+        long, other = model(["ab", "e d"])
+    ran = tx("run", folder, folder / "lines.txt")
+    assert ran.code == 2 and "source 0 is empty" in ran.err
+    assert ran.out.splitlines()[1:] == ["ab", f"  {long}", "e d", f"  {other}"]
+    answer = json.loads(tx("run", folder, "ab", "--json").out)
+    assert answer == {"text": "ab", "translation_text": long}
+
+
+def test_ids_of_an_encoder_decoder(tx, tmp_path):
+    folder = encoder_decoder(tmp_path / "counter")
+    ran = tx("generate", folder, "4 9", "--ids", "--max-new-tokens", 3)
+    assert ran.out.split() == [str(i) for i in counted([4, 9], 3)]
+    ran = tx("run", folder, "a text")
+    assert (ran.code, "no tokenizer.json" in ran.err) == (2, True)

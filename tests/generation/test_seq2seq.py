@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from keras_tx.errors import ConfigError, InputError
-from keras_tx.generation import Seq2SeqGenerator
+from keras_tx.generation import PromptCache, Seq2SeqGenerator
 from keras_tx.generation.logits import log_softmax
 
 START, END = 0, 1
@@ -189,6 +189,11 @@ def test_constraints_that_exclude_all_tokens_raise():
     for num_beams in (1, 2):
         with pytest.raises(InputError, match="no_repeat_ngram_size"):
             writer.generate([2], num_beams=num_beams, **options)
+
+
+def test_a_prompt_cache_raises():
+    with pytest.raises(ConfigError, match="prompt_cache"):
+        generator().stream([2], prompt_cache=PromptCache())
 
 
 def test_text_ends_at_context():

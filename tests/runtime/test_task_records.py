@@ -16,7 +16,7 @@ from keras_tx.runtime.tasks import all_tasks, tasks_named
 from keras_tx.runtime.tasks.base import LoadedModel, RunOptions, Task
 
 VERBS = {"image": {"classify", "embed"}, "prompt": {"generate"}, "arrays": {"run"}}
-VERBS["text"] = {"classify", "embed", "tag", "answer", "fill"}
+VERBS["text"] = {"classify", "embed", "tag", "answer", "fill", "generate", "translate", "summarize"}
 SHARED_DEFAULTS = {"top_k": 5, "batch_size": 32, "progress": False, "overlap": None}
 
 BRIGHTNESS = """
@@ -86,6 +86,9 @@ def test_names_are_those_of_the_contract():
         contract.FILL_MASK,
         contract.FEATURE_EXTRACTION,
         contract.TEXT_GENERATION,
+        contract.TEXT2TEXT_GENERATION,
+        contract.TRANSLATION,
+        contract.SUMMARIZATION,
     }
     assert tasks_named("image-brightness") == []
 

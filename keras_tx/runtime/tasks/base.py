@@ -34,7 +34,12 @@ class LoadedModel(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the method of the task: `classify`, `embed`, `tag`, `answer`, `fill`, `generate` or `run`."""
+        """Calls the method of the task: `classify`, `embed`, `tag`, `answer`, `fill`, `generate` ..."""
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        """All graphs of the model in onnxruntime; most models have one."""
+        return (self.session,)
 
     @property
     def provider(self) -> str:
@@ -70,25 +75,25 @@ class LoadedModel(abc.ABC):
             InputError: if the graph has no dynamic axis of that name.
             ConfigError: if a size is not a positive integer.
         """
-        axes = {axis for spec in self.session.inputs for axis in spec.shape if isinstance(axis, str)}
+        axes = {axis for one in self.sessions for spec in one.inputs for axis in spec.shape}
+        axes = {axis for axis in axes if isinstance(axis, str)}
         for name in sizes:
             if name not in axes:
                 raise InputError(f"{self.folder.path} has no dynamic axis {name!r}. {nearest(name, axes)}")
             whole_number(name, sizes[name])
-        sizes = {contract.PAST_AXIS: 0, **sizes}
+        sizes = {contract.PAST_AXIS: 0, contract.SOURCE_PAST_AXIS: 0, **sizes}
         sizes.setdefault(contract.TOTAL_AXIS, sizes.get(contract.SEQUENCE_AXIS, 1))
-        self.session.run(
-            {
-                spec.name: np.zeros(
-                    [n if isinstance(n, int) else sizes.get(n, 1) for n in spec.shape], spec.dtype
-                )
-                for spec in self.session.inputs
+        for session in self.sessions:
+            shapes = {
+                spec: [n if isinstance(n, int) else sizes.get(n, 1) for n in spec.shape]
+                for spec in session.inputs
             }
-        )
+            session.run({spec.name: np.zeros(shape, spec.dtype) for spec, shape in shapes.items()})
 
     def close(self) -> None:
-        """Frees the graph's memory. Calling it twice is allowed."""
-        self.session.close()
+        """Frees the memory of the graphs. Calling it twice is allowed."""
+        for session in self.sessions:
+            session.close()
 
     def __enter__(self) -> Self:
         return self
@@ -131,6 +136,8 @@ class Task:
         name: `task` in the manifest; None for graphs without a known task.
         runtime: the class that runs a folder of this task.
         inputs: the kind of one input: "image", "text", "prompt" or "arrays".
+        accepts_ids: whether the class runs without a tokenizer, on token ids. Without it, a folder of texts
+            that has no tokenizer is a GenericModel.
         outputs: outputs of the graph that distinguish tasks with the same name.
         metric: name of the metric on validation data; None if there is no usual one.
         options: optional RunOptions of the task, besides `top_k`.
@@ -143,6 +150,7 @@ class Task:
     name: str | None
     runtime: Callable[[Folder, Session], LoadedModel]
     inputs: str
+    accepts_ids: bool = False
     outputs: tuple[str, ...] = ()
     metric: str | None = None
     options: tuple[str, ...] = ()
@@ -166,6 +174,24 @@ def check_outputs(folder: Folder, session: Session, names: Sequence[str]) -> Non
             f"{folder.path}: the graph has the outputs {', '.join(outputs)}, but the task "
             f"{folder.manifest.task!r} needs {' and '.join(names)}. Export again."
         )
+
+
+def check_tensors(
+    folder: Folder,
+    session: Session,
+    inputs: Sequence[contract.TensorSpec],
+    outputs: Sequence[contract.TensorSpec],
+) -> None:
+    """Raises a FolderError if a graph has other inputs or outputs than the manifest."""
+    for kind, expected, actual in (
+        ("inputs", inputs, session.inputs),
+        ("outputs", outputs, session.outputs),
+    ):
+        if [(spec.name, spec.dtype) for spec in expected] != [(spec.name, spec.dtype) for spec in actual]:
+            raise FolderError(
+                f"{folder.path}: {contract.MANIFEST} has the {kind} {', '.join(map(describe, expected))}, "
+                f"but {session.graph.name} has {', '.join(map(describe, actual))}. Export again."
+            )
 
 
 def embedding_answer(vector: np.ndarray) -> Answer:

@@ -35,8 +35,8 @@ class TextGenerator(LoadedModel, Generator):
         kind = SharedCacheDecoder if session.graph == folder.shared else CachedDecoder
         decoder = kind(session, context_of(folder))
         size = decoder.vocabulary_size
-        tokenizer = None if folder.tokenizer is None else _tokenizer(folder.tokenizer, size)
-        Generator.__init__(self, decoder, _stop_ids(folder, size), str(folder.path), tokenizer)
+        tokenizer = None if folder.tokenizer is None else read_checked_tokenizer(folder.tokenizer, size)
+        Generator.__init__(self, decoder, stop_ids(folder, size), str(folder.path), tokenizer)
 
     def __call__(self, prompts: Any, **options: Any) -> Any:
         """Calls `generate`."""
@@ -51,7 +51,8 @@ class TextGenerator(LoadedModel, Generator):
         return f"{self.decoder.vocabulary_size} tokens, context {self.context},"
 
 
-def _tokenizer(path: Path, vocabulary_size: int) -> Any:
+def read_checked_tokenizer(path: Path, vocabulary_size: int) -> Any:
+    """The tokenizer of a folder; raises a FolderError if it is damaged or has more ids than the graph."""
     try:
         tokenizer = read_tokenizer(path)
     except ImportError:
@@ -64,7 +65,7 @@ def _tokenizer(path: Path, vocabulary_size: int) -> Any:
     return tokenizer
 
 
-def _stop_ids(folder: Folder, vocabulary_size: int) -> frozenset[int]:
+def stop_ids(folder: Folder, vocabulary_size: int) -> frozenset[int]:
     """The end-of-text tokens of generation_config.json: one id, or a list."""
     value = (folder.generation or {}).get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
@@ -76,7 +77,7 @@ def _stop_ids(folder: Folder, vocabulary_size: int) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _run_example(model: TextGenerator) -> str:
+def run_example(model: TextGenerator) -> str:
     """Generates a token after a text of the model's own vocabulary."""
     if model.folder.tokenizer is None:
         return ""
@@ -89,5 +90,5 @@ def _run_example(model: TextGenerator) -> str:
 
 
 TASK = Task(
-    contract.TEXT_GENERATION, TextGenerator, "prompt", metric="-log(perplexity)", run_example=_run_example
+    contract.TEXT_GENERATION, TextGenerator, "prompt", metric="-log(perplexity)", run_example=run_example
 )
