@@ -46,6 +46,18 @@ def test_code_fits_its_column(page: Path):
     assert wide == []
 
 
+def test_examples_of_docstrings_fit_their_column():
+    """The pages of the reference show them."""
+    wide = [
+        f"{path.name}: {line}"
+        for folder in (ROOT / "keras_tx", ROOT / "export")
+        for path in folder.rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if len(line.strip()) > COLUMN and line.strip().startswith((">>> ", "... "))
+    ]
+    assert wide == []
+
+
 @pytest.mark.parametrize(
     "page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name
 )

@@ -25,7 +25,7 @@ def exact_match(predictions: Sequence[str], references: Sequence[Reference]) -> 
 
     Example:
 
-    >>> exact_match(["I am eating it", "he sleeps"], ["I am eating it", ["she sleeps", "she is asleep"]])
+    >>> exact_match(["I eat it", "he sleeps"], ["I eat it", ["she sleeps", "she is asleep"]])
     0.5
     """
     expected = _references(predictions, references)

@@ -33,7 +33,8 @@ def text_classification_batches(
     >>> from keras_tx.processing import train_wordpiece
     >>> texts = ["a good film", "a bad film"]
     >>> transform = train_wordpiece(texts, 60)
-    >>> batches = text_classification_batches(texts, ["good", "bad"], transform, classes=["bad", "good"])
+    >>> classes = ["bad", "good"]
+    >>> batches = text_classification_batches(texts, ["good", "bad"], transform, classes=classes)
     >>> sorted(batches[0][1].tolist())
     [0, 1]
 
