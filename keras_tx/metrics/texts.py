@@ -39,6 +39,8 @@ def exact_match(predictions: Sequence[str], references: Sequence[Reference]) -> 
 def bleu(predictions: Sequence[str], references: Sequence[Reference], *, tokenize: str = "13a") -> float:
     """Computes BLEU (Papineni et al., 2002) of a corpus, as sacrebleu does.
 
+    It counts n-grams of up to four words, so it is 0 if all texts have fewer words; see `chrf`.
+
     Args:
         predictions: the generated texts, detokenized.
         references: for each of them, the expected text, or a list of several.

@@ -48,6 +48,20 @@ class EncoderDecoderModel(TextModel):
             inputs[contract.DECODER_ATTENTION_MASK] = ops.ones_like(inputs[contract.DECODER_INPUT_IDS])
         return inputs
 
+    def check(self, inputs: Any, batch: str | None = None) -> None:
+        start, longest = (getattr(inputs, name, None) for name in ("start_id", "longest"))  # of the packers
+        if isinstance(start, int) and start != self.start_id:
+            raise ConfigError(
+                f"The batches have start_id={start}, but model {self.name!r} has start_id={self.start_id}. "
+                "Pass start_id=model.start_id to the function that returns the batches."
+            )
+        if isinstance(longest, int) and longest > self.config.max_length:
+            raise ConfigError(
+                f"The batches have a text of {longest} tokens, but model {self.name!r} has "
+                f"max_length={self.config.max_length}. Pass model.processing as the transform of the batches."
+            )
+        super().check(inputs, batch)
+
     def encoder(self) -> keras.Model:
         """Returns the encoder as a model with the same layers and weights.
 

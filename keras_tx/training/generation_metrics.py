@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,6 +85,8 @@ class GenerationMetrics(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         shown = (self.params or {}).get("verbose", 1) != 0
         generated: list[str] = []
+        if shown:
+            print(file=sys.stderr)  # keeps the line of Keras's progress bar
         with ProgressBar(len(self.sources), "texts", shown=shown) as bar:
             for first in range(0, len(self.sources), self.batch_size):
                 generated += self._generate(self.sources[first : first + self.batch_size])

@@ -13,6 +13,7 @@ import keras_tx
 from keras_tx import metrics
 from keras_tx.errors import ConfigError, InputError, TextError
 from keras_tx.processing import characters
+from keras_tx.training.packing import sequence_to_sequence_batches
 from tests.drawing import as_numpy
 
 LETTERS = characters("abcdef ", eos_token="<|endoftext|>")
@@ -69,6 +70,21 @@ def test_exact_match_of_a_trained_model_does_not_need_sacrebleu(monkeypatch: pyt
     options = {"batch_size": 8, "epochs": 10, "verbose": 0}
     history = model.fit(ids[:, :-1], ids[:, 1:], callbacks=[callback, stop], **options).history
     assert history["val_exact_match"][-1] == 0.5
+
+
+def test_metrics_of_an_encoder_decoder():
+    pytest.importorskip("sacrebleu", reason='pip install "keras-tx[metrics]"')
+    sources, targets = ["ab", "fed", "cab"], ["ba", "def", "bac"]
+    letters = characters("abcdef", pad_token="p", eos_token="<|endoftext|>")
+    keras.utils.set_random_seed(0)
+    model = keras_tx.transformer("tiny", processing=letters, depth=1, dropout=0.0)
+    model.compile(keras_tx.transformer_recipe(model, learning_rate=1e-2, warmup=10))
+    batches = sequence_to_sequence_batches(sources * 40, targets * 40, model.processing, batch_size=12)
+    callback = keras_tx.GenerationMetrics(sources, targets, max_new_tokens=5, num_beams=2)
+    history = model.fit(batches, epochs=6, verbose=0, shuffle=False, callbacks=[callback]).history
+    assert callback.texts == targets
+    assert history["val_exact_match"][-1] == 1
+    assert history["val_chrf"][-1] == pytest.approx(100)
 
 
 def test_progress_bar_is_shown_unless_verbose_is_0(capsys: pytest.CaptureFixture[str]):

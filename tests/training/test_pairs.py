@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
+import keras_tx
 from keras_tx.errors import ConfigError, TextError
 from keras_tx.processing import TextTransform, TokenWriter, train_wordpiece
 from keras_tx.training.packing import sequence_to_sequence_batches, span_corruption_batches
@@ -283,3 +284,41 @@ def test_first_and_last_spans():
     source, target = corrupt_spans(ids, mask, [9, 8, 7], end)
     assert source.tolist() == [9, 11, 8, 14, 7, 1]
     assert target.tolist() == [9, 10, 8, 12, 13, 7, 15, 1]
+
+
+def test_model_refuses_batches_with_another_start_or_longer_texts(corpus: Path):
+    model = keras_tx.t5("tiny", vocabulary_size=TOKENS.vocabulary_size, max_length=12)
+    model.compile()
+    short = [text for text in SOURCES if len(text.split()) < 12]
+    for batches, message in (
+        (sequence_to_sequence_batches(short, short, TRANSFORM, start_id=1), "start_id=1.* start_id=0"),
+        (sequence_to_sequence_batches(SOURCES, TARGETS, TRANSFORM), "19 tokens.* max_length=12"),
+        (span_corruption_batches(corpus, 13, TOKENS, 2, start_id=0), "13 tokens.* max_length=12"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            model.fit(batches)
+    assert int(np.asarray(model.optimizer.iterations)) == 0
+
+
+@pytest.mark.parametrize("family", ["t5", "transformer"])
+def test_a_model_trains_and_resumes_with_batches_of_different_lengths(family: str, tmp_path: Path):
+    def model() -> Any:
+        keras.utils.set_random_seed(0)
+        head = keras_tx.Seq2SeqLMHead(label_smoothing=0.1)
+        made = getattr(keras_tx, family)("tiny", depth=1, processing=TRANSFORM, head=head)
+        made.compile(keras_tx.transformer_recipe(made, warmup=20, learning_rate=1e-2))
+        return made
+
+    batches = sequence_to_sequence_batches(SOURCES, TARGETS, TRANSFORM, batch_size=8)
+    shapes = {(inputs["input_ids"].shape[1], labels.shape[1]) for inputs, labels in every(batches)}
+    assert len(shapes) > 3
+    whole, resumed = model(), model()
+    history = keras_tx.fit_resumable(
+        whole, batches, tmp_path / "a", epochs=2, validation_data=batches, verbose=0
+    )
+    keras_tx.fit_resumable(resumed, batches, tmp_path / "b", epochs=1, validation_data=batches, verbose=0)
+    again = keras_tx.fit_resumable(
+        resumed, batches, tmp_path / "b", epochs=2, validation_data=batches, verbose=0
+    )
+    assert again.history == history.history
+    assert history.history["loss"][1] < history.history["loss"][0]

@@ -33,6 +33,10 @@ class Batches(keras.utils.PyDataset):
         options: of keras.utils.PyDataset: `workers`, `max_queue_size` ...
     """
 
+    # Of pairs; EncoderDecoderModel.check compares them with the model's.
+    start_id: int | None = None
+    longest: int | None = None  # tokens of the longest source or target
+
     def __init__(
         self,
         pack: Pack,

@@ -65,27 +65,31 @@ def sequence_to_sequence_batches(
     answers = _target_rows(targets, transform.target)
     if len(rows) != len(answers):
         raise TextError(f"There are {len(rows)} sources but {len(answers)} targets.")
+    start_id = checked_start_id(start_id, transform)
     pad = pair_padding(transform, start_id)
 
     def pack(chosen: np.ndarray, random: np.random.Generator) -> tuple[Any, Any]:
         return pad([rows[number] for number in chosen], [answers[number] for number in chosen])
 
     lengths = [len(row) + len(answer) for row, answer in zip(rows, answers, strict=True)]
-    return Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, **options)
+    batches = Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, **options)
+    batches.start_id, batches.longest = start_id, max(map(len, [*rows, *answers]))
+    return batches
 
 
-def pair_padding(transform: TextTransform, start_id: int | None) -> PadPairs:
-    """Returns a function of the rows of sources and of targets that returns inputs and labels.
-
-    Raises:
-        ConfigError: `start_id` is out of range, or it is None and there is no padding token.
-    """
+def checked_start_id(start_id: int | None, transform: TextTransform) -> int:
+    """Returns the first input of the decoder, by default the padding token."""
     if start_id is None:
         if transform.pad_token is None:
             raise ConfigError("The transform has no pad_token. Pass start_id=model.start_id.")
-        start_id = transform.pad_id
+        return transform.pad_id
     if type(start_id) is not int or start_id < 0:
         raise ConfigError(f"start_id={start_id!r} is out of range. Pass model.start_id.")
+    return start_id
+
+
+def pair_padding(transform: TextTransform, start_id: int) -> PadPairs:
+    """Returns a function of the rows of sources and of targets that returns inputs and labels."""
     transform = dataclasses.replace(transform, segments=False)
     # Padding on the left would separate the start token from the target.
     padded_right = dataclasses.replace(transform, padding_side="right")

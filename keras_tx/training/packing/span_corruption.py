@@ -12,7 +12,7 @@ from keras_tx.errors import ConfigError, whole_number
 from keras_tx.processing import TextTransform, TokenFile
 from keras_tx.training.packing.batches import Batches
 from keras_tx.training.packing.blocks import token_blocks
-from keras_tx.training.packing.pairs import end_id, pair_padding, plain_row
+from keras_tx.training.packing.pairs import checked_start_id, end_id, pair_padding, plain_row
 
 
 def span_corruption_batches(
@@ -63,12 +63,13 @@ def span_corruption_batches(
         )
     block = block_length(length, rate, mean_span_length)
     sentinels = transform.sentinel_ids()
-    count = span_counts(block, rate, mean_span_length)[1]
-    if count > len(sentinels):
+    missing, spans = span_counts(block, rate, mean_span_length)
+    if spans > len(sentinels):
         raise ConfigError(
-            f"length={length} with rate={rate} has {count} spans, but the tokenizer has {len(sentinels)} "
+            f"length={length} with rate={rate} has {spans} spans, but the tokenizer has {len(sentinels)} "
             "sentinels, '<extra_id_0>' and the following. Decrease length or rate."
         )
+    start_id = checked_start_id(start_id, transform)
     end, pad = end_id(transform), pair_padding(transform, start_id)
 
     def pack(rows: np.ndarray, sizes: np.ndarray, random: np.random.Generator) -> tuple[Any, Any]:
@@ -78,7 +79,7 @@ def span_corruption_batches(
             pairs.append([plain_row(ids) for ids in corrupt_spans(row[:size], mask, sentinels, end)])
         return pad(*zip(*pairs, strict=True))
 
-    return token_blocks(
+    batches = token_blocks(
         tokens,
         block,
         batch_size,
@@ -91,6 +92,8 @@ def span_corruption_batches(
         settings={"rate": rate, "mean_span_length": mean_span_length, "start_id": start_id},
         **options,
     )
+    batches.start_id, batches.longest = start_id, max(length, missing + spans + 1)
+    return batches
 
 
 def span_counts(length: int, rate: float, mean_span_length: float) -> tuple[int, int]:
