@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, KerasTxError, nearest
-from tests.benchmarks import charts, machine, models, report, results, runner
+from tests.benchmarks import machine, models, report, results, runner
 from tests.benchmarks.comparisons import (
     COMPARISONS,
     EXPORT,
@@ -43,8 +42,8 @@ examples:
   python -m tests.benchmarks results --section models --model bert-base
   python -m tests.benchmarks results --python optimum=/venvs/optimum/bin/python
 
-Writes bench.json and bench.md into RESULTS after each comparison, and charts at the end; Ctrl-C keeps the
-finished rounds. The models are written once into RESULTS/models, about 7 GB, which takes some minutes.
+Writes bench.json and bench.md into RESULTS after each comparison; Ctrl-C keeps the finished rounds.
+The models are written once into RESULTS/models, about 7 GB, which takes some minutes.
 """.format(sections="\n".join(f"  {name:<10}{text}" for name, text in SECTIONS.items()))
 REPORT, FILES = "bench.json", "models"  # their presence identifies a folder of results
 _OTHERS = [one for one in COMPARISONS if one.section != MACHINE]
@@ -102,10 +101,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         done.stopped = True
         print("interrupted; the finished rounds are kept", file=sys.stderr)
     done.save(arguments.results)
-    if importlib.util.find_spec("matplotlib"):
-        charts.draw(done, arguments.results)
-    else:
-        _say("no charts: matplotlib is not installed")
     print(report.markdown(done))
     return 130 if done.stopped else 0
 

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
+from tests.benchmarks.page_tables import write_table
 
 
 def main() -> None:
@@ -30,9 +30,7 @@ def main() -> None:
     table = measure(options.variant, options.runs)
     print(table)
     if options.readme is not None:
-        text = options.readme.read_text(encoding="utf-8")
-        before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-        options.readme.write_text(f"{before}\n{table}\n{after}", encoding="utf-8")
+        write_table(options.readme, table)
 
 
 def measure(variant: str, runs: int) -> str:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from keras_tx import contract
+from tests.benchmarks.page_tables import write_table
 from tests.benchmarks.tiny_backbones import FAMILIES, Family
 
-BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 TOLERANCE = 1e-4
 MESSAGE = 700  # characters of an error in the table
 # Batch size, text length, image size, length of a second sequence
@@ -53,9 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = table(rows)
     print(text)
     if options.markdown is not None:
-        before = options.markdown.read_text(encoding="utf-8")
-        kept = before[: before.index(BEGIN) + len(BEGIN)], before[before.index(END) :]
-        options.markdown.write_text(f"{kept[0]}\n{text}\n{kept[1]}", encoding="utf-8")
+        write_table(options.markdown, text)
 
 
 def chosen(names: str | None) -> list[Family]:

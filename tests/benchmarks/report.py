@@ -12,7 +12,6 @@ import argparse
 import dataclasses
 import datetime
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,10 +34,10 @@ from tests.benchmarks.cases import (
 )
 from tests.benchmarks.goals import GOALS, judge
 from tests.benchmarks.machine import Machine, Rate
+from tests.benchmarks.page_tables import write_file, write_table
 from tests.benchmarks.results import Outcome, Result, deviations
 
 DISTURBED = 1.15  # utilization above which the rates of the machine are doubtful
-MARKERS = "<!-- measured:begin -->", "<!-- measured:end -->"
 README_MARKERS = "<!-- peers:begin -->", "<!-- peers:end -->"
 README_COLUMNS = {
     "ViT-B/16, one image": (VIT, ONE),
@@ -88,8 +87,8 @@ class Report:
     def save(self, folder: Path) -> None:
         """Writes bench.json and bench.md."""
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / "bench.json", json.dumps(dataclasses.asdict(self), indent=1) + "\n")
-        _write(folder / "bench.md", markdown(self) + "\n")
+        write_file(folder / "bench.json", json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+        write_file(folder / "bench.md", markdown(self) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Report:
@@ -256,20 +255,11 @@ def _medians(outcomes: Sequence[Outcome], model: str, case: str) -> dict[str, fl
 
 
 def put_into(page: Path, report: Report) -> None:
-    """Writes the tables between the markers of a page; the rest is unchanged."""
-    text = page.read_text("utf-8")
-    for (begin, end), render in ((README_MARKERS, readme_table), (MARKERS, markdown)):
-        if begin in text and end in text:
-            before, after = text[: text.index(begin) + len(begin)], text[text.index(end) :]
-            _write(page, f"{before}\n{render(report)}\n{after}")
-            return
-    raise ConfigError(f"{page} has no markers. Add {MARKERS[0]} and {MARKERS[1]}.")
-
-
-def _write(path: Path, text: str) -> None:
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, path)
+    """Writes the tables between the markers of a page."""
+    if README_MARKERS[0] in page.read_text("utf-8"):
+        write_table(page, readme_table(report), README_MARKERS)
+    else:
+        write_table(page, markdown(report))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -40,7 +40,7 @@ def test_sections_and_subjects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert {one.section for one in ran} == {"machine", "models"}  # shares need what the machine can do
     assert "### models: bert-base" in capsys.readouterr().out
     names = {path.name for path in tmp_path.iterdir()}
-    assert names >= {"bench.json", "bench.md", "models-bert-base.png"}
+    assert names >= {"bench.json", "bench.md"}
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):

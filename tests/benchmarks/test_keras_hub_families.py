@@ -8,6 +8,7 @@ import pytest
 
 from tests.benchmarks import keras_hub_families as families
 from tests.benchmarks.keras_hub_families import FAMILIES, TOLERANCE, chosen, measured
+from tests.benchmarks.page_tables import MARKERS
 
 # keras-hub's own: T5's attention warns of its embedding's mask, and then cannot be traced to be built.
 pytestmark = [
@@ -45,7 +46,7 @@ def test_below_opset_23_too(key: str):
 
 def test_table_is_written_between_the_markers(tmp_path, monkeypatch, capsys):
     page = tmp_path / "families.md"
-    page.write_text(f"before\n{families.BEGIN}\nold\n{families.END}\nafter\n", encoding="utf-8")
+    page.write_text(f"before\n{MARKERS[0]}\nold\n{MARKERS[1]}\nafter\n", encoding="utf-8")
     row = families.Row(chosen("bert")[0], ("registered",), 48, 15, 4e-7)
     failed = families.Row(chosen("sam")[0], problem="ExportError: it | says why")
     monkeypatch.setattr(families, "tried", lambda family, show: row if family.key == "bert" else failed)
