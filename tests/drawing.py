@@ -24,6 +24,21 @@ def redraw(layer: Any, seed: int = 1) -> Any:
     return layer
 
 
+def redraw_torch(module: Any, seed: int = 1) -> Any:
+    """`redraw` for a PyTorch module, whose new weights depend on an unseeded generator."""
+    import torch
+
+    rng = np.random.default_rng(seed)
+    with torch.no_grad():
+        for weight in module.parameters():
+            if weight.ndim == 1:
+                value = rng.uniform(0.5, 1.5, weight.shape) * rng.choice((-1, 1), weight.shape)
+            else:
+                value = rng.standard_normal(weight.shape) / math.sqrt(math.prod(weight.shape[1:]))
+            weight.copy_(torch.from_numpy(value))
+    return module
+
+
 def built(layer: Any, *inputs: np.ndarray, **more: Any) -> Any:
     """The layer, built by a call on the inputs and redrawn."""
     layer(*inputs, **more)

@@ -21,7 +21,7 @@ from keras_tx.errors import ConfigError
 from keras_tx.processing import TextTransform
 from keras_tx.runtime import load
 from keras_tx_onnx import export_onnx
-from tests.drawing import as_numpy, redraw
+from tests.drawing import as_numpy, redraw, redraw_torch
 from tests.tolerances import assert_close
 from tests.wordpiece import VOCABULARY, wordpiece
 
@@ -145,7 +145,7 @@ def hugging_face(case: Case, place: Path) -> Any:
     if case.family == "bert":
         sizes |= {"max_position_embeddings": LENGTH}
     config = getattr(transformers, names[case.family])(**sizes, **dict(case.options))
-    getattr(transformers, case.theirs)(config).save_pretrained(place / "theirs")
+    redraw_torch(getattr(transformers, case.theirs)(config)).save_pretrained(place / "theirs")
     return keras_tx.from_checkpoint(place / "theirs", head=case.head, **processed(case))
 
 
