@@ -186,6 +186,9 @@ def _write_manifest(
     notes: Sequence[str],
 ) -> contract.Manifest:
     """Hashes the files of the folder and writes the manifest."""
+    options = interface.export_options()
+    if interface.signature is not None:
+        options["input_signature"] = interface.signature
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     manifest = contract.Manifest(
         keras_tx_version=keras_tx.__version__,
@@ -200,7 +203,7 @@ def _write_manifest(
         labels=interface.labels,
         notes=tuple(notes),
         bounds=tuple(context.bounds),
-        export_options=interface.export_options(),
+        export_options=options,
     )
     manifest.save(folder)
     return manifest

@@ -101,21 +101,38 @@ def test_different_model_fails_or_raises(tmp_path: Path):
 
 
 class WithOptional(keras.Model):
-    def __init__(self):
-        super().__init__()
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
         self.dense = keras.layers.Dense(3)
 
     def call(self, a, b=None):
-        return self.dense(a) if b is None else self.dense(a) + b
+        x = self.dense(a["x"] if isinstance(a, dict) else a)
+        return x if b is None else x + b
 
 
-@pytest.mark.parametrize("inputs", [1, 2])
-def test_model_with_a_signature(inputs: int, tmp_path: Path):
+SIGNATURES = {
+    "one": [keras.InputSpec(shape=(None, None, 4), dtype="float32", name="an input")],
+    "two": [keras.InputSpec(shape=(None, n), dtype="float32") for n in (4, 3)],
+    "dict": [{"x": keras.InputSpec(shape=(None, 4), dtype="float32")}],
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_recorded_signature_is_restored(name: str, tmp_path: Path):
     model = WithOptional()
-    signature = [keras.InputSpec(shape=(None, n), dtype="float32") for n in (4, 3)][:inputs]
-    export_onnx(model, tmp_path / "x", input_signature=signature, verify=False)
-    (result,) = compare(model, tmp_path / "x", input_signature=signature)
+    export_onnx(model, tmp_path / "x", input_signature=SIGNATURES[name], verify=False)
+    (result,) = compare(model, tmp_path / "x")
     assert result.passed
     model.dense.kernel.assign(model.dense.kernel + 0.1)
-    (result,) = compare(model, tmp_path / "x", input_signature=signature)
+    (result,) = compare(model, tmp_path / "x")
     assert not result.passed
+
+
+def test_signature_of_another_model_raises(tmp_path: Path):
+    class Other(keras.Model):
+        def call(self, c):
+            return c
+
+    export_onnx(WithOptional(), tmp_path / "x", input_signature=SIGNATURES["one"], verify=False)
+    with pytest.raises(ExportError, match="'other' .*'a'"):
+        compare(Other(name="other"), tmp_path / "x")

@@ -54,6 +54,7 @@ class Interface(abc.ABC):
         self.opset = opset
         self.files: dict[str, Any] = {}  # for clients, by name: text, or content that becomes JSON
         self.notes = list(functional.notes)
+        self.signature = functional.signature
         self.family = family_of(self.model)  # None for models that belong to none
         self.passes: list[Pass] = [select_tokens]  # over a graph with known shapes
 

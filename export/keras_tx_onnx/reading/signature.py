@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import json
 from typing import Any
 
 import keras
@@ -18,11 +19,15 @@ from keras_tx_onnx.reading import functional_graph
 
 @dataclasses.dataclass(frozen=True)
 class Functional:
-    """A functional model, the names of its outputs, and notes for the report."""
+    """A functional model, the names of its outputs, and notes for the report.
+
+    `signature` is the text of the signature of a model whose class has its own `call`.
+    """
 
     model: Any
     outputs: list[str]
     notes: tuple[str, ...] = ()
+    signature: str | None = None
 
 
 def as_functional(model: Any, signature: Any = None) -> Functional:
@@ -32,9 +37,7 @@ def as_functional(model: Any, signature: Any = None) -> Functional:
     for one that keeps its default. An unbuilt Sequential is built with it. Without it, the shapes that Keras
     recorded in the first call are used; dtypes and dynamic axes are not recorded.
     """
-    if functional_graph.is_function(model) and (
-        isinstance(model, TextModel) or not functional_graph.has_own_call(model)
-    ):
+    if _knows_inputs(model):
         if signature is not None:
             raise ConfigError(
                 f"input_signature was passed, but {model.name!r} is a functional model and knows its inputs. "
@@ -53,12 +56,56 @@ def as_functional(model: Any, signature: Any = None) -> Functional:
             outputs = _call(model, inputs)
             packed = list(inputs.values())
             functional = keras.Model(packed[0] if len(packed) == 1 else packed, outputs, name=model.name)
-            return Functional(functional, _names(outputs, "output"), (*notes, *_defaults(model, specs)))
+            notes = (*notes, *_defaults(model, specs))
+            return Functional(functional, _names(outputs, "output"), notes, _to_text(specs))
     except Exception as error:  # the model's code may raise any exception
         raise ExportError(
             f"Model {model.name!r} ({type(model).__name__}) cannot be called on Keras tensors: "
             f"{one_line(error)} Write its call with keras.ops, or correct input_signature."
         ) from error
+
+
+def restored_signature(model: Any, text: str) -> Any:
+    """The signature of a text, for this model; None for a model whose graph is known.
+
+    Raises an ExportError if the model's call has no argument of a name in the text.
+    """
+    if _knows_inputs(model):
+        return None
+    specs = _to_specs(json.loads(text))
+    names = [p.name for p in functional_graph.call_parameters(model)]
+    for name in specs:
+        if name not in names:
+            raise ExportError(
+                f"The call of model {model.name!r} has no argument {name!r}, an input of the folder. "
+                "Pass the model that was exported."
+            )
+    return [specs.get(name) for name in names]
+
+
+def _knows_inputs(model: Any) -> bool:
+    return functional_graph.is_function(model) and (
+        isinstance(model, TextModel) or not functional_graph.has_own_call(model)
+    )
+
+
+def _to_text(specs: Any) -> str:
+    """Specs in any structure as JSON; a spec is its dtype, sizes and name, such as "float32 None,4 x"."""
+
+    def text(spec: Any) -> str:
+        dtype = keras.backend.standardize_dtype(spec.dtype)
+        return f"{dtype} {','.join(map(str, spec.shape))} {spec.name or ''}".rstrip()
+
+    return json.dumps(tree.map_structure(text, specs))
+
+
+def _to_specs(texts: Any) -> Any:
+    def spec(text: str) -> keras.InputSpec:
+        dtype, sizes, *name = text.split(" ", 2)
+        shape = tuple(None if size == "None" else int(size) for size in sizes.split(","))
+        return keras.InputSpec(shape=shape, dtype=dtype, name=name[0] if name else None)
+
+    return tree.map_structure(spec, texts)
 
 
 def _call(model: Any, inputs: dict[str, Any]) -> Any:

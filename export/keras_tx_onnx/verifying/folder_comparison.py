@@ -16,7 +16,7 @@ from keras_tx_onnx.interfaces.base import Interface
 from keras_tx_onnx.interfaces.choice import choose_interface
 from keras_tx_onnx.interfaces.image_classifier import preprocessing_function
 from keras_tx_onnx.reading import functional_graph
-from keras_tx_onnx.reading.signature import Functional, as_functional
+from keras_tx_onnx.reading.signature import Functional, as_functional, restored_signature
 from keras_tx_onnx.verifying.cases import cases_for
 
 
@@ -39,9 +39,7 @@ class FolderComparison:
         return self.difference <= self.tolerance
 
 
-def compare(
-    model: Any, folder: str | os.PathLike[str], *, input_signature: Any = None
-) -> list[FolderComparison]:
+def compare(model: Any, folder: str | os.PathLike[str]) -> list[FolderComparison]:
     """Compares every graph of an exported folder with the Keras model, on the cases of an export.
 
     The tolerance of the fp32 graph is that of an export. A graph of lower precision may also differ by twice
@@ -50,7 +48,6 @@ def compare(
     Args:
         model: the Keras model that was exported.
         folder: a folder that `export_onnx` wrote.
-        input_signature: as passed to the export.
 
     Returns:
         One FolderComparison for each precision of the folder.
@@ -72,8 +69,8 @@ def compare(
         raise ConfigError(
             f"model is a {type(model).__name__}, expected a Keras model. Load one with keras_tx.load_model."
         )
-    functional = as_functional(model, input_signature)
     opened = open_folder(folder)
+    functional = _functional(model, opened)
     return [_compare(functional, open_folder(folder, name)) for name in opened.manifest.precisions]
 
 
@@ -94,12 +91,24 @@ def _compare(functional: Functional, folder: Folder) -> FolderComparison:
     return FolderComparison(folder.precision, largest, tolerances.FLOAT32 + 2 * variant.noise)
 
 
-def _interface(functional: Functional, folder: Folder) -> Interface:
-    """The interface that the folder was exported with."""
+def _options(folder: Folder) -> dict[str, Any]:
+    """The recorded options of the export."""
     recorded = folder.manifest.export_options
     if recorded is None:
         raise ExportError(f"{folder.path} does not record its export options. Export the model again.")
-    options: dict[str, Any] = dict(recorded)
+    return dict(recorded)
+
+
+def _functional(model: Any, folder: Folder) -> Functional:
+    """The model with the inputs that the folder was exported with."""
+    text = _options(folder).get("input_signature")
+    return as_functional(model, None if text is None else restored_signature(model, text))
+
+
+def _interface(functional: Functional, folder: Folder) -> Interface:
+    """The interface that the folder was exported with."""
+    options = _options(folder)
+    options.pop("input_signature", None)
     if "image" in options:
         options["image"] = preprocessing_function(options["image"])
     elif "raw_pixels" in options:
