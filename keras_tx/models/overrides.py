@@ -81,6 +81,7 @@ class TransformerOverrides(TypedDict, total=False):
     pad_id: Count
     start_id: Count | None
     stop_ids: tuple[int, ...] | None
+    generation: dict[str, Any] | None
     norm_epsilon: Epsilon
     dropout: Rate
     hidden_dropout: Rate
@@ -100,11 +101,13 @@ class T5Overrides(TypedDict, total=False):
     max_length: Size
     activation: str
     tied: bool
+    scale_logits: bool
     relative_buckets: Size
     relative_max_distance: Size
     pad_id: Count
     start_id: Count | None
     stop_ids: tuple[int, ...] | None
+    generation: dict[str, Any] | None
     norm_epsilon: Epsilon
     dropout: Rate
 

@@ -23,6 +23,7 @@ class Fields(dict[str, Any]):
     def __init__(self, checkpoint: Checkpoint):
         assert checkpoint.config is not None and checkpoint.folder is not None
         super().__init__(checkpoint.config)
+        self.folder = checkpoint.folder
         self.where = str(checkpoint.folder / contract.CONFIG)
         self.names: Mapping[str, str] = {}
 
@@ -51,6 +52,13 @@ class Fields(dict[str, Any]):
                 f"{self.where} has {name}={value!r}, which is not supported. {nearest(str(value), known)}"
             )
         return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Returns a boolean field."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise self.error(name, "expected true or false")
+        return default if value is None else value
 
     def refuse(self, name: str, only: Any) -> None:
         """Raises a ConfigError unless the field has the only supported value, null, or is missing."""

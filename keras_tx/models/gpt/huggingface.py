@@ -13,10 +13,10 @@ from keras_tx.errors import ConfigError, user_stacklevel
 from keras_tx.heads import CausalLMHead
 from keras_tx.layers.rotary import check_scaling
 from keras_tx.models.families import HuggingFace, HuggingFaceConfig, WeightSource
+from keras_tx.models.generation_defaults import read_stop_ids
 from keras_tx.models.gpt.model import GPT, GPTConfig
 from keras_tx.models.transformer_model import TransformerModel
 from keras_tx.processing import TextTransform
-from keras_tx.weights.checkpoint import read_json
 from keras_tx.weights.config_json import Fields
 from keras_tx.weights.tensor_map import HEAD, Entry, Form, Plan, first_rows, layer_norm, linear
 from keras_tx.weights.tensor_source import Checkpoint, Tensors
@@ -73,7 +73,7 @@ def read(checkpoint: Checkpoint) -> WeightSource:
     fields = _gpt2_fields(config) if kind == "gpt2" else _llama_fields(config, mistral=kind == "mistral")
     processing = _processing(checkpoint.folder)
     fields["pad_id"] = _pad_id(config, fields["vocabulary_size"])
-    fields["stop_ids"] = _stop_ids(config, checkpoint.folder, processing, fields["vocabulary_size"])
+    fields["stop_ids"] = read_stop_ids(config, processing, fields["vocabulary_size"])
     config.refuse("quantization_config", None)
 
     def planned(model: TransformerModel) -> Plan:
@@ -126,8 +126,8 @@ def _canonical(name: str) -> str:
 
 def _score_scales(config: Fields, gpt: GPTConfig) -> list[float] | None:
     """Returns the scale of the scores of each block, relative to 1 / sqrt(head size); None if all are 1."""
-    plain = _flag(config, "scale_attn_weights", True)
-    by_block = _flag(config, "scale_attn_by_inverse_layer_idx", False)
+    plain = config.flag("scale_attn_weights", True)
+    by_block = config.flag("scale_attn_by_inverse_layer_idx", False)
     if plain and not by_block:
         return None
     whole = 1.0 if plain else math.sqrt(gpt.head_size)
@@ -207,7 +207,7 @@ def _gpt2_fields(config: Fields) -> dict[str, Any]:
         "mlp_dim": config.number("n_inner", 0, none=True) or 4 * width,
         "activation": READ_ACTIVATIONS[config.text("activation_function", READ_ACTIVATIONS, "gelu_new")],
         "norm_epsilon": config.real("layer_norm_epsilon", 1e-5),
-        "tied": _flag(config, "tie_word_embeddings", True),
+        "tied": config.flag("tie_word_embeddings", True),
         "dropout": rates["resid_pdrop"],
         "attention_dropout": config.real("attn_pdrop", 0.1),
     }
@@ -225,8 +225,8 @@ def _llama_fields(config: Fields, mistral: bool) -> dict[str, Any]:
                 "sliding_window", f"expected null or at least max_position_embeddings={length}"
             )
     else:
-        bias = _flag(config, "attention_bias", False)
-        if _flag(config, "mlp_bias", False) != bias:
+        bias = config.flag("attention_bias", False)
+        if config.flag("mlp_bias", False) != bias:
             raise config.error("mlp_bias", f"only mlp_bias equal to attention_bias={bias} is supported")
     config.text("hidden_act", ("silu", "swish"), "silu")
     config.refuse("rope_interleaved", False)
@@ -245,7 +245,7 @@ def _llama_fields(config: Fields, mistral: bool) -> dict[str, Any]:
         "norm_epsilon": config.real("rms_norm_eps", 1e-6),
         "activation": "swiglu",
         "use_bias": bias,
-        "tied": _flag(config, "tie_word_embeddings", False),
+        "tied": config.flag("tie_word_embeddings", False),
         "dropout": 0.0,
         "attention_dropout": config.real("attention_dropout", 0.0),
     }
@@ -276,13 +276,6 @@ def _rotary(config: Fields, length: int) -> dict[str, Any]:
         raise config.error(name, f"{error}".rstrip(".")) from error
 
 
-def _flag(config: Fields, name: str, default: bool) -> bool:
-    value = config.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise config.error(name, "expected true or false")
-    return default if value is None else value
-
-
 def _object(config: Fields, name: str) -> dict[str, Any]:
     value = config.get(name)
     if value is not None and not isinstance(value, dict):
@@ -307,26 +300,6 @@ def _pad_id(config: Fields, vocabulary: int) -> int | None:
     named = [config.get(name) for name in ("eos_token_id", "bos_token_id")]
     others = [number for x in named for number in (x if isinstance(x, list) else [x])]
     return pad if type(pad) is int and pad not in others and 0 <= pad < vocabulary else None
-
-
-def _stop_ids(
-    config: Fields, folder: Path | None, transform: TextTransform | None, vocabulary: int
-) -> tuple[int, ...] | None:
-    """Returns the EOS ids of generation_config.json or config.json; None if they are the tokenizer's.
-
-    Ids outside the vocabulary, such as defaults of config classes, are ignored.
-    """
-    ends = config.get("eos_token_id")
-    if folder is not None and (folder / contract.GENERATION_CONFIG).is_file():
-        ends = read_json(folder, contract.GENERATION_CONFIG).get("eos_token_id", ends)
-    ids = [] if ends is None else ends if isinstance(ends, list) else [ends]
-    if not all(type(number) is int for number in ids):
-        raise config.error("eos_token_id", "expected a token id, or a list of them")
-    ids = [number for number in dict.fromkeys(ids) if 0 <= number < vocabulary]
-    own = transform and transform.eos_token
-    if not ids or (transform and own and ids == [transform.id_of(own)]):
-        return None
-    return tuple(ids)
 
 
 def _processing(folder: Path | None) -> TextTransform | None:

@@ -14,13 +14,14 @@ from keras_tx.heads import Encoded, Head
 from keras_tx.layers import RelativePositionBias, TokenEmbedding, TransformerBlock
 from keras_tx.models.config import check_token_ids, make_config, unknown_variant
 from keras_tx.models.encoder_decoder_model import EncoderDecoderModel
+from keras_tx.models.generation_defaults import check_generation_defaults
 from keras_tx.models.overrides import T5Overrides
 from keras_tx.models.transformer_model import AUTO
 from keras_tx.processing import TextTransform
 
 ACTIVATIONS = ("relu", "geglu")
-_FIRST = {"activation": "relu", "tied": True}
-_SECOND = {"activation": "geglu", "tied": False}  # version 1.1, FLAN and mT5
+_FIRST = {"activation": "relu", "tied": True, "scale_logits": True}
+_SECOND = {"activation": "geglu", "tied": False, "scale_logits": False}  # version 1.1, FLAN and mT5
 
 VARIANTS: dict[str, dict[str, Any]] = {
     # depth, width, mlp_dim, heads, head_dim: section 3.7 of Raffel et al.
@@ -51,7 +52,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 class T5Config:
     """The config of a T5; `T5Config.variant("small")` returns that of a published size.
 
-    Version 1.1 and FLAN have `activation="geglu", tied=False`; mT5 also has `vocabulary_size=250112`.
+    Version 1.1 and FLAN have `activation="geglu", tied=False, scale_logits=False`; mT5 also has
+    `vocabulary_size=250112`.
 
     Args:
         width: size of the token vectors.
@@ -64,11 +66,13 @@ class T5Config:
         max_length: maximum number of tokens in a source and in a target. No weight depends on it.
         activation: of the feed-forward layers: "relu" or "geglu".
         tied: whether logits are computed with the token embedding.
+        scale_logits: whether the decoder's output is multiplied by width ** -0.5 before the logits.
         relative_buckets: number of learned position biases of each head.
         relative_max_distance: distances from this one on share a bias.
         pad_id: id of padding tokens, which the default attention_mask masks.
         start_id: id of the first token of every target; None means pad_id.
         stop_ids: ids that end a target; None means the tokenizer's end token.
+        generation: default options of `generate`, such as {"num_beams": 4, "banned_ids": [0]}.
         norm_epsilon: of the norms.
         dropout: rate after the embeddings, in the blocks, of the attention weights, and after the last norms.
     """
@@ -83,16 +87,20 @@ class T5Config:
     max_length: Size = 512
     activation: str = "relu"
     tied: bool = True
+    scale_logits: bool = True
     relative_buckets: Size = 32
     relative_max_distance: Size = 128
     pad_id: Count = 0
     start_id: Count | None = None
     stop_ids: tuple[int, ...] | None = None
+    generation: dict[str, Any] | None = None
     norm_epsilon: Epsilon = 1e-6
     dropout: Rate = 0.1
 
     # Fields that may differ from those of the initial weights.
-    FREE: ClassVar[frozenset[str]] = frozenset({"dropout", "max_length", "pad_id", "start_id", "stop_ids"})
+    FREE: ClassVar[frozenset[str]] = frozenset(
+        {"dropout", "generation", "max_length", "pad_id", "start_id", "stop_ids"}
+    )
     logits_bias: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -103,7 +111,10 @@ class T5Config:
             )
         if self.decoder_depth == self.depth:
             object.__setattr__(self, "decoder_depth", None)
+        if self.start_id == self.pad_id:
+            object.__setattr__(self, "start_id", None)
         check_token_ids(self)
+        check_generation_defaults(self.generation)
 
     @property
     def head_size(self) -> int:
@@ -112,8 +123,8 @@ class T5Config:
 
     @property
     def logits_scale(self) -> float:
-        """The factor of the decoder's output before the logits: width ** -0.5 with tied embeddings."""
-        return self.width**-0.5 if self.tied else 1.0
+        """The factor of the decoder's output before the logits."""
+        return self.width**-0.5 if self.scale_logits else 1.0
 
     @classmethod
     def variant(cls, name: str, **overrides: Any) -> T5Config:

@@ -1,7 +1,14 @@
 """The record of the T5 family."""
 
-from keras_tx.models.families import Family
+from keras_tx.models.families import Family, HuggingFace
 from keras_tx.models.t5.model import T5, VARIANTS, t5
+
+
+def _huggingface() -> HuggingFace:
+    from keras_tx.models.t5.huggingface import CONVERTER
+
+    return CONVERTER
+
 
 RECORD = Family(
     name="t5",
@@ -10,4 +17,5 @@ RECORD = Family(
     factory=t5,
     variants=tuple(VARIANTS),
     interface="encoder-decoder",
+    huggingface=_huggingface,
 )

@@ -17,6 +17,7 @@ from keras_tx.layers import PositionalEmbedding, TokenEmbedding, TransformerBloc
 from keras_tx.layers.transformer_block import NORM_POSITIONS
 from keras_tx.models.config import check_token_ids, make_config, unknown_variant
 from keras_tx.models.encoder_decoder_model import EncoderDecoderModel
+from keras_tx.models.generation_defaults import check_generation_defaults
 from keras_tx.models.overrides import TransformerOverrides
 from keras_tx.models.transformer_model import AUTO
 from keras_tx.processing import TextTransform
@@ -89,6 +90,7 @@ class TransformerConfig:
         pad_id: id of padding tokens, which the default attention_mask masks.
         start_id: id of the first token of every target; None means pad_id.
         stop_ids: ids that end a target; None means the tokenizer's end token.
+        generation: default options of `generate`, such as {"num_beams": 4, "banned_ids": [0]}.
         norm_epsilon: of the norms.
         dropout: rate after the embeddings and of the output of each half of a block.
         hidden_dropout: rate inside the feed-forward layers.
@@ -112,6 +114,7 @@ class TransformerConfig:
     pad_id: Count = 0
     start_id: Count | None = None
     stop_ids: tuple[int, ...] | None = None
+    generation: dict[str, Any] | None = None
     norm_epsilon: Epsilon = 1e-6
     dropout: Rate = 0.1
     hidden_dropout: Rate = 0.0
@@ -122,6 +125,7 @@ class TransformerConfig:
         {
             "attention_dropout",
             "dropout",
+            "generation",
             "hidden_dropout",
             "max_length",
             "pad_id",
@@ -145,7 +149,10 @@ class TransformerConfig:
                 raise ConfigError(f"{name}={value!r} is unknown. {nearest(str(value), known)}")
         if self.decoder_depth == self.depth:
             object.__setattr__(self, "decoder_depth", None)
+        if self.start_id == self.pad_id:
+            object.__setattr__(self, "start_id", None)
         check_token_ids(self)
+        check_generation_defaults(self.generation)
 
     @classmethod
     def variant(cls, name: str, **overrides: Any) -> TransformerConfig:
