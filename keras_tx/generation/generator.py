@@ -120,7 +120,7 @@ class BaseGenerator:
         self.target_tokenizer = tokenizer  # decodes the new tokens
         self.constraints = constraints
 
-    def _condition(self, ids: list[list[int]]) -> tuple[Decoder, list[list[int]]]:
+    def condition(self, ids: list[list[int]]) -> tuple[Decoder, list[list[int]]]:
         """The decoder of some inputs, and the tokens with which their texts begin."""
         raise NotImplementedError
 
@@ -212,7 +212,7 @@ class BaseGenerator:
         return results
 
     def _batch(self, ids: list[list[int]], request: _Request) -> list[list[Generation]]:
-        decoder, prompts = self._condition(ids)
+        decoder, prompts = self.condition(ids)
         texts = [
             [_Text(self.target_tokenizer, request.strings, prompt) for _ in range(request.samples)]
             for prompt in prompts
@@ -270,7 +270,7 @@ class BaseGenerator:
     def _pieces(
         self, ids: list[int], request: _Request, as_ids: bool, prompt_cache: PromptCache | None
     ) -> Iterator[Any]:
-        decoder, (prompt,) = self._condition([ids])
+        decoder, (prompt,) = self.condition([ids])
         text = _Text(self.target_tokenizer, request.strings, prompt)
         steps = decode(
             decoder,
@@ -367,7 +367,7 @@ class Generator(BaseGenerator):
     token.
     """
 
-    def _condition(self, ids: list[list[int]]) -> tuple[Decoder, list[list[int]]]:
+    def condition(self, ids: list[list[int]]) -> tuple[Decoder, list[list[int]]]:
         return self.decoder, ids
 
     def _if_empty(self, name: str) -> list[int]:

@@ -131,7 +131,7 @@ class Seq2SeqGenerator(BaseGenerator):
             results.append(Scored(tuple(ids), tuple(log_probabilities.tolist())))
         return results[0] if single else results
 
-    def _condition(self, ids: list[list[int]]) -> tuple[Decoder, list[list[int]]]:
+    def condition(self, ids: list[list[int]]) -> tuple[Decoder, list[list[int]]]:
         return SourceDecoder(self.model, ids), [[self.start_id] for _ in ids]
 
     def _ids(

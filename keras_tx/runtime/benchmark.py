@@ -37,7 +37,7 @@ LENGTH = 128  # tokens of a text or prompt
 NEW_TOKENS = 32
 AGREEMENT = 0.95  # of a precision that is recommended, with fp32 on random inputs
 NEGLIGIBLE = 0.05  # relative gain below which the simpler setting is recommended
-_LENGTH_AXES = (contract.SEQUENCE_AXIS, contract.LOGITS_AXIS, contract.TOTAL_AXIS)
+_LENGTH_AXES = (contract.SEQUENCE_AXIS, contract.SOURCE_AXIS, contract.LOGITS_AXIS, contract.TOTAL_AXIS)
 UNITS = {"image": "images/s", "text": "texts/s", "generation": "tokens/s", "generic": "rows/s"}
 
 
@@ -255,7 +255,7 @@ def peak_memory() -> int | None:
 
 
 def _kind_of(folder: Folder) -> str:
-    if folder.manifest.task == contract.TEXT_GENERATION:
+    if folder.manifest.task == contract.TEXT_GENERATION or folder.encoder is not None:
         return "generation"
     names = {spec.name for spec in folder.inputs}
     if names & {contract.PIXEL_VALUES, contract.PIXELS}:
@@ -282,20 +282,26 @@ class _Sizes:
     kind: str
 
     def checked(self, length: int | None, new_tokens: int, sizes: Mapping[str, int]) -> dict[str, int]:
-        axes = {axis for spec in self.folder.inputs for axis in spec.shape if isinstance(axis, str)}
-        axes -= {contract.BATCH_AXIS, contract.PAST_AXIS}
+        if self.folder.encoder is not None:
+            axes = {contract.SOURCE_AXIS}
+        else:
+            axes = {axis for spec in self.folder.inputs for axis in spec.shape if isinstance(axis, str)}
+            axes -= {contract.BATCH_AXIS, contract.PAST_AXIS}
         for name, size in sizes.items():
             if name not in axes:
                 raise ConfigError(f"{self.folder.path} has no dynamic axis {name!r}. {nearest(name, axes)}")
             whole_number(name, size)
-        if contract.SEQUENCE_AXIS not in axes:
+        axis = next(iter(axes & {contract.SEQUENCE_AXIS, contract.SOURCE_AXIS}), None)
+        if axis is None:
             if length is not None:
                 raise ConfigError(f"length={length} requires the dynamic axis {contract.SEQUENCE_AXIS}.")
             return dict(sizes)
-        length = sizes.get(contract.SEQUENCE_AXIS, length)
+        length = sizes.get(axis, length)
         most = self.longest() - (new_tokens if self.kind == "generation" else 0)
         if most < 1:
             raise ConfigError(f"new_tokens={new_tokens} is out of range: the context is {self.longest()}.")
+        if axis == contract.SOURCE_AXIS:  # new tokens have a context of their own
+            most = self.longest()
         if length is not None and whole_number("length", length) > most:
             raise ConfigError(f"length={length} is out of range. {self.folder.path} accepts at most {most}.")
         return {**dict.fromkeys(axes & {*_LENGTH_AXES}, length or min(LENGTH, most)), **sizes}
@@ -438,7 +444,8 @@ def _batch_reasons(batch_size: int, speed: Mapping[int, float], rows: Sequence[M
 
 
 def _worker(order: Mapping[str, Any]) -> dict[str, Any]:
-    from keras_tx.runtime import TextGenerator, load
+    from keras_tx.generation.generator import BaseGenerator
+    from keras_tx.runtime import load
 
     options = {name: order[name] for name in ("provider", "threads", "precision")}
     start = time.perf_counter()
@@ -446,7 +453,7 @@ def _worker(order: Mapping[str, Any]) -> dict[str, Any]:
         load_time = time.perf_counter() - start
         cases = []
         for size in order["batch_sizes"]:
-            if isinstance(model, TextGenerator):
+            if isinstance(model, BaseGenerator):
                 prefills, latencies = _generation(model, size, order)
             else:
                 prefills, latencies = [], _repeated(_graph_call(model, size, order), order["seconds"])
@@ -493,7 +500,8 @@ def _repeated(call: Callable[[], Any], seconds: float) -> list[float]:
 def _generation(model: Any, batch_size: int, order: Mapping[str, Any]) -> tuple[list[float], list[float]]:
     """Seconds of each prefill, and of each decoding step."""
     random = np.random.default_rng(0)
-    length = order["sizes"][contract.SEQUENCE_AXIS]
+    sizes = order["sizes"]
+    length = sizes.get(contract.SOURCE_AXIS) or sizes[contract.SEQUENCE_AXIS]
     prompts = random.integers(0, model.decoder.vocabulary_size, (batch_size, length)).tolist()
     limits = Limits(max_new_tokens=1 + order["new_tokens"])
     prefills: list[float] = []
@@ -501,7 +509,8 @@ def _generation(model: Any, batch_size: int, order: Mapping[str, Any]) -> tuple[
 
     def generate() -> None:
         last = time.perf_counter()
-        for index, _ in enumerate(decode(model.decoder, prompts, Sampling(), limits)):
+        decoder, beginnings = model.condition(prompts)
+        for index, _ in enumerate(decode(decoder, beginnings, Sampling(), limits)):
             now = time.perf_counter()
             (steps if index else prefills).append(now - last)
             last = now

@@ -86,7 +86,7 @@ class CachedDecoder:
     def select(self, past: Any, rows: Sequence[int], first: int = 0) -> Any:
         if list(rows) == list(range(past[0].shape()[0])):
             return past
-        return [self._session.device_value(value.numpy()[list(rows)]) for value in past]
+        return [self._session.select_rows(value, rows) for value in past]
 
     def _empty(self, batch: int) -> list[np.ndarray]:
         pasts = self._signature.pasts

@@ -152,15 +152,12 @@ class GraphEncoderDecoder:
     def select(self, past: _Cache, rows: Sequence[int], first: int = 0) -> _Cache:
         if list(rows) == list(range(len(past.rows))):
             return past
-        targets = [self._selected(value, rows) for value in past.targets]
+        targets = [self._decoder.select_rows(value, rows) for value in past.targets]
         sources = [past.rows[row] for row in rows]
         if sources == past.rows:  # only beams of one source have changed places
             return dataclasses.replace(past, targets=targets)
-        keys = [self._selected(value, rows) for value in past.sources]
+        keys = [self._decoder.select_rows(value, rows) for value in past.sources]
         return _Cache(past.mask[list(rows)], sources, None, keys, targets)
-
-    def _selected(self, value: Any, rows: Sequence[int]) -> Any:
-        return self._decoder.device_value(value.numpy()[list(rows)])
 
     def _empty(self, spec: TensorSpec, rows: int) -> np.ndarray:
         return np.zeros((rows, int(spec.shape[1]), 0, self._signature.head_size), spec.dtype)

@@ -165,6 +165,12 @@ class Session:
         """An array as an input of `advance`, on the session's device."""
         return self._value(array, self.device)
 
+    def select_rows(self, value: Any, rows: Sequence[int]) -> Any:
+        """Rows of a value that a run kept, as an input of `advance`."""
+        on_host = self.device == "cpu" and hasattr(value, "__dlpack__")  # without a copy
+        array = np.from_dlpack(value) if on_host else value.numpy()
+        return self.device_value(np.take(array, list(rows), axis=0))
+
     def _value(self, array: np.ndarray, device: str) -> Any:
         return _onnxruntime().OrtValue.ortvalue_from_numpy(array, device)
 

@@ -70,6 +70,8 @@ def verify_folder(
         yield _tensors(folder, session)
         yield _task(root)
         yield _runs(folder, session)
+    if folder.encoder is not None:
+        yield _encoder(folder, folder.encoder, check_graph)
     if folder.shared is not None:
         yield _shared_cache(folder, folder.shared)
     yield _parity(folder)
@@ -94,10 +96,28 @@ def _unlisted_files(folder: Folder) -> Check:
     return Check("other files", None, f"not part of the export, and never read: {', '.join(unlisted)}")
 
 
-def _tensors(folder: Folder, session: Session) -> Check:
+def _encoder(folder: Folder, graph: Path, check_graph: Callable[[Folder], Iterator[Check]]) -> Check:
+    """The checks of the encoder graph of an encoder-decoder, as one."""
+    try:
+        with Session(graph, provider="cpu") as session:
+            checks = [
+                *check_graph(dataclasses.replace(folder, graph=graph)),
+                _tensors(folder, session, folder.manifest.encoder),
+                _runs(folder, session),
+            ]
+    except KerasTxError as error:
+        return Check.failed("encoder", error)
+    failed = next((check for check in checks if check.passed is False), None)
+    if failed is not None:
+        return Check("encoder", False, f"{graph.name}, {failed.name}: {failed.detail}")
+    return Check("encoder", checks[-1].passed, f"{graph.name}, {checks[-1].detail}")
+
+
+def _tensors(folder: Folder, session: Session, specs: Folder | contract.EncoderGraphs | None = None) -> Check:
+    specs = specs or folder
     for kind, expected, actual in (
-        ("inputs", folder.inputs, session.inputs),
-        ("outputs", folder.outputs, session.outputs),
+        ("inputs", specs.inputs, session.inputs),
+        ("outputs", specs.outputs, session.outputs),
     ):
         if expected != actual:
             return Check(
@@ -186,6 +206,8 @@ def _precision(root: Path, precision: str, check_graph: Callable[[Folder], Itera
         folder = open_folder(root, precision)
         with Session(folder.graph, provider="cpu") as session:
             checks = [*check_graph(folder), _tensors(folder, session), _runs(folder, session)]
+        if folder.encoder is not None:
+            checks.append(_encoder(folder, folder.encoder, check_graph))
     except KerasTxError as error:
         return Check.failed(precision, error)
     failed = next((check for check in checks if check.passed is False), None)

@@ -21,6 +21,7 @@ from keras_tx.processing import train_wordpiece
 from keras_tx.runtime import benchmark
 from keras_tx.runtime.benchmark import Measurement, plan, recommend
 from keras_tx_onnx import export_onnx
+from tests.runtime import counting_encoder_decoder
 
 TEXTS = ["Never again.", "It was a film.", "A very good film."]
 Command = Callable[..., tuple[int, str, str]]
@@ -37,6 +38,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bert = keras_tx.bert("tiny", depth=1, max_length=24, head=keras_tx.ClassifierHead(2), processing=words)
     export_onnx(bert, parent / "text", precision=["fp32", "int8"], verify=False)
     export_onnx(keras_tx.gpt("pico"), parent / "generation", verify=False)
+    counting_encoder_decoder.make(parent / "text-to-text")
     a, b = keras.Input((None, 3), name="a"), keras.Input((None, 3), name="b")
     export_onnx(keras.Model([a, b], keras.layers.Dense(2)(a + b)), parent / "generic", verify=False)
     fixed = keras.Input(batch_shape=(2, 3))
@@ -81,6 +83,11 @@ def test_image_folder_with_two_precisions(folders: Path, bench: Command, tmp_pat
     [
         ("text", ["--length", 10, "--precision", "fp32"], "sequence_length=10"),
         ("generation", ["--length", 8, "--new-tokens", 4], "sequence_length=8, new_tokens=4"),
+        (
+            "text-to-text",
+            ["--length", 20, "--new-tokens", 19],
+            "encoder_sequence_length=20, new_tokens=19",
+        ),
         ("generic", ["--batch-size", 3], "on cpu"),
         ("fixed", [], "on cpu"),
     ],
@@ -89,7 +96,7 @@ def test_other_kinds_of_folders(name: str, options: list[Any], heading: str, fol
     batch = [] if "--batch-size" in options or name == "fixed" else ["--batch-size", 2]
     code, out, _ = bench(folders / name, "--threads", 1, "--seconds", 0.1, *batch, *options)
     assert code == 0 and heading in out
-    assert ("prefill" in out) == (name == "generation")
+    assert ("prefill" in out) == (name in ("generation", "text-to-text"))
 
 
 def test_default_length_is_what_the_model_accepts(folders: Path):
@@ -114,6 +121,8 @@ def test_default_length_is_what_the_model_accepts(folders: Path):
         ("text", {"length": 25}, "length=25"),
         ("text", {"sizes": {"sequence_length": 25}}, "length=25"),
         ("generation", {"new_tokens": 100_000}, "new_tokens=100000"),
+        ("text-to-text", {"new_tokens": 20}, "new_tokens=20"),
+        ("text-to-text", {"length": 21, "new_tokens": 4}, "length=21"),
         ("fixed", {"batch_sizes": [3]}, "batch_size=3"),
     ],
 )

@@ -11,6 +11,8 @@ import pytest
 
 from keras_tx import contract
 from keras_tx.contract import Manifest, Parity, TensorSpec
+from tests.runtime import counting_encoder_decoder
+from tests.runtime.counting_decoder import byte_tokenizer
 
 MARKS = {"ok", "FAILED", "-"}
 
@@ -55,6 +57,23 @@ def test_text_models(tx, tmp_path, name):
     assert "image" not in ran.out
     assert "6 texts of 16 tokens with every kind of padding mask; a text of 1 token; a text of 70" in ran.out
     assert ("answers a text of" in ran.out) == (name != "ids")
+
+
+def test_encoder_decoder(tx, tmp_path, reseal):
+    pytest.importorskip("tokenizers")
+    folder = counting_encoder_decoder.make(tmp_path / "translator", tokenizer=byte_tokenizer())
+    ran = tx("verify", folder)
+    assert (ran.code, ran.err) == (0, "")
+    marks = status(ran.out)
+    assert marks["encoder"] == marks["runs"] == marks["task"] == "ok"
+    assert "TextToTextGenerator, answers a text of" in ran.out
+    assert "encoder_model.onnx, on random inputs: 6 texts" in ran.out
+    proto = onnx.load(folder / contract.ENCODER_MODEL)
+    proto.graph.output[0].name = proto.graph.node[-1].output[0] = "hidden"
+    onnx.save(proto, folder / contract.ENCODER_MODEL)
+    reseal(folder)
+    ran = tx("verify", folder)
+    assert ran.code == 1 and status(ran.out)["encoder"] == "FAILED"
 
 
 def test_failure_on_long_texts(tx, tmp_path, reseal):
