@@ -11,7 +11,10 @@ from tokenizers import Tokenizer
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
+from keras_tx.processing import sentencepiece_folder
 from keras_tx.processing import tokenizer_kinds as kinds
+from keras_tx.processing.sentencepiece_file import read_model
+from keras_tx.processing.sentencepiece_tokenizer import sentencepiece_tokenizer
 
 SPECIAL_TOKENS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_token", "eos_token")
 OURS = "keras_tx"  # the key for our options, which Hugging Face ignores
@@ -96,13 +99,15 @@ def is_plain_wordpiece(tokenizer: str, special: Mapping[str, str]) -> bool:
 
 def _vocabulary_files(tokenizer: Tokenizer) -> dict[str, str]:
     """vocab.txt, or vocab.json and merges.txt, if they can represent the vocabulary."""
-    model = json.loads(tokenizer.to_str())["model"]
+    content = json.loads(tokenizer.to_str())
+    model = content["model"]
     ids = tokenizer.get_vocab(with_added_tokens=True)
     in_order = sorted(ids, key=ids.__getitem__)
     if model["type"] == "WordPiece":
         can_be_lines = sorted(ids.values()) == list(range(len(ids))) and not any("\n" in x for x in ids)
         return {contract.VOCAB: "".join(f"{token}\n" for token in in_order)} if can_be_lines else {}
-    if model["type"] not in ("BPE", "WordLevel"):
+    byte_level = "ByteLevel" in json.dumps(content["pre_tokenizer"])
+    if model["type"] != "WordLevel" and not (model["type"] == "BPE" and byte_level):
         return {}
     files = {contract.VOCAB_JSON: _json({token: ids[token] for token in in_order})}
     if model["type"] == "BPE":
@@ -123,25 +128,34 @@ def fields_of(path: Path) -> dict[str, Any]:
         )
     folder, file = (path, path / contract.TOKENIZER) if path.is_dir() else (path.parent, path)
     config, special = _config_of(folder) if path.is_dir() else ({}, {})
-    if file.is_file():
-        tokenizer = parse(file.read_text("utf-8"), str(file))
-    else:
+    if path.is_dir() and sentencepiece_folder.is_marian(folder):
+        fields = sentencepiece_folder.marian_fields(folder, config, special)
+        return {**fields, "max_length": _max_length(folder, config), "segments": False}
+    if not file.is_file():
         tokenizer, special = _from_vocabulary(folder, config, special)
+    elif file.suffix in sentencepiece_folder.SUFFIXES:
+        model = read_model(file)
+        tokenizer, special = sentencepiece_tokenizer(model), model.special
+    else:
+        tokenizer = parse(file.read_text("utf-8"), str(file))
     special = special or usual(tokenizer)
     ours = config.get(OURS, {})
     if "pad_token" in ours:
         special.pop("pad_token", None)
-    target = folder / contract.TARGET_TOKENIZER
-    if path.is_dir() and target.is_file():
-        special["target_tokenizer"] = parse(target.read_text("utf-8"), str(target)).to_str()
     return {
         "tokenizer": tokenizer.to_str(),
+        "target_tokenizer": _target_tokenizer(folder) if path.is_dir() else None,
         "max_length": _max_length(folder, config),
         "padding_side": config.get("padding_side", "right"),
         "segments": _has_segments(folder, config, _kind(tokenizer)),
         **special,
         **{name: ours[name] for name in OPTIONS if name in ours},
     }
+
+
+def _target_tokenizer(folder: Path) -> str | None:
+    path = folder / contract.TARGET_TOKENIZER
+    return parse(path.read_text("utf-8"), str(path)).to_str() if path.is_file() else None
 
 
 def _config_of(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -178,6 +192,9 @@ def parse(text: str, name: str = "tokenizer") -> Tokenizer:
 def _from_vocabulary(
     folder: Path, config: Mapping[str, Any], special: dict[str, str]
 ) -> tuple[Tokenizer, dict[str, str]]:
+    if path := sentencepiece_folder.sentencepiece_path(folder):
+        model_type = str(_read_json(folder / contract.CONFIG).get("model_type", ""))
+        return sentencepiece_folder.folder_tokenizer(path, config, model_type, special)
     if (folder / contract.VOCAB).is_file():
         special = {**kinds.BERT_TOKENS, **special}
         tokenizer = kinds.wordpiece_tokenizer(
@@ -203,7 +220,7 @@ def _from_vocabulary(
         return tokenizer, dict(special)
     raise ConfigError(
         f"{folder} has no tokenizer: expected {contract.TOKENIZER}, or {contract.VOCAB}, or "
-        f"{contract.VOCAB_JSON} with {contract.MERGES}."
+        f"{contract.VOCAB_JSON} with {contract.MERGES}, or {' or '.join(sentencepiece_folder.FILES)}."
     )
 
 

@@ -8,10 +8,19 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from keras_tx.errors import ConfigError, TextError, whole_number
 from keras_tx.processing import tokenizer_kinds as kinds
+from keras_tx.processing.sentencepiece_file import (
+    CONTROL,
+    NORMAL,
+    UNIGRAM,
+    UNKNOWN,
+    SentencePieceModel,
+    read_model,
+)
+from keras_tx.processing.sentencepiece_tokenizer import sentencepiece_tokenizer
 from keras_tx.processing.text import TextTransform
 
 NEXT, FIRST = 0x100000, 0xF0000  # private characters: a letter inside a word, and at its start
@@ -71,6 +80,42 @@ def byte_bpe(
     pairs = kinds.read_merges(merges)
     tokenizer = kinds.byte_bpe_tokenizer(ids, pairs, special, add_prefix_space=add_prefix_space)
     return TextTransform(tokenizer.to_str(), **{"segments": False, **special, **options})
+
+
+def sentencepiece(
+    model: str | os.PathLike[str] | bytes,
+    *,
+    sentinels: int = 0,
+    add_bos: bool = False,
+    add_eos: bool = False,
+    **options: Any,
+) -> TextTransform:
+    """Creates a tokenizer with the ids of a SentencePiece model, of type unigram or BPE.
+
+    Args:
+        model: the path of a spiece.model, tokenizer.model or source.spm, or its bytes.
+        sentinels: number of T5's tokens `<extra_id_0>` ..., whose ids follow the pieces in descending order.
+        add_bos: whether the model's first token is added before texts.
+        add_eos: whether the model's end token is added after texts, as in T5.
+        options: fields of TextTransform; special tokens among them replace those of the model.
+    """
+    read = read_model(model)
+    special = {
+        **read.special,
+        **{name: options.pop(name) for name in list(options) if name.endswith("_token")},
+    }
+    wanted = {"bos_token": add_bos, "eos_token": add_eos}
+    for name in (name for name, add in wanted.items() if add and name not in special):
+        raise ConfigError(f"{read.name} has no {name}. Pass {name}=, or add_{name[:3]}=False.")
+    before, after = ([special[name]] if add else [] for name, add in wanted.items())
+    tokenizer = sentencepiece_tokenizer(read, additional=_sentinels(sentinels), before=before, after=after)
+    return TextTransform(tokenizer.to_str(), **{"segments": False, **special, **options})
+
+
+def _sentinels(count: int) -> list[str]:
+    if type(count) is not int or count < 0:
+        raise ConfigError(f"sentinels is {count!r}, expected a whole number, 0 or more.")
+    return [f"<extra_id_{number}>" for number in reversed(range(count))]
 
 
 def characters(alphabet: str | Sequence[str], **options: Any) -> TextTransform:
@@ -135,6 +180,74 @@ def train_byte_bpe(
     tokenizer.train_from_iterator(_checked(texts), trainer)
     vocabulary, merges = _learned(tokenizer)
     return byte_bpe(vocabulary, merges, add_prefix_space=add_prefix_space, **special, **options)
+
+
+def train_unigram(texts: Iterable[str], size: int, *, sentinels: int = 100, **options: Any) -> TextTransform:
+    """Trains a Unigram tokenizer like T5's; equal texts result in equal vocabularies.
+
+    Texts are normalized to NFKC, and white space to single spaces. The ids of `<pad>`, `</s>` and `<unk>` are
+    0, 1 and 2, and the sentinels have the last ones. Each text ends with `</s>`.
+
+    Args:
+        texts: any number of texts; for translation, of both languages.
+        size: the largest number of tokens, including the special tokens and the sentinels.
+        sentinels: number of tokens `<extra_id_0>` ... for span corruption.
+        options: fields of TextTransform.
+    """
+    special = {name: kinds.ROBERTA_TOKENS[name] for name in ("pad_token", "eos_token", "unk_token")}
+    special |= {name: options.pop(name) for name in list(options) if name.endswith("_token")}
+    last = _sentinels(sentinels)
+    room = whole_number("size", size) - len(special) - len(last)
+    _check_size(size, len(special) + sentinels + 1, f"the special tokens and {sentinels} sentinels")
+    rules = [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")]
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence([*rules, normalizers.Strip()])  # type: ignore
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()  # type: ignore
+    trainer = trainers.UnigramTrainer(vocab_size=room, unk_token=None, show_progress=False)
+    try:
+        tokenizer.train_from_iterator(_checked(texts), trainer)
+    except Exception as error:  # tokenizers raises no narrower class
+        if "not large enough" not in str(error):
+            raise
+        raise ConfigError(
+            f"size={size} is too small for the characters of the texts and {sentinels} sentinels. "
+            "Increase it."
+        ) from None
+    others = {*special.values(), *last}
+    pieces = [entry for entry in json.loads(tokenizer.to_str())["model"]["vocab"] if entry[0] not in others]
+    if not pieces:
+        raise TextError("The texts have no characters.")
+    learned = _in_order(pieces)
+    kind = {special["unk_token"]: UNKNOWN}
+    model = SentencePieceModel(
+        name="The trained vocabulary",
+        pieces=[
+            *((token, 0.0, kind.get(token, CONTROL)) for token in dict.fromkeys(special.values())),
+            *((piece, score, NORMAL) for piece, score in learned),
+        ],
+        model_type=UNIGRAM,
+        byte_fallback=False,
+        special=special,
+        add_dummy_prefix=True,
+        remove_extra_whitespaces=True,
+        charsmap=b"",
+    )
+    built = sentencepiece_tokenizer(model, additional=last, after=[special["eos_token"]], characters=rules)
+    return TextTransform(built.to_str(), **{"segments": False, **special, **options})
+
+
+def _in_order(pieces: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
+    """The pieces by their scores, without what depends on the order of threads.
+
+    The trainer sums in any order, and characters that it adds at the end have the lowest score plus 0.0001,
+    0.0002 ..., in any order.
+    """
+    lowest = min(score for _, score in pieces)
+    late = lowest + 1e-4 * sum(len(piece) == 1 for piece, _ in pieces)
+    scores = {
+        piece: round(lowest if len(piece) == 1 and score < late else score, 6) for piece, score in pieces
+    }
+    return sorted(scores.items(), key=lambda entry: (-entry[1], entry[0]))
 
 
 def train_wordpiece(
