@@ -82,6 +82,7 @@ SEQUENCE_AXIS = "sequence_length"
 PAST_AXIS = "past_sequence_length"
 LOGITS_AXIS = "num_logits"  # sequence_length, or the number of last tokens with logits
 TOTAL_AXIS = "total_sequence_length"  # past_sequence_length + sequence_length
+HEAD_AXIS = "head_size"  # of pasts, if clients cannot know it: any size is accepted as long as they are empty
 SOURCE_AXIS = "encoder_sequence_length"  # tokens of the source of an encoder-decoder
 TARGET_AXIS = "decoder_sequence_length"  # tokens of its target in this call
 SOURCE_PAST_AXIS = "past_encoder_sequence_length"  # 0 in the first call, then encoder_sequence_length

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import onnx_ir as ir
 
 import keras_tx
 from keras_tx import contract
@@ -20,16 +19,15 @@ from keras_tx.atomic_write import atomic_directory, check_export_target
 from keras_tx.errors import ConfigError, ExportError, nearest
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.weight_values import check_finite
-from keras_tx_onnx.graph.builder import GraphContext
-from keras_tx_onnx.graph.model_file import check_graph, write_graph
+from keras_tx_onnx.graph.model_file import check_graph, write_beside, write_graph
 from keras_tx_onnx.graph.shared_cache import check_shared, note_of
 from keras_tx_onnx.interfaces.base import Interface
 from keras_tx_onnx.interfaces.choice import choose_interface
-from keras_tx_onnx.interfaces.model_graph import graph_of
+from keras_tx_onnx.interfaces.model_graph import Exported, graph_of
 from keras_tx_onnx.quantizing.precision_files import add_precisions
 from keras_tx_onnx.reading.signature import as_functional
 from keras_tx_onnx.report import Report
-from keras_tx_onnx.verifying.verification import verify_graph
+from keras_tx_onnx.verifying.verification import verify_graphs
 
 
 def export_onnx(
@@ -55,8 +53,8 @@ def export_onnx(
     folder is written.
 
     Args:
-        model: a Keras model. Models of keras_tx.vit(), keras_tx.bert() and keras_tx.gpt() are exported with
-            the input and output names of Hugging Face, other models with their own.
+        model: a Keras model. Models of keras_tx's families (keras_tx.vit(), keras_tx.t5() ...) are exported
+            with the input and output names of Hugging Face, other models with their own.
         folder: the folder to write. Missing parent folders are created.
         labels: names of the classes, in order. A model with one sigmoid has two: those of 0 and 1.
         tokenizer: the tokenizer of a text model: a TextTransform, a tokenizers.Tokenizer, the text of a
@@ -117,27 +115,28 @@ def export_onnx(
     seconds: dict[str, float] = {}
     parity, difference, notes = None, None, []
     with atomic_directory(folder, ExportError) as partial:
-        path = partial / contract.MODEL
         with _timed(seconds, "lower"):
-            context, graph = graph_of(interface, interface.model)
+            graphs = [
+                Exported(part, partial / part.path, *graph_of(part, part.model)) for part in interface.parts
+            ]
         with _timed(seconds, "write"):
-            external = write_graph(graph, path)
-            check_graph(path)
-            shared = interface.write_second_graph(path, external)
+            external = _write_graphs(graphs, interface.notes)
+            path = graphs[-1].path
+            shared = interface.write_second_graph(path, bool(external))
             _write_files(partial, interface, external)
         if verify:
             with _timed(seconds, "verify"):
-                parity, notes = verify_graph(interface, context, path)
+                parity, notes = verify_graphs(interface, graphs)
                 if shared is not None:
                     difference = check_shared(path, shared, interface.context_length, interface.precision)
         if shared is not None:
             notes = [*notes, note_of(shared, path, difference)]
         with _timed(seconds, "hash"):
-            manifest = _write_manifest(partial, interface, context, parity, [*interface.notes, *notes])
+            manifest = _write_manifest(partial, interface, graphs, parity, [*interface.notes, *notes])
         if wanted != ["fp32"]:
             with _timed(seconds, "quantize"):
                 manifest = add_precisions(partial, manifest, wanted)
-    nodes = Counter(node.op_type for node in graph.graph)
+    nodes = Counter(node.op_type for each in graphs for node in each.model.graph.all_nodes())
     return Report(folder, manifest, nodes, interface.model.count_params(), seconds)
 
 
@@ -166,11 +165,28 @@ def precisions_of(names: str | Sequence[str]) -> list[str]:
     return [name for name in contract.PRECISIONS if name in names]
 
 
-def _write_files(folder: Path, interface: Interface, external: bool) -> None:
-    """Writes the files for clients; `external` says whether the weights are in a data file."""
+def _write_graphs(graphs: Sequence[Exported], notes: list[str]) -> list[str]:
+    """Writes the graphs, the main one first; returns the names of those with a data file."""
+    *others, main = graphs
+    external = {main.path.name: write_graph(main.model, main.path)}
+    for each in others:
+        external[each.path.name], shared = write_beside(each.model, each.path, main.path)
+        if shared:
+            notes.append(
+                f"onnx/{each.path.name} reads {shared / 1e6:,.0f} MB of weights that both graphs use from "
+                f"onnx/{main.path.name}_data. transformers.js in a web page cannot open such a graph: use "
+                "files of a lower precision there."
+            )
+    for each in graphs:
+        check_graph(each.path)
+    return [name for name, has_data in external.items() if has_data]
+
+
+def _write_files(folder: Path, interface: Interface, external: Sequence[str]) -> None:
+    """Writes the files for clients; `external` are the names of the graphs with a data file."""
     for name, content in interface.files.items():
         if name == contract.CONFIG and external:
-            use = {"use_external_data_format": {Path(contract.MODEL).name: True}}
+            use = {"use_external_data_format": dict.fromkeys(external, True)}
             content = {**content, "transformers.js_config": use}
         if not isinstance(content, str):
             content = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
@@ -181,7 +197,7 @@ def _write_files(folder: Path, interface: Interface, external: bool) -> None:
 def _write_manifest(
     folder: Path,
     interface: Interface,
-    context: GraphContext,
+    graphs: Sequence[Exported],
     parity: contract.Parity | None,
     notes: Sequence[str],
 ) -> contract.Manifest:
@@ -190,29 +206,29 @@ def _write_manifest(
     if interface.signature is not None:
         options["input_signature"] = interface.signature
     files = sorted(path for path in folder.rglob("*") if path.is_file())
+    encoders = [
+        contract.EncoderGraphs({interface.precision: each.interface.path}, *each.specs)
+        for each in graphs[:-1]
+    ]
+    inputs, outputs = graphs[-1].specs
     manifest = contract.Manifest(
         keras_tx_version=keras_tx.__version__,
         task=interface.task,
         opset=interface.opset,
-        precisions={interface.precision: contract.MODEL},
-        inputs=tuple(_spec(value) for value in context.graph.inputs if not value.is_initializer()),
-        outputs=tuple(_spec(value) for value in context.graph.outputs),
-        tiers=context.tiers,
+        precisions={interface.precision: graphs[-1].interface.path},
+        inputs=inputs,
+        outputs=outputs,
+        tiers={layer: tier for each in graphs for layer, tier in each.context.tiers.items()},
         files={path.relative_to(folder).as_posix(): contract.describe_file(path) for path in files},
         parity=parity,
         labels=interface.labels,
         notes=tuple(notes),
-        bounds=tuple(context.bounds),
+        bounds=tuple(dict.fromkeys(bound for each in graphs for bound in each.context.bounds)),
         export_options=options,
+        encoder=encoders[0] if encoders else None,
     )
     manifest.save(folder)
     return manifest
-
-
-def _spec(value: ir.Value) -> contract.TensorSpec:
-    assert value.name and value.shape is not None and value.dtype
-    shape = tuple(n if isinstance(n, int) else str(n.value) for n in value.shape)
-    return contract.TensorSpec(value.name, value.dtype.numpy().name, shape)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from keras import ops
 
 from keras_tx import contract
 from keras_tx.weights.weight_values import array_of
-from keras_tx_onnx.graph.cache_ports import Cache
+from keras_tx_onnx.graph.cache_ports import Cache, Seq2SeqCache
 from keras_tx_onnx.graph.editor import GraphEditor
 
 # Attributes that grow with the graph, and that `attempt` restores.
@@ -91,7 +91,7 @@ class GraphContext(GraphEditor):
         self.bounds: dict[str, None] = {}
         self.lower_call_of: Callable[..., Any] | None = None
         self.lower_body: Callable[[GraphContext, Any, list[Any]], list[Any]] | None = None
-        self.cache: Cache | None = None
+        self.cache: Cache | Seq2SeqCache | None = None
         self.misled = False
         self.rank = 0
         self._open_graph = self.graph
@@ -104,7 +104,13 @@ class GraphContext(GraphEditor):
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """Nodes that are added inside carry this name; a layer that is called twice gets a second one."""
+        """Nodes that are added inside carry this name; a layer that is called twice gets a second one.
+
+        An empty name adds nothing.
+        """
+        if not name:
+            yield
+            return
         path = f"{self.scope}/{name}" if self._scopes else name
         self._scopes.append(self.unique(f"{path}/").removesuffix("/").rsplit("/", 1)[-1])
         try:

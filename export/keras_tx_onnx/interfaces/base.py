@@ -37,6 +37,7 @@ class Interface(abc.ABC):
     kind: ClassVar[str]  # in error messages, with its article
     Options: ClassVar[type]
 
+    path: ClassVar[str] = contract.MODEL  # of the graph, in the folder
     outputs: list[str]  # of the model, in order
     task: str | None = None
     labels: tuple[str, ...] | None = None
@@ -63,6 +64,11 @@ class Interface(abc.ABC):
         """int8 if Keras quantized a layer; otherwise fp32, for any policy."""
         modes = {part.quantization_mode for part in functional_graph.parts(self.model)}
         return "int8" if "int8" in modes else "fp32"
+
+    @property
+    def parts(self) -> Sequence[Interface]:
+        """The interfaces of the graphs of the folder, the main one last; most have one graph."""
+        return [self]
 
     @abc.abstractmethod
     def open(self, context: GraphContext) -> list[ir.Value]:

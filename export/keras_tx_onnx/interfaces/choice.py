@@ -12,6 +12,7 @@ from keras_tx.models.families import family_of
 from keras_tx_onnx.interfaces.base import Interface
 from keras_tx_onnx.interfaces.decoder import DecoderInterface
 from keras_tx_onnx.interfaces.encoder import EncoderInterface
+from keras_tx_onnx.interfaces.encoder_decoder import EncoderDecoderInterface
 from keras_tx_onnx.interfaces.generic import GenericInterface
 from keras_tx_onnx.interfaces.image_classifier import ImageClassifierInterface
 from keras_tx_onnx.interfaces.text_classifier import TextClassifierInterface, has_tokenizer
@@ -22,6 +23,7 @@ FAMILIES: dict[str, type[Interface]] = {  # by the field `interface` of a family
     "vision": VisionInterface,
     "encoder": EncoderInterface,
     "decoder": DecoderInterface,
+    "encoder-decoder": EncoderDecoderInterface,
 }
 INTERFACES = (*FAMILIES.values(), ImageClassifierInterface, TextClassifierInterface, GenericInterface)
 CLASSIFYING = ("labels", "image", "raw_pixels")  # options that export any model as a classifier

@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
+from keras_tx import contract
 from keras_tx_onnx.graph import passes
 from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.graph.size_expressions import Expression
 from keras_tx_onnx.interfaces.base import Interface, axis_names
 from keras_tx_onnx.reading import functional_graph, symbolic_sizes
 from keras_tx_onnx.reading.walk import lower
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """A graph of an export, the context of its lowering, and the file to which it is written."""
+
+    interface: Interface
+    path: Path
+    context: GraphContext
+    model: ir.Model
+
+    @property
+    def specs(self) -> tuple[tuple[contract.TensorSpec, ...], tuple[contract.TensorSpec, ...]]:
+        """The inputs and the outputs."""
+        graph = self.context.graph
+        required = (value for value in graph.inputs if not value.is_initializer())
+        return tuple(map(_spec, required)), tuple(map(_spec, graph.outputs))
+
+
+def _spec(value: ir.Value) -> contract.TensorSpec:
+    assert value.name and value.shape is not None and value.dtype
+    shape = tuple(n if isinstance(n, int) else str(n.value) for n in value.shape)
+    return contract.TensorSpec(value.name, value.dtype.numpy().name, shape)
 
 
 def graph_of(

@@ -13,18 +13,25 @@ from keras_tx.errors import ExportError
 from keras_tx.layers.mask_token import MaskToken
 from keras_tx.layers.rotary import inverse_frequencies
 from keras_tx_onnx.graph.builder import GraphContext, shape_of
+from keras_tx_onnx.graph.cache_ports import AFTER_PAST, Seq2SeqCache
 from keras_tx_onnx.lowerings.layers.dense import project
 from keras_tx_onnx.lowerings.layers.sequences import scores
 from keras_tx_onnx.lowerings.nodes.attention import (
     FINITE,
+    LOWEST,
     Heads,
     all_of,
     attend,
+    attend_heads,
     counting,
+    for_each_query,
     in_order,
     length,
+    merge_heads,
+    real_keys,
     rotary_angles,
     rotate,
+    split_heads,
 )
 from keras_tx_onnx.reading.keras_masks import mask_of
 from keras_tx_onnx.reading.registry import lowers, opens
@@ -81,17 +88,15 @@ def positional_embedding(
 ) -> ir.Value:
     if layer.kind == "none":
         return inputs
-    if cx.cache is not None and positions is None:
-        raise ExportError(
-            f"The layer {cx.scope!r} numbers positions from the first token of its input, which is wrong "
-            "with a cache. Use position_ids, or export with cache=False."
-        )
+    start = None if cx.cache is None or positions is not None else cx.cache.past_length(cx)
     if layer.kind == "learned":
         table = cx.weight(layer.table)
     else:
         table = cx.constant(ops.convert_to_numpy(layer.positions("float32")))
     if positions is not None:
         table = cx.op.Gather(table, positions, axis=0)
+    elif start is not None:
+        table = cx.op.Slice(table, start, cx.op.Add(start, axis_length(cx, inputs, 1)), [0])
     elif shape_of(inputs)[1] != layer.length:
         table = cx.op.Slice(table, [0], cx.op.Shape(inputs, start=1, end=2), [0])
     return cx.op.Add(inputs, table)
@@ -117,15 +122,19 @@ def multi_head_attention(  # Branches: one for each option of the layer and of i
     past: tuple[ir.Value, ir.Value] | None = None,
     return_attention_scores: bool = False,
 ) -> Any:
+    has_causal_bias = cx.cache is not None and bias is not None
     heads = Heads(layer.num_heads, layer.kv_heads, layer.size, layer.value_size)
     value = query if value is None else value
     key = value if key is None else key
     is_self = key is value is query
     if cx.cache is not None:
-        _check_cacheable(cx, is_self and layer.causal, past, attention_mask, bias)
+        _check_cacheable(cx, layer, is_self, key is value, past, attention_mask, bias)
+        if not is_self:
+            return _attend_to_source(cx, layer, heads, query, value, padding_mask)
         past = cx.cache.ports(cx, heads.keys, heads.size, heads.values)
         padding_mask = cx.cache.mask_for(padding_mask)
         positions = cx.cache.positions if positions is None else positions
+        bias = _causal(cx, bias)
     elif padding_mask is None:
         padding_mask = _implicit_mask(cx, [key] if key is value else [key, value])
     q, k, v = _projected(cx, layer, heads, query, key, value)
@@ -141,7 +150,7 @@ def multi_head_attention(  # Branches: one for each option of the layer and of i
         q,
         k,
         v,
-        causal=layer.causal and is_self,
+        causal=layer.causal and is_self and not has_causal_bias,
         padding_mask=padding_mask,
         mask=mask,
         bias=bias,
@@ -158,12 +167,79 @@ def multi_head_attention(  # Branches: one for each option of the layer and of i
     return (output, *extra) if extra else output
 
 
-def _check_cacheable(cx: GraphContext, causal: bool, *unsupported: Any) -> None:
-    if not causal or any(x is not None for x in unsupported):
+def _check_cacheable(
+    cx: GraphContext,
+    layer: Any,
+    is_self: bool,
+    is_one_sequence: bool,
+    past: Any,
+    attention_mask: ir.Value | None,
+    bias: ir.Value | None,
+) -> None:
+    """Raises an ExportError for a call of attention that a graph with a cache cannot compute."""
+    supported = past is None and attention_mask is None
+    if is_self:
+        supported &= layer.causal and (bias is None or AFTER_PAST in bias.meta)
+    else:
+        supported &= isinstance(cx.cache, Seq2SeqCache) and is_one_sequence and bias is None
+        supported &= layer.rotary_base is None and not layer.causal
+    if not supported:
         raise ExportError(
             f"The layer {cx.scope!r} cannot decode with a cache: it is not causal, or was called with "
             "another sequence, an attention_mask, a bias or a past. Export with cache=False."
         )
+
+
+def _causal(cx: GraphContext, bias: ir.Value | None) -> ir.Value | None:
+    """A bias with the causal mask, once for all layers that share it."""
+    if bias is None:
+        return None
+
+    def make() -> ir.Value:
+        masked = cx.op.Where(bias.meta[AFTER_PAST], bias, LOWEST)
+        masked.meta[FINITE] = True
+        return masked
+
+    return cx.once(("causal", bias), make)
+
+
+def _attend_to_source(
+    cx: GraphContext,
+    layer: Any,
+    heads: Heads,
+    query: ir.Value,
+    source: ir.Value,
+    padding_mask: ir.Value | None,
+) -> ir.Value:
+    """Cross-attention of a graph with a cache, which contains the keys and values of the source."""
+    assert isinstance(cx.cache, Seq2SeqCache)
+    if source is not cx.cache.source:
+        raise ExportError(
+            f"The layer {cx.scope!r} attends to a sequence that the decoder computes from the encoder's "
+            "output. Compute it in the encoder, because a cache contains its keys and values."
+        )
+    padding_mask = _implicit_mask(cx, [source]) if padding_mask is None else padding_mask
+    allowed = None if padding_mask is None else real_keys(cx, padding_mask)
+    if allowed is not None and cx.opset >= 23:
+        allowed = for_each_query(cx, allowed, axis_length(cx, query, 1))
+    q = project(cx, layer.query, query)
+    if layer.qk_norm:
+        q = _normalized(cx, layer.query_norm, q, heads.queries, heads.size)
+    q = split_heads(cx, q, heads.queries, heads.size)
+
+    def project_source() -> tuple[ir.Value, ir.Value]:
+        k, v = (project(cx, dense, source) for dense in (layer.key, layer.value))
+        if layer.qk_norm:
+            k = _normalized(cx, layer.key_norm, k, heads.keys, heads.size)
+        return split_heads(cx, k, heads.keys, heads.size), split_heads(cx, v, heads.keys, heads.values)
+
+    attended = cx.cache.attend_to_source(
+        cx,
+        (heads.keys, heads.size, heads.values),
+        project_source,
+        lambda k, v: attend_heads(cx, heads, q, k, v, allowed, layer.scale),
+    )
+    return project(cx, layer.output_projection, merge_heads(cx, attended, heads.queries * heads.values))
 
 
 def _implicit_mask(cx: GraphContext, inputs: list[ir.Value]) -> ir.Value | None:
@@ -275,27 +351,43 @@ def _packed_projection(cx: GraphContext, layer: Any, x: ir.Value, heads: Heads) 
     layers.RelativePositionBias,
     example=lambda x: layers.RelativePositionBias(2, buckets=8, max_distance=16)(x),
     shape=(5, 6),
-    nodes=(
-        "Shape Squeeze Range Unsqueeze Unsqueeze Sub Abs Unsqueeze GreaterOrEqual Cast ReduceSum "
-        "Greater Cast Mul Add Gather Transpose Unsqueeze"
-    ),
+    nodes="Shape Squeeze Range Unsqueeze Unsqueeze Sub Add Clip Gather Unsqueeze",
 )
 def relative_position_bias(
     cx: GraphContext, layer: Any, /, query: ir.Value, value: ir.Value | None = None
 ) -> ir.Value:
-    queries = counting(cx, length(cx, query, 1))
-    keys = counting(cx, length(cx, query if value is None else value, 1))
-    distance = cx.op.Sub(cx.op.Unsqueeze(keys, [0]), cx.op.Unsqueeze(queries, [1]))
-    back = cx.op.Abs(distance) if layer.bidirectional else cx.op.Max(cx.op.Neg(distance), np.int64(0))
-    reached = cx.op.GreaterOrEqual(cx.op.Unsqueeze(back, [2]), layer.thresholds())
-    bucket = cx.op.ReduceSum(cx.op.Cast(reached, to=ir.DataType.INT64), [2], keepdims=0)
+    start, end = None, length(cx, query, 1)
+    if cx.cache is not None and value is None:
+        start = cx.op.Squeeze(cx.cache.past_length(cx), [0])
+        end = cx.op.Add(start, end)
+    queries = cx.op.Unsqueeze(counting(cx, end) if start is None else counting(cx, end, start), [1])
+    keys = cx.op.Unsqueeze(counting(cx, end if value is None else length(cx, value, 1)), [0])
+    reach = int(layer.thresholds()[-1])  # distances from this one on share a bias
     if layer.bidirectional:
-        later = cx.op.Cast(cx.op.Greater(distance, np.int64(0)), to=ir.DataType.INT64)
-        bucket = cx.op.Add(bucket, cx.op.Mul(later, np.int64(layer.buckets // 2)))
-    bias = cx.op.Gather(cx.weight(layer.table), bucket, axis=0)  # (queries, keys, heads)
-    result = cx.op.Unsqueeze(cx.op.Transpose(bias, perm=[2, 0, 1]), [0])
+        distances = np.arange(-reach, reach + 1)
+        row = cx.op.Add(cx.op.Sub(keys, queries), np.int64(reach))
+    else:
+        distances = -np.arange(reach + 1)
+        row = cx.op.Sub(queries, keys)
+    row = cx.op.Clip(row, np.int64(0), np.int64(len(distances) - 1))
+    table = cx.made_of(
+        f"{layer.path}/table_by_distance",
+        [layer.table],
+        (layer.num_heads, len(distances)),
+        lambda table: table[_buckets(layer, distances)].T,
+    )
+    result = cx.op.Unsqueeze(cx.op.Gather(table, row, axis=1), [0])  # (1, heads, queries, keys)
+    if start is not None:
+        result.meta[AFTER_PAST] = cx.op.LessOrEqual(keys, queries)
     result.meta[FINITE] = True
     return result
+
+
+def _buckets(layer: Any, distances: np.ndarray) -> np.ndarray:
+    """The row of the layer's table for each distance; above 0, the key is later."""
+    back = np.abs(distances) if layer.bidirectional else np.maximum(-distances, 0)
+    later = (distances > 0) * (layer.buckets // 2) if layer.bidirectional else 0
+    return (back[:, None] >= layer.thresholds()).sum(axis=1) + later
 
 
 @lowers(

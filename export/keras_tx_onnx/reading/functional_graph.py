@@ -116,7 +116,9 @@ def is_keras_operation(operation: Any) -> bool:
 
 
 def name_of(operation: Any) -> str:
-    """The name, without Keras's counter of all operations in the process."""
+    """The name, without Keras's counter of all operations in the process; "" for a keras.Function."""
+    if isinstance(operation, keras.Function) and not isinstance(operation, keras.layers.Layer):
+        return ""
     stem, _, number = operation.name.rpartition("_")
     kind = getattr(operation, "traced", type(operation).__name__)
     counted = number.isdigit() and stem.replace("_", "") == kind.lower()

@@ -72,7 +72,8 @@ def _probe(model: Any) -> tuple[Any, Sequence[tuple[str, Any]]]:
             path = f"{scope}{call.operation.name}"
             nested = nested_model(call)
             if nested is not None:
-                return unpack(nested, nested_inputs(call, keras.KerasTensor), f"{path}/")
+                inner = f"{path}/" if functional_graph.name_of(call.operation) else scope
+                return unpack(nested, nested_inputs(call, keras.KerasTensor), inner)
             results = keras.tree.flatten(call.operation(*call.args, **call.kwargs))
             layers.extend((path, call.operation) for _ in results)
             tensors.extend(results)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import onnx_ir as ir
+
 from keras_tx import contract
 from keras_tx.errors import ExportError
 from keras_tx_onnx import tolerances
@@ -12,8 +14,31 @@ from keras_tx_onnx.errors import one_line
 from keras_tx_onnx.graph import unpadding
 from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.interfaces.base import Interface
+from keras_tx_onnx.interfaces.model_graph import Exported
 from keras_tx_onnx.verifying import branches, comparison, evidence, first_difference
 from keras_tx_onnx.verifying.cases import Case, cases_for, expected_of
+from keras_tx_onnx.verifying.generated_text import compare_generation
+
+
+def verify_graphs(interface: Interface, graphs: Sequence[Exported]) -> tuple[contract.Parity, list[str]]:
+    """Compares the graphs of an export with Keras, each alone, and then text that they generate together.
+
+    Raises:
+        ExportError: if a graph differs from Keras. The message names the first layer that differs.
+
+    Returns:
+        The result of all graphs, and notes about outputs and branches that the cases do not test.
+    """
+    results = [verify_graph(each.interface, each.context, each.path) for each in graphs]
+    notes = [note for _, notes in results for note in notes]
+    if len(graphs) == 1:
+        return results[0][0], notes
+    parities = [parity for parity, _ in results]
+    parities.append(compare_generation(interface, *(each.path for each in graphs)))
+    names = (*(each.interface.kind.split()[-1] for each in graphs), "both")
+    largest = max(parity.max_difference for parity in parities)
+    cases = (f"{name}: {case}" for name, parity in zip(names, parities, strict=True) for case in parity.cases)
+    return contract.Parity(largest, parities[0].tolerance, tuple(cases)), notes
 
 
 def verify_graph(
@@ -33,8 +58,11 @@ def verify_graph(
     outputs = [str(value.name) for value in context.graph.outputs][: len(interface.outputs)]
     run_keras = expected_of(interface)
     cases = cases_for(interface, tuple(context.bounds))
-    # The body of a Scan always runs.
-    branching = any(node.op_type in ("If", "Loop") for node in context.graph.all_nodes())
+    # The body of a Scan always runs, and the chunks of the cases run both branches of a cache.
+    branching = any(
+        node.op_type == "Loop" or (node.op_type == "If" and not _is_of_cache(node))
+        for node in context.graph.all_nodes()
+    )
     if branching:
         cases += branches.scaled(cases, run_keras)
 
@@ -49,6 +77,10 @@ def verify_graph(
         return parity, notes
     except ExportError as error:
         raise ExportError(f"{error} {_location(interface, context, cases)} No folder was written.") from None
+
+
+def _is_of_cache(node: ir.Node) -> bool:
+    return node.inputs[0] is not None and node.inputs[0].name == contract.USE_CACHE_BRANCH
 
 
 def _location(interface: Interface, context: GraphContext, cases: Sequence[Case]) -> str:

@@ -59,7 +59,7 @@ def attend(  # Branches: one for each option of attention
     weights if requested. Attention's own output of weights is not used, because shape inference fails on it.
     """
     finite = None if bias is None or bias.meta.get(FINITE) else cx.op.Not(cx.op.Equal(bias, -np.inf))
-    real = None if padding_mask is None else _real_keys(cx, padding_mask)
+    real = None if padding_mask is None else real_keys(cx, padding_mask)
     allowed = all_of(cx, [mask, finite, real])
     # Attention's own softcap comes behind the mask in opset 23, and lifts it.
     if cx.opset < 23 or weights or soft_cap is not None:
@@ -68,9 +68,8 @@ def attend(  # Branches: one for each option of attention
 
     seen = None  # the mask beside a bias
     if bias is None:
-        if allowed is real is not None:  # onnxruntime rejects a mask of one row for all queries
-            count = cx.op.Shape(q, start=1, end=2) if tokens is None else tokens
-            allowed = cx.op.Expand(real, cx.op.Concat([1, 1], count, [1], axis=0))
+        if real is not None and allowed is real:
+            allowed = for_each_query(cx, real, cx.op.Shape(q, start=1, end=2) if tokens is None else tokens)
         added: ir.Value | None = allowed
     else:
         seen = allowed
@@ -110,15 +109,49 @@ def _written_out(
     scale: float | None,
     soft_cap: float | None,
 ) -> tuple[ir.Value, tuple[ir.Value, ir.Value] | None, ir.Value]:
-    q = _split(cx, q, heads.queries, heads.size)
-    if scale != 1.0:
-        q = cx.op.Mul(q, heads.size**-0.5 if scale is None else scale)
-    k = _split(cx, k, heads.keys, heads.size)
-    v = _split(cx, v, heads.keys, heads.values)
+    q = split_heads(cx, q, heads.queries, heads.size)
+    k = split_heads(cx, k, heads.keys, heads.size)
+    v = split_heads(cx, v, heads.keys, heads.values)
     present = None
     if past is not None:
         k, v = cx.op.Concat(past[0], k, axis=2), cx.op.Concat(past[1], v, axis=2)
         present = (k, v)
+    y, weights = _weighted(cx, heads, q, k, v, allowed, bias, scale, soft_cap)
+    return merge_heads(cx, y, heads.queries * heads.values), present, weights
+
+
+def attend_heads(
+    cx: GraphContext,
+    heads: Heads,
+    q: ir.Value,
+    k: ir.Value,
+    v: ir.Value,
+    allowed: ir.Value | None,
+    scale: float | None,
+) -> ir.Value:
+    """Attends with q, k, v and a result of (batch, heads, tokens, size).
+
+    `allowed`, boolean, is of full size in its last two axes.
+    """
+    if cx.opset < 23:
+        return _weighted(cx, heads, q, k, v, allowed, None, scale, None)[0]
+    return cx.op.Attention(q, k, v, allowed, **({} if scale is None else {"scale": scale}))
+
+
+def _weighted(
+    cx: GraphContext,
+    heads: Heads,
+    q: ir.Value,
+    k: ir.Value,
+    v: ir.Value,
+    allowed: ir.Value | None,
+    bias: ir.Value | None,
+    scale: float | None,
+    soft_cap: float | None,
+) -> tuple[ir.Value, ir.Value]:
+    """The result (batch, heads, queries, size) and the weights, in older operators."""
+    if scale != 1.0:
+        q = cx.op.Mul(q, heads.size**-0.5 if scale is None else scale)
     if heads.keys != heads.queries:
         k, v = _shared(cx, k, heads, heads.size), _shared(cx, v, heads, heads.values)
     scores = cx.op.MatMul(q, cx.op.Transpose(k, perm=[0, 1, 3, 2]))
@@ -131,11 +164,16 @@ def _written_out(
     weights = cx.op.Softmax(scores, axis=-1)
     if allowed is not None:
         weights = cx.op.Where(allowed, weights, 0.0)
-    y = cx.op.Transpose(cx.op.MatMul(weights, v), perm=[0, 2, 1, 3])
-    return cx.op.Reshape(y, [0, 0, heads.queries * heads.values]), present, weights
+    return cx.op.MatMul(weights, v), weights
 
 
-def _split(cx: GraphContext, x: ir.Value, heads: int, size: int) -> ir.Value:
+def merge_heads(cx: GraphContext, x: ir.Value, width: int) -> ir.Value:
+    """(batch, heads, tokens, size) -> (batch, tokens, width)."""
+    return cx.op.Reshape(cx.op.Transpose(x, perm=[0, 2, 1, 3]), [0, 0, width])
+
+
+def split_heads(cx: GraphContext, x: ir.Value, heads: int, size: int) -> ir.Value:
+    """(batch, tokens, heads * size) -> (batch, heads, tokens, size)."""
     return cx.op.Transpose(cx.op.Reshape(x, [0, 0, heads, size]), perm=[0, 2, 1, 3])
 
 
@@ -145,9 +183,14 @@ def _shared(cx: GraphContext, x: ir.Value, heads: Heads, size: int) -> ir.Value:
     return cx.op.Reshape(x, [0, heads.queries, -1, size])
 
 
-def _real_keys(cx: GraphContext, padding_mask: ir.Value) -> ir.Value:
+def real_keys(cx: GraphContext, padding_mask: ir.Value) -> ir.Value:
     """(b, keys) of any type -> boolean (b, 1, 1, keys)."""
     return cx.op.Unsqueeze(cx.op.Cast(padding_mask, to=ir.DataType.BOOL), [1, 2])
+
+
+def for_each_query(cx: GraphContext, mask: ir.Value, count: ir.Value) -> ir.Value:
+    """A mask of one row for all queries with a row for each of `count`, as onnxruntime requires."""
+    return cx.op.Expand(mask, cx.op.Concat([1, 1], count, [1], axis=0))
 
 
 def in_order(
@@ -171,9 +214,9 @@ def length(cx: GraphContext, x: ir.Value, axis: int) -> ir.Value:
     return cx.op.Squeeze(cx.op.Shape(x, start=axis, end=axis + 1), [0])
 
 
-def counting(cx: GraphContext, count: ir.Value) -> ir.Value:
-    """0, 1, 2 ... up to `count`."""
-    return cx.op.Range(np.int64(0), count, np.int64(1))
+def counting(cx: GraphContext, end: ir.Value, start: Any = np.int64(0)) -> ir.Value:  # noqa: B008  a constant
+    """start, start + 1 ... up to `end`."""
+    return cx.op.Range(start, end, np.int64(1))
 
 
 def rotary_angles(
