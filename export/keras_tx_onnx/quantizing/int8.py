@@ -7,9 +7,9 @@ file. Layers whose input does not fit one range have blocks instead.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -80,19 +80,18 @@ class _Int8Quantizer:
         self._ranges = ranges
 
     def quantize_product(self, product: Product) -> None:
-        result = self._dynamic_product(product) if self._ranges is None else self._static_product(product)
-        if product.bias is not None:
-            shape = product.node.outputs[0].shape
-            result = self._editor.add("Add", [result, product.bias], [(FLOAT, shape)], before=product.node)
-        self._editor.replace(product.node, result)
-
-    def _dynamic_product(self, product: Product) -> ir.Value:
-        add, x, shape = (
-            partial(self._editor.add, before=product.node),
-            product.x,
-            product.node.outputs[0].shape,
-        )
+        add, node = partial(self._editor.add, before=product.node), product.node
         kernel, scale = self._stored(product.weight, product.transposed, product.transposed)
+        multiply = self._dynamic_product if self._ranges is None else self._static_product
+        result = multiply(add, product, kernel, scale)
+        if product.bias is not None:
+            result = add("Add", [result, product.bias], [(FLOAT, node.outputs[0].shape)])
+        self._editor.replace(node, result)
+
+    def _dynamic_product(
+        self, add: Callable[..., Any], product: Product, kernel: ir.Value, scale: ir.Value
+    ) -> ir.Value:
+        x, shape = product.x, product.node.outputs[0].shape
         outputs = [(UINT8, x.shape), (FLOAT, ()), (UINT8, ())]
         rounded, step, zero = self._editor.once(
             ("rounded", x), lambda: add("DynamicQuantizeLinear", [x], outputs)
@@ -102,13 +101,10 @@ class _Int8Quantizer:
         scales = add("Mul", [step, scale], [(FLOAT, scale.shape)])
         return add("Mul", [floats, scales], [(FLOAT, shape)])
 
-    def _static_product(self, product: Product) -> ir.Value:
-        add, x, shape = (
-            partial(self._editor.add, before=product.node),
-            product.x,
-            product.node.outputs[0].shape,
-        )
-        kernel, scale = self._stored(product.weight, product.transposed, product.transposed)
+    def _static_product(
+        self, add: Callable[..., Any], product: Product, kernel: ir.Value, scale: ir.Value
+    ) -> ir.Value:
+        x, shape = product.x, product.node.outputs[0].shape
         rounded = self._editor.once(("rounded", x), lambda: self._rounded_to_range(product.node, x))
         columns = add("DequantizeLinear", [kernel, scale], [(FLOAT, kernel.shape)], axis=1)
         if shape is None or len(shape) != 2:

@@ -185,16 +185,21 @@ def _repeat(
         return tuple(after) if several else (after,)
 
     loop = Repeat(operation, trace(condition, *parameters), trace(step, *parameters))
-    before, after = tree.flatten(parameters), loop.bodies[1].specs()
-    if [(x.shape, x.dtype) for x in before] != [(x.shape, x.dtype) for x in after]:
-        raise NotLowered(
-            f"A loop changes the shapes or dtypes of its variables, from {_shapes(before)} to "
-            f"{_shapes(after)}. They must stay the same."
-        )
+    _check_unchanged("A loop", tree.flatten(parameters), loop.bodies[1].specs())
     captured = [body.captured for body in loop.bodies]
     results = loop.symbolic_call(tree.flatten(arguments), captured, limit)
     packed = tree.pack_sequence_as(arguments, results)
     return packed if several else packed[0]
+
+
+def _check_unchanged(
+    kind: str, before: Sequence[keras.KerasTensor], after: Sequence[keras.KerasTensor]
+) -> None:
+    if [(x.shape, x.dtype) for x in before] != [(x.shape, x.dtype) for x in after]:
+        raise NotLowered(
+            f"{kind} changes the shapes or dtypes of its variables, from {_shapes(before)} to "
+            f"{_shapes(after)}. They must stay the same."
+        )
 
 
 def _shapes(specs: Sequence[keras.KerasTensor]) -> str:
@@ -245,12 +250,7 @@ def _steps(
 
     body = trace(step, parameters, elements)
     before = tree.flatten(parameters)
-    after = body.specs()[: len(before)]
-    if [(x.shape, x.dtype) for x in before] != [(x.shape, x.dtype) for x in after]:
-        raise NotLowered(
-            f"A scan changes the shapes or dtypes of its state, from {_shapes(before)} to {_shapes(after)}. "
-            "They must stay the same."
-        )
+    _check_unchanged("A scan", before, body.specs()[: len(before)])
     steps = Steps(operation, body, len(before), bool(reverse))
     results = steps.symbolic_call(tree.flatten(states), flat, [body.captured])
     return _packed(body.structure, results)

@@ -50,7 +50,7 @@ class Case(NamedTuple):
         return all(np.isfinite(y).all() for y in self.expected)
 
 
-def cases_for(interface: Interface, bounds: Sequence[str] = ()) -> list[Case]:
+def cases_for(interface: Interface, bounds: Sequence[str]) -> list[Case]:
     """The cases of the verification, with Keras's outputs."""
     return cases_of(interface, expected_of(interface), interface.model.count_params(), bounds)
 

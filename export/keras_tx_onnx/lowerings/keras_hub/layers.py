@@ -251,9 +251,9 @@ opens(
 )
 
 
-def described(value: ir.Value, shape: tuple[Any, ...], dtype: str = "float32") -> ir.Value:
+def described(value: ir.Value, shape: tuple[Any, ...]) -> ir.Value:
     """Records the shape of an intermediate value for the lowerings that use it."""
-    value.meta[KERAS_TENSOR] = keras.KerasTensor(shape, dtype)
+    value.meta[KERAS_TENSOR] = keras.KerasTensor(shape, "float32")
     return value
 
 

@@ -21,7 +21,8 @@ from keras_hub.src.models.qwen_moe.qwen_moe_attention import QwenMoeAttention
 
 from keras_tx_onnx.graph.builder import GraphContext, shape_of
 from keras_tx_onnx.lowerings.keras_hub.layers import one_more, rms_norm, rotary_angles, uncached
-from keras_tx_onnx.lowerings.keras_hub.transformer_blocks import boolean, full_mask, windowed
+from keras_tx_onnx.lowerings.keras_hub.transformer_blocks import full_mask, windowed
+from keras_tx_onnx.lowerings.nodes.arguments import as_bool
 from keras_tx_onnx.lowerings.nodes.attention import Heads, attend, rotate
 from keras_tx_onnx.reading.registry import lowers
 
@@ -148,7 +149,7 @@ def _rotary(
     angles = rotary_angles(cx, rotary, x, size)
     q, k = rotate(cx, q, angles, heads.queries, size), rotate(cx, k, angles, heads.keys, size)
     if mask is not None:
-        mask = boolean(cx, mask)
+        mask = as_bool(cx, mask)
         if window:
             mask = windowed(cx, mask, x, window)
         mask = full_mask(cx, cx.op.Unsqueeze(mask, [1]), x, x)

@@ -17,6 +17,7 @@ from keras_tx_onnx.lowerings.layers.attention import (
 )
 from keras_tx_onnx.lowerings.layers.dense import dense
 from keras_tx_onnx.lowerings.layers.normalization import layer_normalization
+from keras_tx_onnx.lowerings.nodes.arguments import as_bool
 from keras_tx_onnx.lowerings.nodes.attention import Heads, attend, counting
 from keras_tx_onnx.reading.keras_masks import mask_of
 from keras_tx_onnx.reading.registry import lowers
@@ -48,15 +49,10 @@ def cached_attention(
         return NotImplemented
     if attention_mask is not None and len(shape_of(attention_mask)) == 4:
         return NotImplemented
-    mask = None if attention_mask is None else boolean(cx, attention_mask)
+    mask = None if attention_mask is None else as_bool(cx, attention_mask)
     return _attended(
         cx, layer, query, value, mask=mask, weights=return_attention_scores, at=(query, value), key=key
     )
-
-
-def boolean(cx: GraphContext, mask: ir.Value) -> ir.Value:
-    known = mask.meta.get(KERAS_TENSOR)
-    return mask if known is not None and known.dtype == "bool" else cx.op.Cast(mask, to=ir.DataType.BOOL)
 
 
 def causal_mask(cx: GraphContext, query: ir.Value, value: ir.Value) -> ir.Value:
@@ -110,8 +106,8 @@ def merged(
 ) -> ir.Value | None:
     """The conjunction of the padding mask and the attention mask: (b, 1 or queries, keys)."""
     padding = mask_of(inputs) if padding is None else padding
-    masks = [] if padding is None else [cx.op.Unsqueeze(boolean(cx, padding), [1])]
-    masks += [] if mask is None else [boolean(cx, mask)]
+    masks = [] if padding is None else [cx.op.Unsqueeze(as_bool(cx, padding), [1])]
+    masks += [] if mask is None else [as_bool(cx, mask)]
     if len(masks) == 2:
         return cx.op.And(*masks)
     return masks[0] if masks else None

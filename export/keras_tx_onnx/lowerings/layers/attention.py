@@ -11,8 +11,8 @@ import onnx_ir as ir
 from keras import layers
 
 from keras_tx.errors import ExportError
-from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
-from keras_tx_onnx.lowerings.nodes.arguments import reduced
+from keras_tx_onnx.graph.builder import GraphContext, shape_of
+from keras_tx_onnx.lowerings.nodes.arguments import as_bool, reduced
 from keras_tx_onnx.lowerings.nodes.attention import LOWEST, Heads, all_of, attend, counting, length
 from keras_tx_onnx.reading.keras_masks import MASK, mask_of
 from keras_tx_onnx.reading.registry import lowers
@@ -117,17 +117,12 @@ def _written_masks(
         distance = cx.op.Abs(cx.op.Sub(*_places(cx, query, value)))
         masks.append(cx.op.Less(distance, np.int64(window)))
     if attention_mask is not None:
-        masks.append(_boolean(cx, attention_mask))
+        masks.append(as_bool(cx, attention_mask))
     return masks
 
 
 def _at(cx: GraphContext, mask: ir.Value | None, axis: int) -> ir.Value | None:
-    return None if mask is None else cx.op.Unsqueeze(_boolean(cx, mask), [axis])
-
-
-def _boolean(cx: GraphContext, mask: ir.Value) -> ir.Value:
-    known = mask.meta.get(KERAS_TENSOR)
-    return mask if known is not None and known.dtype == "bool" else cx.op.Cast(mask, to=ir.DataType.BOOL)
+    return None if mask is None else cx.op.Unsqueeze(as_bool(cx, mask), [axis])
 
 
 def _places(cx: GraphContext, query: ir.Value, value: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -299,7 +294,7 @@ def _combined_mask(
     """Which keys (b, queries or 1, keys) a query sees; `rows` and `columns` have axes of these sizes."""
     seen = None
     if of_value is not None:
-        seen = _boolean(cx, of_value)
+        seen = as_bool(cx, of_value)
         seen = cx.op.Unsqueeze(seen, [-2]) if causal or len(shape_of(of_value)) == 2 else seen
     if causal:
         queries, keys = (
