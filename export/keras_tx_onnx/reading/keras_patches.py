@@ -46,6 +46,8 @@ _LOCK = threading.Lock()
 _open_contexts = 0
 _replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, the former entry of its namespace, ours
 _ABSENT = object()
+# Packages with thousands of modules that import nothing of keras.ops.
+_WITHOUT_KERAS = sys.stdlib_module_names | {"google", "jax", "numpy", "scipy", "sympy", "tensorflow", "torch"}
 
 
 # -- contexts -----------------------------------------------------------------------------------------------
@@ -150,7 +152,8 @@ def _replace_imported(make: dict[str, Callable[[Any], Any]]) -> None:
     functions = {name: getattr(keras.ops, name) for name in make}
     extended = {name: functools.wraps(usual)(make[name](usual)) for name, usual in functions.items()}
     for module_name, module in list(sys.modules.items()):
-        if not module_name.startswith("keras.src.ops."):
+        package = module_name.partition(".")[0]
+        if package not in _WITHOUT_KERAS and not module_name.startswith("keras.src.ops."):
             space = getattr(module, "__dict__", {})
             for name, usual in functions.items():
                 if space.get(name) is usual:
