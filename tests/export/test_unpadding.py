@@ -39,8 +39,8 @@ def test_dense_layers_and_norms_skip_padding(opset: int, tmp_path):
 @pytest.mark.parametrize("head", ["none", "masked", "tags", "span", "sentence"])
 def test_rows_without_tokens(head: str, options: dict, tmp_path):
     model = tiny(HEADS[head], **options)
-    export_onnx(model, tmp_path / "x")
-    export_onnx(model, tmp_path / "y", unpad=False)
+    export_onnx(model, tmp_path / "x", verify=False)
+    export_onnx(model, tmp_path / "y", unpad=False, verify=False)
     empty = {name: value * np.array([[1], [0], [1]]) for name, value in EXAMPLE.items()}
     outputs, padded, full = (
         run(tmp_path / "x", empty),
