@@ -18,7 +18,7 @@ class OurDocstrings(griffe.Extension):
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
-            obj.docstring.value = fenced(listed(obj.docstring.value))
+            obj.docstring.value = fenced(listed(split_arguments(obj.docstring.value)))
             if line := self.import_line(obj.path):
                 obj.docstring.value = f"```python\n{line}\n```\n\n{obj.docstring.value}"
 
@@ -42,6 +42,19 @@ def exports() -> list[tuple[str, str, str]]:
                 elif isinstance(node, ast.FunctionDef | ast.ClassDef):
                     rows.append((package, package, node.name))
     return sorted(rows, key=lambda row: (row[0].count("."), row))
+
+
+def split_arguments(text: str) -> str:
+    """Repeats the description of several arguments, "a, b: ...", for each of them."""
+    before, heading, after = text.partition("\nArgs:\n")
+    section, blank, rest = after.partition("\n\n")
+    entry = r"^( +)(\w+(?:, \w+)+): (.*(?:\n\1 +.*)*)"
+
+    def repeated(match: re.Match[str]) -> str:
+        indent, names, description = match.groups()
+        return "\n".join(f"{indent}{name}: {description}" for name in names.split(", "))
+
+    return before + heading + re.sub(entry, repeated, section, flags=re.MULTILINE) + blank + rest
 
 
 def fenced(text: str) -> str:

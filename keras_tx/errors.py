@@ -37,7 +37,7 @@ class ConfigError(KerasTxError, ValueError):
 
 
 class ExportError(KerasTxError, RuntimeError):
-    """The model cannot be exported. No folder is written under the final name."""
+    """The model cannot be exported. No folder is written to the final path."""
 
 
 class FolderError(KerasTxError, ValueError):

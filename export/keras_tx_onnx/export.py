@@ -49,7 +49,7 @@ def export_onnx(
 ) -> Report:
     """Exports a Keras model to a folder for onnxruntime, keras_tx.runtime and other clients.
 
-    The graph is compared with Keras in onnxruntime before the folder gets its name. If a step fails, no
+    The graph is verified against Keras before the folder is written to its final path. If a step fails, no
     folder is written.
 
     Args:

@@ -99,7 +99,7 @@ def load(
             adds precisions to a folder.
 
     Returns:
-        The model of the folder's task, whose call runs its method: `ImageClassifier` and `TextClassifier`
+        The model of the folder's task, whose call runs its method. `ImageClassifier` and `TextClassifier`
         (`classify`), `ImageEmbedder` and `TextEmbedder` (`embed`), `TextTagger` (`tag`), `QuestionAnswerer`
         (`answer`), `MaskFiller` and `PretrainedEncoder` (`fill`), `TextGenerator` and `TextToTextGenerator`
         (`generate`), `Translator` (`translate`), `Summarizer` (`summarize`); or a `GenericModel` (`run`) for

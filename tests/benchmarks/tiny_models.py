@@ -17,7 +17,8 @@ from tests.drawing import redraw
 def make_place(place: Path, model: Any, cases: tuple[Case, ...], folder: bool = True) -> Path:
     place.mkdir(parents=True)
     redraw(model)
-    np.savez(place / "inputs.npz", **models.inputs(model, cases))
+    arrays: dict[str, Any] = models.inputs(model, cases)
+    np.savez(place / "inputs.npz", **arrays)
     model.save(place / "model.keras")
     keras_tx.save_checkpoint(model, place / "huggingface")
     if folder:

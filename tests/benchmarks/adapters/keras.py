@@ -82,7 +82,7 @@ class _Hub(Adapter):
     def imports(self) -> None:
         import keras_tx
 
-        keras_tx.load_model, keras_tx.to_keras_hub  # noqa: B018
+        _ = keras_tx.load_model, keras_tx.to_keras_hub
 
     def load(self) -> None:
         self.model = hub_model(self.place)
