@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from keras_tx.processing.documents import Part
     from keras_tx.progress_bar import ProgressBar
 
-SUMMARY = "convert text files to token files for training a GPT"
+SUMMARY = "convert text files to token files for training a GPT or T5"
 DESCRIPTION = """\
 Reads UTF-8 text files of any size, and writes a new folder with train.tokens, validation.tokens and the
 tokenizer. Training reads this folder:
@@ -28,6 +28,7 @@ EPILOG = """\
 examples:
   keras-tx tokens manual manual.txt --characters                 one token per character
   keras-tx tokens books *.txt --train-bpe 8000                   train a byte-level BPE on the texts first
+  keras-tx tokens books *.txt --train-unigram 8000               train T5's kind of tokenizer
   keras-tx tokens books *.txt --tokenizer gpt2                   use a folder with tokenizer.json, or the file
   keras-tx tokens poems all.txt --characters --separator "***"   lines with *** separate documents
   keras-tx tokens mails mails.txt --train-bpe 4000 --document-per line --validation 0.01
@@ -48,6 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=whole,
         metavar="N",
         help="train a byte-level BPE with N tokens (GPT-2 has 50257)",
+    )
+    kind.add_argument(
+        "--train-unigram",
+        type=whole,
+        metavar="N",
+        help="train a Unigram tokenizer like T5's with N tokens, 100 of them sentinels (T5 has 32100)",
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
@@ -99,7 +106,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _transform(arguments: argparse.Namespace, parts: list[Part]) -> TextTransform:
-    from keras_tx.processing import TextTransform, character_vocabulary, train_byte_bpe
+    from keras_tx.processing import TextTransform, character_vocabulary, train_byte_bpe, train_unigram
     from keras_tx.processing.documents import documents
 
     if arguments.tokenizer is not None:
@@ -113,6 +120,8 @@ def _transform(arguments: argparse.Namespace, parts: list[Part]) -> TextTransfor
 
         if arguments.characters:
             return character_vocabulary(texts(), eos_token=END_OF_TEXT)
+        if arguments.train_unigram:
+            return train_unigram(texts(), arguments.train_unigram)
         return train_byte_bpe(texts(), arguments.train_bpe)
 
 

@@ -15,7 +15,7 @@ from keras_tx.processing.sentencepiece_file import read_model, remedy
 from keras_tx.processing.sentencepiece_tokenizer import sentencepiece_tokenizer, shared_tokenizer
 
 SOURCE, TARGET = "source.spm", "target.spm"  # of Marian, with a vocab.json
-FILES = ("spiece.model", "tokenizer.model")
+FILES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
 SUFFIXES = (".model", ".spm")
 # By tokenizer_class without "Tokenizer", or by model_type: texts end with </s>, or are as add_bos_token and
 # add_eos_token say. The tokenizers of other classes number or add tokens in ways of their own.

@@ -7,8 +7,18 @@ import warnings
 from typing import Any
 
 from keras_tx.errors import ConfigError
-from keras_tx.processing import TextTransform, byte_bpe, wordpiece
+from keras_tx.processing import TextTransform, byte_bpe, sentencepiece, wordpiece
 from keras_tx.processing.tokenizer_kinds import BERT_TOKENS, ROBERTA_TOKENS
+
+# The tokens that the preprocessors of these tokenizers add, and T5's sentinels, which its model file lacks.
+# Other tokenizers number or add tokens in ways of their own.
+SENTENCEPIECE: dict[str, dict[str, Any]] = {
+    "T5Tokenizer": {"add_eos": True, "sentinels": 100},
+    "GemmaTokenizer": {"add_bos": True},
+    "LlamaTokenizer": {"add_bos": True},
+    "MistralTokenizer": {"add_bos": True},
+    "SentencePieceTokenizer": {},
+}
 
 
 def text_transform(preprocessor: Any, where: str) -> TextTransform | None:
@@ -44,7 +54,9 @@ def converted(preprocessor: Any) -> TextTransform:
         return _wordpiece(tokenizer, longest)
     if "BytePairTokenizer" in names:
         return _byte_pairs(tokenizer, longest)
-    raise ConfigError("it is neither WordPiece nor byte-level BPE")
+    if type(tokenizer).__name__ in SENTENCEPIECE:
+        return _sentencepiece(tokenizer, longest)
+    raise ConfigError("it is none of WordPiece, byte-level BPE, T5's, Gemma's, Llama's and Mistral's")
 
 
 def _wordpiece(tokenizer: Any, longest: int | None) -> TextTransform:
@@ -74,6 +86,19 @@ def _byte_pairs(tokenizer: Any, longest: int | None) -> TextTransform:
         max_length=longest,
         **special,
     )
+
+
+def _sentencepiece(tokenizer: Any, longest: int | None) -> TextTransform:
+    if not tokenizer.proto:
+        raise ConfigError("it has no proto")
+    options = dict(SENTENCEPIECE[type(tokenizer).__name__])
+    if any("<extra_id_" in token for token in tokenizer.get_vocabulary()):
+        options.pop("sentinels", None)
+    names = {"start_token": "bos_token", "end_token": "eos_token", "pad_token": "pad_token"}
+    special = {ours: token for name, ours in names.items() if (token := getattr(tokenizer, name, None))}
+    if "add_eos" in options:
+        special.pop("bos_token", None)  # T5's is its pad_token, which keras-hub does not add
+    return sentencepiece(bytes(tokenizer.proto), **options, **special, max_length=longest)
 
 
 def tokenizer_of(transform: TextTransform, name: str) -> Any:

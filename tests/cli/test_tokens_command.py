@@ -43,6 +43,14 @@ def test_trained_bpe_is_reused(tx, tmp_path, poem):
         assert not (folder / "validation.tokens").exists()
 
 
+def test_trained_unigram_has_sentinels(tx, tmp_path, poem):
+    assert tx("tokens", tmp_path / "out", poem, "--train-unigram", 200, "--validation", 0).code == 0
+    transform, tokens = TextTransform.load(tmp_path / "out"), TokenFile(tmp_path / "out" / "train.tokens")
+    assert len(transform.sentinel_ids()) == 100
+    assert tokens.end_of_text == transform.id_of("</s>") == 1
+    assert transform.decode(tokens[:]) == " ".join(poem.read_text().split())
+
+
 def test_a_separator(tx, tmp_path):
     (tmp_path / "all.txt").write_text("a\n\nb\n***\nc\n***\n", encoding="utf-8")
     options = ("--characters", "--separator", "***", "--validation", 0.5)
@@ -61,10 +69,11 @@ def test_progress_bar_on_a_terminal(tx, tmp_path, poem, monkeypatch):
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ([], "one of the arguments --tokenizer --characters --train-bpe is required"),
+        ([], "--tokenizer --characters --train-bpe --train-unigram is required"),
         (["--characters", "--train-bpe", "300"], "not allowed with argument"),
         (["--train-bpe", "none"], "--train-bpe: 'none'"),
         (["--train-bpe", "12"], "size=12"),
+        (["--train-unigram", "100"], "size=100"),
         (["--characters", "--validation", "10"], "--validation: '10'"),
         (["--characters", "--document-per", "page"], "invalid choice: 'page'"),
         (["--characters", "--document-per", "line", "--separator", "x"], "not allowed with argument"),

@@ -17,6 +17,7 @@ from keras_tx.processing import (
     corpus,
     documents,
     train_byte_bpe,
+    train_unigram,
     write_tokens,
 )
 
@@ -171,3 +172,15 @@ def test_long_file_is_read_in_chunks(tmp_path):
         (("", chunk) for chunk in documents.documents(documents.whole_files([path]))), corpus._plain(LETTERS)
     )
     assert max(len(chunk.text) for _, chunk in pieces) <= corpus.LONG
+
+
+def test_long_document_has_the_tokens_of_the_whole(tmp_path, monkeypatch):
+    """Unigram's tokens start with the space before a word, and each chunk gets one."""
+    monkeypatch.setattr(corpus, "LONG", 300)
+    text = " ".join(f"the cat {number} </s> sat on  the\nmat" for number in range(200))
+    transform = train_unigram([text], 60, sentinels=0)
+    write_tokens(tmp_path / "out", files(tmp_path, text), transform)
+    plain = corpus._plain(transform)
+    tokens = TokenFile(tmp_path / "out" / "train.tokens")
+    assert tokens[:].tolist() == [*plain.encode(text, add_special_tokens=False).ids, 1]
+    assert tokens[:].tolist().count(1) == 1

@@ -308,11 +308,14 @@ def _processing(folder: Path | None) -> TextTransform | None:
     if any((folder / name).is_file() for name in (contract.TOKENIZER, contract.VOCAB_JSON)):
         return TextTransform.load(folder, segments=False)
     if (folder / SENTENCEPIECE).is_file():
-        warnings.warn(
-            f"{folder} has {SENTENCEPIECE} but no {contract.TOKENIZER}, so the model has no tokenizer. "
-            "Write one with transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder).",
-            stacklevel=user_stacklevel(),
-        )
+        try:
+            return TextTransform.load(folder, segments=False)
+        except ConfigError as error:
+            warnings.warn(
+                f"{folder} has {SENTENCEPIECE} but no {contract.TOKENIZER}, so the model has no tokenizer: "
+                f"{error}",
+                stacklevel=user_stacklevel(),
+            )
     return None
 
 
