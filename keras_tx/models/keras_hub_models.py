@@ -24,7 +24,6 @@ URLS = ("kaggle://", "modelscope://", "gs://")
 # presets if keras-hub does not read Hugging Face's files of the family.
 OTHERS: dict[str, tuple[str, str | None]] = {
     "albert": ("AlbertBackbone", None),
-    "bart": ("BartBackbone", None),
     "blip-2": ("BLIP2Backbone", None),
     "bloom": ("BloomBackbone", "bloom_560m_multi"),
     "clip": ("CLIPBackbone", "clip_vit_base_patch32"),
@@ -53,7 +52,6 @@ OTHERS: dict[str, tuple[str, str | None]] = {
     "siglip": ("SigLIPBackbone", "siglip_base_patch16_224"),
     "smollm3": ("SmolLM3Backbone", None),
     "swin": ("SwinTransformerBackbone", None),
-    "t5": ("T5Backbone", "t5_small_multi"),
     "t5gemma": ("T5GemmaBackbone", None),
     "whisper": ("WhisperBackbone", "whisper_tiny_en"),
 }

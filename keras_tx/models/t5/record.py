@@ -1,11 +1,17 @@
 """The record of the T5 family."""
 
-from keras_tx.models.families import Family, HuggingFace
+from keras_tx.models.families import Family, HuggingFace, KerasHub
 from keras_tx.models.t5.model import T5, VARIANTS, t5
 
 
 def _huggingface() -> HuggingFace:
     from keras_tx.models.t5.huggingface import CONVERTER
+
+    return CONVERTER
+
+
+def _keras_hub() -> KerasHub:
+    from keras_tx.models.t5.keras_hub import CONVERTER
 
     return CONVERTER
 
@@ -18,4 +24,5 @@ RECORD = Family(
     variants=tuple(VARIANTS),
     interface="encoder-decoder",
     huggingface=_huggingface,
+    keras_hub=_keras_hub,
 )
