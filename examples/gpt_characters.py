@@ -12,7 +12,7 @@ a CPU: 4 blocks of 4 heads, width 128, context 64, batches of 12, 2000 steps, no
 for a GPU, 6 blocks of width 384, context 256, batches of 64 and 5000 steps, is keras_tx.gpt("char"); on two
 cores it takes hours.)
 
-Interrupted, the same command goes on where it was.
+After an interruption, the same command resumes.
 """
 
 from __future__ import annotations

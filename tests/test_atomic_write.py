@@ -1,4 +1,4 @@
-"""Folders that killed processes left are removed by the next one that writes beside them, and no others."""
+"""Temporary folders of killed processes are removed by the next writer, and no others."""
 
 from __future__ import annotations
 

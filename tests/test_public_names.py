@@ -1,4 +1,4 @@
-"""The lazy public names: all there, all documented, and cheap until used."""
+"""The lazy public names exist, are documented, and load nothing until they are used."""
 
 from __future__ import annotations
 

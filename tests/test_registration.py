@@ -1,4 +1,4 @@
-"""Keras finds our classes in a process that has imported keras_tx and used nothing of it."""
+"""Keras loads registered classes in a process that has only imported keras_tx."""
 
 from __future__ import annotations
 

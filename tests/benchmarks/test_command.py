@@ -1,4 +1,4 @@
-"""The command line: what it runs, what it leaves out and says, and what it refuses."""
+"""The command line of the benchmark: selection, omissions and errors."""
 
 from __future__ import annotations
 

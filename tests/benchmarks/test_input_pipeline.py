@@ -1,4 +1,4 @@
-"""The benchmark of waiting for data runs, for every task."""
+"""The benchmark of input pipelines runs for every task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark runs its contenders in turns and says what it could not measure."""
+"""The benchmark interleaves its contenders, and reports what it cannot measure."""
 
 from __future__ import annotations
 

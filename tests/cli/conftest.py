@@ -1,4 +1,4 @@
-"""Small exported folders, made once, and copies of them that a test may spoil."""
+"""Small exported folders, made once, and copies that a test may damage."""
 
 from __future__ import annotations
 

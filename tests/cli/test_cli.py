@@ -1,4 +1,4 @@
-"""The program around the commands: help, version, and errors of one line."""
+"""The command line: help, version, and one-line errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo, once as it is: its accuracy is promised in the README."""
+"""The demo reaches the accuracy that the README states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor's judgements, on facts of many machines, and the gathering on this one."""
+"""keras-tx doctor: findings for made-up machines, and the facts of this one."""
 
 from __future__ import annotations
 

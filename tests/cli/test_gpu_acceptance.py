@@ -1,4 +1,4 @@
-"""The GPU script's steps, on a machine without one, at a small size."""
+"""examples/gpu_acceptance.py on the CPU, at a small size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the acceptance scripts in Python share. Their environments have no keras_tx: NumPy only."""
+"""Functions that the acceptance scripts in Python share, with NumPy only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of GPTs, and how our runtime goes on with prompts."""
+"""Folders of GPTs, with the texts that keras_tx.runtime generates."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def drawn(model: Any) -> Any:
 
 
 def make(out: Path, name: str) -> dict[str, dict[str, Any]]:
-    """The folder, and how each of its files goes on."""
+    """The folder, and the texts that each of its files generates."""
     variant, options = CASES[name]
     model = drawn(keras_tx.gpt(variant, max_length=64, **options))
     opset = 17 if name.endswith("opset_17") else contract.DEFAULT_OPSET

@@ -1,4 +1,4 @@
-"""What the lines of docs/clients.md must give: the folders that they open, and our runtime's answers."""
+"""The folders that the lines of docs/clients.md open, with the outputs of keras_tx.runtime."""
 
 from __future__ import annotations
 

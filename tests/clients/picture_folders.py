@@ -1,4 +1,4 @@
-"""Folders of ViTs, and what our runtime says about pictures of exactly their size: no client resizes."""
+"""Folders of ViTs, with the outputs of keras_tx.runtime for images of exactly their size."""
 
 from __future__ import annotations
 

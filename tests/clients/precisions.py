@@ -1,4 +1,4 @@
-"""Folders with files of every precision. Each file is a case, and says how near other kernels must come."""
+"""Folders with files of every precision. Each file is a case with its own tolerance."""
 
 from __future__ import annotations
 

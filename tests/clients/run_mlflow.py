@@ -1,4 +1,4 @@
-"""mlflow: the graph logged as an ONNX model, loaded again, and asked by its pyfunc."""
+"""mlflow: the graph is logged as an ONNX model, loaded, and called as a pyfunc."""
 
 from __future__ import annotations
 

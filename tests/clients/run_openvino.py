@@ -1,4 +1,4 @@
-"""OpenVINO opens the ONNX file by itself: pixels and ids are prepared here, as the other files say."""
+"""OpenVINO opens the ONNX file. Pixels and ids are prepared here, from the folder's other files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of BERTs and their relatives, and what our runtime says about texts."""
+"""Folders of BERTs, RoBERTas and DistilBERTs, with the outputs of keras_tx.runtime for texts."""
 
 from __future__ import annotations
 

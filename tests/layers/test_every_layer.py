@@ -1,4 +1,4 @@
-"""What every layer owes: Keras's own checks, a .keras round trip, half precision, weights of its own."""
+"""Every layer passes Keras's own checks, a .keras round trip, half precision, and has distinct weights."""
 
 from __future__ import annotations
 

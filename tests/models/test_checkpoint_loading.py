@@ -1,4 +1,4 @@
-"""Models that start from a checkpoint and are saved again: all sources, and the errors."""
+"""from_checkpoint, weights= and save_checkpoint: all sources, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""compile() knows that heads give logits."""
+"""compile() selects losses and metrics for logits."""
 
 from __future__ import annotations
 

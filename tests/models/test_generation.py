@@ -1,4 +1,4 @@
-"""A GPT in Keras, its exported folder and transformers give the same tokens."""
+"""A GPT in Keras, its exported folder and transformers generate the same tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels that no class has are refused by name and row, before a step is made."""
+"""Invalid labels raise with their row, before the first step."""
 
 from __future__ import annotations
 

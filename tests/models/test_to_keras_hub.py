@@ -1,4 +1,4 @@
-"""One name leads to keras-hub, whatever the family."""
+"""to_keras_hub converts models of every family."""
 
 from __future__ import annotations
 

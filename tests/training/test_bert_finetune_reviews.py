@@ -1,4 +1,4 @@
-"""examples/bert_finetune_reviews.py at a small size, on weights and a CSV of our own."""
+"""examples/bert_finetune_reviews.py at a small size, with generated weights and a generated CSV file."""
 
 from __future__ import annotations
 

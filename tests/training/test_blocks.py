@@ -1,4 +1,4 @@
-"""Blocks of a token file: which tokens come, in which order, and what is refused."""
+"""Blocks of a token file: contents, order, and errors."""
 
 from __future__ import annotations
 

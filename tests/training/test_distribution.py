@@ -1,4 +1,4 @@
-"""Several devices on TensorFlow: what trains on them, and a warning for what does not."""
+"""Several devices on TensorFlow: MirroredStrategy trains, keras.distribution warns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first batch of every source is checked; none is read twice, and nothing is trained on a wrong one."""
+"""The first batch of every source is checked before training, and no batch is read twice."""
 
 from __future__ import annotations
 

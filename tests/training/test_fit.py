@@ -1,4 +1,4 @@
-"""`model.fit` as people call it: any source of data, every precision, with and without XLA."""
+"""`model.fit` with every data source and precision, with and without XLA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches from texts: their labels, their statistics, and that a seed repeats them."""
+"""Batches of texts: labels, statistics, and equal batches for equal seeds."""
 
 from __future__ import annotations
 

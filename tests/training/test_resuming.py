@@ -1,4 +1,4 @@
-"""Interrupted training resumes as if nothing had happened: batches, weights, dropout, losses, epochs."""
+"""A resumed training equals an uninterrupted one: batches, weights, dropout, losses, epochs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small model of each family and head, for tests of what goes in and out."""
+"""A small model of each family and head, for tests of checkpoints."""
 
 from __future__ import annotations
 

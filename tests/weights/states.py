@@ -28,7 +28,7 @@ def state_of(theirs: Any) -> dict[str, np.ndarray]:
 
 
 def put(model: GPT, state: State) -> Filled:
-    """Gives a model of ours the weights of a state."""
+    """Assigns the tensors of a state to a model."""
     shapes = {name: x.shape for name, x in state.items()}
     tensors = Tensors("the state", shapes, state.__getitem__)
     return fill(model, huggingface.plan(model, tensors), tensors)

@@ -1,4 +1,4 @@
-"""Folders and files of others: config, shards, links, pickles, and the Hub with and without a network."""
+"""Checkpoint folders and files: config, shards, links, pickles, and the Hub with and without a network."""
 
 from __future__ import annotations
 

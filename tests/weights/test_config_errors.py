@@ -1,4 +1,4 @@
-"""Errors about a checkpoint's config name the file and its key; names of other libraries lead to our own."""
+"""Errors about a checkpoint's config name the file, the key, and the name in keras-tx."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NaN and infinite weights are refused, by the name of the tensor: in every way in, saved and exported."""
+"""NaN and infinite weights raise with the name of the tensor, in loading, saving and exporting."""
 
 from __future__ import annotations
 

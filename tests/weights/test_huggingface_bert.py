@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and DistilBERT: folders of transformers are read, give the same, and are written again."""
+"""BERT, RoBERTa and DistilBERT of Hugging Face: equal outputs and tensors after loading and saving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face's GPT-2, Llama and Mistral become ours and back: equal outputs, tensors bit for bit."""
+"""GPT-2, Llama and Mistral of Hugging Face: equal outputs and tensors after loading and saving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Keras saved of a model of ours, and live ones, as sources of weights; and files that lie."""
+"""Weights of .keras and .weights.h5 files and of models in memory; damaged files raise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""keras-hub's BERT, RoBERTa and DistilBERT: objects and presets are read, give the same, and come back."""
+"""keras-hub's BERT, RoBERTa and DistilBERT: equal outputs after conversion in both directions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""keras-hub's GPT-2 and Llama become ours and back: equal outputs, greedy tokens, tensors bit for bit."""
+"""keras-hub's GPT-2 and Llama: equal outputs, tokens and tensors after conversion in both directions."""
 
 from __future__ import annotations
 

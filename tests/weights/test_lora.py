@@ -1,4 +1,4 @@
-"""Keras's LoRA: every way out of a model has the matrices merged into the weights that they adapt."""
+"""Keras's LoRA matrices are merged into the weights that are saved, converted or exported."""
 
 from __future__ import annotations
 

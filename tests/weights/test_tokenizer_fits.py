@@ -1,4 +1,4 @@
-"""Another tokenizer than the model's own is refused; far fewer tokens than rows of the table is a warning."""
+"""A tokenizer that contradicts the checkpoint raises; a far smaller vocabulary than the table warns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of transformers' models: equal outputs with random weights, saved back, exported and run."""
+"""Options of transformers' models: equal outputs with random weights, saved, exported and run."""
 
 from __future__ import annotations
 

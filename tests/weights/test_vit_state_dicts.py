@@ -1,4 +1,4 @@
-"""Lone files with the names of timm, of DINOv2's authors and of torchvision."""
+"""State dicts of timm, of DINOv2's authors and of torchvision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways in that the families share: shards, half precision, `weights=`; and what the golden files weigh."""
+"""Loading, for all families: shards, half precision and `weights=`; the size of the golden files."""
 
 from __future__ import annotations
 

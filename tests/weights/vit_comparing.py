@@ -1,4 +1,4 @@
-"""Compares a ViT of ours with what a reference implementation gave for the same weights."""
+"""Compares a ViT with the outputs of a reference implementation for the same weights."""
 
 from __future__ import annotations
 
