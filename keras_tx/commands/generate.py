@@ -163,7 +163,7 @@ def execute(arguments: argparse.Namespace) -> int:
         if arguments.interactive:
             _check_interactive(arguments, beams)
             _converse(model, prompt, options, arguments.ids or model.tokenizer is None)
-        elif arguments.json or arguments.samples is not None or beams:
+        elif arguments.json or arguments.samples or beams or model.defaults.get("num_beams", 1) > 1:
             _generate(model, text, prompt, {**options, **beams}, arguments)
         else:
             _stream(model, text, prompt, options, arguments)

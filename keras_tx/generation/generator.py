@@ -7,6 +7,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.errors import ConfigError, InputError, nearest, true_or_false, whole_number
 from keras_tx.generation.beam_search import BeamSearch, Hypothesis, search
-from keras_tx.generation.constraints import UNCONSTRAINED, Constraints
+from keras_tx.generation.constraints import Constraints
 from keras_tx.generation.decoding_loop import (
     Decoder,
     Limits,
@@ -30,6 +31,8 @@ from keras_tx.processing.detokenizer import Detokenizer
 
 Prompt = str | Sequence[int] | np.ndarray
 SAMPLING = tuple(field.name for field in dataclasses.fields(Sampling))
+NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
+BEAMS = ("length_penalty", "early_stopping")
 CONSTRAINTS = tuple(field.name for field in dataclasses.fields(Constraints))
 
 
@@ -99,7 +102,10 @@ class BaseGenerator:
         stop_ids: the end-of-text tokens.
         name: name of the model in error messages.
         tokenizer: a tokenizers.Tokenizer, or None.
-        constraints: of the model, where a call has no others.
+        defaults: options of `generate` and `stream`, by name, where a call has no others.
+
+    Raises:
+        ConfigError: if a default is out of range.
     """
 
     KIND = "prompt"  # the name of an input in error messages
@@ -111,14 +117,16 @@ class BaseGenerator:
         stop_ids: frozenset[int],
         name: str,
         tokenizer: Any,
-        constraints: Constraints = UNCONSTRAINED,
+        defaults: Mapping[str, Any] = NO_DEFAULTS,
     ) -> None:
         self.decoder = decoder
         self.stop_ids = stop_ids
         self.name = name
         self.tokenizer = tokenizer
         self.target_tokenizer = tokenizer  # decodes the new tokens
-        self.constraints = constraints
+        self.defaults = defaults
+        self._next_token({}, self.generate)
+        self._beam_search(None, None, None, 1, Sampling(), Limits())
 
     def condition(self, ids: list[list[int]]) -> tuple[Decoder, list[list[int]]]:
         """The decoder of some inputs, and the tokens with which their texts begin."""
@@ -144,7 +152,7 @@ class BaseGenerator:
         deadline: float | None = None,
         cancelled: Callable[[], bool] | None = None,
         at_context: str = "stop",
-        num_beams: int = 1,
+        num_beams: int | None = None,
         length_penalty: float | None = None,
         early_stopping: bool | str | None = None,
         batch_size: int = 32,
@@ -163,7 +171,8 @@ class BaseGenerator:
             deadline: seconds after which no new token is started.
             cancelled: a function that is called before each token; all texts end when it returns True.
             at_context: "stop", or "slide" to continue beyond the model's context with its last half.
-            num_beams: above 1 a beam search for the most probable text; see `BeamSearch`.
+            num_beams: above 1 a beam search for the most probable text; see `BeamSearch`. By default that of
+                the model, or 1.
             length_penalty: option of beam search.
             early_stopping: option of beam search.
             batch_size: number of prompts that run together.
@@ -191,7 +200,7 @@ class BaseGenerator:
             _stop_strings(stop, self.target_tokenizer),
             sampling,
             constraints,
-            _beam_search(num_beams, length_penalty, early_stopping, count, sampling, limits),
+            self._beam_search(num_beams, length_penalty, early_stopping, count, sampling, limits),
             true_or_false("log_probabilities", log_probabilities),
         )
         groups = self._batches(ids, request, whole_number("batch_size", batch_size))
@@ -332,11 +341,33 @@ class BaseGenerator:
                     f"{method.__name__} has no option {name!r}. "
                     f"{nearest(name, (*known, *SAMPLING, *CONSTRAINTS))}"
                 )
+        options = {**self.defaults, **options}
         sampling = Sampling(**{name: value for name, value in options.items() if name in SAMPLING})
-        changes = {name: value for name, value in options.items() if name in CONSTRAINTS}
-        constraints = dataclasses.replace(self.constraints, **changes)
+        constraints = Constraints(**{name: value for name, value in options.items() if name in CONSTRAINTS})
         constraints.check(self.decoder.vocabulary_size)
         return sampling, constraints
+
+    def _beam_search(
+        self,
+        num_beams: int | None,
+        length_penalty: float | None,
+        early_stopping: bool | str | None,
+        samples: int,
+        sampling: Sampling,
+        limits: Limits,
+    ) -> BeamSearch | None:
+        """The options of beam search; None for one beam.
+
+        The model's own number of beams is for calls that can search.
+        """
+        searches = not sampling.samples and limits.at_context == "stop"
+        own: int = self.defaults.get("num_beams", 1) if searches else 1
+        num_beams = own if num_beams is None else num_beams
+        options = {"length_penalty": length_penalty, "early_stopping": early_stopping}
+        options = {name: value for name, value in options.items() if value is not None}
+        if num_beams != 1:
+            options = {**{name: self.defaults[name] for name in BEAMS if name in self.defaults}, **options}
+        return _checked_beams(BeamSearch(num_beams, **options), options, samples, sampling, limits)
 
     def _limits(
         self,
@@ -508,18 +539,11 @@ def is_one(prompts: Any) -> bool:
     return bool(prompts) and all(isinstance(x, int | np.integer) for x in prompts)
 
 
-def _beam_search(
-    num_beams: int,
-    length_penalty: float | None,
-    early_stopping: bool | str | None,
-    samples: int,
-    sampling: Sampling,
-    limits: Limits,
+def _checked_beams(
+    beams: BeamSearch, options: Mapping[str, Any], samples: int, sampling: Sampling, limits: Limits
 ) -> BeamSearch | None:
-    """The options of beam search; None for one beam."""
-    options = {"length_penalty": length_penalty, "early_stopping": early_stopping}
-    options = {name: value for name, value in options.items() if value is not None}
-    beams = BeamSearch(num_beams, **options)
+    """The beam search, None for one beam; raises a ConfigError if it conflicts with other options."""
+    num_beams = beams.num_beams
     if beams.num_beams == 1:
         for name, value in options.items():
             raise ConfigError(f"{name}={value!r} requires num_beams above 1.")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from keras_tx.errors import ConfigError, InputError
-from keras_tx.generation.constraints import UNCONSTRAINED, Constraints
 from keras_tx.generation.decoding_loop import Decoder, Limits, score
-from keras_tx.generation.generator import BaseGenerator, Prompt, Scored, is_one
+from keras_tx.generation.generator import NO_DEFAULTS, BaseGenerator, Prompt, Scored, is_one
 
 
 class EncoderDecoder(Decoder, Protocol):
@@ -76,7 +75,7 @@ class Seq2SeqGenerator(BaseGenerator):
         name: name of the model in error messages.
         tokenizer: a tokenizers.Tokenizer, or None.
         target_tokenizer: that of target texts, if it differs.
-        constraints: of the model, where a call has no others.
+        defaults: options of `generate` and `stream`, by name, where a call has no others.
     """
 
     KIND = "source"
@@ -90,9 +89,9 @@ class Seq2SeqGenerator(BaseGenerator):
         name: str,
         tokenizer: Any,
         target_tokenizer: Any = None,
-        constraints: Constraints = UNCONSTRAINED,
+        defaults: Mapping[str, Any] = NO_DEFAULTS,
     ) -> None:
-        super().__init__(model, stop_ids, name, tokenizer, constraints)
+        super().__init__(model, stop_ids, name, tokenizer, defaults)
         self.model = model
         self.start_id = start_id
         self.target_tokenizer = target_tokenizer or tokenizer

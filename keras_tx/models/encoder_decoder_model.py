@@ -136,12 +136,6 @@ class EncoderDecoderModel(TextModel):
         """The first token of every target."""
         return self.config.pad_id if self.config.start_id is None else self.config.start_id
 
-    @property
-    def banned_ids(self) -> tuple[int, ...]:
-        """Tokens that are not part of a target: padding, unless it ends one."""
-        pad = self.config.pad_id
-        return () if pad in self.stops() else (pad,)
-
     def stops(self, transform: TextTransform | None = None) -> list[int]:
         """Returns the ids that end a target; empty if they are unknown."""
         if self.config.stop_ids is not None:

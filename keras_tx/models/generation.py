@@ -10,7 +10,7 @@ from keras import ops
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
-from keras_tx.generation import Constraints, Generator, Seq2SeqGenerator
+from keras_tx.generation import Generator, Seq2SeqGenerator
 from keras_tx.layers.key_value_cache import KeyValueCache, caching
 from keras_tx.models.encoder_decoder_model import EncoderDecoderModel
 from keras_tx.models.text_model import DecoderModel
@@ -42,7 +42,7 @@ def generate(
             end-of-text token.
         options: of keras_tx.generation.Generator.generate: max_new_tokens, samples, stop,
             temperature, top_k, top_p, min_p, repetition_penalty, seed, num_beams, log_probabilities ...
-            An encoder-decoder never generates its padding token, unless banned_ids= is passed.
+            The defaults of an encoder-decoder are `config.generation`.
 
     Returns:
         A keras_tx.generation.Generation (`.text`, `.ids`, `.finish`); for a list of prompts, a list of them.
@@ -108,9 +108,8 @@ def _generator(model: Any, tokenizer: Any, stop_tokens: Sequence[int] | None) ->
     name = f"model {model.name!r}"
     if isinstance(model, DecoderModel):
         return Generator(_CachedModel(model), stops, name, tokenizer)
-    constraints = Constraints(banned_ids=model.banned_ids)
-    decoder = _CachedEncoderDecoder(model)
-    return Seq2SeqGenerator(decoder, model.start_id, stops, name, tokenizer, target, constraints)
+    decoder, defaults = _CachedEncoderDecoder(model), model.config.generation or {}
+    return Seq2SeqGenerator(decoder, model.start_id, stops, name, tokenizer, target, defaults)
 
 
 class _CachedModel:

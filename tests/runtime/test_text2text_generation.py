@@ -98,6 +98,21 @@ def test_constraints_of_the_folder(tmp_path):
         assert model.generate(SOURCES[0], max_new_tokens=2).ids[0] == 5
 
 
+def test_beams_of_the_folder(tmp_path):
+    folder = make(tmp_path / "counter", num_beams=3, length_penalty=-2.0, early_stopping=True)
+    options: dict[str, Any] = {"max_new_tokens": 5}
+    with load(folder, provider="cpu") as model:
+        assert isinstance(model, TextToTextGenerator)
+        made = model.generate(SOURCES, samples=2, **options)
+        beams = {"num_beams": 3, "length_penalty": -2.0, "early_stopping": True}
+        expected = model.generate(SOURCES, samples=2, **beams, **options)
+        assert made == expected
+        other = model.generate(SOURCES, samples=2, length_penalty=1.0, **options)
+        assert [group[0].score for group in other] != [group[0].score for group in made]
+        assert model.generate(SOURCES[0], num_beams=1, **options).score is None
+        assert model.generate(SOURCES[0], seed=0, **options).score is None
+
+
 def test_warm_up_close_and_description(counter):
     counter.warm_up()
     counter.warm_up(encoder_sequence_length=5, batch_size=2)
@@ -146,8 +161,10 @@ def test_source_longer_than_context_raises(counter):
         ({"decoder_start_token_id": None}, "decoder_start_token_id is None"),
         ({"decoder_start_token_id": 31}, "decoder_start_token_id is 31"),
         ({"eos_token_id": 31}, "eos_token_id 31"),
-        ({"bad_words_ids": [[1, 2]]}, r"bad_words_ids is \[\[1, 2\]\]"),
+        ({"bad_words_ids": [[1, 2]]}, r"bad_words_ids=\[\[1, 2\]\]"),
         ({"forced_bos_token_id": 40}, "forced_first_id has 40"),
+        ({"num_beams": 0}, "num_beams is 0"),
+        ({"num_beams": 2, "length_penalty": "long"}, "length_penalty is 'long'"),
     ],
 )
 def test_invalid_generation_configs_raise(generation, message, tmp_path):

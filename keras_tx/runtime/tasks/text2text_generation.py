@@ -7,20 +7,14 @@ from typing import Any
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, FolderError, InputError, TextError
-from keras_tx.generation import Constraints, Seq2SeqGenerator
+from keras_tx.generation import Seq2SeqGenerator
+from keras_tx.generation.defaults import read_defaults
 from keras_tx.runtime.cached_decoder import context_of
 from keras_tx.runtime.encoder_decoder import GraphEncoderDecoder
 from keras_tx.runtime.folder import Folder
 from keras_tx.runtime.session import Session
 from keras_tx.runtime.tasks.base import Answer, DrawBar, LoadedModel, RunOptions, Task, check_tensors
 from keras_tx.runtime.tasks.text_generation import read_checked_tokenizer, run_example, stop_ids
-
-# Names of generation_config.json, and those of Constraints.
-CONSTRAINTS = {
-    "forced_bos_token_id": "forced_first_id",
-    "forced_eos_token_id": "forced_last_id",
-    "no_repeat_ngram_size": "no_repeat_ngram_size",
-}
 
 
 class TextToTextGenerator(LoadedModel, Seq2SeqGenerator):
@@ -41,9 +35,10 @@ class TextToTextGenerator(LoadedModel, Seq2SeqGenerator):
                 f"{folder.path / contract.MANIFEST} has no encoder, which the task {folder.manifest.task!r} "
                 "needs. Export again."
             )
+        specs, path = folder.manifest.encoder, folder.path / contract.GENERATION_CONFIG
         self.encoder_session = Session(folder.encoder, session.provider, session.threads)
         try:
-            specs = folder.manifest.encoder
+            specs, path = folder.manifest.encoder, folder.path / contract.GENERATION_CONFIG
             check_tensors(folder, self.encoder_session, specs.inputs, specs.outputs)
             model = GraphEncoderDecoder(self.encoder_session, session, context_of(folder))
             size = model.vocabulary_size
@@ -57,8 +52,11 @@ class TextToTextGenerator(LoadedModel, Seq2SeqGenerator):
                 str(folder.path),
                 source,
                 target,
-                _constraints(folder, size),
+                read_defaults(folder.generation or {}, contract.GENERATION_CONFIG),
             )
+        except ConfigError as error:
+            self.encoder_session.close()
+            raise FolderError(f"{path}: {error}") from error
         except Exception:
             self.encoder_session.close()
             raise
@@ -99,27 +97,6 @@ def _start_id(folder: Folder, vocabulary_size: int) -> int:
             f"id from 0 to {vocabulary_size - 1}. Export again."
         )
     return value
-
-
-def _constraints(folder: Folder, vocabulary_size: int) -> Constraints:
-    """The constraints of generation_config.json."""
-    config = folder.generation or {}
-    path = folder.path / contract.GENERATION_CONFIG
-    banned = config.get("bad_words_ids") or []
-    if not isinstance(banned, list) or any(not isinstance(x, list) or len(x) != 1 for x in banned):
-        raise FolderError(
-            f"{path}: bad_words_ids is {banned!r}, expected lists of one id. Longer sequences are not "
-            "supported."
-        )
-    values = {own: config[name] for name, own in CONSTRAINTS.items() if config.get(name) is not None}
-    if values.get("no_repeat_ngram_size") == 0:  # transformers' value for none
-        del values["no_repeat_ngram_size"]
-    try:
-        constraints = Constraints(banned_ids=[x for (x,) in banned], **values)
-        constraints.check(vocabulary_size)
-    except ConfigError as error:
-        raise FolderError(f"{path}: {error}") from error
-    return constraints
 
 
 def answer_with(name: str) -> Any:
