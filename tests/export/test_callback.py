@@ -13,7 +13,7 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.runtime.folder import open_folder, verify_hashes
 from keras_tx_onnx import ExportCallback, callback, export, tolerances
-from keras_tx_onnx.interfaces import base
+from keras_tx_onnx.interfaces import model_graph
 from tests.drawing import draw
 from tests.export.exporting import outputs_of, run
 
@@ -146,7 +146,7 @@ def test_unsupported_model_stops_before_the_first_epoch(tmp_path, monkeypatch):
     def fail(*args):
         raise ExportError("The layer 'x' has no lowering.")
 
-    monkeypatch.setattr(base, "lower", fail)
+    monkeypatch.setattr(model_graph, "lower", fail)
     logs = SetLogs(1.0)
     with pytest.raises(ExportError, match="Training was not started.*'x'"):
         fit(make(), logs, ExportCallback(tmp_path / "out"))
@@ -158,7 +158,7 @@ def test_failed_verification_stops_before_the_first_epoch(tmp_path, monkeypatch)
     def wrong(*args):
         raise ExportError("Output 'out' differs from Keras.")
 
-    monkeypatch.setattr(export, "verify_graph", wrong)
+    monkeypatch.setattr(export, "verify_graphs", wrong)
     logs = SetLogs(1.0)
     with pytest.raises(ExportError, match="Training was not started.*'out'"):
         fit(make(), logs, ExportCallback(tmp_path / "out"))
@@ -207,7 +207,7 @@ def test_model_built_by_its_first_batch_is_checked_after_it(tmp_path, monkeypatc
     def fail(*args):
         raise ExportError("No.")
 
-    monkeypatch.setattr(base, "lower", fail)
+    monkeypatch.setattr(model_graph, "lower", fail)
     logs = SetLogs(1.0)
     with pytest.raises(ExportError, match="Training (was not started|stopped after the first batch).*No."):
         fit(unbuilt(), logs, ExportCallback(tmp_path / "other"))
@@ -217,14 +217,14 @@ def test_model_built_by_its_first_batch_is_checked_after_it(tmp_path, monkeypatc
 def test_full_disk_keeps_the_previous_best(tmp_path, monkeypatch):
     model, logs = make(), SetLogs(3.0, 2.0, 1.0)
     ours = ExportCallback(tmp_path / "out")
-    manifest = export.write_manifest
+    manifest = export._write_manifest
 
     def fails(*args):
         if len(logs.weights) == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
         return manifest(*args)
 
-    monkeypatch.setattr(export, "write_manifest", fails)
+    monkeypatch.setattr(export, "_write_manifest", fails)
     with pytest.raises(ExportError, match="Epoch 2.*No space.*previous best"):
         fit(model, logs, ours, epochs=3)
     assert ours.best == 3.0

@@ -307,7 +307,7 @@ def test_missing_parents_are_created_and_removed_on_failure(model, tmp_path, mon
 
 @pytest.mark.parametrize("existing", [False, True])
 @pytest.mark.parametrize(
-    "step", ["write_graph", "check_graph", "write_files", "verify_graph", "write_manifest"]
+    "step", ["write_graph", "check_graph", "_write_files", "verify_graphs", "_write_manifest"]
 )
 def test_full_disk_leaves_no_files(model, step: str, existing: bool, tmp_path, monkeypatch):
     out = tmp_path / "out"
@@ -348,7 +348,7 @@ def test_interruption_leaves_no_files(model, tmp_path, monkeypatch):
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(export, "write_manifest", interrupt)
+    monkeypatch.setattr(export, "_write_manifest", interrupt)
     with pytest.raises(KeyboardInterrupt):
         export_onnx(model, tmp_path / "out")
     assert not list(tmp_path.iterdir())
