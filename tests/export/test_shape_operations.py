@@ -53,7 +53,14 @@ WRONG = np.array([[0, 3, -1], [1, 7, 2]], "int32")
         (lambda x: ops.moveaxis(x, (0, 1), (-1, -2)), (X,)),
         (lambda x: [ops.repeat(x, 2, 1), ops.repeat(x, [1, 2, 0], 2), ops.repeat(x, 2)], (X,)),
         (lambda x: [ops.tile(x, 2), ops.tile(x, (2, 1, 1, 2)), ops.flip(x), ops.flip(x, -1)], (X,)),
-        (lambda x: [ops.roll(x, 1), ops.roll(x, -1, 1), ops.roll(x, (1, 5), (1, 2))], (X,)),
+        (
+            lambda x: [ops.roll(x, 1), ops.roll(x, -1, 1), ops.roll(x, (1, 5), (1, 2)), ops.roll(x, 0, 1)],
+            (X,),
+        ),
+        (lambda x: [ops.sort(x, None), ops.append(x, x)], (X,)),
+        (lambda x: ops.take_along_axis(x, np.array([3, 0]), axis=None), (X,)),
+        (lambda x: [*ops.split(x, 2), *ops.split(x, [1])], (X,)),
+        (lambda x: ops.slice(x, ops.cast(ops.sum(x[0] * 0, 0), "int32"), (1, 2, 3)), (X,)),
         (
             lambda x: [ops.pad(x, ((1, 0), (0, 2), (1, 1))), ops.pad(x, [[0, 0], [2, 0], [0, 1]], "reflect")],
             (X,),
@@ -188,6 +195,12 @@ def test_variables_and_arrays_are_operands(tmp_path):
         (lambda x: ops.unstack(x, axis=0), "axis"),
         (lambda x: ops.pad(x, [[0, 0], [1, 1], [0, 0]], "symmetric"), "mode='symmetric'"),
         (lambda x: ops.linspace(x, x + 1, 3, axis=1), "retstep, axis, num"),
+        (lambda x: ops.vstack([x[:, 0, 0], x[:, 0, 1]]), "xs of rank=1"),
+        (lambda x: ops.meshgrid(x, x), r"x of rank=\[3, 3\]"),
+        (lambda x: ops.repeat(x, [1, 2], axis=0), "repeats=.*dynamic"),
+        (lambda x: ops.top_k(x > 0, 2)[0], "dtype='bool'"),
+        (lambda x: ops.scatter(np.array([[1]]), x[:1, 0] > 0, (5, 3)), "dtype='bool'"),
+        (lambda x: ops.diagonal(x > 0, axis1=1, axis2=2), "dtype and offset=.*bool"),
     ],
 )
 def test_unsupported_operations_raise(call, message: str, tmp_path):
