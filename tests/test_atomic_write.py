@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_tx.atomic_write import atomic_directory, partial_folder
+from keras_tx.atomic_write import atomic_directory, check_export_target, partial_folder
 from keras_tx.errors import ExportError
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no locks for folders")
@@ -90,3 +90,19 @@ def test_files_of_others_are_kept(tmp_path: Path):
     write(tmp_path / "one")
     assert names(tmp_path) == before | {"one"}
     assert names(kept) == {"file"}
+
+
+@pytest.mark.parametrize("name", ["file", "link", "model.onnx", "file/folder"])
+def test_targets_that_are_not_folders_raise(name: str, tmp_path: Path):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    with pytest.raises(ExportError, match=Path(name).parts[0]):
+        check_export_target(tmp_path / name, overwrite=True)
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_parent_without_permission_raises(tmp_path: Path):
+    (tmp_path / "closed").mkdir(mode=0o500)
+    with pytest.raises(ExportError, match=r"permission .*closed"):
+        check_export_target(tmp_path / "closed" / "out", overwrite=False)

@@ -315,3 +315,14 @@ def test_model_saves_its_processing(tmp_path):
         keras_tx.bert("tiny", vocabulary_size=20, processing=CASED)
     with pytest.raises(ConfigError, match="'<pad>'"):
         keras_tx.bert("tiny", pad_id=7, processing=CHARACTERS)
+
+
+@pytest.mark.parametrize("overlap", [-1, 1.5, True])
+def test_overlap_out_of_range_raises(overlap):
+    with pytest.raises(ConfigError, match=f"overlap is {overlap}"):
+        WORDPIECE.windows("dog", overlap=overlap)
+
+
+def test_length_below_that_of_a_row_raises():
+    with pytest.raises(TextError, match=r"length=2 .*\d+ tokens"):
+        WORDPIECE.pad(WORDPIECE.encode("the fox and the dog"), length=2)
