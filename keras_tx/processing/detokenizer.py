@@ -9,6 +9,7 @@ from typing import Any
 
 REPLACEMENT = "\ufffd"
 BEFORE = 4  # tokens of the prompt that are decoded too: a space may depend on the token before it
+LONGEST = 4  # bytes of a character
 
 
 def read_tokenizer(path: str | os.PathLike[str]) -> Any:
@@ -39,7 +40,7 @@ class Detokenizer:
     ):
         self._decode = decode
         self._stop = tuple(stop)
-        self._ids = list(prompt[-BEFORE:])
+        self._ids = self._last(list(prompt))
         self._returned = len(_complete(decode(self._ids))) if self._ids else 0  # characters of the ids' text
         self._held = ""
         self.stopped = False
@@ -61,7 +62,7 @@ class Detokenizer:
         new = complete[self._returned :]
         self._returned = max(self._returned, len(complete))
         if complete is text and before > 2 * BEFORE:  # the last tokens suffice
-            self._ids = self._ids[-BEFORE:]
+            self._ids = self._last(self._ids)
             self._returned = len(self._decode(self._ids))
         return self._without_stop(new)
 
@@ -73,6 +74,13 @@ class Detokenizer:
         rest = self._held + text[self._returned :]
         self._held, self._returned = "", max(self._returned, len(text))
         return rest
+
+    def _last(self, ids: list[int]) -> list[int]:
+        """The last tokens, from the start of a character: bytes without their first one cannot be decoded."""
+        for count in range(BEFORE, BEFORE + LONGEST):
+            if REPLACEMENT not in self._decode(ids[-count:]):
+                return ids[-count:]
+        return ids[-BEFORE:]
 
     def _without_stop(self, new: str) -> str:
         text = self._held + new
@@ -87,5 +95,5 @@ class Detokenizer:
 
 
 def _complete(text: str) -> str:
-    """The text without an incomplete character at its end."""
-    return text[:-1] if text.endswith(REPLACEMENT) else text
+    """The text without an incomplete character at its end, which may be several replacement characters."""
+    return text.rstrip(REPLACEMENT) if text.endswith(REPLACEMENT) else text

@@ -56,3 +56,21 @@ def test_end_returns_held_back_text():
     assert [pieces.add(byte) for byte in b"an EN"] == ["a", "n", " ", "", ""]
     assert pieces.end() == "EN"
     assert pieces.end() == ""
+
+
+@pytest.mark.parametrize("kind", ["t5", "unigram with bytes", "llama", "gemma"])
+def test_texts_of_sentencepiece_models_equal_decoding(kind):
+    """With byte fallback an incomplete character is one replacement character for each of its bytes."""
+    from keras_tx.processing import sentencepiece
+    from tests.processing.test_sentencepiece import MODELS, encode, texts, train
+
+    transform = sentencepiece(train(**MODELS[kind]))
+    rows = ["東京 🙂🙂 大阪はéß" * 3, "日本語日本語日本語日本語 a", *texts(200, seed=3)]
+    for piece in encode(transform, rows):
+        ids = piece.ids.tolist()
+        pieces = Detokenizer(transform.decode)
+        assert "".join(map(pieces.add, ids)) + pieces.end() == transform.decode(ids)
+        half = len(ids) // 2
+        if half and "\ufffd" not in (start := transform.decode(ids[:half])):
+            pieces = Detokenizer(transform.decode, prompt=ids[:half])
+            assert start + "".join(map(pieces.add, ids[half:])) + pieces.end() == transform.decode(ids)
