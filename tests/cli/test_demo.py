@@ -47,17 +47,21 @@ def test_summary_has_the_accuracy(result):
 
 
 def test_command_prints_digits_and_next_steps(tx, monkeypatch, tmp_path, result):
-    given = {}
+    received = {}
 
     def run(folder, **options):
-        given.update(options, folder=folder)
+        received.update(options, folder=folder)
         options["say"]("Training.")
         return result
 
     monkeypatch.setattr(demo, "run", run)
     ran = tx("demo", "--folder", tmp_path / "new", "--seed", 7)
     assert (ran.code, ran.err) == (0, "")
-    assert (given["folder"], given["epochs"], given["seed"]) == (tmp_path / "new", demo.EPOCHS, 7)
+    assert (received["folder"], received["epochs"], received["seed"]) == (
+        tmp_path / "new",
+        demo.EPOCHS,
+        7,
+    )
     assert "█" in ran.out
     assert "onnxruntime within" in ran.out
     assert f"  keras-tx run {result.folder} {result.picture}\n" in ran.out

@@ -256,10 +256,10 @@ def test_sound_installations_have_no_warnings(facts):
 )
 def test_conflicts_have_a_remedy(facts, level, text, remedy):
     wrong = [finding for finding in diagnose(facts) if finding.level != "ok"]
-    found = [finding for finding in wrong if text in finding.text]
-    assert len(found) == 1, wrong
-    assert found[0].level == level
-    assert remedy in found[0].remedy
+    matching = [finding for finding in wrong if text in finding.text]
+    assert len(matching) == 1, wrong
+    assert matching[0].level == level
+    assert remedy in matching[0].remedy
     assert all(finding.remedy for finding in wrong)
 
 

@@ -144,10 +144,10 @@ def main() -> None:
             ours.compile(pretrain_recipe(options.steps, **rates))
             start = time.perf_counter()
             fit_resumable(ours, blocks, folder / f"{seed}.state", epochs=1, verbose=0)
-            found = ours.evaluate(unseen, verbose=0, return_dict=True)["loss"]
+            loss = ours.evaluate(unseen, verbose=0, return_dict=True)["loss"]
             minutes = (time.perf_counter() - start) / 60
             backend = keras.backend.backend()
-            print(f"seed {seed}: keras_tx on {backend} {found:.4f}, {minutes:.1f} minutes", flush=True)
+            print(f"seed {seed}: keras_tx on {backend} {loss:.4f}, {minutes:.1f} minutes", flush=True)
 
 
 if __name__ == "__main__":

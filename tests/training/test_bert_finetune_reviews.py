@@ -51,9 +51,9 @@ def test_csv_training_and_folder_agree(script, tmp_path, capsys):
     assert result["accuracy"] > 0.9
     assert abs(result["accuracy"] - result["exported"]) < 0.005
     assert load(tmp_path / "folder")("a superb film", top_k=1)[0]["label"] == "good"
-    said = capsys.readouterr().out
-    assert "1 of 151 rows have no text" in said
-    assert "120 texts to learn from, 30 to test on, labels bad, good" in said
+    printed = capsys.readouterr().out
+    assert "1 of 151 rows have no text" in printed
+    assert "120 texts to learn from, 30 to test on, labels bad, good" in printed
     with pytest.raises(SystemExit, match="has no column 'text'; it has"):
         script.main(options[:4])
 

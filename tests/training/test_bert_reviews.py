@@ -50,10 +50,10 @@ def test_csv_training_saves_a_model(script, tmp_path, capsys):
     options = ["--csv", str(path), "--text", "review", "--label", "sentiment", "--epochs", "15"]
     places = ["--save", str(tmp_path / "model.keras"), "--out", str(tmp_path / "folder")]
     accuracy = script.main([*SMALL, *options, "--vocabulary", "120", *places])
-    said = capsys.readouterr().out
-    assert "1 of 126 rows have no text" in said
+    printed = capsys.readouterr().out
+    assert "1 of 126 rows have no text" in printed
     assert accuracy > 0.9
-    assert f"test accuracy {accuracy:.3f} from" in said
+    assert f"test accuracy {accuracy:.3f} from" in printed
     assert load(tmp_path / "folder")("A superb film", top_k=1)[0]["label"] == "good"
     model = keras_tx.load_model(tmp_path / "model.keras")
     assert np.argmax(model(model.processing(["A superb film", "an awful film"])), axis=-1).tolist() == [1, 0]

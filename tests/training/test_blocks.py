@@ -92,19 +92,19 @@ def test_order_depends_only_on_seed_and_epoch(corpus):
 
 def test_steps_cut_the_same_batches_into_other_epochs(corpus):
     whole, parts = causal_lm_batches(corpus, 16, 4), causal_lm_batches(corpus, 16, 4, steps=7)
-    expected, found = [], []
+    expected, actual = [], []
     for epoch in range(2):
         whole.seek(epoch)
         expected += every(whole)
     for epoch in range(4):
         parts.seek(epoch)
         assert len(parts) == 7
-        found += every(parts)
-    for one, other in zip(found, expected, strict=False):
+        actual += every(parts)
+    for one, other in zip(actual, expected, strict=False):
         np.testing.assert_array_equal(one[0], other[0])
     parts.seek(1, 3)
     assert len(parts) == 4
-    np.testing.assert_array_equal(parts[0][0], found[10][0])
+    np.testing.assert_array_equal(parts[0][0], actual[10][0])
     with pytest.raises(ConfigError, match="epoch=1, batch=7 .* 7 batches"):
         parts.seek(1, 7)
     with pytest.raises(ConfigError, match="steps=7.*shuffle=False"):
@@ -172,8 +172,8 @@ def test_training_on_blocks_and_bits_per_byte(tmp_path):
     bits = keras_tx.BitsPerByte(unseen.tokens.bytes_per_token)
     model.compile(keras_tx.pretrain_recipe(40, learning_rate=1e-2), metrics=[bits, keras_tx.Perplexity()])
     model.fit(blocks, verbose=0)
-    found = model.evaluate(unseen, verbose=0, return_dict=True)
-    assert found["loss"] < 0.2
-    assert found["perplexity"] == pytest.approx(np.exp(found["loss"]), rel=1e-4)
+    results = model.evaluate(unseen, verbose=0, return_dict=True)
+    assert results["loss"] < 0.2
+    assert results["perplexity"] == pytest.approx(np.exp(results["loss"]), rel=1e-4)
     # 2400 labels of 2 bytes on average, but for the end of the text
-    assert found["bits_per_byte"] == pytest.approx(found["loss"] / np.log(2) * 2401 / 4800, rel=1e-4)
+    assert results["bits_per_byte"] == pytest.approx(results["loss"] / np.log(2) * 2401 / 4800, rel=1e-4)

@@ -54,10 +54,10 @@ print("moved", moved, "apart", apart)
 assert moved > 1e-3 and apart < 1e-2 * moved
 
 keras.distribution.set_distribution(keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"]))
-with warnings.catch_warnings(record=True) as found:
+with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     trained(contextlib.nullcontext())
-[warning] = [w for w in found if "DataParallel is set" in str(w.message)]
+[warning] = [w for w in caught if "DataParallel is set" in str(w.message)]
 assert "tf.distribute.MirroredStrategy" in str(warning.message)
 assert warning.filename == "<string>", warning.filename
 """

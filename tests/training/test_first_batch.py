@@ -135,8 +135,8 @@ def test_every_batch_is_trained_on(source: str):
     expected = model.evaluate(right, LABELS, verbose=0, return_dict=True)
     if source != "tf.data, once":  # Keras itself reads such a dataset twice on JAX and PyTorch
         assert model.evaluate(make(right, LABELS), verbose=0, return_dict=True) == pytest.approx(expected)
-    found = model.predict(make(right, LABELS), verbose=0)
-    np.testing.assert_allclose(found, model.predict(right, verbose=0), atol=1e-6)
+    predicted = model.predict(make(right, LABELS), verbose=0)
+    np.testing.assert_allclose(predicted, model.predict(right, verbose=0), atol=1e-6)
     steps: list[int] = []
     count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: steps.append(step))
     model.fit(make(right, LABELS), shuffle=False, verbose=0, callbacks=[count])

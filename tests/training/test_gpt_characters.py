@@ -33,12 +33,12 @@ def test_train_resume_export_and_generate(script, tmp_path, monkeypatch, capsys)
     script.main([*options, "--steps", "10"])
     capsys.readouterr()
     history = script.main([*options, "--steps", "20", "--plot", str(tmp_path / "curve.png")])
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert len(history["val_loss"]) == 2 and history["val_loss"][1] < history["val_loss"][0] < 4
-    assert "Epoch 2/2" in said and "Epoch 1/" not in said  # the first was there already
-    assert "epoch 2, loss" in said
-    assert [line.split()[0] for line in said.splitlines() if line.endswith("#")] == ["10", "20"]
-    assert "parity     onnxruntime within" in said
-    assert len(said.splitlines()[-1]) > 50 or said.count("\n") > 20
+    assert "Epoch 2/2" in printed and "Epoch 1/" not in printed  # the first was there already
+    assert "epoch 2, loss" in printed
+    assert [line.split()[0] for line in printed.splitlines() if line.endswith("#")] == ["10", "20"]
+    assert "parity     onnxruntime within" in printed
+    assert len(printed.splitlines()[-1]) > 50 or printed.count("\n") > 20
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "run" / "poet" / "tokenizer.json").exists()

@@ -63,13 +63,13 @@ def test_training_equals_nanogpt(tmp_path: Path, monkeypatch):
     expected = nanogpt.train(theirs, batches, STEPS)
 
     ours.compile(pretrain_recipe(STEPS, learning_rate=1e-3, warmup=10, beta_2=0.99))
-    found = []
+    losses = []
     for ids, labels in batches:
-        found.append(float(ours.train_on_batch(ids, labels, return_dict=True)["loss"]))
+        losses.append(float(ours.train_on_batch(ids, labels, return_dict=True)["loss"]))
         ours.reset_metrics()
     # Rounding grows from step to step, since Adam divides by gradients that are nearly 0.
-    np.testing.assert_allclose(found[0], expected[0], rtol=FP32)
-    np.testing.assert_allclose(found, expected, rtol=30 * FP32)
+    np.testing.assert_allclose(losses[0], expected[0], rtol=FP32)
+    np.testing.assert_allclose(losses, expected, rtol=30 * FP32)
     assert expected[-1] < expected[0] - 0.3
     table = as_numpy(ours.get_layer("token_embedding").table)
     np.testing.assert_allclose(table, theirs.wte.weight.detach().numpy(), atol=1e-3 * STEPS * 0.01)

@@ -154,7 +154,7 @@ def test_answers_are_found_at_their_characters(side):
     batches = question_answering_batches(
         ["iota", "zeta?", "omega"], documents, answers, transform, overlap=8, batch_size=4
     )
-    found = {0: 0, 1: 0, 2: 0}
+    counts = {0: 0, 1: 0, 2: 0}
     question = {transform.pieces(q)[0].ids[0]: i for i, q in enumerate(["iota", "zeta?", "omega"])}
     for inputs, labels in every(batches):
         starts, ends = labels["start_logits"], labels["end_logits"]
@@ -164,11 +164,11 @@ def test_answers_are_found_at_their_characters(side):
             text = question[ids[np.argmax(mask) + 1]]
             if first == last == np.argmax(mask):
                 continue
-            found[text] += 1
+            counts[text] += 1
             answer = answers[text]
             assert answer is not None
             assert transform.decode(ids[first : last + 1]) == documents[text][slice(*answer)]
-    assert found[0] >= 1 and found[1] == 0 and found[2] == 1
+    assert counts[0] >= 1 and counts[1] == 0 and counts[2] == 1
     assert batches.lengths.size > 10
 
 
@@ -218,16 +218,16 @@ def test_long_documents_become_windows_with_all_their_labels(overlap):
         texts, labels, transform, overlap=overlap, shuffle=False, batch_size=100
     )
     inputs, targets = batches[0]
-    found = {}
+    ids_of_label = {}
     for ids, row in zip(inputs["input_ids"], targets, strict=True):
         for token, label in zip(ids, row, strict=True):
             assert (label == -100) == (
                 token in (0, 2, 3, 6)
             )  # special tokens, and what is not the first piece
             if label != -100:
-                found.setdefault(int(label), set()).add(int(token))
+                ids_of_label.setdefault(int(label), set()).add(int(token))
     words = [word for text in texts for word in text]
-    assert found == {i: {5 if word == "goodness" else 7} for i, word in enumerate(words)}
+    assert ids_of_label == {i: {5 if word == "goodness" else 7} for i, word in enumerate(words)}
     with pytest.raises(TextError, match="Row 0 of texts has"):
         token_classification_batches(texts, labels, dataclasses.replace(transform, too_long="raise"))
 
@@ -361,9 +361,9 @@ def test_truncated_text_warns_at_the_line_of_the_user():
             [TEXTS[0].split()], [[0] * len(TEXTS[0].split())], transform
         ),
     ):
-        with pytest.warns(UserWarning, match=r"dataclasses.replace\(transform, too_long='cut'\)") as found:
+        with pytest.warns(UserWarning, match=r"dataclasses.replace\(transform, too_long='cut'\)") as caught:
             call(short)
-        assert found[0].filename == __file__
+        assert caught[0].filename == __file__
         call(dataclasses.replace(short, too_long="cut"))
 
 

@@ -48,8 +48,8 @@ NAMES = {
 
 def find() -> Path | None:
     """The file, where the package is installed; it is not imported, since it wants llama.cpp."""
-    found = importlib.util.find_spec(PACKAGE)
-    return None if found is None or found.origin is None else Path(found.origin).with_name(FILE)
+    spec = importlib.util.find_spec(PACKAGE)
+    return None if spec is None or spec.origin is None else Path(spec.origin).with_name(FILE)
 
 
 class Gguf:

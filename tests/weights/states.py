@@ -50,13 +50,13 @@ def quietly_opened(model_class: Any, folder: Path) -> tuple[Any, dict[str, Any]]
     """What from_pretrained gives and says of a folder; it may log nothing."""
     import transformers
 
-    found: list[str] = []
+    messages: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     transformers.utils.logging.add_handler(handler)
     try:
         opened = model_class.from_pretrained(folder, output_loading_info=True)
     finally:
         transformers.utils.logging.remove_handler(handler)
-    assert not found, found
+    assert not messages, messages
     return opened

