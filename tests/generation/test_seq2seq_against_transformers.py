@@ -1,7 +1,8 @@
-"""Encoder-decoders in Keras generate the tokens of transformers."""
+"""Encoder-decoders in Keras, and their exported folders, generate the tokens of transformers."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import keras_tx
 from keras_tx.generation.defaults import NAMES as KNOWN
 from keras_tx.generation.defaults import write_defaults
 from keras_tx.models.generation import generate, stream
+from keras_tx.runtime import TextToTextGenerator, load
+from keras_tx_onnx import export_onnx
 from tests.drawing import as_numpy, redraw
 from tests.tolerances import FP32, difference
 
@@ -41,8 +44,8 @@ FAMILIES = {
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def both(request, tmp_path_factory) -> tuple[Any, Any]:
-    """A model of transformers and one in Keras with the same weights."""
+def models(request, tmp_path_factory) -> tuple[Any, Any, Path]:
+    """A model of transformers and one in Keras with the same weights, and the exported folder."""
     for package in ("torch", "transformers"):
         pytest.importorskip(package, reason='pip install "keras-tx[parity]"')
     import torch
@@ -58,9 +61,11 @@ def both(request, tmp_path_factory) -> tuple[Any, Any]:
     for weight in ours.weights:
         vector = 0.2 if weight.path.endswith(("bias", "beta")) else 1.0
         weight.assign(weight * (matrix if len(weight.shape) == 2 else vector))
-    folder = tmp_path_factory.mktemp(request.param) / "model"
-    keras_tx.save_checkpoint(ours, folder)
-    return transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval(), ours
+    folder = tmp_path_factory.mktemp(request.param)
+    keras_tx.save_checkpoint(ours, folder / "checkpoint")
+    export_onnx(ours, folder / "export", verify=False)
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder / "checkpoint").eval()
+    return theirs, ours, folder / "export"
 
 
 def of_transformers(
@@ -93,10 +98,10 @@ def of_transformers(
     return rows, made.sequences_scores.tolist() if "num_beams" in options else None
 
 
-def test_logits_equal_transformers(both):
+def test_logits_equal_transformers(models):
     import torch
 
-    theirs, ours = both
+    theirs, ours, _ = models
     source, target = np.array([SOURCES[5]]), np.array([[PAD, 9, 3, 30, 12]])
     with torch.no_grad():
         expected = theirs(input_ids=torch.tensor(source), decoder_input_ids=torch.tensor(target)).logits
@@ -104,15 +109,8 @@ def test_logits_equal_transformers(both):
     assert difference(actual, expected.numpy()) < FP32
 
 
-@pytest.mark.parametrize(
-    "options",
-    [*OPTIONS[:2], *(pytest.param(x, marks=pytest.mark.thorough) for x in OPTIONS[2:])],
-    ids=str,
-)
-def test_tokens_equal_transformers(both, options):
-    theirs, ours = both
-    expected, scores = of_transformers(theirs, options, 16)
-    made = generate(ours, SOURCES, max_new_tokens=16, **options)
+def check(made: list[Any], options: dict[str, Any], expected: list[list[int]], scores: Any) -> None:
+    """Asserts that generated texts have the expected tokens and scores."""
     texts = made if "samples" not in options else [text for group in made for text in group]
     assert [list(text.ids) for text in texts] == expected
     if scores is not None:
@@ -121,7 +119,44 @@ def test_tokens_equal_transformers(both, options):
     assert len({len(text.ids) for text in texts}) > 1
 
 
-def test_stream_yields_the_tokens_of_generate(both):
-    _, ours = both
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_tokens_of_the_folder_equal_transformers(models, options):
+    theirs, _, folder = models
+    with load(folder, provider="cpu", threads=1) as model:
+        assert isinstance(model, TextToTextGenerator)
+        made = model.generate(SOURCES, max_new_tokens=16, **options)
+    check(made, options, *of_transformers(theirs, options, 16))
+
+
+@pytest.mark.parametrize(
+    "options", [OPTIONS[1], *(pytest.param(x, marks=pytest.mark.thorough) for x in OPTIONS[::2])], ids=str
+)
+def test_tokens_in_keras_equal_transformers(models, options):
+    theirs, ours, _ = models
+    made = generate(ours, SOURCES, max_new_tokens=16, **options)
+    check(made, options, *of_transformers(theirs, options, 16))
+
+
+def test_stream_yields_the_tokens_of_generate(models):
+    _, ours, folder = models
     (made,) = generate(ours, SOURCES[:1], max_new_tokens=12)
     assert tuple(stream(ours, SOURCES[0], max_new_tokens=12)) == made.ids
+    with load(folder, provider="cpu", threads=1) as model:
+        assert isinstance(model, TextToTextGenerator)
+        assert tuple(model.stream(SOURCES[0], max_new_tokens=12)) == made.ids
+
+
+def test_score_equals_transformers(models):
+    import torch
+
+    theirs, _, folder = models
+    source, target = SOURCES[7], [9, 3, 30, 12, 1]
+    with torch.no_grad():
+        logits = theirs(
+            input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[PAD, *target[:-1]]])
+        ).logits[0]
+    expected = torch.log_softmax(logits, dim=-1)[range(5), target]
+    with load(folder, provider="cpu", threads=1) as model:
+        assert isinstance(model, TextToTextGenerator)
+        scored = model.score(source, target)
+    np.testing.assert_allclose(scored.log_probabilities, expected, atol=1e-4)
