@@ -200,7 +200,7 @@ def unprepared():
         ),
         (small, {"labels": LABELS}, "image=keras_tx.ImageTransform"),
         (unprepared, {"labels": LABELS}, "image=keras_tx.ImageTransform"),
-        (small, {"labels": LABELS[:2], "image": RAW}, "2 labels.*3 classes"),
+        (small, {"labels": LABELS[:2], "image": RAW}, "labels has 2 names.*3 classes"),
         (one_number, {"labels": LABELS[:2], "image": RAW}, "labels.*2.*'linear'.*'sigmoid'"),
         (small, {"labels": LABELS, "image": ImageTransform(9)}, r"image.*\(9, 9, 3\).*\(8, 8, 3\)"),
         (small, {"labels": LABELS, "image": np.abs}, "image=.*ImageTransform"),

@@ -201,7 +201,7 @@ def unmasked():
         (unmasked, {}, r"'bag_of_words'.*token_ids \(None, None\).*padding_mask"),
         (lambda: classifier("Bert", length=30), {}, "sequence_length=30.*24 positions"),
         (lambda: classifier("Bert", rows=20), {}, "ids up to 38.*20 vectors"),
-        (lambda: classifier("Bert"), {"labels": LABELS[:2]}, "2 labels.*3 classes"),
+        (lambda: classifier("Bert"), {"labels": LABELS[:2]}, "labels has 2 names.*3 classes"),
         (
             lambda: classifier("Bert", num_classes=1),
             {"labels": LABELS[:2]},
