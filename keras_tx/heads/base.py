@@ -15,7 +15,7 @@ from keras_tx.layers import TokenEmbedding
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """The output of a text model's body, for heads that need more than one vector per sample.
+    """The output of a text model's backbone, for heads that need more than one vector per sample.
 
     Args:
         tokens: (batch, sequence, width).

