@@ -133,7 +133,37 @@ async function decoders(model, one, found, read, { Tensor }) {
     found.same('pipeline', answers.map((answer) => answer[0].generated_text), one.new_texts);
 }
 
-const kinds = { pictures, texts, decoders };
+async function encoder_decoders(model, one, found, read, { Tensor, pipeline }, settings) {
+    const options = { max_new_tokens: one.new_tokens, do_sample: false };
+    const tensor = (rows) => new Tensor('int64', BigInt64Array.from(rows.flat(), BigInt), [rows.length, rows[0].length]);
+    // Behind the end of a target it goes on until all of a batch end.
+    const cut = (rows) => rows.map((row, i) => row.slice(1, 1 + one.new_ids[i].length));
+    for (const [i, ids] of one.ids.entries()) {
+        const inputs = { input_ids: tensor([ids]), attention_mask: tensor([ids.map(() => 1)]) };
+        if (i === 0) {
+            const outputs = await model.model({ ...inputs, decoder_input_ids: tensor([[one.start_id]]) });
+            found.close('logits', outputs.logits, one.logits);
+        }
+        const made = lists(await model.model.generate({ ...inputs, ...options }))[0];
+        if (one.new_ids) found.same('tokens', made.slice(1), one.new_ids[i]);
+    }
+    found.same('ids', one.texts.map((text) => model.tokenizer.encode(text)), one.ids);
+    if (!one.together || !one.new_ids) return;
+    const batch = model.tokenizer(one.texts, { padding: true });
+    found.same('padding', lists(batch.attention_mask)[2].at(-1), 0);
+    found.same('tokens of a batch', cut(lists(await model.model.generate({ ...batch, ...options }))), one.new_ids);
+    const tasks = { 'text2text-generation': 'generated_text', translation: 'translation_text', summarization: 'summary_text' };
+    for (const [task, key] of Object.entries(tasks)) {
+        const ask = await pipeline(task, one.folder, settings);
+        for (const [i, text] of one.texts.entries()) {
+            const [answer] = await ask(text, options);
+            found.same(`pipeline: ${task}`, answer[key], one.new_texts[i]);
+        }
+        await ask.dispose();
+    }
+}
+
+const kinds = { pictures, texts, decoders, encoder_decoders };
 
 // Where a data file beside the graph fails to load, transformers.js rejects a promise that nothing awaits,
 // and its pipeline never comes back: `stopped` is a promise that such a rejection rejects.
@@ -142,7 +172,7 @@ export async function ask(transformers, one, options, read, stopped) {
     await Promise.race([stopped, (async () => {
         // A model without a task opens as one that gives features does.
         const model = await transformers.pipeline(one.task ?? 'feature-extraction', one.folder, options);
-        await kinds[one.kind](model, one, found, read, transformers);
+        await kinds[one.kind](model, one, found, read, transformers, options);
         await model.dispose();
     })()]);
     return found.gap;

@@ -11,8 +11,15 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.runtime import load
 
-FOLDERS = {"flowers": "square", "reviews": "classify", "sentences": "embed", "poet": "gpt2"}
+FOLDERS = {
+    "flowers": "square",
+    "reviews": "classify",
+    "sentences": "embed",
+    "poet": "gpt2",
+    "translator": "t5",
+}
 REVIEW, SENTENCES, PROMPT = "A very good film.", ["A very good film.", "The cat lives in London."], "The cat"
+SOURCE, TARGET_TOKENS, BEAMS = "The cat lives in London.", 12, 4
 NEW_TOKENS, LENGTH = 20, 22  # added to the prompt, and altogether
 
 
@@ -36,10 +43,21 @@ def make(out: Path) -> dict[str, Any]:
         written = [{"generated_text": PROMPT + poet(PROMPT, max_new_tokens=NEW_TOKENS).text}]
         count = LENGTH - len(poet.tokenizer.encode(PROMPT).ids)
         whole = PROMPT + poet(PROMPT, max_new_tokens=count).text
+    with load(out / FOLDERS["translator"], provider="cpu") as translator:
+        greedy, searched = (
+            [
+                {
+                    "translation_text": translator.generate(
+                        SOURCE, max_new_tokens=TARGET_TOKENS, num_beams=beams
+                    ).text
+                }
+            ]
+            for beams in (1, BEAMS)
+        )
     return {
         "given": {"pixel_values": pixel_values.tolist()},
-        "Optimum": [seen, judged, written],
-        "transformers.js": [seen, written],
+        "Optimum": [seen, judged, written, searched],
+        "transformers.js": [seen, written, greedy],
         "OpenVINO": [logits],
         "onnxruntime-genai": [whole],
         "sentence-transformers": [vectors],

@@ -12,8 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from keras_tx import contract
-from tests.clients import decoder_folders, documented, picture_folders, text_folders
+from tests.clients import decoder_folders, documented, encoder_decoder_folders, picture_folders, text_folders
 from tests.tolerances import FP32
 
 
@@ -21,13 +20,13 @@ def main(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     cases = {
         name: case
-        for kind in (picture_folders, text_folders, decoder_folders)
+        for kind in (picture_folders, text_folders, decoder_folders, encoder_decoder_folders)
         for folder in kind.CASES
         for name, case in kind.make(out, folder).items()
     }
-    for name in cases:
+    for name, case in cases.items():
         if name.endswith("large"):
-            data = out / name / contract.MODEL_DATA
+            data = out / name / f"{case['file']}_data"
             assert data.exists(), (
                 f"{data} is missing: the large model no longer has its weights outside the graph"
             )

@@ -46,10 +46,31 @@ def decoders(folder: Path, case: dict[str, Any], found: Found) -> None:
     found.close("logits", predicted(folder / case["file"], inputs)["logits"], case["logits"])
 
 
+def encoder_decoders(folder: Path, case: dict[str, Any], found: Found) -> None:
+    ids = np.asarray(case["ids"][:1])
+    mask = np.ones_like(ids)
+    encoded = predicted(folder / case["encoder_file"], {"input_ids": ids, "attention_mask": mask})
+    found.close("encoder", encoded["last_hidden_state"], case["encoder_outputs"])
+    inputs = {
+        "input_ids": np.array([[case["start_id"]]]),
+        "encoder_hidden_states": encoded["last_hidden_state"],
+        "encoder_attention_mask": mask,
+        "use_cache_branch": np.array([False]),
+    }
+    for name, (heads, size, kind) in case["past"].items():
+        inputs[name] = np.zeros((1, heads, 0, size), kind)
+    found.close("logits", predicted(folder / case["file"], inputs)["logits"], case["logits"])
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as store:
         os.chdir(store)
         mlflow.set_tracking_uri(f"sqlite:///{store}/mlflow.db")
         packages = f"onnx {version('onnx')}, onnxruntime {version('onnxruntime')}"
-        asks = {"texts": texts, "pictures": pictures, "decoders": decoders}
+        asks = {
+            "texts": texts,
+            "pictures": pictures,
+            "decoders": decoders,
+            "encoder_decoders": encoder_decoders,
+        }
         main("mlflow", f"{version('mlflow')} ({packages})", asks)

@@ -13,9 +13,9 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 
-def compiled(folder: Path, case: dict[str, Any]) -> Any:
+def compiled(folder: Path, case: dict[str, Any], name: str = "file") -> Any:
     # On machines that have bf16 OpenVINO computes in it, unless told.
-    return openvino.compile_model(folder / case["file"], "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return openvino.compile_model(folder / case[name], "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
 
 def pictures(folder: Path, case: dict[str, Any], found: Found) -> None:
@@ -57,13 +57,20 @@ def decoders(folder: Path, case: dict[str, Any], found: Found) -> None:
         logits, steps = continued(model, ids, new_ids)
         if group[0] == 0:
             found.close("logits", logits, case["logits"])
-        if case["precision"] == "fp32":
-            best = [step.argmax(axis=-1).tolist() for step in steps]
-            found.same("tokens", best, new_ids)
-            continue
-        # Two of like worth may change places; then ours is nearly the best.
-        for step, chosen in zip(steps, new_ids, strict=True):
-            found.close("tokens", step[np.arange(len(chosen)), chosen], step.max(axis=-1))
+        most_likely(steps, new_ids, case, found)
+
+
+def most_likely(
+    steps: list[np.ndarray], new_ids: list[list[int]], case: dict[str, Any], found: Found
+) -> None:
+    """Whether the tokens have the highest logits."""
+    if case["precision"] == "fp32":
+        best = [step.argmax(axis=-1).tolist() for step in steps]
+        found.same("tokens", best, new_ids)
+        return
+    # Two of like worth may change places; then ours is nearly the best.
+    for step, chosen in zip(steps, new_ids, strict=True):
+        found.close("tokens", step[np.arange(len(chosen)), chosen], step.max(axis=-1))
 
 
 def continued(
@@ -96,6 +103,52 @@ def continued(
     return first, [np.stack(steps, axis=1)[row, : len(own)] for row, own in enumerate(new_ids)]
 
 
+def encoder_decoders(folder: Path, case: dict[str, Any], found: Found) -> None:
+    """All sources together, if that changes no answer."""
+    encoder, decoder = (compiled(folder, case, name) for name in ("encoder_file", "file"))
+    sources = range(len(case["ids"]))
+    for group in [list(sources)] if case["together"] else [[index] for index in sources]:
+        ids, new_ids = ([case[name][index] for index in group] for name in ("ids", "new_ids"))
+        steps = translated(encoder, decoder, ids, new_ids, case)
+        if group[0] == 0:
+            found.close("logits", steps[0][:1], np.array(case["logits"])[0])
+        if case["pad_id"] not in case["new_ids"][0]:  # excluded from Marian's targets
+            for step in steps:
+                step[:, case["pad_id"]] = -1e4
+        most_likely(steps, new_ids, case, found)
+
+
+def translated(
+    encoder: Any, decoder: Any, ids: list[list[int]], new_ids: list[list[int]], case: dict[str, Any]
+) -> list[np.ndarray]:
+    """For each source the logits in front of each token of its target, in a batch padded behind."""
+    length, count = max(map(len, ids)), max(map(len, new_ids))
+    sources = np.array([row + [case["pad_id"]] * (length - len(row)) for row in ids])
+    mask = np.array([[1] * len(row) + [0] * (length - len(row)) for row in ids])
+    targets = np.array([[case["start_id"], *row] + [0] * (count - len(row)) for row in new_ids])
+    states = np.copy(encoder({"input_ids": sources, "attention_mask": mask})["last_hidden_state"])
+    past = {
+        name: np.zeros((len(ids), heads, 0, size), dtype)
+        for name, (heads, size, dtype) in case["past"].items()
+    }
+    steps = []
+    for index in range(count):
+        outputs = decoder(
+            {
+                "input_ids": targets[:, index : index + 1],
+                "encoder_hidden_states": states,
+                "encoder_attention_mask": mask,
+                "use_cache_branch": np.array([index > 0]),
+                **past,
+            }
+        )
+        steps.append(np.copy(outputs["logits"][:, -1]))
+        for name in past:
+            if index == 0 or ".decoder." in name:  # later those of the source are empty
+                past[name] = np.copy(outputs[name.replace("past_key_values", "present")])
+    return [np.stack(steps, axis=1)[row, : len(own)] for row, own in enumerate(new_ids)]
+
+
 def refusal(case: dict[str, Any]) -> str | None:
     """Of tied tables: in blocks, the lookup takes the weight in another shape than the product."""
     tied = case["folder"] in ("ladder_fill", "ladder_gpt2")
@@ -104,6 +157,11 @@ def refusal(case: dict[str, Any]) -> str | None:
 
 
 if __name__ == "__main__":
-    asks = {"pictures": pictures, "texts": texts, "decoders": decoders}
+    asks = {
+        "pictures": pictures,
+        "texts": texts,
+        "decoders": decoders,
+        "encoder_decoders": encoder_decoders,
+    }
     version = openvino.__version__.split("-")[0]
     main("OpenVINO", version, asks, own_kernels=True, refusal=refusal)

@@ -16,6 +16,7 @@ from optimum.onnxruntime import (
     ORTModelForImageClassification,
     ORTModelForMaskedLM,
     ORTModelForQuestionAnswering,
+    ORTModelForSeq2SeqLM,
     ORTModelForSequenceClassification,
     ORTModelForTokenClassification,
 )
@@ -154,8 +155,52 @@ def decoders(folder: Path, case: dict[str, Any], found: Found) -> None:
     found.same("pipeline", [got[0]["generated_text"] for got in answers], case["new_texts"])
 
 
+def encoder_decoders(folder: Path, case: dict[str, Any], found: Found) -> None:
+    names: dict[str, Any] = {}
+    if case["precision"] != "fp32":
+        encoder, decoder = (Path(case[name]).name for name in ("encoder_file", "file"))
+        # Without the third name it looks for a file with that name's default.
+        names = {
+            "subfolder": "onnx",
+            "encoder_file_name": encoder,
+            "decoder_file_name": decoder,
+            "decoder_with_past_file_name": decoder,
+        }
+    model = ORTModelForSeq2SeqLM.from_pretrained(folder, **names)
+    options = {"max_new_tokens": case["new_tokens"], "do_sample": False}
+    for ids, greedy, beams in zip(case["ids"], case["new_ids"], case["beam_ids"], strict=True):
+        inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=int)}
+        if ids == case["ids"][0]:
+            start = torch.tensor([[case["start_id"]]])
+            outputs = model(**inputs, decoder_input_ids=start)
+            found.close("logits", outputs.logits.detach().numpy(), case["logits"])
+        found.same("tokens", model.generate(**inputs, **options)[0, 1:].tolist(), greedy)
+        searched = model.generate(**inputs, num_beams=case["beams"], **options)[0, 1:].tolist()
+        found.same("tokens of beams", searched, beams)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if not case["together"]:
+        return
+    batch = tokenizer(case["texts"], padding=True, return_tensors="pt")
+    batch.pop("token_type_ids", None)
+    rows = zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    found.same("ids", [row[mask == 1].tolist() for row, mask in rows], case["ids"])
+    for count, name in ((1, "new_ids"), (case["beams"], "beam_ids")):
+        made = model.generate(**batch, num_beams=count, **options)[:, 1:].tolist()
+        cut = [row[: len(expected)] for row, expected in zip(made, case[name], strict=True)]
+        found.same(f"tokens of a batch, {count} beams", cut, case[name])
+    for task, key in (("text2text-generation", "generated_text"), ("translation", "translation_text")):
+        ask = pipeline(task, model=model, tokenizer=tokenizer)
+        answers = ask(case["texts"], num_beams=1, **options)
+        found.same(task, [got[key] for got in answers], case["new_texts"])
+
+
 if __name__ == "__main__":
     names = ("optimum-onnx", "transformers", "onnxruntime")
     packages = ", ".join(f"{name} {version(name)}" for name in names)
-    asks = {"pictures": pictures, "texts": texts, "decoders": decoders}
+    asks = {
+        "pictures": pictures,
+        "texts": texts,
+        "decoders": decoders,
+        "encoder_decoders": encoder_decoders,
+    }
     main("Optimum", f"{version('optimum')} ({packages})", asks)
