@@ -27,8 +27,8 @@ from tests.benchmarks.report import Report
 from tests.benchmarks.results import Outcome
 
 DESCRIPTION = """\
-Runs the same weights in keras-tx, Keras, keras-hub, PyTorch, Optimum, OpenVINO, llama.cpp and
-onnxruntime-genai: each in a process of its own, interleaved in rounds. Prints medians and their spread.
+Runs the same weights in keras-tx, Keras, keras-hub, PyTorch, Optimum, OpenVINO, llama.cpp, CTranslate2
+and onnxruntime-genai: each in a process of its own, interleaved in rounds. Prints medians and their spread.
 Contenders that are not installed are listed as such; --python names the Python of another environment.
 """
 EPILOG = """\

@@ -8,16 +8,20 @@ import numpy as np
 
 VIT, BERT, GPT = "vit-b16", "bert-base", "gpt2-124m"
 SMALL_BERT = "bert-mini"  # for the time of a start
+ENCODER_DECODERS = T5_SMALL, T5_BASE, MARIAN = "t5-small", "t5-base", "marian-base"
 TRAINED = VIT_TRAINED, BERT_TRAINED, GPT_TRAINED = "train-vit-s16", "train-bert-small", "train-gpt-char"
 
 IMAGES, TEXTS, PREFILL, DECODE, OVERHEAD = "images", "texts", "prefill", "decode", "overhead"
+GENERATE = "generate"  # encodes sources and generates a target for each
 STEP, EXPORT, CLIENTS, RATE = "step", "export", "clients", "rate"
+SPECIAL = 3  # first ids of a vocabulary that are no words
 PARTS = {
     IMAGES: ("pixels",),
     TEXTS: ("ids", "mask", "segments"),
     PREFILL: ("ids",),
     DECODE: ("ids",),
     OVERHEAD: ("ids",),
+    GENERATE: ("ids", "mask"),
     STEP: ("x", "y"),
 }
 
@@ -29,6 +33,8 @@ class Case:
     Args:
         lengths: the range of the tokens of a text.
         once: whether a process runs it only once.
+        new_tokens: number of tokens of each target, which never end earlier.
+        beams: of beam search; 1 is greedy.
     """
 
     name: str
@@ -36,6 +42,8 @@ class Case:
     batch: int = 1
     lengths: tuple[int, int] = (128, 128)
     once: bool = False
+    new_tokens: int = 0
+    beams: int = 1
 
     @property
     def inputs(self) -> str:
@@ -49,6 +57,8 @@ class Case:
 ONE, EIGHT = "batch 1", "batch 8"
 MIXED, SINGLE = "batch 8, lengths 16-128", "batch 1, length 128"
 PREFILLED, AT_16, AT_512, AT_768 = "prefill of 128", "decode at 16", "decode at 512", "decode at 768"
+GREEDY, BEAMS = "source 128, target 64, greedy", "batch 8, beams 4"
+SENTENCES = "100 sentences of 4-64 tokens"
 FIRST_ANSWER, A_STEP, AN_EXPORT, A_REQUEST = (
     "first answer",
     "step",
@@ -65,6 +75,9 @@ CASES = {
         Case(AT_512, DECODE, lengths=(512, 512)),
         Case(AT_768, DECODE, lengths=(768, 768)),
     ),
+    T5_SMALL: (Case(GREEDY, GENERATE, new_tokens=64), Case(BEAMS, GENERATE, 8, new_tokens=64, beams=4)),
+    T5_BASE: (Case(GREEDY, GENERATE, new_tokens=64), Case(BEAMS, GENERATE, 8, new_tokens=64, beams=4)),
+    MARIAN: (Case(SENTENCES, GENERATE, 100, (4, 64), new_tokens=32),),
     SMALL_BERT: (Case(FIRST_ANSWER, TEXTS, lengths=(32, 32), once=True),),
     VIT_TRAINED: (Case(A_STEP, STEP, 8),),
     BERT_TRAINED: (Case(A_STEP, STEP, 16),),
@@ -85,12 +98,14 @@ def inputs_of(
         lengths = random.integers(case.lengths[0], case.lengths[1] + 1, case.batch)
         lengths[0] = case.lengths[1]
         ids = random.integers(1, vocabulary, (case.batch, lengths.max()))
-        if case.kind != TEXTS:
+        if case.kind not in (TEXTS, GENERATE):
             arrays[f"{case.inputs}.ids"] = ids[0]
             continue
         mask = (np.arange(lengths.max()) < lengths[:, None]).astype("int64")
+        if case.kind == GENERATE:  # without the special tokens, the first ones and the last
+            ids = np.clip(ids, SPECIAL, vocabulary - 2)
         parts = {"ids": ids * mask, "mask": mask, "segments": np.zeros_like(mask)}
-        arrays |= {f"{case.inputs}.{name}": value for name, value in parts.items()}
+        arrays |= {f"{case.inputs}.{name}": parts[name] for name in case.parts}
     return arrays
 
 

@@ -6,7 +6,18 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from tests.benchmarks import cases, contenders
-from tests.benchmarks.cases import BERT, BERT_TRAINED, CASES, GPT, SMALL_BERT, TRAINED, VIT, Case
+from tests.benchmarks.cases import (
+    BERT,
+    BERT_TRAINED,
+    CASES,
+    ENCODER_DECODERS,
+    GPT,
+    SMALL_BERT,
+    T5_BASE,
+    TRAINED,
+    VIT,
+    Case,
+)
 from tests.benchmarks.contenders import Contender
 
 MACHINE, MODELS, OVERHEAD, START, CLIENTS, EXPORT, TRAINING = (
@@ -20,7 +31,7 @@ MACHINE, MODELS, OVERHEAD, START, CLIENTS, EXPORT, TRAINING = (
 )
 SECTIONS = {
     MACHINE: "rates of the machine: matrix multiplication, reading memory",
-    MODELS: "forward passes, prefill and decoding; loading and memory",
+    MODELS: "forward passes, prefill, decoding, encoder-decoders; loading and memory",
     OVERHEAD: "time of a token outside the graph",
     START: "a process that starts, loads and answers",
     CLIENTS: "concurrent clients of one model, one by one and in batches",
@@ -76,6 +87,7 @@ def _comparison(
 _EXPORT = Case(cases.AN_EXPORT, cases.EXPORT, once=True)
 _REQUEST = Case(cases.A_REQUEST, cases.CLIENTS, once=True)
 _FIRST = dataclasses.replace(CASES[VIT][0], once=True)
+_TARGET = dataclasses.replace(CASES[T5_BASE][0], once=True)
 _TOKEN = dataclasses.replace(CASES[GPT][1], kind=cases.OVERHEAD)
 
 COMPARISONS = (
@@ -86,11 +98,16 @@ COMPARISONS = (
     _comparison(MODELS, VIT, contenders.INFERENCE, CASES[VIT], [cases.ONE]),
     _comparison(MODELS, BERT, contenders.INFERENCE, CASES[BERT], [cases.MIXED]),
     _comparison(MODELS, GPT, contenders.INFERENCE, CASES[GPT], [cases.PREFILLED, cases.AT_16]),
+    *(
+        _comparison(MODELS, model, contenders.INFERENCE, CASES[model], [CASES[model][0].name])
+        for model in ENCODER_DECODERS
+    ),
     _comparison(OVERHEAD, GPT, contenders.OVERHEAD, [_TOKEN], [cases.AT_16]),
     _comparison(
         START, SMALL_BERT, contenders.STARTUP, CASES[SMALL_BERT], [cases.FIRST_ANSWER], new_process=True
     ),
     _comparison(START, VIT, contenders.STARTUP, [_FIRST], new_process=True),
+    _comparison(START, T5_BASE, contenders.STARTUP, [_TARGET], new_process=True),
     _comparison(CLIENTS, BERT, contenders.CLIENTS, [_REQUEST], [cases.A_REQUEST]),
     *(
         _comparison(
@@ -101,7 +118,7 @@ COMPARISONS = (
             [cases.AN_EXPORT] if model == BERT else [],
             new_process=True,
         )
-        for model in (VIT, BERT, GPT)
+        for model in (VIT, BERT, GPT, T5_BASE)
     ),
     *(
         _comparison(

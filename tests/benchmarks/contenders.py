@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tests.benchmarks.cases import BERT, GPT, SMALL_BERT, TRAINED, VIT
+from tests.benchmarks.cases import BERT, ENCODER_DECODERS, GPT, SMALL_BERT, T5_BASE, TRAINED, VIT
 
 ENCODERS = (VIT, BERT)
 ALL = (VIT, BERT, GPT)
@@ -51,6 +51,7 @@ HUB = (*KERAS, "keras_hub")
 EXPORTER = (*KERAS, "keras_tx_onnx.export")
 TORCH = ("torch", "transformers")
 OPTIMUM = ("torch", "optimum.onnxruntime")
+CTRANSLATE2 = ("ctranslate2",)
 LLAMA = ("llama_cpp", "gguf", "safetensors")
 TF2ONNX = ("tf2onnx", "onnxruntime")
 BITS = {  # of 32 numbers and a scale
@@ -80,6 +81,18 @@ def _llama(kind: str) -> Contender:
     return Contender(name, "decoders.LlamaCpp", LLAMA, (GPT,), options, arithmetic, BITS[kind], 16)
 
 
+def _ctranslate2(quantization: str, precision: str) -> Contender:
+    return Contender(
+        f"ctranslate2 {precision}",
+        "translators.CTranslate2",
+        CTRANSLATE2,
+        ENCODER_DECODERS,
+        {"quantization": quantization},
+        precision,
+        BITS[precision],
+    )
+
+
 def _torch(way: str, models: tuple[str, ...], slow: bool = False) -> Contender:
     arithmetic = "bf16" if way == "bf16" else "fp32"
     return Contender(f"torch {way}", "pytorch.Inference", TORCH, models, {"way": way}, arithmetic, slow=slow)
@@ -91,13 +104,14 @@ def _openvino(hint: str, name: str) -> Contender:
 
 
 FP32, INT8, INT4 = (
-    _keras_tx("fp32", (*ALL, SMALL_BERT)),
-    _keras_tx("int8", (*ALL, SMALL_BERT)),
+    _keras_tx("fp32", (*ALL, SMALL_BERT, *ENCODER_DECODERS)),
+    _keras_tx("int8", (*ALL, SMALL_BERT, *ENCODER_DECODERS)),
     _keras_tx("int4", (GPT,)),
 )
 PREDICT = Contender("keras predict", "keras.Predict", KERAS, (*ENCODERS, SMALL_BERT))
-OPTIMUM_ON_ORT = Contender("optimum", "optimum.OnnxRuntime", OPTIMUM, (*ALL, SMALL_BERT))
+OPTIMUM_ON_ORT = Contender("optimum", "optimum.OnnxRuntime", OPTIMUM, (*ALL, SMALL_BERT, *ENCODER_DECODERS))
 OPENVINO = _openvino("f32", "fp32")
+TRANSLATORS = (_ctranslate2("float32", "fp32"), _ctranslate2("int8", "int8"))
 
 INFERENCE = (
     FP32,
@@ -109,18 +123,19 @@ INFERENCE = (
     Contender("keras-hub predict", "keras.HubPredict", HUB, ENCODERS, slow=True),
     Contender("keras-hub generate", "keras.HubGenerate", HUB, (GPT,)),
     Contender("keras stock export of keras-hub", "keras.ExportedHub", (*HUB, *TF2ONNX), ENCODERS, slow=True),
-    _torch("eager", ALL),
+    _torch("eager", (*ALL, *ENCODER_DECODERS)),
     _torch("compiled", ENCODERS, slow=True),
     _torch("bf16", ENCODERS, slow=True),
     OPTIMUM_ON_ORT,
     OPENVINO,
     _openvino("bf16", "bf16"),
+    *TRANSLATORS,
     _llama("f32"),
     _llama("q8_0"),
     _llama("q4_0"),
     Contender("genai fp32", "decoders.GenAI", ("onnxruntime_genai",), (GPT,), slow=True),
 )
-STARTUP = (FP32, INT8, PREDICT, OPTIMUM_ON_ORT, OPENVINO)
+STARTUP = (FP32, INT8, PREDICT, OPTIMUM_ON_ORT, OPENVINO, *TRANSLATORS)
 OVERHEAD = tuple(dataclasses.replace(one, adapter="keras_tx.Overhead") for one in (FP32, INT8, INT4))
 CLIENTS = (Contender("keras-tx fp32", "keras_tx.Clients", RUNTIME, (BERT,), {"precision": "fp32"}),)
 
@@ -137,9 +152,15 @@ def _exporter(
 
 
 EXPORTERS = (
-    _exporter("keras-tx fp32", "keras_tx.Export", EXPORTER, precision="fp32"),
+    _exporter("keras-tx fp32", "keras_tx.Export", EXPORTER, (*ALL, T5_BASE), precision="fp32"),
     _exporter(
-        "keras-tx fp32 verified", "keras_tx.Export", EXPORTER, slow=True, precision="fp32", verify=True
+        "keras-tx fp32 verified",
+        "keras_tx.Export",
+        EXPORTER,
+        (*ALL, T5_BASE),
+        slow=True,
+        precision="fp32",
+        verify=True,
     ),
     _exporter("keras-tx int8", "keras_tx.Export", EXPORTER, precision="int8"),
     _exporter("keras-tx int4", "keras_tx.Export", EXPORTER, (GPT,), precision="int4"),
@@ -153,7 +174,7 @@ EXPORTERS = (
     ),
     _exporter("keras stock export", "keras.Export", (*KERAS, *TF2ONNX), slow=True),
     _exporter("keras stock export of keras-hub", "keras.Export", (*HUB, *TF2ONNX), slow=True, hub=True),
-    _exporter("optimum", "optimum.Export", OPTIMUM),
+    _exporter("optimum", "optimum.Export", OPTIMUM, (*ALL, T5_BASE)),
 )
 
 

@@ -11,12 +11,18 @@ from tests.benchmarks.cases import (
     AN_EXPORT,
     AT_16,
     AT_768,
+    BEAMS,
     BERT,
     GPT,
+    GREEDY,
+    MARIAN,
     MIXED,
     ONE,
     PREFILLED,
+    SENTENCES,
     SMALL_BERT,
+    T5_BASE,
+    T5_SMALL,
     VIT,
 )
 from tests.benchmarks.results import Outcome, Result, quartiles, ratios
@@ -59,6 +65,14 @@ class Faster:
             return "", UNMEASURED
         low, middle, high = quartiles(pairs)
         return f"{middle:.2f}x ({low:.2f} to {high:.2f})", verdict(self.ratio, low, high, len(pairs))
+
+
+class Smaller(Faster):
+    """A ratio of memory: how much more a peer has."""
+
+    @property
+    def text(self) -> str:
+        return f"at most the memory of {self.peer}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +147,24 @@ def _failed(goal: Goal, result: Result | None, outcome: Outcome) -> bool:
     return goal.contender in outcome.unavailable
 
 
+def _encoder_decoders() -> list[Goal]:
+    """Level with CTranslate2 in speed and memory."""
+    cases = [(model, case) for model in (T5_SMALL, T5_BASE) for case in (GREEDY, BEAMS)]
+    goals: list[Goal] = []
+    for model, case in (*cases, (MARIAN, SENTENCES)):
+        for precision in ("fp32", "int8"):
+            goals.append(Faster(model, case, f"keras-tx {precision}", f"ctranslate2 {precision}", 1.0))
+    for model in (T5_SMALL, T5_BASE):
+        goals.append(Faster(model, GREEDY, "keras-tx fp32", "torch eager", 3.5))
+        goals.append(Faster(model, BEAMS, "keras-tx fp32", "optimum", 2.0))
+    for precision in ("fp32", "int8"):
+        peer = f"ctranslate2 {precision}"
+        goals.append(Smaller(T5_BASE, "peak", f"keras-tx {precision}", peer, 1.0, comparisons.START))
+    goals.append(AtMost(T5_BASE, "export a 100 M parameters", "keras-tx fp32", 1.2, "s", comparisons.EXPORT))
+    goals.append(Faster(T5_BASE, AN_EXPORT, "keras-tx fp32 verified", "optimum", 3.0, comparisons.EXPORT))
+    return goals
+
+
 def _exports() -> list[Goal]:
     """Of base-size models of keras-tx and of keras-hub."""
     goals: list[Goal] = []
@@ -181,5 +213,6 @@ GOALS: tuple[Goal, ...] = (
     AtMost(SMALL_BERT, "all", "keras-tx fp32", 1, "s", comparisons.START),
     Faster(BERT, A_REQUEST, "batched fp32", "at once fp32", 1.5, comparisons.CLIENTS),
     Faster(BERT, A_REQUEST, "batched fp32", "queue fp32", 1.5, comparisons.CLIENTS),
+    *_encoder_decoders(),
     *_exports(),
 )

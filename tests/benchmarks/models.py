@@ -18,11 +18,16 @@ from tests.benchmarks.cases import (
     BERT,
     BERT_TRAINED,
     CASES,
+    ENCODER_DECODERS,
+    GENERATE,
     GPT,
     GPT_TRAINED,
     IMAGES,
+    MARIAN,
     PREFILL,
     SMALL_BERT,
+    T5_BASE,
+    T5_SMALL,
     TRAINED,
     VIT,
     VIT_TRAINED,
@@ -37,6 +42,7 @@ PRECISIONS = {
     BERT: ("fp32", "int8", "fp16", "int8-blocks"),
     GPT: ("fp32", "int8", "int4", "int8-blocks"),
     SMALL_BERT: ("fp32", "int8"),
+    **dict.fromkeys(ENCODER_DECODERS, ("fp32", "int8")),
 }
 # Without dropout all contenders start with one loss. GPT has biases, as GPT-2 does.
 STEADY: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0}
@@ -138,11 +144,26 @@ def new_model(model_name: str) -> Any:
         BERT: lambda: keras_tx.bert("base"),
         GPT: lambda: keras_tx.gpt("124M"),
         SMALL_BERT: lambda: keras_tx.bert("mini"),
+        T5_SMALL: lambda: keras_tx.t5("small", stop_ids=(1,)),
+        T5_BASE: lambda: keras_tx.t5("base", stop_ids=(1,)),
+        MARIAN: lambda: marian("marian"),
         VIT_TRAINED: lambda: keras_tx.vit("S/16", num_classes=1000, **STEADY),
         BERT_TRAINED: lambda: keras_tx.bert("small", head=keras_tx.ClassifierHead(2), **STEADY),
         GPT_TRAINED: lambda: keras_tx.gpt("char", use_bias=True, **STEADY),
     }
     return factories[model_name]()
+
+
+def marian(variant: str, **overrides: Any) -> Any:
+    """A Marian model. As in published models, and as CTranslate2 assumes, its start token has vector 0."""
+    import keras_tx
+
+    model = keras_tx.transformer(variant, stop_ids=(0,), **overrides)
+    table = model.get_layer("token_embedding").table
+    vectors = np.array(table)
+    vectors[model.start_id] = 0
+    table.assign(vectors)
+    return model
 
 
 def cost_of(model: Any, cases: tuple[Case, ...], place: Path) -> Cost:
@@ -155,6 +176,8 @@ def cost_of(model: Any, cases: tuple[Case, ...], place: Path) -> Cost:
                 x = arrays[f"{case.inputs}.x"]
                 tokens = None if x.ndim == 4 else x.shape[1]
                 flops[case.name] = 3.0 * len(x) * keras_tx.cost(model, tokens=tokens).flops
+            elif case.kind == GENERATE:
+                continue
             elif case.kind == IMAGES:
                 flops[case.name] = float(case.batch * keras_tx.cost(model).flops)
             else:

@@ -23,6 +23,7 @@ from tests.benchmarks.cases import (
     BERT,
     CASES,
     DECODE,
+    GENERATE,
     GPT,
     IMAGES,
     MIXED,
@@ -182,6 +183,7 @@ def _throughput(outcome: Outcome) -> Iterator[str]:
             TEXTS: (case.batch, "Texts"),
             PREFILL: (case.lengths[1], "Tokens"),
             DECODE: (1, "Tokens"),
+            GENERATE: (case.batch * case.new_tokens, "Tokens"),
         }[case.kind]
         measured = [result for result in outcome.results if result.seconds.get(case.name)]
         if measured:

@@ -11,7 +11,7 @@ import pytest
 import tests.benchmarks.__main__ as benchmarks
 from keras_tx.errors import ConfigError
 from tests.benchmarks import comparisons, models, runner
-from tests.benchmarks.cases import BERT, GPT, VIT
+from tests.benchmarks.cases import BEAMS, BERT, ENCODER_DECODERS, GPT, VIT
 from tests.benchmarks.goals import GOALS
 from tests.benchmarks.results import Outcome, Result
 
@@ -54,15 +54,16 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_quick_run_lists_what_it_omits():
-    quick, without = comparisons.select(tuple(comparisons.SECTIONS), [VIT, BERT, GPT], (), True)
-    full, nothing = comparisons.select(tuple(comparisons.SECTIONS), [VIT, BERT, GPT], (), False)
+    names = [VIT, BERT, GPT, *ENCODER_DECODERS]
+    quick, without = comparisons.select(tuple(comparisons.SECTIONS), names, (), True)
+    full, nothing = comparisons.select(tuple(comparisons.SECTIONS), names, (), False)
     assert nothing == [] and len(quick) < len(full)
     omitted = "\n".join(without)
     assert "models vit-b16: batch 8" in omitted and "torch compiled" in omitted
     assert "keras stock export" in omitted
     kept = {(one.section, one.model, case.name) for one in quick for case in one.cases}
-    for goal in GOALS:  # the ones that goals are about are run, if not the longest contexts
-        if goal.section == comparisons.MODELS and "768" not in goal.case and "512" not in goal.case:
+    for goal in GOALS:  # all but the longest contexts and beams
+        if goal.section == comparisons.MODELS and not any(x in goal.case for x in ("768", "512", BEAMS)):
             assert (goal.section, goal.model, goal.case) in kept
 
 

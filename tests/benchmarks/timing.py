@@ -13,6 +13,7 @@ from tests.benchmarks.cases import (
     CLIENTS,
     DECODE,
     EXPORT,
+    GENERATE,
     IMAGES,
     OVERHEAD,
     PREFILL,
@@ -69,6 +70,19 @@ def _decode(adapter: Any, case: Case, inputs: list[np.ndarray]) -> dict[str, Any
     return time_per_token(run, 1 if case.once else PAIRS)
 
 
+def _generate(adapter: Any, case: Case, inputs: list[np.ndarray]) -> dict[str, Any]:
+    """Runs are long, so none is left out to warm up. The check is the first token of the first target."""
+    samples: list[float] = []
+    targets: list[list[int]] = []
+    while sum(samples) < ENOUGH and not (case.once and samples):
+        seconds, targets = _stopwatch(lambda: adapter.generate(*inputs, case.new_tokens, case.beams))
+        samples.append(seconds)
+    shape = len(targets), {len(target) for target in targets}
+    if shape != (case.batch, {case.new_tokens}):
+        raise ValueError(f"{shape[0]} targets of {shape[1]} tokens, not {case.batch} of {case.new_tokens}")
+    return {"seconds": statistics.median(samples), "check": targets[0][0]}
+
+
 def _overhead(adapter: Any, case: Case, inputs: list[np.ndarray]) -> dict[str, Any]:
     return {"seconds": adapter.overhead(inputs[0], STEPS)}
 
@@ -91,6 +105,7 @@ _KINDS: dict[str, Callable[[Any, Case, list[np.ndarray]], dict[str, Any]]] = {
     TEXTS: _forward,
     PREFILL: _prefill,
     DECODE: _decode,
+    GENERATE: _generate,
     OVERHEAD: _overhead,
     STEP: _step,
     EXPORT: lambda adapter, case, inputs: adapter.export(),

@@ -45,6 +45,7 @@ LIBRARIES = (
     "optimum",
     "openvino",
     "llama_cpp",
+    "ctranslate2",
     "tf2onnx",
     "numpy",
 )

@@ -6,7 +6,26 @@ computation is pending when its time is taken.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+
+import numpy as np
+
+BATCH = 32  # sources that run together, by default of keras-tx; of similar lengths in every contender
+
+
+def generate_in_batches(
+    ids: np.ndarray, mask: np.ndarray, run: Callable[[np.ndarray, np.ndarray], list[list[int]]]
+) -> list[list[int]]:
+    """Runs the sources in batches of similar lengths, the longest first; returns targets in their order."""
+    order = np.argsort(-mask.sum(axis=1), kind="stable")
+    targets: dict[int, list[int]] = {}
+    for start in range(0, len(order), BATCH):
+        rows = order[start : start + BATCH]
+        width = int(mask[rows].sum(axis=1).max())
+        made = run(ids[rows, :width], mask[rows, :width])
+        targets |= dict(zip(rows.tolist(), made, strict=True))
+    return [targets[index] for index in range(len(ids))]
 
 
 class Adapter:
@@ -17,6 +36,7 @@ class Adapter:
         images(pixels)              a forward pass of a ViT; returns the logits
         texts(ids, mask, segments)  a forward pass of a BERT; returns the hidden states
         tokens(ids, count)          an iterator over `count` greedy tokens after `ids`
+        generate(ids, mask, count, beams)   a target of `count` tokens for each source
         overhead(ids, count)        seconds per token outside the graph
         step(x, y)                  a training step; returns the loss before it
         export()                    seconds and figures of an export, which is removed again

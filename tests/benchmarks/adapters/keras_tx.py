@@ -41,6 +41,11 @@ class Runtime(Adapter):
     def tokens(self, ids: np.ndarray, count: int) -> Iterator[int]:
         yield from self.model.stream(ids.tolist(), max_new_tokens=count, stop_tokens=[], as_ids=True)
 
+    def generate(self, ids: np.ndarray, mask: np.ndarray, count: int, beams: int) -> list[list[int]]:
+        sources = [row[real > 0].tolist() for row, real in zip(ids, mask, strict=True)]
+        made = self.model.generate(sources, max_new_tokens=count, min_new_tokens=count, num_beams=beams)
+        return [list(one.ids) for one in made]
+
 
 class Overhead(Runtime):
     """The time of a token outside the graph: the loop and the sampling."""
@@ -94,9 +99,9 @@ class Export(Exporter):
 
         self.export_onnx = keras_tx_onnx.export_onnx
         self.precision: Any = self.options["precision"]
-        self.path = f"model/{contract.PRECISIONS[self.precision]}"
         self.model = hub_model(self.place) if self.options.get("hub") else saved_model(self.place)
 
     def write(self, folder: Path) -> None:
         verify = bool(self.options.get("verify"))
-        self.export_onnx(self.model, folder / "model", precision=self.precision, verify=verify)
+        report = self.export_onnx(self.model, folder / "model", precision=self.precision, verify=verify)
+        self.path = f"model/{report.manifest.precisions[self.precision]}"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests.benchmarks.adapters import Adapter
+from tests.benchmarks.adapters import Adapter, generate_in_batches
 from tests.benchmarks.adapters.exporting import Exporter
 from tests.benchmarks.machine import threads, threads_of_onnxruntime
 
@@ -17,6 +18,8 @@ TASKS = {  # transformers' class: Optimum's task and class
     "ViTForImageClassification": ("image-classification", "ORTModelForImageClassification"),
     "BertModel": ("feature-extraction", "ORTModelForFeatureExtraction"),
     "GPT2LMHeadModel": ("text-generation-with-past", "ORTModelForCausalLM"),
+    "T5ForConditionalGeneration": ("text2text-generation-with-past", "ORTModelForSeq2SeqLM"),
+    "MarianMTModel": ("text2text-generation-with-past", "ORTModelForSeq2SeqLM"),
 }
 
 
@@ -80,6 +83,11 @@ class OnnxRuntime(Adapter):
         )
         yield from outputs[0, len(ids) :].tolist()
 
+    def generate(self, ids: np.ndarray, mask: np.ndarray, count: int, beams: int) -> list[list[int]]:
+        from tests.benchmarks.adapters.pytorch import generate
+
+        return generate_in_batches(ids, mask, partial(generate, self.model, count, beams))
+
 
 class OpenVino(Adapter):
     """OpenVINO on Optimum's file. Option hint: f32 or bf16."""
@@ -127,6 +135,8 @@ class Export(Exporter):
         from optimum.exporters.onnx import onnx_export_from_model
 
         architecture, self.task, _ = names(self.place)
+        if self.task.startswith("text2text"):
+            self.path = "decoder_model_merged.onnx"
         self.model = getattr(transformers, architecture).from_pretrained(self.place / "huggingface")
         self.export_model = onnx_export_from_model
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tests.benchmarks.adapters import Adapter
+from tests.benchmarks.adapters import Adapter, generate_in_batches
 from tests.benchmarks.machine import threads
 
 
@@ -58,6 +59,21 @@ class Inference(_Transformers):
                 outputs = self.model(inputs, past_key_values=past, use_cache=True, logits_to_keep=1)
                 past, inputs = outputs.past_key_values, outputs.logits[:, -1:].argmax(-1)
                 yield int(inputs)
+
+    def generate(self, ids: np.ndarray, mask: np.ndarray, count: int, beams: int) -> list[list[int]]:
+        return generate_in_batches(ids, mask, partial(generate, self.model, count, beams))
+
+
+def generate(model: Any, count: int, beams: int, ids: np.ndarray, mask: np.ndarray) -> list[list[int]]:
+    """Targets of transformers' `generate`, without their first token."""
+    import torch
+
+    inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
+    with torch.inference_mode():
+        targets = model.generate(
+            **inputs, max_new_tokens=count, min_new_tokens=count, num_beams=beams, do_sample=False
+        )
+    return targets[:, 1:].tolist()
 
 
 class Training(_Transformers):
