@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from keras_tx import contract
+from keras_tx.contract import Manifest
 from keras_tx.errors import FolderError, InputError, KerasTxError
 from keras_tx.runtime import Session, Summarizer, TextToTextGenerator, Translator, load
 from tests.runtime.counting_decoder import byte_tokenizer
-from tests.runtime.counting_encoder_decoder import CONTEXT, END, START, VOCABULARY, continued, make
+from tests.runtime.counting_encoder_decoder import (
+    CONTEXT,
+    END,
+    START,
+    VOCABULARY,
+    continued,
+    make,
+    next_token,
+)
 
 SOURCES = [[4, 9, 2], [7], [3, 3, 8, 1, 12, 5, 6], [29, 2]]
 
@@ -80,6 +91,21 @@ def test_the_source_is_encoded_once_and_its_keys_are_kept(counter, monkeypatch):
     assert [cached for _, _, cached in runs] == [False, False, True, True, True, True]
     for _, outputs, cached in runs[1:]:
         assert any("encoder" in name for name in outputs) != cached
+
+
+def test_rows_of_another_source(counter):
+    """Beams of the second source take the place of all rows."""
+    sources = np.array([[4, 9], [7, 2]])
+    past = counter.model.encode(sources, np.ones_like(sources))
+
+    def run(ids: list[int], past: Any) -> tuple[np.ndarray, Any]:
+        column = np.array(ids)[:, None]
+        return counter.model.run(column, np.ones_like(column), np.zeros_like(column), past, False)
+
+    _, past = run([START, START], past)
+    logits, _ = run([5, 6], counter.model.select(past, [1, 1]))
+    expected = [next_token([7, 2], [START, token]) for token in (5, 6)]
+    assert logits[:, 0].argmax(axis=-1).tolist() == expected
 
 
 def test_constraints_of_the_folder(tmp_path):
@@ -177,4 +203,21 @@ def test_folder_without_encoder_raises(tmp_path):
     manifest = json.loads((folder / contract.MANIFEST).read_text())
     (folder / contract.MANIFEST).write_text(json.dumps({**manifest, "encoder": None}))
     with pytest.raises(FolderError, match="has no encoder"):
+        load(folder, provider="cpu")
+
+
+def test_encoder_of_another_width_raises(tmp_path):
+    """The decoder expects hidden states of width 1."""
+    folder = make(tmp_path / "counter")
+    path = folder / contract.ENCODER_MODEL
+    proto = onnx.load(path)
+    proto.graph.node[-1].output[0] = "narrow"
+    name = contract.LAST_HIDDEN_STATE
+    proto.graph.node.append(onnx.helper.make_node("Concat", ["narrow", "narrow"], [name], axis=2))
+    proto.graph.output[0].type.tensor_type.shape.dim[2].dim_value = 2
+    onnx.save(proto, path)
+    manifest = Manifest.from_json((folder / contract.MANIFEST).read_text())
+    files = {name: contract.describe_file(folder / name) for name in manifest.files}
+    dataclasses.replace(manifest, files=files).save(folder)
+    with pytest.raises(FolderError, match="last_hidden_state .*2.*encoder_hidden_states .*1"):
         load(folder, provider="cpu")
