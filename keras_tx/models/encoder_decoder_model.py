@@ -103,12 +103,6 @@ class EncoderDecoderModel(TextModel):
         part = keras.Function([source, *(self.input[name] for name in names)], self.output)
         return keras.Model(inputs, part(list(inputs.values())), name=f"{self.name}_decoder")
 
-    def with_outputs(self, *, hidden_states: bool = False, attentions: bool = False) -> keras.Model:
-        raise ConfigError(
-            f"with_outputs does not support model {self.name!r}, an encoder-decoder. Create a keras.Model "
-            "with the outputs of its layers instead."
-        )
-
     def special_ids(self, transform: TextTransform | None = None) -> dict[str, Any]:
         """Returns the ids of the start, EOS and padding tokens by their Hugging Face names.
 

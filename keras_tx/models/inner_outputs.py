@@ -12,40 +12,46 @@ from keras_tx.layers import TransformerBlock
 
 def with_outputs(model: Any, hidden_states: bool, attentions: bool) -> keras.Model:
     """See TransformerModel.with_outputs."""
-    states: list[Any] = []
-    scores: list[Any] = []
+    encoded = model.encoded
+    encoder_decoder = encoded is not None and encoded.source is not None
+    states: dict[str, list[Any]] = {}
+    scores: dict[str, list[Any]] = {}
 
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(layer, TransformerBlock):
             return layer(*args, **kwargs)
+        part = "" if not encoder_decoder else "encoder_" if layer.cross_attention is None else "decoder_"
         if attentions:
             output, *weights = BlockWithScores(layer, name=layer.name)(*args, **kwargs)
-            scores.append(weights[0])
+            names = (f"{part}attentions", "cross_attentions")
+            for name, x in zip(names, weights, strict=False):
+                scores.setdefault(name, []).append(x)
         else:
             output = layer(*args, **kwargs)
-        states.extend([output] if states else [args[0], output])
+        name = f"{part}hidden_states"
+        states.setdefault(name, [args[0]]).append(output)
         return output
 
     # If a norm follows the last block, its output is the last hidden state.
-    last = [] if model.encoded is None else [model.encoded.tokens]
-    uncompiled = keras.Model(model.input, [model.output, *last])  # a compiled clone would have an optimizer
+    last = {} if encoded is None else {"decoder_" if encoder_decoder else "": encoded.tokens}
+    if encoder_decoder:
+        last["encoder_"] = encoded.source
+    uncompiled = keras.Model(model.input, [model.output, *last.values()])  # a compiled clone has an optimizer
     clone = keras.models.clone_model(uncompiled, clone_function=lambda layer: layer, call_function=call)
     if not states:
         raise ConfigError(
             f"Model {model.name!r} has no TransformerBlock in its graph, so it has neither hidden states nor "
             "attention weights. Create a keras.Model with the outputs of its layers instead."
         )
-    output, *last = clone.output
-    states[-1:] = last or states[-1:]
+    output, *tensors = clone.output
+    for part, x in zip(last, tensors, strict=True):
+        states[f"{part}hidden_states"][-1] = x
     outputs = dict(output) if isinstance(output, dict) else {model.output_name: output}
-    for name, wanted, tensors in (
-        ("hidden_states", hidden_states, states),
-        ("attentions", attentions, scores),
-    ):
-        if wanted:
+    for wanted, groups in ((hidden_states, states), (attentions, scores)):
+        for name, group in groups.items() if wanted else ():
             outputs[name] = tuple(
                 keras.layers.Identity(dtype=x.dtype, name=f"{name}_{index}")(x)
-                for index, x in enumerate(tensors)
+                for index, x in enumerate(group)
             )
     return keras.Model(clone.input, outputs, name=model.name)
 

@@ -502,6 +502,9 @@ class TransformerModel(keras.Model):
             attentions: adds "attentions": a tuple of (batch, heads, queries, keys), the weights of each
                 block's self-attention; 0 for masked keys.
 
+        An encoder-decoder has "encoder_hidden_states", "decoder_hidden_states", "encoder_attentions",
+        "decoder_attentions" and "cross_attentions" (batch, heads, target, source) instead.
+
         Returns:
             A keras.Model whose outputs are a dict: the outputs of this model by name, and the tuples.
 

@@ -123,6 +123,38 @@ def test_outputs_equal_transformers(pair: tuple[Any, Path, str], side: str):
     assert_close(as_numpy(model(x))[real], wanted[real])
 
 
+INNER = {
+    "encoder_hidden_states": "input_ids",
+    "decoder_hidden_states": "decoder_input_ids",
+    "encoder_attentions": "input_ids",
+    "decoder_attentions": "decoder_input_ids",
+    "cross_attentions": "decoder_input_ids",
+}
+
+
+def test_hidden_states_and_attentions_equal_transformers(pair: tuple[Any, Path, str]):
+    theirs, folder, _ = pair
+    model = keras_tx.from_checkpoint(folder)
+    theirs.set_attn_implementation("eager")
+    x = inputs(model.config.pad_id, "right")
+    with torch.no_grad():
+        expected = theirs(
+            **{key: torch.tensor(value) for key, value in x.items()},
+            output_hidden_states=True,
+            output_attentions=True,
+        )
+    outputs = model.with_outputs(hidden_states=True, attentions=True)(model.complete(x))
+    assert set(outputs) == {model.output_name, *INNER}
+    for name, of in INNER.items():
+        real = x[of.replace("input_ids", "attention_mask")].astype(bool)
+        assert len(outputs[name]) == len(expected[name])
+        for mine, wanted in zip(outputs[name], expected[name], strict=True):
+            mine, wanted = as_numpy(mine), wanted.numpy()
+            if mine.ndim == 4:  # (batch, heads, queries, keys)
+                mine, wanted = (np.moveaxis(y, 1, 2) for y in (mine, wanted))
+            assert_close(mine[real], wanted[real])
+
+
 def test_in_and_out_again(pair: tuple[Any, Path, str], tmp_path: Path):
     theirs, folder, _ = pair
     model = keras_tx.from_checkpoint(folder)
