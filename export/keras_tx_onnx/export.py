@@ -64,7 +64,8 @@ def export_onnx(
             preprocessing of the model in keras.applications or keras-hub.
         task: "image-classification" exports any model with one image as input and one vector as output as a
             classifier, "text-classification" a text classifier of keras-hub with its tokenizer. Implied by
-            labels, image and raw_pixels.
+            labels, image and raw_pixels. "translation" and "summarization" are tasks of encoder-decoders,
+            whose default is "text2text-generation".
         raw_pixels: whether the input is uint8 `pixels` (batch, height, width, channels), which the graph
             normalizes, instead of `pixel_values`.
         input_signature: the inputs of a subclassed model: a keras.InputSpec(shape, dtype, name), or a list

@@ -40,6 +40,7 @@ class Report:
             ("graph", f"opset {manifest.opset}, {self.nodes.total()} nodes: {most} ..."),
             ("parameters", f"{self.parameters:,}, computed in {self._arithmetic()}"),
             ("layers", ", ".join(f"{count} {tier}" for tier, count in tiers.items()) or "none"),
+            *self._encoder(),
             *(("valid for", bound) for bound in manifest.bounds),
             ("parity", self._parity()),
             *self._precisions(),
@@ -53,6 +54,16 @@ class Report:
     def _precisions(self) -> list[tuple[str, str]]:
         lines = precision_rows(self.manifest) if self.manifest.variants else []
         return [("" if index else "precisions", line) for index, line in enumerate(lines)]
+
+    def _encoder(self) -> list[tuple[str, str]]:
+        encoder = self.manifest.encoder
+        if encoder is None:
+            return []
+        inputs, outputs = (
+            ", ".join(f"{t.name} {t.dtype} {_shape(t.shape)}" for t in specs)
+            for specs in (encoder.inputs, encoder.outputs)
+        )
+        return [("encoder", f"{inputs} -> {outputs}")]
 
     def _arithmetic(self) -> str:
         return "int8 in quantized layers, else float32" if self._is_int8 else "float32"
@@ -85,16 +96,27 @@ def precision_rows(manifest: Manifest) -> list[str]:
     """A line for each precision of a folder, with its notes."""
     lines = []
     for precision, name in manifest.precisions.items():
-        size = sum(r.size for file, r in manifest.files.items() if file in (name, f"{name}_data"))
+        encoder = manifest.encoder
+        graphs = [name] if encoder is None else [encoder.precisions[precision], name]
+        files = {file for graph in graphs for file in (graph, f"{graph}_data")}
+        size = sum(record.size for file, record in manifest.files.items() if file in files)
         variant = manifest.variants.get(precision)
         line = f"{precision:<13}{size / 1e6:9,.1f} MB"
         if variant is None:
             lines.append(line)
             continue
         lines.append(f"{line}  {variant.recipe}: {_difference(variant)}")
-        kept = [f"In fp32 because of keep: {', '.join(variant.kept)}."] if variant.kept else []
-        lines += [f"{'':<13}{note}" for note in (*variant.notes, *kept)]
+        lines += [f"{'':<13}{note}" for note in _notes(variant)]
+        if encoder is not None:
+            of_encoder = encoder.variants[precision]
+            notes = [_difference(of_encoder), *_notes(of_encoder)]
+            lines += [f"{'':<13}encoder: {note}" for note in notes]
     return lines
+
+
+def _notes(variant: Variant) -> list[str]:
+    kept = [f"In fp32 because of keep: {', '.join(variant.kept)}."] if variant.kept else []
+    return [*variant.notes, *kept]
 
 
 def _difference(variant: Variant) -> str:

@@ -76,6 +76,42 @@ def _array(
     return numbers.astype(kind)
 
 
+def first_call(
+    specs: Sequence[TensorSpec], ids: np.ndarray, mask: np.ndarray, hidden: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The inputs of an encoder-decoder's decoder graph in the first call for some sources.
+
+    Args:
+        specs: the inputs of the graph.
+        ids: of the targets.
+        mask: of the sources.
+        hidden: the encoder's output for them.
+    """
+    sizes = {contract.BATCH_AXIS: len(ids)}
+    pasts = {
+        spec.name: np.zeros([n if isinstance(n, int) else sizes.get(n, 0) for n in spec.shape], spec.dtype)
+        for spec in specs
+        if spec.name.startswith("past_key_values.")
+    }
+    return {
+        contract.ENCODER_ATTENTION_MASK: mask,
+        contract.INPUT_IDS: ids,
+        contract.ENCODER_HIDDEN_STATES: hidden,
+        **pasts,
+        contract.USE_CACHE_BRANCH: np.array([False]),
+    }
+
+
+def next_call(
+    feed: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray], ids: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The inputs of the call after one with these inputs and outputs, for these ids of the targets."""
+    is_first = not feed[contract.USE_CACHE_BRANCH].item()
+    kept = (name for name in outputs if name.startswith("present.") and (is_first or ".decoder." in name))
+    pasts = {name.replace("present", "past_key_values", 1): outputs[name] for name in kept}
+    return {**feed, **pasts, contract.INPUT_IDS: ids, contract.USE_CACHE_BRANCH: np.array([True])}
+
+
 def is_mask(spec: TensorSpec) -> bool:
     if "mask" in spec.name.lower():
         return True

@@ -15,8 +15,9 @@ import keras_tx
 from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.models.encoder_decoder_model import EncoderDecoderModel
+from keras_tx.runtime.example_inputs import first_call, next_call
 from keras_tx.runtime.session import Session
-from keras_tx_onnx import export_onnx
+from keras_tx_onnx import compare, export_onnx
 from keras_tx_onnx.graph import cache_ports
 from keras_tx_onnx.interfaces import encoder_decoder
 from keras_tx_onnx.lowerings import keras_tx as keras_tx_layers
@@ -63,20 +64,6 @@ def sources(model: Any, rows: list[int]) -> dict[str, np.ndarray]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def first_feed(session: Session, source: dict[str, np.ndarray], hidden: np.ndarray) -> dict[str, np.ndarray]:
-    """The inputs of the first call but the target's ids; dynamic axes of the pasts have size 0."""
-    batch = len(hidden)
-    pasts = {
-        spec.name: np.zeros(
-            [batch if n == "batch_size" else n if isinstance(n, int) else 0 for n in spec.shape], "float32"
-        )
-        for spec in session.inputs
-        if spec.name.startswith("past_key_values.")
-    }
-    others = {"encoder_attention_mask": source["attention_mask"], "encoder_hidden_states": hidden}
-    return {**others, **pasts, "use_cache_branch": np.array([False])}
-
-
 @pytest.mark.parametrize("rows", ROWS, ids=str)
 def test_chunks_and_steps_equal_keras(exported, rows):
     model = exported.model
@@ -86,7 +73,7 @@ def test_chunks_and_steps_equal_keras(exported, rows):
     with Session(exported.folder / contract.ENCODER_MODEL, provider="cpu") as session:
         hidden = session.run(source)["last_hidden_state"]
     with Session(exported.folder / contract.DECODER_MODEL, provider="cpu") as session:
-        feed = {**first_feed(session, source, hidden), "input_ids": target}
+        feed = first_call(session.inputs, target, source["attention_mask"], hidden)
         for chunks in ([TARGET], [7, 5], [3, 1, 4, 1, 1, 2], [1] * TARGET):
             logits = encoder_decoder.run_in_chunks(chunks, session, feed)["logits"]
             assert_close(logits, expected, 3e-5)
@@ -98,9 +85,10 @@ def test_cached_branch_does_not_read_the_encoder(exported):
     random = np.random.default_rng(0)
     hidden = random.standard_normal((2, 6, exported.model.config.width), "float32")
     with Session(exported.folder / contract.DECODER_MODEL, provider="cpu") as session:
-        feed = {**first_feed(session, source, hidden), "input_ids": np.array([[0], [0]])}
+        ids = np.array([[0], [0]])
+        feed = first_call(session.inputs, ids, source["attention_mask"], hidden)
         first = session.run(feed)
-        feed |= encoder_decoder.next_pasts(first, is_first=True)
+        feed = next_call(feed, first, ids)
         second = session.run(feed)
         other = session.run({**feed, "encoder_hidden_states": hidden + 1})
     np.testing.assert_array_equal(second["logits"], other["logits"])
@@ -221,8 +209,9 @@ def test_generation_config(exported):
     [
         ({"cache": False}, "cache=False"),
         ({"cache": "shared"}, "cache='shared'"),
-        ({"labels": ["a"]}, r"labels=\['a'\].*cache, tokenizer"),
+        ({"labels": ["a"]}, r"labels=\['a'\].*cache, task, tokenizer"),
         ({"task": "summary"}, "task='summary'"),
+        ({"task": "translation"}, "task='translation' requires a tokenizer"),
     ],
     ids=str,
 )
@@ -278,3 +267,13 @@ def test_error_names_the_first_layer_that_differs(part, layer, tmp_path, monkeyp
     with pytest.raises(ExportError, match=f"first layer that differs is {layer!r}"):
         export_onnx(redraw(keras_tx.t5("tiny")), tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
+
+
+def test_task_of_the_folder(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.models.WordLevel({"<pad>": 0, "</s>": 1, "a": 2}, unk_token="<pad>")
+    tokenizer = tokenizers.Tokenizer(words)
+    model = keras_tx.t5("tiny", vocabulary_size=3)
+    report = export_onnx(model, tmp_path / "folder", tokenizer=tokenizer, task="translation", verify=False)
+    assert report.manifest.task == "translation"
+    assert compare(model, tmp_path / "folder")[0].passed

@@ -36,6 +36,9 @@ class Interface(abc.ABC):
 
     kind: ClassVar[str]  # in error messages, with its article
     Options: ClassVar[type]
+    tasks: ClassVar[
+        tuple[str, ...]
+    ] = ()  # that export_onnx accepts, if the model does not determine its task
 
     path: ClassVar[str] = contract.MODEL  # of the graph, in the folder
     outputs: list[str]  # of the model, in order

@@ -46,6 +46,8 @@ def choose_interface(functional: Functional, options: Mapping[str, Any], opset: 
     task = passed.pop("task", None)
     kind = _kind(model, task, passed)
     names = [field.name for field in dataclasses.fields(kind.Options)]
+    if task is not None and "task" in names:
+        passed["task"] = task
     for name, value in passed.items():
         if name not in names:
             known = f"The options of {kind.kind} are {', '.join(sorted(names))}." if names else "Omit it."
@@ -61,11 +63,13 @@ def _kind(model: Any, task: str | None, passed: Mapping[str, Any]) -> type[Inter
     classifier: type[Interface] = ImageClassifierInterface
     if family is None and has_tokenizer(model):
         classifier = TextClassifierInterface
-    expected = classifier.task if family is None else model.task
-    if task not in (None, expected):
+    kind = classifier if family is None else FAMILIES[family.interface]
+    expected = kind.tasks or (classifier.task if family is None else model.task,)
+    if task not in (None, *expected):
         raise ConfigError(
-            f"task={task!r} is not supported for model {model.name!r}. Pass {expected!r}, or omit it."
+            f"task={task!r} is not supported for model {model.name!r}. Pass "
+            f"{' or '.join(map(repr, expected))}, or omit it."
         )
     if family is not None:
-        return FAMILIES[family.interface]
+        return kind
     return classifier if task is not None or any(name in passed for name in CLASSIFYING) else GenericInterface

@@ -12,9 +12,10 @@ import onnx_ir as ir
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
+from keras_tx.models.generation_defaults import generation_files
 from keras_tx.models.tokenizer_checks import check_padded_right, check_tokenizer, fit_to_model
 from keras_tx.processing import TextTransform
-from keras_tx.runtime.example_inputs import Use, draw
+from keras_tx.runtime.example_inputs import Use, draw, first_call, next_call
 from keras_tx.runtime.session import Session
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext
 from keras_tx_onnx.graph.cache_ports import AFTER_PAST, Seq2SeqCache
@@ -35,6 +36,7 @@ class EncoderDecoderOptions:
 
     tokenizer: Any = None
     cache: bool | str | None = None
+    task: str | None = None
 
     def __post_init__(self) -> None:
         if self.cache not in (None, True):
@@ -49,6 +51,7 @@ class EncoderDecoderInterface(Interface):
 
     kind = "an encoder-decoder"
     Options = EncoderDecoderOptions
+    tasks = (contract.TEXT2TEXT_GENERATION, contract.TRANSLATION, contract.SUMMARIZATION)
 
     def __init__(self, functional: Functional, options: EncoderDecoderOptions, opset: int):
         super().__init__(functional, options, opset)
@@ -58,7 +61,7 @@ class EncoderDecoderInterface(Interface):
                 f"Model {model.name!r} has head=None, so it does not generate text. Export model.encoder() "
                 "for features, or create the model with its head."
             )
-        self.task = model.task
+        self.task = options.task or model.task
         self.outputs = [contract.LOGITS]
         self._add_files(_transform(model, options.tokenizer))
         encoder = SourceEncoder(model, opset)
@@ -71,9 +74,16 @@ class EncoderDecoderInterface(Interface):
     def _add_files(self, transform: TextTransform | None) -> None:
         model = self.model
         self.add_config(model, None, transform)
-        special_ids = model.special_ids(transform)
-        known = {name: ids for name, ids in special_ids.items() if ids is not None}
-        self.files[contract.GENERATION_CONFIG] = {**known, "max_length": model.config.max_length}
+        self.files |= generation_files(model)
+        self.files[contract.GENERATION_CONFIG] |= {
+            **{name: ids for name, ids in model.special_ids(transform).items() if ids is not None},
+            "max_length": model.config.max_length,  # clients stop at 20 tokens without it
+        }
+        if transform is None and self.task != contract.TEXT2TEXT_GENERATION:
+            raise ConfigError(
+                f"task={self.task!r} requires a tokenizer, but model {model.name!r} has none. Pass "
+                "tokenizer=."
+            )
         if transform is None:
             self.notes.append(
                 "The folder has no tokenizer, so the runtime accepts only token ids. Pass tokenizer= to add "
@@ -189,17 +199,14 @@ class TargetDecoder(_Part):
             contract.DECODER_INPUT_IDS: ids,
             contract.DECODER_ATTENTION_MASK: np.ones_like(ids),
         }
-        depth, heads, size = self.cache_shape
-        empty = np.zeros((len(masks), heads, 0, size), "float32")
-        pasts = {name.format(index): empty for index in range(depth) for name in contract.SEQ2SEQ_PAST}
-        feed = {
-            contract.ENCODER_ATTENTION_MASK: feed[contract.ATTENTION_MASK],
-            contract.INPUT_IDS: ids,
-            contract.ENCODER_HIDDEN_STATES: hidden,
-            **pasts,
-            contract.USE_CACHE_BRANCH: np.array([False]),
-        }
+        feed = first_call(self._pasts(), ids, feed[contract.ATTENTION_MASK], hidden)
         return feed, [values[name] for name in self.names]
+
+    def _pasts(self) -> list[contract.TensorSpec]:
+        depth, heads, size = self.cache_shape
+        shape = (contract.BATCH_AXIS, heads, contract.PAST_AXIS, size)
+        names = (name.format(index) for index in range(depth) for name in contract.SEQ2SEQ_PAST)
+        return [contract.TensorSpec(name, "float32", shape) for name in names]
 
     def other_runs(self, feed: Feed) -> dict[str, Run]:
         """A half and a quarter of the target, then the others, the last as decode steps."""
@@ -212,21 +219,14 @@ class TargetDecoder(_Part):
 
 def run_in_chunks(chunks: list[int], session: Session, feed: Feed) -> Feed:
     """The logits of a target, computed chunk by chunk: the source in the first call, then with its cache."""
-    feed, ids = dict(feed), feed[contract.INPUT_IDS]
-    start, logits = 0, []
-    for count in chunks:
-        outputs = session.run({**feed, contract.INPUT_IDS: ids[:, start : start + count]})
+    ids, logits = np.split(feed[contract.INPUT_IDS], np.cumsum(chunks)[:-1], axis=1), []
+    feed = {**feed, contract.INPUT_IDS: ids[0]}
+    for index in range(len(chunks)):
+        outputs = session.run(feed)
         logits.append(outputs[contract.LOGITS])
-        feed |= next_pasts(outputs, is_first=start == 0)
-        start += count
+        if index + 1 < len(chunks):
+            feed = next_call(feed, outputs, ids[index + 1])
     return {contract.LOGITS: np.concatenate(logits, axis=1)}
-
-
-def next_pasts(outputs: Feed, is_first: bool) -> Feed:
-    """The cache for the call after one with these outputs; that of the source is kept from the first call."""
-    kept = (name for name in outputs if name.startswith("present.") and (is_first or ".decoder." in name))
-    pasts = {name.replace("present", "past_key_values", 1): outputs[name] for name in kept}
-    return {**pasts, contract.USE_CACHE_BRANCH: np.array([True])}
 
 
 def _name_sizes(values: dict[ir.Value, tuple[str, str]], width: int) -> None:

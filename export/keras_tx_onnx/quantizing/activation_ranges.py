@@ -19,6 +19,7 @@ from keras_tx.errors import ExportError
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import tolerances
 from keras_tx_onnx.graph.editor import GraphEditor
+from keras_tx_onnx.graph.first_call import load_first_call
 from keras_tx_onnx.quantizing import products
 from keras_tx_onnx.quantizing.calibration_inputs import Feed
 from keras_tx_onnx.quantizing.int8 import Range
@@ -48,7 +49,7 @@ def ranges(path: Path, keep: Sequence[str], batches: Iterable[Feed]) -> dict[str
     Raises:
         ExportError: if the graph computes numbers that are not finite.
     """
-    model = ir.load(path)
+    model = load_first_call(path)
     inputs = list(dict.fromkeys(product.x for product in products.plan(model.graph, keep).products))
     editor = GraphEditor(model.graph)
     results = [_reduced(editor, op, x) for x in inputs for op in ("ReduceMin", "ReduceMax")]
@@ -69,18 +70,20 @@ def ranges(path: Path, keep: Sequence[str], batches: Iterable[Feed]) -> dict[str
 
 def largest(path: Path, batch: Feed) -> dict[str, float]:
     """The largest magnitude of each floating-point value that a graph computes."""
-    model = ir.load(path)
+    model = load_first_call(path)
     editor = GraphEditor(model.graph)
     values = [x for node in list(model.graph) for x in node.outputs if x.dtype == FLOAT]
     results = [_reduced(editor, op, x) for x in values for op in ("ReduceMin", "ReduceMax")]
     with _Probe(model, results) as probe:
-        sizes = np.abs(np.reshape(probe.run(batch), (-1, 2))).max(axis=1)
+        pairs = np.reshape(probe.run(batch), (-1, 2))
+    # Of an empty value, the smallest number is above the largest.
+    sizes = np.where(pairs[:, 0] > pairs[:, 1], 0, np.abs(pairs).max(axis=1))
     return {str(x.name): float(size) for x, size in zip(values, sizes, strict=True)}
 
 
 def errors(path: Path, recipe: Recipe, keep: Sequence[str], batch: Feed) -> list[Error]:
     """The error of each product and lookup alone, in the order of the graph."""
-    model = ir.load(path)
+    model = load_first_call(path)
     plan = products.plan(model.graph, keep)
     editor = _ReplacementRecorder(model.graph)
     recipe.apply(editor, plan)

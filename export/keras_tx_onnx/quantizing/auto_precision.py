@@ -19,7 +19,8 @@ from keras_tx.errors import ConfigError, ExportError
 from keras_tx.runtime.folder import Folder, check_unchanged
 from keras_tx.runtime.session import Session
 from keras_tx_onnx.quantizing import activation_ranges, calibration_inputs, validation_score
-from keras_tx_onnx.quantizing.precision_files import Options, PrecisionWriter, run_with_dtypes
+from keras_tx_onnx.quantizing.graph_quantizer import run_with_dtypes
+from keras_tx_onnx.quantizing.precision_files import Options, PrecisionWriter
 
 CANDIDATES = ("fp16", "int8", "int8-blocks", "int4")
 REPORT = "precision_report.json"
@@ -100,6 +101,11 @@ def choose(
     if not isinstance(tolerance, (int, float)) or isinstance(tolerance, bool) or not tolerance >= 0:
         raise ConfigError(
             f"tolerance={tolerance!r}, expected a number of at least 0: how much the metric may lose."
+        )
+    if folder.encoder is not None:
+        raise ConfigError(
+            "precision='auto' does not support encoder-decoders. Add precisions by name, and compare the "
+            "texts that they generate."
         )
     measure = validation_score.metric_of(folder, metric)
     specs = folder.manifest.inputs

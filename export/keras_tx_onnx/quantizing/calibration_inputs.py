@@ -25,12 +25,12 @@ ON_THE_WAY = frozenset(
 )
 
 
-def drawn(specs: Sequence[contract.TensorSpec], graph: ir.Graph) -> Iterator[Feed]:
+def drawn(specs: Sequence[contract.TensorSpec], graphs: Sequence[ir.Graph]) -> Iterator[Feed]:
     """Random batches of several lengths, because a graph may refuse the first.
 
     Rows of a decoder are not padded: logits at padding are not used, and have larger rounding errors.
     """
-    inputs = {value.name: value for value in graph.inputs}
+    inputs = {value.name: value for graph in graphs for value in graph.inputs}
     uses = {spec.name: _use(inputs[spec.name]) for spec in specs}
     axes = {axis for spec in specs for axis in spec.shape if isinstance(axis, str)}
     masks = ["all"] * len(MASKS) if contract.TOTAL_AXIS in axes else MASKS

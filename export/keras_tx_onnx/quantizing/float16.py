@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from keras_tx.errors import ExportError
 from keras_tx_onnx.graph.editor import GraphEditor
+from keras_tx_onnx.graph.first_call import is_of_cache
 
 FLOAT, FLOAT16 = ir.DataType.FLOAT, ir.DataType.FLOAT16
 IN_FLOAT32 = frozenset(
@@ -69,10 +70,31 @@ class _Conversion:
                 value.type = ir.TensorType(FLOAT16)
         weights = [value for value in self._graph.initializers.values() if value.dtype == FLOAT]
         for node in list(self._graph):
-            self._convert(node)
+            if is_of_cache(node) and not self._is_large(node):
+                self._convert_branches(node)
+            else:
+                self._convert(node)
         self._cast_outputs()
         self._editor.remove_unused(weights)
         return self._in_float32
+
+    def _is_large(self, node: ir.Node) -> bool:
+        """Whether a branch has numbers near the end of the range; then the node stays in float32."""
+        inner = (x for attribute in node.attributes.values() for x in attribute.as_graph())
+        values = (value for each in (node, *inner) for value in (*each.inputs, *each.outputs))
+        return any(value is not None and value.name in self._large for value in values)
+
+    def _convert_branches(self, node: ir.Node) -> None:
+        """Converts the branches of a cache, whose results have one dtype."""
+        for attribute in node.attributes.values():
+            branch = attribute.as_graph()
+            for inner in list(branch):
+                self._convert(inner)
+            for index, value in enumerate(branch.outputs):
+                if value.dtype == FLOAT:
+                    branch.outputs[index] = self._cast(value, FLOAT16)
+        for value in node.outputs:
+            value.type = ir.TensorType(FLOAT16)
 
     def _convert(self, node: ir.Node) -> None:
         """Casts the inputs of a node to the precision in which it computes."""
@@ -119,7 +141,10 @@ class _Conversion:
             producer = value.producer()
             layer = "" if producer is None else str(producer.name).rpartition("/")[0]
             name = f"{layer}/Cast".lstrip("/")
-            return self._editor.add("Cast", [value], [(dtype, value.shape)], after=value, name=name, to=dtype)
+            graph = self._graph if producer is None else producer.graph
+            return self._editor.add(
+                "Cast", [value], [(dtype, value.shape)], after=value, graph=graph, name=name, to=dtype
+            )
 
         return self._editor.once(("cast", value, dtype), make)
 
@@ -131,11 +156,12 @@ class _Conversion:
             node.outputs[0].type = ir.TensorType(FLOAT16)
 
     def _cast_outputs(self) -> None:
-        """Outputs keep their dtype and name, except the cache."""
+        """Outputs keep their dtype and name, but the cache has half precision."""
         for index, value in enumerate(self._graph.outputs):
-            if value.dtype == FLOAT16 and not str(value.name).startswith(PRESENT):
-                name, value.name = value.name, self._editor.unique(f"{value.name}/half")
-                self._graph.outputs[index] = cast = self._cast(value, FLOAT)
+            wanted = FLOAT16 if str(value.name).startswith(PRESENT) else FLOAT
+            if value.dtype in (FLOAT, FLOAT16) and value.dtype != wanted:
+                name, value.name = value.name, self._editor.unique(f"{value.name}/cast")
+                self._graph.outputs[index] = cast = self._cast(value, wanted)
                 cast.name = name
 
 

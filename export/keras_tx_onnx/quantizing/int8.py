@@ -94,7 +94,7 @@ class _Int8Quantizer:
         x, shape = product.x, product.node.outputs[0].shape
         outputs = [(UINT8, x.shape), (FLOAT, ()), (UINT8, ())]
         rounded, step, zero = self._editor.once(
-            ("rounded", x), lambda: add("DynamicQuantizeLinear", [x], outputs)
+            ("rounded", x, product.node.graph), lambda: add("DynamicQuantizeLinear", [x], outputs)
         )
         integers = add("MatMulInteger", [rounded, kernel, zero], [(INT32, shape)])
         floats = add("Cast", [integers], [(FLOAT, shape)], to=FLOAT)
@@ -105,7 +105,9 @@ class _Int8Quantizer:
         self, add: Callable[..., Any], product: Product, kernel: ir.Value, scale: ir.Value
     ) -> ir.Value:
         x, shape = product.x, product.node.outputs[0].shape
-        rounded = self._editor.once(("rounded", x), lambda: self._rounded_to_range(product.node, x))
+        rounded = self._editor.once(
+            ("rounded", x, product.node.graph), lambda: self._rounded_to_range(product.node, x)
+        )
         columns = add("DequantizeLinear", [kernel, scale], [(FLOAT, kernel.shape)], axis=1)
         if shape is None or len(shape) != 2:
             return add("MatMul", [rounded, columns], [(FLOAT, shape)])

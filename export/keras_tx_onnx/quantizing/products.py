@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from keras_tx.errors import ConfigError, nearest
+from keras_tx_onnx.graph.first_call import nodes_with_cache
 from keras_tx_onnx.graph.properties import input_at, is_standard
 
 # Rounding the input of a smaller kernel costs more than the product saves: 64 x 64.
@@ -75,11 +76,15 @@ class Plan:
         """The tables that are kernels of products, too."""
         return {product.weight for product in self.products} & {lookup.table for lookup in self.lookups}
 
+    def has(self, path: str) -> bool:
+        """Whether a layer to quantize is below a path."""
+        return any(_is_below(layer, path.rstrip("/")) for layer in self.layers)
+
     def without(self, keep: Iterable[str]) -> Plan:
         """The plan without the layers below the paths of `keep`; raises a ConfigError if one matches none."""
         keep = [path.rstrip("/") for path in keep]
         for path in keep:
-            if not any(_is_below(layer, path) for layer in self.layers):
+            if not self.has(path):
                 raise ConfigError(
                     f"keep has {path!r}, which is no layer that would be quantized. "
                     f"{nearest(path, self.layers)}"
@@ -112,9 +117,13 @@ def weight_array(weight: ir.Value) -> np.ndarray:
 
 def plan(graph: ir.Graph, keep: Iterable[str] = ()) -> Plan:
     """The large products and tables; raises a ConfigError if a path of `keep` matches none of them."""
-    products = [p for p in map(_product, graph) if p is not None and _count(p.weight) >= SMALLEST_KERNEL]
+    products = [
+        p
+        for p in map(_product, nodes_with_cache(graph))
+        if p is not None and _count(p.weight) >= SMALLEST_KERNEL
+    ]
     kernels = {product.weight for product in products}
-    lookups = [lookup for lookup in map(_lookup, graph) if lookup is not None]
+    lookups = [lookup for lookup in map(_lookup, nodes_with_cache(graph)) if lookup is not None]
     lookups = [x for x in lookups if x.table in kernels or _count(x.table) >= SMALLEST_TABLE]
     free = _free_weights(products, lookups)
     whole = Plan(
@@ -139,7 +148,9 @@ def _free_weights(products: list[Product], lookups: list[Lookup]) -> set[ir.Valu
 
 def layers_in_bodies(graph: ir.Graph) -> list[str]:
     """The layers with matrix products inside branches or loops, which `plan` leaves out."""
-    products = (_product(node) for body in graph.subgraphs() for node in body)
+    planned = set(nodes_with_cache(graph))
+    bodies = (node for body in graph.subgraphs() for node in body if node not in planned)
+    products = map(_product, bodies)
     return list(dict.fromkeys(product.layer for product in products if product is not None))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -50,7 +52,8 @@ def compare(model: Any, folder: str | os.PathLike[str]) -> list[FolderComparison
         folder: a folder that `export_onnx` wrote.
 
     Returns:
-        One FolderComparison for each precision of the folder.
+        One FolderComparison for each precision of the folder; of the two graphs of an encoder-decoder, that
+        with the larger difference relative to its tolerance.
 
     Raises:
         ConfigError: if `model` is not a Keras model.
@@ -77,18 +80,30 @@ def compare(model: Any, folder: str | os.PathLike[str]) -> list[FolderComparison
 def _compare(functional: Functional, folder: Folder) -> FolderComparison:
     interface = _interface(functional, folder)
     _check_outputs(interface, folder)
+    manifest = folder.manifest
+    paths = [folder.graph] if folder.encoder is None else [folder.encoder, folder.graph]
+    variants = [graphs.variants.get(folder.precision) for graphs in (manifest.encoder, manifest) if graphs]
+    results = []
+    for part, path, variant in zip(interface.parts, paths, variants, strict=True):
+        if variant is None:
+            tolerance = tolerances.TOLERANCES[folder.precision]
+        else:
+            tolerance = tolerances.FLOAT32 + 2 * variant.noise
+        difference = _largest_difference(part, path, manifest.bounds)
+        results.append(FolderComparison(folder.precision, difference, tolerance))
+    return max(results, key=lambda result: result.difference / result.tolerance)
+
+
+def _largest_difference(interface: Interface, path: Path, bounds: Sequence[str]) -> float:
     largest = 0.0
-    with Session(folder.graph, provider="cpu") as session:
+    with Session(path, provider="cpu") as session:
         dtypes = {spec.name: spec.dtype for spec in session.inputs}
-        for case in cases_for(interface, folder.manifest.bounds):
+        for case in cases_for(interface, bounds):
             feed = {name: x.astype(dtypes.get(name, x.dtype), copy=False) for name, x in case.feed.items()}
             outputs = case.run(session, feed)
             for name, expected in zip(interface.outputs, case.expected, strict=True):
                 largest = max(largest, tolerances.difference(expected, outputs[name].astype(expected.dtype)))
-    variant = folder.manifest.variants.get(folder.precision)
-    if variant is None:
-        return FolderComparison(folder.precision, largest, tolerances.TOLERANCES[folder.precision])
-    return FolderComparison(folder.precision, largest, tolerances.FLOAT32 + 2 * variant.noise)
+    return largest
 
 
 def _options(folder: Folder) -> dict[str, Any]:

@@ -9,11 +9,11 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import ExportError
-from keras_tx.runtime.example_inputs import Use, draw
+from keras_tx.runtime.example_inputs import Use, draw, first_call, next_call
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import tolerances
 from keras_tx_onnx.interfaces.base import Interface
-from keras_tx_onnx.interfaces.encoder_decoder import SOURCE, next_pasts
+from keras_tx_onnx.interfaces.encoder_decoder import SOURCE
 from keras_tx_onnx.verifying.cases import run_keras
 
 MASKS = ("all", "right", "left", "holes", "one token")  # of the sources
@@ -65,24 +65,12 @@ def _generate(
     """The tokens (batch, 1 + count) behind the start token, and the logits that chose them."""
     with Session(encoder, provider="cpu") as session:
         hidden = session.run(source)[contract.LAST_HIDDEN_STATE]
-    batch = len(hidden)
-    tokens, logits = [np.full((batch, 1), model.start_id, "int64")], []
+    tokens, logits = [np.full((len(hidden), 1), model.start_id, "int64")], []
     with Session(decoder, provider="cpu") as session:
-        feed = {spec.name: _empty(spec, batch) for spec in session.inputs if spec.name.startswith("past")}
-        feed |= {
-            contract.ENCODER_ATTENTION_MASK: source[contract.ATTENTION_MASK],
-            contract.ENCODER_HIDDEN_STATES: hidden,
-            contract.USE_CACHE_BRANCH: np.array([False]),
-        }
-        for step in range(min(TOKENS, model.config.max_length)):
-            outputs = session.run({**feed, contract.INPUT_IDS: tokens[-1]})
+        feed = first_call(session.inputs, tokens[0], source[contract.ATTENTION_MASK], hidden)
+        for _ in range(min(TOKENS, model.config.max_length)):
+            outputs = session.run(feed)
             logits.append(outputs[contract.LOGITS])
             tokens.append(logits[-1].argmax(axis=-1))
-            feed |= next_pasts(outputs, is_first=step == 0)
+            feed = next_call(feed, outputs, tokens[-1])
     return np.concatenate(tokens, axis=1), np.concatenate(logits, axis=1)
-
-
-def _empty(spec: contract.TensorSpec, batch: int) -> np.ndarray:
-    """An empty past."""
-    sizes = {contract.BATCH_AXIS: batch}
-    return np.zeros([n if isinstance(n, int) else sizes.get(n, 0) for n in spec.shape], spec.dtype)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import onnx_ir as ir
-
 from keras_tx import contract
 from keras_tx.errors import ExportError
 from keras_tx_onnx import tolerances
 from keras_tx_onnx.errors import one_line
 from keras_tx_onnx.graph import unpadding
 from keras_tx_onnx.graph.builder import GraphContext
+from keras_tx_onnx.graph.first_call import is_of_cache
 from keras_tx_onnx.interfaces.base import Interface
 from keras_tx_onnx.interfaces.model_graph import Exported
 from keras_tx_onnx.verifying import branches, comparison, evidence, first_difference
@@ -60,7 +59,7 @@ def verify_graph(
     cases = cases_for(interface, tuple(context.bounds))
     # The body of a Scan always runs, and the chunks of the cases run both branches of a cache.
     branching = any(
-        node.op_type == "Loop" or (node.op_type == "If" and not _is_of_cache(node))
+        node.op_type == "Loop" or (node.op_type == "If" and not is_of_cache(node))
         for node in context.graph.all_nodes()
     )
     if branching:
@@ -77,10 +76,6 @@ def verify_graph(
         return parity, notes
     except ExportError as error:
         raise ExportError(f"{error} {_location(interface, context, cases)} No folder was written.") from None
-
-
-def _is_of_cache(node: ir.Node) -> bool:
-    return node.inputs[0] is not None and node.inputs[0].name == contract.USE_CACHE_BRANCH
 
 
 def _location(interface: Interface, context: GraphContext, cases: Sequence[Case]) -> str:

@@ -27,7 +27,7 @@ class Heads:
         return self.value_size or self.size
 
 
-LOWEST = -65504.0  # finite in float16, too
+LOWEST = -16000.0  # below every score; half precision holds it, and sums with it
 FINITE = "finite"  # metadata key of a bias without -inf
 
 

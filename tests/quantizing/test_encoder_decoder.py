@@ -1,0 +1,178 @@
+"""The files of lower precision of an encoder-decoder: both graphs, and the branches of the cache."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import keras_tx
+from keras_tx import contract
+from keras_tx.errors import ConfigError
+from keras_tx.runtime.example_inputs import first_call, next_call
+from keras_tx.runtime.session import Session
+from keras_tx_onnx import compare, export_onnx, quantize
+
+SIZES: dict[str, Any] = {"width": 64, "mlp_dim": 128, "num_heads": 2}
+MODELS: dict[str, Any] = {
+    "t5": lambda: keras_tx.t5("tiny", head_dim=32, **SIZES),
+    "t5-v1.1": lambda: keras_tx.t5("tiny", activation="geglu", tied=False, head_dim=48, **SIZES),
+    "marian": lambda: keras_tx.transformer(
+        "tiny", positions="sine-cosine-halves", activation="silu", logits_bias=True, **SIZES
+    ),
+}
+PRECISIONS = ("fp16", "int8", "int8-blocks", "int4")
+# By precision: the largest difference of an output, and the operator of a product in the first call's branch.
+EXPECTED = {
+    "fp16": (4e-3, "MatMul"),
+    "int8": (0.1, "MatMulInteger"),
+    "int8-blocks": (0.1, "MatMulNBits"),
+    "int4": (0.7, "MatMulNBits"),
+}
+
+
+class Quantized:
+    """A model, its folder, and the report of the export."""
+
+    def __init__(self, name: str, folder: Path):
+        self.model = MODELS[name]()
+        self.folder = folder
+        self.report = export_onnx(self.model, folder, precision=["fp32", *PRECISIONS])
+        self.manifest = self.report.manifest
+
+    def paths(self, precision: str) -> tuple[Path, Path]:
+        assert self.manifest.encoder is not None
+        return (
+            self.folder / self.manifest.encoder.precisions[precision],
+            self.folder / self.manifest.precisions[precision],
+        )
+
+    def logits(self, precision: str) -> np.ndarray:
+        """Of a first call, and of two tokens with the cache."""
+        ids = np.random.default_rng(0).integers(2, 250, (2, 9))
+        encoder, decoder = self.paths(precision)
+        with Session(encoder, provider="cpu") as session:
+            hidden = session.run({"input_ids": ids, "attention_mask": np.ones_like(ids)})["last_hidden_state"]
+        logits = []
+        with Session(decoder, provider="cpu") as session:
+            feed = first_call(session.inputs, ids[:, :3], np.ones_like(ids), hidden)
+            for step in range(3):
+                outputs = session.run(feed)
+                logits.append(outputs["logits"])
+                feed = next_call(feed, outputs, ids[:, 3 + step : 4 + step])
+        return np.concatenate(logits, axis=1)
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def quantized(request, tmp_path_factory) -> Quantized:
+    return Quantized(request.param, tmp_path_factory.mktemp("quantized") / "folder")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_both_graphs_are_close_to_fp32(quantized, precision):
+    limit, _ = EXPECTED[precision]
+    expected, logits = quantized.logits("fp32"), quantized.logits(precision)
+    assert np.abs(logits - expected).max() <= limit * np.abs(expected).max()
+    encoder = quantized.manifest.encoder
+    assert 0 < quantized.manifest.variants[precision].noise <= limit
+    assert 0 < encoder.variants[precision].noise <= limit
+    assert quantized.manifest.variants[precision].agreement > (0.5 if precision == "int4" else 0.9)
+
+
+def test_files_have_the_names_of_transformers_js(quantized):
+    suffixes = {"fp32": "", "fp16": "_fp16", "int8": "_quantized", "int8-blocks": "_int8", "int4": "_q4"}
+    for precision, suffix in suffixes.items():
+        assert [path.name for path in quantized.paths(precision)] == [
+            f"encoder_model{suffix}.onnx",
+            f"decoder_model_merged{suffix}.onnx",
+        ]
+        for path in quantized.paths(precision):
+            assert path.relative_to(quantized.folder).as_posix() in quantized.manifest.files
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_products_in_branches_are_quantized(quantized, precision):
+    graph = onnx.load(quantized.paths(precision)[1]).graph
+    branches = [
+        attribute.g
+        for node in graph.node
+        if node.op_type == "If"
+        for attribute in node.attribute
+        if attribute.name == "else_branch"
+    ]
+    assert len(branches) == 2
+    for branch in branches:
+        assert Counter(node.op_type for node in branch.node)[EXPECTED[precision][1]] == 2
+        assert not [node for node in branch.node if node.op_type == "Cast" and precision == "fp16"]
+    assert not [note for note in quantized.manifest.variants[precision].notes if "branches" in note]
+
+
+def test_cache_and_hidden_states_of_fp16(quantized):
+    """The cache has half precision; the value between the graphs has float32 in all files."""
+    encoder, decoder = quantized.paths("fp16")
+    with Session(encoder, provider="cpu") as session:
+        assert {spec.dtype for spec in session.outputs} == {"float32"}
+    with Session(decoder, provider="cpu") as session:
+        for spec in (*session.inputs, *session.outputs):
+            if spec.name.startswith(("past", "present")):
+                assert spec.dtype == "float16"
+        assert {spec.name: spec.dtype for spec in session.inputs}["encoder_hidden_states"] == "float32"
+        attention = [node for node in onnx.load(decoder).graph.node if node.op_type == "Attention"]
+    assert attention
+    assert not [note for note in quantized.manifest.variants["fp16"].notes if "Attention" in note]
+
+
+def test_compare_accepts_every_precision(quantized):
+    results = compare(quantized.model, quantized.folder)
+    assert [result.precision for result in results] == ["fp32", *PRECISIONS]
+    assert all(result.passed for result in results)
+
+
+def test_report_has_a_line_for_the_encoder(quantized):
+    text = str(quantized.report)
+    assert text.count("encoder: within") == len(PRECISIONS)
+    assert "input_ids int64 [batch_size, encoder_sequence_length]" in text
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    export_onnx(MODELS["t5"](), tmp_path / "folder", verify=False)
+    return tmp_path / "folder"
+
+
+def test_calibration_and_keep(folder):
+    ids = np.random.default_rng(0).integers(2, 250, (3, 9))
+    batches = [{"input_ids": ids, "decoder_input_ids": ids[:, :5]}]
+    report = quantize(folder, "int8", calibration=batches, keep=["encoder_block_0", "decoder_block_1"])
+    manifest = report.manifest
+    assert manifest.variants["int8"].recipe == "static"
+    assert {path.split("/")[0] for path in manifest.variants["int8"].kept} == {"decoder_block_1"}
+    assert {path.split("/")[0] for path in manifest.encoder.variants["int8"].kept} == {"encoder_block_0"}
+    config = json.loads((folder / contract.MANIFEST).read_text())
+    assert set(config["encoder"]["precisions"]) == {"fp32", "int8"}
+
+
+@pytest.mark.parametrize(
+    ("precision", "options", "message"),
+    [
+        ("int8", {"keep": ["block_7"]}, "'block_7'"),
+        ("int8", {"calibration": [{"input_ids": [[1]]}]}, "'decoder_input_ids'"),
+        ("auto", {"validation": ({"input_ids": [[1]]}, [[1]])}, "'auto'"),
+    ],
+    ids=str,
+)
+def test_unsupported_options_raise(precision, options, message, folder):
+    with pytest.raises(ConfigError, match=message):
+        quantize(folder, precision, **options)
+
+
+def test_only_the_wanted_files_are_left(tmp_path):
+    report = export_onnx(MODELS["t5"](), tmp_path / "folder", verify=False, precision="int8")
+    names = sorted(path.name for path in (tmp_path / "folder" / "onnx").iterdir())
+    assert names == ["decoder_model_merged_quantized.onnx", "encoder_model_quantized.onnx"]
+    assert list(report.manifest.encoder.precisions) == ["int8"]
