@@ -18,7 +18,7 @@ from keras_tx.atomic_write import atomic_directory
 from keras_tx.errors import ConfigError, ExportError, FolderError
 from keras_tx.runtime import load, open_folder, verify_hashes
 from keras_tx_onnx import export_onnx, quantize
-from keras_tx_onnx.quantizing import int8, precision_files, weight_blocks
+from keras_tx_onnx.quantizing import graph_quantizer, int8, precision_files, weight_blocks
 from keras_tx_onnx.quantizing.weight_blocks import rounded_blocks
 from tests.drawing import draw, redraw
 from tests.quantizing.folders import bert, exported, gpt, session, vit
@@ -212,7 +212,7 @@ def test_int8_layer_with_outliers_has_blocks(tmp_path, monkeypatch):
     counts = nodes(folder, "model_quantized.onnx")
     assert (counts["MatMulNBits"], counts["QuantizeLinear"]) == (1, 9)
     with monkeypatch.context() as patched:
-        patched.setattr(precision_files, "LARGEST_ERROR_OF_A_RANGE", 1.0)
+        patched.setattr(graph_quantizer, "LARGEST_ERROR_OF_A_RANGE", 1.0)
         without = quantize(folder, "int8").manifest.variants["int8"]
     assert without.notes == () and without.noise > 3 * done.manifest.variants["int8"].noise
 
@@ -293,7 +293,7 @@ def test_failure_leaves_folder_unchanged(exported_folders, tmp_path, monkeypatch
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(precision_files, "write_graph", full)
+    monkeypatch.setattr(graph_quantizer, "write_graph", full)
     with pytest.raises(ExportError, match="No space left on device"):
         quantize(folder, ["int8"])
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
