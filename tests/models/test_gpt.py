@@ -132,7 +132,9 @@ def test_initialization_is_that_of_the_paper():
         assert as_numpy(layer.kernel).std() == pytest.approx(0.02 / 4, rel=0.05)
 
 
-@VARIANTS
+@pytest.mark.parametrize(
+    "variant", ["pico", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("char", "llama-tiny"))]
+)
 def test_training_continues_after_saving(variant: str, tmp_path):
     head = keras_tx.CausalLMHead(label_smoothing=0.1)
     model = tiny(variant, depth=1, head=head, dropout=0.0, attention_dropout=0.0)
