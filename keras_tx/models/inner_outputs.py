@@ -13,7 +13,8 @@ from keras_tx.layers import TransformerBlock
 def with_outputs(model: Any, hidden_states: bool, attentions: bool) -> keras.Model:
     """See TransformerModel.with_outputs."""
     encoded = model.encoded
-    encoder_decoder = encoded is not None and encoded.source is not None
+    source = None if encoded is None else encoded.source
+    encoder_decoder = source is not None
     states: dict[str, list[Any]] = {}
     scores: dict[str, list[Any]] = {}
 
@@ -35,7 +36,7 @@ def with_outputs(model: Any, hidden_states: bool, attentions: bool) -> keras.Mod
     # If a norm follows the last block, its output is the last hidden state.
     last = {} if encoded is None else {"decoder_" if encoder_decoder else "": encoded.tokens}
     if encoder_decoder:
-        last["encoder_"] = encoded.source
+        last["encoder_"] = source
     uncompiled = keras.Model(model.input, [model.output, *last.values()])  # a compiled clone has an optimizer
     clone = keras.models.clone_model(uncompiled, clone_function=lambda layer: layer, call_function=call)
     if not states:
