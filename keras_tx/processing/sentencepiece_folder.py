@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ def marian_fields(folder: Path, config: Mapping[str, Any], special: Mapping[str,
             f"{folder / contract.TOKENIZER_CONFIG}: separate_vocabs is true, but only a vocab.json that "
             "source and target share is supported."
         )
+    _check(folder, config, "sp_model_kwargs", [{}], "no options")
     ids = kinds.read_vocabulary(folder / contract.VOCAB_JSON)
     special = {
         **{name: kinds.ROBERTA_TOKENS[name] for name in ("pad_token", "unk_token", "eos_token")},
@@ -60,29 +61,55 @@ def folder_tokenizer(
     """The tokenizer of a folder with one model file, and its special tokens."""
     kind = str(config.get("tokenizer_class") or "").removesuffix("Fast").removesuffix("Tokenizer").lower()
     kind = kind or model_type
-    model = read_model(path)
-    additional = _added_tokens(path, config, len(model.pieces))
-    special = {**model.special, **special}
-    if kind in T5:
-        after = [special["eos_token"]]
-        if not additional and not any("<extra_id_" in piece for piece, _, _ in model.pieces):
-            count = config.get("extra_ids", SENTINELS)
-            additional = [f"<extra_id_{number}>" for number in reversed(range(count))]
-        tokenizer = sentencepiece_tokenizer(model, additional=additional, after=after)
-    elif kind in LLAMA:
-        ends = {
-            "bos_token": config.get("add_bos_token", True),
-            "eos_token": config.get("add_eos_token", False),
-        }
-        before, after = ([special[name]] if ends[name] else [] for name in ends)
-        tokenizer = sentencepiece_tokenizer(model, additional=additional, before=before, after=after)
-    else:
+    if kind not in T5 | LLAMA:
         raise ConfigError(
             f"{path} is the tokenizer of {kind or 'an unknown class'!r}, which is supported only as "
             f"{contract.TOKENIZER}. {remedy(str(path))}"
         )
-    kinds.check_special(tokenizer.get_vocab(), special)
-    return tokenizer, dict(special)
+    folder = path.parent
+    _check(folder, config, "sp_model_kwargs", [{}], "no options")
+    model = read_model(path)
+    pieces = [piece for piece, _, _ in model.pieces]
+    additional = _added_tokens(path, config, len(pieces))
+    special = {**model.special, **special}
+    if kind in T5:
+        if not additional and not any("<extra_id_" in piece for piece in pieces):
+            additional = _sentinels(folder, config)
+        ends = {"bos_token": False, "eos_token": True}
+    else:
+        ends = {
+            "bos_token": config.get("add_bos_token", True),
+            "eos_token": config.get("add_eos_token", False),
+        }
+        for name, value in ends.items():
+            _check(folder, {f"add_{name}": value}, f"add_{name}", [True, False], "true or false")
+        prefix = model.add_dummy_prefix
+        _check(folder, config, "add_prefix_space", [prefix], f"{prefix}, as in {path.name}")
+    needed = {name: special.get(name, "") for name, added in ends.items() if added}
+    kinds.check_special(dict.fromkeys([*pieces, *additional], 0), {**special, **needed})
+    before, after = ([special[name]] if added else [] for name, added in ends.items())
+    return sentencepiece_tokenizer(model, additional=additional, before=before, after=after), dict(special)
+
+
+def _check(
+    folder: Path, config: Mapping[str, Any], key: str, supported: Sequence[Any], expected: str
+) -> None:
+    """Raises a ConfigError if tokenizer_config.json has a value that is not supported."""
+    value = config.get(key)
+    if value is not None and not any(value == x and type(value) is type(x) for x in supported):
+        raise ConfigError(
+            f"{folder / contract.TOKENIZER_CONFIG}: {key} is {value!r:.80}, expected {expected}."
+        )
+
+
+def _sentinels(folder: Path, config: Mapping[str, Any]) -> list[str]:
+    count = config.get("extra_ids", SENTINELS)
+    if type(count) is not int or count < 0:
+        raise ConfigError(
+            f"{folder / contract.TOKENIZER_CONFIG}: extra_ids is {count!r:.80}, expected a whole "
+            "number, 0 or more."
+        )
+    return [f"<extra_id_{number}>" for number in reversed(range(count))]
 
 
 def _added_tokens(path: Path, config: Mapping[str, Any], count: int) -> list[str]:

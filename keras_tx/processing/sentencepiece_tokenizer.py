@@ -238,13 +238,13 @@ def _character_steps(model: SentencePieceModel) -> list[Any]:
     lowercase = [normalizers.Lowercase()] if rules.get("A") == "a" else []
     change = normalizers.Sequence([normalizers.NFKC(), *lowercase, normalizers.Precompiled(model.charsmap)])
     kept = [character for character in _nfkc_changes(rules) if change.normalize_str(character) != character]
-    aside = list(zip(kept, NONCHARACTERS, strict=False))
-    steps: list[Any] = [normalizers.Replace(character, other) for character, other in aside]
+    protected = list(zip(kept, NONCHARACTERS, strict=False))
+    steps: list[Any] = [normalizers.Replace(character, other) for character, other in protected]
     if rules.get("\r") == " ":
         steps.append(
             normalizers.Replace("\r\n", "  ")
         )  # one grapheme, which the charsmap would make one space
-    steps += [change, *(normalizers.Replace(other, character) for character, other in aside)]
+    steps += [change, *(normalizers.Replace(other, character) for character, other in protected)]
     together = normalizers.Sequence(steps)
     differs = [x for x, text in rules.items() if together.normalize_str(x) != text]
     differs += [text for text in ("e\u0301", "\u1100\u1161") if charsmap.get(text) is None]

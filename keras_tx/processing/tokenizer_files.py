@@ -130,7 +130,8 @@ def fields_of(path: Path) -> dict[str, Any]:
     config, special = _config_of(folder) if path.is_dir() else ({}, {})
     if path.is_dir() and sentencepiece_folder.is_marian(folder):
         fields = sentencepiece_folder.marian_fields(folder, config, special)
-        return {**fields, "max_length": _max_length(folder, config), "segments": False}
+        side = config.get("padding_side", "right")
+        return {**fields, "max_length": _max_length(folder, config), "padding_side": side, "segments": False}
     if not file.is_file():
         tokenizer, special = _from_vocabulary(folder, config, special)
     elif file.suffix in sentencepiece_folder.SUFFIXES:

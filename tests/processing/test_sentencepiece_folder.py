@@ -190,3 +190,38 @@ def test_other_classes_raise_with_the_line_that_converts_them(name, tmp_path):
     folder = write(tmp_path, "spiece.model", train(**MODELS["t5"]), tokenizer_class=name)
     with pytest.raises(ConfigError, match=r"AutoTokenizer.from_pretrained\(folder\).save_pretrained"):
         TextTransform.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "config"),
+    [
+        ("T5", "t5", {"extra_ids": -1}),
+        ("T5", "t5", {"sp_model_kwargs": {"enable_sampling": True}}),
+        ("Llama", "llama", {"add_bos_token": "yes"}),
+        ("Llama", "llama", {"add_prefix_space": False}),
+        ("T5", "t5", {"added_tokens_decoder": ["x"]}),
+    ],
+)
+def test_unsupported_options_raise(name, kind, config, tmp_path):
+    file = {"T5": "spiece.model", "Llama": "tokenizer.model"}[name]
+    folder = write(tmp_path, file, train(**MODELS[kind]), tokenizer_class=f"{name}Tokenizer", **config)
+    with pytest.raises(ConfigError, match=f"tokenizer_config.json: {next(iter(config))} is"):
+        TextTransform.load(folder)
+
+
+def test_special_tokens_outside_the_pieces_raise(tmp_path):
+    content = train(**MODELS["t5"])
+    folder = write(tmp_path, "spiece.model", content, tokenizer_class="T5Tokenizer", eos_token="<end>")
+    with pytest.raises(ConfigError, match="eos_token '<end>'"):
+        TextTransform.load(folder)
+    write(tmp_path, "spiece.model", train(eos_id=-1), tokenizer_class="T5Tokenizer")
+    with pytest.raises(ConfigError, match="eos_token ''"):
+        TextTransform.load(folder)
+
+
+def test_padding_side_of_marian_is_read(marian, tmp_path):
+    for path in marian.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text('{"padding_side": "left", "model_max_length": 20}')
+    transform = TextTransform.load(tmp_path)
+    assert (transform.padding_side, transform.max_length) == ("left", 20)
