@@ -246,7 +246,7 @@ class BaseGenerator:
         """Generates a text and returns an iterator over its pieces.
 
         A piece consists of whole characters, and never contains part of a stop string. The iterator may be
-        closed at any time.
+        closed at any time. A stream has no beam search, even if the model's defaults have one.
 
         Args:
             prompt: one prompt.

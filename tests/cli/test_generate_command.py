@@ -186,6 +186,17 @@ def test_encoder_decoder(tx, tmp_path, monkeypatch):
     assert answer == {"text": "ab", "translation_text": long}
 
 
+def test_beams_of_the_folder(tx, tmp_path):
+    folder = encoder_decoder(tmp_path / "counter", num_beams=3, length_penalty=-2.0)
+    options = ["--ids", "--max-new-tokens", 4, "--json"]
+    expected = json.loads(tx("generate", folder, "4 9", *options, "--num-beams", 3).out)
+    assert expected["score"] is not None
+    assert json.loads(tx("generate", folder, "4 9", *options).out) == expected
+    shown = tx("generate", folder, "4 9", *options[:-1]).out
+    assert shown == " ".join(map(str, expected["ids"])) + "\n"
+    assert json.loads(tx("generate", folder, "4 9", *options, "--seed", 1).out)["score"] is None
+
+
 def test_ids_of_an_encoder_decoder(tx, tmp_path):
     folder = encoder_decoder(tmp_path / "counter")
     ran = tx("generate", folder, "4 9", "--ids", "--max-new-tokens", 3)

@@ -191,6 +191,19 @@ def test_constraints_that_exclude_all_tokens_raise():
             writer.generate([2], num_beams=num_beams, **options)
 
 
+def test_deadline_and_cancelled_end_the_texts_of_all_batches():
+    writer = generator()
+    options: dict[str, Any] = {"batch_size": 2, "stop_tokens": [], "max_new_tokens": 5}
+    made = writer.generate(SOURCES, deadline=1e-9, **options)
+    assert [(text.finish, len(text.ids)) for text in made] == [("deadline", 1)] * len(SOURCES)
+    asked = iter([False] * 6 + [True] * 9)
+    made = writer.generate(SOURCES, cancelled=lambda: next(asked), **options)
+    lengths = [2, 1, 5, 2, 5]  # the longest sources are in the first batch
+    assert [len(text.ids) for text in made] == lengths
+    finishes = {5: "length", 2: "cancelled", 1: "cancelled"}
+    assert [text.finish for text in made] == [finishes[n] for n in lengths]
+
+
 def test_a_prompt_cache_raises():
     with pytest.raises(ConfigError, match="prompt_cache"):
         generator().stream([2], prompt_cache=PromptCache())
