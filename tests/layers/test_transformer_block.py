@@ -227,7 +227,7 @@ def test_half_precision_with_padding(policy, norm_position):
         ({"norm": "Layer"}, ["norm='Layer'", "'layer'"]),
         ({"norm": "batch"}, ["norm='batch'", "'layer'", "'rms'"]),
         ({"norm_position": "prefix"}, ["norm_position='prefix'", "'pre'"]),
-        ({"activation": "silu"}, ["activation='silu'", "swiglu"]),
+        ({"activation": "mish"}, ["activation='mish'", "swiglu"]),
         ({"kv_heads": 3}, ["num_heads=4", "kv_heads=3"]),
     ],
 )

@@ -7,8 +7,8 @@ two differ on some texts, so they are compared on a corpus first:
 - For uncased vocabularies keras-hub decomposes compatibility characters: an ellipsis becomes three dots.
 - Control characters and the zero-width space separate words in keras-hub; the transform removes them.
 - keras-hub's limit for a word is 100 bytes, not 100 characters.
-- Byte-level BPE differs at two consecutive line breaks, if the vocabulary has a token for both, and at the
-  signs of multiplication and division.
+- Byte-level BPE differs at two consecutive line breaks, if the vocabulary has a token for both, at the
+  signs of multiplication and division, and where an emoji stands beside a Chinese letter.
 """
 
 from __future__ import annotations
