@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from keras.src.callbacks.monitor_callback import MonitorCallback
 
-from keras_tx import contract
 from keras_tx.atomic_write import check_export_target, partial_folder
 from keras_tx.errors import ConfigError, ExportError, KerasTxError, nearest
+from keras_tx.runtime.folder import open_folder
 from keras_tx.runtime.session import Session
 from keras_tx_onnx.export import export_onnx
 from keras_tx_onnx.report import Report
@@ -157,7 +157,9 @@ class ExportCallback(MonitorCallback):
             with partial_folder(self.folder) as place:
                 report = self._export(place / "trial", overwrite=False)
                 if report.manifest.parity is None:
-                    Session(report.folder / contract.MODEL, provider="cpu").close()
+                    folder = open_folder(report.folder)
+                    for graph in filter(None, (folder.encoder, folder.graph)):
+                        Session(graph, provider="cpu").close()
         except OSError as error:
             raise ExportError(
                 f"{consequence}: the folder {self.folder} cannot be written: {error.strerror or error}."

@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from pathlib import Path
 
-from keras_tx.contract import MODEL, Manifest, Variant
+from keras_tx.contract import Manifest, Variant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Report:
     @property
     def _is_int8(self) -> bool:
         """Whether Keras quantized the model."""
-        return self.manifest.precisions.get("int8") == MODEL
+        return "int8" in self.manifest.precisions and "int8" not in self.manifest.variants
 
     def _parity(self) -> str:
         parity = self.manifest.parity

@@ -16,9 +16,10 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.models.encoder_decoder_model import EncoderDecoderModel
 from keras_tx.runtime.example_inputs import first_call, next_call
+from keras_tx.runtime.folder import open_folder
 from keras_tx.runtime.session import Session
-from keras_tx_onnx import compare, export_onnx
-from keras_tx_onnx.graph import cache_ports
+from keras_tx_onnx import ExportCallback, compare, export_onnx
+from keras_tx_onnx.graph import cache_ports, model_file
 from keras_tx_onnx.interfaces import encoder_decoder
 from keras_tx_onnx.lowerings import keras_tx as keras_tx_layers
 from keras_tx_onnx.report import Report
@@ -277,3 +278,33 @@ def test_task_of_the_folder(tmp_path):
     report = export_onnx(model, tmp_path / "folder", tokenizer=tokenizer, task="translation", verify=False)
     assert report.manifest.task == "translation"
     assert compare(model, tmp_path / "folder")[0].passed
+
+
+def test_graphs_share_large_weights_in_a_data_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(contract, "EXTERNAL_DATA_FROM", 100_000)
+    monkeypatch.setattr(model_file, "LARGE", 10_000)
+    model = redraw(keras_tx.t5("tiny"))
+    report = export_onnx(model, tmp_path / "folder")
+    table = 4 * model.config.vocabulary_size * model.config.width
+    weights = 4 * model.count_params()
+    data = sum(path.stat().st_size for path in (tmp_path / "folder" / "onnx").glob("*_data"))
+    encoder = onnx.load(tmp_path / "folder" / contract.ENCODER_MODEL, load_external_data=False).graph
+    places = {
+        weight.name: {entry.key: entry.value for entry in weight.external_data}.get("location")
+        for weight in encoder.initializer
+    }
+    assert places["token_embedding/table"] == "decoder_model_merged.onnx_data"
+    assert set(places.values()) <= {None, "decoder_model_merged.onnx_data", "encoder_model.onnx_data"}
+    inline = sum(len(weight.raw_data) for weight in encoder.initializer)
+    assert data + inline < weights + table / 2  # the table is stored once
+    assert "web page" in " ".join(report.manifest.notes)
+    assert open_folder(tmp_path / "folder").encoder is not None
+
+
+def test_callback_tries_both_graphs(tmp_path):
+    model = keras_tx.t5("tiny")
+    model.compile("adamw")
+    ids = np.ones((2, 4), "int32")
+    callback = ExportCallback(tmp_path / "folder", monitor="loss", verify=False)
+    model.fit({"input_ids": ids, "decoder_input_ids": ids}, ids, epochs=1, verbose=0, callbacks=[callback])
+    assert callback.report is not None and callback.report.manifest.encoder is not None
