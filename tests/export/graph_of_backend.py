@@ -66,29 +66,35 @@ def graphs(folder: Path) -> dict[str, Any]:
         "text": text,
         "picture": picture,
         "vit": lambda: keras_tx.vit("Mu/2", image_size=8, num_classes=3),
+        "t5": lambda: keras_tx.t5("tiny"),
+        "transformer": lambda: keras_tx.transformer("tiny"),
     }
     for name, make in models.items():
         keras.utils.clear_session()
         export_onnx(redraw(make()), folder / name)
-        graph = onnx.load(folder / name / "onnx" / "model.onnx").graph
-        descriptions[name] = {
-            "nodes": [
-                [
-                    node.op_type,
-                    node.name,
-                    list(node.input),
-                    list(node.output),
-                    [str(a) for a in node.attribute],
-                ]
-                for node in graph.node
-            ],
-            "weights": sorted(
-                [w.name, list(w.dims), hashlib.sha256(w.raw_data).hexdigest()] for w in graph.initializer
-            ),
-            "inputs": [str(x) for x in graph.input],
-            "outputs": [str(x) for x in graph.output],
-        }
+        for path in sorted((folder / name / "onnx").glob("*.onnx")):
+            descriptions[f"{name}/{path.name}"] = _description(onnx.load(path).graph)
     return descriptions
+
+
+def _description(graph: onnx.GraphProto) -> dict[str, Any]:
+    return {
+        "nodes": [
+            [
+                node.op_type,
+                node.name,
+                list(node.input),
+                list(node.output),
+                [str(a) for a in node.attribute],
+            ]
+            for node in graph.node
+        ],
+        "weights": sorted(
+            [w.name, list(w.dims), hashlib.sha256(w.raw_data).hexdigest()] for w in graph.initializer
+        ),
+        "inputs": [str(x) for x in graph.input],
+        "outputs": [str(x) for x in graph.output],
+    }
 
 
 if __name__ == "__main__":
