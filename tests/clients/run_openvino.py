@@ -151,7 +151,7 @@ def translated(
 
 def refusal(case: dict[str, Any]) -> str | None:
     """Of tied tables: in blocks, the lookup takes the weight in another shape than the product."""
-    tied = case["folder"] in ("ladder_fill", "ladder_gpt2")
+    tied = case["folder"] in ("ladder_fill", "ladder_gpt2", "ladder_t5", "ladder_marian")
     in_blocks = case["precision"] in ("int8-blocks", "int4")
     return "GatherBlockQuantized: 'data' must be a constant" if tied and in_blocks else None
 
