@@ -308,3 +308,9 @@ def test_callback_tries_both_graphs(tmp_path):
     callback = ExportCallback(tmp_path / "folder", monitor="loss", verify=False)
     model.fit({"input_ids": ids, "decoder_input_ids": ids}, ids, epochs=1, verbose=0, callbacks=[callback])
     assert callback.report is not None and callback.report.manifest.encoder is not None
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_half_precision_computes_in_float32(policy, tmp_path):
+    report = export_onnx(redraw(keras_tx.t5("tiny", dtype=policy)), tmp_path / "folder")
+    assert report.manifest.parity and report.manifest.parity.max_difference < 2e-5

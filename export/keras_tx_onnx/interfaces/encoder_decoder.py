@@ -138,11 +138,16 @@ class SourceEncoder(_Part):
         return feed, [feed[name] for name in self.names]
 
     def hidden_states(self, inputs: list[np.ndarray]) -> np.ndarray:
-        """Keras's encoding of sources, in float32."""
-        packed = keras.tree.pack_sequence_as(functional_graph.function_of(self.model).input, inputs)
+        """Keras's encoding of sources, in float32.
+
+        The numbers are rounded to the model's dtype, because Keras rounds the inputs of the decoder to it.
+        """
+        function = functional_graph.function_of(self.model)
+        packed = keras.tree.pack_sequence_as(function.input, inputs)
         with keras.device("cpu"), in_float32():
             (hidden,) = keras.tree.flatten(self.model(packed, training=False))
-            return keras.ops.convert_to_numpy(hidden)
+            rounded = keras.ops.cast(hidden, function.outputs[0].dtype)
+            return keras.ops.convert_to_numpy(keras.ops.cast(rounded, "float32"))
 
 
 class TargetDecoder(_Part):
