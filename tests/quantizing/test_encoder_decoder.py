@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import keras_tx
@@ -17,6 +18,8 @@ from keras_tx.errors import ConfigError
 from keras_tx.runtime.example_inputs import first_call, next_call
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import compare, export_onnx, quantize
+from keras_tx_onnx.graph.passes import infer_shapes
+from keras_tx_onnx.quantizing.float16 import to_float16
 
 SIZES: dict[str, Any] = {"width": 64, "mlp_dim": 128, "num_heads": 2}
 MODELS: dict[str, Any] = {
@@ -176,3 +179,23 @@ def test_only_the_wanted_files_are_left(tmp_path):
     names = sorted(path.name for path in (tmp_path / "folder" / "onnx").iterdir())
     assert names == ["decoder_model_merged_quantized.onnx", "encoder_model_quantized.onnx"]
     assert list(report.manifest.encoder.precisions) == ["int8"]
+
+
+def test_large_numbers_in_a_branch_stay_in_float32(folder):
+    """The whole If stays in float32, and the cache has half precision nevertheless."""
+    path = folder / contract.DECODER_MODEL
+    model = ir.load(path)
+    infer_shapes(model)
+    branch = next(node for node in model.graph if node.op_type == "If").attributes["else_branch"].as_graph()
+    product = next(node for node in branch if node.op_type == "MatMul")
+    to_float16(model.graph, [str(product.outputs[0].name)])
+    assert product.outputs[0].dtype == ir.DataType.FLOAT
+    ir.save(model, path)
+    with Session(path, provider="cpu") as session:
+        caches = [x for x in (*session.inputs, *session.outputs) if x.name.startswith(("past", "present"))]
+        assert {spec.dtype for spec in caches} == {"float16"}
+        hidden = np.ones((2, 5, SIZES["width"]), "float32")
+        feed = first_call(session.inputs, np.ones((2, 3), "int64"), np.ones((2, 5), "int64"), hidden)
+        outputs = session.run(feed)
+        later = session.run(next_call(feed, outputs, np.ones((2, 1), "int64")))
+    assert np.isfinite(later["logits"]).all()
