@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 import keras_tx
+from keras_tx.processing import train_unigram
 from keras_tx.runtime import load, open_folder
 from keras_tx.weights.safetensors_file import write_tensors
 from tests.drawing import as_numpy, redraw
@@ -42,6 +43,18 @@ def test_all_options(tx, exports, tmp_path):
     manifest = open_folder(folder).manifest
     assert (manifest.labels, manifest.opset, manifest.parity) == (("dé", "rose", "tulip"), 17, None)
     assert manifest.inputs[0].name == "pixels"
+
+
+def test_translation(tx, tmp_path):
+    words = train_unigram(["uno due tre", "one two three"] * 2, 30, sentinels=0)
+    model = keras_tx.transformer("marian", depth=1, width=16, num_heads=2, mlp_dim=16, processing=words)
+    keras_tx.save_checkpoint(model, tmp_path / "marian")
+    ran = tx("export", tmp_path / "marian", tmp_path / "out", "--task", "translation", "--no-verify")
+    assert (ran.code, ran.err) == (0, "")
+    ran = tx("run", tmp_path / "out", "uno due", "--json")
+    with load(tmp_path / "out") as translator:
+        assert translator.translate("uno due") in ran.out
+        assert open_folder(tmp_path / "out").manifest.task == "translation"
 
 
 def test_gpt_with_tokenizer(tx, tmp_path):
@@ -103,14 +116,14 @@ def test_keras_hub_preset(tx, tmp_path):
         ("hf://only-an-owner", "expected hf://owner/name"),
         ("no_such_preset", "neither a path nor a preset of keras-hub"),
         ("{tmp}/empty", "has no weights"),
-        ("{tmp}/t5", "keras_hub.models.T5Backbone"),
+        ("{tmp}/whisper", "keras_hub.models.WhisperBackbone"),
     ],
 )
 def test_invalid_checkpoint_raises(tx, tmp_path, source, expected):
     (tmp_path / "empty").mkdir()
-    (tmp_path / "t5").mkdir()
-    (tmp_path / "t5" / "config.json").write_text('{"model_type": "t5"}')
-    write_tensors(tmp_path / "t5" / "model.safetensors", {}, {}.__getitem__)
+    (tmp_path / "whisper").mkdir()
+    (tmp_path / "whisper" / "config.json").write_text('{"model_type": "whisper"}')
+    write_tensors(tmp_path / "whisper" / "model.safetensors", {}, {}.__getitem__)
     ran = tx("export", source.format(tmp=tmp_path), tmp_path / "out")
     assert (ran.code, ran.out) == (2, "")
     assert expected in ran.err
@@ -173,7 +186,7 @@ def test_file_with_code_raises(tx, tmp_path):
 
 @pytest.mark.parametrize(
     ("labels", "expected"),
-    [("a,b", "2 labels"), ("a,,c", "label 2 is empty"), ("a,a,b", "more than once")],
+    [("a,b", "2 names"), ("a,,c", "label 2 is empty"), ("a,a,b", "more than once")],
 )
 def test_invalid_labels_raise(tx, exports, tmp_path, labels, expected):
     ran = tx("export", exports / "flowers.keras", tmp_path / "out", "--labels", labels)
