@@ -32,6 +32,8 @@ examples:
                                                                any classifier, with its preprocessing
   keras-tx export spam.keras spam --labels no,yes              a keras-hub text classifier, with its tokenizer
   keras-tx export flowers.keras camera --raw-pixels            uint8 images; the graph normalizes them
+  keras-tx export opus-mt-it-en/ italian-english --task translation
+                                                               a Marian, for keras-tx run and generate
   keras-tx export poet.keras poet --tokenizer tokenizer.json   a GPT, for keras-tx generate
   keras-tx export flowers.keras flowers --precision fp32 int8  also a smaller, faster file
   keras-tx export flowers.keras old-server --opset 17          for onnxruntime before 1.23
@@ -58,9 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     labels.add_argument("--labels-file", metavar="FILE", help="class names, one per line, UTF-8")
     parser.add_argument(
         "--task",
-        choices=(contract.IMAGE_CLASSIFICATION, contract.TEXT_CLASSIFICATION),
+        choices=(
+            contract.IMAGE_CLASSIFICATION,
+            contract.TEXT_CLASSIFICATION,
+            contract.TRANSLATION,
+            contract.SUMMARIZATION,
+        ),
         help="export any model as a classifier (implied by --labels and --image): a model from one image to "
-        "one vector, or a text classifier of keras-hub",
+        "one vector, or a text classifier of keras-hub; or the purpose of an encoder-decoder",
     )
     parser.add_argument(
         "--image",

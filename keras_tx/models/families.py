@@ -1,6 +1,6 @@
 """The records of the model families, and functions that look them up.
 
-A record describes a family to the rest of the package, so that no other module depends on ViT, BERT or GPT.
+A record describes a family to the rest of the package, so that no other module depends on one family.
 Converters are imported when they are first used.
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from keras_tx.errors import ConfigError, nearest
-from keras_tx.models.families import KerasHub, WeightSource, expected_models, families, family_of
+from keras_tx.models.families import KerasHub, WeightSource, families, family_of
 from keras_tx.weights.keras_hub_tokenizers import text_transform
 from keras_tx.weights.weight_values import check_finite
 
@@ -128,9 +128,10 @@ def to_keras_hub(model: Any) -> Any:
     """
     family = family_of(model)
     if family is None or family.keras_hub is None:
+        known = [record.model_class.__name__ for record in families() if record.keras_hub]
         raise ConfigError(
-            f"model is a {type(model).__name__}, expected {expected_models()}. keras-hub has no counterpart "
-            "of other models."
+            f"model is a {type(model).__name__}, expected one of {', '.join(known)}. keras-hub has no "
+            "counterpart of other models."
         )
     check_finite(model, "Use weights from before its training diverged.")
     return family.keras_hub().write(model)

@@ -47,7 +47,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if not (path / contract.CONFIG).is_file():
         raise ConfigError(
             f"{path} has no {contract.CONFIG}, which defines the model. If you know the model, pass the "
-            "safetensors file as weights= to keras_tx.vit, bert or gpt."
+            "safetensors file as weights= to its factory, such as keras_tx.bert."
         )
     return Checkpoint(tensors, read_json(path, contract.CONFIG), path)
 

@@ -48,3 +48,5 @@ def test_the_families(ours: Any, theirs: str):
 def test_other_models_raise():
     with pytest.raises(ConfigError, match="model is a Sequential"):
         keras_tx.to_keras_hub(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+    with pytest.raises(ConfigError, match="model is a Transformer, expected one of ViT, Bert, GPT, T5"):
+        keras_tx.to_keras_hub(keras_tx.transformer("tiny"))
