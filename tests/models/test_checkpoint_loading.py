@@ -284,7 +284,7 @@ class TestSaving:
                 "has norm='rms'.*, which no class of transformers",
             ),
             (lambda: bert(), {"labels": ["a"]}, "labels.*'bert'"),
-            (lambda: bert(HEADS["classes"]), {"labels": ["a"]}, "1 labels.*3 classes"),
+            (lambda: bert(HEADS["classes"]), {"labels": ["a"]}, "labels has 1 names.*3 classes"),
         ],
     )
     def test_unsupported_models_raise(self, make, options, message, tmp_path):
