@@ -80,7 +80,9 @@ class EncoderDecoderModel(TextModel):
         """
         assert self.encoded is not None
         inputs = {name: self.input[name] for name in (contract.INPUT_IDS, contract.ATTENTION_MASK)}
-        outputs = {contract.LAST_HIDDEN_STATE: self.encoded.source}
+        source, name = self.encoded.source, contract.LAST_HIDDEN_STATE
+        # The layer names the output of an exported graph.
+        outputs = {name: keras.layers.Identity(dtype=source.dtype, name=name)(source)}
         return keras.Model(inputs, outputs, name=f"{self.name}_encoder")
 
     def decoder(self) -> keras.Model:

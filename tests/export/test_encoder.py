@@ -145,11 +145,11 @@ def test_labels(tmp_path):
         assert list(of_head.labels or ()) == names
         again = type(head).from_config(json.loads(json.dumps(named.head.get_config())))
         assert again == named.head and again.labels == tuple(names)
-        with pytest.raises(ConfigError, match="3 labels.* 4 classes"):
+        with pytest.raises(ConfigError, match="3 names.* 4 classes"):
             type(head)(4, labels=names[:3])
         with pytest.raises(ConfigError, match="labels.*'O'"):
             type(head)(4, labels=["O", "A", "B", "O"])
-    with pytest.raises(ConfigError, match="4 labels.* 2 classes"):
+    with pytest.raises(ConfigError, match="4 names.* 2 classes"):
         export_onnx(tiny(keras_tx.NextSentenceHead()), tmp_path / "z", labels=names)
     with pytest.raises(ConfigError, match="labels.*'bert'"):
         export_onnx(tiny(keras_tx.SpanHead()), tmp_path / "z", labels=names)

@@ -228,7 +228,7 @@ def test_model_without_head_raises(tmp_path):
         export_onnx(model, tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
     report = export_onnx(model.encoder(), tmp_path / "encoder", verify=False)
-    assert [t.shape[-1] for t in report.manifest.outputs] == [32]
+    assert [(t.name, t.shape[-1]) for t in report.manifest.outputs] == [("last_hidden_state", 32)]
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_unsupported_configs_have_no_model_type(options: dict, tmp_path):
     [
         ({"opset": 16}, ConfigError, "opset=16.*17 to 26"),
         ({"opset": 27}, ConfigError, "opset=27"),
-        ({"labels": ["a", "b"]}, ConfigError, "2 labels.* 3 classes"),
+        ({"labels": ["a", "b"]}, ConfigError, "2 names.* 3 classes"),
         ({"labels": ["a", "b", "a"]}, ConfigError, "labels.*'a'"),
         ({"labels": {0: "a", 1: "b", 2: "c"}}, ConfigError, "labels={0: "),
         ({"labels": ["a", "b", None]}, ConfigError, "labels=.*None"),

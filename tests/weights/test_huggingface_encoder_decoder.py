@@ -135,7 +135,7 @@ INNER = {
 def test_hidden_states_and_attentions_equal_transformers(pair: tuple[Any, Path, str]):
     theirs, folder, _ = pair
     model = keras_tx.from_checkpoint(folder)
-    theirs.set_attn_implementation("eager")
+    theirs = type(theirs).from_pretrained(folder, attn_implementation="eager").eval()
     x = inputs(model.config.pad_id, "right")
     with torch.no_grad():
         expected = theirs(

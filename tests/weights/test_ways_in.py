@@ -81,7 +81,6 @@ def test_the_golden_files_stay_small():
 @pytest.mark.parametrize(
     ("model_type", "name", "preset"),
     [
-        ("t5", "T5Backbone", "t5_small_multi"),
         ("whisper", "WhisperBackbone", "whisper_tiny_en"),
         ("clip", "CLIPBackbone", "clip_vit_base_patch32"),
         ("albert", "AlbertBackbone", None),
