@@ -77,9 +77,11 @@ def _generate(adapter: Any, case: Case, inputs: list[np.ndarray]) -> dict[str, A
     while sum(samples) < ENOUGH and not (case.once and samples):
         seconds, targets = _stopwatch(lambda: adapter.generate(*inputs, case.new_tokens, case.beams))
         samples.append(seconds)
-    shape = len(targets), {len(target) for target in targets}
-    if shape != (case.batch, {case.new_tokens}):
-        raise ValueError(f"{shape[0]} targets of {shape[1]} tokens, not {case.batch} of {case.new_tokens}")
+        shape = len(targets), {len(target) for target in targets}
+        if shape != (case.batch, {case.new_tokens}):
+            raise ValueError(
+                f"{shape[0]} targets of {shape[1]} tokens, not {case.batch} of {case.new_tokens}"
+            )
     return {"seconds": statistics.median(samples), "check": targets[0][0]}
 
 

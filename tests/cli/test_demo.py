@@ -25,6 +25,7 @@ def test_accuracy_and_agreement_with_keras(result):
     assert len(result.predictions) == 360
 
 
+@pytest.mark.thorough
 def test_folder_has_labels_and_a_model_type(result):
     assert not result.report.manifest.notes  # a real model_type, so that other clients open it too
     with load(result.folder) as model:
@@ -32,6 +33,7 @@ def test_folder_has_labels_and_a_model_type(result):
         assert model.folder.config["model_type"] == "vit"
 
 
+@pytest.mark.thorough
 def test_picture_is_a_test_digit(result):
     assert result.picture == result.folder.with_name("digits.png")
     np.testing.assert_array_equal(
@@ -39,6 +41,7 @@ def test_picture_is_a_test_digit(result):
     )
 
 
+@pytest.mark.thorough
 def test_summary_has_the_accuracy(result):
     text = str(result)
     assert f"{result.onnx_accuracy:.1%} in onnxruntime" in text
@@ -46,6 +49,7 @@ def test_summary_has_the_accuracy(result):
     assert result.confusions.total() == (result.predictions != result.digits.test_labels).sum()
 
 
+@pytest.mark.thorough
 def test_command_prints_digits_and_next_steps(tx, monkeypatch, tmp_path, result):
     received = {}
 

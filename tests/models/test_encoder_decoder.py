@@ -70,7 +70,7 @@ def test_cached_decoding_equals_the_whole_target(model: keras.Model):
 
 def test_fit_and_save(model: keras.Model, tmp_path):
     copy = model.from_config(model.get_config())
-    copy.compile()
+    copy.compile(run_eagerly=True)
     history = copy.fit(INPUTS, TARGET, verbose=0)
     assert set(history.history) == {"loss", "accuracy", "perplexity"}
     copy.save(tmp_path / "model.keras")
