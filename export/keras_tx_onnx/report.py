@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
-from keras_tx.contract import Manifest, Variant
+from keras_tx.contract import Manifest, TensorSpec, Variant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Report:
         rows = [
             ("folder", f"{self.folder} ({_bytes(size)}, {len(manifest.files) + 1} files)"),
             ("task", manifest.task or "none (a generic model)"),
-            ("inputs", ", ".join(f"{t.name} {t.dtype} {_shape(t.shape)}" for t in manifest.inputs)),
-            ("outputs", ", ".join(f"{t.name} {t.dtype} {_shape(t.shape)}" for t in manifest.outputs)),
+            ("inputs", _tensors(manifest.inputs)),
+            ("outputs", _tensors(manifest.outputs)),
             ("graph", f"opset {manifest.opset}, {self.nodes.total()} nodes: {most} ..."),
             ("parameters", f"{self.parameters:,}, computed in {self._arithmetic()}"),
             ("layers", ", ".join(f"{count} {tier}" for tier, count in tiers.items()) or "none"),
@@ -59,11 +60,7 @@ class Report:
         encoder = self.manifest.encoder
         if encoder is None:
             return []
-        inputs, outputs = (
-            ", ".join(f"{t.name} {t.dtype} {_shape(t.shape)}" for t in specs)
-            for specs in (encoder.inputs, encoder.outputs)
-        )
-        return [("encoder", f"{inputs} -> {outputs}")]
+        return [("encoder", f"{_tensors(encoder.inputs)} -> {_tensors(encoder.outputs)}")]
 
     def _arithmetic(self) -> str:
         return "int8 in quantized layers, else float32" if self._is_int8 else "float32"
@@ -82,6 +79,23 @@ class Report:
             f"onnxruntime within {parity.max_difference:.1e} of Keras, in units of the output's scale "
             f"({precision} tolerance {parity.tolerance:.0e}; {', '.join(parity.cases)})"
         )
+
+
+def _tensors(specs: Sequence[TensorSpec]) -> str:
+    """Names, dtypes and shapes; the tensors of all layers in one entry, such as `present.0-11.key`."""
+    layers: dict[tuple[str, ...], list[str]] = {}
+    for spec in specs:
+        name, _, rest = spec.name.partition(".")
+        number, _, last = rest.partition(".")
+        key = (name, last) if number.isdigit() else (spec.name, "")
+        layers.setdefault((*key, f"{spec.dtype} {_shape(spec.shape)}"), []).append(number)
+    texts = []
+    for (name, last, kind), numbers in layers.items():
+        if last:
+            number = numbers[0] if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+            name = f"{name}.{number}.{last}"
+        texts.append(f"{name} {kind}")
+    return ", ".join(texts)
 
 
 def _shape(shape: tuple[int | str, ...]) -> str:

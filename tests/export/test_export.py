@@ -153,6 +153,13 @@ def test_large_weights_have_a_data_file(tmp_path):
     assert contract.MODEL_DATA in report.manifest.files
 
 
+def test_report_lists_the_cache_in_one_entry(tmp_path):
+    report = str(export_onnx(keras_tx.gpt("pico", depth=3), tmp_path / "x", verify=False))
+    for name in ("past_key_values.0-2.key", "past_key_values.0-2.value", "present.0-2.key", "logits"):
+        assert report.count(f"{name} float32 [batch_size,") == 1
+    assert "past_key_values.1" not in report
+
+
 def test_text_of_the_report(model, tmp_path):
     text = str(export_onnx(model, tmp_path / "out"))
     for part in (
