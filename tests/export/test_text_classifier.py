@@ -79,7 +79,7 @@ def scores_of(answers: Any, labels: list[str]) -> np.ndarray:
     [
         ("Bert", "softmax"),
         ("DistilBert", "sigmoid"),
-        ("Roberta", None),
+        pytest.param("Roberta", None, marks=pytest.mark.thorough),
         *(pytest.param(*both, marks=pytest.mark.thorough) for both in OTHERS),
     ],
 )

@@ -300,7 +300,7 @@ def test_model_refuses_batches_with_another_start_or_longer_texts(corpus: Path):
     assert int(np.asarray(model.optimizer.iterations)) == 0
 
 
-@pytest.mark.parametrize("family", ["t5", "transformer"])
+@pytest.mark.parametrize("family", ["t5", pytest.param("transformer", marks=pytest.mark.thorough)])
 def test_a_model_trains_and_resumes_with_batches_of_different_lengths(family: str, tmp_path: Path):
     def model() -> Any:
         keras.utils.set_random_seed(0)
