@@ -10,13 +10,13 @@ from keras import ops
 from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.heads import Head, Seq2SeqLMHead
-from keras_tx.models.text_model import TextModel
+from keras_tx.models.text_model import GenerativeModel
 from keras_tx.processing import TextTransform
 
 SEQ2SEQ_LM = Seq2SeqLMHead()
 
 
-class EncoderDecoderModel(TextModel):
+class EncoderDecoderModel(GenerativeModel):
     """Base class of the encoder-decoders.
 
     Its inputs are `input_ids` and `attention_mask` of the source, and `decoder_input_ids` and
@@ -120,10 +120,9 @@ class EncoderDecoderModel(TextModel):
         >>> keras_tx.t5("tiny", stop_ids=[1]).special_ids()
         {'decoder_start_token_id': 0, 'eos_token_id': 1, 'pad_token_id': 0}
         """
-        stops = self.stops(transform)
         return {
             "decoder_start_token_id": self.start_id,
-            "eos_token_id": stops if len(stops) > 1 else stops[0] if stops else None,
+            "eos_token_id": self.eos_token_id(transform),
             "pad_token_id": self.config.pad_id,
         }
 
@@ -131,14 +130,6 @@ class EncoderDecoderModel(TextModel):
     def start_id(self) -> int:
         """The first token of every target."""
         return self.config.pad_id if self.config.start_id is None else self.config.start_id
-
-    def stops(self, transform: TextTransform | None = None) -> list[int]:
-        """Returns the ids that end a target; empty if they are unknown."""
-        if self.config.stop_ids is not None:
-            return list(self.config.stop_ids)
-        transform = transform or self.processing
-        end = transform and (transform.eos_token or transform.sep_token)
-        return [transform.id_of(end)] if transform and end else []
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:

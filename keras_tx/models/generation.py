@@ -13,14 +13,14 @@ from keras_tx.errors import ConfigError
 from keras_tx.generation import Generator, Seq2SeqGenerator
 from keras_tx.layers.key_value_cache import KeyValueCache, caching
 from keras_tx.models.encoder_decoder_model import EncoderDecoderModel
-from keras_tx.models.text_model import DecoderModel
+from keras_tx.models.text_model import DecoderModel, GenerativeModel
 from keras_tx.processing import tokenizer_files
 
 STEP = 64  # tokens by which the cache grows; JAX compiles for each size
 
 
 def generate(
-    model: DecoderModel | EncoderDecoderModel,
+    model: GenerativeModel,
     prompts: Any,
     *,
     tokenizer: Any = None,
@@ -63,7 +63,7 @@ def generate(
 
 
 def stream(
-    model: DecoderModel | EncoderDecoderModel,
+    model: GenerativeModel,
     prompt: Any,
     *,
     tokenizer: Any = None,
@@ -90,9 +90,9 @@ def stream(
 
 
 def _generator(model: Any, tokenizer: Any, stop_tokens: Sequence[int] | None) -> Generator | Seq2SeqGenerator:
-    if not isinstance(model, DecoderModel | EncoderDecoderModel) or model.head is None:
+    if not isinstance(model, GenerativeModel) or model.head is None:
         kind = type(model).__name__
-        if isinstance(model, DecoderModel | EncoderDecoderModel):
+        if isinstance(model, GenerativeModel):
             kind += " with head=None"
         raise ConfigError(
             f"model is a {kind}, expected a decoder with a CausalLMHead, such as a keras_tx.gpt, or an "

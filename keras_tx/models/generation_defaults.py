@@ -55,7 +55,7 @@ def read_stop_ids(
 
     Ids outside the vocabulary, such as defaults of config classes, are ignored.
     """
-    ends = generation_fields(config)[0].get("eos_token_id", config.get("eos_token_id"))
+    ends = generation_value(config, "eos_token_id")
     ids = [] if ends is None else ends if isinstance(ends, list) else [ends]
     if not all(type(number) is int for number in ids):
         raise config.error("eos_token_id", "expected a token id, or a list of them")
@@ -80,6 +80,11 @@ def generation_fields(config: Fields) -> tuple[Mapping[str, Any], str]:
     if (folder / contract.GENERATION_CONFIG).is_file():
         return read_json(folder, contract.GENERATION_CONFIG), str(folder / contract.GENERATION_CONFIG)
     return config, config.where
+
+
+def generation_value(config: Fields, name: str, default: Any = None) -> Any:
+    """Returns a field of generation_config.json, else of config.json."""
+    return generation_fields(config)[0].get(name, config.get(name, default))
 
 
 def generation_files(model: Any) -> dict[str, Any]:

@@ -252,8 +252,26 @@ class TextModel(TransformerModel):
         return value if kind == "int32" else ops.cast(value, "int32")
 
 
-class DecoderModel(TextModel):
-    """Base class of the decoders, which generate text.
+class GenerativeModel(TextModel):
+    """Base class of the models that generate text: decoders and encoder-decoders."""
+
+    def stops(self, transform: TextTransform | None = None) -> list[int]:
+        """Returns the ids that end a text; empty if they are unknown."""
+        ids = getattr(self.config, "stop_ids", None)
+        if ids is not None:
+            return list(ids)
+        transform = transform or self.processing
+        end = transform and (transform.eos_token or transform.sep_token)
+        return [transform.id_of(end)] if transform and end else []
+
+    def eos_token_id(self, transform: TextTransform | None = None) -> int | list[int] | None:
+        """Returns `stops` as Hugging Face's configs have it: one id, a list, or None."""
+        stops = self.stops(transform)
+        return stops if len(stops) > 1 else stops[0] if stops else None
+
+
+class DecoderModel(GenerativeModel):
+    """Base class of the decoders.
 
     The config has `vocabulary_size`, `max_length`, `width`, `depth` and `num_heads`, and optionally
     `kv_heads`, `head_size`, `pad_id` and `stop_ids`.
@@ -294,13 +312,9 @@ class DecoderModel(TextModel):
         """
         transform = transform or self.processing
         begin = transform and (transform.bos_token or transform.cls_token)
-        end = transform and (transform.eos_token or transform.sep_token)
-        stops = list(
-            getattr(self.config, "stop_ids", None) or ([transform.id_of(end)] if transform and end else [])
-        )
         return {
             "bos_token_id": transform.id_of(begin) if transform and begin else None,
-            "eos_token_id": stops if len(stops) > 1 else stops[0] if stops else None,
+            "eos_token_id": self.eos_token_id(transform),
             "pad_token_id": getattr(self.config, "pad_id", None),
         }
 
@@ -310,8 +324,3 @@ class DecoderModel(TextModel):
         config = self.config
         size = getattr(config, "head_size", config.width // config.num_heads)
         return config.depth, getattr(config, "kv_heads", None) or config.num_heads, size
-
-    def stops(self, transform: TextTransform | None = None) -> list[int]:
-        """Returns the ids that end a text; empty if they are unknown."""
-        ends = self.special_ids(transform)["eos_token_id"]
-        return ends if isinstance(ends, list) else [] if ends is None else [ends]

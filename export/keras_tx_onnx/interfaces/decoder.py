@@ -155,10 +155,7 @@ class DecoderInterface(Interface):
         """Prefill of a half and of a quarter of the tokens, then of the others, the last as decode steps."""
         if not self.cached:
             return {}
-        length = feed[contract.INPUT_IDS].shape[1]
-        chunks = [length // 2, length // 4]
-        steps = min(STEPS, length - sum(chunks))
-        chunks = [n for n in (*chunks, length - sum(chunks) - steps, *[1] * steps) if n]
+        chunks = chunk_sizes(feed[contract.INPUT_IDS].shape[1])
         return {"in chunks": partial(_run_masked_chunks, chunks)} if len(chunks) > 1 else {}
 
     def write_second_graph(self, path: Path, external: bool) -> Path | None:
@@ -175,6 +172,13 @@ class DecoderInterface(Interface):
 
     def export_options(self) -> dict[str, Any]:
         return {"cache": self.options.cache or self.cached}
+
+
+def chunk_sizes(length: int) -> list[int]:
+    """The numbers of tokens of a prefill and of what follows it, the last ones single decode steps."""
+    chunks = [length // 2, length // 4]
+    steps = min(STEPS, length - sum(chunks))
+    return [n for n in (*chunks, length - sum(chunks) - steps, *[1] * steps) if n]
 
 
 def _zero_at_padding(values: np.ndarray, mask: np.ndarray) -> np.ndarray:

@@ -21,11 +21,11 @@ from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext
 from keras_tx_onnx.graph.cache_ports import AFTER_PAST, Seq2SeqCache
 from keras_tx_onnx.graph.size_expressions import Symbol, of_symbol
 from keras_tx_onnx.interfaces.base import Example, Feed, Interface, Masks, Run, Sizes
+from keras_tx_onnx.interfaces.decoder import chunk_sizes
 from keras_tx_onnx.reading import functional_graph, symbolic_sizes
 from keras_tx_onnx.reading.keras_patches import in_float32
 from keras_tx_onnx.reading.signature import Functional
 
-STEPS = 8  # single decode steps in an example
 SOURCE = (contract.BATCH_AXIS, contract.SOURCE_AXIS)
 TARGET = (contract.BATCH_AXIS, contract.TARGET_AXIS)
 
@@ -215,10 +215,7 @@ class TargetDecoder(_Part):
 
     def other_runs(self, feed: Feed) -> dict[str, Run]:
         """A half and a quarter of the target, then the others, the last as decode steps."""
-        length = feed[contract.INPUT_IDS].shape[1]
-        chunks = [length // 2, length // 4]
-        steps = min(STEPS, length - sum(chunks))
-        chunks = [n for n in (*chunks, length - sum(chunks) - steps, *[1] * steps) if n]
+        chunks = chunk_sizes(feed[contract.INPUT_IDS].shape[1])
         return {"in chunks": partial(run_in_chunks, chunks)} if len(chunks) > 1 else {}
 
 

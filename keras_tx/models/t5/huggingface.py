@@ -12,8 +12,8 @@ from keras_tx.errors import ConfigError
 from keras_tx.heads import Seq2SeqLMHead
 from keras_tx.models.families import HuggingFace, HuggingFaceConfig, WeightSource
 from keras_tx.models.generation_defaults import (
-    generation_fields,
     generation_files,
+    generation_value,
     read_generation_defaults,
     read_stop_ids,
     read_tokenizer,
@@ -89,7 +89,6 @@ def _fields(config: Fields, tensors: Tensors, multilingual: bool) -> dict[str, A
     # transformers 5 writes the scale. Before, T5 scaled if the embeddings were tied; mT5 of transformers 5
     # never scales, and ties unless lm_head differs.
     scaled = config.flag("scale_decoder_outputs", tied and not multilingual)
-    start = generation_fields(config)[0].get("decoder_start_token_id", config.get("decoder_start_token_id"))
     depth = config.number("num_layers", 8 if multilingual else 6)
     return {
         "vocabulary_size": config.number("vocab_size", 250112 if multilingual else 32128),
@@ -108,7 +107,7 @@ def _fields(config: Fields, tensors: Tensors, multilingual: bool) -> dict[str, A
         "norm_epsilon": config.real("layer_norm_epsilon", 1e-6),
         "dropout": config.real("dropout_rate", 0.1),
         "pad_id": config.number("pad_token_id", 0),
-        "start_id": start,
+        "start_id": generation_value(config, "decoder_start_token_id"),
     }
 
 

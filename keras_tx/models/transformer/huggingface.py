@@ -14,8 +14,8 @@ from keras_tx.heads import Seq2SeqLMHead
 from keras_tx.layers.position_tables import sine_cosine
 from keras_tx.models.families import HuggingFace, HuggingFaceConfig, WeightSource
 from keras_tx.models.generation_defaults import (
-    generation_fields,
     generation_files,
+    generation_value,
     read_generation_defaults,
     read_stop_ids,
     read_tokenizer,
@@ -176,7 +176,7 @@ def _fields(config: Fields, kind: Kind) -> dict[str, Any]:
 
 def _start_id(config: Fields, kind: Kind) -> int:
     name = "decoder_start_token_id"
-    value = generation_fields(config)[0].get(name, config.get(name, kind.start_id))
+    value = generation_value(config, name, kind.start_id)
     if type(value) is not int:
         raise config.error(name, "expected the id of the first token of the decoder")
     return value
