@@ -3,7 +3,7 @@
 
 const AT_PADDING = -10000; // what a graph gives there for the beginning and end of an answer
 
-export class Found {
+export class Comparison {
     gap = 0;
 
     // Notes the largest difference, relative to the scale of what is expected, as in tests/tolerances.py.
@@ -46,94 +46,94 @@ export class Found {
 const lists = (tensor) => tensor.tolist().map((row) => row.map(Number));
 
 // read(picture) gives a RawImage.
-async function pictures(model, one, found, read) {
+async function pictures(model, one, comparison, read) {
     const images = await Promise.all(one.pictures.map(read));
     const outputs = await model.model(await model.processor(images));
-    found.close(one.output, outputs[one.output], one.values);
+    comparison.close(one.output, outputs[one.output], one.values);
     if (one.precision !== 'fp32') return; // pipelines were asked about that, and may ask in other batches
     if (one.task === 'image-classification') {
         const answers = await model(images, { top_k: one.labels.length });
-        answers.forEach((got, i) => found.scores('pipeline', got, one.scores[i]));
+        answers.forEach((got, i) => comparison.scores('pipeline', got, one.scores[i]));
     } else {
-        found.close('pipeline', await model(images), one.values);
+        comparison.close('pipeline', await model(images), one.values);
     }
 }
 
-async function texts(model, one, found) {
+async function texts(model, one, comparison) {
     const inputs = model.tokenizer(one.texts, { text_pair: one.pairs, padding: true });
     const batch = Object.fromEntries(Object.keys(one.batch).map((name) => [name, inputs[name] && lists(inputs[name])]));
-    found.same('batch', batch, one.batch);
+    comparison.same('batch', batch, one.batch);
     const outputs = await model.model(inputs);
-    for (const [name, expected] of Object.entries(one.outputs)) found.close(name, outputs[name], expected);
-    if (one.precision === 'fp32' && one.task !== null) await pipelines[one.task](model, one, found);
+    for (const [name, expected] of Object.entries(one.outputs)) comparison.close(name, outputs[name], expected);
+    if (one.precision === 'fp32' && one.task !== null) await pipelines[one.task](model, one, comparison);
 }
 
 const pipelines = {
     // It takes no pairs, and makes a softmax of a single number, too.
-    'text-classification': async (model, one, found) => {
+    'text-classification': async (model, one, comparison) => {
         if (one.pairs !== null) return;
         const answers = await model(one.texts, { top_k: 9 });
-        answers.forEach((got, i) => found.scores('pipeline', got, one.answers[i]));
+        answers.forEach((got, i) => comparison.scores('pipeline', got, one.answers[i]));
     },
     // It leaves out unknown tokens, as if they were special ones.
-    'token-classification': async (model, one, found) => {
+    'token-classification': async (model, one, comparison) => {
         const answers = await model(one.texts, { ignore_labels: [] });
         answers.forEach((got, i) => {
-            found.scores('pipeline', got, one.answers[i].filter((x) => !x.unknown), 'entity');
+            comparison.scores('pipeline', got, one.answers[i].filter((x) => !x.unknown), 'entity');
         });
     },
     // It knows no missing answer and no longest one, and leaves out unknown tokens: asked where that is the same.
-    'question-answering': async (model, one, found) => {
+    'question-answering': async (model, one, comparison) => {
         for (const [i, expected] of one.answers.entries()) {
             const got = await model(one.texts[i], one.pairs[i]);
             if (!one.plain[i]) continue;
-            found.same('pipeline: answer', squeezed(got.answer), squeezed(expected.answer));
-            found.close('pipeline: score', got.score, expected.score);
+            comparison.same('pipeline: answer', squeezed(got.answer), squeezed(expected.answer));
+            comparison.close('pipeline: score', got.score, expected.score);
         }
     },
-    'fill-mask': async (model, one, found) => {
+    'fill-mask': async (model, one, comparison) => {
         const answers = await model(one.texts, { top_k: 3 });
         answers.forEach((got, i) => {
             const expected = one.answers[i];
-            found.same('pipeline: ids', got.map((x) => x.token), expected.map((x) => x.id));
-            found.close('pipeline: scores', got.map((x) => x.score), expected.map((x) => x.score));
+            comparison.same('pipeline: ids', got.map((x) => x.token), expected.map((x) => x.id));
+            comparison.close('pipeline: scores', got.map((x) => x.score), expected.map((x) => x.score));
         });
     },
-    'feature-extraction': async (model, one, found) => {
+    'feature-extraction': async (model, one, comparison) => {
         if (one.pooling === null) return;
         const pooling = one.pooling === 'class' ? 'cls' : one.pooling;
         const vectors = await model(one.texts, { pooling, normalize: one.normalize });
-        found.close('pipeline', vectors, one.answers);
+        comparison.close('pipeline', vectors, one.answers);
     },
 };
 
 // Decoded from tokens, without the spaces, capitals and accents of the text.
 const squeezed = (text) => text.toLowerCase().normalize('NFKD').replace(/##|[\s\u0300-\u036f]/g, '');
 
-async function decoders(model, one, found, read, { Tensor }) {
+async function decoders(model, one, comparison, read, { Tensor }) {
     const options = { max_new_tokens: one.new_tokens, do_sample: false };
     const tensor = (numbers) => new Tensor('int64', BigInt64Array.from(numbers, BigInt), [1, numbers.length]);
     for (const [i, ids] of one.ids.entries()) {
         const inputs = { input_ids: tensor(ids), attention_mask: tensor(ids.map(() => 1)) };
-        if (i === 0) found.close('logits', (await model.model(inputs)).logits, one.logits);
+        if (i === 0) comparison.close('logits', (await model.model(inputs)).logits, one.logits);
         const made = lists(await model.model.generate({ ...inputs, ...options }))[0];
-        if (one.new_ids) found.same('tokens', made.slice(ids.length), one.new_ids[i]);
+        if (one.new_ids) comparison.same('tokens', made.slice(ids.length), one.new_ids[i]);
     }
     if (one.prompts === null) return;
-    found.same('ids', one.prompts.map((prompt) => model.tokenizer.encode(prompt)), one.ids);
+    comparison.same('ids', one.prompts.map((prompt) => model.tokenizer.encode(prompt)), one.ids);
     if (!one.together) return;
     const batch = model.tokenizer(one.prompts, { padding: true });
-    found.same('padding', lists(batch.attention_mask)[0][0], 0);
+    comparison.same('padding', lists(batch.attention_mask)[0][0], 0);
     const rows = lists(await model.model.generate({ ...batch, ...options }));
     rows.forEach((row, i) => {
         const made = row.slice(batch.input_ids.dims[1]);
-        found.same('tokens of a batch', made.slice(0, one.new_ids[i].length), one.new_ids[i]);
+        comparison.same('tokens of a batch', made.slice(0, one.new_ids[i].length), one.new_ids[i]);
     });
     const answers = await model(one.prompts, { ...options, return_full_text: false });
-    found.same('pipeline', answers.map((answer) => answer[0].generated_text), one.new_texts);
+    comparison.same('pipeline', answers.map((answer) => answer[0].generated_text), one.new_texts);
 }
 
-async function encoder_decoders(model, one, found, read, { Tensor, pipeline }, settings) {
+async function encoder_decoders(model, one, comparison, read, { Tensor, pipeline }, settings) {
     const options = { max_new_tokens: one.new_tokens, do_sample: false };
     const tensor = (rows) => new Tensor('int64', BigInt64Array.from(rows.flat(), BigInt), [rows.length, rows[0].length]);
     // Behind the end of a target it goes on until all of a batch end.
@@ -142,22 +142,22 @@ async function encoder_decoders(model, one, found, read, { Tensor, pipeline }, s
         const inputs = { input_ids: tensor([ids]), attention_mask: tensor([ids.map(() => 1)]) };
         if (i === 0) {
             const outputs = await model.model({ ...inputs, decoder_input_ids: tensor([[one.start_id]]) });
-            found.close('logits', outputs.logits, one.logits);
+            comparison.close('logits', outputs.logits, one.logits);
         }
         const made = lists(await model.model.generate({ ...inputs, ...options }))[0];
-        if (one.new_ids) found.same('tokens', made.slice(1), one.new_ids[i]);
+        if (one.new_ids) comparison.same('tokens', made.slice(1), one.new_ids[i]);
     }
-    found.same('ids', one.texts.map((text) => model.tokenizer.encode(text)), one.ids);
+    comparison.same('ids', one.texts.map((text) => model.tokenizer.encode(text)), one.ids);
     if (!one.together || !one.new_ids) return;
     const batch = model.tokenizer(one.texts, { padding: true });
-    found.same('padding', lists(batch.attention_mask)[2].at(-1), 0);
-    found.same('tokens of a batch', cut(lists(await model.model.generate({ ...batch, ...options }))), one.new_ids);
+    comparison.same('padding', lists(batch.attention_mask)[2].at(-1), 0);
+    comparison.same('tokens of a batch', cut(lists(await model.model.generate({ ...batch, ...options }))), one.new_ids);
     const tasks = { 'text2text-generation': 'generated_text', translation: 'translation_text', summarization: 'summary_text' };
     for (const [task, key] of Object.entries(tasks)) {
         const ask = await pipeline(task, one.folder, settings);
         for (const [i, text] of one.texts.entries()) {
             const [answer] = await ask(text, options);
-            found.same(`pipeline: ${task}`, answer[key], one.new_texts[i]);
+            comparison.same(`pipeline: ${task}`, answer[key], one.new_texts[i]);
         }
         await ask.dispose();
     }
@@ -168,14 +168,14 @@ const kinds = { pictures, texts, decoders, encoder_decoders };
 // Where a data file beside the graph fails to load, transformers.js rejects a promise that nothing awaits,
 // and its pipeline never comes back: `stopped` is a promise that such a rejection rejects.
 export async function ask(transformers, one, options, read, stopped) {
-    const found = new Found();
+    const comparison = new Comparison();
     await Promise.race([stopped, (async () => {
         // A model without a task opens as one that gives features does.
         const model = await transformers.pipeline(one.task ?? 'feature-extraction', one.folder, options);
-        await kinds[one.kind](model, one, found, read, transformers, options);
+        await kinds[one.kind](model, one, comparison, read, transformers, options);
         await model.dispose();
     })()]);
-    return found.gap;
+    return comparison.gap;
 }
 
 // Where transformers.js looks for the file of a precision.

@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs/clients.md"
 AT_PADDING = -10000.0  # what a graph gives there for the beginning and end of an answer
 
 
-class Found:
+class Comparison:
     """What a client answered about one folder, compared with our runtime."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Found:
 
 
 # Asks the client about a folder and compares.
-Ask = Callable[[Path, dict[str, Any], Found], None]
+Ask = Callable[[Path, dict[str, Any], Comparison], None]
 
 
 def main(
@@ -80,7 +80,7 @@ def main(
     """
     out = Path(sys.argv[1]).absolute()
     reference = json.loads((out / "reference.json").read_text(encoding="utf-8"))
-    tries: dict[str, Callable[[Found], None]] = {}
+    tries: dict[str, Callable[[Comparison], None]] = {}
     limits: dict[str, float] = {}
     for name, case in reference["cases"].items():
         if case["kind"] in asks and only(case):
@@ -98,15 +98,15 @@ def main(
         )
     gaps, wrong = {}, []
     for name, attempt in tries.items():
-        found = Found()
+        comparison = Comparison()
         try:
-            attempt(found)
+            attempt(comparison)
         except Exception as error:  # whatever it raises is its refusal; the other folders are still tried
             wrong.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:700]}")
             continue
-        gaps[name] = found.gap
-        if not found.gap <= limits.get(name, reference["tolerance"]):
-            wrong.append(f"{name}: differs by {found.gap:.1e} of the scale")
+        gaps[name] = comparison.gap
+        if not comparison.gap <= limits.get(name, reference["tolerance"]):
+            wrong.append(f"{name}: differs by {comparison.gap:.1e} of the scale")
     print(
         f"{client} {version}: {'FAILED' if wrong else 'ok'}: {files} files and the lines of {PAGE.name}; the "
         f"largest differences {'; '.join(_largest(gaps, limits, reference['tolerance']))}",
@@ -116,10 +116,10 @@ def main(
     sys.exit(bool(wrong))
 
 
-def refused(ask: Callable[[Found], None], words: str, found: Found) -> None:
+def refused(ask: Callable[[Comparison], None], words: str, comparison: Comparison) -> None:
     """Asks about what the client cannot open."""
     try:
-        ask(found)
+        ask(comparison)
     except Exception as error:
         if words not in str(error):
             raise
@@ -132,11 +132,11 @@ def _largest(gaps: Mapping[str, float], limits: Mapping[str, float], tolerance: 
     grouped: dict[float, list[str]] = {}
     for name in gaps:
         grouped.setdefault(limits.get(name, tolerance), []).append(name)
-    found = []
+    lines = []
     for limit, names in sorted(grouped.items()):
         worst = max(names, key=gaps.__getitem__)
-        found.append(f"{gaps[worst]:.1e} ({worst}), tolerance {limit:.0e}")
-    return found
+        lines.append(f"{gaps[worst]:.1e} ({worst}), tolerance {limit:.0e}")
+    return lines
 
 
 def section(client: str) -> str:
@@ -145,15 +145,15 @@ def section(client: str) -> str:
     return text.partition(f"\n## {client}\n")[2].partition("\n## ")[0]
 
 
-def run(place: Path, block: str, given: dict[str, Any], expected: Any, found: Found) -> None:
+def run(place: Path, block: str, inputs: dict[str, Any], expected: Any, comparison: Comparison) -> None:
     """Runs the lines of a block where its folders are, and compares what the last of them gives."""
     *lines, last = ast.parse(block).body
     assert isinstance(last, ast.Expr)
     before = Path.cwd()
     os.chdir(place)
     try:
-        exec(compile(ast.Module(lines, []), PAGE.name, "exec"), given)
-        found.alike("it", eval(compile(ast.Expression(last.value), PAGE.name, "eval"), given), expected)
+        exec(compile(ast.Module(lines, []), PAGE.name, "exec"), inputs)
+        comparison.alike("it", eval(compile(ast.Expression(last.value), PAGE.name, "eval"), inputs), expected)
     finally:
         os.chdir(before)
 

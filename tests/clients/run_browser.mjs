@@ -7,7 +7,7 @@ import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { chromium } from 'playwright-core';
-import { Found } from './asking.mjs';
+import { Comparison } from './asking.mjs';
 
 const [place, python, executablePath] = process.argv.slice(2);
 process.chdir(place);
@@ -33,18 +33,18 @@ async function tryExample(page, base) {
     const one = reference.cases.square;
     await page.goto(`${base}/example/index.html`);
     await page.waitForFunction(() => document.getElementById('status').textContent.startsWith('Choose'));
-    const found = new Found();
+    const comparison = new Comparison();
     for (const [i, picture] of one.pictures.entries()) {
         await page.setInputFiles('#photograph', path.join('folders', picture));
         await page.waitForFunction(() => document.getElementById('status').textContent.endsWith('ms'));
         const rows = await page.$$eval('#answers tr', (all) => all.map((row) => (
             { label: row.cells[0].textContent, score: Number(row.dataset.score) }
         )));
-        found.scores(picture, rows, one.scores[i]);
+        comparison.scores(picture, rows, one.scores[i]);
         await page.evaluate(() => { document.getElementById('status').textContent = ''; });
     }
-    if (!(found.gap <= reference.tolerance)) throw Error(`examples/browser: a score differs by ${found.gap}`);
-    return found.gap;
+    if (!(comparison.gap <= reference.tolerance)) throw Error(`examples/browser: a score differs by ${comparison.gap}`);
+    return comparison.gap;
 }
 
 const profile = mkdtempSync(path.join(tmpdir(), 'chromium-'));

@@ -9,31 +9,31 @@ from typing import Any
 
 import numpy as np
 import onnxruntime_genai as genai
-from comparing import Found, main
+from comparing import Comparison, main
 
 
-def decoders(folder: Path, case: dict[str, Any], found: Found) -> None:
+def decoders(folder: Path, case: dict[str, Any], comparison: Comparison) -> None:
     config = genai.Config(str(folder))
     if case["precision"] != "fp32":
         config.overlay(json.dumps({"model": {"decoder": {"filename": case["file"]}}}))
     model = genai.Model(config)
     for ids, expected in zip(case["ids"], case["new_ids"], strict=True):
         rows, logits = generated(model, np.array([ids], "int32"), case)
-        found.same("tokens", rows[0], expected)
+        comparison.same("tokens", rows[0], expected)
         if ids == case["ids"][0]:
-            found.close("logits", logits[0, -1], case["logits"][0][-1])
+            comparison.close("logits", logits[0, -1], case["logits"][0][-1])
     if case["prompts"] is None:
         return
     tokenizer = genai.Tokenizer(model)
     ids = [tokenizer.encode(prompt) for prompt in case["prompts"]]
-    found.same("ids", [row.tolist() for row in ids], case["ids"])
-    found.same("decoded", [tokenizer.decode(row) for row in ids], case["prompts"])
+    comparison.same("ids", [row.tolist() for row in ids], case["ids"])
+    comparison.same("decoded", [tokenizer.decode(row) for row in ids], case["prompts"])
     if not case["together"]:
         return
     # It pads behind the texts; a padding token in front of one is text to it.
     rows, _ = generated(model, tokenizer.encode_batch(case["prompts"]).as_numpy(), case)
     for row, expected in zip(rows, case["new_ids"], strict=True):
-        found.same("tokens of a batch", row[: len(expected)], expected)
+        comparison.same("tokens of a batch", row[: len(expected)], expected)
 
 
 def generated(model: Any, ids: Any, case: dict[str, Any]) -> tuple[list[list[int]], np.ndarray]:

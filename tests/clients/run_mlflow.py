@@ -12,7 +12,7 @@ from typing import Any
 import mlflow
 import numpy as np
 import onnx
-from comparing import Found, fed, main
+from comparing import Comparison, fed, main
 
 
 def predicted(path: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -22,19 +22,19 @@ def predicted(path: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndar
     return mlflow.pyfunc.load_model(logged.model_uri).predict(dict(inputs))
 
 
-def texts(folder: Path, case: dict[str, Any], found: Found) -> None:
+def texts(folder: Path, case: dict[str, Any], comparison: Comparison) -> None:
     outputs = predicted(folder / case["file"], fed(case["batch"], list(case["batch"])))
     for name, expected in case["outputs"].items():
-        found.close(name, outputs[name], expected)
+        comparison.close(name, outputs[name], expected)
 
 
-def pictures(folder: Path, case: dict[str, Any], found: Found) -> None:
+def pictures(folder: Path, case: dict[str, Any], comparison: Comparison) -> None:
     pixel_values = np.asarray(case["pixel_values"], "float32")
     outputs = predicted(folder / case["file"], {"pixel_values": pixel_values})
-    found.close("output", outputs[case["output"]], case["values"])
+    comparison.close("output", outputs[case["output"]], case["values"])
 
 
-def decoders(folder: Path, case: dict[str, Any], found: Found) -> None:
+def decoders(folder: Path, case: dict[str, Any], comparison: Comparison) -> None:
     ids = np.asarray(case["ids"][:1])
     inputs = {
         "input_ids": ids,
@@ -43,14 +43,14 @@ def decoders(folder: Path, case: dict[str, Any], found: Found) -> None:
     }
     for name, (heads, size, kind) in case["past"].items():
         inputs[name] = np.zeros((1, heads, 0, size), kind)
-    found.close("logits", predicted(folder / case["file"], inputs)["logits"], case["logits"])
+    comparison.close("logits", predicted(folder / case["file"], inputs)["logits"], case["logits"])
 
 
-def encoder_decoders(folder: Path, case: dict[str, Any], found: Found) -> None:
+def encoder_decoders(folder: Path, case: dict[str, Any], comparison: Comparison) -> None:
     ids = np.asarray(case["ids"][:1])
     mask = np.ones_like(ids)
     encoded = predicted(folder / case["encoder_file"], {"input_ids": ids, "attention_mask": mask})
-    found.close("encoder", encoded["last_hidden_state"], case["encoder_outputs"])
+    comparison.close("encoder", encoded["last_hidden_state"], case["encoder_outputs"])
     inputs = {
         "input_ids": np.array([[case["start_id"]]]),
         "encoder_hidden_states": encoded["last_hidden_state"],
@@ -59,7 +59,7 @@ def encoder_decoders(folder: Path, case: dict[str, Any], found: Found) -> None:
     }
     for name, (heads, size, kind) in case["past"].items():
         inputs[name] = np.zeros((1, heads, 0, size), kind)
-    found.close("logits", predicted(folder / case["file"], inputs)["logits"], case["logits"])
+    comparison.close("logits", predicted(folder / case["file"], inputs)["logits"], case["logits"])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import openvino
-from comparing import Found, main
+from comparing import Comparison, main
 from PIL import Image
 from tokenizers import Tokenizer
 
@@ -18,9 +18,9 @@ def compiled(folder: Path, case: dict[str, Any], name: str = "file") -> Any:
     return openvino.compile_model(folder / case[name], "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
 
-def pictures(folder: Path, case: dict[str, Any], found: Found) -> None:
+def pictures(folder: Path, case: dict[str, Any], comparison: Comparison) -> None:
     pixel_values = np.stack([prepare(folder, folder.parent / picture) for picture in case["pictures"]])
-    found.close(
+    comparison.close(
         "output", compiled(folder, case)({"pixel_values": pixel_values})[case["output"]], case["values"]
     )
 
@@ -33,7 +33,7 @@ def prepare(folder: Path, picture: Path) -> np.ndarray:
     return pixels.transpose(2, 0, 1).astype("float32")  # -> (channels, height, width)
 
 
-def texts(folder: Path, case: dict[str, Any], found: Found) -> None:
+def texts(folder: Path, case: dict[str, Any], comparison: Comparison) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     tokenizer.enable_padding(pad_id=tokenizer.token_to_id(config["pad_token"]))
@@ -42,13 +42,13 @@ def texts(folder: Path, case: dict[str, Any], found: Found) -> None:
     batch = {"input_ids": [row.ids for row in rows], "attention_mask": [row.attention_mask for row in rows]}
     if "token_type_ids" in config["model_input_names"]:
         batch["token_type_ids"] = [row.type_ids for row in rows]
-    found.same("batch", batch, case["batch"])
+    comparison.same("batch", batch, case["batch"])
     outputs = compiled(folder, case)({name: np.array(rows) for name, rows in batch.items()})
     for name, expected in case["outputs"].items():
-        found.close(name, outputs[name], expected)
+        comparison.close(name, outputs[name], expected)
 
 
-def decoders(folder: Path, case: dict[str, Any], found: Found) -> None:
+def decoders(folder: Path, case: dict[str, Any], comparison: Comparison) -> None:
     """All prompts at once, where that changes no answer."""
     model = compiled(folder, case)
     prompts = range(len(case["ids"]))
@@ -56,21 +56,21 @@ def decoders(folder: Path, case: dict[str, Any], found: Found) -> None:
         ids, new_ids = ([case[name][index] for index in group] for name in ("ids", "new_ids"))
         logits, steps = continued(model, ids, new_ids)
         if group[0] == 0:
-            found.close("logits", logits, case["logits"])
-        most_likely(steps, new_ids, case, found)
+            comparison.close("logits", logits, case["logits"])
+        most_likely(steps, new_ids, case, comparison)
 
 
 def most_likely(
-    steps: list[np.ndarray], new_ids: list[list[int]], case: dict[str, Any], found: Found
+    steps: list[np.ndarray], new_ids: list[list[int]], case: dict[str, Any], comparison: Comparison
 ) -> None:
     """Whether the tokens have the highest logits."""
     if case["precision"] == "fp32":
         best = [step.argmax(axis=-1).tolist() for step in steps]
-        found.same("tokens", best, new_ids)
+        comparison.same("tokens", best, new_ids)
         return
     # Two of like worth may change places; then ours is nearly the best.
     for step, chosen in zip(steps, new_ids, strict=True):
-        found.close("tokens", step[np.arange(len(chosen)), chosen], step.max(axis=-1))
+        comparison.close("tokens", step[np.arange(len(chosen)), chosen], step.max(axis=-1))
 
 
 def continued(
@@ -103,7 +103,7 @@ def continued(
     return first, [np.stack(steps, axis=1)[row, : len(own)] for row, own in enumerate(new_ids)]
 
 
-def encoder_decoders(folder: Path, case: dict[str, Any], found: Found) -> None:
+def encoder_decoders(folder: Path, case: dict[str, Any], comparison: Comparison) -> None:
     """All sources together, if that changes no answer."""
     encoder, decoder = (compiled(folder, case, name) for name in ("encoder_file", "file"))
     sources = range(len(case["ids"]))
@@ -111,11 +111,11 @@ def encoder_decoders(folder: Path, case: dict[str, Any], found: Found) -> None:
         ids, new_ids = ([case[name][index] for index in group] for name in ("ids", "new_ids"))
         steps = translated(encoder, decoder, ids, new_ids, case)
         if group[0] == 0:
-            found.close("logits", steps[0][:1], np.array(case["logits"])[0])
+            comparison.close("logits", steps[0][:1], np.array(case["logits"])[0])
         if case["pad_id"] not in case["new_ids"][0]:  # excluded from Marian's targets
             for step in steps:
                 step[:, case["pad_id"]] = -1e4
-        most_likely(steps, new_ids, case, found)
+        most_likely(steps, new_ids, case, comparison)
 
 
 def translated(

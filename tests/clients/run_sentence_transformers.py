@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from comparing import Found, main
+from comparing import Comparison, main
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
 
@@ -18,16 +18,20 @@ def options(case: dict[str, Any]) -> dict[str, Any]:
     return {"backend": "onnx", "device": "cpu", "model_kwargs": chosen}
 
 
-def texts(folder: Path, case: dict[str, Any], found: Found) -> None:
+def texts(folder: Path, case: dict[str, Any], comparison: Comparison) -> None:
     one, _ = case["long"]
     if case["task"] == "feature-extraction":
         model = SentenceTransformer(str(folder), **options(case))
-        found.close("sentence_embedding", model.encode(case["texts"]), case["answers"])
-        found.same("long texts", model.preprocess([one])["input_ids"][0].tolist(), case["long_ids"]["text"])
+        comparison.close("sentence_embedding", model.encode(case["texts"]), case["answers"])
+        comparison.same(
+            "long texts", model.preprocess([one])["input_ids"][0].tolist(), case["long_ids"]["text"]
+        )
         return
     model = CrossEncoder(str(folder), **options(case))
     logits = model.predict(list(zip(case["texts"], case["pairs"], strict=True)), activation_fn=as_it_is)
-    found.close("logits", np.reshape(logits, np.shape(case["outputs"]["logits"])), case["outputs"]["logits"])
+    comparison.close(
+        "logits", np.reshape(logits, np.shape(case["outputs"]["logits"])), case["outputs"]["logits"]
+    )
 
 
 def as_it_is(logits: Any) -> Any:

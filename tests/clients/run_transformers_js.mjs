@@ -5,7 +5,7 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { fileURLToPath } from 'node:url';
 import * as transformers from '@huggingface/transformers';
-import { ask, askAll, DTYPES, Found } from './asking.mjs';
+import { ask, askAll, DTYPES, Comparison } from './asking.mjs';
 
 const { env, RawImage } = transformers;
 const out = path.resolve(process.argv[2]);
@@ -37,9 +37,9 @@ const others = Object.fromEntries(blocks.map((block, i) => [`clients.md, block $
     const file = path.join(here, `block_${i}.mjs`);
     writeFileSync(file, block.trimEnd().replace(/\n(?=[^\n]*$)/, '\nexport default '));
     process.chdir(path.join(out, 'documented'));
-    const found = new Found();
-    found.alike('it', (await import(file)).default, answers[i]);
-    return found.gap;
+    const comparison = new Comparison();
+    comparison.alike('it', (await import(file)).default, answers[i]);
+    return comparison.gap;
 }]));
 
 const { text, wrong } = await askAll(`transformers.js ${env.version} (Node)`, reference, askOne, others);

@@ -42,7 +42,7 @@ class EncoderDecoderOptions:
         if self.cache not in (None, True):
             raise ConfigError(
                 f"cache={self.cache!r} is not supported for an encoder-decoder, whose decoder always has a "
-                "cache. Omit cache, or export model.encoder() or model.decoder() by itself."
+                "cache. Omit cache, or export model.encoder() or model.decoder() alone."
             )
 
 
