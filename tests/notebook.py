@@ -73,6 +73,10 @@ def code_of(notebook: Path) -> list[str]:
     return ["".join(cell["source"]) for cell in code_cells_of(notebook)]
 
 
+def is_parameters(source: str) -> bool:
+    return re.match(r"[A-Z][A-Z0-9_]* = ", source) is not None
+
+
 def kinds_of(outputs: list[dict[str, Any]]) -> set[str]:
     """Which of KINDS the outputs of one cell are."""
     kinds = set()
@@ -121,7 +125,8 @@ def execute(notebook: Path, parameters: str | None = None) -> NotebookRun:
 
     Args:
         notebook: Its cells are plain Python.
-        parameters: Replaces the cell that begins with "EPOCHS = ". By default that cell runs unchanged.
+        parameters: Replaces the first cell that begins with a name in capitals, such as "EPOCHS = ". By
+            default that cell runs unchanged.
     """
     import matplotlib
 
@@ -134,8 +139,8 @@ def execute(notebook: Path, parameters: str | None = None) -> NotebookRun:
     main, sys.modules["__main__"] = sys.modules["__main__"], module
     try:
         for index, source in enumerate(code_of(notebook)):
-            if parameters is not None and source.startswith("EPOCHS = "):
-                source = parameters
+            if parameters is not None and is_parameters(source):
+                source, parameters = parameters, None
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
                 exec(compile(source, f"{notebook.name}, code cell {index}", "exec", dont_inherit=True), names)

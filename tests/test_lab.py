@@ -1,0 +1,101 @@
+"""The notebooks of examples/lab: stored with outputs, and executed at a small size.
+
+To add a notebook, add its row to NOTEBOOKS and to examples/lab/README.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.notebook import NotebookRun, cells_of, code_cells_of, code_of, execute, ink, is_parameters
+from tests.test_examples import FAST, different_kinds
+
+LAB = Path(__file__).parents[1] / "examples" / "lab"
+MOST_BYTES = 600_000  # of a notebook with its outputs
+
+
+@dataclasses.dataclass(frozen=True)
+class Notebook:
+    """The tests of one notebook."""
+
+    sizes: str  # replaces the cell of sizes, so that the notebook runs in 20 seconds of processor time
+    check: Callable[[NotebookRun], None]  # holds at any size
+    reached: Callable[[NotebookRun], None]  # holds at the stored size
+
+
+NOTEBOOKS: dict[str, Notebook] = {}
+PATHS = sorted(LAB.glob("*.ipynb"))
+by_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
+
+
+def check(run: NotebookRun, path: Path) -> None:
+    """What holds for every notebook."""
+    figures = [figure for cell in run.cells for figure in cell.figures]
+    assert figures
+    for figure in figures:
+        assert min(figure.shape[:2]) > 100
+        assert 0.01 < ink(figure) < 0.99
+    assert different_kinds(run, path) == {}
+    NOTEBOOKS[path.name].check(run)
+
+
+def printed(path: Path) -> str:
+    """The text that the stored outputs contain."""
+    outputs = [output for cell in code_cells_of(path) for output in cell["outputs"]]
+    return "".join("".join(output.get("text", [])) for output in outputs)
+
+
+def text_of(path: Path) -> str:
+    """The markdown cells, without the addresses of links."""
+    cells = ["".join(cell["source"]) for cell in cells_of(path) if cell["cell_type"] == "markdown"]
+    return re.sub(r"\]\([^)]*\)", "]", "\n".join(cells))
+
+
+@pytest.mark.thorough
+@by_notebook
+def test_notebook_runs_at_a_small_size(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check(execute(path, NOTEBOOKS[path.name].sizes), path)
+
+
+@pytest.mark.slow
+@by_notebook
+def test_notebook_reaches_its_stored_result(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = execute(path)
+    check(run, path)
+    NOTEBOOKS[path.name].reached(run)
+
+
+@by_notebook
+def test_notebook_is_stored_with_outputs(path):
+    """python -m tests.notebook examples/lab/NAME.ipynb runs a notebook and stores its outputs."""
+    cells = code_cells_of(path)
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert path.stat().st_size < MOST_BYTES
+    assert not re.search(r"Warning|━|Traceback|/tmp/|/home/|/opt/", printed(path))
+
+
+@by_notebook
+def test_first_cells_install_on_colab_and_set_the_sizes(path):
+    install, sizes, *_ = code_of(path)
+    assert install.startswith(code_of(FAST)[0])
+    assert is_parameters(sizes)
+
+
+@by_notebook
+def test_each_decimal_number_of_the_text_is_printed_or_an_input(path):
+    known = printed(path) + "\n".join(code_of(path))
+    missing = [number for number in re.findall(r"\d+\.\d+", text_of(path)) if number not in known]
+    assert missing == []
+
+
+def test_each_notebook_has_a_row_here_and_in_the_readme():
+    readme = (LAB / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| \[.*\]\((.*\.ipynb)\) \|", readme, re.MULTILINE) == sorted(NOTEBOOKS)
+    assert [path.name for path in PATHS] == sorted(NOTEBOOKS)
