@@ -1,4 +1,4 @@
-"""Writes a folder under a temporary name and renames it when it is complete."""
+"""Writes a folder or a file under a temporary name and renames it when it is complete."""
 
 from __future__ import annotations
 
@@ -51,6 +51,29 @@ def check_target(
             f"The folder {folder} holds {foreign[0]!r}, which keras-tx did not write, and is not "
             "overwritten. Move the file away, or choose another name."
         )
+
+
+def check_file_target(path: Path, name: str, error: type[KerasTxError]) -> None:
+    """Raises `error` if a file cannot be written to `path`, which is the argument `name`."""
+    if path.is_dir():
+        raise error(f"{name} is {str(path)!r}, which is a folder. Pass the path of a file.")
+    if not path.absolute().parent.is_dir():
+        raise error(f"{name} is {str(path)!r}, but the folder {path.parent} does not exist. Create it.")
+    if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+        raise error(f"{name} is {str(path)!r}, but {path.parent} has no permission to write.")
+
+
+def write_file(path: Path, content: bytes, error: type[KerasTxError]) -> None:
+    """Writes a file under a temporary name beside `path`, and renames it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        try:
+            temporary.write_bytes(content)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as fault:
+        raise error(f"The file {path} could not be written: {fault.strerror or fault}.") from fault
 
 
 def check_export_target(folder: Path, overwrite: bool) -> None:

@@ -23,6 +23,7 @@ EXTRAS = {
     "jax": "jax",
     "torch": "torch",
     "sacrebleu": "metrics",
+    "matplotlib": "inspect",
 }
 
 OUR_PACKAGES = ("keras_tx", "keras_tx_onnx")

@@ -49,7 +49,11 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         EVERYWHERE | {"metrics", "models", "optimizers", "progress_bar", "weights"},
         {"keras", "numpy", "tensorflow", "keras_hub", "tokenizers", "torch"},
     ),
-    "inspect": (EVERYWHERE | {"layers", "models", "runtime"}, {"keras", "numpy"}),
+    # matplotlib: figures; PIL: overlays; tensorflow: event files of TensorBoard
+    "inspect": (
+        EVERYWHERE | {"atomic_write", "layers", "models", "runtime"},
+        {"keras", "numpy", "matplotlib", "PIL", "tensorflow"},
+    ),
     "keras_tx_onnx": (
         EVERYWHERE | {"atomic_write", "layers", "models", "heads", "weights", "metrics", "runtime"},
         # tf2onnx converts what TensorFlow traces; both only from inside a function, as a test below has it

@@ -1,0 +1,1 @@
+"""Figures of attention and similarity, drawn with matplotlib (pip install "keras-tx[inspect]")."""
