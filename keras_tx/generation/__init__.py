@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from keras_tx.generation.decoding_loop import Decoder, Limits, PromptCache, Token, decode, score
     from keras_tx.generation.generator import Generation, Generator, Scored
     from keras_tx.generation.logits import log_probability, log_softmax
+    from keras_tx.generation.next_tokens import NextToken, NextTokens
     from keras_tx.generation.sampling import DistinctTokens, Sampling, choose_token
     from keras_tx.generation.seq2seq import EncoderDecoder, Seq2SeqGenerator
 
@@ -23,6 +24,8 @@ _HOMES = {
     "Generation": "generator",
     "Generator": "generator",
     "Limits": "decoding_loop",
+    "NextToken": "next_tokens",
+    "NextTokens": "next_tokens",
     "PromptCache": "decoding_loop",
     "Sampling": "sampling",
     "Scored": "generator",
@@ -44,6 +47,8 @@ __all__ = [
     "Generation",
     "Generator",
     "Limits",
+    "NextToken",
+    "NextTokens",
     "PromptCache",
     "Sampling",
     "Scored",

@@ -26,6 +26,7 @@ from keras_tx.generation.decoding_loop import (
     decode,
     score,
 )
+from keras_tx.generation.next_tokens import NextTokens, check_top_k, next_tokens
 from keras_tx.generation.sampling import Sampling
 from keras_tx.processing.detokenizer import Detokenizer
 
@@ -412,6 +413,32 @@ class Generator(BaseGenerator):
     def _check_length(self, name: str, ids: list[int], limits: Limits) -> None:
         check_length(self.decoder, name, ids, limits)
 
+    def next(self, prompt: Prompt, *, top_k: int = 10) -> NextTokens:
+        """Returns the most probable next tokens of a text.
+
+        Args:
+            prompt: one prompt.
+            top_k: number of tokens.
+
+        Returns:
+            A list of NextToken (`id`, `text`, `probability`, `log_probability`), most probable first, which
+            prints as a table. Probabilities are those of the model: temperature, penalty and constraints are
+            not applied.
+
+        Raises:
+            InputError: if there are several prompts, or the prompt is not valid or longer than the context.
+            ConfigError: if top_k is below 1 or above the size of the vocabulary.
+
+        Example:
+
+        >>> poet.next("Once upon a", top_k=3)[0].text  # doctest: +SKIP
+        ' time'
+        """
+        (ids,) = self._ids([one_text("next", "prompt", prompt)])
+        check_length(self.decoder, "prompt 0", ids)
+        top_k = check_top_k(top_k, self.decoder.vocabulary_size)
+        return next_tokens(self.decoder, ids, self.tokenizer, top_k)
+
     def score(self, texts: Prompt | Sequence[Prompt]) -> Any:
         """Computes the log probability of each token of a text.
 
@@ -537,6 +564,13 @@ def is_one(prompts: Any) -> bool:
             "of these."
         )
     return bool(prompts) and all(isinstance(x, int | np.integer) for x in prompts)
+
+
+def one_text(method: str, name: str, text: Any) -> Any:
+    """Returns the argument if it is one text; raises an InputError for a list of texts."""
+    if not is_one(text) and len(text):
+        raise InputError(f"{method} accepts one {name}, not {len(text)}. Call it for each.")
+    return text
 
 
 def _checked_beams(

@@ -9,7 +9,8 @@ import numpy as np
 
 from keras_tx.errors import ConfigError, InputError
 from keras_tx.generation.decoding_loop import Decoder, Limits, score
-from keras_tx.generation.generator import NO_DEFAULTS, BaseGenerator, Prompt, Scored, is_one
+from keras_tx.generation.generator import NO_DEFAULTS, BaseGenerator, Prompt, Scored, is_one, one_text
+from keras_tx.generation.next_tokens import NextTokens, check_top_k, next_tokens
 
 
 class EncoderDecoder(Decoder, Protocol):
@@ -96,6 +97,40 @@ class Seq2SeqGenerator(BaseGenerator):
         self.start_id = start_id
         self.target_tokenizer = target_tokenizer or tokenizer
 
+    def next(self, source: Prompt, target: Prompt = "", *, top_k: int = 10) -> NextTokens:
+        """Returns the most probable next tokens of a target.
+
+        Args:
+            source: one source.
+            target: the beginning of its target: a text, or ids without the start token. Tokens that the
+                tokenizer adds at the end of a text, such as the end-of-text token, are omitted.
+            top_k: number of tokens.
+
+        Returns:
+            A list of NextToken (`id`, `text`, `probability`, `log_probability`), most probable first, which
+            prints as a table. Probabilities are those of the model: penalty and constraints are not applied.
+
+        Raises:
+            InputError: if the source or target is not valid or too long, or the source is empty.
+            ConfigError: if top_k is below 1 or above the size of the vocabulary.
+
+        Example:
+
+        >>> translator.next("Io la sto mangiando", "I am")[0].text  # doctest: +SKIP
+        ' eating'
+        """
+        (source_ids,) = self._ids([one_text("next", self.KIND, source)])
+        self._check_length(f"{self.KIND} 0", source_ids)
+        ids = [self.start_id, *self._beginning(one_text("next", "target", target))]
+        if len(ids) > self.model.context:
+            raise InputError(
+                f"target has {len(ids)} tokens with the start token, but the decoder's context is "
+                f"{self.model.context}. Shorten it."
+            )
+        top_k = check_top_k(top_k, self.model.vocabulary_size)
+        decoder = SourceDecoder(self.model, [source_ids])
+        return next_tokens(decoder, ids, self.target_tokenizer, top_k)
+
     def score(self, sources: Prompt | Sequence[Prompt], targets: Prompt | Sequence[Prompt]) -> Any:
         """Computes the log probability of each token of a target, after its source.
 
@@ -140,6 +175,18 @@ class Seq2SeqGenerator(BaseGenerator):
             if isinstance(prompt, str) and not prompt.strip():
                 self._if_empty(f"{kind or self.KIND} {index}")
         return super()._ids(prompts, kind, tokenizer, fewest)
+
+    def _beginning(self, target: Any) -> list[int]:
+        """The ids of an unfinished target."""
+        if not len(target):
+            return []
+        if isinstance(target, str) and self.target_tokenizer is not None:
+            encoding = self.target_tokenizer.encode(target)
+            count = len(encoding.ids)
+            while count and encoding.special_tokens_mask[count - 1]:  # added by the tokenizer
+                count -= 1
+            target = encoding.ids[:count]
+        return super()._ids([target], "target", self.target_tokenizer)[0]
 
     def _if_empty(self, name: str) -> list[int]:
         raise InputError(f"{name} is empty. Pass at least one token.")

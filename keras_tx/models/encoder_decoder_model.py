@@ -105,6 +105,27 @@ class EncoderDecoderModel(GenerativeModel):
         part = keras.Function([source, *(self.input[name] for name in names)], self.output)
         return keras.Model(inputs, part(list(inputs.values())), name=f"{self.name}_decoder")
 
+    def next(self, source: Any, target: Any = "", *, top_k: int = 10, tokenizer: Any = None) -> Any:
+        """Returns the most probable next tokens of a target, as the exported folder's `next` does.
+
+        Args:
+            source: token ids or, if there is a tokenizer, text.
+            target: the beginning of its target; ids without the start token.
+            top_k: number of tokens.
+            tokenizer: a tokenizers.Tokenizer; by default those of `processing`.
+
+        Returns:
+            A list of keras_tx.generation.NextToken, most probable first, which prints as a table.
+
+        Raises:
+            ConfigError: if top_k is out of range, or the model has no head.
+            InputError: if the source or target is not valid or too long, or the source is empty.
+        """
+        from keras_tx.models.generation import generator_of
+
+        generator: Any = generator_of(self, tokenizer)
+        return generator.next(source, target, top_k=top_k)
+
     def special_ids(self, transform: TextTransform | None = None) -> dict[str, Any]:
         """Returns the ids of the start, EOS and padding tokens by their Hugging Face names.
 

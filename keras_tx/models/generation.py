@@ -59,7 +59,7 @@ def generate(
     >>> len(generate(model, [5, 17, 99], max_new_tokens=4).ids)
     4
     """
-    return _generator(model, tokenizer, stop_tokens).generate(prompts, **options)
+    return generator_of(model, tokenizer, stop_tokens).generate(prompts, **options)
 
 
 def stream(
@@ -86,10 +86,13 @@ def stream(
         ConfigError: if the model has no head that generates text, or an option is invalid.
         InputError: if the prompt is invalid or longer than the context.
     """
-    return _generator(model, tokenizer, stop_tokens).stream(prompt, **options)
+    return generator_of(model, tokenizer, stop_tokens).stream(prompt, **options)
 
 
-def _generator(model: Any, tokenizer: Any, stop_tokens: Sequence[int] | None) -> Generator | Seq2SeqGenerator:
+def generator_of(
+    model: Any, tokenizer: Any = None, stop_tokens: Sequence[int] | None = None
+) -> Generator | Seq2SeqGenerator:
+    """The generator of a Keras model; raises a ConfigError if the model has no head that generates text."""
     if not isinstance(model, GenerativeModel) or model.head is None:
         kind = type(model).__name__
         if isinstance(model, GenerativeModel):

@@ -318,6 +318,32 @@ class DecoderModel(GenerativeModel):
             "pad_token_id": getattr(self.config, "pad_id", None),
         }
 
+    def next(self, prompt: Any, *, top_k: int = 10, tokenizer: Any = None) -> Any:
+        """Returns the most probable next tokens of a text, as the exported folder's `next` does.
+
+        Args:
+            prompt: token ids or, if there is a tokenizer, text. An empty one starts from the end-of-text
+                token.
+            top_k: number of tokens.
+            tokenizer: a tokenizers.Tokenizer; by default that of `processing`.
+
+        Returns:
+            A list of keras_tx.generation.NextToken, most probable first, which prints as a table.
+
+        Raises:
+            ConfigError: if top_k is out of range, or the model has no head.
+            InputError: if the prompt is not valid or longer than the context.
+
+        Example:
+
+        >>> import keras_tx
+        >>> keras_tx.gpt("pico").next([5, 17, 99], top_k=3)[0].text is None
+        True
+        """
+        from keras_tx.models.generation import generator_of
+
+        return generator_of(self, tokenizer).next(prompt, top_k=top_k)
+
     @property
     def cache_shape(self) -> tuple[int, int, int]:
         """The shape of the key-value cache: layers, key-value heads per layer, and head size."""
