@@ -1,4 +1,4 @@
-"""PatchEmbedding: an image or a signal as a sequence of projected patches."""
+"""PatchEmbedding: an image, a signal or a video as a sequence of projected patches."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from keras_tx.errors import ConfigError
 
 @keras.saving.register_keras_serializable("keras_tx")
 class PatchEmbedding(keras.layers.Layer):
-    """Splits an image or a 1-D signal into patches without overlap, and projects each of them to `width`.
+    """Splits an image, a signal or a video into patches without overlap, and projects each patch to `width`.
 
-    The input is (batch, height, width, channels) or (batch, length, channels), the output (batch, patches,
-    width), with the patches row by row. As in checkpoints, the projection is a convolution whose stride is
-    its kernel size.
+    The input is (batch, height, width, channels), (batch, length, channels) or (batch, time, height, width,
+    channels). The output is (batch, patches, width), with the patches row by row, those of a video image by
+    image. As in checkpoints, the projection is a convolution whose stride is its kernel size.
 
     >>> import numpy as np
     >>> tuple(PatchEmbedding(768, patch_size=16)(np.zeros((2, 224, 224, 3), "float32")).shape)
     (2, 196, 768)
+    >>> tuple(PatchEmbedding(96, patch_size=(2, 8, 8))(np.zeros((1, 4, 16, 16, 3), "float32")).shape)
+    (1, 8, 96)
 
     Args:
         width: width of the embedding.
-        patch_size: side of a square patch, or (height, width), or the length of a 1-D patch.
+        patch_size: side of a square or cubic patch, (height, width), (time, height, width), or the length of
+            a patch of a signal.
         use_bias: whether the projection has a bias.
     """
 
@@ -69,7 +72,7 @@ class PatchEmbedding(keras.layers.Layer):
         count = self.compute_output_shape(inputs.shape)[1]
         if count is None:
             return ops.reshape(patches, (ops.shape(patches)[0], -1, self.width))
-        return ops.reshape(patches, (-1, count, self.width))  # (b, h, w, d) -> (b, h*w, d)
+        return ops.reshape(patches, (-1, count, self.width))  # (b, [t,] [h,] w, d) -> (b, t*h*w, d)
 
     def patch(self, rank: int) -> tuple[int, ...]:
         """The patch as one size for each of `rank` axes."""
@@ -88,10 +91,11 @@ class PatchEmbedding(keras.layers.Layer):
         return (input_shape[0], count, self.width)
 
     def _grid(self, input_shape: Shape) -> list[int | None]:
-        if len(input_shape) not in (3, 4) or input_shape[-1] is None:
+        if len(input_shape) not in (3, 4, 5) or input_shape[-1] is None:
             raise ConfigError(
                 f"Layer {self.name!r}: the input has the shape {tuple(input_shape)}, expected (batch, "
-                "height, width, channels) or (batch, length, channels) with known channels."
+                "height, width, channels), (batch, length, channels) or (batch, time, height, width, "
+                "channels), with known channels."
             )
         spatial = input_shape[1:-1]
         patch = self.patch(len(spatial))

@@ -12,18 +12,18 @@ def sine_cosine(grid: tuple[int, ...], width: int, halves: bool = False) -> np.n
 
     For a sequence, sines and cosines alternate, PE(p, 2i) = sin(p / 10000^(2i/width)), as in Vaswani et al.;
     with `halves`, all sines come before all cosines.
-    For a grid, half of the width is for the column and half for the row, each with the sines first, as in
-    Beyer et al., "Better plain ViT baselines".
+    For a grid, each axis has the same share of the width, with the sines first. The last axis is the first
+    share: column, row, as in Beyer et al., "Better plain ViT baselines"; column, row, time for a video.
     """
     if len(grid) == 1:
         angles = np.outer(np.arange(grid[0]), 10000.0 ** (-np.arange(0, width, 2) / width))
         waves = np.stack([np.sin(angles), np.cos(angles)], axis=1 if halves else -1)
         return waves.reshape(grid[0], width).astype("float32")
-    quarter = width // 4
-    frequencies = 10000.0 ** (-np.arange(quarter) / max(quarter - 1, 1))
-    rows, columns = (np.outer(axis.ravel(), frequencies) for axis in np.indices(grid))
-    parts = [np.sin(columns), np.cos(columns), np.sin(rows), np.cos(rows)]
-    return np.concatenate(parts, axis=-1).astype("float32")
+    count = width // (2 * len(grid))
+    frequencies = 10000.0 ** (-np.arange(count) / max(count - 1, 1))
+    angles = [np.outer(axis.ravel(), frequencies) for axis in np.indices(grid)[::-1]]
+    waves = [wave(angle) for angle in angles for wave in (np.sin, np.cos)]
+    return np.concatenate(waves, axis=-1).astype("float32")
 
 
 def fourier_features(grid: tuple[int, ...], bands: int) -> np.ndarray:

@@ -26,8 +26,8 @@ class PositionalEmbedding(keras.layers.Layer):
         "none": no positions.
         "learned": a table with one row per token (ViT, BERT, GPT).
         "learned-2d": a table for the rows of the grid and one for its columns, half of the width each.
-        "sine-cosine": the fixed table of "Attention Is All You Need"; for a grid, half of the width for each
-            axis.
+        "sine-cosine": the fixed table of "Attention Is All You Need"; for a grid, the same share of the width
+            for each axis.
         "sine-cosine-halves": the same for a sequence, with all sines before all cosines, as in Tensor2Tensor
             and Marian.
         "fourier": sines and cosines of the coordinates at `bands` frequencies, projected to the width by
@@ -38,7 +38,7 @@ class PositionalEmbedding(keras.layers.Layer):
     (2, 197, 768)
 
     Args:
-        grid: number of tokens of a sequence, or (rows, columns) of a grid.
+        grid: number of tokens of a sequence, (rows, columns) of an image, (time, rows, columns) of a video.
         kind: one of the kinds above.
         prefix_tokens: tokens before the grid (class token, registers). The learned kinds have a row for each
             of them; the fixed kinds add nothing to them.
@@ -70,8 +70,11 @@ class PositionalEmbedding(keras.layers.Layer):
         self.initializer = keras.initializers.get(initializer or keras.initializers.RandomNormal(stddev=0.02))
         if kind not in KINDS:
             raise ConfigError(f"kind={kind!r} is unknown. {nearest(str(kind), KINDS)}")
-        if len(self.grid) not in (1, 2):
-            raise ConfigError(f"grid={grid!r}, expected a length or (rows, columns).")
+        if len(self.grid) not in (1, 2, 3):
+            raise ConfigError(
+                f"grid={grid!r} has {len(self.grid)} axes, expected a length, (rows, columns) or (time, "
+                "rows, columns)."
+            )
         if kind == "learned-2d" and len(self.grid) != 2:
             raise ConfigError(f"kind='learned-2d' with grid={grid!r}, expected grid=(rows, columns).")
         if kind == "sine-cosine-halves" and len(self.grid) != 1:
@@ -116,7 +119,7 @@ class PositionalEmbedding(keras.layers.Layer):
                 "tokens, width)."
             )
         tokens = input_shape[1]
-        if tokens is not None and (tokens > self.length or (len(self.grid) == 2 and tokens != self.length)):
+        if tokens is not None and (tokens > self.length or (len(self.grid) > 1 and tokens != self.length)):
             raise ConfigError(
                 f"Layer {self.name!r} has positions for {self.prefix_tokens} + "
                 f"{' x '.join(map(str, self.grid))} = {self.length} tokens, but the input has {tokens}."

@@ -59,6 +59,13 @@ def picture() -> keras.Model:
     return keras.Model(image, layers.Dense(3, name="answer")(layers.Flatten(name="flat")(x)), name="picture")
 
 
+def video() -> Any:
+    inputs = keras.Input((4, 4, 6, 2), name="video")
+    x = keras_tx.PatchEmbedding(12, (2, 2, 3), name="patches")(inputs)
+    x = keras_tx.PositionalEmbedding((2, 2, 2), "sine-cosine", name="positions")(x)
+    return keras.Model(inputs, keras_tx.TransformerBlock(2, 16, name="block")(x), name="video_tokens")
+
+
 def graphs(folder: Path) -> dict[str, Any]:
     """Every node and weight of each model, in order."""
     descriptions = {}
@@ -66,6 +73,7 @@ def graphs(folder: Path) -> dict[str, Any]:
         "text": text,
         "picture": picture,
         "vit": lambda: keras_tx.vit("Mu/2", image_size=8, num_classes=3),
+        "video": video,
         "t5": lambda: keras_tx.t5("tiny"),
         "transformer": lambda: keras_tx.transformer("tiny"),
     }

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import keras
 import numpy as np
 import pytest
 from keras import layers
 
+from keras_tx.layers import PatchEmbedding, PositionalEmbedding, TransformerBlock
+from keras_tx_onnx import export_onnx
 from tests.drawing import as_numpy, draw, redraw
 from tests.export.exporting import exported, run
 from tests.export.one_input import refused, same
@@ -90,6 +93,32 @@ def test_volumes(tmp_path):
         ]
 
     same(call, (5, 4, 6, 2), tmp_path)
+
+
+def test_patches_of_a_video(tmp_path):
+    """At two opsets, and on other sizes than those of the trace."""
+
+    def call(x):
+        return PatchEmbedding(5, (2, 3, 4))(x)
+
+    sizes = [(2, 3, 4, 2), (6, 3, 8, 2), (4, 9, 4, 2)]
+    nodes = same(call, (None, None, None, 2), tmp_path, opsets=(17, 23), sizes=sizes)
+    assert nodes["Conv"] == 1
+    assert nodes["Transpose"] == 2
+
+
+def test_video_transformer_is_verified_at_other_lengths(tmp_path):
+    video = keras.Input((None, 4, 8, 1), name="video")
+    tokens = TransformerBlock(2, 16)(PatchEmbedding(12, (2, 4, 4))(video))
+    model = redraw(keras.Model(video, tokens))
+    report = str(export_onnx(model, tmp_path / "out"))
+    assert len(set(re.findall(r"length (\d+)", report))) == 3  # lengths of the verification
+    fixed = keras.Input((4, 4, 6, 2), name="video")
+    tokens = PositionalEmbedding((2, 2, 3), "sine-cosine")(PatchEmbedding(12, 2)(fixed))
+    model = redraw(keras.Model(fixed, tokens))
+    export_onnx(model, tmp_path / "positions")
+    x = draw(3, 4, 4, 6, 2)
+    assert_close(run(tmp_path / "positions", x)[0], as_numpy(model(x)))
 
 
 @pytest.mark.parametrize("size", (2, 3, 5))

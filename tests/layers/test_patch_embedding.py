@@ -32,6 +32,9 @@ def by_hand(x: np.ndarray, patch: tuple[int, ...], kernel: np.ndarray, bias: np.
         ((2, 20, 3), 5, (5,)),  # a signal of three channels
         ((2, 20, 1), (4,), (4,)),
         ((1, 4, 4, 3), 4, (4, 4)),  # one patch
+        ((2, 4, 6, 8, 3), (2, 3, 4), (2, 3, 4)),  # a video
+        ((2, 4, 2, 6, 1), 2, (2, 2, 2)),
+        ((2, 3, 4, 4, 3), (1, 4, 4), (1, 4, 4)),  # each image of a video is one patch
     ],
 )
 @pytest.mark.parametrize("use_bias", [True, False])
@@ -53,6 +56,22 @@ def test_another_image_size_after_building():
         layer(draw(1, 12, 6, 3))
 
 
+def test_video_of_another_size_after_building():
+    layer = built(PatchEmbedding(5, (2, 4, 4)), draw(1, 4, 8, 8, 3))
+    x = draw(2, 6, 4, 12, 3)
+    expected = by_hand(x, (2, 4, 4), as_numpy(layer.kernel), as_numpy(layer.bias))
+    assert_close(as_numpy(layer(x)), expected)
+
+
+def test_video_tokens_are_those_of_the_images_summed_over_time():
+    """A kernel that is constant over time, as checkpoints of images are extended to videos."""
+    x = draw(1, 2, 4, 4, 3)
+    image, video = built(PatchEmbedding(5, 2), x[:, 0]), built(PatchEmbedding(5, 2), x)
+    kernel = as_numpy(image.kernel)
+    video.set_weights([np.stack([kernel, kernel]), as_numpy(image.bias)])
+    assert_close(as_numpy(video(x)), as_numpy(image(x.sum(axis=1))))
+
+
 @pytest.mark.parametrize(
     "width, patch_size, shape, parts",
     [
@@ -65,6 +84,10 @@ def test_another_image_size_after_building():
         (8, 3, (1, 10, 1), ["size 10", "patch_size=3"]),
         (8, (4, 4), (1, 16, 1), ["'patches'", "patch_size=(4, 4)", "1 spatial axes"]),
         (8, 4, (1, 8), ["shape (1, 8)", "(batch, height, width, channels)"]),
+        (8, 4, (1, 4, 4, 4, 4, 1), ["(1, 4, 4, 4, 4, 1)", "(batch, time, height, width, channels)"]),
+        (8, (2, 4, 4), (1, 3, 8, 8, 1), ["3 x 8 x 8 is not divisible by patch_size=2 x 4 x 4"]),
+        (8, (4, 4), (1, 8, 8, 8, 1), ["patch_size=(4, 4) has 2 axes", "3 spatial axes"]),
+        (8, (2, 4, 4), (1, 8, 8, 1), ["patch_size=(2, 4, 4) has 3 axes", "2 spatial axes"]),
         (8, 4, (1, 8, 8, None), ["(1, 8, 8, None)"]),
     ],
 )

@@ -36,6 +36,15 @@ def test_sine_cosine_of_a_grid():
             np.testing.assert_allclose(table[y, x], expected, atol=1e-7)
 
 
+def test_sine_cosine_of_a_video():
+    """vit-pytorch's posemb_sincos_3d: sin x, cos x, sin y, cos y, sin t, cos t."""
+    table = sine_cosine((2, 3, 4), 18).reshape(2, 3, 4, 6, 3)
+    omega = [1.0, 0.01, 0.0001]
+    for t, y, x in np.ndindex(2, 3, 4):
+        expected = [[f(p * w) for w in omega] for p in (x, y, t) for f in (math.sin, math.cos)]
+        np.testing.assert_allclose(table[t, y, x], expected, atol=1e-7)
+
+
 def test_fourier_features_by_hand():
     """Three tokens at -1, 0, 1; two frequencies from 1 to 3/2; x, sin, sin, cos, cos."""
     expected = [
@@ -46,7 +55,7 @@ def test_fourier_features_by_hand():
     np.testing.assert_allclose(fourier_features((3,), 2), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("grid, bands", [((5,), 1), ((1,), 3), ((3, 4), 2), ((1, 7), 4)])
+@pytest.mark.parametrize("grid, bands", [((5,), 1), ((1,), 3), ((3, 4), 2), ((1, 7), 4), ((2, 3, 4), 2)])
 def test_number_of_fourier_features(grid, bands):
     features = fourier_features(grid, bands)
     assert features.shape == (math.prod(grid), len(grid) * (2 * bands + 1))
@@ -85,6 +94,13 @@ def test_resize_of_one_axis_equals_torch_bicubic():
     image = torch.from_numpy(table.T.reshape(1, 6, 1, 16).copy())
     resized = torch.nn.functional.interpolate(image, size=(1, 40), mode="bicubic", align_corners=False)
     assert_close(resize_grid(table, (16,), (40,)), resized.reshape(6, 40).T.numpy())
+
+
+def test_resize_of_three_axes_equals_one_after_the_other():
+    table = draw(24, 5)
+    expected = np.stack([resize_grid(image, (3, 4), (5, 2)) for image in table.reshape(2, 12, 5)])
+    expected = resize_grid(expected.reshape(2, -1), (2,), (6,)).reshape(60, 5)
+    assert_close(resize_grid(table, (2, 3, 4), (6, 5, 2)), expected)
 
 
 def test_resize_to_the_same_grid_is_the_identity():

@@ -45,15 +45,15 @@ def test_learned_2d_concatenates_rows_and_columns():
     assert_close(added(layer, x)[0], np.stack([prefix[0], *grid]))
 
 
-@pytest.mark.parametrize("grid", [(6,), (2, 3)])
+@pytest.mark.parametrize("grid", [(6,), (2, 3), (3, 1, 2)])
 def test_fixed_kinds_add_nothing_to_the_prefix(grid):
-    x = draw(1, 8, 8)
+    x = draw(1, 8, 12)
     layer = PositionalEmbedding(grid, "sine-cosine", prefix_tokens=2)
-    assert_close(added(layer, x)[0], np.concatenate([np.zeros((2, 8)), sine_cosine(grid, 8)]))
+    assert_close(added(layer, x)[0], np.concatenate([np.zeros((2, 12)), sine_cosine(grid, 12)]))
     assert not layer.weights
     layer = built(PositionalEmbedding(grid, "fourier", prefix_tokens=2, bands=3), x)
     expected = fourier_features(grid, 3) @ as_numpy(layer.kernel)
-    assert_close(added(layer, x)[0], np.concatenate([np.zeros((2, 8)), expected]))
+    assert_close(added(layer, x)[0], np.concatenate([np.zeros((2, 12)), expected]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,7 +123,10 @@ def test_invalid_positions_raise():
         ({"grid": 5, "kind": "learnt"}, None, ["kind='learnt'", "'learned'"]),
         ({"grid": 5, "kind": "xyz"}, None, ["kind='xyz'", "Known: 'none'", "'fourier'"]),
         ({"grid": 0}, None, ["grid is 0", "a whole number, 1 or more"]),
-        ({"grid": (2, 2, 2)}, None, ["grid=(2, 2, 2)", "(rows, columns)"]),
+        ({"grid": (2, 2, 2, 2)}, None, ["grid=(2, 2, 2, 2) has 4 axes", "(time, rows, columns)"]),
+        ({"grid": (2, 2, 2), "kind": "learned-2d"}, None, ["kind='learned-2d'", "grid=(2, 2, 2)"]),
+        ({"grid": (2, 2, 2), "kind": "sine-cosine"}, (1, 8, 8), ["width 8", "by 6", "3 axes"]),
+        ({"grid": (2, 2, 2)}, (1, 7, 8), ["2 x 2 x 2 = 8 tokens", "has 7"]),
         ({"grid": (2, 2.5)}, None, ["grid is (2, 2.5)", "a whole number, 1 or more"]),
         ({"grid": 5, "kind": "learned-2d"}, None, ["kind='learned-2d'", "(rows, columns)", "grid=5"]),
         ({"grid": 5, "prefix_tokens": -1}, None, ["prefix_tokens is -1", "0 or more"]),
