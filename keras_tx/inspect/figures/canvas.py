@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import html
 import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from keras_tx.atomic_write import check_file_target, write_file
 from keras_tx.errors import ConfigError, install_remedy
@@ -38,12 +42,33 @@ def new_figure(width: float, height: float, *, dpi: float = 150) -> Figure:
     Raises:
         ModuleNotFoundError: if matplotlib is not installed; the message has the command that installs it.
     """
-    try:
+    with _needs_matplotlib():
         from matplotlib.figure import Figure
+    return Figure(figsize=(width, height), dpi=dpi, layout="constrained")
+
+
+def paint(values: np.ndarray, limits: tuple[float, float], colors: str) -> np.ndarray:
+    """Returns the colors of values, float (..., 3) in 0..255.
+
+    Args:
+        values: array of any shape.
+        limits: values of the first and the last color.
+        colors: name of a color map of matplotlib.
+    """
+    with _needs_matplotlib():
+        from matplotlib import colormaps
+    low, high = limits
+    shares = np.clip((values - low) / ((high - low) or 1.0), 0, 1)
+    return colormaps[colors](shares)[..., :3] * 255
+
+
+@contextlib.contextmanager
+def _needs_matplotlib() -> Iterator[None]:
+    try:
+        yield
     except ModuleNotFoundError as error:
         message = f"Figures need {error.name}, which is not installed. {install_remedy(error)}"
         raise ModuleNotFoundError(message, name=error.name) from error
-    return Figure(figsize=(width, height), dpi=dpi, layout="constrained")
 
 
 def check_figure_path(path: str | os.PathLike[str] | None) -> None:
