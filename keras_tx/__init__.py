@@ -95,6 +95,7 @@ _MODULES = (
     "errors",
     "generation",
     "heads",
+    "inspect",
     "layers",
     "losses",
     "metrics",

@@ -61,7 +61,8 @@ def test_the_lowest_versions_are_the_floors():
     lines = (ROOT / ".ci" / "lowest.txt").read_text("utf-8").splitlines()
     lowest = [Requirement(line) for line in lines if line and not line.startswith("#")]
     pinned = {canonicalize_name(line.name): str(line.specifier).removeprefix("==") for line in lowest}
-    for requirement in [*BASE, *EXTRAS["cpu"], *EXTRAS["runtime"], *EXTRAS["jax"], *EXTRAS["metrics"]]:
+    extras = ("cpu", "runtime", "jax", "metrics", "inspect")
+    for requirement in [*BASE, *(line for extra in extras for line in EXTRAS[extra])]:
         (floor,) = (part.version for part in requirement.specifier if part.operator == ">=")
         found = pinned[canonicalize_name(requirement.name)]
         assert found == floor or found.startswith(f"{floor}."), f"{requirement}: lowest.txt has {found}"

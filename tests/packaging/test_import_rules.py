@@ -49,10 +49,11 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         EVERYWHERE | {"metrics", "models", "optimizers", "progress_bar", "weights"},
         {"keras", "numpy", "tensorflow", "keras_hub", "tokenizers", "torch"},
     ),
-    # matplotlib: figures; PIL: overlays; tensorflow: event files of TensorBoard
+    # keras, its backends: imported inside functions, so that a folder is inspected without them
+    # matplotlib: figures; PIL: overlays; tensorflow: also event files of TensorBoard
     "inspect": (
         EVERYWHERE | {"atomic_write", "layers", "models", "runtime"},
-        {"keras", "numpy", "matplotlib", "PIL", "tensorflow"},
+        {"keras", "numpy", "onnxruntime", "matplotlib", "PIL", "jax", "tensorflow", "torch"},
     ),
     "keras_tx_onnx": (
         EVERYWHERE | {"atomic_write", "layers", "models", "heads", "weights", "metrics", "runtime"},

@@ -1,0 +1,158 @@
+"""InputAdapter: images, texts and tensors as the tensors of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_tx import contract
+from keras_tx.errors import InputError
+from keras_tx.processing import ImageTransform, TextTransform
+from keras_tx.processing.image import are_several
+
+Tensors = dict[str, Any]
+IMAGE_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
+
+
+@dataclasses.dataclass(frozen=True)
+class InputAdapter:
+    """Converts the inputs of an Inspector to tensors by name.
+
+    Args:
+        name: of the model, for messages.
+        names: of the tensors that the model accepts.
+        transform: the image or text transform of the model; None if it has none.
+        image_tensor: converts images to the model's tensor.
+        start_id: the first token of every target of an encoder-decoder.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    transform: ImageTransform | TextTransform | None
+    image_tensor: Callable[[Any], Any] | None = None
+    start_id: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """ "image", "text" or "arrays"."""
+        if isinstance(self.transform, ImageTransform):
+            return "image"
+        return "text" if contract.INPUT_IDS in self.names else "arrays"
+
+    def tensors(self, inputs: Any, targets: Any = None) -> Tensors:
+        """Returns the tensors of inputs, and of the targets of an encoder-decoder.
+
+        Raises:
+            InputError: if the inputs are of another kind than those of the model.
+        """
+        if isinstance(inputs, Mapping):
+            tensors = dict(inputs)
+        elif self.kind == "image":
+            tensors = {self.names[0]: self._images(inputs)}
+        elif self.kind == "text":
+            tensors = self._texts(inputs, "inputs")
+        else:
+            tensors = self._array(inputs)
+        if targets is not None:
+            tensors |= self._targets(targets)
+        return tensors
+
+    def tokens(self, tensors: Tensors, part: str | None) -> list[list[str]]:
+        """Returns the tokens of each row; ids as decimal numbers if there is no tokenizer."""
+        if self.kind != "text":
+            raise InputError(f"{self.name!r} does not accept texts, so it has no tokens. Call grid(inputs).")
+        target = part in ("decoder", "cross")
+        ids = np.asarray(tensors[contract.DECODER_INPUT_IDS if target else contract.INPUT_IDS])
+        transform = self.transform
+        if not isinstance(transform, TextTransform):
+            return [[str(number) for number in row] for row in ids]
+        texts = token_texts(transform.target if target else transform)
+        return [[texts(int(number)) for number in row] for row in ids]
+
+    def _images(self, inputs: Any) -> Any:
+        first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
+        if isinstance(first, str) and not os.path.exists(first):
+            raise InputError(
+                f"inputs is {first!r:.60}, but {self.name!r} accepts images and no such file exists. Pass "
+                "the path of an image, a Pillow image or an array; for a text, inspect a text model."
+            )
+        assert self.image_tensor is not None
+        return self.image_tensor(inputs if are_several(inputs) else [inputs])
+
+    def _texts(self, inputs: Any, argument: str) -> Tensors:
+        """The tensors of texts, or of arrays of token ids."""
+        if isinstance(inputs, np.ndarray) and inputs.ndim == 2 and inputs.dtype.kind in "iu":
+            return {contract.INPUT_IDS: inputs}
+        first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
+        if not isinstance(first, str) or _is_image_file(first):
+            raise InputError(
+                f"{argument} is {_shown(first)}, but {self.name!r} accepts texts. Pass a text, a list of "
+                "texts or a dict of tensors; for an image, inspect an image model."
+            )
+        if not isinstance(self.transform, TextTransform):
+            raise InputError(
+                f"{argument} is a text, but {self.name!r} has no tokenizer. Pass a dict of tensors, such as "
+                f"{{{contract.INPUT_IDS!r}: ids}}, or create the model with processing=."
+            )
+        return self.transform([inputs] if isinstance(inputs, str) else inputs)
+
+    def _targets(self, targets: Any) -> Tensors:
+        """The decoder's input: the start token, followed by the target without its end token."""
+        assert self.start_id is not None
+        if isinstance(targets, np.ndarray) and targets.ndim == 2 and targets.dtype.kind in "iu":
+            rows = [list(row) for row in targets]
+        else:
+            texts = [targets] if isinstance(targets, str) else targets
+            if not isinstance(self.transform, TextTransform):
+                self._texts(texts, "targets")  # raises
+                raise AssertionError
+            rows = []
+            for row in self.transform.target.encode(texts):
+                ids = list(row.ids)
+                for part in reversed(row.parts):  # negative for tokens that the tokenizer adds
+                    if part >= 0:
+                        break
+                    ids.pop()
+                rows.append(ids)
+        rows = [[self.start_id, *row] for row in rows]
+        pad_id = 0 if not isinstance(self.transform, TextTransform) else self.transform.pad_id
+        longest = max(map(len, rows))
+        ids = np.array([[*row, *[pad_id] * (longest - len(row))] for row in rows], "int64")
+        mask = np.array([[1] * len(row) + [0] * (longest - len(row)) for row in rows], "int64")
+        return {contract.DECODER_INPUT_IDS: ids, contract.DECODER_ATTENTION_MASK: mask}
+
+    def _array(self, inputs: Any) -> Tensors:
+        if len(self.names) != 1 or not hasattr(inputs, "shape"):
+            raise InputError(
+                f"inputs is {_shown(inputs)}, but {self.name!r} accepts a dict of the tensors "
+                f"{', '.join(self.names)}."
+            )
+        return {self.names[0]: inputs}
+
+
+def token_texts(transform: TextTransform) -> Callable[[int], str]:
+    """Returns a function from an id to its token; tokens of bytes are decoded, so that " the" is readable."""
+    names = {number: name for name, number in transform.vocabulary.items()}
+    decoder = json.loads(transform.tokenizer).get("decoder") or {}
+    if decoder.get("type") != "ByteLevel":
+        return lambda number: names.get(number, str(number))
+    return lambda number: transform.decode([number], special=True) or names.get(number, str(number))
+
+
+def _is_image_file(text: str) -> bool:
+    path = Path(text) if len(text) < 1000 and "\n" not in text else None
+    return path is not None and path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return f"{value!r:.60}"
+    shape = getattr(value, "shape", None)
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    return f"a {kind}" + ("" if shape is None else f" of shape {tuple(shape)}")

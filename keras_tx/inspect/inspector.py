@@ -1,0 +1,245 @@
+"""inspect and Inspector: attention weights, hidden states and tokens of a Keras model or a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from keras_tx.errors import ConfigError, InputError
+from keras_tx.inspect.inputs import InputAdapter
+from keras_tx.inspect.layer_choice import Layers, layer_indices
+from keras_tx.inspect.patch_grid import PatchGrid
+
+MAX_BYTES = 2**30  # of the arrays that a call of `attention` returns
+
+
+class Reader(Protocol):
+    """A model that computes attention weights and hidden states of tensors."""
+
+    name: str
+    adapter: InputAdapter
+    parts: tuple[str, ...]
+
+    def layer_names(self, part: str | None) -> list[str]: ...
+
+    def attention_layers(
+        self, tensors: dict[str, Any], indices: Sequence[int], part: str | None
+    ) -> Iterator[np.ndarray]: ...
+
+    def hidden_states(self, tensors: dict[str, Any], part: str | None) -> list[np.ndarray]: ...
+
+    def query_mask(self, tensors: dict[str, Any], part: str | None) -> np.ndarray | None: ...
+
+    def grid(self, tensors: dict[str, Any]) -> PatchGrid: ...
+
+
+def inspect(model: Any, *, precision: str | None = None) -> Inspector:
+    """Returns an Inspector of a Keras model or an exported folder.
+
+    Args:
+        model: a model of keras_tx, a functional Keras model with attention layers, or the path of a folder
+            that `export_onnx` wrote. A folder needs neither Keras nor another training package.
+        precision: of a folder: "fp32", "fp16", "int8", "int8-blocks" or "int4"; by default fp32.
+
+    Returns:
+        An Inspector.
+
+    Raises:
+        ConfigError: if the model is of another type or has no attention layers.
+        FolderError: if the folder is damaged, or its graph has no Attention nodes.
+
+    Example:
+
+    >>> import keras_tx, numpy as np
+    >>> from keras_tx.inspect import inspect
+    >>> inspector = inspect(keras_tx.vit("Mu/2", image_size=8, num_classes=3))
+    >>> image = np.zeros((8, 8, 3), "uint8")
+    >>> inspector.attention(image)[0].shape
+    (1, 2, 17, 17)
+    >>> inspector.grid(image)
+    PatchGrid(rows=4, columns=4, prefix=1)
+    """
+    if isinstance(model, str | os.PathLike):
+        from keras_tx.inspect.folder import FolderReader
+
+        return Inspector(FolderReader(model, precision))
+    if precision is not None:
+        raise ConfigError(f"precision={precision!r} is for folders. Omit it for a Keras model.")
+    from keras_tx.inspect.keras_model import KerasModelReader
+
+    return Inspector(KerasModelReader(model))
+
+
+class Inspector:
+    """Attention weights, hidden states and tokens; `inspect` creates it.
+
+    Inputs are images (a path, a Pillow image, an array, or a list of these), texts (one or a list), or a dict
+    of the tensors that the Keras model or the graph of the folder accepts. Results always have a batch axis.
+    At padding, rows of attention weights and hidden states are 0.
+
+    An encoder-decoder has the parts "encoder", "decoder" and "cross" (from the decoder to the encoder), of
+    which the last two require `targets`.
+
+    Attributes:
+        reader: computes the arrays, with Keras or onnxruntime.
+        name: name of the model, or path of the folder.
+        kind: the kind of inputs: "image", "text" or "arrays".
+        parts: the parts of an encoder-decoder; empty for other models.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.name = reader.name
+        self.kind = reader.adapter.kind
+        self.parts = reader.parts
+
+    def __repr__(self) -> str:
+        return f"<Inspector of {self.name!r}>"
+
+    def layer_names(self, part: str | None = None) -> list[str]:
+        """Returns the names of the layers with attention, in the order of the model.
+
+        Args:
+            part: of an encoder-decoder.
+        """
+        return self.reader.layer_names(self._part(part))
+
+    def attention(
+        self, inputs: Any, *, targets: Any = None, layers: Layers = None, part: str | None = None
+    ) -> list[np.ndarray]:
+        """Returns the attention weights of each layer: float32 (batch, heads, queries, keys).
+
+        Args:
+            inputs: images, texts, or a dict of tensors.
+            targets: of an encoder-decoder: the target texts, or their token ids.
+            layers: indices or names of layers; by default all.
+            part: of an encoder-decoder: "encoder", "decoder" or "cross".
+
+        Returns:
+            A list with one array per layer. The weights of a query sum to 1, and are 0 for masked keys.
+
+        Raises:
+            ConfigError: if a layer or part does not exist.
+            InputError: if the inputs are of another kind than those of the model, or if the result would
+                exceed 1 GiB; `attention_layers` computes one layer after the other.
+        """
+        indices = self._indices(layers, part)
+        results: list[np.ndarray] = []
+        for weights in self._attention_layers(inputs, targets, indices, part):
+            results.append(weights)
+            if len(results) == 1 and weights.nbytes * len(indices) > MAX_BYTES:
+                raise InputError(
+                    f"The attention weights {weights.shape} of {len(indices)} layers have "
+                    f"{weights.nbytes * len(indices) / 2**30:.1f} GiB, expected at most 1. Pass layers= or "
+                    "fewer inputs, or iterate over attention_layers."
+                )
+        return results
+
+    def attention_layers(
+        self, inputs: Any, *, targets: Any = None, layers: Layers = None, part: str | None = None
+    ) -> Iterator[np.ndarray]:
+        """Yields the arrays of `attention` one after the other, with the memory of a few layers.
+
+        Args:
+            inputs, targets, layers, part: as for `attention`.
+
+        Raises:
+            ConfigError, InputError: as `attention`, except for the size.
+        """
+        return self._attention_layers(inputs, targets, self._indices(layers, part), part)
+
+    def _attention_layers(
+        self, inputs: Any, targets: Any, indices: list[int], part: str | None
+    ) -> Iterator[np.ndarray]:
+        part = self._part(part)
+        tensors = self._tensors(inputs, targets, part)
+        mask = self.reader.query_mask(tensors, part)
+        if mask is None:
+            return self.reader.attention_layers(tensors, indices, part)
+        return (
+            weights * mask[:, None, :, None] if not mask.all() else weights
+            for weights in self.reader.attention_layers(tensors, indices, part)
+        )
+
+    def hidden_states(
+        self, inputs: Any, *, targets: Any = None, layers: Layers = None, part: str | None = None
+    ) -> list[np.ndarray]:
+        """Returns the hidden states: float32 (batch, tokens, width).
+
+        As in transformers, the first are the embeddings, followed by the output of each layer; in GPT and T5
+        the last are after the final norm.
+
+        Args:
+            inputs: images, texts, or a dict of tensors.
+            targets: of an encoder-decoder: the target texts, or their token ids.
+            layers: indices or names of layers, whose outputs are returned, without the embeddings; by
+                default the embeddings and all layers.
+            part: of an encoder-decoder: "encoder" or "decoder".
+
+        Raises:
+            ConfigError: if a layer or part does not exist, or the model has no transformer blocks.
+            InputError: if the inputs are of another kind than those of the model.
+        """
+        if part == "cross":
+            raise ConfigError("part='cross' has no hidden states. Pass part='encoder' or part='decoder'.")
+        indices = None if layers is None else self._indices(layers, part)
+        part = self._part(part)
+        tensors = self._tensors(inputs, targets, part)
+        states = self.reader.hidden_states(tensors, part)
+        mask = self.reader.query_mask(tensors, part)
+        if mask is not None and not mask.all():
+            states = [state * mask[:, :, None] for state in states]
+        return states if indices is None else [states[index + 1] for index in indices]
+
+    def tokens(self, inputs: Any, *, targets: Any = None, part: str | None = None) -> list[list[str]]:
+        """Returns the tokens of each text as strings, padding included; without tokenizer, the ids.
+
+        Args:
+            inputs: texts, or a dict of tensors.
+            targets: of an encoder-decoder, with part="decoder".
+            part: of an encoder-decoder: "encoder" (the default) or "decoder".
+
+        Raises:
+            InputError: if the model does not accept texts.
+        """
+        part = part or ("encoder" if self.parts else None)
+        tensors = self._tensors(inputs, targets, self._part(part))
+        return self.reader.adapter.tokens(tensors, part)
+
+    def grid(self, inputs: Any) -> PatchGrid:
+        """Returns the rows and columns of patches, and the number of tokens before them.
+
+        Args:
+            inputs: images, or a dict of tensors.
+
+        Raises:
+            InputError: if the model does not accept images.
+        """
+        if self.kind == "text":
+            raise InputError(f"{self.name!r} is a text model, which has no patches. Call tokens(inputs).")
+        return self.reader.grid(self._tensors(inputs, None, None))
+
+    def _part(self, part: str | None) -> str | None:
+        known = ", ".join(map(repr, self.parts))
+        if part is None and self.parts:
+            raise ConfigError(f"part is None, but {self.name!r} has the parts {known}. Pass one of them.")
+        if part is not None and part not in self.parts:
+            if not self.parts:
+                raise ConfigError(f"part={part!r} is for encoder-decoders. Omit it for {self.name!r}.")
+            raise ConfigError(f"part={part!r} is unknown. {self.name!r} has the parts {known}.")
+        return part
+
+    def _tensors(self, inputs: Any, targets: Any, part: str | None) -> dict[str, Any]:
+        adapter = self.reader.adapter
+        if part in ("decoder", "cross"):
+            if targets is None and not isinstance(inputs, dict):
+                raise InputError(f"part={part!r} requires targets=, the texts that the decoder reads.")
+        elif targets is not None and not self.parts:
+            raise InputError(f"targets= is for encoder-decoders. Omit it for {self.name!r}.")
+        return adapter.tensors(inputs, None if part == "encoder" else targets)
+
+    def _indices(self, layers: Layers, part: str | None) -> list[int]:
+        return layer_indices(layers, self.layer_names(part), self.name)
