@@ -10,9 +10,10 @@ import keras
 from keras import ops
 from keras.src.backend import get_keras_mask  # no public name; JAX tracers carry no `_keras_mask`
 
-from keras_tx.arguments import Epsilon, Positive, Rate, Shape, Size, checked
+from keras_tx.arguments import Count, Epsilon, Positive, Rate, Shape, Size, checked
 from keras_tx.errors import ConfigError
 from keras_tx.layers.key_value_cache import KeyValueCache, open_cache
+from keras_tx.layers.relative_position_embedding import RelativePositionEmbedding
 from keras_tx.layers.rotary import check_scaling, rotate
 
 
@@ -37,6 +38,11 @@ class MultiHeadAttention(keras.layers.Layer):
         rotary_base: base of rotary positions (10,000 in Llama); None for no rotation.
         rotary_scaling: how positions are scaled beyond the trained length: {"rope_type": "linear",
             "factor": 4.0}, or "llama3" with the four numbers of Llama 3.1.
+        relative_grid: number of tokens of a sequence, or (rows, columns) of a grid, for relative positions:
+            each query is also multiplied by a learned embedding of its offset to each key, per axis of the
+            grid and shared by the heads, and the result is added to the scores before they are scaled
+            (Shaw et al.; appendix D.4 of the ViT paper). For self-attention without a past. None for none.
+        prefix_tokens: tokens before the grid (class token, registers), which have no relative positions.
         scale: factor of the scores; by default 1 / sqrt(width of a head). 1.0 in T5.
         dropout: rate of dropout on the attention weights.
         use_bias: whether the dense layers have biases.
@@ -77,6 +83,8 @@ class MultiHeadAttention(keras.layers.Layer):
         causal: bool = False,
         rotary_base: Positive | None = None,
         rotary_scaling: Any = None,
+        relative_grid: Size | tuple[Size, ...] | None = None,
+        prefix_tokens: Count = 0,
         scale: Positive | None = None,
         dropout: Rate = 0.0,
         use_bias: bool = True,
@@ -95,6 +103,8 @@ class MultiHeadAttention(keras.layers.Layer):
         self.causal = causal
         self.rotary_base = rotary_base
         self.rotary_scaling = check_scaling(rotary_scaling)
+        self.relative_grid = relative_grid
+        self.prefix_tokens = prefix_tokens
         self.scale = scale
         self.dropout = dropout
         self.use_bias = use_bias
@@ -116,6 +126,28 @@ class MultiHeadAttention(keras.layers.Layer):
             raise ConfigError(
                 f"Layer {self.name!r} has no rotary_base, so rotary_scaling= has no effect. Remove it."
             )
+        self.relative = self._relative_positions()
+
+    def _relative_positions(self) -> RelativePositionEmbedding | None:
+        if self.relative_grid is None:
+            if self.prefix_tokens:
+                raise ConfigError(
+                    f"Layer {self.name!r} has no relative_grid, so prefix_tokens={self.prefix_tokens} has no "
+                    "effect. Remove it."
+                )
+            return None
+        if self.rotary_base is not None:
+            raise ConfigError(
+                f"Layer {self.name!r} has relative_grid={self.relative_grid} and "
+                f"rotary_base={self.rotary_base}. Remove one of them."
+            )
+        return RelativePositionEmbedding(
+            self.relative_grid,
+            self.prefix_tokens,
+            self.kernel_initializer.clone(),
+            dtype=self.dtype_policy,
+            name="relative",
+        )
 
     def build(
         self, query_shape: Shape, value_shape: Shape | None = None, key_shape: Shape | None = None
@@ -142,6 +174,8 @@ class MultiHeadAttention(keras.layers.Layer):
         self.key_norm: Any = None
         if self.qk_norm:
             self.query_norm, self.key_norm = self._head_norm("query_norm"), self._head_norm("key_norm")
+        if self.relative is not None:
+            self.relative.build((None, self.num_heads, None, self.size))
         attended_shape = (*query_shape[:-1], self.num_heads * self.value_size)
         self.output_projection = self._project(width, "output", attended_shape, self.use_bias)
 
@@ -253,11 +287,23 @@ class MultiHeadAttention(keras.layers.Layer):
                     f"Layer {self.name!r}: {name}= is for self-attention, but the layer was also called with "
                     f"{' and '.join(others)}. Remove one of them."
                 )
+        if self.relative is not None:
+            self._check_relative(query, {"value": value, "key": key, "past": past, "a cache": cache})
         if past is not None:
             keys = _sum(keys, past[0].shape[2])
         elif cache is not None:
             keys = cache.mask.shape[1]
         self._check_masks(query.shape, keys, attention_mask, padding_mask, bias)
+
+    def _check_relative(self, query: Any, others: dict[str, Any]) -> None:
+        names = [name for name, x in others.items() if x is not None]
+        if names:
+            raise ConfigError(
+                f"Layer {self.name!r} has relative_grid={self.relative_grid}, which is for self-attention "
+                f"without a past, but was called with {names[0]}. Use rotary_base= or RelativePositionBias."
+            )
+        assert self.relative is not None
+        self.relative.check_tokens(self.name, query.shape[1])
 
     def _check_sequences(self, query: Any, value: Any, key: Any) -> int | None:
         """The number of keys, None where it is unknown."""
@@ -346,6 +392,8 @@ class MultiHeadAttention(keras.layers.Layer):
             q = ops.multiply(q, ops.cast(factor, q.dtype))
         scores = ops.matmul(q, ops.transpose(self._shared(k), (0, 1, 3, 2)))
         scores = ops.cast(scores, "float32")
+        if self.relative is not None:
+            scores = ops.add(scores, ops.cast(self.relative(q), "float32"))
         if bias is not None:
             scores = ops.add(scores, _per_head(ops.cast(bias, "float32")))
         if allowed is None:
@@ -397,6 +445,8 @@ class MultiHeadAttention(keras.layers.Layer):
             "causal": self.causal,
             "rotary_base": self.rotary_base,
             "rotary_scaling": self.rotary_scaling,
+            "relative_grid": self.relative_grid,
+            "prefix_tokens": self.prefix_tokens,
             "scale": self.scale,
             "dropout": self.dropout,
             "use_bias": self.use_bias,

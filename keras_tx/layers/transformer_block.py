@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tx.arguments import Epsilon, Positive, Rate, Shape, Size, checked
+from keras_tx.arguments import Count, Epsilon, Positive, Rate, Shape, Size, checked
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.layers.attention import MultiHeadAttention
 from keras_tx.layers.feed_forward import FeedForward
@@ -22,6 +22,8 @@ ATTENTION = (
     "causal",
     "rotary_base",
     "rotary_scaling",
+    "relative_grid",
+    "prefix_tokens",
     "scale",
     "qkv_bias",
     "qk_norm",
@@ -43,8 +45,8 @@ class TransformerBlock(keras.layers.Layer):
     (2, 5, 16)
 
     Args:
-        num_heads, key_dim, value_dim, kv_heads, causal, rotary_base, rotary_scaling, scale, qkv_bias,
-            qk_norm: see MultiHeadAttention.
+        num_heads, key_dim, value_dim, kv_heads, causal, rotary_base, rotary_scaling, relative_grid,
+            prefix_tokens, scale, qkv_bias, qk_norm: see MultiHeadAttention.
         mlp_dim, activation: see FeedForward.
         norm: "layer" or "rms".
         norm_epsilon: epsilon of all norms, those of query and key included.
@@ -55,7 +57,7 @@ class TransformerBlock(keras.layers.Layer):
         use_bias: whether the dense layers have biases, and norms of kind "layer" theirs.
         layer_scale: initial value of a learned factor for each channel of a half's output, or None.
         cross_attention: whether the block attends over `value` between self-attention and feed-forward, as
-            in an encoder-decoder, without causal masks and rotary positions.
+            in an encoder-decoder, without causal masks and positions.
 
     Call arguments:
         inputs: (batch, tokens, width).
@@ -81,6 +83,8 @@ class TransformerBlock(keras.layers.Layer):
         causal: bool = False,
         rotary_base: Positive | None = None,
         rotary_scaling: Any = None,
+        relative_grid: Size | tuple[Size, ...] | None = None,
+        prefix_tokens: Count = 0,
         scale: Positive | None = None,
         activation: str = "gelu",
         norm: str = "layer",
@@ -125,7 +129,13 @@ class TransformerBlock(keras.layers.Layer):
             "norm_epsilon": norm_epsilon,
             **shared,
         }
-        order = {"causal": causal, "rotary_base": rotary_base, "rotary_scaling": rotary_scaling}
+        order = {
+            "causal": causal,
+            "rotary_base": rotary_base,
+            "rotary_scaling": rotary_scaling,
+            "relative_grid": relative_grid,
+            "prefix_tokens": prefix_tokens,
+        }
         self.attention = MultiHeadAttention(num_heads, **attention, **order, name="attention")
         self.cross_attention: Any = None
         self.cross_attention_norm: Any = None

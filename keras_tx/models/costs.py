@@ -160,6 +160,9 @@ def _attention(layer: MultiHeadAttention, queries: int, keys: int | None = None)
     of_queries = (layer.query, layer.output_projection)
     projections = sum(2 * queries * math.prod(dense.kernel.shape) for dense in of_queries)
     projections += sum(2 * keys * math.prod(dense.kernel.shape) for dense in (layer.key, layer.value))
+    if layer.relative is not None:  # the offsets of each axis of its grid
+        offsets = sum(table.shape[0] for table in layer.relative.tables)
+        projections += 2 * layer.num_heads * layer.size * (queries - layer.prefix_tokens) * offsets
     # The last term is for the scores and the weighted sum of the values.
     return projections + 2 * layer.num_heads * (layer.size + layer.value_size) * queries * keys
 

@@ -69,6 +69,44 @@ def test_relative_position_bias(causal: bool, opset: int, tmp_path):
 
 
 @OPSETS
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"relative_grid": 5},
+        {"relative_grid": 9, "causal": True, "kv_heads": 2, "scale": 0.3},
+        {"relative_grid": 6, "prefix_tokens": 2, "qk_norm": True},
+        {"relative_grid": (1, 5)},
+        {"relative_grid": (2, 2), "prefix_tokens": 1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_relative_grid(masked: bool, options: dict, opset: int, tmp_path):
+    x, mask, bias = tokens(), mask_input(), keras.Input((4, 1, None), name="bias")
+    layer, arrays = MultiHeadAttention(4, **options), [draw(4, 5, 16), MASK, draw(4, 4, 1, 5, seed=2)]
+    if masked:
+        model = keras.Model([x, mask, bias], layer(x, padding_mask=mask, bias=bias))
+    else:
+        model, arrays = keras.Model(x, layer(x)), arrays[:1]
+    check(model, opset, tmp_path, *arrays)
+
+
+def test_relative_grid_with_a_fixed_length_and_weights(tmp_path):
+    x = keras.Input((5, 16), name="x")
+    outputs = MultiHeadAttention(4, relative_grid=6)(x, return_attention_scores=True)
+    check(keras.Model(x, outputs), 17, tmp_path, draw(4, 5, 16))
+
+
+@pytest.mark.parametrize("length", [6, 9, 10, 25])
+@pytest.mark.parametrize("grid", [5, (1, 5)])
+def test_more_tokens_than_the_relative_grid_raise(grid, length: int, tmp_path):
+    x = tokens()
+    folder = exported(redraw(keras.Model(x, MultiHeadAttention(4, relative_grid=grid)(x))), tmp_path / "out")
+    with pytest.raises(Exception, match=r"Reshape.*cannot be reshaped"):
+        run(folder, draw(1, length, 16))
+
+
+@OPSETS
 @pytest.mark.parametrize("heads", [1, 4])
 def test_bias_with_one_row_for_all_queries(heads: int, opset: int, tmp_path):
     x, bias = tokens(), keras.Input((heads, 1, None), name="bias")

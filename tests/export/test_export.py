@@ -191,7 +191,13 @@ def test_vit_variants_have_their_model_type(kind: str, options: dict, tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [{"registers": 2}, {"pooling": "average"}, {"positions": "sine-cosine"}, {"qk_norm": True}],
+    [
+        {"registers": 2},
+        {"pooling": "average"},
+        {"positions": "sine-cosine"},
+        {"positions": "relative"},
+        {"qk_norm": True},
+    ],
     ids=str,
 )
 def test_unsupported_configs_have_no_model_type(options: dict, tmp_path):

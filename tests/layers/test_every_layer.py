@@ -68,6 +68,14 @@ CASES = [
         TOKENS,
         6,
     ),
+    (MultiHeadAttention, {"num_heads": 2, "relative_grid": 9}, TOKENS, TOKENS, 9),
+    (
+        MultiHeadAttention,
+        {"num_heads": 4, "kv_heads": 2, "relative_grid": (1, 5), "prefix_tokens": 1, "qk_norm": True},
+        TOKENS,
+        TOKENS,
+        14,
+    ),
     (RelativePositionBias, {"num_heads": 2}, TOKENS, (1, 2, 6, 6), 1),
     (
         RelativePositionBias,
@@ -107,6 +115,13 @@ CASES = [
         TOKENS,
         TOKENS,
         20,
+    ),
+    (
+        TransformerBlock,
+        {"num_heads": 2, "mlp_dim": 12, "relative_grid": (2, 2), "prefix_tokens": 2},
+        TOKENS,
+        TOKENS,
+        18,
     ),
     (
         TransformerBlock,

@@ -35,6 +35,16 @@ def test_flops_worked_by_hand():
     assert cost.flops == patches + attention + feed_forward + 2 * 32 * 3
 
 
+def test_flops_of_relative_positions_worked_by_hand():
+    # 1 + 6 tokens of width 8 in two heads of 4; 3 offsets of rows and 5 of columns
+    x = keras.Input((7, 8))
+    plain, relative = (
+        keras_tx.cost(keras.Model(x, keras_tx.layers.MultiHeadAttention(2, **options)(x)))
+        for options in ({}, {"relative_grid": (2, 3), "prefix_tokens": 1})
+    )
+    assert relative.flops - plain.flops == 2 * 2 * 6 * 4 * (3 + 5)
+
+
 def test_flops_of_cross_attention_worked_by_hand():
     # 3 tokens of width 8 attend over 5 of width 6, in two heads; their values are 3 wide
     x, value = keras.Input((3, 8)), keras.Input((5, 6))

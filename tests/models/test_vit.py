@@ -73,6 +73,8 @@ def test_exact_parameters_of_b16():
         ({"positions": "learned-2d"}, (2, 32)),
         ({"positions": "sine-cosine"}, (2, 32)),
         ({"positions": "fourier"}, (2, 32)),
+        ({"positions": "relative"}, (2, 32)),
+        ({"positions": "relative", "registers": 2, "distillation": True, "image_size": (8, 12)}, (2, 32)),
         ({"pooling": "token+average"}, (2, 64)),
         ({"pooling": "average", "class_token": True, "pooled_norm": True}, (2, 32)),
         ({"pooling": "none", "class_token": False}, (2, 16, 32)),
@@ -101,6 +103,22 @@ def test_average_pooling_leaves_registers_out():
     np.testing.assert_allclose(
         as_numpy(model(images)), as_numpy(tokens(images))[:, 2:].mean(1), rtol=1e-5, atol=1e-6
     )
+
+
+def test_relative_positions_reach_each_block_and_are_not_resized():
+    model = redraw(vit("Mu/2", image_size=8, depth=2, positions="relative", pooling="average"))
+    assert {(*w.shape,) for w in model.weights if "offsets" in w.path} == {(7, 16)}
+    images = draw(1, 8, 8, 3)
+    before = as_numpy(model(images))
+    for name in ("block_0", "block_1"):
+        for table in model.get_layer(name).attention.relative.tables:
+            value = as_numpy(table)
+            table.assign(-value)
+            assert np.abs(as_numpy(model(images)) - before).max() > 1e-3
+            table.assign(value)
+    with pytest.raises(ConfigError, match="image_size=12"):
+        model.at_image_size(12)
+    assert_close(as_numpy(model.at_image_size(8)(images)), before)
 
 
 @pytest.mark.parametrize("more", [{}, {"registers": 2}, {"distillation": True}], ids=shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,7 @@ def multi_head_attention(  # Branches: one for each option of the layer and of i
         q, k = _rotated(cx, layer, heads, (q, query), (k, None if is_self else key), past, positions)
     sizes = axis_length(cx, query, 1), axis_length(cx, key, 1)
     mask, bias = _full_mask_and_bias(cx, attention_mask, bias, sizes, past)
+    bias = _with_relative_scores(cx, layer, heads, (q, query), bias)
     if layer.causal and not is_self:
         mask = all_of(cx, [mask, in_order(cx, q, k)])
     attended, present, weights = attend(
@@ -282,6 +284,66 @@ def _rotated(
         rotate(cx, q, angles, heads.queries, heads.size),
         rotate(cx, k, of_key, heads.keys, heads.size),
     )
+
+
+def _with_relative_scores(
+    cx: GraphContext, layer: Any, heads: Heads, queries: tuple[ir.Value, ir.Value], bias: ir.Value | None
+) -> ir.Value | None:
+    """The bias and the scores of the offsets; `queries` are the projection and its input."""
+    if layer.relative is None:
+        return bias
+    relative = _relative_scores(cx, layer, heads, *queries)
+    return relative if bias is None else cx.op.Add(relative, bias)
+
+
+def _relative_scores(cx: GraphContext, layer: Any, heads: Heads, q: ir.Value, query: ir.Value) -> ir.Value:
+    """The scores (batch, heads, tokens, tokens) of the offsets; see RelativePositionEmbedding."""
+    before, grid = layer.prefix_tokens, layer.relative.grid
+    q = split_heads(cx, q, heads.queries, heads.size)
+    if before:
+        q = cx.op.Slice(q, [0, 0, before, 0], [2**62] * 4)
+    if len(grid) == 1:
+        size = shape_of(query)[1]
+        n = size - before if isinstance(size, int) else cx.op.Sub(axis_length(cx, query, 1), [before])
+        result = _offset_scores(cx, layer, 0, q, n)
+    else:
+        q = cx.op.Reshape(q, [0, 0, *grid, heads.size])
+        of_columns = _offset_scores(cx, layer, 1, q, grid[1])  # (b, heads, rows, columns, key columns)
+        of_rows = _offset_scores(cx, layer, 0, cx.op.Transpose(q, perm=[0, 1, 3, 2, 4]), grid[0])
+        of_rows = cx.op.Transpose(of_rows, perm=[0, 1, 3, 2, 4])  # (b, heads, rows, columns, key rows)
+        result = cx.op.Add(cx.op.Unsqueeze(of_rows, [5]), cx.op.Unsqueeze(of_columns, [4]))
+        result = cx.op.Reshape(result, [0, 0, math.prod(grid), math.prod(grid)])
+    if before:
+        result = cx.op.Pad(result, [0, 0, before, before, 0, 0, 0, 0])
+    result.meta[FINITE] = True
+    return result
+
+
+def _offset_scores(cx: GraphContext, layer: Any, axis: int, q: ir.Value, n: int | ir.Value) -> ir.Value:
+    """(..., n, size) -> (..., n, n): the scaled scores of each query along one axis of the grid."""
+    variable, length = layer.relative.tables[axis], layer.relative.grid[axis]
+    factor = layer.size**-0.5 if layer.scale is None else layer.scale
+    table = cx.made_of(
+        f"{variable.path}/scaled",
+        [variable],
+        (layer.size, 2 * length - 1),
+        lambda table: (table * np.float32(factor)).T,
+    )
+    rank = 4 if len(layer.relative.grid) == 1 else 5
+    one, end = [1], [2**62]
+    if isinstance(n, int):
+        back, shape = [-n], [0] * (rank - 2) + [n, 2 * n - 1]
+        start: Any = [n - 1]
+        if n != length:
+            table = cx.op.Slice(table, [length - n], [length + n - 1], one)
+    else:
+        back, start = cx.op.Neg(n), cx.op.Sub(n, one)
+        shape = cx.op.Concat([0] * (rank - 2), n, cx.op.Add(n, start), axis=0)  # raises for n > length
+        table = cx.op.Slice(table, cx.op.Sub([length], n), cx.op.Add([length], start), one)
+    # Query i needs the entries from n - 1 - i on. Rows that are one longer than their stride shift so.
+    x = cx.op.Pad(cx.op.MatMul(q, table), [0] * (2 * rank - 1) + one)  # (..., n, 2 n)
+    x = cx.op.Slice(cx.op.Reshape(x, [0] * (rank - 2) + [-1]), [0], back, [rank - 2])
+    return cx.op.Slice(cx.op.Reshape(x, shape), start, end, [rank - 1])  # (..., n, 2 n - 1) -> (..., n, n)
 
 
 def _normalized(cx: GraphContext, norm: Any, x: ir.Value, heads: int, size: int) -> ir.Value:

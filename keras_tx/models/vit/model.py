@@ -66,7 +66,8 @@ class ViTConfig:
         pooling: how tokens become features: "token" (the class token), "average" (of the patches),
             "token+average" (both, concatenated) or "none" (all tokens).
         class_token: whether there is a class token; None means unless pooling is "average".
-        positions: the kind of the PositionalEmbedding.
+        positions: a kind of PositionalEmbedding; or "relative", the offsets of rows and columns between
+            patches in each block, as in appendix D.4 of the paper (`relative_grid` of MultiHeadAttention).
         registers: number of additional tokens without positions, after the class token.
         distillation: whether there is DeiT's second token, after the class token.
         mask_token: whether there is DINOv2's mask token, which only its pretraining uses.
@@ -251,6 +252,11 @@ class ViT(TransformerModel):
         (6, 6)
         """
         config = dataclasses.replace(self.config, image_size=image_size)
+        if config.positions == "relative" and config.grid != self.config.grid:
+            raise ConfigError(
+                f"image_size={image_size!r}: positions='relative' cannot be resized. Create a model of this "
+                "size."
+            )
         processing = dataclasses.replace(self.processing, size=config.size)
         copy = self.assemble(
             config, head=self.head, processing=processing, name=self.name, dtype=self.layers_policy
@@ -379,7 +385,7 @@ def _encode(config: ViTConfig, images: Any, dtype: Any) -> tuple[Any, keras.laye
         x = ClassToken(after=1, initializer=initializer, dtype=dtype, name="distillation_token")(x)
     x = PositionalEmbedding(
         config.grid,
-        config.positions,
+        "none" if config.positions == "relative" else config.positions,
         prefix_tokens=config.positioned,
         initializer=initializer,
         dtype=dtype,
@@ -397,10 +403,14 @@ def _encode(config: ViTConfig, images: Any, dtype: Any) -> tuple[Any, keras.laye
         x = keras.layers.Dropout(config.dropout, dtype=dtype, name="dropout")(x)
     if config.pre_norm:
         x = keras.layers.LayerNormalization(epsilon=config.norm_epsilon, dtype=dtype, name="pre_norm")(x)
+    offsets: dict[str, Any] = {}
+    if config.positions == "relative":
+        offsets = {"relative_grid": config.grid, "prefix_tokens": config.positioned + config.registers}
     for index in range(config.depth):
         x = TransformerBlock(
             config.num_heads,
             config.mlp_dim,
+            **offsets,
             activation=config.activation,
             norm_epsilon=config.norm_epsilon,
             dropout=config.dropout,
