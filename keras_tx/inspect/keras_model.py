@@ -97,8 +97,8 @@ class KerasModelReader:
     def hidden_states(self, tensors: Tensors, part: str | None) -> list[np.ndarray]:
         if not self.is_family:
             raise ConfigError(
-                f"Model {self.name!r} is not a model of keras_tx, so its hidden states are not defined. Create "
-                "a keras.Model with the outputs of its layers instead."
+                f"Model {self.name!r} is not a model of keras_tx, so its hidden states are not defined. "
+                "Create a keras.Model with the outputs of its layers instead."
             )
         if self._with_states is None:
             self._with_states = self.model.with_outputs(hidden_states=True)
@@ -239,8 +239,8 @@ def attention_calls(model: Any) -> tuple[list[Any], list[LayerCall]]:
             raise ConfigError(f"Model {model.name!r} has no layers with attention.")
         raise ConfigError(
             f"Model {model.name!r} has its attention inside the layer {nested.name!r} "
-            f"({type(nested).__name__}), which does not return attention weights. Export it with export_onnx, "
-            "and inspect the folder."
+            f"({type(nested).__name__}), which does not return attention weights. Export it with "
+            "export_onnx, and inspect the folder."
         )
     return clone.inputs, calls
 

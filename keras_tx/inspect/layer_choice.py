@@ -15,7 +15,8 @@ def layer_indices(layers: Layers, names: Sequence[str], model: str) -> list[int]
     """Returns the indices of layers.
 
     Args:
-        layers: one index or name, or a list of them; None for all layers. Negative indices count from the end.
+        layers: one index or name, or a list of them; None for all layers. Negative indices count from
+            the end.
         names: the names of all layers.
         model: the name of the model, for messages.
 

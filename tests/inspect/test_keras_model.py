@@ -1,4 +1,4 @@
-"""Attention weights and hidden states of Keras models equal those of `with_outputs`; wrong arguments raise."""
+"""Attention weights and hidden states of Keras models equal those of `with_outputs`."""
 
 from __future__ import annotations
 
