@@ -12,16 +12,44 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from keras_tx.inspect.attention_distance import entropy_in_nats, mean_attention_distance
+    from keras_tx.inspect.filters import patch_kernel, principal_filters
     from keras_tx.inspect.inspector import Inspector, inspect
     from keras_tx.inspect.patch_grid import PatchGrid
+    from keras_tx.inspect.positions import position_similarity, position_table
+    from keras_tx.inspect.similarity import LayerSimilarity, MinibatchCKA, layer_similarity, linear_cka
 
 _HOMES = {
     "Inspector": "inspector",
+    "LayerSimilarity": "similarity",
+    "MinibatchCKA": "similarity",
     "PatchGrid": "patch_grid",
+    "entropy_in_nats": "attention_distance",
     "inspect": "inspector",
+    "layer_similarity": "similarity",
+    "linear_cka": "similarity",
+    "mean_attention_distance": "attention_distance",
+    "patch_kernel": "filters",
+    "position_similarity": "positions",
+    "position_table": "positions",
+    "principal_filters": "filters",
 }
 
-__all__ = ["Inspector", "PatchGrid", "inspect"]
+__all__ = [
+    "Inspector",
+    "LayerSimilarity",
+    "MinibatchCKA",
+    "PatchGrid",
+    "entropy_in_nats",
+    "inspect",
+    "layer_similarity",
+    "linear_cka",
+    "mean_attention_distance",
+    "patch_kernel",
+    "position_similarity",
+    "position_table",
+    "principal_filters",
+]
 
 
 def __getattr__(name: str) -> Any:

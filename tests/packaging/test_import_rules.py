@@ -52,7 +52,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     # keras, its backends: imported inside functions, so that a folder is inspected without them
     # matplotlib: figures; PIL: overlays; tensorflow: also event files of TensorBoard
     "inspect": (
-        EVERYWHERE | {"atomic_write", "layers", "models", "runtime"},
+        EVERYWHERE | {"atomic_write", "layers", "models", "progress_bar", "runtime"},
         {"keras", "numpy", "onnxruntime", "matplotlib", "PIL", "jax", "tensorflow", "torch"},
     ),
     "keras_tx_onnx": (
