@@ -14,16 +14,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from keras_tx.inspect.attention_distance import entropy_in_nats, mean_attention_distance
     from keras_tx.inspect.filters import patch_kernel, principal_filters
+    from keras_tx.inspect.html_page import (
+        AttentionPart,
+        attention_fragment,
+        attention_page,
+        attention_parts,
+        write_attention_page,
+    )
     from keras_tx.inspect.inspector import Inspector, inspect
     from keras_tx.inspect.patch_grid import PatchGrid
     from keras_tx.inspect.positions import position_similarity, position_table
     from keras_tx.inspect.similarity import LayerSimilarity, MinibatchCKA, layer_similarity, linear_cka
 
 _HOMES = {
+    "AttentionPart": "html_page",
     "Inspector": "inspector",
     "LayerSimilarity": "similarity",
     "MinibatchCKA": "similarity",
     "PatchGrid": "patch_grid",
+    "attention_fragment": "html_page",
+    "attention_page": "html_page",
+    "attention_parts": "html_page",
     "entropy_in_nats": "attention_distance",
     "inspect": "inspector",
     "layer_similarity": "similarity",
@@ -33,13 +44,18 @@ _HOMES = {
     "position_similarity": "positions",
     "position_table": "positions",
     "principal_filters": "filters",
+    "write_attention_page": "html_page",
 }
 
 __all__ = [
+    "AttentionPart",
     "Inspector",
     "LayerSimilarity",
     "MinibatchCKA",
     "PatchGrid",
+    "attention_fragment",
+    "attention_page",
+    "attention_parts",
     "entropy_in_nats",
     "inspect",
     "layer_similarity",
@@ -49,6 +65,7 @@ __all__ = [
     "position_similarity",
     "position_table",
     "principal_filters",
+    "write_attention_page",
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -205,9 +206,53 @@ class Inspector:
         Raises:
             InputError: if the model does not accept texts.
         """
+        return self.tokens_and_mask(inputs, targets=targets, part=part)[0]
+
+    def tokens_and_mask(
+        self, inputs: Any, *, targets: Any = None, part: str | None = None
+    ) -> tuple[list[list[str]], np.ndarray]:
+        """Returns `tokens`, and an array (batch, tokens) that is False for padding; see `tokens`."""
         part = part or ("encoder" if self.parts else None)
         tensors = self._tensors(inputs, targets, self._part(part))
-        return self.reader.adapter.tokens(tensors, part)
+        tokens = self.reader.adapter.tokens(tensors, part)
+        mask = self.reader.query_mask(tensors, part)
+        return tokens, np.ones((len(tokens), len(tokens[0])), "bool") if mask is None else mask
+
+    def page(
+        self,
+        inputs: Any,
+        path: str | os.PathLike[str],
+        *,
+        targets: Any = None,
+        layers: Layers = None,
+        title: str | None = None,
+    ) -> Path:
+        """Writes an interactive HTML page of the attention of a text: what each token attends to.
+
+        The page has all layers and heads, is one file and needs no network.
+
+        Args:
+            inputs: a text, or a dict of tensors with one row.
+            path: of the file, which ends in .html.
+            targets: of an encoder-decoder: the target. The page has its three parts.
+            layers: indices or names of layers; by default all.
+            title: of the page; by default the text.
+
+        Returns:
+            The path.
+
+        Raises:
+            ConfigError: if a layer does not exist, or the file cannot be written.
+            InputError: if there are several texts, the model is not for texts, or the attention has more than
+                40 million weights.
+        """
+        from keras_tx.inspect.html_page import attention_parts, check_page_path, write_attention_page
+
+        check_page_path(path)
+        if title is None:
+            title = inputs if isinstance(inputs, str) else "Attention"
+        parts = attention_parts(self, inputs, targets=targets, layers=layers)
+        return write_attention_page(parts, path, title=title)
 
     def grid(self, inputs: Any) -> PatchGrid:
         """Returns the rows and columns of patches, and the number of tokens before them.
