@@ -15,7 +15,7 @@ from keras_tx import contract
 from keras_tx.consistent_read import read_consistently
 from keras_tx.errors import ConfigError, FolderError, nearest
 from keras_tx.processing import ImageTransform
-from keras_tx.runtime.external_data_check import external_locations
+from keras_tx.runtime.external_data import external_locations
 
 _GRAPHS = posixpath.dirname(contract.MODEL)
 _MAX_JSON = 64 * 2**20  # bytes; a manifest lists files and layers, not weights

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from keras_tx.errors import FolderError
-from keras_tx.runtime.external_data_check import SCHEMA, external_locations
+from keras_tx.runtime.external_data import SCHEMA, external_locations
 
 
 def external_tensor(location: str) -> TensorProto:
