@@ -1,4 +1,4 @@
-"""The external files that an ONNX graph refers to, read from its bytes without the onnx package.
+"""The external files and tensors that an ONNX graph refers to, read from its bytes without the onnx package.
 
 onnxruntime reads these files when it loads the graph. Which locations its versions refuse, measured
 with graphs that keep a tensor in an external file:
@@ -15,10 +15,12 @@ parts of the protobuf format that can hold a tensor are decoded.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from keras_tx.errors import FolderError
 
@@ -54,14 +56,65 @@ def external_locations(graph: str | os.PathLike[str]) -> tuple[str, ...]:
     >>> external_locations("flowers/onnx/model.onnx")  # doctest: +SKIP
     ('model.onnx_data',)
     """
-    path = Path(graph)
+    with _opened(Path(graph)) as buffer:
+        return tuple(sorted(_locations(buffer)))
+
+
+class ExternalTensor(NamedTuple):
+    """An initializer in an external file: its type in ONNX's numbers, its shape, and its place."""
+
+    name: str
+    data_type: int
+    shape: tuple[int, ...]
+    location: str
+    offset: int
+
+
+def external_tensors(graph: str | os.PathLike[str]) -> tuple[ExternalTensor, ...]:
+    """The initializers of a graph in external files; raises a FolderError for a damaged file.
+
+    >>> external_tensors("flowers/onnx/model.onnx")[0]  # doctest: +SKIP
+    ExternalTensor(name='kernel', data_type=1, shape=(768, 3072), location='model.onnx_data', offset=0)
+    """
+    with _opened(Path(graph)) as buffer:
+        return tuple(
+            _external_tensor(buffer, first, last)
+            for model, start, end in _fields(buffer, 0, len(buffer))
+            if SCHEMA["ModelProto"].get(model) == "GraphProto"
+            for number, first, last in _fields(buffer, start, end)
+            if SCHEMA["GraphProto"].get(number) == "TensorProto"
+            and any(field in SCHEMA["TensorProto"] for field, _, _ in _fields(buffer, first, last))
+        )
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Buffer]:
+    """The bytes of a graph; converts errors to a FolderError."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
-            return tuple(sorted(_locations(buffer)))
+            yield buffer
     except OSError as error:
         raise FolderError(f"{path} cannot be read: {error.strerror}. Copy or export it again.") from error
     except ValueError as error:  # of _fields, of a name that is not UTF-8, and of mmap for an empty file
         raise FolderError(f"{path} is not a valid ONNX file ({error}). Copy or export it again.") from error
+
+
+def _external_tensor(buffer: Buffer, start: int, end: int) -> ExternalTensor:
+    """The tensor of a TensorProto, which has sizes in field 1, its type in 2, and its name in 8."""
+    numbers = [(number, _varint(buffer, a, b)[0]) for number, a, b in _fields(buffer, start, end, _VARINT)]
+    texts = [(number, a, b) for number, a, b in _fields(buffer, start, end)]
+    place = {}
+    for number, first, last in texts:
+        if number in SCHEMA["TensorProto"]:
+            entry = {key: bytes(buffer[a:b]).decode("utf-8") for key, a, b in _fields(buffer, first, last)}
+            place[entry.get(1)] = entry.get(2, "")
+    return ExternalTensor(
+        "".join(bytes(buffer[a:b]).decode("utf-8") for number, a, b in texts if number == 8),
+        next((value for number, value in numbers if number == 2), 0),
+        tuple(value for number, value in numbers if number == 1),
+        place.get("location", ""),
+        int(place.get("offset") or 0),
+    )
 
 
 def _locations(buffer: Buffer) -> set[str]:
@@ -86,8 +139,8 @@ def _location(buffer: Buffer, start: int, end: int) -> set[str]:
     return {value.decode("utf-8") for number, value in fields if number == 2} or {""}
 
 
-def _fields(buffer: Buffer, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Number, start and end of each length-delimited field; raises a ValueError for damaged bytes."""
+def _fields(buffer: Buffer, start: int, end: int, wanted: int = _BYTES) -> Iterator[tuple[int, int, int]]:
+    """Number, start and end of each field of a wire type; raises a ValueError for damaged bytes."""
     position = start
     while position < end:
         tag, position = _varint(buffer, position, end)
@@ -102,7 +155,7 @@ def _fields(buffer: Buffer, start: int, end: int) -> Iterator[tuple[int, int, in
             position += {_FIXED32: 4, _FIXED64: 8}.get(wire_type, end + 1)  # ONNX uses no others
         if position > end or not 1 <= number <= _MAX_FIELD:
             raise ValueError(f"damaged at byte {first}")
-        if wire_type == _BYTES:
+        if wire_type == wanted:
             yield number, first, position
 
 

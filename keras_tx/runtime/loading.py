@@ -12,6 +12,7 @@ from keras_tx.errors import FolderError, nearest, user_stacklevel
 from keras_tx.runtime.folder import Folder, check_unchanged, checked_folder, folder_path
 from keras_tx.runtime.providers import check_name, on_gpu
 from keras_tx.runtime.session import Session, stays_on_cpu
+from keras_tx.runtime.shared_weights import SharedWeights
 from keras_tx.runtime.tasks import all_tasks, arrays, tasks_named
 from keras_tx.runtime.tasks.base import LoadedModel, check_tensors
 
@@ -69,7 +70,8 @@ def _load(folder: Folder, provider: str, threads: int | None) -> LoadedModel:
             f"Upgrade it. {nearest(str(name), [task.name for task in all_tasks() if task.name])}"
         )
     shared = folder.shared if tasks[0].inputs == "prompt" and stays_on_cpu(provider) else None
-    session = Session(shared or folder.graph, provider, threads)
+    weights = None if folder.encoder is None else SharedWeights.of(folder.encoder, folder.graph)
+    session = Session(shared or folder.graph, provider, threads, weights)
     try:
         check_tensors(folder, session, folder.inputs, folder.outputs)
         if tasks[0].inputs == "text" and not tasks[0].accepts_ids and folder.tokenizer is None:

@@ -27,6 +27,7 @@ from keras_tx.errors import (
 from keras_tx.runtime import providers
 from keras_tx.runtime.async_call import quiet_options, run_options
 from keras_tx.runtime.axis_bounds import axes_of, read_bounds, violated_bound
+from keras_tx.runtime.shared_weights import SharedWeights
 
 _DTYPES = {"float": "float32", "double": "float64"}  # onnxruntime's other names are NumPy's
 _UNNAMED = "?"
@@ -46,10 +47,12 @@ class Session:
         graph: path of the .onnx file. Its content is not checked; `open_folder` does that.
         provider: "cpu", "cuda" ..., or "auto": CUDA if it works, otherwise the CPU.
         threads: threads of one operation on the CPU; by default as many as cores.
+        weights: weights of the graph that another session has too; used on the CPU.
 
     Attributes:
         provider: the provider that runs the graph.
         threads: threads of one operation on the CPU; None for as many as cores.
+        weights: weights of the graph that another session has too.
         inputs: the inputs of the graph.
         optional: inputs that have a default value.
         outputs: the outputs of the graph.
@@ -62,7 +65,11 @@ class Session:
     """
 
     def __init__(
-        self, graph: str | os.PathLike[str], provider: str = "auto", threads: int | None = None
+        self,
+        graph: str | os.PathLike[str],
+        provider: str = "auto",
+        threads: int | None = None,
+        weights: SharedWeights | None = None,
     ) -> None:
         providers.check_name(provider)
         self.graph = Path(graph)
@@ -70,7 +77,8 @@ class Session:
         if count is not None and count > MOST_THREADS:
             raise ConfigError(f"threads is {threads!r}, expected at most {MOST_THREADS}.")
         self.threads = count
-        self.provider, self._session = _start(self.graph, provider, count)
+        self.weights = weights
+        self.provider, self._session = _start(self.graph, provider, count, weights)
         self._process = os.getpid()
         self._quiet = quiet_options()
         self.inputs = tuple(_spec(node) for node in self._session.get_inputs())
@@ -214,7 +222,7 @@ class Session:
 
     def close(self) -> None:
         """Frees the graph's memory. Calling it twice is allowed."""
-        self._session = None
+        self._session = self.weights = None
 
     def __enter__(self) -> Session:
         return self
@@ -304,7 +312,7 @@ def stays_on_cpu(provider: str) -> bool:
     return provider == "cpu" or (provider == "auto" and not _gpu_wheel(_onnxruntime()))
 
 
-def _start(graph: Path, provider: str, threads: int | None) -> tuple[str, Any]:
+def _start(graph: Path, provider: str, threads: int | None, weights: SharedWeights | None) -> tuple[str, Any]:
     onnxruntime = _onnxruntime()
     gpu_wheel = _gpu_wheel(onnxruntime)
     reason = "" if provider == "cpu" or not gpu_wheel else _load_cuda_libraries(onnxruntime)
@@ -316,12 +324,12 @@ def _start(graph: Path, provider: str, threads: int | None) -> tuple[str, Any]:
         wheels=() if provider == "cpu" else _wheels(onnxruntime),
     )
     if wanted == [providers.CPU]:
-        return "cpu", _create(onnxruntime, graph, wanted, threads)
+        return "cpu", _create(onnxruntime, graph, wanted, threads, weights)
     try:
         session = _create(onnxruntime, graph, wanted, threads)
     except FolderError as error:
         # A graph that fails on the CPU too is not valid; otherwise the provider failed.
-        session, reason = _create(onnxruntime, graph, [providers.CPU], threads), str(error.__cause__)
+        session, reason = _create(onnxruntime, graph, [providers.CPU], threads, weights), str(error.__cause__)
     return providers.settle(provider, session.get_providers(), reason), session
 
 
@@ -340,20 +348,31 @@ def _wheels(onnxruntime: Any) -> tuple[str, ...]:
     return tuple(sorted(names & providers.WHEELS))
 
 
-def _create(onnxruntime: Any, graph: Path, wanted: list[str], threads: int | None) -> Any:
+def _create(
+    onnxruntime: Any,
+    graph: Path,
+    wanted: list[str],
+    threads: int | None,
+    weights: SharedWeights | None = None,
+) -> Any:
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     options.log_severity_level = 3  # errors only: otherwise it warns about each optional input
     if threads is not None:
         options.intra_op_num_threads = threads
+    if weights is not None:
+        weights.add_to(options, onnxruntime)
     try:
         # enable_fallback=0: by default onnxruntime prints a message and continues on the CPU
-        return onnxruntime.InferenceSession(graph, options, providers=wanted, enable_fallback=0)
+        session = onnxruntime.InferenceSession(graph, options, providers=wanted, enable_fallback=0)
     except Exception as error:  # onnxruntime's exceptions have no base class of their own
         raise FolderError(
             f"{graph}: onnxruntime {onnxruntime.__version__} cannot load it: {str(error).strip()} "
             "Export again, or upgrade onnxruntime if it does not support the opset."
         ) from error
+    if weights is not None:
+        weights.release()
+    return session
 
 
 def _load_cuda_libraries(onnxruntime: Any) -> str:

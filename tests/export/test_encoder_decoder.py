@@ -15,9 +15,10 @@ import keras_tx
 from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.models.encoder_decoder_model import EncoderDecoderModel
+from keras_tx.runtime import load, shared_weights
 from keras_tx.runtime.example_inputs import first_call, next_call
-from keras_tx.runtime.folder import open_folder
 from keras_tx.runtime.session import Session
+from keras_tx.runtime.tasks.text2text_generation import TextToTextGenerator
 from keras_tx_onnx import ExportCallback, compare, export_onnx
 from keras_tx_onnx.graph import cache_ports, model_file
 from keras_tx_onnx.interfaces import encoder_decoder
@@ -283,6 +284,7 @@ def test_task_of_the_folder(tmp_path):
 def test_graphs_share_large_weights_in_a_data_file(tmp_path, monkeypatch):
     monkeypatch.setattr(contract, "EXTERNAL_DATA_FROM", 100_000)
     monkeypatch.setattr(model_file, "LARGE", 10_000)
+    monkeypatch.setattr(model_file, "PAGES", {"alignment": 4096, "align_threshold": 0})
     model = redraw(keras_tx.t5("tiny"))
     report = export_onnx(model, tmp_path / "folder")
     table = 4 * model.config.vocabulary_size * model.config.width
@@ -298,7 +300,13 @@ def test_graphs_share_large_weights_in_a_data_file(tmp_path, monkeypatch):
     inline = sum(len(weight.raw_data) for weight in encoder.initializer)
     assert data + inline < weights + table / 2  # the table is stored once
     assert "web page" in " ".join(report.manifest.notes)
-    assert open_folder(tmp_path / "folder").encoder is not None
+    monkeypatch.setattr(shared_weights, "LEAST", 10_000)
+    with load(tmp_path / "folder") as loaded:
+        assert isinstance(loaded, TextToTextGenerator) and loaded.session.weights is not None
+        assert "token_embedding/table" in loaded.session.weights.arrays
+        assert loaded.encoder_session.weights is loaded.session.weights
+        assert compare(model, tmp_path / "folder")[0].passed
+        assert len(loaded.generate([2, 3], max_new_tokens=2, min_new_tokens=2).ids) == 2
 
 
 def test_callback_tries_both_graphs(tmp_path):

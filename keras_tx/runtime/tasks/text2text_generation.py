@@ -36,7 +36,7 @@ class TextToTextGenerator(LoadedModel, Seq2SeqGenerator):
                 "needs. Export again."
             )
         specs, path = folder.manifest.encoder, folder.path / contract.GENERATION_CONFIG
-        self.encoder_session = Session(folder.encoder, session.provider, session.threads)
+        self.encoder_session = Session(folder.encoder, session.provider, session.threads, session.weights)
         try:
             specs, path = folder.manifest.encoder, folder.path / contract.GENERATION_CONFIG
             check_tensors(folder, self.encoder_session, specs.inputs, specs.outputs)

@@ -1,0 +1,113 @@
+"""Weights that two graphs of a folder have in common, in memory once."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_tx.runtime.external_data import ExternalTensor, external_tensors
+
+LEAST = 2**20  # bytes of a weight that is worth a mapping of its own
+ALIGNMENT = 64  # bytes, as onnxruntime allocates tensors
+DTYPES = {1: "float32", 2: "uint8", 3: "int8", 10: "float16"}  # by the number of the type in ONNX
+
+
+class SharedWeights:
+    """Large weights that two graphs store with the same name and values, as values for their sessions.
+
+    A session alone maps its data file into memory. All pages of a token table that it packs for the logits
+    and also reads embeddings from stay in memory. Here both sessions share the mapping, and the pages that
+    they do not read after loading leave the memory.
+
+    Attributes:
+        arrays: the weights by name.
+    """
+
+    def __init__(self, arrays: dict[str, np.ndarray], mappings: list[mmap.mmap]) -> None:
+        self.arrays = arrays
+        self._mappings = mappings
+        self._values: list[Any] = []  # onnxruntime refers to them
+
+    @classmethod
+    def of(cls, first: Path, second: Path) -> SharedWeights:
+        """The common weights of two graphs in external files; none on systems that cannot release pages.
+
+        Raises:
+            FolderError: if a graph is damaged.
+        """
+        arrays: dict[str, np.ndarray] = {}
+        files = _Files()
+        if hasattr(mmap, "MADV_DONTNEED"):  # Windows also forbids to replace a mapped file
+            for one, other in _pairs(first, second):
+                array = files.common_array(first.parent, one, second.parent, other)
+                if array is not None:
+                    arrays[other.name] = array
+        weights = cls(arrays, list(files.mappings.values()))
+        weights.release()
+        return weights
+
+    def add_to(self, options: Any, onnxruntime: Any) -> None:
+        """Makes a session that is created with these SessionOptions read the weights."""
+        for name, array in self.arrays.items():
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+            self._values.append(value)
+            options.add_initializer(name, value)
+
+    def release(self) -> None:
+        """Removes the pages of the weights from memory; a page that is used is read from the file again."""
+        for mapping in self._mappings:
+            mapping.madvise(mmap.MADV_DONTNEED)
+
+
+class _Files:
+    """Files that are mapped into memory, each once."""
+
+    def __init__(self) -> None:
+        self.mappings: dict[Path, mmap.mmap] = {}
+
+    def common_array(
+        self, folder: Path, one: ExternalTensor, other_folder: Path, other: ExternalTensor
+    ) -> np.ndarray | None:
+        """The values of two tensors; None if they differ, or if a file does not hold them."""
+        array = self._array(other_folder / other.location, other)
+        if array is None or (folder / one.location, one.offset) == (
+            other_folder / other.location,
+            other.offset,
+        ):
+            return array
+        equal = self._array(folder / one.location, one)
+        return array if equal is not None and np.array_equal(array, equal) else None
+
+    def _array(self, path: Path, tensor: ExternalTensor) -> np.ndarray | None:
+        if path not in self.mappings:
+            try:
+                with path.open("rb") as file:
+                    self.mappings[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except (OSError, ValueError):  # a missing or empty file, which onnxruntime refuses
+                return None
+        mapping, dtype = self.mappings[path], np.dtype(DTYPES[tensor.data_type])
+        count = math.prod(tensor.shape)
+        if tensor.offset < 0 or tensor.offset + count * dtype.itemsize > len(mapping):
+            return None
+        return np.frombuffer(mapping, dtype, count, tensor.offset).reshape(tensor.shape)
+
+
+def _pairs(first: Path, second: Path) -> Iterator[tuple[ExternalTensor, ExternalTensor]]:
+    """The large tensors of two graphs with the same name, type and shape."""
+    others = {tensor.name: tensor for tensor in external_tensors(second)}
+    for one in external_tensors(first):
+        other = others.get(one.name)
+        if (
+            other is None
+            or one.data_type not in DTYPES
+            or (one.data_type, one.shape) != (other.data_type, other.shape)
+        ):
+            continue
+        size = math.prod(one.shape) * np.dtype(DTYPES[one.data_type]).itemsize
+        if size >= LEAST and not one.offset % ALIGNMENT and not other.offset % ALIGNMENT:
+            yield one, other
