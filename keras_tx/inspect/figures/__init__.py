@@ -19,12 +19,15 @@ if TYPE_CHECKING:
         overlay_map,
         overlay_mask,
     )
+    from keras_tx.inspect.figures.texts import draw_token_attention, draw_token_scores
 
 _HOMES = {
     "draw_layers": "images",
     "draw_maps": "images",
     "draw_overlay": "images",
     "draw_reference_points": "images",
+    "draw_token_attention": "texts",
+    "draw_token_scores": "texts",
     "enlarge_map": "images",
     "overlay_map": "images",
     "overlay_mask": "images",
@@ -35,6 +38,8 @@ __all__ = [
     "draw_maps",
     "draw_overlay",
     "draw_reference_points",
+    "draw_token_attention",
+    "draw_token_scores",
     "enlarge_map",
     "overlay_map",
     "overlay_mask",
