@@ -104,6 +104,11 @@ class Page:
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
+    def wait_for(self, condition: str) -> None:
+        """Returns when a JavaScript expression is true."""
+        look = f"() => {condition} ? done(true) : setTimeout(look, 10)"
+        self.evaluate(f"new Promise(done => {{ const look = {look}; look(); }})")
+
     def hover(self, x: float, y: float) -> None:
         """Moves the mouse to a point of the window."""
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)

@@ -99,13 +99,13 @@ def test_panels_and_titles():
     assert [axes.images[0].get_array().shape for axes in panels] == [(90, 200, 3)] * 4
     assert f"largest {maps(3)[0].max():.3g}" in panels[1].get_title()
     limited = draw_maps(photograph(), maps(3), limits=(0, 1))
-    assert limited.axes[1].get_title() == "head 1"
+    assert limited.axes[1].get_title() == "head 0"
 
 
 def test_masks_follow_their_maps():
     masks = maps(2) > 0.5
     first, inside, *_ = draw_maps(photograph(), maps(2), masks=masks).axes
-    assert first.get_title().startswith("head 1")
+    assert first.get_title().startswith("head 0")
     share = maps(2)[0][masks[0]].sum() / maps(2)[0].sum()
     assert f"{masks[0].sum()} of 48 patches,\n{share:.0%} of the sum" == inside.get_title()
 
@@ -122,8 +122,8 @@ def test_points_are_drawn_on_their_patches():
 def test_table_of_layers(tmp_path: Path):
     figure = draw_layers(photograph(), maps(6).reshape(2, 3, ROWS, COLUMNS), path=tmp_path / "layers.svg")
     (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "3"]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["1", "2"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "2"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "1"]
     assert (tmp_path / "layers.svg").read_bytes().startswith(b"<?xml")
 
 

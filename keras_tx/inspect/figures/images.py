@@ -115,10 +115,15 @@ def overlay_map(
     photograph = read_photograph(image)
     values = enlarge_map(map, photograph.shape[:2], smooth=smooth)
     painted = paint(values, _limits(map, limits), colors or _colors(map))
+    blended = COLOR * painted + photograph_relief(photograph)[:, :, None]
+    return np.clip(np.rint(blended), 0, 255).astype("uint8")
+
+
+def photograph_relief(photograph: np.ndarray) -> np.ndarray:
+    """Returns the details of a photograph, with few of its shades: what an overlay adds to its colors."""
     gray = Image.fromarray(photograph).convert("L")
     shades = np.asarray(gray.filter(ImageFilter.GaussianBlur(BLUR * max(gray.size))), "float32")
-    relief = DETAIL * (np.asarray(gray, "float32") - shades) + SHADE * (shades - 128) + (1 - COLOR) * 128
-    return np.clip(np.rint(COLOR * painted + relief[:, :, None]), 0, 255).astype("uint8")
+    return DETAIL * (np.asarray(gray, "float32") - shades) + SHADE * (shades - 128) + (1 - COLOR) * 128
 
 
 def overlay_mask(image: Any, mask: Any) -> np.ndarray:
@@ -183,7 +188,7 @@ def draw_maps(
     Args:
         image: the photograph, as in `read_photograph`.
         maps: array (maps, rows, columns).
-        titles: a title for each map; by default "head 1", "head 2" ...
+        titles: a title for each map; by default "head 0", "head 1" ...
         masks: boolean array (maps, rows, columns), drawn as DINO does: each overlay is followed by the
             photograph inside the mask.
         limits: values of the first and the last color; by default each map has its own, and its largest
@@ -296,8 +301,8 @@ def draw_layers(image: Any, maps: Any, *, path: Path = None) -> Figure:
     figure = new_figure(table.shape[1] / 110 * scale + 0.8, table.shape[0] / 110 * scale + 0.8)
     axes = figure.add_subplot()
     axes.imshow(table, interpolation="nearest")
-    axes.set_xticks(np.arange(heads) * (width + GAP) + width / 2, [str(i + 1) for i in range(heads)])
-    axes.set_yticks(np.arange(layers) * (height + GAP) + height / 2, [str(i + 1) for i in range(layers)])
+    axes.set_xticks(np.arange(heads) * (width + GAP) + width / 2, [str(i) for i in range(heads)])
+    axes.set_yticks(np.arange(layers) * (height + GAP) + height / 2, [str(i) for i in range(layers)])
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
     axes.set(xlabel="head", ylabel="layer")
@@ -359,7 +364,7 @@ def _stack_of_maps(maps: Any) -> np.ndarray:
 
 
 def _titles(titles: Sequence[str] | None, count: int) -> list[str]:
-    titles = [f"head {i + 1}" for i in range(count)] if titles is None else list(titles)
+    titles = [f"head {i}" for i in range(count)] if titles is None else list(titles)
     if len(titles) != count:
         raise ConfigError(f"titles has {len(titles)} texts, but maps has {count} maps.")
     return titles

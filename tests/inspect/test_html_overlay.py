@@ -1,0 +1,153 @@
+"""The interactive figure of attention over an image: its data, and its pixels in a browser."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from keras_tx.errors import InputError
+from keras_tx.inspect.figures import overlay_map, overlay_mask
+from keras_tx.inspect.html_overlay import embedded_photograph, overlay_fragment
+from keras_tx.inspect.patch_grid import PatchGrid
+from tests.chromium import Page, browser, needs_chromium
+
+LAYERS, HEADS, ROWS, COLUMNS = 2, 3, 4, 6
+GRID = PatchGrid(ROWS, COLUMNS, 1)
+READY = "document.querySelector('.ktx-overlay').dataset.ready"
+TITLE = "document.querySelector('.ktx-overlay figcaption').textContent"
+LOSSY = 4.0  # mean difference of 8-bit values: the photograph is stored as JPEG
+
+
+def photograph() -> np.ndarray:
+    y, x = np.mgrid[:300, :420]
+    return np.stack([x * 255 / 420, y * 255 / 300, 128 + 60 * np.sin(x / 9)], axis=-1).astype("uint8")
+
+
+def attentions(grid: PatchGrid = GRID) -> list[np.ndarray]:
+    tokens = grid.prefix + grid.rows * grid.columns
+    weights = np.random.default_rng(0).random((LAYERS, HEADS, tokens, tokens)) ** 4
+    return list((weights / weights.sum(axis=-1, keepdims=True)).astype("float32"))
+
+
+def page_of(fragment: str) -> str:
+    policy = "default-src 'none'; img-src data:; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
+    return (
+        f'<!doctype html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f'<meta name="viewport" content="width=device-width">{fragment}'
+    )
+
+
+def open_page(page: Page, path: Path, fragment: str, **options: Any) -> None:
+    path.write_text(page_of(fragment), "utf-8")
+    page.problems.clear()
+    page.open(path, **options)
+    page.wait_for(READY)
+
+
+def drawn(page: Page) -> np.ndarray:
+    """The pixels of the figure's canvas."""
+    address = page.evaluate("document.querySelector('.ktx-overlay .image canvas').toDataURL('image/png')")
+    with Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def click_patch(page: Page, row: int, column: int) -> None:
+    box = "document.querySelector('.ktx-overlay .image canvas').getBoundingClientRect()"
+    left, top, width, height = page.evaluate(f"(({{x, y, width, height}}) => [x, y, width, height])({box})")
+    x, y = left + (column + 0.5) / COLUMNS * width, top + (row + 0.5) / ROWS * height
+    page.hover(x, y)
+    for kind in ("mousePressed", "mouseReleased"):
+        page.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+
+def assert_close(page: Page, expected: np.ndarray) -> None:
+    actual = drawn(page)
+    assert actual.shape == expected.shape
+    assert np.abs(actual.astype(int) - expected).mean() < LOSSY
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    with browser() as opened:
+        yield opened
+
+
+@needs_chromium
+def test_canvas_equals_overlay_map(page: Page, tmp_path: Path):
+    image, weights = photograph(), attentions()
+    last = weights[-1][:, :, 1:].reshape(HEADS, -1, ROWS, COLUMNS)
+    open_page(page, tmp_path / "page.html", overlay_fragment(image, weights, GRID))
+    assert_close(page, overlay_map(image, last[:, 0].mean(axis=0), smooth=False))
+    assert page.evaluate(TITLE).startswith("Layer 1, mean of the heads: where the class token attends to.")
+    on_patches = last[:, 0].sum(axis=(1, 2)).mean()
+    assert f"{100 * on_patches:.1f} % of its attention is on patches" in page.evaluate(TITLE)
+
+    click = "document.querySelectorAll('.ktx-overlay td button')[{}].click()"
+    page.evaluate(click.format(HEADS + 1 + 2))  # layer 1, head 2
+    assert_close(page, overlay_map(image, last[2, 0], smooth=False))
+    page.evaluate("document.querySelectorAll('.ktx-overlay input')[0].click()")
+    assert_close(page, overlay_map(image, last[2, 0]))
+    page.evaluate("document.querySelectorAll('.ktx-overlay input')[0].click()")
+
+    click_patch(page, 1, 4)
+    query = last[2, 1 + COLUMNS + 4]
+    assert_close(page, overlay_map(image, query, smooth=False))
+    assert "head 2: where the patch in row 1, column 4 attends to." in page.evaluate(TITLE)
+    assert f"row 1, column 4: {100 * query[1, 4]:.1f}"[:19] in page.evaluate(TITLE)
+
+    page.evaluate("document.querySelectorAll('.ktx-overlay input')[1].click()")
+    order = np.argsort(-query.ravel())
+    count = int(np.searchsorted(np.cumsum(query.ravel()[order]), 0.6 * query.sum()) + 1)
+    mask = np.zeros(ROWS * COLUMNS, bool)
+    mask[order[:count]] = True
+    assert_close(page, overlay_mask(image, mask.reshape(ROWS, COLUMNS)))
+    assert f"the {count} of 24 patches" in page.evaluate(TITLE)
+    assert not page.problems
+
+
+@needs_chromium
+@pytest.mark.parametrize(("width", "dark"), [(1300, True), (360, False)])
+def test_page_fits_its_window(page: Page, tmp_path: Path, width: int, dark: bool):
+    fragment = overlay_fragment(photograph(), attentions(), GRID)
+    open_page(page, tmp_path / "page.html", fragment, width=width, dark=dark)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert not page.problems
+
+
+@needs_chromium
+def test_image_without_class_token(page: Page, tmp_path: Path):
+    grid = PatchGrid(ROWS, COLUMNS, 0)
+    open_page(page, tmp_path / "page.html", overlay_fragment(photograph(), attentions(grid), grid))
+    received = attentions(grid)[-1].mean(axis=(0, 1)).reshape(ROWS, COLUMNS)
+    assert_close(page, overlay_map(photograph(), received, smooth=False))
+    assert "where all patches, on average, attend to." in page.evaluate(TITLE)
+    assert not page.problems
+
+
+def test_photographs_in_pages():
+    assert embedded_photograph(np.zeros((600, 1800, 3), "uint8")).shape == (300, 900, 3)
+    digit = np.arange(64, dtype="uint8").reshape(8, 8)
+    enlarged = embedded_photograph(digit)
+    assert enlarged.shape == (300, 300, 3)
+    np.testing.assert_array_equal(enlarged[18::38, 18::38, 0][:7, :7], digit[:7, :7])
+
+
+def test_large_attention_keeps_the_class_token_only(monkeypatch: pytest.MonkeyPatch):
+    complete = overlay_fragment(photograph(), attentions(), GRID)
+    monkeypatch.setattr("keras_tx.inspect.html_overlay.MAX_WEIGHTS", 100)
+    reduced = overlay_fragment(photograph(), attentions(), GRID)
+    assert '"queries": 25' in complete and '"queries": 1,' in reduced
+
+
+def test_invalid_shapes_raise():
+    with pytest.raises(InputError, match=r"attentions\[0\].*\(3, 25, 25\).*\(3, 26, 26\)"):
+        overlay_fragment(photograph(), attentions(), PatchGrid(ROWS, COLUMNS, 2))
+    with pytest.raises(InputError, match="attentions is empty"):
+        overlay_fragment(photograph(), [], GRID)
