@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from keras_tx.inspect.attention_distance import entropy_in_nats, mean_attention_distance
+    from keras_tx.inspect.attribution import IntegratedGradients, integrated_gradients, occlusion
+    from keras_tx.inspect.faithfulness import Faithfulness, FaithfulnessCurve, blur
     from keras_tx.inspect.filters import patch_kernel, principal_filters
     from keras_tx.inspect.html_page import (
         AttentionPart,
@@ -21,50 +23,94 @@ if TYPE_CHECKING:
         attention_parts,
         write_attention_page,
     )
+    from keras_tx.inspect.initialization import AttentionStatistics, head_width_statistics, model_statistics
     from keras_tx.inspect.inspector import Inspector, inspect
     from keras_tx.inspect.patch_grid import PatchGrid
     from keras_tx.inspect.positions import position_similarity, position_table
+    from keras_tx.inspect.receptive_field import central_square, effective_receptive_field
+    from keras_tx.inspect.relevance import (
+        AttentionGradients,
+        EncoderDecoderRelevance,
+        attention_gradients,
+        encoder_decoder_relevance,
+        gradient_rollout,
+        self_attention_relevance,
+    )
     from keras_tx.inspect.similarity import LayerSimilarity, MinibatchCKA, layer_similarity, linear_cka
 
 _HOMES = {
+    "AttentionGradients": "relevance",
     "AttentionPart": "html_page",
+    "AttentionStatistics": "initialization",
+    "EncoderDecoderRelevance": "relevance",
+    "Faithfulness": "faithfulness",
+    "FaithfulnessCurve": "faithfulness",
     "Inspector": "inspector",
+    "IntegratedGradients": "attribution",
     "LayerSimilarity": "similarity",
     "MinibatchCKA": "similarity",
     "PatchGrid": "patch_grid",
     "attention_fragment": "html_page",
+    "attention_gradients": "relevance",
     "attention_page": "html_page",
     "attention_parts": "html_page",
+    "blur": "faithfulness",
+    "central_square": "receptive_field",
+    "effective_receptive_field": "receptive_field",
+    "encoder_decoder_relevance": "relevance",
     "entropy_in_nats": "attention_distance",
+    "gradient_rollout": "relevance",
+    "head_width_statistics": "initialization",
     "inspect": "inspector",
+    "integrated_gradients": "attribution",
     "layer_similarity": "similarity",
     "linear_cka": "similarity",
     "mean_attention_distance": "attention_distance",
+    "model_statistics": "initialization",
+    "occlusion": "attribution",
     "patch_kernel": "filters",
     "position_similarity": "positions",
     "position_table": "positions",
     "principal_filters": "filters",
+    "self_attention_relevance": "relevance",
     "write_attention_page": "html_page",
 }
 
 __all__ = [
+    "AttentionGradients",
     "AttentionPart",
+    "AttentionStatistics",
+    "EncoderDecoderRelevance",
+    "Faithfulness",
+    "FaithfulnessCurve",
     "Inspector",
+    "IntegratedGradients",
     "LayerSimilarity",
     "MinibatchCKA",
     "PatchGrid",
     "attention_fragment",
+    "attention_gradients",
     "attention_page",
     "attention_parts",
+    "blur",
+    "central_square",
+    "effective_receptive_field",
+    "encoder_decoder_relevance",
     "entropy_in_nats",
+    "gradient_rollout",
+    "head_width_statistics",
     "inspect",
+    "integrated_gradients",
     "layer_similarity",
     "linear_cka",
     "mean_attention_distance",
+    "model_statistics",
+    "occlusion",
     "patch_kernel",
     "position_similarity",
     "position_table",
     "principal_filters",
+    "self_attention_relevance",
     "write_attention_page",
 ]
 

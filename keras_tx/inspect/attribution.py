@@ -1,0 +1,374 @@
+"""Attribution of a decision to the inputs: integrated gradients and occlusion."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_tx.errors import ConfigError, InputError, whole_number
+from keras_tx.inspect.decision import decision_mask, masked_sum, named_output
+from keras_tx.inspect.gradients import Point, gradients, intercepted, layer_named, layers_below
+from keras_tx.inspect.keras_model import as_float32
+from keras_tx.progress_bar import ProgressBar
+
+Predict = Callable[[Any], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class IntegratedGradients:
+    """Integrated gradients of a batch.
+
+    Attributes:
+        values: the attribution of each element, in the shape of the inputs or of the layer's output; a list
+            if there are several tensors.
+        scores: the explained score of each example (batch,).
+        baseline_scores: the score of each baseline (batch,).
+    """
+
+    values: Any
+    scores: np.ndarray
+    baseline_scores: np.ndarray
+
+    @property
+    def error(self) -> np.ndarray:
+        """The sum of the attributions minus that of the scores' differences (batch,).
+
+        It is 0 for exact integrals (the axiom of completeness). If it is not small, increase `steps`.
+        """
+        parts = self.values if isinstance(self.values, list) else [self.values]
+        total = np.sum([x.reshape(len(x), -1).sum(axis=1, dtype="float64") for x in parts], axis=0)
+        return total - (self.scores.astype("float64") - self.baseline_scores)
+
+
+def integrated_gradients(
+    model: Any,
+    inputs: Any,
+    target: Any = None,
+    *,
+    position: Any = None,
+    output: str | None = None,
+    layer: str | None = None,
+    baseline: Any = 0.0,
+    steps: int = 50,
+    batch_size: int = 16,
+    progress: bool = False,
+) -> IntegratedGradients:
+    """Computes integrated gradients (Sundararajan et al., 2017) of a Keras model.
+
+    The gradient of the score is integrated on the straight line from the baseline to the input, and
+    multiplied by their difference. The integral is a Gauss-Legendre sum, as in captum.
+
+    Args:
+        model: any Keras model; it runs in inference mode.
+        inputs: inputs of the model: an array, a list or a dict of arrays.
+        target: index of the explained class or token, or one for each example; by default the one with the
+            highest score.
+        position: of a model with an output for each token, the explained position; by default the last one.
+        output: name of the explained output; by default the only one, or "logits".
+        layer: name of a layer, whose output is attributed; by default the float inputs, or the output of the
+            token embedding if all inputs are integers.
+        baseline: a number, or an array that broadcasts to the attributed tensor; a list for several.
+        steps: number of points on the line.
+        batch_size: number of points that the model computes at once; memory grows with it.
+        progress: whether to show a progress bar.
+
+    Returns:
+        An IntegratedGradients.
+
+    Raises:
+        ConfigError: for an unknown layer, output or target, or inputs that have no gradient.
+
+    Example:
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    >>> integrated_gradients(model, np.array([[1.0, 3.0]], "float32")).values.round(4)
+    array([[1., 3.]], dtype=float32)
+    """
+    import keras
+
+    whole_number("steps", steps)
+    whole_number("batch_size", batch_size)
+    inputs = keras.tree.map_structure(np.asarray, inputs)
+    path = _Path(model, inputs, layer)
+    outputs = as_float32(named_output(model(inputs, training=False), output))
+    mask = decision_mask(outputs, target, position)
+    ends = path.tensors()
+    starts = _baselines(baseline, ends)
+    rows = len(mask)
+    alphas, weights = np.polynomial.legendre.leggauss(steps)
+    alphas, weights = (alphas + 1) / 2, weights / 2  # from -1..1 to 0..1
+    totals = [np.zeros(end.shape) for end in ends]
+
+    def at(points: list[np.ndarray], row: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+        return gradients(lambda *x: masked_sum(path.run(x, row, output), mask[row]), points)
+
+    pairs = np.array(list(itertools.product(range(rows), range(steps))))
+    with ProgressBar(len(pairs), "gradients", shown=progress) as bar:
+        for chunk in in_chunks(pairs, batch_size):
+            row, step = chunk.T
+            points = []
+            for start, end in zip(starts, ends, strict=True):
+                alpha = alphas[step].reshape(-1, *[1] * (end.ndim - 1))
+                points.append((start[row] + alpha * (end[row] - start[row])).astype(end.dtype))
+            for total, gradient in zip(totals, at(points, row)[1], strict=True):
+                share = weights[step].reshape(-1, *[1] * (gradient.ndim - 1))
+                np.add.at(total, row, share * gradient)
+            bar.advance(len(chunk))
+    values = [
+        (total * (end - start)).astype("float32")
+        for total, start, end in zip(totals, starts, ends, strict=True)
+    ]
+    baseline_scores = [
+        as_float32(masked_sum(path.run([start[row] for start in starts], row, output), mask[row]))
+        for row in in_chunks(np.arange(rows), batch_size)
+    ]
+    return IntegratedGradients(
+        values[0] if len(values) == 1 else values,
+        np.where(mask, outputs, 0).reshape(rows, -1).sum(axis=1),
+        np.concatenate(baseline_scores),
+    )
+
+
+class _Path:
+    """The tensors between which integrated gradients interpolate, and the model as a function of them."""
+
+    def __init__(self, model: Any, inputs: Any, layer: str | None) -> None:
+        import keras
+
+        self.tree = keras.tree
+        self.model = model
+        self.inputs = inputs
+        self.flat = keras.tree.flatten(inputs)
+        self.is_float = [x.dtype.kind == "f" for x in self.flat]
+        self.layers: list[Any] = []
+        if layer is not None:
+            self.layers = [layer_named(model, layer)]
+        elif not any(self.is_float):
+            self.layers = _token_embeddings(model)
+
+    def tensors(self) -> list[np.ndarray]:
+        """The attributed tensors of the inputs."""
+        if not self.layers:
+            return [x for x, is_float in zip(self.flat, self.is_float, strict=True) if is_float]
+        tensors: list[np.ndarray] = []
+
+        def record(_: Point, x: Any) -> Any:
+            tensors.append(as_float32(x))
+            return x
+
+        with intercepted([(layer, "call") for layer in self.layers], record):
+            self.model(self.inputs, training=False)
+        if not tensors:
+            raise ConfigError(
+                f"The model does not call the layer {self.layers[0].name!r}. Choose another layer."
+            )
+        return tensors
+
+    def run(self, points: Sequence[Any], row: np.ndarray, output: str | None) -> Any:
+        """The output of the model for rows of the inputs, with other attributed tensors."""
+        from keras import ops
+
+        def rows_of(x: np.ndarray) -> Any:
+            return ops.convert_to_tensor(x[row])
+
+        remaining = iter(points)
+        if not self.layers:
+            flat = [
+                ops.convert_to_tensor(next(remaining)) if is_float else rows_of(x)
+                for x, is_float in zip(self.flat, self.is_float, strict=True)
+            ]
+            inputs = self.tree.pack_sequence_as(self.inputs, flat)
+            return named_output(self.model(inputs, training=False), output)
+        rows = self.tree.map_structure(rows_of, self.inputs)
+        with intercepted(
+            [(layer, "call") for layer in self.layers], lambda _, x: ops.cast(next(remaining), x.dtype)
+        ):
+            return named_output(self.model(rows, training=False), output)
+
+
+def _token_embeddings(model: Any) -> list[Any]:
+    """The first layers that look up vectors of token ids."""
+    import keras
+
+    from keras_tx.layers import TokenEmbedding
+
+    layers = [
+        layer
+        for layer in layers_below(model)
+        if isinstance(layer, TokenEmbedding | keras.layers.Embedding) and "position" not in layer.name
+    ]
+    if len(layers) > 1:  # those of token types, for example
+        layers = [layer for layer in layers if "token_embedding" in layer.name] or layers
+    if len(layers) != 1:
+        names = [layer.name for layer in layers]
+        raise ConfigError(
+            f"The inputs are integers, which have no gradient, and the model has {len(layers)} token "
+            f"embeddings {names}. Pass layer=, the name of the layer whose output is attributed."
+        )
+    return layers
+
+
+def _baselines(baseline: Any, ends: list[np.ndarray]) -> list[np.ndarray]:
+    baselines = baseline if isinstance(baseline, list | tuple) else [baseline] * len(ends)
+    if len(baselines) != len(ends):
+        raise ConfigError(f"baseline has {len(baselines)} arrays, but {len(ends)} tensors are attributed.")
+    starts = []
+    for start, end in zip(baselines, ends, strict=True):
+        start = np.asarray(start, end.dtype)
+        try:
+            starts.append(np.broadcast_to(start, end.shape))
+        except ValueError:
+            raise ConfigError(
+                f"baseline has the shape {start.shape}, which does not broadcast to that of the attributed "
+                f"tensor, {end.shape}."
+            ) from None
+    return starts
+
+
+def occlusion(
+    predict: Predict,
+    inputs: Any,
+    target: Any = None,
+    *,
+    window: int | tuple[int, ...],
+    stride: int | tuple[int, ...] | None = None,
+    baseline: Any = 0.0,
+    position: Any = None,
+    output: str | None = None,
+    name: str | None = None,
+    batch_size: int = 32,
+    progress: bool = False,
+) -> np.ndarray:
+    """Computes by how much a score falls if a window of the input is occluded (Zeiler and Fergus, 2014).
+
+    The attribution of an element is the mean difference over the windows that contain it, as in captum.
+
+    Args:
+        predict: a Keras model, or any function of inputs to outputs.
+        inputs: an array (batch, tokens), (batch, height, width, channels) or similar, or a dict of arrays.
+        target: index of the explained class or token, or one for each example; by default the one with the
+            highest score.
+        window: size of the window on the axes after the batch, such as (16, 16) for images, whose channels
+            are occluded together. An integer is for all axes except the channels.
+        stride: distance between windows; by default `window`.
+        baseline: the value in the window: a number, or an array that broadcasts to the inputs. For token ids
+            the id of the mask or padding token.
+        position: of an output for each token, the explained position; by default the last one.
+        output: name of the explained output; by default the only one, or "logits".
+        name: of the occluded array, if the inputs are a dict.
+        batch_size: number of occluded inputs that `predict` computes at once.
+        progress: whether to show a progress bar.
+
+    Returns:
+        A float32 array (batch, ...) with the axes of the window.
+
+    Raises:
+        ConfigError: for a window or stride that does not fit the inputs, or an unknown output or target.
+
+    Example:
+
+    >>> occlusion(lambda x: x @ np.array([[2.0], [0.0], [1.0]]), np.ones((1, 3)), window=1)
+    array([[2., 0., 1.]], dtype=float32)
+    """
+    whole_number("batch_size", batch_size)
+    rows = Rows(predict, inputs, name, output)
+    sizes, steps = _window(window, stride, rows.array.shape)
+    base = np.broadcast_to(np.asarray(baseline, rows.array.dtype), rows.array.shape)
+    outputs = rows.predict(rows.array)
+    mask = decision_mask(outputs, target, position)
+    scores = np.where(mask, outputs, 0).reshape(len(mask), -1).sum(axis=1, dtype="float64")
+    total = np.zeros(rows.array.shape[: 1 + len(sizes)])
+    count = np.zeros(total.shape[1:])
+    places = list(_windows(total.shape[1:], sizes, steps))
+    for place in places:
+        count[place] += 1
+    pairs = np.array(list(itertools.product(range(len(total)), range(len(places)))))
+    with ProgressBar(len(pairs), "windows", shown=progress) as bar:
+        for chunk in in_chunks(pairs, batch_size):
+            row = chunk[:, 0]
+            occluded = rows.array[row]
+            for k, (i, j) in enumerate(chunk):
+                occluded[k][places[j]] = base[i][places[j]]
+            after = np.where(mask[row], rows.predict(occluded, row), 0).reshape(len(row), -1).sum(axis=1)
+            for (i, j), difference in zip(chunk, scores[row] - after, strict=True):
+                total[i][places[j]] += difference
+            bar.advance(len(chunk))
+    return (total / count).astype("float32")
+
+
+class Rows:
+    """A function of inputs, of which rows are repeated with another array."""
+
+    def __init__(self, predict: Predict, inputs: Any, name: str | None, output: str | None) -> None:
+        self.function = predict
+        self.output = output
+        self.name = name
+        if not isinstance(inputs, dict):
+            if name is not None:
+                raise ConfigError(f"name={name!r} is for inputs in a dict, but inputs is an array. Omit it.")
+            self.inputs: dict[str | None, np.ndarray] = {None: np.asarray(inputs)}
+        else:
+            self.inputs = {key: np.asarray(value) for key, value in inputs.items()}
+            if name is None and len(inputs) == 1:
+                self.name = next(iter(inputs))
+            elif name not in inputs:
+                raise ConfigError(f"name={name!r} is not in the inputs. Pass one of {sorted(inputs)}.")
+        self.array = self.inputs[self.name]
+        self.is_dict = isinstance(inputs, dict)
+
+    def predict(self, array: np.ndarray, row: Any = slice(None)) -> np.ndarray:
+        """The output for rows of the inputs, with this array in place of the named one."""
+        inputs: Any = array
+        if self.is_dict:
+            inputs = {**{key: value[row] for key, value in self.inputs.items()}, self.name: array}
+        outputs = named_output(self.function(inputs), self.output)
+        outputs = outputs if isinstance(outputs, np.ndarray) else as_float32(outputs)
+        if len(outputs) != len(array):
+            raise InputError(
+                f"predict returned {len(outputs)} rows for {len(array)} inputs, expected as many."
+            )
+        return outputs
+
+
+def _window(window: Any, stride: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Window and stride for each axis that they cover."""
+    axes = len(shape) - 1
+    sizes = (window,) * max(1, axes - 1) if isinstance(window, int) else tuple(window)
+    steps = sizes if stride is None else (stride,) * len(sizes) if isinstance(stride, int) else tuple(stride)
+    if not 0 < len(sizes) <= axes or len(steps) != len(sizes):
+        raise ConfigError(
+            f"window={window} and stride={stride} do not fit inputs of shape {shape}. Pass one number for "
+            "each axis after the batch, or fewer to occlude the last axes whole."
+        )
+    for size, step, length in zip(sizes, steps, shape[1:], strict=False):
+        whole_number("window", size)
+        whole_number("stride", step)
+        if size > length or (step > size and size < length):
+            raise ConfigError(
+                f"window={window} with stride={stride} on inputs of shape {shape}: expected a window of at "
+                f"most {length} and a stride of at most the window, so that every element is occluded."
+            )
+    return sizes, steps
+
+
+def _windows(
+    lengths: tuple[int, ...], sizes: tuple[int, ...], steps: tuple[int, ...]
+) -> Iterator[tuple[slice, ...]]:
+    counts = [
+        math.ceil((length - size) / step) + 1
+        for length, size, step in zip(lengths, sizes, steps, strict=True)
+    ]
+    for index in itertools.product(*map(range, counts)):
+        starts = [i * step for i, step in zip(index, steps, strict=True)]
+        yield tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+
+
+def in_chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Yields consecutive parts of an array with at most `size` rows."""
+    return (rows[start : start + size] for start in range(0, len(rows), size))
