@@ -53,12 +53,12 @@ def test_field_of_a_vit_covers_the_image_after_one_block():
 
 
 def test_field_of_a_cnn_of_keras():
-    model = keras.applications.MobileNetV2((32, 32, 3), alpha=0.35, weights=None)
+    model = redraw(keras.applications.MobileNetV2((32, 32, 3), alpha=0.35, weights=None))
     field = effective_receptive_field(model, draw(1, 32, 32, 3), "block_1_expand")
-    assert 0 < (field > 0).sum() < 32 * 32
-    row, column = np.unravel_index(field.argmax(), field.shape)
-    assert abs(row - 16) <= 2
-    assert abs(column - 16) <= 2
+    for axis in (0, 1):  # a convolution of 3 with stride 2, and one of 3: 7 pixels around those of position 8
+        reached = np.flatnonzero(field.any(axis=axis))
+        assert np.ptp(reached) + 1 in (6, 7)
+        assert reached.min() <= 16 <= reached.max()
     with pytest.raises(ConfigError, match=r"shape \(1, 1000\)"):
         effective_receptive_field(model, draw(1, 32, 32, 3), "predictions")
     with pytest.raises(ConfigError, match=r"position=\(16, 16\) is out of range.*16 rows"):
