@@ -1,12 +1,243 @@
-"""FolderReader: attention weights and hidden states of an exported folder, with onnxruntime."""
+"""FolderReader: attention weights and hidden states of an exported folder, with onnxruntime on the CPU."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from keras_tx.errors import FolderError
+import numpy as np
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError, FolderError, InputError
+from keras_tx.inspect.graph_outputs import AttentionNode, GraphOutputs
+from keras_tx.inspect.inputs import InputAdapter, Tensors
+from keras_tx.inspect.patch_grid import PatchGrid
+from keras_tx.processing import ImageTransform, TextTransform
+from keras_tx.runtime.folder import Folder, check_unchanged, open_folder
+from keras_tx.runtime.session import Session
+
+GROUP_BYTES = 2**28  # of the attention weights that one run of `attention_layers` computes
+PAST_PREFIX = "past_key_values."
 
 
-def FolderReader(path: str | os.PathLike[str], precision: str | None) -> Any:
-    raise FolderError(f"{path}: folders are not supported yet.")
+class FolderReader:
+    """Computes the arrays of an Inspector with onnxruntime.
+
+    The graphs are opened with other outputs, in memory: the files of the folder are not changed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], precision: str | None = None) -> None:
+        self.folder = folder = open_folder(path, precision)
+        self.name = str(folder.path)
+        self._decoder = InspectedGraph(folder, folder.graph, folder.inputs)
+        self.parts: tuple[str, ...] = ()
+        self._encoder: InspectedGraph | None = None
+        if folder.encoder is not None and folder.manifest.encoder is not None:
+            self._encoder = InspectedGraph(folder, folder.encoder, folder.manifest.encoder.inputs)
+            self.parts = ("encoder", "decoder", "cross")
+        if not self._decoder.outputs.attention:
+            raise FolderError(
+                f"{folder.path}: the graph has no Attention nodes (opset {folder.manifest.opset}). Export a "
+                "model with attention layers again with opset=23 or higher, or inspect the Keras model."
+            )
+        self.adapter = InputAdapter(
+            self.name,
+            tuple(spec.name for spec in (self._encoder or self._decoder).inputs),
+            folder.transform if folder.transform is not None else _text_transform(folder),
+            self._image_tensor,
+            (folder.generation or {}).get("decoder_start_token_id"),
+        )
+
+    def layer_names(self, part: str | None) -> list[str]:
+        return [one.layer for one in self._attention(part)]
+
+    def attention_layers(
+        self, tensors: Tensors, indices: Sequence[int], part: str | None
+    ) -> Iterator[np.ndarray]:
+        nodes = self._attention(part)
+        graph, feed = self._graph(part), self._feed(tensors, part)
+        yield from graph.attention(feed, [nodes[index] for index in indices])
+
+    def hidden_states(self, tensors: Tensors, part: str | None) -> list[np.ndarray]:
+        graph = self._graph(part)
+        names = graph.outputs.hidden_states(final_norm=self.adapter.kind == "text")
+        if names is None:
+            raise ConfigError(
+                f"{self.name!r} has no transformer blocks of keras_tx, so its hidden states are not defined. "
+                "Create a keras.Model with the outputs of its layers instead."
+            )
+        mask = self.query_mask(tensors, part)
+        states = graph.values(self._feed(tensors, part), names)
+        return [state if state.ndim == 3 or mask is None else _with_padding(state, mask) for state in states]
+
+    def grid(self, tensors: Tensors) -> PatchGrid:
+        transform = self.adapter.transform
+        patch = (self.folder.config or {}).get("patch_size")
+        if not isinstance(transform, ImageTransform) or patch is None:
+            raise InputError(f"{self.name!r} has no patch_size in {contract.CONFIG}, so it has no grid.")
+        height, width = patch if isinstance(patch, list) else (patch, patch)
+        rows, columns = transform.height // height, transform.width // width
+        (weights,) = self.attention_layers(tensors, [0], None)
+        return PatchGrid(rows, columns, weights.shape[-1] - rows * columns)
+
+    def query_mask(self, tensors: Tensors, part: str | None) -> np.ndarray | None:
+        if self.adapter.kind != "text":
+            return None
+        if part in ("decoder", "cross"):
+            mask = tensors.get(contract.DECODER_ATTENTION_MASK)
+            return None if mask is None else np.asarray(mask) != 0
+        return self._text_feed(tensors)[contract.ATTENTION_MASK] != 0
+
+    def _attention(self, part: str | None) -> list[AttentionNode]:
+        every = self._graph(part).outputs.attention
+        return [one for one in every if part is None or one.is_cross == (part == "cross")]
+
+    def _graph(self, part: str | None) -> InspectedGraph:
+        return self._encoder if part == "encoder" and self._encoder is not None else self._decoder
+
+    def _image_tensor(self, images: Any) -> np.ndarray:
+        transform = self.folder.transform
+        assert transform is not None
+        if self._decoder.inputs[0].name == contract.PIXELS:
+            return transform.resize(images)
+        return np.ascontiguousarray(transform(images).transpose(0, 3, 1, 2))
+
+    def _feed(self, tensors: Tensors, part: str | None) -> Tensors:
+        """The inputs of the graph of a part."""
+        if self.adapter.kind != "text":
+            return tensors
+        if part in ("decoder", "cross"):
+            return self._decoder_feed(tensors)
+        return self._text_feed(tensors)
+
+    def _text_feed(self, tensors: Tensors) -> Tensors:
+        """The inputs of a graph of texts; those that are missing are derived from the token ids."""
+        known = {spec.name for spec in (self._encoder or self._decoder).inputs}
+        ids = np.asarray(tensors[contract.INPUT_IDS]) if contract.INPUT_IDS in tensors else None
+        if ids is None:
+            raise InputError(f"{self.name!r} requires {contract.INPUT_IDS!r}, got {sorted(tensors)}.")
+        feed = {name: np.asarray(value) for name, value in tensors.items() if "decoder_" not in name}
+        pad_id = (self.folder.config or {}).get("pad_token_id")
+        padding = np.zeros(ids.shape, bool) if pad_id is None else ids == pad_id
+        feed.setdefault(contract.ATTENTION_MASK, (~padding).astype("int64"))
+        positions = np.maximum(feed[contract.ATTENTION_MASK].cumsum(1) - 1, 0)
+        if contract.POSITION_IDS in known:
+            feed.setdefault(contract.POSITION_IDS, positions)
+        if contract.TOKEN_TYPE_IDS in known:
+            feed.setdefault(contract.TOKEN_TYPE_IDS, np.zeros_like(ids))
+        elif not np.any(feed.get(contract.TOKEN_TYPE_IDS, 0)):
+            feed.pop(contract.TOKEN_TYPE_IDS, None)  # RoBERTa's tokenizers return zeros
+        return feed | (self._decoder.empty_past(len(ids)) if self._encoder is None else {})
+
+    def _decoder_feed(self, tensors: Tensors) -> Tensors:
+        """The inputs of the decoder, after the encoder has run."""
+        assert self._encoder is not None
+        source = self._text_feed(tensors)
+        (hidden,) = self._encoder.values(source, [contract.LAST_HIDDEN_STATE])
+        ids = np.asarray(tensors[contract.DECODER_INPUT_IDS])
+        if len(ids) != len(hidden):
+            raise InputError(f"There are {len(hidden)} inputs, but {len(ids)} targets.")
+        return {
+            contract.INPUT_IDS: ids,
+            contract.ENCODER_HIDDEN_STATES: hidden,
+            contract.ENCODER_ATTENTION_MASK: source[contract.ATTENTION_MASK],
+            contract.USE_CACHE_BRANCH: np.array([False]),
+            **self._decoder.empty_past(len(ids)),
+        }
+
+
+class InspectedGraph:
+    """A graph of a folder, opened with the outputs of a run.
+
+    Args:
+        folder: the folder.
+        path: of the graph.
+        inputs: of the graph, by the manifest.
+
+    Attributes:
+        outputs: the Attention nodes and values of the graph.
+    """
+
+    def __init__(self, folder: Folder, path: Path, inputs: Sequence[contract.TensorSpec]) -> None:
+        self.folder = folder
+        self.path = path
+        self.inputs = inputs
+        try:
+            self.outputs = GraphOutputs(path.read_bytes(), folder.manifest.tiers)
+        except (OSError, ValueError) as error:
+            if isinstance(error, FolderError):
+                raise
+            raise FolderError(f"{path} cannot be read ({error}). Copy or export it again.") from error
+        check_unchanged(folder)
+        self._session: tuple[Any, Session] | None = None
+        self._sizes: dict[Any, int] = {}  # bytes of the attention weights of a layer, by shapes of inputs
+
+    def attention(self, feed: Tensors, nodes: Sequence[AttentionNode]) -> Iterator[np.ndarray]:
+        """Yields the attention weights of nodes; one run computes several of them if they are small."""
+        start, shapes = 0, tuple(np.shape(value) for value in feed.values())
+        while start < len(nodes):
+            size = self._sizes.get(shapes)
+            count = 1 if size is None else max(1, GROUP_BYTES // size)
+            group = nodes[start : start + count]
+            start += count
+            distinct = list({one.weights: one for one in group}.values())
+            content = lambda distinct=distinct: self.outputs.write(distinct)  # noqa: E731
+            arrays = self._run(feed, tuple(one.weights for one in distinct), content)
+            self._sizes[shapes] = max(4 * array.size for array in arrays.values())
+            for one in group:
+                yield arrays[one.weights].astype(np.float32, copy=False)
+
+    def values(self, feed: Tensors, names: Sequence[str]) -> list[np.ndarray]:
+        """Returns values of the graph as float32."""
+        arrays = self._run(feed, tuple(names), lambda: self.outputs.write(values=names))
+        return [arrays[name].astype(np.float32, copy=False) for name in names]
+
+    def empty_past(self, rows: int) -> Tensors:
+        """Returns the inputs for keys and values of earlier tokens, without tokens."""
+        specs = [spec for spec in self.inputs if spec.name.startswith(PAST_PREFIX)]
+        sizes = {contract.HEAD_AXIS: self._head_size()}
+        return {
+            spec.name: np.zeros(
+                [rows, *(axis if isinstance(axis, int) else sizes.get(axis, 0) for axis in spec.shape[1:])],
+                spec.dtype,
+            )
+            for spec in specs
+        }
+
+    def _head_size(self) -> int:
+        """The size of a head, which the inputs may declare as dynamic."""
+        sizes = [spec.shape[-1] for spec in self.folder.outputs if spec.name.startswith("present.")]
+        return next((size for size in sizes if isinstance(size, int)), 0)
+
+    def _run(
+        self, feed: Tensors, key: tuple[str, ...], content: Callable[[], bytes]
+    ) -> dict[str, np.ndarray]:
+        """The outputs of the graph; the session of the last outputs is kept."""
+        if self._session is None or self._session[0] != key:
+            self._session = None  # frees its memory first
+            try:
+                session = Session(self.path, "cpu", content=content())
+            finally:
+                check_unchanged(self.folder)
+            self._session = key, session
+        return self._session[1].run(feed)
+
+
+def _text_transform(folder: Folder) -> TextTransform | None:
+    if folder.tokenizer is None:
+        return None
+    try:
+        return TextTransform.load(folder.path)
+    except ConfigError as error:
+        raise FolderError(str(error)) from error
+
+
+def _with_padding(packed: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """(tokens, width) of an unpadded graph, which also computes each row's first token -> (b, s, width)."""
+    computed = mask.copy()
+    computed[:, 0] = True
+    padded = np.zeros((*mask.shape, packed.shape[-1]), packed.dtype)
+    padded[computed] = packed
+    return padded

@@ -157,13 +157,14 @@ class Inspector:
     ) -> Iterator[np.ndarray]:
         part = self._part(part)
         tensors = self._tensors(inputs, targets, part)
-        mask = self.reader.query_mask(tensors, part)
-        if mask is None:
-            return self.reader.attention_layers(tensors, indices, part)
-        return (
-            weights * mask[:, None, :, None] if not mask.all() else weights
-            for weights in self.reader.attention_layers(tensors, indices, part)
-        )
+        layers = self.reader.attention_layers(tensors, indices, part)
+        queries = self.reader.query_mask(tensors, part)
+        keys = self.reader.query_mask(tensors, "encoder") if part == "cross" else None
+        if queries is not None and not queries.all():
+            layers = (weights * queries[:, None, :, None] for weights in layers)
+        if keys is not None and not keys.all():  # a source without tokens
+            layers = (weights * keys[:, None, None, :] for weights in layers)
+        return layers
 
     def hidden_states(
         self, inputs: Any, *, targets: Any = None, layers: Layers = None, part: str | None = None

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from keras_tx.errors import ConfigError
+from keras_tx.protobuf import VARINT, read_fields, read_varint
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 UNIGRAM, BPE = 1, 2
@@ -116,40 +117,12 @@ def _piece(fields: dict[int, list[Value]]) -> tuple[str, float, int]:
 def _message(data: Value) -> dict[int, list[Value]]:
     """The values of a protobuf message, by the number of their field."""
     fields: dict[int, list[Value]] = {}
-    for number, value in _fields(_bytes(data)):
-        fields.setdefault(number, []).append(value)
+    data = _bytes(data)
+    for field in read_fields(data):
+        part = data[field.first : field.end]
+        value = read_varint(part, 0, len(part))[0] if field.wire_type == VARINT else part
+        fields.setdefault(field.number, []).append(value)
     return fields
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
-    place = 0
-    while place < len(data):
-        key, place = _varint(data, place)
-        kind = key & 7
-        if kind == 0:
-            value, place = _varint(data, place)
-            yield key >> 3, value
-            continue
-        if kind == 2:
-            size, place = _varint(data, place)
-        else:
-            size = {1: 8, 5: 4}[kind]
-        if place + size > len(data):
-            raise ValueError("truncated")
-        yield key >> 3, data[place : place + size]
-        place += size
-
-
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[place]
-        value |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
-        if byte < 0x80:
-            return value, place
-        if shift > 63:
-            raise ValueError("a number of more than 64 bits")
 
 
 def _signed(value: int) -> int:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from keras_tx.errors import FolderError
+from keras_tx.protobuf import BYTES, VARINT, Buffer, read_fields, read_varint
 
 # The messages that can hold a TensorProto, by field number, as in onnx.proto. A test compares this table with
 # the onnx package.
@@ -43,11 +44,6 @@ SCHEMA: dict[str, dict[int, str]] = {
     "SparseTensorProto": {1: "TensorProto", 2: "TensorProto"},
     "TensorProto": {13: "StringStringEntryProto"},  # external_data: key 1, value 2
 }
-
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_MAX_FIELD = 2**29 - 1
-
-Buffer = bytes | mmap.mmap
 
 
 def external_locations(graph: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -95,13 +91,13 @@ def _opened(path: Path) -> Iterator[Buffer]:
             yield buffer
     except OSError as error:
         raise FolderError(f"{path} cannot be read: {error.strerror}. Copy or export it again.") from error
-    except ValueError as error:  # of _fields, of a name that is not UTF-8, and of mmap for an empty file
+    except ValueError as error:  # of read_fields, of a name that is not UTF-8, and of mmap for an empty file
         raise FolderError(f"{path} is not a valid ONNX file ({error}). Copy or export it again.") from error
 
 
 def _external_tensor(buffer: Buffer, start: int, end: int) -> ExternalTensor:
     """The tensor of a TensorProto, which has sizes in field 1, its type in 2, and its name in 8."""
-    numbers = [(number, _varint(buffer, a, b)[0]) for number, a, b in _fields(buffer, start, end, _VARINT)]
+    numbers = [(number, read_varint(buffer, a, b)[0]) for number, a, b in _fields(buffer, start, end, VARINT)]
     texts = [(number, a, b) for number, a, b in _fields(buffer, start, end)]
     place = {}
     for number, first, last in texts:
@@ -139,30 +135,8 @@ def _location(buffer: Buffer, start: int, end: int) -> set[str]:
     return {value.decode("utf-8") for number, value in fields if number == 2} or {""}
 
 
-def _fields(buffer: Buffer, start: int, end: int, wanted: int = _BYTES) -> Iterator[tuple[int, int, int]]:
-    """Number, start and end of each field of a wire type; raises a ValueError for damaged bytes."""
-    position = start
-    while position < end:
-        tag, position = _varint(buffer, position, end)
-        number, wire_type = tag >> 3, tag & 7
-        first = position
-        if wire_type == _BYTES:
-            length, first = _varint(buffer, position, end)
-            position = first + length
-        elif wire_type == _VARINT:
-            _, position = _varint(buffer, position, end)
-        else:
-            position += {_FIXED32: 4, _FIXED64: 8}.get(wire_type, end + 1)  # ONNX uses no others
-        if position > end or not 1 <= number <= _MAX_FIELD:
-            raise ValueError(f"damaged at byte {first}")
-        if wire_type == wanted:
-            yield number, first, position
-
-
-def _varint(buffer: Buffer, position: int, end: int) -> tuple[int, int]:
-    value = 0
-    for place in range(position, min(position + 10, end)):
-        value |= (buffer[place] & 0x7F) << 7 * (place - position)
-        if buffer[place] < 0x80:
-            return value, place + 1
-    raise ValueError(f"damaged at byte {position}")
+def _fields(buffer: Buffer, start: int, end: int, wanted: int = BYTES) -> Iterator[tuple[int, int, int]]:
+    """Number, start and end of the value of each field of a wire type."""
+    for field in read_fields(buffer, start, end):
+        if field.wire_type == wanted:
+            yield field.number, field.first, field.end

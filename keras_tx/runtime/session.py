@@ -48,6 +48,7 @@ class Session:
         provider: "cpu", "cuda" ..., or "auto": CUDA if it works, otherwise the CPU.
         threads: threads of one operation on the CPU; by default as many as cores.
         weights: weights of the graph that another session has too; used on the CPU.
+        content: the bytes of a graph to run instead of that of the file, whose external data it uses.
 
     Attributes:
         provider: the provider that runs the graph.
@@ -70,6 +71,7 @@ class Session:
         provider: str = "auto",
         threads: int | None = None,
         weights: SharedWeights | None = None,
+        content: bytes | None = None,
     ) -> None:
         providers.check_name(provider)
         self.graph = Path(graph)
@@ -78,7 +80,7 @@ class Session:
             raise ConfigError(f"threads is {threads!r}, expected at most {MOST_THREADS}.")
         self.threads = count
         self.weights = weights
-        self.provider, self._session = _start(self.graph, provider, count, weights)
+        self.provider, self._session = _start(self.graph, provider, count, weights, content)
         self._process = os.getpid()
         self._quiet = quiet_options()
         self.inputs = tuple(_spec(node) for node in self._session.get_inputs())
@@ -312,7 +314,9 @@ def stays_on_cpu(provider: str) -> bool:
     return provider == "cpu" or (provider == "auto" and not _gpu_wheel(_onnxruntime()))
 
 
-def _start(graph: Path, provider: str, threads: int | None, weights: SharedWeights | None) -> tuple[str, Any]:
+def _start(
+    graph: Path, provider: str, threads: int | None, weights: SharedWeights | None, content: bytes | None
+) -> tuple[str, Any]:
     onnxruntime = _onnxruntime()
     gpu_wheel = _gpu_wheel(onnxruntime)
     reason = "" if provider == "cpu" or not gpu_wheel else _load_cuda_libraries(onnxruntime)
@@ -324,12 +328,13 @@ def _start(graph: Path, provider: str, threads: int | None, weights: SharedWeigh
         wheels=() if provider == "cpu" else _wheels(onnxruntime),
     )
     if wanted == [providers.CPU]:
-        return "cpu", _create(onnxruntime, graph, wanted, threads, weights)
+        return "cpu", _create(onnxruntime, graph, wanted, threads, weights, content)
     try:
-        session = _create(onnxruntime, graph, wanted, threads)
+        session = _create(onnxruntime, graph, wanted, threads, None, content)
     except FolderError as error:
         # A graph that fails on the CPU too is not valid; otherwise the provider failed.
-        session, reason = _create(onnxruntime, graph, [providers.CPU], threads, weights), str(error.__cause__)
+        session = _create(onnxruntime, graph, [providers.CPU], threads, weights, content)
+        reason = str(error.__cause__)
     return providers.settle(provider, session.get_providers(), reason), session
 
 
@@ -353,7 +358,8 @@ def _create(
     graph: Path,
     wanted: list[str],
     threads: int | None,
-    weights: SharedWeights | None = None,
+    weights: SharedWeights | None,
+    content: bytes | None,
 ) -> Any:
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
@@ -362,9 +368,14 @@ def _create(
         options.intra_op_num_threads = threads
     if weights is not None:
         weights.add_to(options, onnxruntime)
+    if content is not None:
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(graph.parent)
+        )
     try:
         # enable_fallback=0: by default onnxruntime prints a message and continues on the CPU
-        session = onnxruntime.InferenceSession(graph, options, providers=wanted, enable_fallback=0)
+        model = graph if content is None else content
+        session = onnxruntime.InferenceSession(model, options, providers=wanted, enable_fallback=0)
     except Exception as error:  # onnxruntime's exceptions have no base class of their own
         raise FolderError(
             f"{graph}: onnxruntime {onnxruntime.__version__} cannot load it: {str(error).strip()} "
