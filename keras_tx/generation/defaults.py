@@ -20,6 +20,10 @@ NAMES = {
 }
 
 
+# What an entry of task_specific_params has for lengths, and the smallest value.
+LENGTHS = {"min_length": ("0 or more tokens", 0), "max_length": ("2 or more tokens", 2)}
+
+
 def read_defaults(values: Mapping[str, Any], file: str) -> dict[str, Any]:
     """The options by the names of `generate`, without those that have no effect.
 
@@ -37,6 +41,40 @@ def read_defaults(values: Mapping[str, Any], file: str) -> dict[str, Any]:
     if isinstance(options.get("forced_last_id"), list):
         raise ConfigError(f"{file} has forced_eos_token_id={options['forced_last_id']!r}, expected one id.")
     return options
+
+
+def read_task(
+    values: Mapping[str, Any], defaults: Mapping[str, Any], file: str
+) -> tuple[str, dict[str, Any], int | None]:
+    """An entry of task_specific_params, as the pipelines of transformers apply it.
+
+    >>> read_task({"prefix": "summarize: ", "max_length": 200}, {"num_beams": 4}, "a file")
+    ('summarize: ', {'num_beams': 4}, 199)
+
+    Args:
+        values: the entry.
+        defaults: options by the names of `generate` that the model has without it.
+        file: its name in messages.
+
+    Returns:
+        The prefix of sources, the default options of `generate`, and its max_new_tokens, or None.
+
+    Raises:
+        ConfigError: if a value is not supported.
+    """
+    for name, (expected, least) in LENGTHS.items():
+        value = values.get(name)
+        if value is not None and (type(value) is not int or value < least):
+            raise ConfigError(f"{file}: {name} is {value!r}, expected {expected}.")
+    prefix = values.get("prefix") or ""
+    if not isinstance(prefix, str):
+        raise ConfigError(f"{file}: prefix is {prefix!r}, expected a string.")
+    options = {name: value for name, value in defaults.items() if NAMES[name][0] not in values}
+    options |= read_defaults(values, file)
+    if (values.get("min_length") or 0) > 1:
+        options["min_new_tokens"] = values["min_length"] - 1  # lengths include the first token of the decoder
+    longest = values.get("max_length")
+    return prefix, options, None if longest is None else longest - 1
 
 
 def write_defaults(options: Mapping[str, Any] | None) -> dict[str, Any]:

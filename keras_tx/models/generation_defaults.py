@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, user_stacklevel
-from keras_tx.generation.defaults import NAMES, read_defaults, write_defaults
+from keras_tx.generation.defaults import NAMES, read_defaults, read_task, write_defaults
 from keras_tx.processing import TextTransform
 from keras_tx.weights.checkpoint import read_json
 from keras_tx.weights.config_json import Fields
@@ -37,15 +37,34 @@ def read_generation_defaults(config: Fields) -> dict[str, Any] | None:
     """
     values, file = generation_fields(config)
     options = read_defaults(values, file)
-    ignored = {
-        key: values[key] for key, neutral in UNSUPPORTED.items() if values.get(key) not in (None, neutral)
-    }
+    _warn_of_unsupported(values, file, UNSUPPORTED)
+    return options or None
+
+
+def read_task_options(config: Fields) -> dict[str, Any] | None:
+    """Returns task_specific_params: the prefix of sources and the options of `generate` by task.
+
+    Raises:
+        ConfigError: if it is not an object of objects, or a value is not supported.
+    """
+    tasks = config.get("task_specific_params")
+    if not tasks:
+        return None
+    if not isinstance(tasks, dict) or not all(isinstance(values, dict) for values in tasks.values()):
+        raise config.error("task_specific_params", "expected an object for each task")
+    for name, values in tasks.items():
+        _warn_of_unsupported(values, f"{config.where}: {name}", UNSUPPORTED.keys() - {"min_length"})
+    check_task_options(tasks)
+    return tasks
+
+
+def _warn_of_unsupported(values: Mapping[str, Any], file: str, names: Iterable[str]) -> None:
+    ignored = {key: values[key] for key in names if values.get(key) not in (None, UNSUPPORTED[key])}
     if ignored:
         warnings.warn(
             f"{file} has {ignored}, which generate() does not support. Texts are generated without.",
             stacklevel=user_stacklevel(),
         )
-    return options or None
 
 
 def read_stop_ids(
@@ -93,6 +112,21 @@ def generation_files(model: Any) -> dict[str, Any]:
         return {}
     known = {name: number for name, number in model.special_ids().items() if number is not None}
     return {contract.GENERATION_CONFIG: {**known, **write_defaults(model.config.generation)}}
+
+
+def task_fields(config: Any) -> dict[str, Any]:
+    """Returns the fields of config.json with the options of tasks."""
+    return {} if config.task_options is None else {"task_specific_params": config.task_options}
+
+
+def check_task_options(tasks: Any) -> None:
+    """Raises a ConfigError for options that `translate` and `summarize` do not support."""
+    if tasks is None:
+        return
+    if not isinstance(tasks, dict) or not all(isinstance(values, dict) for values in tasks.values()):
+        raise ConfigError(f"task_options={tasks!r:.80}, expected a dict of options for each task.")
+    for name, values in tasks.items():
+        read_task(values, {}, f"task_options[{name!r}]")
 
 
 def check_generation_defaults(options: Any) -> None:

@@ -82,6 +82,7 @@ class TransformerOverrides(TypedDict, total=False):
     start_id: Count | None
     stop_ids: tuple[int, ...] | None
     generation: dict[str, Any] | None
+    task_options: dict[str, Any] | None
     norm_epsilon: Epsilon
     dropout: Rate
     hidden_dropout: Rate
@@ -108,6 +109,7 @@ class T5Overrides(TypedDict, total=False):
     start_id: Count | None
     stop_ids: tuple[int, ...] | None
     generation: dict[str, Any] | None
+    task_options: dict[str, Any] | None
     norm_epsilon: Epsilon
     dropout: Rate
 

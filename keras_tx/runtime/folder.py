@@ -31,6 +31,10 @@ _CONFIG_KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "pad_token_id": ("an id", lambda value: type(value) is int and value >= 0),
     "id2label": ("an object", lambda value: isinstance(value, dict)),
     "model_type": ("a string", lambda value: isinstance(value, str)),
+    "task_specific_params": (
+        "an object for each task",
+        lambda value: isinstance(value, dict) and all(isinstance(x, dict) for x in value.values()),
+    ),
     "problem_type": (
         f"one of {', '.join(contract.PROBLEM_TYPES)}",
         lambda value: value in contract.PROBLEM_TYPES,

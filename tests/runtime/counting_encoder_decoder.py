@@ -32,7 +32,12 @@ def continued(source: list[int], count: int) -> list[int]:
 
 
 def make(
-    folder: Path, *, task: str = contract.TEXT2TEXT_GENERATION, tokenizer: Any = None, **generation: Any
+    folder: Path,
+    *,
+    task: str = contract.TEXT2TEXT_GENERATION,
+    tokenizer: Any = None,
+    tasks: Any = None,
+    **generation: Any,
 ) -> Path:
     """The exported folder. The cache holds the ids of the target, and the hidden states of the source."""
     batch, source, target = contract.BATCH_AXIS, contract.SOURCE_AXIS, contract.TARGET_AXIS
@@ -146,7 +151,8 @@ def make(
     (folder / "onnx").mkdir(parents=True)
     _save(folder / contract.ENCODER_MODEL, encoder, encoder_inputs, encoder_outputs, constants)
     _save(folder / contract.DECODER_MODEL, decoder, inputs, outputs, constants)
-    files = {contract.CONFIG: CONFIG, contract.GENERATION_CONFIG: {**GENERATION, **generation}}
+    config = CONFIG if tasks is None else {**CONFIG, "task_specific_params": tasks}
+    files = {contract.CONFIG: config, contract.GENERATION_CONFIG: {**GENERATION, **generation}}
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
     if tokenizer is not None:

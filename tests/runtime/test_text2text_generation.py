@@ -13,7 +13,7 @@ import pytest
 
 from keras_tx import contract
 from keras_tx.contract import Manifest
-from keras_tx.errors import FolderError, InputError, KerasTxError
+from keras_tx.errors import ConfigError, FolderError, InputError, KerasTxError
 from keras_tx.runtime import Session, Summarizer, TextToTextGenerator, Translator, load
 from tests.runtime.counting_decoder import byte_tokenizer
 from tests.runtime.counting_encoder_decoder import (
@@ -171,6 +171,77 @@ def test_translate_and_summarize(tmp_path):
         for source in ("text", [1, 2]):
             with pytest.raises(InputError, match=r"tokenizer\.json"):
                 model.translate(source)
+
+
+TASKS = {
+    "translation_en_to_de": {"prefix": "ab ", "max_length": 5, "num_beams": 3, "length_penalty": -2.0},
+    "translation": {"prefix": "c "},
+    "summarization": {"prefix": "d ", "min_length": 4, "max_length": 7},
+}
+
+
+def test_tasks_of_the_config(tmp_path):
+    """As in transformers, lengths include the decoder's first token."""
+    pytest.importorskip("tokenizers")
+    folder = make(
+        tmp_path / "pairs", task=contract.TRANSLATION, tokenizer=byte_tokenizer(), tasks=TASKS, num_beams=2
+    )
+    with load(folder, provider="cpu") as model:
+        assert isinstance(model, Translator)
+        assert model.translate("e") == model.generate("c e").text
+        beams: dict[str, Any] = {"num_beams": 3, "length_penalty": -2.0, "max_new_tokens": 4}
+        expected = model.generate(["ab e", "ab a"], **beams)
+        assert model.translate(["e", "a"], task="translation_en_to_de") == [text.text for text in expected]
+        greedy = model.generate("ab e", num_beams=1, max_new_tokens=2)
+        made = model.translate("e", task="translation_en_to_de", num_beams=1, max_new_tokens=2)
+        assert made == greedy.text
+        assert model.generate("e").ids == model.generate("e", num_beams=2).ids
+        with pytest.raises(ConfigError, match="task='translation_de'.*'translation_en_to_de'"):
+            model.translate("e", task="translation_de")
+        with pytest.raises(InputError, match=r"source 1 is \[1\].*'c '"):
+            model.translate(["a", [1]])
+    folder = make(tmp_path / "sums", task=contract.SUMMARIZATION, tokenizer=byte_tokenizer(), tasks=TASKS)
+    with load(folder, provider="cpu") as model:
+        assert isinstance(model, Summarizer)
+        for text in ("a", "b", "e", "ab"):
+            expected = model.generate(f"d {text}", max_new_tokens=6, min_new_tokens=3)
+            assert model.summarize(text) == expected.text
+    with load(make(tmp_path / "plain", task=contract.TRANSLATION, tokenizer=byte_tokenizer())) as model:
+        assert isinstance(model, Translator)
+        with pytest.raises(ConfigError, match="task='translation'.*Omit"):
+            model.translate("a", task="translation")
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ([], "task_specific_params is"),
+        ({"translation": "ab "}, "task_specific_params is"),
+        ({"translation": {"prefix": 3}}, "'translation': prefix is 3"),
+        ({"translation": {"max_length": 1}}, "'translation': max_length is 1"),
+        ({"translation": {"min_length": "4"}}, "'translation': min_length is '4'"),
+        ({"translation": {"bad_words_ids": [[1, 2]]}}, r"'translation' has bad_words_ids=\[\[1, 2\]\]"),
+    ],
+)
+def test_invalid_tasks_raise(tasks, message, tmp_path):
+    with pytest.raises(FolderError, match=message):
+        load(make(tmp_path / "counter", tasks=tasks), provider="cpu")
+
+
+def test_unknown_language_raises(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = ["<unk>", "a", "b", ">>fra<<", ">>deu<<", "</s>"]
+    vocabulary = {word: index for index, word in enumerate(words)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    folder = make(tmp_path / "pairs", task=contract.TRANSLATION, tokenizer=tokenizer)
+    with load(folder, provider="cpu") as model:
+        assert isinstance(model, Translator)
+        for text in ("a b", ">>fra<< a", "a >>ita<< b", ["a", ">>deu<< b"]):
+            model.translate(text, max_new_tokens=2)
+        for text, index in ((">>ita<< a", 0), (["a", " >>ita<<b"], 1)):
+            with pytest.raises(InputError, match=f"source {index} begins with '>>ita<<'.*>>deu<<, >>fra<<"):
+                model.translate(text)
 
 
 def test_source_longer_than_context_raises(counter):

@@ -231,6 +231,36 @@ def test_generation_defaults(tmp_path: Path):
         assert getattr(written, name) == getattr(model.generation_config, name)
 
 
+def test_task_options(tmp_path: Path):
+    """Those of T5's published checkpoints."""
+    tasks = {
+        "summarization": {
+            "early_stopping": True,
+            "length_penalty": 2.0,
+            "max_length": 200,
+            "min_length": 30,
+            "no_repeat_ngram_size": 3,
+            "num_beams": 4,
+            "prefix": "summarize: ",
+        },
+        "translation_en_to_de": {"num_beams": 4, "prefix": "translate English to German: "},
+    }
+    kind = transformers.T5ForConditionalGeneration
+    model = kind(kind.config_class(d_model=16, d_ff=8, d_kv=8, num_heads=2, num_layers=1, vocab_size=20))
+    model.save_pretrained(tmp_path / "t5")
+    path = tmp_path / "t5" / "config.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"task_specific_params": tasks}))
+    loaded = keras_tx.from_checkpoint(tmp_path / "t5")
+    assert loaded.config.task_options == tasks
+    copy = keras_tx.save_checkpoint(loaded, tmp_path / "copy")
+    assert json.loads((copy / "config.json").read_text())["task_specific_params"] == tasks
+    for wrong, message in (([1], "task_specific_params"), ({"a": {"prefix": 1}}, r"\['a'\]: prefix is 1")):
+        path.write_text(json.dumps(content | {"task_specific_params": wrong}))
+        with pytest.raises(ConfigError, match=message):
+            keras_tx.from_checkpoint(tmp_path / "t5")
+
+
 @pytest.mark.parametrize(
     ("variant", "architecture", "fields"),
     [

@@ -16,7 +16,9 @@ from keras_tx.models.generation_defaults import (
     generation_value,
     read_generation_defaults,
     read_stop_ids,
+    read_task_options,
     read_tokenizer,
+    task_fields,
 )
 from keras_tx.models.t5.model import T5, T5Config
 from keras_tx.processing import TextTransform
@@ -66,6 +68,7 @@ def read(checkpoint: Checkpoint) -> WeightSource:
     head = _head_of(config)
     if head is not None:
         fields["generation"] = read_generation_defaults(config)
+        fields["task_options"] = read_task_options(config)
     config.refuse("quantization_config", None)
     return WeightSource(
         where=tensors.where,
@@ -206,6 +209,7 @@ def to_config(
         "scale_decoder_outputs": config.scale_logits,
         "use_cache": True,
         **model.special_ids(processing),
+        **task_fields(config),
     }
     name = "T5Model" if model.head is None else "T5ForConditionalGeneration"
     return HuggingFaceConfig({"model_type": "t5", "architectures": [name], **values})

@@ -14,7 +14,7 @@ from keras_tx.heads import Encoded, Head
 from keras_tx.layers import RelativePositionBias, TokenEmbedding, TransformerBlock
 from keras_tx.models.config import check_token_ids, make_config, unknown_variant
 from keras_tx.models.encoder_decoder_model import EncoderDecoderModel
-from keras_tx.models.generation_defaults import check_generation_defaults
+from keras_tx.models.generation_defaults import check_generation_defaults, check_task_options
 from keras_tx.models.overrides import T5Overrides
 from keras_tx.models.transformer_model import AUTO
 from keras_tx.processing import TextTransform
@@ -73,6 +73,8 @@ class T5Config:
         start_id: id of the first token of every target; None means pad_id.
         stop_ids: ids that end a target; None means the tokenizer's end token.
         generation: default options of `generate`, such as {"num_beams": 4, "banned_ids": [0]}.
+        task_options: prefix of sources and options by task, as `task_specific_params` of Hugging Face's
+            config.json: {"summarization": {"prefix": "summarize: ", "num_beams": 4}}.
         norm_epsilon: of the norms.
         dropout: rate after the embeddings, in the blocks, of the attention weights, and after the last norms.
     """
@@ -94,12 +96,13 @@ class T5Config:
     start_id: Count | None = None
     stop_ids: tuple[int, ...] | None = None
     generation: dict[str, Any] | None = None
+    task_options: dict[str, Any] | None = None
     norm_epsilon: Epsilon = 1e-6
     dropout: Rate = 0.1
 
     # Fields that may differ from those of the initial weights.
     FREE: ClassVar[frozenset[str]] = frozenset(
-        {"dropout", "generation", "max_length", "pad_id", "start_id", "stop_ids"}
+        {"dropout", "generation", "max_length", "pad_id", "start_id", "stop_ids", "task_options"}
     )
     logits_bias: ClassVar[bool] = False
 
@@ -115,6 +118,7 @@ class T5Config:
             object.__setattr__(self, "start_id", None)
         check_token_ids(self)
         check_generation_defaults(self.generation)
+        check_task_options(self.task_options)
 
     @property
     def head_size(self) -> int:

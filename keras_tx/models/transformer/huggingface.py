@@ -18,7 +18,9 @@ from keras_tx.models.generation_defaults import (
     generation_value,
     read_generation_defaults,
     read_stop_ids,
+    read_task_options,
     read_tokenizer,
+    task_fields,
 )
 from keras_tx.models.transformer.model import Transformer, TransformerConfig
 from keras_tx.processing import TextTransform
@@ -116,6 +118,7 @@ def read(checkpoint: Checkpoint) -> WeightSource:
     head = _head_of(config, kind)
     if head is not None:
         fields["generation"] = read_generation_defaults(config)
+        fields["task_options"] = read_task_options(config)
     config.refuse("quantization_config", None)
     return WeightSource(
         where=tensors.where,
@@ -300,6 +303,7 @@ def to_config(
         "is_encoder_decoder": True,
         "use_cache": True,
         **model.special_ids(processing),
+        **task_fields(config),
     }
     if isinstance(kind, list):
         names = ("positions", "embedding_norm", "norm_position", "logits_bias", "norm_epsilon")

@@ -17,7 +17,7 @@ from keras_tx.layers import PositionalEmbedding, TokenEmbedding, TransformerBloc
 from keras_tx.layers.transformer_block import NORM_POSITIONS
 from keras_tx.models.config import check_token_ids, make_config, unknown_variant
 from keras_tx.models.encoder_decoder_model import EncoderDecoderModel
-from keras_tx.models.generation_defaults import check_generation_defaults
+from keras_tx.models.generation_defaults import check_generation_defaults, check_task_options
 from keras_tx.models.overrides import TransformerOverrides
 from keras_tx.models.transformer_model import AUTO
 from keras_tx.processing import TextTransform
@@ -91,6 +91,8 @@ class TransformerConfig:
         start_id: id of the first token of every target; None means pad_id.
         stop_ids: ids that end a target; None means the tokenizer's end token.
         generation: default options of `generate`, such as {"num_beams": 4, "banned_ids": [0]}.
+        task_options: prefix of sources and options by task, as `task_specific_params` of Hugging Face's
+            config.json: {"summarization": {"prefix": "summarize: ", "num_beams": 4}}.
         norm_epsilon: of the norms.
         dropout: rate after the embeddings and of the output of each half of a block.
         hidden_dropout: rate inside the feed-forward layers.
@@ -115,6 +117,7 @@ class TransformerConfig:
     start_id: Count | None = None
     stop_ids: tuple[int, ...] | None = None
     generation: dict[str, Any] | None = None
+    task_options: dict[str, Any] | None = None
     norm_epsilon: Epsilon = 1e-6
     dropout: Rate = 0.1
     hidden_dropout: Rate = 0.0
@@ -126,6 +129,7 @@ class TransformerConfig:
             "attention_dropout",
             "dropout",
             "generation",
+            "task_options",
             "hidden_dropout",
             "max_length",
             "pad_id",
@@ -153,6 +157,7 @@ class TransformerConfig:
             object.__setattr__(self, "start_id", None)
         check_token_ids(self)
         check_generation_defaults(self.generation)
+        check_task_options(self.task_options)
 
     @classmethod
     def variant(cls, name: str, **overrides: Any) -> TransformerConfig:

@@ -19,7 +19,7 @@ class Summarizer(TextToTextGenerator):
     """
 
     def summarize(self, texts: Any, **options: Any) -> Any:
-        """Summarizes texts.
+        """Summarizes texts, with the prefix and options of "summarization" in config.json, if it has them.
 
         Args:
             texts: a text, or a list of texts.

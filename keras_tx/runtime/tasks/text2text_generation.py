@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from keras_tx import contract
-from keras_tx.errors import ConfigError, FolderError, InputError, TextError
+from keras_tx.errors import ConfigError, FolderError, InputError, TextError, nearest
 from keras_tx.generation import Seq2SeqGenerator
-from keras_tx.generation.defaults import read_defaults
+from keras_tx.generation.defaults import read_defaults, read_task
+from keras_tx.generation.generator import is_one
 from keras_tx.runtime.cached_decoder import context_of
 from keras_tx.runtime.encoder_decoder import GraphEncoderDecoder
 from keras_tx.runtime.folder import Folder
@@ -54,6 +56,9 @@ class TextToTextGenerator(LoadedModel, Seq2SeqGenerator):
                 target,
                 read_defaults(folder.generation or {}, contract.GENERATION_CONFIG),
             )
+            path = folder.path / contract.CONFIG
+            for name in self._tasks:
+                self._of_task(name)
         except ConfigError as error:
             self.encoder_session.close()
             raise FolderError(f"{path}: {error}") from error
@@ -74,14 +79,55 @@ class TextToTextGenerator(LoadedModel, Seq2SeqGenerator):
         """The maximum number of tokens of a source, and of a target."""
         return self.decoder.context
 
-    def texts(self, sources: Any, options: dict[str, Any]) -> Any:
-        """The generated texts as strings, of the same structure as the results of `generate`."""
+    def texts(self, sources: Any, options: dict[str, Any], task: str | None = None) -> Any:
+        """The generated texts as strings, of the same structure as the results of `generate`.
+
+        The prefix and the options of a task are those of task_specific_params in config.json. Without `task`,
+        they are those of the folder's own task, if config.json has it.
+        """
         if self.target_tokenizer is None:
             raise InputError(f"{self.name} has no {contract.TOKENIZER}. Call generate with token ids.")
-        return _as_strings(self.generate(sources, **options))
+        prefix, defaults, longest = self._of_task(task)
+        generator = copy.copy(self)
+        generator.defaults = defaults
+        options = options if longest is None else {"max_new_tokens": longest, **options}
+        return _as_strings(generator.generate(_with_prefix(prefix, sources), **options))
+
+    @property
+    def _tasks(self) -> Mapping[str, Mapping[str, Any]]:
+        return (self.folder.config or {}).get("task_specific_params") or {}
+
+    def _of_task(self, task: str | None) -> tuple[str, Mapping[str, Any], int | None]:
+        """The prefix of the sources of a task, its default options, and its max_new_tokens."""
+        tasks = self._tasks
+        if task is not None and task not in tasks:
+            raise ConfigError(
+                f"task={task!r} is not in task_specific_params of {self.folder.path / contract.CONFIG}. "
+                + (nearest(str(task), tasks) if tasks else "Omit task=.")
+            )
+        name = self.folder.manifest.task if task is None else task
+        if name is None or name not in tasks:
+            return "", self.defaults, None
+        return read_task(tasks[name], self.defaults, f"task_specific_params of {name!r}")
 
     def _summary(self) -> str:
         return f"{self.decoder.vocabulary_size} tokens, context {self.context},"
+
+
+def _with_prefix(prefix: str, sources: Any) -> Any:
+    """Sources with a prefix; raises an InputError for token ids, to which it cannot be added."""
+    if not prefix:
+        return sources
+    single = is_one(sources)
+    texts = [sources] if single else list(sources)
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(
+                f"source {index} is {text!r:.60}, but the task has the prefix {prefix!r}, which is added to "
+                "text. Pass text, or call generate with the ids of the prefix and the text."
+            )
+    texts = [prefix + text for text in texts]
+    return texts[0] if single else texts
 
 
 def _as_strings(results: Any) -> Any:
