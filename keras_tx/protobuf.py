@@ -37,7 +37,8 @@ class Field(NamedTuple):
 def read_fields(buffer: Buffer, start: int = 0, end: int | None = None) -> Iterator[Field]:
     """Yields the fields of the message in a part of a buffer; raises a ValueError for damaged bytes.
 
-    >>> [(field.number, field.wire_type) for field in read_fields(write_field(3, b"abc") + write_field(1, 7))]
+    >>> message = write_field(3, b"abc") + write_field(1, 7)
+    >>> [(field.number, field.wire_type) for field in read_fields(message)]
     [(3, 2), (1, 0)]
     """
     position = start

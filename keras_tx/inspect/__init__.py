@@ -13,6 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from keras_tx.inspect.attention_distance import entropy_in_nats, mean_attention_distance
+    from keras_tx.inspect.attention_maps import (
+        class_token_map,
+        mass_threshold,
+        patch_maps,
+        reference_point_map,
+    )
+    from keras_tx.inspect.attention_rollout import rollout
     from keras_tx.inspect.attribution import IntegratedGradients, integrated_gradients, occlusion
     from keras_tx.inspect.faithfulness import Faithfulness, FaithfulnessCurve, blur
     from keras_tx.inspect.filters import patch_kernel, principal_filters
@@ -56,6 +63,7 @@ _HOMES = {
     "attention_parts": "html_page",
     "blur": "faithfulness",
     "central_square": "receptive_field",
+    "class_token_map": "attention_maps",
     "effective_receptive_field": "receptive_field",
     "encoder_decoder_relevance": "relevance",
     "entropy_in_nats": "attention_distance",
@@ -65,13 +73,17 @@ _HOMES = {
     "integrated_gradients": "attribution",
     "layer_similarity": "similarity",
     "linear_cka": "similarity",
+    "mass_threshold": "attention_maps",
     "mean_attention_distance": "attention_distance",
     "model_statistics": "initialization",
     "occlusion": "attribution",
     "patch_kernel": "filters",
+    "patch_maps": "attention_maps",
     "position_similarity": "positions",
     "position_table": "positions",
     "principal_filters": "filters",
+    "reference_point_map": "attention_maps",
+    "rollout": "attention_rollout",
     "self_attention_relevance": "relevance",
     "write_attention_page": "html_page",
 }
@@ -94,6 +106,7 @@ __all__ = [
     "attention_parts",
     "blur",
     "central_square",
+    "class_token_map",
     "effective_receptive_field",
     "encoder_decoder_relevance",
     "entropy_in_nats",
@@ -103,13 +116,17 @@ __all__ = [
     "integrated_gradients",
     "layer_similarity",
     "linear_cka",
+    "mass_threshold",
     "mean_attention_distance",
     "model_statistics",
     "occlusion",
     "patch_kernel",
+    "patch_maps",
     "position_similarity",
     "position_table",
     "principal_filters",
+    "reference_point_map",
+    "rollout",
     "self_attention_relevance",
     "write_attention_page",
 ]

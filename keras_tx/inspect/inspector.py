@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from keras_tx.errors import ConfigError, InputError
+from keras_tx.inspect.attention_maps import class_token_map, reference_point_map
+from keras_tx.inspect.attention_rollout import rollout
 from keras_tx.inspect.inputs import InputAdapter
 from keras_tx.inspect.layer_choice import Layers, layer_indices
 from keras_tx.inspect.patch_grid import PatchGrid
@@ -195,6 +197,63 @@ class Inspector:
         if mask is not None and not mask.all():
             states = [state * mask[:, :, None] for state in states]
         return states if indices is None else [states[index + 1] for index in indices]
+
+    def class_token_maps(self, images: Any, *, layers: Layers = -1) -> list[np.ndarray]:
+        """Returns the weights of the class token for the patches, of each layer.
+
+        Args:
+            images: images, or a dict of tensors.
+            layers: indices or names of layers; by default the last one, as in DINO's figures.
+
+        Returns:
+            A list with one array (batch, heads, rows, columns) per layer.
+
+        Raises:
+            ConfigError: if a layer does not exist, or the model has no class token.
+            InputError: if the model does not accept images.
+        """
+        grid = self.grid(images)
+        return [class_token_map(weights, grid) for weights in self.attention_layers(images, layers=layers)]
+
+    def reference_point_maps(
+        self, images: Any, points: Sequence[tuple[int, int]], *, layers: Layers = -1
+    ) -> list[np.ndarray]:
+        """Returns the weights of chosen patches for all patches, of each layer.
+
+        Args:
+            images: images, or a dict of tensors.
+            points: (row, column) of each chosen patch, from 0.
+            layers: indices or names of layers; by default the last one.
+
+        Returns:
+            A list with one array (batch, heads, points, rows, columns) per layer.
+
+        Raises:
+            ConfigError: if a layer does not exist, or a point is outside of the grid.
+            InputError: if the model does not accept images.
+        """
+        grid = self.grid(images)
+        layers_of_weights = self.attention_layers(images, layers=layers)
+        return [reference_point_map(weights, grid, points) for weights in layers_of_weights]
+
+    def rollout(
+        self, inputs: Any, *, targets: Any = None, residual: bool = True, part: str | None = None
+    ) -> np.ndarray:
+        """Returns the attention rollout of all layers: float32 (batch, tokens, tokens).
+
+        Args:
+            inputs: images, texts, or a dict of tensors.
+            targets: of an encoder-decoder: the target texts, or their token ids.
+            residual: whether the residual connection is added; see `keras_tx.inspect.rollout`.
+            part: of an encoder-decoder: "encoder" or "decoder".
+
+        Raises:
+            ConfigError: if the part does not exist, or the queries and keys are of different sequences.
+            InputError: if the inputs are of another kind than those of the model.
+        """
+        if part == "cross":
+            raise ConfigError("part='cross' has no rollout. Pass part='encoder' or part='decoder'.")
+        return rollout(self.attention_layers(inputs, targets=targets, part=part), residual=residual)
 
     def tokens(self, inputs: Any, *, targets: Any = None, part: str | None = None) -> list[list[str]]:
         """Returns the tokens of each text as strings, padding included; without tokenizer, the ids.
