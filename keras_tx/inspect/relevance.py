@@ -180,7 +180,8 @@ def head_relevance(attention: np.ndarray, gradient: np.ndarray) -> np.ndarray:
 
     Example:
 
-    >>> head_relevance(np.array([[[[0.5, 0.5]], [[0.2, 0.8]]]]), np.array([[[[2.0, -1.0]], [[1.0, 1.0]]]]))
+    >>> weights = np.array([[[[0.5, 0.5]], [[0.2, 0.8]]]])
+    >>> head_relevance(weights, np.array([[[[2.0, -1.0]], [[1.0, 1.0]]]]))
     array([[[0.6, 0.4]]])
     """
     return np.maximum(np.multiply(attention, gradient, dtype="float64"), 0).mean(axis=1)
