@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from keras_tx.inspect.initialization import AttentionStatistics, head_width_statistics, model_statistics
     from keras_tx.inspect.inspector import Inspector, inspect
+    from keras_tx.inspect.nearest_tokens import NearestToken, NearestTokens, nearest_rows
     from keras_tx.inspect.patch_grid import PatchGrid
     from keras_tx.inspect.positions import position_similarity, position_table
     from keras_tx.inspect.receptive_field import central_square, effective_receptive_field
@@ -56,6 +57,8 @@ _HOMES = {
     "IntegratedGradients": "attribution",
     "LayerSimilarity": "similarity",
     "MinibatchCKA": "similarity",
+    "NearestToken": "nearest_tokens",
+    "NearestTokens": "nearest_tokens",
     "PatchGrid": "patch_grid",
     "attention_fragment": "html_page",
     "attention_gradients": "relevance",
@@ -76,6 +79,7 @@ _HOMES = {
     "mass_threshold": "attention_maps",
     "mean_attention_distance": "attention_distance",
     "model_statistics": "initialization",
+    "nearest_rows": "nearest_tokens",
     "occlusion": "attribution",
     "patch_kernel": "filters",
     "patch_maps": "attention_maps",
@@ -99,6 +103,8 @@ __all__ = [
     "IntegratedGradients",
     "LayerSimilarity",
     "MinibatchCKA",
+    "NearestToken",
+    "NearestTokens",
     "PatchGrid",
     "attention_fragment",
     "attention_gradients",
@@ -119,6 +125,7 @@ __all__ = [
     "mass_threshold",
     "mean_attention_distance",
     "model_statistics",
+    "nearest_rows",
     "occlusion",
     "patch_kernel",
     "patch_maps",

@@ -19,6 +19,7 @@ from keras_tx.runtime.folder import Folder, check_unchanged, open_folder
 from keras_tx.runtime.session import Session
 
 GROUP_BYTES = 2**28  # of the attention weights that one run of `attention_layers` computes
+TOKEN_VECTORS = "token_embedding/Gather"  # the exporter's name of the output of a TokenEmbedding
 PAST_PREFIX = "past_key_values."
 
 
@@ -81,6 +82,18 @@ class FolderReader:
         rows, columns = transform.height // height, transform.width // width
         (weights,) = self.attention_layers(tensors, [0], None)
         return PatchGrid(rows, columns, weights.shape[-1] - rows * columns)
+
+    def token_table(self) -> np.ndarray:
+        graph, count = self._encoder or self._decoder, (self.folder.config or {}).get("vocab_size")
+        if count is None or not any(TOKEN_VECTORS in node.outputs for node in graph.outputs.graph.nodes):
+            raise FolderError(
+                f"{self.name} has no vocab_size in {contract.CONFIG}, or no layer 'token_embedding' in its "
+                "graph, so its token embeddings are not known. Inspect the Keras model."
+            )
+        ids = np.arange(count)[None]  # the vectors of all tokens, also of a quantized table
+        feed = self._text_feed({contract.INPUT_IDS: ids, contract.ATTENTION_MASK: np.ones_like(ids)})
+        (vectors,) = graph.values(feed, [TOKEN_VECTORS])
+        return vectors.reshape(count, -1)
 
     def query_mask(self, tensors: Tensors, part: str | None) -> np.ndarray | None:
         if self.adapter.kind != "text":

@@ -69,11 +69,25 @@ class InputAdapter:
             raise InputError(f"{self.name!r} does not accept texts, so it has no tokens. Call grid(inputs).")
         target = part in ("decoder", "cross")
         ids = np.asarray(tensors[contract.DECODER_INPUT_IDS if target else contract.INPUT_IDS])
-        transform = self.transform
-        if not isinstance(transform, TextTransform):
-            return [[str(number) for number in row] for row in ids]
-        texts = token_texts(transform.target if target else transform)
+        texts = self.token_texts(target)
         return [[texts(int(number)) for number in row] for row in ids]
+
+    def token_texts(self, target: bool = False) -> Callable[[int], str]:
+        """Returns a function from an id to its token, which is the id without a tokenizer."""
+        if not isinstance(self.transform, TextTransform):
+            return str
+        return token_texts(self.transform.target if target else self.transform)
+
+    def token_id(self, token: str) -> int | None:
+        """Returns the id of a token of the vocabulary, or of a text that is one token; else None."""
+        if not isinstance(self.transform, TextTransform):
+            return None
+        known = self.transform.vocabulary.get(token)
+        if known is not None or not token:
+            return known
+        (piece,) = self.transform.pieces(token)
+        alone = len(piece) == 1 and self.transform.decode(piece.ids) == token
+        return int(piece.ids[0]) if alone else None
 
     def _images(self, inputs: Any) -> Any:
         first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from keras_tx.inspect.attention_rollout import rollout
 from keras_tx.inspect.inputs import InputAdapter
 from keras_tx.inspect.layer_choice import Layers, layer_indices
 from keras_tx.inspect.patch_grid import PatchGrid
+
+if TYPE_CHECKING:
+    from keras_tx.inspect.nearest_tokens import NearestTokens
 
 MAX_BYTES = 2**30  # of the arrays that a call of `attention` returns
 
@@ -37,6 +40,8 @@ class Reader(Protocol):
     def query_mask(self, tensors: dict[str, Any], part: str | None) -> np.ndarray | None: ...
 
     def grid(self, tensors: dict[str, Any]) -> PatchGrid: ...
+
+    def token_table(self) -> np.ndarray: ...
 
 
 def inspect(model: Any, *, precision: str | None = None) -> Inspector:
@@ -313,6 +318,33 @@ class Inspector:
             title = inputs if isinstance(inputs, str) else "Attention"
         parts = attention_parts(self, inputs, targets=targets, layers=layers)
         return write_attention_page(parts, path, title=title)
+
+    def nearest_tokens(self, token: Any, *, top_k: int = 10) -> NearestTokens:
+        """Returns the tokens whose embeddings have the largest cosine similarity to that of a token.
+
+        Args:
+            token: a token, its id, or a vector (width,). A token is not in its own list.
+            top_k: number of tokens.
+
+        Returns:
+            A list of NearestToken (`id`, `text`, `similarity`), most similar first, which prints as a table.
+
+        Raises:
+            ConfigError: if the model has no token embedding that can be read, or top_k is out of range.
+            InputError: if the token is not in the vocabulary, or the vector is not valid.
+
+        Example:
+
+        >>> inspect("sentences").nearest_tokens("tired", top_k=3)  # doctest: +SKIP
+        """
+        from keras_tx.inspect.nearest_tokens import nearest_tokens
+
+        adapter = self.reader.adapter
+        if adapter.kind != "text":
+            raise ConfigError(f"{self.name!r} does not accept texts, so it has no token embedding.")
+        return nearest_tokens(
+            self.reader.token_table(), token, adapter.token_texts(), adapter.token_id, top_k
+        )
 
     def grid(self, inputs: Any) -> PatchGrid:
         """Returns the rows and columns of patches, and the number of tokens before them.

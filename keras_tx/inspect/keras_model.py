@@ -120,6 +120,11 @@ class KerasModelReader:
         patches = layer.output.shape[1]
         return PatchGrid(rows, columns, 0 if None in (tokens, patches) else tokens - patches)
 
+    def token_table(self) -> np.ndarray:
+        from keras_tx.inspect.nearest_tokens import token_table
+
+        return token_table(self.model)
+
     def query_mask(self, tensors: Tensors, part: str | None) -> np.ndarray | None:
         if not self.is_family or self.adapter.kind != "text":
             return None

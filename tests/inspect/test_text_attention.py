@@ -127,6 +127,18 @@ def test_page_of_an_inspector(bert, tmp_path: Path):
     assert "<title>mine</title>" in inspector.page("a", path, title="mine").read_text("utf-8")
 
 
+@pytest.mark.parametrize("name", ["gpt", "bert, none"])
+def test_page_of_a_folder_equals_that_of_the_model(name: str, exported_folders, tmp_path: Path):
+    model, path = exported_folders[name]
+    inspector = inspect(path)
+    (made,) = attention_parts(inspector, "the cat sat")
+    (expected,) = attention_parts(inspect(model), inspector.reader.adapter.tensors("the cat sat"))
+    assert "".join(made.queries).replace(" ", "") in ("thecatsat", "[CLS]thecatsat[SEP]")
+    for mine, theirs in zip(made.attentions, expected.attentions, strict=True):
+        assert_close(mine, theirs)
+    assert inspector.page("the cat sat", tmp_path / "page.html").is_file()
+
+
 def test_wrong_inputs_raise_and_write_nothing(bert, tmp_path: Path):
     inspector = inspect(bert)
     path = tmp_path / "page.html"
