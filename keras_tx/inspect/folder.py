@@ -21,6 +21,7 @@ from keras_tx.runtime.session import Session
 GROUP_BYTES = 2**28  # of the attention weights that one run of `attention_layers` computes
 TOKEN_VECTORS = "token_embedding/Gather"  # the exporter's name of the output of a TokenEmbedding
 PAST_PREFIX = "past_key_values."
+PRESENT_PREFIX = "present."
 
 
 class FolderReader:
@@ -72,6 +73,11 @@ class FolderReader:
         mask = self.query_mask(tensors, part)
         states = graph.values(self._feed(tensors, part), names)
         return [state if state.ndim == 3 or mask is None else _with_padding(state, mask) for state in states]
+
+    def outputs(self, tensors: Tensors) -> dict[str, np.ndarray]:
+        names = [spec.name for spec in self.folder.outputs if not spec.name.startswith(PRESENT_PREFIX)]
+        feed = self._feed(tensors, "decoder" if self.parts else None)
+        return dict(zip(names, self._decoder.values(feed, names), strict=True))
 
     def grid(self, tensors: Tensors) -> PatchGrid:
         transform = self.adapter.transform
@@ -221,7 +227,7 @@ class InspectedGraph:
 
     def _head_size(self) -> int:
         """The size of a head, which the inputs may declare as dynamic."""
-        sizes = [spec.shape[-1] for spec in self.folder.outputs if spec.name.startswith("present.")]
+        sizes = [spec.shape[-1] for spec in self.folder.outputs if spec.name.startswith(PRESENT_PREFIX)]
         return next((size for size in sizes if isinstance(size, int)), 0)
 
     def _run(

@@ -17,6 +17,7 @@ from keras_tx.inspect.layer_choice import Layers, layer_indices
 from keras_tx.inspect.patch_grid import PatchGrid
 
 if TYPE_CHECKING:
+    from keras_tx.inspect.attribution import IntegratedGradients
     from keras_tx.inspect.nearest_tokens import NearestTokens
 
 MAX_BYTES = 2**30  # of the arrays that a call of `attention` returns
@@ -38,6 +39,8 @@ class Reader(Protocol):
     def hidden_states(self, tensors: dict[str, Any], part: str | None) -> list[np.ndarray]: ...
 
     def query_mask(self, tensors: dict[str, Any], part: str | None) -> np.ndarray | None: ...
+
+    def outputs(self, tensors: dict[str, Any]) -> Any: ...
 
     def grid(self, tensors: dict[str, Any]) -> PatchGrid: ...
 
@@ -358,6 +361,181 @@ class Inspector:
         if self.kind == "text":
             raise InputError(f"{self.name!r} is a text model, which has no patches. Call tokens(inputs).")
         return self.reader.grid(self._tensors(inputs, None, None))
+
+    def relevance(
+        self,
+        inputs: Any,
+        *,
+        target: Any = None,
+        position: Any = None,
+        output: str | None = None,
+        targets: Any = None,
+        part: str | None = None,
+    ) -> np.ndarray:
+        """Returns the relevance of patches or tokens for a decision, by attention and its gradients.
+
+        The rules are those of Chefer et al. (2021): `self_attention_relevance`, and for encoder-decoders
+        `encoder_decoder_relevance`. The result is that of the tokens from which the score is computed: the
+        class token, or the mean over the tokens that are averaged.
+
+        Args:
+            inputs: images, texts, or a dict of tensors.
+            target: index of the explained class or token, or one for each example; by default the one with
+                the highest score.
+            position: of an output for each token, the explained position; by default the last one that is
+                not padding.
+            output: name of the explained output; by default the only one, or "logits".
+            targets: of an encoder-decoder: the target texts, or their token ids.
+            part: of an encoder-decoder: "encoder" for the source, "decoder" for the target.
+
+        Returns:
+            An array (batch, rows, columns) for images, (batch, tokens) for texts; 0 or more.
+
+        Raises:
+            ConfigError: for a folder, which has no gradients, or an unknown target, position or output.
+            InputError: if the inputs are of another kind than those of the model.
+
+        Example:
+
+        >>> import keras_tx, numpy as np
+        >>> from keras_tx.inspect import inspect
+        >>> inspector = inspect(keras_tx.vit("Mu/2", image_size=8, num_classes=3))
+        >>> inspector.relevance(np.zeros((8, 8, 3), "uint8"), target=2).shape
+        (1, 4, 4)
+        """
+        from keras_tx.inspect.explanations import keras_model, relevance_map
+
+        keras_model(self.reader, "relevance")
+        tensors = self._explained(inputs, targets, part)
+        options = {"target": target, "position": position, "output": output}
+        return relevance_map(self.reader, tensors, part, options)
+
+    def gradient_rollout(
+        self, inputs: Any, *, target: Any = None, position: Any = None, output: str | None = None
+    ) -> np.ndarray:
+        """Returns gradient-weighted attention rollout for a decision; see the function of this name.
+
+        Args:
+            inputs: images, texts, or a dict of tensors.
+            target, position, output: as for `relevance`.
+
+        Returns:
+            An array (batch, rows, columns) for images, (batch, tokens) for texts; 0 or more.
+
+        Raises:
+            ConfigError: for a folder or an encoder-decoder, or an unknown target, position or output.
+            InputError: if the inputs are of another kind than those of the model.
+        """
+        from keras_tx.inspect.explanations import keras_model, rollout_map
+
+        keras_model(self.reader, "gradient_rollout")
+        tensors = self.reader.adapter.tensors(inputs)
+        return rollout_map(self.reader, tensors, {"target": target, "position": position, "output": output})
+
+    def integrated_gradients(
+        self,
+        inputs: Any,
+        *,
+        target: Any = None,
+        position: Any = None,
+        output: str | None = None,
+        targets: Any = None,
+        part: str | None = None,
+        baseline: Any = 0.0,
+        steps: int = 50,
+        batch_size: int = 16,
+        progress: bool = False,
+    ) -> IntegratedGradients:
+        """Returns integrated gradients of a decision, for each pixel or token.
+
+        Args:
+            inputs: images, texts, or a dict of tensors.
+            target, position, output, targets, part: as for `relevance`.
+            baseline: the input, or token embedding, without information: a number or an array. For images,
+                0 is the mean of `processing`, mostly gray.
+            steps: number of points between baseline and input.
+            batch_size: number of points that the model computes at once.
+            progress: whether to show a progress bar.
+
+        Returns:
+            An IntegratedGradients, whose `values` are (batch, height, width) for images and (batch, tokens)
+            for texts. Their sum is the score minus that of the baseline, up to `error`.
+
+        Raises:
+            ConfigError: for a folder, which has no gradients, or an unknown target, position or output.
+            InputError: if the inputs are of another kind than those of the model.
+        """
+        from keras_tx.inspect.explanations import integrated_gradients_map, keras_model
+
+        keras_model(self.reader, "integrated_gradients")
+        tensors = self._explained(inputs, targets, part)
+        options = {
+            "target": target,
+            "position": position,
+            "output": output,
+            "baseline": baseline,
+            "steps": steps,
+            "batch_size": batch_size,
+            "progress": progress,
+        }
+        return integrated_gradients_map(self.reader, tensors, part, options)
+
+    def occlusion(
+        self,
+        inputs: Any,
+        *,
+        target: Any = None,
+        position: Any = None,
+        output: str | None = None,
+        targets: Any = None,
+        part: str | None = None,
+        window: Any = None,
+        stride: Any = None,
+        baseline: Any = None,
+        batch_size: int = 32,
+        progress: bool = False,
+    ) -> np.ndarray:
+        """Returns by how much the score falls if a part of the input is occluded; a folder is enough.
+
+        Args:
+            inputs: images, texts, or a dict of tensors.
+            target, position, output, targets, part: as for `relevance`.
+            window: size of the window, such as (16, 16); by default that of a patch, and 1 token.
+            stride: distance between windows; by default `window`.
+            baseline: the value in the window. By default the tensor of images is 0 there, which is mostly
+                gray, or black in a folder with raw pixels; a token becomes the mask token, or the padding
+                token if the tokenizer has no mask token.
+            batch_size: number of occluded inputs that the model computes at once.
+            progress: whether to show a progress bar.
+
+        Returns:
+            An array (batch, height, width) for images, (batch, tokens) for texts.
+
+        Raises:
+            ConfigError: for a window that does not fit, or an unknown target, position or output.
+            InputError: if the inputs are of another kind than those of the model.
+        """
+        from keras_tx.inspect.explanations import occlusion_map
+
+        tensors = self._explained(inputs, targets, part)
+        options = {
+            "target": target,
+            "position": position,
+            "output": output,
+            "stride": stride,
+            "batch_size": batch_size,
+            "progress": progress,
+        }
+        return occlusion_map(self.reader, tensors, part, window, baseline, options)
+
+    def _explained(self, inputs: Any, targets: Any, part: str | None) -> dict[str, Any]:
+        """The tensors of a decision, for which an encoder-decoder needs source and target."""
+        if self.parts and part not in ("encoder", "decoder"):
+            raise ConfigError(
+                f"part is {part!r}, but {self.name!r} is an encoder-decoder. Pass part='encoder' to explain "
+                "a decision by the source, or part='decoder' by the target."
+            )
+        return self._tensors(inputs, targets, "decoder" if self._part(part) else None)
 
     def _part(self, part: str | None) -> str | None:
         known = ", ".join(map(repr, self.parts))

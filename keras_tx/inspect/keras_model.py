@@ -104,8 +104,14 @@ class KerasModelReader:
             self._with_states = self.model.with_outputs(hidden_states=True)
         name = "hidden_states" if part is None else f"{part}_hidden_states"
         with _without_gradients():
-            outputs = self._with_states(self._arguments(tensors), training=False)
+            outputs = self._with_states(self.arguments(tensors), training=False)
             return [as_float32(state) for state in outputs[name]]
+
+    def outputs(self, tensors: Tensors) -> Any:
+        import keras
+
+        with _without_gradients():
+            return keras.tree.map_structure(as_float32, self.model(self.arguments(tensors), training=False))
 
     def grid(self, tensors: Tensors) -> PatchGrid:
         from keras_tx.layers import PatchEmbedding
@@ -129,10 +135,10 @@ class KerasModelReader:
         if not self.is_family or self.adapter.kind != "text":
             return None
         name = contract.DECODER_ATTENTION_MASK if part in ("decoder", "cross") else contract.ATTENTION_MASK
-        return as_float32(self._arguments(tensors)[name]) != 0
+        return as_float32(self.arguments(tensors)[name]) != 0
 
-    def _arguments(self, tensors: Tensors) -> Any:
-        """The inputs of the model: a dict for text models, else a tensor or the tensors by name."""
+    def arguments(self, tensors: Tensors) -> Any:
+        """Returns the inputs of the model: a dict for text models, else a tensor or the tensors by name."""
         unknown = [name for name in tensors if name not in self.adapter.names]
         if self.is_family and self.adapter.kind == "text":
             if self.parts and contract.DECODER_INPUT_IDS not in tensors:  # only the encoder is computed
@@ -152,7 +158,7 @@ class KerasModelReader:
         """The values of the tensors `inputs` of the graph."""
         import keras
 
-        arguments = self._arguments(tensors)
+        arguments = self.arguments(tensors)
         if isinstance(arguments, dict):
             values = [arguments[tensor.name] for tensor in self.model.inputs]
         else:
