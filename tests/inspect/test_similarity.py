@@ -14,7 +14,7 @@ from keras_tx.errors import ConfigError
 from keras_tx.inspect import similarity
 from keras_tx.inspect.similarity import MinibatchCKA, layer_similarity, linear_cka
 from tests.drawing import as_numpy, draw, redraw
-from tests.tolerances import assert_close
+from tests.tolerances import FP32, assert_close
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 
@@ -294,3 +294,28 @@ def test_datasets_of_tensorflow(vit):
     assert_close(layer_similarity(vit, None, dataset, progress=False).matrix, expected.matrix)
     with pytest.raises(ConfigError, match=r"infinite.*take\(batches\)"):
         layer_similarity(vit, None, dataset.repeat(), progress=False)
+
+
+@pytest.mark.thorough
+def test_matrix_equals_that_of_torch_cka():
+    torch_cka = pytest.importorskip("torch_cka", reason="pip install torch-cka")
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4), torch.nn.ReLU()
+    )
+    x = draw(24, 6)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.from_numpy(x)), batch_size=8)
+    layers = ["0", "2", "3"], ["0", "1", "2", "3"]
+    theirs = torch_cka.CKA(model, model, "a", "b", *layers)
+    theirs.compare(loader, loader)
+    ours = MinibatchCKA()
+    with torch.no_grad():
+        for part in torch.from_numpy(x).split(8):
+            states = [part]
+            for layer in model:
+                states.append(layer(states[-1]))
+            outputs = [state.numpy() for state in states[1:]]
+            ours.update([outputs[0], outputs[2], outputs[3]], outputs)
+    assert_close(ours.matrix(), theirs.export()["CKA"].detach().numpy(), 10 * FP32)  # theirs is in float32
