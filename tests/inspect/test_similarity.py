@@ -63,9 +63,9 @@ def test_cka_is_invariant_to_rotation_and_isotropic_scale_only():
     assert linear_cka(x * [9, 1, 1, 1, 1, 1], y) != pytest.approx(linear_cka(x, y), rel=0.05)
 
     batch = MinibatchCKA()
-    batch.update([x, 5 * x @ rotation, x.reshape(20, 2, 3)], [y])
+    batch.update([x, 5 * x @ rotation, x.reshape(20, 2, 3), x + 1e6], [y])
     values = batch.matrix()[:, 0]
-    assert_close(values, np.full(3, values[0]))
+    assert_close(values, np.full(4, values[0]))
 
 
 @pytest.mark.parametrize(
@@ -213,6 +213,19 @@ def test_processing_prepares_the_inputs_of_each_model(vit, cnn):
     )
     plain = layer_similarity(vit, cnn, IMAGES, batch_size=6, progress=False)
     assert_close(scaled.matrix, plain.matrix, 1e-4)
+
+
+def test_one_model_with_two_kinds_of_inputs(vit):
+    options = {"processing_a": lambda x: x / 255, "batch_size": 6, "progress": False}
+    plain = layer_similarity(vit, None, IMAGES, batch_size=6, progress=False).matrix
+    assert_close(layer_similarity(vit, vit, 255 * IMAGES, **options).matrix, plain, 1e-4)
+    columns = layer_similarity(vit, vit, 255 * IMAGES, layers_b=["block_1"], **options).matrix
+    assert_close(columns, plain[:, 1:2], 1e-4)
+    mirrored = layer_similarity(
+        vit, vit, 255 * IMAGES, layers_a=["block_0"], processing_b=lambda x: x[:, ::-1] / 255, **options
+    )
+    assert mirrored.layers_b == ("block_0",)
+    assert mirrored.matrix < 0.99
 
 
 def test_labels_and_names_of_inputs():
