@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from keras_tx.errors import ConfigError, InputError
+from keras_tx.inspect.attention_distance import entropy_in_nats, mean_attention_distance
 from keras_tx.inspect.attention_maps import class_token_map, reference_point_map
 from keras_tx.inspect.attention_rollout import rollout
+from keras_tx.inspect.filters import principal_filters
 from keras_tx.inspect.inputs import InputAdapter
 from keras_tx.inspect.layer_choice import Layers, layer_indices
 from keras_tx.inspect.patch_grid import PatchGrid
+from keras_tx.inspect.positions import position_similarity
 
 if TYPE_CHECKING:
     from keras_tx.inspect.attribution import IntegratedGradients
@@ -45,6 +48,12 @@ class Reader(Protocol):
     def grid(self, tensors: dict[str, Any]) -> PatchGrid: ...
 
     def token_table(self) -> np.ndarray: ...
+
+    def patch_size(self) -> tuple[int, int]: ...
+
+    def patch_kernel(self, layer: str | None) -> np.ndarray: ...
+
+    def position_table(self, layer: str | None) -> tuple[np.ndarray, tuple[int, ...], int]: ...
 
 
 def inspect(model: Any, *, precision: str | None = None) -> Inspector:
@@ -262,6 +271,71 @@ class Inspector:
         if part == "cross":
             raise ConfigError("part='cross' has no rollout. Pass part='encoder' or part='decoder'.")
         return rollout(self.attention_layers(inputs, targets=targets, part=part), residual=residual)
+
+    def attention_distances(self, images: Any, *, layers: Layers = None) -> np.ndarray:
+        """Returns the mean attention distance of each head in pixels: (layers, heads).
+
+        Args:
+            images: images, or a dict of tensors.
+            layers: indices or names of layers; by default all.
+
+        Raises:
+            ConfigError: if a layer does not exist.
+            InputError: if the model does not accept images.
+        """
+        rows, columns, prefix = self.grid(images)
+        patch_size = self.reader.patch_size()
+        return np.stack(
+            [
+                mean_attention_distance(weights, (rows, columns), patch_size, prefix)
+                for weights in self.attention_layers(images, layers=layers)
+            ]
+        )
+
+    def attention_entropies(
+        self, inputs: Any, *, targets: Any = None, layers: Layers = None, part: str | None = None
+    ) -> np.ndarray:
+        """Returns the entropy of the attention weights of each head in nats: (layers, heads).
+
+        Args:
+            inputs, targets, layers, part: as for `attention`.
+
+        Raises:
+            ConfigError, InputError: as `attention`, except for the size.
+        """
+        weights = self.attention_layers(inputs, targets=targets, layers=layers, part=part)
+        return np.stack([entropy_in_nats(layer) for layer in weights])
+
+    def principal_filters(
+        self, count: int = 28, *, layer: str | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the principal components of the patch embedding; see `keras_tx.inspect.principal_filters`.
+
+        Args:
+            count: largest number of components.
+            layer: the name of the PatchEmbedding; by default the only one, of a folder "patch_embedding".
+
+        Returns:
+            The components (count, height, width, channels), and the share of the variance of each.
+
+        Raises:
+            ConfigError, FolderError: if the model or graph has no such layer.
+        """
+        return principal_filters(self.reader.patch_kernel(layer), count)
+
+    def position_similarity(self, *, layer: str | None = None) -> np.ndarray:
+        """Returns the cosine similarity of the positional embeddings, without prefix tokens.
+
+        Args:
+            layer: the name of the PositionalEmbedding; by default the only one, of a folder "positions".
+
+        Returns:
+            An array (rows, columns, rows, columns) for images, (length, length) for texts.
+
+        Raises:
+            ConfigError, FolderError: if the model or graph has no such layer.
+        """
+        return position_similarity(*self.reader.position_table(layer))
 
     def tokens(self, inputs: Any, *, targets: Any = None, part: str | None = None) -> list[list[str]]:
         """Returns the tokens of each text as strings, padding included; without tokenizer, the ids.

@@ -11,8 +11,10 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, InputError
+from keras_tx.inspect.filters import patch_kernel
 from keras_tx.inspect.inputs import InputAdapter, Tensors
 from keras_tx.inspect.patch_grid import PatchGrid
+from keras_tx.inspect.positions import position_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,17 +116,30 @@ class KerasModelReader:
             return keras.tree.map_structure(as_float32, self.model(self.arguments(tensors), training=False))
 
     def grid(self, tensors: Tensors) -> PatchGrid:
+        layer = self._patch_embedding()
+        sizes = tuple(next(iter(tensors.values())).shape[1:3])
+        rows, columns = (size // patch for size, patch in zip(sizes, layer.patch(2), strict=True))
+        tokens = self.calls[0].args[0].shape[1]
+        patches = layer.output.shape[1]
+        return PatchGrid(rows, columns, 0 if None in (tokens, patches) else tokens - patches)
+
+    def _patch_embedding(self) -> Any:
         from keras_tx.layers import PatchEmbedding
 
         layers = [layer for layer in self.model.layers if isinstance(layer, PatchEmbedding)]
         if not layers or len(layers[0].input.shape) != 4:
             raise InputError(f"Model {self.name!r} has no PatchEmbedding of images, so it has no grid.")
         (layer,) = layers
-        sizes = tuple(next(iter(tensors.values())).shape[1:3])
-        rows, columns = (size // patch for size, patch in zip(sizes, layer.patch(2), strict=True))
-        tokens = self.calls[0].args[0].shape[1]
-        patches = layer.output.shape[1]
-        return PatchGrid(rows, columns, 0 if None in (tokens, patches) else tokens - patches)
+        return layer
+
+    def patch_size(self) -> tuple[int, int]:
+        return self._patch_embedding().patch(2)
+
+    def patch_kernel(self, layer: str | None) -> np.ndarray:
+        return patch_kernel(self.model, layer)
+
+    def position_table(self, layer: str | None) -> tuple[np.ndarray, tuple[int, ...], int]:
+        return position_table(self.model, layer)
 
     def token_table(self) -> np.ndarray:
         from keras_tx.inspect.nearest_tokens import token_table
