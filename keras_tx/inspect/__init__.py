@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from keras_tx.inspect.attention_rollout import rollout
     from keras_tx.inspect.attribution import IntegratedGradients, integrated_gradients, occlusion
+    from keras_tx.inspect.callback import InspectionCallback
     from keras_tx.inspect.faithfulness import Faithfulness, FaithfulnessCurve, blur
     from keras_tx.inspect.filters import patch_kernel, principal_filters
     from keras_tx.inspect.html_page import (
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         gradient_rollout,
         self_attention_relevance,
     )
+    from keras_tx.inspect.report import write_report
     from keras_tx.inspect.similarity import LayerSimilarity, MinibatchCKA, layer_similarity, linear_cka
 
 _HOMES = {
@@ -53,6 +55,7 @@ _HOMES = {
     "EncoderDecoderRelevance": "relevance",
     "Faithfulness": "faithfulness",
     "FaithfulnessCurve": "faithfulness",
+    "InspectionCallback": "callback",
     "Inspector": "inspector",
     "IntegratedGradients": "attribution",
     "LayerSimilarity": "similarity",
@@ -90,6 +93,7 @@ _HOMES = {
     "rollout": "attention_rollout",
     "self_attention_relevance": "relevance",
     "write_attention_page": "html_page",
+    "write_report": "report",
 }
 
 __all__ = [
@@ -99,6 +103,7 @@ __all__ = [
     "EncoderDecoderRelevance",
     "Faithfulness",
     "FaithfulnessCurve",
+    "InspectionCallback",
     "Inspector",
     "IntegratedGradients",
     "LayerSimilarity",
@@ -136,6 +141,7 @@ __all__ = [
     "rollout",
     "self_attention_relevance",
     "write_attention_page",
+    "write_report",
 ]
 
 

@@ -47,6 +47,12 @@ def new_figure(width: float, height: float, *, dpi: float = 150) -> Figure:
     return Figure(figsize=(width, height), dpi=dpi, layout="constrained")
 
 
+def require_matplotlib() -> None:
+    """Raises a ModuleNotFoundError with the command that installs matplotlib, if it is missing."""
+    with _needs_matplotlib():
+        import matplotlib  # noqa: F401
+
+
 def paint(values: np.ndarray, limits: tuple[float, float], colors: str) -> np.ndarray:
     """Returns the colors of values, float (..., 3) in 0..255.
 
