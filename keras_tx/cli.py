@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import keras_tx
-from keras_tx.commands import bench, demo, doctor, export, generate, quantize, run, tokens, verify
+from keras_tx.commands import bench, demo, doctor, export, generate, inspect, quantize, run, tokens, verify
 from keras_tx.errors import KerasTxError, install_remedy
 
-COMMANDS = (demo, tokens, export, quantize, run, generate, verify, bench, doctor)
+COMMANDS = (demo, tokens, export, quantize, run, generate, inspect, verify, bench, doctor)
 
 DESCRIPTION = """\
 From model.fit to a transformer that runs anywhere ONNX runs. Build and train a model with Keras 3, export it
@@ -33,6 +33,7 @@ examples:
   keras-tx export flowers.keras flowers         export a saved Keras model to an ONNX folder
   keras-tx quantize flowers --precision int8    add a smaller and faster file to the folder
   keras-tx generate poet "To be"                continue a text with an exported GPT
+  keras-tx inspect flowers a.jpg --out a.html   show the patches that the model attends to
   keras-tx verify flowers                       check that the folder is unchanged and runs
   keras-tx bench flowers                        measure its speed and recommend a setting
   keras-tx doctor                               show installed versions and conflicts

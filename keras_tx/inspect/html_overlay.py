@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from PIL import Image
 from keras_tx.errors import InputError
 from keras_tx.inspect.figures.canvas import SEQUENTIAL, paint
 from keras_tx.inspect.figures.images import COLOR, photograph_relief, read_photograph
+from keras_tx.inspect.html_elements import html_json
 from keras_tx.inspect.patch_grid import PatchGrid
 
 LONGEST = 900  # pixels of a photograph's longer side in a page
@@ -91,14 +91,6 @@ def jpeg(image: np.ndarray) -> str:
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, "JPEG", quality=88)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
-
-
-def html_json(data: Any) -> str:
-    """Returns JSON for a script element; no text in it can end the element or start another."""
-    text = json.dumps(data)
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
 
 
 def _maps(attentions: Sequence[np.ndarray], grid: PatchGrid) -> tuple[np.ndarray, str]:

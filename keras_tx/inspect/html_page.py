@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import html
-import json
 import os
 import zlib
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ import numpy as np
 
 from keras_tx.atomic_write import check_file_target, write_file
 from keras_tx.errors import ConfigError, InputError
+from keras_tx.inspect.html_elements import html_json
 from keras_tx.inspect.layer_choice import Layers, layer_indices
 
 if TYPE_CHECKING:
@@ -183,10 +183,7 @@ def attention_fragment(parts: AttentionPart | Sequence[AttentionPart], *, title:
     """
     parts = [parts] if isinstance(parts, AttentionPart) else list(parts)
     _check_size(sum(part.num_weights for part in parts))
-    data = json.dumps({"title": title, "parts": [part.to_json() for part in parts]})
-    # ASCII without <, > and &: no token can end the element or start another
-    for character in "<>&":
-        data = data.replace(character, f"\\u{ord(character):04x}")
+    data = html_json({"title": title, "parts": [part.to_json() for part in parts]})
     style, script = (ASSETS.joinpath(f"html_page.{kind}").read_text("utf-8") for kind in ("css", "js"))
     return "\n".join(
         (
