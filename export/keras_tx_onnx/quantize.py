@@ -69,7 +69,8 @@ def quantize(
         tolerance: how much the metric may lose; 0.005 is half a point of accuracy.
         metric: a function of (outputs by name, targets) of which more is better, or a keras.metrics.Metric.
             By default that of the task: accuracy, exact match, or for a decoder minus the logarithm of its
-            perplexity.
+            perplexity. The inputs of an encoder-decoder are "input_ids" and "decoder_input_ids", and its
+            targets the token after each one of the latter, -100 for none.
 
     Returns:
         The files of the folder, or for "auto" the report.

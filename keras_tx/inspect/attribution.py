@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from keras_tx import contract
 from keras_tx.errors import ConfigError, InputError, whole_number
-from keras_tx.inspect.decision import decision_mask, masked_sum, named_output
+from keras_tx.inspect.decision import complete_inputs, decision_mask, masked_sum, named_output
 from keras_tx.inspect.gradients import Point, gradients, intercepted, layer_named, layers_below
 from keras_tx.inspect.keras_model import as_float32
 from keras_tx.progress_bar import ProgressBar
@@ -68,7 +69,8 @@ def integrated_gradients(
         inputs: inputs of the model: an array, a list or a dict of arrays.
         target: index of the explained class or token, or one for each example; by default the one with the
             highest score.
-        position: of a model with an output for each token, the explained position; by default the last one.
+        position: of a model with an output for each token, the explained position; by default the last one
+            that is not padding.
         output: name of the explained output; by default the only one, or "logits".
         layer: name of a layer, whose output is attributed; by default the float inputs, or the output of the
             token embedding if all inputs are integers.
@@ -94,10 +96,10 @@ def integrated_gradients(
 
     whole_number("steps", steps)
     whole_number("batch_size", batch_size)
-    inputs = keras.tree.map_structure(np.asarray, inputs)
+    inputs = keras.tree.map_structure(np.asarray, complete_inputs(model, inputs))
     path = _Path(model, inputs, layer)
     outputs = as_float32(named_output(model(inputs, training=False), output))
-    mask = decision_mask(outputs, target, position)
+    mask = decision_mask(outputs, target, position, inputs)
     ends = path.tensors()
     starts = _baselines(baseline, ends)
     rows = len(mask)
@@ -259,9 +261,10 @@ def occlusion(
         stride: distance between windows; by default `window`.
         baseline: the value in the window: a number, or an array that broadcasts to the inputs. For token ids
             the id of the mask or padding token.
-        position: of an output for each token, the explained position; by default the last one.
+        position: of an output for each token, the explained position; by default the last one that is not
+            padding.
         output: name of the explained output; by default the only one, or "logits".
-        name: of the occluded array, if the inputs are a dict.
+        name: of the occluded array, if the inputs are a dict; by default "input_ids".
         batch_size: number of occluded inputs that `predict` computes at once.
         progress: whether to show a progress bar.
 
@@ -281,7 +284,7 @@ def occlusion(
     sizes, steps = _window(window, stride, rows.array.shape)
     base = np.broadcast_to(np.asarray(baseline, rows.array.dtype), rows.array.shape)
     outputs = rows.predict(rows.array)
-    mask = decision_mask(outputs, target, position)
+    mask = decision_mask(outputs, target, position, rows.inputs)
     scores = np.where(mask, outputs, 0).reshape(len(mask), -1).sum(axis=1, dtype="float64")
     total = np.zeros(rows.array.shape[: 1 + len(sizes)])
     count = np.zeros(total.shape[1:])
@@ -308,19 +311,19 @@ class Rows:
     def __init__(self, predict: Predict, inputs: Any, name: str | None, output: str | None) -> None:
         self.function = predict
         self.output = output
-        self.name = name
-        if not isinstance(inputs, dict):
+        inputs = complete_inputs(predict, inputs)
+        self.is_dict = isinstance(inputs, dict)
+        if not self.is_dict:
             if name is not None:
                 raise ConfigError(f"name={name!r} is for inputs in a dict, but inputs is an array. Omit it.")
             self.inputs: dict[str | None, np.ndarray] = {None: np.asarray(inputs)}
         else:
             self.inputs = {key: np.asarray(value) for key, value in inputs.items()}
-            if name is None and len(inputs) == 1:
-                self.name = next(iter(inputs))
-            elif name not in inputs:
+            name = name or (next(iter(inputs)) if len(inputs) == 1 else contract.INPUT_IDS)
+            if name not in inputs:
                 raise ConfigError(f"name={name!r} is not in the inputs. Pass one of {sorted(inputs)}.")
-        self.array = self.inputs[self.name]
-        self.is_dict = isinstance(inputs, dict)
+        self.name = name
+        self.array = self.inputs[name]
 
     def predict(self, array: np.ndarray, row: Any = slice(None)) -> np.ndarray:
         """The output for rows of the inputs, with this array in place of the named one."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
 
 
@@ -42,14 +43,27 @@ def named_output(outputs: Any, name: str | None = None) -> Any:
     return outputs[name]
 
 
-def decision_mask(output: Any, target: Any = None, position: Any = None) -> np.ndarray:
+def complete_inputs(model: Any, inputs: Any) -> Any:
+    """Returns arrays of all inputs of a text model of keras_tx, and the inputs of other models unchanged.
+
+    Without it, an attention mask that is derived from the token ids would change with replaced tokens.
+    """
+    if not hasattr(model, "complete"):
+        return inputs
+    from keras import ops
+
+    return {name: ops.convert_to_numpy(value) for name, value in model.complete(inputs).items()}
+
+
+def decision_mask(output: Any, target: Any = None, position: Any = None, inputs: Any = None) -> np.ndarray:
     """Marks the element of the output that is explained for each example.
 
     Args:
         output: array (batch, classes), (batch, tokens, classes) or (batch,).
         target: index of the last axis, or one for each example; by default that of the highest value.
         position: for an output for each token, index of the second axis, or one for each example; by default
-            the last one.
+            the last one, or the last token that is not padding.
+        inputs: of the model; their attention mask tells tokens from padding.
 
     Returns:
         Booleans in the shape of `output`, with one true element for each example.
@@ -72,7 +86,8 @@ def decision_mask(output: Any, target: Any = None, position: Any = None) -> np.n
     rows = np.arange(len(output))
     index: tuple[np.ndarray, ...] = (rows,)
     if output.ndim == 3:
-        index = (rows, _indices("position", -1 if position is None else position, output.shape[:2]))
+        position = _last_token(inputs) if position is None else position
+        index = (rows, _indices("position", position, output.shape[:2]))
     elif position is not None:
         raise ConfigError(
             f"position={position!r} is for an output for each token, but the output has the shape "
@@ -97,6 +112,16 @@ def masked_sum(output: Any, mask: np.ndarray) -> Any:
 
     marked = ops.where(mask, output, ops.zeros_like(output))
     return ops.sum(marked, axis=tuple(range(1, len(mask.shape)))) if mask.ndim > 1 else marked
+
+
+def _last_token(inputs: Any) -> Any:
+    """The last position that is not padding, for each example."""
+    names = (contract.DECODER_ATTENTION_MASK, contract.ATTENTION_MASK)
+    name = next((name for name in names if isinstance(inputs, dict) and name in inputs), None)
+    if name is None:
+        return -1
+    mask = np.asarray(inputs[name]) != 0
+    return mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)
 
 
 def _indices(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:

@@ -43,9 +43,10 @@ class Faithfulness:
             score.
         mask: booleans in the shape of the attributions, false for elements that remain, such as padding.
         steps: number of changes from the inputs to the baseline.
-        position: of an output for each token, the explained position; by default the last one.
+        position: of an output for each token, the explained position; by default the last one that is not
+            padding.
         output: name of the explained output; by default the only one, or "logits".
-        name: of the changed array, if the inputs are a dict.
+        name: of the changed array, if the inputs are a dict; by default "input_ids".
         batch_size: number of inputs that `predict` computes at once.
         progress: whether to show a progress bar.
 
@@ -80,7 +81,8 @@ class Faithfulness:
         self.progress = progress
         self.mask = None if mask is None else np.asarray(mask, bool)
         self._rows = Rows(predict, inputs, name, output)
-        self._decision = decision_mask(self._rows.predict(self._rows.array), target, position)
+        outputs = self._rows.predict(self._rows.array)
+        self._decision = decision_mask(outputs, target, position, self._rows.inputs)
 
     def deletion(self, attribution: Any, baseline: Any = 0.0) -> FaithfulnessCurve:
         """Computes the score while the elements with the highest attribution are deleted first.

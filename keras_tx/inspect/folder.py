@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from keras_tx.runtime.session import Session
 GROUP_BYTES = 2**28  # of the attention weights that one run of `attention_layers` computes
 TOKEN_VECTORS = "token_embedding/Gather"  # the exporter's name of the output of a TokenEmbedding
 PAST_PREFIX = "past_key_values."
+PRESENT_PREFIX = "present."
 
 
 class FolderReader:
@@ -73,15 +75,54 @@ class FolderReader:
         states = graph.values(self._feed(tensors, part), names)
         return [state if state.ndim == 3 or mask is None else _with_padding(state, mask) for state in states]
 
+    def outputs(self, tensors: Tensors) -> dict[str, np.ndarray]:
+        names = [spec.name for spec in self.folder.outputs if not spec.name.startswith(PRESENT_PREFIX)]
+        feed = self._feed(tensors, "decoder" if self.parts else None)
+        return dict(zip(names, self._decoder.values(feed, names), strict=True))
+
     def grid(self, tensors: Tensors) -> PatchGrid:
-        transform = self.adapter.transform
-        patch = (self.folder.config or {}).get("patch_size")
-        if not isinstance(transform, ImageTransform) or patch is None:
-            raise InputError(f"{self.name!r} has no patch_size in {contract.CONFIG}, so it has no grid.")
-        height, width = patch if isinstance(patch, list) else (patch, patch)
-        rows, columns = transform.height // height, transform.width // width
+        rows, columns = self._patches()
         (weights,) = self.attention_layers(tensors, [0], None)
         return PatchGrid(rows, columns, weights.shape[-1] - rows * columns)
+
+    def _patches(self) -> tuple[int, int]:
+        """The rows and columns of patches."""
+        height, width = self.patch_size()
+        transform = self.adapter.transform
+        assert isinstance(transform, ImageTransform)
+        return transform.height // height, transform.width // width
+
+    def patch_size(self) -> tuple[int, int]:
+        patch = (self.folder.config or {}).get("patch_size")
+        if not isinstance(self.adapter.transform, ImageTransform) or patch is None:
+            raise InputError(f"{self.name!r} has no patch_size in {contract.CONFIG}, so it has no grid.")
+        height, width = patch if isinstance(patch, list) else (patch, patch)
+        return height, width
+
+    def patch_kernel(self, layer: str | None) -> np.ndarray:
+        layer = layer or "patch_embedding"
+        kernel = next((x for x in self._decoder.constants(layer) if x.ndim == 4), None)
+        if kernel is None:
+            raise FolderError(
+                f"{self.name} has no kernel of the layer {layer!r} in its graph. Pass layer=, the name of "
+                "the PatchEmbedding, or inspect the Keras model."
+            )
+        return kernel.transpose(2, 3, 1, 0)
+
+    def position_table(self, layer: str | None) -> tuple[np.ndarray, tuple[int, ...], int]:
+        layer = layer or "positions"
+        graphs = [graph for graph in (self._decoder, self._encoder) if graph is not None]
+        constants = [x for graph in graphs for x in graph.constants(layer)]
+        table = next((x.reshape(-1, x.shape[-1]) for x in constants if x.ndim in (2, 3)), None)
+        if table is None:
+            raise FolderError(
+                f"{self.name} has no table of the layer {layer!r} in its graph. Pass layer=, the name of the "
+                "PositionalEmbedding, or inspect the Keras model."
+            )
+        if self.adapter.kind != "image":
+            return table, (len(table),), 0
+        grid = self._patches()
+        return table, grid, len(table) - math.prod(grid)
 
     def token_table(self) -> np.ndarray:
         graph, count = self._encoder or self._decoder, (self.folder.config or {}).get("vocab_size")
@@ -207,6 +248,12 @@ class InspectedGraph:
         arrays = self._run(feed, tuple(names), lambda: self.outputs.write(values=names))
         return [arrays[name].astype(np.float32, copy=False) for name in names]
 
+    def constants(self, layer: str) -> Iterator[np.ndarray]:
+        """Yields the constants of a layer as float32."""
+        for name in self.outputs.constants_of(layer):
+            arrays = self._run({}, ("constant", name), lambda name=name: self.outputs.write_constant(name))
+            yield arrays[name].astype(np.float32, copy=False)
+
     def empty_past(self, rows: int) -> Tensors:
         """Returns the inputs for keys and values of earlier tokens, without tokens."""
         specs = [spec for spec in self.inputs if spec.name.startswith(PAST_PREFIX)]
@@ -221,7 +268,7 @@ class InspectedGraph:
 
     def _head_size(self) -> int:
         """The size of a head, which the inputs may declare as dynamic."""
-        sizes = [spec.shape[-1] for spec in self.folder.outputs if spec.name.startswith("present.")]
+        sizes = [spec.shape[-1] for spec in self.folder.outputs if spec.name.startswith(PRESENT_PREFIX)]
         return next((size for size in sizes if isinstance(size, int)), 0)
 
     def _run(

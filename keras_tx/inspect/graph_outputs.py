@@ -250,6 +250,20 @@ class GraphOutputs:
         graph = graph.with_outputs([*(one.weights for one in attention), *values])
         return self._rest + write_field(MODEL_GRAPH, graph.write())
 
+    def write_constant(self, name: str) -> bytes:
+        """Returns a graph without inputs whose output is a constant of this graph."""
+        graph = dataclasses.replace(self.graph, nodes=(), inputs={}).with_outputs([name])
+        return self._rest + write_field(MODEL_GRAPH, graph.write())
+
+    def constants_of(self, layer: str) -> list[str]:
+        """Returns the names of the constants that the nodes of a layer read, and of its weights elsewhere."""
+        return [
+            name
+            for node in self.graph.nodes
+            for name in node.inputs
+            if name in self.graph.initializers and layer in (node.path, name.rpartition("/")[0])
+        ]
+
     def hidden_states(self, final_norm: bool) -> list[str] | None:
         """Returns the names of the values with hidden states; None if the graph has no transformer blocks.
 

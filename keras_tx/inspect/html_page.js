@@ -4,12 +4,12 @@
     const root = document.currentScript.parentElement;
     const id = document.querySelectorAll('.ktx-attention').length; // of the figure in its page
     const data = JSON.parse(root.querySelector('script[type="application/json"]').textContent);
-    // Of a head: Okabe and Ito's colors and some of Paul Tol's, which the color-blind distinguish. They repeat
-    // after twelve heads, so a head's number is always beside its color.
-    const LIGHT = ['#0072b2', '#d55e00', '#009e73', '#c5569a', '#b97f00', '#3d9fdc',
-        '#332288', '#882255', '#7d7d1f', '#661100', '#6f7680', '#117733'];
-    const DARK = ['#4aa8e8', '#ff8a3d', '#2fc79b', '#e79cc9', '#f0b429', '#9bd5ff',
-        '#a79df5', '#e0739f', '#d6d66a', '#d9a184', '#b4bcc7', '#7fd68f'];
+    // Of the heads, in either theme: chosen so that the color-blind distinguish them (a test computes it). They
+    // repeat after twelve heads, so a head's number is always beside its color.
+    const LIGHT = ['#0076c4', '#ff3b14', '#27b13b', '#891489', '#893b00', '#ff3b9d',
+        '#27623b', '#eb7676', '#273bc4', '#ff3bff', '#623b62', '#8900ff'];
+    const DARK = ['#62b1ff', '#ff9d27', '#9dff76', '#d81476', '#b1764e', '#d89dc4',
+        '#9dc489', '#eb0000', '#7662d8', '#ffeb00', '#27ebff', '#b100ff'];
     const WIDEST = 256; // tokens that are shown as columns
     const LISTED = 8; // tokens in the table
     const VALUES = Float32Array.from({ length: 256 }, (_, byte) => (byte / 255) ** 2);

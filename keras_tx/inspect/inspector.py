@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from keras_tx.errors import ConfigError, InputError
+from keras_tx.inspect.attention_distance import entropy_in_nats, mean_attention_distance
 from keras_tx.inspect.attention_maps import class_token_map, reference_point_map
 from keras_tx.inspect.attention_rollout import rollout
+from keras_tx.inspect.filters import principal_filters
 from keras_tx.inspect.inputs import InputAdapter
 from keras_tx.inspect.layer_choice import Layers, layer_indices
 from keras_tx.inspect.patch_grid import PatchGrid
+from keras_tx.inspect.positions import position_similarity
 
 if TYPE_CHECKING:
+    from keras_tx.inspect.attribution import IntegratedGradients
     from keras_tx.inspect.nearest_tokens import NearestTokens
 
 MAX_BYTES = 2**30  # of the arrays that a call of `attention` returns
@@ -39,9 +43,17 @@ class Reader(Protocol):
 
     def query_mask(self, tensors: dict[str, Any], part: str | None) -> np.ndarray | None: ...
 
+    def outputs(self, tensors: dict[str, Any]) -> Any: ...
+
     def grid(self, tensors: dict[str, Any]) -> PatchGrid: ...
 
     def token_table(self) -> np.ndarray: ...
+
+    def patch_size(self) -> tuple[int, int]: ...
+
+    def patch_kernel(self, layer: str | None) -> np.ndarray: ...
+
+    def position_table(self, layer: str | None) -> tuple[np.ndarray, tuple[int, ...], int]: ...
 
 
 def inspect(model: Any, *, precision: str | None = None) -> Inspector:
@@ -260,6 +272,71 @@ class Inspector:
             raise ConfigError("part='cross' has no rollout. Pass part='encoder' or part='decoder'.")
         return rollout(self.attention_layers(inputs, targets=targets, part=part), residual=residual)
 
+    def attention_distances(self, images: Any, *, layers: Layers = None) -> np.ndarray:
+        """Returns the mean attention distance of each head in pixels: (layers, heads).
+
+        Args:
+            images: images, or a dict of tensors.
+            layers: indices or names of layers; by default all.
+
+        Raises:
+            ConfigError: if a layer does not exist.
+            InputError: if the model does not accept images.
+        """
+        rows, columns, prefix = self.grid(images)
+        patch_size = self.reader.patch_size()
+        return np.stack(
+            [
+                mean_attention_distance(weights, (rows, columns), patch_size, prefix)
+                for weights in self.attention_layers(images, layers=layers)
+            ]
+        )
+
+    def attention_entropies(
+        self, inputs: Any, *, targets: Any = None, layers: Layers = None, part: str | None = None
+    ) -> np.ndarray:
+        """Returns the entropy of the attention weights of each head in nats: (layers, heads).
+
+        Args:
+            inputs, targets, layers, part: as for `attention`.
+
+        Raises:
+            ConfigError, InputError: as `attention`, except for the size.
+        """
+        weights = self.attention_layers(inputs, targets=targets, layers=layers, part=part)
+        return np.stack([entropy_in_nats(layer) for layer in weights])
+
+    def principal_filters(
+        self, count: int = 28, *, layer: str | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the principal components of the patch embedding; see `keras_tx.inspect.principal_filters`.
+
+        Args:
+            count: largest number of components.
+            layer: the name of the PatchEmbedding; by default the only one, of a folder "patch_embedding".
+
+        Returns:
+            The components (count, height, width, channels), and the share of the variance of each.
+
+        Raises:
+            ConfigError, FolderError: if the model or graph has no such layer.
+        """
+        return principal_filters(self.reader.patch_kernel(layer), count)
+
+    def position_similarity(self, *, layer: str | None = None) -> np.ndarray:
+        """Returns the cosine similarity of the positional embeddings, without prefix tokens.
+
+        Args:
+            layer: the name of the PositionalEmbedding; by default the only one, of a folder "positions".
+
+        Returns:
+            An array (rows, columns, rows, columns) for images, (length, length) for texts.
+
+        Raises:
+            ConfigError, FolderError: if the model or graph has no such layer.
+        """
+        return position_similarity(*self.reader.position_table(layer))
+
     def tokens(self, inputs: Any, *, targets: Any = None, part: str | None = None) -> list[list[str]]:
         """Returns the tokens of each text as strings, padding included; without tokenizer, the ids.
 
@@ -358,6 +435,181 @@ class Inspector:
         if self.kind == "text":
             raise InputError(f"{self.name!r} is a text model, which has no patches. Call tokens(inputs).")
         return self.reader.grid(self._tensors(inputs, None, None))
+
+    def relevance(
+        self,
+        inputs: Any,
+        *,
+        target: Any = None,
+        position: Any = None,
+        output: str | None = None,
+        targets: Any = None,
+        part: str | None = None,
+    ) -> np.ndarray:
+        """Returns the relevance of patches or tokens for a decision, by attention and its gradients.
+
+        The rules are those of Chefer et al. (2021): `self_attention_relevance`, and for encoder-decoders
+        `encoder_decoder_relevance`. The result is that of the tokens from which the score is computed: the
+        class token, or the mean over the tokens that are averaged.
+
+        Args:
+            inputs: images, texts, or a dict of tensors.
+            target: index of the explained class or token, or one for each example; by default the one with
+                the highest score.
+            position: of an output for each token, the explained position; by default the last one that is
+                not padding.
+            output: name of the explained output; by default the only one, or "logits".
+            targets: of an encoder-decoder: the target texts, or their token ids.
+            part: of an encoder-decoder: "encoder" for the source, "decoder" for the target.
+
+        Returns:
+            An array (batch, rows, columns) for images, (batch, tokens) for texts; 0 or more.
+
+        Raises:
+            ConfigError: for a folder, which has no gradients, or an unknown target, position or output.
+            InputError: if the inputs are of another kind than those of the model.
+
+        Example:
+
+        >>> import keras_tx, numpy as np
+        >>> from keras_tx.inspect import inspect
+        >>> inspector = inspect(keras_tx.vit("Mu/2", image_size=8, num_classes=3))
+        >>> inspector.relevance(np.zeros((8, 8, 3), "uint8"), target=2).shape
+        (1, 4, 4)
+        """
+        from keras_tx.inspect.explanations import keras_model, relevance_map
+
+        keras_model(self.reader, "relevance")
+        tensors = self._explained(inputs, targets, part)
+        options = {"target": target, "position": position, "output": output}
+        return relevance_map(self.reader, tensors, part, options)
+
+    def gradient_rollout(
+        self, inputs: Any, *, target: Any = None, position: Any = None, output: str | None = None
+    ) -> np.ndarray:
+        """Returns gradient-weighted attention rollout for a decision; see the function of this name.
+
+        Args:
+            inputs: images, texts, or a dict of tensors.
+            target, position, output: as for `relevance`.
+
+        Returns:
+            An array (batch, rows, columns) for images, (batch, tokens) for texts; 0 or more.
+
+        Raises:
+            ConfigError: for a folder or an encoder-decoder, or an unknown target, position or output.
+            InputError: if the inputs are of another kind than those of the model.
+        """
+        from keras_tx.inspect.explanations import keras_model, rollout_map
+
+        keras_model(self.reader, "gradient_rollout")
+        tensors = self.reader.adapter.tensors(inputs)
+        return rollout_map(self.reader, tensors, {"target": target, "position": position, "output": output})
+
+    def integrated_gradients(
+        self,
+        inputs: Any,
+        *,
+        target: Any = None,
+        position: Any = None,
+        output: str | None = None,
+        targets: Any = None,
+        part: str | None = None,
+        baseline: Any = 0.0,
+        steps: int = 50,
+        batch_size: int = 16,
+        progress: bool = False,
+    ) -> IntegratedGradients:
+        """Returns integrated gradients of a decision, for each pixel or token.
+
+        Args:
+            inputs: images, texts, or a dict of tensors.
+            target, position, output, targets, part: as for `relevance`.
+            baseline: the input, or token embedding, without information: a number or an array. For images,
+                0 is the mean of `processing`, mostly gray.
+            steps: number of points between baseline and input.
+            batch_size: number of points that the model computes at once.
+            progress: whether to show a progress bar.
+
+        Returns:
+            An IntegratedGradients, whose `values` are (batch, height, width) for images and (batch, tokens)
+            for texts. Their sum is the score minus that of the baseline, up to `error`.
+
+        Raises:
+            ConfigError: for a folder, which has no gradients, or an unknown target, position or output.
+            InputError: if the inputs are of another kind than those of the model.
+        """
+        from keras_tx.inspect.explanations import integrated_gradients_map, keras_model
+
+        keras_model(self.reader, "integrated_gradients")
+        tensors = self._explained(inputs, targets, part)
+        options = {
+            "target": target,
+            "position": position,
+            "output": output,
+            "baseline": baseline,
+            "steps": steps,
+            "batch_size": batch_size,
+            "progress": progress,
+        }
+        return integrated_gradients_map(self.reader, tensors, part, options)
+
+    def occlusion(
+        self,
+        inputs: Any,
+        *,
+        target: Any = None,
+        position: Any = None,
+        output: str | None = None,
+        targets: Any = None,
+        part: str | None = None,
+        window: Any = None,
+        stride: Any = None,
+        baseline: Any = None,
+        batch_size: int = 32,
+        progress: bool = False,
+    ) -> np.ndarray:
+        """Returns by how much the score falls if a part of the input is occluded; a folder is enough.
+
+        Args:
+            inputs: images, texts, or a dict of tensors.
+            target, position, output, targets, part: as for `relevance`.
+            window: size of the window, such as (16, 16); by default that of a patch, and 1 token.
+            stride: distance between windows; by default `window`.
+            baseline: the value in the window. By default the tensor of images is 0 there, which is mostly
+                gray, or black in a folder with raw pixels; a token becomes the mask token, or the padding
+                token if the tokenizer has no mask token.
+            batch_size: number of occluded inputs that the model computes at once.
+            progress: whether to show a progress bar.
+
+        Returns:
+            An array (batch, height, width) for images, (batch, tokens) for texts.
+
+        Raises:
+            ConfigError: for a window that does not fit, or an unknown target, position or output.
+            InputError: if the inputs are of another kind than those of the model.
+        """
+        from keras_tx.inspect.explanations import occlusion_map
+
+        tensors = self._explained(inputs, targets, part)
+        options = {
+            "target": target,
+            "position": position,
+            "output": output,
+            "stride": stride,
+            "batch_size": batch_size,
+            "progress": progress,
+        }
+        return occlusion_map(self.reader, tensors, part, window, baseline, options)
+
+    def _explained(self, inputs: Any, targets: Any, part: str | None) -> dict[str, Any]:
+        """The tensors of a decision, for which an encoder-decoder needs source and target."""
+        if self.parts and part not in ("encoder", "decoder"):
+            raise ConfigError(
+                f"part is {part!r}, but {self.name!r} is an encoder-decoder. Pass part='encoder' to explain "
+                "a decision by the source, or part='decoder' by the target."
+            )
+        return self._tensors(inputs, targets, "decoder" if self._part(part) else None)
 
     def _part(self, part: str | None) -> str | None:
         known = ", ".join(map(repr, self.parts))

@@ -11,8 +11,10 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, InputError
+from keras_tx.inspect.filters import patch_kernel
 from keras_tx.inspect.inputs import InputAdapter, Tensors
 from keras_tx.inspect.patch_grid import PatchGrid
+from keras_tx.inspect.positions import position_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,21 +106,40 @@ class KerasModelReader:
             self._with_states = self.model.with_outputs(hidden_states=True)
         name = "hidden_states" if part is None else f"{part}_hidden_states"
         with _without_gradients():
-            outputs = self._with_states(self._arguments(tensors), training=False)
+            outputs = self._with_states(self.arguments(tensors), training=False)
             return [as_float32(state) for state in outputs[name]]
 
+    def outputs(self, tensors: Tensors) -> Any:
+        import keras
+
+        with _without_gradients():
+            return keras.tree.map_structure(as_float32, self.model(self.arguments(tensors), training=False))
+
     def grid(self, tensors: Tensors) -> PatchGrid:
+        layer = self._patch_embedding()
+        sizes = tuple(next(iter(tensors.values())).shape[1:3])
+        rows, columns = (size // patch for size, patch in zip(sizes, layer.patch(2), strict=True))
+        tokens = self.calls[0].args[0].shape[1]
+        patches = layer.output.shape[1]
+        return PatchGrid(rows, columns, 0 if None in (tokens, patches) else tokens - patches)
+
+    def _patch_embedding(self) -> Any:
         from keras_tx.layers import PatchEmbedding
 
         layers = [layer for layer in self.model.layers if isinstance(layer, PatchEmbedding)]
         if not layers or len(layers[0].input.shape) != 4:
             raise InputError(f"Model {self.name!r} has no PatchEmbedding of images, so it has no grid.")
         (layer,) = layers
-        sizes = tuple(next(iter(tensors.values())).shape[1:3])
-        rows, columns = (size // patch for size, patch in zip(sizes, layer.patch(2), strict=True))
-        tokens = self.calls[0].args[0].shape[1]
-        patches = layer.output.shape[1]
-        return PatchGrid(rows, columns, 0 if None in (tokens, patches) else tokens - patches)
+        return layer
+
+    def patch_size(self) -> tuple[int, int]:
+        return self._patch_embedding().patch(2)
+
+    def patch_kernel(self, layer: str | None) -> np.ndarray:
+        return patch_kernel(self.model, layer)
+
+    def position_table(self, layer: str | None) -> tuple[np.ndarray, tuple[int, ...], int]:
+        return position_table(self.model, layer)
 
     def token_table(self) -> np.ndarray:
         from keras_tx.inspect.nearest_tokens import token_table
@@ -129,10 +150,10 @@ class KerasModelReader:
         if not self.is_family or self.adapter.kind != "text":
             return None
         name = contract.DECODER_ATTENTION_MASK if part in ("decoder", "cross") else contract.ATTENTION_MASK
-        return as_float32(self._arguments(tensors)[name]) != 0
+        return as_float32(self.arguments(tensors)[name]) != 0
 
-    def _arguments(self, tensors: Tensors) -> Any:
-        """The inputs of the model: a dict for text models, else a tensor or the tensors by name."""
+    def arguments(self, tensors: Tensors) -> Any:
+        """Returns the inputs of the model: a dict for text models, else a tensor or the tensors by name."""
         unknown = [name for name in tensors if name not in self.adapter.names]
         if self.is_family and self.adapter.kind == "text":
             if self.parts and contract.DECODER_INPUT_IDS not in tensors:  # only the encoder is computed
@@ -152,7 +173,7 @@ class KerasModelReader:
         """The values of the tensors `inputs` of the graph."""
         import keras
 
-        arguments = self._arguments(tensors)
+        arguments = self.arguments(tensors)
         if isinstance(arguments, dict):
             values = [arguments[tensor.name] for tensor in self.model.inputs]
         else:

@@ -58,7 +58,8 @@ def position_table(model: Any, layer: str | None = None) -> tuple[np.ndarray, tu
 
     Args:
         model: a Keras model.
-        layer: the name of the PositionalEmbedding; by default the only one.
+        layer: the name of the PositionalEmbedding, or of the TokenEmbedding of positions; by default the
+            only PositionalEmbedding, and "positions" of GPT and RoBERTa.
 
     Returns:
         The table (tokens, width), the grid, and the number of prefix tokens: the arguments of
@@ -77,8 +78,12 @@ def position_table(model: Any, layer: str | None = None) -> tuple[np.ndarray, tu
     import keras
 
     from keras_tx.inspect.keras_layers import layer_of_class
-    from keras_tx.layers import PositionalEmbedding
+    from keras_tx.layers import PositionalEmbedding, TokenEmbedding
 
+    for one in model.layers:
+        if isinstance(one, TokenEmbedding) and one.name == (layer or "positions"):  # of GPT and RoBERTa
+            table = keras.ops.convert_to_numpy(one.table)
+            return table, (len(table),), 0
     embedding = layer_of_class(model, PositionalEmbedding, layer)
     if embedding.kind == "none":
         raise ConfigError(f"Layer {embedding.name!r} has kind='none', so it has no positional embeddings.")

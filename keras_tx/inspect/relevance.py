@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from keras_tx.errors import ConfigError
-from keras_tx.inspect.decision import decision_mask, masked_sum, named_output
+from keras_tx.inspect.decision import complete_inputs, decision_mask, masked_sum, named_output
 from keras_tx.inspect.gradients import inner_gradients, layers_below
 from keras_tx.inspect.keras_model import as_float32
 
@@ -57,7 +57,8 @@ def attention_gradients(
         inputs: inputs of the model.
         target: index of the explained class or token, or one for each example; by default the one with the
             highest score.
-        position: of a model with an output for each token, the explained position; by default the last one.
+        position: of a model with an output for each token, the explained position; by default the last one
+            that is not padding.
         output: name of the explained output; by default the only one, or "logits".
 
     Returns:
@@ -68,7 +69,9 @@ def attention_gradients(
             target.
     """
     layers = _attention_layers(model)
-    mask = decision_mask(as_float32(named_output(model(inputs, training=False), output)), target, position)
+    inputs = complete_inputs(model, inputs)
+    outputs = as_float32(named_output(model(inputs, training=False), output))
+    mask = decision_mask(outputs, target, position, inputs)
 
     def scores() -> Any:
         return masked_sum(named_output(model(inputs, training=False), output), mask)

@@ -225,10 +225,11 @@ def layer_similarity(
             PyDataset, a list. Of a batch (inputs, labels), the inputs are used.
         layers_a: names of layers of the first model; by default the blocks of a keras-tx model, and all
             layers of another one that are called once.
-        layers_b: names of layers of the second model.
+        layers_b: names of layers of the second model; for one model, by default `layers_a`.
         processing_a: converts a batch to inputs of the first model, such as
             `keras.applications.resnet50.preprocess_input` or `model.processing`.
-        processing_b: converts a batch to inputs of the second model.
+        processing_b: converts a batch to inputs of the second model; for one model, by default
+            `processing_a`.
         batch_size: number of examples of a batch, where `dataset` is an array or a dict of arrays.
         progress: whether a progress bar is shown.
 
@@ -248,8 +249,11 @@ def layer_similarity(
     ('block_0', 'block_1', 'block_2')
     """
     same = model_b is None or model_b is model_a
+    if same:
+        layers_b = layers_a if layers_b is None else layers_b
+        processing_b = processing_a if processing_b is None else processing_b
     first = LayerOutputs(model_a, layers_a)
-    shared = same and layers_b in (None, layers_a) and processing_b in (None, processing_a)
+    shared = same and layers_b == layers_a and processing_b is processing_a
     second = first if shared else LayerOutputs(model_a if same else model_b, layers_b)
     cka = MinibatchCKA()
     batches, count = _batches(dataset, whole_number("batch_size", batch_size))

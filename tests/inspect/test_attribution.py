@@ -8,6 +8,7 @@ import pytest
 
 from keras_tx.errors import ConfigError, InputError
 from keras_tx.inspect.attribution import occlusion
+from keras_tx.inspect.decision import decision_mask
 from keras_tx.inspect.faithfulness import Faithfulness, blur
 from tests.drawing import as_numpy, draw, redraw
 from tests.tolerances import assert_close
@@ -55,15 +56,17 @@ def test_occlusion_of_tokens():
     model = redraw(bert(None, width=16, depth=1))
     ids = np.array([[5, 6, 7], [8, 9, 0]])
     inputs = {"input_ids": ids, "attention_mask": np.array([[1, 1, 1], [1, 1, 0]])}
-    options = {"output": "pooler_output", "name": "input_ids", "baseline": 4}
+    options = {"output": "pooler_output", "baseline": 0}
     computed = occlusion(model, inputs, 3, window=1, **options)
     before = as_numpy(model(inputs)["pooler_output"])[:, 3]
-    ids[:, 1] = 4
+    alone = occlusion(model, ids, 3, window=1, **options)  # the mask is that of the ids before
+    np.testing.assert_array_equal(alone, computed)
+    ids[:, 1] = 0
     after = as_numpy(model({**inputs, "input_ids": ids})["pooler_output"])[:, 3]
     assert_close(computed[:, 1], before - after, 1e-4)  # a difference of similar numbers
     assert computed[1, 2] == 0  # padding
-    with pytest.raises(ConfigError, match=r"name=None.*\['attention_mask', 'input_ids'\]"):
-        occlusion(model, inputs, 3, window=1)
+    with pytest.raises(ConfigError, match=r"name='ids'.*\['attention_mask', 'input_ids'"):
+        occlusion(model, inputs, 3, window=1, name="ids", output="pooler_output")
 
 
 @pytest.mark.parametrize(
@@ -149,3 +152,19 @@ def test_blur_equals_scipy():
     assert_close(blur(images, 2), expected)
     with pytest.raises(ConfigError, match="sigma is 0"):
         blur(images, 0)
+
+
+def test_the_last_token_that_is_not_padding_is_explained():
+    mask = np.array([[1, 1, 1, 0], [0, 1, 1, 1]])
+    output = draw(2, 4, 5)
+    marked = decision_mask(output, target=3, inputs={"input_ids": mask, "attention_mask": mask})
+    np.testing.assert_array_equal(np.argwhere(marked), [[0, 2, 3], [1, 3, 3]])
+    source = {"attention_mask": mask, "decoder_attention_mask": np.array([[1, 0, 0, 0], [1, 1, 1, 0]])}
+    np.testing.assert_array_equal(np.argwhere(decision_mask(output, 0, inputs=source))[:, 1], [0, 2])
+    np.testing.assert_array_equal(np.argwhere(decision_mask(output, 0))[:, 1], [3, 3])
+    best = decision_mask(output, position=[1, -1])
+    np.testing.assert_array_equal(best[[0, 1], [1, 3]].argmax(axis=1), output[[0, 1], [1, 3]].argmax(axis=1))
+    with pytest.raises(ConfigError, match="position=4 is out of range"):
+        decision_mask(output, 0, position=4)
+    with pytest.raises(ConfigError, match="target=0 has no effect"):
+        decision_mask(output[:, 0, 0], 0)

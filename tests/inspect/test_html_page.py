@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 
 from keras_tx.errors import ConfigError, InputError
-from keras_tx.inspect.html_page import AttentionPart, attention_fragment, attention_page, write_attention_page
+from keras_tx.inspect.html_page import (
+    ASSETS,
+    AttentionPart,
+    attention_fragment,
+    attention_page,
+    write_attention_page,
+)
 from tests.chromium import Page, browser, needs_chromium
 
 TOKENS = ["[CLS]", "it", "was", "</script><script>window.broken = 1</script>", "\u2028<!--", "&lt;", "\n"]
@@ -119,6 +125,54 @@ def test_too_many_weights_raise():
     part = AttentionPart([weights] * 5, ["a"] * 1000)
     with pytest.raises(InputError, match=r"50,000,000 weights.*40,000,000"):
         attention_fragment(part)
+
+
+# Linear RGB as protanopes, deuteranopes and tritanopes see it: Machado et al., 2009, severity 1.
+VISION = {
+    "normal": np.eye(3),
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.01182, 0.04294, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.3039],
+    ],
+}
+TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+def linear(colors: list[str]) -> np.ndarray:
+    values = np.array([[int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)] for color in colors])
+    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: np.ndarray) -> np.ndarray:
+    xyz = np.clip(rgb, 0, 1) @ TO_XYZ.T / TO_XYZ.sum(axis=1)
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116).T
+    return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=1)
+
+
+@pytest.mark.parametrize(("theme", "back"), [("LIGHT", "#ffffff"), ("DARK", "#14171b")])
+def test_colors_of_heads_differ_for_the_color_blind(theme: str, back: str):
+    script = ASSETS.joinpath("html_page.js").read_text("utf-8")
+    colors = re.findall("#[0-9a-f]{6}", re.search(rf"const {theme} = \[(.*?)\]", script, re.S)[1])  # type: ignore[index]
+    rgb = linear(colors)
+    assert len(colors) == 12
+    for vision, matrix in VISION.items():
+        seen = lab(rgb @ np.transpose(matrix))
+        distances = np.linalg.norm(seen[:, None] - seen[None], axis=-1) + 1000 * np.eye(12)
+        assert distances.min() > 15, vision  # a difference of 2.3 is just visible
+    light = rgb @ TO_XYZ[1] + 0.05
+    paper = float(linear([back])[0] @ TO_XYZ[1]) + 0.05
+    assert (np.maximum(light, paper) / np.minimum(light, paper)).min() > 2.7
 
 
 def hover(page: Page, side: str, index: int) -> None:

@@ -30,6 +30,7 @@ def test_layer_similarity_has_names_values_and_a_color_bar(tmp_path: Path):
     assert (axes.get_ylabel(), axes.get_xlabel(), bar.get_ylabel()) == ("ViT", "ResNet", "linear CKA")
     np.testing.assert_array_equal(axes.images[0].get_array().filled(np.nan), matrix)
     assert axes.images[0].get_clim() == (0, 1)
+    assert axes.get_ylim()[0] < axes.get_ylim()[1]  # the first layer is at the bottom
     with Image.open(path) as image:
         pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
     assert (pixels == 204).all(axis=1).any()  # the value that is not defined is gray

@@ -50,9 +50,12 @@ def test_a_head_follows_the_pronoun(inspector: Any):
     for word in ("tired", "wide"):
         (part,) = attention_parts(inspector, ANIMAL + word)
         tokens = list(part.queries)
-        row = part.attentions[3][1, tokens.index("it")]
-        weights[word] = {name: row[tokens.index(name)] for name in ("animal", "street")}
-        # most of the attention of the other heads is on [CLS]
-        assert np.mean([layer[:, tokens.index("it"), 0] for layer in part.attentions]) > 0.3
-    assert weights["tired"]["animal"] > 0.6 and weights["tired"]["street"] < 0.1
-    assert weights["wide"]["animal"] < 0.3 and weights["wide"]["street"] > 2 * weights["tired"]["street"]
+        query = tokens.index("it")
+        row = part.attentions[3][1, query]
+        weights[word] = [row[tokens.index(name)] for name in ("animal", "street")]
+        if word == "tired":
+            to_class_token = np.mean([layer[:, query, 0] for layer in part.attentions])
+    # docs/inspect.md has these numbers
+    assert abs(to_class_token - 0.37) < 0.005
+    np.testing.assert_allclose(weights["tired"], [0.64, 0.05], atol=0.005)
+    np.testing.assert_allclose(weights["wide"], [0.27, 0.13], atol=0.005)

@@ -14,7 +14,7 @@ from keras_tx.errors import ConfigError
 from keras_tx.inspect import similarity
 from keras_tx.inspect.similarity import MinibatchCKA, layer_similarity, linear_cka
 from tests.drawing import as_numpy, draw, redraw
-from tests.tolerances import assert_close
+from tests.tolerances import FP32, assert_close
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 
@@ -63,9 +63,9 @@ def test_cka_is_invariant_to_rotation_and_isotropic_scale_only():
     assert linear_cka(x * [9, 1, 1, 1, 1, 1], y) != pytest.approx(linear_cka(x, y), rel=0.05)
 
     batch = MinibatchCKA()
-    batch.update([x, 5 * x @ rotation, x.reshape(20, 2, 3)], [y])
+    batch.update([x, 5 * x @ rotation, x.reshape(20, 2, 3), x + 1e6], [y])
     values = batch.matrix()[:, 0]
-    assert_close(values, np.full(3, values[0]))
+    assert_close(values, np.full(4, values[0]))
 
 
 @pytest.mark.parametrize(
@@ -215,6 +215,19 @@ def test_processing_prepares_the_inputs_of_each_model(vit, cnn):
     assert_close(scaled.matrix, plain.matrix, 1e-4)
 
 
+def test_one_model_with_two_kinds_of_inputs(vit):
+    options = {"processing_a": lambda x: x / 255, "batch_size": 6, "progress": False}
+    plain = layer_similarity(vit, None, IMAGES, batch_size=6, progress=False).matrix
+    assert_close(layer_similarity(vit, vit, 255 * IMAGES, **options).matrix, plain, 1e-4)
+    columns = layer_similarity(vit, vit, 255 * IMAGES, layers_b=["block_1"], **options).matrix
+    assert_close(columns, plain[:, 1:2], 1e-4)
+    mirrored = layer_similarity(
+        vit, vit, 255 * IMAGES, layers_a=["block_0"], processing_b=lambda x: x[:, ::-1] / 255, **options
+    )
+    assert mirrored.layers_b == ("block_0",)
+    assert mirrored.matrix < 0.99
+
+
 def test_labels_and_names_of_inputs():
     """Batches of a PyDataset, and a dict of arrays for a model with several inputs."""
     model = redraw(keras_tx.bert("tiny", vocabulary_size=30))
@@ -294,3 +307,28 @@ def test_datasets_of_tensorflow(vit):
     assert_close(layer_similarity(vit, None, dataset, progress=False).matrix, expected.matrix)
     with pytest.raises(ConfigError, match=r"infinite.*take\(batches\)"):
         layer_similarity(vit, None, dataset.repeat(), progress=False)
+
+
+@pytest.mark.thorough
+def test_matrix_equals_that_of_torch_cka():
+    torch_cka = pytest.importorskip("torch_cka", reason="pip install torch-cka")
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4), torch.nn.ReLU()
+    )
+    x = draw(24, 6)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.from_numpy(x)), batch_size=8)
+    layers = ["0", "2", "3"], ["0", "1", "2", "3"]
+    theirs = torch_cka.CKA(model, model, "a", "b", *layers)
+    theirs.compare(loader, loader)
+    ours = MinibatchCKA()
+    with torch.no_grad():
+        for part in torch.from_numpy(x).split(8):
+            states = [part]
+            for layer in model:
+                states.append(layer(states[-1]))
+            outputs = [state.numpy() for state in states[1:]]
+            ours.update([outputs[0], outputs[2], outputs[3]], outputs)
+    assert_close(ours.matrix(), theirs.export()["CKA"].detach().numpy(), 10 * FP32)  # theirs is in float32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,16 @@ def test_shapes_that_do_not_agree_raise(tmp_path: Path):
     with pytest.raises(ConfigError, match="NaN"):
         draw_token_scores(SOURCE, [1, np.nan, 0])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    for draw in (
+        lambda: draw_token_scores(SOURCE, [0, 1, 2]),
+        lambda: draw_token_attention(WEIGHTS, TOKENS, SOURCE),
+    ):
+        with pytest.raises(ModuleNotFoundError, match=r"keras-tx\[inspect\]"):
+            draw()
 
 
 def boxes(figure: Any) -> list[tuple[float, float, float]]:

@@ -15,10 +15,12 @@ import pytest
 import keras_tx
 from keras_tx import contract
 from keras_tx.errors import ConfigError
+from keras_tx.runtime import TextToTextGenerator, load
 from keras_tx.runtime.example_inputs import first_call, next_call
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import compare, export_onnx, quantize
 from keras_tx_onnx.graph.passes import infer_shapes
+from keras_tx_onnx.quantizing import auto_precision
 from keras_tx_onnx.quantizing.float16 import to_float16
 
 SIZES: dict[str, Any] = {"width": 64, "mlp_dim": 128, "num_heads": 2}
@@ -165,13 +167,64 @@ def test_calibration_and_keep(folder):
     [
         ("int8", {"keep": ["block_7"]}, "'block_7'"),
         ("int8", {"calibration": [{"input_ids": [[1]]}]}, "'decoder_input_ids'"),
-        ("auto", {"validation": ({"input_ids": [[1]]}, [[1]])}, "'auto'"),
+        ("auto", {"validation": ({"input_ids": [[1]]}, [[1]])}, "'decoder_input_ids'"),
+        ("auto", {"validation": ({"input_ids": [[1]], "decoder_input_ids": [[1]]}, None)}, "targets"),
+        ("auto", {"validation": ({"input_ids": [[1]], "decoder_input_ids": [[1]]}, [[300]])}, "target 300"),
     ],
     ids=str,
 )
 def test_unsupported_options_raise(precision, options, message, folder):
     with pytest.raises(ConfigError, match=message):
         quantize(folder, precision, **options)
+
+
+def test_auto_keeps_the_fastest_precision_of_both_graphs(folder, monkeypatch):
+    monkeypatch.setattr(auto_precision, "ROUNDS", 1)
+    monkeypatch.setattr(auto_precision, "RUNS", 2)
+    random = np.random.default_rng(0)
+    ids, mask = random.integers(2, 250, (3, 9)), np.ones((3, 9), "int64")
+    mask[0, 6:] = 0
+    targets = random.integers(2, 250, (3, 5))
+    labels = np.where(targets < 40, contract.NO_LABEL, targets)
+    inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": targets}
+    choice = quantize(folder, "auto", validation=(inputs, labels), tolerance=10.0)
+    assert isinstance(choice, auto_precision.PrecisionReport)
+    rows = {row.precision: row for row in choice.measured}
+    assert set(rows) == {"fp32", *PRECISIONS} and all(row.milliseconds > 0 for row in rows.values())
+    manifest = choice.manifest
+    assert manifest.encoder is not None
+    assert set(manifest.precisions) == set(manifest.encoder.precisions) == {"fp32", choice.chosen}
+    size = sum((folder / path).stat().st_size for path in (contract.ENCODER_MODEL, contract.DECODER_MODEL))
+    assert rows["fp32"].megabytes == pytest.approx(size / 1e6)
+    with load(folder, provider="cpu", precision="fp32") as model:
+        assert isinstance(model, TextToTextGenerator)
+        total, count = 0.0, 0
+        for row, (source, real) in enumerate(zip(ids, mask, strict=True)):
+            past = model.model.encode(source[None, real > 0], np.ones((1, real.sum()), "int64"))
+            logits, _ = model.model.run(targets[row : row + 1], targets, targets, past, True)
+            scaled = logits[0] - np.log(np.exp(logits[0]).sum(-1, keepdims=True))
+            for place, label in enumerate(labels[row]):
+                if label != contract.NO_LABEL:
+                    total, count = total + scaled[place, label], count + 1
+    assert rows["fp32"].score == pytest.approx(total / count, abs=1e-5)
+
+
+def test_auto_names_layers_of_both_graphs(folder, monkeypatch):
+    """No loss is accepted, so that layers of each precision are measured in fp32."""
+    monkeypatch.setattr(auto_precision, "CANDIDATES", ("int4",))
+    monkeypatch.setattr(auto_precision, "NAMED_LAYERS", 12)
+    ids = np.random.default_rng(0).integers(2, 250, (2, 6))
+    inputs = {"input_ids": ids, "decoder_input_ids": ids}
+    scores = iter([1.0, 0.0, 0.5])
+
+    def score(outputs, targets):
+        return next(scores)
+
+    choice = quantize(folder, "auto", validation=inputs, metric=score)
+    assert isinstance(choice, auto_precision.PrecisionReport) and choice.chosen == "fp32"
+    (row,) = choice.measured[1:]
+    assert row.score_without_them == 0.5
+    assert {name.split("_")[0] for name, _ in row.blamed} >= {"encoder", "decoder"}
 
 
 def test_only_the_wanted_files_are_left(tmp_path):

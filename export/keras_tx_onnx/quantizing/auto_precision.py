@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shutil
 import statistics
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,16 @@ from keras_tx.errors import ConfigError, ExportError
 from keras_tx.runtime.folder import Folder, check_unchanged
 from keras_tx.runtime.session import Session
 from keras_tx_onnx.quantizing import activation_ranges, calibration_inputs, validation_score
+from keras_tx_onnx.quantizing.calibration_inputs import Feed
 from keras_tx_onnx.quantizing.graph_quantizer import run_with_dtypes
-from keras_tx_onnx.quantizing.precision_files import Options, PrecisionWriter
+from keras_tx_onnx.quantizing.precision_files import (
+    Options,
+    PrecisionWriter,
+    all_graphs,
+    first_call_of,
+    input_specs,
+)
+from keras_tx_onnx.quantizing.validation_score import Outputs
 
 CANDIDATES = ("fp16", "int8", "int8-blocks", "int4")
 REPORT = "precision_report.json"
@@ -102,13 +112,8 @@ def choose(
         raise ConfigError(
             f"tolerance={tolerance!r}, expected a number of at least 0: how much the metric may lose."
         )
-    if folder.encoder is not None:
-        raise ConfigError(
-            "precision='auto' does not support encoder-decoders. Add precisions by name, and compare the "
-            "texts that they generate."
-        )
     measure = validation_score.metric_of(folder, metric)
-    specs = folder.manifest.inputs
+    specs = input_specs(folder.manifest)
     batches = [
         (calibration_inputs.checked([inputs], specs, "validation")[0], targets)
         for inputs, targets in validation_score.batches_of(validation)
@@ -182,17 +187,24 @@ class _Comparison:
             row, accepted=False, reason=reason, blamed=blamed, score_without_them=score
         )
 
-    def _open(self, precision: str) -> Session:
-        manifest = self._writer.manifest
-        return Session(self._writer.folder / manifest.precisions[precision], provider="cpu")
+    def _paths(self, precision: str) -> list[Path]:
+        """The graph of the encoder, if the folder has one, and the main graph."""
+        return [
+            self._writer.folder / graphs.precisions[precision] for graphs in all_graphs(self._writer.manifest)
+        ]
 
     def _score(self, precision: str) -> float:
-        with self._open(precision) as session:
-            return self._metric.score(partial(run_with_dtypes, session), self._batches)
+        *encoders, main = self._paths(precision)
+        with contextlib.ExitStack() as sessions:
+            run = partial(run_with_dtypes, sessions.enter_context(Session(main, provider="cpu")))
+            for path in encoders:
+                encoder = sessions.enter_context(Session(path, provider="cpu"))
+                run = partial(_run_both, self._writer.manifest, encoder, run)
+            return self._metric.score(run, self._batches)
 
     def _size(self, precision: str) -> float:
-        path = self._writer.folder / contract.PRECISIONS[precision]
-        return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")) / 1e6
+        files = (file for path in self._paths(precision) for file in path.parent.glob(f"{path.name}*"))
+        return sum(file.stat().st_size for file in files) / 1e6
 
     def _times(self, precisions: list[str]) -> dict[str, float]:
         """Median milliseconds, in rounds, so that other processes slow all precisions down by as much.
@@ -202,7 +214,7 @@ class _Comparison:
         seconds: dict[str, list[float]] = {precision: [] for precision in precisions}
         for _ in range(ROUNDS):
             for precision in precisions:
-                with self._open(precision) as session:
+                with Session(self._paths(precision)[-1], provider="cpu") as session:
                     run = partial(run_with_dtypes, session, self._timed_batch)
                     run()
                     until = time.perf_counter() + SECONDS
@@ -215,14 +227,30 @@ class _Comparison:
         return {precision: 1e3 * statistics.median(times) for precision, times in seconds.items()}
 
 
+def _run_both(
+    manifest: contract.Manifest, encoder: Session, run_decoder: Callable[[Feed], Outputs], batch: Feed
+) -> Outputs:
+    """The outputs of the decoder for a batch with sources and targets."""
+    assert manifest.encoder is not None
+    source = {spec.name: batch[spec.name] for spec in manifest.encoder.inputs}
+    hidden = run_with_dtypes(encoder, source)[contract.LAST_HIDDEN_STATE]
+    return run_decoder(first_call_of(manifest, batch, hidden))
+
+
 def _decode_step(manifest: contract.Manifest) -> dict[str, np.ndarray]:
-    """One token behind others."""
-    sizes = {contract.BATCH_AXIS: 1, contract.SEQUENCE_AXIS: 1}
+    """One token behind others, for a source of as many tokens if there is an encoder."""
+    sizes = {contract.BATCH_AXIS: 1, contract.SEQUENCE_AXIS: 1, contract.TARGET_AXIS: 1}
     sizes |= {contract.PAST_AXIS: PAST, contract.TOTAL_AXIS: PAST + 1}
+    sizes |= dict.fromkeys((contract.SOURCE_AXIS, contract.SOURCE_PAST_AXIS), PAST)
+    sizes[contract.HEAD_AXIS] = int(manifest.outputs[-1].shape[-1])
     batch = {
         spec.name: np.zeros([sizes[n] if isinstance(n, str) else n for n in spec.shape], spec.dtype)
         for spec in manifest.inputs
     }
-    batch[contract.ATTENTION_MASK][:] = 1
-    batch[contract.POSITION_IDS][:] = min(PAST, 1)
+    if manifest.encoder is not None:
+        batch[contract.ENCODER_ATTENTION_MASK][:] = 1
+        batch[contract.USE_CACHE_BRANCH][:] = True
+    else:
+        batch[contract.ATTENTION_MASK][:] = 1
+        batch[contract.POSITION_IDS][:] = min(PAST, 1)
     return batch

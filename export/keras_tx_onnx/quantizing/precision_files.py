@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import onnx_ir as ir
 
 from keras_tx import contract
@@ -76,9 +77,13 @@ class PrecisionWriter:
             ExportError: if a layer or an output is off by more than rounding costs.
         """
         paths = [_path(x.source, precision) for x in self._quantizers]
+        keeps: list[list[str]] = [[] for _ in paths]
+        if also_keep:
+            plans = [products.plan(ir.load(x.source).graph) for x in self._quantizers]
+            keeps = _keep_by_graph(also_keep, plans)
         variants = [
-            quantizer.write(precision, path, also_keep)
-            for quantizer, path in zip(self._quantizers, paths, strict=True)
+            quantizer.write(precision, path, keep)
+            for quantizer, path, keep in zip(self._quantizers, paths, keeps, strict=True)
         ]
         main = variants[-1]
         if precision != "fp16":  # for devices; the shared cache is for the CPU
@@ -124,7 +129,7 @@ class PrecisionWriter:
 
     def leave_only(self, precisions: Collection[str]) -> None:
         """Removes the files of all other precisions."""
-        for graphs in _all_graphs(self.manifest):
+        for graphs in all_graphs(self.manifest):
             for name in set(graphs.precisions) - set(precisions):
                 path = self.folder / graphs.precisions[name]
                 shared = path.with_name(contract.shared_name(path.name))
@@ -158,9 +163,23 @@ def add_precisions(folder: Path, manifest: contract.Manifest, precisions: Sequen
     return writer.finish()
 
 
-def _all_graphs(manifest: contract.Manifest) -> list[contract.Manifest | contract.EncoderGraphs]:
+def all_graphs(manifest: contract.Manifest) -> list[contract.Manifest | contract.EncoderGraphs]:
     """The graphs of a folder by precision: those of its encoder, if it has one, and the main ones."""
     return [manifest] if manifest.encoder is None else [manifest.encoder, manifest]
+
+
+def input_specs(manifest: contract.Manifest) -> tuple[contract.TensorSpec, ...]:
+    """The inputs of a batch: those of the graph, or of an encoder and the ids of its decoder."""
+    if manifest.encoder is None:
+        return manifest.inputs
+    target = (contract.BATCH_AXIS, contract.TARGET_AXIS)
+    return (*manifest.encoder.inputs, contract.TensorSpec(contract.DECODER_INPUT_IDS, "int64", target))
+
+
+def first_call_of(manifest: contract.Manifest, batch: Feed, hidden: np.ndarray) -> Feed:
+    """The inputs of the decoder's graph for a batch and the output of the encoder."""
+    ids, mask = batch[contract.DECODER_INPUT_IDS], batch[contract.ATTENTION_MASK]
+    return first_call(manifest.inputs, ids, mask, hidden)
 
 
 def _with(graphs: Graphs, precision: str, name: str, variant: contract.Variant) -> Graphs:
@@ -193,7 +212,7 @@ def _of_graph(folder: Path, manifest: contract.Manifest, options: Options) -> li
 def _of_encoder_and_decoder(
     folder: Path, manifest: contract.Manifest, options: Options
 ) -> list[GraphQuantizer]:
-    """Batches have the inputs of the encoder, and `decoder_input_ids`."""
+    """The quantizers of both graphs."""
     encoder = manifest.encoder
     assert encoder is not None
     paths = [folder / graphs.precisions["fp32"] for graphs in (encoder, manifest)]
@@ -201,9 +220,7 @@ def _of_encoder_and_decoder(
     for value in graphs[1].inputs:
         if value.name == contract.INPUT_IDS:
             value.name = contract.DECODER_INPUT_IDS
-    target = (contract.BATCH_AXIS, contract.TARGET_AXIS)
-    specs = (*encoder.inputs, contract.TensorSpec(contract.DECODER_INPUT_IDS, "int64", target))
-    calibration, batches = _batches(options, specs, graphs)
+    calibration, batches = _batches(options, input_specs(manifest), graphs)
     with Session(paths[0], provider="cpu") as first, Session(paths[1], provider="cpu") as second:
 
         def of_encoder(batch: Feed) -> Example:
@@ -211,9 +228,7 @@ def _of_encoder_and_decoder(
             return Example(source, first.run(source))
 
         def of_decoder(batch: Feed, source: Example) -> Feed:
-            hidden = source.expected[contract.LAST_HIDDEN_STATE]
-            ids, mask = batch[contract.DECODER_INPUT_IDS], batch[contract.ATTENTION_MASK]
-            return first_call(manifest.inputs, ids, mask, hidden)
+            return first_call_of(manifest, batch, source.expected[contract.LAST_HIDDEN_STATE])
 
         def run(batch: Feed) -> list[Example]:
             """The encoder, and the decoder without and with a cache."""
@@ -275,7 +290,7 @@ def _first_that_runs(batches: Iterator[Feed], run: Callable[[Feed], list[Example
 
 def _update_configs(folder: Path, manifest: contract.Manifest) -> None:
     """Lists graphs with a data file in config.json, and names an existing graph in genai_config.json."""
-    names = [Path(name).name for graphs in _all_graphs(manifest) for name in graphs.precisions.values()]
+    names = [Path(name).name for graphs in all_graphs(manifest) for name in graphs.precisions.values()]
     with_data = {name: True for name in names if (folder / "onnx" / f"{name}_data").exists()}
     if contract.CONFIG in manifest.files:
         config = _read(folder / contract.CONFIG)

@@ -159,6 +159,15 @@ def _are_indices(targets: np.ndarray, count: int) -> np.ndarray:
     return (targets >= 0) & (targets < count) & (targets == np.floor(targets))
 
 
+def _labels(targets: Any, logits: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray]:
+    """The class of each row of logits, and where it counts: not where the label is -100."""
+    labels, classes = _checked(targets, logits.shape[:-1], what), logits.shape[-1]
+    counted = labels != contract.NO_LABEL
+    expected = f"a class from 0 to {classes - 1}, or {contract.NO_LABEL} for none"
+    _check_range(labels, _are_indices(labels, classes) | ~counted, expected)
+    return labels, counted
+
+
 def _accuracy(outputs: Outputs, inputs: Outputs, targets: Any) -> Result:
     """Of the classes of inputs or tokens; labels of -100 do not count."""
     logits = outputs[contract.LOGITS]
@@ -167,10 +176,7 @@ def _accuracy(outputs: Outputs, inputs: Outputs, targets: Any) -> Result:
         probabilities = _checked(targets, logits.shape, "a probability of each class")
         _check_range(probabilities, (probabilities >= 0) & (probabilities <= 1), "0 to 1 for each class")
         targets = probabilities.argmax(-1)
-    labels = _checked(targets, predicted.shape, "the class of each input, or of each of its tokens")
-    counted = labels != contract.NO_LABEL
-    expected = f"a class from 0 to {classes - 1}, or {contract.NO_LABEL} for none"
-    _check_range(labels, _are_indices(labels, classes) | ~counted, expected)
+    labels, counted = _labels(targets, logits, "the class of each input, or of each of its tokens")
     return float((predicted == labels)[counted].sum()), float(counted.sum())
 
 
@@ -213,12 +219,16 @@ def _exact_match(outputs: Outputs, inputs: Outputs, targets: Any) -> Result:
 
 def _log_probability(outputs: Outputs, inputs: Outputs, targets: Any) -> Result:
     """Of each token after those before it; its mean is minus the logarithm of the perplexity."""
-    logits, ids = outputs[contract.LOGITS][:, :-1].astype("float64"), inputs[contract.INPUT_IDS][:, 1:]
+    logits = outputs[contract.LOGITS].astype("float64")
+    if contract.DECODER_INPUT_IDS in inputs:
+        ids, counted = _labels(targets, logits, "the token after each one of decoder_input_ids")
+        ids = np.where(counted, ids, 0).astype("int64")
+    else:
+        logits, ids, mask = logits[:, :-1], inputs[contract.INPUT_IDS][:, 1:], inputs[contract.ATTENTION_MASK]
+        counted = (mask[:, 1:] * mask[:, :-1]) != 0
     logits -= logits.max(-1, keepdims=True)
     log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     log_probabilities = np.take_along_axis(log_probabilities, ids[..., None], axis=-1)[..., 0]
-    mask = inputs[contract.ATTENTION_MASK]
-    counted = (mask[:, 1:] * mask[:, :-1]) != 0
     return float(log_probabilities[counted].sum()), float(counted.sum())
 
 

@@ -126,10 +126,6 @@ def draw_token_scores(
 
     >>> figure = draw_token_scores(["a", "bad", "film"], [0.1, -0.8, 0.0], label="attribution")
     """
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-    from matplotlib.patches import Rectangle
-
     check_figure_path(path)
     values = np.asarray(scores, "float64")
     if values.shape != (len(tokens),) or not len(tokens):
@@ -144,6 +140,10 @@ def draw_token_scores(
     below = 0.7  # inches for the color bar
     width, height = CHARACTER * (LINE + 4), 0.29 * count + below + 0.1
     figure = new_figure(width, height)
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.patches import Rectangle
+
     figure.set_layout_engine("none")  # a unit of the axes is a character
     axes = figure.add_axes((0, below / height, 1, 1 - (below + 0.1) / height))
     axes.set(xlim=(-2, LINE + 2), ylim=(count, 0))

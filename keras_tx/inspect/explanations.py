@@ -1,0 +1,148 @@
+"""Explanations of an Inspector: one number for each pixel, patch or token of its inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError, InputError
+from keras_tx.inspect.attribution import IntegratedGradients, integrated_gradients, occlusion
+from keras_tx.inspect.inputs import InputAdapter, Tensors
+from keras_tx.inspect.relevance import (
+    AttentionGradients,
+    attention_gradients,
+    encoder_decoder_relevance,
+    gradient_rollout,
+    self_attention_relevance,
+)
+from keras_tx.processing import TextTransform
+
+
+def keras_model(reader: Any, method: str) -> Any:
+    """Returns the Keras model of an Inspector.
+
+    Raises:
+        ConfigError: if it inspects a folder, which has no gradients.
+    """
+    model = getattr(reader, "model", None)
+    if model is None:
+        raise ConfigError(
+            f"{method} requires gradients, and {reader.name!r} is an exported folder, which has none. "
+            "Inspect the Keras model, inspect(keras_tx.load_model('model.keras')), or call occlusion."
+        )
+    return model
+
+
+def relevance_map(reader: Any, tensors: Tensors, part: str | None, options: dict[str, Any]) -> np.ndarray:
+    """Returns the relevance of patches or tokens by the rules of Chefer et al.
+
+    Args:
+        reader: the KerasModelReader.
+        tensors: inputs of the model by name.
+        part: of an encoder-decoder, the part whose tokens have the relevance.
+        options: `target`, `position` and `output` of `attention_gradients`.
+    """
+    computed = _attention_gradients(reader, tensors, options, "relevance")
+    if part is None:
+        return _on_grid(reader, tensors, computed.of_tokens(self_attention_relevance(computed.layers[""])))
+    layers = computed.layers
+    relevance = encoder_decoder_relevance(layers["encoder"], layers["decoder"], layers["cross"])
+    return computed.of_tokens(relevance.cross if part == "encoder" else relevance.decoder)
+
+
+def rollout_map(reader: Any, tensors: Tensors, options: dict[str, Any]) -> np.ndarray:
+    """Returns gradient-weighted rollout for the tokens from which the score is computed."""
+    if reader.parts:
+        raise ConfigError(
+            f"{reader.name!r} is an encoder-decoder, which gradient_rollout does not support. Call relevance."
+        )
+    computed = _attention_gradients(reader, tensors, options, "gradient_rollout")
+    return _on_grid(reader, tensors, computed.of_tokens(gradient_rollout(computed.layers[""])))
+
+
+def _attention_gradients(
+    reader: Any, tensors: Tensors, options: dict[str, Any], method: str
+) -> AttentionGradients:
+    return attention_gradients(keras_model(reader, method), reader.arguments(tensors), **options)
+
+
+def _on_grid(reader: Any, tensors: Tensors, tokens: np.ndarray) -> np.ndarray:
+    """(batch, tokens) of an image model -> (batch, rows, columns) of its patches."""
+    if reader.adapter.kind != "image":
+        return tokens
+    grid = reader.grid(tensors)
+    return tokens[:, grid.prefix :].reshape(-1, grid.rows, grid.columns)
+
+
+def integrated_gradients_map(
+    reader: Any, tensors: Tensors, part: str | None, options: dict[str, Any]
+) -> IntegratedGradients:
+    """Returns integrated gradients summed over the channels of each pixel, or the width of each token."""
+    model = keras_model(reader, "integrated_gradients")
+    computed = integrated_gradients(model, reader.arguments(tensors), **options)
+    values = computed.values
+    if part is not None:  # the embedding is called with the source first, which is farther from the output
+        values = values[0 if part == "encoder" else 1]
+    return dataclasses.replace(computed, values=values.sum(axis=-1))
+
+
+def occlusion_map(
+    reader: Any,
+    tensors: Tensors,
+    part: str | None,
+    window: Any,
+    baseline: Any,
+    options: dict[str, Any],
+) -> np.ndarray:
+    """Returns the occlusion of pixels or tokens, for a Keras model or a folder."""
+    adapter = reader.adapter
+    if adapter.kind == "text":
+        name = contract.DECODER_INPUT_IDS if part == "decoder" else contract.INPUT_IDS
+        baseline = _hidden_id(adapter, part) if baseline is None else baseline
+        window = 1 if window is None else window
+        return occlusion(
+            reader.outputs,
+            _with_masks(reader, tensors),
+            window=window,
+            baseline=baseline,
+            name=name,
+            **options,
+        )
+    (name,) = adapter.names
+    array = np.asarray(tensors[name])
+    # Folders have the channels first, unless their graph also normalizes the pixels.
+    is_first = adapter.kind == "image" and not hasattr(reader, "model") and name != contract.PIXELS
+    if window is None:
+        if adapter.kind != "image":
+            raise ConfigError("window=None is for images and texts. Pass the size of the window.")
+        grid = reader.grid(tensors)
+        height, width = array.shape[2:] if is_first else array.shape[1:3]
+        window = (height // grid.rows, width // grid.columns)
+    if is_first:
+        array = np.moveaxis(array, 1, -1)
+
+    def predict(images: np.ndarray) -> Any:
+        return reader.outputs({name: np.moveaxis(images, -1, 1) if is_first else images})
+
+    baseline = 0 if baseline is None else baseline
+    return occlusion(predict, array, window=window, baseline=baseline, **options)
+
+
+def _with_masks(reader: Any, tensors: Tensors) -> Tensors:
+    """The tensors with their attention mask, which must not change when tokens are replaced."""
+    mask = reader.query_mask(tensors, "encoder" if reader.parts else None)
+    return tensors if mask is None else {**tensors, contract.ATTENTION_MASK: mask.astype("int64")}
+
+
+def _hidden_id(adapter: InputAdapter, part: str | None) -> int:
+    """The id that replaces an occluded token: that of the mask token, or of padding."""
+    transform = adapter.transform
+    if not isinstance(transform, TextTransform):
+        raise InputError(
+            f"{adapter.name!r} has no tokenizer, so the id that replaces a token is unknown. Pass baseline=."
+        )
+    transform = transform.target if part == "decoder" else transform
+    return transform.pad_id if transform.mask_token is None else transform.id_of(transform.mask_token)
