@@ -82,19 +82,17 @@ class KerasModelReader:
         wanted = {id(calls[index]): index for index in indices}
         kept: dict[int, np.ndarray] = {}
         pending = list(indices)
-        with _without_gradients():
-            graph = _Evaluation(self.inputs, self._values(tensors))
-            for call in self.calls:
-                if id(call) in wanted:
-                    weights = graph.call_with_weights(call)
-                    kept[wanted[id(call)]] = as_float32(weights[1 if part == "cross" else 0])
-                else:
-                    graph.call(call)
-                while pending and pending[0] in kept:
-                    index = pending.pop(0)
-                    yield kept[index] if index in pending else kept.pop(index)
-                if not pending:
-                    return
+        graph = _Evaluation(self.inputs, self._values(tensors))
+        for call in self.calls:
+            if id(call) in wanted:
+                kept[wanted[id(call)]] = graph.weights(call, 1 if part == "cross" else 0)
+            else:
+                graph.call(call)
+            while pending and pending[0] in kept:
+                index = pending.pop(0)
+                yield kept[index] if index in pending else kept.pop(index)
+            if not pending:
+                return
 
     def hidden_states(self, tensors: Tensors, part: str | None) -> list[np.ndarray]:
         if not self.is_family:
@@ -194,20 +192,20 @@ class _Evaluation:
         """Computes the output of a layer."""
         self._set(call.output, self._apply(call, {}))
 
-    def call_with_weights(self, call: LayerCall) -> list[Any]:
-        """Computes the output of a layer, and returns its attention weights."""
+    def weights(self, call: LayerCall, place: int) -> np.ndarray:
+        """Computes the output of a layer, and returns its attention weights: place 1 is cross-attention."""
         output, *weights = self._apply(call, {"return_attention_scores": True})
         self._set(call.output, output)
-        return weights
+        return as_float32(weights[place])
 
     def _apply(self, call: LayerCall, options: dict[str, Any]) -> Any:
         import keras
 
-        self._compute(
-            [x for x in keras.tree.flatten((call.args, call.kwargs)) if keras.backend.is_keras_tensor(x)]
-        )
-        args, kwargs = keras.tree.map_structure(self._value, (call.args, call.kwargs))
-        return call.layer(*args, **{**kwargs, "training": False, **options})
+        arguments = keras.tree.flatten((call.args, call.kwargs))
+        with _without_gradients():
+            self._compute([x for x in arguments if keras.backend.is_keras_tensor(x)])
+            args, kwargs = keras.tree.map_structure(self._value, (call.args, call.kwargs))
+            return call.layer(*args, **{**kwargs, "training": False, **options})
 
     def _value(self, x: Any) -> Any:
         return self.known[id(x)][1] if id(x) in self.known else x
