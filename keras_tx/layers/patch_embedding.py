@@ -31,6 +31,8 @@ class PatchEmbedding(keras.layers.Layer):
         patch_size: side of a square or cubic patch, (height, width), (time, height, width), or the length of
             a patch of a signal.
         use_bias: whether the projection has a bias.
+        drop_remainder: whether pixels at the bottom and right (and the end of a signal or video) that do not
+            fill a patch are dropped, as a convolution does. By default they raise an error.
     """
 
     @checked
@@ -40,6 +42,7 @@ class PatchEmbedding(keras.layers.Layer):
         patch_size: Size | tuple[Size, ...],
         use_bias: bool = True,
         kernel_initializer: Any = "glorot_uniform",
+        drop_remainder: bool = False,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -47,6 +50,7 @@ class PatchEmbedding(keras.layers.Layer):
         self.patch_size = patch_size
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.drop_remainder = drop_remainder
 
     def build(self, input_shape: Shape) -> None:
         self._grid(input_shape)
@@ -99,10 +103,17 @@ class PatchEmbedding(keras.layers.Layer):
             )
         spatial = input_shape[1:-1]
         patch = self.patch(len(spatial))
-        if any(side is not None and (side < p or side % p) for side, p in zip(spatial, patch, strict=True)):
+        known = [(side, p) for side, p in zip(spatial, patch, strict=True) if side is not None]
+        sizes = f"{' x '.join(map(str, spatial))}", f"patch_size={' x '.join(map(str, patch))}"
+        if not self.drop_remainder and any(side < p or side % p for side, p in known):
             raise ConfigError(
-                f"Layer {self.name!r}: the input size {' x '.join(map(str, spatial))} is not divisible by "
-                f"patch_size={' x '.join(map(str, patch))}. Resize the input, or choose another patch_size."
+                f"Layer {self.name!r}: the input size {sizes[0]} is not divisible by {sizes[1]}. Resize the "
+                "input, choose another patch_size, or pass drop_remainder=True."
+            )
+        if any(side < p for side, p in known):
+            raise ConfigError(
+                f"Layer {self.name!r}: the input size {sizes[0]} is smaller than {sizes[1]}. Resize the "
+                "input, or choose another patch_size."
             )
         return [None if side is None else side // p for side, p in zip(spatial, patch, strict=True)]
 
@@ -113,4 +124,5 @@ class PatchEmbedding(keras.layers.Layer):
             "patch_size": self.patch_size,
             "use_bias": self.use_bias,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "drop_remainder": self.drop_remainder,
         }

@@ -20,6 +20,7 @@ class ViTOverrides(TypedDict, total=False):
     num_heads: Size
     image_size: Size | tuple[Size, Size]
     channels: Size
+    drop_remainder: bool
     pooling: str
     class_token: bool | None
     positions: str

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from keras import layers
 
+import keras_tx
 from keras_tx.layers import PatchEmbedding, PositionalEmbedding, TransformerBlock
+from keras_tx.runtime import load
 from keras_tx_onnx import export_onnx
 from tests.drawing import as_numpy, draw, redraw
 from tests.export.exporting import exported, run
@@ -105,6 +107,20 @@ def test_patches_of_a_video(tmp_path):
     nodes = same(call, (None, None, None, 2), tmp_path, opsets=(17, 23), sizes=sizes)
     assert nodes["Conv"] == 1
     assert nodes["Transpose"] == 2
+
+
+def test_patches_that_drop_the_remainder(tmp_path):
+    def call(x):
+        return PatchEmbedding(5, (3, 4), drop_remainder=True)(x)
+
+    sizes = [(3, 4, 2), (5, 11, 2), (7, 8, 2)]
+    nodes = same(call, (None, None, 2), tmp_path, opsets=(17, 23), sizes=sizes)
+    assert nodes["Conv"] == 1
+    same(call, (8, 9, 2), tmp_path / "fixed")
+    model = redraw(keras_tx.vit("Mu/2", image_size=(9, 13), drop_remainder=True, num_classes=3))
+    export_onnx(model, tmp_path / "vit")  # verified
+    again = load(tmp_path / "vit").classify(np.zeros((9, 13, 3), "uint8"))
+    assert len(again) == 3
 
 
 def test_video_transformer_is_verified_at_other_lengths(tmp_path):

@@ -30,6 +30,7 @@ CASES = [
     (PatchEmbedding, {"width": 8, "patch_size": (2, 4), "use_bias": False}, (2, 4, 12, 1), TOKENS, 1),
     (PatchEmbedding, {"width": 8, "patch_size": 5, "kernel_initializer": "ones"}, (2, 30, 2), TOKENS, 2),
     (PatchEmbedding, {"width": 8, "patch_size": (2, 2, 4)}, (2, 4, 6, 4, 3), TOKENS, 2),
+    (PatchEmbedding, {"width": 8, "patch_size": 4, "drop_remainder": True}, (2, 11, 14, 3), TOKENS, 2),
     (ClassToken, {}, TOKENS, (2, 7, 8), 1),
     (ClassToken, {"count": 4, "after": 1, "initializer": "random_normal"}, TOKENS, (2, 10, 8), 1),
     (PositionalEmbedding, {"grid": 6, "kind": "none"}, TOKENS, TOKENS, 0),

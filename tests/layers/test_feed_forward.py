@@ -61,6 +61,17 @@ def test_equals_the_formula_in_float64(activation, use_bias):
     assert_close(as_numpy(layer(x)), dense("down", hidden))
 
 
+def test_hidden_channels_can_be_as_many_as_the_width():
+    """The MLP of lectures, with two D x D matrices: T_out = W_2 relu(W_1 T_in)."""
+    x = draw(2, 3, 6)
+    layer = built(FeedForward(6, "relu", use_bias=False), x)
+    first, second = (as_numpy(weight).astype("float64") for weight in layer.weights)
+    assert first.shape == second.shape == (6, 6)
+    columns = x.transpose(0, 2, 1)  # tokens as columns, as lectures write them
+    expected = second.T @ np.maximum(first.T @ columns, 0)
+    assert_close(as_numpy(layer(x)), expected.transpose(0, 2, 1))
+
+
 def test_dropout_is_only_active_in_training():
     x = np.ones((1, 1, 400), "float32")
     layer = identity(FeedForward(400, "relu", dropout=0.25), 400)

@@ -63,6 +63,32 @@ def test_video_of_another_size_after_building():
     assert_close(as_numpy(layer(x)), expected)
 
 
+@pytest.mark.parametrize(
+    "shape, patch_size, fitting",
+    [
+        ((2, 9, 11, 3), 4, (8, 8)),
+        ((1, 8, 7, 1), (2, 3), (8, 6)),
+        ((2, 11, 3), 5, (10,)),
+        ((1, 5, 6, 9, 2), (2, 3, 4), (4, 6, 8)),
+    ],
+)
+def test_remainder_is_dropped(shape, patch_size, fitting):
+    x = draw(*shape)
+    layer = built(PatchEmbedding(7, patch_size, drop_remainder=True), x)
+    cropped = x[(slice(None), *map(slice, fitting))]
+    patch = layer.patch(len(fitting))
+    expected = by_hand(cropped, patch, as_numpy(layer.kernel), as_numpy(layer.bias))
+    assert_close(as_numpy(layer(x)), expected)
+    assert layer.compute_output_shape(shape) == expected.shape
+    assert_close(as_numpy(layer(cropped)), expected)
+
+
+def test_image_smaller_than_a_patch_raises():
+    layer = PatchEmbedding(7, 4, drop_remainder=True, name="patches")
+    with pytest.raises(ConfigError, match="'patches': the input size 8 x 3 is smaller than patch_size=4 x 4"):
+        layer.build((1, 8, 3, 3))
+
+
 def test_video_tokens_are_those_of_the_images_summed_over_time():
     """A kernel that is constant over time, as checkpoints of images are extended to videos."""
     x = draw(1, 2, 4, 4, 3)
@@ -79,7 +105,7 @@ def test_video_tokens_are_those_of_the_images_summed_over_time():
         (8, 0, None, ["patch_size is 0", "a whole number, 1 or more, or a tuple"]),
         (8, (4, -1), None, ["patch_size is (4, -1)", "a whole number, 1 or more"]),
         (8, (4, 1.5), None, ["patch_size is (4, 1.5)", "a whole number, 1 or more"]),
-        (8, 16, (1, 224, 225, 3), ["'patches'", "224 x 225", "16 x 16"]),
+        (8, 16, (1, 224, 225, 3), ["'patches'", "224 x 225", "16 x 16", "drop_remainder=True"]),
         (8, 16, (1, 8, 8, 3), ["8 x 8 is not divisible"]),
         (8, 3, (1, 10, 1), ["size 10", "patch_size=3"]),
         (8, (4, 4), (1, 16, 1), ["'patches'", "patch_size=(4, 4)", "1 spatial axes"]),

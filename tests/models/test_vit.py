@@ -23,6 +23,8 @@ S/32   384 12 1536  6   22   2.3    6.9
 Ti/16  192 12  768  3  5.5   2.5    9.5
 B/32   768 12 3072 12   87   8.7   26.0
 S/16   384 12 1536  6   22   9.2   31.2
+S/8    384 12 1536  6   21.7   -      -
+B/8    768 12 3072 12   85.8   -      -
 B/28   768 12 3072 12   87  11.3   30.5
 B/16   768 12 3072 12   86  35.1  111.3
 L/16  1024 24 4096 16  303 122.9  382.8
@@ -42,9 +44,8 @@ def test_sizes_are_those_of_the_papers(row: list[str]):
     assert cost.params / 1e6 == pytest.approx(float(sizes[4]), rel=0.03)
     if sizes[5] != "-":
         assert cost.flops / 1e9 == pytest.approx(float(sizes[5]), rel=0.03)
-        # 384 is no multiple of 14 or 28: the papers count the patches that fit, the model wants them to fit.
-        side = 384 // config.patch_size * config.patch_size
-        larger = keras_tx.cost(dataclasses.replace(config, image_size=side))
+        # 384 is no multiple of 14 or 28: the papers count the patches that fit.
+        larger = keras_tx.cost(dataclasses.replace(config, image_size=384, drop_remainder=True))
         assert larger.flops / 1e9 == pytest.approx(float(sizes[6]), rel=0.03)
 
 
@@ -69,6 +70,7 @@ def test_exact_parameters_of_b16():
         ({"pooling": "none", "registers": 4}, (2, 21, 32)),
         ({"num_classes": 3, "pooling": "average", "registers": 2}, (2, 3)),
         ({"num_classes": 3, "image_size": (8, 12), "channels": 1}, (2, 3)),
+        ({"pooling": "none", "image_size": (9, 13), "drop_remainder": True}, (2, 25, 32)),
         ({"positions": "none"}, (2, 32)),
         ({"positions": "learned-2d"}, (2, 32)),
         ({"positions": "sine-cosine"}, (2, 32)),
@@ -291,6 +293,22 @@ def test_another_image_size_keeps_the_weights():
     np.testing.assert_array_equal(first, back)  # the class token's row is left alone
 
 
+def test_pixels_of_the_remainder_have_no_effect():
+    model = redraw(vit("Mu/2", image_size=8, num_classes=3))
+    larger = redraw(vit("Mu/2", image_size=9, drop_remainder=True, num_classes=3))
+    images = draw(2, 9, 9, 3)
+    assert_close(as_numpy(larger(images)), as_numpy(model(images[:, :8, :8])))
+    with pytest.raises(ConfigError, match="image_size=9 is not divisible"):
+        model.at_image_size(9)
+    assert larger.at_image_size((13, 8)).config.grid == (6, 4)
+
+
+def test_exact_parameters_of_dino():
+    """vit_small_patch8_224 and vit_base_patch8_224 of timm, without classes."""
+    assert keras_tx.cost(ViTConfig.variant("S/8")).params == 21_670_272
+    assert keras_tx.cost(ViTConfig.variant("B/8")).params == 85_807_872
+
+
 def test_summary_and_submodels_of_keras(capsys):
     model = vit("Mu/2", image_size=8, num_classes=3)
     model.summary()
@@ -305,7 +323,11 @@ def test_summary_and_submodels_of_keras(capsys):
         (lambda: vit("b/16"), r"variant='b/16' is unknown.*'B/16'"),
         (lambda: vit("vit_b16"), r"variant='vit_b16' is unknown.*'vit_b_16'"),
         (lambda: vit("B/16", image_size=225), r"image_size=225 is not divisible by patch_size=16.*224"),
-        (lambda: vit("g/14", image_size=384), r"image_size=384 is not divisible by patch_size=14.*378"),
+        (lambda: vit("g/14", image_size=384), r"image_size=384 .*by patch_size=14.*378.*drop_remainder=True"),
+        (
+            lambda: vit("g/14", image_size=(384, 13), drop_remainder=True),
+            r"image_size=\(384, 13\) is smaller than patch_size=14",
+        ),
         (lambda: vit("B/16", num_heads=7), r"width=768 is not divisible by num_heads=7"),
         (lambda: vit("B/16", witdh=7), r"no field 'witdh'.*'width'"),
         (lambda: vit("B/16", depth=0), r"depth is 0, expected a whole number"),

@@ -121,12 +121,14 @@ def test_equals_transformers(case: str, tmp_path):
 OURS = {
     "vit": {"num_classes": 3},
     "vit not square": {"num_classes": 3, "image_size": (8, 12), "channels": 1},
+    "vit with a remainder": {"num_classes": 3, "image_size": (9, 13), "drop_remainder": True},
     "vit features": {},
     "vit tokens": {"pooling": "none"},
     "vit pooler": {"pooler": "tanh", "pooler_dim": 5},
     "deit": {"head": DistilledClassifierHead(3), "distillation": True},
     "dinov2": {"layer_scale": 0.5, "num_classes": 3, "pooling": "token+average", "depth": 2},
     "dinov2 features": {"layer_scale": 0.5, "mask_token": True, "drop_path": 0.1},
+    "dinov2 with a remainder": {"layer_scale": 0.5, "image_size": 9, "drop_remainder": True},
     "registers": {"layer_scale": 0.5, "registers": 3, "pooling": "token+average", "num_classes": 3},
     "registers and mask": {"layer_scale": 0.5, "registers": 3, "mask_token": True},
 }
@@ -333,7 +335,7 @@ def test_an_image_transform_that_crops_warns(folder):
         ("vit", {"patch_size": [2, 3, 1]}, r"patch_size=\[2, 3, 1\]"),
         ("dinov2", {"patch_size": [2, 3]}, r"patch_size=\[2, 3\]"),
         ("vit", {"image_size": "6"}, "image_size='6'"),
-        ("vit", {"image_size": 7}, "config.json: image_size=7 is not divisible by patch_size=2"),
+        ("vit", {"image_size": 1}, "config.json: image_size=1 is smaller than patch_size=2"),
         (
             "vit",
             {"num_attention_heads": 3},

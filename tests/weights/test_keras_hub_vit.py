@@ -84,13 +84,14 @@ def test_hidden_states():
         {"num_classes": 3, "distillation": True, "dropout": 0.1},
         {"pooling": "none"},
         {"pooling": "none", "distillation": True},
+        {"num_classes": 3, "drop_remainder": True},
     ],
     ids=str,
 )
 def test_conversion_to_keras_hub(options: dict):
     model = redraw(keras_tx.vit("Mu/2", **{"image_size": (8, 12), **options}))
     theirs = to_keras_hub(model)
-    images = draw(2, 8, 12, 3)
+    images = draw(2, *model.config.size, 3)
     assert_close(as_numpy(theirs(images)), as_numpy(model(images)))
     again = from_checkpoint(theirs)
     for mine, copy in zip(model.weights, again.weights, strict=True):
@@ -182,6 +183,10 @@ def test_a_distilled_head_raises():
         ({"num_classes": 3, "pooled_norm": True}, "pooled_norm=True"),
         ({"num_classes": 3, "activation": "relu"}, "activation='relu'"),
         ({"num_classes": 3, "layer_scale": 0.1}, "layer_scale=0.1"),
+        (
+            {"num_classes": 3, "image_size": 9, "drop_remainder": True},
+            "drop_remainder=True with image_size=9",
+        ),
         (
             {"num_classes": 3, "distillation": True, "pooler": "tanh"},
             "pooler='tanh' with a distillation token",

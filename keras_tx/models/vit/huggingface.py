@@ -19,7 +19,7 @@ from keras_tx.models.config import make_config
 from keras_tx.models.families import HuggingFace, HuggingFaceConfig, WeightSource, label_fields
 from keras_tx.models.vit import huggingface_tensors, state_dicts
 from keras_tx.models.vit.huggingface_tensors import Grid, canonical, dialect
-from keras_tx.models.vit.model import ViT, ViTConfig
+from keras_tx.models.vit.model import ViT, ViTConfig, has_remainder
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.checkpoint import read_json
 from keras_tx.weights.config_json import ACTIVATIONS, Fields, labels_of
@@ -120,14 +120,17 @@ def _fields(config: Fields, kind: str) -> dict[str, Any]:
     config.refuse("pruned_heads", {})
     config.refuse("quantization_config", None)
     width, heads = config.number("hidden_size", 768), config.number("num_attention_heads", 12)
+    image_size = _size(config, "image_size", 224)
+    patch_size = _size(config, "patch_size", 14 if kind == "dinov2" else 16)
     config.refuse("head_dim", width // max(heads, 1))
     fields = {
         "width": width,
         "depth": config.number("num_hidden_layers", 12),
         "num_heads": heads,
         "mlp_dim": 0 if kind.startswith("dinov2") else config.number("intermediate_size", 3072),
-        "image_size": _size(config, "image_size", 224),
-        "patch_size": _size(config, "patch_size", 14 if kind == "dinov2" else 16),
+        "image_size": image_size,
+        "patch_size": patch_size,
+        "drop_remainder": has_remainder(image_size, patch_size),  # transformers always drops it
         "channels": config.number("num_channels", 3),
         "activation": THEIR_ACTIVATIONS[config.text("hidden_act", THEIR_ACTIVATIONS, "gelu")],
         "qkv_bias": _switch(config, "qkv_bias", True),

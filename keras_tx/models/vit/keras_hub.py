@@ -15,7 +15,7 @@ from keras_tx.errors import ConfigError, user_stacklevel
 from keras_tx.heads import ClassifierHead, DistilledClassifierHead, Head, MultiLabelHead, RegressionHead
 from keras_tx.models.families import KerasHub, WeightSource
 from keras_tx.models.vit.huggingface_tensors import Grid, checked_entries, positions
-from keras_tx.models.vit.model import ViT, ViTConfig
+from keras_tx.models.vit.model import ViT, ViTConfig, has_remainder
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.assignment import model_tensors
 from keras_tx.weights.tensor_map import (
@@ -232,6 +232,9 @@ def _unsupported_options(model: ViT) -> list[str]:
         f"pooling={config.pooling!r} with head={head}": not pooled,
         f"a {type(head).__name__}": isinstance(
             head, DistilledClassifierHead | MultiLabelHead | RegressionHead
+        ),
+        f"drop_remainder=True with image_size={config.image_size!r}": has_remainder(
+            config.size, config.patch
         ),
         f"positions={config.positions!r}": config.positions != "learned",
         f"registers={config.registers}": config.registers != 0,

@@ -25,7 +25,8 @@ POOLINGS = ("token", "average", "token+average", "none")
 POOLERS = ("tanh",)
 
 # patch, width, depth, mlp, heads: table 1 of Dosovitskiy et al.; Ti from Touvron et al., "DeiT"; the small s,
-# g and G from Zhai et al., "Scaling Vision Transformers", table 2. Names are case-sensitive, as there.
+# g and G from Zhai et al., "Scaling Vision Transformers", table 2; S/8 and B/8 from Caron et al., "Emerging
+# Properties in Self-Supervised Vision Transformers" (DINO), table 1. Names are case-sensitive, as there.
 VARIANTS: dict[str, tuple[int, int, int, int, int]] = {
     "Mu/2": (2, 32, 1, 128, 2),  # a toy for tests
     "s/28": (28, 256, 6, 1024, 8),
@@ -33,9 +34,11 @@ VARIANTS: dict[str, tuple[int, int, int, int, int]] = {
     "Ti/16": (16, 192, 12, 768, 3),
     "S/32": (32, 384, 12, 1536, 6),
     "S/16": (16, 384, 12, 1536, 6),
+    "S/8": (8, 384, 12, 1536, 6),
     "B/32": (32, 768, 12, 3072, 12),
     "B/28": (28, 768, 12, 3072, 12),
     "B/16": (16, 768, 12, 3072, 12),
+    "B/8": (8, 768, 12, 3072, 12),
     "L/32": (32, 1024, 24, 4096, 16),
     "L/16": (16, 1024, 24, 4096, 16),
     "H/14": (14, 1280, 32, 5120, 16),
@@ -63,6 +66,8 @@ class ViTConfig:
         num_heads: number of attention heads.
         image_size: of the images; (height, width) if they are not square.
         channels: of the images.
+        drop_remainder: whether pixels at the bottom and right that do not fill a patch are dropped. By
+            default the image size has to be divisible by the patch size.
         pooling: how tokens become features: "token" (the class token), "average" (of the patches),
             "token+average" (both, concatenated) or "none" (all tokens).
         class_token: whether there is a class token; None means unless pooling is "average".
@@ -93,6 +98,7 @@ class ViTConfig:
     num_heads: Size
     image_size: Size | tuple[Size, Size] = 224
     channels: Size = 3
+    drop_remainder: bool = False
     pooling: str = "token"
     class_token: bool | None = None
     positions: str = "learned"
@@ -115,7 +121,7 @@ class ViTConfig:
 
     # Fields that may differ from those of the initial weights.
     FREE: ClassVar[frozenset[str]] = frozenset(
-        {"attention_dropout", "drop_path", "dropout", "image_size", "pooler", "pooling"}
+        {"attention_dropout", "drop_path", "drop_remainder", "dropout", "image_size", "pooler", "pooling"}
     )
 
     def __post_init__(self) -> None:
@@ -123,11 +129,17 @@ class ViTConfig:
         if self.width % self.num_heads:
             raise ConfigError(f"width={self.width} is not divisible by num_heads={self.num_heads}.")
         sides = tuple(zip(self.size, self.patch, strict=True))
-        if any(side % patch for side, patch in sides):
+        if any(side < patch for side, patch in sides):
+            raise ConfigError(
+                f"image_size={self.image_size!r} is smaller than patch_size={self.patch_size}. Choose a "
+                "larger image_size."
+            )
+        if not self.drop_remainder and has_remainder(self.size, self.patch):
             near = tuple(max(round(side / patch), 1) * patch for side, patch in sides)
+            closest = near[0] if near[0] == near[1] else near
             raise ConfigError(
                 f"image_size={self.image_size!r} is not divisible by patch_size={self.patch_size}. "
-                f"The closest size is {near[0] if near[0] == near[1] else near}."
+                f"The closest size is {closest}; drop_remainder=True drops pixels that do not fill a patch."
             )
         if self.pooling not in POOLINGS:
             raise ConfigError(f"pooling={self.pooling!r} is unknown. {nearest(str(self.pooling), POOLINGS)}")
@@ -188,12 +200,12 @@ class ViTConfig:
     @property
     def size(self) -> tuple[int, int]:
         """(height, width) of the image."""
-        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+        return _pair(self.image_size)
 
     @property
     def patch(self) -> tuple[int, int]:
         """(height, width) of a patch."""
-        return (self.patch_size, self.patch_size) if isinstance(self.patch_size, int) else self.patch_size
+        return _pair(self.patch_size)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -327,6 +339,15 @@ def vit(
     )
 
 
+def has_remainder(image_size: int | tuple[int, int], patch_size: int | tuple[int, int]) -> bool:
+    """Whether patches do not fill an image."""
+    return any(side % patch for side, patch in zip(_pair(image_size), _pair(patch_size), strict=True))
+
+
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size
+
+
 def resize_positions(
     table: np.ndarray, old: tuple[int, int], config: ViTConfig, kind: str = "plain"
 ) -> np.ndarray:
@@ -374,6 +395,7 @@ def _encode(config: ViTConfig, images: Any, dtype: Any) -> tuple[Any, keras.laye
         config.patch_size,
         use_bias=config.patch_bias,
         kernel_initializer=initializer,
+        drop_remainder=config.drop_remainder,
         dtype=dtype,
         name="patch_embedding",
     )(images)
