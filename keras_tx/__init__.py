@@ -71,6 +71,7 @@ _HOMES = {
     "WarmupLinear": "training",
     "bert": "models.bert.model",
     "cost": "models.costs",
+    "few_shot": "generation",
     "finetune_recipe": "training",
     "fit_resumable": "training",
     "from_checkpoint": "models.checkpoint_loading",
@@ -111,6 +112,7 @@ _MODULES = (
 __all__ = [*_EXPORT, *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
+    from keras_tx.generation import few_shot
     from keras_tx.heads import (
         CausalLMHead,
         ClassifierHead,

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from keras_tx.generation.beam_search import BeamSearch
     from keras_tx.generation.constraints import Constraints
     from keras_tx.generation.decoding_loop import Decoder, Limits, PromptCache, Token, decode, score
+    from keras_tx.generation.few_shot_prompt import few_shot
     from keras_tx.generation.generator import Generation, Generator, Scored
     from keras_tx.generation.logits import log_probability, log_softmax
     from keras_tx.generation.next_tokens import NextToken, NextTokens
@@ -33,6 +34,7 @@ _HOMES = {
     "Token": "decoding_loop",
     "choose_token": "sampling",
     "decode": "decoding_loop",
+    "few_shot": "few_shot_prompt",
     "log_probability": "logits",
     "log_softmax": "logits",
     "score": "decoding_loop",
@@ -56,6 +58,7 @@ __all__ = [
     "Token",
     "choose_token",
     "decode",
+    "few_shot",
     "log_probability",
     "log_softmax",
     "score",
