@@ -61,7 +61,14 @@ class FolderReader:
     ) -> Iterator[np.ndarray]:
         nodes = self._attention(part)
         graph, feed = self._graph(part), self._feed(tensors, part)
-        yield from graph.attention(feed, [nodes[index] for index in indices])
+        is_family = self.adapter.kind != "arrays" and part != "cross"
+        for weights in graph.attention(feed, [nodes[index] for index in indices]):
+            if is_family and weights.shape[2] != weights.shape[3]:
+                raise FolderError(
+                    f"{self.name}: attention weights have the shape {weights.shape}, so the graph "
+                    "computes only some of the queries. Inspect the Keras model instead."
+                )
+            yield weights
 
     def hidden_states(self, tensors: Tensors, part: str | None) -> list[np.ndarray]:
         graph = self._graph(part)
@@ -82,7 +89,7 @@ class FolderReader:
 
     def grid(self, tensors: Tensors) -> PatchGrid:
         rows, columns = self._patches()
-        (weights,) = self.attention_layers(tensors, [0], None)
+        weights = next(self.attention_layers(tensors, [0], None))
         return PatchGrid(rows, columns, weights.shape[-1] - rows * columns)
 
     def _patches(self) -> tuple[int, int]:

@@ -11,6 +11,7 @@ The file is not changed, and the weights stay where they are. Three things diffe
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from keras_tx.errors import FolderError
@@ -26,7 +27,7 @@ TYPE_INT = 2
 
 MODE, AFTER_SOFTMAX = b"qk_matmul_output_mode", 3
 WEIGHTS = 3  # index of the output of Attention with the attention weights
-SELECTED = "selected/Slice"  # end of the exporter's names for a selected token
+SELECTED = re.compile(r"(.*/)?selected/Slice(_\d+)?")  # the exporter's names for a selected token
 ATTENTION_PARTS = ("attention", "cross_attention")  # names of the attention layers of a TransformerBlock
 NORMS = ("LayerNormalization", "RMSNormalization")
 
@@ -334,9 +335,9 @@ def _locates_tokens(node: Node, producers: dict[str, Node]) -> bool:
 
 def _with_all_tokens(node: Node, places: str | None) -> Node:
     """The node; one that selects a token passes all tokens."""
-    if node.op_type == "Slice" and f"/{node.name}".endswith(f"/{SELECTED}"):
+    if node.op_type == "Slice" and SELECTED.fullmatch(node.name):
         return dataclasses.replace(node, op_type="Identity", inputs=node.inputs[:1])
-    if node.op_type == "Gather" and places and f"/{node.outputs[0]}".endswith(f"/{SELECTED}"):
+    if node.op_type == "Gather" and places and SELECTED.fullmatch(node.outputs[0]):
         return dataclasses.replace(node, inputs=(node.inputs[0], places))
     return node.with_bodies(Graph.with_all_tokens) if node.bodies() else node
 

@@ -18,6 +18,7 @@ from keras_tx.inspect.inputs import InputAdapter
 from keras_tx.inspect.layer_choice import Layers, layer_indices
 from keras_tx.inspect.patch_grid import PatchGrid
 from keras_tx.inspect.positions import position_similarity
+from keras_tx.runtime.folder import Folder
 
 if TYPE_CHECKING:
     from keras_tx.inspect.attribution import IntegratedGradients
@@ -60,9 +61,11 @@ def inspect(model: Any, *, precision: str | None = None) -> Inspector:
     """Returns an Inspector of a Keras model or an exported folder.
 
     Args:
-        model: a model of keras_tx, a functional Keras model with attention layers, or the path of a folder
-            that `export_onnx` wrote. A folder needs neither Keras nor another training package.
-        precision: of a folder: "fp32", "fp16", "int8", "int8-blocks" or "int4"; by default fp32.
+        model: a model of keras_tx, a functional Keras model with attention layers, the path of a folder that
+            `export_onnx` wrote, or a model that `keras_tx.runtime.load` returned. A folder needs neither
+            Keras nor another training package.
+        precision: of a folder: "fp32", "fp16", "int8", "int8-blocks" or "int4"; by default that of the loaded
+            model, or fp32.
 
     Returns:
         An Inspector.
@@ -82,6 +85,9 @@ def inspect(model: Any, *, precision: str | None = None) -> Inspector:
     >>> inspector.grid(image)
     PatchGrid(rows=4, columns=4, prefix=1)
     """
+    folder = getattr(model, "folder", None)
+    if isinstance(folder, Folder):  # of a loaded model
+        model, precision = folder.path, precision or folder.precision
     if isinstance(model, str | os.PathLike):
         from keras_tx.inspect.folder import FolderReader
 

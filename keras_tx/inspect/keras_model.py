@@ -115,20 +115,25 @@ class KerasModelReader:
 
     def grid(self, tensors: Tensors) -> PatchGrid:
         layer = self._patch_embedding()
-        sizes = tuple(next(iter(tensors.values())).shape[1:3])
+        sizes = layer.input.shape[1:3]
+        if None in sizes:
+            sizes = np.shape(next(iter(tensors.values())))[1:3]
         rows, columns = (size // patch for size, patch in zip(sizes, layer.patch(2), strict=True))
         tokens = self.calls[0].args[0].shape[1]
-        patches = layer.output.shape[1]
-        return PatchGrid(rows, columns, 0 if None in (tokens, patches) else tokens - patches)
+        if tokens is None:
+            tokens = next(self.attention_layers(tensors, [0], None)).shape[-1]
+        return PatchGrid(rows, columns, tokens - rows * columns)
 
     def _patch_embedding(self) -> Any:
         from keras_tx.layers import PatchEmbedding
 
         layers = [layer for layer in self.model.layers if isinstance(layer, PatchEmbedding)]
-        if not layers or len(layers[0].input.shape) != 4:
-            raise InputError(f"Model {self.name!r} has no PatchEmbedding of images, so it has no grid.")
-        (layer,) = layers
-        return layer
+        if len(layers) != 1 or len(layers[0].input.shape) != 4:
+            raise InputError(
+                f"Model {self.name!r} has {len(layers)} PatchEmbedding layers, expected one of images, so it "
+                "has no grid."
+            )
+        return layers[0]
 
     def patch_size(self) -> tuple[int, int]:
         return self._patch_embedding().patch(2)

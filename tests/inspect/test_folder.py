@@ -47,6 +47,10 @@ MORE: dict[str, tuple[Any, dict[str, Any]]] = {
         ),
         {"opset": 24},
     ),
+    "relative": (
+        lambda: keras_tx.vit("Mu/2", image_size=8, depth=2, positions="relative", num_classes=3),
+        {},
+    ),
     "padded": (MODELS["bert"], {"unpad": False}),
     "tags": (
         lambda: keras_tx.bert("tiny", vocabulary_size=50, segments=0, head=keras_tx.TokenClassifierHead(3)),
@@ -165,10 +169,19 @@ def test_the_last_hidden_state_of_int8_is_the_output_of_the_folder(tmp_path):
     export_onnx(model, tmp_path / "folder", precision=["fp32", "int8"], verify=False)
     last = inspect(tmp_path / "folder", precision="int8").hidden_states(TEXT)[-1]
     inputs = {**TEXT, "token_type_ids": np.zeros_like(IDS)}
-    served = load(tmp_path / "folder", precision="int8").session.run(inputs)["last_hidden_state"]
-    assert_close(last, served)
+    with load(tmp_path / "folder", precision="int8") as model:
+        assert_close(last, model.session.run(inputs)["last_hidden_state"])
+        np.testing.assert_array_equal(inspect(model).hidden_states(TEXT)[-1], last)
     exact = inspect(tmp_path / "folder").hidden_states(TEXT)[-1]
     assert np.abs(last - exact).max() > 1e-3
+
+
+def test_a_loaded_model_is_inspected_in_its_precision(exported_folders):
+    with load(exported_folders["vit"].path) as model:
+        inspected = inspect(model)
+    expected = inspect(exported_folders["vit"].path).attention(IMAGES)
+    for array, weights in zip(inspected.attention(IMAGES), expected, strict=True):
+        np.testing.assert_array_equal(array, weights)
 
 
 def test_weights_in_an_external_file(tmp_path, monkeypatch):
