@@ -197,8 +197,10 @@ def rows(page: Page) -> list[list[str]]:
 
 def opened(page: Page, path: Path, **options: Any) -> None:
     page.open(path, **options)
-    wait = f"new Promise(done => {{ const look = () => {READY} ? done(1) : setTimeout(look, 10); look(); }})"
-    page.evaluate(wait)
+    look = f"() => {READY} ? done(true) : tries-- ? setTimeout(look, 20) : done(false)"
+    assert page.evaluate(f"new Promise(done => {{ let tries = 1000; const look = {look}; look(); }})"), (
+        page.problems
+    )
 
 
 def check_rows(made: list[list[str]], weights: np.ndarray, tokens: list[str], heads: list[int]) -> None:
