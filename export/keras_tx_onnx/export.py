@@ -25,6 +25,7 @@ from keras_tx_onnx.interfaces.base import Interface
 from keras_tx_onnx.interfaces.choice import choose_interface
 from keras_tx_onnx.interfaces.model_graph import Exported, graph_of
 from keras_tx_onnx.quantizing.precision_files import add_precisions
+from keras_tx_onnx.reading.keras_patches import patched
 from keras_tx_onnx.reading.signature import as_functional
 from keras_tx_onnx.report import Report
 from keras_tx_onnx.verifying.verification import verify_graphs
@@ -115,7 +116,8 @@ def export_onnx(
 
     seconds: dict[str, float] = {}
     parity, difference, notes = None, None, []
-    with atomic_directory(folder, ExportError) as partial:
+    # Keras is patched once, not in each step.
+    with patched(), atomic_directory(folder, ExportError) as partial:
         with _timed(seconds, "lower"):
             graphs = [
                 Exported(part, partial / part.path, *graph_of(part, part.model)) for part in interface.parts

@@ -19,32 +19,40 @@ LEAST = 1e-2
 
 
 class Variation:
-    """The values of an output over all cases, from Keras and from the graph."""
+    """How much the values of an output vary over all cases, and how much Keras and the graph differ.
+
+    Attributes:
+        difference: the largest one.
+        scale: the largest absolute value.
+    """
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[int, ...], list[np.ndarray]] = {}
         self.difference = 0.0
+        self.scale = 0.0
+        # The smallest and the largest value of each number of a sample, by the shape of a sample.
+        self._ranges: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = {}
 
     def add(self, expected: np.ndarray, computed: np.ndarray) -> None:
-        expected, computed = np.atleast_1d(expected).astype("float64"), np.atleast_1d(computed)
-        self._rows.setdefault(expected.shape[1:], []).append(expected)
-        self.difference = max(self.difference, float(np.abs(expected - computed).max(initial=0)))
-
-    @property
-    def scale(self) -> float:
-        return max(float(np.abs(x).max(initial=0)) for rows in self._rows.values() for x in rows)
+        expected, computed = np.atleast_1d(expected), np.atleast_1d(computed)
+        if not expected.size:
+            return
+        self.difference = max(self.difference, tolerances.largest_gap(expected, computed))
+        self.scale = max(self.scale, tolerances.largest(expected))
+        low, high = self._ranges.get(expected.shape[1:], (expected[0], expected[0]))
+        self._ranges[expected.shape[1:]] = (
+            np.minimum(low, expected.min(axis=0)),
+            np.maximum(high, expected.max(axis=0)),
+        )
 
     @property
     def spread(self) -> float:
         """The largest variation of a number from sample to sample."""
-        stacked = [np.concatenate(rows) for rows in self._rows.values()]
-        return max((float(np.ptp(rows, axis=0).max()) for rows in stacked if rows.size), default=0.0)
+        return max((tolerances.largest_gap(*x) for x in self._ranges.values()), default=0.0)
 
     def proves(self, tolerance: float) -> bool:
         """Whether the outputs vary by much more than their difference."""
-        empty = all(x.size == 0 for rows in self._rows.values() for x in rows)
         limit = max(LEAST, 10 * tolerance)
-        return empty or (self.spread > 0 and self.difference <= limit * self.spread)
+        return not self._ranges or (self.spread > 0 and self.difference <= limit * self.spread)
 
 
 def compare_cases(
