@@ -31,7 +31,7 @@ def patch_maps(attention: Any, grid: PatchGrid) -> np.ndarray:
             [0. , 0.3]]])
     """
     attention = np.asarray(attention)
-    rows, columns, prefix = grid
+    rows, columns, prefix, _ = grid
     keys = prefix + rows * columns
     if attention.ndim < 1 or attention.shape[-1] != keys:
         raise ConfigError(

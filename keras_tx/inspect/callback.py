@@ -14,7 +14,6 @@ from PIL import Image
 
 from keras_tx.atomic_write import write_file
 from keras_tx.errors import ConfigError, nearest, whole_number
-from keras_tx.inspect.attention_distance import mean_attention_distance
 from keras_tx.inspect.attention_maps import patch_maps
 from keras_tx.inspect.figures.canvas import figure_bytes, require_matplotlib
 from keras_tx.inspect.figures.images import draw_layers, draw_maps, draw_overlay
@@ -31,7 +30,7 @@ Draw = Callable[[Inspector, Any], "Figure"]
 def draw_heads(inspector: Inspector, image: Any) -> Figure:
     """Draws the attention of the class token in the last layer."""
     (maps,) = inspector.class_token_maps(image)
-    return draw_maps(image, maps[0])
+    return draw_maps(image, maps[0], covered=inspector.grid(image).covered)
 
 
 def draw_all_layers(inspector: Inspector, image: Any) -> Figure:
@@ -44,17 +43,13 @@ def draw_rollout(inspector: Inspector, image: Any) -> Figure:
     """Draws attention rollout over the image: of the class token, or of the mean of the patches."""
     grid = inspector.grid(image)
     (weights,) = inspector.rollout(image)
-    return draw_overlay(image, patch_maps(weights[0] if grid.prefix else weights.mean(axis=0), grid))
+    row = weights[0] if grid.prefix else weights.mean(axis=0)
+    return draw_overlay(image, patch_maps(row, grid), covered=grid.covered)
 
 
 def draw_distances(inspector: Inspector, image: Any) -> Figure:
     """Draws the mean attention distance of each head, in pixels of the model's input."""
-    grid = inspector.grid(image)
-    transform: Any = inspector.reader.adapter.transform
-    patch = (transform.height // grid.rows, transform.width // grid.columns)
-    cells = (grid.rows, grid.columns)
-    layers = inspector.attention_layers(image)
-    return draw_attention_distance([mean_attention_distance(x, cells, patch, grid.prefix) for x in layers])
+    return draw_attention_distance(inspector.attention_distances(image))
 
 
 def draw_tokens(inspector: Inspector, text: Any) -> Figure:

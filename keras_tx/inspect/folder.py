@@ -90,7 +90,10 @@ class FolderReader:
     def grid(self, tensors: Tensors) -> PatchGrid:
         rows, columns = self._patches()
         weights = next(self.attention_layers(tensors, [0], None))
-        return PatchGrid(rows, columns, weights.shape[-1] - rows * columns)
+        (height, width), transform = self.patch_size(), self.adapter.transform
+        assert isinstance(transform, ImageTransform)
+        covered = rows * height / transform.height, columns * width / transform.width
+        return PatchGrid(rows, columns, weights.shape[-1] - rows * columns, covered)
 
     def _patches(self) -> tuple[int, int]:
         """The rows and columns of patches."""

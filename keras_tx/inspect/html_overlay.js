@@ -70,10 +70,12 @@
     }
 
     // For each pixel of an axis: the two patches around it, and the share of the second.
-    function interpolation(size, count) {
+    function interpolation(size, count, share) {
+        const covered = Math.max(1, Math.round(size * share));
         return Array.from({ length: size }, (_, i) => {
-            const at = Math.min(Math.max((i + 0.5) * count / size - 0.5, 0), count - 1);
-            if (!state.smooth) return [Math.floor((i + 0.5) * count / size), 0, 0];
+            if (i >= covered) return null;
+            const at = Math.min(Math.max((i + 0.5) * count / covered - 0.5, 0), count - 1);
+            if (!state.smooth) return [Math.floor((i + 0.5) * count / covered), 0, 0];
             const first = Math.min(Math.floor(at), count - 1);
             return [first, Math.min(first + 1, count - 1), at - first];
         });
@@ -81,15 +83,16 @@
 
     function drawMap(values, most) {
         const image = new ImageData(width, height);
-        const across = interpolation(width, columns);
-        const down = interpolation(height, rows);
+        const across = interpolation(width, columns, data.covered[1]);
+        const down = interpolation(height, rows, data.covered[0]);
         for (let y = 0, p = 0; y < height; y++) {
-            const [top, bottom, v] = down[y];
             for (let x = 0; x < width; x++, p += 4) {
-                const [left, right, u] = across[x];
+                const inside = down[y] && across[x];
+                const [top, bottom, v] = inside ? down[y] : [0, 0, 0];
+                const [left, right, u] = inside ? across[x] : [0, 0, 0];
                 const upper = values[top * columns + left] * (1 - u) + values[top * columns + right] * u;
                 const lower = values[bottom * columns + left] * (1 - u) + values[bottom * columns + right] * u;
-                const color = data.palette[Math.round(255 * (upper * (1 - v) + lower * v) / most)];
+                const color = data.palette[inside ? Math.round(255 * (upper * (1 - v) + lower * v) / most) : 0];
                 const detail = relief.data[p] - data.middle;
                 for (let c = 0; c < 3; c++) image.data[p + c] = data.color * color[c] + detail;
                 image.data[p + 3] = 255;
@@ -100,11 +103,11 @@
 
     function drawMask(kept) {
         const image = new ImageData(new Uint8ClampedArray(photograph.data), width, height);
-        const across = interpolation(width, columns);
-        const down = interpolation(height, rows);
+        const across = interpolation(width, columns, data.covered[1]);
+        const down = interpolation(height, rows, data.covered[0]);
         for (let y = 0, p = 0; y < height; y++) {
             for (let x = 0; x < width; x++, p += 4) {
-                if (kept[down[y][0] * columns + across[x][0]]) continue;
+                if (down[y] && across[x] && kept[down[y][0] * columns + across[x][0]]) continue;
                 const [r, g, b] = image.data.subarray(p, p + 3);
                 image.data.fill(255 - 0.25 * (255 - (0.299 * r + 0.587 * g + 0.114 * b)), p, p + 3);
             }
@@ -135,8 +138,8 @@
         if (patch === null) return;
         const [row, column] = [Math.floor(patch / columns), patch % columns];
         Object.assign(cell.style, {
-            left: `${100 * column / columns}%`, top: `${100 * row / rows}%`,
-            width: `${100 / columns}%`, height: `${100 / rows}%`,
+            left: `${100 * data.covered[1] * column / columns}%`, top: `${100 * data.covered[0] * row / rows}%`,
+            width: `${100 * data.covered[1] / columns}%`, height: `${100 * data.covered[0] / rows}%`,
         });
     }
 
@@ -180,8 +183,8 @@
 
     function patchAt(event) {
         const box = canvas.getBoundingClientRect();
-        const column = Math.floor(columns * (event.clientX - box.left) / box.width);
-        const row = Math.floor(rows * (event.clientY - box.top) / box.height);
+        const column = Math.floor(columns * (event.clientX - box.left) / box.width / data.covered[1]);
+        const row = Math.floor(rows * (event.clientY - box.top) / box.height / data.covered[0]);
         return row >= 0 && row < rows && column >= 0 && column < columns ? row * columns + column : null;
     }
 

@@ -46,6 +46,7 @@ def overlay_fragment(image: Any, attentions: Sequence[np.ndarray], grid: PatchGr
     data = {
         "rows": grid.rows,
         "columns": grid.columns,
+        "covered": grid.covered,
         "layers": maps.shape[0],
         "heads": maps.shape[1],
         "queries": maps.shape[2],

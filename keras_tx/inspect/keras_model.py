@@ -118,11 +118,13 @@ class KerasModelReader:
         sizes = layer.input.shape[1:3]
         if None in sizes:
             sizes = np.shape(next(iter(tensors.values())))[1:3]
-        rows, columns = (size // patch for size, patch in zip(sizes, layer.patch(2), strict=True))
+        patch = layer.patch(2)
+        rows, columns = (side // p for side, p in zip(sizes, patch, strict=True))
+        covered = rows * patch[0] / sizes[0], columns * patch[1] / sizes[1]
         tokens = self.calls[0].args[0].shape[1]
         if tokens is None:
             tokens = next(self.attention_layers(tensors, [0], None)).shape[-1]
-        return PatchGrid(rows, columns, tokens - rows * columns)
+        return PatchGrid(rows, columns, tokens - rows * columns, covered)
 
     def _patch_embedding(self) -> Any:
         from keras_tx.layers import PatchEmbedding

@@ -12,8 +12,11 @@ class PatchGrid(NamedTuple):
         rows: number of rows of patches.
         columns: number of columns of patches.
         prefix: number of tokens before the patches: class token, distillation token and registers.
+        covered: shares of the height and width that the patches cover, from the top left; below 1 if the
+            model drops the remainder.
     """
 
     rows: int
     columns: int
     prefix: int
+    covered: tuple[float, float] = (1.0, 1.0)

@@ -154,7 +154,7 @@ def _image_sections(model: Any, inspector: Inspector, image: Any) -> list[Sectio
     (answers,) = model.task.answer(model, [image], RunOptions(TOP_K))
     attentions = [weights[0] for weights in inspector.attention(image)]
     photograph = embedded_photograph(image)
-    size = (model.transform.height, model.transform.width)
+    diagonal = math.hypot(model.transform.height, model.transform.width)
     sides = f'width="{photograph.shape[1]}" height="{photograph.shape[0]}"'
     overview = (
         f'<div class="report-overview"><img src="{jpeg(photograph)}" alt="the image" {sides}>'
@@ -162,7 +162,7 @@ def _image_sections(model: Any, inspector: Inspector, image: Any) -> list[Sectio
     )
     maps = [
         (
-            overlay_map(photograph, _rollout_map(attentions, grid, residual)),
+            overlay_map(photograph, _rollout_map(attentions, grid, residual), covered=grid.covered),
             "With residual connections: half of each layer is the identity (Abnar and Zuidema, 2020)."
             if residual
             else "Without: the heads are averaged and the layers multiplied.",
@@ -194,7 +194,7 @@ def _image_sections(model: Any, inspector: Inspector, image: Any) -> list[Sectio
             "Attention distance",
             "The mean distance between a patch and the patches that it attends to, weighted by attention. "
             "Heads with small distances are local, as convolutions are.",
-            distance_chart(_distances(attentions, grid, size), math.hypot(*size) / 2),
+            distance_chart(_distances(attentions, grid, inspector.reader.patch_size()), diagonal / 2),
         ),
     ]
 
@@ -204,9 +204,8 @@ def _rollout_map(attentions: Sequence[np.ndarray], grid: PatchGrid, residual: bo
     return patch_maps(weights[0] if grid.prefix else weights.mean(axis=0), grid)
 
 
-def _distances(attentions: Sequence[np.ndarray], grid: PatchGrid, size: tuple[int, int]) -> np.ndarray:
+def _distances(attentions: Sequence[np.ndarray], grid: PatchGrid, patch: tuple[int, int]) -> np.ndarray:
     """The mean attention distance (layers, heads) in pixels of the model's input."""
-    patch = (size[0] // grid.rows, size[1] // grid.columns)
     cells = (grid.rows, grid.columns)
     return np.stack([mean_attention_distance(layer[None], cells, patch, grid.prefix) for layer in attentions])
 

@@ -58,7 +58,7 @@ def drawn(page: Page) -> np.ndarray:
         return np.asarray(image.convert("RGB"))
 
 
-def click_patch(page: Page, row: int, column: int) -> None:
+def click_patch(page: Page, row: float, column: float) -> None:
     box = "document.querySelector('.ktx-overlay .image canvas').getBoundingClientRect()"
     left, top, width, height = page.evaluate(f"(({{x, y, width, height}}) => [x, y, width, height])({box})")
     x, y = left + (column + 0.5) / COLUMNS * width, top + (row + 0.5) / ROWS * height
@@ -128,6 +128,21 @@ def test_image_without_class_token(page: Page, tmp_path: Path):
     received = attentions(grid)[-1].mean(axis=(0, 1)).reshape(ROWS, COLUMNS)
     assert_close(page, overlay_map(photograph(), received, smooth=False))
     assert "where all patches, on average, attend to." in page.evaluate(TITLE)
+    assert not page.problems
+
+
+@needs_chromium
+def test_map_of_a_part_of_the_image(page: Page, tmp_path: Path):
+    covered = (0.75, 0.9)
+    grid = PatchGrid(ROWS, COLUMNS, 1, covered)
+    open_page(page, tmp_path / "page.html", overlay_fragment(photograph(), attentions(), grid))
+    maps = attentions()[-1][:, :, 1:].mean(axis=0).reshape(-1, ROWS, COLUMNS)
+    assert_close(page, overlay_map(photograph(), maps[0], smooth=False, covered=covered))
+    click_patch(page, 1.5 * covered[0] - 0.5, 4.5 * covered[1] - 0.5)
+    assert "the patch in row 1, column 4 attends to." in page.evaluate(TITLE)
+    assert_close(page, overlay_map(photograph(), maps[1 + COLUMNS + 4], smooth=False, covered=covered))
+    click_patch(page, ROWS - 0.6, 1)  # below the patches
+    assert "row 1, column 4" in page.evaluate(TITLE)
     assert not page.problems
 
 

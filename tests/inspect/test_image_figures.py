@@ -50,6 +50,21 @@ def test_map_lies_where_the_pixels_were(orientation: int):
     np.testing.assert_array_equal(covered, upright[:, :, 0] > 127)
 
 
+def test_map_without_the_remainder_lies_where_the_pixels_were():
+    """The model sees 20 x 30 pixels in patches of 8, which leave 4 rows and 6 columns."""
+    pixels = np.zeros((60, 120, 3), "uint8")
+    pixels[24:48, 64:96] = 255  # the patch in row 1, column 2
+    model_input = ImageTransform(size=(20, 30), mean=0, std=1)(pixels)[0, :, :, 0]
+    map = model_input[:16, :24].reshape(2, 8, 3, 8).mean(axis=(1, 3))
+    covered = (16 / 20, 24 / 30)
+    enlarged = enlarge_map(map, (60, 120), smooth=False, covered=covered)
+    np.testing.assert_array_equal(enlarged > 0.5, pixels[:, :, 0] > 127)
+    mask = overlay_mask(pixels, map > 0.5, covered=covered)
+    assert (mask[24:48, 64:96] == 255).all()
+    figure = draw_reference_points(pixels, [(1, 2)], map[None], covered=covered)
+    np.testing.assert_allclose(figure.axes[0].lines[0].get_xydata()[0], (79.5, 35.5))
+
+
 def test_smooth_map_has_the_values_at_the_centers():
     map = maps(1)[0]
     enlarged = enlarge_map(map, (ROWS * 9, COLUMNS * 7))

@@ -120,6 +120,11 @@ def test_grid_of_patches(options, prefix):
     assert inspect(model).grid(np.zeros((8, 12, 3), "uint8")) == PatchGrid(4, 6, prefix)
 
 
+def test_grid_without_the_remainder():
+    model = keras_tx.vit("Mu/2", image_size=(8, 12), patch_size=5, depth=1, drop_remainder=True)
+    assert inspect(model).grid(np.zeros((8, 12, 3), "uint8")) == PatchGrid(1, 2, 1, (5 / 8, 10 / 12))
+
+
 def test_functional_model_with_attention_layers_of_keras():
     tokens = keras.Input((6, 8))
     first = keras.layers.MultiHeadAttention(2, 4, name="first")

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 Path = str | os.PathLike[str] | None
 Limits = tuple[float, float] | None
+Shares = tuple[float, float]
+
+WHOLE: Shares = (1.0, 1.0)
 
 # Of an overlay: share of the map's colors, of the photograph's details, and of its shades.
 COLOR, DETAIL, SHADE = 0.75, 0.6, 0.12
@@ -68,16 +71,19 @@ def read_photograph(image: Any) -> np.ndarray:
     return np.repeat(array, 3 // array.shape[2], axis=2)
 
 
-def enlarge_map(map: Any, size: tuple[int, int], *, smooth: bool = True) -> np.ndarray:
+def enlarge_map(
+    map: Any, size: tuple[int, int], *, smooth: bool = True, covered: Shares = WHOLE
+) -> np.ndarray:
     """Returns a map at the size of the photograph, float32.
 
     Args:
         map: array (rows, columns).
         size: (height, width) of the photograph.
         smooth: interpolates between the centers of patches; otherwise each patch has one value.
+        covered: shares of the height and width that the map covers, as in `PatchGrid`; the rest is 0.
 
     Raises:
-        ConfigError: if the map is not an array of two axes with finite values.
+        ConfigError: if the map is not an array of two axes with finite values, or a share is not in 0..1.
 
     Example:
 
@@ -89,12 +95,23 @@ def enlarge_map(map: Any, size: tuple[int, int], *, smooth: bool = True) -> np.n
         raise ConfigError(f"The map has the shape {array.shape}, expected (rows, columns).")
     if not np.isfinite(array).all():
         raise ConfigError("The map has values that are infinite or NaN.")
+    if not all(0 < share <= 1 for share in covered):
+        raise ConfigError(f"covered is {covered!r}, expected two shares above 0 and up to 1.")
     resample = Image.Resampling.BILINEAR if smooth else Image.Resampling.NEAREST
-    return np.asarray(Image.fromarray(array).resize((size[1], size[0]), resample))
+    height, width = (max(1, round(side * share)) for side, share in zip(size, covered, strict=True))
+    enlarged = np.zeros(size, "float32")
+    enlarged[:height, :width] = np.asarray(Image.fromarray(array).resize((width, height), resample))
+    return enlarged
 
 
 def overlay_map(
-    image: Any, map: Any, *, limits: Limits = None, colors: str | None = None, smooth: bool = True
+    image: Any,
+    map: Any,
+    *,
+    limits: Limits = None,
+    colors: str | None = None,
+    smooth: bool = True,
+    covered: Shares = WHOLE,
 ) -> np.ndarray:
     """Returns a map in color with the details of a photograph, (height, width, 3), uint8.
 
@@ -106,14 +123,14 @@ def overlay_map(
         limits: values of the first and the last color; by default 0 and the largest value, or a range around
             0 if there are negative values.
         colors: name of a color map of matplotlib; by default viridis, or RdBu_r if there are negative values.
-        smooth: as in `enlarge_map`.
+        smooth, covered: as in `enlarge_map`.
 
     Raises:
         ConfigError: if the map is not an array of two axes with finite values.
         ImageError: if the image cannot be read.
     """
     photograph = read_photograph(image)
-    values = enlarge_map(map, photograph.shape[:2], smooth=smooth)
+    values = enlarge_map(map, photograph.shape[:2], smooth=smooth, covered=covered)
     painted = paint(values, _limits(map, limits), colors or _colors(map))
     blended = COLOR * painted + photograph_relief(photograph)[:, :, None]
     return np.clip(np.rint(blended), 0, 255).astype("uint8")
@@ -126,15 +143,16 @@ def photograph_relief(photograph: np.ndarray) -> np.ndarray:
     return DETAIL * (np.asarray(gray, "float32") - shades) + SHADE * (shades - 128) + (1 - COLOR) * 128
 
 
-def overlay_mask(image: Any, mask: Any) -> np.ndarray:
+def overlay_mask(image: Any, mask: Any, *, covered: Shares = WHOLE) -> np.ndarray:
     """Returns a photograph in color inside a mask, pale and gray outside, (height, width, 3), uint8.
 
     Args:
         image: the photograph, as in `read_photograph`.
         mask: boolean array (rows, columns), such as the patches with 60 % of the attention.
+        covered: as in `enlarge_map`.
     """
     photograph = read_photograph(image)
-    inside = enlarge_map(mask, photograph.shape[:2], smooth=False)[:, :, None] > 0.5
+    inside = enlarge_map(mask, photograph.shape[:2], smooth=False, covered=covered)[:, :, None] > 0.5
     gray = np.asarray(Image.fromarray(photograph).convert("L"), "float32")[:, :, None]
     return np.rint(np.where(inside, photograph, 255 - OUTSIDE * (255 - gray))).astype("uint8")
 
@@ -146,12 +164,13 @@ def draw_overlay(
     limits: Limits = None,
     colors: str | None = None,
     smooth: bool = True,
+    covered: Shares = WHOLE,
     path: Path = None,
 ) -> Figure:
     """Draws a map over a photograph. The PNG has the size of the photograph, without axes and margins.
 
     Args:
-        image, map, limits, colors, smooth: as in `overlay_map`.
+        image, map, limits, colors, smooth, covered: as in `overlay_map`.
         path: of a .png, .svg or .html file to write.
 
     Returns:
@@ -162,7 +181,7 @@ def draw_overlay(
         ImageError: if the image cannot be read.
     """
     check_figure_path(path)
-    overlay = overlay_map(image, map, limits=limits, colors=colors, smooth=smooth)
+    overlay = overlay_map(image, map, limits=limits, colors=colors, smooth=smooth, covered=covered)
     height, width = overlay.shape[:2]
     figure = new_figure(width / 100, height / 100, dpi=100)
     figure.set_layout_engine("none")
@@ -180,6 +199,7 @@ def draw_maps(
     masks: Any = None,
     limits: Limits = None,
     smooth: bool = True,
+    covered: Shares = WHOLE,
     columns: int | None = None,
     path: Path = None,
 ) -> Figure:
@@ -193,7 +213,7 @@ def draw_maps(
             photograph inside the mask.
         limits: values of the first and the last color; by default each map has its own, and its largest
             value is in its title.
-        smooth: as in `enlarge_map`.
+        smooth, covered: as in `enlarge_map`.
         columns: number of columns; by default few panels of the last row are missing.
         path: of a .png, .svg or .html file to write.
 
@@ -210,14 +230,15 @@ def draw_maps(
     if limits is None:
         largest = np.abs(maps).max(axis=(1, 2))
         titles = [f"{title}\nlargest {value:.3g}" for title, value in zip(titles, largest, strict=True)]
-    overlays = [overlay_map(photograph, map, limits=limits, smooth=smooth) for map in maps]
+    overlays = [overlay_map(photograph, map, limits=limits, smooth=smooth, covered=covered) for map in maps]
     panels = list(zip(titles, overlays, strict=True))
     if masks is None:
         panels.insert(0, ("photograph", photograph))
     else:
         masks = _checked_masks(masks, maps)
         inside = [
-            (_share(map, mask), overlay_mask(photograph, mask)) for map, mask in zip(maps, masks, strict=True)
+            (_share(map, mask), overlay_mask(photograph, mask, covered=covered))
+            for map, mask in zip(maps, masks, strict=True)
         ]
         panels = [panel for pair in zip(panels, inside, strict=True) for panel in pair]
     figure = _draw_panels(panels, columns, step=1 if masks is None else 2)
@@ -226,7 +247,13 @@ def draw_maps(
 
 
 def draw_reference_points(
-    image: Any, points: Sequence[tuple[int, int]], maps: Any, *, smooth: bool = True, path: Path = None
+    image: Any,
+    points: Sequence[tuple[int, int]],
+    maps: Any,
+    *,
+    smooth: bool = True,
+    covered: Shares = WHOLE,
+    path: Path = None,
 ) -> Figure:
     """Draws the patches of a photograph to which chosen patches attend, as DINO's figure of reference points.
 
@@ -234,7 +261,7 @@ def draw_reference_points(
         image: the photograph, as in `read_photograph`.
         points: (row, column) of each chosen patch, from 0.
         maps: array (points, rows, columns), the map of each point.
-        smooth: as in `enlarge_map`.
+        smooth, covered: as in `enlarge_map`.
         path: of a .png, .svg or .html file to write.
 
     Returns:
@@ -253,9 +280,9 @@ def draw_reference_points(
         if not (0 <= row < rows and 0 <= column < columns):
             raise ConfigError(f"points has {(row, column)}, but the grid has {rows} x {columns} patches.")
     titles = [f"{i + 1}: row {row}, column {column}" for i, (row, column) in enumerate(points)]
-    overlays = [overlay_map(photograph, map, smooth=smooth) for map in maps]
+    overlays = [overlay_map(photograph, map, smooth=smooth, covered=covered) for map in maps]
     figure = _draw_panels([("photograph", photograph), *zip(titles, overlays, strict=True)])
-    height, width = photograph.shape[:2]
+    height, width = (side * share for side, share in zip(photograph.shape, covered, strict=False))
     first, *others = figure.axes
     for i, (row, column) in enumerate(points):
         color, marker = POINTS[i % len(POINTS)]
