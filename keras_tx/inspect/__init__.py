@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from keras_tx.inspect.nearest_tokens import NearestToken, NearestTokens, nearest_rows
     from keras_tx.inspect.patch_grid import PatchGrid
     from keras_tx.inspect.positions import position_similarity, position_table
-    from keras_tx.inspect.receptive_field import central_square, effective_receptive_field
+    from keras_tx.inspect.receptive_field import central_square, effective_receptive_field, field_center
     from keras_tx.inspect.relevance import (
         AttentionGradients,
         EncoderDecoderRelevance,
@@ -73,6 +73,7 @@ _HOMES = {
     "effective_receptive_field": "receptive_field",
     "encoder_decoder_relevance": "relevance",
     "entropy_in_nats": "attention_distance",
+    "field_center": "receptive_field",
     "gradient_rollout": "relevance",
     "head_width_statistics": "initialization",
     "inspect": "inspector",
@@ -121,6 +122,7 @@ __all__ = [
     "effective_receptive_field",
     "encoder_decoder_relevance",
     "entropy_in_nats",
+    "field_center",
     "gradient_rollout",
     "head_width_statistics",
     "inspect",

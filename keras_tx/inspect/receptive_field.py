@@ -125,13 +125,30 @@ def _index(
     return (row, column) if len(shape) == 4 else (prefix + row * columns + column,)
 
 
+def field_center(field: Any) -> tuple[int, int]:
+    """Computes the center (row, column) of a receptive field: on each axis half of the sum is before it.
+
+    Args:
+        field: array (height, width) of numbers that are 0 or more, not all 0.
+
+    Example:
+
+    >>> field_center(np.array([[0, 0, 1], [1, 5, 1], [0, 0, 0]]))
+    (1, 1)
+    """
+    field = np.asarray(field, "float64")
+    sums = [field.sum(axis=axis).cumsum() for axis in (1, 0)]
+    row, column = (int(np.searchsorted(total, total[-1] / 2)) for total in sums)
+    return row, column
+
+
 def central_square(field: Any, share: float = 0.5, center: tuple[int, int] | None = None) -> int:
     """Computes the side of the smallest square that contains a share of a receptive field.
 
     Args:
         field: array (height, width) of numbers that are 0 or more.
         share: the share of the sum, above 0 and at most 1.
-        center: (row, column) of the center of the square in pixels; by default the middle of the field. Where
+        center: (row, column) of the center of the square in pixels; by default `field_center(field)`. Where
             the square exceeds the image it is cut.
 
     Returns:
@@ -154,7 +171,7 @@ def central_square(field: Any, share: float = 0.5, center: tuple[int, int] | Non
         )
     if not 0 < share <= 1:
         raise ConfigError(f"share={share} is out of range: expected above 0 and at most 1.")
-    row, column = (field.shape[0] // 2, field.shape[1] // 2) if center is None else center
+    row, column = field_center(field) if center is None else center
     rows, columns = np.indices(field.shape)
     distance = np.maximum(np.abs(rows - row), np.abs(columns - column))
     inside = np.bincount(distance.ravel(), field.ravel()).cumsum()

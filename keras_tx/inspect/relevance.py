@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from keras_tx.errors import ConfigError
+from keras_tx.inspect.attention_rollout import rollout
 from keras_tx.inspect.decision import complete_inputs, decision_mask, masked_sum, named_output
 from keras_tx.inspect.gradients import inner_gradients, layers_below
 from keras_tx.inspect.keras_model import as_float32
@@ -193,9 +194,9 @@ def head_relevance(attention: np.ndarray, gradient: np.ndarray) -> np.ndarray:
 def gradient_rollout(layers: Pairs) -> np.ndarray:
     """Computes attention rollout with heads weighted by gradients.
 
-    Each layer has the mean over heads of the positive part of attention times gradient; its rows are divided
-    by their sums. Half of the result comes from the residual connection, as in Abnar and Zuidema (2020), and
-    the layers are multiplied. A row without positive values is the residual alone.
+    It is `rollout` with the residual connection. In place of the mean attention of the heads, each layer has
+    the mean of the positive part of attention times gradient, whose rows are divided by their sums. A row
+    without positive values is the residual alone.
 
     Args:
         layers: attention weights and gradients of each layer, from the first to the last, both (batch, heads,
@@ -208,7 +209,7 @@ def gradient_rollout(layers: Pairs) -> np.ndarray:
     Raises:
         ConfigError: if there are no layers, or their shapes differ.
     """
-    return _product(layers, normalized=True)
+    return rollout(_row_normalized(head_relevance(*pair))[:, None] for pair in layers)
 
 
 def self_attention_relevance(layers: Pairs) -> np.ndarray:
@@ -227,26 +228,17 @@ def self_attention_relevance(layers: Pairs) -> np.ndarray:
     Raises:
         ConfigError: if there are no layers, or their shapes differ.
     """
-    return _product(layers, normalized=False)
-
-
-def _product(layers: Pairs, normalized: bool) -> np.ndarray:
     shapes = {np.shape(x) for pair in layers for x in pair}
-    if len(shapes) != 1 or len(shape := shapes.pop()) != 4 or shape[2] != shape[3]:
+    shape = max(shapes, default=())
+    if len(shapes) != 1 or len(shape) != 4 or shape[2] != shape[3]:
         raise ConfigError(
-            f"layers has arrays of the shapes {sorted(shapes) if shapes else []}, expected the same (batch, "
-            "heads, tokens, tokens) for attention weights and gradients of every layer."
+            f"layers has arrays of the shapes {sorted(shapes)}, expected the same (batch, heads, tokens, "
+            "tokens) for attention weights and gradients of every layer."
         )
-    product = np.broadcast_to(np.eye(shape[2]), (shape[0], *shape[2:]))
-    for attention, gradient in layers:
-        step = head_relevance(attention, gradient)
-        if normalized:
-            step = _row_normalized(step)
-            total = 1 + step.sum(axis=-1, keepdims=True)
-            product = (product + step @ product) / total
-        else:
-            product = product + step @ product
-    return product
+    relevance = np.broadcast_to(np.eye(shape[2]), (shape[0], *shape[2:]))
+    for pair in layers:
+        relevance = relevance + head_relevance(*pair) @ relevance
+    return relevance
 
 
 def _row_normalized(x: np.ndarray) -> np.ndarray:

@@ -27,7 +27,7 @@ def cnn():
     ("window", "stride"), [((4, 3), (3, 2)), ((3, 4), None), ((9, 8), 1)], ids=["overlap", "tiles", "whole"]
 )
 def test_occlusion_equals_captum(cnn, window, stride):
-    attr = pytest.importorskip("captum.attr", reason="pip install --no-deps captum==0.9.0")
+    attr = pytest.importorskip("captum.attr", reason='pip install "keras-tx[parity]"')
     import torch
 
     def forward(x):

@@ -246,8 +246,11 @@ def test_gradient_rollout_is_a_product_of_rows_that_sum_to_1(vit):
         step += np.eye(17)
         expected = (step / step.sum(axis=-1, keepdims=True)) @ expected
     assert_close(rollout[0], expected)
-    with pytest.raises(ConfigError, match=r"\(1, 2, 3, 3\), \(1, 2, 4, 4\)"):
-        gradient_rollout([(np.ones((1, 2, 3, 3)),) * 2, (np.ones((1, 2, 4, 4)),) * 2])
+    for function in (gradient_rollout, self_attention_relevance):
+        with pytest.raises(ConfigError, match=r"\(1, .*4, 4\)"):
+            function([(np.ones((1, 2, 3, 3)),) * 2, (np.ones((1, 2, 4, 4)),) * 2])
+        with pytest.raises(ConfigError, match="layers"):
+            function([])
 
 
 def test_without_gradient_nothing_but_the_token_itself_is_relevant():
@@ -257,7 +260,7 @@ def test_without_gradient_nothing_but_the_token_itself_is_relevant():
 
 
 def captum() -> Any:
-    return pytest.importorskip("captum.attr", reason="pip install --no-deps captum==0.9.0")
+    return pytest.importorskip("captum.attr", reason='pip install "keras-tx[parity]"')
 
 
 def small_cnn(torch: Any) -> tuple[Any, Any]:

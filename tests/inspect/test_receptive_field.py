@@ -8,7 +8,7 @@ import pytest
 
 import keras_tx
 from keras_tx.errors import ConfigError
-from keras_tx.inspect.receptive_field import central_square, effective_receptive_field
+from keras_tx.inspect.receptive_field import central_square, effective_receptive_field, field_center
 from tests.drawing import draw, redraw
 from tests.tolerances import assert_close
 
@@ -74,3 +74,12 @@ def test_wrong_arguments_raise():
         effective_receptive_field(tokens, images, "tokens", grid=(5, 4))
     with pytest.raises(ConfigError, match="uint8"):
         effective_receptive_field(tokens, images.astype("uint8"), "tokens", grid=(4, 4))
+
+
+def test_center_of_a_field_is_not_moved_by_what_is_far_from_it():
+    field = np.zeros((20, 20))
+    field[12:15, 4:7] = 1
+    field[:, 19] = 0.1
+    assert field_center(field) == (13, 5)
+    assert central_square(field, 0.8) == 3
+    assert central_square(field, 0.8, center=(13, 4)) == 5

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from keras_tx.inspect.figures.curves import draw_attention_statistics, draw_faithfulness
     from keras_tx.inspect.figures.images import (
         draw_layers,
         draw_maps,
@@ -19,12 +20,16 @@ if TYPE_CHECKING:
         overlay_map,
         overlay_mask,
     )
+    from keras_tx.inspect.figures.receptive_field import draw_receptive_fields
     from keras_tx.inspect.figures.texts import draw_token_attention, draw_token_scores
 
 _HOMES = {
+    "draw_attention_statistics": "curves",
+    "draw_faithfulness": "curves",
     "draw_layers": "images",
     "draw_maps": "images",
     "draw_overlay": "images",
+    "draw_receptive_fields": "receptive_field",
     "draw_reference_points": "images",
     "draw_token_attention": "texts",
     "draw_token_scores": "texts",
@@ -34,9 +39,12 @@ _HOMES = {
 }
 
 __all__ = [
+    "draw_attention_statistics",
+    "draw_faithfulness",
     "draw_layers",
     "draw_maps",
     "draw_overlay",
+    "draw_receptive_fields",
     "draw_reference_points",
     "draw_token_attention",
     "draw_token_scores",
