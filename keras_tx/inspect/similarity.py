@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -299,10 +300,24 @@ class LayerOutputs:
         if not self._runs:
             shapes = [np.shape(x) for x in keras.tree.flatten(inputs)]
             groups = _groups(self._tensors, shapes[0][0], max(size for shape in shapes for size in shape[1:]))
-            self._runs = [keras.Model(self._input, group) for group in groups]
+            self._runs = [_compiled(keras.Model(self._input, group)) for group in groups]
         for run in self._runs:
-            outputs = run.predict_on_batch(inputs)
-            yield from outputs if isinstance(outputs, list) else [outputs]
+            for output in keras.tree.flatten(run(inputs)):
+                yield keras.ops.convert_to_numpy(output)
+
+
+def _compiled(model: Any) -> Callable[[Any], Any]:
+    """The outputs of a model for a batch, as a function that frees what is not an output.
+
+    TensorFlow warns about several calls of `predict_on_batch`, which it counts as retracing of one function.
+    """
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        return model.predict_on_batch
+    import tensorflow as tf
+
+    return tf.function(functools.partial(model, training=False), reduce_retracing=True)
 
 
 def _outputs(model: Any) -> tuple[Any, dict[str, list[Any]]]:

@@ -20,15 +20,25 @@ if TYPE_CHECKING:
         overlay_map,
         overlay_mask,
     )
+    from keras_tx.inspect.figures.matrices import (
+        draw_attention_distance,
+        draw_filters,
+        draw_layer_similarity,
+        draw_position_similarity,
+    )
     from keras_tx.inspect.figures.receptive_field import draw_receptive_fields
     from keras_tx.inspect.figures.texts import draw_token_attention, draw_token_scores
 
 _HOMES = {
+    "draw_attention_distance": "matrices",
     "draw_attention_statistics": "curves",
     "draw_faithfulness": "curves",
+    "draw_filters": "matrices",
+    "draw_layer_similarity": "matrices",
     "draw_layers": "images",
     "draw_maps": "images",
     "draw_overlay": "images",
+    "draw_position_similarity": "matrices",
     "draw_receptive_fields": "receptive_field",
     "draw_reference_points": "images",
     "draw_token_attention": "texts",
@@ -39,11 +49,15 @@ _HOMES = {
 }
 
 __all__ = [
+    "draw_attention_distance",
     "draw_attention_statistics",
     "draw_faithfulness",
+    "draw_filters",
+    "draw_layer_similarity",
     "draw_layers",
     "draw_maps",
     "draw_overlay",
+    "draw_position_similarity",
     "draw_receptive_fields",
     "draw_reference_points",
     "draw_token_attention",
