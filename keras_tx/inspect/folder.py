@@ -14,12 +14,13 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, FolderError, InputError
 from keras_tx.inspect.graph_outputs import AttentionNode, GraphOutputs
 from keras_tx.inspect.inputs import InputAdapter, Tensors
+from keras_tx.inspect.layer_choice import in_order
 from keras_tx.inspect.patch_grid import PatchGrid
 from keras_tx.processing import ImageTransform, TextTransform
 from keras_tx.runtime.folder import Folder, check_unchanged, open_folder
 from keras_tx.runtime.session import Session
 
-GROUP_BYTES = 2**28  # of the attention weights that one run of `attention_layers` computes
+RUN_BYTES = 2**28  # of the attention weights that one run of a graph computes
 TOKEN_VECTORS = "token_embedding/Gather"  # the exporter's name of the output of a TokenEmbedding
 PAST_PREFIX = "past_key_values."
 PRESENT_PREFIX = "present."
@@ -239,19 +240,29 @@ class InspectedGraph:
         self._sizes: dict[Any, int] = {}  # bytes of the attention weights of a layer, by shapes of inputs
 
     def attention(self, feed: Tensors, nodes: Sequence[AttentionNode]) -> Iterator[np.ndarray]:
-        """Yields the attention weights of nodes; one run computes several of them if they are small."""
-        start, shapes = 0, tuple(np.shape(value) for value in feed.values())
-        while start < len(nodes):
-            size = self._sizes.get(shapes)
-            count = 1 if size is None else max(1, GROUP_BYTES // size)
-            group = nodes[start : start + count]
-            start += count
-            distinct = list({one.weights: one for one in group}.values())
-            content = lambda distinct=distinct: self.outputs.write(distinct)  # noqa: E731
-            arrays = self._run(feed, tuple(one.weights for one in distinct), content)
-            self._sizes[shapes] = max(4 * array.size for array in arrays.values())
-            for one in group:
-                yield arrays[one.weights].astype(np.float32, copy=False)
+        """Yields the attention weights of nodes: of small inputs in one run, else layer by layer."""
+        shapes = tuple(np.shape(value) for value in feed.values())
+        names = dict.fromkeys(one.weights for one in nodes)
+        distinct = [one for one in self.outputs.attention if one.weights in names]
+        if self._sizes.get(shapes, RUN_BYTES + 1) * len(distinct) > RUN_BYTES:
+            yield from in_order([one.weights for one in nodes], self._layers(feed, shapes, distinct))
+            return
+        arrays = self._run(feed, tuple(names), lambda: self.outputs.write(distinct))
+        for one in nodes:
+            yield arrays[one.weights].astype(np.float32, copy=False)
+
+    def _layers(
+        self, feed: Tensors, shapes: Any, nodes: Sequence[AttentionNode]
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields the names and attention weights of nodes; only a segment of the graph is in memory."""
+        known: Tensors = {}
+        for segment in self.outputs.segments(nodes):
+            name = segment.attention.weights
+            content = self.outputs.write_segment(segment, known)
+            arrays = self._run({**feed, **known}, None, lambda content=content: content)
+            known = {key: value for key, value in (known | arrays).items() if key in segment.later}
+            self._sizes[shapes] = 4 * arrays[name].size
+            yield name, arrays.pop(name).astype(np.float32, copy=False)
 
     def values(self, feed: Tensors, names: Sequence[str]) -> list[np.ndarray]:
         """Returns values of the graph as float32."""
@@ -282,15 +293,17 @@ class InspectedGraph:
         return next((size for size in sizes if isinstance(size, int)), 0)
 
     def _run(
-        self, feed: Tensors, key: tuple[str, ...], content: Callable[[], bytes]
+        self, feed: Tensors, key: tuple[str, ...] | None, content: Callable[[], bytes]
     ) -> dict[str, np.ndarray]:
-        """The outputs of the graph; the session of the last outputs is kept."""
+        """The outputs of the graph; the session of the last outputs is kept, unless `key` is None."""
         if self._session is None or self._session[0] != key:
             self._session = None  # frees its memory first
             try:
                 session = Session(self.path, "cpu", content=content())
             finally:
                 check_unchanged(self.folder)
+            if key is None:
+                return session.run(feed)
             self._session = key, session
         return self._session[1].run(feed)
 

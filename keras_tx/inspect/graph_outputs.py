@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
 
 from keras_tx.errors import FolderError
 from keras_tx.protobuf import read_fields, write_field
@@ -22,8 +24,20 @@ MODEL_GRAPH = 7
 GRAPH_NODE, GRAPH_INITIALIZER, GRAPH_INPUT, GRAPH_OUTPUT, GRAPH_VALUE_INFO = 1, 5, 11, 12, 13
 NODE_INPUT, NODE_OUTPUT, NODE_NAME, NODE_OP_TYPE, NODE_ATTRIBUTE = 1, 2, 3, 4, 5
 ATTRIBUTE_NAME, ATTRIBUTE_INT, ATTRIBUTE_GRAPH, ATTRIBUTE_TYPE = 1, 3, 6, 20
-VALUE_NAME, TENSOR_NAME = 1, 8
+VALUE_NAME, VALUE_TYPE, TENSOR_NAME = 1, 2, 8
+TENSOR_TYPE, ELEMENT_TYPE, SHAPE, DIMENSION = 1, 1, 2, 1  # of a TypeProto and the messages in it
 TYPE_INT = 2
+# Numbers of TensorProto.DataType.
+ELEMENTS = {
+    "float32": 1,
+    "uint8": 2,
+    "int8": 3,
+    "int32": 6,
+    "int64": 7,
+    "bool": 9,
+    "float16": 10,
+    "float64": 11,
+}
 
 MODE, AFTER_SOFTMAX = b"qk_matmul_output_mode", 3
 WEIGHTS = 3  # index of the output of Attention with the attention weights
@@ -75,6 +89,12 @@ class Node:
     def path(self) -> str:
         """The layer of the node."""
         return self.name.rpartition("/")[0]
+
+    def names(self) -> Iterator[str]:
+        """Names of values that the node reads."""
+        yield from filter(None, self.inputs)  # a missing input has no name
+        for body in self.bodies():
+            yield from body.names()
 
     def bodies(self) -> list[Graph]:
         """The graphs in its attributes, such as the branches of an If."""
@@ -152,9 +172,7 @@ class Graph:
     def names(self) -> Iterator[str]:
         """Names of values that the nodes read, and of the outputs."""
         for node in self.nodes:
-            yield from node.inputs
-            for body in node.bodies():
-                yield from body.names()
+            yield from node.names()
         yield from self.outputs
 
     def with_weights(self, node: Node, name: str) -> Graph:
@@ -171,16 +189,12 @@ class Graph:
     def with_outputs(self, names: Iterable[str]) -> Graph:
         """A copy with these outputs, and only the nodes and weights that they need."""
         outputs = dict.fromkeys(names)
-        needed, nodes = set(outputs), []
-        for node in reversed(self.nodes):
-            if needed.isdisjoint(node.outputs):
-                continue
-            nodes.append(node)
-            needed |= {*node.inputs, *(name for body in node.bodies() for name in body.names())}
+        nodes = nodes_for(self.nodes, outputs)
+        needed = {*outputs, *(name for node in nodes for name in node.names())}
         needed |= set(self.inputs)  # an input with a default value has an initializer
         return dataclasses.replace(
             self,
-            nodes=tuple(reversed(nodes)),
+            nodes=tuple(nodes),
             initializers={name: value for name, value in self.initializers.items() if name in needed},
             outputs={name: _value_info(name) for name in outputs},
         )
@@ -213,6 +227,23 @@ class AttentionNode:
     def weights(self) -> str:
         """The name of the output with the attention weights."""
         return f"{self.node.outputs[0]}/attention_weights"
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """The part of a graph from one attention layer to the next.
+
+    Attributes:
+        attention: the Attention node at its end.
+        nodes: the nodes that no earlier segment computes.
+        values: values that later segments read.
+        later: names that later segments read.
+    """
+
+    attention: AttentionNode
+    nodes: tuple[Node, ...]
+    values: tuple[str, ...]
+    later: frozenset[str]
 
 
 class GraphOutputs:
@@ -249,6 +280,28 @@ class GraphOutputs:
         for one in attention:
             graph = graph.with_weights(one.node, one.weights)
         graph = graph.with_outputs([*(one.weights for one in attention), *values])
+        return self._rest + write_field(MODEL_GRAPH, graph.write())
+
+    def segments(self, attention: Sequence[AttentionNode]) -> Iterator[Segment]:
+        """Yields the segments that compute the weights of Attention nodes in the order of the graph."""
+        done: set[int] = set()
+        for index, one in enumerate(attention):
+            nodes = [node for node in self._nodes_for([one]) if id(node) not in done]
+            done |= {id(node) for node in nodes}
+            after = [node for node in self._nodes_for(attention[index + 1 :]) if id(node) not in done]
+            later = frozenset(name for node in after for name in node.names())
+            values = tuple(name for node in nodes for name in node.outputs if name in later)
+            yield Segment(one, tuple(nodes), values, later)
+
+    def _nodes_for(self, attention: Sequence[AttentionNode]) -> list[Node]:
+        return nodes_for(self.graph.nodes, [one.node.outputs[0] for one in attention])
+
+    def write_segment(self, segment: Segment, known: Mapping[str, np.ndarray]) -> bytes:
+        """Returns the graph of a segment; the values of earlier segments are inputs."""
+        inputs = {name: _value_info(name, value) for name, value in known.items()} | self.graph.inputs
+        graph = dataclasses.replace(self.graph, nodes=segment.nodes, inputs=inputs)
+        graph = graph.with_weights(segment.attention.node, segment.attention.weights)
+        graph = graph.with_outputs([segment.attention.weights, *segment.values])
         return self._rest + write_field(MODEL_GRAPH, graph.write())
 
     def write_constant(self, name: str) -> bytes:
@@ -342,9 +395,24 @@ def _with_all_tokens(node: Node, places: str | None) -> Node:
     return node.with_bodies(Graph.with_all_tokens) if node.bodies() else node
 
 
-def _value_info(name: str) -> bytes:
-    """A ValueInfoProto without type, which onnxruntime infers."""
-    return write_field(VALUE_NAME, name.encode())
+def nodes_for(nodes: Sequence[Node], outputs: Iterable[str]) -> list[Node]:
+    """Returns the nodes that compute these values, in their order."""
+    needed, result = set(outputs), []
+    for node in reversed(nodes):
+        if not needed.isdisjoint(node.outputs):
+            result.append(node)
+            needed.update(node.names())
+    return result[::-1]
+
+
+def _value_info(name: str, value: np.ndarray | None = None) -> bytes:
+    """A ValueInfoProto with the type of an array, or without type, which onnxruntime infers."""
+    info = write_field(VALUE_NAME, name.encode())
+    if value is None:
+        return info
+    shape = write_field(DIMENSION, b"") * value.ndim
+    tensor = write_field(ELEMENT_TYPE, ELEMENTS[str(value.dtype)]) + write_field(SHAPE, shape)
+    return info + write_field(VALUE_TYPE, write_field(TENSOR_TYPE, tensor))
 
 
 def _bodies(attribute: bytes) -> list[Graph]:

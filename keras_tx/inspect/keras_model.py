@@ -13,6 +13,7 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, InputError
 from keras_tx.inspect.filters import patch_kernel
 from keras_tx.inspect.inputs import InputAdapter, Tensors
+from keras_tx.inspect.layer_choice import in_order
 from keras_tx.inspect.patch_grid import PatchGrid
 from keras_tx.inspect.positions import position_table
 
@@ -78,21 +79,20 @@ class KerasModelReader:
     def attention_layers(
         self, tensors: Tensors, indices: Sequence[int], part: str | None
     ) -> Iterator[np.ndarray]:
+        return in_order(indices, self._layers(tensors, indices, part))
+
+    def _layers(
+        self, tensors: Tensors, indices: Sequence[int], part: str | None
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields the indices and attention weights of layers, in the order of the model."""
         calls = self._calls(part)
         wanted = {id(calls[index]): index for index in indices}
-        kept: dict[int, np.ndarray] = {}
-        pending = list(indices)
         graph = _Evaluation(self.inputs, self._values(tensors))
         for call in self.calls:
             if id(call) in wanted:
-                kept[wanted[id(call)]] = graph.weights(call, 1 if part == "cross" else 0)
+                yield wanted[id(call)], graph.weights(call, 1 if part == "cross" else 0)
             else:
                 graph.call(call)
-            while pending and pending[0] in kept:
-                index = pending.pop(0)
-                yield kept[index] if index in pending else kept.pop(index)
-            if not pending:
-                return
 
     def hidden_states(self, tensors: Tensors, part: str | None) -> list[np.ndarray]:
         if not self.is_family:

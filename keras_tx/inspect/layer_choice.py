@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
 
 from keras_tx.errors import ConfigError, nearest
 
+Key = TypeVar("Key", bound=Hashable)
 Layer = int | str
 Layers = Layer | Sequence[Layer] | None
 
@@ -44,3 +48,14 @@ def _index(layer: object, names: Sequence[str], model: str) -> int:
             f"{len(names) - 1})."
         )
     return index % len(names)
+
+
+def in_order(keys: Sequence[Key], arrays: Iterator[tuple[Key, np.ndarray]]) -> Iterator[np.ndarray]:
+    """Yields arrays in the order of their keys, some of which may repeat; later arrays are not computed."""
+    pending = list(keys)
+    kept: dict[Key, np.ndarray] = {}
+    while pending:
+        while pending[0] not in kept:
+            key, kept[key] = next(arrays)
+        key = pending.pop(0)
+        yield kept[key] if key in pending else kept.pop(key)

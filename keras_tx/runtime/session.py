@@ -369,6 +369,7 @@ def _create(
     if weights is not None:
         weights.add_to(options, onnxruntime)
     if content is not None:
+        options.enable_cpu_mem_arena = False  # which would keep twice the memory of its large outputs
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path", str(graph.parent)
         )

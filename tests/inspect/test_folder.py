@@ -128,7 +128,7 @@ def test_groups_of_layers_equal_all_layers(pairs, monkeypatch):
     inspected = pairs("vit").folder
     expected = inspected.attention(IMAGES)
     for size in (0, 2 * expected[0].nbytes):
-        monkeypatch.setattr(folder_reader, "GROUP_BYTES", size)
+        monkeypatch.setattr(folder_reader, "RUN_BYTES", size)
         for layers, indices in ((None, [0, 1, 2]), ([2, 0, 0], [2, 0, 0])):
             arrays = list(inspected.attention_layers(IMAGES, layers=layers))
             assert len(arrays) == len(indices)

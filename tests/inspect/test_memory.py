@@ -25,7 +25,7 @@ IMAGES = np.zeros((4, 64, 64, 3), "uint8")
 def test_layers_are_computed_one_after_the_other(source, tmp_path, monkeypatch):
     if not resident():
         pytest.skip("The resident memory can be read on Linux only.")
-    monkeypatch.setattr(folder_reader, "GROUP_BYTES", LAYER)
+    monkeypatch.setattr(folder_reader, "RUN_BYTES", LAYER)
     monkeypatch.setattr(inspector, "MAX_BYTES", DEPTH * LAYER - 1)
     model: Any = keras_tx.vit("Mu/2", image_size=64, depth=DEPTH, width=8, mlp_dim=8)
     if source == "folder":
