@@ -277,7 +277,7 @@
     function drawLines() {
         if (canvas === null) return;
         const height = 24 * Math.max(size('query'), size('key'));
-        const ratio = devicePixelRatio || 1;
+        const ratio = Math.min(devicePixelRatio || 1, 16000 / height); // browsers limit the height
         canvas.style.height = `${height}px`;
         const width = canvas.clientWidth;
         canvas.width = width * ratio;
