@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -105,11 +106,11 @@ def entropy_in_nats(attention: Any) -> np.ndarray:
     attention = _checked_weights(attention)
     total = np.zeros(attention.shape[1])
     count = np.zeros(attention.shape[1])
-    for weights in attention:
-        weights = weights.astype("float64")
+    for head, row in itertools.product(range(attention.shape[1]), range(len(attention))):
+        weights = attention[row, head].astype("float64")
         logarithm = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
-        total -= (weights * logarithm).sum(axis=(1, 2))
-        count += weights.any(axis=-1).sum(axis=-1)
+        total[head] -= (weights * logarithm).sum()
+        count[head] += weights.any(axis=-1).sum()
     return np.divide(total, count, out=np.full_like(total, math.nan), where=count > 0)
 
 

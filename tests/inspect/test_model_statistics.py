@@ -21,13 +21,21 @@ from keras_tx_onnx import export_onnx
 from tests.drawing import as_numpy, redraw
 from tests.tolerances import HALF, assert_close
 
-IMAGES = (np.random.default_rng(0).random((2, 8, 12, 3)) * 255).astype("uint8")
+IMAGES = (np.random.default_rng(0).random((2, 9, 14, 3)) * 255).astype("uint8")
 
 
 @pytest.fixture(scope="module")
 def vit() -> Any:
     return redraw(
-        keras_tx.vit("Mu/2", image_size=(8, 12), patch_size=(2, 3), depth=2, registers=2, num_classes=3)
+        keras_tx.vit(
+            "Mu/2",
+            image_size=(9, 14),
+            patch_size=(2, 3),
+            drop_remainder=True,
+            depth=2,
+            registers=2,
+            num_classes=3,
+        )
     )
 
 
