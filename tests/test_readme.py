@@ -31,6 +31,8 @@ def test_snippets_run(tmp_path, monkeypatch, capsys):
     answer = ast.literal_eval(printed.splitlines()[-1])
     assert answer[0]["label"] == str(namespace["labels"][0])
     assert answer == namespace["reader"](namespace["images"][0], top_k=2)
+    assert [layer.shape for layer in namespace["weights"]] == [(1, 4, 17, 17)] * 4
+    assert "Attention rollout" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_numbers_of_the_comparison_are_the_benchmarks():

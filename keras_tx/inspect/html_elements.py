@@ -111,6 +111,13 @@ def heat_map(weights: np.ndarray, rows: Sequence[str], columns: Sequence[str]) -
     )
 
 
+def _ticks(top: float) -> list[float]:
+    """At most six round numbers from 0 to `top`."""
+    scale = 10.0 ** math.floor(math.log10(top))
+    step = next(size * scale for size in (0.1, 0.2, 0.5, 1.0, 2.0) if top / (size * scale) <= 5.5)
+    return [float(f"{i * step:.10g}") for i in range(int(top / step) + 1)]
+
+
 def distance_chart(distances: np.ndarray, top: float) -> str:
     """An SVG with a point per head and a line per layer for the mean.
 
@@ -124,9 +131,9 @@ def distance_chart(distances: np.ndarray, top: float) -> str:
         return f"{bottom - (bottom - roof) * value / top:.1f}"
 
     lines = []
-    for tick in (round(top * share) for share in (0, 0.25, 0.5, 0.75, 1)):
+    for tick in _ticks(top):
         lines.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y(tick)}" y2="{y(tick)}"/>')
-        lines.append(f'<text x="{left - 8}" y="{y(tick)}" dy="4" text-anchor="end">{tick}</text>')
+        lines.append(f'<text x="{left - 8}" y="{y(tick)}" dy="4" text-anchor="end">{tick:g}</text>')
     step = (right - left) / len(distances)
     for layer, heads in enumerate(distances):
         x = left + (layer + 0.5) * step

@@ -17,6 +17,7 @@ from PIL import Image
 import keras_tx as tx
 from keras_tx.errors import ConfigError, FolderError, ImageError, InputError
 from keras_tx.inspect import inspect, write_report
+from keras_tx.inspect.html_elements import distance_chart
 from keras_tx.processing import train_byte_bpe
 from keras_tx.runtime import load
 from keras_tx_onnx import export_onnx
@@ -201,3 +202,11 @@ sys.exit(main({arguments!r}))
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "a.html").is_file()
+
+
+@pytest.mark.parametrize("top", [0.9, 5.66, 67.9, 158.4, 999.0])
+def test_ticks_of_the_chart_are_in_its_range(top: float):
+    chart = distance_chart(np.array([[top / 2, np.nan], [np.nan, np.nan]]), top)
+    ticks = [float(value) for value in re.findall(r'text-anchor="end">([^<]*)<', chart)]
+    assert 3 <= len(ticks) <= 6 and ticks[0] == 0 and top / 2 < ticks[-1] <= top
+    assert chart.count("<circle") == 1 and chart.count('class="mean"') == 1
