@@ -14,7 +14,7 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, InputError, whole_number
 from keras_tx.inspect.decision import complete_inputs, decision_mask, masked_sum, named_output
 from keras_tx.inspect.gradients import Point, gradients, intercepted, layer_named, layers_below
-from keras_tx.inspect.keras_model import as_float32
+from keras_tx.inspect.graph_evaluation import as_float32
 from keras_tx.progress_bar import ProgressBar
 
 Predict = Callable[[Any], Any]

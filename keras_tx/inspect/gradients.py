@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from keras_tx.errors import ConfigError, nearest
-from keras_tx.inspect.keras_model import as_float32
+from keras_tx.inspect.graph_evaluation import as_float32
 
 # A layer and the name of its method whose results are recorded or shifted.
 Point = tuple[Any, str]

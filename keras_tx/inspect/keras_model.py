@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,33 +10,23 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.errors import ConfigError, InputError
 from keras_tx.inspect.filters import patch_kernel
+from keras_tx.inspect.graph_evaluation import (
+    GraphEvaluation,
+    LayerCall,
+    as_float32,
+    layer_calls,
+    without_gradients,
+)
 from keras_tx.inspect.inputs import InputAdapter, Tensors
 from keras_tx.inspect.layer_choice import in_order
 from keras_tx.inspect.patch_grid import PatchGrid
 from keras_tx.inspect.positions import position_table
 
 
-@dataclasses.dataclass(frozen=True)
-class LayerCall:
-    """A call of a layer with attention in a functional model.
-
-    Attributes:
-        layer: the TransformerBlock or attention layer.
-        args, kwargs: its arguments, with Keras tensors of the graph.
-        output: its output, without attention weights.
-    """
-
-    layer: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    output: Any
-
-
 class KerasModelReader:
     """Computes the arrays of an Inspector with Keras.
 
-    The graph is evaluated eagerly, from one layer with attention to the next, so that only the weights of one
-    layer are in memory.
+    The graph is evaluated eagerly, call by call, so that only the weights of one layer are in memory.
     """
 
     def __init__(self, model: Any) -> None:
@@ -57,7 +45,8 @@ class KerasModelReader:
         self.is_family = isinstance(model, TransformerModel)
         encoder_decoder = isinstance(model, EncoderDecoderModel)
         self.parts: tuple[str, ...] = ("encoder", "decoder", "cross") if encoder_decoder else ()
-        self.inputs, self.calls = attention_calls(model)
+        self.inputs, self.graph = layer_calls(model)
+        self.calls = [call for call in self.graph if call.has_attention]
         processing = getattr(model, "processing", None) if self.is_family else None
         self.adapter = InputAdapter(
             self.name,
@@ -87,12 +76,12 @@ class KerasModelReader:
         """Yields the indices and attention weights of layers, in the order of the model."""
         calls = self._calls(part)
         wanted = {id(calls[index]): index for index in indices}
-        graph = _Evaluation(self.inputs, self._values(tensors))
-        for call in self.calls:
+        values = GraphEvaluation(self.inputs, self._values(tensors), self.graph)
+        for call in self.graph:
             if id(call) in wanted:
-                yield wanted[id(call)], graph.weights(call, 1 if part == "cross" else 0)
+                yield wanted[id(call)], values.weights(call, 1 if part == "cross" else 0)
             else:
-                graph.call(call)
+                values.call(call)
 
     def hidden_states(self, tensors: Tensors, part: str | None) -> list[np.ndarray]:
         if not self.is_family:
@@ -103,14 +92,14 @@ class KerasModelReader:
         if self._with_states is None:
             self._with_states = self.model.with_outputs(hidden_states=True)
         name = "hidden_states" if part is None else f"{part}_hidden_states"
-        with _without_gradients():
+        with without_gradients():
             outputs = self._with_states(self.arguments(tensors), training=False)
             return [as_float32(state) for state in outputs[name]]
 
     def outputs(self, tensors: Tensors) -> Any:
         import keras
 
-        with _without_gradients():
+        with without_gradients():
             return keras.tree.map_structure(as_float32, self.model(self.arguments(tensors), training=False))
 
     def grid(self, tensors: Tensors) -> PatchGrid:
@@ -187,119 +176,3 @@ class KerasModelReader:
             keras.ops.cast(keras.ops.convert_to_tensor(value), tensor.dtype)
             for value, tensor in zip(values, self.inputs, strict=True)
         ]
-
-
-class _Evaluation:
-    """Values of the tensors of a functional graph, computed up to one layer after the other."""
-
-    def __init__(self, inputs: Sequence[Any], values: Sequence[Any]) -> None:
-        self.known = {id(tensor): (tensor, value) for tensor, value in zip(inputs, values, strict=True)}
-
-    def call(self, call: LayerCall) -> None:
-        """Computes the output of a layer."""
-        self._set(call.output, self._apply(call, {}))
-
-    def weights(self, call: LayerCall, place: int) -> np.ndarray:
-        """Computes the output of a layer, and returns its attention weights: place 1 is cross-attention."""
-        output, *weights = self._apply(call, {"return_attention_scores": True})
-        self._set(call.output, output)
-        return as_float32(weights[place])
-
-    def _apply(self, call: LayerCall, options: dict[str, Any]) -> Any:
-        import keras
-
-        arguments = keras.tree.flatten((call.args, call.kwargs))
-        with _without_gradients():
-            self._compute([x for x in arguments if keras.backend.is_keras_tensor(x)])
-            args, kwargs = keras.tree.map_structure(self._value, (call.args, call.kwargs))
-            return call.layer(*args, **{**kwargs, "training": False, **options})
-
-    def _value(self, x: Any) -> Any:
-        return self.known[id(x)][1] if id(x) in self.known else x
-
-    def _set(self, tensor: Any, value: Any) -> None:
-        self.known[id(tensor)] = (tensor, value)
-
-    def _compute(self, tensors: Sequence[Any]) -> None:
-        """Computes tensors from those that are known."""
-        import keras
-
-        missing = [tensor for tensor in tensors if id(tensor) not in self.known]
-        if not missing:
-            return
-        pairs = list(self.known.values())
-        values = keras.Function([tensor for tensor, _ in pairs], missing)([value for _, value in pairs])
-        for tensor, value in zip(missing, values, strict=True):
-            self._set(tensor, value)
-
-
-def attention_calls(model: Any) -> tuple[list[Any], list[LayerCall]]:
-    """Returns the inputs of a functional graph with the layers of the model, and its calls with attention.
-
-    Raises:
-        ConfigError: if the model is not functional, or its attention layers are inside other layers.
-    """
-    import keras
-
-    from keras_tx.layers import MultiHeadAttention, TransformerBlock
-
-    kinds = (
-        TransformerBlock,
-        MultiHeadAttention,
-        keras.layers.MultiHeadAttention,
-        keras.layers.GroupQueryAttention,
-    )
-    if not getattr(model, "outputs", None):
-        raise ConfigError(
-            f"Model {model.name!r} is not a functional Keras model, so its layers cannot be evaluated one by "
-            "one. Export it with export_onnx, and inspect the folder."
-        )
-    calls: list[LayerCall] = []
-
-    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        output = layer(*args, **kwargs)
-        if isinstance(layer, kinds):
-            calls.append(LayerCall(layer, args, kwargs, keras.tree.flatten(output)[0]))
-        return output
-
-    uncompiled = keras.Model(model.inputs, model.outputs)  # a compiled clone has an optimizer
-    clone = keras.models.clone_model(uncompiled, clone_function=lambda layer: layer, call_function=call)
-    if not calls:
-        nested = _layer_with_attention(model, kinds)
-        if nested is None:
-            raise ConfigError(f"Model {model.name!r} has no layers with attention.")
-        raise ConfigError(
-            f"Model {model.name!r} has its attention inside the layer {nested.name!r} "
-            f"({type(nested).__name__}), which does not return attention weights. Export it with "
-            "export_onnx, and inspect the folder."
-        )
-    return clone.inputs, calls
-
-
-def _layer_with_attention(model: Any, kinds: tuple[type, ...]) -> Any:
-    """A layer of the model that contains an attention layer, or None."""
-    for layer in model.layers:
-        if any(isinstance(part, kinds) for part in layer._flatten_layers()):
-            return layer
-    return None
-
-
-def as_float32(tensor: Any) -> np.ndarray:
-    """Returns a tensor of any dtype as a float32 array."""
-    import keras
-
-    return keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32"))
-
-
-@contextlib.contextmanager
-def _without_gradients() -> Iterator[None]:
-    """Computes without the graph that PyTorch keeps for gradients."""
-    import keras
-
-    if keras.backend.backend() != "torch":
-        yield
-        return
-    import torch
-
-    with torch.no_grad():
-        yield

@@ -13,7 +13,7 @@ from keras_tx.errors import ConfigError
 from keras_tx.inspect.attention_rollout import rollout
 from keras_tx.inspect.decision import complete_inputs, decision_mask, masked_sum, named_output
 from keras_tx.inspect.gradients import inner_gradients, layers_below
-from keras_tx.inspect.keras_model import as_float32
+from keras_tx.inspect.graph_evaluation import as_float32
 
 Pairs = Sequence[tuple[np.ndarray, np.ndarray]]
 

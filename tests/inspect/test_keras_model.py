@@ -157,6 +157,9 @@ def test_models_without_reachable_attention_raise():
     tokens = keras.Input((6, 8))
     with pytest.raises(ConfigError, match="'hidden' .*Outer"):
         inspect(keras.Model(tokens, Outer(name="hidden")(tokens)))
+    seen = keras.layers.MultiHeadAttention(2, 4)(tokens, tokens)
+    with pytest.raises(ConfigError, match="'more' .*Outer"):  # would be missing in the list
+        inspect(keras.Model(tokens, Outer(name="more")(seen)))
     with pytest.raises(ConfigError, match="'flat' has no layers with attention"):
         inspect(keras.Model(tokens, keras.layers.Flatten()(tokens), name="flat"))
 
