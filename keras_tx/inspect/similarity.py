@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest, whole_number
 from keras_tx.progress_bar import ProgressBar
 
 FEATURES = 2**15  # columns of a chunk of activations that is converted to float64
+PADDING_MASK = "padding_mask"  # of keras-hub
 GROUP = 2**28  # bytes of activations that one run of a model returns
 
 
@@ -215,9 +217,10 @@ def layer_similarity(
 ) -> LayerSimilarity:
     """Computes the linear CKA between the layers of two models, or of one model, over a dataset.
 
-    Activations are flattened, with all tokens and positions, as in Nguyen et al. (2021); texts should have
-    one length, because padding counts. Batches are accumulated with `MinibatchCKA`. Activations of many
-    layers are computed in several runs of the model, so that they need little memory at a time.
+    Activations are flattened, with all tokens and positions, as in Nguyen et al. (2021). Those of padding, by
+    the attention mask of the inputs, are 0, so that the length of the padding has no effect. Batches are
+    accumulated with `MinibatchCKA`. Activations of many layers are computed in several runs of the model, so
+    that they need little memory at a time.
 
     Args:
         model_a: a functional Keras model, of keras-tx, keras.applications or your own.
@@ -301,9 +304,21 @@ class LayerOutputs:
             shapes = [np.shape(x) for x in keras.tree.flatten(inputs)]
             groups = _groups(self._tensors, shapes[0][0], max(size for shape in shapes for size in shape[1:]))
             self._runs = [_compiled(keras.Model(self._input, group)) for group in groups]
+        names = iter(self.names)
         for run in self._runs:
             for output in keras.tree.flatten(run(inputs)):
-                yield keras.ops.convert_to_numpy(output)
+                yield _without_padding(keras.ops.convert_to_numpy(output), inputs, next(names))
+
+
+def _without_padding(output: np.ndarray, inputs: Any, layer: str) -> np.ndarray:
+    """The output of a layer with 0 at padding, by the mask among the inputs of a text model."""
+    names = (contract.ATTENTION_MASK, PADDING_MASK)
+    if layer.startswith("decoder"):  # of an encoder-decoder
+        names = (contract.DECODER_ATTENTION_MASK, *names)
+    masks = [inputs[name] for name in names if name in inputs] if isinstance(inputs, dict) else []
+    if not masks or output.ndim < 3 or output.shape[:2] != masks[0].shape:
+        return output
+    return np.where(masks[0].reshape(*masks[0].shape, *[1] * (output.ndim - 2)) != 0, output, 0)
 
 
 def _compiled(model: Any) -> Callable[[Any], Any]:

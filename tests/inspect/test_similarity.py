@@ -289,6 +289,32 @@ def test_labels_and_names_of_inputs():
         assert_close(layer_similarity(model, None, batches, progress=False).matrix, whole.matrix)
 
 
+@pytest.mark.parametrize("name", ["bert", "transformer"])
+def test_padding_has_no_effect(name):
+    """The same texts, padded to several lengths."""
+    build = {
+        "bert": lambda: keras_tx.bert("tiny", vocabulary_size=30),
+        "transformer": lambda: keras_tx.transformer("tiny", vocabulary_size=30),
+    }
+    model = redraw(build[name]())
+    ids = np.random.default_rng(0).integers(4, 30, (8, 6))
+    mask = (np.arange(6) < np.array([6, 2, 4, 3, 5, 6, 1, 2])[:, None]).astype("int64")
+    results = []
+    for more in (0, 3):
+        padded, real = (np.pad(x, [(0, 0), (0, more)]) for x in (ids, mask))
+        text = {"input_ids": padded, "attention_mask": real}
+        if name == "bert":
+            text["token_type_ids"] = np.zeros_like(padded)
+        else:
+            text |= {"decoder_input_ids": padded[:, ::-1], "decoder_attention_mask": real[:, ::-1]}
+            text = {key: np.ascontiguousarray(value) for key, value in text.items()}
+            if more:  # the target keeps its length
+                text |= {key: text[key][:, more:] for key in text if "decoder" in key}
+        results.append(layer_similarity(model, None, text, progress=False))
+    assert len(results[0].layers_a) == (2 if name == "bert" else 4)
+    assert_close(results[1].matrix, results[0].matrix, 10 * FP32)
+
+
 def test_progress_bar(vit, capsys):
     layer_similarity(vit, None, IMAGES, batch_size=4)
     assert "3 of 3 batches" in capsys.readouterr().err
