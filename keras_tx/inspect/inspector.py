@@ -184,11 +184,8 @@ class Inspector:
         tensors = self._tensors(inputs, targets, part)
         layers = self.reader.attention_layers(tensors, indices, part)
         queries = self.reader.query_mask(tensors, part)
-        keys = self.reader.query_mask(tensors, "encoder") if part == "cross" else None
         if queries is not None and not queries.all():
             layers = (weights * queries[:, None, :, None] for weights in layers)
-        if keys is not None and not keys.all():  # a source without tokens
-            layers = (weights * keys[:, None, None, :] for weights in layers)
         return layers
 
     def hidden_states(

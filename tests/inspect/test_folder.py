@@ -168,12 +168,15 @@ def test_every_precision(name, tmp_path):
         assert_equal(inspect(model), inspect(tmp_path / "folder", precision=precision), inputs, tolerance)
 
 
-def test_the_last_hidden_state_of_int8_is_the_output_of_the_folder(tmp_path):
+@pytest.mark.parametrize(
+    "precision", ["int8", *(pytest.param(x, marks=pytest.mark.thorough) for x in ("int8-blocks", "int4"))]
+)
+def test_the_last_hidden_state_is_the_output_of_the_folder(precision, tmp_path):
     model = redraw(keras_tx.bert("tiny", vocabulary_size=50, head=None))
-    export_onnx(model, tmp_path / "folder", precision=["fp32", "int8"], verify=False)
-    last = inspect(tmp_path / "folder", precision="int8").hidden_states(TEXT)[-1]
+    export_onnx(model, tmp_path / "folder", precision=["fp32", precision], verify=False)
+    last = inspect(tmp_path / "folder", precision=precision).hidden_states(TEXT)[-1]
     inputs = {**TEXT, "token_type_ids": np.zeros_like(IDS)}
-    with load(tmp_path / "folder", precision="int8") as model:
+    with load(tmp_path / "folder", precision=precision) as model:
         assert_close(last, model.session.run(inputs)["last_hidden_state"])
         np.testing.assert_array_equal(inspect(model).hidden_states(TEXT)[-1], last)
     exact = inspect(tmp_path / "folder").hidden_states(TEXT)[-1]

@@ -11,6 +11,7 @@ import pytest
 import keras_tx
 from keras_tx.errors import ConfigError, InputError
 from keras_tx.inspect import PatchGrid, inspect, inspector
+from keras_tx.inspect.graph_evaluation import GraphEvaluation
 from tests.drawing import as_numpy, draw, redraw
 from tests.tolerances import assert_close
 
@@ -142,6 +143,17 @@ def test_functional_model_with_attention_layers_of_keras():
     assert_close(two, as_numpy(expected))
     with pytest.raises(ConfigError, match="hidden states"):
         inspected.hidden_states(inputs)
+
+
+def test_every_value_is_freed_after_its_last_use(t5):
+    reader = inspect(t5).reader
+    values = reader._values({"input_ids": IDS, "decoder_input_ids": TARGETS})
+    evaluation = GraphEvaluation(reader.inputs, values, reader.graph)
+    largest = 0
+    for call in reader.graph:
+        evaluation.call(call)
+        largest = max(largest, len(evaluation._values))
+    assert not evaluation._values and largest < 10 < len(reader.graph)
 
 
 def test_models_without_reachable_attention_raise():
