@@ -11,7 +11,6 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, user_stacklevel
 from keras_tx.generation.defaults import NAMES, read_defaults, read_task, write_defaults
 from keras_tx.processing import TextTransform
-from keras_tx.weights.checkpoint import read_json
 from keras_tx.weights.config_json import Fields
 
 SENTENCEPIECE_FILES = ("spiece.model", "source.spm", "sentencepiece.bpe.model")
@@ -35,7 +34,7 @@ def read_generation_defaults(config: Fields) -> dict[str, Any] | None:
     Raises:
         ConfigError: for a banned sequence of several tokens, and several last tokens.
     """
-    values, file = generation_fields(config)
+    values, file = config.generation, config.where_generation
     options = read_defaults(values, file)
     _warn_of_unsupported(values, file, UNSUPPORTED)
     return options or None
@@ -93,17 +92,9 @@ def read_tokenizer(folder: Path) -> TextTransform | None:
     return TextTransform.load(folder, segments=False)
 
 
-def generation_fields(config: Fields) -> tuple[Mapping[str, Any], str]:
-    """Returns generation_config.json, or config.json without one, and the name of the file."""
-    folder = config.folder
-    if (folder / contract.GENERATION_CONFIG).is_file():
-        return read_json(folder, contract.GENERATION_CONFIG), str(folder / contract.GENERATION_CONFIG)
-    return config, config.where
-
-
 def generation_value(config: Fields, name: str, default: Any = None) -> Any:
     """Returns a field of generation_config.json, else of config.json."""
-    return generation_fields(config)[0].get(name, config.get(name, default))
+    return config.generation.get(name, config.get(name, default))
 
 
 def generation_files(model: Any) -> dict[str, Any]:

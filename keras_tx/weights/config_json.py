@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
+from keras_tx.weights.checkpoint import read_json
 from keras_tx.weights.tensor_source import Checkpoint
 
 # Activations of transformers by our names.
@@ -26,6 +28,18 @@ class Fields(dict[str, Any]):
         self.folder = checkpoint.folder
         self.where = str(checkpoint.folder / contract.CONFIG)
         self.names: Mapping[str, str] = {}
+
+    @functools.cached_property
+    def generation(self) -> Mapping[str, Any]:
+        """The fields of generation_config.json; those of config.json without one."""
+        if not (self.folder / contract.GENERATION_CONFIG).is_file():
+            return self
+        return read_json(self.folder, contract.GENERATION_CONFIG)
+
+    @property
+    def where_generation(self) -> str:
+        """The file of `generation`, for messages."""
+        return self.where if self.generation is self else str(self.folder / contract.GENERATION_CONFIG)
 
     def error(self, name: str, expected: str) -> ConfigError:
         return ConfigError(f"{self.where} has {name}={self.get(name)!r}; {expected}.")

@@ -31,17 +31,19 @@ def test_three_ways_take_turns_and_the_answers_are_the_same(folder, capsys):
 
 
 def test_measured_rates_and_batches(folder):
-    found = concurrent_clients.measure(
+    measured = concurrent_clients.measure(
         folder, precision="int8", clients=3, lengths=(2, 20), requests=2, rounds=2, max_wait_ms=50
     )
-    assert {way: len(rates) for way, rates in found["rates"].items()} == {
+    assert {way: len(rates) for way, rates in measured["rates"].items()} == {
         "at once": 2,
         "queue": 2,
         "batched": 2,
     }
-    assert found["companions"] and found["difference"] <= found["allowed"] and found["cosine"] > 0.99
-    assert 1 < found["batch"] <= 3
-    low, middle, high = found["ratio"]
+    assert (
+        measured["companions"] and measured["difference"] <= measured["allowed"] and measured["cosine"] > 0.99
+    )
+    assert 1 < measured["batch"] <= 3
+    low, middle, high = measured["ratio"]
     assert 0 < low <= middle <= high
 
 

@@ -139,10 +139,10 @@ def test_best_rate_of_all_rounds():
     disturbed = Result("two fp32", {"fp32": [0.008, 0.004]})
     first = Outcome(comparisons.MACHINE, "rate-fp32", ["fp32"], [slow, disturbed], {})
     again = Outcome(comparisons.MACHINE, "rate-fp32-again", ["fp32"], [slow, fast], {})
-    found = describe([first, again])
-    assert found.rates == {"fp32": Rate(500e9, "two")} and found.cores > 0
+    described = describe([first, again])
+    assert described.rates == {"fp32": Rate(500e9, "two")} and described.cores > 0
     assert describe([first]).rates["fp32"].per_second == 250e9
-    assert "fp32 500 (two)" in str(found) and "memory read 50 GB/s (other)" in str(MACHINE)
+    assert "fp32 500 (two)" in str(described) and "memory read 50 GB/s (other)" in str(MACHINE)
     assert "GFLOP" not in str(describe([]))
 
 
@@ -197,8 +197,8 @@ def test_notes_of_contenders():
 
 
 def test_time_per_token_excludes_the_prefill():
-    found = time_per_token(lambda count: (list(range(count)), 5.0 + 0.25 * (count - 1)))
-    assert found == {"seconds": pytest.approx(0.25), "check": 0}
+    timed = time_per_token(lambda count: (list(range(count)), 5.0 + 0.25 * (count - 1)))
+    assert timed == {"seconds": pytest.approx(0.25), "check": 0}
 
 
 def test_cold_first_prompt_is_not_counted():

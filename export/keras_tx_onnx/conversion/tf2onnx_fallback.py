@@ -142,13 +142,13 @@ class _Call:
             return True
         return False
 
-    def _samples(self, alike: bool, first: int) -> list[Any]:
+    def _samples(self, equal: bool, first: int) -> list[Any]:
         random, sizes = np.random.default_rng(0), iter(range(first, first + 96, 2))
         chosen: dict[Any, int] = {}
         tensors = []
         for value in self.values:
             known = value.meta[KERAS_TENSOR]
-            keys = [i if alike or i == 0 else (value, i) for i in range(len(known.shape))]
+            keys = [i if equal or i == 0 else (value, i) for i in range(len(known.shape))]
             shape = [
                 n if n is not None else 3 if key == 0 else chosen.setdefault(key, next(sizes))
                 for key, n in zip(keys, known.shape, strict=True)

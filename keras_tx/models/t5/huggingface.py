@@ -10,14 +10,11 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.heads import Seq2SeqLMHead
+from keras_tx.models.encoder_decoder_checkpoint import source_of
 from keras_tx.models.families import HuggingFace, HuggingFaceConfig, WeightSource
 from keras_tx.models.generation_defaults import (
     generation_files,
     generation_value,
-    read_generation_defaults,
-    read_stop_ids,
-    read_task_options,
-    read_tokenizer,
     task_fields,
 )
 from keras_tx.models.t5.model import T5, T5Config
@@ -63,23 +60,8 @@ def read(checkpoint: Checkpoint) -> WeightSource:
     config.names = KEYS
     kind = config.text("model_type", MODEL_TYPES)
     fields = _fields(config, tensors, multilingual=kind == "mt5")
-    processing = read_tokenizer(config.folder)
-    fields["stop_ids"] = read_stop_ids(config, processing, fields["vocabulary_size"])
     head = _head_of(config)
-    if head is not None:
-        fields["generation"] = read_generation_defaults(config)
-        fields["task_options"] = read_task_options(config)
-    config.refuse("quantization_config", None)
-    return WeightSource(
-        where=tensors.where,
-        model_class=T5,
-        fields=fields,
-        head=head,
-        processing=processing,
-        tensors=tensors,
-        config=config,
-        plan=lambda model: plan(model, tensors),
-    )
+    return source_of(tensors, config, T5, fields, head, lambda model: plan(model, tensors))
 
 
 def _fields(config: Fields, tensors: Tensors, multilingual: bool) -> dict[str, Any]:

@@ -12,14 +12,11 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.heads import Seq2SeqLMHead
 from keras_tx.layers.position_tables import sine_cosine
+from keras_tx.models.encoder_decoder_checkpoint import source_of
 from keras_tx.models.families import HuggingFace, HuggingFaceConfig, WeightSource
 from keras_tx.models.generation_defaults import (
     generation_files,
     generation_value,
-    read_generation_defaults,
-    read_stop_ids,
-    read_task_options,
-    read_tokenizer,
     task_fields,
 )
 from keras_tx.models.transformer.model import Transformer, TransformerConfig
@@ -113,23 +110,8 @@ def read(checkpoint: Checkpoint) -> WeightSource:
     kind = KINDS[config.text("model_type", KINDS)]
     fields = _fields(config, kind)
     _check_tables(tensors, fields)
-    processing = read_tokenizer(config.folder)
-    fields["stop_ids"] = read_stop_ids(config, processing, fields["vocabulary_size"])
     head = _head_of(config, kind)
-    if head is not None:
-        fields["generation"] = read_generation_defaults(config)
-        fields["task_options"] = read_task_options(config)
-    config.refuse("quantization_config", None)
-    return WeightSource(
-        where=tensors.where,
-        model_class=Transformer,
-        fields=fields,
-        head=head,
-        processing=processing,
-        tensors=tensors,
-        config=config,
-        plan=lambda model: plan(model, tensors),
-    )
+    return source_of(tensors, config, Transformer, fields, head, lambda model: plan(model, tensors))
 
 
 def _fields(config: Fields, kind: Kind) -> dict[str, Any]:

@@ -236,9 +236,9 @@ def rotate(
         return cx.op.RotaryEmbedding(x, *angles, num_heads=heads)
     cosine, sine = (cx.op.Unsqueeze(angle, [2]) for angle in angles)  # (b, s, 1, size / 2)
     first, second = cx.op.Split(cx.op.Reshape(x, [0, 0, heads, size]), [size // 2] * 2, outputs=2, axis=-1)
-    turned = cx.op.Concat(
+    rotated = cx.op.Concat(
         cx.op.Sub(cx.op.Mul(first, cosine), cx.op.Mul(second, sine)),
         cx.op.Add(cx.op.Mul(second, cosine), cx.op.Mul(first, sine)),
         axis=-1,
     )
-    return cx.op.Reshape(turned, [0, 0, heads * size])
+    return cx.op.Reshape(rotated, [0, 0, heads * size])

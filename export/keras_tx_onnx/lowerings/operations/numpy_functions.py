@@ -48,9 +48,9 @@ def cbrt(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
 
 @lowers("Sinc", example=lambda x: ops.sinc(x), shape=(4,), nodes="Mul Equal Sin Where Div Where")
 def sinc(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
-    turned = cx.op.Mul(as_float(cx, x), math.pi)
-    zero = cx.op.Equal(turned, 0.0)
-    return cx.op.Where(zero, 1.0, cx.op.Div(cx.op.Sin(turned), cx.op.Where(zero, 1.0, turned)))
+    angle = cx.op.Mul(as_float(cx, x), math.pi)
+    zero = cx.op.Equal(angle, 0.0)
+    return cx.op.Where(zero, 1.0, cx.op.Div(cx.op.Sin(angle), cx.op.Where(zero, 1.0, angle)))
 
 
 @lowers("Erfc", example=lambda x: ops.erfc(x), shape=(4,), nodes="Erf Sub")
@@ -193,11 +193,11 @@ def cross(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
     dtype, (a, b) = operands(cx, x1, x2)
     next_, last = np.array([1, 2, 0]), np.array([2, 0, 1])
 
-    def turned(x: ir.Value, order: np.ndarray) -> ir.Value:
+    def reordered(x: ir.Value, order: np.ndarray) -> ir.Value:
         return cx.op.Gather(x, order, axis=-1)
 
-    forth = cx.op.Mul(turned(a, next_), turned(b, last))
-    back = cx.op.Mul(turned(a, last), turned(b, next_))
+    forth = cx.op.Mul(reordered(a, next_), reordered(b, last))
+    back = cx.op.Mul(reordered(a, last), reordered(b, next_))
     return wrapped(cx, cx.op.Sub(forth, back), dtype)
 
 
