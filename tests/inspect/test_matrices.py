@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -38,8 +39,14 @@ def test_layer_similarity_has_names_values_and_a_color_bar(tmp_path: Path):
 
 def test_many_layers_have_some_names():
     names = tuple(f"layer_{index}" for index in range(100))
-    axes = draw_layer_similarity(LayerSimilarity(np.eye(100), names, names)).axes[0]
-    assert [label.get_text() for label in axes.get_xticklabels()] == list(names[::3])
+    figure = draw_layer_similarity(LayerSimilarity(np.ones((100, 4)), names, names[:4]))
+    axes = figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(names[::2])
+    assert [label.get_text() for label in axes.get_xticklabels()] == list(names[:4])
+    figure.draw_without_rendering()
+    for labels in (axes.get_xticklabels(), axes.get_yticklabels()):
+        boxes = [label.get_window_extent() for label in labels]
+        assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
 
 
 def test_attention_distance_has_a_dot_for_each_head():

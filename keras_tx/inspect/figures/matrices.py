@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 Path = str | os.PathLike[str] | None
 
-LABELS = 40  # of an axis; of more rows, every second, third ... has its name
+SIDE = 3.6  # inches of the shorter side of a matrix of layers; the longer one is at most twice as long
+LABELS_PER_INCH = 9  # where names do not fit, every second, third ... layer has its name
 
 
 def draw_layer_similarity(
@@ -48,12 +49,15 @@ def draw_layer_similarity(
     check_figure_path(path)
     matrix = np.asarray(similarity.matrix)
     rows, columns = matrix.shape
-    figure = new_figure(2.6 + 3.4 * min(columns / rows, 2), 2.2 + 3.4 * min(rows / columns, 2))
+    ratio = min(max(columns / rows, 0.5), 2)
+    width, height = SIDE * max(ratio, 1), SIDE * max(1 / ratio, 1)
+    figure = new_figure(width + 2.4, height + 1.4)
     axes = figure.add_subplot()
     axes.set_facecolor("0.8")
     image = axes.imshow(matrix, cmap=SEQUENTIAL, vmin=0, vmax=1, origin="lower", interpolation="nearest")
-    _set_names(axes.yaxis, similarity.layers_a)
-    _set_names(axes.xaxis, similarity.layers_b)
+    axes.set_aspect("equal" if ratio == columns / rows else "auto")
+    _set_names(axes.yaxis, similarity.layers_a, height)
+    _set_names(axes.xaxis, similarity.layers_b, width)
     axes.tick_params(axis="x", rotation=90)
     axes.set_ylabel(labels[0])
     axes.set_xlabel(labels[1])
@@ -62,8 +66,8 @@ def draw_layer_similarity(
     return write_figure(figure, path)
 
 
-def _set_names(axis: Any, names: Sequence[str]) -> None:
-    step = math.ceil(len(names) / LABELS)
+def _set_names(axis: Any, names: Sequence[str], inches: float) -> None:
+    step = math.ceil(len(names) / (LABELS_PER_INCH * inches))
     axis.set_ticks(range(0, len(names), step), names[::step], fontsize=8 if len(names) <= 24 else 6)
 
 
