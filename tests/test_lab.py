@@ -28,7 +28,23 @@ class Notebook:
     reached: Callable[[NotebookRun], None]  # holds at the stored size
 
 
-NOTEBOOKS: dict[str, Notebook] = {}
+def check_in_context(run: NotebookRun) -> None:
+    names = run.names
+    assert names["agreement"] == 1
+    assert [names["ideal"](k) for k in (0, 1)] == pytest.approx([1 / 12, 1 / 4 + 3 / 44])
+
+
+def reached_in_context(run: NotebookRun) -> None:
+    by_count = run.names["by_count"]
+    assert by_count[-1] > 0.9
+    assert max(abs(by_count[k] - run.names["ideal"](k)) for k in range(12)) < 0.06
+    assert run.names["curves_without"]["answers"][-1] < 0.4
+    assert run.names["on_labels"].max() > 0.9
+
+
+NOTEBOOKS: dict[str, Notebook] = {
+    "6_in_context.ipynb": Notebook("STEPS = 32\nPROMPTS = 20", check_in_context, reached_in_context),
+}
 PATHS = sorted(LAB.glob("*.ipynb"))
 by_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
 
