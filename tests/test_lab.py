@@ -28,6 +28,54 @@ class Notebook:
     reached: Callable[[NotebookRun], None]  # holds at the stored size
 
 
+def check_tokens(run: NotebookRun) -> None:
+    names = run.names
+    assert ("image", (224, 224, 3), (1, 196, 768)) in [(row[0], row[1], row[3]) for row in names["summary"]]
+    assert names["errors"][768] < 1e-5 < names["errors"][48] < names["errors"][3]
+    equivariant = {name for name, value in names["by_layer"].items() if value < 1e-5}
+    assert equivariant == {"FeedForward", "DeepSets", "MultiHeadAttention", "TransformerBlock"}
+    assert max(names["by_model"]["none"]) < 1e-5
+    assert min(names["by_model"]["learned"]) > 1e-2
+    assert list(names["reached"].values()) == [2, 4, 7, 13]
+
+
+def reached_tokens(run: NotebookRun) -> None:
+    results = run.names["results"]
+    assert min(results["attention"]["test"], results["attention"]["more"]) > 0.9
+    assert max(results["fully connected"]["test"], results["DeepSets"]["test"]) < 0.5
+
+
+def check_attention(run: NotebookRun) -> None:
+    names = run.names
+    steps = run.cell("divided by sqrt(3)").text
+    assert [row.split()[-2:] for row in steps.splitlines()[1:4]] == [
+        ["102", "99"],
+        ["58.9", "57.2"],
+        ["0.85", "0.15"],
+    ]
+    masks = run.cell("def truncate").text.splitlines()
+    assert "0.378 0.622 0.000 0.000  0.38 0.62 0.00 0.00  0.37 0.62 0.00 0.00" in masks[-3]
+    assert "0.258 0.316 0.426 0.000  0.26 0.32 0.43 0.00  0.25 0.31 0.42 0.00" in masks[-2]
+    by_hand = run.cell("by a query").text.splitlines()
+    assert [line.split()[3:] for line in by_hand[1:3]] == 2 * [["0.3333", "0.0000", "0.3333", "0.3333"]]
+    assert run.cell("reverses an order").text.count("reverses an order") == 2
+    entropies = [names["measured"][d, False][1] for d in names["head_widths"]]
+    assert entropies == sorted(entropies, reverse=True)
+
+
+def reached_attention(run: NotebookRun) -> None:
+    names = run.names
+    for (shared, width), accuracy in names["accuracy"].items():
+        if shared == "Q = K" or (shared, width) == ("K = V", 2):
+            assert accuracy < 0.6
+        elif (shared, width) != ("K = V", 4):
+            assert accuracy > 0.98
+    for (readout, heads), accuracies in names["by_heads"].items():
+        assert (min(accuracies) > 0.98) is ((readout, heads) != ("linear", 1))
+    assert min(names["bird_accuracy"].values()) > 0.7
+    assert all(weight > 2 * area for weight, area in names["shares"].values())
+
+
 def check_in_context(run: NotebookRun) -> None:
     names = run.names
     assert names["agreement"] == 1
@@ -43,6 +91,10 @@ def reached_in_context(run: NotebookRun) -> None:
 
 
 NOTEBOOKS: dict[str, Notebook] = {
+    "1_tokens.ipynb": Notebook("STEPS = 20\nITEMS = 6", check_tokens, reached_tokens),
+    "2_attention.ipynb": Notebook(
+        "STEPS = 10\nWIDTHS = (2, 16)\nPICTURES = 160\nBIRD_EPOCHS = 2", check_attention, reached_attention
+    ),
     "6_in_context.ipynb": Notebook("STEPS = 32\nPROMPTS = 20", check_in_context, reached_in_context),
 }
 PATHS = sorted(LAB.glob("*.ipynb"))
