@@ -56,7 +56,7 @@ def integrated_gradients(
     layer: str | None = None,
     baseline: Any = 0.0,
     steps: int = 50,
-    batch_size: int = 16,
+    batch_size: int = 4,
     progress: bool = False,
 ) -> IntegratedGradients:
     """Computes integrated gradients (Sundararajan et al., 2017) of a Keras model.
@@ -76,7 +76,7 @@ def integrated_gradients(
             token embedding if all inputs are integers.
         baseline: a number, or an array that broadcasts to the attributed tensor; a list for several.
         steps: number of points on the line.
-        batch_size: number of points that the model computes at once; memory grows with it.
+        batch_size: number of points that the model computes at once; a ViT-B/16 needs 0.5 GB for each.
         progress: whether to show a progress bar.
 
     Returns:

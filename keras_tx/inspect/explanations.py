@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.errors import ConfigError, InputError
 from keras_tx.inspect.attribution import IntegratedGradients, integrated_gradients, occlusion
+from keras_tx.inspect.decision import complete_inputs
 from keras_tx.inspect.inputs import InputAdapter, Tensors
 from keras_tx.inspect.relevance import (
     AttentionGradients,
@@ -45,12 +47,15 @@ def relevance_map(reader: Any, tensors: Tensors, part: str | None, options: dict
         part: of an encoder-decoder, the part whose tokens have the relevance.
         options: `target`, `position` and `output` of `attention_gradients`.
     """
-    computed = _attention_gradients(reader, tensors, options, "relevance")
-    if part is None:
-        return _on_grid(reader, tensors, computed.of_tokens(self_attention_relevance(computed.layers[""])))
-    layers = computed.layers
-    relevance = encoder_decoder_relevance(layers["encoder"], layers["decoder"], layers["cross"])
-    return computed.of_tokens(relevance.cross if part == "encoder" else relevance.decoder)
+
+    def of_example(computed: AttentionGradients) -> np.ndarray:
+        layers = computed.layers
+        if part is None:
+            return self_attention_relevance(layers[""])
+        relevance = encoder_decoder_relevance(layers["encoder"], layers["decoder"], layers["cross"])
+        return relevance.cross if part == "encoder" else relevance.decoder
+
+    return _token_map(reader, tensors, options, "relevance", of_example)
 
 
 def rollout_map(reader: Any, tensors: Tensors, options: dict[str, Any]) -> np.ndarray:
@@ -59,18 +64,44 @@ def rollout_map(reader: Any, tensors: Tensors, options: dict[str, Any]) -> np.nd
         raise ConfigError(
             f"{reader.name!r} is an encoder-decoder, which gradient_rollout does not support. Call relevance."
         )
-    computed = _attention_gradients(reader, tensors, options, "gradient_rollout")
-    return _on_grid(reader, tensors, computed.of_tokens(gradient_rollout(computed.layers[""])))
+    return _token_map(
+        reader,
+        tensors,
+        options,
+        "gradient_rollout",
+        lambda computed: gradient_rollout(computed.layers[""]),
+    )
 
 
-def _attention_gradients(
-    reader: Any, tensors: Tensors, options: dict[str, Any], method: str
-) -> AttentionGradients:
-    return attention_gradients(keras_model(reader, method), reader.arguments(tensors), **options)
+def _token_map(
+    reader: Any,
+    tensors: Tensors,
+    options: dict[str, Any],
+    method: str,
+    rule: Callable[[AttentionGradients], np.ndarray],
+) -> np.ndarray:
+    """The result of a rule for each token, or on the grid of patches.
 
+    Weights, gradients and what Keras keeps for them need memory: one example is computed after the other.
+    """
+    import keras
 
-def _on_grid(reader: Any, tensors: Tensors, tokens: np.ndarray) -> np.ndarray:
-    """(batch, tokens) of an image model -> (batch, rows, columns) of its patches."""
+    model = keras_model(reader, method)
+    inputs = keras.tree.map_structure(np.asarray, complete_inputs(model, reader.arguments(tensors)))
+    count = len(keras.tree.flatten(inputs)[0])
+    per_example = {name for name, value in options.items() if np.ndim(value) == 1}
+    for name in per_example:
+        if len(options[name]) != count:
+            raise ConfigError(
+                f"{name} is {options[name]!r}, expected an integer, or one for each of the {count} examples."
+            )
+    rows = []
+    for index in range(count):
+        example = keras.tree.map_structure(lambda x, index=index: x[index : index + 1], inputs)
+        chosen = {name: value[index] if name in per_example else value for name, value in options.items()}
+        computed = attention_gradients(model, example, **chosen)
+        rows.append(computed.of_tokens(rule(computed)))
+    tokens = np.concatenate(rows)
     if reader.adapter.kind != "image":
         return tokens
     grid = reader.grid(tensors)

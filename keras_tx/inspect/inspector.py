@@ -520,7 +520,7 @@ class Inspector:
         part: str | None = None,
         baseline: Any = 0.0,
         steps: int = 50,
-        batch_size: int = 16,
+        batch_size: int = 4,
         progress: bool = False,
     ) -> IntegratedGradients:
         """Returns integrated gradients of a decision, for each pixel or token.
@@ -531,7 +531,7 @@ class Inspector:
             baseline: the input, or token embedding, without information: a number or an array. For images,
                 0 is the mean of `processing`, mostly gray.
             steps: number of points between baseline and input.
-            batch_size: number of points that the model computes at once.
+            batch_size: number of points that the model computes at once; a ViT-B/16 needs 0.5 GB for each.
             progress: whether to show a progress bar.
 
         Returns:

@@ -19,7 +19,7 @@ def effective_receptive_field(
     *,
     position: tuple[int, int] | None = None,
     grid: tuple[int, int] | None = None,
-    batch_size: int = 8,
+    batch_size: int = 4,
     progress: bool = False,
 ) -> np.ndarray:
     """Computes the effective receptive field of a position by gradients (Luo et al., 2016).

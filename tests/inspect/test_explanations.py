@@ -44,6 +44,11 @@ def test_maps_of_images(vit):
     computed = attention_gradients(vit, pixels, target=1)
     relevance = self_attention_relevance(computed.layers[""])[:, 0, 3:].reshape(2, 4, 6)
     assert_close(inspector.relevance(list(IMAGES), target=1), relevance)
+    each = inspector.relevance(list(IMAGES), target=[1, 2])
+    assert_close(each[0], relevance[0])
+    assert_close(each[1], inspector.relevance(IMAGES[1], target=2)[0])
+    with pytest.raises(ConfigError, match=r"target is \[1, 2, 0\].* 2 examples"):
+        inspector.relevance(list(IMAGES), target=[1, 2, 0])
     rollout = gradient_rollout(computed.layers[""])[:, 0, 3:].reshape(2, 4, 6)
     assert_close(inspector.gradient_rollout(list(IMAGES), target=1), rollout)
     expected = integrated_gradients(vit, pixels, 1, steps=3)

@@ -22,7 +22,7 @@ from keras_tx.inspect.relevance import (
 )
 from keras_tx.layers import MultiHeadAttention
 from tests.drawing import as_numpy, draw, redraw
-from tests.tolerances import assert_close
+from tests.tolerances import HALF, assert_close
 from tests.weights.small_models import bert
 
 IMAGES = draw(2, 8, 8, 3)
@@ -380,3 +380,15 @@ def test_wrong_arguments_raise(vit):
     two = bert(None, width=16, depth=1)
     with pytest.raises(ConfigError, match="several outputs.*last_hidden_state"):
         integrated_gradients(two, {"input_ids": IDS})
+
+
+def test_mixed_precision():
+    """The gradients are those of float32, up to the rounding of the layers."""
+    full = redraw(keras_tx.vit("Mu/2", image_size=8, depth=2, num_classes=3))
+    half = redraw(keras_tx.vit("Mu/2", image_size=8, depth=2, num_classes=3, dtype="mixed_bfloat16"))
+    expected, computed = (attention_gradients(model, IMAGES, target=1).layers[""] for model in (full, half))
+    for (_, mine), (_, theirs) in zip(computed, expected, strict=True):
+        assert mine.dtype == "float32"
+        assert_close(mine, theirs, 4 * HALF["mixed_bfloat16"])  # forward and backward through two blocks
+    mine, theirs = (integrated_gradients(model, IMAGES, 1, steps=4).values for model in (half, full))
+    assert_close(mine, theirs, 4 * HALF["mixed_bfloat16"])
