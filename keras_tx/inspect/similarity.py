@@ -132,8 +132,8 @@ class MinibatchCKA:
     def matrix(self) -> np.ndarray:
         """Returns the CKA of each layer of `a` with each layer of `b`, (layers of a, layers of b).
 
-        Values are at most 1; estimates of dissimilar layers can be slightly below 0. The value is NaN for a
-        layer whose activations are the same for all examples of every batch.
+        Values are at most 1; estimates of dissimilar layers can be below 0, mostly for few examples. The
+        value is NaN for a layer whose activations are the same for all examples of every batch.
 
         Raises:
             ConfigError: before the first batch.
@@ -349,7 +349,10 @@ def _outputs(model: Any) -> tuple[Any, dict[str, list[Any]]]:
         outputs.setdefault(layer.name, []).append(output)
         return output
 
-    uncompiled = keras.Model(model.input, model.output)
+    if isinstance(model, keras.Sequential):  # has no `input` before its first call
+        uncompiled = keras.Model(model.inputs[0], model.outputs[0])
+    else:
+        uncompiled = keras.Model(model.input, model.output)
     copy = keras.models.clone_model(uncompiled, clone_function=lambda layer: layer, call_function=call)
     return copy.input, outputs
 

@@ -351,6 +351,17 @@ def test_errors_contain_argument_and_value(vit, cnn, options, text):
         layer_similarity(vit, cnn, **options)
 
 
+def test_sequential_and_nested_models(cnn):
+    images = keras.Input((8, 8, 3))
+    nested = keras.Model(images, keras.layers.Dense(3, name="head")(cnn(images)))
+    flat = keras.layers.Flatten(data_format="channels_last", name="flat")
+    sequential = keras.Sequential([keras.Input((8, 8, 3)), flat, keras.layers.Dense(2, name="dense")])
+    result = layer_similarity(redraw(nested), redraw(sequential), IMAGES, progress=False)
+    assert (result.layers_a, result.layers_b) == (("cnn", "head"), ("flat", "dense"))
+    inner = layer_similarity(cnn, sequential, IMAGES, layers_a=["classes"], progress=False)
+    assert_close(result.matrix[:1], inner.matrix, 10 * FP32)
+
+
 def test_model_that_is_not_functional_raises():
     class Subclassed(keras.Model):
         def call(self, inputs: Any) -> Any:
