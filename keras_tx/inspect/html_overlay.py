@@ -19,28 +19,49 @@ from keras_tx.inspect.html_elements import html_json
 from keras_tx.inspect.patch_grid import PatchGrid
 
 LONGEST = 900  # pixels of a photograph's longer side in a page
-MAX_WEIGHTS = 6_000_000  # a byte of the page each; above it, only the class token can be chosen
+MAX_WEIGHTS = 6_000_000  # a byte of the page each; of more, a page has only those of the class token
 MIDDLE = 96  # added to the relief, so that it fits into 8 bits
 ASSETS = Path(__file__).parent
 
 
-def overlay_fragment(image: Any, attentions: Sequence[np.ndarray], grid: PatchGrid) -> str:
+def query_maps(weights: np.ndarray, grid: PatchGrid, *, complete: bool = True) -> np.ndarray:
+    """Returns the maps of a layer that a figure shows, (heads, queries, patches).
+
+    The first query is the class token, or without one the mean of the patches.
+
+    Args:
+        weights: attention weights of a layer, (heads, tokens, tokens).
+        grid: the rows and columns of patches, and the number of tokens before them.
+        complete: whether all patches are queries too.
+
+    Raises:
+        InputError: if the shape is not that of the grid.
+    """
+    tokens = grid.prefix + grid.rows * grid.columns
+    if weights.shape[1:] != (tokens, tokens):
+        raise InputError(f"weights has the shape {weights.shape}, expected (heads, {tokens}, {tokens}).")
+    queries = weights[:, :1] if grid.prefix else weights.mean(axis=1, keepdims=True)
+    if complete:
+        queries = np.concatenate([queries, weights[:, grid.prefix :]], axis=1)
+    return queries[:, :, grid.prefix :].astype("float32")
+
+
+def overlay_fragment(image: Any, layers: Sequence[np.ndarray], grid: PatchGrid) -> str:
     """Returns a figure as an HTML element, with its style and script, for a page that has other content.
 
     A layer, a head and a patch are chosen by clicks. A table shows all layers and heads.
 
     Args:
         image: the photograph, as for `figures.overlay_map`.
-        attentions: an array (heads, tokens, tokens) per layer.
+        layers: the result of `query_maps` for each layer.
         grid: the rows and columns of patches, and the number of tokens before them.
 
     Raises:
-        InputError: if the shapes do not agree.
         ImageError: if the image cannot be read.
     """
     photograph = embedded_photograph(image)
     relief = np.clip(np.rint(photograph_relief(photograph) + MIDDLE), 0, 255).astype("uint8")
-    maps, first = _maps(attentions, grid)
+    maps = np.stack(layers)
     largest = maps.max(axis=-1)
     shares = maps / np.maximum(largest, np.finfo("float32").tiny)[..., None]
     data = {
@@ -50,7 +71,7 @@ def overlay_fragment(image: Any, attentions: Sequence[np.ndarray], grid: PatchGr
         "layers": maps.shape[0],
         "heads": maps.shape[1],
         "queries": maps.shape[2],
-        "first": first,
+        "first": "the class token" if grid.prefix else "all patches, on average,",
         "prefix": grid.prefix,
         "color": COLOR,
         "middle": MIDDLE,
@@ -92,28 +113,6 @@ def jpeg(image: np.ndarray) -> str:
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, "JPEG", quality=88)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
-
-
-def _maps(attentions: Sequence[np.ndarray], grid: PatchGrid) -> tuple[np.ndarray, str]:
-    """The maps (layers, heads, queries, patches) and the name of the first query; the others are patches."""
-    patches = grid.rows * grid.columns
-    tokens = grid.prefix + patches
-    if not attentions:
-        raise InputError("attentions is empty. Pass an array (heads, tokens, tokens) per layer.")
-    for index, weights in enumerate(attentions):
-        if weights.shape != (len(attentions[0]), tokens, tokens):
-            raise InputError(
-                f"attentions[{index}] has the shape {weights.shape}, expected "
-                f"{(len(attentions[0]), tokens, tokens)} for {grid}."
-            )
-    first = "the class token" if grid.prefix else "all patches, on average,"
-    rows = [weights[:, :1] if grid.prefix else weights.mean(axis=1, keepdims=True) for weights in attentions]
-    if len(attentions) * attentions[0].size <= MAX_WEIGHTS:
-        rows = [
-            np.concatenate([row, weights[:, grid.prefix :]], axis=1)
-            for row, weights in zip(rows, attentions, strict=True)
-        ]
-    return np.stack([row[:, :, grid.prefix :] for row in rows]).astype("float32"), first
 
 
 def _packed(array: np.ndarray) -> str:

@@ -26,7 +26,13 @@ from keras_tx.inspect.html_elements import (
     text_html,
     tokens_html,
 )
-from keras_tx.inspect.html_overlay import embedded_photograph, jpeg, overlay_fragment
+from keras_tx.inspect.html_overlay import (
+    MAX_WEIGHTS,
+    embedded_photograph,
+    jpeg,
+    overlay_fragment,
+    query_maps,
+)
 from keras_tx.inspect.html_page import attention_fragment, attention_parts, check_page_path
 from keras_tx.inspect.inspector import Inspector, inspect
 from keras_tx.inspect.patch_grid import PatchGrid
@@ -152,7 +158,7 @@ def _check_options(folder: str, task: Any, options: Mapping[str, Any]) -> None:
 def _image_sections(model: Any, inspector: Inspector, image: Any) -> list[Section]:
     grid = inspector.grid(image)  # raises an InputError for a text
     (answers,) = model.task.answer(model, [image], RunOptions(TOP_K))
-    attentions = [weights[0] for weights in inspector.attention(image)]
+    layers, means, distances = _attention(inspector, image, grid)
     photograph = embedded_photograph(image)
     diagonal = math.hypot(model.transform.height, model.transform.width)
     sides = f'width="{photograph.shape[1]}" height="{photograph.shape[0]}"'
@@ -162,7 +168,7 @@ def _image_sections(model: Any, inspector: Inspector, image: Any) -> list[Sectio
     )
     maps = [
         (
-            overlay_map(photograph, _rollout_map(attentions, grid, residual), covered=grid.covered),
+            overlay_map(photograph, _rollout_map(means, grid, residual), covered=grid.covered),
             "With residual connections: half of each layer is the identity (Abnar and Zuidema, 2020)."
             if residual
             else "Without: the heads are averaged and the layers multiplied.",
@@ -181,7 +187,7 @@ def _image_sections(model: Any, inspector: Inspector, image: Any) -> list[Sectio
             "does the class token, from which a classifier reads."
             if grid.prefix
             else f"The image is {grid.rows} x {grid.columns} patches, each of which attends to the others.",
-            overlay_fragment(photograph, attentions, grid),
+            overlay_fragment(photograph, layers, grid),
         ),
         Section(
             "Attention rollout",
@@ -194,20 +200,27 @@ def _image_sections(model: Any, inspector: Inspector, image: Any) -> list[Sectio
             "Attention distance",
             "The mean distance between a patch and the patches that it attends to, weighted by attention. "
             "Heads with small distances are local, as convolutions are.",
-            distance_chart(_distances(attentions, grid, inspector.reader.patch_size()), diagonal / 2),
+            distance_chart(distances, diagonal / 2),
         ),
     ]
 
 
-def _rollout_map(attentions: Sequence[np.ndarray], grid: PatchGrid, residual: bool) -> np.ndarray:
-    (weights,) = rollout([layer[None] for layer in attentions], residual=residual)
+def _attention(
+    inspector: Inspector, image: Any, grid: PatchGrid
+) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
+    """The maps, the mean over the heads and the attention distances of all layers, of one layer at a time."""
+    count, patch = len(inspector.layer_names()), inspector.reader.patch_size()
+    maps, means, distances = [], [], []
+    for weights in inspector.attention_layers(image):
+        maps.append(query_maps(weights[0], grid, complete=count * weights.size <= MAX_WEIGHTS))
+        means.append(weights.mean(axis=1, keepdims=True))
+        distances.append(mean_attention_distance(weights, (grid.rows, grid.columns), patch, grid.prefix))
+    return maps, means, np.stack(distances)
+
+
+def _rollout_map(means: Sequence[np.ndarray], grid: PatchGrid, residual: bool) -> np.ndarray:
+    (weights,) = rollout(means, residual=residual)
     return patch_maps(weights[0] if grid.prefix else weights.mean(axis=0), grid)
-
-
-def _distances(attentions: Sequence[np.ndarray], grid: PatchGrid, patch: tuple[int, int]) -> np.ndarray:
-    """The mean attention distance (layers, heads) in pixels of the model's input."""
-    cells = (grid.rows, grid.columns)
-    return np.stack([mean_attention_distance(layer[None], cells, patch, grid.prefix) for layer in attentions])
 
 
 def _text_sections(model: Any, inspector: Inspector, text: str, options: Mapping[str, str]) -> list[Section]:

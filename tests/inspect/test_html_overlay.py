@@ -14,7 +14,7 @@ from PIL import Image
 
 from keras_tx.errors import InputError
 from keras_tx.inspect.figures import overlay_map, overlay_mask
-from keras_tx.inspect.html_overlay import embedded_photograph, overlay_fragment
+from keras_tx.inspect.html_overlay import embedded_photograph, overlay_fragment, query_maps
 from keras_tx.inspect.patch_grid import PatchGrid
 from tests.chromium import Page, browser, needs_chromium
 
@@ -34,6 +34,10 @@ def attentions(grid: PatchGrid = GRID) -> list[np.ndarray]:
     tokens = grid.prefix + grid.rows * grid.columns
     weights = np.random.default_rng(0).random((LAYERS, HEADS, tokens, tokens)) ** 4
     return list((weights / weights.sum(axis=-1, keepdims=True)).astype("float32"))
+
+
+def fragment_of(image: np.ndarray, layers: list[np.ndarray], grid: PatchGrid) -> str:
+    return overlay_fragment(image, [query_maps(weights, grid) for weights in layers], grid)
 
 
 def page_of(fragment: str) -> str:
@@ -83,7 +87,7 @@ def page() -> Iterator[Page]:
 def test_canvas_equals_overlay_map(page: Page, tmp_path: Path):
     image, weights = photograph(), attentions()
     last = weights[-1][:, :, 1:].reshape(HEADS, -1, ROWS, COLUMNS)
-    open_page(page, tmp_path / "page.html", overlay_fragment(image, weights, GRID))
+    open_page(page, tmp_path / "page.html", fragment_of(image, weights, GRID))
     assert_close(page, overlay_map(image, last[:, 0].mean(axis=0), smooth=False))
     assert page.evaluate(TITLE).startswith("Layer 1, mean of the heads: where the class token attends to.")
     on_patches = last[:, 0].sum(axis=(1, 2)).mean()
@@ -115,7 +119,7 @@ def test_canvas_equals_overlay_map(page: Page, tmp_path: Path):
 @needs_chromium
 @pytest.mark.parametrize(("width", "dark"), [(1300, True), (360, False)])
 def test_page_fits_its_window(page: Page, tmp_path: Path, width: int, dark: bool):
-    fragment = overlay_fragment(photograph(), attentions(), GRID)
+    fragment = fragment_of(photograph(), attentions(), GRID)
     open_page(page, tmp_path / "page.html", fragment, width=width, dark=dark)
     assert page.evaluate("document.documentElement.scrollWidth") == width
     assert not page.problems
@@ -124,7 +128,7 @@ def test_page_fits_its_window(page: Page, tmp_path: Path, width: int, dark: bool
 @needs_chromium
 def test_image_without_class_token(page: Page, tmp_path: Path):
     grid = PatchGrid(ROWS, COLUMNS, 0)
-    open_page(page, tmp_path / "page.html", overlay_fragment(photograph(), attentions(grid), grid))
+    open_page(page, tmp_path / "page.html", fragment_of(photograph(), attentions(grid), grid))
     received = attentions(grid)[-1].mean(axis=(0, 1)).reshape(ROWS, COLUMNS)
     assert_close(page, overlay_map(photograph(), received, smooth=False))
     assert "where all patches, on average, attend to." in page.evaluate(TITLE)
@@ -135,7 +139,7 @@ def test_image_without_class_token(page: Page, tmp_path: Path):
 def test_map_of_a_part_of_the_image(page: Page, tmp_path: Path):
     covered = (0.75, 0.9)
     grid = PatchGrid(ROWS, COLUMNS, 1, covered)
-    open_page(page, tmp_path / "page.html", overlay_fragment(photograph(), attentions(), grid))
+    open_page(page, tmp_path / "page.html", fragment_of(photograph(), attentions(), grid))
     maps = attentions()[-1][:, :, 1:].mean(axis=0).reshape(-1, ROWS, COLUMNS)
     assert_close(page, overlay_map(photograph(), maps[0], smooth=False, covered=covered))
     click_patch(page, 1.5 * covered[0] - 0.5, 4.5 * covered[1] - 0.5)
@@ -154,15 +158,13 @@ def test_photographs_in_pages():
     np.testing.assert_array_equal(enlarged[18::38, 18::38, 0][:7, :7], digit[:7, :7])
 
 
-def test_large_attention_keeps_the_class_token_only(monkeypatch: pytest.MonkeyPatch):
-    complete = overlay_fragment(photograph(), attentions(), GRID)
-    monkeypatch.setattr("keras_tx.inspect.html_overlay.MAX_WEIGHTS", 100)
-    reduced = overlay_fragment(photograph(), attentions(), GRID)
-    assert '"queries": 25' in complete and '"queries": 1,' in reduced
+def test_maps_of_the_class_token_only():
+    complete = query_maps(attentions()[0], GRID)
+    np.testing.assert_array_equal(complete, attentions()[0][:, :, 1:])
+    np.testing.assert_array_equal(query_maps(attentions()[0], GRID, complete=False), complete[:, :1])
+    assert '"queries": 1,' in overlay_fragment(photograph(), [complete[:, :1]], GRID)
 
 
 def test_invalid_shapes_raise():
-    with pytest.raises(InputError, match=r"attentions\[0\].*\(3, 25, 25\).*\(3, 26, 26\)"):
-        overlay_fragment(photograph(), attentions(), PatchGrid(ROWS, COLUMNS, 2))
-    with pytest.raises(InputError, match="attentions is empty"):
-        overlay_fragment(photograph(), [], GRID)
+    with pytest.raises(InputError, match=r"\(3, 25, 25\).*\(heads, 26, 26\)"):
+        query_maps(attentions()[0], PatchGrid(ROWS, COLUMNS, 2))

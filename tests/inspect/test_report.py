@@ -91,6 +91,20 @@ def test_image(page: Page, exported_folders: ExportedFolders, photograph: Path, 
     assert heads == sum(layer.shape[1] for layer in inspect(folder).attention(photograph))
 
 
+def test_large_attention_is_computed_by_layers(
+    exported_folders: ExportedFolders, photograph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The page has the weights of the class token only, and the other values are the same."""
+    write_report(exported_folders["vit"].path, photograph, tmp_path / "all.html")
+    monkeypatch.setattr("keras_tx.inspect.inspector.MAX_BYTES", 100)
+    monkeypatch.setattr("keras_tx.inspect.report.MAX_WEIGHTS", 100)
+    write_report(exported_folders["vit"].path, photograph, tmp_path / "few.html")
+    whole, few = ((tmp_path / name).read_text("utf-8") for name in ("all.html", "few.html"))
+    assert '"queries": 17,' in whole and '"queries": 1,' in few
+    assert whole.partition("</noscript>")[0] == few.partition("</noscript>")[0]
+    assert whole.partition("Attention rollout</h2>")[2] == few.partition("Attention rollout</h2>")[2]
+
+
 @needs_chromium
 def test_text(page: Page, exported_folders: ExportedFolders, tmp_path: Path):
     folder = exported_folders["bert, classifier"].path
