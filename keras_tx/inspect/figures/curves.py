@@ -82,7 +82,8 @@ def draw_attention_statistics(
 
     >>> import numpy as np
     >>> values = np.array([3.7, 3.6])
-    >>> figure = draw_attention_statistics({"scaled": AttentionStatistics([4, 16], values, values, values)})
+    >>> scaled = AttentionStatistics([4, 16], values, values, values)
+    >>> figure = draw_attention_statistics({"scaled": scaled})
     """
     check_figure_path(path)
     names = {tuple(one.layers) for one in statistics.values()}
