@@ -121,6 +121,12 @@ def layer_calls(model: Any) -> tuple[list[Any], list[LayerCall]]:
 
     uncompiled = keras.Model(model.inputs, model.outputs)  # a compiled clone has an optimizer
     clone = keras.models.clone_model(uncompiled, clone_function=lambda layer: layer, call_function=call)
+    function = next((one.layer for one in calls if isinstance(one.layer, keras.Function)), None)
+    if function is not None:
+        raise ConfigError(
+            f"Model {model.name!r} contains the keras.Function {function.name!r}, whose layers cannot be "
+            "evaluated one by one. Inspect the model that it is a part of."
+        )
     if not any(one.has_attention for one in calls):
         raise ConfigError(f"Model {model.name!r} has no layers with attention.")
     return clone.inputs, calls

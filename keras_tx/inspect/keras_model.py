@@ -141,10 +141,12 @@ class KerasModelReader:
         return token_table(self.model)
 
     def query_mask(self, tensors: Tensors, part: str | None) -> np.ndarray | None:
-        if not self.is_family or self.adapter.kind != "text":
+        if self.adapter.kind != "text":
             return None
         name = contract.DECODER_ATTENTION_MASK if part in ("decoder", "cross") else contract.ATTENTION_MASK
-        return as_float32(self.arguments(tensors)[name]) != 0
+        arguments = self.arguments(tensors)
+        mask = (arguments if isinstance(arguments, dict) else tensors).get(name)
+        return None if mask is None else as_float32(mask) != 0
 
     def arguments(self, tensors: Tensors) -> Any:
         """Returns the inputs of the model: a dict for text models, else a tensor or the tensors by name."""

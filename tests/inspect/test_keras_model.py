@@ -83,6 +83,15 @@ def test_parts_of_an_encoder_decoder_equal_its_outputs(t5):
         inspected.hidden_states({"input_ids": IDS}, part="cross")
 
 
+def test_parts_that_are_models_of_their_own(t5):
+    inputs = {"input_ids": IDS, "attention_mask": MASK}
+    expected = inspect(t5).attention(inputs, part="encoder")
+    for mine, theirs in zip(inspect(t5.encoder()).attention(inputs), expected, strict=True):
+        assert_close(mine, theirs)
+    with pytest.raises(ConfigError, match="'t5_decoder' contains the keras.Function"):
+        inspect(t5.decoder())
+
+
 def test_layers_are_selected_by_index_and_name(vit):
     inspected = inspect(vit)
     every = inspected.attention(IMAGES)
@@ -186,7 +195,7 @@ def test_models_without_reachable_attention_raise():
         inspect(keras_tx.gpt("pico"), precision="fp16")
 
 
-def test_inputs_of_another_kind_raise(vit, t5):
+def test_inputs_of_another_kind_raise(vit, t5, tmp_path):
     with pytest.raises(InputError, match="'A cat.', but 'vit' accepts images"):
         inspect(vit).attention("A cat.")
     with pytest.raises(InputError, match="has no tokens"):
@@ -195,6 +204,10 @@ def test_inputs_of_another_kind_raise(vit, t5):
         inspect(t5).grid({"input_ids": IDS})
     with pytest.raises(InputError, match=r"shape \(2, 8, 8, 3\), but 't5' accepts texts"):
         inspect(t5).attention(IMAGES, part="encoder")
+    picture = tmp_path / "cat.png"
+    picture.write_bytes(b"")
+    with pytest.raises(InputError, match="inputs is '.*, but 't5' accepts texts"):
+        inspect(t5).attention(str(picture), part="encoder")
     with pytest.raises(InputError, match="'t5' has no tokenizer"):
         inspect(t5).attention("A cat.", part="encoder")
     with pytest.raises(InputError, match="part='cross' requires targets="):
