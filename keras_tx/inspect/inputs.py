@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import InputError
-from keras_tx.processing import ImageTransform, TextTransform
+from keras_tx.processing import ImageTransform, Row, TextTransform
 from keras_tx.processing.image import are_several
 
 Tensors = dict[str, Any]
@@ -100,10 +100,32 @@ class InputAdapter:
         return self.image_tensor(inputs if are_several(inputs) else [inputs])
 
     def _texts(self, inputs: Any, argument: str) -> Tensors:
-        """The tensors of texts, or of arrays of token ids."""
-        if isinstance(inputs, np.ndarray) and inputs.ndim == 2 and inputs.dtype.kind in "iu":
+        """The tensors of texts, or of an array of token ids."""
+        if _are_ids(inputs):
             return {contract.INPUT_IDS: inputs}
-        first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
+        transform = self._tokenizer(inputs, argument)
+        return transform([inputs] if isinstance(inputs, str) else inputs)
+
+    def _targets(self, targets: Any) -> Tensors:
+        """The decoder's input, as in training: the start token, then the target without its end token."""
+        if _are_ids(targets):
+            rows = [list(row) for row in targets]
+        else:
+            transform = self._tokenizer(targets, "targets").target
+            rows = [_without_end(row) for row in transform.encode(targets)]
+        rows = [[self.start_id, *row] for row in rows]
+        pad_id = self.transform.pad_id if isinstance(self.transform, TextTransform) else 0
+        longest = max(map(len, rows))
+        ids = [[*row, *[pad_id] * (longest - len(row))] for row in rows]
+        mask = [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
+        return {
+            contract.DECODER_INPUT_IDS: np.array(ids, "int64"),
+            contract.DECODER_ATTENTION_MASK: np.array(mask, "int64"),
+        }
+
+    def _tokenizer(self, texts: Any, argument: str) -> TextTransform:
+        """The transform; raises an InputError if the first text is none, or there is no tokenizer."""
+        first = texts[0] if isinstance(texts, list | tuple) and texts else texts
         if not isinstance(first, str) or _is_image_file(first):
             raise InputError(
                 f"{argument} is {_shown(first)}, but {self.name!r} accepts texts. Pass a text, a list of "
@@ -111,35 +133,10 @@ class InputAdapter:
             )
         if not isinstance(self.transform, TextTransform):
             raise InputError(
-                f"{argument} is a text, but {self.name!r} has no tokenizer. Pass a dict of tensors, such as "
+                f"{argument} is a text, but {self.name!r} has no tokenizer. Pass token ids, such as "
                 f"{{{contract.INPUT_IDS!r}: ids}}, or create the model with processing=."
             )
-        return self.transform([inputs] if isinstance(inputs, str) else inputs)
-
-    def _targets(self, targets: Any) -> Tensors:
-        """The decoder's input: the start token, followed by the target without its end token."""
-        assert self.start_id is not None
-        if isinstance(targets, np.ndarray) and targets.ndim == 2 and targets.dtype.kind in "iu":
-            rows = [list(row) for row in targets]
-        else:
-            texts = [targets] if isinstance(targets, str) else targets
-            if not isinstance(self.transform, TextTransform):
-                self._texts(texts, "targets")  # raises
-                raise AssertionError
-            rows = []
-            for row in self.transform.target.encode(texts):
-                ids = list(row.ids)
-                for part in reversed(row.parts):  # negative for tokens that the tokenizer adds
-                    if part >= 0:
-                        break
-                    ids.pop()
-                rows.append(ids)
-        rows = [[self.start_id, *row] for row in rows]
-        pad_id = 0 if not isinstance(self.transform, TextTransform) else self.transform.pad_id
-        longest = max(map(len, rows))
-        ids = np.array([[*row, *[pad_id] * (longest - len(row))] for row in rows], "int64")
-        mask = np.array([[1] * len(row) + [0] * (longest - len(row)) for row in rows], "int64")
-        return {contract.DECODER_INPUT_IDS: ids, contract.DECODER_ATTENTION_MASK: mask}
+        return self.transform
 
     def _array(self, inputs: Any) -> Tensors:
         if len(self.names) != 1 or not hasattr(inputs, "shape"):
@@ -157,6 +154,19 @@ def token_texts(transform: TextTransform) -> Callable[[int], str]:
     if decoder.get("type") != "ByteLevel":
         return lambda number: names.get(number, str(number))
     return lambda number: transform.decode([number], special=True) or names.get(number, str(number))
+
+
+def _are_ids(inputs: Any) -> bool:
+    """Whether this is an array of token ids (batch, tokens)."""
+    return isinstance(inputs, np.ndarray) and inputs.ndim == 2 and inputs.dtype.kind in "iu"
+
+
+def _without_end(row: Row) -> list[int]:
+    """The ids of a row without the special tokens that the tokenizer adds at its end."""
+    count = len(row)
+    while count and row.parts[count - 1] < 0:
+        count -= 1
+    return row.ids[:count].tolist()
 
 
 def _is_image_file(text: str) -> bool:

@@ -16,8 +16,9 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, FolderError, InputError
 from keras_tx.inspect import Inspector, inspect
 from keras_tx.inspect import folder as folder_reader
-from keras_tx.processing import TextTransform
+from keras_tx.processing import TextTransform, train_unigram, train_wordpiece
 from keras_tx.runtime import load
+from keras_tx.training.packing import sequence_to_sequence_batches
 from keras_tx_onnx import export_onnx
 from tests.drawing import draw, redraw
 from tests.tolerances import ANOTHER_BRANCH, HALF, assert_close
@@ -149,6 +150,27 @@ def test_texts_are_tokenized_by_the_folder(exported_folders):
     inputs = TextTransform.load(path)(texts)
     for array, expected in zip(inspected.attention(texts), inspect(model).attention(inputs), strict=True):
         assert_close(array, expected)
+
+
+def test_targets_are_tokenized_as_in_training(tmp_path):
+    """From texts, with a tokenizer that adds an end token and one that does not."""
+    sources, targets = ["the cat sat", "Ada lives in London"], ["on the mat", "the cat"]
+    corpus = [*sources, *targets] * 3
+    for processing in (train_unigram(corpus, size=150), train_wordpiece(corpus, 80)):
+        model = redraw(keras_tx.t5("tiny", processing=processing))
+        inspected = inspect(model)
+        for pair in zip(sources, targets, strict=True):
+            texts = ([text] for text in pair)
+            batches = sequence_to_sequence_batches(*texts, model.processing, start_id=model.start_id)
+            ids = inspected.reader.adapter.tensors(*pair)["decoder_input_ids"]
+            np.testing.assert_array_equal(ids, batches[0][0]["decoder_input_ids"])
+        weights = inspected.attention(sources, targets=targets, part="cross")
+        folder = tmp_path / type(processing._tokenizer.model).__name__
+        export_onnx(model, folder, verify=False)
+        other = inspect(folder).attention(sources, targets=targets, part="cross")
+        for one, two in zip(weights, other, strict=True):
+            assert_close(two, one)
+        assert len(inspected.tokens(sources, targets=targets, part="decoder")[0]) == one.shape[2]
 
 
 @pytest.mark.thorough
