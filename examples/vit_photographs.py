@@ -126,7 +126,7 @@ def draw_figures(folder: Path, photographs: dict[str, Image.Image], out: Path) -
         grid = inspector.grid(photograph)
         (maps,) = inspector.class_token_maps(photograph)
         draw_maps(
-            photograph, maps[0], masks=mass_threshold(maps[0]), columns=6, path=out / f"{name}_heads.png"
+            photograph, maps[0], masks=mass_threshold(maps[0]), columns=4, path=out / f"{name}_heads.png"
         )
         middle, corner = (grid.rows // 2, grid.columns // 2), (1, 1)
         (points,) = inspector.reference_point_maps(photograph, [middle, corner], layers=0)

@@ -122,7 +122,7 @@ def test_masks_follow_their_maps():
     first, inside, *_ = draw_maps(photograph(), maps(2), masks=masks).axes
     assert first.get_title().startswith("head 0")
     share = maps(2)[0][masks[0]].sum() / maps(2)[0].sum()
-    assert f"{masks[0].sum()} of 48 patches,\n{share:.0%} of the sum" == inside.get_title()
+    assert f"{masks[0].sum()} of 48 patches,\n{100 * share:.0f} % of the sum" == inside.get_title()
 
 
 def test_points_are_drawn_on_their_patches():
