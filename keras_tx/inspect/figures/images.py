@@ -405,7 +405,8 @@ def _checked_masks(masks: Any, maps: np.ndarray) -> np.ndarray:
 
 
 def _share(map: np.ndarray, mask: np.ndarray) -> str:
-    return f"{np.count_nonzero(mask)} of {mask.size} patches,\n{100 * map[mask].sum() / map.sum():.0f} % of the sum"
+    share = 100 * map[mask].sum() / map.sum()
+    return f"{np.count_nonzero(mask)} of {mask.size} patches,\n{share:.0f} % of the sum"
 
 
 def _fitted(size: tuple[int, ...], longer: int) -> tuple[int, int]:
