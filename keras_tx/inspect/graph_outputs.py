@@ -29,14 +29,9 @@ TENSOR_TYPE, ELEMENT_TYPE, SHAPE, DIMENSION = 1, 1, 2, 1  # of a TypeProto and t
 TYPE_INT = 2
 # Numbers of TensorProto.DataType.
 ELEMENTS = {
-    "float32": 1,
-    "uint8": 2,
-    "int8": 3,
-    "int32": 6,
-    "int64": 7,
-    "bool": 9,
-    "float16": 10,
-    "float64": 11,
+    **{"float32": 1, "float64": 11, "float16": 10, "bool": 9},
+    **{"int8": 3, "int16": 5, "int32": 6, "int64": 7},
+    **{"uint8": 2, "uint16": 4, "uint32": 12, "uint64": 13},
 }
 
 MODE, AFTER_SOFTMAX = b"qk_matmul_output_mode", 3

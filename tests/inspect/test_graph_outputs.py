@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from keras_tx.errors import FolderError
-from keras_tx.inspect.graph_outputs import GraphOutputs
+from keras_tx.inspect.graph_outputs import ELEMENTS, GraphOutputs
 
 FLOAT = TensorProto.FLOAT
 
@@ -103,3 +103,8 @@ def test_a_layer_named_selected_keeps_its_slice():
     content = model_of(slice_, attention("block/attention/Attention", "part", "y")).SerializeToString()
     assert GraphOutputs(content, ["selected", "block"]).graph.nodes[0].op_type == "Slice"
     assert GraphOutputs(content, ["block"]).graph.nodes[0].op_type == "Identity"
+
+
+def test_numbers_of_element_types_are_those_of_onnx():
+    for dtype, number in ELEMENTS.items():
+        assert helper.tensor_dtype_to_np_dtype(number) == np.dtype(dtype)

@@ -164,7 +164,10 @@ class _Selection:
     def _add(
         self, after: ir.Value, op_type: str, inputs: Sequence[ir.Value], shape: Sequence[Any]
     ) -> ir.Value:
-        """A node behind the one that computes `after`, and named after it."""
+        """A node behind the one that computes `after`, and named after it.
+
+        keras_tx.inspect removes nodes with the name "selected/Slice", to have the attention of all tokens.
+        """
         producer = after.producer()
         layer = "" if producer is None else str(producer.name).rpartition("/")[0]
         return self.editor.add(
