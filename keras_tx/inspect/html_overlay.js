@@ -194,7 +194,7 @@
     }
 
     function cell(layer, head) {
-        const side = Math.min(78, Math.max(26, 440 / (heads + 1.5)));
+        const side = Math.min(78, Math.max(24, 385 / (heads + 1) - 2)); // beside the image in a window of 1,300 pixels
         const small = element('canvas', { width: columns, height: rows });
         const longer = Math.max(width, height);
         Object.assign(small.style, { width: `${side * width / longer}px`, height: `${side * height / longer}px` });
@@ -210,7 +210,7 @@
     const shown = [...Array(heads).keys(), ...(heads > 1 ? [null] : [])];
     if (heads === 1) state.head = 0;
     const table = element('table', {},
-        element('tr', {}, element('th'), ...shown.map((head) => element('th', { scope: 'col', textContent: head === null ? 'mean' : `head ${head}` }))),
+        element('tr', {}, element('th', { textContent: heads > 6 ? 'head' : '' }), ...shown.map((head) => element('th', { scope: 'col', textContent: head === null ? 'mean' : `head ${head}` }))),
         ...Array.from({ length: layers }, (_, layer) => element('tr', {},
             element('th', { scope: 'row', textContent: `layer ${layer}` }), ...shown.map((head) => cell(layer, head)))));
     if (heads > 6) table.querySelectorAll('tr:first-child th').forEach((one, i) => { if (i && i <= heads) one.textContent = i - 1; });
