@@ -65,3 +65,12 @@ def test_errors(tx, exports, picture, tmp_path, folder, source, options, message
     assert ran.code == 2
     assert message in ran.err
     assert set(tmp_path.iterdir()) == before
+
+
+def test_missing_matplotlib(tx, exports, picture, out, monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    ran = tx("inspect", exports / "flowers", picture, "--out", out)
+    assert (ran.code, out.exists()) == (2, False)
+    assert 'pip install "keras-tx[inspect]"' in ran.err
