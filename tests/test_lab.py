@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.notebook import NotebookRun, cells_of, code_cells_of, code_of, execute, ink, is_parameters
@@ -76,6 +77,33 @@ def reached_attention(run: NotebookRun) -> None:
     assert all(weight > 2 * area for weight, area in names["shares"].values())
 
 
+def check_positions(run: NotebookRun) -> None:
+    names = run.names
+    by_word = {name: values.max() for name, values in names["differences"].items()}
+    assert by_word.pop("no positions") < 1e-5
+    assert min(by_word.values()) > 0.1
+    assert names["differences"]["no positions, causal mask"][:2].max() < 1e-5
+    assert names["invariance"]["image"].max() < 1e-5
+    assert names["invariance"]["coordinates"].max() > 1e-3
+    assert "parity" in run.cell("export_onnx").text
+
+
+def reached_positions(run: NotebookRun) -> None:
+    names = run.names
+    accuracy = {name: np.mean(runs) for name, runs in names["accuracy"].items()}
+    assert accuracy["none"] < 0.75
+    for name in ("1-D learned", "2-D learned", "sine and cosine, 2-D", "Fourier, 2-D"):
+        assert accuracy[name] > 0.92
+    assert 0.75 < accuracy["offsets, 1-D (D.4)"] < accuracy["offsets, 2-D (D.4)"] < 0.92
+    left, right, error = names["results"]["image"]
+    assert left == right > 0.9
+    assert error > 2
+    left, right, error = names["results"]["coordinates"]
+    assert left > 0.8
+    assert left - right > 0.1
+    assert error < 1.5
+
+
 def check_in_context(run: NotebookRun) -> None:
     names = run.names
     assert names["agreement"] == 1
@@ -94,6 +122,12 @@ NOTEBOOKS: dict[str, Notebook] = {
     "1_tokens.ipynb": Notebook("STEPS = 20\nITEMS = 6", check_tokens, reached_tokens),
     "2_attention.ipynb": Notebook(
         "STEPS = 10\nWIDTHS = (2, 16)\nPICTURES = 160\nBIRD_EPOCHS = 2", check_attention, reached_attention
+    ),
+    "3_positions.ipynb": Notebook(
+        "EPOCHS = 1\nSEEDS = 1\nDEPTH = 1\nSHIFT_EPOCHS = 1\n"
+        "TRAINED = ('none', '1-D learned', 'offsets, 2-D (D.4)')",
+        check_positions,
+        reached_positions,
     ),
     "6_in_context.ipynb": Notebook("STEPS = 32\nPROMPTS = 20", check_in_context, reached_in_context),
 }
