@@ -103,7 +103,10 @@ class EncoderDecoderModel(GenerativeModel):
         for name in names:
             inputs[name] = keras.Input((None,), dtype="int32", name=name)
         part = keras.Function([source, *(self.input[name] for name in names)], self.output)
-        return keras.Model(inputs, part(list(inputs.values())), name=f"{self.name}_decoder")
+        decoder = keras.Model(inputs, part(list(inputs.values())), name=f"{self.name}_decoder")
+        # Keras tracks the weights of layers, but not those of a Function.
+        decoder.parts = [layer for layer in part.operations if isinstance(layer, keras.Layer)]
+        return decoder
 
     def next(self, source: Any, target: Any = "", *, top_k: int = 10, tokenizer: Any = None) -> Any:
         """Returns the most probable next tokens of a target, as the exported folder's `next` does.

@@ -112,8 +112,9 @@ def test_large_model_is_compared_on_short_texts():
             return {}, [np.zeros(1)]
 
     interface = OneAxis(Functional(None, []), None, 23)
-    for parameters, longest in ((1000, 900), (10**8, 100), (10**9, 64)):
+    for parameters, farthest, longest in ((1000, 0, 900), (10**8, 0, 100), (10**9, 0, 64), (10**9, 128, 160)):
         lengths.clear()
+        interface.farthest = farthest
         cases.cases_of(interface, lambda arrays: arrays, parameters)
         assert max(lengths) == longest and min(lengths) == 1
 

@@ -41,6 +41,13 @@ def test_parts_compute_the_output_of_the_model(model: keras.Model):
     np.testing.assert_array_equal(as_numpy(logits), as_numpy(model(INPUTS)))
 
 
+def test_parts_have_the_weights_of_the_model(model: keras.Model):
+    """Only the token embedding is in both."""
+    encoder, decoder = ({id(x) for x in part.weights} for part in (model.encoder(), model.decoder()))
+    assert encoder | decoder == {id(x) for x in model.weights}
+    assert encoder & decoder == {id(x) for x in model.get_layer("token_embedding").weights}
+
+
 def test_padding_of_the_source_has_no_effect(model: keras.Model):
     longer = {**INPUTS, "input_ids": np.pad(SOURCE, ((0, 0), (0, 3)), constant_values=0)}
     assert_close(as_numpy(model(longer)), as_numpy(model(INPUTS)))

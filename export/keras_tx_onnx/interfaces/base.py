@@ -50,6 +50,7 @@ class Interface(abc.ABC):
     masked: bool = False  # whether the inputs include padding masks
     batch: int | None = None  # the batch size, if it is fixed
     max_length: int | None = None  # the largest size of these axes, if it is limited
+    farthest: int = 0  # the distance of tokens from which on an attention bias is constant
     context_length: int = 0  # of a decoder with a cache: how many tokens it supports
 
     def __init__(self, functional: Functional, options: Any, opset: int):

@@ -111,6 +111,7 @@ class _Part(Interface):
     def __init__(self, functional: Functional, config: Any, opset: int):
         super().__init__(functional, None, opset)
         self.max_length = config.max_length
+        self.farthest = getattr(config, "relative_max_distance", 0)  # of T5
         self.outputs = functional.outputs
         self.config = config
         self.names = [tensor.name.split(":")[0] for tensor in functional_graph.function_of(self.model).inputs]

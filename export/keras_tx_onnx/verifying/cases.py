@@ -66,7 +66,8 @@ def cases_of(interface: Interface, run: RunKeras, parameters: int, bounds: Seque
     """
     builder = _CaseBuilder(interface, run, tuple(bounds))
     builder.add_grid()
-    builder.add_extremes(min(LONGEST, COST // max(parameters, 1)))
+    needed = interface.farthest + STEP if interface.farthest else 0
+    builder.add_extremes(min(LONGEST, max(COST // max(parameters, 1), needed)))
     return builder.cases
 
 
