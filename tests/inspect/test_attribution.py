@@ -132,6 +132,8 @@ def test_masked_elements_remain():
     faithfulness = Faithfulness(lambda x: x @ weights, np.ones((2, 4)), mask=mask, steps=3)
     scores = faithfulness.deletion(np.array([[1, 2, 9, 0], [1, 9, 9, 9]])).scores
     np.testing.assert_array_equal(scores, [[15, 13, 12, 4], [15, 15, 14, 14]])
+    scores = faithfulness.insertion(np.array([[1, 2, 9, 0], [1, 9, 9, 9]])).scores
+    np.testing.assert_array_equal(scores, [[4, 6, 7, 15], [14, 14, 15, 15]])
 
 
 def test_attributions_that_do_not_fit_raise(cnn):

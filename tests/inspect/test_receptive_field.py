@@ -8,6 +8,7 @@ import pytest
 
 import keras_tx
 from keras_tx.errors import ConfigError
+from keras_tx.inspect.gradients import gradients
 from keras_tx.inspect.receptive_field import central_square, effective_receptive_field, field_center
 from tests.drawing import draw, redraw
 from tests.tolerances import assert_close
@@ -47,6 +48,10 @@ def test_field_of_a_vit_covers_the_image_after_one_block():
     assert (patch > 0).sum() == 4  # one patch
     assert patch[4:6, 6:8].all()  # the center of 4 x 6
     assert effective_receptive_field(model, images, "block_0").all()
+    part = keras.Model(model.input, model.get_layer("block_0").output[:, 1 + 2 * 6 + 3])
+    _, (gradient,) = gradients(lambda x: keras.ops.sum(part(x), axis=1), [images])
+    expected = abs(gradient).sum(axis=3).mean(axis=0)
+    assert_close(effective_receptive_field(model, images, "block_0"), expected)
     moved = effective_receptive_field(model, images, "block_0/attention_norm", position=(1, 5))
     assert moved[2:4, 10:12].all()
     assert (moved > 0).sum() == 4
