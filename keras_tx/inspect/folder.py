@@ -37,6 +37,7 @@ class FolderReader:
         self.name = str(folder.path)
         self._decoder = InspectedGraph(folder, folder.graph, folder.inputs)
         self.parts: tuple[str, ...] = ()
+        self._tokens: int | None = None  # of an image
         self._encoder: InspectedGraph | None = None
         if folder.encoder is not None and folder.manifest.encoder is not None:
             self._encoder = InspectedGraph(folder, folder.encoder, folder.manifest.encoder.inputs)
@@ -90,11 +91,13 @@ class FolderReader:
 
     def grid(self, tensors: Tensors) -> PatchGrid:
         rows, columns = self._patches()
-        weights = next(self.attention_layers(tensors, [0], None))
+        if self._tokens is None:  # the same for all images, which the transform resizes
+            first = {name: value[:1] for name, value in tensors.items()}
+            self._tokens = next(self.attention_layers(first, [0], None)).shape[-1]
         (height, width), transform = self.patch_size(), self.adapter.transform
         assert isinstance(transform, ImageTransform)
         covered = rows * height / transform.height, columns * width / transform.width
-        return PatchGrid(rows, columns, weights.shape[-1] - rows * columns, covered)
+        return PatchGrid(rows, columns, self._tokens - rows * columns, covered)
 
     def _patches(self) -> tuple[int, int]:
         """The rows and columns of patches."""
