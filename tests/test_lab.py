@@ -72,7 +72,7 @@ def reached_attention(run: NotebookRun) -> None:
         elif (shared, width) != ("K = V", 4):
             assert accuracy > 0.98
     for (readout, heads), accuracies in names["by_heads"].items():
-        assert (min(accuracies) > 0.98) is ((readout, heads) != ("linear", 1))
+        assert (min(accuracies) > 0.98) == ((readout, heads) != ("linear", 1))
     assert min(names["bird_accuracy"].values()) > 0.7
     assert all(weight > 2 * area for weight, area in names["shares"].values())
 
