@@ -91,13 +91,14 @@ class FolderReader:
 
     def grid(self, tensors: Tensors) -> PatchGrid:
         rows, columns = self._patches()
-        if self._tokens is None:  # the same for all images, which the transform resizes
+        tokens = self._tokens
+        if tokens is None:  # the same for all images, which the transform resizes
             first = {name: value[:1] for name, value in tensors.items()}
-            self._tokens = next(self.attention_layers(first, [0], None)).shape[-1]
+            tokens = self._tokens = next(self.attention_layers(first, [0], None)).shape[-1]
         (height, width), transform = self.patch_size(), self.adapter.transform
         assert isinstance(transform, ImageTransform)
         covered = rows * height / transform.height, columns * width / transform.width
-        return PatchGrid(rows, columns, self._tokens - rows * columns, covered)
+        return PatchGrid(rows, columns, tokens - rows * columns, covered)
 
     def _patches(self) -> tuple[int, int]:
         """The rows and columns of patches."""
