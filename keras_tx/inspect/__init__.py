@@ -12,14 +12,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from keras_tx.inspect.attention_distance import entropy_in_nats, mean_attention_distance
-    from keras_tx.inspect.attention_maps import (
+    from keras_tx.inspect.attention import (
+        PatchGrid,
         class_token_map,
+        entropy_in_nats,
         mass_threshold,
+        mean_attention_distance,
         patch_maps,
         reference_point_map,
+        rollout,
     )
-    from keras_tx.inspect.attention_rollout import rollout
     from keras_tx.inspect.attribution import IntegratedGradients, integrated_gradients, occlusion
     from keras_tx.inspect.callback import InspectionCallback
     from keras_tx.inspect.faithfulness import Faithfulness, FaithfulnessCurve, blur
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from keras_tx.inspect.initialization import AttentionStatistics, head_width_statistics, model_statistics
     from keras_tx.inspect.inspector import Inspector, inspect
     from keras_tx.inspect.nearest_tokens import NearestToken, NearestTokens, nearest_rows
-    from keras_tx.inspect.patch_grid import PatchGrid
     from keras_tx.inspect.positions import position_similarity, position_table
     from keras_tx.inspect.receptive_field import central_square, effective_receptive_field, field_center
     from keras_tx.inspect.relevance import (
@@ -62,17 +63,17 @@ _HOMES = {
     "MinibatchCKA": "similarity",
     "NearestToken": "nearest_tokens",
     "NearestTokens": "nearest_tokens",
-    "PatchGrid": "patch_grid",
+    "PatchGrid": "attention",
     "attention_fragment": "html_page",
     "attention_gradients": "relevance",
     "attention_page": "html_page",
     "attention_parts": "html_page",
     "blur": "faithfulness",
     "central_square": "receptive_field",
-    "class_token_map": "attention_maps",
+    "class_token_map": "attention",
     "effective_receptive_field": "receptive_field",
     "encoder_decoder_relevance": "relevance",
-    "entropy_in_nats": "attention_distance",
+    "entropy_in_nats": "attention",
     "field_center": "receptive_field",
     "gradient_rollout": "relevance",
     "head_width_statistics": "initialization",
@@ -80,18 +81,18 @@ _HOMES = {
     "integrated_gradients": "attribution",
     "layer_similarity": "similarity",
     "linear_cka": "similarity",
-    "mass_threshold": "attention_maps",
-    "mean_attention_distance": "attention_distance",
+    "mass_threshold": "attention",
+    "mean_attention_distance": "attention",
     "model_statistics": "initialization",
     "nearest_rows": "nearest_tokens",
     "occlusion": "attribution",
     "patch_kernel": "filters",
-    "patch_maps": "attention_maps",
+    "patch_maps": "attention",
     "position_similarity": "positions",
     "position_table": "positions",
     "principal_filters": "filters",
-    "reference_point_map": "attention_maps",
-    "rollout": "attention_rollout",
+    "reference_point_map": "attention",
+    "rollout": "attention",
     "self_attention_relevance": "relevance",
     "write_attention_page": "html_page",
     "write_report": "report",

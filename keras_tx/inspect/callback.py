@@ -14,7 +14,7 @@ from PIL import Image
 
 from keras_tx.atomic_write import write_file
 from keras_tx.errors import ConfigError, nearest, whole_number
-from keras_tx.inspect.attention_maps import patch_maps
+from keras_tx.inspect.attention import pooled_map
 from keras_tx.inspect.figures.canvas import figure_bytes, require_matplotlib
 from keras_tx.inspect.figures.images import draw_layers, draw_maps, draw_overlay
 from keras_tx.inspect.figures.matrices import draw_attention_distance
@@ -43,8 +43,7 @@ def draw_rollout(inspector: Inspector, image: Any) -> Figure:
     """Draws attention rollout over the image: of the class token, or of the mean of the patches."""
     grid = inspector.grid(image)
     (weights,) = inspector.rollout(image)
-    row = weights[0] if grid.prefix else weights.mean(axis=0)
-    return draw_overlay(image, patch_maps(row, grid), covered=grid.covered)
+    return draw_overlay(image, pooled_map(weights, grid), covered=grid.covered)
 
 
 def draw_distances(inspector: Inspector, image: Any) -> Figure:

@@ -12,10 +12,10 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, FolderError, InputError
+from keras_tx.inspect.attention import PatchGrid
 from keras_tx.inspect.graph_outputs import AttentionNode, GraphOutputs
 from keras_tx.inspect.inputs import InputAdapter, Tensors
 from keras_tx.inspect.layer_choice import in_order
-from keras_tx.inspect.patch_grid import PatchGrid
 from keras_tx.processing import ImageTransform, TextTransform
 from keras_tx.runtime.folder import Folder, check_unchanged, open_folder
 from keras_tx.runtime.session import Session

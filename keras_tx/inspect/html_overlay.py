@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from keras_tx.errors import InputError
+from keras_tx.inspect.attention import PatchGrid, patch_maps, pooled_map
 from keras_tx.inspect.figures.canvas import SEQUENTIAL, paint
 from keras_tx.inspect.figures.images import COLOR, photograph_relief, read_photograph
 from keras_tx.inspect.html_elements import html_json
-from keras_tx.inspect.patch_grid import PatchGrid
 
 LONGEST = 900  # pixels of a photograph's longer side in a page
 MAX_WEIGHTS = 6_000_000  # a byte of the page each; of more, a page has only those of the class token
@@ -35,15 +34,13 @@ def query_maps(weights: np.ndarray, grid: PatchGrid, *, complete: bool = True) -
         complete: whether all patches are queries too.
 
     Raises:
-        InputError: if the shape is not that of the grid.
+        ConfigError: if the shape is not that of the grid.
     """
-    tokens = grid.prefix + grid.rows * grid.columns
-    if weights.shape[1:] != (tokens, tokens):
-        raise InputError(f"weights has the shape {weights.shape}, expected (heads, {tokens}, {tokens}).")
-    queries = weights[:, :1] if grid.prefix else weights.mean(axis=1, keepdims=True)
+    maps = patch_maps(weights, grid)
+    queries = pooled_map(weights, grid)[:, None]
     if complete:
-        queries = np.concatenate([queries, weights[:, grid.prefix :]], axis=1)
-    return queries[:, :, grid.prefix :].astype("float32")
+        queries = np.concatenate([queries, maps[:, grid.prefix :]], axis=1)
+    return queries.reshape(*queries.shape[:2], -1).astype("float32")
 
 
 def overlay_fragment(image: Any, layers: Sequence[np.ndarray], grid: PatchGrid) -> str:

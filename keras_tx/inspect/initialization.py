@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from keras_tx.errors import ConfigError, whole_number
-from keras_tx.inspect.attention_distance import entropy_in_nats
+from keras_tx.inspect.attention import entropy_in_nats
 from keras_tx.inspect.gradients import Point, inner_gradients, intercepted, layers_below
 
 

@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from keras_tx.errors import ConfigError, InputError
-from keras_tx.inspect.attention_distance import entropy_in_nats, mean_attention_distance
-from keras_tx.inspect.attention_maps import class_token_map, reference_point_map
-from keras_tx.inspect.attention_rollout import rollout
+from keras_tx.inspect.attention import (
+    PatchGrid,
+    class_token_map,
+    entropy_in_nats,
+    mean_attention_distance,
+    reference_point_map,
+    rollout,
+)
 from keras_tx.inspect.filters import principal_filters
 from keras_tx.inspect.inputs import InputAdapter
 from keras_tx.inspect.layer_choice import Layers, layer_indices
-from keras_tx.inspect.patch_grid import PatchGrid
 from keras_tx.inspect.positions import position_similarity
 from keras_tx.runtime.folder import Folder
 

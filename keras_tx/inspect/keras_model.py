@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, InputError
+from keras_tx.inspect.attention import PatchGrid
 from keras_tx.inspect.filters import patch_kernel
 from keras_tx.inspect.graph_evaluation import (
     GraphEvaluation,
@@ -19,7 +20,6 @@ from keras_tx.inspect.graph_evaluation import (
 )
 from keras_tx.inspect.inputs import InputAdapter, Tensors
 from keras_tx.inspect.layer_choice import in_order
-from keras_tx.inspect.patch_grid import PatchGrid
 from keras_tx.inspect.positions import position_table
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from keras_tx.errors import ConfigError
-from keras_tx.inspect.attention_rollout import rollout
+from keras_tx.inspect.attention import rollout
 from keras_tx.inspect.decision import complete_inputs, decision_mask, masked_sum, named_output
 from keras_tx.inspect.gradients import inner_gradients, layers_below
 from keras_tx.inspect.graph_evaluation import as_float32

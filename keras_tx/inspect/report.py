@@ -6,7 +6,7 @@ import dataclasses
 import html
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,7 @@ import numpy as np
 
 from keras_tx.atomic_write import write_file
 from keras_tx.errors import ConfigError, InputError
-from keras_tx.inspect.attention_distance import mean_attention_distance
-from keras_tx.inspect.attention_maps import patch_maps
-from keras_tx.inspect.attention_rollout import rollout
+from keras_tx.inspect.attention import PatchGrid, mean_attention_distance, pooled_map, rollout
 from keras_tx.inspect.figures.images import overlay_map
 from keras_tx.inspect.html_elements import (
     Section,
@@ -35,7 +33,6 @@ from keras_tx.inspect.html_overlay import (
 )
 from keras_tx.inspect.html_page import attention_fragment, attention_parts, check_page_path
 from keras_tx.inspect.inspector import Inspector, inspect
-from keras_tx.inspect.patch_grid import PatchGrid
 from keras_tx.runtime import TextToTextGenerator, load
 from keras_tx.runtime.tasks.base import RunOptions
 
@@ -168,7 +165,9 @@ def _image_sections(model: Any, inspector: Inspector, image: Any) -> list[Sectio
     )
     maps = [
         (
-            overlay_map(photograph, _rollout_map(means, grid, residual), covered=grid.covered),
+            overlay_map(
+                photograph, pooled_map(rollout(means, residual=residual)[0], grid), covered=grid.covered
+            ),
             "With residual connections: half of each layer is the identity (Abnar and Zuidema, 2020)."
             if residual
             else "Without: the heads are averaged and the layers multiplied.",
@@ -216,11 +215,6 @@ def _attention(
         means.append(weights.mean(axis=1, keepdims=True))
         distances.append(mean_attention_distance(weights, (grid.rows, grid.columns), patch, grid.prefix))
     return maps, means, np.stack(distances)
-
-
-def _rollout_map(means: Sequence[np.ndarray], grid: PatchGrid, residual: bool) -> np.ndarray:
-    (weights,) = rollout(means, residual=residual)
-    return patch_maps(weights[0] if grid.prefix else weights.mean(axis=0), grid)
 
 
 def _text_sections(model: Any, inspector: Inspector, text: str, options: Mapping[str, str]) -> list[Section]:

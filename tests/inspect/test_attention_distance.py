@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from keras_tx.errors import ConfigError
-from keras_tx.inspect.attention_distance import entropy_in_nats, mean_attention_distance, patch_distances
+from keras_tx.inspect.attention import entropy_in_nats, mean_attention_distance, patch_distances
 from tests.tolerances import assert_close
 
 

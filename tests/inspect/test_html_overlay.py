@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from keras_tx.errors import InputError
+from keras_tx.errors import ConfigError
+from keras_tx.inspect import PatchGrid
 from keras_tx.inspect.figures import overlay_map, overlay_mask
 from keras_tx.inspect.html_overlay import embedded_photograph, overlay_fragment, query_maps
-from keras_tx.inspect.patch_grid import PatchGrid
 from tests.chromium import Page, browser, needs_chromium
 
 LAYERS, HEADS, ROWS, COLUMNS = 2, 3, 4, 6
@@ -166,5 +166,5 @@ def test_maps_of_the_class_token_only():
 
 
 def test_invalid_shapes_raise():
-    with pytest.raises(InputError, match=r"\(3, 25, 25\).*\(heads, 26, 26\)"):
+    with pytest.raises(ConfigError, match=r"\(3, 25, 25\).* 26 keys"):
         query_maps(attentions()[0], PatchGrid(ROWS, COLUMNS, 2))
