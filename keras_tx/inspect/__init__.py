@@ -24,8 +24,16 @@ if TYPE_CHECKING:
     )
     from keras_tx.inspect.attribution import IntegratedGradients, integrated_gradients, occlusion
     from keras_tx.inspect.callback import InspectionCallback
+    from keras_tx.inspect.embeddings import (
+        NearestToken,
+        NearestTokens,
+        nearest_rows,
+        patch_kernel,
+        position_similarity,
+        position_table,
+        principal_filters,
+    )
     from keras_tx.inspect.faithfulness import Faithfulness, FaithfulnessCurve, blur
-    from keras_tx.inspect.filters import patch_kernel, principal_filters
     from keras_tx.inspect.html_page import (
         AttentionPart,
         attention_fragment,
@@ -35,8 +43,6 @@ if TYPE_CHECKING:
     )
     from keras_tx.inspect.initialization import AttentionStatistics, head_width_statistics, model_statistics
     from keras_tx.inspect.inspector import Inspector, inspect
-    from keras_tx.inspect.nearest_tokens import NearestToken, NearestTokens, nearest_rows
-    from keras_tx.inspect.positions import position_similarity, position_table
     from keras_tx.inspect.receptive_field import central_square, effective_receptive_field, field_center
     from keras_tx.inspect.relevance import (
         AttentionGradients,
@@ -61,8 +67,8 @@ _HOMES = {
     "IntegratedGradients": "attribution",
     "LayerSimilarity": "similarity",
     "MinibatchCKA": "similarity",
-    "NearestToken": "nearest_tokens",
-    "NearestTokens": "nearest_tokens",
+    "NearestToken": "embeddings",
+    "NearestTokens": "embeddings",
     "PatchGrid": "attention",
     "attention_fragment": "html_page",
     "attention_gradients": "relevance",
@@ -84,13 +90,13 @@ _HOMES = {
     "mass_threshold": "attention",
     "mean_attention_distance": "attention",
     "model_statistics": "initialization",
-    "nearest_rows": "nearest_tokens",
+    "nearest_rows": "embeddings",
     "occlusion": "attribution",
-    "patch_kernel": "filters",
+    "patch_kernel": "embeddings",
     "patch_maps": "attention",
-    "position_similarity": "positions",
-    "position_table": "positions",
-    "principal_filters": "filters",
+    "position_similarity": "embeddings",
+    "position_table": "embeddings",
+    "principal_filters": "embeddings",
     "reference_point_map": "attention",
     "rollout": "attention",
     "self_attention_relevance": "relevance",

@@ -18,15 +18,18 @@ from keras_tx.inspect.attention import (
     reference_point_map,
     rollout,
 )
-from keras_tx.inspect.filters import principal_filters
+from keras_tx.inspect.embeddings import (
+    NearestTokens,
+    nearest_tokens,
+    position_similarity,
+    principal_filters,
+)
 from keras_tx.inspect.inputs import InputAdapter
 from keras_tx.inspect.layer_choice import Layers, layer_indices
-from keras_tx.inspect.positions import position_similarity
 from keras_tx.runtime.folder import Folder
 
 if TYPE_CHECKING:
     from keras_tx.inspect.attribution import IntegratedGradients
-    from keras_tx.inspect.nearest_tokens import NearestTokens
 
 MAX_BYTES = 2**30  # of the arrays that a call of `attention` returns
 
@@ -421,8 +424,6 @@ class Inspector:
 
         >>> inspect("sentences").nearest_tokens("tired", top_k=3)  # doctest: +SKIP
         """
-        from keras_tx.inspect.nearest_tokens import nearest_tokens
-
         adapter = self.reader.adapter
         if adapter.kind != "text":
             raise ConfigError(f"{self.name!r} does not accept texts, so it has no token embedding.")

@@ -10,7 +10,7 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.errors import ConfigError, InputError
 from keras_tx.inspect.attention import PatchGrid
-from keras_tx.inspect.filters import patch_kernel
+from keras_tx.inspect.embeddings import patch_kernel, position_table, token_table
 from keras_tx.inspect.graph_evaluation import (
     GraphEvaluation,
     LayerCall,
@@ -20,7 +20,6 @@ from keras_tx.inspect.graph_evaluation import (
 )
 from keras_tx.inspect.inputs import InputAdapter, Tensors
 from keras_tx.inspect.layer_choice import in_order
-from keras_tx.inspect.positions import position_table
 
 
 class KerasModelReader:
@@ -136,8 +135,6 @@ class KerasModelReader:
         return position_table(self.model, layer)
 
     def token_table(self) -> np.ndarray:
-        from keras_tx.inspect.nearest_tokens import token_table
-
         return token_table(self.model)
 
     def query_mask(self, tensors: Tensors, part: str | None) -> np.ndarray | None:

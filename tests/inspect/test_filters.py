@@ -7,7 +7,7 @@ import pytest
 
 import keras_tx
 from keras_tx.errors import ConfigError
-from keras_tx.inspect.filters import patch_kernel, principal_filters
+from keras_tx.inspect.embeddings import patch_kernel, principal_filters
 from tests.drawing import as_numpy, draw, redraw
 from tests.tolerances import assert_close
 

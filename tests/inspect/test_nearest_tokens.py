@@ -13,7 +13,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 import keras_tx
 from keras_tx.errors import ConfigError, FolderError, InputError
 from keras_tx.inspect import NearestToken, NearestTokens, inspect, nearest_rows
-from keras_tx.inspect.nearest_tokens import token_table
+from keras_tx.inspect.embeddings import token_table
 from keras_tx.processing import TextTransform
 from keras_tx_onnx import export_onnx
 from tests.drawing import draw, redraw
@@ -108,9 +108,6 @@ def test_table_of_other_models():
     table = keras.ops.convert_to_numpy(model.layers[0].embeddings)
     np.testing.assert_array_equal(token_table(model), table)
     assert token_table(keras_tx.t5("tiny", vocabulary_size=40)).shape == (40, 32)
-    assert token_table(keras_tx.bert("tiny", vocabulary_size=50), layer="segments").shape[0] == 2
-    with pytest.raises(ConfigError, match="layer='letters'"):
-        token_table(model, layer="letters")
     with pytest.raises(ConfigError, match="no Embedding layer"):
         token_table(keras_tx.vit("Mu/2", image_size=8))
 

@@ -9,7 +9,7 @@ import pytest
 
 import keras_tx
 from keras_tx.errors import ConfigError
-from keras_tx.inspect.positions import position_similarity, position_table
+from keras_tx.inspect.embeddings import position_similarity, position_table
 from keras_tx.layers.position_tables import sine_cosine
 from tests.drawing import as_numpy, draw, redraw
 from tests.tolerances import assert_close
