@@ -15,7 +15,6 @@ from keras_tx.errors import ConfigError, FolderError, InputError
 from keras_tx.inspect.attention import PatchGrid
 from keras_tx.inspect.graph_outputs import AttentionNode, GraphOutputs
 from keras_tx.inspect.inputs import InputAdapter, Tensors
-from keras_tx.inspect.layer_choice import in_order
 from keras_tx.processing import ImageTransform, TextTransform
 from keras_tx.runtime.folder import Folder, check_unchanged, open_folder
 from keras_tx.runtime.session import Session
@@ -244,21 +243,23 @@ class InspectedGraph:
         self._sizes: dict[Any, int] = {}  # bytes of the attention weights of a layer, by shapes of inputs
 
     def attention(self, feed: Tensors, nodes: Sequence[AttentionNode]) -> Iterator[np.ndarray]:
-        """Yields the attention weights of nodes: of small inputs in one run, else layer by layer."""
-        shapes = tuple(np.shape(value) for value in feed.values())
-        names = dict.fromkeys(one.weights for one in nodes)
-        distinct = [one for one in self.outputs.attention if one.weights in names]
-        if self._sizes.get(shapes, RUN_BYTES + 1) * len(distinct) > RUN_BYTES:
-            yield from in_order([one.weights for one in nodes], self._layers(feed, shapes, distinct))
-            return
-        arrays = self._run(feed, tuple(names), lambda: self.outputs.write(distinct))
-        for one in nodes:
-            yield arrays[one.weights].astype(np.float32, copy=False)
+        """Yields the attention weights of nodes: of small inputs in one run, else layer by layer.
 
-    def _layers(
-        self, feed: Tensors, shapes: Any, nodes: Sequence[AttentionNode]
-    ) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields the names and attention weights of nodes; only a segment of the graph is in memory."""
+        Args:
+            feed: the inputs.
+            nodes: some of `outputs.attention`, in this order.
+        """
+        shapes = tuple(np.shape(value) for value in feed.values())
+        if self._sizes.get(shapes, RUN_BYTES + 1) * len(nodes) > RUN_BYTES:
+            yield from self._layers(feed, shapes, nodes)
+            return
+        names = tuple(one.weights for one in nodes)
+        arrays = self._run(feed, names, lambda: self.outputs.write(nodes))
+        for name in names:
+            yield arrays[name].astype(np.float32, copy=False)
+
+    def _layers(self, feed: Tensors, shapes: Any, nodes: Sequence[AttentionNode]) -> Iterator[np.ndarray]:
+        """Yields the attention weights of nodes; only a segment of the graph is in memory."""
         known: Tensors = {}
         for segment in self.outputs.segments(nodes):
             name = segment.attention.weights
@@ -266,7 +267,7 @@ class InspectedGraph:
             arrays = self._run({**feed, **known}, None, lambda content=content: content)
             known = {key: value for key, value in (known | arrays).items() if key in segment.later}
             self._sizes[shapes] = 4 * arrays[name].size
-            yield name, arrays.pop(name).astype(np.float32, copy=False)
+            yield arrays.pop(name).astype(np.float32, copy=False)
 
     def values(self, feed: Tensors, names: Sequence[str]) -> list[np.ndarray]:
         """Returns values of the graph as float32."""

@@ -19,10 +19,9 @@ import numpy as np
 from keras_tx.atomic_write import check_file_target, write_file
 from keras_tx.errors import ConfigError, InputError
 from keras_tx.inspect.html_elements import html_json
-from keras_tx.inspect.layer_choice import Layers, layer_indices
 
 if TYPE_CHECKING:
-    from keras_tx.inspect.inspector import Inspector
+    from keras_tx.inspect.inspector import Inspector, Layers
 
 MAX_WEIGHTS = 40_000_000  # 12 layers and heads of 512 tokens; a byte of the page each, before compression
 ASSETS = Path(__file__).parent
@@ -149,7 +148,7 @@ def attention_parts(
     results = []
     for part, (queries, query_mask) in rows.items():
         keys, key_mask = rows["encoder"] if part == "cross" else (queries, query_mask)
-        indices = layer_indices(layers, inspector.layer_names(part), inspector.name)
+        indices = inspector.layer_indices(layers, part)
         attentions = []
         for weights in inspector.attention_layers(inputs, targets=targets, layers=indices, part=part):
             attentions.append(weights[0][:, query_mask][:, :, key_mask])

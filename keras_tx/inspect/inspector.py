@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from keras_tx.errors import ConfigError, InputError
+from keras_tx.errors import ConfigError, InputError, nearest
 from keras_tx.inspect.attention import (
     PatchGrid,
     class_token_map,
@@ -25,11 +26,12 @@ from keras_tx.inspect.embeddings import (
     principal_filters,
 )
 from keras_tx.inspect.inputs import InputAdapter
-from keras_tx.inspect.layer_choice import Layers, layer_indices
 from keras_tx.runtime.folder import Folder
 
 if TYPE_CHECKING:
     from keras_tx.inspect.attribution import IntegratedGradients
+
+Layers = int | str | Sequence[int | str] | None
 
 MAX_BYTES = 2**30  # of the arrays that a call of `attention` returns
 
@@ -45,7 +47,9 @@ class Reader(Protocol):
 
     def attention_layers(
         self, tensors: dict[str, Any], indices: Sequence[int], part: str | None
-    ) -> Iterator[np.ndarray]: ...
+    ) -> Iterator[np.ndarray]:
+        """Yields the weights of layers, whose distinct indices are in the order of the model."""
+        ...
 
     def hidden_states(self, tensors: dict[str, Any], part: str | None) -> list[np.ndarray]: ...
 
@@ -140,6 +144,22 @@ class Inspector:
         """
         return self.reader.layer_names(self._part(part))
 
+    def layer_indices(self, layers: Layers, part: str | None = None) -> list[int]:
+        """Returns the indices of layers in `layer_names`.
+
+        Args:
+            layers: one index or name, or a list of them; None for all. Negative indices count from the end.
+            part: of an encoder-decoder.
+
+        Raises:
+            ConfigError: if a layer does not exist.
+        """
+        names = self.layer_names(part)
+        if layers is None:
+            return list(range(len(names)))
+        selected = list(layers) if isinstance(layers, Sequence) and not isinstance(layers, str) else [layers]
+        return [_index(layer, names, self.name) for layer in selected]
+
     def attention(
         self, inputs: Any, *, targets: Any = None, layers: Layers = None, part: str | None = None
     ) -> list[np.ndarray]:
@@ -159,7 +179,7 @@ class Inspector:
             InputError: if the inputs are of another kind than those of the model, or if the result would
                 exceed 1 GiB; `attention_layers` computes one layer after the other.
         """
-        indices = self._indices(layers, part)
+        indices = self.layer_indices(layers, part)
         results: list[np.ndarray] = []
         for weights in self._attention_layers(inputs, targets, indices, part):
             results.append(weights)
@@ -182,18 +202,18 @@ class Inspector:
         Raises:
             ConfigError, InputError: as `attention`, except for the size.
         """
-        return self._attention_layers(inputs, targets, self._indices(layers, part), part)
+        return self._attention_layers(inputs, targets, self.layer_indices(layers, part), part)
 
     def _attention_layers(
         self, inputs: Any, targets: Any, indices: list[int], part: str | None
     ) -> Iterator[np.ndarray]:
         part = self._part(part)
         tensors = self._tensors(inputs, targets, part)
-        layers = self.reader.attention_layers(tensors, indices, part)
+        layers = self.reader.attention_layers(tensors, sorted(set(indices)), part)
         queries = self.reader.query_mask(tensors, part)
         if queries is not None and not queries.all():
             layers = (weights * queries[:, None, :, None] for weights in layers)
-        return layers
+        return _in_order(indices, layers)
 
     def hidden_states(
         self, inputs: Any, *, targets: Any = None, layers: Layers = None, part: str | None = None
@@ -216,7 +236,7 @@ class Inspector:
         """
         if part == "cross":
             raise ConfigError("part='cross' has no hidden states. Pass part='encoder' or part='decoder'.")
-        indices = None if layers is None else self._indices(layers, part)
+        indices = None if layers is None else self.layer_indices(layers, part)
         part = self._part(part)
         tensors = self._tensors(inputs, targets, part)
         states = self.reader.hidden_states(tensors, part)
@@ -638,5 +658,31 @@ class Inspector:
             raise InputError(f"targets= is for encoder-decoders. Omit it for {self.name!r}.")
         return adapter.tensors(inputs, None if part == "encoder" else targets)
 
-    def _indices(self, layers: Layers, part: str | None) -> list[int]:
-        return layer_indices(layers, self.layer_names(part), self.name)
+
+def _index(layer: object, names: Sequence[str], model: str) -> int:
+    if isinstance(layer, str):
+        if layer not in names:
+            raise ConfigError(f"Model {model!r} has no layer {layer!r}. {nearest(layer, names)}")
+        return names.index(layer)
+    try:
+        index = operator.index(layer)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigError(f"layers has {layer!r}, expected indices or names of layers.") from None
+    if not -len(names) <= index < len(names):
+        raise ConfigError(
+            f"layers has {index}, but model {model!r} has {len(names)} layers with attention (0 to "
+            f"{len(names) - 1})."
+        )
+    return index % len(names)
+
+
+def _in_order(indices: Sequence[int], arrays: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yields arrays, computed by increasing index, in the order of `indices`; later ones are not computed."""
+    computed = zip(sorted(set(indices)), arrays, strict=True)
+    pending = list(indices)
+    waiting: dict[int, np.ndarray] = {}
+    while pending:
+        while pending[0] not in waiting:
+            index, waiting[index] = next(computed)
+        index = pending.pop(0)
+        yield waiting[index] if index in pending else waiting.pop(index)

@@ -19,7 +19,6 @@ from keras_tx.inspect.graph_evaluation import (
     without_gradients,
 )
 from keras_tx.inspect.inputs import InputAdapter, Tensors
-from keras_tx.inspect.layer_choice import in_order
 
 
 class KerasModelReader:
@@ -67,18 +66,12 @@ class KerasModelReader:
     def attention_layers(
         self, tensors: Tensors, indices: Sequence[int], part: str | None
     ) -> Iterator[np.ndarray]:
-        return in_order(indices, self._layers(tensors, indices, part))
-
-    def _layers(
-        self, tensors: Tensors, indices: Sequence[int], part: str | None
-    ) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields the indices and attention weights of layers, in the order of the model."""
         calls = self._calls(part)
-        wanted = {id(calls[index]): index for index in indices}
+        selected = {id(calls[index]) for index in indices}
         values = GraphEvaluation(self.inputs, self._values(tensors), self.graph)
         for call in self.graph:
-            if id(call) in wanted:
-                yield wanted[id(call)], values.weights(call, 1 if part == "cross" else 0)
+            if id(call) in selected:
+                yield values.weights(call, 1 if part == "cross" else 0)
             else:
                 values.call(call)
 
