@@ -16,8 +16,8 @@ from keras_tx.atomic_write import write_file
 from keras_tx.errors import ConfigError, nearest, whole_number
 from keras_tx.inspect.attention import pooled_map
 from keras_tx.inspect.figures.canvas import figure_bytes, require_matplotlib
+from keras_tx.inspect.figures.curves import draw_attention_distance
 from keras_tx.inspect.figures.images import draw_layers, draw_maps, draw_overlay
-from keras_tx.inspect.figures.matrices import draw_attention_distance
 from keras_tx.inspect.figures.texts import draw_token_attention
 from keras_tx.inspect.inspector import Inspector, inspect
 

@@ -11,10 +11,10 @@ from PIL import Image
 
 from keras_tx.errors import ConfigError
 from keras_tx.inspect.figures.matrices import (
-    draw_attention_distance,
     draw_filters,
     draw_layer_similarity,
     draw_position_similarity,
+    draw_receptive_fields,
 )
 from keras_tx.inspect.similarity import LayerSimilarity
 from tests.drawing import draw
@@ -49,16 +49,6 @@ def test_many_layers_have_some_names():
         assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
 
 
-def test_attention_distance_has_a_dot_for_each_head():
-    distances = [np.array([10.0, 20, 60]), np.array([30.0, 50])]
-    axes = draw_attention_distance(distances).axes[0]
-    dots = axes.collections[0].get_offsets()
-    assert np.asarray(dots).tolist() == [[0, 10], [0, 20], [0, 60], [1, 30], [1, 50]]
-    assert axes.lines[0].get_ydata().tolist() == [30, 40]
-    assert axes.get_ylabel() == "mean attention distance (pixels)"
-    assert axes.get_ylim()[0] == 0
-
-
 def test_position_similarity_draws_each_map_at_its_position():
     similarity = draw(2, 3, 2, 3)
     axes, bar = draw_position_similarity(similarity).axes
@@ -89,6 +79,29 @@ def test_filters_are_scaled_with_gray_as_zero():
     assert draw_filters(draw(1, 4, 4, 1)).axes[0].images[0].get_array().shape == (4, 4)
 
 
+def test_receptive_fields_beside_each_other(tmp_path: Path):
+    small, wide = np.zeros((9, 13)), np.full((9, 13), 1e-5)
+    small[2:5, 6:9] = 4
+    wide[3, 7] = 2
+    path = tmp_path / "fields.svg"
+    figure = draw_receptive_fields({"CNN": small, "ViT": wide}, share=0.9, path=path)
+    left, right, bar = figure.axes
+    assert left.get_title() == "CNN\n90% in 3 pixels"
+    assert right.get_title() == "ViT\n90% in 1 pixels"
+    np.testing.assert_allclose(left.images[0].get_array(), np.maximum(small / 4, 1e-3))
+    assert left.images[0].get_clim() == right.images[0].get_clim() == (1e-3, 1)
+    outline = left.lines[0].get_xydata()
+    np.testing.assert_array_equal(outline.min(axis=0), (5.5, 1.5))  # x, y
+    np.testing.assert_array_equal(outline.max(axis=0), (8.5, 4.5))
+    assert (left.get_xlabel(), left.get_ylabel(), right.get_ylabel()) == ("pixels", "pixels", "")
+    assert "share of the largest" in bar.get_ylabel()
+    assert path.read_text("utf-8").startswith("<?xml")
+    with pytest.raises(ConfigError, match="0 fields"):
+        draw_receptive_fields({})
+    with pytest.raises(ConfigError, match="not all 0"):
+        draw_receptive_fields({"none": np.zeros((3, 3))})
+
+
 def test_other_arrays_raise(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"shape \(2, 4, 4, 2\)"):
         draw_filters(draw(2, 4, 4, 2))
@@ -96,7 +109,5 @@ def test_other_arrays_raise(tmp_path: Path):
         draw_filters(draw(2, 4, 4, 3), columns=0)
     with pytest.raises(ConfigError, match=r"shape \(2, 3, 3, 2\)"):
         draw_position_similarity(draw(2, 3, 3, 2))
-    with pytest.raises(ConfigError, match="2 layers"):
-        draw_attention_distance(draw(2, 3, 4))
     with pytest.raises(ConfigError, match=r"x\.gif"):
         draw_filters(draw(2, 4, 4, 3), path=tmp_path / "x.gif")

@@ -10,7 +10,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from keras_tx.inspect.figures.curves import draw_attention_statistics, draw_faithfulness
+    from keras_tx.inspect.figures.curves import (
+        draw_attention_distance,
+        draw_attention_statistics,
+        draw_faithfulness,
+    )
     from keras_tx.inspect.figures.images import (
         draw_layers,
         draw_maps,
@@ -21,16 +25,15 @@ if TYPE_CHECKING:
         overlay_mask,
     )
     from keras_tx.inspect.figures.matrices import (
-        draw_attention_distance,
         draw_filters,
         draw_layer_similarity,
         draw_position_similarity,
+        draw_receptive_fields,
     )
-    from keras_tx.inspect.figures.receptive_field import draw_receptive_fields
     from keras_tx.inspect.figures.texts import draw_token_attention, draw_token_scores
 
 _HOMES = {
-    "draw_attention_distance": "matrices",
+    "draw_attention_distance": "curves",
     "draw_attention_statistics": "curves",
     "draw_faithfulness": "curves",
     "draw_filters": "matrices",
@@ -39,7 +42,7 @@ _HOMES = {
     "draw_maps": "images",
     "draw_overlay": "images",
     "draw_position_similarity": "matrices",
-    "draw_receptive_fields": "receptive_field",
+    "draw_receptive_fields": "matrices",
     "draw_reference_points": "images",
     "draw_token_attention": "texts",
     "draw_token_scores": "texts",

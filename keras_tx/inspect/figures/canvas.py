@@ -19,6 +19,8 @@ from keras_tx.errors import ConfigError, install_remedy
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+FigurePath = str | os.PathLike[str] | None  # of a file to write
+
 SEQUENTIAL = "viridis"  # its lightness rises steadily, so it stays readable in gray and for the color-blind
 DIVERGING = "RdBu_r"
 SUFFIXES = (".html", ".png", ".svg")
@@ -77,7 +79,7 @@ def _needs_matplotlib() -> Iterator[None]:
         raise ModuleNotFoundError(message, name=error.name) from error
 
 
-def check_figure_path(path: str | os.PathLike[str] | None) -> None:
+def check_figure_path(path: FigurePath) -> None:
     """Raises a ConfigError if `write_figure` cannot write this path; None is accepted."""
     if path is None:
         return
@@ -86,7 +88,7 @@ def check_figure_path(path: str | os.PathLike[str] | None) -> None:
     check_file_target(Path(path), "path", ConfigError)
 
 
-def write_figure(figure: Figure, path: str | os.PathLike[str] | None) -> Figure:
+def write_figure(figure: Figure, path: FigurePath) -> Figure:
     """Writes a figure as PNG, SVG or HTML by the suffix of `path`, atomically; None writes nothing.
 
     Returns:

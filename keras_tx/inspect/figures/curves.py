@@ -1,30 +1,80 @@
-"""Figures of curves: deletion and insertion scores, and attention at initialization."""
+"""Figures of curves: attention distances, deletion and insertion scores, attention at initialization."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from keras_tx.errors import ConfigError
 from keras_tx.inspect.faithfulness import FaithfulnessCurve
-from keras_tx.inspect.figures.canvas import check_figure_path, new_figure, write_figure
+from keras_tx.inspect.figures.canvas import FigurePath, check_figure_path, new_figure, write_figure
 from keras_tx.inspect.initialization import AttentionStatistics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Path = str | os.PathLike[str] | None
-
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # of Okabe and Ito
 STYLES = ("-", "--", "-.", ":")  # so that lines differ without color
+
+
+def draw_attention_distance(
+    distances: Any, *, label: str = "mean attention distance (pixels)", path: FigurePath = None
+) -> Figure:
+    """Draws the mean attention distance of each head over the depth, as in Dosovitskiy et al., figure 7.
+
+    A dot is a head; the line connects the means of the layers.
+
+    Args:
+        distances: (layers, heads), or one array (heads,) per layer.
+        label: of the vertical axis; with another one, the figure shows another value of each head, such as
+            its entropy in nats.
+        path: of a PNG, SVG or HTML file; None writes none.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ConfigError: if the distances have another shape, or the path cannot be written.
+
+    Example:
+
+    >>> figure = draw_attention_distance(np.random.default_rng(0).uniform(0, 120, (12, 12)))
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    check_figure_path(path)
+    layers = [np.asarray(layer, "float64") for layer in distances]
+    if not layers or any(layer.ndim != 1 or not layer.size for layer in layers):
+        raise ConfigError(f"distances has {len(layers)} layers, expected one array (heads,) for each layer.")
+    figure = new_figure(5, 3.5)
+    axes = figure.add_subplot()
+    depth = np.arange(len(layers))
+    axes.plot(depth, [layer.mean() for layer in layers], color="0.6", linewidth=1, zorder=1, label="mean")
+    axes.scatter(
+        np.repeat(depth, [len(layer) for layer in layers]),
+        np.concatenate(layers),
+        s=18,
+        color="tab:blue",
+        alpha=0.75,
+        linewidths=0,
+        label="head",
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("layer")
+    axes.set_ylabel(label)
+    axes.legend(frameon=False, fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    return write_figure(figure, path)
 
 
 def draw_faithfulness(
     curves: Mapping[str, FaithfulnessCurve],
     *,
     labels: tuple[str, str] = ("share of deleted elements", "score"),
-    path: Path = None,
+    path: FigurePath = None,
 ) -> Figure:
     """Draws deletion or insertion curves of several explanations, each with its area.
 
@@ -42,7 +92,6 @@ def draw_faithfulness(
 
     Example:
 
-    >>> import numpy as np
     >>> curve = FaithfulnessCurve(np.array([0.0, 0.5, 1.0]), np.array([[0.9, 0.2, 0.1]]))
     >>> figure = draw_faithfulness({"relevance": curve})
     """
@@ -63,7 +112,7 @@ def draw_faithfulness(
 
 
 def draw_attention_statistics(
-    statistics: Mapping[str, AttentionStatistics], *, label: str = "layer", path: Path = None
+    statistics: Mapping[str, AttentionStatistics], *, label: str = "layer", path: FigurePath = None
 ) -> Figure:
     """Draws entropy and gradients of attention, beside each other.
 
@@ -80,7 +129,6 @@ def draw_attention_statistics(
 
     Example:
 
-    >>> import numpy as np
     >>> values = np.array([3.7, 3.6])
     >>> scaled = AttentionStatistics([4, 16], values, values, values)
     >>> figure = draw_attention_statistics({"scaled": scaled})

@@ -18,6 +18,7 @@ from keras_tx.errors import ConfigError, ImageError
 from keras_tx.inspect.figures.canvas import (
     DIVERGING,
     SEQUENTIAL,
+    FigurePath,
     check_figure_path,
     new_figure,
     paint,
@@ -28,7 +29,6 @@ from keras_tx.processing.image_file import read_image
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Path = str | os.PathLike[str] | None
 Limits = tuple[float, float] | None
 Shares = tuple[float, float]
 
@@ -165,7 +165,7 @@ def draw_overlay(
     colors: str | None = None,
     smooth: bool = True,
     covered: Shares = WHOLE,
-    path: Path = None,
+    path: FigurePath = None,
 ) -> Figure:
     """Draws a map over a photograph. The PNG has the size of the photograph, without axes and margins.
 
@@ -201,7 +201,7 @@ def draw_maps(
     smooth: bool = True,
     covered: Shares = WHOLE,
     columns: int | None = None,
-    path: Path = None,
+    path: FigurePath = None,
 ) -> Figure:
     """Draws several maps over a photograph, such as the heads of a layer, after the photograph itself.
 
@@ -253,7 +253,7 @@ def draw_reference_points(
     *,
     smooth: bool = True,
     covered: Shares = WHOLE,
-    path: Path = None,
+    path: FigurePath = None,
 ) -> Figure:
     """Draws the patches of a photograph to which chosen patches attend, as DINO's figure of reference points.
 
@@ -297,7 +297,7 @@ def draw_reference_points(
     return write_figure(figure, path)
 
 
-def draw_layers(image: Any, maps: Any, *, path: Path = None) -> Figure:
+def draw_layers(image: Any, maps: Any, *, path: FigurePath = None) -> Figure:
     """Draws a table of small maps: a row per layer, a column per head.
 
     Args:

@@ -1,29 +1,34 @@
-"""Figures of matrices: similarity of layers and positions, attention distances, filters."""
+"""Figures of matrices: similarity of layers and positions, filters, receptive fields."""
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from keras_tx.errors import ConfigError
-from keras_tx.inspect.figures.canvas import SEQUENTIAL, check_figure_path, new_figure, write_figure
+from keras_tx.inspect.figures.canvas import (
+    SEQUENTIAL,
+    FigurePath,
+    check_figure_path,
+    new_figure,
+    write_figure,
+)
+from keras_tx.inspect.receptive_field import central_square, field_center
 from keras_tx.inspect.similarity import LayerSimilarity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Path = str | os.PathLike[str] | None
-
 SIDE = 3.6  # inches of the shorter side of a matrix of layers; the longer one is at most twice as long
+SMALLEST_GRADIENT = 1e-3  # of the largest one; below it the color of a receptive field does not change
 LABELS_PER_INCH = 9  # where names do not fit, every second, third ... layer has its name
 
 
 def draw_layer_similarity(
-    similarity: LayerSimilarity, *, labels: tuple[str, str] = ("layers", "layers"), path: Path = None
+    similarity: LayerSimilarity, *, labels: tuple[str, str] = ("layers", "layers"), path: FigurePath = None
 ) -> Figure:
     """Draws the CKA of layers as a heat map with a color bar, the first layer at the bottom left.
 
@@ -71,58 +76,7 @@ def _set_names(axis: Any, names: Sequence[str], inches: float) -> None:
     axis.set_ticks(range(0, len(names), step), names[::step], fontsize=8 if len(names) <= 24 else 6)
 
 
-def draw_attention_distance(
-    distances: Any, *, label: str = "mean attention distance (pixels)", path: Path = None
-) -> Figure:
-    """Draws the mean attention distance of each head over the depth, as in Dosovitskiy et al., figure 7.
-
-    A dot is a head; the line connects the means of the layers.
-
-    Args:
-        distances: (layers, heads), or one array (heads,) per layer.
-        label: of the vertical axis; with another one, the figure shows another value of each head, such as
-            its entropy in nats.
-        path: of a PNG, SVG or HTML file; None writes none.
-
-    Returns:
-        The figure.
-
-    Raises:
-        ConfigError: if the distances have another shape, or the path cannot be written.
-
-    Example:
-
-    >>> figure = draw_attention_distance(np.random.default_rng(0).uniform(0, 120, (12, 12)))
-    """
-    from matplotlib.ticker import MaxNLocator
-
-    check_figure_path(path)
-    layers = [np.asarray(layer, "float64") for layer in distances]
-    if not layers or any(layer.ndim != 1 or not layer.size for layer in layers):
-        raise ConfigError(f"distances has {len(layers)} layers, expected one array (heads,) for each layer.")
-    figure = new_figure(5, 3.5)
-    axes = figure.add_subplot()
-    depth = np.arange(len(layers))
-    axes.plot(depth, [layer.mean() for layer in layers], color="0.6", linewidth=1, zorder=1, label="mean")
-    axes.scatter(
-        np.repeat(depth, [len(layer) for layer in layers]),
-        np.concatenate(layers),
-        s=18,
-        color="tab:blue",
-        alpha=0.75,
-        linewidths=0,
-        label="head",
-    )
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("layer")
-    axes.set_ylabel(label)
-    axes.legend(frameon=False, fontsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    return write_figure(figure, path)
-
-
-def draw_position_similarity(similarity: Any, *, path: Path = None) -> Figure:
+def draw_position_similarity(similarity: Any, *, path: FigurePath = None) -> Figure:
     """Draws the similarity of positional embeddings, as in Dosovitskiy et al., figure 7.
 
     For a grid, each position has a map of its similarity with all positions, drawn where the position is.
@@ -190,7 +144,7 @@ def _size(height: int, width: int) -> tuple[float, float]:
     return (1.2 + 4.6 * min(ratio, 1.5), 0.6 + 4.6 * min(1 / ratio, 1.5))
 
 
-def draw_filters(filters: Any, *, columns: int = 7, path: Path = None) -> Figure:
+def draw_filters(filters: Any, *, columns: int = 7, path: FigurePath = None) -> Figure:
     """Draws filters as a grid of images, row by row, as in the left part of Dosovitskiy et al., figure 7.
 
     Each filter is scaled by its largest magnitude, so that gray is 0. Filters of three channels are in color,
@@ -230,4 +184,67 @@ def draw_filters(filters: Any, *, columns: int = 7, path: Path = None) -> Figure
         if index < len(images):
             image = images[index] if images.shape[-1] == 3 else images[index, ..., 0]
             axes.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    return write_figure(figure, path)
+
+
+def draw_receptive_fields(
+    fields: Mapping[str, Any], *, share: float = 0.5, columns: int = 4, path: FigurePath = None
+) -> Figure:
+    """Draws effective receptive fields beside each other, such as those of a ViT and a CNN.
+
+    Each field is divided by its largest value, and colors are logarithmic. A square around its center shows
+    where a share of the field is; its side is in the title.
+
+    Args:
+        fields: results of `effective_receptive_field` by title.
+        share: the share in the square.
+        columns: number of fields in a row.
+        path: of a PNG, SVG or HTML file; None writes none.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ConfigError: if there are no fields, a field is 0 everywhere, or the path cannot be written.
+
+    Example:
+
+    >>> figure = draw_receptive_fields({"block_0": np.ones((8, 8)), "block_1": np.eye(8)})
+    """
+    check_figure_path(path)
+    if not fields or columns < 1:
+        raise ConfigError(
+            f"There are {len(fields)} fields and columns={columns}, expected 1 or more of both."
+        )
+    sides = {title: central_square(field, share) for title, field in fields.items()}
+    columns = min(columns, len(fields))
+    rows = -(-len(fields) // columns)
+    figure = new_figure(2.4 * columns + 1, 2.6 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False)
+    image: Any = None
+    for index, (axes, (title, field)) in enumerate(zip(panels.flat, fields.items(), strict=False)):
+        field = np.asarray(field, "float64")
+        image = axes.imshow(
+            np.maximum(field / field.max(), SMALLEST_GRADIENT),
+            cmap=SEQUENTIAL,
+            norm="log",
+            vmin=SMALLEST_GRADIENT,
+            vmax=1,
+            interpolation="nearest",
+        )
+        center, half = np.array(field_center(field)[::-1]), sides[title] / 2
+        corners = center + half * np.array([(-1, -1), (-1, 1), (1, 1), (1, -1), (-1, -1)])
+        (low, high), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+        axes.plot(*corners.T, color="white", linewidth=1)
+        axes.set(xlim=(low, high), ylim=(bottom, top))
+        axes.set_title(f"{title}\n{share:.0%} in {sides[title]} pixels", fontsize=9)
+        axes.tick_params(labelsize=7)
+        if index % columns == 0:
+            axes.set_ylabel("pixels", fontsize=8)
+        if index >= len(fields) - columns:
+            axes.set_xlabel("pixels", fontsize=8)
+    for axes in panels.flat[len(fields) :]:
+        axes.axis("off")
+    label = "gradient, as a share of the largest"
+    figure.colorbar(image, ax=panels.ravel().tolist(), label=label, extend="min", shrink=0.8)
     return write_figure(figure, path)

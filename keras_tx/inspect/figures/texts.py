@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from keras_tx.errors import ConfigError
 from keras_tx.inspect.figures.canvas import (
     DIVERGING,
     SEQUENTIAL,
+    FigurePath,
     check_figure_path,
     new_figure,
     paint,
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-Path = str | os.PathLike[str] | None
 LABELS = 60  # tokens of an axis; of more, every second, third ... has its label
 IN_GRID = 24  # as LABELS, where a figure has several maps
 CELL = 0.22  # inches of a token in a map
@@ -40,7 +39,7 @@ def draw_token_attention(
     *,
     head: int | str | None = None,
     labels: tuple[str, str] = ("query", "key"),
-    path: Path = None,
+    path: FigurePath = None,
 ) -> Figure:
     """Draws which token attends to which, as a heat map with a row per query: of each head, one, or the mean.
 
@@ -103,7 +102,7 @@ def draw_token_attention(
 
 
 def draw_token_scores(
-    tokens: Sequence[str], scores: Any, *, label: str = "score", path: Path = None
+    tokens: Sequence[str], scores: Any, *, label: str = "score", path: FigurePath = None
 ) -> Figure:
     """Draws a text whose tokens have the color of a score, such as attention or an attribution.
 
