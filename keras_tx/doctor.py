@@ -20,6 +20,7 @@ SUPPORTED: dict[str, tuple[str, str]] = {
     "pillow": ("11", "14"),
     "tokenizers": ("0.21", "0.24"),
     "scikit-learn": ("1.5.2", "2"),
+    "matplotlib": ("3.10.8", "4"),
     "jax": ("0.7", "0.13"),
     "torch": ("2.13", "3"),
 }
@@ -97,7 +98,7 @@ def diagnose(facts: Facts) -> list[Finding]:
     """The findings of all rules, problems first.
 
     >>> [finding.level for finding in diagnose(Facts("3.12.1", "Linux x86_64", {"numpy": "2.1"}))]
-    ['problem', 'ok', 'ok']
+    ['problem', 'ok', 'ok', 'ok']
     """
     findings = [finding for rule in RULES for finding in rule(facts)]
     return sorted(findings, key=lambda finding: ("problem", "warning", "ok").index(finding.level))
@@ -303,6 +304,12 @@ def _keras(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def _matplotlib(facts: Facts) -> Iterator[Finding]:
+    if "matplotlib" not in facts.versions:
+        text = 'not installed: to draw figures and run keras-tx inspect, pip install "keras-tx[inspect]"'
+        yield Finding("ok", "matplotlib", text)
+
+
 def _frameworks(facts: Facts) -> Iterator[Finding]:
     for name, framework in (facts.frameworks or {}).items():
         if framework.error:
@@ -328,6 +335,7 @@ RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     _driver,
     _gpu,
     _keras,
+    _matplotlib,
     _frameworks,
 )
 

@@ -19,7 +19,7 @@ from keras_tx.doctor import Facts, Framework, Gpu, OnnxRuntime
 
 SHOWN = (
     "keras tensorflow tensorflow-cpu jax jaxlib torch keras-hub keras-nlp onnx onnx-ir tf2onnx "
-    "onnxruntime onnxruntime-gpu numpy pillow tokenizers scikit-learn"
+    "onnxruntime onnxruntime-gpu numpy pillow tokenizers scikit-learn matplotlib"
 ).split()
 
 # The graph `y = Identity(x)`, 1 float, opset 17: enough to see whether CUDA starts. Tests read it with onnx.

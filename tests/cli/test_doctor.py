@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +146,12 @@ def test_sound_installations_have_no_warnings(facts):
             'pip install "tensorflow>=2.20,<2.22"',
         ),
         (
+            changed(SERVER, more={"matplotlib": "3.9.4"}),
+            "warning",
+            "3.9.4 is not supported, expected >=3.10.8,<4",
+            'pip install "matplotlib>=3.10.8,<4"',
+        ),
+        (
             dataclasses.replace(SERVER, python="3.10.12"),
             "warning",
             "3.10.12",
@@ -265,13 +272,21 @@ def test_conflicts_have_a_remedy(facts, level, text, remedy):
 
 def test_findings_of_a_sound_server():
     texts = {finding.subject: finding.text for finding in diagnose(SERVER)}
-    assert set(texts) == {"keras", "GPU", "onnxruntime", "telemetry"}
+    assert set(texts) == {"keras", "GPU", "onnxruntime", "telemetry", "matplotlib"}
     assert texts["onnxruntime"] == "1.31.1, CPUExecutionProvider"
     before = changed(SERVER, more={"onnxruntime": "1.28.0"}, disable_telemetry="0")
     assert "telemetry" not in {finding.subject for finding in diagnose(before)}
     asked = dataclasses.replace(WORKSHOP, frameworks={"tensorflow": Framework(), "torch": Framework(("L4",))})
     texts = {finding.subject: finding.text for finding in diagnose(asked)}
     assert texts["torch"] == "lists L4" and "no GPU" in texts["tensorflow"]
+
+
+def test_matplotlib_is_named_where_it_is_missing():
+    (finding,) = (finding for finding in diagnose(WORKSHOP) if finding.subject == "matplotlib")
+    assert finding.level == "ok"
+    assert 'pip install "keras-tx[inspect]"' in finding.text
+    installed = changed(WORKSHOP, more={"matplotlib": "3.10.8"})
+    assert "matplotlib" not in {finding.subject for finding in diagnose(installed)}
 
 
 def test_problems_come_first():
@@ -284,8 +299,8 @@ def test_ranges_equal_pyproject():
     lines = [line for extra in project["optional-dependencies"].values() for line in extra]
     ranges: dict[str, set[str]] = {}
     for line in [*lines, *project["dependencies"]]:
-        name, wanted = re.match(r"([a-z0-9-]+)(?:\[.*?\])?([^;]*)", line).groups()
-        ranges.setdefault(name, set()).add(wanted.strip())
+        name, span = re.match(r"([a-z0-9-]+)(?:\[.*?\])?([^;]*)", line).groups()
+        ranges.setdefault(name, set()).add(span.strip())
     assert ranges.pop("onnxruntime-gpu") == {">=1.24,<1.27", ">=1.28,<2"}  # the doctor knows where they meet
     judged = {name: {f">={low},<{below}"} for name, (low, below) in SUPPORTED.items()}
     assert judged.pop("onnxruntime-gpu") == {">=1.24,<2"}
@@ -311,6 +326,7 @@ def test_cuda_majors():
 def test_this_machine_is_read():
     facts = gathering.gather()
     assert facts.versions["numpy"] == np.__version__
+    assert facts.versions["matplotlib"] == metadata.version("matplotlib")
     assert facts.onnxruntime is not None
     assert facts.onnxruntime.imports
     assert facts.onnxruntime.providers == tuple(onnxruntime.get_available_providers())
