@@ -1,25 +1,82 @@
-"""Elements of pages: data of scripts, sections, tables of answers, a heat map and a chart."""
+"""Pages and their elements: interactive figures, sections, tables of answers, a heat map and a chart."""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import html
 import json
 import math
+import zlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from keras_tx.inspect.figures.canvas import SEQUENTIAL, paint
 
+ASSETS = Path(__file__).parent
+# No request to a network; images are inside the page.
+POLICY = "default-src 'none'; img-src data:; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
+DOCUMENT = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{title}</title>
+<style>
+{style}</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
 
-def html_json(data: Any) -> str:
-    """Returns JSON for a script element; no text in it can end the element or start another."""
+
+def html_document(title: str, style: str, body: str) -> str:
+    """Returns a page, which makes no request to a network.
+
+    Args:
+        title: text of the title.
+        style: CSS, whose last line has an end.
+        body: HTML.
+    """
+    return DOCUMENT.format(policy=POLICY, title=html.escape(title), style=style, body=body)
+
+
+def interactive_figure(name: str, css_class: str, label: str, data: Any, fallback: str = "") -> str:
+    """Returns an element with the style, the data and the script of a figure.
+
+    Args:
+        name: of the CSS and JavaScript files.
+        css_class: of the element.
+        label: text that describes the figure to screen readers.
+        data: what the script reads as JSON.
+        fallback: HTML that is shown without JavaScript.
+    """
+    style, script = (ASSETS.joinpath(f"{name}.{suffix}").read_text("utf-8") for suffix in ("css", "js"))
     text = json.dumps(data)
-    for character in "<>&":
+    for character in "<>&":  # no text can end the element or start another
         text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    return "\n".join(
+        (
+            f'<section class="{css_class}" aria-label="{html.escape(label)}">',
+            f"<style>\n{style}</style>",
+            f"<noscript>{fallback}This figure needs JavaScript.</noscript>",
+            f'<script type="application/json">{text}</script>',
+            f"<script>\n{script}</script>",
+            "</section>",
+        )
+    )
+
+
+def packed(array: np.ndarray) -> str:
+    """Returns the bytes of an array for `interactive_figure`, compressed, in base64."""
+    return base64.b64encode(zlib.compress(array.tobytes(), 9)).decode("ascii")
 
 
 @dataclasses.dataclass(frozen=True)

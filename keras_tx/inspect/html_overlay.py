@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-import zlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +13,11 @@ from PIL import Image
 from keras_tx.inspect.attention import PatchGrid, patch_maps, pooled_map
 from keras_tx.inspect.figures.canvas import SEQUENTIAL, paint
 from keras_tx.inspect.figures.images import COLOR, photograph_relief, read_photograph
-from keras_tx.inspect.html_elements import html_json
+from keras_tx.inspect.html_elements import interactive_figure, packed
 
 LONGEST = 900  # pixels of a photograph's longer side in a page
 MAX_WEIGHTS = 6_000_000  # a byte of the page each; of more, a page has only those of the class token
 MIDDLE = 96  # added to the relief, so that it fits into 8 bits
-ASSETS = Path(__file__).parent
 
 
 def query_maps(weights: np.ndarray, grid: PatchGrid, *, complete: bool = True) -> np.ndarray:
@@ -73,25 +70,15 @@ def overlay_fragment(image: Any, layers: Sequence[np.ndarray], grid: PatchGrid) 
         "color": COLOR,
         "middle": MIDDLE,
         "palette": np.rint(paint(np.arange(256), (0, 255), SEQUENTIAL)).astype(int).tolist(),
-        "bytes": _packed(np.rint(255 * shares).astype("uint8")),
-        "largest": _packed(largest.astype("<f4")),
-        "sums": _packed(maps.sum(axis=-1).astype("<f4")),
+        "bytes": packed(np.rint(255 * shares).astype("uint8")),
+        "largest": packed(largest.astype("<f4")),
+        "sums": packed(maps.sum(axis=-1).astype("<f4")),
         "photograph": jpeg(photograph),
         "relief": jpeg(relief),
     }
-    style, script = (ASSETS.joinpath(f"html_overlay.{kind}").read_text("utf-8") for kind in ("css", "js"))
     height, width = photograph.shape[:2]
-    return "\n".join(
-        (
-            '<section class="ktx-overlay" aria-label="Attention over the image">',
-            f"<style>\n{style}</style>",
-            f'<noscript><img src="{data["photograph"]}" width="{width}" height="{height}" alt="the image">'
-            "<p>This figure needs JavaScript.</p></noscript>",
-            f'<script type="application/json">{html_json(data)}</script>',
-            f"<script>\n{script}</script>",
-            "</section>",
-        )
-    )
+    fallback = f'<img src="{data["photograph"]}" width="{width}" height="{height}" alt="the image">'
+    return interactive_figure("html_overlay", "ktx-overlay", "Attention over the image", data, fallback)
 
 
 def embedded_photograph(image: Any) -> np.ndarray:
@@ -110,7 +97,3 @@ def jpeg(image: np.ndarray) -> str:
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, "JPEG", quality=88)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
-
-
-def _packed(array: np.ndarray) -> str:
-    return base64.b64encode(zlib.compress(array.tobytes(), 9)).decode("ascii")

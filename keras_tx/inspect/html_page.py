@@ -5,11 +5,8 @@ The page is one file with its own JavaScript and makes no request to a network.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import html
 import os
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,31 +15,16 @@ import numpy as np
 
 from keras_tx.atomic_write import check_file_target, write_file
 from keras_tx.errors import ConfigError, InputError
-from keras_tx.inspect.html_elements import html_json
+from keras_tx.inspect.html_elements import html_document, interactive_figure, packed
 
 if TYPE_CHECKING:
     from keras_tx.inspect.inspector import Inspector, Layers
 
 MAX_WEIGHTS = 40_000_000  # 12 layers and heads of 512 tokens; a byte of the page each, before compression
-ASSETS = Path(__file__).parent
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{title}</title>
-<style>
-html {{ color-scheme: light dark; }}
-body {{ margin: 0; background: white; }}
-@media (prefers-color-scheme: dark) {{ body {{ background: #14171b; }} }}
-</style>
-</head>
-<body>
-{fragment}
-</body>
-</html>
+STYLE = """\
+html { color-scheme: light dark; }
+body { margin: 0; background: white; }
+@media (prefers-color-scheme: dark) { body { background: #14171b; } }
 """
 NAMES = {  # of a part, its queries and its keys
     None: ("Attention", "from", "to"),
@@ -50,7 +32,6 @@ NAMES = {  # of a part, its queries and its keys
     "decoder": ("Decoder", "target", "target"),
     "cross": ("Cross-attention", "target", "source"),
 }
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"  # no request
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +91,7 @@ class AttentionPart:
         """Returns what the page's script reads."""
         # A byte holds the root of a weight: the error is below 0.004, and small weights stay visible.
         roots = [np.sqrt(np.clip(weights, 0, 1)) for weights in self.attentions]
-        data = b"".join(np.rint(255 * root).astype("uint8").tobytes() for root in roots)
+        data = np.stack([np.rint(255 * root).astype("uint8") for root in roots])
         return {
             "name": self.name,
             "query_name": self.query_name,
@@ -120,7 +101,7 @@ class AttentionPart:
             "same": self.keys is None,
             "layers": list(range(len(self.attentions)) if self.layers is None else self.layers),
             "heads": len(self.attentions[0]),
-            "data": base64.b64encode(zlib.compress(data, 9)).decode("ascii"),
+            "data": packed(data),
         }
 
 
@@ -182,25 +163,13 @@ def attention_fragment(parts: AttentionPart | Sequence[AttentionPart], *, title:
     """
     parts = [parts] if isinstance(parts, AttentionPart) else list(parts)
     _check_size(sum(part.num_weights for part in parts))
-    data = html_json({"title": title, "parts": [part.to_json() for part in parts]})
-    style, script = (ASSETS.joinpath(f"html_page.{kind}").read_text("utf-8") for kind in ("css", "js"))
-    return "\n".join(
-        (
-            f'<section class="ktx-attention" aria-label="{html.escape(title or "Attention")}">',
-            f"<style>\n{style}</style>",
-            "<noscript>This figure needs JavaScript.</noscript>",
-            f'<script type="application/json">{data}</script>',
-            f"<script>\n{script}</script>",
-            "</section>",
-        )
-    )
+    data = {"title": title, "parts": [part.to_json() for part in parts]}
+    return interactive_figure("html_page", "ktx-attention", title or "Attention", data)
 
 
 def attention_page(parts: AttentionPart | Sequence[AttentionPart], *, title: str = "Attention") -> str:
     """Returns a whole page with one figure; see `attention_fragment`."""
-    return PAGE.format(
-        policy=POLICY, title=html.escape(title), fragment=attention_fragment(parts, title=title)
-    )
+    return html_document(title, STYLE, attention_fragment(parts, title=title))
 
 
 def write_attention_page(

@@ -17,10 +17,12 @@ from keras_tx.errors import ConfigError, InputError
 from keras_tx.inspect.attention import PatchGrid, mean_attention_distance, pooled_map, rollout
 from keras_tx.inspect.figures.images import overlay_map
 from keras_tx.inspect.html_elements import (
+    ASSETS,
     Section,
     answers_html,
     distance_chart,
     heat_map,
+    html_document,
     text_html,
     tokens_html,
 )
@@ -36,32 +38,15 @@ from keras_tx.inspect.inspector import Inspector, inspect
 from keras_tx.runtime import TextToTextGenerator, load
 from keras_tx.runtime.tasks.base import RunOptions
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{title}</title>
-<style>
-{style}</style>
-</head>
-<body>
+BODY = """\
 <h1>{title}</h1>
 <p class="report-faint">{subtitle}</p>
 {sections}
 <footer>Made by keras-tx {version}. Attention shows which tokens a model reads from. It does not show how much
-each of them contributes to the answer.</footer>
-</body>
-</html>
-"""
-# No request to a network; images are inside the page.
-POLICY = "default-src 'none'; img-src data:; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
+each of them contributes to the answer.</footer>"""
 TOP_K = 10
 NEXT = "next tokens"
 HEAT_TOKENS = 60  # of a heat map's side
-ASSETS = Path(__file__).parent
 
 
 def write_report(
@@ -126,14 +111,14 @@ def _page(folder: Any, input: Any, options: dict[str, str], precision: str | Non
     name = Path(folder).resolve().name
     shown = f"image {Path(input).name}" if isinstance(input, str | os.PathLike) else "image"
     subject = shown if task.inputs == "image" else f"“{_shortened(str(input), 70)}”"
-    return PAGE.format(
-        policy=POLICY,
-        title=html.escape(f"{name}: {subject}"),
+    title = f"{name}: {subject}"
+    body = BODY.format(
+        title=html.escape(title),
         subtitle=html.escape(about),
-        style=ASSETS.joinpath("report.css").read_text("utf-8"),
         sections="\n".join(map(str, sections)),
         version=__version__,
     )
+    return html_document(title, ASSETS.joinpath("report.css").read_text("utf-8"), body)
 
 
 def _check_options(folder: str, task: Any, options: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from PIL import Image
 from keras_tx.errors import ConfigError
 from keras_tx.inspect import PatchGrid
 from keras_tx.inspect.figures import overlay_map, overlay_mask
+from keras_tx.inspect.html_elements import html_document
 from keras_tx.inspect.html_overlay import embedded_photograph, overlay_fragment, query_maps
 from tests.chromium import Page, browser, needs_chromium
 
@@ -40,16 +41,8 @@ def fragment_of(image: np.ndarray, layers: list[np.ndarray], grid: PatchGrid) ->
     return overlay_fragment(image, [query_maps(weights, grid) for weights in layers], grid)
 
 
-def page_of(fragment: str) -> str:
-    policy = "default-src 'none'; img-src data:; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
-    return (
-        f'<!doctype html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f'<meta name="viewport" content="width=device-width">{fragment}'
-    )
-
-
 def open_page(page: Page, path: Path, fragment: str, **options: Any) -> None:
-    path.write_text(page_of(fragment), "utf-8")
+    path.write_text(html_document("Image", "", fragment), "utf-8")
     page.problems.clear()
     page.open(path, **options)
     page.wait_for(READY)

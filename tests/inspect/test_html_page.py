@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from keras_tx.errors import ConfigError, InputError
+from keras_tx.inspect.html_elements import ASSETS
 from keras_tx.inspect.html_page import (
-    ASSETS,
     AttentionPart,
     attention_fragment,
     attention_page,
