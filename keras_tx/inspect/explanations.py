@@ -23,29 +23,23 @@ from keras_tx.inspect.relevance import (
 from keras_tx.processing import TextTransform
 
 
-def keras_model(reader: Any, method: str) -> Any:
-    """Returns the Keras model of an Inspector.
-
-    Raises:
-        ConfigError: if it inspects a folder, which has no gradients.
-    """
-    model = getattr(reader, "model", None)
-    if model is None:
+def check_gradients(reader: Any, method: str) -> None:
+    """Raises a ConfigError if a method that requires gradients is called for a folder."""
+    if not hasattr(reader, "model"):
         raise ConfigError(
             f"{method} requires gradients, and {reader.name!r} is an exported folder, which has none. "
             "Inspect the Keras model, inspect(keras_tx.load_model('model.keras')), or call occlusion."
         )
-    return model
 
 
-def relevance_map(reader: Any, tensors: Tensors, part: str | None, options: dict[str, Any]) -> np.ndarray:
+def relevance_map(reader: Any, tensors: Tensors, part: str | None, **decision: Any) -> np.ndarray:
     """Returns the relevance of patches or tokens by the rules of Chefer et al.
 
     Args:
         reader: the KerasModelReader.
         tensors: inputs of the model by name.
         part: of an encoder-decoder, the part whose tokens have the relevance.
-        options: `target`, `position` and `output` of `attention_gradients`.
+        decision: `target`, `position` and `output` of `attention_gradients`.
     """
 
     def of_example(computed: AttentionGradients) -> np.ndarray:
@@ -55,30 +49,23 @@ def relevance_map(reader: Any, tensors: Tensors, part: str | None, options: dict
         relevance = encoder_decoder_relevance(layers["encoder"], layers["decoder"], layers["cross"])
         return relevance.cross if part == "encoder" else relevance.decoder
 
-    return _token_map(reader, tensors, options, "relevance", of_example)
+    return _token_map(reader, tensors, of_example, decision)
 
 
-def rollout_map(reader: Any, tensors: Tensors, options: dict[str, Any]) -> np.ndarray:
+def rollout_map(reader: Any, tensors: Tensors, **decision: Any) -> np.ndarray:
     """Returns gradient-weighted rollout for the tokens from which the score is computed."""
     if reader.parts:
         raise ConfigError(
             f"{reader.name!r} is an encoder-decoder, which gradient_rollout does not support. Call relevance."
         )
-    return _token_map(
-        reader,
-        tensors,
-        options,
-        "gradient_rollout",
-        lambda computed: gradient_rollout(computed.layers[""]),
-    )
+    return _token_map(reader, tensors, lambda computed: gradient_rollout(computed.layers[""]), decision)
 
 
 def _token_map(
     reader: Any,
     tensors: Tensors,
-    options: dict[str, Any],
-    method: str,
     rule: Callable[[AttentionGradients], np.ndarray],
+    decision: dict[str, Any],
 ) -> np.ndarray:
     """The result of a rule for each token, or on the grid of patches.
 
@@ -86,20 +73,19 @@ def _token_map(
     """
     import keras
 
-    model = keras_model(reader, method)
-    inputs = keras.tree.map_structure(np.asarray, complete_inputs(model, reader.arguments(tensors)))
+    inputs = keras.tree.map_structure(np.asarray, complete_inputs(reader.model, reader.arguments(tensors)))
     count = len(keras.tree.flatten(inputs)[0])
-    per_example = {name for name, value in options.items() if np.ndim(value) == 1}
+    per_example = {name for name, value in decision.items() if np.ndim(value) == 1}
     for name in per_example:
-        if len(options[name]) != count:
+        if len(decision[name]) != count:
             raise ConfigError(
-                f"{name} is {options[name]!r}, expected an integer, or one for each of the {count} examples."
+                f"{name} is {decision[name]!r}, expected an integer, or one for each of the {count} examples."
             )
     rows = []
     for index in range(count):
         example = keras.tree.map_structure(lambda x, index=index: x[index : index + 1], inputs)
-        chosen = {name: value[index] if name in per_example else value for name, value in options.items()}
-        computed = attention_gradients(model, example, **chosen)
+        chosen = {name: value[index] if name in per_example else value for name, value in decision.items()}
+        computed = attention_gradients(reader.model, example, **chosen)
         rows.append(computed.of_tokens(rule(computed)))
     tokens = np.concatenate(rows)
     if reader.adapter.kind != "image":
@@ -109,11 +95,10 @@ def _token_map(
 
 
 def integrated_gradients_map(
-    reader: Any, tensors: Tensors, part: str | None, options: dict[str, Any]
+    reader: Any, tensors: Tensors, part: str | None, **options: Any
 ) -> IntegratedGradients:
     """Returns integrated gradients summed over the channels of each pixel, or the width of each token."""
-    model = keras_model(reader, "integrated_gradients")
-    computed = integrated_gradients(model, reader.arguments(tensors), **options)
+    computed = integrated_gradients(reader.model, reader.arguments(tensors), **options)
     values = computed.values
     if part is not None:  # the embedding is called with the source first, which is farther from the output
         values = values[0 if part == "encoder" else 1]
@@ -121,12 +106,7 @@ def integrated_gradients_map(
 
 
 def occlusion_map(
-    reader: Any,
-    tensors: Tensors,
-    part: str | None,
-    window: Any,
-    baseline: Any,
-    options: dict[str, Any],
+    reader: Any, tensors: Tensors, part: str | None, window: Any, baseline: Any, **options: Any
 ) -> np.ndarray:
     """Returns the occlusion of pixels or tokens, for a Keras model or a folder."""
     adapter = reader.adapter
@@ -144,8 +124,7 @@ def occlusion_map(
         )
     (name,) = adapter.names
     array = np.asarray(tensors[name])
-    # Folders have the channels first, unless their graph also normalizes the pixels.
-    is_first = adapter.kind == "image" and not hasattr(reader, "model") and name != contract.PIXELS
+    is_first = adapter.kind == "image" and name == contract.PIXEL_VALUES  # whether the channels are
     if window is None:
         if adapter.kind != "image":
             raise ConfigError("window=None is for images and texts. Pass the size of the window.")

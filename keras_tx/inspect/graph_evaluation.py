@@ -1,4 +1,4 @@
-"""The eager evaluation of a functional Keras model, call by call."""
+"""The calls of a functional Keras model, and their eager evaluation."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ class LayerCall:
         layer: the layer or operation.
         args, kwargs: its arguments, with Keras tensors of the graph.
         outputs: its Keras tensors.
-        has_attention: whether the layer returns attention weights with `return_attention_scores=True`.
     """
 
     layer: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outputs: tuple[Any, ...]
-    has_attention: bool
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether the layer returns attention weights with `return_attention_scores=True`."""
+        return isinstance(self.layer, _attention_layers())
 
     @property
     def tensors(self) -> list[Any]:
@@ -83,7 +86,30 @@ class GraphEvaluation:
                 del self._values[id(tensor)]
 
 
-def layer_calls(model: Any) -> tuple[list[Any], list[LayerCall]]:
+def layer_calls(model: Any) -> tuple[Any, list[LayerCall]]:
+    """Returns a copy of a functional model with the same layers, and the calls of its graph in order.
+
+    A layer can also belong to other graphs, so its property `output` is not always the one in this model.
+    """
+    import keras
+
+    calls: list[LayerCall] = []
+
+    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = layer(*args, **kwargs)
+        calls.append(LayerCall(layer, args, kwargs, tuple(keras.tree.flatten(outputs))))
+        return outputs
+
+    # A compiled copy has an optimizer. A Sequential has no `input` before its first call.
+    is_sequential = isinstance(model, keras.Sequential)
+    ends = (model.inputs[0], model.outputs[0]) if is_sequential else (model.input, model.output)
+    copy = keras.models.clone_model(
+        keras.Model(*ends), clone_function=lambda layer: layer, call_function=call
+    )
+    return copy, calls
+
+
+def calls_with_attention(model: Any) -> tuple[list[Any], list[LayerCall]]:
     """Returns the inputs of a functional graph with the layers of the model, and its calls in order.
 
     Raises:
@@ -91,19 +117,12 @@ def layer_calls(model: Any) -> tuple[list[Any], list[LayerCall]]:
     """
     import keras
 
-    from keras_tx.layers import MultiHeadAttention, TransformerBlock
-
-    kinds = (
-        TransformerBlock,
-        MultiHeadAttention,
-        keras.layers.MultiHeadAttention,
-        keras.layers.GroupQueryAttention,
-    )
     if not getattr(model, "outputs", None):
         raise ConfigError(
             f"Model {model.name!r} is not a functional Keras model, so its layers cannot be evaluated one by "
             "one. Export it with export_onnx, and inspect the folder."
         )
+    kinds = _attention_layers()
     for layer in model.layers:
         if not isinstance(layer, kinds) and any(isinstance(x, kinds) for x in layer._flatten_layers()):
             raise ConfigError(
@@ -111,16 +130,7 @@ def layer_calls(model: Any) -> tuple[list[Any], list[LayerCall]]:
                 f"({type(layer).__name__}), which does not return attention weights. Export it with "
                 "export_onnx, and inspect the folder."
             )
-    calls: list[LayerCall] = []
-
-    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        outputs = layer(*args, **kwargs)
-        flat = tuple(keras.tree.flatten(outputs))
-        calls.append(LayerCall(layer, args, kwargs, flat, isinstance(layer, kinds)))
-        return outputs
-
-    uncompiled = keras.Model(model.inputs, model.outputs)  # a compiled clone has an optimizer
-    clone = keras.models.clone_model(uncompiled, clone_function=lambda layer: layer, call_function=call)
+    copy, calls = layer_calls(model)
     function = next((one.layer for one in calls if isinstance(one.layer, keras.Function)), None)
     if function is not None:
         raise ConfigError(
@@ -129,7 +139,16 @@ def layer_calls(model: Any) -> tuple[list[Any], list[LayerCall]]:
         )
     if not any(one.has_attention for one in calls):
         raise ConfigError(f"Model {model.name!r} has no layers with attention.")
-    return clone.inputs, calls
+    return copy.inputs, calls
+
+
+def _attention_layers() -> tuple[type, ...]:
+    import keras
+
+    from keras_tx.layers import MultiHeadAttention, TransformerBlock
+
+    layers = keras.layers
+    return TransformerBlock, MultiHeadAttention, layers.MultiHeadAttention, layers.GroupQueryAttention
 
 
 def as_float32(tensor: Any) -> np.ndarray:

@@ -505,12 +505,11 @@ class Inspector:
         >>> inspector.relevance(np.zeros((8, 8, 3), "uint8"), target=2).shape
         (1, 4, 4)
         """
-        from keras_tx.inspect.explanations import keras_model, relevance_map
+        from keras_tx.inspect.explanations import check_gradients, relevance_map
 
-        keras_model(self.reader, "relevance")
+        check_gradients(self.reader, "relevance")
         tensors = self._explained(inputs, targets, part)
-        options = {"target": target, "position": position, "output": output}
-        return relevance_map(self.reader, tensors, part, options)
+        return relevance_map(self.reader, tensors, part, target=target, position=position, output=output)
 
     def gradient_rollout(
         self, inputs: Any, *, target: Any = None, position: Any = None, output: str | None = None
@@ -528,11 +527,11 @@ class Inspector:
             ConfigError: for a folder or an encoder-decoder, or an unknown target, position or output.
             InputError: if the inputs are of another kind than those of the model.
         """
-        from keras_tx.inspect.explanations import keras_model, rollout_map
+        from keras_tx.inspect.explanations import check_gradients, rollout_map
 
-        keras_model(self.reader, "gradient_rollout")
+        check_gradients(self.reader, "gradient_rollout")
         tensors = self.reader.adapter.tensors(inputs)
-        return rollout_map(self.reader, tensors, {"target": target, "position": position, "output": output})
+        return rollout_map(self.reader, tensors, target=target, position=position, output=output)
 
     def integrated_gradients(
         self,
@@ -567,20 +566,21 @@ class Inspector:
             ConfigError: for a folder, which has no gradients, or an unknown target, position or output.
             InputError: if the inputs are of another kind than those of the model.
         """
-        from keras_tx.inspect.explanations import integrated_gradients_map, keras_model
+        from keras_tx.inspect.explanations import check_gradients, integrated_gradients_map
 
-        keras_model(self.reader, "integrated_gradients")
-        tensors = self._explained(inputs, targets, part)
-        options = {
-            "target": target,
-            "position": position,
-            "output": output,
-            "baseline": baseline,
-            "steps": steps,
-            "batch_size": batch_size,
-            "progress": progress,
-        }
-        return integrated_gradients_map(self.reader, tensors, part, options)
+        check_gradients(self.reader, "integrated_gradients")
+        return integrated_gradients_map(
+            self.reader,
+            self._explained(inputs, targets, part),
+            part,
+            target=target,
+            position=position,
+            output=output,
+            baseline=baseline,
+            steps=steps,
+            batch_size=batch_size,
+            progress=progress,
+        )
 
     def occlusion(
         self,
@@ -619,16 +619,19 @@ class Inspector:
         """
         from keras_tx.inspect.explanations import occlusion_map
 
-        tensors = self._explained(inputs, targets, part)
-        options = {
-            "target": target,
-            "position": position,
-            "output": output,
-            "stride": stride,
-            "batch_size": batch_size,
-            "progress": progress,
-        }
-        return occlusion_map(self.reader, tensors, part, window, baseline, options)
+        return occlusion_map(
+            self.reader,
+            self._explained(inputs, targets, part),
+            part,
+            window,
+            baseline,
+            target=target,
+            position=position,
+            output=output,
+            stride=stride,
+            batch_size=batch_size,
+            progress=progress,
+        )
 
     def _explained(self, inputs: Any, targets: Any, part: str | None) -> dict[str, Any]:
         """The tensors of a decision, for which an encoder-decoder needs source and target."""

@@ -15,7 +15,7 @@ from keras_tx.inspect.graph_evaluation import (
     GraphEvaluation,
     LayerCall,
     as_float32,
-    layer_calls,
+    calls_with_attention,
     without_gradients,
 )
 from keras_tx.inspect.inputs import InputAdapter, Tensors
@@ -43,7 +43,7 @@ class KerasModelReader:
         self.is_family = isinstance(model, TransformerModel)
         encoder_decoder = isinstance(model, EncoderDecoderModel)
         self.parts: tuple[str, ...] = ("encoder", "decoder", "cross") if encoder_decoder else ()
-        self.inputs, self.graph = layer_calls(model)
+        self.inputs, self.graph = calls_with_attention(model)
         self.calls = [call for call in self.graph if call.has_attention]
         processing = getattr(model, "processing", None) if self.is_family else None
         self.adapter = InputAdapter(

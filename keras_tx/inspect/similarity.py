@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest, whole_number
+from keras_tx.inspect.graph_evaluation import layer_calls
 from keras_tx.progress_bar import ProgressBar
 
 FEATURES = 2**15  # columns of a chunk of activations that is converted to float64
@@ -288,7 +289,11 @@ class LayerOutputs:
                 f"model={model!r:.80} is not a functional Keras model, so its layers have no outputs. Create "
                 "it with keras.Model(inputs, outputs)."
             )
-        self._input, outputs = _outputs(model)
+        copy, calls = layer_calls(model)
+        self._input = copy.input
+        outputs: dict[str, list[Any]] = {}  # of each call of each layer
+        for call in calls:
+            outputs.setdefault(call.layer.name, []).append(call.outputs)
         self.names = tuple(_default_layers(model, outputs) if layers is None else layers)
         if not self.names:
             raise ConfigError(f"No layers of model {model.name!r} are selected. Pass names of its layers.")
@@ -335,28 +340,6 @@ def _compiled(model: Any) -> Callable[[Any], Any]:
     return tf.function(functools.partial(model, training=False), reduce_retracing=True)
 
 
-def _outputs(model: Any) -> tuple[Any, dict[str, list[Any]]]:
-    """The input of a copy of the graph with the same layers, and the outputs of each call of each layer.
-
-    A layer can also belong to other graphs, so its property `output` is not always the one in this model.
-    """
-    import keras
-
-    outputs: dict[str, list[Any]] = {}
-
-    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        output = layer(*args, **kwargs)
-        outputs.setdefault(layer.name, []).append(output)
-        return output
-
-    if isinstance(model, keras.Sequential):  # has no `input` before its first call
-        uncompiled = keras.Model(model.inputs[0], model.outputs[0])
-    else:
-        uncompiled = keras.Model(model.input, model.output)
-    copy = keras.models.clone_model(uncompiled, clone_function=lambda layer: layer, call_function=call)
-    return copy.input, outputs
-
-
 def _default_layers(model: Any, outputs: dict[str, list[Any]]) -> list[str]:
     from keras_tx.layers import TransformerBlock
 
@@ -371,16 +354,14 @@ def _only_output(model: str, name: str, outputs: dict[str, list[Any]]) -> Any:
     problem = _problem(outputs[name])
     if problem:
         raise ConfigError(f"Layer {name!r} of model {model!r} {problem}. Choose another layer.")
-    return outputs[name][0]
+    return outputs[name][0][0]
 
 
 def _problem(outputs: list[Any]) -> str | None:
     """Why the calls of a layer do not have one array of activations; None if they have."""
-    import keras
-
     if len(outputs) > 1:
         return f"is called {len(outputs)} times"
-    tensors = keras.tree.flatten(outputs)
+    (tensors,) = outputs
     if len(tensors) != 1:
         return f"has {len(tensors)} outputs"
     if "float" not in tensors[0].dtype or len(tensors[0].shape) < 2:
