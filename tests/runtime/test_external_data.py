@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from keras_tx.errors import FolderError
+from keras_tx.protobuf import write_field
 from keras_tx.runtime.external_data import SCHEMA, external_locations
 
 
@@ -115,19 +116,11 @@ def test_repeated_keys_and_values(tmp_path: Path):
 def test_nesting_deeper_than_python_calls(tmp_path: Path):
     content = graph_of("deep").SerializeToString()
     for _ in range(3000):
-        for tag in (0x32, 0x2A, 0x0A):  # AttributeProto.g, NodeProto.attribute, GraphProto.node
-            content = bytes([tag]) + varint(len(content)) + content
+        for number in (6, 5, 1):  # AttributeProto.g, NodeProto.attribute, GraphProto.node
+            content = write_field(number, content)
     file = tmp_path / "model.onnx"
-    file.write_bytes(b"\x3a" + varint(len(content)) + content)
+    file.write_bytes(write_field(7, content))
     assert external_locations(file) == ("deep",)
-
-
-def varint(value: int) -> bytes:
-    parts = []
-    while value > 0x7F:
-        parts.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*parts, value])
 
 
 @pytest.mark.parametrize(
