@@ -23,12 +23,19 @@ class PatchGrid(NamedTuple):
         prefix: number of tokens before the patches: class token, distillation token and registers.
         covered: shares of the height and width that the patches cover, from the top left; below 1 if the
             model drops the remainder.
+        registers: how many of the tokens before the patches are registers; they follow the others.
     """
 
     rows: int
     columns: int
     prefix: int
     covered: tuple[float, float] = (1.0, 1.0)
+    registers: int = 0
+
+    @property
+    def has_class_token(self) -> bool:
+        """Whether the first token is a class token: not all tokens before the patches are registers."""
+        return self.prefix > self.registers
 
     @property
     def tokens(self) -> int:
@@ -77,7 +84,7 @@ def class_token_map(attention: Any, grid: PatchGrid) -> np.ndarray:
         ConfigError: if there is no class token, or the number of tokens is not that of the grid.
     """
     attention = _of_image(attention, grid)
-    if not grid.prefix:
+    if not grid.has_class_token:
         raise ConfigError(
             f"{grid} has no class token. Use reference_point_map, or average patch_maps over the queries."
         )
@@ -86,7 +93,9 @@ def class_token_map(attention: Any, grid: PatchGrid) -> np.ndarray:
 
 def pooled_map(attention: Any, grid: PatchGrid) -> np.ndarray:
     """Returns `class_token_map`, or the mean of the maps of all patches if there is no class token."""
-    return class_token_map(attention, grid) if grid.prefix else patch_maps(attention, grid).mean(axis=-3)
+    if grid.has_class_token:
+        return class_token_map(attention, grid)
+    return patch_maps(_of_image(attention, grid)[..., grid.prefix :, :], grid).mean(axis=-3)
 
 
 def reference_point_map(attention: Any, grid: PatchGrid, points: Sequence[tuple[int, int]]) -> np.ndarray:

@@ -97,7 +97,9 @@ class FolderReader:
         (height, width), transform = self.patch_size(), self.adapter.transform
         assert isinstance(transform, ImageTransform)
         covered = rows * height / transform.height, columns * width / transform.width
-        return PatchGrid(rows, columns, tokens - rows * columns, covered)
+        tables = self._decoder.constants("registers")
+        registers = next((table.shape[-2] for table in tables if table.ndim in (2, 3)), 0)
+        return PatchGrid(rows, columns, tokens - rows * columns, covered, registers)
 
     def _patches(self) -> tuple[int, int]:
         """The rows and columns of patches."""

@@ -5,6 +5,7 @@
     const data = JSON.parse(root.querySelector('script[type="application/json"]').textContent);
     const { rows, columns, layers, heads, queries } = data;
     const patches = rows * columns;
+    const first = data.has_class_token ? 'the class token' : 'all patches, on average,';
     const MASS = 0.6; // of the attention, that the mask keeps, as in DINO's figures
     const state = { layer: layers - 1, head: null, query: 0, smooth: false, masked: false, hovered: null };
 
@@ -130,7 +131,7 @@
     const title = element('div');
     const readout = element('div', { className: 'readout' });
     const most = element('span');
-    const reset = element('button', { type: 'button', textContent: data.first.includes('class') ? 'Class token' : 'All patches' });
+    const reset = element('button', { type: 'button', textContent: data.has_class_token ? 'Class token' : 'All patches' });
     const thumbnails = [];
 
     function showCell(cell, patch) {
@@ -147,7 +148,7 @@
     function showReadout() {
         const on = sum(state.layer, state.head, state.query);
         let text = `${percent(on)} of its attention is on patches`;
-        if (on < 0.9995) text += data.prefix === 1 ? ', the rest on the class token' : `, the rest on the ${data.prefix} tokens before them`;
+        if (on < 0.9995) text += `, the rest on the ${data.others}`;
         if (state.hovered !== null) {
             const value = values[state.hovered];
             text = `${place(state.hovered)}: ${percent(value)}, ${(value * patches / (on || 1)).toPrecision(2)} times the mean of the patches`;
@@ -161,11 +162,11 @@
         values = weights(layer, head, query);
         const highest = Math.max(...values);
         context.putImageData(state.masked ? drawMask(mask(values)) : drawMap(values, highest || 1), 0, 0);
-        const from = query ? `the patch in ${place(query - 1)}` : data.first;
+        const from = query ? `the patch in ${place(query - 1)}` : first;
         const which = head === null ? 'mean of the heads' : `head ${head}`;
         title.textContent = state.masked
             ? `Layer ${layer}, ${which}: the ${mask(values).reduce((a, b) => a + b)} of ${patches} patches that hold ${100 * MASS} % of the attention of ${from} to patches.`
-            : `Layer ${layer}, ${which}: where ${from} ${query || data.first.includes('class') ? 'attends' : 'attend'} to.`;
+            : `Layer ${layer}, ${which}: where ${from} ${query || data.has_class_token ? 'attends' : 'attend'} to.`;
         canvas.setAttribute('aria-label', title.textContent);
         most.textContent = percent(highest);
         reset.disabled = query === 0;

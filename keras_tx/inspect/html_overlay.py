@@ -65,8 +65,8 @@ def overlay_fragment(image: Any, layers: Sequence[np.ndarray], grid: PatchGrid) 
         "layers": maps.shape[0],
         "heads": maps.shape[1],
         "queries": maps.shape[2],
-        "first": "the class token" if grid.prefix else "all patches, on average,",
-        "prefix": grid.prefix,
+        "has_class_token": grid.has_class_token,
+        "others": _others(grid),
         "color": COLOR,
         "middle": MIDDLE,
         "palette": np.rint(paint(np.arange(256), (0, 255), SEQUENTIAL)).astype(int).tolist(),
@@ -79,6 +79,13 @@ def overlay_fragment(image: Any, layers: Sequence[np.ndarray], grid: PatchGrid) 
     height, width = photograph.shape[:2]
     fallback = f'<img src="{data["photograph"]}" width="{width}" height="{height}" alt="the image">'
     return interactive_figure("html_overlay", "ktx-overlay", "Attention over the image", data, fallback)
+
+
+def _others(grid: PatchGrid) -> str:
+    """The tokens before the patches."""
+    if grid.prefix == 1:
+        return "class token" if grid.has_class_token else "register"
+    return f"{grid.prefix} {'tokens before them' if grid.has_class_token else 'registers'}"
 
 
 def embedded_photograph(image: Any) -> np.ndarray:

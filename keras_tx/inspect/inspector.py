@@ -94,7 +94,7 @@ def inspect(model: Any, *, precision: str | None = None) -> Inspector:
     >>> inspector.attention(image)[0].shape
     (1, 2, 17, 17)
     >>> inspector.grid(image)
-    PatchGrid(rows=4, columns=4, prefix=1, covered=(1.0, 1.0))
+    PatchGrid(rows=4, columns=4, prefix=1, covered=(1.0, 1.0), registers=0)
     """
     folder = getattr(model, "folder", None)
     if isinstance(folder, Folder):  # of a loaded model
@@ -313,7 +313,7 @@ class Inspector:
             ConfigError: if a layer does not exist.
             InputError: if the model does not accept images.
         """
-        rows, columns, prefix, _ = self.grid(images)
+        rows, columns, prefix = self.grid(images)[:3]
         patch_size = self.reader.patch_size()
         return np.stack(
             [

@@ -105,7 +105,14 @@ class KerasModelReader:
         tokens = self.calls[0].args[0].shape[1]
         if tokens is None:
             tokens = next(self.attention_layers(tensors, [0], None)).shape[-1]
-        return PatchGrid(rows, columns, tokens - rows * columns, covered)
+        return PatchGrid(rows, columns, tokens - rows * columns, covered, self._registers())
+
+    def _registers(self) -> int:
+        """The number of registers, of a ViT and of other models with its names of layers."""
+        from keras_tx.layers import ClassToken
+
+        layers = [layer for layer in self.model.layers if isinstance(layer, ClassToken)]
+        return sum(layer.count for layer in layers if layer.name == "registers")
 
     def _patch_embedding(self) -> Any:
         from keras_tx.layers import PatchEmbedding

@@ -159,6 +159,7 @@ def _image_sections(model: Any, inspector: Inspector, image: Any) -> list[Sectio
         )
         for residual in (True, False)
     ]
+    reached = "the class token" if grid.has_class_token else "the mean of the patches"
     figures = "\n".join(
         f'<figure><img src="{jpeg(overlay)}" alt="{text}" {sides}><figcaption>{text}</figcaption></figure>'
         for overlay, text in maps
@@ -168,16 +169,16 @@ def _image_sections(model: Any, inspector: Inspector, image: Any) -> list[Sectio
         Section(
             "Attention",
             f"The image is {grid.rows} x {grid.columns} patches. Each patch attends to the others, and so "
-            "does the class token, from which a classifier reads."
-            if grid.prefix
+            "does the class token."
+            if grid.has_class_token
             else f"The image is {grid.rows} x {grid.columns} patches, each of which attends to the others.",
             overlay_fragment(photograph, layers, grid),
         ),
         Section(
             "Attention rollout",
             "The product of the attention of all layers: how much of each patch reaches "
-            f"{'the class token' if grid.prefix else 'the mean of the patches'} of the last layer, if only "
-            "attention is counted. Each map has its own colors, from 0 (dark) to its largest value (bright).",
+            f"{reached} of the last layer, if only attention is counted. Each map has its own colors, from 0 "
+            "(dark) to its largest value (bright).",
             f'<div class="report-maps">{figures}</div>',
         ),
         Section(

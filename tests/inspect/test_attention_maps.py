@@ -15,6 +15,7 @@ from keras_tx.inspect import (
     patch_maps,
     reference_point_map,
 )
+from keras_tx.inspect.attention import pooled_map
 from tests.drawing import redraw
 
 GRID = PatchGrid(2, 3, 2)
@@ -35,6 +36,13 @@ def test_maps_have_the_weights_of_their_patches():
         np.testing.assert_array_equal(of_class[..., row, column], ATTENTION[..., 0, key])
         np.testing.assert_array_equal(of_points[:, :, 0, row, column], ATTENTION[..., 5, key])
         np.testing.assert_array_equal(of_points[:, :, 1, row, column], ATTENTION[..., 4, key])
+
+
+def test_pooled_map_has_no_registers():
+    np.testing.assert_array_equal(pooled_map(ATTENTION, GRID), class_token_map(ATTENTION, GRID))
+    patches = pooled_map(ATTENTION, PatchGrid(2, 3, 2, registers=2))
+    expected = ATTENTION[..., 2:, 2:].sum(axis=2) / 6
+    np.testing.assert_allclose(patches, expected.reshape(2, 4, 2, 3), rtol=1e-6)
 
 
 def dino_threshold(attention: np.ndarray, threshold: float) -> np.ndarray:
@@ -62,6 +70,8 @@ def test_wrong_maps_raise():
         patch_maps(ATTENTION, PatchGrid(2, 4, 1))
     with pytest.raises(ConfigError, match=r"prefix=0.* has no class token"):
         class_token_map(ATTENTION, PatchGrid(2, 4, 0))
+    with pytest.raises(ConfigError, match="has no class token"):
+        class_token_map(ATTENTION, PatchGrid(2, 3, 2, registers=2))
     with pytest.raises(ConfigError, match=r"\(2, 4, 1, 8\).*8 tokens"):
         class_token_map(ATTENTION[:, :, :1], GRID)
     with pytest.raises(ConfigError, match=r"\(2, 0\), but the grid has 2 x 3"):

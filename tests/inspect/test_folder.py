@@ -45,10 +45,13 @@ MORE: dict[str, tuple[Any, dict[str, Any]]] = {
         lambda: keras_tx.vit("Mu/2", image_size=8, patch_size=3, drop_remainder=True, num_classes=3),
         {},
     ),
-    "average": (lambda: keras_tx.vit("Mu/2", image_size=8, pooling="average", num_classes=3), {}),
+    "average": (
+        lambda: keras_tx.vit("Mu/2", image_size=8, pooling="average", registers=2, num_classes=3),
+        {},
+    ),
     "distilled": (
         lambda: keras_tx.vit(
-            "Mu/2", image_size=8, distillation=True, head=keras_tx.DistilledClassifierHead(3)
+            "Mu/2", image_size=8, distillation=True, registers=1, head=keras_tx.DistilledClassifierHead(3)
         ),
         {"opset": 24},
     ),

@@ -119,12 +119,18 @@ def test_page_fits_its_window(page: Page, tmp_path: Path, width: int, dark: bool
 
 
 @needs_chromium
-def test_image_without_class_token(page: Page, tmp_path: Path):
-    grid = PatchGrid(ROWS, COLUMNS, 0)
+@pytest.mark.parametrize("registers", [0, 1, 2])
+def test_image_without_class_token(page: Page, tmp_path: Path, registers: int):
+    grid = PatchGrid(ROWS, COLUMNS, registers, registers=registers)
     open_page(page, tmp_path / "page.html", fragment_of(photograph(), attentions(grid), grid))
-    received = attentions(grid)[-1].mean(axis=(0, 1)).reshape(ROWS, COLUMNS)
+    received = attentions(grid)[-1][:, registers:, registers:].mean(axis=(0, 1)).reshape(ROWS, COLUMNS)
     assert_close(page, overlay_map(photograph(), received, smooth=False))
-    assert "where all patches, on average, attend to." in page.evaluate(TITLE)
+    title = page.evaluate(TITLE)
+    assert "where all patches, on average, attend to." in title and "class" not in title
+    rest = {0: "patches.", 1: "the rest on the register.", 2: "the rest on the 2 registers."}
+    assert title.endswith(rest[registers])
+    button = "document.querySelector('.ktx-overlay .controls button').textContent"
+    assert page.evaluate(button) == "All patches"
     assert not page.problems
 
 

@@ -121,13 +121,20 @@ def test_large_results_raise_before_they_are_computed(vit, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "prefix"),
-    [({}, 1), ({"pooling": "average"}, 0), ({"distillation": True, "registers": 3}, 5)],
-    ids=["token", "average", "registers"],
+    ("options", "prefix", "has_class_token"),
+    [
+        ({}, 1, True),
+        ({"pooling": "average"}, 0, False),
+        ({"distillation": True, "registers": 3}, 5, True),
+        ({"pooling": "average", "registers": 2}, 2, False),
+    ],
+    ids=["token", "average", "registers", "registers only"],
 )
-def test_grid_of_patches(options, prefix):
+def test_grid_of_patches(options, prefix, has_class_token):
     model = keras_tx.vit("Mu/2", image_size=(8, 12), depth=1, **options)
-    assert inspect(model).grid(np.zeros((8, 12, 3), "uint8")) == PatchGrid(4, 6, prefix)
+    grid = inspect(model).grid(np.zeros((8, 12, 3), "uint8"))
+    assert grid == PatchGrid(4, 6, prefix, registers=options.get("registers", 0))
+    assert grid.has_class_token == has_class_token
 
 
 def test_grid_without_the_remainder():
