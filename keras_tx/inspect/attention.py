@@ -83,7 +83,7 @@ def class_token_map(attention: Any, grid: PatchGrid) -> np.ndarray:
     Raises:
         ConfigError: if there is no class token, or the number of tokens is not that of the grid.
     """
-    attention = _of_image(attention, grid)
+    attention = _check_tokens(attention, grid)
     if not grid.has_class_token:
         raise ConfigError(
             f"{grid} has no class token. Use reference_point_map, or average patch_maps over the queries."
@@ -95,7 +95,7 @@ def pooled_map(attention: Any, grid: PatchGrid) -> np.ndarray:
     """Returns `class_token_map`, or the mean of the maps of all patches if there is no class token."""
     if grid.has_class_token:
         return class_token_map(attention, grid)
-    return patch_maps(_of_image(attention, grid)[..., grid.prefix :, :], grid).mean(axis=-3)
+    return patch_maps(_check_tokens(attention, grid)[..., grid.prefix :, :], grid).mean(axis=-3)
 
 
 def reference_point_map(attention: Any, grid: PatchGrid, points: Sequence[tuple[int, int]]) -> np.ndarray:
@@ -112,7 +112,7 @@ def reference_point_map(attention: Any, grid: PatchGrid, points: Sequence[tuple[
     Raises:
         ConfigError: if a point is outside of the grid, or the number of tokens is not that of the grid.
     """
-    attention = _of_image(attention, grid)
+    attention = _check_tokens(attention, grid)
     for row, column in points:
         if not (0 <= row < grid.rows and 0 <= column < grid.columns):
             raise ConfigError(
@@ -149,12 +149,12 @@ def mass_threshold(map: Any, mass: float = 0.6) -> np.ndarray:
     flat = maps.reshape(*maps.shape[:-2], -1)
     order = np.argsort(flat, axis=-1, kind="stable")
     sums = np.cumsum(np.take_along_axis(flat, order, -1), -1)  # from the smallest value on
-    kept = np.empty(flat.shape, bool)
-    np.put_along_axis(kept, order, sums > (1 - mass) * sums[..., -1:], -1)
-    return kept.reshape(maps.shape)
+    inside = np.empty(flat.shape, bool)
+    np.put_along_axis(inside, order, sums > (1 - mass) * sums[..., -1:], -1)
+    return inside.reshape(maps.shape)
 
 
-def _of_image(attention: Any, grid: PatchGrid) -> np.ndarray:
+def _check_tokens(attention: Any, grid: PatchGrid) -> np.ndarray:
     """The array; raises a ConfigError unless queries and keys are the tokens of the image."""
     attention = np.asarray(attention)
     if attention.shape[-2:] != (grid.tokens, grid.tokens):

@@ -13,7 +13,7 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.errors import ConfigError, InputError, whole_number
 from keras_tx.inspect.decision import complete_inputs, decision_mask, masked_sum, named_output
-from keras_tx.inspect.gradients import Point, gradients, intercepted, layer_named, layers_below
+from keras_tx.inspect.gradients import Point, find_layer, flatten_layers, gradients, intercept_calls
 from keras_tx.inspect.graph_evaluation import as_float32
 from keras_tx.progress_bar import ProgressBar
 
@@ -97,28 +97,28 @@ def integrated_gradients(
     whole_number("steps", steps)
     whole_number("batch_size", batch_size)
     inputs = keras.tree.map_structure(np.asarray, complete_inputs(model, inputs))
-    path = _Path(model, inputs, layer)
+    attributed = _AttributedTensors(model, inputs, layer)
     outputs = as_float32(named_output(model(inputs, training=False), output))
     mask = decision_mask(outputs, target, position, inputs)
-    ends = path.tensors()
+    ends = attributed.values()
     starts = _baselines(baseline, ends)
     rows = len(mask)
     alphas, weights = np.polynomial.legendre.leggauss(steps)
     alphas, weights = (alphas + 1) / 2, weights / 2  # from -1..1 to 0..1
     totals = [np.zeros(end.shape) for end in ends]
 
-    def at(points: list[np.ndarray], row: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-        return gradients(lambda *x: masked_sum(path.run(x, row, output), mask[row]), points)
-
     pairs = np.array(list(itertools.product(range(rows), range(steps))))
     with ProgressBar(len(pairs), "gradients", shown=progress) as bar:
-        for chunk in in_chunks(pairs, batch_size):
+        for chunk in split_batches(pairs, batch_size):
             row, step = chunk.T
             points = []
             for start, end in zip(starts, ends, strict=True):
                 alpha = alphas[step].reshape(-1, *[1] * (end.ndim - 1))
                 points.append((start[row] + alpha * (end[row] - start[row])).astype(end.dtype))
-            for total, gradient in zip(totals, at(points, row)[1], strict=True):
+            _, computed = gradients(
+                lambda *x, row=row: masked_sum(attributed.run(x, row, output), mask[row]), points
+            )
+            for total, gradient in zip(totals, computed, strict=True):
                 share = weights[step].reshape(-1, *[1] * (gradient.ndim - 1))
                 np.add.at(total, row, share * gradient)
             bar.advance(len(chunk))
@@ -127,17 +127,17 @@ def integrated_gradients(
         for total, start, end in zip(totals, starts, ends, strict=True)
     ]
     baseline_scores = [
-        as_float32(masked_sum(path.run([start[row] for start in starts], row, output), mask[row]))
-        for row in in_chunks(np.arange(rows), batch_size)
+        as_float32(attributed.run([start[row] for start in starts], row, output))[mask[row]]
+        for row in split_batches(np.arange(rows), batch_size)
     ]
     return IntegratedGradients(
         values[0] if len(values) == 1 else values,
-        np.where(mask, outputs, 0).reshape(rows, -1).sum(axis=1),
+        outputs[mask],
         np.concatenate(baseline_scores),
     )
 
 
-class _Path:
+class _AttributedTensors:
     """The tensors between which integrated gradients interpolate, and the model as a function of them."""
 
     def __init__(self, model: Any, inputs: Any, layer: str | None) -> None:
@@ -150,27 +150,27 @@ class _Path:
         self.is_float = [x.dtype.kind == "f" for x in self.flat]
         self.layers: list[Any] = []
         if layer is not None:
-            self.layers = [layer_named(model, layer)]
+            self.layers = [find_layer(model, layer)]
         elif not any(self.is_float):
             self.layers = _token_embeddings(model)
 
-    def tensors(self) -> list[np.ndarray]:
+    def values(self) -> list[np.ndarray]:
         """The attributed tensors of the inputs."""
         if not self.layers:
             return [x for x, is_float in zip(self.flat, self.is_float, strict=True) if is_float]
-        tensors: list[np.ndarray] = []
+        values: list[np.ndarray] = []
 
         def record(_: Point, x: Any) -> Any:
-            tensors.append(as_float32(x))
+            values.append(as_float32(x))
             return x
 
-        with intercepted([(layer, "call") for layer in self.layers], record):
+        with intercept_calls([(layer, "call") for layer in self.layers], record):
             self.model(self.inputs, training=False)
-        if not tensors:
+        if not values:
             raise ConfigError(
                 f"The model does not call the layer {self.layers[0].name!r}. Choose another layer."
             )
-        return tensors
+        return values
 
     def run(self, points: Sequence[Any], row: np.ndarray, output: str | None) -> Any:
         """The output of the model for rows of the inputs, with other attributed tensors."""
@@ -188,7 +188,7 @@ class _Path:
             inputs = self.tree.pack_sequence_as(self.inputs, flat)
             return named_output(self.model(inputs, training=False), output)
         rows = self.tree.map_structure(rows_of, self.inputs)
-        with intercepted(
+        with intercept_calls(
             [(layer, "call") for layer in self.layers], lambda _, x: ops.cast(next(remaining), x.dtype)
         ):
             return named_output(self.model(rows, training=False), output)
@@ -202,7 +202,7 @@ def _token_embeddings(model: Any) -> list[Any]:
 
     layers = [
         layer
-        for layer in layers_below(model)
+        for layer in flatten_layers(model)
         if isinstance(layer, TokenEmbedding | keras.layers.Embedding) and "position" not in layer.name
     ]
     if len(layers) > 1:  # those of token types, for example
@@ -280,33 +280,33 @@ def occlusion(
     array([[2., 0., 1.]], dtype=float32)
     """
     whole_number("batch_size", batch_size)
-    rows = Rows(predict, inputs, name, output)
-    sizes, steps = _window(window, stride, rows.array.shape)
-    base = np.broadcast_to(np.asarray(baseline, rows.array.dtype), rows.array.shape)
-    outputs = rows.predict(rows.array)
-    mask = decision_mask(outputs, target, position, rows.inputs)
-    scores = np.where(mask, outputs, 0).reshape(len(mask), -1).sum(axis=1, dtype="float64")
-    total = np.zeros(rows.array.shape[: 1 + len(sizes)])
+    predictor = Predictor(predict, inputs, name, output)
+    sizes, steps = _window(window, stride, predictor.array.shape)
+    base = np.broadcast_to(np.asarray(baseline, predictor.array.dtype), predictor.array.shape)
+    outputs = predictor.predict(predictor.array)
+    mask = decision_mask(outputs, target, position, predictor.inputs)
+    scores = outputs[mask].astype("float64")
+    total = np.zeros(predictor.array.shape[: 1 + len(sizes)])
     count = np.zeros(total.shape[1:])
     places = list(_windows(total.shape[1:], sizes, steps))
     for place in places:
         count[place] += 1
     pairs = np.array(list(itertools.product(range(len(total)), range(len(places)))))
     with ProgressBar(len(pairs), "windows", shown=progress) as bar:
-        for chunk in in_chunks(pairs, batch_size):
+        for chunk in split_batches(pairs, batch_size):
             row = chunk[:, 0]
-            occluded = rows.array[row]
+            occluded = predictor.array[row]
             for k, (i, j) in enumerate(chunk):
                 occluded[k][places[j]] = base[i][places[j]]
-            after = np.where(mask[row], rows.predict(occluded, row), 0).reshape(len(row), -1).sum(axis=1)
+            after = predictor.predict(occluded, row)[mask[row]]
             for (i, j), difference in zip(chunk, scores[row] - after, strict=True):
                 total[i][places[j]] += difference
             bar.advance(len(chunk))
     return (total / count).astype("float32")
 
 
-class Rows:
-    """A function of inputs, of which rows are repeated with another array."""
+class Predictor:
+    """A function of inputs, which predicts rows of them with another array."""
 
     def __init__(self, predict: Predict, inputs: Any, name: str | None, output: str | None) -> None:
         self.function = predict
@@ -372,6 +372,6 @@ def _windows(
         yield tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
 
 
-def in_chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
+def split_batches(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
     """Yields consecutive parts of an array with at most `size` rows."""
     return (rows[start : start + size] for start in range(0, len(rows), size))

@@ -54,9 +54,9 @@ def draw_distances(inspector: Inspector, image: Any) -> Figure:
 def draw_tokens(inspector: Inspector, text: Any) -> Figure:
     """Draws the attention of the last layer, a map per head."""
     (weights,) = inspector.attention(text, layers=-1)
-    tokens, mask = inspector.tokens_and_mask(text)
-    kept = [token for token, used in zip(tokens[0], mask[0], strict=True) if used]
-    return draw_token_attention(weights[0][:, mask[0]][:, :, mask[0]], kept)
+    (tokens,), (mask,) = inspector.tokens_and_mask(text)
+    shown = [token for token, is_shown in zip(tokens, mask, strict=True) if is_shown]
+    return draw_token_attention(weights[0][:, mask][:, :, mask], shown)
 
 
 # Name: the kind of inputs, and the function.

@@ -112,7 +112,7 @@ def occlusion_map(
     adapter = reader.adapter
     if adapter.kind == "text":
         name = contract.DECODER_INPUT_IDS if part == "decoder" else contract.INPUT_IDS
-        baseline = _hidden_id(adapter, part) if baseline is None else baseline
+        baseline = _occlusion_id(adapter, part) if baseline is None else baseline
         window = 1 if window is None else window
         return occlusion(
             reader.outputs,
@@ -147,7 +147,7 @@ def _with_masks(reader: Any, tensors: Tensors) -> Tensors:
     return tensors if mask is None else {**tensors, contract.ATTENTION_MASK: mask.astype("int64")}
 
 
-def _hidden_id(adapter: InputAdapter, part: str | None) -> int:
+def _occlusion_id(adapter: InputAdapter, part: str | None) -> int:
     """The id that replaces an occluded token: that of the mask token, or of padding."""
     transform = adapter.transform
     if not isinstance(transform, TextTransform):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_tx.errors import ConfigError, whole_number
-from keras_tx.inspect.attribution import Predict, Rows, in_chunks
+from keras_tx.inspect.attribution import Predict, Predictor, split_batches
 from keras_tx.inspect.decision import decision_mask
 from keras_tx.progress_bar import ProgressBar
 
@@ -80,9 +80,9 @@ class Faithfulness:
         self.batch_size = whole_number("batch_size", batch_size)
         self.progress = progress
         self.mask = None if mask is None else np.asarray(mask, bool)
-        self._rows = Rows(predict, inputs, name, output)
-        outputs = self._rows.predict(self._rows.array)
-        self._decision = decision_mask(outputs, target, position, self._rows.inputs)
+        self._predictor = Predictor(predict, inputs, name, output)
+        outputs = self._predictor.predict(self._predictor.array)
+        self._decision = decision_mask(outputs, target, position, self._predictor.inputs)
 
     def deletion(self, attribution: Any, baseline: Any = 0.0) -> FaithfulnessCurve:
         """Computes the score while the elements with the highest attribution are deleted first.
@@ -121,14 +121,14 @@ class Faithfulness:
         return self._curve(attribution, baseline, inserted=True)
 
     def _curve(self, attribution: Any, baseline: Any, inserted: bool) -> FaithfulnessCurve:
-        array = self._rows.array
+        array = self._predictor.array
         ranks, sizes = _ranks(_enlarged(np.asarray(attribution), array.shape), self.mask)
         base = np.broadcast_to(np.asarray(baseline, array.dtype), array.shape)
         shares = np.arange(self.steps + 1) / self.steps
         scores = np.zeros((len(array), self.steps + 1))
         pairs = np.array(list(itertools.product(range(len(array)), range(self.steps + 1))))
         with ProgressBar(len(pairs), "inputs", shown=self.progress) as bar:
-            for chunk in in_chunks(pairs, self.batch_size):
+            for chunk in split_batches(pairs, self.batch_size):
                 row, step = chunk.T
                 count = np.rint(shares[step] * sizes[row])
                 changed = ranks[row] < count.reshape(-1, *[1] * (ranks.ndim - 1))
@@ -136,9 +136,8 @@ class Faithfulness:
                 if self.mask is not None:
                     is_input |= ~self.mask[row]
                 is_input = is_input.reshape(*is_input.shape, *[1] * (array.ndim - is_input.ndim))
-                predicted = self._rows.predict(np.where(is_input, array[row], base[row]), row)
-                marked = np.where(self._decision[row], predicted, 0)
-                scores[row, step] = marked.reshape(len(row), -1).sum(axis=1)
+                predicted = self._predictor.predict(np.where(is_input, array[row], base[row]), row)
+                scores[row, step] = predicted[self._decision[row]]
                 bar.advance(len(chunk))
         return FaithfulnessCurve(shares, scores)
 

@@ -302,7 +302,7 @@ class InspectedGraph:
     def _run(
         self, feed: Tensors, key: tuple[str, ...] | None, content: Callable[[], bytes]
     ) -> dict[str, np.ndarray]:
-        """The outputs of the graph; the session of the last outputs is kept, unless `key` is None."""
+        """The outputs of the graph; the session remains for the same outputs, unless `key` is None."""
         if self._session is None or self._session[0] != key:
             self._session = None  # frees its memory first
             try:

@@ -138,7 +138,7 @@ def inner_gradients(
         recorded.append((point, as_float32(x)))
         return x
 
-    with intercepted(points, record):
+    with intercept_calls(points, record):
         function()
     if not recorded:
         raise ConfigError(
@@ -148,7 +148,7 @@ def inner_gradients(
 
     def shifted(*shifts: Any) -> Any:
         remaining = iter(shifts)
-        with intercepted(points, lambda _, x: ops.add(x, ops.cast(next(remaining), x.dtype))):
+        with intercept_calls(points, lambda _, x: ops.add(x, ops.cast(next(remaining), x.dtype))):
             return function()
 
     scores, computed = gradients(shifted, [np.zeros_like(x) for _, x in recorded])
@@ -159,7 +159,7 @@ def inner_gradients(
 
 
 @contextlib.contextmanager
-def intercepted(points: Sequence[Point], replace: Callable[[Point, Any], Any]) -> Iterator[None]:
+def intercept_calls(points: Sequence[Point], replace: Callable[[Point, Any], Any]) -> Iterator[None]:
     """Replaces the results of layers' methods while the context is open.
 
     Args:
@@ -196,12 +196,12 @@ def _replacing(point: Point, replace: Callable[[Point, Any], Any]) -> Callable[.
     return call
 
 
-def layers_below(layer: Any) -> list[Any]:
+def flatten_layers(layer: Any) -> list[Any]:
     """Returns the layer and all layers inside of it, each once."""
     return list(layer._flatten_layers())
 
 
-def layer_named(model: Any, name: str) -> Any:
+def find_layer(model: Any, name: str) -> Any:
     """Returns a layer of a model by its name.
 
     Args:
@@ -217,7 +217,7 @@ def layer_named(model: Any, name: str) -> Any:
     """
     layers = [model]
     for part in name.split("/"):
-        below = {id(x): x for layer in layers for x in layers_below(layer) if x is not layer}
+        below = {id(x): x for layer in layers for x in flatten_layers(layer) if x is not layer}
         layers = [x for x in below.values() if x.name == part]
     layers = [layer for layer in layers if layer in model.layers] or layers
     if len(layers) == 1:

@@ -88,14 +88,14 @@ class Node:
     def names(self) -> Iterator[str]:
         """Names of values that the node reads."""
         yield from filter(None, self.inputs)  # a missing input has no name
-        for body in self.bodies():
-            yield from body.names()
+        for subgraph in self.subgraphs():
+            yield from subgraph.names()
 
-    def bodies(self) -> list[Graph]:
+    def subgraphs(self) -> list[Graph]:
         """The graphs in its attributes, such as the branches of an If."""
-        return [body for attribute in self.attributes for body in _bodies(attribute)]
+        return [subgraph for attribute in self.attributes for subgraph in _subgraphs(attribute)]
 
-    def with_bodies(self, change: Callable[[Graph], Graph]) -> Node:
+    def with_subgraphs(self, change: Callable[[Graph], Graph]) -> Node:
         """A copy whose graphs are changed."""
         attributes = []
         for attribute in self.attributes:
@@ -111,7 +111,9 @@ class Node:
     def with_weights(self, name: str) -> Node:
         """A copy of an Attention with its weights as output, or of an If with those of its branches."""
         if self.op_type == "If":
-            branches = self.with_bodies(lambda body: body.with_weights(_only_attention(body), name))
+            branches = self.with_subgraphs(
+                lambda subgraph: subgraph.with_weights(_only_attention(subgraph), name)
+            )
             return dataclasses.replace(branches, outputs=(*self.outputs, name))
         mode = write_field(ATTRIBUTE_NAME, MODE) + write_field(ATTRIBUTE_INT, AFTER_SOFTMAX)
         mode += write_field(ATTRIBUTE_TYPE, TYPE_INT)
@@ -122,7 +124,7 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """A graph, or a body of one.
+    """A graph, or a subgraph of a node.
 
     Attributes:
         nodes: in the order of the file.
@@ -349,24 +351,26 @@ class GraphOutputs:
 def _attention_nodes(node: Node) -> list[AttentionNode]:
     if node.op_type == "Attention":
         return [AttentionNode(node.path, node)]
-    if not any(_has_attention(body) for body in node.bodies()):
+    if not any(map(_has_attention, node.subgraphs())):
         return []
     if node.op_type != "If":
         raise FolderError(
             f"The layer {node.path!r} has its Attention inside a {node.op_type}, whose attention weights "
             "cannot be read. Inspect the Keras model instead."
         )
-    for body in node.bodies():
-        _only_attention(body)
+    for subgraph in node.subgraphs():
+        _only_attention(subgraph)
     return [AttentionNode(node.path, node)]
 
 
-def _has_attention(body: Graph) -> bool:
-    return any(node.op_type == "Attention" or any(map(_has_attention, node.bodies())) for node in body.nodes)
+def _has_attention(subgraph: Graph) -> bool:
+    return any(
+        node.op_type == "Attention" or any(map(_has_attention, node.subgraphs())) for node in subgraph.nodes
+    )
 
 
-def _only_attention(body: Graph) -> Node:
-    nodes = [node for node in body.nodes if node.op_type == "Attention"]
+def _only_attention(subgraph: Graph) -> Node:
+    nodes = [node for node in subgraph.nodes if node.op_type == "Attention"]
     if len(nodes) != 1:
         raise FolderError(
             f"A branch has {len(nodes)} Attention nodes, expected 1. Inspect the Keras model instead."
@@ -387,7 +391,7 @@ def _with_all_tokens(node: Node, places: str | None) -> Node:
         return dataclasses.replace(node, op_type="Identity", inputs=node.inputs[:1])
     if node.op_type == "Gather" and places and SELECTED.fullmatch(node.outputs[0]):
         return dataclasses.replace(node, inputs=(node.inputs[0], places))
-    return node.with_bodies(Graph.with_all_tokens) if node.bodies() else node
+    return node.with_subgraphs(Graph.with_all_tokens) if node.subgraphs() else node
 
 
 def nodes_for(nodes: Sequence[Node], outputs: Iterable[str]) -> list[Node]:
@@ -410,7 +414,7 @@ def _value_info(name: str, value: np.ndarray | None = None) -> bytes:
     return info + write_field(VALUE_TYPE, write_field(TENSOR_TYPE, tensor))
 
 
-def _bodies(attribute: bytes) -> list[Graph]:
+def _subgraphs(attribute: bytes) -> list[Graph]:
     return [
         Graph.read(attribute[field.first : field.end])
         for field in read_fields(attribute)

@@ -60,14 +60,14 @@
     function mask(values) {
         const order = [...values.keys()].sort((a, b) => values[b] - values[a]);
         const total = values.reduce((a, b) => a + b, 0);
-        const kept = new Uint8Array(patches);
+        const selected = new Uint8Array(patches);
         let mass = 0;
         for (const patch of order) {
             if (mass >= MASS * total) break;
-            kept[patch] = 1;
+            selected[patch] = 1;
             mass += values[patch];
         }
-        return kept;
+        return selected;
     }
 
     // For each pixel of an axis: the two patches around it, and the share of the second.
@@ -102,13 +102,13 @@
         return image;
     }
 
-    function drawMask(kept) {
+    function drawMask(selected) {
         const image = new ImageData(new Uint8ClampedArray(photograph.data), width, height);
         const across = interpolation(width, columns, data.covered[1]);
         const down = interpolation(height, rows, data.covered[0]);
         for (let y = 0, p = 0; y < height; y++) {
             for (let x = 0; x < width; x++, p += 4) {
-                if (down[y] && across[x] && kept[down[y][0] * columns + across[x][0]]) continue;
+                if (down[y] && across[x] && selected[down[y][0] * columns + across[x][0]]) continue;
                 const [r, g, b] = image.data.subarray(p, p + 3);
                 image.data.fill(255 - 0.25 * (255 - (0.299 * r + 0.587 * g + 0.114 * b)), p, p + 3);
             }

@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_tx.errors import ConfigError, whole_number
 from keras_tx.inspect.attention import entropy_in_nats
-from keras_tx.inspect.gradients import Point, inner_gradients, intercepted, layers_below
+from keras_tx.inspect.gradients import Point, flatten_layers, inner_gradients, intercept_calls
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ def model_statistics(model: Any, inputs: Any, *, scaled: bool = True, seed: int 
     """
     from keras_tx.layers import MultiHeadAttention
 
-    layers = [layer for layer in layers_below(model) if isinstance(layer, MultiHeadAttention)]
+    layers = [layer for layer in flatten_layers(model) if isinstance(layer, MultiHeadAttention)]
     if not layers:
         raise ConfigError(
             f"Model {model.name!r} has no layers keras_tx.layers.MultiHeadAttention, which are measured."
@@ -117,7 +117,7 @@ def model_statistics(model: Any, inputs: Any, *, scaled: bool = True, seed: int 
     def run() -> Any:
         outputs: list[Any] = []
         points = [(layer, "call") for layer in layers]
-        with intercepted(points, lambda _, x: outputs.append(x) or x):
+        with intercept_calls(points, lambda _, x: outputs.append(x) or x):
             model(inputs, training=False)
         return outputs[-1]
 
@@ -128,7 +128,7 @@ def model_statistics(model: Any, inputs: Any, *, scaled: bool = True, seed: int 
 
 def _name(model: Any, layer: Any) -> str:
     """The name of a layer after that of the model's layer that contains it."""
-    owner = next(owner for owner in model.layers if any(layer is x for x in layers_below(owner)))
+    owner = next(owner for owner in model.layers if any(layer is x for x in flatten_layers(owner)))
     return layer.name if owner is layer else f"{owner.name}/{layer.name}"
 
 

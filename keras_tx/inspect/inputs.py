@@ -13,11 +13,10 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import InputError
-from keras_tx.processing import ImageTransform, Row, TextTransform
+from keras_tx.processing import ImageTransform, Row, TextTransform, image_file
 from keras_tx.processing.image import are_several
 
 Tensors = dict[str, Any]
-IMAGE_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +170,7 @@ def _without_end(row: Row) -> list[int]:
 
 def _is_image_file(text: str) -> bool:
     path = Path(text) if len(text) < 1000 and "\n" not in text else None
-    return path is not None and path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()
+    return path is not None and path.suffix.lower() in image_file.SUFFIXES and path.is_file()
 
 
 def _shown(value: Any) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_tx.errors import ConfigError, whole_number
 from keras_tx.inspect.decision import masked_sum
-from keras_tx.inspect.gradients import gradients, intercepted, layer_named
+from keras_tx.inspect.gradients import find_layer, gradients, intercept_calls
 from keras_tx.progress_bar import ProgressBar
 
 
@@ -65,7 +65,7 @@ def effective_receptive_field(
             f"images has the shape {images.shape} and the dtype {images.dtype}, expected floats (batch, "
             "height, width, channels). Pass model.processing(images)."
         )
-    point = (layer_named(model, layer), "call")
+    point = (find_layer(model, layer), "call")
 
     def scores(x: Any) -> Any:
         outputs: list[Any] = []
@@ -74,7 +74,7 @@ def effective_receptive_field(
             outputs.append(output)
             return output
 
-        with intercepted([point], record):
+        with intercept_calls([point], record):
             model(x, training=False)
         if len(outputs) != 1:
             raise ConfigError(f"The model calls the layer {layer!r} {len(outputs)} times, expected once.")

@@ -12,7 +12,7 @@ import numpy as np
 from keras_tx.errors import ConfigError
 from keras_tx.inspect.attention import rollout
 from keras_tx.inspect.decision import complete_inputs, decision_mask, masked_sum, named_output
-from keras_tx.inspect.gradients import inner_gradients, layers_below
+from keras_tx.inspect.gradients import flatten_layers, inner_gradients
 from keras_tx.inspect.graph_evaluation import as_float32
 
 Pairs = Sequence[tuple[np.ndarray, np.ndarray]]
@@ -116,7 +116,7 @@ def _attention_layers(model: Any) -> list[Any]:
     theirs = keras.layers.MultiHeadAttention
     others = (theirs, keras.layers.GroupQueryAttention, keras.layers.Attention)
     layers = []
-    for layer in layers_below(model):
+    for layer in flatten_layers(model):
         if isinstance(layer, MultiHeadAttention) or (
             isinstance(layer, theirs) and type(layer).call is theirs.call
         ):
@@ -171,7 +171,7 @@ def _decoder_layers(model: Any) -> set[int]:
     """The self-attention layers of blocks with cross-attention."""
     from keras_tx.layers import TransformerBlock
 
-    blocks = [layer for layer in layers_below(model) if isinstance(layer, TransformerBlock)]
+    blocks = [layer for layer in flatten_layers(model) if isinstance(layer, TransformerBlock)]
     return {id(block.attention) for block in blocks if block.cross_attention is not None}
 
 

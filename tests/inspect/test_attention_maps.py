@@ -50,17 +50,17 @@ def dino_threshold(attention: np.ndarray, threshold: float) -> np.ndarray:
     torch = pytest.importorskip("torch", reason='pip install "keras-tx[torch]"')
     values, order = torch.sort(torch.from_numpy(attention))
     values = values / values.sum(dim=1, keepdim=True)
-    kept = torch.cumsum(values, dim=1) > 1 - threshold
+    inside = torch.cumsum(values, dim=1) > 1 - threshold
     back = torch.argsort(order)
-    return torch.stack([kept[head][back[head]] for head in range(len(kept))]).numpy()
+    return torch.stack([inside[head][back[head]] for head in range(len(inside))]).numpy()
 
 
 @pytest.mark.parametrize("mass", [0.1, 0.6, 0.95])
 def test_mass_threshold_equals_dino(mass):
     maps = np.random.default_rng(1).random((5, 7, 6))
-    kept = mass_threshold(maps, mass)
-    np.testing.assert_array_equal(kept.reshape(5, 42), dino_threshold(maps.reshape(5, 42), mass))
-    for map, one in zip(maps, kept, strict=True):
+    inside = mass_threshold(maps, mass)
+    np.testing.assert_array_equal(inside.reshape(5, 42), dino_threshold(maps.reshape(5, 42), mass))
+    for map, one in zip(maps, inside, strict=True):
         assert map[one].sum() >= mass * map.sum()
         assert map[one].sum() - map[one].min() < mass * map.sum()  # one patch less is too little
 

@@ -13,7 +13,7 @@ from keras import ops
 import keras_tx
 from keras_tx.errors import ConfigError
 from keras_tx.inspect.attribution import integrated_gradients
-from keras_tx.inspect.gradients import gradients, inner_gradients, layer_named
+from keras_tx.inspect.gradients import find_layer, gradients, inner_gradients
 from keras_tx.inspect.relevance import (
     attention_gradients,
     encoder_decoder_relevance,
@@ -90,7 +90,7 @@ def test_scores_without_gradient_raise():
 
 
 def test_inner_tensors_are_those_of_the_output(vit):
-    layer = layer_named(vit, "block_1/attention")
+    layer = find_layer(vit, "block_1/attention")
     before = as_numpy(vit(IMAGES))
     attributes = set(vars(layer))
     scores, (tensor,) = inner_gradients(lambda: vit(IMAGES)[:, 0], [(layer, "_weights")])
@@ -114,12 +114,12 @@ def test_shared_layers_have_a_tensor_for_each_call():
 
 
 def test_names_of_layers(vit):
-    assert layer_named(vit, "block_0") is vit.layers[4]
-    assert isinstance(layer_named(vit, "block_0/feed_forward"), keras.layers.Layer)
+    assert find_layer(vit, "block_0") is vit.layers[4]
+    assert isinstance(find_layer(vit, "block_0/feed_forward"), keras.layers.Layer)
     with pytest.raises(ConfigError, match="no layer 'block_9'. Did you mean 'block_"):
-        layer_named(vit, "block_9")
+        find_layer(vit, "block_9")
     with pytest.raises(ConfigError, match="2 layers named 'feed_forward'"):
-        layer_named(vit, "feed_forward")
+        find_layer(vit, "feed_forward")
 
 
 def test_relevance_of_a_vit_equals_autograd(vit, tmp_path):
