@@ -209,9 +209,12 @@ def _token_embeddings(model: Any) -> list[Any]:
         layers = [layer for layer in layers if "token_embedding" in layer.name] or layers
     if len(layers) != 1:
         names = [layer.name for layer in layers]
+        remedy = "Pass layer=, the name of the layer whose output is attributed"
+        if not layers:
+            remedy = "Pass images and other numbers as floats, inputs.astype('float32')"
         raise ConfigError(
             f"The inputs are integers, which have no gradient, and the model has {len(layers)} token "
-            f"embeddings {names}. Pass layer=, the name of the layer whose output is attributed."
+            f"embeddings {names}. {remedy}."
         )
     return layers
 
@@ -282,7 +285,7 @@ def occlusion(
     whole_number("batch_size", batch_size)
     predictor = Predictor(predict, inputs, name, output)
     sizes, steps = _window(window, stride, predictor.array.shape)
-    base = np.broadcast_to(np.asarray(baseline, predictor.array.dtype), predictor.array.shape)
+    base = predictor.baseline(baseline)
     outputs = predictor.predict(predictor.array)
     mask = decision_mask(outputs, target, position, predictor.inputs)
     scores = outputs[mask].astype("float64")
@@ -312,8 +315,13 @@ class Predictor:
         self.function = predict
         self.output = output
         inputs = complete_inputs(predict, inputs)
-        self.is_dict = isinstance(inputs, dict)
-        if not self.is_dict:
+        names = [tensor.name for tensor in getattr(predict, "inputs", None) or ()]
+        if isinstance(inputs, list | tuple) and len(names) > 1:
+            raise ConfigError(
+                f"inputs is a list of {len(inputs)}, but the model has the inputs {names}. Pass a dict of "
+                "arrays with these names, and name=, the one that changes."
+            )
+        if not isinstance(inputs, dict):
             if name is not None:
                 raise ConfigError(f"name={name!r} is for inputs in a dict, but inputs is an array. Omit it.")
             self.inputs: dict[str | None, np.ndarray] = {None: np.asarray(inputs)}
@@ -325,10 +333,32 @@ class Predictor:
         self.name = name
         self.array = self.inputs[name]
 
+    def baseline(self, baseline: Any) -> np.ndarray:
+        """Returns a baseline as an array like the inputs.
+
+        Raises:
+            ConfigError: if its values or shape do not fit.
+        """
+        values = np.asarray(baseline)
+        with np.errstate(invalid="ignore"):
+            base = values.astype(self.array.dtype)
+        if self.array.dtype.kind in "iu" and not np.array_equal(base, values):
+            raise ConfigError(
+                f"baseline has values that {self.array.dtype} inputs cannot have. Pass other values, or the "
+                "inputs as floats, inputs.astype('float32')."
+            )
+        try:
+            return np.broadcast_to(base, self.array.shape)
+        except ValueError:
+            raise ConfigError(
+                f"baseline has the shape {base.shape}, which does not broadcast to that of the inputs, "
+                f"{self.array.shape}."
+            ) from None
+
     def predict(self, array: np.ndarray, row: Any = slice(None)) -> np.ndarray:
         """The output for rows of the inputs, with this array in place of the named one."""
         inputs: Any = array
-        if self.is_dict:
+        if self.name is not None:
             inputs = {**{key: value[row] for key, value in self.inputs.items()}, self.name: array}
         outputs = named_output(self.function(inputs), self.output)
         outputs = outputs if isinstance(outputs, np.ndarray) else as_float32(outputs)

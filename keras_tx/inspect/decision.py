@@ -9,25 +9,34 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
 
+PADDING_MASK = "padding_mask"  # of keras-hub
+
 
 def named_output(outputs: Any, name: str | None = None) -> Any:
     """Returns the output with this name, or the only output.
 
     Args:
-        outputs: a tensor, or a dict of tensors by name.
+        outputs: a tensor, a dict of tensors by name, or a list of one tensor.
         name: of an output; by default the only one, or "logits" if there are several.
 
     Returns:
         The tensor.
 
     Raises:
-        ConfigError: if the name is unknown, or is required.
+        ConfigError: if the name is unknown or required, or there are several outputs without names.
 
     Example:
 
     >>> named_output({"logits": 1, "last_hidden_state": 2})
     1
     """
+    if isinstance(outputs, list | tuple):
+        if len(outputs) != 1:
+            raise ConfigError(
+                f"The model has {len(outputs)} outputs without names. Pass a model with one of them, such as "
+                "keras.Model(model.input, model.outputs[0])."
+            )
+        outputs = outputs[0]
     if not isinstance(outputs, dict):
         if name is not None:
             raise ConfigError(
@@ -116,7 +125,7 @@ def masked_sum(output: Any, mask: np.ndarray) -> Any:
 
 def _last_token(inputs: Any) -> Any:
     """The last position that is not padding, for each example."""
-    names = (contract.DECODER_ATTENTION_MASK, contract.ATTENTION_MASK)
+    names = (contract.DECODER_ATTENTION_MASK, "decoder_padding_mask", contract.ATTENTION_MASK, PADDING_MASK)
     name = next((name for name in names if isinstance(inputs, dict) and name in inputs), None)
     if name is None:
         return -1

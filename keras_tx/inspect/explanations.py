@@ -98,6 +98,7 @@ def integrated_gradients_map(
     reader: Any, tensors: Tensors, part: str | None, **options: Any
 ) -> IntegratedGradients:
     """Returns integrated gradients summed over the channels of each pixel, or the width of each token."""
+    _one_array(reader, tensors, "integrated_gradients")
     computed = integrated_gradients(reader.model, reader.arguments(tensors), **options)
     values = computed.values
     if part is not None:  # the embedding is called with the source first, which is farther from the output
@@ -122,7 +123,7 @@ def occlusion_map(
             name=name,
             **options,
         )
-    (name,) = adapter.names
+    name = _one_array(reader, tensors, "occlusion")
     array = np.asarray(tensors[name])
     is_first = adapter.kind == "image" and name == contract.PIXEL_VALUES  # whether the channels are
     if window is None:
@@ -139,6 +140,16 @@ def occlusion_map(
 
     baseline = 0 if baseline is None else baseline
     return occlusion(predict, array, window=window, baseline=baseline, **options)
+
+
+def _one_array(reader: Any, tensors: Tensors, function: str) -> str:
+    """The name of the only array of a model that accepts neither images nor texts."""
+    if reader.adapter.kind != "text" and len(tensors) > 1:
+        raise InputError(
+            f"{reader.name!r} accepts the arrays {', '.join(map(repr, tensors))}, of which "
+            f"Inspector.{function} cannot choose one. Call keras_tx.inspect.{function} with the Keras model."
+        )
+    return next(iter(tensors))
 
 
 def _with_masks(reader: Any, tensors: Tensors) -> Tensors:

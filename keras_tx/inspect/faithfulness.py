@@ -123,7 +123,7 @@ class Faithfulness:
     def _curve(self, attribution: Any, baseline: Any, inserted: bool) -> FaithfulnessCurve:
         array = self._predictor.array
         ranks, sizes = _ranks(_enlarged(np.asarray(attribution), array.shape), self.mask)
-        base = np.broadcast_to(np.asarray(baseline, array.dtype), array.shape)
+        base = self._predictor.baseline(baseline)
         shares = np.arange(self.steps + 1) / self.steps
         scores = np.zeros((len(array), self.steps + 1))
         pairs = np.array(list(itertools.product(range(len(array)), range(self.steps + 1))))

@@ -13,11 +13,11 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest, whole_number
+from keras_tx.inspect.decision import PADDING_MASK
 from keras_tx.inspect.graph_evaluation import layer_calls
 from keras_tx.progress_bar import ProgressBar
 
 FEATURES = 2**15  # columns of a chunk of activations that is converted to float64
-PADDING_MASK = "padding_mask"  # of keras-hub
 GROUP = 2**28  # bytes of activations that one run of a model returns
 
 

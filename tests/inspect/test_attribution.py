@@ -77,6 +77,42 @@ def test_windows_that_do_not_fit_raise(cnn, window, stride):
         occlusion(cnn, IMAGES, window=window, stride=stride)
 
 
+def test_several_inputs_and_outputs_are_named(cnn):
+    x = keras.Input((4,), name="x")
+    y = keras.Input((4,), name="y")
+    sums = keras.layers.Dense(3)(x + 2 * y)
+    outputs = [sums, keras.layers.Dense(3)(sums)]
+    two = redraw(keras.Model([x, y], outputs))
+    arrays = {"x": draw(2, 4, seed=1), "y": draw(2, 4, seed=2)}
+    for function in (occlusion, Faithfulness):
+        options = {"window": 1} if function is occlusion else {}
+        with pytest.raises(ConfigError, match=r"inputs is a list of 2.*\['x', 'y'\]"):
+            function(two, list(arrays.values()), **options)
+        # Two rows and two outputs: a list of outputs looks like a batch.
+        with pytest.raises(ConfigError, match="2 outputs without names"):
+            function(two, arrays, name="x", batch_size=2, **options)
+    first = keras.Model([x, y], outputs[:1])
+    computed = occlusion(first, arrays, [0, 1], window=1, name="y")
+    kernel = as_numpy(first.weights[0])[:, [0, 1]].T
+    assert_close(computed, 2 * arrays["y"] * kernel)
+
+
+def test_baselines_that_integers_cannot_have_raise():
+    images = np.full((1, 6, 6, 1), 7, "uint8")
+
+    def predict(x):
+        return x.reshape(len(x), -1).astype("float32")[:, :2]
+
+    assert occlusion(predict, images, window=6, baseline=5.0)[0, 0, 0] == 2
+    for baseline in (127.5, -1, 256, np.nan):
+        with pytest.raises(ConfigError, match="baseline has values that uint8 inputs cannot have.*float32"):
+            occlusion(predict, images, window=6, baseline=baseline)
+        with pytest.raises(ConfigError, match="uint8 inputs"):
+            Faithfulness(predict, images).insertion(np.ones((1, 6, 6)), baseline)
+    with pytest.raises(ConfigError, match=r"baseline has the shape \(2, 1\).*\(1, 6, 6, 1\)"):
+        occlusion(predict, images, window=6, baseline=np.ones((2, 1)))
+
+
 def test_functions_that_lose_rows_raise():
     with pytest.raises(InputError, match="returned 1 rows for 3 inputs"):
         occlusion(lambda x: x[:1], draw(3, 4), window=1)
@@ -164,6 +200,8 @@ def test_the_last_token_that_is_not_padding_is_explained():
     source = {"attention_mask": mask, "decoder_attention_mask": np.array([[1, 0, 0, 0], [1, 1, 1, 0]])}
     np.testing.assert_array_equal(np.argwhere(decision_mask(output, 0, inputs=source))[:, 1], [0, 2])
     np.testing.assert_array_equal(np.argwhere(decision_mask(output, 0))[:, 1], [3, 3])
+    hub = {"padding_mask": mask, "token_ids": mask}  # of keras-hub
+    np.testing.assert_array_equal(np.argwhere(decision_mask(output, 0, inputs=hub))[:, 1], [2, 3])
     best = decision_mask(output, position=[1, -1])
     np.testing.assert_array_equal(best[[0, 1], [1, 3]].argmax(axis=1), output[[0, 1], [1, 3]].argmax(axis=1))
     with pytest.raises(ConfigError, match="position=4 is out of range"):

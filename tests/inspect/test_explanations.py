@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
@@ -17,7 +18,7 @@ from keras_tx.inspect import (
     occlusion,
     self_attention_relevance,
 )
-from tests.drawing import as_numpy, redraw
+from tests.drawing import as_numpy, draw, redraw
 from tests.tolerances import assert_close
 from tests.wordpiece import wordpiece
 
@@ -166,3 +167,13 @@ def test_the_explained_position_of_a_gpt(exported_folders):
         assert alone.shape == (1, lengths[row])
     first = inspector.relevance(TEXTS[0], target=3, position=0)
     assert not first[0, 1:].any()
+
+
+def test_models_of_several_arrays_raise():
+    x, y = keras.Input((4, 8), name="x"), keras.Input((4, 8), name="y")
+    attended = keras.layers.MultiHeadAttention(2, 4)(x, y)
+    inspector = inspect(keras.Model([x, y], keras.layers.Dense(2)(attended[:, 0])))
+    arrays = {name: draw(1, 4, 8) for name in ("x", "y")}
+    for method, options in (("integrated_gradients", {}), ("occlusion", {"window": 1})):
+        with pytest.raises(InputError, match=rf"'x', 'y'.*keras_tx.inspect.{method}"):
+            getattr(inspector, method)(arrays, **options)

@@ -386,6 +386,15 @@ def test_wrong_arguments_raise(vit):
     two = bert(None, width=16, depth=1)
     with pytest.raises(ConfigError, match="several outputs.*last_hidden_state"):
         integrated_gradients(two, {"input_ids": IDS})
+    outputs = [vit.outputs[0], -vit.outputs[0]]
+    for function in (integrated_gradients, attention_gradients):
+        with pytest.raises(ConfigError, match="2 outputs without names"):
+            function(keras.Model(vit.input, outputs), IMAGES[:1], 0)
+    only = integrated_gradients(keras.Model(vit.input, outputs[:1]), IMAGES, 0, steps=5)
+    assert_close(only.values, integrated_gradients(vit, IMAGES, 0, steps=5).values)
+    flat = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    with pytest.raises(ConfigError, match=r"integers.*inputs\.astype\('float32'\)"):
+        integrated_gradients(flat, np.ones((1, 4), "uint8"))
 
 
 def test_mixed_precision():
