@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -11,6 +12,8 @@ from keras_tx.errors import ConfigError, InputError
 from keras_tx.generation.decoding_loop import Decoder, Limits, score
 from keras_tx.generation.generator import NO_DEFAULTS, BaseGenerator, Prompt, Scored, is_one, one_text
 from keras_tx.generation.next_tokens import NextTokens, check_top_k, next_tokens
+
+TAG = re.compile(r"\s*(>>[^<>]+<<)")  # the target language of a source, in models of several languages
 
 
 class EncoderDecoder(Decoder, Protocol):
@@ -174,7 +177,21 @@ class Seq2SeqGenerator(BaseGenerator):
         for index, prompt in enumerate(prompts):
             if isinstance(prompt, str) and not prompt.strip():
                 self._if_empty(f"{kind or self.KIND} {index}")
+            if isinstance(prompt, str) and kind is None:
+                self._check_language(index, prompt)
         return super()._ids(prompts, kind, tokenizer, fewest)
+
+    def _check_language(self, index: int, source: str) -> None:
+        """Raises an InputError for the tag of a language that is not in the vocabulary, which has others."""
+        tag = TAG.match(source)
+        if tag is None or self.tokenizer is None or self.tokenizer.token_to_id(tag[1]) is not None:
+            return
+        known = sorted(token for token in self.tokenizer.get_vocab() if TAG.fullmatch(token))
+        if known:
+            raise InputError(
+                f"source {index} begins with {tag[1]!r}, which is not a language of {self.name}. "
+                f"Its languages are {', '.join(known)}."
+            )
 
     def _beginning(self, target: Any) -> list[int]:
         """The ids of an unfinished target."""

@@ -13,8 +13,9 @@ import pytest
 
 from keras_tx import contract
 from keras_tx.contract import Manifest
-from keras_tx.errors import ConfigError, FolderError, InputError, KerasTxError
+from keras_tx.errors import ConfigError, FolderError, InputError, KerasTxError, TextError
 from keras_tx.runtime import Session, Summarizer, TextToTextGenerator, Translator, load
+from keras_tx.runtime.tasks.base import RunOptions
 from tests.runtime.counting_decoder import byte_tokenizer
 from tests.runtime.counting_encoder_decoder import (
     CONTEXT,
@@ -242,6 +243,16 @@ def test_unknown_language_raises(tmp_path):
         for text, index in ((">>ita<< a", 0), (["a", " >>ita<<b"], 1)):
             with pytest.raises(InputError, match=f"source {index} begins with '>>ita<<'.*>>deu<<, >>fra<<"):
                 model.translate(text)
+        for call in (
+            model.generate,
+            lambda text: list(model.stream(text)),
+            lambda text: model.score(text, "a"),
+        ):
+            with pytest.raises(InputError, match=">>ita<<"):
+                call(">>ita<< a")
+        with pytest.raises(TextError, match=">>ita<<"):
+            model.task.answer(model, [">>ita<< a"], RunOptions())
+        model.score(">>fra<< a", ">>ita<< b")
 
 
 def test_source_longer_than_context_raises(counter):

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from keras_tx import contract
-from keras_tx.errors import InputError
 from keras_tx.runtime.tasks.base import Task
 from keras_tx.runtime.tasks.text2text_generation import TextToTextGenerator, answer_with, render
 from keras_tx.runtime.tasks.text_generation import run_example
-
-TAG = re.compile(r"\s*(>>[^<>]+<<)")  # the target language of a text, in models of several languages
 
 
 class Translator(TextToTextGenerator):
@@ -40,21 +36,7 @@ class Translator(TextToTextGenerator):
                 does not have, or if the folder has no tokenizer.
             ConfigError: if an option or a task is unknown, or an option out of range.
         """
-        self._check_tags(texts)
         return self.texts(texts, options, task)
-
-    def _check_tags(self, texts: Any) -> None:
-        """Raises an InputError for an unknown tag of a target language."""
-        known = [] if self.tokenizer is None else [x for x in self.tokenizer.get_vocab() if TAG.fullmatch(x)]
-        if not known:
-            return
-        for index, text in enumerate([texts] if isinstance(texts, str) else texts):
-            tag = TAG.match(text) if isinstance(text, str) else None
-            if tag is not None and tag[1] not in known:
-                raise InputError(
-                    f"source {index} begins with {tag[1]!r}, which is not a language of {self.name}. "
-                    f"Its languages are {', '.join(sorted(known))}."
-                )
 
     def __call__(self, texts: Any, **options: Any) -> Any:
         """Calls `translate`."""
