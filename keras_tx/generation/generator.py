@@ -141,6 +141,10 @@ class BaseGenerator:
         """Raises an InputError for an input that is too long."""
         raise NotImplementedError
 
+    def _start_length(self, ids: list[list[int]]) -> int:
+        """The number of tokens in the decoder's context before the first new one."""
+        return max(map(len, ids), default=1)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -194,6 +198,7 @@ class BaseGenerator:
         for index, prompt in enumerate(ids):
             self._check_length(f"{self.KIND} {index}", prompt, limits)
         sampling, constraints = self._next_token(options, self.generate)
+        self._check_fewest(options, limits, ids)
         count = 1 if samples is None else whole_number("samples", samples)
         request = _Request(
             count,
@@ -274,6 +279,7 @@ class BaseGenerator:
         self._check_length(f"{self.KIND} 0", ids, limits)
         strings = _stop_strings(stop, self.target_tokenizer)
         sampling, constraints = self._next_token(options, self.stream)
+        self._check_fewest(options, limits, [ids])
         request = _Request(1, limits, strings, sampling, constraints, None, False)
         return self._pieces(ids, request, as_ids or self.target_tokenizer is None, prompt_cache)
 
@@ -329,6 +335,21 @@ class BaseGenerator:
                 )
             results.append(check_ids(self.decoder, name, prompt if len(prompt) else self._if_empty(name)))
         return results
+
+    def _check_fewest(self, options: Mapping[str, Any], limits: Limits, ids: list[list[int]]) -> None:
+        """Raises a ConfigError for a call with more min_new_tokens than a text can have."""
+        fewest = options.get("min_new_tokens") or 0
+        if fewest > limits.max_new_tokens:
+            raise ConfigError(
+                f"min_new_tokens is {fewest}, but max_new_tokens is {limits.max_new_tokens}. Pass a larger "
+                "max_new_tokens."
+            )
+        room = self.decoder.context + 1 - self._start_length(ids)
+        if limits.at_context == "stop" and fewest > room:
+            raise ConfigError(
+                f"min_new_tokens is {fewest}, but the decoder's context of {self.decoder.context} tokens has "
+                f"room for {room}."
+            )
 
     def _next_token(
         self, options: Mapping[str, Any], method: Callable[..., Any]

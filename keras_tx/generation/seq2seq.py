@@ -168,6 +168,9 @@ class Seq2SeqGenerator(BaseGenerator):
             results.append(Scored(tuple(ids), tuple(log_probabilities.tolist())))
         return results[0] if single else results
 
+    def _start_length(self, ids: list[list[int]]) -> int:
+        return 1
+
     def condition(self, ids: list[list[int]]) -> tuple[Decoder, list[list[int]]]:
         return SourceDecoder(self.model, ids), [[self.start_id] for _ in ids]
 

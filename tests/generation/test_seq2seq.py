@@ -229,6 +229,8 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ([2], {"forced_last_id": 9}, ConfigError, "forced_last_id has 9"),
     ([2], {"no_repeat_ngram_size": 0}, ConfigError, "no_repeat_ngram_size is 0"),
     ([2], {"batch_size": 0}, ConfigError, "batch_size is 0"),
+    ([2], {"min_new_tokens": 5, "max_new_tokens": 4}, ConfigError, "min_new_tokens is 5.* 4"),
+    ([2], {"min_new_tokens": 13, "max_new_tokens": 20}, ConfigError, "min_new_tokens is 13.* room for 12"),
     ([2], {"banned": [1]}, ConfigError, "'banned'.*'banned_ids'"),
 ]
 

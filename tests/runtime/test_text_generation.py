@@ -201,6 +201,8 @@ BAD = [
     ([1], {"repetition_penalty": 0}, "repetition_penalty is 0"),
     ([1], {"seed": -1}, "seed is -1"),
     ([1], {"max_new_tokens": 0}, "max_new_tokens is 0"),
+    ([1], {"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens is 9.* 8"),
+    ([1] * 3, {"min_new_tokens": 39}, "min_new_tokens is 39.* room for 38"),
     ([1], {"samples": 0}, "samples is 0"),
     ([1], {"deadline": 0}, "deadline is 0"),
     ([1], {"at_context": "wrap"}, "at_context='wrap'"),
