@@ -78,7 +78,8 @@ class Page:
         return message
 
     def open(self, path: Path, *, width: int = 1300, height: int = 900, dark: bool = False) -> None:
-        """Opens a file in a window of this width, and returns when it is loaded."""
+        """Opens a file in a window of this width, and returns when it is loaded. Clears `problems`."""
+        self.problems.clear()
         if self._session is None:
             target = self.call("Target.createTarget", url="about:blank")["targetId"]
             self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -105,9 +106,10 @@ class Page:
         return result["result"].get("value")
 
     def wait_for(self, condition: str) -> None:
-        """Returns when a JavaScript expression is true."""
-        look = f"() => {condition} ? done(true) : setTimeout(look, 10)"
-        self.evaluate(f"new Promise(done => {{ const look = {look}; look(); }})")
+        """Returns when a JavaScript expression is true; fails after 20 seconds."""
+        look = f"() => {condition} ? done(true) : tries-- ? setTimeout(look, 10) : done(false)"
+        promise = f"new Promise(done => {{ let tries = 2000; const look = {look}; look(); }})"
+        assert self.evaluate(promise), f"{condition} is not true. {self.problems}"
 
     def hover(self, x: float, y: float) -> None:
         """Moves the mouse to a point of the window."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,36 @@ def unchanged_folders(request: pytest.FixtureRequest) -> Iterator[None]:
     if "exported_folders" in request.fixturenames:
         changed = request.getfixturevalue("exported_folders").changed()
         assert not changed, f"the test changed shared folders: {changed}; use exported_folders.copy"
+
+
+@pytest.fixture
+def without_training_packages() -> Callable[[str], list[str]]:
+    """A command that runs code in a process in which importing a training package or onnx raises."""
+
+    def command(code: str) -> list[str]:
+        guard = (
+            "import sys\n"
+            "class Guard:\n"
+            "    def find_spec(self, name, path=None, target=None):\n"
+            "        if name.split('.')[0] in {'keras', 'tensorflow', 'torch', 'jax', 'onnx'}:\n"
+            "            raise AssertionError(name + ' was imported')\n"
+            "sys.meta_path.insert(0, Guard())\n"
+        )
+        return [sys.executable, "-W", "error", "-c", guard + code]
+
+    return command
+
+
+@pytest.fixture(scope="module")
+def unoptimized_jax() -> Iterator[None]:
+    """Eager JAX compiles each operation anew for each shape, which is most of what these tests take."""
+    import keras
+
+    if keras.backend.backend() != "jax":
+        yield
+        return
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

@@ -12,7 +12,7 @@ from keras_tx.inspect import Inspector, inspect
 from keras_tx_onnx import export_onnx
 from tests.drawing import redraw
 from tests.tolerances import assert_close
-from tests.weights.small_models import bert
+from tests.weights.small_models import bert, load_in_transformers
 
 pytestmark = pytest.mark.thorough
 
@@ -29,12 +29,9 @@ MODELS: dict[str, Any] = {
 
 
 def of_transformers(model: Any, folder: Any, inputs: dict[str, np.ndarray]) -> Any:
-    transformers = pytest.importorskip("transformers", reason='pip install "keras-tx[parity]"')
+    theirs = load_in_transformers(model, folder)
     import torch
 
-    keras_tx.save_checkpoint(model, folder)
-    name = transformers.AutoConfig.from_pretrained(folder).architectures[0]
-    theirs = getattr(transformers, name).from_pretrained(folder, attn_implementation="eager").eval()
     tensors = {key: torch.from_numpy(value) for key, value in inputs.items()}
     with torch.no_grad():
         return theirs(**tensors, output_hidden_states=True, output_attentions=True)

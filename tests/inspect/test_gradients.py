@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -23,37 +22,18 @@ from keras_tx.inspect.relevance import (
 from keras_tx.layers import MultiHeadAttention
 from tests.drawing import as_numpy, draw, redraw
 from tests.tolerances import HALF, assert_close
-from tests.weights.small_models import bert
+from tests.weights.small_models import bert, load_in_transformers
+
+pytestmark = pytest.mark.usefixtures("unoptimized_jax")
 
 IMAGES = draw(2, 8, 8, 3)
 MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 IDS = np.where(MASK, np.random.default_rng(3).integers(4, 30, MASK.shape), 0)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def unoptimized_jax() -> Iterator[None]:
-    """Eager JAX compiles each operation anew for each shape, which is most of what these tests take."""
-    if keras.backend.backend() != "jax":
-        yield
-        return
-    import jax
-
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module")
 def vit() -> Any:
     return redraw(keras_tx.vit("Mu/2", image_size=8, depth=2, num_classes=3))
-
-
-def saved_for_transformers(model: Any, folder: Any) -> Any:
-    """transformers' model with the same weights."""
-    transformers = pytest.importorskip("transformers", reason='pip install "keras-tx[parity]"')
-    keras_tx.save_checkpoint(model, folder)
-    name = transformers.AutoConfig.from_pretrained(folder).architectures[0]
-    return getattr(transformers, name).from_pretrained(folder, attn_implementation="eager").eval()
 
 
 def of_autograd(score: Any, attentions: Any) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -124,7 +104,7 @@ def test_names_of_layers(vit):
 
 def test_relevance_of_a_vit_equals_autograd(vit, tmp_path):
     torch = pytest.importorskip("torch", reason='pip install "keras-tx[parity]"')
-    theirs = saved_for_transformers(vit, tmp_path / "folder")
+    theirs = load_in_transformers(vit, tmp_path / "folder")
     pixels = torch.from_numpy(IMAGES.transpose(0, 3, 1, 2))
     outputs = theirs(pixel_values=pixels, output_attentions=True)
     expected = torch.eye(17).expand(2, 17, 17)
@@ -146,7 +126,7 @@ def test_relevance_of_a_vit_equals_autograd(vit, tmp_path):
 def test_relevance_of_a_bert_equals_autograd(tmp_path):
     torch = pytest.importorskip("torch", reason='pip install "keras-tx[parity]"')
     model = redraw(bert(keras_tx.ClassifierHead(3), depth=2))
-    theirs = saved_for_transformers(model, tmp_path / "folder")
+    theirs = load_in_transformers(model, tmp_path / "folder")
     inputs = {"input_ids": IDS, "attention_mask": MASK}
     outputs = theirs(
         **{name: torch.from_numpy(value) for name, value in inputs.items()}, output_attentions=True
@@ -166,7 +146,7 @@ def test_relevance_of_a_t5_equals_the_rules_of_the_paper(tmp_path):
     for weight in model.weights:
         if "query/" in weight.path:  # T5 does not scale the scores, and one key would have the whole weight
             weight.assign(0.1 * weight)
-    theirs = saved_for_transformers(model, tmp_path / "folder")
+    theirs = load_in_transformers(model, tmp_path / "folder")
     target = np.array([[0, 5, 6, 8, 7], [0, 9, 4, 6, 6]])
     inputs = {"input_ids": IDS, "attention_mask": MASK, "decoder_input_ids": target}
     outputs = theirs(
@@ -312,7 +292,7 @@ def test_integrated_gradients_of_a_bert_equal_captum(tmp_path):
     torch = pytest.importorskip("torch", reason='pip install "keras-tx[parity]"')
     attr = captum()
     model = redraw(bert(keras_tx.ClassifierHead(3), depth=1))
-    theirs = saved_for_transformers(model, tmp_path / "folder")
+    theirs = load_in_transformers(model, tmp_path / "folder")
     ids, mask = torch.from_numpy(IDS), torch.from_numpy(MASK)
     layer = theirs.bert.embeddings.word_embeddings
     expected = attr.LayerIntegratedGradients(

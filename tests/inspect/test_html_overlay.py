@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from keras_tx.inspect import PatchGrid
 from keras_tx.inspect.figures import overlay_map, overlay_mask
 from keras_tx.inspect.html_elements import html_document
 from keras_tx.inspect.html_overlay import embedded_photograph, overlay_fragment, query_maps
-from tests.chromium import Page, browser, needs_chromium
+from tests.chromium import Page, needs_chromium
 
 LAYERS, HEADS, ROWS, COLUMNS = 2, 3, 4, 6
 GRID = PatchGrid(ROWS, COLUMNS, 1)
@@ -43,7 +42,6 @@ def fragment_of(image: np.ndarray, layers: list[np.ndarray], grid: PatchGrid) ->
 
 def open_page(page: Page, path: Path, fragment: str, **options: Any) -> None:
     path.write_text(html_document("Image", "", fragment), "utf-8")
-    page.problems.clear()
     page.open(path, **options)
     page.wait_for(READY)
 
@@ -68,12 +66,6 @@ def assert_close(page: Page, expected: np.ndarray) -> None:
     actual = drawn(page)
     assert actual.shape == expected.shape
     assert np.abs(actual.astype(int) - expected).mean() < LOSSY
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    with browser() as opened:
-        yield opened
 
 
 @needs_chromium

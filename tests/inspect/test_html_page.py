@@ -21,7 +21,7 @@ from keras_tx.inspect.html_page import (
     attention_page,
     write_attention_page,
 )
-from tests.chromium import Page, browser, needs_chromium
+from tests.chromium import Page, needs_chromium
 
 TOKENS = ["[CLS]", "it", "was", "</script><script>window.broken = 1</script>", "\u2028<!--", "&lt;", "\n"]
 SOURCE = ["Io", "la", "<b>sto</b>"]
@@ -197,10 +197,7 @@ def rows(page: Page) -> list[list[str]]:
 
 def opened(page: Page, path: Path, **options: Any) -> None:
     page.open(path, **options)
-    look = f"() => {READY} ? done(true) : tries-- ? setTimeout(look, 20) : done(false)"
-    assert page.evaluate(f"new Promise(done => {{ let tries = 1000; const look = {look}; look(); }})"), (
-        page.problems
-    )
+    page.wait_for(READY)
 
 
 def check_rows(made: list[list[str]], weights: np.ndarray, tokens: list[str], heads: list[int]) -> None:
@@ -219,66 +216,65 @@ def check_rows(made: list[list[str]], weights: np.ndarray, tokens: list[str], he
 
 @needs_chromium
 @pytest.mark.thorough
-def test_page_in_a_browser(tmp_path: Path):
+def test_page_in_a_browser(page: Page, tmp_path: Path):
     parts = [encoder(), cross()]
     path = write_attention_page(parts, tmp_path / "page.html", title="A <b>title</b>")
-    with browser() as page:
-        opened(page, path)
-        assert page.evaluate("document.querySelector('h2').textContent") == "A <b>title</b>"
-        names = page.evaluate("[...document.querySelectorAll('.queries .token')].map(x => x.textContent)")
-        assert names == [*TOKENS[:-1], "\u21b5"]
-        assert page.evaluate("window.broken === undefined")
-        hover(page, "query", 1)
-        check_rows(rows(page), parts[0].attentions[0][:, 1], TOKENS, [0, 1, 2])
-        assert "it" in page.evaluate("document.querySelector('.readout h3').textContent")
-        hover(page, "key", 2)
-        check_rows(rows(page), parts[0].attentions[0][:, :, 2], TOKENS, [0, 1, 2])
+    opened(page, path)
+    assert page.evaluate("document.querySelector('h2').textContent") == "A <b>title</b>"
+    names = page.evaluate("[...document.querySelectorAll('.queries .token')].map(x => x.textContent)")
+    assert names == [*TOKENS[:-1], "\u21b5"]
+    assert page.evaluate("window.broken === undefined")
+    hover(page, "query", 1)
+    check_rows(rows(page), parts[0].attentions[0][:, 1], TOKENS, [0, 1, 2])
+    assert "it" in page.evaluate("document.querySelector('.readout h3').textContent")
+    hover(page, "key", 2)
+    check_rows(rows(page), parts[0].attentions[0][:, :, 2], TOKENS, [0, 1, 2])
 
-        # a head is switched off, another layer, one head of a small map
-        page.evaluate("document.querySelector('.heads input[data-head=\"1\"]').click()")
-        page.evaluate("document.querySelectorAll('.layers input')[1].click()")
-        hover(page, "query", 3)
-        check_rows(rows(page), parts[0].attentions[1][[0, 2], 3], TOKENS, [0, 2])
-        page.evaluate('document.querySelector(\'.maps button[data-layer="0"][data-head="2"]\').click()')
-        check_rows(rows(page), parts[0].attentions[0][[2], 3], TOKENS, [2])
-        page.evaluate("document.querySelectorAll('.heads button')[1].click()")
-        assert rows(page) == []
+    # a head is switched off, another layer, one head of a small map
+    page.evaluate("document.querySelector('.heads input[data-head=\"1\"]').click()")
+    page.evaluate("document.querySelectorAll('.layers input')[1].click()")
+    hover(page, "query", 3)
+    check_rows(rows(page), parts[0].attentions[1][[0, 2], 3], TOKENS, [0, 2])
+    page.evaluate('document.querySelector(\'.maps button[data-layer="0"][data-head="2"]\').click()')
+    check_rows(rows(page), parts[0].attentions[0][[2], 3], TOKENS, [2])
+    page.evaluate("document.querySelectorAll('.heads button')[1].click()")
+    assert rows(page) == []
 
-        # by keyboard: the second token below the first, pinned while the mouse moves, and released
-        page.evaluate("document.querySelectorAll('.heads button')[0].click()")
-        page.evaluate("document.querySelector('.queries li').focus()")
-        press(page, "ArrowDown")
-        press(page, "Enter")
-        hover(page, "query", 5)
-        check_rows(rows(page), parts[0].attentions[0][:, 1], TOKENS, [0, 1, 2])
-        press(page, "Escape")
-        hover(page, "query", 0)
-        check_rows(rows(page), parts[0].attentions[0][:, 0], TOKENS, [0, 1, 2])
+    # by keyboard: the second token below the first, pinned while the mouse moves, and released
+    page.evaluate("document.querySelectorAll('.heads button')[0].click()")
+    page.evaluate("document.querySelector('.queries li').focus()")
+    press(page, "ArrowDown")
+    press(page, "Enter")
+    hover(page, "query", 5)
+    check_rows(rows(page), parts[0].attentions[0][:, 1], TOKENS, [0, 1, 2])
+    press(page, "Escape")
+    hover(page, "query", 0)
+    check_rows(rows(page), parts[0].attentions[0][:, 0], TOKENS, [0, 1, 2])
 
-        # cross-attention, as running text
-        page.evaluate("document.querySelectorAll('.parts input')[1].click()")
-        page.evaluate("document.querySelectorAll('.views input')[1].click()")
-        hover(page, "query", 2)
-        check_rows(rows(page), parts[1].attentions[0][:, 2], SOURCE, [0, 1])
-        color = "document.querySelector('li[data-side=key] .token').style.background"
-        assert page.evaluate(color).startswith("rgba")
-        assert page.problems == []
+    # cross-attention, as running text
+    page.evaluate("document.querySelectorAll('.parts input')[1].click()")
+    page.evaluate("document.querySelectorAll('.views input')[1].click()")
+    hover(page, "query", 2)
+    check_rows(rows(page), parts[1].attentions[0][:, 2], SOURCE, [0, 1])
+    color = "document.querySelector('li[data-side=key] .token').style.background"
+    assert page.evaluate(color).startswith("rgba")
+    assert page.problems == []
 
 
 @needs_chromium
 @pytest.mark.thorough
-def test_two_figures_in_one_page(tmp_path: Path):
+def test_two_figures_in_one_page(page: Page, tmp_path: Path):
     """Each has its own controls; colors are those of the theme."""
     path = tmp_path / "report.html"
     body = "".join(attention_fragment(encoder(), title=name) for name in ("one", "two"))
     path.write_text(f"<!doctype html><meta charset=utf-8><body>{body}", "utf-8")
     chosen = "[...document.querySelectorAll('.layers input:checked')].map(x => x.dataset.value).join()"
     chip = "document.querySelector('.heads input + span').style.background"
-    with browser() as page:
-        opened(page, path)
-        light = page.evaluate(chip)
-        page.evaluate("document.querySelectorAll('.layers input')[1].click()")
-        assert page.evaluate(chosen) == "1,0"
-        opened(page, path, dark=True)
-        assert page.evaluate(chip) != light
-        assert page.problems == []
+    opened(page, path)
+    light = page.evaluate(chip)
+    page.evaluate("document.querySelectorAll('.layers input')[1].click()")
+    assert page.evaluate(chosen) == "1,0"
+    assert page.problems == []
+    opened(page, path, dark=True)
+    assert page.evaluate(chip) != light
+    assert page.problems == []

@@ -18,6 +18,7 @@ from keras_tx.inspect.html_page import AttentionPart
 from keras_tx.processing import TextTransform
 from tests.drawing import redraw
 from tests.tolerances import assert_close
+from tests.weights.small_models import load_in_transformers
 from tests.wordpiece import wordpiece
 
 IDS = np.array([[5, 17, 9, 9, 2, 30]])
@@ -34,14 +35,10 @@ PARTS["cross"] = "cross_attentions"
 @pytest.fixture(scope="module", params=FAMILIES)
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """A redrawn Keras model, and the outputs of transformers' model with the same weights."""
-    transformers = pytest.importorskip("transformers", reason='pip install "keras-tx[parity]"')
+    ours = redraw(FAMILIES[request.param]())
+    theirs = load_in_transformers(ours, tmp_path_factory.mktemp(request.param) / "checkpoint")
     import torch
 
-    ours = redraw(FAMILIES[request.param]())
-    folder = tmp_path_factory.mktemp(request.param) / "checkpoint"
-    keras_tx.save_checkpoint(ours, folder)
-    name = transformers.AutoConfig.from_pretrained(folder).architectures[0]
-    theirs = getattr(transformers, name).from_pretrained(folder, attn_implementation="eager").eval()
     with torch.no_grad():
         inputs = {name: torch.from_numpy(value) for name, value in tensors(ours).items()}
         return ours, theirs(**inputs, output_attentions=True)

@@ -11,16 +11,8 @@ from keras.src.testing import TestCase
 
 
 @pytest.fixture(autouse=True, scope="module")
-def unoptimized_jax() -> Iterator[None]:
-    """Eager JAX compiles each operation anew for each shape, which is most of what these tests take."""
-    if keras.backend.backend() != "jax":
-        yield
-        return
-    import jax
-
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+def unoptimized(unoptimized_jax: None) -> None:
+    """Applies to all tests of layers."""
 
 
 @pytest.fixture

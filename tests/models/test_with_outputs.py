@@ -14,7 +14,7 @@ from keras_tx_onnx import export_onnx
 from tests.drawing import as_numpy, draw, redraw
 from tests.export.exporting import run
 from tests.tolerances import assert_close
-from tests.weights.small_models import bert
+from tests.weights.small_models import bert, load_in_transformers
 
 MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 1, 1, 1]])
 IDS = np.where(MASK, np.random.default_rng(3).integers(4, 30, MASK.shape), 0)
@@ -23,12 +23,9 @@ TEXT = {"input_ids": IDS, "attention_mask": MASK}
 
 def of_transformers(model: Any, folder: Any, inputs: dict[str, np.ndarray]) -> dict[str, Any]:
     """The outputs of transformers' class for the checkpoint that we write of the model."""
-    transformers = pytest.importorskip("transformers", reason='pip install "keras-tx[parity]"')
+    theirs = load_in_transformers(model, folder)
     import torch
 
-    keras_tx.save_checkpoint(model, folder)
-    name = transformers.AutoConfig.from_pretrained(folder).architectures[0]
-    theirs = getattr(transformers, name).from_pretrained(folder, attn_implementation="eager").eval()
     with torch.no_grad():
         outputs = theirs(
             **{key: torch.from_numpy(value) for key, value in inputs.items()},

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib.util
 import json
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -151,24 +150,6 @@ def generic_folder(tmp_path: Path) -> Built:
     built = Built(path, _manifest(None, (a, b), outputs, None))
     built.seal()
     return built
-
-
-@pytest.fixture
-def without_training_packages(tmp_path: Path) -> Callable[[str], list[str]]:
-    """A command that runs code in a process in which importing a training package or onnx raises."""
-
-    def command(code: str) -> list[str]:
-        guard = (
-            "import sys\n"
-            "class Guard:\n"
-            "    def find_spec(self, name, path=None, target=None):\n"
-            "        if name.split('.')[0] in {'keras', 'tensorflow', 'torch', 'jax', 'onnx'}:\n"
-            "            raise AssertionError(name + ' was imported')\n"
-            "sys.meta_path.insert(0, Guard())\n"
-        )
-        return [sys.executable, "-W", "error", "-c", guard + code]
-
-    return command
 
 
 def _manifest(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 import keras_tx
 from tests.drawing import as_numpy
@@ -36,6 +37,14 @@ MODELS: dict[str, Any] = {
 
 def bert(head: Any = None, **options: Any) -> Any:
     return keras_tx.bert("tiny", head=head, **{"vocabulary_size": 40, "max_length": 16, **options})
+
+
+def load_in_transformers(model: Any, folder: Any) -> Any:
+    """Returns transformers' model, of the class in the checkpoint that we write, with the same weights."""
+    transformers = pytest.importorskip("transformers", reason='pip install "keras-tx[parity]"')
+    keras_tx.save_checkpoint(model, folder)
+    name = transformers.AutoConfig.from_pretrained(folder).architectures[0]
+    return getattr(transformers, name).from_pretrained(folder, attn_implementation="eager").eval()
 
 
 def assert_same_weights(one: Any, other: Any) -> None:

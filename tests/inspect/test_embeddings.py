@@ -1,7 +1,8 @@
-"""Nearest tokens equal a direct computation with scikit-learn, for vectors, tokens and ids."""
+"""Filters, positions and nearest tokens of models, against scikit-learn and NumPy."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,126 @@ from sklearn.metrics.pairwise import cosine_similarity
 import keras_tx
 from keras_tx.errors import ConfigError, FolderError, InputError
 from keras_tx.inspect import NearestToken, NearestTokens, inspect, nearest_rows
-from keras_tx.inspect.embeddings import token_table
+from keras_tx.inspect.embeddings import (
+    patch_kernel,
+    position_similarity,
+    position_table,
+    principal_filters,
+    token_table,
+)
+from keras_tx.layers.position_tables import sine_cosine
 from keras_tx.processing import TextTransform
 from keras_tx_onnx import export_onnx
-from tests.drawing import draw, redraw
+from tests.drawing import as_numpy, draw, redraw
 from tests.exported_folders import CORPUS
-from tests.tolerances import FP32, difference
+from tests.tolerances import FP32, assert_close, difference
 from tests.wordpiece import VOCABULARY, wordpiece
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 2, 40), (4, 4, 3, 9)])  # more filters than pixels, and fewer
+def test_components_equal_those_of_scikit_learn(shape):
+    decomposition = pytest.importorskip("sklearn.decomposition")
+    kernel = draw(*shape) + draw(*shape[:-1], 1, seed=1)  # the mean filter is not 0
+    components, shares = principal_filters(kernel, 6)
+    theirs = decomposition.PCA(6, svd_solver="full").fit(kernel.reshape(-1, shape[-1]).T.astype("float64"))
+    assert_close(shares, theirs.explained_variance_ratio_)
+    flat = components.reshape(6, -1)
+    signs = np.sign((flat * theirs.components_).sum(axis=1, keepdims=True))
+    assert_close(flat, signs * theirs.components_)
+    assert (flat[range(6), np.abs(flat).argmax(axis=1)] > 0).all()
+
+
+def test_count_is_limited_by_pixels_and_filters():
+    assert len(principal_filters(draw(2, 2, 3, 40))[0]) == 12
+    assert len(principal_filters(draw(4, 4, 3, 10))[0]) == 9
+    components, shares = principal_filters(draw(16, 16, 3, 64))
+    assert components.shape == (28, 16, 16, 3)
+    assert (np.diff(shares) < 0).all()
+
+
+def test_kernel_of_a_model():
+    model = redraw(keras_tx.vit("Mu/2", image_size=8))
+    kernel = patch_kernel(model)
+    assert kernel.shape == (2, 2, 3, 32)
+    assert_close(kernel, as_numpy(model.get_layer("patch_embedding").kernel))
+    assert_close(patch_kernel(model, "patch_embedding"), kernel)
+
+
+def test_errors_contain_the_layer():
+    model = keras_tx.vit("Mu/2", image_size=8)
+    with pytest.raises(ConfigError, match="layer='block_0'.*'patch_embedding'"):
+        patch_kernel(model, "block_0")
+    with pytest.raises(ConfigError, match="'gpt' has no PatchEmbedding"):
+        patch_kernel(keras_tx.gpt("pico", vocabulary_size=30))
+
+
+@pytest.mark.parametrize(
+    "kernel, count, text",
+    [
+        (draw(4, 3, 8), 2, r"shape \(4, 3, 8\)"),
+        (np.full((2, 2, 3, 8), np.nan), 2, "finite"),
+        (np.ones((2, 2, 3, 8)), 2, "All 8 filters"),
+        (draw(2, 2, 3, 8), 0, "count=0"),
+    ],
+)
+def test_other_kernels_raise(kernel, count, text):
+    with pytest.raises(ConfigError, match=text):
+        principal_filters(kernel, count)
+
+
+def cosine(x: np.ndarray, y: np.ndarray) -> float:
+    return sum(x * y) / math.sqrt(sum(x * x) * sum(y * y))
+
+
+def test_similarity_equals_a_loop():
+    table = draw(1 + 6, 8)
+    similarity = position_similarity(table, (2, 3), prefix_tokens=1)
+    assert similarity.shape == (2, 3, 2, 3)
+    for i in range(6):
+        for j in range(6):
+            expected = cosine(table[1 + i].astype("float64"), table[1 + j].astype("float64"))
+            assert similarity[i // 3, i % 3, j // 3, j % 3] == pytest.approx(expected, abs=1e-12)
+
+
+def test_similarity_of_a_sequence_depends_on_the_distance_for_sines():
+    similarity = position_similarity(sine_cosine((9,), 16), (9,))
+    assert similarity.shape == (9, 9)
+    for offset in range(9):
+        diagonal = np.diagonal(similarity, offset)
+        assert_close(diagonal, np.full_like(diagonal, diagonal[0]))
+
+
+@pytest.mark.parametrize("kind", ["learned", "learned-2d", "sine-cosine", "fourier"])
+def test_table_of_a_model_with_a_class_token(kind):
+    model = redraw(keras_tx.vit("Mu/2", image_size=(6, 8), positions=kind))
+    table, grid, prefix_tokens = position_table(model)
+    assert (table.shape, grid, prefix_tokens) == ((13, 32), (3, 4), 1)
+    zeros = np.zeros((1, 13, 32), "float32")
+    assert_close(table, as_numpy(model.get_layer("positions")(zeros))[0])
+    assert position_similarity(table, grid, prefix_tokens).shape == (3, 4, 3, 4)
+
+
+def test_errors_contain_the_layers():
+    with pytest.raises(ConfigError, match="kind='none'"):
+        position_table(keras_tx.vit("Mu/2", image_size=8, positions="none"))
+    model = keras_tx.transformer("tiny")
+    with pytest.raises(
+        ConfigError, match="2 PositionalEmbedding layers.*'encoder_positions', 'decoder_positions'"
+    ):
+        position_table(model)
+    assert position_table(model, "decoder_positions")[0].ndim == 2
+
+
+@pytest.mark.parametrize(
+    "table, text",
+    [
+        (draw(5, 4), r"\(5, 4\).*\(4, width\)"),
+        (np.eye(4)[[0, 1, 2, 2]] * [1, 1, 0, 1], "position 2 has the norm 0"),
+    ],
+)
+def test_other_tables_raise(table, text):
+    with pytest.raises(ConfigError, match=text):
+        position_similarity(table, (2, 2))
 
 
 @pytest.fixture(scope="module")
