@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from keras_tx.inspect.graph_evaluation import as_float32
 from keras_tx.progress_bar import ProgressBar
 
 Predict = Callable[[Any], Any]
+INCOMPLETE = 0.1  # share of an error that is warned of
+TINY = 0.01  # share of the scores; of a smaller difference, it is the error's scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +65,8 @@ def integrated_gradients(
     """Computes integrated gradients (Sundararajan et al., 2017) of a Keras model.
 
     The gradient of the score is integrated on the straight line from the baseline to the input, and
-    multiplied by their difference. The integral is a Gauss-Legendre sum, as in captum.
+    multiplied by their difference. The integral is a Gauss-Legendre sum, as in captum. A UserWarning says
+    where it is not accurate: where the attributions do not sum to the difference of the scores.
 
     Args:
         model: any Keras model; it runs in inference mode.
@@ -74,7 +78,9 @@ def integrated_gradients(
         output: name of the explained output; by default the only one, or "logits".
         layer: name of a layer, whose output is attributed; by default the float inputs, or the output of the
             token embedding if all inputs are integers.
-        baseline: a number, or an array that broadcasts to the attributed tensor; a list for several.
+        baseline: a number, or an array that broadcasts to the attributed tensor; a list for several, with
+            None for a tensor that does not change. Llama and T5 normalize token vectors first, so that a
+            vector near 0 has a large gradient: pass the embedding of a token as the baseline.
         steps: number of points on the line.
         batch_size: number of points that the model computes at once; a ViT-B/16 needs 0.5 GB for each.
         progress: whether to show a progress bar.
@@ -130,11 +136,27 @@ def integrated_gradients(
         as_float32(attributed.run([start[row] for start in starts], row, output))[mask[row]]
         for row in split_batches(np.arange(rows), batch_size)
     ]
-    return IntegratedGradients(
+    computed = IntegratedGradients(
         values[0] if len(values) == 1 else values,
         outputs[mask],
         np.concatenate(baseline_scores),
     )
+    _check_complete(computed)
+    return computed
+
+
+def _check_complete(computed: IntegratedGradients) -> None:
+    """Warns of the example with the largest error, if it is large."""
+    difference = computed.scores - computed.baseline_scores
+    least = TINY * (np.abs(computed.scores) + np.abs(computed.baseline_scores) + 1e-6)
+    shares = np.abs(computed.error) / np.maximum(np.abs(difference), least)
+    row = int(shares.argmax())
+    if shares[row] > INCOMPLETE:
+        warnings.warn(
+            f"The integrated gradients of example {row} sum to {difference[row] + computed.error[row]:.3g}, "
+            f"but the scores differ by {difference[row]:.3g}. Increase steps, or pass another baseline.",
+            stacklevel=3,
+        )
 
 
 class _AttributedTensors:
@@ -225,7 +247,7 @@ def _baselines(baseline: Any, ends: list[np.ndarray]) -> list[np.ndarray]:
         raise ConfigError(f"baseline has {len(baselines)} arrays, but {len(ends)} tensors are attributed.")
     starts = []
     for start, end in zip(baselines, ends, strict=True):
-        start = np.asarray(start, end.dtype)
+        start = end if start is None else np.asarray(start, end.dtype)
         try:
             starts.append(np.broadcast_to(start, end.shape))
         except ValueError:

@@ -95,15 +95,28 @@ def _token_map(
 
 
 def integrated_gradients_map(
-    reader: Any, tensors: Tensors, part: str | None, **options: Any
+    reader: Any, tensors: Tensors, part: str | None, baseline: Any, **options: Any
 ) -> IntegratedGradients:
     """Returns integrated gradients summed over the channels of each pixel, or the width of each token."""
     _one_array(reader, tensors, "integrated_gradients")
-    computed = integrated_gradients(reader.model, reader.arguments(tensors), **options)
-    values = computed.values
-    if part is not None:  # the embedding is called with the source first, which is farther from the output
-        values = values[0 if part == "encoder" else 1]
+    if isinstance(baseline, str):
+        baseline = _embedding(reader, baseline)
+    index = 0 if part == "encoder" else 1  # the embedding is called with the source first
+    if part is not None:
+        baseline = [baseline if index == i else None for i in range(2)]
+    computed = integrated_gradients(reader.model, reader.arguments(tensors), baseline=baseline, **options)
+    values = computed.values if part is None else computed.values[index]
     return dataclasses.replace(computed, values=values.sum(axis=-1))
+
+
+def _embedding(reader: Any, token: str) -> np.ndarray:
+    """The embedding of a token."""
+    if reader.adapter.kind != "text":
+        raise ConfigError(f"baseline={token!r} is for texts. Pass a number or an array for {reader.name!r}.")
+    number = reader.adapter.token_id(token)
+    if number is None:
+        raise InputError(f"baseline={token!r} is not a token of the vocabulary of {reader.name!r}.")
+    return reader.token_table()[number]
 
 
 def occlusion_map(

@@ -552,8 +552,9 @@ class Inspector:
         Args:
             inputs: images, texts, or a dict of tensors.
             target, position, output, targets, part: as for `relevance`.
-            baseline: the input, or token embedding, without information: a number or an array. For images,
-                0 is the mean of `processing`, mostly gray.
+            baseline: the input, or token embedding, without information: a number or an array, or for texts
+                a token, whose embedding it is. For images, 0 is the mean of `processing`, mostly gray. For
+                Llama and T5, pass a token such as that of padding; see the function of this name.
             steps: number of points between baseline and input.
             batch_size: number of points that the model computes at once; a ViT-B/16 needs 0.5 GB for each.
             progress: whether to show a progress bar.
