@@ -142,8 +142,8 @@ def position_table(model: Any, layer: str | None = None) -> tuple[np.ndarray, tu
             only PositionalEmbedding, and "positions" of GPT and RoBERTa.
 
     Returns:
-        The table (tokens, width), the grid, and the number of prefix tokens: the arguments of
-        `position_similarity`.
+        The table (tokens, width), the grid, and the number of prefix tokens, or rows of padding in RoBERTa:
+        the arguments of `position_similarity`.
 
     Raises:
         ConfigError: if the model has no such PositionalEmbedding, or it has kind="none".
@@ -162,7 +162,8 @@ def position_table(model: Any, layer: str | None = None) -> tuple[np.ndarray, tu
     for one in model.layers:
         if isinstance(one, TokenEmbedding) and one.name == (layer or "positions"):  # of GPT and RoBERTa
             table = keras.ops.convert_to_numpy(one.table)
-            return table, (len(table),), 0
+            before = getattr(getattr(model, "config", None), "position_offset", 0)  # padding of RoBERTa
+            return table, (len(table) - before,), before
     embedding = _layer_of_class(model, PositionalEmbedding, layer)
     if embedding.kind == "none":
         raise ConfigError(f"Layer {embedding.name!r} has kind='none', so it has no positional embeddings.")

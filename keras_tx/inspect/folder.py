@@ -136,7 +136,9 @@ class FolderReader:
                 "PositionalEmbedding, or inspect the Keras model."
             )
         if self.adapter.kind != "image":
-            return table, (len(table),), 0
+            config = self.folder.config or {}  # of RoBERTa, whose first rows are of padding
+            before = config["pad_token_id"] + 1 if config.get("model_type") == "roberta" else 0
+            return table, (len(table) - before,), before
         grid = self._patches()
         return table, grid, len(table) - math.prod(grid)
 
