@@ -110,7 +110,7 @@ def test_overlay_has_the_size_and_pixels_of_the_photograph(tmp_path: Path):
 def test_panels_and_titles():
     figure = draw_maps(photograph(), maps(3), titles=["a", "b", "c"])
     *panels, _ = figure.axes
-    assert [axes.get_title().split("\n")[0] for axes in panels] == ["photograph", "a", "b", "c"]
+    assert [axes.get_title().split("\n")[0] for axes in panels] == ["image", "a", "b", "c"]
     assert [axes.images[0].get_array().shape for axes in panels] == [(90, 200, 3)] * 4
     assert f"largest {maps(3)[0].max():.3g}" in panels[1].get_title()
     limited = draw_maps(photograph(), maps(3), limits=(0, 1))

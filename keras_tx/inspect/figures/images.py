@@ -233,7 +233,7 @@ def draw_maps(
     overlays = [overlay_map(photograph, map, limits=limits, smooth=smooth, covered=covered) for map in maps]
     panels = list(zip(titles, overlays, strict=True))
     if masks is None:
-        panels.insert(0, ("photograph", photograph))
+        panels.insert(0, ("image", photograph))
     else:
         masks = _checked_masks(masks, maps)
         inside = [
@@ -281,7 +281,7 @@ def draw_reference_points(
             raise ConfigError(f"points has {(row, column)}, but the grid has {rows} x {columns} patches.")
     titles = [f"{i + 1}: row {row}, column {column}" for i, (row, column) in enumerate(points)]
     overlays = [overlay_map(photograph, map, smooth=smooth, covered=covered) for map in maps]
-    figure = _draw_panels([("photograph", photograph), *zip(titles, overlays, strict=True)])
+    figure = _draw_panels([("image", photograph), *zip(titles, overlays, strict=True)])
     height, width = (side * share for side, share in zip(photograph.shape, covered, strict=False))
     first, *others = figure.axes
     for i, (row, column) in enumerate(points):
