@@ -8,101 +8,52 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from keras_tx.inspect.attention import (
-        PatchGrid,
-        class_token_map,
-        entropy_in_nats,
-        mass_threshold,
-        mean_attention_distance,
-        patch_maps,
-        reference_point_map,
-        rollout,
-    )
-    from keras_tx.inspect.attribution import IntegratedGradients, integrated_gradients, occlusion
-    from keras_tx.inspect.callback import InspectionCallback
-    from keras_tx.inspect.embeddings import (
-        NearestToken,
-        NearestTokens,
-        nearest_rows,
-        patch_kernel,
-        position_similarity,
-        position_table,
-        principal_filters,
-    )
-    from keras_tx.inspect.faithfulness import Faithfulness, FaithfulnessCurve, blur
-    from keras_tx.inspect.html_page import (
-        AttentionPart,
-        attention_fragment,
-        attention_page,
-        attention_parts,
-        write_attention_page,
-    )
-    from keras_tx.inspect.initialization import AttentionStatistics, head_width_statistics, model_statistics
-    from keras_tx.inspect.inspector import Inspector, inspect
-    from keras_tx.inspect.receptive_field import central_square, effective_receptive_field, field_center
-    from keras_tx.inspect.relevance import (
-        AttentionGradients,
-        EncoderDecoderRelevance,
-        attention_gradients,
-        encoder_decoder_relevance,
-        gradient_rollout,
-        self_attention_relevance,
-    )
-    from keras_tx.inspect.report import write_report
-    from keras_tx.inspect.similarity import LayerSimilarity, MinibatchCKA, layer_similarity, linear_cka
+from keras_tx.inspect.attention import (
+    PatchGrid,
+    class_token_map,
+    entropy_in_nats,
+    mass_threshold,
+    mean_attention_distance,
+    patch_maps,
+    reference_point_map,
+    rollout,
+)
+from keras_tx.inspect.attribution import IntegratedGradients, integrated_gradients, occlusion
+from keras_tx.inspect.embeddings import (
+    NearestToken,
+    NearestTokens,
+    nearest_rows,
+    patch_kernel,
+    position_similarity,
+    position_table,
+    principal_filters,
+)
+from keras_tx.inspect.faithfulness import Faithfulness, FaithfulnessCurve, blur
+from keras_tx.inspect.html_page import (
+    AttentionPart,
+    attention_fragment,
+    attention_page,
+    attention_parts,
+    write_attention_page,
+)
+from keras_tx.inspect.initialization import AttentionStatistics, head_width_statistics, model_statistics
+from keras_tx.inspect.inspector import Inspector, inspect
+from keras_tx.inspect.receptive_field import central_square, effective_receptive_field, field_center
+from keras_tx.inspect.relevance import (
+    AttentionGradients,
+    EncoderDecoderRelevance,
+    attention_gradients,
+    encoder_decoder_relevance,
+    gradient_rollout,
+    self_attention_relevance,
+)
+from keras_tx.inspect.report import write_report
+from keras_tx.inspect.similarity import LayerSimilarity, MinibatchCKA, layer_similarity, linear_cka
 
-_HOMES = {
-    "AttentionGradients": "relevance",
-    "AttentionPart": "html_page",
-    "AttentionStatistics": "initialization",
-    "EncoderDecoderRelevance": "relevance",
-    "Faithfulness": "faithfulness",
-    "FaithfulnessCurve": "faithfulness",
-    "InspectionCallback": "callback",
-    "Inspector": "inspector",
-    "IntegratedGradients": "attribution",
-    "LayerSimilarity": "similarity",
-    "MinibatchCKA": "similarity",
-    "NearestToken": "embeddings",
-    "NearestTokens": "embeddings",
-    "PatchGrid": "attention",
-    "attention_fragment": "html_page",
-    "attention_gradients": "relevance",
-    "attention_page": "html_page",
-    "attention_parts": "html_page",
-    "blur": "faithfulness",
-    "central_square": "receptive_field",
-    "class_token_map": "attention",
-    "effective_receptive_field": "receptive_field",
-    "encoder_decoder_relevance": "relevance",
-    "entropy_in_nats": "attention",
-    "field_center": "receptive_field",
-    "gradient_rollout": "relevance",
-    "head_width_statistics": "initialization",
-    "inspect": "inspector",
-    "integrated_gradients": "attribution",
-    "layer_similarity": "similarity",
-    "linear_cka": "similarity",
-    "mass_threshold": "attention",
-    "mean_attention_distance": "attention",
-    "model_statistics": "initialization",
-    "nearest_rows": "embeddings",
-    "occlusion": "attribution",
-    "patch_kernel": "embeddings",
-    "patch_maps": "attention",
-    "position_similarity": "embeddings",
-    "position_table": "embeddings",
-    "principal_filters": "embeddings",
-    "reference_point_map": "attention",
-    "rollout": "attention",
-    "self_attention_relevance": "relevance",
-    "write_attention_page": "html_page",
-    "write_report": "report",
-}
+if TYPE_CHECKING:
+    from keras_tx.inspect.callback import InspectionCallback
 
 __all__ = [
     "AttentionGradients",
@@ -155,9 +106,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the module of a public name when it is first used."""
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    """Imports InspectionCallback, a callback of Keras, when it is first used."""
+    if name == "InspectionCallback":
+        from keras_tx.inspect.callback import InspectionCallback
+
+        return InspectionCallback
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
