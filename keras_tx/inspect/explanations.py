@@ -86,6 +86,11 @@ def _token_map(
         example = keras.tree.map_structure(lambda x, index=index: x[index : index + 1], inputs)
         chosen = {name: value[index] if name in per_example else value for name, value in decision.items()}
         computed = attention_gradients(reader.model, example, **chosen)
+        if bool(reader.parts) != ("cross" in computed.layers):
+            raise ConfigError(
+                f"Model {reader.name!r} has cross-attention, but is no encoder-decoder of keras_tx. Call "
+                "attention_gradients and encoder_decoder_relevance."
+            )
         rows.append(computed.of_tokens(rule(computed)))
     tokens = np.concatenate(rows)
     if reader.adapter.kind != "image":
@@ -142,9 +147,7 @@ def occlusion_map(
     if window is None:
         if adapter.kind != "image":
             raise ConfigError("window=None is for images and texts. Pass the size of the window.")
-        grid = reader.grid(tensors)
-        height, width = array.shape[2:] if is_first else array.shape[1:3]
-        window = (height // grid.rows, width // grid.columns)
+        window = reader.patch_size()
     if is_first:
         array = np.moveaxis(array, 1, -1)
 

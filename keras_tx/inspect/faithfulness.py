@@ -122,6 +122,7 @@ class Faithfulness:
 
     def _curve(self, attribution: Any, baseline: Any, inserted: bool) -> FaithfulnessCurve:
         array = self._predictor.array
+        _check_covered(getattr(self._predictor.function, "config", None), np.shape(attribution))
         ranks, sizes = _ranks(_enlarged(np.asarray(attribution), array.shape), self.mask)
         base = self._predictor.baseline(baseline)
         shares = np.arange(self.steps + 1) / self.steps
@@ -140,6 +141,18 @@ class Faithfulness:
                 scores[row, step] = predicted[self._decision[row]]
                 bar.advance(len(chunk))
         return FaithfulnessCurve(shares, scores)
+
+
+def _check_covered(config: Any, shape: tuple[int, ...]) -> None:
+    """Raises a ConfigError for a map of patches that do not cover the images of a model."""
+    if not getattr(config, "drop_remainder", False) or shape[1:] != config.grid:
+        return
+    if tuple(np.multiply(config.grid, config.patch)) != config.size:
+        raise ConfigError(
+            f"attribution has the shape {shape}, a value for each patch, but the patches do not cover the "
+            f"images of {config.size}. Pass maps of enlarge_map(map, {config.size}, smooth=False, "
+            "covered=grid.covered)."
+        )
 
 
 def _enlarged(attribution: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

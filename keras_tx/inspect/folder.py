@@ -55,7 +55,8 @@ class FolderReader:
         )
 
     def layer_names(self, part: str | None) -> list[str]:
-        return [one.layer for one in self._attention(part)]
+        # Of a graph without parts, a block can have both.
+        return [one.path if one.is_cross and part is None else one.layer for one in self._attention(part)]
 
     def attention_layers(
         self, tensors: Tensors, indices: Sequence[int], part: str | None

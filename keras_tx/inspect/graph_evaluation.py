@@ -60,11 +60,11 @@ class GraphEvaluation:
 
         self._store(call, keras.tree.flatten(self._apply(call, {})))
 
-    def weights(self, call: LayerCall, place: int) -> np.ndarray:
-        """Computes the output of a layer, and returns its attention weights: place 1 is cross-attention."""
+    def weights(self, call: LayerCall) -> list[Any]:
+        """Computes the output of a layer, and returns its attention weights; cross-attention is last."""
         output, *weights = self._apply(call, {"return_attention_scores": True})
         self._store(call, [output, *weights])
-        return as_float32(weights[place])
+        return weights
 
     def _apply(self, call: LayerCall, options: dict[str, Any]) -> Any:
         import keras

@@ -105,18 +105,24 @@ def answers_html(answers: Mapping[str, Any]) -> str:
     """Tables of scores, texts, and other values by name."""
     parts = []
     for name, value in answers.items():
+        if name == "embedding":
+            parts.append(text_html(name, _embedding_text(np.asarray(value))))
+            continue
         tables = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
         for table in tables:
             if isinstance(table, list) and table and isinstance(table[0], dict):
                 parts.append(_table(table))
-            elif name == "embedding":
-                norm = math.sqrt(sum(number * number for number in value))
-                parts.append(text_html(name, f"a vector of {len(value)} numbers with the norm {norm:.4g}"))
             elif isinstance(table, str):
                 parts.append(text_html(name, table))
             elif name != "shape":
                 parts.append(text_html(name, "none" if table == [] else str(table)))
     return "\n".join(parts)
+
+
+def _embedding_text(embedding: np.ndarray) -> str:
+    if embedding.ndim == 1:
+        return f"a vector of {len(embedding)} numbers with the norm {np.linalg.norm(embedding):.4g}"
+    return f"{len(embedding)} tokens, each a vector of {embedding.shape[-1]} numbers"
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -60,6 +60,9 @@ class InputAdapter:
             tensors = self._array(inputs)
         if targets is not None:
             tensors |= self._targets(targets)
+        for name, value in tensors.items():
+            if np.shape(value)[:1] == (0,):
+                raise InputError(f"The inputs are empty: {name!r} has the shape {np.shape(value)}.")
         return tensors
 
     def tokens(self, tensors: Tensors, part: str | None) -> list[list[str]]:
@@ -147,12 +150,38 @@ class InputAdapter:
 
 
 def token_texts(transform: TextTransform) -> Callable[[int], str]:
-    """Returns a function from an id to its token; tokens of bytes are decoded, so that " the" is readable."""
+    """Returns a function from an id to its token; tokens of bytes are decoded, so that " the" is readable.
+
+    Bytes that are a part of a character are shown as "<0xC3>", as in the vocabularies of Llama.
+    """
     names = {number: name for name, number in transform.vocabulary.items()}
     decoder = json.loads(transform.tokenizer).get("decoder") or {}
     if decoder.get("type") != "ByteLevel":
         return lambda number: names.get(number, str(number))
-    return lambda number: transform.decode([number], special=True) or names.get(number, str(number))
+    alphabet = _byte_level_alphabet()
+
+    def text(number: int) -> str:
+        decoded = transform.decode([number], special=True)
+        name = names.get(number, str(number))
+        if "\ufffd" not in decoded or not alphabet.keys() >= set(name):
+            return decoded or name
+        characters = bytes(alphabet[character] for character in name).decode("utf-8", "surrogateescape")
+        return "".join(map(_readable, characters))
+
+    return text
+
+
+def _readable(character: str) -> str:
+    """The character; "<0xC3>" for a byte, which Python has decoded as a surrogate."""
+    number = ord(character)
+    return f"<0x{number - 0xDC00:02X}>" if 0xDC80 <= number <= 0xDCFF else character
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """The bytes of the characters in names of tokens of GPT-2's byte-level tokenizers."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]  # printable in Latin-1
+    hidden = [number for number in range(256) if number not in shown]
+    return {chr(number): number for number in shown} | {chr(256 + i): x for i, x in enumerate(hidden)}
 
 
 def _are_ids(inputs: Any) -> bool:

@@ -667,7 +667,12 @@ def _index(layer: object, names: Sequence[str], model: str) -> int:
     if isinstance(layer, str):
         if layer not in names:
             raise ConfigError(f"Model {model!r} has no layer {layer!r}. {nearest(layer, names)}")
-        return names.index(layer)
+        indices = [index for index, name in enumerate(names) if name == layer]
+        if len(indices) > 1:
+            raise ConfigError(
+                f"Model {model!r} calls the layer {layer!r} several times. Pass one of {indices}."
+            )
+        return indices[0]
     try:
         index = operator.index(layer)  # type: ignore[arg-type]
     except TypeError:

@@ -20,6 +20,8 @@ from keras_tx.inspect.graph_evaluation import (
 )
 from keras_tx.inspect.inputs import InputAdapter, Tensors
 
+CROSS = "cross_attention"  # the attribute of a TransformerBlock
+
 
 class KerasModelReader:
     """Computes the arrays of an Inspector with Keras.
@@ -56,22 +58,33 @@ class KerasModelReader:
         self._with_states: Any = None
 
     def layer_names(self, part: str | None) -> list[str]:
-        return [call.layer.name for call in self._calls(part)]
+        every = self._attention(part)
+        return [f"{x.layer.name}/{CROSS}" if place and part is None else x.layer.name for x, place in every]
 
-    def _calls(self, part: str | None) -> list[LayerCall]:
+    def _attention(self, part: str | None) -> list[tuple[LayerCall, int]]:
+        """The calls with attention, and 0 for the self-attention of a call or 1 for its cross-attention."""
+        places = [2 if getattr(call.layer, CROSS, None) is not None else 1 for call in self.calls]
+        pairs = [(call, i) for call, count in zip(self.calls, places, strict=True) for i in range(count)]
         if part is None:
-            return self.calls
-        return [call for call in self.calls if (call.layer.cross_attention is None) == (part == "encoder")]
+            return pairs
+        if part == "cross":
+            return [(call, place) for call, place in pairs if place]
+        is_decoder = part == "decoder"
+        return [(x, 0) for x, count in zip(self.calls, places, strict=True) if (count == 2) == is_decoder]
 
     def attention_layers(
         self, tensors: Tensors, indices: Sequence[int], part: str | None
     ) -> Iterator[np.ndarray]:
-        calls = self._calls(part)
-        selected = {id(calls[index]) for index in indices}
+        pairs = self._attention(part)
+        places: dict[int, list[int]] = {}
+        for call, place in (pairs[index] for index in indices):
+            places.setdefault(id(call), []).append(place)
         values = GraphEvaluation(self.inputs, self._values(tensors), self.graph)
         for call in self.graph:
-            if id(call) in selected:
-                yield values.weights(call, 1 if part == "cross" else 0)
+            if id(call) in places:
+                weights = values.weights(call)
+                for place in places[id(call)]:
+                    yield as_float32(weights[place])
             else:
                 values.call(call)
 
@@ -171,6 +184,15 @@ class KerasModelReader:
             values = [arguments[tensor.name] for tensor in self.model.inputs]
         else:
             values = arguments if isinstance(arguments, list) else [arguments]
+        for value, tensor in zip(values, self.inputs, strict=True):
+            shape = tuple(np.shape(value))
+            if len(shape) != len(tensor.shape) or any(
+                expected not in (None, side) for side, expected in zip(shape, tensor.shape, strict=True)
+            ):
+                raise InputError(
+                    f"The input {tensor.name!r} has the shape {shape}, but {self.name!r} accepts "
+                    f"{tuple(tensor.shape)}."
+                )
         return [
             keras.ops.cast(keras.ops.convert_to_tensor(value), tensor.dtype)
             for value, tensor in zip(values, self.inputs, strict=True)

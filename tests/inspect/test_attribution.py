@@ -6,10 +6,13 @@ import keras
 import numpy as np
 import pytest
 
+import keras_tx
 from keras_tx.errors import ConfigError, InputError
+from keras_tx.inspect import inspect
 from keras_tx.inspect.attribution import occlusion
 from keras_tx.inspect.decision import decision_mask
 from keras_tx.inspect.faithfulness import Faithfulness, blur
+from keras_tx.inspect.figures import enlarge_map
 from tests.drawing import as_numpy, draw, redraw
 from tests.tolerances import assert_close
 from tests.weights.small_models import bert
@@ -160,6 +163,20 @@ def test_maps_of_patches_are_enlarged(cnn):
     assert_close(curve.scores[:, -1], as_numpy(cnn(images))[:, 1])
     half = np.where((pixels > 5)[..., None], images, blur(images))
     assert_close(curve.scores[:, 3], as_numpy(cnn(half))[:, 1])
+
+
+def test_maps_that_do_not_cover_the_image_raise():
+    model = redraw(
+        keras_tx.vit("Mu/2", image_size=20, patch_size=8, drop_remainder=True, num_classes=3, depth=1)
+    )
+    images = draw(1, 20, 20, 3)
+    faithfulness = Faithfulness(model, images, steps=2)
+    with pytest.raises(ConfigError, match=r"\(1, 2, 2\), a value for each patch.*\(20, 20\).*enlarge_map"):
+        faithfulness.deletion(np.ones((1, 2, 2)))
+    map = enlarge_map(np.array([[1, 2], [3, 4]]), (20, 20), smooth=False, covered=(0.8, 0.8))
+    assert faithfulness.deletion(map[None]).scores.shape == (1, 3)
+    occluded = inspect(model).occlusion({"images": images}, target=1)
+    assert_close(occluded, occlusion(model, images, 1, window=(8, 8)))
 
 
 def test_masked_elements_remain():

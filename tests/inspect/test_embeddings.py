@@ -179,6 +179,19 @@ def test_tokens_of_a_bert(bert):
     assert own.text == "cat" and own.similarity == pytest.approx(1)
 
 
+def test_parts_of_characters_are_shown_as_bytes():
+    processing = keras_tx.processing.train_byte_bpe(["abc", "a b"] * 3, size=264)
+    inspector = inspect(redraw(keras_tx.gpt("pico", processing=processing)))
+    text = "\u00e9 \ufffd \U0001f600a"
+    tokens = inspector.tokens(text)[0]
+    shown = "".join(tokens)
+    assert "\ufffd" not in shown
+    assert shown == "<0xC3><0xA9> <0xEF><0xBF><0xBD> <0xF0><0x9F><0x98><0x80>a"
+    known = keras_tx.processing.train_byte_bpe(["\u00e9 \ufffd"] * 9, size=400)
+    names = inspect(keras_tx.gpt("pico", processing=known)).tokens("\u00e9 \ufffd")[0]
+    assert "".join(names) == "\u00e9 \ufffd"
+
+
 def test_token_with_a_space_of_a_byte_tokenizer():
     processing = keras_tx.processing.train_byte_bpe(CORPUS, size=280)
     inspector = inspect(redraw(keras_tx.gpt("pico", processing=processing)))

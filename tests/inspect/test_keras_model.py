@@ -12,6 +12,8 @@ import keras_tx
 from keras_tx.errors import ConfigError, InputError
 from keras_tx.inspect import PatchGrid, inspect, inspector
 from keras_tx.inspect.graph_evaluation import GraphEvaluation
+from keras_tx.layers import TransformerBlock
+from keras_tx_onnx import export_onnx
 from tests.drawing import as_numpy, draw, redraw
 from tests.tolerances import assert_close
 
@@ -159,6 +161,51 @@ def test_functional_model_with_attention_layers_of_keras():
     assert_close(two, as_numpy(expected))
     with pytest.raises(ConfigError, match="hidden states"):
         inspected.hidden_states(inputs)
+
+
+@pytest.fixture(scope="module")
+def crossed() -> Any:
+    """A decoder of one's own, which is no encoder-decoder of keras_tx."""
+    source, target = keras.Input((6, 8), name="source"), keras.Input((4, 8), name="target")
+    block = TransformerBlock(2, 16, cross_attention=True, causal=True, name="decoder")
+    encoded = TransformerBlock(2, 16, name="encoder")(source)
+    return redraw(keras.Model([source, target], keras.layers.Dense(3)(block(target, encoded))))
+
+
+def test_cross_attention_of_other_models(crossed, tmp_path):
+    inputs = {"source": draw(2, 6, 8), "target": draw(2, 4, 8, seed=1)}
+    export_onnx(crossed, tmp_path / "folder", verify=False)
+    one, other = inspect(crossed), inspect(tmp_path / "folder")
+    names = ["encoder", "decoder", "decoder/cross_attention"]
+    assert one.layer_names() == other.layer_names() == names
+    encoded = crossed.get_layer("encoder")(inputs["source"])
+    block = crossed.get_layer("decoder")
+    _, *expected = block(inputs["target"], encoded, return_attention_scores=True)
+    for inspected in (one, other):
+        for mine, theirs in zip(inspected.attention(inputs)[1:], expected, strict=True):
+            assert_close(mine, as_numpy(theirs))
+        (weights,) = inspected.attention(inputs, layers="decoder/cross_attention")
+        assert_close(weights, as_numpy(expected[1]))
+    with pytest.raises(ConfigError, match="has cross-attention.*encoder_decoder_relevance"):
+        one.relevance(inputs)
+
+
+def test_names_of_layers_that_are_called_twice_raise():
+    tokens, block = keras.Input((6, 8)), TransformerBlock(2, 16, name="shared")
+    inspected = inspect(keras.Model(tokens, block(block(tokens))))
+    assert len(inspected.attention(draw(1, 6, 8), layers=1)) == 1
+    with pytest.raises(ConfigError, match=r"'shared' several times. Pass one of \[0, 1\]"):
+        inspected.attention(draw(1, 6, 8), layers="shared")
+
+
+def test_tensors_of_another_shape_raise(vit):
+    other = np.zeros((1, 4, 4, 3), "float32")  # Keras's layers would accept it without positions
+    with pytest.raises(InputError, match=r"\(1, 4, 4, 3\).*\(None, 8, 8, 3\)"):
+        inspect(keras_tx.vit("Mu/2", image_size=8, positions="relative")).attention({"images": other})
+    with pytest.raises(InputError, match=r"inputs are empty.*\(0, 8, 8, 3\)"):
+        inspect(vit).attention({"images": np.zeros((0, 8, 8, 3))})
+    with pytest.raises(InputError, match=r"inputs are empty"):
+        inspect(vit).attention([])
 
 
 def test_every_value_is_freed_after_its_last_use(t5):

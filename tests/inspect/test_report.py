@@ -166,6 +166,13 @@ def test_answers(
     assert expected in visible(tmp_path / "report.html")
 
 
+def test_all_tokens_of_an_image(photograph: Path, tmp_path: Path):
+    """A model with pooling="none" returns a vector for each token."""
+    export_onnx(tx.vit("Mu/2", image_size=8, pooling="none"), tmp_path / "folder", verify=False)
+    write_report(tmp_path / "folder", photograph, tmp_path / "report.html")
+    assert "17 tokens, each a vector of 32 numbers" in visible(tmp_path / "report.html")
+
+
 def test_errors_write_no_file(exported_folders: ExportedFolders, photograph: Path, tmp_path: Path):
     path = tmp_path / "report.html"
     vit, span = exported_folders["vit"].path, exported_folders["bert, span"].path
