@@ -175,6 +175,12 @@ EXPORTERS = (
     _exporter("keras stock export", "keras.Export", (*KERAS, *TF2ONNX), slow=True),
     _exporter("keras stock export of keras-hub", "keras.Export", (*HUB, *TF2ONNX), slow=True, hub=True),
     _exporter("optimum", "optimum.Export", OPTIMUM, (*ALL, T5_BASE)),
+    _exporter(
+        "transformers.exporters",
+        "pytorch.Export",
+        (*TORCH, "transformers.exporters", "onnxscript", "onnxruntime"),
+        (T5_BASE,),
+    ),
 )
 
 

@@ -3,7 +3,8 @@
     python -m tests.benchmarks.report RESULTS/bench.json docs/benchmark.md
     python -m tests.benchmarks.report RESULTS/bench.json README.md
 
-writes the tables into a page, between its markers: all of them, or in the README one column per model.
+writes the tables into a page, between its markers: all of them, or in the README one column per model. If all
+models of the results are encoder-decoders, both pages have other markers for them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import dataclasses
 import datetime
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,23 @@ from keras_tx.errors import ConfigError
 from tests.benchmarks import comparisons
 from tests.benchmarks.cases import (
     AT_16,
+    BEAMS,
     BERT,
     CASES,
     DECODE,
+    ENCODER_DECODERS,
     GENERATE,
     GPT,
+    GREEDY,
     IMAGES,
+    MARIAN,
     MIXED,
     ONE,
     PREFILL,
     PREFILLED,
+    SENTENCES,
+    T5_BASE,
+    T5_SMALL,
     TEXTS,
     VIT,
 )
@@ -46,6 +54,14 @@ README_COLUMNS = {
     "GPT-2, prefill of 128": (GPT, PREFILLED),
     "GPT-2, one token": (GPT, AT_16),
 }
+SEQ2SEQ_MARKERS = "<!-- encoder-decoders:begin -->", "<!-- encoder-decoders:end -->"
+SEQ2SEQ_COLUMNS = {
+    "T5-small, one target": (T5_SMALL, GREEDY),
+    "T5-base, one target": (T5_BASE, GREEDY),
+    "T5-base, 8 sources, 4 beams": (T5_BASE, BEAMS),
+    "Marian, 100 sentences": (MARIAN, SENTENCES),
+}
+PEAK = "T5-base, peak, MB"
 MB = 1e6
 # By section, figures as columns: heading, figure, unit, format
 COLUMNS: dict[str, tuple[tuple[str, str, float, str], ...]] = {
@@ -103,8 +119,9 @@ class Report:
         return cls(**content | {"machine": machine, "outcomes": outcomes})
 
 
-def markdown(report: Report) -> str:
-    """All tables."""
+def markdown(report: Report, level: int = 3) -> str:
+    """All tables, below headings of a level."""
+    heading = "#" * level
     lines = [f"{report.date}, {report.machine}.", ""]
     versions = _versions(report.outcomes)
     if versions:
@@ -122,9 +139,9 @@ def markdown(report: Report) -> str:
         ]
     goals = goal_table(report.outcomes)
     if goals:
-        lines += ["### Goals", "", *goals, ""]
+        lines += [f"{heading} Goals", "", *goals, ""]
     for outcome in report.outcomes:
-        lines += [f"### {outcome.section}: {outcome.model}", "", *outcome_table(outcome), ""]
+        lines += [f"{heading} {outcome.section}: {outcome.model}", "", *outcome_table(outcome), ""]
     if report.omitted:
         lines += ["A quick run, of up to three rounds (exports: one), without", ""]
         lines += [f"- {text}" for text in report.omitted]
@@ -226,29 +243,51 @@ def _row(cells: Sequence[Any]) -> str:
 
 def readme_table(report: Report) -> str:
     """Medians in milliseconds: one column per model, one row per contender, keras-tx first."""
-    columns = [_medians(report.outcomes, *column) for column in README_COLUMNS.values()]
-    names = dict.fromkeys(name for column in columns for name in column)
-    lines = [
-        f"Milliseconds, less is better; medians on {report.machine.cores} cores of "
-        f"{report.machine.processor}, {report.date}:",
-        "",
-        _row(["", *README_COLUMNS]),
-        f"| --- |{' ---: |' * len(README_COLUMNS)}",
-    ]
-    for name in sorted(names, key=lambda name: not name.startswith("keras-tx ")):
-        cells = [f"{column[name] * 1e3:.1f}" if name in column else "" for column in columns]
-        lines.append(_row([name, *cells]))
-    if any(name.endswith((" int4", " q4_0")) for name in names):
+    columns = {name: _milliseconds(report.outcomes, *column) for name, column in README_COLUMNS.items()}
+    lines = [f"Milliseconds, less is better; {_conditions(report)}:", "", *_contender_table(columns)]
+    if any(name.endswith((" int4", " q4_0")) for column in columns.values() for name in column):
         lines += ["", "(With random weights, 4-bit files select other tokens than the rest.)"]
     return "\n".join(lines)
 
 
-def _medians(outcomes: Sequence[Outcome], model: str, case: str) -> dict[str, float]:
-    """Seconds by contender."""
+def seq2seq_table(report: Report) -> str:
+    """The same table of encoder-decoders, and the peak of the memory of a process."""
+    columns = {name: _milliseconds(report.outcomes, *column) for name, column in SEQ2SEQ_COLUMNS.items()}
+    for outcome in report.outcomes:
+        if (outcome.section, outcome.model) == (comparisons.START, T5_BASE):
+            columns[PEAK] = {x.name: x.median("peak") / MB for x in outcome.results if x.samples("peak")}
+    lines = [
+        "Encoder-decoders: T5 reads 128 tokens and generates 64; Marian reads sentences of 4 to 64 tokens "
+        f"and generates 32 for each. Milliseconds, less is better; {_conditions(report)}:",
+        "",
+    ]
+    return "\n".join([*lines, *_contender_table(columns)])
+
+
+def _conditions(report: Report) -> str:
+    machine = report.machine
+    return f"medians on {machine.cores} cores of {machine.processor}, {report.date}"
+
+
+def _contender_table(columns: Mapping[str, Mapping[str, float]]) -> list[str]:
+    names = dict.fromkeys(name for column in columns.values() for name in column)
+    lines = [_row(["", *columns]), f"| --- |{' ---: |' * len(columns)}"]
+    for name in sorted(names, key=lambda name: not name.startswith("keras-tx ")):
+        cells = [_number(column[name]) if name in column else "" for column in columns.values()]
+        lines.append(_row([name, *cells]))
+    return lines
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}" if value < 1e3 else f"{value:,.0f}"
+
+
+def _milliseconds(outcomes: Sequence[Outcome], model: str, case: str) -> dict[str, float]:
+    """Medians by contender."""
     measured = [one for one in outcomes if one.section == comparisons.MODELS]
     for outcome in measured:
         if outcome.model == model and case in outcome.cases:
-            return {one.name: one.median(case) for one in outcome.results if one.seconds.get(case)}
+            return {one.name: one.median(case) * 1e3 for one in outcome.results if one.seconds.get(case)}
     names = "; ".join(f"{one.model}: {', '.join(one.cases)}" for one in measured)
     raise ConfigError(
         f"The results have no case {case!r} of {model}, only {names or 'none'}. "
@@ -258,7 +297,11 @@ def _medians(outcomes: Sequence[Outcome], model: str, case: str) -> dict[str, fl
 
 def put_into(page: Path, report: Report) -> None:
     """Writes the tables between the markers of a page."""
-    if README_MARKERS[0] in page.read_text("utf-8"):
+    models = {one.model for one in report.outcomes if one.section != comparisons.MACHINE}
+    is_readme = README_MARKERS[0] in page.read_text("utf-8")
+    if models and models <= set(ENCODER_DECODERS):
+        write_table(page, seq2seq_table(report) if is_readme else markdown(report, level=4), SEQ2SEQ_MARKERS)
+    elif is_readme:
         write_table(page, readme_table(report), README_MARKERS)
     else:
         write_table(page, markdown(report))

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tests.benchmarks.adapters import Adapter, generate_in_batches
+from tests.benchmarks.adapters.exporting import Exporter
 from tests.benchmarks.machine import threads
+
+SOURCE = 8  # tokens of the example that is traced
 
 
 class _Transformers(Adapter):
@@ -103,3 +107,28 @@ class Training(_Transformers):
         loss.backward()
         self.optimizer.step()
         return float(loss)
+
+
+class Export(_Transformers, Exporter):
+    """`transformers.exporters` of an encoder-decoder: a graph for each part, without validation."""
+
+    def imports(self) -> None:
+        import transformers.exporters
+
+        super().imports()
+        self.exporters: Any = transformers.exporters
+
+    def load(self) -> None:
+        self.model: Any = self.model_class().from_pretrained(self.place / "huggingface").eval()
+        self.exporter = self.exporters.OnnxExporter()
+
+    def write(self, folder: Path) -> None:
+        import torch
+
+        ids = torch.arange(SOURCE * 2).reshape(2, SOURCE) + 3
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        exported = self.exporter.export_for_generation(
+            self.model, inputs, self.exporters.OnnxConfig(dynamic=True)
+        )
+        exported.save_pretrained(folder)
+        self.path = max(folder.glob("*.onnx"), key=lambda path: path.stat().st_size).name
