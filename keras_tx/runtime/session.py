@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -384,7 +386,15 @@ def _create(
         ) from error
     if weights is not None:
         weights.release()
+    _trim_heap()
     return session
+
+
+def _trim_heap() -> None:
+    """Returns memory to the system that held the file; glibc keeps it otherwise."""
+    with contextlib.suppress(AttributeError):  # other C libraries have no such function
+        if sys.platform == "linux":
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _load_cuda_libraries(onnxruntime: Any) -> str:

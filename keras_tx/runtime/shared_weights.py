@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from keras_tx.runtime.external_data import ExternalTensor, external_tensors
 
 LEAST = 2**20  # bytes of a weight that is worth a mapping of its own
 ALIGNMENT = 64  # bytes, as onnxruntime allocates tensors
+PAGE = mmap.PAGESIZE
+POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14, which Python's mmap does not name
 DTYPES = {1: "float32", 2: "uint8", 3: "int8", 10: "float16"}  # by the number of the type in ONNX
 
 
@@ -22,7 +26,8 @@ class SharedWeights:
 
     A session alone maps its data file into memory. All pages of a token table that it packs for the logits
     and also reads embeddings from stay in memory. Here both sessions share the mapping, and the pages that
-    they do not read after loading leave the memory.
+    they do not read after loading leave the memory. A page that a session then reads would come with its
+    neighbors, 64 kB and more; `populate` copies only the pages of the rows that are read.
 
     Attributes:
         arrays: the weights by name.
@@ -31,6 +36,7 @@ class SharedWeights:
     def __init__(self, arrays: dict[str, np.ndarray], mappings: list[mmap.mmap]) -> None:
         self.arrays = arrays
         self._mappings = mappings
+        self._populated: dict[str, np.ndarray] = {}  # by array, whether the pages of a row are in memory
         self._values: list[Any] = []  # onnxruntime refers to them
 
     @classmethod
@@ -60,8 +66,35 @@ class SharedWeights:
 
     def release(self) -> None:
         """Removes the pages of the weights from memory; a page that is used is read from the file again."""
+        self._populated.clear()
         for mapping in self._mappings:
             mapping.madvise(mmap.MADV_DONTNEED)
+
+    def populate(self, ids: np.ndarray, count: int) -> None:
+        """Reads the pages with these rows into memory, without their neighbors.
+
+        Args:
+            ids: indices of rows, such as token ids.
+            count: the size of the vocabulary; tables with another number of rows are left out.
+        """
+        for name, array in self.arrays.items():
+            if array.ndim != 2 or len(array) != count:
+                continue
+            populated = self._populated.setdefault(name, np.zeros(count, "bool"))
+            for row in np.unique(ids[~populated[ids]]).tolist():
+                self._populate(array[row])
+                populated[row] = True
+
+    def _populate(self, row: np.ndarray) -> None:
+        """Copies the pages of a row; does nothing where the system cannot."""
+        if sys.platform != "linux":
+            return
+        for mapping in self._mappings:
+            start = row.ctypes.data - _address(mapping)
+            if 0 <= start < len(mapping):
+                first = start - start % PAGE
+                with contextlib.suppress(OSError, ValueError):  # of older systems
+                    mapping.madvise(POPULATE_WRITE, first, start + row.nbytes - first)
 
 
 class _Files:
@@ -87,7 +120,8 @@ class _Files:
         if path not in self.mappings:
             try:
                 with path.open("rb") as file:
-                    self.mappings[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                    # Private, so that a page can be populated alone, by copying it.
+                    self.mappings[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             except (OSError, ValueError):  # a missing or empty file, which onnxruntime refuses
                 return None
         mapping, dtype = self.mappings[path], np.dtype(DTYPES[tensor.data_type])
@@ -95,6 +129,10 @@ class _Files:
         if tensor.offset < 0 or tensor.offset + count * dtype.itemsize > len(mapping):
             return None
         return np.frombuffer(mapping, dtype, count, tensor.offset).reshape(tensor.shape)
+
+
+def _address(mapping: mmap.mmap) -> int:
+    return np.frombuffer(mapping, "uint8", 1).ctypes.data
 
 
 def _pairs(first: Path, second: Path) -> Iterator[tuple[ExternalTensor, ExternalTensor]]:

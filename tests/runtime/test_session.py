@@ -1,5 +1,7 @@
 import builtins
 import dataclasses
+import subprocess
+import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -396,3 +398,34 @@ def test_fp16_graph_that_cpu_cannot_load(gpu_wheel: GpuWheel, two_precisions: Pa
 def test_gpu_runs_fp32_without_fp16(gpu_wheel: GpuWheel, make_image_folder):
     with load(make_image_folder().path, provider="cuda") as model:
         assert (model.provider, model.precision) == ("cuda", "fp32")
+
+
+HEAP = """
+import sys
+from keras_tx.runtime import Session, session
+from tests.memory import resident
+
+with Session(sys.argv[1], "cpu", 1):
+    before = resident()
+    session._trim_heap()
+    print(before - resident())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
+def test_memory_of_the_parsed_file_is_returned(tmp_path: Path):
+    """Without trimming, 31 MB of this file stay in the heap."""
+    kernel = np.random.default_rng(0).integers(-127, 127, (512, 1024)).astype("int8")
+    products = range(60)
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMulInteger", ["x", f"kernel_{i}"], [f"y_{i}"]) for i in products],
+        "graph",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.UINT8, ["n", 512])],
+        [onnx.helper.make_tensor_value_info(f"y_{i}", onnx.TensorProto.INT32, ["n", 1024]) for i in products],
+        [onnx.numpy_helper.from_array(kernel, f"kernel_{i}") for i in products],
+    )
+    opsets = [onnx.helper.make_opsetid("", 21)]
+    onnx.save(onnx.helper.make_model(graph, ir_version=10, opset_imports=opsets), tmp_path / "model.onnx")
+    command = [sys.executable, "-c", HEAP, str(tmp_path / "model.onnx")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert int(done.stdout) < 5e6

@@ -83,6 +83,32 @@ def test_pages_leave_memory_after_loading(table, tmp_path):
         assert resident(tmp_path / "data") >= table.nbytes
 
 
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not list pages")
+def test_populate_reads_only_the_pages_of_the_rows(table, tmp_path):
+    ids = np.array([[5, 300], [300, 599]])
+    one = write(tmp_path / "one.onnx", table, "data")
+    weights = SharedWeights.of(one, one)
+    weights.populate(ids, len(table) + 1)
+    assert resident(tmp_path / "data") == 0
+    for _ in range(2):  # rows of 2 kB, each in one page
+        weights.populate(ids, len(table))
+        np.testing.assert_array_equal(weights.arrays["table"][ids], table[ids])
+        assert resident(tmp_path / "data") == 3 * mmap.PAGESIZE
+    np.testing.assert_array_equal(weights.arrays["table"], table)
+    weights.release()
+    assert resident(tmp_path / "data") == 0
+    weights.populate(ids, len(table))
+    assert resident(tmp_path / "data") == 3 * mmap.PAGESIZE
+
+
+def test_populate_of_other_arrays_does_nothing(table, tmp_path):
+    one = write(tmp_path / "one.onnx", table, "data")
+    weights = SharedWeights.of(one, one)
+    weights.arrays["table"] = 2 * table
+    weights.populate(np.array([0, 7]), len(table))
+    np.testing.assert_array_equal(weights.arrays["table"], 2 * table)
+
+
 def resident(path: Path) -> int:
     """Bytes of a file in the memory of this process."""
     size, of_file = 0, False
