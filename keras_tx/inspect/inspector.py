@@ -6,7 +6,7 @@ import operator
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,17 +19,25 @@ from keras_tx.inspect.attention import (
     reference_point_map,
     rollout,
 )
+from keras_tx.inspect.attribution import IntegratedGradients
 from keras_tx.inspect.embeddings import (
     NearestTokens,
     nearest_tokens,
     position_similarity,
     principal_filters,
 )
+from keras_tx.inspect.explanations import (
+    check_gradients,
+    integrated_gradients_map,
+    occlusion_map,
+    relevance_map,
+    rollout_map,
+)
+from keras_tx.inspect.folder import FolderReader
+from keras_tx.inspect.html_page import attention_parts, check_page_path, write_attention_page
 from keras_tx.inspect.inputs import InputAdapter
+from keras_tx.inspect.keras_model import KerasModelReader
 from keras_tx.runtime.folder import Folder
-
-if TYPE_CHECKING:
-    from keras_tx.inspect.attribution import IntegratedGradients
 
 Layers = int | str | Sequence[int | str] | None
 
@@ -100,13 +108,9 @@ def inspect(model: Any, *, precision: str | None = None) -> Inspector:
     if isinstance(folder, Folder):  # of a loaded model
         model, precision = folder.path, precision or folder.precision
     if isinstance(model, str | os.PathLike):
-        from keras_tx.inspect.folder import FolderReader
-
         return Inspector(FolderReader(model, precision))
     if precision is not None:
         raise ConfigError(f"precision={precision!r} is for folders. Omit it for a Keras model.")
-    from keras_tx.inspect.keras_model import KerasModelReader
-
     return Inspector(KerasModelReader(model))
 
 
@@ -418,8 +422,6 @@ class Inspector:
             InputError: if there are several texts, the model is not for texts, or the attention has more than
                 40 million weights.
         """
-        from keras_tx.inspect.html_page import attention_parts, check_page_path, write_attention_page
-
         check_page_path(path)
         if title is None:
             title = inputs if isinstance(inputs, str) else "Attention"
@@ -505,8 +507,6 @@ class Inspector:
         >>> inspector.relevance(np.zeros((8, 8, 3), "uint8"), target=2).shape
         (1, 4, 4)
         """
-        from keras_tx.inspect.explanations import check_gradients, relevance_map
-
         check_gradients(self.reader, "relevance")
         tensors = self._explained(inputs, targets, part)
         return relevance_map(self.reader, tensors, part, target=target, position=position, output=output)
@@ -527,8 +527,6 @@ class Inspector:
             ConfigError: for a folder or an encoder-decoder, or an unknown target, position or output.
             InputError: if the inputs are of another kind than those of the model.
         """
-        from keras_tx.inspect.explanations import check_gradients, rollout_map
-
         check_gradients(self.reader, "gradient_rollout")
         tensors = self.reader.adapter.tensors(inputs)
         return rollout_map(self.reader, tensors, target=target, position=position, output=output)
@@ -567,8 +565,6 @@ class Inspector:
             ConfigError: for a folder, which has no gradients, or an unknown target, position or output.
             InputError: if the inputs are of another kind than those of the model.
         """
-        from keras_tx.inspect.explanations import check_gradients, integrated_gradients_map
-
         check_gradients(self.reader, "integrated_gradients")
         return integrated_gradients_map(
             self.reader,
@@ -618,8 +614,6 @@ class Inspector:
             ConfigError: for a window that does not fit, or an unknown target, position or output.
             InputError: if the inputs are of another kind than those of the model.
         """
-        from keras_tx.inspect.explanations import occlusion_map
-
         return occlusion_map(
             self.reader,
             self._explained(inputs, targets, part),
