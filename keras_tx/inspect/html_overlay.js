@@ -147,7 +147,7 @@
     let values = null;
     function showReadout() {
         const on = sum(state.layer, state.head, state.query);
-        let text = `${percent(on)} of its attention is on patches`;
+        let text = `${percent(on)} of the attention is on patches`;
         if (on < 0.9995) text += `, the rest on the ${data.others}`;
         if (state.hovered !== null) {
             const value = values[state.hovered];

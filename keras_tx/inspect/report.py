@@ -168,10 +168,7 @@ def _image_sections(model: Any, inspector: Inspector, image: Any) -> list[Sectio
         Section("Prediction", "", overview),
         Section(
             "Attention",
-            f"The image is {grid.rows} x {grid.columns} patches. Each patch attends to the others, and so "
-            "does the class token."
-            if grid.has_class_token
-            else f"The image is {grid.rows} x {grid.columns} patches, each of which attends to the others.",
+            _about_patches(grid),
             overlay_fragment(photograph, layers, grid),
         ),
         Section(
@@ -190,6 +187,14 @@ def _image_sections(model: Any, inspector: Inspector, image: Any) -> list[Sectio
     ]
 
 
+def _about_patches(grid: PatchGrid) -> str:
+    patches = f"{grid.rows} x {grid.columns} patches"
+    if grid.covered != (1.0, 1.0):
+        patches += ", without the pixels at the right or bottom that do not fill a patch"
+    others = ", and so does the class token" if grid.has_class_token else ""
+    return f"The image is {patches}. Each patch attends to the others{others}."
+
+
 def _attention(
     inspector: Inspector, image: Any, grid: PatchGrid
 ) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
@@ -206,7 +211,7 @@ def _attention(
 def _text_sections(model: Any, inspector: Inspector, text: str, options: Mapping[str, str]) -> list[Section]:
     inspector.tokens(text)  # raises an InputError for an image
     if model.task.inputs == "prompt":
-        answers = {NEXT: [dataclasses.asdict(token) for token in model.next(text, top_k=TOP_K)]}
+        answers = {NEXT: _next_tokens(model, inspector, text)}
     else:
         (answers,) = model.task.answer(model, [text], RunOptions(TOP_K, **options))
     (part,) = attention_parts(inspector, _tensors(model, text, options))
@@ -215,6 +220,16 @@ def _text_sections(model: Any, inspector: Inspector, text: str, options: Mapping
         Section("Tokens", f"The model reads {len(part.queries)} tokens.", tokens_html(part.queries)),
         Section("Attention", "", attention_fragment(part)),
     ]
+
+
+def _next_tokens(model: Any, inspector: Inspector, text: str) -> list[dict[str, Any]]:
+    """The most probable tokens; a part of a character is shown as its bytes."""
+    texts = inspector.reader.adapter.token_texts()
+    tokens = [dataclasses.asdict(token) for token in model.next(text, top_k=TOP_K)]
+    for token in tokens:
+        if "\ufffd" in (token["text"] or ""):
+            token["text"] = texts(token["id"])
+    return tokens
 
 
 def _tensors(model: Any, text: str, options: Mapping[str, str]) -> Any:

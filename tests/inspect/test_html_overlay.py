@@ -76,7 +76,7 @@ def test_canvas_equals_overlay_map(page: Page, tmp_path: Path):
     assert_close(page, overlay_map(image, last[:, 0].mean(axis=0), smooth=False))
     assert page.evaluate(TITLE).startswith("Layer 1, mean of the heads: where the class token attends to.")
     on_patches = last[:, 0].sum(axis=(1, 2)).mean()
-    assert f"{100 * on_patches:.1f} % of its attention is on patches" in page.evaluate(TITLE)
+    assert f"{100 * on_patches:.1f} % of the attention is on patches" in page.evaluate(TITLE)
 
     click = "document.querySelectorAll('.ktx-overlay td button')[{}].click()"
     page.evaluate(click.format(HEADS + 1 + 2))  # layer 1, head 2

@@ -126,6 +126,8 @@ def test_prompt(page: Page, exported_folders: ExportedFolders, tmp_path: Path):
     shown = [row for row in rows if row and row[0].isdigit()][:10]
     assert [int(row[0]) for row in shown] == [token.id for token in expected]
     assert [float(row[2]) for row in shown] == [round(token.probability, 4) for token in expected]
+    parts = [row[1] for row, token in zip(shown, expected, strict=True) if "\ufffd" in (token.text or "")]
+    assert parts and all(text.startswith("<0x") for text in parts)
 
 
 @needs_chromium
