@@ -378,7 +378,7 @@ class Predictor:
             ) from None
 
     def predict(self, array: np.ndarray, row: Any = slice(None)) -> np.ndarray:
-        """The output for rows of the inputs, with this array in place of the named one."""
+        """The output for rows of the inputs, with this array instead of the named one."""
         inputs: Any = array
         if self.name is not None:
             inputs = {**{key: value[row] for key, value in self.inputs.items()}, self.name: array}

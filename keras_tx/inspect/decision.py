@@ -72,7 +72,7 @@ def decision_mask(output: Any, target: Any = None, position: Any = None, inputs:
         target: index of the last axis, or one for each example; by default that of the highest value.
         position: for an output for each token, index of the second axis, or one for each example; by default
             the last one, or the last token that is not padding.
-        inputs: of the model; their attention mask tells tokens from padding.
+        inputs: of the model; their attention mask distinguishes tokens from padding.
 
     Returns:
         Booleans in the shape of `output`, with one true element for each example.

@@ -69,7 +69,7 @@ def _token_map(
 ) -> np.ndarray:
     """The result of a rule for each token, or on the grid of patches.
 
-    Weights, gradients and what Keras keeps for them need memory: one example is computed after the other.
+    One example is computed after the other, because weights, gradients and the tensors between need memory.
     """
     import keras
 

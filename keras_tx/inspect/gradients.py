@@ -206,8 +206,8 @@ def find_layer(model: Any, name: str) -> Any:
 
     Args:
         model: a Keras model.
-        name: the name of a layer at any depth, such as "conv5_block3_out". Names of layers around it tell it
-            from others: "block_3/attention".
+        name: the name of a layer at any depth, such as "conv5_block3_out". If several layers have this
+            name, add that of a layer that contains it: "block_3/attention".
 
     Returns:
         The layer.

@@ -12,6 +12,8 @@ import numpy as np
 
 from keras_tx.errors import ConfigError
 
+CROSS = "cross_attention"  # attribute of a TransformerBlock
+
 
 @dataclasses.dataclass(frozen=True)
 class LayerCall:
@@ -32,6 +34,11 @@ class LayerCall:
     def has_attention(self) -> bool:
         """Whether the layer returns attention weights with `return_attention_scores=True`."""
         return isinstance(self.layer, _attention_layers())
+
+    @property
+    def has_cross_attention(self) -> bool:
+        """Whether the layer returns the weights of its cross-attention after those of its self-attention."""
+        return getattr(self.layer, CROSS, None) is not None
 
     @property
     def tensors(self) -> list[Any]:
@@ -61,7 +68,7 @@ class GraphEvaluation:
         self._store(call, keras.tree.flatten(self._apply(call, {})))
 
     def weights(self, call: LayerCall) -> list[Any]:
-        """Computes the output of a layer, and returns its attention weights; cross-attention is last."""
+        """Computes the outputs of a call, and returns its attention weights, of cross-attention last."""
         output, *weights = self._apply(call, {"return_attention_scores": True})
         self._store(call, [output, *weights])
         return weights

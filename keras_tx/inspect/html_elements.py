@@ -55,7 +55,7 @@ def interactive_figure(name: str, css_class: str, label: str, data: Any, fallbac
         name: of the CSS and JavaScript files.
         css_class: of the element.
         label: text that describes the figure to screen readers.
-        data: what the script reads as JSON.
+        data: for the script, as JSON.
         fallback: HTML that is shown without JavaScript.
     """
     style, script = (ASSETS.joinpath(f"{name}.{suffix}").read_text("utf-8") for suffix in ("css", "js"))

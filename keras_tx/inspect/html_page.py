@@ -88,7 +88,7 @@ class AttentionPart:
         return sum(weights.size for weights in self.attentions)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what the page's script reads."""
+        """Returns the data of the page's script."""
         # A byte holds the root of a weight: the error is below 0.004, and small weights stay visible.
         roots = [np.sqrt(np.clip(weights, 0, 1)) for weights in self.attentions]
         data = np.stack([np.rint(255 * root).astype("uint8") for root in roots])

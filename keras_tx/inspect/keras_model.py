@@ -12,6 +12,7 @@ from keras_tx.errors import ConfigError, InputError
 from keras_tx.inspect.attention import PatchGrid
 from keras_tx.inspect.embeddings import patch_kernel, position_table, token_table
 from keras_tx.inspect.graph_evaluation import (
+    CROSS,
     GraphEvaluation,
     LayerCall,
     as_float32,
@@ -19,8 +20,6 @@ from keras_tx.inspect.graph_evaluation import (
     without_gradients,
 )
 from keras_tx.inspect.inputs import InputAdapter, Tensors
-
-CROSS = "cross_attention"  # the attribute of a TransformerBlock
 
 
 class KerasModelReader:
@@ -58,33 +57,40 @@ class KerasModelReader:
         self._with_states: Any = None
 
     def layer_names(self, part: str | None) -> list[str]:
-        every = self._attention(part)
-        return [f"{x.layer.name}/{CROSS}" if place and part is None else x.layer.name for x, place in every]
+        return [
+            f"{call.layer.name}/{CROSS}" if is_cross and part is None else call.layer.name
+            for call, is_cross in self._attention(part)
+        ]
 
-    def _attention(self, part: str | None) -> list[tuple[LayerCall, int]]:
-        """The calls with attention, and 0 for the self-attention of a call or 1 for its cross-attention."""
-        places = [2 if getattr(call.layer, CROSS, None) is not None else 1 for call in self.calls]
-        pairs = [(call, i) for call, count in zip(self.calls, places, strict=True) for i in range(count)]
+    def _attention(self, part: str | None) -> list[tuple[LayerCall, bool]]:
+        """The calls with attention, each with whether its cross-attention is meant."""
+        pairs = [
+            (call, is_cross)
+            for call in self.calls
+            for is_cross in (False, True)
+            if call.has_cross_attention or not is_cross
+        ]
         if part is None:
             return pairs
-        if part == "cross":
-            return [(call, place) for call, place in pairs if place]
-        is_decoder = part == "decoder"
-        return [(x, 0) for x, count in zip(self.calls, places, strict=True) if (count == 2) == is_decoder]
+        return [
+            (call, is_cross)
+            for call, is_cross in pairs
+            if call.has_cross_attention == (part != "encoder") and is_cross == (part == "cross")
+        ]
 
     def attention_layers(
         self, tensors: Tensors, indices: Sequence[int], part: str | None
     ) -> Iterator[np.ndarray]:
         pairs = self._attention(part)
-        places: dict[int, list[int]] = {}
-        for call, place in (pairs[index] for index in indices):
-            places.setdefault(id(call), []).append(place)
+        selected: dict[int, list[bool]] = {}
+        for call, is_cross in (pairs[index] for index in indices):
+            selected.setdefault(id(call), []).append(is_cross)
         values = GraphEvaluation(self.inputs, self._values(tensors), self.graph)
         for call in self.graph:
-            if id(call) in places:
+            if id(call) in selected:
                 weights = values.weights(call)
-                for place in places[id(call)]:
-                    yield as_float32(weights[place])
+                for is_cross in selected[id(call)]:
+                    yield as_float32(weights[is_cross])
             else:
                 values.call(call)
 

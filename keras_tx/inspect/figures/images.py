@@ -36,7 +36,7 @@ WHOLE: Shares = (1.0, 1.0)
 
 # Of an overlay: share of the map's colors, of the photograph's details, and of its shades.
 COLOR, DETAIL, SHADE = 0.75, 0.6, 0.12
-BLUR = 0.04  # of the longer side; what is smaller is a detail
+BLUR = 0.04  # of the longer side; smaller structures are details
 OUTSIDE = 0.25  # contrast of a photograph outside of a mask
 PANEL = 2.2  # inches, the longer side of a photograph beside others
 THUMBNAIL = 64  # pixels, the longer side of a map in a table of layers and heads
@@ -137,7 +137,7 @@ def overlay_map(
 
 
 def photograph_relief(photograph: np.ndarray) -> np.ndarray:
-    """Returns the details of a photograph, with few of its shades: what an overlay adds to its colors."""
+    """Returns the details of a photograph, with few of its shades, which an overlay adds to its colors."""
     gray = Image.fromarray(photograph).convert("L")
     shades = np.asarray(gray.filter(ImageFilter.GaussianBlur(BLUR * max(gray.size))), "float32")
     return DETAIL * (np.asarray(gray, "float32") - shades) + SHADE * (shades - 128) + (1 - COLOR) * 128
