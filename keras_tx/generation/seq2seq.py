@@ -185,9 +185,13 @@ class Seq2SeqGenerator(BaseGenerator):
         return super()._ids(prompts, kind, tokenizer, fewest)
 
     def _check_language(self, index: int, source: str) -> None:
-        """Raises an InputError for the tag of a language that is not in the vocabulary, which has others."""
+        """Raises an InputError for a tag without text, or of a language that the vocabulary does not have."""
         tag = TAG.match(source)
-        if tag is None or self.tokenizer is None or self.tokenizer.token_to_id(tag[1]) is not None:
+        if tag is None or self.tokenizer is None:
+            return
+        if self.tokenizer.token_to_id(tag[1]) is not None:
+            if not source[tag.end() :].strip():
+                raise empty_source(f"{self.KIND} {index}")
             return
         known = sorted(token for token in self.tokenizer.get_vocab() if TAG.fullmatch(token))
         if known:
@@ -209,7 +213,7 @@ class Seq2SeqGenerator(BaseGenerator):
         return super()._ids([target], "target", self.target_tokenizer)[0]
 
     def _if_empty(self, name: str) -> list[int]:
-        raise InputError(f"{name} is empty. Pass at least one token.")
+        raise empty_source(name)
 
     def _check_length(self, name: str, ids: list[int], limits: Limits | None = None) -> None:
         if limits is not None and limits.at_context != "stop":
@@ -221,3 +225,8 @@ class Seq2SeqGenerator(BaseGenerator):
                 f"{name} has {len(ids)} tokens, but the encoder's context is {self.model.source_context}. "
                 "Shorten it."
             )
+
+
+def empty_source(name: str) -> InputError:
+    """The error for a source or target without tokens."""
+    return InputError(f"{name} is empty. Pass at least one token.")

@@ -207,6 +207,9 @@ def test_tasks_of_the_config(tmp_path):
         for text in ("a", "b", "e", "ab"):
             expected = model.generate(f"d {text}", max_new_tokens=6, min_new_tokens=3)
             assert model.summarize(text) == expected.text
+        for empty in ("", " "):  # the prefix alone is no source
+            with pytest.raises(InputError, match="source 1 is empty"):
+                model.summarize(["a", empty])
     with load(make(tmp_path / "plain", task=contract.TRANSLATION, tokenizer=byte_tokenizer())) as model:
         assert isinstance(model, Translator)
         with pytest.raises(ConfigError, match="task='translation'.*Omit"):
@@ -253,6 +256,8 @@ def test_unknown_language_raises(tmp_path):
         with pytest.raises(TextError, match=">>ita<<"):
             model.task.answer(model, [">>ita<< a"], RunOptions())
         model.score(">>fra<< a", ">>ita<< b")
+        with pytest.raises(InputError, match="source 1 is empty"):
+            model.translate([">>fra<< a", ">>fra<< "])
 
 
 def test_source_longer_than_context_raises(counter):

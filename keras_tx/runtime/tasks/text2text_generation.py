@@ -11,6 +11,7 @@ from keras_tx.errors import ConfigError, FolderError, InputError, TextError, nea
 from keras_tx.generation import Seq2SeqGenerator
 from keras_tx.generation.defaults import read_defaults, read_task
 from keras_tx.generation.generator import is_one
+from keras_tx.generation.seq2seq import empty_source
 from keras_tx.runtime.cached_decoder import context_of
 from keras_tx.runtime.encoder_decoder import GraphEncoderDecoder
 from keras_tx.runtime.folder import Folder
@@ -115,7 +116,7 @@ class TextToTextGenerator(LoadedModel, Seq2SeqGenerator):
 
 
 def _with_prefix(prefix: str, sources: Any) -> Any:
-    """Sources with a prefix; raises an InputError for token ids, to which it cannot be added."""
+    """Sources with a prefix; raises an InputError for empty ones, and for token ids, which cannot have it."""
     if not prefix:
         return sources
     single = is_one(sources)
@@ -126,6 +127,8 @@ def _with_prefix(prefix: str, sources: Any) -> Any:
                 f"source {index} is {text!r:.60}, but the task has the prefix {prefix!r}, which is added to "
                 "text. Pass text, or call generate with the ids of the prefix and the text."
             )
+        if not text.strip():
+            raise empty_source(f"source {index}")
     texts = [prefix + text for text in texts]
     return texts[0] if single else texts
 
