@@ -90,9 +90,9 @@ class Constraints:
         if self.allowed_ids is None:
             result = scores.copy()
         else:
-            kept = [*self.allowed_ids, *stop_ids]
+            allowed = [*self.allowed_ids, *stop_ids]
             result = np.full_like(scores, -np.inf)
-            result[kept] = scores[kept]
+            result[allowed] = scores[allowed]
         result[list(self.banned_ids)] = -np.inf
         if made < (self.min_new_tokens or 0):
             result[list(stop_ids)] = -np.inf

@@ -138,8 +138,8 @@ def plan(
     kind = _kind_of(opened)
     for precision in precisions or ():
         open_folder(folder, precision)
-    wanted = set(precisions or opened.manifest.precisions)
-    precisions = tuple(name for name in contract.PRECISIONS if name in wanted)
+    selected = set(precisions or opened.manifest.precisions)
+    precisions = tuple(name for name in contract.PRECISIONS if name in selected)
     threads = tuple(sorted({whole_number("threads", n) for n in threads or (1, cores())}))
     if threads[-1] > MOST_THREADS:
         raise ConfigError(f"threads={threads[-1]} is out of range. Pass at most {MOST_THREADS}.")
@@ -263,13 +263,13 @@ def _kind_of(folder: Folder) -> str:
     return "text" if contract.INPUT_IDS in names else "generic"
 
 
-def _batch_sizes(folder: Folder, wanted: Sequence[int] | None) -> tuple[int, ...]:
-    sizes = sorted({whole_number("batch_size", n) for n in wanted or BATCH_SIZES})
+def _batch_sizes(folder: Folder, requested: Sequence[int] | None) -> tuple[int, ...]:
+    sizes = sorted({whole_number("batch_size", n) for n in requested or BATCH_SIZES})
     axes = {spec.shape[0] for spec in folder.inputs if spec.shape}
     if contract.BATCH_AXIS in axes:
         return tuple(sizes)
     fixed = min((axis for axis in axes if isinstance(axis, int)), default=1)
-    if wanted is not None and sizes != [fixed]:
+    if requested is not None and sizes != [fixed]:
         raise ConfigError(f"batch_size={sizes[0]} does not fit {folder.path}: its batch size is {fixed}.")
     return (fixed,)
 

@@ -144,8 +144,8 @@ class GraphEncoderDecoder:
         for specs, values in ((signature.targets, past.targets), (signature.sources, past.sources)):
             for index, spec in enumerate(specs):
                 feed[spec.name] = self._empty(spec, len(ids)) if is_first else values[index]
-        kept = [*signature.target_presents, *(signature.source_presents if is_first else ())]
-        values, logits = self._decoder.advance(feed, kept, contract.LOGITS)
+        presents = [*signature.target_presents, *(signature.source_presents if is_first else ())]
+        values, logits = self._decoder.advance(feed, presents, contract.LOGITS)
         count = len(signature.targets)
         sources = values[count:] if is_first else past.sources
         cache = _Cache(past.mask, past.rows, None, sources, values[:count])

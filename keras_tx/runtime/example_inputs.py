@@ -107,8 +107,8 @@ def next_call(
 ) -> dict[str, np.ndarray]:
     """The inputs of the call after one with these inputs and outputs, for these ids of the targets."""
     is_first = not feed[contract.USE_CACHE_BRANCH].item()
-    kept = (name for name in outputs if name.startswith("present.") and (is_first or ".decoder." in name))
-    pasts = {name.replace("present", "past_key_values", 1): outputs[name] for name in kept}
+    presents = (name for name in outputs if name.startswith("present.") and (is_first or ".decoder." in name))
+    pasts = {name.replace("present", "past_key_values", 1): outputs[name] for name in presents}
     return {**feed, **pasts, contract.INPUT_IDS: ids, contract.USE_CACHE_BRANCH: np.array([True])}
 
 

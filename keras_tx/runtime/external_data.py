@@ -135,8 +135,8 @@ def _location(buffer: Buffer, start: int, end: int) -> set[str]:
     return {value.decode("utf-8") for number, value in fields if number == 2} or {""}
 
 
-def _fields(buffer: Buffer, start: int, end: int, wanted: int = BYTES) -> Iterator[tuple[int, int, int]]:
+def _fields(buffer: Buffer, start: int, end: int, wire_type: int = BYTES) -> Iterator[tuple[int, int, int]]:
     """Number, start and end of the value of each field of a wire type."""
     for field in read_fields(buffer, start, end):
-        if field.wire_type == wanted:
+        if field.wire_type == wire_type:
             yield field.number, field.first, field.end

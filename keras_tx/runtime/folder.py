@@ -269,23 +269,23 @@ def _refuse_link(path: Path, info: os.stat_result) -> None:
         )
 
 
-def _precision(root: Path, manifest: contract.Manifest, wanted: str | None, default: str) -> str:
+def _precision(root: Path, manifest: contract.Manifest, requested: str | None, default: str) -> str:
     """The precision to open: the requested one, the default, fp32, or the first."""
     graphs = manifest.precisions
     if not graphs:
         raise FolderError(f"{root / contract.MANIFEST}: precisions is empty. {_REMEDY}")
-    if wanted is None:
+    if requested is None:
         return next(name for name in (default, "fp32", *graphs) if name in graphs)
-    if not isinstance(wanted, str):
-        raise ConfigError(f"precision is {wanted!r}, expected one of {', '.join(map(repr, graphs))}.")
-    if wanted in graphs:
-        return wanted
-    problem = f"precision is {wanted!r}, but {root} has {', '.join(graphs)}."
-    if wanted not in contract.PRECISIONS:
-        raise ConfigError(f"{problem} {nearest(wanted, contract.PRECISIONS)}")
+    if not isinstance(requested, str):
+        raise ConfigError(f"precision is {requested!r}, expected one of {', '.join(map(repr, graphs))}.")
+    if requested in graphs:
+        return requested
+    problem = f"precision is {requested!r}, but {root} has {', '.join(graphs)}."
+    if requested not in contract.PRECISIONS:
+        raise ConfigError(f"{problem} {nearest(requested, contract.PRECISIONS)}")
     if "fp32" in graphs:
-        raise ConfigError(f"{problem} Run keras-tx quantize {root} --precision {wanted}")
-    raise ConfigError(f"{problem} Export again with precision={[*graphs, wanted]}.")
+        raise ConfigError(f"{problem} Run keras-tx quantize {root} --precision {requested}")
+    raise ConfigError(f"{problem} Export again with precision={[*graphs, requested]}.")
 
 
 def _check_encoders(root: Path, manifest: contract.Manifest) -> None:

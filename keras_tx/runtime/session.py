@@ -131,16 +131,16 @@ class Session:
             raise self._run_error(error, inputs) from error
 
     def advance(
-        self, inputs: Mapping[str, Any], kept: Sequence[str], wanted: str
+        self, inputs: Mapping[str, Any], device_outputs: Sequence[str], output: str
     ) -> tuple[list[Any], np.ndarray]:
-        """Runs a step of a loop; the outputs `kept` stay on the session's device for the next step.
+        """Runs a step of a loop; `device_outputs` stay on the session's device for the next step.
 
         Args:
             inputs: arrays, or values that an earlier step kept. They are not checked.
-            kept: outputs to keep.
-            wanted: the output to return as an array.
+            device_outputs: outputs that the next step reads.
+            output: the output to return as an array.
         """
-        values = self._device_outputs(inputs, {**dict.fromkeys(kept, self.device), wanted: "cpu"})
+        values = self._device_outputs(inputs, {**dict.fromkeys(device_outputs, self.device), output: "cpu"})
         return values[:-1], values[-1].numpy().copy()
 
     def keep(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> list[Any]:
@@ -286,24 +286,24 @@ class Binding:
             self._binding.bind_ortvalue_input(input_name, value)
             self._binding.bind_ortvalue_output(output_name, value)
 
-    def run(self, inputs: Mapping[str, np.ndarray], wanted: str, out: np.ndarray) -> None:
-        """Runs the graph and writes the output `wanted` into `out`.
+    def run(self, inputs: Mapping[str, np.ndarray], output: str, out: np.ndarray) -> None:
+        """Runs the graph and writes one output into `out`.
 
         An array that the previous run had too, perhaps with other values, is not bound again.
         """
         session = self._owner._open()
         with self._owner._run_options(inputs) as options:
-            self._bind(inputs, wanted, out)
+            self._bind(inputs, output, out)
             session.run_with_iobinding(self._binding, options)
 
-    def _bind(self, inputs: Mapping[str, np.ndarray], wanted: str, out: np.ndarray) -> None:
+    def _bind(self, inputs: Mapping[str, np.ndarray], output: str, out: np.ndarray) -> None:
         for name, array in inputs.items():
             if self._bound.get(name) is not array:
                 self._binding.bind_ortvalue_input(name, self._owner._value(array, "cpu"))
                 self._bound[name] = array
-        if self._bound.get(wanted) is not out:
-            self._binding.bind_ortvalue_output(wanted, self._owner._value(out, "cpu"))
-            self._bound[wanted] = out
+        if self._bound.get(output) is not out:
+            self._binding.bind_ortvalue_output(output, self._owner._value(out, "cpu"))
+            self._bound[output] = out
 
 
 def describe(spec: TensorSpec) -> str:
@@ -322,17 +322,17 @@ def _start(
     onnxruntime = _onnxruntime()
     gpu_wheel = _gpu_wheel(onnxruntime)
     reason = "" if provider == "cpu" or not gpu_wheel else _load_cuda_libraries(onnxruntime)
-    wanted = providers.choose(
+    names = providers.choose(
         provider,
         onnxruntime.get_available_providers(),
         gpu_wheel=gpu_wheel,
         reason=reason,
         wheels=() if provider == "cpu" else _wheels(onnxruntime),
     )
-    if wanted == [providers.CPU]:
-        return "cpu", _create(onnxruntime, graph, wanted, threads, weights, content)
+    if names == [providers.CPU]:
+        return "cpu", _create(onnxruntime, graph, names, threads, weights, content)
     try:
-        session = _create(onnxruntime, graph, wanted, threads, None, content)
+        session = _create(onnxruntime, graph, names, threads, None, content)
     except FolderError as error:
         # A graph that fails on the CPU too is not valid; otherwise the provider failed.
         session = _create(onnxruntime, graph, [providers.CPU], threads, weights, content)
@@ -358,7 +358,7 @@ def _wheels(onnxruntime: Any) -> tuple[str, ...]:
 def _create(
     onnxruntime: Any,
     graph: Path,
-    wanted: list[str],
+    names: list[str],
     threads: int | None,
     weights: SharedWeights | None,
     content: bytes | None,
@@ -378,7 +378,7 @@ def _create(
     try:
         # enable_fallback=0: by default onnxruntime prints a message and continues on the CPU
         model = graph if content is None else content
-        session = onnxruntime.InferenceSession(model, options, providers=wanted, enable_fallback=0)
+        session = onnxruntime.InferenceSession(model, options, providers=names, enable_fallback=0)
     except Exception as error:  # onnxruntime's exceptions have no base class of their own
         raise FolderError(
             f"{graph}: onnxruntime {onnxruntime.__version__} cannot load it: {str(error).strip()} "

@@ -80,16 +80,16 @@ class SharedCache:
         arrays = [array[: len(rows)] for array in self.arrays]
         return SharedCache(self._signature, self._session, arrays, self.used)
 
-    def run(self, ids: np.ndarray, mask: np.ndarray, positions: np.ndarray, kept: int) -> np.ndarray:
-        """Logits of the last `kept` tokens; the next run overwrites those of a decode step."""
+    def run(self, ids: np.ndarray, mask: np.ndarray, positions: np.ndarray, num_logits: int) -> np.ndarray:
+        """Logits of the last `num_logits` tokens; the next run overwrites those of a decode step."""
         if self._binding is None:
             names = zip(self._signature.pasts, self._signature.presents, self.arrays, strict=True)
             self._binding = self._session.binding([(p.name, present, array) for p, present, array in names])
-        shape = (len(ids), kept, self._signature.vocabulary_size)
+        shape = (len(ids), num_logits, self._signature.vocabulary_size)
         if not self._buffers or self._buffers[0].shape != ids.shape or self._buffers[3].shape != shape:
             logits = np.empty(shape, self._signature.logits.dtype)
             tokens = np.empty((2, *ids.shape), "int64")
-            self._buffers = (tokens[0], tokens[1], np.array(kept), logits)
+            self._buffers = (tokens[0], tokens[1], np.array(num_logits), logits)
         bound_ids, bound_positions, bound_kept, logits = self._buffers
         bound_ids[:], bound_positions[:] = ids, positions
         feed = {
@@ -171,8 +171,8 @@ class SharedCacheDecoder:
             right_ids[row, :width] = ids[rows][row, count - width :]
             right_positions[row, :width] = positions[rows][row, count - width :]
         real = (np.arange(longest) < lengths[:, None]).astype("int64")
-        kept = size if all_logits else longest - shortest + 1
-        logits = past.view(rows).run(right_ids, real, right_positions, kept)
+        num_logits = size if all_logits else longest - shortest + 1
+        logits = past.view(rows).run(right_ids, real, right_positions, num_logits)
         if not all_logits:
             return logits[np.arange(len(lengths)), lengths - shortest][:, None]
         return np.pad(logits, ((0, 0), (count - size, 0), (0, 0))) if size < count else logits
