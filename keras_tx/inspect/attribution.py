@@ -14,7 +14,7 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.errors import ConfigError, InputError, whole_number
 from keras_tx.inspect.decision import complete_inputs, decision_mask, masked_sum, named_output
-from keras_tx.inspect.gradients import Point, find_layer, flatten_layers, gradients, intercept_calls
+from keras_tx.inspect.gradients import find_layer, flatten_layers, gradients, intercept_calls, record_calls
 from keras_tx.inspect.graph_evaluation import as_float32
 from keras_tx.progress_bar import ProgressBar
 
@@ -170,29 +170,19 @@ class _AttributedTensors:
         self.inputs = inputs
         self.flat = keras.tree.flatten(inputs)
         self.is_float = [x.dtype.kind == "f" for x in self.flat]
-        self.layers: list[Any] = []
+        layers: list[Any] = []
         if layer is not None:
-            self.layers = [find_layer(model, layer)]
+            layers = [find_layer(model, layer)]
         elif not any(self.is_float):
-            self.layers = _token_embeddings(model)
+            layers = _token_embeddings(model)
+        self.points = [(layer, "call") for layer in layers]
 
     def values(self) -> list[np.ndarray]:
         """The attributed tensors of the inputs."""
-        if not self.layers:
+        if not self.points:
             return [x for x, is_float in zip(self.flat, self.is_float, strict=True) if is_float]
-        values: list[np.ndarray] = []
-
-        def record(_: Point, x: Any) -> Any:
-            values.append(as_float32(x))
-            return x
-
-        with intercept_calls([(layer, "call") for layer in self.layers], record):
-            self.model(self.inputs, training=False)
-        if not values:
-            raise ConfigError(
-                f"The model does not call the layer {self.layers[0].name!r}. Choose another layer."
-            )
-        return values
+        recorded = record_calls(lambda: self.model(self.inputs, training=False), self.points)
+        return [value for _, value in recorded]
 
     def run(self, points: Sequence[Any], row: np.ndarray, output: str | None) -> Any:
         """The output of the model for rows of the inputs, with other attributed tensors."""
@@ -202,7 +192,7 @@ class _AttributedTensors:
             return ops.convert_to_tensor(x[row])
 
         remaining = iter(points)
-        if not self.layers:
+        if not self.points:
             flat = [
                 ops.convert_to_tensor(next(remaining)) if is_float else rows_of(x)
                 for x, is_float in zip(self.flat, self.is_float, strict=True)
@@ -210,9 +200,7 @@ class _AttributedTensors:
             inputs = self.tree.pack_sequence_as(self.inputs, flat)
             return named_output(self.model(inputs, training=False), output)
         rows = self.tree.map_structure(rows_of, self.inputs)
-        with intercept_calls(
-            [(layer, "call") for layer in self.layers], lambda _, x: ops.cast(next(remaining), x.dtype)
-        ):
+        with intercept_calls(self.points, lambda _, x: ops.cast(next(remaining), x.dtype)):
             return named_output(self.model(rows, training=False), output)
 
 

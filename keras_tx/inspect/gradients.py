@@ -132,6 +132,26 @@ def inner_gradients(
     """
     from keras import ops
 
+    recorded = record_calls(function, points)
+
+    def shifted(*shifts: Any) -> Any:
+        remaining = iter(shifts)
+        with intercept_calls(points, lambda _, x: ops.add(x, ops.cast(next(remaining), x.dtype))):
+            return function()
+
+    scores, computed = gradients(shifted, [np.zeros_like(x) for _, x in recorded])
+    return scores, [
+        InnerTensor(point, value, gradient)
+        for (point, value), gradient in zip(recorded, computed, strict=True)
+    ]
+
+
+def record_calls(function: Callable[[], Any], points: Sequence[Point]) -> list[tuple[Point, np.ndarray]]:
+    """Returns the results of layers' methods while a function runs, in the order of the calls.
+
+    Raises:
+        ConfigError: if the function does not call the methods.
+    """
     recorded: list[tuple[Point, np.ndarray]] = []
 
     def record(point: Point, x: Any) -> Any:
@@ -145,17 +165,7 @@ def inner_gradients(
             f"The model does not call the layers {sorted({layer.name for layer, _ in points})}. Choose "
             "layers that compute the output."
         )
-
-    def shifted(*shifts: Any) -> Any:
-        remaining = iter(shifts)
-        with intercept_calls(points, lambda _, x: ops.add(x, ops.cast(next(remaining), x.dtype))):
-            return function()
-
-    scores, computed = gradients(shifted, [np.zeros_like(x) for _, x in recorded])
-    return scores, [
-        InnerTensor(point, value, gradient)
-        for (point, value), gradient in zip(recorded, computed, strict=True)
-    ]
+    return recorded
 
 
 @contextlib.contextmanager
