@@ -191,6 +191,7 @@ class FolderReader:
         ids = np.asarray(tensors[contract.INPUT_IDS]) if contract.INPUT_IDS in tensors else None
         if ids is None:
             raise InputError(f"{self.name!r} requires {contract.INPUT_IDS!r}, got {sorted(tensors)}.")
+        self._check_ids(contract.INPUT_IDS, ids)
         feed = {name: np.asarray(value) for name, value in tensors.items() if "decoder_" not in name}
         pad_id = (self.folder.config or {}).get("pad_token_id")
         padding = np.zeros(ids.shape, bool) if pad_id is None else ids == pad_id
@@ -204,12 +205,20 @@ class FolderReader:
             feed.pop(contract.TOKEN_TYPE_IDS, None)  # RoBERTa's tokenizers return zeros
         return feed | (self._decoder.empty_past(len(ids)) if self._encoder is None else {})
 
+    def _check_ids(self, name: str, ids: np.ndarray) -> None:
+        """Raises an InputError for ids out of range: ONNX counts negative ones from the end of the table."""
+        count = (self.folder.config or {}).get("vocab_size", np.inf)
+        wrong = ids[(ids < 0) | (ids >= count)]
+        if wrong.size:
+            raise InputError(f"{name} has {wrong.flat[0]}, but {self.name!r} accepts 0 to {count - 1}.")
+
     def _decoder_feed(self, tensors: Tensors) -> Tensors:
         """The inputs of the decoder, after the encoder has run."""
         assert self._encoder is not None
         source = self._text_feed(tensors)
         (hidden,) = self._encoder.values(source, [contract.LAST_HIDDEN_STATE])
         ids = np.asarray(tensors[contract.DECODER_INPUT_IDS])
+        self._check_ids(contract.DECODER_INPUT_IDS, ids)
         if len(ids) != len(hidden):
             raise InputError(f"There are {len(hidden)} inputs, but {len(ids)} targets.")
         return {

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from keras_tx import contract
 from keras_tx.errors import ConfigError, InputError, nearest
 from keras_tx.inspect.attention import (
     PatchGrid,
@@ -654,7 +655,13 @@ class Inspector:
                 raise InputError(f"part={part!r} requires targets=, the texts that the decoder reads.")
         elif targets is not None and not self.parts:
             raise InputError(f"targets= is for encoder-decoders. Omit it for {self.name!r}.")
-        return adapter.tensors(inputs, None if part == "encoder" else targets)
+        tensors = adapter.tensors(inputs, None if part == "encoder" else targets)
+        if part in ("decoder", "cross") and contract.DECODER_INPUT_IDS not in tensors:
+            raise InputError(
+                f"part={part!r} requires {contract.DECODER_INPUT_IDS!r} or targets=, but the inputs are "
+                f"{sorted(tensors)}."
+            )
+        return tensors
 
 
 def _index(layer: object, names: Sequence[str], model: str) -> int:

@@ -286,6 +286,21 @@ def test_wrong_inputs_of_a_folder_raise(pairs):
         t5.attention(TEXT, targets=TARGETS[:1], part="cross")
 
 
+def test_ids_and_targets_that_are_missing_or_out_of_range_raise(pairs):
+    for inspected in pairs("bert"):
+        for number in (-1, 50):
+            with pytest.raises((ConfigError, InputError), match=rf"input_ids has {number}.*0 to 49"):
+                inspected.attention(np.array([[5, number]]))
+    for inspected in pairs("t5"):
+        for part in ("decoder", "cross"):
+            with pytest.raises(
+                InputError, match=rf"part='{part}' requires 'decoder_input_ids'.*\['input_ids'\]"
+            ):
+                inspected.attention({"input_ids": IDS[:, :2]}, part=part)
+        with pytest.raises((ConfigError, InputError), match="decoder_input_ids has -1"):
+            inspected.attention(IDS[:1], targets=np.array([[7, -1]]), part="decoder")
+
+
 def test_a_folder_that_changes_raises(exported_folders, tmp_path):
     path = exported_folders.copy("vit", tmp_path / "folder")
     inspected = inspect(path)

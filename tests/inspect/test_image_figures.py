@@ -117,6 +117,11 @@ def test_panels_and_titles():
     assert limited.axes[1].get_title() == "head 0"
 
 
+def test_maps_of_zeros_have_an_empty_mask():
+    figure = draw_maps(photograph(), np.zeros((1, 2, 3)), masks=np.zeros((1, 2, 3), bool))
+    assert "0 of 6 patches,\n0 % of the sum" in [axes.get_title() for axes in figure.axes]
+
+
 def test_masks_follow_their_maps():
     masks = maps(2) > 0.5
     first, inside, *_ = draw_maps(photograph(), maps(2), masks=masks).axes

@@ -405,7 +405,7 @@ def _checked_masks(masks: Any, maps: np.ndarray) -> np.ndarray:
 
 
 def _share(map: np.ndarray, mask: np.ndarray) -> str:
-    share = 100 * map[mask].sum() / map.sum()
+    share = 100 * map[mask].sum() / (map.sum() or 1)
     return f"{np.count_nonzero(mask)} of {mask.size} patches,\n{share:.0f} % of the sum"
 
 
