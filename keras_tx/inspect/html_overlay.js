@@ -36,7 +36,7 @@
     const largest = new Float32Array(await unpack(data.largest));
     const sums = new Float32Array(await unpack(data.sums));
     const photograph = await pixels(data.photograph);
-    const relief = await pixels(data.relief);
+    const details = await pixels(data.details);
     const { width, height } = photograph;
 
     // The weights of one layer and head; head null is the mean over heads.
@@ -94,7 +94,7 @@
                 const upper = values[top * columns + left] * (1 - u) + values[top * columns + right] * u;
                 const lower = values[bottom * columns + left] * (1 - u) + values[bottom * columns + right] * u;
                 const color = data.palette[inside ? Math.round(255 * (upper * (1 - v) + lower * v) / most) : 0];
-                const detail = relief.data[p] - data.middle;
+                const detail = details.data[p] - data.middle;
                 for (let c = 0; c < 3; c++) image.data[p + c] = data.color * color[c] + detail;
                 image.data[p + 3] = 255;
             }

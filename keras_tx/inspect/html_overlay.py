@@ -12,12 +12,12 @@ from PIL import Image
 
 from keras_tx.inspect.attention import PatchGrid, patch_maps, pooled_map
 from keras_tx.inspect.figures.canvas import SEQUENTIAL, paint
-from keras_tx.inspect.figures.images import COLOR, photograph_relief, read_photograph
+from keras_tx.inspect.figures.images import COLOR, photograph_details, read_photograph
 from keras_tx.inspect.html_elements import interactive_figure, packed
 
 LONGEST = 900  # pixels of a photograph's longer side in a page
 MAX_WEIGHTS = 6_000_000  # a byte of the page each; of more, a page has only those of the class token
-MIDDLE = 96  # added to the relief, so that it fits into 8 bits
+MIDDLE = 96  # added to the details, so that they fit into 8 bits
 
 
 def query_maps(weights: np.ndarray, grid: PatchGrid, *, complete: bool = True) -> np.ndarray:
@@ -54,7 +54,7 @@ def overlay_fragment(image: Any, layers: Sequence[np.ndarray], grid: PatchGrid) 
         ImageError: if the image cannot be read.
     """
     photograph = embedded_photograph(image)
-    relief = np.clip(np.rint(photograph_relief(photograph) + MIDDLE), 0, 255).astype("uint8")
+    details = np.clip(np.rint(photograph_details(photograph) + MIDDLE), 0, 255).astype("uint8")
     maps = np.stack(layers)
     largest = maps.max(axis=-1)
     shares = maps / np.maximum(largest, np.finfo("float32").tiny)[..., None]
@@ -74,7 +74,7 @@ def overlay_fragment(image: Any, layers: Sequence[np.ndarray], grid: PatchGrid) 
         "largest": packed(largest.astype("<f4")),
         "sums": packed(maps.sum(axis=-1).astype("<f4")),
         "photograph": jpeg(photograph),
-        "relief": jpeg(relief),
+        "details": jpeg(details),
     }
     height, width = photograph.shape[:2]
     fallback = f'<img src="{data["photograph"]}" width="{width}" height="{height}" alt="the image">'

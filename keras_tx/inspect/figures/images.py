@@ -132,11 +132,11 @@ def overlay_map(
     photograph = read_photograph(image)
     values = enlarge_map(map, photograph.shape[:2], smooth=smooth, covered=covered)
     painted = paint(values, _limits(map, limits), colors or _colors(map))
-    blended = COLOR * painted + photograph_relief(photograph)[:, :, None]
+    blended = COLOR * painted + photograph_details(photograph)[:, :, None]
     return np.clip(np.rint(blended), 0, 255).astype("uint8")
 
 
-def photograph_relief(photograph: np.ndarray) -> np.ndarray:
+def photograph_details(photograph: np.ndarray) -> np.ndarray:
     """Returns the details of a photograph, with few of its shades, which an overlay adds to its colors."""
     gray = Image.fromarray(photograph).convert("L")
     shades = np.asarray(gray.filter(ImageFilter.GaussianBlur(BLUR * max(gray.size))), "float32")
