@@ -118,7 +118,7 @@ class GraphEncoderDecoder:
             )
 
     def encode(self, ids: np.ndarray, mask: np.ndarray) -> _Cache:
-        self._populate(ids)
+        self._populate(self._encoder, ids)
         feed = {contract.INPUT_IDS: ids, contract.ATTENTION_MASK: mask}
         (hidden,) = self._encoder.keep(feed, [contract.LAST_HIDDEN_STATE])
         return _Cache(mask, list(range(len(ids))), hidden)
@@ -132,7 +132,7 @@ class GraphEncoderDecoder:
         all_logits: bool,
         room: int = 0,
     ) -> tuple[np.ndarray, _Cache]:
-        self._populate(ids)
+        self._populate(self._decoder, ids)
         signature = self._signature
         is_first = past.hidden is not None
         feed: dict[str, Any] = {
@@ -161,10 +161,10 @@ class GraphEncoderDecoder:
         keys = [self._decoder.select_rows(value, rows) for value in past.sources]
         return _Cache(past.mask[list(rows)], sources, None, keys, targets)
 
-    def _populate(self, ids: np.ndarray) -> None:
-        """Reads the embeddings of tokens into memory, where both graphs share them."""
-        if self._decoder.weights is not None:
-            self._decoder.weights.populate(ids, self.vocabulary_size)
+    def _populate(self, session: Session, ids: np.ndarray) -> None:
+        """Reads the embeddings of tokens into memory, where they are in a mapped file."""
+        if session.weights is not None:
+            session.weights.populate(ids, self.vocabulary_size)
 
     def _empty(self, spec: TensorSpec, rows: int) -> np.ndarray:
         return np.zeros((rows, int(spec.shape[1]), 0, self._signature.head_size), spec.dtype)

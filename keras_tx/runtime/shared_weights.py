@@ -57,6 +57,23 @@ class SharedWeights:
         weights.release()
         return weights
 
+    def with_tables(self, graph: Path, count: int) -> SharedWeights:
+        """These weights and the other large tables of one graph, for its session.
+
+        The int8 graph of a decoder stores its token table transposed, so that only the encoder has rows.
+
+        Args:
+            graph: path of the graph.
+            count: number of rows of the tables.
+        """
+        arrays, files = dict(self.arrays), _Files()
+        for tensor in external_tensors(graph) if hasattr(mmap, "MADV_DONTNEED") else ():
+            if tensor.name not in arrays and tensor.shape[:1] == (count,) and _is_large(tensor):
+                array = files.array(graph.parent / tensor.location, tensor)
+                if array is not None:
+                    arrays[tensor.name] = array
+        return SharedWeights(arrays, [*self._mappings, *files.mappings.values()])
+
     def add_to(self, options: Any, onnxruntime: Any) -> None:
         """Makes a session that is created with these SessionOptions read the weights."""
         for name, array in self.arrays.items():
@@ -107,16 +124,17 @@ class _Files:
         self, folder: Path, one: ExternalTensor, other_folder: Path, other: ExternalTensor
     ) -> np.ndarray | None:
         """The values of two tensors; None if they differ, or if a file does not hold them."""
-        array = self._array(other_folder / other.location, other)
+        array = self.array(other_folder / other.location, other)
         if array is None or (folder / one.location, one.offset) == (
             other_folder / other.location,
             other.offset,
         ):
             return array
-        equal = self._array(folder / one.location, one)
+        equal = self.array(folder / one.location, one)
         return array if equal is not None and np.array_equal(array, equal) else None
 
-    def _array(self, path: Path, tensor: ExternalTensor) -> np.ndarray | None:
+    def array(self, path: Path, tensor: ExternalTensor) -> np.ndarray | None:
+        """The values of a tensor; None if the file does not hold them."""
         if path not in self.mappings:
             try:
                 with path.open("rb") as file:
@@ -141,11 +159,16 @@ def _pairs(first: Path, second: Path) -> Iterator[tuple[ExternalTensor, External
     for one in external_tensors(first):
         other = others.get(one.name)
         if (
-            other is None
-            or one.data_type not in DTYPES
-            or (one.data_type, one.shape) != (other.data_type, other.shape)
+            other is not None
+            and (one.data_type, one.shape) == (other.data_type, other.shape)
+            and _is_large(one)
+            and _is_large(other)
         ):
-            continue
-        size = math.prod(one.shape) * np.dtype(DTYPES[one.data_type]).itemsize
-        if size >= LEAST and not one.offset % ALIGNMENT and not other.offset % ALIGNMENT:
             yield one, other
+
+
+def _is_large(tensor: ExternalTensor) -> bool:
+    """Whether a tensor is worth a mapping, and can have one."""
+    if tensor.data_type not in DTYPES or tensor.offset % ALIGNMENT:
+        return False
+    return math.prod(tensor.shape) * np.dtype(DTYPES[tensor.data_type]).itemsize >= LEAST

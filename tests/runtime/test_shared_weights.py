@@ -101,6 +101,20 @@ def test_populate_reads_only_the_pages_of_the_rows(table, tmp_path):
     assert resident(tmp_path / "data") == 3 * mmap.PAGESIZE
 
 
+def test_tables_of_one_graph(table, tmp_path):
+    """As of an encoder in int8, whose decoder stores the table transposed."""
+    one = write(tmp_path / "one.onnx", table, "data")
+    other = write(tmp_path / "other.onnx", table[:, :-1], "other")
+    weights = SharedWeights.of(one, other)
+    assert weights.arrays == {}
+    assert weights.with_tables(one, len(table) + 1).arrays == {}
+    tables = weights.with_tables(one, len(table))
+    np.testing.assert_array_equal(tables.arrays["table"], table)
+    np.testing.assert_array_equal(scores(one, tables), scores(one))
+    tables.arrays["table"] = 2 * table
+    np.testing.assert_allclose(scores(one, tables), 4 * scores(one), rtol=1e-5)
+
+
 def test_populate_of_other_arrays_does_nothing(table, tmp_path):
     one = write(tmp_path / "one.onnx", table, "data")
     weights = SharedWeights.of(one, one)

@@ -13,7 +13,7 @@ from keras_tx.generation.defaults import read_defaults, read_task
 from keras_tx.generation.generator import is_one
 from keras_tx.generation.seq2seq import empty_source
 from keras_tx.runtime.cached_decoder import context_of
-from keras_tx.runtime.encoder_decoder import GraphEncoderDecoder
+from keras_tx.runtime.encoder_decoder import GraphEncoderDecoder, Seq2SeqSignature
 from keras_tx.runtime.folder import Folder
 from keras_tx.runtime.session import Session
 from keras_tx.runtime.tasks.base import Answer, DrawBar, LoadedModel, RunOptions, Task, check_tensors
@@ -39,7 +39,11 @@ class TextToTextGenerator(LoadedModel, Seq2SeqGenerator):
                 "needs. Export again."
             )
         specs, path = folder.manifest.encoder, folder.path / contract.GENERATION_CONFIG
-        self.encoder_session = Session(folder.encoder, session.provider, session.threads, session.weights)
+        weights = session.weights
+        if weights is not None:
+            size = Seq2SeqSignature.of(session).vocabulary_size
+            weights = weights.with_tables(folder.encoder, size)
+        self.encoder_session = Session(folder.encoder, session.provider, session.threads, weights)
         try:
             specs, path = folder.manifest.encoder, folder.path / contract.GENERATION_CONFIG
             check_tensors(folder, self.encoder_session, specs.inputs, specs.outputs)
