@@ -8,7 +8,7 @@ import pytest
 
 import keras_tx
 from keras_tx.errors import ConfigError, InputError
-from keras_tx.inspect import inspect
+from keras_tx.inspect import attention_gradients, inspect, integrated_gradients
 from keras_tx.inspect.attribution import occlusion
 from keras_tx.inspect.decision import decision_mask
 from keras_tx.inspect.faithfulness import Faithfulness, blur
@@ -98,6 +98,28 @@ def test_several_inputs_and_outputs_are_named(cnn):
     computed = occlusion(first, arrays, [0, 1], window=1, name="y")
     kernel = as_numpy(first.weights[0])[:, [0, 1]].T
     assert_close(computed, 2 * arrays["y"] * kernel)
+
+
+@pytest.mark.thorough
+def test_a_cnn_of_keras_applications_is_explained():
+    """Gradients and occlusion need no attention; relevance by attention is refused by name."""
+    keras.utils.set_random_seed(0)
+    model = keras.applications.ResNet50(
+        weights=None, input_shape=(32, 32, 3), classes=4, classifier_activation=None
+    )
+    x = draw(2, 32, 32, 3)
+    gradients = integrated_gradients(model, x, steps=16, batch_size=32)
+    logits, zero = as_numpy(model(x, training=False)), as_numpy(model(np.zeros_like(x), training=False))
+    rows, best = np.arange(2), logits.argmax(axis=1)
+    difference = (logits - zero)[rows, best]
+    np.testing.assert_allclose(gradients.values.sum(axis=(1, 2, 3)), difference, rtol=0.05)
+    occluded = occlusion(model, x, window=16)
+    corner = x.copy()
+    corner[:, :16, 16:] = 0
+    expected = (logits - as_numpy(model(corner, training=False)))[rows, best]
+    assert_close(occluded[:, 3, 20], expected, 1e-3)
+    with pytest.raises(ConfigError, match="no attention layers.*integrated_gradients or occlusion"):
+        attention_gradients(model, x)
 
 
 def test_baselines_that_integers_cannot_have_raise():

@@ -351,6 +351,32 @@ def test_errors_contain_argument_and_value(vit, cnn, options, text):
         layer_similarity(vit, cnn, **options)
 
 
+@pytest.mark.thorough
+def test_a_cnn_of_keras_applications(vit):
+    """With its own processing; the layers' values are those of a model with these outputs."""
+    preprocess = keras.applications.resnet50.preprocess_input
+    resnet = redraw(keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=5))
+    names = ("conv2_block3_out", "conv5_block3_out")
+    photographs = np.random.default_rng(0).uniform(0, 255, (8, 32, 32, 3)).astype("float32")
+    result = layer_similarity(
+        resnet,
+        vit,
+        photographs,
+        layers_a=names,
+        processing_a=lambda batch: preprocess(batch.copy()),
+        processing_b=lambda batch: vit.processing(batch.astype("uint8")),
+        batch_size=8,
+        progress=False,
+    )
+    assert result.layers_a == names and result.layers_b == ("block_0", "block_1", "block_2")
+    outputs = keras.Model(resnet.input, [resnet.get_layer(name).output for name in names])
+    activations = as_numpy(outputs(preprocess(photographs.copy()), training=False))
+    states = vit.with_outputs(hidden_states=True)(vit.processing(photographs.astype("uint8")))
+    state = as_numpy(states)["hidden_states"][1]
+    for row, array in enumerate(activations):
+        assert result.matrix[row, 0] == pytest.approx(minibatch_cka([(array, state)]), abs=1e-4)
+
+
 def test_sequential_and_nested_models(cnn):
     images = keras.Input((8, 8, 3))
     nested = keras.Model(images, keras.layers.Dense(3, name="head")(cnn(images)))
