@@ -91,6 +91,7 @@ class KerasModelReader:
                 weights = values.weights(call)
                 for is_cross in selected[id(call)]:
                     yield as_float32(weights[is_cross])
+                del weights  # before the next layer is computed
             else:
                 values.call(call)
 
