@@ -104,6 +104,54 @@ def reached_positions(run: NotebookRun) -> None:
     assert error < 1.5
 
 
+def check_masks(run: NotebookRun) -> None:
+    names = run.names
+    triangle = np.tri(names["source_ids"].shape[1], dtype=bool)
+    influence = names["influence"]
+    assert influence["BERT"].all()
+    assert (influence["GPT"] == triangle).all()
+    assert influence["source to encoder"].all()
+    assert (influence["target to decoder"] == np.tri(names["target_ids"].shape[1], dtype=bool)).all()
+    assert influence["source to decoder"].all()
+    assert names["padding_errors"]["padding mask"] < 1e-5 < 1e-3 < names["padding_errors"]["no padding mask"]
+    assert max(names["mask_errors"].values()) < 1e-5
+    assert sum(names["neighbors"].values()) == 0
+    assert names["N"] == pytest.approx(names["QUOTED"]["parameters"], rel=1e-3)
+    assert names["by_rule"] == pytest.approx(names["QUOTED"]["FLOPs"], rel=2e-3)
+    assert names["by_rule"] / names["PETAFLOP_DAY"] == pytest.approx(
+        names["QUOTED"]["petaflop/s-days"], rel=2e-3
+    )
+    assert 1.02 < names["by_cost"] / names["by_rule"] < 1.04
+    years, _, dollars = names["bills"]["V100, as quoted"]
+    assert years == pytest.approx(names["QUOTED"]["V100-years"], rel=5e-3)
+    assert dollars == pytest.approx(names["QUOTED"]["dollars"], rel=0.02)
+    assert names["bills"]["A100, as published"][1] == pytest.approx(34, rel=0.02)
+    assert np.array(list(names["ratios"].values())) == pytest.approx(1, rel=0.01)
+
+
+def reached_masks(run: NotebookRun) -> None:
+    names = run.names
+    both, left = names["both_sides"], names["left_side"]
+    assert both["the animal"] > 0.95
+    assert left["the animal"] < 0.3
+    assert min(both["its place"], left["its place"]) > 0.95
+    assert max(both["food"], left["food"]) < 0.4
+    starts = [text for (prompt, _), text in names["continuations"].items() if prompt == "Once upon a"]
+    assert all(text.split()[:3] == ["time", "there", "was"] for text in starts)
+    assert names["order_rank"] < 20
+    assert names["log_probabilities"][0] > names["backwards"] + 3
+    assert names["translation_accuracy"] > 0.95
+    (loss, whole, begun), (other_loss, other_whole, other_begun) = names["leak"][False], names["leak"][True]
+    assert loss < 0.05 < other_loss
+    assert whole > 0.99
+    assert begun < other_begun - 0.2
+    assert abs(other_whole - other_begun) < 0.01
+    seconds, memory = names["growth"]["all queries"]
+    assert seconds > 2
+    assert 3.5 < memory < 4.5
+    assert names["growth"]["512 queries at a time"][1] < 3
+
+
 def check_in_context(run: NotebookRun) -> None:
     names = run.names
     assert names["agreement"] == 1
@@ -128,6 +176,9 @@ NOTEBOOKS: dict[str, Notebook] = {
         "TRAINED = ('none', '1-D learned', 'offsets, 2-D (D.4)')",
         check_positions,
         reached_positions,
+    ),
+    "4_encoder_decoder.ipynb": Notebook(
+        "STEPS = 10\nTEXTS = 200\nLENGTHS = (256, 512, 1024)", check_masks, reached_masks
     ),
     "6_in_context.ipynb": Notebook("STEPS = 32\nPROMPTS = 20", check_in_context, reached_in_context),
 }
