@@ -152,6 +152,34 @@ def reached_masks(run: NotebookRun) -> None:
     assert names["growth"]["512 queries at a time"][1] < 3
 
 
+def check_vit(run: NotebookRun) -> None:
+    names = run.names
+    shapes = {step: shape for step, shape, _ in names["steps"]}
+    assert shapes["patches, projected"] == (1, 36, 64)
+    assert shapes["positions added"] == shapes["block 2"] == (1, 37, 64)
+    assert shapes["logits"] == (10,)
+    differences = dict(names["differences"])
+    assert differences.pop("without the token, with the border") > 0.1
+    assert max(differences.values()) < 1e-4
+    assert len(names["off"]) == 22
+    assert max(map(abs, names["off"])) < 0.03
+    pixels = {layer: int((field > 0).sum()) for layer, field in names["fields"].items()}
+    assert pixels["ViT", "patch_embedding"] == 4 * 4
+    assert pixels["CNN", "conv_1"] == 3 * 3
+    assert pixels["CNN", "conv_2"] == 5 * 5
+    assert pixels["ViT", "block_0"] == 24 * 24
+
+
+def reached_vit(run: NotebookRun) -> None:
+    names = run.names
+    counts, vit, cnn = names["COUNTS"], names["accuracy"]["ViT"], names["accuracy"]["CNN"]
+    assert vit[counts[0]] < 0.6
+    assert vit[counts[-1]] > vit[counts[0]] + 0.2
+    assert cnn[counts[0]] > vit[counts[0]] + 0.2
+    assert cnn[counts[-1]] > 0.97
+    assert names["on_shape"]["after training"] > names["on_shape"]["before training"] + 0.1
+
+
 def check_in_context(run: NotebookRun) -> None:
     names = run.names
     assert names["agreement"] == 1
@@ -180,6 +208,7 @@ NOTEBOOKS: dict[str, Notebook] = {
     "4_encoder_decoder.ipynb": Notebook(
         "STEPS = 10\nTEXTS = 200\nLENGTHS = (256, 512, 1024)", check_masks, reached_masks
     ),
+    "5_vit.ipynb": Notebook("STEPS = 4\nCOUNTS = (64,)\nTESTS = 200\nSEEDS = 1", check_vit, reached_vit),
     "6_in_context.ipynb": Notebook("STEPS = 32\nPROMPTS = 20", check_in_context, reached_in_context),
 }
 PATHS = sorted(LAB.glob("*.ipynb"))
