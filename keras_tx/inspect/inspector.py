@@ -265,7 +265,8 @@ class Inspector:
             InputError: if the model does not accept images.
         """
         grid = self.grid(images)
-        return [class_token_map(weights, grid) for weights in self.attention_layers(images, layers=layers)]
+        layers_of_weights = self.attention_layers(images, layers=layers)
+        return [class_token_map(weights, grid).copy() for weights in layers_of_weights]  # frees the weights
 
     def reference_point_maps(
         self, images: Any, points: Sequence[tuple[int, int]], *, layers: Layers = -1
@@ -286,7 +287,7 @@ class Inspector:
         """
         grid = self.grid(images)
         layers_of_weights = self.attention_layers(images, layers=layers)
-        return [reference_point_map(weights, grid, points) for weights in layers_of_weights]
+        return [reference_point_map(weights, grid, points).copy() for weights in layers_of_weights]
 
     def rollout(
         self, inputs: Any, *, targets: Any = None, residual: bool = True, part: str | None = None

@@ -93,8 +93,10 @@ def test_maps_of_an_inspector():
     inspected = inspect(redraw(keras_tx.vit("Mu/2", image_size=(8, 12), depth=3, num_classes=3)))
     first, _, last = inspected.attention(images)
     (maps,) = inspected.class_token_maps(images)
+    assert maps.base is None  # a view would keep all weights in memory
     np.testing.assert_array_equal(maps.reshape(2, 2, 24), last[:, :, 0, 1:])
     (maps,) = inspected.reference_point_maps(images, [(2, 5)], layers="block_0")
+    assert maps.base is None
     np.testing.assert_array_equal(maps.reshape(2, 2, 24), first[:, :, 1 + 2 * 6 + 5, 1:])
 
 

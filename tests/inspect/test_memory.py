@@ -47,3 +47,26 @@ def test_layers_are_computed_one_after_the_other(source, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"\(4, 2, 1025, 1025\) of 16 layers"):
         inspected.attention(IMAGES)
     assert peak() - before < 6 * LAYER
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["keras", "folder"])
+def test_maps_of_eight_large_images_need_less_than_a_gigabyte(source, tmp_path):
+    """The weights of a ViT-B/16 at 384 have 122 MiB per layer, and 1.4 GiB together."""
+    if not resident():
+        pytest.skip("The resident memory can be read on Linux only.")
+    model: Any = keras_tx.vit("B/16", image_size=384)
+    if source == "folder":
+        export_onnx(model, tmp_path / "folder", verify=False)
+        model = tmp_path / "folder"
+    inspected = inspect(model)
+    images = np.zeros((8, 384, 384, 3), "uint8")
+    inspected.class_token_maps(images[:1], layers=None)  # what the libraries allocate once
+    gc.collect()
+    before = resident()
+    begin_peak()
+    maps = inspected.class_token_maps(images, layers=None)
+    assert peak() - before < 10**9
+    assert len(maps) == 12 and maps[0].shape == (8, 12, 24, 24)
+    with pytest.raises(InputError, match=r"\(8, 12, 577, 577\) of 12 layers have 1.4 GiB"):
+        inspected.attention(images)
