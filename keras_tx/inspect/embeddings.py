@@ -282,7 +282,7 @@ def token_table(model: Any) -> np.ndarray:
         model: a text model of keras_tx, or a Keras model with a keras.layers.Embedding.
 
     Raises:
-        ConfigError: if the model has no such embedding.
+        ConfigError: if the model has no such embedding, or several.
 
     Example:
 
@@ -298,7 +298,14 @@ def token_table(model: Any) -> np.ndarray:
     if isinstance(model, TextModel):
         weight = _layer_of_class(model, TokenEmbedding, "token_embedding").table
     else:
-        weight = _layer_of_class(model, keras.layers.Embedding, None).embeddings
+        layers = [layer for layer in model.layers if isinstance(layer, keras.layers.Embedding)]
+        if len(layers) != 1:
+            names = f" ({', '.join(repr(layer.name) for layer in layers)})" if layers else ""
+            raise ConfigError(
+                f"Model {model.name!r} has {len(layers)} Embedding layers{names}, expected one. Use the "
+                "embeddings of a layer as an array: nearest_rows(table, vector), or baseline=vector."
+            )
+        weight = layers[0].embeddings
     return keras.ops.convert_to_numpy(keras.ops.cast(weight, "float32"))
 
 

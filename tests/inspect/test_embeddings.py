@@ -235,8 +235,17 @@ def test_table_of_other_models():
     table = keras.ops.convert_to_numpy(model.layers[0].embeddings)
     np.testing.assert_array_equal(token_table(model), table)
     assert token_table(keras_tx.t5("tiny", vocabulary_size=40)).shape == (40, 32)
-    with pytest.raises(ConfigError, match="no Embedding layer"):
+    with pytest.raises(ConfigError, match="'vit' has 0 Embedding layers"):
         token_table(keras_tx.vit("Mu/2", image_size=8))
+
+
+def test_model_with_two_embeddings_raises():
+    inputs = keras.Input((None,), dtype="int32", name="input_ids")
+    embeddings = [keras.layers.Embedding(9, 8, name=name)(inputs) for name in ("words", "places")]
+    tokens = keras.layers.Add()(embeddings)
+    model = keras.Model(inputs, keras_tx.layers.MultiHeadAttention(2)(tokens), name="own")
+    with pytest.raises(ConfigError, match=r"'own' has 2 Embedding layers \('words', 'places'\)"):
+        inspect(model).nearest_tokens(3)
 
 
 @pytest.mark.parametrize(
