@@ -33,7 +33,7 @@ examples:
   keras-tx export flowers.keras flowers         export a saved Keras model to an ONNX folder
   keras-tx quantize flowers --precision int8    add a smaller and faster file to the folder
   keras-tx generate poet "To be"                continue a text with an exported GPT
-  keras-tx inspect flowers a.jpg --out a.html   show the patches that the model attends to
+  keras-tx inspect flowers a.jpg --out a.html   show the prediction and the attention
   keras-tx verify flowers                       check that the folder is unchanged and runs
   keras-tx bench flowers                        measure its speed and recommend a setting
   keras-tx doctor                               show installed versions and conflicts

@@ -12,18 +12,18 @@ from keras_tx.commands import run_inputs
 from keras_tx.commands.arguments import refuse_existing
 from keras_tx.errors import InputError
 
-SUMMARY = "write a page that shows what an exported folder attends to in an image or text"
+SUMMARY = "write a page with the prediction and attention of an exported folder for an image or text"
 DESCRIPTION = """\
 Runs an exported folder on one image or text and writes an HTML page: the answer with its scores, and the
-attention of all layers and heads. The page is one file, which needs no network. It works on screens and in
-print. Needs neither Keras nor TensorFlow, only pip install "keras-tx[runtime,inspect]".
+attention of all layers and heads. The page is a single file, which works offline and in print. The command
+needs neither Keras nor TensorFlow, only pip install "keras-tx[runtime,inspect]".
 
-The page of
-  an image             shows attention over the image: click a layer, a head or a patch. Below are attention
-                       rollout with and without residual connections, and the attention distance of each head
-  a text               shows the tokens, and for each token the tokens that it attends to
-  a prompt             also shows the 10 most probable next tokens
-  a source             also shows the text that the encoder-decoder generates, and its cross-attention
+The page shows for
+  an image       attention over the image, for a layer, a head and a patch that you click; attention rollout
+                 with and without residual connections; the attention distance of each head
+  a text         the answer, the tokens, and the tokens that each token attends to
+  a prompt       also the 10 most probable next tokens
+  a source text  of an encoder-decoder: also the generated target and the cross-attention
 
 An INPUT is the path of an image; a text in quotes; the path of a text file, which is read as one text; or -
 for standard input.

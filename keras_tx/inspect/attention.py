@@ -51,7 +51,7 @@ def patch_maps(attention: Any, grid: PatchGrid) -> np.ndarray:
         grid: rows, columns and number of prefix tokens, of `Inspector.grid`.
 
     Returns:
-        An array (..., rows, columns). The weights are not normalized again: the prefix tokens have the rest.
+        An array (..., rows, columns). The weights are not renormalized; the rest is on the prefix tokens.
 
     Raises:
         ConfigError: if the number of keys is not that of the grid.
@@ -216,9 +216,9 @@ def mean_attention_distance(
     """Computes the mean attention distance of each head, as in Dosovitskiy et al., appendix D.7.
 
     The distance of a query is the sum over keys of attention weight times Euclidean distance between the
-    centers of the two patches. It is averaged over queries and images. Prefix tokens have no position: as
-    queries they are left out, as keys too, and the weights of the other keys are divided by their sum. A
-    query whose whole weight is on prefix tokens is left out.
+    centers of the two patches. It is averaged over queries and images. Prefix tokens have no position and are
+    excluded, as queries and as keys; the other weights of each query are renormalized. Queries with all their
+    weight on prefix tokens are excluded too.
 
     Args:
         attention: attention weights of one layer, (batch, heads, tokens, tokens).

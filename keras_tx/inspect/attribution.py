@@ -40,7 +40,7 @@ class IntegratedGradients:
 
     @property
     def error(self) -> np.ndarray:
-        """The sum of the attributions minus that of the scores' differences (batch,).
+        """The sum of the attributions minus the difference of the scores (batch,).
 
         It is 0 for exact integrals (the axiom of completeness). If it is not small, increase `steps`.
         """
@@ -65,8 +65,8 @@ def integrated_gradients(
     """Computes integrated gradients (Sundararajan et al., 2017) of a Keras model.
 
     The gradient of the score is integrated on the straight line from the baseline to the input, and
-    multiplied by their difference. The integral is a Gauss-Legendre sum, as in captum. A UserWarning says
-    where it is not accurate: where the attributions do not sum to the difference of the scores.
+    multiplied by their difference. The integral is a Gauss-Legendre sum, as in captum. A UserWarning is
+    issued if it is not accurate, so that the attributions do not sum to the difference of the scores.
 
     Args:
         model: any Keras model; it runs in inference mode.
@@ -146,7 +146,7 @@ def integrated_gradients(
 
 
 def _check_complete(computed: IntegratedGradients) -> None:
-    """Warns of the example with the largest error, if it is large."""
+    """Warns about the example with the largest error, if this error is large."""
     difference = computed.scores - computed.baseline_scores
     least = TINY * (np.abs(computed.scores) + np.abs(computed.baseline_scores) + 1e-6)
     shares = np.abs(computed.error) / np.maximum(np.abs(difference), least)
@@ -260,7 +260,7 @@ def occlusion(
     batch_size: int = 32,
     progress: bool = False,
 ) -> np.ndarray:
-    """Computes by how much a score falls if a window of the input is occluded (Zeiler and Fergus, 2014).
+    """Computes the decrease of a score if a window of the input is occluded (Zeiler and Fergus, 2014).
 
     The attribution of an element is the mean difference over the windows that contain it, as in captum.
 

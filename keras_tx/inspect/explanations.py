@@ -69,7 +69,7 @@ def _token_map(
 ) -> np.ndarray:
     """The result of a rule for each token, or on the grid of patches.
 
-    One example is computed after the other, because weights, gradients and the tensors between need memory.
+    Examples are computed one at a time, because weights, gradients and intermediate tensors need memory.
     """
     import keras
 

@@ -198,8 +198,8 @@ def blur(images: Any, sigma: float = 5.0) -> np.ndarray:
 
     Args:
         images: array (batch, height, width, channels).
-        sigma: deviation of the kernel in pixels; RISE has 5. The kernel ends after three deviations, and
-            continues the image by reflection.
+        sigma: standard deviation of the kernel in pixels; 5 in RISE. The kernel is truncated at three
+            standard deviations, and the image is padded by reflection.
 
     Returns:
         A float32 array of the same shape.

@@ -121,8 +121,8 @@ def inner_gradients(
 
     Args:
         function: computes scores (batch,) with the layers.
-        points: layers with the name of the method whose results are the inner tensors. Of a method that
-            returns a tuple, the first element is one.
+        points: layers with the name of the method whose results are the inner tensors. For a method that
+            returns a tuple, the inner tensor is the first element.
 
     Returns:
         The scores (batch,), and the inner tensors in the order of the calls.
@@ -175,7 +175,7 @@ def intercept_calls(points: Sequence[Point], replace: Callable[[Point, Any], Any
     Args:
         points: layers with the name of a method. Calls of an embedding with `reverse=True`, which compute
             scores of tokens, are not affected.
-        replace: function of a point and the result. Of a method that returns a tuple, it replaces the first
+        replace: function of a point and the result. For a method that returns a tuple, it replaces the first
             element.
     """
     attributes = [vars(layer) for layer, _ in points]  # not setattr: Keras would track the value

@@ -38,7 +38,7 @@ DOCUMENT = """<!doctype html>
 
 
 def html_document(title: str, style: str, body: str) -> str:
-    """Returns a page, which makes no request to a network.
+    """Returns a page without network requests.
 
     Args:
         title: text of the title.

@@ -5,7 +5,7 @@
     const data = JSON.parse(root.querySelector('script[type="application/json"]').textContent);
     const { rows, columns, layers, heads, queries } = data;
     const patches = rows * columns;
-    const first = data.has_class_token ? 'the class token' : 'all patches, on average,';
+    const first = data.has_class_token ? 'the class token' : 'all patches, on average';
     const MASS = 0.6; // of the attention, that the mask keeps, as in DINO's figures
     const state = { layer: layers - 1, head: null, query: 0, smooth: false, masked: false, hovered: null };
 
@@ -166,7 +166,7 @@
         const which = head === null ? 'mean of the heads' : `head ${head}`;
         title.textContent = state.masked
             ? `Layer ${layer}, ${which}: the ${mask(values).reduce((a, b) => a + b)} of ${patches} patches that hold ${100 * MASS} % of the attention of ${from} to patches.`
-            : `Layer ${layer}, ${which}: where ${from} ${query || data.has_class_token ? 'attends' : 'attend'} to.`;
+            : `Layer ${layer}, ${which}: attention of ${from}.`;
         canvas.setAttribute('aria-label', title.textContent);
         most.textContent = percent(highest);
         reset.disabled = query === 0;
@@ -240,8 +240,8 @@
                 ...(queries > 1 ? [reset] : []), checkbox('Smooth', 'smooth'), checkbox(`Patches with ${100 * MASS} % of the attention`, 'masked'))),
         element('div', {},
             element('p', { className: 'help', textContent: queries > 1
-                ? 'Click a map to enlarge it. Click a patch of the image to see where it attends to; arrow keys move it.'
-                : 'Click a map to enlarge it. Each map has its own colors, from 0 to its largest weight.' }),
+                ? 'Click a map to enlarge it. Click a patch of the image to see its attention; the arrow keys select another patch.'
+                : 'Click a map to enlarge it. Each map has its own color scale, from 0 to its largest weight.' }),
             element('div', { className: 'table' }, table))));
     choose(0);
     root.dataset.ready = 'true';

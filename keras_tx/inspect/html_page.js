@@ -315,7 +315,7 @@
         const { selected, pinned } = state;
         const heads = shown();
         if (selected === null || !heads.length) {
-            const text = heads.length ? 'Hover or focus a token to see what it attends to.' : 'Switch on a head.';
+            const text = heads.length ? 'Hover over or focus a token to see its attention.' : 'Select a head.';
             box.replaceChildren(element('h3', { textContent: 'Attention of a token' }), element('p', { textContent: text }));
             return;
         }
@@ -447,8 +447,8 @@
         if (data.title) root.append(element('h2', { textContent: data.title }));
         root.append(element('p', {
             className: 'help',
-            textContent: 'Hover a token, or select one with the arrow keys; a click or Enter pins it. '
-                + 'A small map opens one head of a layer.',
+            textContent: 'Hover over a token, or select one with the arrow keys; a click or Enter pins it. '
+                + 'Click a small map to show only that head of the layer.',
         }));
         root.append(controls());
         root.append(element(

@@ -1,6 +1,6 @@
 """An interactive HTML page of attention: all layers and heads, and what each token attends to.
 
-The page is one file with its own JavaScript and makes no request to a network.
+The page is a single file with its own JavaScript and makes no network requests.
 """
 
 from __future__ import annotations

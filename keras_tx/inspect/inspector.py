@@ -182,7 +182,7 @@ class Inspector:
         Raises:
             ConfigError: if a layer or part does not exist.
             InputError: if the inputs are of another kind than those of the model, or if the result would
-                exceed 1 GiB; `attention_layers` computes one layer after the other.
+                exceed 1 GiB; `attention_layers` computes one layer at a time.
         """
         indices = self.layer_indices(layers, part)
         results: list[np.ndarray] = []
@@ -199,7 +199,7 @@ class Inspector:
     def attention_layers(
         self, inputs: Any, *, targets: Any = None, layers: Layers = None, part: str | None = None
     ) -> Iterator[np.ndarray]:
-        """Yields the arrays of `attention` one after the other, with the memory of a few layers.
+        """Yields the arrays of `attention` one at a time, with the memory of a few layers.
 
         Args:
             inputs, targets, layers, part: as for `attention`.
@@ -516,7 +516,7 @@ class Inspector:
     def gradient_rollout(
         self, inputs: Any, *, target: Any = None, position: Any = None, output: str | None = None
     ) -> np.ndarray:
-        """Returns gradient-weighted attention rollout for a decision; see the function of this name.
+        """Returns gradient-weighted rollout for a decision; see `keras_tx.inspect.gradient_rollout`.
 
         Args:
             inputs: images, texts, or a dict of tensors.
@@ -596,16 +596,16 @@ class Inspector:
         batch_size: int = 32,
         progress: bool = False,
     ) -> np.ndarray:
-        """Returns by how much the score falls if a part of the input is occluded; a folder is enough.
+        """Returns the decrease of the score if a part of the input is occluded; also supports folders.
 
         Args:
             inputs: images, texts, or a dict of tensors.
             target, position, output, targets, part: as for `relevance`.
             window: size of the window, such as (16, 16); by default that of a patch, and 1 token.
             stride: distance between windows; by default `window`.
-            baseline: the value in the window. By default the tensor of images is 0 there, which is mostly
-                gray, or black in a folder with raw pixels; a token becomes the mask token, or the padding
-                token if the tokenizer has no mask token.
+            baseline: the value in the window. By default 0 for images, which is mostly gray, or black for a
+                folder that accepts raw pixels, and for texts the mask token, or the padding token if the
+                tokenizer has no mask token.
             batch_size: number of occluded inputs that the model computes at once.
             progress: whether to show a progress bar.
 

@@ -1,4 +1,4 @@
-"""KerasModelReader: attention weights and hidden states of a Keras model, one layer after the other."""
+"""KerasModelReader: attention weights and hidden states of a Keras model, one layer at a time."""
 
 from __future__ import annotations
 

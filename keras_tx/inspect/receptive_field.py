@@ -25,13 +25,13 @@ def effective_receptive_field(
     """Computes the effective receptive field of a position by gradients (Luo et al., 2016).
 
     It is the absolute gradient of the sum of all channels at the position, summed over the channels of the
-    pixels and averaged over the images. A CNN has it in the middle of its theoretical receptive field; that
-    of a ViT covers the image from the first block.
+    pixels and averaged over the images. In a CNN it is concentrated in the middle of the theoretical
+    receptive field; in a ViT it covers the image from the first block on.
 
     Args:
         model: a Keras model of images: a ViT, a model of keras.applications, or your own.
-        images: inputs of the model (batch, height, width, channels). Random images are as good as photographs
-            for a model at initialization; for a trained model use photographs.
+        images: inputs of the model (batch, height, width, channels). Random images are sufficient for a model
+            at initialization; use real images for a trained model.
         layer: name of the layer, whose output is (batch, rows, columns, channels), or (batch, tokens, width)
             with one token for each patch.
         position: (row, column) in the layer's output; by default the center.
@@ -126,7 +126,7 @@ def _index(
 
 
 def field_center(field: Any) -> tuple[int, int]:
-    """Computes the center (row, column) of a receptive field: on each axis half of the sum is before it.
+    """Computes the center (row, column) of a receptive field: the median of its sum on each axis.
 
     Args:
         field: array (height, width) of numbers that are 0 or more, not all 0.
@@ -152,7 +152,7 @@ def central_square(field: Any, share: float = 0.5, center: tuple[int, int] | Non
             the square exceeds the image it is cut.
 
     Returns:
-        The side in pixels, an odd number; before it is cut.
+        The side in pixels, an odd number, before cutting.
 
     Raises:
         ConfigError: if the field is 0 everywhere, or the share is out of range.

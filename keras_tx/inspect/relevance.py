@@ -52,8 +52,8 @@ def attention_gradients(
 ) -> AttentionGradients:
     """Computes the gradients of a score with respect to all attention weights of a Keras model.
 
-    It needs about 14 times the memory of the attention weights; `Inspector.relevance` computes one example
-    after the other.
+    It needs about 14 times the memory of the attention weights; `Inspector.relevance` computes one example at
+    a time.
 
     Args:
         model: a model of keras_tx, or another Keras model with layers `keras_tx.layers.MultiHeadAttention` or

@@ -42,8 +42,8 @@ BODY = """\
 <h1>{title}</h1>
 <p class="report-faint">{subtitle}</p>
 {sections}
-<footer>Made by keras-tx {version}. Attention shows which tokens a model reads from. It does not show how much
-each of them contributes to the answer.</footer>"""
+<footer>Made by keras-tx {version}. Attention weights show from which tokens a layer collects
+information, not how much each of them contributes to the answer.</footer>"""
 TOP_K = 10
 NEXT = "next tokens"
 HEAT_TOKENS = 60  # of a heat map's side
@@ -58,12 +58,12 @@ def write_report(
     question: str | None = None,
     precision: str | None = None,
 ) -> Path:
-    """Writes a page about one input of an exported folder: the prediction, and what the tokens attend to.
+    """Writes a page about one input of an exported folder: its prediction and its attention.
 
     The page of an image has the scores, an interactive figure of attention over the image, attention rollout
     and attention distance. That of a text has the answer, the tokens and an interactive figure of attention;
     of a GPT also the next tokens, and of an encoder-decoder the generated target and the cross-attention. The
-    page is one file, which makes no request to a network. It is written when it is complete.
+    page is a single file without network requests. It is written atomically.
 
     Args:
         folder: path of a folder that `export_onnx` wrote.
@@ -153,9 +153,9 @@ def _image_sections(model: Any, inspector: Inspector, image: Any) -> list[Sectio
             overlay_map(
                 photograph, pooled_map(rollout(means, residual=residual)[0], grid), covered=grid.covered
             ),
-            "With residual connections: half of each layer is the identity (Abnar and Zuidema, 2020)."
+            "With residual connections: the mean of attention and identity (Abnar and Zuidema, 2020)."
             if residual
-            else "Without: the heads are averaged and the layers multiplied.",
+            else "Without residual connections: attention only.",
         )
         for residual in (True, False)
     ]
@@ -173,9 +173,9 @@ def _image_sections(model: Any, inspector: Inspector, image: Any) -> list[Sectio
         ),
         Section(
             "Attention rollout",
-            "The product of the attention of all layers: how much of each patch reaches "
-            f"{reached} of the last layer, if only attention is counted. Each map has its own colors, from 0 "
-            "(dark) to its largest value (bright).",
+            "The product of the attention matrices of all layers. It estimates how much each patch "
+            f"contributes to {reached} of the last layer, by attention alone. Each map has its own color "
+            "scale, from 0 (dark) to its largest value (bright).",
             f'<div class="report-maps">{figures}</div>',
         ),
         Section(
@@ -255,8 +255,8 @@ def _encoder_decoder_sections(model: TextToTextGenerator, inspector: Inspector, 
     sections = _answer_sections({"source": source}, answers)
     if max(len(cross.queries), len(cross.key_tokens)) <= HEAT_TOKENS:
         about = (
-            "The mean over all layers and heads, in percent. A row is a token that the decoder reads before "
-            "it generates the next one. The columns are the tokens of the source."
+            "The mean over all layers and heads, in percent. Each row is the token from which the decoder "
+            "predicts the next one. The columns are the tokens of the source."
         )
         mean = np.mean([layer.mean(axis=0) for layer in cross.attentions], axis=0)
         sections.append(Section("Cross-attention", about, heat_map(mean, cross.queries, cross.key_tokens)))

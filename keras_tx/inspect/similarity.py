@@ -76,8 +76,8 @@ class MinibatchCKA:
     """Accumulates the linear CKA of pairs of layers over batches, as in Nguyen et al. (2021).
 
     Each batch adds the unbiased estimates of the Hilbert-Schmidt independence criterion (HSIC) of Song et al.
-    The expected values do not depend on the batch size. Memory is that of one batch, whatever the number of
-    batches. A batch counts by its number of examples.
+    The expected values do not depend on the batch size. The memory does not depend on the number of batches.
+    Batches are weighted by their numbers of examples.
 
     Attributes:
         batches: number of batches that were added.

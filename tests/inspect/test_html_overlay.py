@@ -74,7 +74,7 @@ def test_canvas_equals_overlay_map(page: Page, tmp_path: Path):
     last = weights[-1][:, :, 1:].reshape(HEADS, -1, ROWS, COLUMNS)
     open_page(page, tmp_path / "page.html", fragment_of(image, weights, GRID))
     assert_close(page, overlay_map(image, last[:, 0].mean(axis=0), smooth=False))
-    assert page.evaluate(TITLE).startswith("Layer 1, mean of the heads: where the class token attends to.")
+    assert page.evaluate(TITLE).startswith("Layer 1, mean of the heads: attention of the class token.")
     on_patches = last[:, 0].sum(axis=(1, 2)).mean()
     assert f"{100 * on_patches:.1f} % of the attention is on patches" in page.evaluate(TITLE)
 
@@ -88,7 +88,7 @@ def test_canvas_equals_overlay_map(page: Page, tmp_path: Path):
     click_patch(page, 1, 4)
     query = last[2, 1 + COLUMNS + 4]
     assert_close(page, overlay_map(image, query, smooth=False))
-    assert "head 2: where the patch in row 1, column 4 attends to." in page.evaluate(TITLE)
+    assert "head 2: attention of the patch in row 1, column 4." in page.evaluate(TITLE)
     assert f"row 1, column 4: {100 * query[1, 4]:.1f}"[:19] in page.evaluate(TITLE)
 
     page.evaluate("document.querySelectorAll('.ktx-overlay input')[1].click()")
@@ -118,7 +118,7 @@ def test_image_without_class_token(page: Page, tmp_path: Path, registers: int):
     received = attentions(grid)[-1][:, registers:, registers:].mean(axis=(0, 1)).reshape(ROWS, COLUMNS)
     assert_close(page, overlay_map(photograph(), received, smooth=False))
     title = page.evaluate(TITLE)
-    assert "where all patches, on average, attend to." in title and "class" not in title
+    assert "attention of all patches, on average." in title and "class" not in title
     rest = {0: "patches.", 1: "the rest on the register.", 2: "the rest on the 2 registers."}
     assert title.endswith(rest[registers])
     button = "document.querySelector('.ktx-overlay .controls button').textContent"
@@ -134,7 +134,7 @@ def test_map_of_a_part_of_the_image(page: Page, tmp_path: Path):
     maps = attentions()[-1][:, :, 1:].mean(axis=0).reshape(-1, ROWS, COLUMNS)
     assert_close(page, overlay_map(photograph(), maps[0], smooth=False, covered=covered))
     click_patch(page, 1.5 * covered[0] - 0.5, 4.5 * covered[1] - 0.5)
-    assert "the patch in row 1, column 4 attends to." in page.evaluate(TITLE)
+    assert "attention of the patch in row 1, column 4." in page.evaluate(TITLE)
     assert_close(page, overlay_map(photograph(), maps[1 + COLUMNS + 4], smooth=False, covered=covered))
     click_patch(page, ROWS - 0.6, 1)  # below the patches
     assert "row 1, column 4" in page.evaluate(TITLE)
