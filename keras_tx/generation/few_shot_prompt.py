@@ -7,7 +7,7 @@ from string import Formatter
 
 from keras_tx.errors import ConfigError, InputError
 
-FIELDS = ("query", "answer")
+FIELDS = ["query", "answer"]
 
 
 def few_shot(
@@ -47,9 +47,7 @@ def few_shot(
     >>> few_shot([], "tall", answer="short", template="{query}: {answer}", instruction="Antonyms:")
     'Antonyms:\\ntall: short'
     """
-    fields = tuple(field for _, field, _, _ in Formatter().parse(template) if field is not None)
-    if fields != FIELDS:
-        raise ConfigError(f"template={template!r} has the fields {fields}, expected {FIELDS}.")
+    before, between = _parts(template)
     for index, pair in enumerate(examples):
         if isinstance(pair, str) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
             raise InputError(
@@ -57,8 +55,27 @@ def few_shot(
             )
     lines = [template.format(query=question, answer=reply) for question, reply in examples]
     if answer is None:
-        before = template[: template.index("{answer}")]
-        lines.append(before.format(query=query).rstrip())
+        lines.append(f"{before}{query}{between}".rstrip())
     else:
         lines.append(template.format(query=query, answer=answer))
     return separator.join([instruction] * bool(instruction) + lines)
+
+
+def _parts(template: str) -> tuple[str, str]:
+    """The text before the query, and that between query and answer."""
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigError(
+            f"template={template!r} is not a format: {error}. Write {{{{ and }}}} for braces."
+        ) from None
+    fields = [
+        name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
+        for _, name, spec, conversion in parts
+        if name is not None
+    ]
+    if fields != FIELDS:
+        raise ConfigError(f"template={template!r} has the fields {fields}, expected {FIELDS}.")
+    places = [index for index, part in enumerate(parts) if part[1] is not None]
+    texts = [part[0] for part in parts]
+    return "".join(texts[: places[0] + 1]), "".join(texts[places[0] + 1 : places[1] + 1])

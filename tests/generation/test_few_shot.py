@@ -25,7 +25,24 @@ def test_zero_shot_prompt_with_instruction():
     assert few_shot(EXAMPLES[:1], "1 + 1", **options) == "Add.\n\nQ: 2 + 2\nA: 4\n\nQ: 1 + 1\nA:"
 
 
-@pytest.mark.parametrize("template", ["{answer} {query}", "{query}", "{query} {answer} {answer}", "{} {}"])
+def test_braces_of_a_template_are_text():
+    template = "{{answer}} {query} -> {answer}"
+    assert few_shot([], "1 + 1", template=template) == "{answer} 1 + 1 ->"
+    assert few_shot([], "1 + 1", answer="2", template=template) == "{answer} 1 + 1 -> 2"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{answer} {query}",
+        "{query}",
+        "{query} {answer} {answer}",
+        "{} {}",
+        "{query} {answer!r}",
+        "{query:>5} {answer}",
+        "{query {answer}",
+    ],
+)
 def test_template_without_its_fields_is_refused(template):
     with pytest.raises(ConfigError, match="template=") as error:
         few_shot([], "1 + 1", template=template)
