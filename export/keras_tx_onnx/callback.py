@@ -137,8 +137,8 @@ class ExportCallback(MonitorCallback):
         try:
             report = self._export(self.folder, overwrite=self.overwrite or self.report is not None)
         except KerasTxError as error:
-            kept = "" if self.report is None else f" {self.folder} still contains the previous best epoch."
-            raise type(error)(f"Epoch {epoch + 1} could not be exported: {error}{kept}") from error
+            note = "" if self.report is None else f" {self.folder} still contains the previous best epoch."
+            raise type(error)(f"Epoch {epoch + 1} could not be exported: {error}{note}") from error
         self.best, self.report = value, report
         if self.verbose:
             self._print(

@@ -104,9 +104,9 @@ def export_onnx(
     options |= {"raw_pixels": raw_pixels, "cache": cache, "unpad": unpad}
     folder = Path(folder).absolute()
     _check_arguments(model, opset)
-    wanted = precisions_of(precision)
+    precisions = precisions_of(precision)
     interface = choose_interface(as_functional(model, input_signature), options, opset)
-    if wanted != ["fp32"] and interface.precision != "fp32":
+    if precisions != ["fp32"] and interface.precision != "fp32":
         raise ConfigError(
             f"precision={precision!r} is not supported: Keras already quantized model {model.name!r}. Omit "
             "precision, or export the model that was not quantized."
@@ -136,9 +136,9 @@ def export_onnx(
             notes = [*notes, note_of(shared, path, difference)]
         with _timed(seconds, "hash"):
             manifest = _write_manifest(partial, interface, graphs, parity, [*interface.notes, *notes])
-        if wanted != ["fp32"]:
+        if precisions != ["fp32"]:
             with _timed(seconds, "quantize"):
-                manifest = add_precisions(partial, manifest, wanted)
+                manifest = add_precisions(partial, manifest, precisions)
     nodes = Counter(node.op_type for each in graphs for node in each.model.graph.all_nodes())
     return Report(folder, manifest, nodes, interface.model.count_params(), seconds)
 

@@ -129,8 +129,8 @@ def precision_rows(manifest: Manifest) -> list[str]:
 
 
 def _notes(variant: Variant) -> list[str]:
-    kept = [f"In fp32 because of keep: {', '.join(variant.kept)}."] if variant.kept else []
-    return [*variant.notes, *kept]
+    keep_notes = [f"In fp32 because of keep: {', '.join(variant.kept)}."] if variant.kept else []
+    return [*variant.notes, *keep_notes]
 
 
 def _difference(variant: Variant) -> str:

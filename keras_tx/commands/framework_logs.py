@@ -20,7 +20,7 @@ def quiet_start() -> Iterator[None]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         sys.stderr.flush()
-        kept = os.dup(2)
+        stderr = os.dup(2)
     except OSError:  # a process without a standard error
         yield
         return
@@ -32,12 +32,12 @@ def quiet_start() -> Iterator[None]:
             raise
         except BaseException:
             held.seek(0)
-            with os.fdopen(os.dup(kept), "wb") as shown:
+            with os.fdopen(os.dup(stderr), "wb") as shown:
                 shutil.copyfileobj(held, shown)
             raise
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 def import_keras() -> None:

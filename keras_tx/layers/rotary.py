@@ -49,12 +49,12 @@ def inverse_frequencies(size: int, base: float, scaling: Mapping[str, Any] | Non
     if scaling is not None:
         slow = frequencies / scaling["factor"]
         # Pairs with many rotations over the trained length stay as they are, those with few are scaled.
-        kept = 0.0
+        unscaled = 0.0
         if scaling["rope_type"] == "llama3":
             turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
             low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-            kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
-        frequencies = (1 - kept) * slow + kept * frequencies
+            unscaled = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        frequencies = (1 - unscaled) * slow + unscaled * frequencies
     return frequencies.astype("float32")
 
 

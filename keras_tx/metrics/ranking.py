@@ -55,8 +55,8 @@ class Spearman(keras.metrics.Metric):
         weights = ops.cast(real, "float32")
         count = ops.cast(self.seen, "float32")
         # JAX sorts and searches tensors, not variables.
-        kept = (ops.convert_to_tensor(self.labels), ops.convert_to_tensor(self.predictions))
-        first, second = (weights * (_ranks(values, real) - (count + 1) / 2) for values in kept)
+        tensors = (ops.convert_to_tensor(self.labels), ops.convert_to_tensor(self.predictions))
+        first, second = (weights * (_ranks(values, real) - (count + 1) / 2) for values in tensors)
         variances = ops.sum(first * first) * ops.sum(second * second)
         correlation = ops.divide_no_nan(ops.sum(first * second), ops.sqrt(variances))
         return ops.where(self.seen > self.capacity, float("nan"), correlation)

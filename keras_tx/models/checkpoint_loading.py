@@ -94,11 +94,11 @@ def load_variant(
     }
     other = {key: weights.fields[key] for key in sizes if weights.fields.get(key, sizes[key]) != sizes[key]}
     if other:
-        wanted = ", ".join(f"{key}={sizes[key]!r}" for key in other)
+        of_variant = ", ".join(f"{key}={sizes[key]!r}" for key in other)
         actual = ", ".join(f"{key}={value!r}" for key, value in other.items())
         raise ConfigError(
-            f"variant={variant!r} has {wanted}, but {weights.where} has {actual}. Pass the variant of the "
-            "checkpoint, or call keras_tx.from_checkpoint."
+            f"variant={variant!r} has {of_variant}, but {weights.where} has {actual}. Pass the variant of "
+            "the checkpoint, or call keras_tx.from_checkpoint."
         )
     return _model(weights, _config(weights, overrides), overrides, **options)
 

@@ -48,8 +48,8 @@ def with_outputs(model: Any, hidden_states: bool, attentions: bool) -> keras.Mod
     for part, x in zip(last, tensors, strict=True):
         states[f"{part}hidden_states"][-1] = x
     outputs = dict(output) if isinstance(output, dict) else {model.output_name: output}
-    for wanted, groups in ((hidden_states, states), (attentions, scores)):
-        for name, group in groups.items() if wanted else ():
+    for requested, groups in ((hidden_states, states), (attentions, scores)):
+        for name, group in groups.items() if requested else ():
             outputs[name] = tuple(
                 keras.layers.Identity(dtype=x.dtype, name=f"{name}_{index}")(x)
                 for index, x in enumerate(group)

@@ -138,9 +138,9 @@ def _whole_runs(letters: set[str], runs: set[str], ids: Mapping[str, int]) -> li
         return []
     known = _character_class({*letters, SPACE})
     whole = "|".join(_escaped(run) for run in sorted(runs) if len(run) > 1)
-    kept = f"(?!(?:{whole})(?![^{known}]))" if whole else ""
+    lookahead = f"(?!(?:{whole})(?![^{known}]))" if whole else ""
     unknown = next(character for character in NONCHARACTERS if character not in ids)
-    return [normalizers.Replace(Regex(f"(?<![^{known}]){kept}[^{known}]{{2,}}"), unknown)]
+    return [normalizers.Replace(Regex(f"(?<![^{known}]){lookahead}[^{known}]{{2,}}"), unknown)]
 
 
 def _character_class(characters: set[str]) -> str:
@@ -237,8 +237,8 @@ def _character_steps(model: SentencePieceModel) -> list[Any]:
     rules = charsmap.characters()
     lowercase = [normalizers.Lowercase()] if rules.get("A") == "a" else []
     change = normalizers.Sequence([normalizers.NFKC(), *lowercase, normalizers.Precompiled(model.charsmap)])
-    kept = [character for character in _nfkc_changes(rules) if change.normalize_str(character) != character]
-    protected = list(zip(kept, NONCHARACTERS, strict=False))
+    exempt = [character for character in _nfkc_changes(rules) if change.normalize_str(character) != character]
+    protected = list(zip(exempt, NONCHARACTERS, strict=False))
     steps: list[Any] = [normalizers.Replace(character, other) for character, other in protected]
     if rules.get("\r") == " ":
         steps.append(
@@ -248,7 +248,7 @@ def _character_steps(model: SentencePieceModel) -> list[Any]:
     together = normalizers.Sequence(steps)
     differs = [x for x, text in rules.items() if together.normalize_str(x) != text]
     differs += [text for text in ("e\u0301", "\u1100\u1161") if charsmap.get(text) is None]
-    differs += kept[len(NONCHARACTERS) :]
+    differs += exempt[len(NONCHARACTERS) :]
     if differs:
         raise ConfigError(
             f"{model.name} has rules for characters other than NFKC's, such as those of {differs[0]!r}, "

@@ -224,8 +224,8 @@ class TextTransform:
         if second is None:
             return self._frame(False).row(index, first if room is None else first[:room])
         if room is not None and len(first) + len(second) > room:
-            kept = _shares(len(first), len(second), room)
-            first, second = first[: kept[0]], second[: kept[1]]
+            shares = _shares(len(first), len(second), room)
+            first, second = first[: shares[0]], second[: shares[1]]
         return self._frame(True).row(index, first, second)
 
     def windows(

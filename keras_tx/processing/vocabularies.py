@@ -104,10 +104,10 @@ def sentencepiece(
         **read.special,
         **{name: options.pop(name) for name in list(options) if name.endswith("_token")},
     }
-    wanted = {"bos_token": add_bos, "eos_token": add_eos}
-    for name in (name for name, add in wanted.items() if add and name not in special):
+    added = {"bos_token": add_bos, "eos_token": add_eos}
+    for name in (name for name, add in added.items() if add and name not in special):
         raise ConfigError(f"{read.name} has no {name}. Pass {name}=, or add_{name[:3]}=False.")
-    before, after = ([special[name]] if add else [] for name, add in wanted.items())
+    before, after = ([special[name]] if add else [] for name, add in added.items())
     tokenizer = sentencepiece_tokenizer(read, additional=_sentinels(sentinels), before=before, after=after)
     return TextTransform(tokenizer.to_str(), **{"segments": False, **special, **options})
 
@@ -278,14 +278,14 @@ def train_wordpiece(
     words: collections.Counter[str] = collections.Counter()
     for text in _checked(texts):
         words.update(word for word, _ in split.pre_tokenize_str(normalizer.normalize_str(text)))
-    kept = _most_frequent(words, whole_number("max_characters", max_characters))
+    characters = _most_frequent(words, whole_number("max_characters", max_characters))
     # Letters inside words have separate characters, so that BPE learns "##" tokens.
-    first = {ord(c): chr(FIRST + i) for i, c in enumerate(kept)}
-    inside = {ord(c): chr(NEXT + i) for i, c in enumerate(kept)}
-    alphabet = {chr(FIRST + i): c for i, c in enumerate(kept)} | {
-        chr(NEXT + i): c for i, c in enumerate(kept)
+    first = {ord(c): chr(FIRST + i) for i, c in enumerate(characters)}
+    inside = {ord(c): chr(NEXT + i) for i, c in enumerate(characters)}
+    alphabet = {chr(FIRST + i): c for i, c in enumerate(characters)} | {
+        chr(NEXT + i): c for i, c in enumerate(characters)
     }
-    letters = set(kept)
+    letters = set(characters)
     coded = {
         word[0].translate(first) + word[1:].translate(inside): count
         for word, count in sorted(words.items())
@@ -314,8 +314,8 @@ def _most_frequent(words: Mapping[str, int], most: int) -> list[str]:
     for word, count in words.items():
         for character in word:
             counts[character] += count
-    kept = sorted(counts, key=lambda character: (-counts[character], character))[:most]
-    return sorted(kept)
+    frequent = sorted(counts, key=lambda character: (-counts[character], character))[:most]
+    return sorted(frequent)
 
 
 def _repeated(words: Mapping[str, int], longest: int = 10_000) -> Iterator[str]:

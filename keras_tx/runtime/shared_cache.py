@@ -90,13 +90,13 @@ class SharedCache:
             logits = np.empty(shape, self._signature.logits.dtype)
             tokens = np.empty((2, *ids.shape), "int64")
             self._buffers = (tokens[0], tokens[1], np.array(num_logits), logits)
-        bound_ids, bound_positions, bound_kept, logits = self._buffers
+        bound_ids, bound_positions, bound_num_logits, logits = self._buffers
         bound_ids[:], bound_positions[:] = ids, positions
         feed = {
             contract.INPUT_IDS: bound_ids,
             contract.ATTENTION_MASK: mask,
             contract.POSITION_IDS: bound_positions,
-            contract.NUM_LOGITS_TO_KEEP: bound_kept,
+            contract.NUM_LOGITS_TO_KEEP: bound_num_logits,
         }
         self._binding.run(feed, contract.LOGITS, logits)
         return logits

@@ -61,8 +61,8 @@ def reshape_instead(model: ir.Model) -> int:
         if sizes is None or order[0] != 0 or (sizes[1:] == 0).any():
             continue
         shape = sizes if x.shape is None else x.shape
-        kept = [axis for axis in order if 1 not in (shape[axis], sizes[axis])]
-        if kept == sorted(kept):
+        moved = [axis for axis in order if 1 not in (shape[axis], sizes[axis])]
+        if moved == sorted(moved):
             reshape.replace_input_with(1, editor.initializer(f"{node.name}/shape", sizes[order]))
             x.shape = None if x.shape is None else ir.Shape([shape[axis] for axis in order])
             node.outputs[0].replace_all_uses_with(x)

@@ -152,10 +152,10 @@ def _sum(terms: Iterable[tuple[tuple[Atom, ...], int]]) -> Expression:
     for atoms, coefficient in terms:
         atoms = tuple(sorted(atoms, key=lambda a: a.key))
         total[atoms] = total.get(atoms, 0) + coefficient
-    kept = [(atoms, c) for atoms, c in total.items() if c]
+    nonzero = [(atoms, c) for atoms, c in total.items() if c]
     # Constants last, as usual.
-    kept.sort(key=lambda term: (not term[0], -len(term[0]), [a.key for a in term[0]]))
-    return Expression(tuple(kept))
+    nonzero.sort(key=lambda term: (not term[0], -len(term[0]), [a.key for a in term[0]]))
+    return Expression(tuple(nonzero))
 
 
 def of_number(value: int) -> Expression:

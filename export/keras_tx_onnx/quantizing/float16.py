@@ -158,10 +158,10 @@ class _Conversion:
     def _cast_outputs(self) -> None:
         """Outputs keep their dtype and name, but the cache has half precision."""
         for index, value in enumerate(self._graph.outputs):
-            wanted = FLOAT16 if str(value.name).startswith(PRESENT) else FLOAT
-            if value.dtype in (FLOAT, FLOAT16) and value.dtype != wanted:
+            dtype = FLOAT16 if str(value.name).startswith(PRESENT) else FLOAT
+            if value.dtype in (FLOAT, FLOAT16) and value.dtype != dtype:
                 name, value.name = value.name, self._editor.unique(f"{value.name}/cast")
-                self._graph.outputs[index] = cast = self._cast(value, wanted)
+                self._graph.outputs[index] = cast = self._cast(value, dtype)
                 cast.name = name
 
 

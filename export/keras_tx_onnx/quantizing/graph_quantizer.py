@@ -82,15 +82,15 @@ class GraphQuantizer:
         """
         model = ir.load(self.source)
         if precision == "fp16":
-            recipe, kept, notes = "half precision", (), self._convert_to_float16(model)
+            recipe, fp32_layers, notes = "half precision", (), self._convert_to_float16(model)
         else:
-            recipe, kept, notes = self._quantize(model, precision, (*self._keep, *also_keep))
+            recipe, fp32_layers, notes = self._quantize(model, precision, (*self._keep, *also_keep))
         for old in path.parent.glob(f"{path.name}*"):
             old.unlink()
         write_graph(model, path)
         check_graph(path)
         noise, agreement, specs = self._compare(path, precision)
-        return contract.Variant(recipe, noise, agreement, kept=kept, notes=tuple(notes), **specs)
+        return contract.Variant(recipe, noise, agreement, kept=fp32_layers, notes=tuple(notes), **specs)
 
     def _convert_to_float16(self, model: ir.Model) -> list[str]:
         infer_shapes(model)

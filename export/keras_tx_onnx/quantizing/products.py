@@ -89,11 +89,11 @@ class Plan:
                     f"keep has {path!r}, which is no layer that would be quantized. "
                     f"{nearest(path, self.layers)}"
                 )
-        kept = tuple(layer for layer in self.layers if any(_is_below(layer, path) for path in keep))
+        fp32_layers = tuple(layer for layer in self.layers if any(_is_below(layer, path) for path in keep))
         return Plan(
-            tuple(product for product in self.products if product.layer not in kept),
-            tuple(lookup for lookup in self.lookups if lookup.layer not in kept),
-            kept,
+            tuple(product for product in self.products if product.layer not in fp32_layers),
+            tuple(lookup for lookup in self.lookups if lookup.layer not in fp32_layers),
+            fp32_layers,
         )
 
 

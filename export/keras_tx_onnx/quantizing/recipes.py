@@ -49,10 +49,10 @@ def quantize_graph(
     """Quantizes a graph in place; returns what was quantized, and notes for the report."""
     plan = products.plan(model.graph, keep)
     if not plan.products and not plan.lookups:
-        kept = f" without {', '.join(plan.kept)} (keep)" if plan.kept else ""
+        exclusion = f" without {', '.join(plan.kept)} (keep)" if plan.kept else ""
         raise ExportError(
-            f"The graph{kept} has no product with a weight of {products.SMALLEST_KERNEL} numbers or more, so "
-            f"{precision} would change nothing. Use fp32 or fp16."
+            f"The graph{exclusion} has no product with a weight of {products.SMALLEST_KERNEL} numbers or "
+            f"more, so {precision} would change nothing. Use fp32 or fp16."
         )
     weights = plan.weights()
     editor = GraphEditor(model.graph)

@@ -192,8 +192,8 @@ class _Attempt:
         equal = [Bound(of_symbol(a) - of_symbol(b), "==") for a, b in pairs]
         used = {id(x) for call in one.used() for x in tensors_in((call.args, call.kwargs))}
         used |= set(map(id, one.outputs))
-        kept = [variable if id(tensor) in used else None for tensor, variable in weights]
-        return Opened(one, self.values, kept, [*equal, *one.observer.bounds])
+        variables = [variable if id(tensor) in used else None for tensor, variable in weights]
+        return Opened(one, self.values, variables, [*equal, *one.observer.bounds])
 
     def _first(self, row: tuple, fresh: dict) -> tuple[Trace, list[tuple[Any, Any]]]:
         """The trace at a row of samples, with axes made equal where the code raises because they are not."""

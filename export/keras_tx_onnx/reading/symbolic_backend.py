@@ -53,12 +53,12 @@ class Trace:
     def used(self) -> list[Call]:
         """The calls that the outputs need."""
         needed = set(map(id, self.outputs))
-        kept = []
+        needed_calls = []
         for call in reversed(self.calls):
             if needed.intersection(map(id, call.outputs)):
-                kept.append(call)
+                needed_calls.append(call)
                 needed.update(id(x) for x in tensors_in((call.args, call.kwargs)))
-        return kept[::-1]
+        return needed_calls[::-1]
 
 
 def tensors_in(structure: Any) -> list[keras.KerasTensor]:

@@ -235,9 +235,9 @@ def _transform(checkpoint: Checkpoint, config: ViTConfig) -> ImageTransform | No
     try:
         return ImageTransform.from_preprocessor_config(fields)
     except ConfigError as error:
-        kept = {key: fields[key] for key in KEPT if fields.get(key) is not None}
+        known = {key: fields[key] for key in KEPT if fields.get(key) is not None}
         size = {"height": config.size[0], "width": config.size[1]}
-        transform = ImageTransform.from_preprocessor_config({**kept, "size": size})
+        transform = ImageTransform.from_preprocessor_config({**known, "size": size})
         warnings.warn(
             f"{folder}/{contract.PREPROCESSOR}: {error} Whole images are resized to {config.size[0]} x "
             f"{config.size[1]}; the other settings of the file are used.",

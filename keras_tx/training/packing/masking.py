@@ -38,7 +38,7 @@ def mask_tokens(
     """
     if not 0 < rate < 1:
         raise ConfigError(f"rate={rate!r}, expected a share between 0 and 1.")
-    wanted = np.rint(rate * allowed.sum(axis=1, keepdims=True))
+    counts = np.rint(rate * allowed.sum(axis=1, keepdims=True))
     scores = random.random(ids.shape)
     if words is not None:
         # The tokens of a word share the score of its first token, so that they are adjacent when sorted.
@@ -49,8 +49,8 @@ def mask_tokens(
     start = _run_starts(in_order)
     stop = ids.shape[1] - _run_starts(in_order[:, ::-1])[:, ::-1]
     # The last word may exceed the number: it is masked if more than half of it fits; at half, at random.
-    half = random.choice((-0.25, 0.25), wanted.shape)
-    masked = ((start + stop) / 2 < wanted + half) | (start == 0)
+    half = random.choice((-0.25, 0.25), counts.shape)
+    masked = ((start + stop) / 2 < counts + half) | (start == 0)
     chosen = np.zeros(ids.shape, bool)
     np.put_along_axis(chosen, order, masked, axis=1)
     chosen &= allowed

@@ -60,10 +60,10 @@ def _product(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:
     inputs, _, kernel = left.partition(",")
     inputs, kernel, result = (part.replace("...", "…") for part in (inputs, kernel, result))
     summed = "".join(axis for axis in inputs if axis in kernel and axis not in result)
-    kept = kernel.removeprefix(summed)
+    columns = kernel.removeprefix(summed)
     free = inputs.removesuffix(summed)
-    plain = summed and kernel == summed + kept and inputs == free + summed and result == free + kept
-    if not plain or set(free) & set(kept):
+    plain = summed and kernel == summed + columns and inputs == free + summed and result == free + columns
+    if not plain or set(free) & set(columns):
         if is_quantized(layer):
             raise ExportError(
                 f"Layer {cx.scope!r} is quantized in Keras and has equation={equation!r}, which is no "

@@ -148,11 +148,11 @@ def global_average_pooling_1d(
     if mask is None:
         return global_average_pooling(cx, layer, inputs)
     axes = spatial_axes(layer, 1)
-    kept = cx.op.Unsqueeze(mask, [2 if channels_are_last(layer) else 1])
+    unmasked = cx.op.Unsqueeze(mask, [2 if channels_are_last(layer) else 1])
     if mask.meta[KERAS_TENSOR].dtype != "bool":
-        kept = cx.op.Cast(kept, to=ir.DataType.BOOL)
-    total = reduced(cx, "ReduceSum", cx.op.Where(kept, inputs, 0.0), axes, keepdims=layer.keepdims)
-    count = cx.op.Cast(kept, to=ir.DataType.FLOAT)
+        unmasked = cx.op.Cast(unmasked, to=ir.DataType.BOOL)
+    total = reduced(cx, "ReduceSum", cx.op.Where(unmasked, inputs, 0.0), axes, keepdims=layer.keepdims)
+    count = cx.op.Cast(unmasked, to=ir.DataType.FLOAT)
     return cx.op.Div(total, reduced(cx, "ReduceSum", count, axes, keepdims=layer.keepdims))
 
 

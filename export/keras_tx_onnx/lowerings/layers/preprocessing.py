@@ -174,17 +174,17 @@ def _nearest(cx: GraphContext, layer: Any, x: ir.Value, sizes: tuple[int | None,
 def center_crop(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     x = _as_float(cx, inputs)
     sizes, target = _known(cx, _sizes(cx, layer, inputs)), (layer.height, layer.width)
-    if all(size >= kept for size, kept in zip(sizes, target, strict=True)):
+    if all(size >= side for size, side in zip(sizes, target, strict=True)):
         return _middle(cx, layer, x, sizes, target)
     inside = _largest_inside(layer, sizes)
     return _resized(cx, layer, _middle(cx, layer, x, sizes, inside), inside, "bilinear")
 
 
 def _middle(
-    cx: GraphContext, layer: Any, x: ir.Value, sizes: tuple[int, int], kept: tuple[int, int]
+    cx: GraphContext, layer: Any, x: ir.Value, sizes: tuple[int, int], target: tuple[int, int]
 ) -> ir.Value:
-    starts = [(size - keep) // 2 for size, keep in zip(sizes, kept, strict=True)]
-    ends = [start + keep for start, keep in zip(starts, kept, strict=True)]
+    starts = [(size - side) // 2 for size, side in zip(sizes, target, strict=True)]
+    ends = [start + side for start, side in zip(starts, target, strict=True)]
     return cx.op.Slice(x, starts, ends, spatial_axes(layer, 2))
 
 

@@ -120,8 +120,8 @@ def scan(
         after = tree.flatten(after)
         width = shape_of(output)[1:]
         if real is not None:
-            kept = np.float32(0) if layer.zero_output_for_mask else last
-            output = _where(cx, real, output, kept, len(width))
+            masked_output = np.float32(0) if layer.zero_output_for_mask else last
+            output = _where(cx, real, output, masked_output, len(width))
             after = [
                 _where(cx, real, new, old, len(shape_of(old)) - 1)
                 for new, old in zip(after, before, strict=True)

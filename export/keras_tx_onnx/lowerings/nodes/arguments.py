@@ -86,16 +86,16 @@ def held_as(dtype: str) -> ir.DataType:
 
 def operand(cx: GraphContext, x: Any, dtype: str) -> ir.Value:
     """An operand as the graph's type for `dtype`."""
-    wanted = held_as(dtype)
+    onnx_type = held_as(dtype)
     if isinstance(x, ir.Value):
-        return x if held_as(result_type(x)) == wanted else cx.op.Cast(x, to=wanted)
+        return x if held_as(result_type(x)) == onnx_type else cx.op.Cast(x, to=onnx_type)
     if isinstance(x, keras.KerasTensor):
         raise ExportError(
             f"A tensor was passed for a static argument of the operation {cx.scope!r}. Pass a number."
         )
-    if wanted == ir.DataType.FLOAT and isinstance(x, keras.Variable) and is_float(x):
+    if onnx_type == ir.DataType.FLOAT and isinstance(x, keras.Variable) and is_float(x):
         return cx.weight(x)
-    return cx.constant(as_array(x), wanted.numpy().name)
+    return cx.constant(as_array(x), onnx_type.numpy().name)
 
 
 def operands(cx: GraphContext, *xs: Any) -> tuple[str, list[ir.Value]]:

@@ -216,21 +216,21 @@ def saturate_cast(cx: GraphContext, operation: Any, /, x: Any) -> ir.Value:
 
 def to_dtype(cx: GraphContext, operation: Any, x: Any, dtype: str) -> ir.Value:
     """A value in another dtype of Keras. Floats stay: the graph computes in float32."""
-    wanted = keras.backend.standardize_dtype(dtype)
-    if not (wanted == "bool" or "int" in wanted or keras.backend.is_float_dtype(wanted)) or wanted == "int4":
-        raise refuse(cx, operation, "dtype", wanted)
+    target = keras.backend.standardize_dtype(dtype)
+    if not (target == "bool" or "int" in target or keras.backend.is_float_dtype(target)) or target == "int4":
+        raise refuse(cx, operation, "dtype", target)
     if not isinstance(x, ir.Value):
-        return operand(cx, x, wanted)
+        return operand(cx, x, target)
     dtype_before = result_type(x)
-    if wanted in NARROW and dtype_before not in (wanted, "bool"):
-        return cx.op.Cast(cx.op.Cast(x, to=NARROW[wanted]), to=ir.DataType.INT64)
-    if dtype_before in NARROW and held_as(wanted) == ir.DataType.INT64 and dtype_before != wanted:
+    if target in NARROW and dtype_before not in (target, "bool"):
+        return cx.op.Cast(cx.op.Cast(x, to=NARROW[target]), to=ir.DataType.INT64)
+    if dtype_before in NARROW and held_as(target) == ir.DataType.INT64 and dtype_before != target:
         return cx.op.Identity(x)  # one value cannot remember two dtypes
-    return operand_as(cx, x, dtype_before, wanted)
+    return operand_as(cx, x, dtype_before, target)
 
 
-def operand_as(cx: GraphContext, x: ir.Value, before: str, wanted: str) -> ir.Value:
-    return x if held_as(before) == held_as(wanted) else cx.op.Cast(x, to=held_as(wanted))
+def operand_as(cx: GraphContext, x: ir.Value, before: str, target: str) -> ir.Value:
+    return x if held_as(before) == held_as(target) else cx.op.Cast(x, to=held_as(target))
 
 
 @lowers("ConvertToTensor", example=lambda x: ops.convert_to_tensor(x), shape=(4,), nodes="")

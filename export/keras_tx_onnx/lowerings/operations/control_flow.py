@@ -143,15 +143,15 @@ def _lowered(cx: GraphContext, body: Body, values: Sequence[Any]) -> list[ir.Val
 
 def _as(cx: GraphContext, x: Any, spec: keras.KerasTensor) -> ir.Value:
     """A value, or a number or array as a constant, in the dtype in which the file holds `spec`."""
-    wanted = onnx_dtype(spec.dtype)
+    onnx_type = onnx_dtype(spec.dtype)
     if not isinstance(x, ir.Value):
-        x = cx.constant(ops.convert_to_numpy(x), wanted.numpy().name)
-    elif x.dtype is not None and x.dtype != wanted:
-        x = cx.op.Cast(x, to=wanted)
+        x = cx.constant(ops.convert_to_numpy(x), onnx_type.numpy().name)
+    elif x.dtype is not None and x.dtype != onnx_type:
+        x = cx.op.Cast(x, to=onnx_type)
     if KERAS_TENSOR not in x.meta:
         x.meta[KERAS_TENSOR] = spec
     if x.type is None:
-        x.type = ir.TensorType(wanted)
+        x.type = ir.TensorType(onnx_type)
     return x
 
 

@@ -45,8 +45,8 @@ def get_item(cx: GraphContext, operation: Any, /, x: Any, key: Any) -> ir.Value:
     for axis in reversed(range(len(axes))):
         if not isinstance(axes[axis], slice):
             x = cx.op.Gather(x, as_index(cx, axes[axis]), axis=axis)
-    kept = [k for k in keys if k is None or isinstance(k, slice)]
-    added = [axis for axis, k in enumerate(kept) if k is None]
+    remaining = [k for k in keys if k is None or isinstance(k, slice)]
+    added = [axis for axis, k in enumerate(remaining) if k is None]
     return cx.op.Unsqueeze(x, added) if added else x
 
 
@@ -300,9 +300,9 @@ def search_sorted(cx: GraphContext, operation: Any, /, sorted_sequence: Any, val
     """How many are smaller, or not larger."""
     if rank_of(sorted_sequence) != 1:
         raise refuse(cx, operation, "sorted_sequence of rank", rank_of(sorted_sequence))
-    _, (places, wanted) = operands(cx, sorted_sequence, values)
+    _, (places, numbers) = operands(cx, sorted_sequence, values)
     node = cx.op.Less if operation.side == "left" else cx.op.LessOrEqual
-    below = node(places, cx.op.Unsqueeze(wanted, [-1]))
+    below = node(places, cx.op.Unsqueeze(numbers, [-1]))
     return cx.op.ReduceSum(cx.op.Cast(below, to=ir.DataType.INT64), [-1], keepdims=0)
 
 

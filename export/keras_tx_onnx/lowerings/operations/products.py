@@ -58,9 +58,9 @@ def _contracted(
     right = [chr(ord("a") + ranks[0] + axis) for axis in range(ranks[1])]
     for one, other in zip(first, second, strict=True):
         right[other] = left[one]
-    kept = [x for i, x in enumerate(left) if i not in first]
-    kept += [x for i, x in enumerate(right) if i not in second]
-    return product(cx, "".join(left), "".join(right), "".join(kept), a, b)
+    free = [x for i, x in enumerate(left) if i not in first]
+    free += [x for i, x in enumerate(right) if i not in second]
+    return product(cx, "".join(left), "".join(right), "".join(free), a, b)
 
 
 @lowers(
@@ -114,10 +114,10 @@ def outer(cx: GraphContext, operation: Any, /, x1: Any, x2: Any) -> ir.Value:
 def einsum(cx: GraphContext, operation: Any, /, *args: Any, **kwargs: Any) -> ir.Value:
     equation = operation.subscripts.replace(" ", "")
     xs = _factors(cx, *args)
-    left, arrow, kept = equation.partition("->")
+    left, arrow, output = equation.partition("->")
     terms = left.split(",")
     if arrow and len(terms) == 2 and "." not in equation:
-        return _result(cx, product(cx, terms[0], terms[1], kept, xs[0], xs[1]), *args)
+        return _result(cx, product(cx, terms[0], terms[1], output, xs[0], xs[1]), *args)
     return _result(cx, cx.op.Einsum(*xs, equation=equation), *args)
 
 
@@ -130,25 +130,25 @@ class _Order:
     result: str
 
 
-def product(cx: GraphContext, first: str, second: str, kept: str, a: ir.Value, b: ir.Value) -> ir.Value:
+def product(cx: GraphContext, first: str, second: str, output: str, a: ir.Value, b: ir.Value) -> ir.Value:
     """A product in Einstein's notation: a MatMul of transposed inputs where possible, otherwise an Einsum."""
-    order = _as_matrices(first, second, kept)
+    order = _as_matrices(first, second, output)
     if order is None:
-        return cx.op.Einsum(a, b, equation=f"{first},{second}->{kept}")
+        return cx.op.Einsum(a, b, equation=f"{first},{second}->{output}")
     result = cx.op.MatMul(_transposed(cx, a, first, order.first), _transposed(cx, b, second, order.second))
-    return _transposed(cx, result, order.result, kept)
+    return _transposed(cx, result, order.result, output)
 
 
 def _transposed(cx: GraphContext, x: ir.Value, axes: str, order: str) -> ir.Value:
     return x if axes == order else cx.op.Transpose(x, perm=[axes.index(axis) for axis in order])
 
 
-def _as_matrices(first: str, second: str, kept: str) -> _Order | None:
-    a, b, c = set(first), set(second), set(kept)
+def _as_matrices(first: str, second: str, output: str) -> _Order | None:
+    a, b, c = set(first), set(second), set(output)
     if len(a) < len(first) or len(b) < len(second) or not c <= a | b:
         return None
     summed = _letters(first, (a & b) - c)
-    batch, rows, columns = (_letters(kept, axes) for axes in (a & b, a - b, b - a))
+    batch, rows, columns = (_letters(output, axes) for axes in (a & b, a - b, b - a))
     if len(summed) != 1 or not (a ^ b) <= c or not rows or len(columns) > 1:
         return None
     if batch and (len(rows), len(columns)) != (1, 1):
