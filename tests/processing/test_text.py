@@ -290,7 +290,8 @@ def test_trained_vocabulary_has_no_unknown_tokens_in_its_corpus():
 
 
 @pytest.mark.parametrize("kind", ["bytes", "characters"])
-@given(text=st.text(min_size=1))
+# Hypothesis also draws strings of our source code; decode omits special tokens.
+@given(text=st.text(min_size=1).filter(lambda text: "<|endoftext|>" not in text))
 def test_decode_inverts_encode(kind, text):
     transform = KINDS[kind] if kind == "bytes" else character_vocabulary([text])
     assert transform.decode(transform.encode(text)[0].ids) == text
