@@ -20,8 +20,8 @@ ANSWER = 3.0  # seconds, of which about 0.3 are needed here: this is no benchmar
 
 
 def main() -> None:
-    found = [name for name in NEVER if find_spec(name)]
-    assert not found, f"the runtime extra brought {found}"
+    installed = [name for name in NEVER if find_spec(name)]
+    assert not installed, f"the runtime extra brought {installed}"
     sizes = sorted(((megabytes(one), one.name) for one in metadata.distributions()), reverse=True)
     print(", ".join(f"{name} {size:.1f}" for size, name in sizes), "MB")
     assert sizes[0][0] < LARGEST, f"{sizes[0][1]} has {sizes[0][0]:.0f} MB, expected less than {LARGEST}"

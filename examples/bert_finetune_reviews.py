@@ -51,13 +51,15 @@ def read_csv(path: Path, text: str, label: str) -> tuple[list[str], list[str]]:
     for name in (text, label):
         if not rows or name not in rows[0]:
             raise SystemExit(f"{path} has no column {name!r}; it has {list(rows[0]) if rows else 'no rows'}.")
-    kept: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for row in rows:
         if (row[text] or "").strip() and row[label]:
-            kept.setdefault(row[text], row[label])
-    if len(kept) < len(rows):
-        print(f"{len(rows) - len(kept)} of {len(rows)} rows have no text, no label, or a text that was there")
-    return list(kept), list(kept.values())
+            labels.setdefault(row[text], row[label])
+    if len(labels) < len(rows):
+        print(
+            f"{len(rows) - len(labels)} of {len(rows)} rows have no text, no label, or a text that was there"
+        )
+    return list(labels), list(labels.values())
 
 
 def read_films() -> tuple[list[str], list[str]]:

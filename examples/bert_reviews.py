@@ -55,10 +55,10 @@ def read_csv(path: Path, text: str, label: str) -> tuple[list[str], list[str]]:
     for name in (text, label):
         if not rows or name not in rows[0]:
             raise SystemExit(f"{path} has no column {name!r}; it has {list(rows[0]) if rows else 'no rows'}.")
-    kept = [row for row in rows if (row[text] or "").strip() and row[label]]
-    if len(kept) < len(rows):
-        print(f"{len(rows) - len(kept)} of {len(rows)} rows have no text or no label and are left out")
-    return [row[text] for row in kept], [row[label] for row in kept]
+    complete = [row for row in rows if (row[text] or "").strip() and row[label]]
+    if len(complete) < len(rows):
+        print(f"{len(rows) - len(complete)} of {len(rows)} rows have no text or no label and are left out")
+    return [row[text] for row in complete], [row[label] for row in complete]
 
 
 def split(texts: Sequence[str], labels: Sequence[str], seed: int) -> tuple[tuple[Any, Any], tuple[Any, Any]]:

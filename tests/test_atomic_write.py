@@ -81,15 +81,15 @@ def test_files_of_others_are_kept(tmp_path: Path):
     foreign = {".one.12345678.partial", ".one.partial", "one.keras_tx.partial"}
     for name in foreign:
         (tmp_path / name).mkdir()
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    (kept / "file").touch()
-    (tmp_path / ".link.12345678.keras_tx.partial").symlink_to(kept)
+    target = tmp_path / "kept"
+    target.mkdir()
+    (target / "file").touch()
+    (tmp_path / ".link.12345678.keras_tx.partial").symlink_to(target)
     (tmp_path / ".file.12345678.keras_tx.partial").touch()
     before = names(tmp_path)
     write(tmp_path / "one")
     assert names(tmp_path) == before | {"one"}
-    assert names(kept) == {"file"}
+    assert names(target) == {"file"}
 
 
 @pytest.mark.parametrize("name", ["file", "link", "model.onnx", "file/folder"])

@@ -54,7 +54,7 @@ print(np.asarray(model(np.array({ids.tolist()}))["start_logits"].numpy()).tolist
 
 
 def test_every_registered_class_has_a_placeholder():
-    found = run(f"""
+    output = run(f"""
 import sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "export")!r}]
 import importlib, pathlib, keras_tx, keras
@@ -69,7 +69,7 @@ for path in pathlib.Path("keras_tx").rglob("*.py"):
 classes = {{name for name in ours() if isinstance(keras.saving.get_custom_objects()[name], type)}}
 print(sorted(classes - before), sorted(classes - of_saving))
 """)
-    assert found.splitlines()[-1] == "[] []"  # and what a placeholder imports has them all
+    assert output.splitlines()[-1] == "[] []"  # and what a placeholder imports has them all
 
 
 def test_missing_package_raises_with_the_install_command():

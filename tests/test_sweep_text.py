@@ -82,11 +82,11 @@ def check_tags(runtime: Any, expected: np.ndarray, arrays: dict[str, np.ndarray]
 
 def check_span(runtime: Any, expected: dict[str, np.ndarray], arrays: dict[str, np.ndarray]) -> None:
     pairs = runtime.transform(TEXTS, TEXTS[::-1])
-    found = runtime.answer(TEXTS, TEXTS[::-1], top_k=1)
-    assert [set(answer[0]) for answer in found] == [{"answer", "score", "start", "end", "no_answer"}] * len(
+    answers = runtime.answer(TEXTS, TEXTS[::-1], top_k=1)
+    assert [set(answer[0]) for answer in answers] == [{"answer", "score", "start", "end", "no_answer"}] * len(
         TEXTS
     )
-    assert pairs["input_ids"].shape[0] == len(found)
+    assert pairs["input_ids"].shape[0] == len(answers)
     out = runtime.session.run({spec.name: arrays[spec.name] for spec in runtime.session.inputs})
     for name, value in expected.items():
         assert_close(out[name], value)

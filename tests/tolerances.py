@@ -37,5 +37,5 @@ def difference(actual: np.ndarray, expected: np.ndarray) -> float:
 
 
 def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: float = FP32) -> None:
-    found = difference(actual, expected)
-    assert found <= tolerance, f"differs by {found:.2e} of the scale, more than {tolerance:.2e}"
+    error = difference(actual, expected)
+    assert error <= tolerance, f"differs by {error:.2e} of the scale, more than {tolerance:.2e}"

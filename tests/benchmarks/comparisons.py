@@ -58,9 +58,9 @@ class Comparison:
 
     def shortened(self) -> Comparison:
         """The comparison of a quick run."""
-        kept = tuple(case for case in self.cases if case.name in self.quick)
+        cases = tuple(case for case in self.cases if case.name in self.quick)
         fast = tuple(one for one in self.contenders if not one.slow)
-        return dataclasses.replace(self, cases=kept, contenders=fast)
+        return dataclasses.replace(self, cases=cases, contenders=fast)
 
     def omitted(self) -> str:
         """What a quick run leaves out, in words; "" for nothing."""
@@ -153,5 +153,5 @@ def select(
 def _matching(sections: Sequence[str], models: Sequence[str], names: Sequence[str]) -> Iterator[Comparison]:
     for one in COMPARISONS:
         if one.section != MACHINE and one.section in sections and one.model in models:
-            kept = tuple(c for c in one.contenders if not names or c.name in names)
-            yield dataclasses.replace(one, contenders=kept)
+            contenders = tuple(c for c in one.contenders if not names or c.name in names)
+            yield dataclasses.replace(one, contenders=contenders)

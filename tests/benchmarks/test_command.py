@@ -61,10 +61,10 @@ def test_quick_run_lists_what_it_omits():
     omitted = "\n".join(without)
     assert "models vit-b16: batch 8" in omitted and "torch compiled" in omitted
     assert "keras stock export" in omitted
-    kept = {(one.section, one.model, case.name) for one in quick for case in one.cases}
+    quick_cases = {(one.section, one.model, case.name) for one in quick for case in one.cases}
     for goal in GOALS:  # all but the longest contexts and beams
         if goal.section == comparisons.MODELS and not any(x in goal.case for x in ("768", "512", BEAMS)):
-            assert (goal.section, goal.model, goal.case) in kept
+            assert (goal.section, goal.model, goal.case) in quick_cases
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ def test_three_ways_take_turns_and_the_answers_are_the_same(folder, capsys):
     concurrent_clients.main(
         [str(folder), "--clients", "4", "--lengths", "2", "20", "--requests", "2", "--rounds", "2"]
     )
-    said = capsys.readouterr().out
-    assert "4 clients, texts of 2 to 20 tokens, fp32" in said
-    assert all(f"| {way} |" in said for way in ("at once", "queue", "batched"))
-    assert "The answers are the same" in said and "rest of the batch" not in said
+    printed = capsys.readouterr().out
+    assert "4 clients, texts of 2 to 20 tokens, fp32" in printed
+    assert all(f"| {way} |" in printed for way in ("at once", "queue", "batched"))
+    assert "The answers are the same" in printed and "rest of the batch" not in printed
 
 
 def test_measured_rates_and_batches(folder):

@@ -52,8 +52,8 @@ def test_permuted_and_scaled_outputs_deviate():
     output = np.random.default_rng(3).standard_normal((8, 50))
     noise = np.random.default_rng(4).standard_normal((8, 50))
     wrong = {"swapped": output[::-1], "signs": np.abs(output), "scaled": output * 1.2, "nan": output * np.nan}
-    given = {"first": output, "int8": output + 0.03 * noise, **wrong}
-    rows = [Result(name, checks={ONE: projection(x)}) for name, x in given.items()]
+    outputs = {"first": output, "int8": output + 0.03 * noise, **wrong}
+    rows = [Result(name, checks={ONE: projection(x)}) for name, x in outputs.items()]
     assert set(deviations(rows, ONE)) == set(wrong)
     losses = [Result(name, checks={"step": loss}) for name, loss in (("a", 2.0), ("b", 2.03), ("c", 2.1))]
     assert deviations(losses, "step") == {"c": "another result, by 5%"}

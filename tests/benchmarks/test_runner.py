@@ -38,30 +38,30 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(comparison: Comparison, place: Path, rounds: int = 2) -> tuple[Outcome, list[str]]:
-    said: list[str] = []
+    lines: list[str] = []
     outcome = Outcome(comparison.section, comparison.model, [case.name for case in comparison.cases])
-    run_comparison(comparison, outcome, place, rounds=rounds, seconds=60, pythons={}, say=said.append)
-    return outcome, said
+    run_comparison(comparison, outcome, place, rounds=rounds, seconds=60, pythons={}, say=lines.append)
+    return outcome, lines
 
 
 def named(contenders: tuple[Contender, ...], *names: str) -> tuple[Contender, ...]:
-    found = {one.name: one for one in contenders}
-    return tuple(found[name] for name in names)
+    by_name = {one.name: one for one in contenders}
+    return tuple(by_name[name] for name in names)
 
 
 def test_contenders_in_turns(place: Path):
     names = ("keras-tx fp32", "keras-hub predict", "keras stock export of keras-hub")
     contenders = (*named(field.INFERENCE, *names), MISSING, CRASHING)
-    outcome, said = run(Comparison(MODELS, BERT, CASES[BERT], contenders), place)
-    assert [found.name for found in outcome.results] == list(names), outcome.unavailable
+    outcome, lines = run(Comparison(MODELS, BERT, CASES[BERT], contenders), place)
+    assert [result.name for result in outcome.results] == list(names), outcome.unavailable
     assert "not installed: no_such_module" in outcome.unavailable["missing"]
     assert "crashed: exit code 3" in outcome.unavailable["crashing"]
-    for found in outcome.results:
-        assert {"Python", "numpy"} < set(found.versions) and found.figures["resident"][0] > 1e7
-        assert all(len(found.seconds[case]) == 2 and found.median(case) > 0 for case in outcome.cases)
-        assert found.figures["load"][0] > 0
+    for result in outcome.results:
+        assert {"Python", "numpy"} < set(result.versions) and result.figures["resident"][0] > 1e7
+        assert all(len(result.seconds[case]) == 2 and result.median(case) > 0 for case in outcome.cases)
+        assert result.figures["load"][0] > 0
     assert all(deviations(outcome.results, case) == {} for case in outcome.cases)  # all computed the same
-    assert any(line.startswith("crashing: crashed") for line in said)
+    assert any(line.startswith("crashing: crashed") for line in lines)
 
 
 def test_one_process_per_round(place: Path):
@@ -69,11 +69,11 @@ def test_one_process_per_round(place: Path):
     case = dataclasses.replace(CASES[BERT][1], once=True)
     contenders = (*named(field.STARTUP, "keras-tx fp32"), CRASHING)
     outcome, _ = run(Comparison(START, BERT, (case,), contenders, new_process=True), place)
-    (found,) = outcome.results
-    whole, parts = found.samples("all"), [found.samples(name) for name in ("importing", "load", case.name)]
+    (result,) = outcome.results
+    whole, parts = result.samples("all"), [result.samples(name) for name in ("importing", "load", case.name)]
     assert len(whole) == 2
     assert all(one > sum(part[turn] for part in parts) for turn, one in enumerate(whole))
-    assert found.median("peak") >= found.median("resident") > 0
+    assert result.median("peak") >= result.median("resident") > 0
     assert set(outcome.unavailable) == {"crashing"}
 
 
@@ -112,9 +112,9 @@ def test_preparation_ends_before_any_measurement(
 
 
 def test_no_gpu_and_the_same_threads():
-    given = environment()
-    assert given["CUDA_VISIBLE_DEVICES"] == "-1" and given["JAX_PLATFORMS"] == "cpu"
-    assert given["OMP_NUM_THREADS"] == given["TF_NUM_INTRAOP_THREADS"] == str(threads())
+    variables = environment()
+    assert variables["CUDA_VISIBLE_DEVICES"] == "-1" and variables["JAX_PLATFORMS"] == "cpu"
+    assert variables["OMP_NUM_THREADS"] == variables["TF_NUM_INTRAOP_THREADS"] == str(threads())
     assert 1 <= threads() <= (os.cpu_count() or 1)
 
 
@@ -127,13 +127,13 @@ def test_exports(place: Path):
         EXPORTS, BERT, (case,), (*named(field.EXPORTERS, *names), MISSING), new_process=True
     )
     outcome, _ = run(comparison, place, rounds=1)
-    assert [found.name for found in outcome.results] == list(names), outcome.unavailable
+    assert [result.name for result in outcome.results] == list(names), outcome.unavailable
     assert set(outcome.unavailable) == {"missing"}
     ours, of_hub, stock = outcome.results
     assert ours.median("nodes") < stock.median("nodes")
     assert 0 < of_hub.median("nodes a block") < of_hub.median("nodes")
-    for found in outcome.results:
-        assert found.median("size") > 1e5 and found.median("again") > 0
+    for result in outcome.results:
+        assert result.median("size") > 1e5 and result.median("again") > 0
     assert ours.note == "" and "onnxruntime refuses the file" in stock.note and "Erfc" in stock.note
     assert not list(place.glob("export.*"))
 
@@ -159,7 +159,7 @@ def test_steps_of_training_start_with_one_loss(family: str, tmp_path: Path):
     if family == "gpt":
         names += ["torch bf16", "keras torch mixed_bfloat16", "keras jax float32"]
     outcome, _ = run(Comparison(TRAINING, family, (case,), named(field.TRAINERS, *names)), place, rounds=1)
-    assert [found.name for found in outcome.results] == names, outcome.unavailable
+    assert [result.name for result in outcome.results] == names, outcome.unavailable
     assert deviations(outcome.results, A_STEP) == {}
 
 

@@ -38,8 +38,8 @@ def _text(name: str, **sizes: Any) -> Callable[[int], Any]:
     common = {"vocabulary_size": VOCABULARY, "hidden_dim": 16, "intermediate_dim": 24}
 
     def make(depth: int) -> Any:
-        given = {**common, "num_layers": depth, **sizes}
-        return getattr(hub(), name)(**{key: value for key, value in given.items() if value is not None})
+        arguments = {**common, "num_layers": depth, **sizes}
+        return getattr(hub(), name)(**{key: value for key, value in arguments.items() if value is not None})
 
     return make
 

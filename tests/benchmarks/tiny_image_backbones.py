@@ -16,8 +16,8 @@ def image(name: str, **sizes: Any) -> Callable[[int], Any]:
     common = {"image_shape": (32, 32, 3), "patch_size": 8, "num_heads": 4, "hidden_dim": 16}
 
     def make(depth: int) -> Any:
-        given = {**common, "num_layers": depth, **sizes}
-        return getattr(hub(), name)(**{key: value for key, value in given.items() if value is not None})
+        arguments = {**common, "num_layers": depth, **sizes}
+        return getattr(hub(), name)(**{key: value for key, value in arguments.items() if value is not None})
 
     return make
 

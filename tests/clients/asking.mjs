@@ -28,12 +28,12 @@ export class Comparison {
 
     // Numbers close and all else the same, at any depth; of texts what is ASCII: half a character is written in
     // more than one way.
-    alike(name, got, expected) {
+    similar(name, got, expected) {
         if (typeof expected === 'number') this.close(name, got, expected);
         else if (typeof expected === 'string') this.same(name, ...[got, expected].map((x) => x.replace(/[^\0-\x7f]/g, '')));
         else {
             this.same(`${name}: keys`, Object.keys(got).sort(), Object.keys(expected).sort());
-            for (const [key, value] of Object.entries(expected)) this.alike(`${name}: ${key}`, got[key], value);
+            for (const [key, value] of Object.entries(expected)) this.similar(`${name}: ${key}`, got[key], value);
         }
     }
 

@@ -38,7 +38,7 @@ class Comparison:
         if got != expected:
             raise ValueError(f"{name} is {got!r}, expected {expected!r}")
 
-    def alike(self, name: str, got: Any, expected: Any) -> None:
+    def similar(self, name: str, got: Any, expected: Any) -> None:
         """Numbers close and all else the same, at any depth; of texts what is ASCII: half a character is
         written in more than one way."""
         if isinstance(expected, str):
@@ -46,11 +46,11 @@ class Comparison:
         elif isinstance(expected, dict):
             self.same(f"{name}: keys", sorted(got), sorted(expected))
             for key, value in expected.items():
-                self.alike(f"{name}: {key}", got[key], value)
+                self.similar(f"{name}: {key}", got[key], value)
         elif isinstance(expected, list) and expected and isinstance(expected[0], dict):
             self.same(f"{name}: length", len(got), len(expected))
             for one, other in zip(got, expected, strict=True):
-                self.alike(name, one, other)
+                self.similar(name, one, other)
         else:
             self.close(name, got, expected)
 
@@ -92,9 +92,9 @@ def main(
     blocks = re.findall(r"```py\n(.*?)```", section(client), re.DOTALL)
     answers = reference["documented"][client]
     for number, (block, expected) in enumerate(zip(blocks, answers, strict=True), 1):
-        given = {name: np.asarray(x, "float32") for name, x in reference["documented"]["given"].items()}
+        inputs = {name: np.asarray(x, "float32") for name, x in reference["documented"]["given"].items()}
         tries[f"{PAGE.name}, block {number}"] = functools.partial(
-            run, out / "documented", block, given, expected
+            run, out / "documented", block, inputs, expected
         )
     gaps, wrong = {}, []
     for name, attempt in tries.items():
@@ -153,7 +153,9 @@ def run(place: Path, block: str, inputs: dict[str, Any], expected: Any, comparis
     os.chdir(place)
     try:
         exec(compile(ast.Module(lines, []), PAGE.name, "exec"), inputs)
-        comparison.alike("it", eval(compile(ast.Expression(last.value), PAGE.name, "eval"), inputs), expected)
+        comparison.similar(
+            "it", eval(compile(ast.Expression(last.value), PAGE.name, "eval"), inputs), expected
+        )
     finally:
         os.chdir(before)
 

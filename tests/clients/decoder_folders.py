@@ -64,8 +64,8 @@ def _continued(loaded: Any, task: str, together: bool) -> dict[str, Any]:
     ids = [GPT_2.encode([prompt])[0].ids.tolist() for prompt in PROMPTS]
     if with_text:
         ids = [loaded.tokenizer.encode(prompt).ids for prompt in PROMPTS]
-    given = PROMPTS if with_text else ids
-    groups = [given] if together else [[one] for one in given]
+    prompts = PROMPTS if with_text else ids
+    groups = [prompts] if together else [[one] for one in prompts]
     made = [one for group in groups for one in loaded.generate(group, max_new_tokens=NEW_TOKENS)]
     assert all(len(set(one.ids)) > 5 for one in made), f"{loaded.folder.path} repeats itself: proves little"
     ports = [spec for spec in loaded.session.inputs if spec.name.startswith("past_key_values.")]

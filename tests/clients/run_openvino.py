@@ -37,8 +37,8 @@ def texts(folder: Path, case: dict[str, Any], comparison: Comparison) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     tokenizer.enable_padding(pad_id=tokenizer.token_to_id(config["pad_token"]))
-    given = case["texts"] if case["pairs"] is None else list(zip(case["texts"], case["pairs"], strict=True))
-    rows = tokenizer.encode_batch(given)
+    texts = case["texts"] if case["pairs"] is None else list(zip(case["texts"], case["pairs"], strict=True))
+    rows = tokenizer.encode_batch(texts)
     batch = {"input_ids": [row.ids for row in rows], "attention_mask": [row.attention_mask for row in rows]}
     if "token_type_ids" in config["model_input_names"]:
         batch["token_type_ids"] = [row.type_ids for row in rows]
@@ -81,7 +81,7 @@ def continued(
     One run for the prompts, padded in front, and one for each further token of all of them.
     """
     length, count = max(map(len, ids)), max(map(len, new_ids))
-    given = np.array([[0] * (length - len(row)) + row for row in ids])
+    input_ids = np.array([[0] * (length - len(row)) + row for row in ids])
     mask = np.array([[0] * (length - len(row)) + [1] * len(row) for row in ids])
     new = np.array([row + [0] * (count - len(row)) for row in new_ids])
     past = {}
@@ -92,14 +92,14 @@ def continued(
             past[port.any_name] = np.zeros((len(ids), heads.get_length(), 0, size.get_length()), kind)
     first, steps = np.zeros(0), []
     for index in range(count):
-        positions = np.maximum(mask.cumsum(axis=1) - 1, 0)[:, -given.shape[1] :]
-        out = model({"input_ids": given, "attention_mask": mask, "position_ids": positions, **past})
+        positions = np.maximum(mask.cumsum(axis=1) - 1, 0)[:, -input_ids.shape[1] :]
+        out = model({"input_ids": input_ids, "attention_mask": mask, "position_ids": positions, **past})
         if index == 0:
             first = np.copy(out["logits"][:1, length - len(ids[0]) :])
         steps.append(np.copy(out["logits"][:, -1]))
         past = {name: np.copy(out[name.replace("past_key_values", "present")]) for name in past}
-        given = new[:, index : index + 1]
-        mask = np.concatenate([mask, np.ones_like(given)], axis=1)
+        input_ids = new[:, index : index + 1]
+        mask = np.concatenate([mask, np.ones_like(input_ids)], axis=1)
     return first, [np.stack(steps, axis=1)[row, : len(own)] for row, own in enumerate(new_ids)]
 
 

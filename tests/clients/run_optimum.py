@@ -90,10 +90,10 @@ def texts(folder: Path, case: dict[str, Any], comparison: Comparison) -> None:
 
 
 def classified(ask: Any, case: dict[str, Any], comparison: Comparison) -> None:
-    given = case["texts"]
+    texts = case["texts"]
     if case["pairs"]:
-        given = [{"text": a, "text_pair": b} for a, b in zip(given, case["pairs"], strict=True)]
-    for got, expected in zip(ask(given, top_k=None), case["answers"], strict=True):
+        texts = [{"text": a, "text_pair": b} for a, b in zip(texts, case["pairs"], strict=True)]
+    for got, expected in zip(ask(texts, top_k=None), case["answers"], strict=True):
         comparison.scores("pipeline", got, expected)
 
 

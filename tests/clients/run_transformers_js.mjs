@@ -38,7 +38,7 @@ const others = Object.fromEntries(blocks.map((block, i) => [`clients.md, block $
     writeFileSync(file, block.trimEnd().replace(/\n(?=[^\n]*$)/, '\nexport default '));
     process.chdir(path.join(out, 'documented'));
     const comparison = new Comparison();
-    comparison.alike('it', (await import(file)).default, answers[i]);
+    comparison.similar('it', (await import(file)).default, answers[i]);
     return comparison.gap;
 }]));
 

@@ -47,18 +47,18 @@ def equals_keras(
     out = exported(model, folder / "out", opset=opset)
     for arrays, expected in zip(both, answers, strict=True):
         results = run(out, *(x.astype(FEEDS[x.dtype.name]) for x in arrays))
-        for got, wanted in zip(results, expected, strict=True):
-            assert got.dtype.name == KINDS[wanted.dtype.kind], f"{got.dtype} for Keras's {wanted.dtype}"
-            same_values(got, wanted, tolerance)
+        for got, reference in zip(results, expected, strict=True):
+            assert got.dtype.name == KINDS[reference.dtype.kind], f"{got.dtype} for Keras's {reference.dtype}"
+            same_values(got, reference, tolerance)
     return out
 
 
-def same_values(got: np.ndarray, wanted: np.ndarray, tolerance: float = FP32) -> None:
+def same_values(got: np.ndarray, reference: np.ndarray, tolerance: float = FP32) -> None:
     """Integers are equal; floats are close, with NaN and infinities at the same positions."""
-    assert got.shape == wanted.shape, f"shape {got.shape}, expected {wanted.shape}"
+    assert got.shape == reference.shape, f"shape {got.shape}, expected {reference.shape}"
     if got.dtype.kind != "f":
-        np.testing.assert_array_equal(got, wanted)
+        np.testing.assert_array_equal(got, reference)
         return
-    finite = np.isfinite(wanted)
-    np.testing.assert_array_equal(np.where(finite, 0, got), np.where(finite, 0, wanted))
-    assert_close(np.where(finite, got, 0), np.where(finite, wanted, 0), tolerance)
+    finite = np.isfinite(reference)
+    np.testing.assert_array_equal(np.where(finite, 0, got), np.where(finite, 0, reference))
+    assert_close(np.where(finite, got, 0), np.where(finite, reference, 0), tolerance)

@@ -135,8 +135,8 @@ def test_softmax_with_a_mask(dtype: str, axis, tmp_path):
     x, mask = keras.Input((4, 8), name="x"), keras.Input((4, 8), dtype=dtype, name="mask")
     model = keras.Model([x, mask], layers.Softmax(axis=axis)(x, mask=mask))
     scores = np.resize(VALUES, (2, 4, 8))
-    kept = np.random.default_rng(0).random((2, 4, 8)) < 0.6
-    kept[0, 0] = False  # nothing is left
-    expected = keras.ops.convert_to_numpy(model([scores, kept.astype(dtype)]))
-    mask_array = kept if dtype == "bool" else kept.astype("int64" if dtype == "int32" else dtype)
+    unmasked = np.random.default_rng(0).random((2, 4, 8)) < 0.6
+    unmasked[0, 0] = False  # nothing is left
+    expected = keras.ops.convert_to_numpy(model([scores, unmasked.astype(dtype)]))
+    mask_array = unmasked if dtype == "bool" else unmasked.astype("int64" if dtype == "int32" else dtype)
     assert_close(run(exported(model, tmp_path / "out"), scores, mask_array)[0], expected)

@@ -48,10 +48,10 @@ def smallest(architecture, **options):
                 weights=None, input_shape=(size, size, 3), classifier_activation=None, **options
             )
         except ValueError as error:
-            wanted = re.search(r"at least (\d+)x(\d+)", str(error))
-            if wanted is None or int(wanted[1]) <= size:
+            minimum = re.search(r"at least (\d+)x(\d+)", str(error))
+            if minimum is None or int(minimum[1]) <= size:
                 raise
-            size = int(wanted[1])
+            size = int(minimum[1])
 
 
 def pictures(batch: int, shape, seed: int) -> np.ndarray:

@@ -63,8 +63,8 @@ class RandomGraph:
         return (self.cx.op.Clip(x, -1.0, 2.0) if self.random.random() < 0.3 else self.cx.op.Relu(x)), shape
 
     def scaled(self, x, shape):
-        kept = int(self.random.integers(1, len(shape)))
-        factor = self.random.standard_normal(shape[-kept:]).astype("float32")
+        rank = int(self.random.integers(1, len(shape)))
+        factor = self.random.standard_normal(shape[-rank:]).astype("float32")
         return (self.cx.op.Mul(factor, x) if self.random.random() < 0.5 else self.cx.op.Mul(x, factor)), shape
 
     def added(self, x, shape):

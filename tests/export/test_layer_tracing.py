@@ -130,8 +130,8 @@ def test_layer_is_not_changed(tmp_path):
     assert ops.arange is arange
     assert parts == [(part, len(part._inbound_nodes)) for part in layer._flatten_layers()]
     assert variables == [id(v) for v in layer.variables]
-    for mine, kept in zip(layer.get_weights(), weights, strict=True):
-        np.testing.assert_array_equal(mine, kept)
+    for mine, weight in zip(layer.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(mine, weight)
     np.testing.assert_array_equal(as_numpy(model(tokens)), before)
 
 

@@ -20,8 +20,8 @@ def test_example(lowering, tmp_path):
     expected = outputs_of(model, x)
     for opset in (17, 23):
         out = exported(model, tmp_path / f"opset_{opset}", opset=opset)
-        for got, wanted in zip(run(out, x), expected, strict=True):
-            assert_close(got, wanted)
+        for got, reference in zip(run(out, x), expected, strict=True):
+            assert_close(got, reference)
     # An output that is an input needs a node of its own.
     assert nodes_of(out) == (lowering.nodes or {"Identity": 1})
 

@@ -61,7 +61,7 @@ def test_concatenate(tmp_path):
 
 def test_dot(tmp_path):
     def call(x):
-        turned = layers.Permute((2, 1))(x)
+        transposed = layers.Permute((2, 1))(x)
         axes = [(2, 2), (1, 1), 1, 2, -1]
         return [
             *(
@@ -69,8 +69,8 @@ def test_dot(tmp_path):
                 for axis in axes
                 for normal in (False, True)
             ),
-            layers.Dot((2, 1))([x, turned]),
-            layers.Dot((1, 2))([x, turned]),
+            layers.Dot((2, 1))([x, transposed]),
+            layers.Dot((1, 2))([x, transposed]),
             layers.Dot(1)([x[:, 0], 2 * x[:, 1]]),
             layers.Dot(1, normalize=True)([x[:, 0], x[:, 1]]),
             layers.Dot((2, 1))([x, x[:, 0]]),

@@ -53,10 +53,10 @@ def test_batch_normalization_of_any_rank(shape, tmp_path):
 def test_batch_normalization_ignores_a_mask_at_inference(tmp_path):
     x, counts = keras.Input((5, 4), name="x"), keras.Input((5,), dtype="bool", name="counts")
     model = redraw(keras.Model([x, counts], layers.BatchNormalization()(x, mask=counts)))
-    series, kept = draw(3, 5, 4), np.random.default_rng(0).random((3, 5)) < 0.5
+    series, mask = draw(3, 5, 4), np.random.default_rng(0).random((3, 5)) < 0.5
     export_onnx(model, tmp_path / "out", verify=False)
     # Nothing of the graph depends on the mask, which stays an input.
-    assert_close(run(tmp_path / "out", series, kept)[0], as_numpy(model([series, kept])))
+    assert_close(run(tmp_path / "out", series, mask)[0], as_numpy(model([series, mask])))
 
 
 def test_batch_normalization_over_the_batch_raises(tmp_path):

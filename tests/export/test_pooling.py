@@ -134,10 +134,10 @@ def test_channels_first(make, shape, tmp_path):
 def test_mask_of_a_series(keepdims: bool, tmp_path):
     x, counts = keras.Input((5, 4), name="x"), keras.Input((5,), dtype="bool", name="counts")
     model = keras.Model([x, counts], layers.GlobalAveragePooling1D(keepdims=keepdims)(x, mask=counts))
-    series, kept = draw(3, 5, 4), np.array([[1, 1, 0, 0, 0], [1] * 5, [0, 1, 0, 1, 0]], bool)
+    series, mask = draw(3, 5, 4), np.array([[1, 1, 0, 0, 0], [1] * 5, [0, 1, 0, 1, 0]], bool)
     for opset in (17, 23):
-        (got,) = run(exported(model, tmp_path / str(opset), opset=opset), series, kept)
-        assert_close(got, as_numpy(model([series, kept])))
+        (got,) = run(exported(model, tmp_path / str(opset), opset=opset), series, mask)
+        assert_close(got, as_numpy(model([series, mask])))
 
 
 needs_adaptive = pytest.mark.skipif(

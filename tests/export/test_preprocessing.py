@@ -84,8 +84,8 @@ def test_integers_become_floats(tmp_path):
     model = keras.Model(x, call)
     pixels = np.random.default_rng(0).integers(0, 256, (2, 6, 5, 3))
     expected = model(pixels.astype("uint8"))
-    for got, wanted in zip(run(exported(model, tmp_path / "out"), pixels), expected, strict=True):
-        assert_close(got, as_numpy(wanted))
+    for got, reference in zip(run(exported(model, tmp_path / "out"), pixels), expected, strict=True):
+        assert_close(got, as_numpy(reference))
 
 
 def test_resizing_integers_raises(tmp_path):

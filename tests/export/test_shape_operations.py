@@ -127,11 +127,11 @@ def test_any_key(tmp_path_factory, key):
     if sum(k is not None and k is not Ellipsis for k in key) > 2 or sum(k is Ellipsis for k in key) > 1:
         return
     try:
-        wanted = X[(slice(None), *key)]
+        expected = X[(slice(None), *key)]
         keras.KerasTensor((None, *X.shape[1:]))[(slice(None), *key)]
     except (IndexError, ValueError):
         return
-    if wanted.size:
+    if expected.size:
         equals_keras(lambda x: x[(slice(None), *key)], tmp_path_factory.mktemp("key"), X)
 
 

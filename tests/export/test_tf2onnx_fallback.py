@@ -322,7 +322,7 @@ def test_other_backends_raise(tmp_path, monkeypatch):
 def test_failed_attempt_is_undone():
     context = GraphContext("graph", 23)
     x = context.input("x", ir.DataType.FLOAT, [None])
-    kept = context.op.Add(x, 1.0)
+    increased = context.op.Add(x, 1.0)
     variable = keras.Variable(np.ones(3, "float32"), name="weight")
 
     def state():
@@ -338,11 +338,11 @@ def test_failed_attempt_is_undone():
     before = state()
     with pytest.raises(ValueError), context.attempt([x]):
         with context.inside("layer"):
-            context.op.Mul(context.op.Sub(kept, 2.0), variable)
+            context.op.Mul(context.op.Sub(increased, 2.0), variable)
             context.op.Neg(x)
         context.tiers["layer"], x.meta["note"] = "opened", 1
         raise ValueError
     assert state() == before
     with context.inside("layer"):
-        assert context.scope == "layer" and context.op.Sub(kept, 2.0).name == "layer/Sub"
+        assert context.scope == "layer" and context.op.Sub(increased, 2.0).name == "layer/Sub"
     assert context.weight(variable).name == variable.path

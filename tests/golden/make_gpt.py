@@ -99,23 +99,23 @@ def outputs(model: Any, seed: int = 1) -> dict[str, np.ndarray]:
     ids = random.integers(1, model.config.vocab_size, (3, 9))
     mask = np.ones_like(ids)
     mask[1, :4] = mask[2, 6:] = 0
-    given = {
+    inputs = {
         "input_ids": ids,
         "attention_mask": mask,
         "position_ids": np.maximum(np.cumsum(mask, axis=1) - 1, 0),
     }
-    tensors = {key: torch.from_numpy(value) for key, value in given.items()}
+    tensors = {key: torch.from_numpy(value) for key, value in inputs.items()}
     with torch.no_grad():
         out = model(**tensors, output_hidden_states=True)
     # the embeddings, the blocks but the last, and the last after the final norm
-    found = {**given, "hidden": np.stack([h.numpy() for h in out.hidden_states])}
+    arrays = {**inputs, "hidden": np.stack([h.numpy() for h in out.hidden_states])}
     if "logits" in out:
         settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
         greedy = model.generate(
             tensors["input_ids"][:1], attention_mask=tensors["attention_mask"][:1], **settings
         )
-        found |= {"logits": out.logits.numpy(), "greedy": greedy.numpy()[:, ids.shape[1] :]}
-    return found
+        arrays |= {"logits": out.logits.numpy(), "greedy": greedy.numpy()[:, ids.shape[1] :]}
+    return arrays
 
 
 if __name__ == "__main__":

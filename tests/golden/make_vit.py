@@ -74,7 +74,7 @@ def images_of(size: tuple[int, int], seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((2, *size, 3)).astype("float32")
 
 
-def taken(images: np.ndarray) -> torch.Tensor:
+def as_tensor(images: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
 
 
@@ -91,23 +91,23 @@ def of_transformers(model: Any, seed: int) -> dict[str, np.ndarray]:
     """What it gives for random images, and for images of other sizes."""
     base = getattr(model, model.base_model_prefix, model)
 
-    def output(found: Any) -> np.ndarray:
-        result = found.logits if hasattr(found, "logits") else found.pooler_output
+    def output(outputs: Any) -> np.ndarray:
+        result = outputs.logits if hasattr(outputs, "logits") else outputs.pooler_output
         return np.ascontiguousarray(result.numpy())  # safetensors writes a view's whole memory
 
     images = images_of((6, 6), seed)
     with torch.no_grad():
-        inside = base(taken(images), output_hidden_states=True)
+        inside = base(as_tensor(images), output_hidden_states=True)
         arrays = {
             "images": images,
             "hidden": np.stack([x.numpy() for x in inside.hidden_states[: SIZES["num_hidden_layers"] + 1]]),
             "tokens": inside.last_hidden_state.numpy(),
-            "output": output(model(taken(images))),
+            "output": output(model(as_tensor(images))),
         }
         asked = {} if "Dinov2" in type(model).__name__ else {"interpolate_pos_encoding": True}
         for name, size in RESIZED.items():
             arrays[f"{name}/images"] = images_of(size, seed)
-            arrays[f"{name}/output"] = output(model(taken(arrays[f"{name}/images"]), **asked))
+            arrays[f"{name}/output"] = output(model(as_tensor(arrays[f"{name}/images"]), **asked))
     return arrays
 
 
@@ -128,12 +128,12 @@ def with_hooks(
     """Hidden states of a model that does not give them by itself."""
     hidden: list[np.ndarray] = []
     tokens: list[np.ndarray] = []
-    blocks[0].register_forward_pre_hook(lambda module, given: hidden.append(given[0].numpy()))
+    blocks[0].register_forward_pre_hook(lambda module, inputs: hidden.append(inputs[0].numpy()))
     for block in blocks:
-        block.register_forward_hook(lambda module, given, result: hidden.append(result.numpy()))
-    norm.register_forward_hook(lambda module, given, result: tokens.append(result.numpy()))
+        block.register_forward_hook(lambda module, inputs, result: hidden.append(result.numpy()))
+    norm.register_forward_hook(lambda module, inputs, result: tokens.append(result.numpy()))
     with torch.no_grad():
-        output = model(taken(images)).numpy()
+        output = model(as_tensor(images)).numpy()
     return {"images": images, "hidden": np.stack(hidden), "tokens": tokens[0], "output": output}
 
 
@@ -147,7 +147,7 @@ def write_lone(
     for name, size in RESIZED.items():
         images = images_of(size, 0)
         with torch.no_grad():
-            expected |= {f"{name}/images": images, f"{name}/output": resized(size)(taken(images)).numpy()}
+            expected |= {f"{name}/images": images, f"{name}/output": resized(size)(as_tensor(images)).numpy()}
     save_file(expected, folder / EXPECTED)
 
 

@@ -16,12 +16,12 @@ def rotated(x: np.ndarray, positions: list[list[int]], base: float = 1e4) -> np.
 
 def test_by_hand():
     """Size 4, base 100: channels 0 and 2 turn by p, channels 1 and 3 by p / 10."""
-    turned = rotated([[[[1, 1, 0, 0], [1, 1, 0, 0]]]], [[1, 20]], base=100.0)
+    actual = rotated([[[[1, 1, 0, 0], [1, 1, 0, 0]]]], [[1, 20]], base=100.0)
     expected = [
         [0.5403023, 0.9950042, 0.8414710, 0.0998334],  # cos 1, cos 0.1, sin 1, sin 0.1
         [0.4080821, -0.4161468, 0.9129453, 0.9092974],  # cos 20, cos 2, sin 20, sin 2
     ]
-    np.testing.assert_allclose(turned[0, 0], expected, atol=1e-6)
+    np.testing.assert_allclose(actual[0, 0], expected, atol=1e-6)
 
 
 def test_position_zero_is_the_identity():

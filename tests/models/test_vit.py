@@ -196,8 +196,8 @@ def test_weights_that_do_not_fit_change_nothing(options: dict, tmp_path):
         ConfigError, match=r"other.weights.h5 do not fit model 'vit' \(ViTConfig\(.*keras_tx.load_model"
     ):
         model.load_weights(path)
-    for mine, kept in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(mine, kept)
+    for mine, old in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, old)
 
 
 def test_weights_that_fit(tmp_path):
@@ -228,8 +228,8 @@ def test_truncated_file_changes_no_weights(monkeypatch):
     monkeypatch.setattr(keras.Model, "load_weights", breaks_off)
     with pytest.raises(ConfigError, match="cannot be read as a weights file: the file ends early"):
         model.load_weights("half.weights.h5")
-    for mine, kept in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(mine, kept)
+    for mine, old in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, old)
 
 
 def test_from_config_of_get_config():

@@ -64,5 +64,5 @@ def test_the_lowest_versions_are_the_floors():
     extras = ("cpu", "runtime", "jax", "metrics", "inspect")
     for requirement in [*BASE, *(line for extra in extras for line in EXTRAS[extra])]:
         (floor,) = (part.version for part in requirement.specifier if part.operator == ">=")
-        found = pinned[canonicalize_name(requirement.name)]
-        assert found == floor or found.startswith(f"{floor}."), f"{requirement}: lowest.txt has {found}"
+        version = pinned[canonicalize_name(requirement.name)]
+        assert version == floor or version.startswith(f"{floor}."), f"{requirement}: lowest.txt has {version}"

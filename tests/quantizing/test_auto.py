@@ -79,8 +79,8 @@ def test_refusal_names_layers_with_largest_errors(folder):
         "refused: loses" in text and "block_1/feed_forward/down alone loses" in text and "with keep=[" in text
     )
     again = quantize(folder, "auto", validation=(PICTURES, labels(folder)), tolerance=0.1, keep=["block_1"])
-    kept = next(row for row in again.measured if row.precision == "int8")
-    assert kept.accepted and kept.score > row.score
+    int8 = next(row for row in again.measured if row.precision == "int8")
+    assert int8.accepted and int8.score > row.score
 
 
 def test_validation_batches_and_dataset(folder):

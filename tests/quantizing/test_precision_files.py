@@ -183,8 +183,8 @@ def test_fp16_keeps_large_numbers_in_float32(tmp_path):
 def test_keep(exported_folders, tmp_path):
     folder = exported_folders.copy("wide vit", tmp_path / "out")
     done = quantize(folder, "int8", keep=["block_0/feed_forward", "logits"])
-    kept = ("block_0/feed_forward/up", "block_0/feed_forward/down", "logits")
-    assert done.manifest.variants["int8"].kept == kept
+    layers = ("block_0/feed_forward/up", "block_0/feed_forward/down", "logits")
+    assert done.manifest.variants["int8"].kept == layers
     counts = nodes(folder, "model_quantized.onnx")
     assert (counts["MatMul"], counts["MatMulInteger"]) == (3, 7)
     assert "In fp32 because of keep: block_0/feed_forward/up" in str(done)

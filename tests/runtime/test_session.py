@@ -85,9 +85,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("wanted", "dtype", "number", "kept"), CASES, ids=str)
-def test_casts_are_exact_or_raise(wanted: str, dtype: str, number: Any, kept: bool, tmp_path: Path):
-    kind = getattr(onnx.TensorProto, wanted.upper().replace("FLOAT32", "FLOAT"))
+@pytest.mark.parametrize(("input_dtype", "dtype", "number", "exact"), CASES, ids=str)
+def test_casts_are_exact_or_raise(input_dtype: str, dtype: str, number: Any, exact: bool, tmp_path: Path):
+    kind = getattr(onnx.TensorProto, input_dtype.upper().replace("FLOAT32", "FLOAT"))
     x, y = (onnx.helper.make_tensor_value_info(name, kind, ["n"]) for name in "xy")
     node = onnx.helper.make_node("Identity", ["x"], ["y"])
     opset = [onnx.helper.make_opsetid("", 17)]
@@ -96,11 +96,11 @@ def test_casts_are_exact_or_raise(wanted: str, dtype: str, number: Any, kept: bo
     onnx.save(made, tmp_path / "identity.onnx")
     array = np.array([number], dtype)
     with Session(tmp_path / "identity.onnx") as opened:
-        if kept:
+        if exact:
             got = opened.run({"x": array})["y"]
-            assert str(got.dtype) == wanted and int(got[0]) == int(array[0])
+            assert str(got.dtype) == input_dtype and int(got[0]) == int(array[0])
         else:
-            with pytest.raises(InputError, match=f"'x' has dtype {dtype}, expected {wanted}"):
+            with pytest.raises(InputError, match=f"'x' has dtype {dtype}, expected {input_dtype}"):
                 opened.run({"x": array})
 
 

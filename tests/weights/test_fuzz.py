@@ -117,10 +117,10 @@ def headers(sound: Path, place: Path, data: st.DataObject) -> None:
                 st.sampled_from(["F16", "F64", "I8", "BOOL", "F32 ", "x", None, 4])
             )
         else:
-            kept = list(header[name][what])
-            if kept:
-                kept[data.draw(st.integers(0, len(kept) - 1))] = data.draw(SIMPLE)
-            header[name][what] = data.draw(st.sampled_from([kept, kept[::-1], [*kept, 1], kept[1:]]))
+            values = list(header[name][what])
+            if values:
+                values[data.draw(st.integers(0, len(values) - 1))] = data.draw(SIMPLE)
+            header[name][what] = data.draw(st.sampled_from([values, values[::-1], [*values, 1], values[1:]]))
     text = json.dumps(header).encode()
     weights = len(text).to_bytes(8, "little") + text + whole[end:]
     tried(put(place, sound, json.loads((sound / "config.json").read_text()), weights))

@@ -118,9 +118,9 @@ def test_outputs_equal_transformers(pair: tuple[Any, Path, str], side: str):
     assert_close(
         as_numpy(encoded["last_hidden_state"])[real], expected.encoder_last_hidden_state.numpy()[real]
     )
-    wanted = expected[0].numpy()
+    reference = expected[0].numpy()
     real = x["decoder_attention_mask"].astype(bool)
-    assert_close(as_numpy(model(x))[real], wanted[real])
+    assert_close(as_numpy(model(x))[real], reference[real])
 
 
 INNER = {
@@ -148,11 +148,11 @@ def test_hidden_states_and_attentions_equal_transformers(pair: tuple[Any, Path, 
     for name, of in INNER.items():
         real = x[of.replace("input_ids", "attention_mask")].astype(bool)
         assert len(outputs[name]) == len(expected[name])
-        for mine, wanted in zip(outputs[name], expected[name], strict=True):
-            mine, wanted = as_numpy(mine), wanted.numpy()
+        for mine, reference in zip(outputs[name], expected[name], strict=True):
+            mine, reference = as_numpy(mine), reference.numpy()
             if mine.ndim == 4:  # (batch, heads, queries, keys)
-                mine, wanted = (np.moveaxis(y, 1, 2) for y in (mine, wanted))
-            assert_close(mine[real], wanted[real])
+                mine, reference = (np.moveaxis(y, 1, 2) for y in (mine, reference))
+            assert_close(mine[real], reference[real])
 
 
 def test_in_and_out_again(pair: tuple[Any, Path, str], tmp_path: Path):
