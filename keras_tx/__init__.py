@@ -199,5 +199,5 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_MODULES})
 
 
-# The last two are not public.
-register_with_keras([*(name for name in _HOMES if name[0].isupper()), "BlockWithScores", "MaskToken"])
+_PRIVATE = ("BlockWithScores", "MaskToken", "RelativePositionEmbedding")
+register_with_keras([*(name for name in _HOMES if name[0].isupper()), *_PRIVATE])
