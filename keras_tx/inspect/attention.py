@@ -65,7 +65,8 @@ def patch_maps(attention: Any, grid: PatchGrid) -> np.ndarray:
     attention = np.asarray(attention)
     if attention.shape[-1:] != (grid.tokens,):
         raise ConfigError(
-            f"attention has the shape {attention.shape}, but {grid} has {grid.tokens} keys, the last axis."
+            f"attention has the shape {attention.shape}, but {grid} requires {grid.tokens} keys "
+            "on the last axis."
         )
     return attention[..., grid.prefix :].reshape(*attention.shape[:-1], grid.rows, grid.columns)
 
@@ -145,7 +146,9 @@ def mass_threshold(map: Any, mass: float = 0.6) -> np.ndarray:
         raise ConfigError(f"mass={mass!r} is out of range, expected above 0 and at most 1.")
     maps = np.asarray(map, "float64")
     if maps.ndim < 2 or not (maps >= 0).all():
-        raise ConfigError(f"map has the shape {maps.shape}, expected (rows, columns) of values from 0.")
+        raise ConfigError(
+            f"map has the shape {maps.shape}, expected (rows, columns) with values of 0 or more."
+        )
     flat = maps.reshape(*maps.shape[:-2], -1)
     order = np.argsort(flat, axis=-1, kind="stable")
     sums = np.cumsum(np.take_along_axis(flat, order, -1), -1)  # from the smallest value on
@@ -159,8 +162,8 @@ def _check_tokens(attention: Any, grid: PatchGrid) -> np.ndarray:
     attention = np.asarray(attention)
     if attention.shape[-2:] != (grid.tokens, grid.tokens):
         raise ConfigError(
-            f"attention has the shape {attention.shape}, but {grid} has {grid.tokens} tokens, the last two "
-            "axes."
+            f"attention has the shape {attention.shape}, but {grid} requires {grid.tokens} tokens "
+            "on the last two axes."
         )
     return attention
 
@@ -322,9 +325,9 @@ def _checked_weights(attention: Any) -> np.ndarray:
     off = np.abs(sums - 1) > ROUNDING
     wrong = np.flatnonzero(off & (sums != 0) | (attention.min(axis=-1) < 0) | ~np.isfinite(sums))
     if wrong.size:
+        lowest = attention.reshape(-1, attention.shape[-1])[wrong[0]].min()
         raise ConfigError(
-            f"attention has a row from {attention.reshape(-1, attention.shape[-1])[wrong[0]].min():g} with "
-            f"the sum {sums.flat[wrong[0]]:g}, expected attention weights of 0 or more with the sum 1. Pass "
-            "the output of the softmax, not its scores."
+            f"attention has a row with the minimum {lowest:g} and the sum {sums.flat[wrong[0]]:g}, expected "
+            "attention weights of 0 or more with the sum 1. Pass the output of the softmax, not its scores."
         )
     return attention

@@ -354,8 +354,8 @@ class Predictor:
             base = values.astype(self.array.dtype)
         if self.array.dtype.kind in "iu" and not np.array_equal(base, values):
             raise ConfigError(
-                f"baseline has values that {self.array.dtype} inputs cannot have. Pass other values, or the "
-                "inputs as floats, inputs.astype('float32')."
+                f"baseline has values that {self.array.dtype} inputs cannot represent. Pass other values, "
+                "or the inputs as floats, inputs.astype('float32')."
             )
         try:
             return np.broadcast_to(base, self.array.shape)

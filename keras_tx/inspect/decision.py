@@ -99,7 +99,7 @@ def decision_mask(output: Any, target: Any = None, position: Any = None, inputs:
         index = (rows, _indices("position", position, output.shape[:2]))
     elif position is not None:
         raise ConfigError(
-            f"position={position!r} is for an output for each token, but the output has the shape "
+            f"position={position!r} requires an output for each token, but the output has the shape "
             f"{output.shape}."
         )
     if output.ndim > 1:
@@ -144,6 +144,6 @@ def _indices(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
     wrong = indices[(indices < -size) | (indices >= size)]
     if wrong.size:
         raise ConfigError(
-            f"{name}={wrong.flat[0]} is out of range: the output has {size} of them (0 to {size - 1})."
+            f"{name}={wrong.flat[0]} is out of range, expected 0 to {size - 1} for this output."
         )
     return np.broadcast_to(indices % size, rows)

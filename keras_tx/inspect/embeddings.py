@@ -231,7 +231,7 @@ def nearest_rows(
         raise InputError(f"The vector has the shape {vector.shape}, expected {table.shape[1:]}.")
     length = np.linalg.norm(vector)
     if not np.isfinite(length) or length == 0:
-        raise InputError(f"The vector has the norm {length:g}, expected a finite one above 0.")
+        raise InputError(f"The vector has the norm {length:g}, expected a finite norm above 0.")
     norms = np.sqrt(np.einsum("ij,ij->i", table, table, dtype="float64"))
     products = table @ (vector / length).astype("float32")
     usable = norms > 0

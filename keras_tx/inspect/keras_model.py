@@ -140,8 +140,8 @@ class KerasModelReader:
         layers = [layer for layer in self.model.layers if isinstance(layer, PatchEmbedding)]
         if len(layers) != 1 or len(layers[0].input.shape) != 4:
             raise InputError(
-                f"Model {self.name!r} has {len(layers)} PatchEmbedding layers, expected one of images, so it "
-                "has no grid."
+                f"Model {self.name!r} has {len(layers)} PatchEmbedding layers, expected one for images, so "
+                "it has no grid."
             )
         return layers[0]
 

@@ -167,7 +167,8 @@ def central_square(field: Any, share: float = 0.5, center: tuple[int, int] | Non
     field = np.asarray(field, "float64")
     if field.ndim != 2 or not field.sum() > 0 or field.min() < 0:
         raise ConfigError(
-            f"field has the shape {field.shape}, expected a map of numbers of 0 or more, not all 0."
+            f"field has the shape {field.shape}, expected (height, width) with values of 0 or more, "
+            "not all 0."
         )
     if not 0 < share <= 1:
         raise ConfigError(f"share={share} is out of range: expected above 0 and at most 1.")

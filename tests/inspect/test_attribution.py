@@ -130,7 +130,7 @@ def test_baselines_that_integers_cannot_have_raise():
 
     assert occlusion(predict, images, window=6, baseline=5.0)[0, 0, 0] == 2
     for baseline in (127.5, -1, 256, np.nan):
-        with pytest.raises(ConfigError, match="baseline has values that uint8 inputs cannot have.*float32"):
+        with pytest.raises(ConfigError, match="values that uint8 inputs cannot represent.*float32"):
             occlusion(predict, images, window=6, baseline=baseline)
         with pytest.raises(ConfigError, match="uint8 inputs"):
             Faithfulness(predict, images).insertion(np.ones((1, 6, 6)), baseline)

@@ -352,9 +352,9 @@ def test_float_inputs_beside_integers_are_attributed():
 
 def test_wrong_arguments_raise(vit):
     cases: dict[str, dict[str, Any]] = {
-        r"target=3 is out of range.*3 of them": {"target": 3},
+        r"target=3 is out of range.*0 to 2": {"target": 3},
         r"target is \[0\]": {"target": [0]},
-        r"position=1 is for an output": {"position": 1},
+        r"position=1 requires an output": {"position": 1},
         r"output='logit'": {"output": "logit"},
         r"no layer 'block'": {"layer": "block"},
         r"baseline has the shape \(3, 2\).*\(2, 8, 8, 3\)": {"baseline": np.ones((3, 2))},
