@@ -22,6 +22,8 @@ NAMES = {
 
 # What an entry of task_specific_params has for lengths, and the smallest value.
 LENGTHS = {"min_length": ("0 or more tokens", 0), "max_length": ("2 or more tokens", 2)}
+# All that an entry may have.
+TASK_OPTIONS = ("prefix", *LENGTHS, *(key for key, _ in NAMES.values()))
 
 
 def read_defaults(values: Mapping[str, Any], file: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, user_stacklevel
-from keras_tx.generation.defaults import NAMES, read_defaults, read_task, write_defaults
+from keras_tx.generation.defaults import NAMES, TASK_OPTIONS, read_defaults, read_task, write_defaults
 from keras_tx.processing import TextTransform
 from keras_tx.weights.config_json import Fields
 
@@ -52,13 +52,21 @@ def read_task_options(config: Fields) -> dict[str, Any] | None:
     if not isinstance(tasks, dict) or not all(isinstance(values, dict) for values in tasks.values()):
         raise config.error("task_specific_params", "expected an object for each task")
     for name, values in tasks.items():
-        _warn_of_unsupported(values, f"{config.where}: {name}", UNSUPPORTED.keys() - {"min_length"})
+        _warn_of_unsupported(values, f"{config.where}: {name}", values.keys() - TASK_OPTIONS)
+    tasks = {
+        name: {key: value for key, value in values.items() if key in TASK_OPTIONS}
+        for name, values in tasks.items()
+    }
     check_task_options(tasks)
     return tasks
 
 
 def _warn_of_unsupported(values: Mapping[str, Any], file: str, names: Iterable[str]) -> None:
-    ignored = {key: values[key] for key in names if values.get(key) not in (None, UNSUPPORTED[key])}
+    ignored = {
+        key: values[key]
+        for key in sorted(names)
+        if values.get(key) not in (None, UNSUPPORTED.get(key, False))  # of other names, False has no effect
+    }
     if ignored:
         warnings.warn(
             f"{file} has {ignored}, which generate() does not support. Texts are generated without.",
@@ -117,6 +125,12 @@ def check_task_options(tasks: Any) -> None:
     if not isinstance(tasks, dict) or not all(isinstance(values, dict) for values in tasks.values()):
         raise ConfigError(f"task_options={tasks!r:.80}, expected a dict of options for each task.")
     for name, values in tasks.items():
+        unknown = [key for key in values if key not in TASK_OPTIONS]
+        if unknown:
+            raise ConfigError(
+                f"task_options[{name!r}] has the option {unknown[0]!r}. Pass any of "
+                f"{', '.join(TASK_OPTIONS)}."
+            )
         read_task(values, {}, f"task_options[{name!r}]")
 
 

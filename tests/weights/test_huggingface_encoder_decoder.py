@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,14 @@ def test_task_options(tmp_path: Path):
         path.write_text(json.dumps(content | {"task_specific_params": wrong}))
         with pytest.raises(ConfigError, match=message):
             keras_tx.from_checkpoint(tmp_path / "t5")
+    others = {"max_new_tokens": 9, "do_sample": False, "encoder_repetition_penalty": 1.0}
+    summarization = {"summarization": tasks["summarization"] | others}
+    path.write_text(json.dumps(content | {"task_specific_params": summarization}))
+    with pytest.warns(UserWarning, match=r"summarization has \{'max_new_tokens': 9\}, which"):
+        loaded = keras_tx.from_checkpoint(tmp_path / "t5")
+    assert loaded.config.task_options == {"summarization": tasks["summarization"]}
+    with pytest.raises(ConfigError, match=r"task_options\['summarization'\] has the option 'max_new_tokens'"):
+        dataclasses.replace(loaded.config, task_options=summarization)
 
 
 @pytest.mark.parametrize(
