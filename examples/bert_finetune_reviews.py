@@ -28,8 +28,8 @@ import keras
 import numpy as np
 
 import keras_tx
+from keras_tx.data import text_classification_batches
 from keras_tx.runtime import load
-from keras_tx.training.packing import text_classification_batches
 from keras_tx_onnx import export_onnx
 
 

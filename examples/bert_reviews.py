@@ -24,9 +24,9 @@ import keras
 import numpy as np
 
 import keras_tx
+from keras_tx.data import masked_lm_batches, text_classification_batches
 from keras_tx.processing import TextTransform, train_wordpiece
 from keras_tx.runtime import load
-from keras_tx.training.packing import masked_lm_batches, text_classification_batches
 from keras_tx_onnx import export_onnx
 
 TOPICS = {

@@ -26,9 +26,9 @@ from typing import Any
 import keras
 
 import keras_tx
+from keras_tx.data import causal_lm_batches
 from keras_tx.processing import TextTransform, character_vocabulary, write_tokens
 from keras_tx.runtime import load
-from keras_tx.training.packing import causal_lm_batches
 from keras_tx_onnx import export_onnx
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_tx.data.batches import Batches
 from keras_tx.errors import ConfigError, whole_number
-from keras_tx.training.packing.batches import Batches
 from keras_tx.weights.weight_values import check_values
 
 VERSION = 1
@@ -47,7 +47,7 @@ def fit_resumable(
 
     Args:
         model: compiled, and built the same way each time.
-        batches: the result of causal_lm_batches or another function of keras_tx.training.packing, called with
+        batches: the result of causal_lm_batches or another function of keras_tx.data, called with
             the same arguments each time.
         path: the file of the state.
         epochs: the number of all epochs, including those before an interruption.
@@ -68,7 +68,7 @@ def fit_resumable(
     every = None if every is None else whole_number("every", every)
     if not isinstance(batches, Batches):
         raise ConfigError(
-            f"batches is a {type(batches).__name__}, expected keras_tx.training.packing.Batches. For arrays "
+            f"batches is a {type(batches).__name__}, expected keras_tx.data.Batches. For arrays "
             "x and y, pass Batches(lambda rows, random: (x[rows], y[rows]), np.ones(len(x)), batch_size=32)."
         )
     if getattr(model, "optimizer", None) is None:

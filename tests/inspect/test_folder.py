@@ -12,12 +12,12 @@ import pytest
 
 import keras_tx
 from keras_tx import contract
+from keras_tx.data import sequence_to_sequence_batches
 from keras_tx.errors import ConfigError, FolderError, InputError
 from keras_tx.inspect import Inspector, inspect
 from keras_tx.inspect import folder as folder_reader
 from keras_tx.processing import TextTransform, train_unigram, train_wordpiece
 from keras_tx.runtime import load
-from keras_tx.training.packing import sequence_to_sequence_batches
 from keras_tx_onnx import export_onnx
 from tests.drawing import draw, redraw
 from tests.tolerances import ANOTHER_BRANCH, HALF, assert_close

@@ -45,9 +45,11 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         | {"layers", "heads", "losses", "metrics", "optimizers", "weights"},
         {"keras", "numpy", "h5py", "ml_dtypes", "keras_hub"},
     ),
-    # tensorflow: tf.data; torch: the state of its random generator
+    # tensorflow: tf.data
+    "data": (EVERYWHERE, {"keras", "numpy", "tensorflow", "keras_hub", "tokenizers"}),
+    # torch: the state of its random generator
     "training": (
-        EVERYWHERE | {"metrics", "models", "optimizers", "progress_bar", "weights"},
+        EVERYWHERE | {"data", "metrics", "models", "optimizers", "progress_bar", "weights"},
         {"keras", "numpy", "tensorflow", "keras_hub", "tokenizers", "torch"},
     ),
     # keras, its backends: imported inside functions, so that a folder is inspected without them

@@ -114,9 +114,9 @@ def main() -> None:
     import keras
 
     from examples import gpt_characters
+    from keras_tx.data import causal_lm_batches
     from keras_tx.processing import TextTransform
     from keras_tx.training import fit_resumable, pretrain_recipe
-    from keras_tx.training.packing import causal_lm_batches
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=2000)

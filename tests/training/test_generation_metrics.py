@@ -11,9 +11,9 @@ import pytest
 
 import keras_tx
 from keras_tx import metrics
+from keras_tx.data import sequence_to_sequence_batches
 from keras_tx.errors import ConfigError, InputError, TextError
 from keras_tx.processing import characters
-from keras_tx.training.packing import sequence_to_sequence_batches
 from tests.drawing import as_numpy
 
 LETTERS = characters("abcdef ", eos_token="<|endoftext|>")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import keras_tx
+from keras_tx.data import causal_lm_batches
 from keras_tx.processing import TokenWriter
 from keras_tx.training import pretrain_recipe
-from keras_tx.training.packing import causal_lm_batches
 from tests.drawing import as_numpy
 from tests.tolerances import FP32
 

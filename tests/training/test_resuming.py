@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import keras_tx
+from keras_tx import data as packing
+from keras_tx.data import causal_lm_batches
 from keras_tx.errors import ConfigError
 from keras_tx.processing import TokenWriter
-from keras_tx.training import fit_resumable, packing, pretrain_recipe, resuming
-from keras_tx.training.packing import causal_lm_batches
+from keras_tx.training import fit_resumable, pretrain_recipe, resuming
 from tests.drawing import as_numpy, draw
 
 EPOCHS, STEPS = 3, 6
@@ -172,7 +173,7 @@ def test_unsupported_data_and_callbacks_raise(corpus, tmp_path):
             fit_resumable(model, blocks, tmp_path / "a", **{"epochs": 1, **options})
     data = {"ndarray": np.zeros((2, 3)), "Loader": type("Loader", (), {})()}
     for kind, source in data.items():
-        says = f"batches is a {kind}, .*packing.Batches"
+        says = f"batches is a {kind}, .*data.Batches"
         with pytest.raises(ConfigError, match=says):
             fit_resumable(model, source, tmp_path / "a", epochs=1)  # type: ignore[arg-type]
     unbuilt = keras.Sequential([keras.layers.Dense(1)])

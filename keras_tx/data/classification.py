@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from keras_tx import contract
+from keras_tx.data.batches import Batches
 from keras_tx.errors import TextError, nearest
 from keras_tx.processing import Row, TextTransform
-from keras_tx.training.packing.batches import Batches
 
 Classes = int | Sequence[str] | None
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from keras_tx import contract
+from keras_tx.data.batches import Batches
 from keras_tx.errors import ConfigError, TextError
 from keras_tx.processing import Row, TextTransform
-from keras_tx.training.packing.batches import Batches
 
 PadPairs = Callable[[Sequence[Row], Sequence[Row]], tuple[Any, Any]]
 

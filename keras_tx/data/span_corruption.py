@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from keras_tx.data.batches import Batches
+from keras_tx.data.blocks import token_blocks
+from keras_tx.data.pairs import checked_start_id, end_id, pair_padding, plain_row
 from keras_tx.errors import ConfigError, whole_number
 from keras_tx.processing import TextTransform, TokenFile
-from keras_tx.training.packing.batches import Batches
-from keras_tx.training.packing.blocks import token_blocks
-from keras_tx.training.packing.pairs import checked_start_id, end_id, pair_padding, plain_row
 
 
 def span_corruption_batches(

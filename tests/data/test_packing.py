@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 import keras_tx
-from keras_tx.errors import ConfigError, TextError
-from keras_tx.processing import train_wordpiece, wordpiece
-from keras_tx.training.packing import (
+from keras_tx.data import (
     mask_tokens,
     masked_lm_batches,
     question_answering_batches,
@@ -20,6 +18,8 @@ from keras_tx.training.packing import (
     text_classification_batches,
     token_classification_batches,
 )
+from keras_tx.errors import ConfigError, TextError
+from keras_tx.processing import train_wordpiece, wordpiece
 
 WORDS = "alpha beta gamma delta epsilon zeta theta iota kappa omega".split()
 RANDOM = np.random.default_rng(0)

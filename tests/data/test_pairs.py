@@ -15,10 +15,10 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 import keras_tx
+from keras_tx.data import sequence_to_sequence_batches, span_corruption_batches
+from keras_tx.data.span_corruption import block_length, corrupt_spans, span_counts, span_mask
 from keras_tx.errors import ConfigError, TextError
 from keras_tx.processing import TextTransform, TokenWriter, train_wordpiece
-from keras_tx.training.packing import sequence_to_sequence_batches, span_corruption_batches
-from keras_tx.training.packing.span_corruption import block_length, corrupt_spans, span_counts, span_mask
 
 SENTINELS = 100
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from keras_tx import contract
+from keras_tx.data.batches import Batches
+from keras_tx.data.masking import mask_tokens
 from keras_tx.errors import ConfigError, TextError
 from keras_tx.processing import Row, TextTransform
 from keras_tx.processing.special_tokens import Piece, joined
-from keras_tx.training.packing.batches import Batches
-from keras_tx.training.packing.masking import mask_tokens
 
 Mask = Callable[[Sequence[Row], dict[str, np.ndarray], np.random.Generator], np.ndarray]
 

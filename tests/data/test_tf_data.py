@@ -12,9 +12,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from keras_tx.data import keras_hub_tokenizer, tf_data_tokenizer
 from keras_tx.errors import ConfigError, TextError
 from keras_tx.processing import character_vocabulary, train_byte_bpe, train_wordpiece, wordpiece
-from keras_tx.training.packing import keras_hub_tokenizer, tf_data_tokenizer
 
 tf = pytest.importorskip("tensorflow", reason='pip install "keras-tx[cpu]"')
 if keras.backend.backend() != "tensorflow":

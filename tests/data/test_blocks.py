@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import keras_tx
+from keras_tx.data import causal_lm_batches
 from keras_tx.errors import ConfigError
 from keras_tx.processing import TokenWriter
-from keras_tx.training.packing import causal_lm_batches
 
 END = 2999
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from keras_tx import contract
+from keras_tx.data.batches import Batches
 from keras_tx.errors import ConfigError, whole_number
 from keras_tx.processing import TokenFile
-from keras_tx.training.packing.batches import Batches
 
 PackBlocks = Callable[[np.ndarray, np.ndarray, np.random.Generator], tuple[Any, Any]]
 
