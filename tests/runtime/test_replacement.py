@@ -23,7 +23,7 @@ LABELS = {"old": ("old 0", "old 1", "old 2", "old 3"), "new": ("new 0", "new 1",
 BEST = {"old": "old 0", "new": "new 3"}  # of RED: the columns of the weights are reversed
 
 REPLACE = """
-import itertools, shutil, sys
+import itertools, random, shutil, sys, time
 from pathlib import Path
 from keras_tx.atomic_write import atomic_directory
 from keras_tx.errors import ExportError
@@ -31,6 +31,7 @@ target, *versions = map(Path, sys.argv[1:])
 for version in itertools.cycle(versions):
     with atomic_directory(target, ExportError) as new:
         shutil.copytree(version, new, dirs_exist_ok=True)
+    time.sleep(random.uniform(0, 0.03))  # without a pause, a busy machine never loads a whole folder
 """
 
 
