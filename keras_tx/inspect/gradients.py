@@ -178,12 +178,15 @@ def intercept_calls(points: Sequence[Point], replace: Callable[[Point, Any], Any
         replace: function of a point and the result. For a method that returns a tuple, it replaces the first
             element.
     """
+    from keras_tx.layers.dot_product_attention import writing_out_weights
+
     attributes = [vars(layer) for layer, _ in points]  # not setattr: Keras would track the value
     before = list(map(dict, attributes))
     for point, attribute in zip(points, attributes, strict=True):
         attribute[point[1]] = _replacing(point, replace)
     try:
-        yield
+        with writing_out_weights():
+            yield
     finally:
         for (_, name), attribute, old in zip(points, attributes, before, strict=True):
             attribute.pop(name)

@@ -146,7 +146,10 @@ class KerasModelReader:
         return layers[0]
 
     def patch_size(self) -> tuple[int, int]:
-        return self._patch_embedding().patch(2)
+        layer = self._patch_embedding()
+        height, width = layer.patch(2)
+        stride = 2 ** getattr(getattr(self.model, "config", None), "stem_depth", 0)
+        return height * stride, width * stride
 
     def patch_kernel(self, layer: str | None) -> np.ndarray:
         return patch_kernel(self.model, layer)

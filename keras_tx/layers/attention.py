@@ -7,14 +7,24 @@ import math
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 from keras.src.backend import get_keras_mask  # no public name; JAX tracers carry no `_keras_mask`
 
 from keras_tx.arguments import Count, Epsilon, Positive, Rate, Shape, Size, checked
 from keras_tx.errors import ConfigError
+from keras_tx.layers.dot_product_attention import (
+    LOWEST,
+    attend,
+    causal_mask,
+    softmax,
+    weights_are_written_out,
+)
 from keras_tx.layers.key_value_cache import KeyValueCache, open_cache
 from keras_tx.layers.relative_position_embedding import RelativePositionEmbedding
 from keras_tx.layers.rotary import check_scaling, rotate
+
+RMS = "rms"  # of qk_norm
 
 
 @keras.saving.register_keras_serializable("keras_tx")
@@ -23,7 +33,9 @@ class MultiHeadAttention(keras.layers.Layer):
 
     Query, key and value have separate weights, as in checkpoints and for LoRA; the exporter packs them. The
     softmax is computed in float32 under every dtype policy. If all keys of a query are masked, its attention
-    weights are zero, not NaN.
+    weights are zero, not NaN. The fused operation of the backend is used unless weights are returned or there
+    is a bias, relative positions or active dropout of the weights: `scaled_dot_product_attention` of PyTorch,
+    and `keras.ops.dot_product_attention` of JAX on an accelerator. Otherwise the scores are materialized.
 
     >>> import numpy as np
     >>> tuple(MultiHeadAttention(num_heads=8, causal=True)(np.zeros((2, 9, 512), "float32")).shape)
@@ -47,8 +59,9 @@ class MultiHeadAttention(keras.layers.Layer):
         dropout: rate of dropout on the attention weights.
         use_bias: whether the dense layers have biases.
         qkv_bias: whether query, key and value have biases; by default `use_bias`.
-        qk_norm: whether each head of query and key is layer-normalized before rotation and scaling, with
-            one scale for all heads, and a bias if `use_bias` is true, as in timm.
+        qk_norm: whether each head of query and key is normalized before rotation and scaling, with one
+            scale for all heads: True for a layer norm, with a bias if `use_bias` is true, as in timm; "rms"
+            for an RMS norm, as in Qwen3.
         norm_epsilon: epsilon of these two norms.
 
     Call arguments:
@@ -89,7 +102,7 @@ class MultiHeadAttention(keras.layers.Layer):
         dropout: Rate = 0.0,
         use_bias: bool = True,
         qkv_bias: bool | None = None,
-        qk_norm: bool = False,
+        qk_norm: bool | str = False,
         norm_epsilon: Epsilon = 1e-6,
         kernel_initializer: Any = "glorot_uniform",
         **kwargs: Any,
@@ -109,7 +122,7 @@ class MultiHeadAttention(keras.layers.Layer):
         self.dropout = dropout
         self.use_bias = use_bias
         self.qkv_bias = use_bias if qkv_bias is None else qkv_bias
-        self.qk_norm = qk_norm
+        self.qk_norm = _kind_of_norm(qk_norm)
         self.norm_epsilon = norm_epsilon
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.weights_dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="weights_dropout")
@@ -191,9 +204,11 @@ class MultiHeadAttention(keras.layers.Layer):
         return dense
 
     def _head_norm(self, name: str) -> keras.layers.Layer:
-        norm = keras.layers.LayerNormalization(
-            epsilon=self.norm_epsilon, center=self.use_bias, dtype=self.dtype_policy, name=name
-        )
+        options = {"epsilon": self.norm_epsilon, "dtype": self.dtype_policy, "name": name}
+        if self.qk_norm == RMS:
+            norm = keras.layers.RMSNormalization(**options)
+        else:
+            norm = keras.layers.LayerNormalization(center=self.use_bias, **options)
         norm.build((None, None, None, self.size))
         return norm
 
@@ -234,9 +249,8 @@ class MultiHeadAttention(keras.layers.Layer):
             k = ops.concatenate([ops.cast(past[0], k.dtype), k], axis=2)
             v = ops.concatenate([ops.cast(past[1], v.dtype), v], axis=2)
 
-        allowed = self._allowed(q, k, start, attention_mask, padding_mask, bias)
-        weights = self._weights(q, k, allowed, bias)
-        attended = ops.matmul(self.weights_dropout(weights, training=training), self._shared(v))
+        masks = self._masks(attention_mask, padding_mask, bias)
+        attended, weights = self._attended(q, k, v, start, masks, bias, return_attention_scores, training)
         attended = ops.transpose(attended, (0, 2, 1, 3))  # (b, s, heads, d)
         attended = ops.reshape(
             attended, (ops.shape(attended)[0], ops.shape(attended)[1], self.num_heads * self.value_size)
@@ -372,22 +386,49 @@ class MultiHeadAttention(keras.layers.Layer):
         repeats = self.num_heads // self.kv_heads
         return x if repeats == 1 else ops.repeat(x, repeats, axis=1)
 
-    def _allowed(self, q: Any, k: Any, start: Any, attention_mask: Any, padding_mask: Any, bias: Any) -> Any:
-        """Booleans that broadcast to (b, heads, queries, keys); None where no key is masked."""
+    def _masks(self, attention_mask: Any, padding_mask: Any, bias: Any) -> list[Any]:
+        """Booleans that broadcast to (b, heads, queries, keys), without the causal mask."""
         masks = []
-        if self.causal:
-            last = ops.expand_dims(ops.arange(ops.shape(q)[2]) + start, -1)  # of each query
-            masks.append(ops.less_equal(ops.expand_dims(ops.arange(ops.shape(k)[2]), 0), last))
         if padding_mask is not None:
             masks.append(ops.cast(padding_mask, "bool")[:, None, None, :])
         if attention_mask is not None:
             masks.append(_per_head(ops.cast(attention_mask, "bool")))
         if bias is not None:
             masks.append(ops.not_equal(_per_head(bias), -math.inf))
+        return masks
+
+    def _with_causal(self, masks: list[Any], q: Any, k: Any, start: Any) -> Any:
+        """All masks combined; None where no key is masked."""
+        if self.causal:
+            masks = [causal_mask(ops.shape(q)[2], ops.shape(k)[2], start), *masks]
         return functools.reduce(ops.logical_and, masks) if masks else None
 
+    def _attended(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        start: Any,
+        masks: list[Any],
+        bias: Any,
+        with_weights: bool,
+        training: bool | None,
+    ) -> tuple[Any, Any]:
+        """(b, heads, queries, size), and the weights, or None where they are not computed as a tensor."""
+        with_weights = with_weights or weights_are_written_out()
+        if with_weights or bias is not None or self.relative is not None or (self.dropout and training):
+            weights = self._weights(q, k, self._with_causal(masks, q, k, start), bias)
+            return ops.matmul(self.weights_dropout(weights, training=training), self._shared(v)), weights
+        allowed = functools.reduce(ops.logical_and, masks) if masks else None
+        start = start if self.causal else None
+        k, v = self._shared(k), self._shared(v)
+        return attend(q, k, v, factor=self._factor(), start=start, allowed=allowed), None
+
+    def _factor(self) -> float:
+        return self.size**-0.5 if self.scale is None else self.scale
+
     def _weights(self, q: Any, k: Any, allowed: Any, bias: Any) -> Any:
-        factor = self.size**-0.5 if self.scale is None else self.scale
+        factor = self._factor()
         if factor != 1.0:
             q = ops.multiply(q, ops.cast(factor, q.dtype))
         scores = ops.matmul(q, ops.transpose(self._shared(k), (0, 1, 3, 2)))
@@ -397,14 +438,10 @@ class MultiHeadAttention(keras.layers.Layer):
         if bias is not None:
             scores = ops.add(scores, _per_head(ops.cast(bias, "float32")))
         if allowed is None:
-            return ops.cast(self._softmax(scores), self.compute_dtype)
-        weights = self._softmax(ops.where(allowed, scores, -1e30))
+            return ops.cast(softmax(scores), self.compute_dtype)
+        weights = softmax(ops.where(allowed, scores, LOWEST))
         # A row without any allowed key is uniform here, but zero in ONNX's Attention.
         return ops.cast(ops.where(allowed, weights, 0.0), self.compute_dtype)
-
-    def _softmax(self, scores: Any) -> Any:
-        # Keras warns about a softmax over one element, such as the first token of a generation.
-        return ops.ones_like(scores) if scores.shape[-1] == 1 else ops.softmax(scores, axis=-1)
 
     def compute_output_spec(
         self,
@@ -455,6 +492,14 @@ class MultiHeadAttention(keras.layers.Layer):
             "norm_epsilon": self.norm_epsilon,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
         }
+
+
+def _kind_of_norm(qk_norm: Any) -> bool | str:
+    if isinstance(qk_norm, bool | np.bool_):
+        return bool(qk_norm)
+    if not isinstance(qk_norm, str) or qk_norm != RMS:
+        raise ConfigError(f"qk_norm is {qk_norm!r}, expected True or False, or {RMS!r}.")
+    return qk_norm
 
 
 def _may_be_equal(size: int | None, other: int | None) -> bool:

@@ -6,11 +6,13 @@ from typing import Any
 
 import keras
 from keras import ops
+from keras.src.backend import get_keras_mask  # no public name
 
 from keras_tx.arguments import Count, Epsilon, Positive, Rate, Shape, Size, checked
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.layers.attention import MultiHeadAttention
 from keras_tx.layers.feed_forward import FeedForward
+from keras_tx.layers.rematerialization import rematerialize
 
 NORMS = {"layer": keras.layers.LayerNormalization, "rms": keras.layers.RMSNormalization}
 NORM_POSITIONS = ("pre", "post")
@@ -97,7 +99,7 @@ class TransformerBlock(keras.layers.Layer):
         layer_scale: float | None = None,
         use_bias: bool = True,
         qkv_bias: bool | None = None,
-        qk_norm: bool = False,
+        qk_norm: bool | str = False,
         cross_attention: bool = False,
         kernel_initializer: Any = "glorot_uniform",
         **kwargs: Any,
@@ -107,6 +109,7 @@ class TransformerBlock(keras.layers.Layer):
             if value not in known:
                 raise ConfigError(f"{name}={value!r} is unknown. {nearest(str(value), known)}")
         self.supports_masking = True
+        self.remat = False  # of training steps; TransformerModel.compile(remat=True) sets it
         self.norm = norm
         self.norm_position = norm_position
         self.norm_epsilon = norm_epsilon
@@ -194,6 +197,55 @@ class TransformerBlock(keras.layers.Layer):
         training: bool | None = None,
     ) -> Any:
         self._check_value(value, value_attention_mask, value_padding_mask)
+        masks = {
+            "attention_mask": attention_mask,
+            "padding_mask": padding_mask,
+            "positions": positions,
+            "past": past,
+            "value_attention_mask": value_attention_mask,
+            "value_padding_mask": value_padding_mask,
+            "return_attention_scores": return_attention_scores,
+            "training": training,
+        }
+        again = self.remat and training and past is None and not return_attention_scores
+        if not again or isinstance(inputs, keras.KerasTensor):
+            return self._forward(inputs, value, bias, **masks)
+        # Tensors of the second computation carry no Keras mask.
+        masks["padding_mask"] = get_keras_mask(inputs) if padding_mask is None else padding_mask
+        if value is not None and value_padding_mask is None:
+            masks["value_padding_mask"] = get_keras_mask(value)
+        names = [name for name, x in (("value", value), ("bias", bias)) if x is not None]
+        tensors = [x for x in (inputs, value, bias) if x is not None]
+        return rematerialize(
+            lambda x, *others: self._forward(x, **dict(zip(names, others, strict=True)), **masks),
+            tensors,
+            self._draws(),
+        )
+
+    def _draws(self) -> list[tuple[keras.layers.Dropout, int]]:
+        """The dropout layers that a training step calls, and how often."""
+        attentions = [self.attention] + ([] if self.cross_attention is None else [self.cross_attention])
+        branches = len(attentions) + 1
+        calls = [(self.residual_dropout, branches), (self.path_dropout, branches)]
+        calls += [(self.feed_forward.hidden_dropout, 1)]
+        calls += [(attention.weights_dropout, 1) for attention in attentions]
+        return [(layer, count) for layer, count in calls if layer.rate > 0]
+
+    def _forward(
+        self,
+        inputs: Any,
+        value: Any = None,
+        bias: Any = None,
+        *,
+        attention_mask: Any,
+        padding_mask: Any,
+        positions: Any,
+        past: tuple[Any, Any] | None,
+        value_attention_mask: Any,
+        value_padding_mask: Any,
+        return_attention_scores: bool,
+        training: bool | None,
+    ) -> Any:
         pre = self.norm_position == "pre"
         with_scores = {"return_attention_scores": return_attention_scores, "training": training}
         x = inputs
@@ -252,7 +304,7 @@ class TransformerBlock(keras.layers.Layer):
     def _branch(self, x: Any, scale: Any, training: bool | None) -> Any:
         x = self.residual_dropout(x, training=training)
         if scale is not None:
-            x = ops.multiply(x, scale)
+            x = ops.multiply(x, ops.cast(scale, x.dtype))
         return self.path_dropout(x, training=training)
 
     def compute_output_spec(

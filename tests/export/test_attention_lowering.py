@@ -40,7 +40,16 @@ def _asks_for_weights(model: keras.Model) -> bool:
 
 @OPSETS
 @pytest.mark.parametrize(
-    "options", [{}, {"causal": True}, {"kv_heads": 2}, {"rotary_base": 1e4}, {"qk_norm": True}], ids=str
+    "options",
+    [
+        {},
+        {"causal": True},
+        {"kv_heads": 2},
+        {"rotary_base": 1e4},
+        {"qk_norm": True},
+        {"qk_norm": "rms", "norm_epsilon": 0.1, "kv_heads": 2, "rotary_base": 1e4},
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("dtype", ["int64", "bool"])
 def test_padding_mask(options: dict, dtype: str, opset: int, tmp_path):
@@ -123,6 +132,7 @@ def test_bias_with_one_row_for_all_queries(heads: int, opset: int, tmp_path):
         {"rotary_base": 1e4},
         {"value_dim": 3},
         {"qk_norm": True, "norm_epsilon": 0.1, "use_bias": False, "kv_heads": 2, "rotary_base": 1e4},
+        {"qk_norm": "rms"},
     ],
     ids=str,
 )

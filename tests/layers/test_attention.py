@@ -237,7 +237,7 @@ def projected(layer: MultiHeadAttention, name: str, x: np.ndarray, heads: int) -
     return y.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)  # (b, heads, s, d)
 
 
-@pytest.mark.parametrize("normalized", [False, True], ids=["", "norms"])
+@pytest.mark.parametrize("normalized", [False, True, "rms"], ids=["", "norms", "rms"])
 @pytest.mark.parametrize("biased", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("masked", [False, True], ids=["", "padding"])
 @pytest.mark.parametrize("kind", ["self", "causal", "cross"])
@@ -264,9 +264,10 @@ def test_equals_torch(kv_heads, kind, masked, biased, normalized):
         for name, source, heads in (("query", x, 4), ("key", context, kv_heads), ("value", context, kv_heads))
     )
     if normalized:
+        function = "rms_norm" if normalized == "rms" else "layer_norm"
         q, k = (
-            torch.nn.functional.layer_norm(
-                heads, (3,), *(torch.from_numpy(as_numpy(w) + 0) for w in (norm.gamma, norm.beta)), eps=0.1
+            getattr(torch.nn.functional, function)(
+                heads, (3,), *(torch.from_numpy(as_numpy(w) + 0) for w in norm.weights), eps=0.1
             )
             for heads, norm in ((q, layer.query_norm), (k, layer.key_norm))
         )
@@ -471,3 +472,9 @@ def test_padding_mask_of_another_length_raises():
     layer, past = MultiHeadAttention(2, causal=True, name="mix"), np.zeros((1, 2, 3, 4), "float32")
     with pytest.raises(ConfigError, match="'mix': padding_mask covers 1 keys, expected 4"):
         layer(draw(1, 1, 8), past=(past, past), padding_mask=np.ones((1, 1), bool))
+
+
+@pytest.mark.parametrize("value", ["layer", "RMS", 1, None])
+def test_unknown_qk_norm_raises(value):
+    with pytest.raises(ConfigError, match=f"qk_norm is {value!r}, expected True or False, or 'rms'"):
+        MultiHeadAttention(2, qk_norm=value)

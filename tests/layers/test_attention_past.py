@@ -36,9 +36,10 @@ ROTARY = {"num_heads": 4, "kv_heads": 2, "key_dim": 4, "rotary_base": 1e4}
         (MultiHeadAttention, {"num_heads": 2}, (1, 1, 5)),
         (MultiHeadAttention, ROTARY, (3, 2, 1, 1)),
         (MultiHeadAttention, ROTARY | {"qk_norm": True}, (3, 2, 1, 1)),
+        (MultiHeadAttention, ROTARY | {"qk_norm": "rms"}, (3, 2, 1, 1)),
         (TransformerBlock, ROTARY | {"mlp_dim": 16}, (3, 2, 1, 1)),
     ],
-    ids=["plain", "rotary and grouped", "normalized query and key", "block"],
+    ids=["plain", "rotary and grouped", "normalized query and key", "rms of query and key", "block"],
 )
 def test_chunks_with_past_equal_one_call(cls, config, chunks, padded):
     x = draw(2, 7, 8)

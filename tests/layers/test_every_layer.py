@@ -55,6 +55,7 @@ CASES = [
     ),
     (MultiHeadAttention, {"num_heads": 2, "key_dim": 3, "value_dim": 5}, TOKENS, TOKENS, 8),
     (MultiHeadAttention, {"num_heads": 2, "qk_norm": True, "norm_epsilon": 1e-3}, TOKENS, TOKENS, 12),
+    (MultiHeadAttention, {"num_heads": 2, "qk_norm": "rms", "norm_epsilon": 1e-3}, TOKENS, TOKENS, 10),
     (
         MultiHeadAttention,
         {
@@ -117,6 +118,7 @@ CASES = [
         TOKENS,
         20,
     ),
+    (TransformerBlock, {"num_heads": 2, "mlp_dim": 12, "qk_norm": "rms"}, TOKENS, TOKENS, 18),
     (
         TransformerBlock,
         {"num_heads": 2, "mlp_dim": 12, "relative_grid": (2, 2), "prefix_tokens": 2},

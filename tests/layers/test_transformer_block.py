@@ -145,7 +145,7 @@ def test_decoder_block_equals_torch(norm_position):
     assert (own[..., np.triu_indices(5, 1)[0], np.triu_indices(5, 1)[1]] == 0).all()
     assert (cross[1, ..., 4:] == 0).all()
     masked = as_numpy(ours(x, encoded, value_attention_mask=padding[:, None].repeat(5, axis=1)))
-    np.testing.assert_array_equal(masked, output)
+    assert_close(masked, output)
 
 
 def test_cross_attention_requires_value():
