@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -14,7 +16,7 @@ from keras_tx.errors import ConfigError, nearest, whole_number
 from keras_tx.processing import TextTransform
 
 Pack = Callable[[np.ndarray, np.random.Generator], tuple[Any, Any]]
-OPTIONS = ("workers", "use_multiprocessing", "max_queue_size")  # of keras.utils.PyDataset
+OPTIONS = ("workers", "max_queue_size")  # of keras.utils.PyDataset
 POOL = 50  # batches whose samples are sorted by length together
 
 
@@ -29,11 +31,14 @@ class Batches(keras.utils.PyDataset):
             padding.
         batch_size: samples per batch.
         shuffle: whether samples are shuffled; pass False for validation.
-        seed: of the random numbers.
-        options: of keras.utils.PyDataset: `workers`, `max_queue_size` ...
+        seed: seed of the order and of the random numbers.
+        options: `workers`, the number of threads that prepare the next batches while batches are requested
+            in order (1 for none), and `max_queue_size`, the number of batches that they prepare.
     """
 
-    # Of pairs; EncoderDecoderModel.check compares them with the model's.
+    ordered = True  # TransformerModel.fit does not shuffle the batches again
+    labels: tuple[str, ...] | None = None  # names of the classes; TransformerModel.fit compares them
+    # For pairs; EncoderDecoderModel.check compares them with the model's.
     start_id: int | None = None
     longest: int | None = None  # tokens of the longest source or target
 
@@ -55,7 +60,10 @@ class Batches(keras.utils.PyDataset):
                     f"{name}={options[name]!r} is not an option of batches. "
                     + (remedy if of_transform else nearest(name, OPTIONS))
                 )
-        super().__init__(**options)
+        workers = whole_number("workers", options.pop("workers", 1))
+        # Threads of Keras return batches of the previous epoch first, after Keras has built the model.
+        super().__init__(workers=1, **options)
+        self._look_ahead = LookAhead(workers, self.max_queue_size) if workers > 1 else None
         self.pack = pack
         self.lengths = np.asarray(lengths)
         self.batch_size = whole_number("batch_size", batch_size)
@@ -73,7 +81,10 @@ class Batches(keras.utils.PyDataset):
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         if not 0 <= index < len(self):
             raise IndexError(f"Batch {index} of {len(self)}.")
-        return self._packed(self._order, self.epoch, self._first + index)
+        order, epoch, first = self._order, self.epoch, self._first + index
+        if self._look_ahead is None:
+            return self._packed(order, epoch, first)
+        return self._look_ahead.result(lambda i: self._packed(order, epoch, i), epoch, first, len(order))
 
     def on_epoch_end(self) -> None:
         self.seek(self.epoch + 1)
@@ -129,3 +140,42 @@ class Batches(keras.utils.PyDataset):
             pool = pool[np.argsort(self.lengths[pool], kind="stable")]
             batches += [pool[start : start + size] for start in range(0, pool.size, size)]
         return [batches[index] for index in random.permutation(len(batches))]
+
+
+class LookAhead:
+    """Prepares the next batches in threads, while batches are requested in order.
+
+    Args:
+        threads: number of threads.
+        batches: number of batches that are prepared in advance.
+    """
+
+    def __init__(self, threads: int, batches: int):
+        self._count, self._batches = threads, batches
+        self._threads: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        self._next: tuple[int, int] | None = None  # epoch and index after those of the last batch
+        self.futures: dict[tuple[int, int], Future[Any]] = {}
+
+    def result(self, pack: Callable[[int], Any], epoch: int, index: int, count: int) -> Any:
+        """Returns `pack(index)`, and starts to prepare the next batches.
+
+        Args:
+            pack: function that prepares a batch of the epoch.
+            epoch: epoch of the batch.
+            index: index of the batch.
+            count: number of batches in the epoch.
+        """
+        with self._lock:
+            sequential = index == 0 or self._next == (epoch, index)
+            self._next = (epoch, index + 1)
+            ready = self.futures.pop((epoch, index), None)
+            last = min(index + self._batches + 1, count) if sequential else index
+            following = [(epoch, i) for i in range(index + 1, last)]
+            for key in self.futures.keys() - set(following):
+                self.futures.pop(key).cancel()
+            for key in following:
+                if key not in self.futures:
+                    self._threads = self._threads or ThreadPoolExecutor(self._count, "keras_tx batches")
+                    self.futures[key] = self._threads.submit(pack, key[1])
+        return pack(index) if ready is None else ready.result()

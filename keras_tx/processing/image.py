@@ -123,6 +123,11 @@ class ImageTransform:
         return self((images / 255).astype(np.float32))
 
     @property
+    def mode(self) -> str:
+        """The mode of the Pillow images that are resized."""
+        return "L" if self.channels == 1 else "RGB"
+
+    @property
     def _shape(self) -> tuple[int, int, int]:
         return self.height, self.width, self.channels
 
@@ -218,10 +223,16 @@ class ImageTransform:
             batch[i] = finish(self._pixels(item, _name(item, None if first is None else first + i)))
         return batch
 
+    def normalize(self, pixels: np.ndarray) -> np.ndarray:
+        """Returns pixels of 0..255 (..., channels), uint8 or float, rescaled and normalized as float32."""
+        return self._scaled(pixels, 1.0)
+
     def _normalize(self, pixels: np.ndarray) -> np.ndarray:
+        return self._scaled(pixels, 1.0 if pixels.dtype == np.uint8 else 255.0)
+
+    def _scaled(self, pixels: np.ndarray, unit: float) -> np.ndarray:
         # Factors in float64 make rescale 1/255 with mean 0 and std 1 the identity for float images.
         std = np.asarray(self.std)
-        unit = 1.0 if pixels.dtype == np.uint8 else 255.0
         factor = (unit * self.rescale / std).astype(np.float32)
         offset = (np.asarray(self.mean) / std).astype(np.float32)
         return pixels.astype(np.float32) * factor - offset
@@ -229,7 +240,7 @@ class ImageTransform:
     def _pixels(self, source: Any, name: str) -> np.ndarray:
         """One image of the right size: (height, width, channels), uint8, or float in 0..1."""
         if isinstance(source, np.ndarray):
-            array = self._checked(source, name)
+            array = self.check_array(source, name)
             if array.shape[:2] == self.size:
                 return array
             return self._resample(_to_8_bits(array))
@@ -243,12 +254,22 @@ class ImageTransform:
                 f"{name} is an image file, but the transform has channels={self.channels}. Pass a NumPy "
                 "array (height, width, channels)."
             )
-        image = read_image(source, "L" if self.channels == 1 else "RGB", name)
-        if image.size != (self.width, self.height):
-            image = image.resize((self.width, self.height), RESAMPLING[self.resample])
+        return self.resize_image(read_image(source, self.mode, name))
+
+    def resize_image(
+        self, image: Image.Image, box: tuple[float, float, float, float] | None = None
+    ) -> np.ndarray:
+        """Returns a Pillow image of the transform's mode, resized: uint8 (height, width, channels).
+
+        Args:
+            box: left, upper, right and lower edge of the part of the image that is resized; all by default.
+        """
+        if box is not None or image.size != (self.width, self.height):
+            image = image.resize((self.width, self.height), RESAMPLING[self.resample], box=box)
         return np.asarray(image).reshape(self.height, self.width, self.channels)
 
-    def _checked(self, array: np.ndarray, name: str) -> np.ndarray:
+    def check_array(self, array: np.ndarray, name: str) -> np.ndarray:
+        """Returns an image (height, width, channels), and raises an ImageError if it has other values."""
         if array.ndim == 2 and self.channels in (1, 3):
             array = np.repeat(array[:, :, None], self.channels, axis=2)
         if array.ndim != 3 or array.shape[-1] != self.channels:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from keras_tx.errors import ImageError
 
@@ -20,6 +22,8 @@ REFUSED_FORMATS = frozenset({"EPS", "WMF"})
 
 BYTES = bytes | bytearray | memoryview
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # of the supported formats
+
+SIDEWAYS = (5, 6, 7, 8)  # values of the EXIF tag that swap width and height
 
 _READ_INSTEAD = "JPEG, PNG, WebP, TIFF, BMP or GIF"
 _TIFF_BITS_PER_SAMPLE = 258
@@ -35,14 +39,27 @@ def read_image(source: Any, mode: str, name: str) -> Image.Image:
     Raises:
         ImageError: the image cannot be read; the message begins with `name`.
     """
+    with open_image(source, name) as image:
+        return decode_image(image, mode, name, in_place=image is not source)
+
+
+@contextlib.contextmanager
+def open_image(source: Any, name: str) -> Iterator[Image.Image]:
+    """Opens an image, of which only the header is read, for `decode_image`.
+
+    Raises:
+        ImageError: the image cannot be opened; the message begins with `name`.
+    """
     if isinstance(source, Image.Image):
-        return _decode(source, mode, name)
+        yield source
+        return
     if hasattr(source, "read"):
         source = _content(source, name)
     if isinstance(source, BYTES):
         if not source:
             raise ImageError(f"{name} is empty (0 bytes); expected the content of an image file.")
-        return _decode(_identify(io.BytesIO(source), name), mode, name)
+        yield _identify(io.BytesIO(source), name)
+        return
     path = Path(source)
     _check_path(path, name)
     try:
@@ -50,7 +67,7 @@ def read_image(source: Any, mode: str, name: str) -> Image.Image:
     except OSError as error:
         raise ImageError(f"{name} cannot be opened: {error.strerror}. Check its permissions.") from error
     with stream:
-        return _decode(_identify(stream, name), mode, name)
+        yield _identify(stream, name)
 
 
 def pictures_in(directory: str | os.PathLike[str]) -> list[Path]:
@@ -112,7 +129,17 @@ def _identify(stream: BinaryIO, name: str) -> Image.Image:
         raise ImageError(_damaged(name, error)) from error
 
 
-def _decode(image: Image.Image, mode: str, name: str) -> Image.Image:
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """Returns width and height of an opened image after the rotation by its EXIF tag."""
+    try:
+        sideways = image.getexif().get(ExifTags.Base.Orientation) in SIDEWAYS
+    except Exception:  # a damaged tag, which decode_image reports
+        return image.size
+    return (image.height, image.width) if sideways else image.size
+
+
+def check_header(image: Image.Image, name: str) -> None:
+    """Raises an ImageError for an opened image whose format or size is not supported."""
     if image.format in REFUSED_FORMATS:
         raise ImageError(f"{name} is {image.format}, which is not supported. Convert it to {_READ_INSTEAD}.")
     if image.width * image.height > MAX_PIXELS:
@@ -122,8 +149,31 @@ def _decode(image: Image.Image, mode: str, name: str) -> Image.Image:
         )
     if image.width * image.height == 0:
         raise ImageError(f"{name} has no pixels: it is {image.width} x {image.height}.")
+
+
+def decode_image(
+    image: Image.Image, mode: str, name: str, *, reduction: int = 1, in_place: bool = False
+) -> Image.Image:
+    """Decodes an opened image, upright and in `mode`, as `read_image` does.
+
+    Args:
+        reduction: 1, 2, 4 or 8. A JPEG file is decoded at this fraction of its size, which is faster; other
+            formats are decoded at their size.
+        in_place: whether `image` itself may be rotated, which saves a copy.
+
+    Raises:
+        ImageError: the image cannot be read; the message begins with `name`.
+    """
+    check_header(image, name)
     try:
-        upright = ImageOps.exif_transpose(image)
+        if reduction > 1:
+            image.draft(None, (image.width // reduction, image.height // reduction))
+        if in_place:
+            image.load()
+            ImageOps.exif_transpose(image, in_place=True)
+            upright = image
+        else:
+            upright = ImageOps.exif_transpose(image)
         if upright.mode in ("I", "F") or upright.mode.startswith("I;"):
             upright = _deep_grey_to_8_bits(upright, image, name)
         return _convert(upright, mode)

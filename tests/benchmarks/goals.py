@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tests.benchmarks import comparisons
 from tests.benchmarks.cases import (
     A_REQUEST,
+    A_STEP,
     AN_EXPORT,
     AT_16,
     AT_768,
@@ -23,6 +24,7 @@ from tests.benchmarks.cases import (
     SMALL_BERT,
     T5_BASE,
     T5_SMALL,
+    TRAINED,
     VIT,
 )
 from tests.benchmarks.results import Outcome, Result, quartiles, ratios
@@ -186,6 +188,18 @@ def _exports() -> list[Goal]:
     return goals
 
 
+def _training() -> list[Goal]:
+    """Of a step on the fastest backend of each precision."""
+    goals: list[Goal] = []
+    for model in TRAINED:
+        for name, peer, ratio in (
+            ("keras tensorflow float32", "torch eager", 2.0),
+            ("keras torch mixed_bfloat16", "torch bf16", 1.15),
+        ):
+            goals.append(Faster(model, A_STEP, name, peer, ratio, comparisons.TRAINING))
+    return goals
+
+
 GOALS: tuple[Goal, ...] = (
     Faster(VIT, ONE, "keras-tx fp32", "optimum", 1.0),
     Faster(VIT, ONE, "keras-tx fp32", "openvino fp32", 1.0),
@@ -216,4 +230,5 @@ GOALS: tuple[Goal, ...] = (
     Faster(BERT, A_REQUEST, "batched fp32", "queue fp32", 1.5, comparisons.CLIENTS),
     *_encoder_decoders(),
     *_exports(),
+    *_training(),
 )
