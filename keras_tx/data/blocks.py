@@ -92,8 +92,8 @@ def token_blocks(
         pack_blocks: a function of the rows of tokens (batch, length + ahead), the number of real ones in each
             without those ahead, and a random generator. It returns inputs and labels.
         separate_documents, steps, shuffle: as for `causal_lm_batches`.
-        options: `ahead`, the number of tokens after a block that are read with it; `settings`, a dict of what
-            else determines the batches; `seed` and options of `Batches`.
+        options: `ahead`, the number of tokens after a block that are read with it; `settings`, a dict of
+            other values that determine the batches; `seed` and options of `Batches`.
     """
     if steps is not None and not shuffle:
         raise ConfigError(f"steps={steps} requires shuffle=True, but shuffle=False. Remove one of them.")

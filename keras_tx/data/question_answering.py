@@ -34,8 +34,8 @@ def question_answering_batches(
     Args:
         questions: one question per sample.
         documents: the text that each question is about.
-        answers: for each document, the index of the first character of the answer and of the one after its
-            last, or None without an answer.
+        answers: for each document, the indices of the first character of the answer and of the character
+            after it, or None without an answer.
         transform: the tokenizer.
         overlap: the number of tokens that consecutive rows of a document share.
         batch_size, shuffle, seed, options: as for `Batches`.

@@ -11,6 +11,7 @@ import pytest
 
 import keras_tx
 from keras_tx.data import (
+    Batches,
     mask_tokens,
     masked_lm_batches,
     question_answering_batches,
@@ -374,3 +375,33 @@ def test_options_of_batches():
         text_classification_batches(TEXTS[:2], [0, 1], TRANSFORM, too_long="cut")
     with pytest.raises(ConfigError, match="worker=2 is not an option of batches. Did you mean 'workers'"):
         text_classification_batches(TEXTS[:2], [0, 1], TRANSFORM, worker=2)
+
+
+def test_batches_of_threads_are_those_of_their_epoch():
+    """Keras builds the model with a batch of its own; its threads would return more of that epoch."""
+    seen: list[tuple[int, int]] = []
+
+    class Noted(Batches):
+        def __getitem__(self, index):
+            x, y = super().__getitem__(index)
+            seen.append((self.epoch, index))
+            assert (y == self.epoch_of_labels()[index]).all()
+            return x, y
+
+        def epoch_of_labels(self):
+            return [rows % 3 for rows in self._ordered(self.epoch)]
+
+    def pack(rows, random):
+        return np.eye(60, dtype="float32")[rows], rows % 3
+
+    batches = Noted(pack, np.ones(60), 4, workers=3, max_queue_size=5)
+    model = keras.Sequential([keras.layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(batches, epochs=3, shuffle=False, verbose=0)
+    assert seen[-45:] == [(epoch, i) for epoch in range(seen[-45][0], seen[-45][0] + 3) for i in range(15)]
+    assert batches.workers == 1  # for Keras
+
+
+def test_processes_are_refused():
+    with pytest.raises(ConfigError, match="use_multiprocessing=True"):
+        Batches(lambda rows, random: (rows, rows), np.ones(3), use_multiprocessing=True)
