@@ -92,10 +92,7 @@ def cost(model: Any, *, tokens: int | None = None) -> Cost:
     >>> f"{total.params / 1e6:.0f} M, {total.flops / 1e9:.1f} GFLOPs"
     '86 M, 35.1 GFLOPs'
     """
-    for family in families():
-        if isinstance(model, family.config_class):
-            kind = family.model_class
-            model = build_weightless(kind.assemble, model, head=kind.default_head())
+    model = config_model(model) or model
     if not isinstance(model, keras.Model) or not hasattr(model, "operations"):
         raise ConfigError(
             f"model is a {type(model).__name__}, expected a functional Keras model or a config."
@@ -110,6 +107,15 @@ def cost(model: Any, *, tokens: int | None = None) -> Cost:
         if params or kind not in FREE:
             rows.append(LayerCost(operation.name, kind, params, _flops(model, operation, tokens)))
     return Cost(tuple(rows))
+
+
+def config_model(config: Any) -> TransformerModel | None:
+    """Returns the model of a config, with the default head and without allocated weights, or None."""
+    for family in families():
+        if isinstance(config, family.config_class):
+            kind = family.model_class
+            return build_weightless(kind.assemble, config, head=kind.default_head())
+    return None
 
 
 def _flops(model: keras.Model, operation: Any, tokens: int | None) -> int | None:
@@ -170,6 +176,9 @@ def _attention(layer: MultiHeadAttention, queries: int, keys: int | None = None)
 DENSE: dict[type, Callable[[Any, Any], int]] = {
     PatchEmbedding: lambda layer, shape: (
         2 * layer.compute_output_shape(shape)[1] * math.prod(layer.kernel.shape)
+    ),
+    keras.layers.Conv2D: lambda layer, shape: (  # a kernel for each output, over its group of channels
+        2 * math.prod(layer.compute_output_shape(shape)[1:]) * math.prod(layer.kernel.shape[:3])
     ),
     keras.layers.Dense: lambda layer, shape: 2 * math.prod(shape[1:-1]) * math.prod(layer.kernel.shape),
     FeedForward: lambda layer, shape: _feed_forward(layer, shape[1]),

@@ -11,10 +11,13 @@ from keras import ops
 from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.generation import Generator, Seq2SeqGenerator
+from keras_tx.heads import CausalLMHead, Seq2SeqLMHead
 from keras_tx.layers.key_value_cache import KeyValueCache, caching
 from keras_tx.models.encoder_decoder_model import EncoderDecoderModel
 from keras_tx.models.text_model import DecoderModel, GenerativeModel
 from keras_tx.processing import tokenizer_files
+
+GENERATIVE = (CausalLMHead, Seq2SeqLMHead)
 
 STEP = 64  # tokens by which the cache grows; JAX compiles for each size
 
@@ -93,10 +96,10 @@ def generator_of(
     model: Any, tokenizer: Any = None, stop_tokens: Sequence[int] | None = None
 ) -> Generator | Seq2SeqGenerator:
     """The generator of a Keras model; raises a ConfigError if the model has no head that generates text."""
-    if not isinstance(model, GenerativeModel) or model.head is None:
+    if not isinstance(model, GenerativeModel) or not isinstance(model.head, GENERATIVE):
         kind = type(model).__name__
         if isinstance(model, GenerativeModel):
-            kind += " with head=None"
+            kind += f" with head={model.head}"
         raise ConfigError(
             f"model is a {kind}, expected a decoder with a CausalLMHead, such as a keras_tx.gpt, or an "
             "encoder-decoder with a Seq2SeqLMHead, such as a keras_tx.t5."

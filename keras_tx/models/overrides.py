@@ -21,6 +21,7 @@ class ViTOverrides(TypedDict, total=False):
     image_size: Size | tuple[Size, Size]
     channels: Size
     drop_remainder: bool
+    stem: str
     pooling: str
     class_token: bool | None
     positions: str
@@ -130,8 +131,12 @@ class GPTOverrides(TypedDict, total=False):
     rotary_base: Positive
     rotary_scaling: dict[str, Any] | None
     norm: str
+    norm_position: str
+    qk_norm: bool
     activation: str
     use_bias: bool
+    qkv_bias: bool | None
+    scale_embedding: bool
     tied: bool
     pad_id: Count | None
     stop_ids: tuple[int, ...] | None

@@ -9,7 +9,7 @@ from typing import Any
 
 from keras_tx import contract
 from keras_tx.consistent_read import read_consistently
-from keras_tx.errors import ConfigError, nearest
+from keras_tx.errors import ConfigError
 from keras_tx.models import keras_file, keras_hub_models
 from keras_tx.models.config import hub_advice
 from keras_tx.models.families import WeightSource, factories, families
@@ -79,10 +79,11 @@ def _of_checkpoint(checkpoint: Checkpoint, model_class: ModelClass) -> WeightSou
         for converter in converters.values():
             if kind in converter.model_types:
                 return converter.read(checkpoint)
-        known = [name for converter in converters.values() for name in converter.model_types]
+        known = sorted({name for converter in converters.values() for name in converter.model_types})
+        advice = keras_hub_models.advice(str(kind), checkpoint.folder)
         raise ConfigError(
-            f"{checkpoint.folder}: config.json has model_type={kind!r}, which is not supported. "
-            + (keras_hub_models.advice(str(kind), checkpoint.folder) or nearest(str(kind), known))
+            f"{checkpoint.folder}: config.json has model_type={kind!r}, which is not supported. Supported "
+            f"are {', '.join(map(repr, known))}. {advice}".rstrip()
         )
     if model_class is None:
         raise ConfigError(

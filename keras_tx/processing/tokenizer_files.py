@@ -13,7 +13,7 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.processing import sentencepiece_folder
 from keras_tx.processing import tokenizer_kinds as kinds
-from keras_tx.processing.sentencepiece_file import read_model
+from keras_tx.processing.sentencepiece_file import read_model, remedy
 from keras_tx.processing.sentencepiece_tokenizer import sentencepiece_tokenizer
 
 SPECIAL_TOKENS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_token", "eos_token")
@@ -210,6 +210,7 @@ def _from_vocabulary(
         return tokenizer, special
     if (folder / contract.VOCAB_JSON).is_file() and (folder / contract.MERGES).is_file():
         vocabulary = kinds.read_vocabulary(folder / contract.VOCAB_JSON)
+        _check_byte_level(folder, config, vocabulary)
         if not special:
             special = kinds.ROBERTA_TOKENS if "<mask>" in vocabulary else kinds.GPT_TOKENS
         tokenizer = kinds.byte_bpe_tokenizer(
@@ -222,6 +223,21 @@ def _from_vocabulary(
     raise ConfigError(
         f"{folder} has no tokenizer: expected {contract.TOKENIZER}, or {contract.VOCAB}, or "
         f"{contract.VOCAB_JSON} with {contract.MERGES}, or {' or '.join(sentencepiece_folder.FILES)}."
+    )
+
+
+def _check_byte_level(folder: Path, config: Mapping[str, Any], vocabulary: Mapping[str, int]) -> None:
+    """Raises a ConfigError for the files of a BPE that splits texts in another way than GPT-2's."""
+    kind = str(config.get("tokenizer_class") or _read_json(folder / contract.CONFIG).get("model_type", ""))
+    if kind.lower().startswith("qwen"):
+        reason = f"of {kind!r}"
+    elif any(token.endswith("</w>") for token in vocabulary):
+        reason = "with </w> at the end of words, as in GPT-1 and CLIP"
+    else:
+        return
+    raise ConfigError(
+        f"{folder / contract.MERGES} is that of a BPE {reason}, which is supported only as "
+        f"{contract.TOKENIZER}. {remedy(str(folder / contract.MERGES))}"
     )
 
 

@@ -27,6 +27,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2_untied": ("pico", {"processing": LLAMA, "tied": False, "activation": "gelu"}),
     "llama": ("llama-tiny", {"processing": LLAMA}),
     "llama_tied": ("llama-tiny", {"processing": GPT_2, "tied": True, "rotary_base": 500.0}),
+    "qwen2": ("llama-tiny", {"processing": GPT_2, "qkv_bias": True}),
+    "qwen3": ("llama-tiny", {"processing": GPT_2, "qk_norm": True}),
+    "gemma": (
+        "llama-tiny",
+        {"processing": LLAMA, "scale_embedding": True, "activation": "geglu", "head_dim": 24},
+    ),
     "gpt2_endless": ("pico", {"vocabulary_size": 330}),
     "gpt2_opset_17": ("pico", {"processing": GPT_2}),
     "llama_opset_17": ("llama-tiny", {"processing": LLAMA}),

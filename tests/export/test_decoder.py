@@ -19,13 +19,19 @@ from keras_tx_onnx.graph import cache_ports
 from keras_tx_onnx.interfaces import decoder
 from keras_tx_onnx.lowerings import keras_tx as keras_tx_layers
 from keras_tx_onnx.verifying import cases
+from tests.decoder_architectures import ARCHITECTURES
 from tests.drawing import as_numpy, redraw
 from tests.tolerances import assert_close
 
 SMALL = {"max_length": 24, "vocabulary_size": 50}
 CASES = [
     (variant, opset, options)
-    for variant, options in (("pico", {}), ("llama-tiny", {}), ("pico", {"use_bias": False, "tied": False}))
+    for variant, options in (
+        ("pico", {}),
+        ("llama-tiny", {}),
+        ("pico", {"use_bias": False, "tied": False}),
+        *ARCHITECTURES.values(),
+    )
     for opset in (17, 23)
 ]
 
@@ -40,7 +46,7 @@ def feed_of(model: Any, rows: list[int], length: int) -> dict[str, np.ndarray]:
     mask = (np.arange(length) >= length - np.reshape(rows, (-1, 1))).astype("int64")
     ids = np.random.default_rng(3).integers(0, config.vocabulary_size, mask.shape)
     positions = np.maximum(mask.cumsum(axis=1) - 1, 0)
-    heads, size = config.kv_heads or config.num_heads, config.width // config.num_heads
+    _, heads, size = model.cache_shape
     past = {
         port.format(i): np.zeros((len(rows), heads, 0, size), "float32")
         for i in range(config.depth)
@@ -237,6 +243,18 @@ def test_unsupported_config_has_no_model_type(tmp_path):
     assert "use_bias=False with learned positions" in report.manifest.notes[0]
 
 
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_config_has_the_type_of_the_architecture(name, tmp_path):
+    variant, options = ARCHITECTURES[name]
+    report = export_onnx(gpt(variant, **options), tmp_path / "poet")
+    config = read(tmp_path / "poet", "config.json")
+    assert config["model_type"] == name
+    assert not any("model_type" in note for note in report.manifest.notes)
+    genai = read(tmp_path / "poet", "genai_config.json")["model"]["decoder"]
+    if name != "openai-gpt":
+        assert genai["head_size"] == config["head_dim"] == options.get("head_dim", 16)
+
+
 @pytest.mark.parametrize(
     ("variant", "options"),
     [
@@ -244,6 +262,7 @@ def test_unsupported_config_has_no_model_type(tmp_path):
         ("pico", {"norm_epsilon": 0.01, "tied": False}),
         ("llama-tiny", {"rotary_base": 100.0, "tied": True}),
         ("llama-tiny", {"kv_heads": 1, "norm_epsilon": 0.01}),
+        *ARCHITECTURES.values(),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""Makes the folders gpt2-v4, gpt2-v5, llama-v4 and llama-v5, of the transformers that runs it.
+"""Makes the folders of GPT-2, Llama and other decoders, of the transformers that runs it: *-v4 or *-v5.
 
     pip install "transformers==4.57.*" torch && python tests/golden/make_gpt.py
     pip install "transformers==5.*" torch && python tests/golden/make_gpt.py
@@ -41,6 +41,19 @@ LLAMA = {
     "eos_token_id": 0,
 }
 MISTRAL = {**LLAMA, "head_dim": 8, "sliding_window": None}
+QWEN2 = LLAMA
+QWEN3 = {**LLAMA, "head_dim": 8}
+GEMMA = {**LLAMA, "head_dim": 8, "bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
+GPT1 = {key: value for key, value in GPT2.items() if key != "n_inner"}
+CONFIGS = {
+    "GPT2": GPT2,
+    "OpenAIGPT": GPT1,
+    "Llama": LLAMA,
+    "Mistral": MISTRAL,
+    "Qwen2": QWEN2,
+    "Qwen3": QWEN3,
+    "Gemma": GEMMA,
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 4.0,
@@ -71,8 +84,17 @@ FOLDERS = {
                 "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
             },
         ),
+        "openai-gpt-v5": ("OpenAIGPTLMHeadModel", GPT1),
+        "qwen2-v5": ("Qwen2ForCausalLM", QWEN2),
+        "qwen3-v5": ("Qwen3ForCausalLM", {**QWEN3, "tie_word_embeddings": True}),
+        "gemma-v5": ("GemmaForCausalLM", GEMMA),
     },
 }
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """The config of a tiny model of the class of that name."""
+    return next(config for kind, config in CONFIGS.items() if name.startswith(kind))
 
 
 def redrawn(name: str, config: dict[str, Any], seed: int = 0) -> Any:
@@ -107,7 +129,7 @@ def outputs(model: Any, seed: int = 1) -> dict[str, np.ndarray]:
     tensors = {key: torch.from_numpy(value) for key, value in inputs.items()}
     with torch.no_grad():
         out = model(**tensors, output_hidden_states=True)
-    # the embeddings, the blocks but the last, and the last after the final norm
+    # the embeddings, the blocks but the last, and the last after the final norm, if there is one
     arrays = {**inputs, "hidden": np.stack([h.numpy() for h in out.hidden_states])}
     if "logits" in out:
         settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}

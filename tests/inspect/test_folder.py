@@ -44,6 +44,10 @@ MORE: dict[str, tuple[Any, dict[str, Any]]] = {
         lambda: keras_tx.vit("Mu/2", image_size=8, patch_size=3, drop_remainder=True, num_classes=3),
         {},
     ),
+    "convolutions": (
+        lambda: keras_tx.vit("Mu/2", image_size=8, patch_size=4, stem="convolutions", num_classes=3),
+        {},
+    ),
     "average": (
         lambda: keras_tx.vit("Mu/2", image_size=8, pooling="average", registers=2, num_classes=3),
         {},

@@ -65,9 +65,18 @@ def test_prints_a_table():
     assert text.splitlines()[-1].split()[:2] == ["total", "13,859"]
 
 
+@pytest.mark.parametrize("layout", ["channels_last", "channels_first"])
+def test_flops_of_a_convolution(layout: str):
+    """Two for each product: 3 x 3 pixels of 2 of the 4 channels, for 6 filters at 4 x 4 places."""
+    inputs = keras.Input((8, 8, 4) if layout == "channels_last" else (4, 8, 8))
+    layer = keras.layers.Conv2D(6, 3, strides=2, padding="same", groups=2, data_format=layout, use_bias=False)
+    (row,) = keras_tx.cost(keras.Model(inputs, layer(inputs))).layers
+    assert row.flops == 2 * (3 * 3 * 2) * 6 * 4 * 4
+
+
 def test_unknown_layers_are_not_counted():
-    inputs = keras.Input((8, 8, 3))
-    model = keras.Model(inputs, keras.layers.Conv2D(2, 3, name="conv")(inputs))
+    inputs = keras.Input((8, 3))
+    model = keras.Model(inputs, keras.layers.Conv1D(2, 3, name="conv")(inputs))
     (row,) = keras_tx.cost(model).layers
     assert row.flops is None
     assert "not counted" in str(keras_tx.cost(model))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import pytest
 import keras_tx
 from keras_tx.errors import ConfigError
 from keras_tx.models.gpt.model import GPT, GPTConfig, gpt
+from tests.decoder_architectures import ARCHITECTURES
 from tests.drawing import as_numpy, redraw
 from tests.naming import shown
 from tests.tolerances import HALF, assert_close
@@ -16,6 +19,7 @@ from tests.tolerances import HALF, assert_close
 TINY = {"width": 16, "num_heads": 2, "mlp_dim": 24, "vocabulary_size": 30, "max_length": 12}
 IDS = np.array([[2, 7, 8, 3, 9, 0], [5, 11, 3, 0, 2, 29]])
 VARIANTS = pytest.mark.parametrize("variant", ["pico", "llama-tiny", "char"])
+WIDE_HEADS = {"width": 20, "num_heads": 3, "head_dim": 8}  # 24 channels of attention
 
 
 def tiny(variant: str = "pico", **options) -> GPT:
@@ -31,10 +35,36 @@ def tiny(variant: str = "pico", **options) -> GPT:
         ("774M", 774_030_080),
         ("1558M", 1_557_611_200),
         ("char", 10_646_784 + 256 * 384),
+        ("117M", 116_534_784),  # of transformers' openai-gpt
     ],
 )
 def test_exact_parameters(name: str, count: int):
     assert keras_tx.cost(GPTConfig.variant(name)).params == count
+
+
+# Layers, width and parameters of table 2.1 of Brown et al.
+GPT_3 = {
+    "125M": (12, 768, 125e6),
+    "350M": (24, 1024, 350e6),
+    "760M": (24, 1536, 760e6),
+    "1.3B": (24, 2048, 1.3e9),
+    "2.7B": (32, 2560, 2.7e9),
+    "6.7B": (32, 4096, 6.7e9),
+    "13B": (40, 5140, 13e9),
+    "175B": (96, 12288, 175e9),
+}
+
+
+@pytest.mark.parametrize("name", GPT_3)
+def test_sizes_of_gpt_3(name: str):
+    config = GPTConfig.variant(name)
+    depth, width, params = GPT_3[name]
+    assert (config.depth, config.width, config.max_length) == (depth, width, 2048)
+    assert config.mlp_dim == 4 * width
+    cost = keras_tx.cost(config)
+    assert cost.params == pytest.approx(params, rel=0.025)
+    # Kaplan et al.: 2 N operations of the blocks' matrices for each token, and those of scores and logits
+    assert 2 * (cost.params - 50257 * width) * 2048 < cost.flops < 3 * cost.params * 2048
 
 
 @VARIANTS
@@ -89,6 +119,44 @@ def test_padding_on_either_side_changes_nothing(variant: str):
 def test_a_row_of_only_padding_is_finite(variant: str):
     logits = tiny(variant)({"input_ids": IDS, "attention_mask": np.zeros_like(IDS)})
     assert np.isfinite(as_numpy(logits)).all()
+
+
+def test_a_head_dim_need_not_divide_the_width():
+    model = tiny(**WIDE_HEADS)
+    assert model.get_layer("block_0").attention.query.kernel.shape == (20, 24)
+    assert model.config.head_size == 8 and np.isfinite(as_numpy(model(IDS))).all()
+    with pytest.raises(ConfigError, match="width=20 is not divisible by num_heads=3"):
+        tiny(width=20, num_heads=3)
+
+
+def test_biases_equal_to_the_others_are_the_default():
+    assert GPTConfig.variant("pico", qkv_bias=True) == GPTConfig.variant("pico")
+    with pytest.raises(ConfigError, match="norm_position='sandwich'.*'pre', 'post'"):
+        gpt("pico", norm_position="sandwich")
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architectures_are_saved_and_generate(name: str, tmp_path):
+    variant, options = ARCHITECTURES[name]
+    model = tiny(variant, **options)
+    assert GPTConfig(**dataclasses.asdict(model.config)) == model.config
+    assert keras_tx.cost(model, tokens=8).params == model.count_params()
+    model.save(tmp_path / "model.keras")
+    loaded = keras_tx.load_model(tmp_path / "model.keras")
+    assert loaded.config == model.config
+    np.testing.assert_array_equal(as_numpy(loaded(IDS)), as_numpy(model(IDS)))
+    cached = keras_tx.generate(model, [3, 1, 2], max_new_tokens=5).ids
+    assert cached == tuple(greedy(model, [3, 1, 2], 5))
+    model.compile("sgd")
+    assert np.isfinite(model.fit(IDS, np.roll(IDS, -1, 1), verbose=0).history["loss"][0])
+
+
+def greedy(model: GPT, ids: list[int], count: int) -> list[int]:
+    """The most probable tokens, each computed from the whole text."""
+    start = len(ids)
+    for _ in range(count):
+        ids = [*ids, int(as_numpy(model(np.array([ids])))[0, -1].argmax())]
+    return ids[start:]
 
 
 def test_position_ids_are_used():

@@ -23,8 +23,10 @@ from keras_tx.runtime.shared_cache import SharedCache, SharedCacheDecoder
 from keras_tx.runtime.verification import verify_folder
 from keras_tx_onnx import export_onnx
 from keras_tx_onnx.graph.shared_cache import check_shared, share_cache
+from tests.decoder_architectures import ARCHITECTURES
 from tests.drawing import redraw
 
+MODELS = {"pico": ("pico", {}), "llama-tiny": ("llama-tiny", {}), **ARCHITECTURES}
 PROMPTS = [[5, 17, 99], [1], [200, 3, 3, 42, 7, 9]]
 SHARED = contract.shared_name(contract.MODEL)
 
@@ -32,10 +34,10 @@ SHARED = contract.shared_name(contract.MODEL)
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
     made = {}
-    for variant in ("pico", "llama-tiny"):
-        made[variant] = tmp_path_factory.mktemp(variant) / "poet"
-        model = redraw(keras_tx.gpt(variant, max_length=300))
-        report = export_onnx(model, made[variant], cache="shared")
+    for name, (variant, options) in MODELS.items():
+        made[name] = tmp_path_factory.mktemp(name) / "poet"
+        model = redraw(keras_tx.gpt(variant, max_length=300, **options))
+        report = export_onnx(model, made[name], cache="shared")
         assert any(f"onnx/model_shared.onnx is {contract.MODEL}" in note for note in report.manifest.notes)
     return made
 
@@ -51,7 +53,7 @@ def opened(folder: Path, shared: bool = True) -> TextGenerator:
     return model
 
 
-@pytest.mark.parametrize("variant", ["pico", "llama-tiny"])
+@pytest.mark.parametrize("variant", MODELS)
 def test_tokens_equal_those_of_standard_graph(folders, variant):
     options: list[dict[str, Any]] = [
         {"max_new_tokens": 256},

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import keras_tx
+from tests.decoder_architectures import ARCHITECTURES
 from tests.drawing import as_numpy
 
 LABELS = ("yes", "no", "perhaps")
@@ -27,6 +28,7 @@ MODELS: dict[str, Any] = {
     "gpt": lambda: keras_tx.gpt("pico"),
     "gpt, none": lambda: keras_tx.gpt("pico", head=None),
     "llama": lambda: keras_tx.gpt("llama-tiny"),
+    **{name: lambda x=x: keras_tx.gpt(x[0], **x[1]) for name, x in ARCHITECTURES.items()},
     "vit": lambda: keras_tx.vit("Mu/2", image_size=8, num_classes=3, drop_path=0.1),
     "deit": lambda: keras_tx.vit(
         "Mu/2", image_size=8, distillation=True, head=keras_tx.DistilledClassifierHead(3)

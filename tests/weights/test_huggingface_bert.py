@@ -148,7 +148,7 @@ REFUSED = [
     ({"id2label": ["a", "b", "c"]}, "id2label="),
     ({"architectures": "Bert"}, "architectures='Bert'"),
     ({"architectures": []}, "architectures="),
-    ({"architectures": ["BertForMultipleChoice"]}, "'BertForMultipleChoice'.*head=None"),
+    ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel'.*head=None"),
     ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel'.*head=None"),
     ({"architectures": ["BertForMaskedLM"]}, "MaskedLMHead.*\n  missing: cls.predictions"),
 ]  # fmt: skip
@@ -168,7 +168,7 @@ def test_fields_without_effect_are_accepted(tmp_path: Path):
 
 
 def test_an_unsupported_head_can_be_omitted(tmp_path: Path):
-    folder = tiny(tmp_path / "y", architectures=["BertForMultipleChoice"])
+    folder = tiny(tmp_path / "y", architectures=["BertLMHeadModel"])
     with pytest.warns(UserWarning, match="classifier.bias, classifier.weight"):
         assert "pooler_output" in keras_tx.from_checkpoint(folder, head=None).output
 

@@ -209,6 +209,7 @@ def test_layer_scale_becomes_part_of_the_dense_layers_before_it(name: str, dtype
         ({"activation": "swiglu"}, "activation='swiglu'"),
         ({"patch_bias": False}, "patch_bias=False"),
         ({"pre_norm": True}, "pre_norm=True"),
+        ({"stem": "convolutions"}, "stem='convolutions'"),
         ({"qk_norm": True, "num_classes": 3}, "qk_norm=True"),
         ({"qk_norm": True, "layer_scale": 0.1}, "qk_norm=True"),
         ({"pooled_norm": True}, "pooled_norm=True"),

@@ -161,6 +161,11 @@ def test_an_unsupported_tokenizer_warns():
         ("llama-tiny", {"head_dim": 8}, "head_dim=8"),
         ("llama-tiny", {"rotary_scaling": {"rope_type": "linear", "factor": 2.0}}, "rotary_scaling=.*linear"),
         ("char", {"depth": 1}, "use_bias=False with learned positions"),
+        ("pico", {"norm_position": "post"}, "norm_position='post'"),
+        ("llama-tiny", {"qkv_bias": True}, "qkv_bias=True"),
+        ("llama-tiny", {"qk_norm": True}, "qk_norm=True"),
+        ("llama-tiny", {"scale_embedding": True}, "scale_embedding=True"),
+        ("llama-tiny", {"activation": "geglu"}, "activation='geglu'"),
     ],
 )
 def test_options_that_keras_hub_lacks_raise(variant: str, options: dict[str, Any], message: str):

@@ -179,6 +179,7 @@ def test_a_distilled_head_raises():
         ({"num_classes": 3, "mask_token": True}, "mask_token=True"),
         ({"num_classes": 3, "qkv_bias": False}, "qkv_bias=False"),
         ({"num_classes": 3, "pre_norm": True}, "pre_norm=True"),
+        ({"num_classes": 3, "stem": "convolutions"}, "stem='convolutions'"),
         ({"num_classes": 3, "qk_norm": True}, "qk_norm=True"),
         ({"num_classes": 3, "pooled_norm": True}, "pooled_norm=True"),
         ({"num_classes": 3, "activation": "relu"}, "activation='relu'"),

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 import keras_tx
 from keras_tx.errors import ConfigError
+from keras_tx.models.families import families
 from keras_tx.models.keras_hub_models import OTHERS
 from keras_tx.weights.safetensors_file import write_tensors
 from tests.drawing import as_numpy, redraw
@@ -97,6 +98,9 @@ def test_a_family_of_keras_hub_raises_with_export_advice(
     assert f"model_type={model_type!r}" in message
     assert f"export_onnx(keras_hub.models.{name}.from_preset({preset or str(tmp_path)!r})" in message
     assert "Did you mean" not in message
+    for family in families():
+        known = family.huggingface().model_types if family.huggingface else ()
+        assert all(f"{name!r}" in message for name in known)
 
 
 def test_keras_hub_has_these_families():

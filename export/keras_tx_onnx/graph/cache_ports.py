@@ -79,6 +79,9 @@ class Cache:
             return results
         self._wanted = cx.initializer(contract.NUM_LOGITS_TO_KEEP, np.array(0, "int64"))
         start = cx.op.Unsqueeze(cx.op.Neg(self._wanted), [0])  # -0 is the beginning, and so keeps all
+        if isinstance(results, list):  # of an opened layer
+            (x,) = results
+            return [cx.op.Slice(x, start, [TO_THE_END], [1])]
         return cx.op.Slice(results, start, [TO_THE_END], [1])
 
     def close(self, cx: GraphContext) -> None:

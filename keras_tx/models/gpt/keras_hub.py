@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import warnings
@@ -13,7 +14,7 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError, user_stacklevel
 from keras_tx.heads import CausalLMHead
 from keras_tx.models.families import KerasHub, WeightSource
-from keras_tx.models.gpt.huggingface import beyond
+from keras_tx.models.gpt.huggingface_config import beyond, model_type_of
 from keras_tx.models.gpt.model import GPT, GPTConfig
 from keras_tx.processing import TextTransform, byte_bpe
 from keras_tx.weights.assignment import model_tensors
@@ -61,6 +62,8 @@ def to_keras_hub(model: GPT) -> Any:
 
     config: GPTConfig = model.config
     reasons = _unsupported_options(config)
+    if model.head is not None and not isinstance(model.head, CausalLMHead):
+        reasons = [*reasons, f"head={model.head}"]
     if reasons:
         raise ConfigError(
             f"Model {model.name!r} has {', '.join(reasons)}, which keras-hub's GPT-2 and Llama do not "
@@ -127,7 +130,7 @@ def plan(model: GPT) -> Plan:
         "sequence_output_layernorm" if llama else "layer_norm", "norm", rms=config.norm == "rms"
     )
     reverse = "token_embedding/reverse_embeddings"
-    if model.head is not None and not config.tied:
+    if isinstance(model.head, CausalLMHead) and not config.tied:
         entries.append(Entry(reverse, (f"{contract.LOGITS}/kernel",), part=HEAD))
     return Plan(tuple(entries), others=(reverse,))
 
@@ -222,11 +225,18 @@ def _their_scaling(scaling: dict[str, Any] | None) -> dict[str, Any]:
 
 def _unsupported_options(config: GPTConfig) -> list[str]:
     """Returns the options that keras-hub's GPT-2 and Llama do not support."""
+    if model_type_of(config) not in ("gpt2", "llama"):
+        names = ("norm_position", "qk_norm", "qkv_bias", "scale_embedding")
+        default = {field.name: field.default for field in dataclasses.fields(config)}
+        return [
+            f"{name}={getattr(config, name)!r}" for name in names if getattr(config, name) != default[name]
+        ]
     differences = {f"head_dim={config.head_dim}": config.head_dim is not None}
     if config.positions == "rotary":
         differences["use_bias=True with rotary positions"] = config.use_bias
         kind = (config.rotary_scaling or {}).get("rope_type")
         differences[f"rotary_scaling={config.rotary_scaling}"] = kind == "linear"
+        differences[f"activation={config.activation!r}"] = config.activation == "geglu"
     else:
         differences |= {
             f"norm_epsilon={config.norm_epsilon} with learned positions": config.norm_epsilon != EPSILON,

@@ -1,4 +1,4 @@
-"""GPT: "Language Models are Unsupervised Multitask Learners" (Radford et al.), and what came after."""
+"""GPT: "Language Models are Unsupervised Multitask Learners" (Radford et al.), and related decoders."""
 
 from __future__ import annotations
 
@@ -12,9 +12,20 @@ from keras import ops
 from keras_tx import contract
 from keras_tx.arguments import Count, Epsilon, Positive, Rate, Size, check_fields
 from keras_tx.errors import ConfigError, nearest, whole_number
-from keras_tx.heads import Encoded, Head
+from keras_tx.heads import (
+    CausalLMHead,
+    ClassifierHead,
+    DistilledClassifierHead,
+    Encoded,
+    Head,
+    MultiLabelHead,
+    RegressionHead,
+    TokenClassifierHead,
+)
+from keras_tx.heads.base import average_tokens
 from keras_tx.layers import TokenEmbedding, TransformerBlock
 from keras_tx.layers.rotary import check_scaling
+from keras_tx.layers.transformer_block import NORM_POSITIONS
 from keras_tx.models.config import check_token_ids, make_config, unknown_variant
 from keras_tx.models.overrides import GPTOverrides
 from keras_tx.models.text_model import DecoderModel
@@ -22,13 +33,33 @@ from keras_tx.models.transformer_model import AUTO
 from keras_tx.processing import TextTransform
 
 POSITIONS = ("learned", "rotary")
+GPT_3 = {"max_length": 2048}
 
 VARIANTS: dict[str, dict[str, Any]] = {
+    # GPT-1: section 4.1 of Radford et al., "Improving Language Understanding by Generative Pre-Training"
+    "117M": {
+        "depth": 12,
+        "width": 768,
+        "num_heads": 12,
+        "vocabulary_size": 40478,
+        "max_length": 512,
+        "norm_position": "post",
+    },
     # depth, width, heads: table 2 of Radford et al., whose parameter counts were corrected later
     "124M": {"depth": 12, "width": 768, "num_heads": 12},
     "355M": {"depth": 24, "width": 1024, "num_heads": 16},
     "774M": {"depth": 36, "width": 1280, "num_heads": 20},
     "1558M": {"depth": 48, "width": 1600, "num_heads": 25},
+    # GPT-3: table 2.1 of Brown et al. Every other block of theirs has sparse attention; these are dense.
+    "125M": {"depth": 12, "width": 768, "num_heads": 12, **GPT_3},
+    "350M": {"depth": 24, "width": 1024, "num_heads": 16, **GPT_3},
+    "760M": {"depth": 24, "width": 1536, "num_heads": 16, **GPT_3},
+    # The table has 24 heads of 128 channels for a width of 2048: 1.5 B parameters. 16 heads are 1.3 B.
+    "1.3B": {"depth": 24, "width": 2048, "num_heads": 16, **GPT_3},
+    "2.7B": {"depth": 32, "width": 2560, "num_heads": 32, **GPT_3},
+    "6.7B": {"depth": 32, "width": 4096, "num_heads": 32, **GPT_3},
+    "13B": {"depth": 40, "width": 5140, "num_heads": 40, "head_dim": 128, **GPT_3},
+    "175B": {"depth": 96, "width": 12288, "num_heads": 96, **GPT_3},
     # nanoGPT's configuration for characters: exact gelu, no biases, Shakespeare's 65 characters
     "char": {
         "depth": 6,
@@ -86,8 +117,12 @@ class GPTConfig:
         rotary_base: base of the rotary frequencies.
         rotary_scaling: of the rotary frequencies, as in MultiHeadAttention.
         norm: "layer" or "rms".
-        activation: of the feed-forward layers: "gelu_tanh", "gelu", "relu" or "swiglu".
+        norm_position: "pre", with a norm after the last block, or "post" (GPT-1).
+        qk_norm: whether each head of query and key has a norm of the same kind (Qwen3).
+        activation: of the feed-forward layers: "gelu_tanh", "gelu", "relu", "silu", "swiglu" or "geglu".
         use_bias: whether dense layers, and norms of the kind "layer", have biases.
+        qkv_bias: whether query, key and value have biases; None means use_bias. True in Qwen2.
+        scale_embedding: whether token vectors are multiplied by sqrt(width) (Gemma).
         tied: whether logits are computed with the token embedding.
         pad_id: id of padding tokens, which the default attention_mask masks; None for none.
         stop_ids: ids that end a text; None means the tokenizer's end token.
@@ -108,8 +143,12 @@ class GPTConfig:
     rotary_base: Positive = 10000.0
     rotary_scaling: dict[str, Any] | None = None
     norm: str = "layer"
+    norm_position: str = "pre"
+    qk_norm: bool = False
     activation: str = "gelu_tanh"
     use_bias: bool = True
+    qkv_bias: bool | None = None
+    scale_embedding: bool = False
     tied: bool = True
     pad_id: Count | None = None
     stop_ids: tuple[int, ...] | None = None
@@ -124,17 +163,19 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.width % self.num_heads:
+        if self.head_dim is None and self.width % self.num_heads:
             raise ConfigError(f"width={self.width} is not divisible by num_heads={self.num_heads}.")
         if self.kv_heads is not None and self.num_heads % self.kv_heads:
             raise ConfigError(f"num_heads={self.num_heads} is not divisible by kv_heads={self.kv_heads}.")
-        if self.head_dim == self.width // self.num_heads:
+        if self.head_dim == self.width / self.num_heads:
             object.__setattr__(self, "head_dim", None)
+        if self.qkv_bias == self.use_bias:
+            object.__setattr__(self, "qkv_bias", None)
         check_token_ids(self)
-        if self.positions not in POSITIONS:
-            raise ConfigError(
-                f"positions={self.positions!r} is unknown. {nearest(str(self.positions), POSITIONS)}"
-            )
+        for name, known in (("positions", POSITIONS), ("norm_position", NORM_POSITIONS)):
+            value = getattr(self, name)
+            if value not in known:
+                raise ConfigError(f"{name}={value!r} is unknown. {nearest(str(value), known)}")
         object.__setattr__(self, "rotary_scaling", check_scaling(self.rotary_scaling))
         if self.rotary_scaling is not None and self.positions != "rotary":
             raise ConfigError(
@@ -165,6 +206,24 @@ class GPT(DecoderModel):
     """A decoder of text; see `gpt`."""
 
     config_class = GPTConfig
+    heads = (CausalLMHead, ClassifierHead, MultiLabelHead, RegressionHead, TokenClassifierHead)
+
+    @classmethod
+    def check_head(cls, head: Any) -> None:
+        if isinstance(head, DistilledClassifierHead):
+            raise ConfigError(
+                "head=DistilledClassifierHead(...) is not supported by a GPT, which has no distillation "
+                "token. Use ClassifierHead."
+            )
+        super().check_head(head)
+
+    @classmethod
+    def logits(cls, head: Head, encoded: Encoded) -> Any:
+        if not isinstance(head, ClassifierHead | MultiLabelHead | RegressionHead):
+            return super().logits(head, encoded)
+        assert encoded.pool is not None
+        features = average_tokens(encoded) if head.pooling == "average" else encoded.pool()
+        return head(features, use_bias=False)  # as in all decoders of transformers
 
     @classmethod
     def encode(cls, config: GPTConfig, inputs: dict[str, Any], dtype: Any) -> Encoded:
@@ -189,10 +248,13 @@ def gpt(
     output are logits (batch, sequence, vocabulary) of the token after each.
 
     Args:
-        variant: "124M", "355M", "774M" or "1558M" (GPT-2), "char" (nanoGPT's for characters), "nano", "pico",
-            or "llama-tiny".
-        num_classes: not supported, as a GPT has no classifier head.
-        head: CausalLMHead, the default of this family; None returns hidden states (batch, sequence, width).
+        variant: "117M" (GPT-1); "124M", "355M", "774M" or "1558M" (GPT-2); "125M", "350M", "760M", "1.3B",
+            "2.7B", "6.7B", "13B" or "175B" (GPT-3); "char" (nanoGPT's for characters), "nano", "pico", or
+            "llama-tiny".
+        num_classes: number of classes; short for `head=ClassifierHead(num_classes)`.
+        head: CausalLMHead, the default of this family; ClassifierHead, MultiLabelHead or RegressionHead,
+            which use the vector of the last token; TokenClassifierHead. None returns hidden states (batch,
+            sequence, width).
         weights: source of the initial weights: a Hugging Face folder, a .safetensors file, "hf://owner/name",
             a keras-hub preset or model, a .keras or .weights.h5 file. The variant must be that of the source;
             keras_tx.from_checkpoint reads it from the source's config.
@@ -227,7 +289,7 @@ def gpt(
         dtype=dtype,
         **overrides,
     )
-    if weights is not None:
+    if weights is not None or model.config.norm_position == "post":
         return model
     # Radford et al., section 2.3: what is added to the residual starts smaller the more blocks there are.
     for index in range(model.config.depth):
@@ -244,6 +306,8 @@ def _decode(config: GPTConfig, inputs: dict[str, Any], dtype: Any) -> Encoded:
     shared = {"initializer": initializer, "dtype": dtype}
     embedding = TokenEmbedding(config.vocabulary_size, config.width, name="token_embedding", **shared)
     x = embedding(ids)
+    if config.scale_embedding:
+        x = ops.multiply(x, math.sqrt(config.width))
     rotary = {}
     if config.positions == "rotary":
         rotary["positions"] = position_ids
@@ -263,18 +327,40 @@ def _decode(config: GPTConfig, inputs: dict[str, Any], dtype: Any) -> Encoded:
             rotary_scaling=config.rotary_scaling,
             activation=config.activation,
             norm=config.norm,
+            norm_position=config.norm_position,
             norm_epsilon=config.norm_epsilon,
+            qk_norm="rms" if config.qk_norm and config.norm == "rms" else config.qk_norm,
             dropout=config.dropout,
             hidden_dropout=0.0,
             attention_dropout=config.attention_dropout,
             use_bias=config.use_bias,
+            qkv_bias=config.qkv_bias,
             kernel_initializer=initializer,
             dtype=dtype,
             name=f"block_{index}",
         )(x, padding_mask=mask, **rotary)
+    if config.norm_position == "pre":
+        x = _last_norm(config, dtype)(x)
+
+    def pool() -> Any:
+        return _last_token(x, ids, mask, config.pad_id)
+
+    return Encoded(x, mask, embedding if config.tied else None, config, pool)
+
+
+def _last_norm(config: GPTConfig, dtype: Any) -> keras.layers.Layer:
     options = {"epsilon": config.norm_epsilon, "dtype": dtype, "name": "norm"}
     if config.norm == "rms":
-        x = keras.layers.RMSNormalization(**options)(x)
-    else:
-        x = keras.layers.LayerNormalization(center=config.use_bias, **options)(x)
-    return Encoded(x, mask, embedding if config.tied else None, config)
+        return keras.layers.RMSNormalization(**options)
+    return keras.layers.LayerNormalization(center=config.use_bias, **options)
+
+
+def _last_token(tokens: Any, ids: Any, mask: Any, pad_id: int | None) -> Any:
+    """The vector of the last token that is not masked or padding (batch, width); the first if all are."""
+    real = ops.cast(ops.not_equal(mask, 0), "int32")
+    if pad_id is not None:  # transformers excludes the padding token even where the mask includes it
+        real = ops.multiply(real, ops.cast(ops.not_equal(ids, pad_id), "int32"))
+    places = ops.subtract(ops.cumsum(ops.ones_like(real), axis=1), 1)  # 0, 1, 2 ...
+    last = ops.argmax(ops.multiply(places, real), axis=1)
+    index = ops.expand_dims(ops.expand_dims(last, -1), -1)  # (b, 1, 1)
+    return ops.squeeze(ops.take_along_axis(tokens, index, axis=1), axis=1)

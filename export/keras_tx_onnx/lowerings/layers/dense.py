@@ -10,12 +10,19 @@ import onnx_ir as ir
 from keras import layers
 
 from keras_tx.errors import ExportError
+from keras_tx.layers.low_rank import LowRankDense, LowRankEinsumDense
 from keras_tx_onnx.graph.builder import GraphContext, shape_of
 from keras_tx_onnx.lowerings.activations import activate
 from keras_tx_onnx.lowerings.nodes.arguments import reduced
 from keras_tx_onnx.reading.registry import lowers
 
 
+@lowers(
+    LowRankDense,
+    example=lambda x: LowRankDense(4, activation="gelu", adapter={"rank": 2, "alpha": 2.0})(x),
+    shape=(5, 8),
+    nodes="MatMul Add Gelu",
+)
 @lowers(
     layers.Dense,
     example=lambda x: layers.Dense(4, activation="gelu")(x),
@@ -32,6 +39,14 @@ def project(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:
     return x if layer.bias is None else cx.op.Add(x, cx.weight(layer.bias))
 
 
+@lowers(
+    LowRankEinsumDense,
+    example=lambda x: LowRankEinsumDense(
+        "abc,cd->abd", (None, 4), bias_axes="d", adapter={"rank": 2, "alpha": 2.0}
+    )(x),
+    shape=(5, 8),
+    nodes="MatMul Add",
+)
 @lowers(
     layers.EinsumDense,
     example=lambda x: layers.EinsumDense("abc,cd->abd", (None, 4), bias_axes="d")(x),

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from keras import layers
 
+from keras_tx.layers.low_rank import LowRankEmbedding
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
 from keras_tx_onnx.lowerings.layers.dense import int8_logits, int8_rows, is_quantized
 from keras_tx_onnx.lowerings.nodes.arguments import reduced
@@ -16,6 +17,14 @@ from keras_tx_onnx.reading.keras_masks import MASK
 from keras_tx_onnx.reading.registry import lowers
 
 
+@lowers(
+    LowRankEmbedding,
+    example=lambda x: LowRankEmbedding(7, 4, adapter={"rank": 2, "alpha": 2.0})(
+        layers.Discretization([0.0, 1.0])(x)
+    ),
+    shape=(5,),
+    nodes="Unsqueeze GreaterOrEqual Cast ReduceSum Gather",
+)
 @lowers(
     layers.Embedding,
     example=lambda x: layers.Embedding(7, 4)(layers.Discretization([0.0, 1.0])(x)),
