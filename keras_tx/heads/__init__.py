@@ -9,6 +9,7 @@ from keras_tx.heads.classification import (
     RegressionHead,
 )
 from keras_tx.heads.language_model import CausalLMHead, MaskedLMHead, PretrainingHead, Seq2SeqLMHead
+from keras_tx.heads.multiple_choice import MultipleChoiceHead
 from keras_tx.heads.sentence_embedding import SentenceEmbeddingHead
 from keras_tx.heads.token_classification import SpanHead, TokenClassifierHead
 
@@ -20,6 +21,7 @@ __all__ = [
     "Head",
     "MaskedLMHead",
     "MultiLabelHead",
+    "MultipleChoiceHead",
     "NextSentenceHead",
     "PretrainingHead",
     "RegressionHead",

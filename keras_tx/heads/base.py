@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import keras
+from keras import ops
 
 from keras_tx.arguments import check_fields
-from keras_tx.errors import ConfigError
+from keras_tx.errors import ConfigError, nearest
 from keras_tx.layers import TokenEmbedding
 
 
@@ -44,6 +45,7 @@ class Head:
     """
 
     takes_sample: ClassVar[bool] = False  # called with one vector per sample (batch, width), not an Encoded
+    has_choices: ClassVar[bool] = False  # the inputs are (batch, choices, sequence)
     task: ClassVar[str | None] = None  # of a text model with this head
     token_outputs: ClassVar[tuple[str, ...]] = ()  # outputs with a label for each token, -100 for none
 
@@ -89,6 +91,19 @@ class Head:
         return cls(**config)
 
 
+def check_pooling(pooling: Any, known: tuple[str, ...]) -> None:
+    """Raises a ConfigError for an unknown pooling."""
+    if pooling not in known:
+        raise ConfigError(f"pooling={pooling!r} is unknown. {nearest(str(pooling), known)}")
+
+
+def average_tokens(features: Encoded) -> Any:
+    """Returns the mean of the real tokens (batch, width) in float32; zeros for a text without tokens."""
+    real = ops.expand_dims(ops.cast(features.mask, "float32"), -1)  # (b, s, 1)
+    tokens = ops.cast(features.tokens, "float32")
+    return ops.divide(ops.sum(tokens * real, axis=1), ops.maximum(ops.sum(real, axis=1), 1.0))
+
+
 def label_names(head: Head | None, labels: Any, model: str) -> list[str] | None:
     """Returns the names of a model's logits: `labels`, or those of its head, or LABEL_0, LABEL_1 ...
 
@@ -127,11 +142,13 @@ def check_labels(labels: Any, count: int) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def project(features: Any, units: int, name: str, dropout: float = 0.0) -> Any:
+def project(features: Any, units: int, name: str, dropout: float = 0.0, use_bias: bool = True) -> Any:
     """Applies dropout and the dense layer that returns the logits."""
     if dropout:
         features = keras.layers.Dropout(dropout, dtype="float32", name="head_dropout")(features)
-    dense = keras.layers.Dense(units, kernel_initializer=initializer(), dtype="float32", name=name)
+    dense = keras.layers.Dense(
+        units, use_bias=use_bias, kernel_initializer=initializer(), dtype="float32", name=name
+    )
     return dense(features)
 
 

@@ -9,8 +9,7 @@ import keras
 from keras import ops
 
 from keras_tx import contract
-from keras_tx.errors import ConfigError, nearest
-from keras_tx.heads.base import Encoded, Head
+from keras_tx.heads.base import Encoded, Head, average_tokens, check_pooling
 from keras_tx.losses import ContrastiveLoss
 from keras_tx.metrics import NearestNeighborAccuracy
 
@@ -36,17 +35,13 @@ class SentenceEmbeddingHead(Head):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.pooling not in POOLINGS:
-            raise ConfigError(f"pooling={self.pooling!r} is unknown. {nearest(str(self.pooling), POOLINGS)}")
+        check_pooling(self.pooling, POOLINGS)
 
     def __call__(self, features: Encoded) -> Any:
-        tokens = ops.cast(features.tokens, "float32")
         if self.pooling == "class":
-            x = tokens[:, 0]
+            x = ops.cast(features.tokens, "float32")[:, 0]
         else:
-            real = ops.expand_dims(ops.cast(features.mask, "float32"), -1)  # (b, s, 1)
-            # The mean of a text without tokens is zeros, not NaN.
-            x = ops.divide(ops.sum(tokens * real, axis=1), ops.maximum(ops.sum(real, axis=1), 1.0))
+            x = average_tokens(features)
         if self.normalize:
             square = ops.sum(ops.square(x), axis=-1, keepdims=True)
             x = ops.divide(x, ops.sqrt(ops.maximum(square, 1e-24)))

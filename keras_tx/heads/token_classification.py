@@ -27,12 +27,13 @@ class TokenClassifierHead(Head):
     that begin with B-, I- and O, `keras_tx.metrics.EntityF1` counts whole entities.
 
     Args:
-        num_classes, dropout, labels: as for `ClassifierHead`.
+        num_classes, dropout, labels, label_smoothing: as for `ClassifierHead`.
     """
 
     num_classes: Classes
     dropout: Rate = 0.0
     labels: tuple[str, ...] | None = None
+    label_smoothing: Rate = 0.0
 
     task: ClassVar[str | None] = contract.TOKEN_CLASSIFICATION
     token_outputs: ClassVar[tuple[str, ...]] = (contract.LOGITS,)
@@ -41,7 +42,7 @@ class TokenClassifierHead(Head):
         return project(features.tokens, self.num_classes, contract.LOGITS, self.dropout)
 
     def loss(self) -> keras.losses.Loss:
-        return TokenCrossentropy()
+        return TokenCrossentropy(self.label_smoothing)
 
     def metrics(self) -> list[Any]:
         return [TokenAccuracy(name="accuracy")]

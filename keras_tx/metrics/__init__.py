@@ -1,6 +1,6 @@
 """Metrics of the tasks that Keras does not have. Predictions are logits, or generated texts."""
 
-from keras_tx.metrics.classification import F1, Matthews, MultiLabelAccuracy, MultiLabelF1
+from keras_tx.metrics.classification import F1, ClassAccuracy, Matthews, MultiLabelAccuracy, MultiLabelF1
 from keras_tx.metrics.entities import EntityF1
 from keras_tx.metrics.ranking import NearestNeighborAccuracy, Spearman
 from keras_tx.metrics.spans import SpanExactMatch, SpanF1
@@ -10,6 +10,7 @@ from keras_tx.metrics.tokens import BitsPerByte, Perplexity, TokenAccuracy
 __all__ = [
     "F1",
     "BitsPerByte",
+    "ClassAccuracy",
     "EntityF1",
     "Matthews",
     "MultiLabelAccuracy",

@@ -43,6 +43,43 @@ class _Counts(keras.metrics.Metric):
 
 
 @keras.saving.register_keras_serializable("keras_tx")
+class ClassAccuracy(Ratio):
+    """The fraction of samples whose class is predicted correctly, computed from logits.
+
+    Labels are integers (batch,) or (batch, 1), or class probabilities (batch, classes), as MixUp and CutMix
+    return; the most probable class is then the expected one.
+
+    Args:
+        name: name of the metric.
+
+    Example:
+
+    >>> import numpy as np
+    >>> metric = ClassAccuracy()
+    >>> metric.update_state(np.array([1, 0]), np.array([[0.0, 1.0], [0.0, 1.0]]))
+    >>> metric.update_state(np.array([[0.3, 0.7]]), np.array([[0.0, 1.0]]))
+    >>> round(float(metric.result()), 3)
+    0.667
+    """
+
+    def __init__(self, name: str = "accuracy", **kwargs: Any):
+        super().__init__(name, **kwargs)
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        labels = ops.convert_to_tensor(y_true)
+        classes = labels.shape[-1] if len(labels.shape) == 2 else 1
+        if classes is None:  # of tf.data; as in ClassCrossentropy, class numbers are integers
+            classes = y_pred.shape[-1] if "float" in keras.backend.standardize_dtype(labels.dtype) else 1
+        if classes == y_pred.shape[-1]:
+            labels = ops.argmax(labels, axis=-1)
+        if sample_weight is not None:
+            sample_weight = ops.reshape(sample_weight, (-1,))
+        labels, weights = labels_and_weights(ops.reshape(labels, (-1,)), sample_weight)
+        correct = ops.cast(ops.equal(labels, ops.cast(ops.argmax(y_pred, axis=-1), "int32")), "float32")
+        self.add(correct * weights, weights)
+
+
+@keras.saving.register_keras_serializable("keras_tx")
 class F1(_Counts):
     """F1 score: the harmonic mean of precision and recall, computed from logits.
 

@@ -88,6 +88,8 @@ class HuggingFace:
         config: returns the config.json of a model with these labels and this tokenizer, by default the
             model's own.
         files: the other files of a checkpoint, by name: text, or content for a JSON file.
+        module_name: returns the name of a module in the class of transformers 5, for a model and the name of
+            the module in checkpoints; None if the class has no such module.
     """
 
     model_types: tuple[str, ...]
@@ -95,6 +97,7 @@ class HuggingFace:
     plan: Callable[[Any, Tensors | None], Plan]
     config: Callable[[Any, Sequence[str] | None, TextTransform | None], HuggingFaceConfig]
     files: Callable[[Any], dict[str, Any]] = lambda model: {}
+    module_name: Callable[[Any, str], str | None] = lambda model, name: name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,6 +254,21 @@ def families() -> tuple[Family, ...]:
 def family_of(model: Any) -> Family | None:
     """Returns the record of a model's family, or None for other models."""
     return next((family for family in families() if isinstance(model, family.model_class)), None)
+
+
+def variant_config(text: str, **overrides: Any) -> Any:
+    """Returns the config of "family:variant", such as "gpt:124M", with other values of its fields.
+
+    Raises:
+        ConfigError: the family, the variant or a field is unknown.
+    """
+    name, colon, variant = text.partition(":")
+    if name not in _RECORDS or not colon:
+        raise ConfigError(
+            f"model={text!r} is unknown. Pass a family and a variant, such as gpt:124M; the families are "
+            f"{', '.join(_RECORDS)}."
+        )
+    return _RECORDS[name]().config_class.variant(variant, **overrides)
 
 
 def factories() -> str:

@@ -11,9 +11,12 @@ from keras_tx.errors import ConfigError
 from keras_tx.losses import function_name
 
 NUMBER, ROW, EACH, REAL = "number", "row", "each", "real"
+NUMBER_OR_ROW = "number or row"
+SUM_TOLERANCE = 1e-2  # of probabilities in half precision
 KINDS = {
     "sparse_categorical_crossentropy": NUMBER,
     "TokenCrossentropy": NUMBER,
+    "ClassCrossentropy": NUMBER_OR_ROW,
     "categorical_crossentropy": ROW,
     "categorical_focal_crossentropy": ROW,
     "binary_crossentropy": EACH,
@@ -51,6 +54,8 @@ def check_targets(
     _refuse(~np.isfinite(array), array, "is not finite")
     count = shape[-1]
     whole = array.ndim >= len(shape) and array.shape[-1] == count  # shaped like the output
+    if kind == NUMBER_OR_ROW:
+        kind = ROW if whole else NUMBER
     if kind == NUMBER:
         if whole and count != 1:
             raise ConfigError(
@@ -79,6 +84,18 @@ def check_targets(
         )
     if kind != REAL:
         _refuse((array < 0) | (array > 1), array, f"is out of range: model {model!r} expects 0 to 1")
+    if name == "ClassCrossentropy":
+        _check_probabilities(array, model)
+
+
+def _check_probabilities(rows: np.ndarray, model: str) -> None:
+    sums = rows.reshape(-1, rows.shape[-1]).sum(axis=-1, dtype="float64")
+    row = int(np.abs(sums - 1).argmax())
+    if abs(sums[row] - 1) > SUM_TOLERANCE:
+        raise ConfigError(
+            f"The labels of row {row} sum to {sums[row]:g}, but the class probabilities of model {model!r} "
+            "sum to 1. For several classes per sample use MultiLabelHead."
+        )
 
 
 def _refuse(wrong: np.ndarray, array: np.ndarray, reason: str) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from keras_tx.runtime.tasks.fill_mask import MaskFiller
     from keras_tx.runtime.tasks.image_classification import ImageClassifier
     from keras_tx.runtime.tasks.image_feature_extraction import ImageEmbedder
+    from keras_tx.runtime.tasks.multiple_choice import ChoiceModel
     from keras_tx.runtime.tasks.pretraining import PretrainedEncoder
     from keras_tx.runtime.tasks.question_answering import QuestionAnswerer
     from keras_tx.runtime.tasks.summarization import Summarizer
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from keras_tx.runtime.tasks.translation import Translator
 
 _HOMES = {
+    "ChoiceModel": "tasks.multiple_choice",
     "Folder": "folder",
     "GenericModel": "tasks.arrays",
     "ImageClassifier": "tasks.image_classification",
@@ -51,6 +53,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "ChoiceModel",
     "Folder",
     "GenericModel",
     "ImageClassifier",
@@ -101,9 +104,9 @@ def load(
     Returns:
         The model of the folder's task, whose call runs its method. `ImageClassifier` and `TextClassifier`
         (`classify`), `ImageEmbedder` and `TextEmbedder` (`embed`), `TextTagger` (`tag`), `QuestionAnswerer`
-        (`answer`), `MaskFiller` and `PretrainedEncoder` (`fill`), `TextGenerator` and `TextToTextGenerator`
-        (`generate`), `Translator` (`translate`), `Summarizer` (`summarize`); or a `GenericModel` (`run`) for
-        a graph without a known task and for an encoder of texts without tokenizer.
+        (`answer`), `ChoiceModel` (`choose`), `MaskFiller` and `PretrainedEncoder` (`fill`), `TextGenerator`
+        and `TextToTextGenerator` (`generate`), `Translator` (`translate`), `Summarizer` (`summarize`); or a
+        `GenericModel` (`run`) for a graph without a known task and for an encoder of texts without tokenizer.
 
     Raises:
         FolderError: if the folder is damaged, incomplete, or refers to files outside itself.

@@ -57,9 +57,9 @@ def test_a_folder_that_is_replaced_while_it_is_read_is_read_again(tmp_path, monk
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_out_and_in_again_is_bit_equal(make, tmp_path):
-    model = redraw(make())
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "gemma"])
+def test_out_and_in_again_is_bit_equal(name, tmp_path):
+    model = redraw(MODELS[name]())
     folder = keras_tx.save_checkpoint(model, tmp_path / "folder")
     back = keras_tx.from_checkpoint(folder)
     assert type(back) is type(model) and back.head == model.head
@@ -67,6 +67,16 @@ def test_out_and_in_again_is_bit_equal(make, tmp_path):
     again = keras_tx.save_checkpoint(back, tmp_path / "again")
     assert (again / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
     assert (again / "config.json").read_text() == (folder / "config.json").read_text()
+
+
+def test_out_and_in_again_rounds_the_norms_of_gemma_alone(tmp_path):
+    """Their scales are stored as differences from 1."""
+    model = redraw(MODELS["gemma"]())
+    back = keras_tx.from_checkpoint(keras_tx.save_checkpoint(model, tmp_path / "folder"))
+    assert back.config == model.config
+    for mine, theirs in zip(model.weights, back.weights, strict=True):
+        rounding = 2e-7 if mine.name == "scale" else 0
+        np.testing.assert_allclose(as_numpy(mine), as_numpy(theirs), rtol=0, atol=rounding)
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)

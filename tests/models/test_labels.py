@@ -28,7 +28,12 @@ def bert(head: Any) -> Any:
         (keras_tx.ClassifierHead(3), [0, 0.5, 1], "Label 0.5 in row 1.*0 to 2"),
         (keras_tx.ClassifierHead(3), [0, 1, np.nan], "Label nan in row 2 is not finite"),
         (keras_tx.ClassifierHead(3), ["a", "b", "c"], "labels.*are <U1, such as .*'a'.*names.index"),
-        (keras_tx.ClassifierHead(3), np.eye(3), r"\(3, 3\), a number for each class.*argmax\(-1\)"),
+        (keras_tx.ClassifierHead(3), np.full((3, 3), 1.5), "Label 1.5 in row 0.*0 to 1"),
+        (
+            keras_tx.NextSentenceHead(),
+            np.eye(2)[[0, 1, 0]],
+            r"\(3, 2\), a number for each class.*argmax",
+        ),
         (keras_tx.MultiLabelHead(3), [0, 1, 2], r"shape \(3,\), .*3 numbers for each sample"),
         (keras_tx.MultiLabelHead(3), [[0, 1, 0], [0, 0, 1.5], [1, 1, 1]], "Label 1.5 in row 1.*0 to 1"),
         (keras_tx.RegressionHead(2), [0.1, 0.2, 0.3], r"shape \(3,\), .*2 numbers for each sample"),
@@ -67,6 +72,21 @@ def test_invalid_validation_labels_raise():
     model = bert(keras_tx.ClassifierHead(2))
     with pytest.raises(ConfigError, match="Label 7 in row 0"):
         model.fit(IDS, np.array([0, 1, 0]), validation_data=(IDS, np.array([7, 0, 0])), verbose=0)
+
+
+def test_shares_of_the_classes_are_labels_of_a_classifier():
+    ids, rows = np.array([0, 2, 1]), np.eye(3)[[0, 2, 1]]
+    model = bert(keras_tx.ClassifierHead(3, label_smoothing=0.1))
+    results = [model.evaluate(IDS, labels, verbose=0) for labels in (ids, ids[:, None], rows)]
+    np.testing.assert_allclose(results[1:], results[:1] * 2, rtol=1e-6)
+    model.fit(IDS, rows, validation_data=(IDS, ids), verbose=0)
+    assert model.history.history["val_accuracy"]
+
+
+def test_rows_of_several_labels_are_not_shares():
+    rows = np.array([[1, 1, 0], [0, 1, 0], [0, 0, 1]])
+    with pytest.raises(ConfigError, match="row 0 sum to 2.*MultiLabelHead"):
+        bert(keras_tx.ClassifierHead(3)).fit(IDS, rows, verbose=0)
 
 
 def test_valid_labels():

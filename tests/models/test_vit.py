@@ -71,6 +71,9 @@ def test_exact_parameters_of_b16():
         ({"num_classes": 3, "pooling": "average", "registers": 2}, (2, 3)),
         ({"num_classes": 3, "image_size": (8, 12), "channels": 1}, (2, 3)),
         ({"pooling": "none", "image_size": (9, 13), "drop_remainder": True}, (2, 25, 32)),
+        ({"num_classes": 3, "stem": "convolutions"}, (2, 3)),
+        ({"pooling": "none", "stem": "convolutions", "patch_size": 4, "image_size": (8, 16)}, (2, 9, 32)),
+        ({"pooling": "none", "stem": "convolutions", "patch_size": 6, "image_size": 24}, (2, 17, 32)),
         ({"positions": "none"}, (2, 32)),
         ({"positions": "learned-2d"}, (2, 32)),
         ({"positions": "sine-cosine"}, (2, 32)),
@@ -96,6 +99,16 @@ def test_options(options: dict, shape: tuple):
     model = vit("Mu/2", **options)
     images = draw(2, *model.config.size, model.config.channels)
     assert tuple(model(images).shape) == shape
+
+
+def test_convolutions_before_the_patches():
+    """Each halves the image and has twice the filters of the one before, up to the width."""
+    model = vit("S/16", image_size=64, depth=1, stem="convolutions")
+    shapes = [model.get_layer(f"stem_{index}").output.shape[1:] for index in range(4)]
+    assert shapes == [(32, 32, 48), (16, 16, 96), (8, 8, 192), (4, 4, 384)]
+    assert model.get_layer("patch_embedding").kernel.shape == (1, 1, 384, 384)
+    assert vit("S/16", image_size=64, depth=1).config.stem_depth == 0
+    assert ViTConfig.variant("H/14", stem="convolutions").stem_depth == 1
 
 
 def test_average_pooling_leaves_registers_out():
@@ -172,6 +185,7 @@ def test_logits_are_float32_under_every_policy(policy: str):
         {"pooling": "token+average", "qkv_bias": False, "pre_norm": True, "pooler": "tanh", "pooler_dim": 5},
         {"head": keras_tx.ClassifierHead(4, dropout=0.1), "layer_scale": 0.1, "activation": "gelu_tanh"},
         {"qk_norm": True, "norm_epsilon": 1e-3},
+        {"stem": "convolutions", "patch_size": 4, "num_classes": 3},
     ],
     ids=shown,
 )
@@ -293,6 +307,15 @@ def test_another_image_size_keeps_the_weights():
     np.testing.assert_array_equal(first, back)  # the class token's row is left alone
 
 
+def test_another_image_size_keeps_the_stem():
+    model = redraw(vit("Mu/2", patch_size=4, image_size=8, stem="convolutions", positions="sine-cosine"))
+    larger = model.at_image_size(16)
+    assert larger.config.grid == (4, 4)
+    back = larger.at_image_size(8)
+    images = draw(2, 8, 8, 3)
+    np.testing.assert_array_equal(as_numpy(back(images)), as_numpy(model(images)))
+
+
 def test_pixels_of_the_remainder_have_no_effect():
     model = redraw(vit("Mu/2", image_size=8, num_classes=3))
     larger = redraw(vit("Mu/2", image_size=9, drop_remainder=True, num_classes=3))
@@ -333,6 +356,17 @@ def test_summary_and_submodels_of_keras(capsys):
         (lambda: vit("B/16", depth=0), r"depth is 0, expected a whole number"),
         (lambda: vit("B/16", width=True), r"width is True, expected a whole number"),
         (lambda: vit("B/16", image_size=(224,)), r"image_size is \(224,\)"),
+        (lambda: vit("B/16", stem="conv"), r"stem='conv' is unknown.*'convolutions'"),
+        (
+            lambda: vit("B/16", stem="convolutions", patch_size=7),
+            r"stem='convol.*even patch_size, not 7",
+        ),
+        (lambda: vit("B/16", stem="convolutions", width=24, num_heads=2), r"divisible by 16.*not 24"),
+        (lambda: vit("B/16", stem="convolutions", mask_token=True), r"stem='convolutions'.*mask_token=True"),
+        (
+            lambda: vit("B/16", stem="convolutions", image_size=225, drop_remainder=True),
+            r"stem='convolutions'.*drop_remainder=True with image_size=225",
+        ),
         (lambda: vit("B/16", pooling="tokens"), r"pooling='tokens' is unknown.*'token'"),
         (lambda: vit("B/16", dropout=1.0), r"dropout is 1.0.*rate"),
         (lambda: vit("Mu/2", positions="learnt"), r"kind='learnt' is unknown.*'learned'"),
@@ -365,3 +399,44 @@ def test_summary_and_submodels_of_keras(capsys):
 def test_errors(call, message: str):
     with pytest.raises(ConfigError, match=message):
         call()
+
+
+def large(**options) -> ViT:
+    """Of S/16 in width, and so of its number of parameters for each block."""
+    model = vit("S/16", image_size=32, depth=2, num_classes=3, **options)
+    model.compile()
+    return model
+
+
+def sources(kind: str, images: np.ndarray, labels: np.ndarray) -> tuple:
+    if kind == "arrays":
+        return images, labels
+    if kind == "PyDataset":
+        return (keras_tx.image_batches(np.zeros(images.shape, "uint8"), labels, large().processing),)
+    tf = pytest.importorskip("tensorflow")
+    return (tf.data.Dataset.from_tensor_slices((images, labels)).batch(2),)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "PyDataset", "tf.data"])
+def test_a_published_size_with_few_images_warns_once(kind: str):
+    images, labels = np.zeros((4, 32, 32, 3), "float32"), np.array([0, 1, 2, 0])
+    model, data = large(), sources(kind, images, labels)
+    with pytest.warns(UserWarning, match="'S/16' has 4 million.*about 4 images.*stem='convolutions'"):
+        model.fit(*data, shuffle=False, verbose=0)
+    model.fit(*data, shuffle=False, verbose=0)
+
+
+def test_other_models_do_not_warn_of_few_images(monkeypatch, tmp_path):
+    images, labels = np.zeros((4, 32, 32, 3), "float32"), np.array([0, 1, 2, 0])
+    monkeypatch.setattr("keras_tx.models.vit.few_images.FEW", 4)
+    model = large()
+    model.fit(images, labels, verbose=0)
+    monkeypatch.undo()
+    model.save(tmp_path / "model.keras")
+    keras_tx.load_model(tmp_path / "model.keras").fit(images, labels, verbose=0)
+    other = large()
+    other.assign_weights(model)
+    other.fit(images, labels, verbose=0)
+    small = vit("Mu/2", image_size=32, num_classes=3)
+    small.compile()
+    small.fit(images, labels, verbose=0)

@@ -16,7 +16,7 @@ from keras_tx.runtime.tasks import all_tasks, tasks_named
 from keras_tx.runtime.tasks.base import LoadedModel, RunOptions, Task
 
 VERBS = {"image": {"classify", "embed"}, "prompt": {"generate"}, "arrays": {"run"}}
-VERBS["text"] = {"classify", "embed", "tag", "answer", "fill", "generate", "translate", "summarize"}
+VERBS["text"] = {"classify", "embed", "tag", "answer", "choose", "fill", "generate", "translate", "summarize"}
 SHARED_DEFAULTS = {"top_k": 5, "batch_size": 32, "progress": False, "overlap": None}
 
 BRIGHTNESS = """
@@ -83,6 +83,7 @@ def test_names_are_those_of_the_contract():
         contract.TEXT_CLASSIFICATION,
         contract.TOKEN_CLASSIFICATION,
         contract.QUESTION_ANSWERING,
+        contract.MULTIPLE_CHOICE,
         contract.FILL_MASK,
         contract.FEATURE_EXTRACTION,
         contract.TEXT_GENERATION,

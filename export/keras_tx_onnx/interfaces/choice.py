@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_tx.errors import ConfigError
-from keras_tx.models.families import family_of
+from keras_tx.heads import CausalLMHead
+from keras_tx.models.families import Family, family_of
 from keras_tx_onnx.interfaces.base import Interface
 from keras_tx_onnx.interfaces.decoder import DecoderInterface
 from keras_tx_onnx.interfaces.encoder import EncoderInterface
@@ -58,12 +59,19 @@ def choose_interface(functional: Functional, options: Mapping[str, Any], opset: 
     return kind(functional, kind.Options(**passed), opset)
 
 
+def _family_interface(family: Family, model: Any) -> str:
+    """The interface of a family's model: a decoder with a head that generates no text is an encoder."""
+    if family.interface == "decoder" and model.head is not None and not isinstance(model.head, CausalLMHead):
+        return "encoder"
+    return family.interface
+
+
 def _kind(model: Any, task: str | None, passed: Mapping[str, Any]) -> type[Interface]:
     family = family_of(model)
     classifier: type[Interface] = ImageClassifierInterface
     if family is None and has_tokenizer(model):
         classifier = TextClassifierInterface
-    kind = classifier if family is None else FAMILIES[family.interface]
+    kind = classifier if family is None else FAMILIES[_family_interface(family, model)]
     expected = kind.tasks or (classifier.task if family is None else model.task,)
     if task not in (None, *expected):
         raise ConfigError(

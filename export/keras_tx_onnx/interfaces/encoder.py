@@ -16,6 +16,7 @@ from keras_tx.errors import ConfigError
 from keras_tx.heads import SentenceEmbeddingHead
 from keras_tx.heads.base import label_names
 from keras_tx.models.bert.sentence_transformers import sentence_files
+from keras_tx.models.text_model import DecoderModel
 from keras_tx.models.tokenizer_checks import check_padded_right, check_tokenizer, fit_to_model
 from keras_tx.processing import TextTransform
 from keras_tx.runtime.example_inputs import Use, draw
@@ -34,6 +35,8 @@ from keras_tx_onnx.reading.signature import Functional
 
 INPUTS = (contract.INPUT_IDS, contract.ATTENTION_MASK, contract.TOKEN_TYPE_IDS)
 TOKENS = (contract.BATCH_AXIS, contract.SEQUENCE_AXIS)  # the shape of each input
+CHOICES = (contract.BATCH_AXIS, contract.CHOICES_AXIS, contract.SEQUENCE_AXIS)  # with a MultipleChoiceHead
+MOST_CHOICES = 5  # of an example
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +63,7 @@ class EncoderInterface(Interface):
         super().__init__(functional, options, opset)
         source = functional.model
         if contract.POSITION_IDS in source.input:
-            source = self.model = source.without_position_ids()
+            self.model = source.without_position_ids()
             self.notes.append(
                 "position_ids is not an input of the graph, because clients do not pass it to an encoder. "
                 "The graph uses the default positions of the Keras model."
@@ -69,7 +72,7 @@ class EncoderInterface(Interface):
         self.task = source.task
         self.labels = None if labels is None else tuple(labels)
         self.max_length = source.config.max_length
-        self.names = [name for name in INPUTS if name in source.input]
+        self.names = [name for name in INPUTS if name in self.model.input]
         self.uses = {
             contract.INPUT_IDS: Use(source.config.vocabulary_size, getattr(source.config, "pad_id", None)),
             contract.TOKEN_TYPE_IDS: Use(getattr(source.config, "segments", 1)),
@@ -77,14 +80,18 @@ class EncoderInterface(Interface):
         transform = _transform(source, options.tokenizer)
         self._add_files(source, labels, transform)
         if isinstance(source.head, SentenceEmbeddingHead):
-            self.model = _with_tokens(source)
+            self.model = _with_tokens(self.model)
         output = self.model.output
         self.outputs = sorted(output) if isinstance(output, dict) else [contract.LOGITS]
-        self.passes = [read_sizes_from_ids, *self.passes, *([unpad] if options.unpad else [])]
+        self.has_choices = source.head is not None and source.head.has_choices
+        if self.has_choices:  # the passes are for inputs (batch, sequence)
+            self.options = dataclasses.replace(options, unpad=False)
+        else:
+            self.passes = [read_sizes_from_ids, *self.passes, *([unpad] if options.unpad else [])]
         self.order = [tensor.name for tensor in functional_graph.function_of(self.model).inputs]
 
     def _add_files(self, source: Any, labels: list[str] | None, transform: TextTransform | None) -> None:
-        self.add_config(source, labels)
+        self.add_config(source, labels, transform)
         if transform is None:
             self.notes.append(
                 "The folder has no tokenizer, so the runtime accepts only token ids. Pass tokenizer= to add "
@@ -97,13 +104,24 @@ class EncoderInterface(Interface):
             longest = transform and transform.max_length
             self.files |= sentence_files(pooling, source.config.width, longest or source.config.max_length)
 
+    @property
+    def shape(self) -> tuple[str, ...]:
+        """The axes of each input."""
+        return CHOICES if self.has_choices else TOKENS
+
     def open(self, context: GraphContext) -> list[ir.Value]:
-        values = {name: context.input(name, ir.DataType.INT64, list(TOKENS)) for name in self.names}
+        values = {name: context.input(name, ir.DataType.INT64, list(self.shape)) for name in self.names}
         return [values[name] for name in self.order]
 
     def example(self, sizes: Sizes, masks: Masks, random: np.random.Generator) -> Example:
-        specs = [contract.TensorSpec(name, "int64", TOKENS) for name in self.names]
-        feed = draw(specs, self.uses, {contract.BATCH_AXIS: len(masks), **sizes}, masks, random)
+        specs = [contract.TensorSpec(name, "int64", self.shape) for name in self.names]
+        sizes = {contract.BATCH_AXIS: len(masks), **sizes}
+        if self.has_choices:
+            sizes[contract.CHOICES_AXIS] = int(random.integers(2, MOST_CHOICES))
+        feed = draw(specs, self.uses, sizes, masks, random)
+        if self.has_choices:
+            feed[contract.ATTENTION_MASK] = feed[contract.ATTENTION_MASK].copy()
+            feed[contract.ATTENTION_MASK][1::2, -1] = 0  # a sample with one choice less
         return feed, [feed[name] for name in self.order]
 
     def expected(self, outputs: list[np.ndarray], inputs: list[np.ndarray]) -> list[np.ndarray]:
@@ -129,7 +147,8 @@ def _transform(model: Any, tokenizer: Any) -> TextTransform | None:
     if tokenizer is None:
         return None
     transform = TextTransform.of(tokenizer)
-    required = ["pad_token", "unk_token", "cls_token", "sep_token"]
+    is_decoder = isinstance(model, DecoderModel)  # its texts need no special tokens
+    required = [] if is_decoder else ["pad_token", "unk_token", "cls_token", "sep_token"]
     if model.task == contract.FILL_MASK:
         required.append("mask_token")
     missing = [name for name in required if getattr(transform, name) is None]
@@ -138,13 +157,15 @@ def _transform(model: Any, tokenizer: Any) -> TextTransform | None:
             f"tokenizer has no {', '.join(missing)}, which model {model.name!r} requires. If its vocabulary "
             f"has other names for them, pass TextTransform.load(path, {missing[0]}='...')."
         )
-    if json.loads(transform.tokenizer)["post_processor"] is None:
+    if not is_decoder and json.loads(transform.tokenizer)["post_processor"] is None:
         raise ConfigError(
             "tokenizer has no post_processor, which adds the special tokens to a text. Set "
             "tokenizers.processors.BertProcessing or TemplateProcessing."
         )
     segments = contract.TOKEN_TYPE_IDS in model.input
     transform = fit_to_model(transform, model.config, segments=segments, name="tokenizer")
+    if transform is not None and is_decoder:  # it counts positions along the mask
+        transform = dataclasses.replace(transform, padding_side="right")
     check_padded_right(transform, "tokenizer")
     if tokenizer is not model.processing:
         check_tokenizer(transform, model.config, model.processing, name="tokenizer")

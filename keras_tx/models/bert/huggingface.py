@@ -19,6 +19,7 @@ from keras_tx.heads import (
     Head,
     MaskedLMHead,
     MultiLabelHead,
+    MultipleChoiceHead,
     NextSentenceHead,
     PretrainingHead,
     RegressionHead,
@@ -43,6 +44,7 @@ HEADS = {
     RegressionHead: "ForSequenceClassification",
     TokenClassifierHead: "ForTokenClassification",
     SpanHead: "ForQuestionAnswering",
+    MultipleChoiceHead: "ForMultipleChoice",
 }
 # All names of the three functions in transformers.
 THEIR_ACTIVATIONS = {
@@ -184,17 +186,19 @@ def _head_of(
     }
     if name in plain and (family == "bert" or name in ("ForMaskedLM", "ForQuestionAnswering")):
         return plain[name], plain[name]
-    if name not in ("ForSequenceClassification", "ForTokenClassification"):
+    if name not in ("ForSequenceClassification", "ForTokenClassification", "ForMultipleChoice"):
         known = ["Model", *dict.fromkeys(HEADS.values())]
         return ConfigError(
             f"{config.where} has the architecture {architecture!r}, whose head is not supported "
             f"({nearest(name, known)}) Pass the head that you want: head=None loads the encoder alone."
         ), None
     if family == "distilbert":
-        if name == "ForSequenceClassification":
+        if name != "ForTokenClassification":
             dropout = config.real("seq_classif_dropout", 0.2)
-    elif config.get("classifier_dropout") is not None:
+    elif config.get("classifier_dropout") is not None and (family, name) != ("roberta", "ForMultipleChoice"):
         dropout = config.real("classifier_dropout", 0.0)
+    if name == "ForMultipleChoice":
+        return MultipleChoiceHead(dropout), MultipleChoiceHead(dropout)
     count, labels = labels_of(config)
     if name == "ForTokenClassification":
         head: Head = TokenClassifierHead(count, dropout, labels)
@@ -309,6 +313,8 @@ def _unsupported_options(model: Bert, family: str) -> list[str]:
             None,
             config.norm_epsilon,
         )
+    pooling = getattr(head, "pooling", None)
+    differences[f"a {type(head).__name__} with pooling={pooling!r}"] = pooling == "average"
     if family != "bert":
         differences["a PretrainingHead"] = isinstance(head, PretrainingHead)
     pooler = {"bert": ("tanh",), "roberta": ("tanh",), "distilbert": ("relu",)}[family]

@@ -14,6 +14,7 @@ from keras_tx.heads import (
     Head,
     MaskedLMHead,
     MultiLabelHead,
+    MultipleChoiceHead,
     NextSentenceHead,
     PretrainingHead,
     RegressionHead,
@@ -76,7 +77,14 @@ OTHERS = (
     *("pooler.", "cls.", "classifier.", "qa_outputs.", "lm_head.", "pre_classifier."),
     *("vocab_transform.", "vocab_layer_norm.", "vocab_projector."),
 )
-CLASSIFIERS = (ClassifierHead, MultiLabelHead, RegressionHead, TokenClassifierHead, NextSentenceHead)
+CLASSIFIERS = (
+    ClassifierHead,
+    MultiLabelHead,
+    RegressionHead,
+    TokenClassifierHead,
+    NextSentenceHead,
+    MultipleChoiceHead,
+)
 ONE_ROW = Form(reshape=(1, -1))
 
 
@@ -207,10 +215,7 @@ def _head(model: Bert, family: str, prefix: str, there: Collection[str]) -> list
     layers = {layer.name for layer in model.layers if layer.weights}
     entries: list[Entry] = []
     if "pooler" in layers:
-        pooler = {"bert": f"{prefix}pooler.dense", "distilbert": "pre_classifier"}.get(family)
-        entries += linear(
-            pooler or ("pooler.dense" if head is None else "classifier.dense"), "pooler", part=POOLER
-        )
+        entries += linear(_pooler(head, family, prefix), "pooler", part=POOLER)
     if isinstance(head, MaskedLMHead | PretrainingHead):
         entries += _language(head, family, there)
     if isinstance(head, PretrainingHead):
@@ -220,9 +225,18 @@ def _head(model: Bert, family: str, prefix: str, there: Collection[str]) -> list
     elif "span" in layers:
         entries += linear("qa_outputs", "span", part=HEAD)
     elif "logits" in layers and not isinstance(head, MaskedLMHead):
-        deep = family == "roberta" and not isinstance(head, TokenClassifierHead)
+        deep = family == "roberta" and not isinstance(head, TokenClassifierHead | MultipleChoiceHead)
         entries += linear("classifier.out_proj" if deep else "classifier", "logits", part=HEAD)
     return entries
+
+
+def _pooler(head: Head | None, family: str, prefix: str) -> str:
+    """Returns the name of the pooler, which the classifiers of RoBERTa and DistilBERT have of their own."""
+    if family == "distilbert":
+        return "pre_classifier"
+    if family == "bert" or isinstance(head, MultipleChoiceHead):
+        return f"{prefix}pooler.dense"
+    return "pooler.dense" if head is None else "classifier.dense"
 
 
 def _language(head: MaskedLMHead | PretrainingHead, family: str, there: Collection[str]) -> list[Entry]:

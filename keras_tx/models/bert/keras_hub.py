@@ -279,6 +279,7 @@ def _unsupported_options(model: Bert, kind: str) -> list[str]:
         differences["a MaskedLMHead with tied=False"] = not head.tied
     elif isinstance(head, ClassifierHead | RegressionHead):
         differences[f"pooler={config.pooler!r}"] = config.pooler != POOLERS[kind]
+        differences[f"a {type(head).__name__} with pooling={head.pooling!r}"] = head.pooling is not None
     elif isinstance(head, SentenceEmbeddingHead):
         differences["a SentenceEmbeddingHead"] = kind != "bert"
     elif head is None:

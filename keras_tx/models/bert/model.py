@@ -18,6 +18,7 @@ from keras_tx.heads import (
     Head,
     MaskedLMHead,
     MultiLabelHead,
+    MultipleChoiceHead,
     NextSentenceHead,
     PretrainingHead,
     RegressionHead,
@@ -152,6 +153,7 @@ class Bert(TextModel):
         RegressionHead,
         TokenClassifierHead,
         SpanHead,
+        MultipleChoiceHead,
         SentenceEmbeddingHead,
     )
 
@@ -236,8 +238,8 @@ def bert(
             24 miniatures as "L-10_H-256", "minilm-l6" or "minilm-l12".
         num_classes: number of classes; short for `head=ClassifierHead(num_classes)`.
         head: MaskedLMHead, NextSentenceHead, PretrainingHead, ClassifierHead, MultiLabelHead, RegressionHead,
-            TokenClassifierHead, SpanHead or SentenceEmbeddingHead. None, the default of this family, returns
-            hidden states.
+            TokenClassifierHead, SpanHead, MultipleChoiceHead or SentenceEmbeddingHead. None, the default of
+            this family, returns hidden states.
         weights: source of the initial weights: a Hugging Face folder, a .safetensors file, "hf://owner/name",
             a keras-hub preset or model, a .keras or .weights.h5 file. The variant must be that of the source;
             keras_tx.from_checkpoint reads it from the source's config.

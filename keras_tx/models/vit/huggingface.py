@@ -18,7 +18,7 @@ from keras_tx.heads import ClassifierHead, DistilledClassifierHead, Head, MultiL
 from keras_tx.models.config import make_config
 from keras_tx.models.families import HuggingFace, HuggingFaceConfig, WeightSource, label_fields
 from keras_tx.models.vit import huggingface_tensors, state_dicts
-from keras_tx.models.vit.huggingface_tensors import Grid, canonical, dialect
+from keras_tx.models.vit.huggingface_tensors import Grid, canonical, dialect, module_name
 from keras_tx.models.vit.model import ViT, ViTConfig, has_remainder
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.checkpoint import read_json
@@ -337,6 +337,7 @@ def _unsupported_options(model: ViT, kind: str) -> list[str]:
         f"activation={config.activation!r}": config.activation not in ACTIVATIONS
         and not (dinov2 and config.activation == "swiglu"),
         "patch_bias=False": not config.patch_bias,
+        f"stem={config.stem!r}": config.stem != "patches",
         "pre_norm=True": config.pre_norm,
         "qk_norm=True": config.qk_norm,
         "pooled_norm=True": config.pooled_norm,
@@ -357,4 +358,4 @@ def _unsupported_options(model: ViT, kind: str) -> list[str]:
     return [difference for difference, present in differences.items() if present]
 
 
-CONVERTER = HuggingFace(MODEL_TYPES, read, plan, to_config)
+CONVERTER = HuggingFace(MODEL_TYPES, read, plan, to_config, module_name=module_name)

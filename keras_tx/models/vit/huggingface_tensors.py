@@ -83,6 +83,23 @@ def canonical(kind: str) -> Callable[[str], str]:
     return known
 
 
+def module_name(model: ViT, name: str) -> str | None:
+    """Returns the name of a dense layer in the classes of transformers 5, for its name in files.
+
+    None for gate and up of a gated DINOv2, which are one tensor in files and two modules in the class.
+    """
+    kind = dialect(model.config)
+    dinov2 = kind.startswith("dinov2")
+    if name.endswith(".mlp.weights_in"):
+        return None
+    if not dinov2:
+        name = name.replace("encoder.layer.", "layers.")
+    for new, old in (NEW_DINOV2 if dinov2 else NEW_VIT).items():
+        if re.search(rf"\d\.{re.escape(old)}$", name):
+            return f"{name.removesuffix(old)}{new}"
+    return name
+
+
 def plan(model: ViT, kind: str, tensors: Tensors | None, old: Grid | None = None) -> Plan:
     """Returns the tensor map of a model for the names of the model_type `kind`.
 

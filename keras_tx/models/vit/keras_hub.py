@@ -238,6 +238,7 @@ def _unsupported_options(model: ViT) -> list[str]:
         ),
         f"positions={config.positions!r}": config.positions != "learned",
         f"registers={config.registers}": config.registers != 0,
+        f"stem={config.stem!r}": config.stem != "patches",
         "mask_token=True": config.mask_token,
         "patch_bias=False with a distillation token": deit and not config.patch_bias,
         "qkv_bias=False": not config.qkv_bias,

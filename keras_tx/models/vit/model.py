@@ -18,10 +18,12 @@ from keras_tx.layers.position_tables import resize_grid
 from keras_tx.models.config import make_config, unknown_variant
 from keras_tx.models.overrides import ViTOverrides
 from keras_tx.models.transformer_model import AUTO, TransformerModel
+from keras_tx.models.vit.few_images import batch_size, count_batches, warn_of_few_images
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.weight_values import merged_weights
 
 POOLINGS = ("token", "average", "token+average", "none")
+STEMS = ("patches", "convolutions")
 POOLERS = ("tanh",)
 
 # patch, width, depth, mlp, heads: table 1 of Dosovitskiy et al.; Ti from Touvron et al., "DeiT"; the small s,
@@ -68,6 +70,9 @@ class ViTConfig:
         channels: of the images.
         drop_remainder: whether pixels at the bottom and right that do not fill a patch are dropped. By
             default the image size has to be divisible by the patch size.
+        stem: the input of the patch embedding: "patches" (pixels) or "convolutions": 3 x 3 convolutions of
+            stride 2, each with a norm and an activation, as in Xiao et al., "Early Convolutions Help
+            Transformers See Better". With convolutions, a model needs fewer images.
         pooling: how tokens become features: "token" (the class token), "average" (of the patches),
             "token+average" (both, concatenated) or "none" (all tokens).
         class_token: whether there is a class token; None means unless pooling is "average".
@@ -99,6 +104,7 @@ class ViTConfig:
     image_size: Size | tuple[Size, Size] = 224
     channels: Size = 3
     drop_remainder: bool = False
+    stem: str = "patches"
     pooling: str = "token"
     class_token: bool | None = None
     positions: str = "learned"
@@ -143,7 +149,34 @@ class ViTConfig:
             )
         if self.pooling not in POOLINGS:
             raise ConfigError(f"pooling={self.pooling!r} is unknown. {nearest(str(self.pooling), POOLINGS)}")
+        self._check_stem()
         self._check_tokens()
+
+    def _check_stem(self) -> None:
+        if self.stem not in STEMS:
+            raise ConfigError(f"stem={self.stem!r} is unknown. {nearest(str(self.stem), STEMS)}")
+        if self.stem == "patches":
+            return
+        if any(side % 2 for side in self.patch):
+            raise ConfigError(
+                f"stem='convolutions' requires an even patch_size, not {self.patch_size}: its convolutions "
+                "have stride 2. Choose another patch_size, or stem='patches'."
+            )
+        if self.drop_remainder and has_remainder(self.size, self.patch):
+            raise ConfigError(
+                f"stem='convolutions' does not support drop_remainder=True with image_size="
+                f"{self.image_size!r}. Choose a multiple of patch_size={self.patch_size}."
+            )
+        if self.mask_token:
+            raise ConfigError(
+                "stem='convolutions' does not support mask_token=True: neighboring patches share pixels."
+            )
+        if self.width % 2**self.stem_depth:
+            raise ConfigError(
+                f"stem='convolutions' requires a width divisible by {2**self.stem_depth} for "
+                f"patch_size={self.patch_size}, not {self.width}: each convolution halves the image, and has "
+                "twice the filters of the previous one."
+            )
 
     def _check_tokens(self) -> None:
         if not self.has_class_token and ("token" in self.pooling or self.distillation):
@@ -166,6 +199,11 @@ class ViTConfig:
     @property
     def has_class_token(self) -> bool:
         return self.pooling != "average" if self.class_token is None else self.class_token
+
+    @property
+    def stem_depth(self) -> int:
+        """Number of convolutions before the patch embedding: the times that the patch size can be halved."""
+        return 0 if self.stem == "patches" else min((side & -side).bit_length() - 1 for side in self.patch)
 
     @property
     def positioned(self) -> int:
@@ -220,6 +258,8 @@ class ViT(TransformerModel):
     config_class = ViTConfig
     heads = (ClassifierHead, MultiLabelHead, RegressionHead)
     processing: ImageTransform  # type: ignore[assignment]  # a ViT always has it
+    published_size: str | None = None  # of a model with random initial weights, for a warning
+    _batches: int | None = None  # of an epoch
 
     @property
     def task(self) -> str:  # type: ignore[override]
@@ -241,6 +281,8 @@ class ViT(TransformerModel):
                 f"processing returns images of {processing.size} with {processing.channels} channels, but "
                 f"the model has image_size={config.size} and channels={config.channels}."
             )
+        if getattr(head, "pooling", None) is not None:
+            config = dataclasses.replace(config, pooling=head.pooling, class_token=config.has_class_token)
         if head is not None and config.pooling == "none":
             raise ConfigError(
                 "pooling='none' returns all tokens, but a classifier requires one vector. Use 'token' or "
@@ -256,6 +298,35 @@ class ViT(TransformerModel):
         else:
             outputs = features if head is None else head(features)
         return cls(images, outputs, config=config, head=head, processing=processing, name=name or "vit")
+
+    def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if self.published_size is not None:
+            self._batches = count_batches(x, kwargs.get("steps_per_epoch"))
+            count = batch_size(x) if self._batches is None else None
+            if count is not None:
+                self._warn_of_few_images(count)
+        result = super().fit(x, y, *args, **kwargs)
+        self.published_size = None
+        return result
+
+    def _check_batch(self, batch: Any) -> None:
+        super()._check_batch(batch)
+        count = batch_size(batch[0]) if isinstance(batch, tuple | list) and len(batch) else None
+        if count is not None and self._batches is not None:
+            self._warn_of_few_images(count * self._batches)
+
+    def _warn_of_few_images(self, count: int) -> None:
+        name, self.published_size = self.published_size, None
+        if name is not None:
+            warn_of_few_images(name, self.count_params(), count)
+
+    def load_weights(self, filepath: Any, **options: Any) -> None:  # type: ignore[override]
+        super().load_weights(filepath, **options)
+        self.published_size = None
+
+    def assign_weights(self, other: TransformerModel) -> None:
+        super().assign_weights(other)
+        self.published_size = None
 
     def at_image_size(self, image_size: int | tuple[int, int]) -> ViT:
         """A copy for images of another size: the same weights, learned positions resized bicubically.
@@ -327,7 +398,7 @@ def vit(
     >>> model.output_shape
     (None, 10)
     """
-    return ViT.from_variant(
+    model = ViT.from_variant(
         variant,
         num_classes=num_classes,
         head=head,
@@ -337,6 +408,8 @@ def vit(
         dtype=dtype,
         **overrides,
     )
+    model.published_size = variant if weights is None else None
+    return model
 
 
 def has_remainder(image_size: int | tuple[int, int], patch_size: int | tuple[int, int]) -> bool:
@@ -392,13 +465,15 @@ def _encode(config: ViTConfig, images: Any, dtype: Any) -> tuple[Any, keras.laye
     initializer = keras.initializers.TruncatedNormal(stddev=0.02)
     x = PatchEmbedding(
         config.width,
-        config.patch_size,
+        (config.patch[0] // 2**config.stem_depth, config.patch[1] // 2**config.stem_depth)
+        if config.stem_depth
+        else config.patch_size,
         use_bias=config.patch_bias,
         kernel_initializer=initializer,
         drop_remainder=config.drop_remainder,
         dtype=dtype,
         name="patch_embedding",
-    )(images)
+    )(_stem(config, images, dtype))
     if config.mask_token:
         x = MaskToken(dtype=dtype, name="mask_token")(x)
     if config.has_class_token:
@@ -447,6 +522,26 @@ def _encode(config: ViTConfig, images: Any, dtype: Any) -> tuple[Any, keras.laye
         )(x)
     norm = keras.layers.LayerNormalization(epsilon=config.norm_epsilon, dtype=dtype, name="norm")
     return x if config.pooled_norm else norm(x), norm
+
+
+def _stem(config: ViTConfig, x: Any, dtype: Any) -> Any:
+    """(batch, height, width, channels) -> the input of the patch embedding, halved by each convolution."""
+    for index in range(config.stem_depth):
+        x = keras.layers.Conv2D(
+            config.width // 2 ** (config.stem_depth - 1 - index),
+            kernel_size=3,
+            strides=2,
+            padding="same",
+            data_format="channels_last",
+            kernel_initializer="he_normal",
+            dtype=dtype,
+            name=f"stem_{index}",
+        )(x)
+        x = keras.layers.LayerNormalization(
+            epsilon=config.norm_epsilon, dtype=dtype, name=f"stem_norm_{index}"
+        )(x)
+        x = keras.layers.Activation("gelu", dtype=dtype, name=f"stem_activation_{index}")(x)
+    return x
 
 
 def _pool(config: ViTConfig, tokens: Any, dtype: Any) -> Any:

@@ -122,6 +122,7 @@ class RunOptions:
     top_k: int = 5
     pair: str | None = None
     question: str | None = None
+    choices: tuple[str, ...] | None = None
 
 
 Answer = dict[str, Any]  # to one input, as `keras-tx run --json` prints it
