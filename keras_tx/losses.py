@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import keras
 from keras import ops
@@ -23,6 +25,7 @@ PROBABILITIES_ONLY = frozenset(
     "BinaryIoU FalseNegatives FalsePositives Precision PrecisionAtRecall Recall RecallAtPrecision "
     "SensitivityAtSpecificity SpecificityAtSensitivity TrueNegatives TruePositives".split()
 )
+EXCLUDED = -1e9  # the score of rows that a sum of exponentials excludes
 AMBIGUOUS = ("crossentropy", "ce")  # Keras chooses the kind by the labels, and expects probabilities
 
 
@@ -114,6 +117,75 @@ def _refuse(name: str) -> None:
 
 
 @keras.saving.register_keras_serializable("keras_tx")
+class ClassCrossentropy(keras.losses.Loss):
+    """Cross-entropy of exclusive classes from logits, with labels as integers or as class probabilities.
+
+    Labels are integers (batch,) or (batch, 1), or class probabilities (batch, classes), as MixUp, CutMix and
+    teacher models return. An integer out of range raises an error, or the loss is NaN where the backend
+    cannot raise one.
+
+    Args:
+        label_smoothing: the fraction of the target that is spread evenly over all classes.
+        name: name of the loss.
+
+    Raises:
+        ConfigError: `label_smoothing` is out of range.
+
+    Example:
+
+    >>> import numpy as np
+    >>> logits, loss = np.log([[0.5, 0.5], [0.1, 0.9]]).astype("float32"), ClassCrossentropy()
+    >>> round(float(loss(np.array([0, 1]), logits)), 3)
+    0.399
+    >>> round(float(loss(np.array([[1.0, 0.0], [0.0, 1.0]]), logits)), 3)
+    0.399
+    """
+
+    def __init__(self, label_smoothing: float = 0.0, name: str = "class_crossentropy", **kwargs: Any):
+        super().__init__(name=name, **kwargs)
+        self.label_smoothing = smoothing_rate(label_smoothing)
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """The loss of each sample, shape (batch,)."""
+        logits = ops.cast(y_pred, "float32")
+        classes = logits.shape[-1]
+        labels = ops.convert_to_tensor(y_true)
+        if _are_probabilities(labels, classes):
+            # The last axis of labels from tf.data may be unknown.
+            shares = ops.reshape(ops.cast(labels, "float32"), (-1, classes))
+            loss = ops.categorical_crossentropy(shares, logits, from_logits=True)
+        else:
+            numbers = ops.cast(ops.reshape(labels, (-1,)), "int32")
+            loss = ops.sparse_categorical_crossentropy(numbers, logits, from_logits=True)
+            known = ops.logical_and(numbers >= 0, numbers < classes)
+            loss = ops.where(known, loss, float("nan"))
+        if self.label_smoothing:
+            even = ops.logsumexp(logits, axis=-1) - ops.mean(logits, axis=-1)
+            loss = (1 - self.label_smoothing) * loss + self.label_smoothing * even
+        return loss
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "label_smoothing": self.label_smoothing}
+
+
+def _are_probabilities(labels: Any, classes: int) -> bool:
+    if len(labels.shape) != 2:
+        return False
+    if labels.shape[-1] is None:
+        return keras.backend.is_float_dtype(keras.backend.standardize_dtype(labels.dtype))
+    return labels.shape[-1] == classes
+
+
+def smoothing_rate(label_smoothing: Any) -> float:
+    """Returns `label_smoothing`; raises a ConfigError unless it is at least 0 and less than 1."""
+    if not 0 <= label_smoothing < 1:
+        raise ConfigError(
+            f"label_smoothing={label_smoothing!r} is out of range. Pass 0 or more, and less than 1."
+        )
+    return label_smoothing
+
+
+@keras.saving.register_keras_serializable("keras_tx")
 class TokenCrossentropy(keras.losses.Loss):
     """Cross-entropy per token from logits, averaged over the labelled tokens.
 
@@ -138,11 +210,7 @@ class TokenCrossentropy(keras.losses.Loss):
     def __init__(self, label_smoothing: float = 0.0, name: str = "token_crossentropy", **kwargs: Any):
         kwargs.setdefault("reduction", "sum_over_batch_size")
         super().__init__(name=name, **kwargs)
-        if not 0 <= label_smoothing < 1:
-            raise ConfigError(
-                f"label_smoothing={label_smoothing!r} is out of range. Pass 0 or more, and less than 1."
-            )
-        self.label_smoothing = label_smoothing
+        self.label_smoothing = smoothing_rate(label_smoothing)
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         # Keras's reduction divides by the number of all elements, and JAX drops the mask that corrects it.
@@ -184,9 +252,9 @@ class TokenCrossentropy(keras.losses.Loss):
 class ContrastiveLoss(keras.losses.Loss):
     """Supervised contrastive loss (Khosla et al., 2020) of the cosines of the vectors in a batch.
 
-    The loss is small when vectors with the same label are close and others are far apart. If each label
-    occurs twice, it is the in-batch negatives loss of sentence encoders. Vectors whose label occurs once in
-    the batch are ignored.
+    The loss is small when vectors with the same label are close and others are far apart. Vectors whose label
+    occurs once in the batch are ignored. For pairs of anchors and positives, MultipleNegativesRankingLoss is
+    the loss of sentence-transformers.
 
     Args:
         temperature: divisor of the cosines; lower values give more weight to hard negatives.
@@ -208,9 +276,7 @@ class ContrastiveLoss(keras.losses.Loss):
 
     def __init__(self, temperature: float = 0.05, name: str = "contrastive_loss", **kwargs: Any):
         super().__init__(name=name, **kwargs)
-        if not temperature > 0:
-            raise ConfigError(f"temperature={temperature!r} is out of range. Pass a number above 0.")
-        self.temperature = temperature
+        self.temperature = checked_temperature(temperature)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         labels = ops.reshape(y_true, (-1,))
@@ -228,3 +294,205 @@ class ContrastiveLoss(keras.losses.Loss):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "temperature": self.temperature}
+
+
+class _EmbeddingLoss(keras.losses.Loss):
+    """Base class of the losses on the cosines of a batch's vectors, divided by a temperature."""
+
+    columns: ClassVar[tuple[str, ...]] = ()  # of the labels
+
+    def __init__(self, temperature: float = 0.05, name: str | None = None, **kwargs: Any):
+        super().__init__(name=name, **kwargs)
+        self.temperature = checked_temperature(temperature)
+
+    def cosines(self, y_true: Any, y_pred: Any) -> Any:
+        """The cosines of all pairs of vectors, divided by the temperature (rows, rows)."""
+        if len(y_true.shape) != 2 or y_true.shape[1] not in (None, len(self.columns)):
+            raise ConfigError(
+                f"{type(self).__name__} got labels of shape {tuple(y_true.shape)}, expected (rows, "
+                f"{len(self.columns)}): the {' and '.join(self.columns)} of each text. Batches of "
+                "keras_tx.data have them."
+            )
+        vectors = ops.normalize(ops.cast(y_pred, "float32"), axis=-1)
+        return ops.matmul(vectors, ops.transpose(vectors)) / self.temperature
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "temperature": self.temperature}
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+class MultipleNegativesRankingLoss(_EmbeddingLoss):
+    """In-batch negatives: each anchor should be more similar to its positive than to all other documents.
+
+    The loss of an anchor is the cross-entropy of its positive among the positives and negatives of the whole
+    batch (Henderson et al., "Efficient Natural Language Response Suggestion for Smart Reply", 2017). The
+    labels, which `keras_tx.data.text_ranking_batches` returns, are (rows, 3) integers: the group of the text,
+    its role (0 for the anchor, 1 for the positive, 2 and more for hard negatives), and the number of its
+    text. A document with the same text as the positive is not a negative.
+
+    Args:
+        temperature: divisor of the cosines; 0.05 is `scale=20` in sentence-transformers.
+        symmetric: whether to average with the loss of the other direction, in which each positive should be
+            more similar to its anchor than to all other anchors.
+        name: name of the loss.
+
+    Raises:
+        ConfigError: `temperature` is 0 or negative, or the labels have another shape.
+
+    Example:
+
+    >>> import numpy as np
+    >>> vectors = np.eye(4, dtype="float32")[[0, 0, 1, 1]]
+    >>> loss = MultipleNegativesRankingLoss()
+    >>> float(loss(np.array([[0, 0, 0], [0, 1, 1], [1, 0, 2], [1, 1, 3]]), vectors)) < 1e-6
+    True
+    """
+
+    columns = ("group", "role", "text number")
+
+    def __init__(
+        self,
+        temperature: float = 0.05,
+        symmetric: bool = False,
+        name: str = "multiple_negatives_ranking_loss",
+        **kwargs: Any,
+    ):
+        super().__init__(temperature, name, **kwargs)
+        self.symmetric = symmetric
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        scores = self.cosines(y_true, y_pred)
+        group, role, text = (ops.cast(y_true[:, column], "int32") for column in range(3))
+        same_group = ops.equal(group[:, None], group[None, :])
+        is_anchor, is_positive = ops.equal(role, 0), ops.equal(role, 1)
+        pairs = ops.cast(
+            same_group & is_anchor[:, None] & is_positive[None, :], "float32"
+        )  # anchor, positive
+        own_text = ops.sum(pairs * ops.cast(text, "float32")[None, :], axis=-1)  # of each anchor's positive
+        same_text = ops.equal(own_text[:, None], ops.cast(text, "float32")[None, :])
+        documents = ~is_anchor[None, :] & (~same_text | ops.cast(pairs, "bool"))
+        losses = ops.logsumexp(ops.where(documents, scores, EXCLUDED), axis=-1) - ops.sum(
+            scores * pairs, axis=-1
+        )
+        if self.symmetric:
+            anchors = is_anchor[:, None] & (~same_text | ops.cast(pairs, "bool"))
+            totals = ops.logsumexp(ops.where(anchors, scores, EXCLUDED), axis=0)  # of each positive
+            backward = ops.sum(pairs * totals[None, :], axis=-1) - ops.sum(scores * pairs, axis=-1)
+            losses = (losses + backward) / 2
+        paired = ops.sum(pairs, axis=-1)  # 1 for an anchor with a positive, 0 for other rows
+        # Keras averages over all rows; only anchors count.
+        count = ops.cast(ops.shape(y_pred)[0], "float32")
+        return losses * paired * ops.divide_no_nan(count, ops.sum(paired))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "symmetric": self.symmetric}
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+class CoSENTLoss(_EmbeddingLoss):
+    """A ranking loss on pairs of texts: pairs with higher scores should have higher cosines.
+
+    The loss is log(1 + sum exp(s - t)) over all pairs with cosine s and a lower score than a pair with cosine
+    t (Huang et al., "CoSENT: Consistent Sentence Embedding via Similarity Ranking", 2024). The labels, which
+    `keras_tx.data.text_similarity_batches` returns, are (rows, 2) numbers: the pair of the text, and the
+    score of the pair.
+
+    Args:
+        temperature: divisor of the cosines; 0.05 is `scale=20` in sentence-transformers.
+        name: name of the loss.
+
+    Raises:
+        ConfigError: `temperature` is 0 or negative, or the labels have another shape.
+
+    Example:
+
+    >>> import numpy as np
+    >>> vectors = np.eye(3, dtype="float32")[[0, 0, 1, 2]]
+    >>> loss = CoSENTLoss()
+    >>> float(loss(np.array([[0, 0.9], [0, 0.9], [1, 0.1], [1, 0.1]]), vectors)) < 1e-6
+    True
+    """
+
+    columns = ("pair", "score")
+
+    def __init__(self, temperature: float = 0.05, name: str = "cosent_loss", **kwargs: Any):
+        super().__init__(temperature, name, **kwargs)
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        scores = self.cosines(y_true, y_pred)
+        pair, label = (ops.cast(y_true[:, column], "float32") for column in range(2))
+        same_pair = ops.cast(ops.equal(pair[:, None], pair[None, :]), "float32")
+        partners = ops.triu(same_pair, k=1)  # the first row of a pair, and its second
+        cosine = ops.sum(scores * partners, axis=-1)
+        is_first = ops.cast(ops.sum(partners, axis=-1), "bool")
+        lower = is_first[:, None] & is_first[None, :] & ops.less(label[:, None], label[None, :])
+        differences = ops.where(lower, cosine[:, None] - cosine[None, :], EXCLUDED)
+        return ops.logaddexp(0.0, ops.logsumexp(differences))
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+class MatryoshkaLoss(keras.losses.Loss):
+    """The weighted sum of a loss over the first dimensions of the vectors, so that vectors can be truncated.
+
+    Kusupati et al., "Matryoshka Representation Learning", 2022. For each `dim` of `dims`, `vectors[:, :dim]`,
+    normalized again, is an embedding of the text.
+
+    Args:
+        loss: a loss on vectors, such as MultipleNegativesRankingLoss.
+        dims: numbers of dimensions, including the width of the vectors.
+        weights: one number for each of `dims`; by default 1.
+        name: name of the loss.
+
+    Raises:
+        ConfigError: `dims` or `weights` is invalid, or the vectors have fewer dimensions than one of `dims`.
+
+    Example:
+
+    >>> loss = MatryoshkaLoss(MultipleNegativesRankingLoss(), dims=[384, 128, 64])
+    >>> loss.weights
+    (1.0, 1.0, 1.0)
+    """
+
+    def __init__(
+        self,
+        loss: keras.losses.Loss,
+        dims: Sequence[int],
+        weights: Sequence[float] | None = None,
+        name: str = "matryoshka_loss",
+        **kwargs: Any,
+    ):
+        super().__init__(name=name, **kwargs)
+        if not isinstance(loss, keras.losses.Loss):
+            raise ConfigError(f"loss={loss!r} is a {type(loss).__name__}, expected a keras.losses.Loss.")
+        self.loss = loss
+        self.dims = tuple(dims) if isinstance(dims, list | tuple) else ()
+        if not self.dims or not all(type(dim) is int and dim > 0 for dim in self.dims):
+            raise ConfigError(f"dims={dims!r} is invalid. Pass a list of whole numbers above 0.")
+        self.weights = (1.0,) * len(self.dims) if weights is None else tuple(weights)
+        if len(self.weights) != len(self.dims):
+            raise ConfigError(f"weights has {len(self.weights)} numbers, but dims has {len(self.dims)}.")
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        width = y_pred.shape[-1]
+        if max(self.dims) > width:
+            raise ConfigError(f"dims has {max(self.dims)}, but the vectors have {width} dimensions.")
+        terms = [
+            weight * self.loss.call(y_true, y_pred[:, :dim])
+            for dim, weight in zip(self.dims, self.weights, strict=True)
+        ]
+        return functools.reduce(ops.add, terms)
+
+    def get_config(self) -> dict[str, Any]:
+        loss = keras.saving.serialize_keras_object(self.loss)
+        return {**super().get_config(), "loss": loss, "dims": self.dims, "weights": self.weights}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> MatryoshkaLoss:
+        return cls(**{**config, "loss": keras.saving.deserialize_keras_object(config["loss"])})
+
+
+def checked_temperature(temperature: Any) -> Any:
+    """Returns the temperature; raises a ConfigError if it is 0 or negative."""
+    if not temperature > 0:
+        raise ConfigError(f"temperature={temperature!r} is out of range. Pass a number above 0.")
+    return temperature

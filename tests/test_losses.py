@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from keras_tx.errors import ConfigError
-from keras_tx.losses import ContrastiveLoss, TokenCrossentropy
+from keras_tx.losses import ClassCrossentropy, ContrastiveLoss, TokenCrossentropy
 from tests.drawing import as_numpy, draw
 
 LABELS = np.array([[1, 3, -100, 0], [2, -100, -100, -100]])
@@ -93,3 +93,47 @@ def test_contrastive_loss():
 def test_invalid_arguments_raise(call, message: str):
     with pytest.raises(ConfigError, match=message):
         call()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_class_crossentropy_equals_torch(smoothing: float):
+    torch = pytest.importorskip("torch", reason='pip install "keras-tx[parity]"')
+    logits, ids = draw(6, 5), np.array([0, 4, 2, 2, 1, 3])
+    shares = np.random.default_rng(1).dirichlet(np.ones(5), 6).astype("float32")
+    loss = ClassCrossentropy(smoothing)
+    for labels, theirs in ((ids, ids), (ids[:, None], ids), (shares, shares)):
+        expected = torch.nn.functional.cross_entropy(
+            torch.tensor(logits), torch.tensor(theirs), label_smoothing=smoothing
+        )
+        assert float(loss(labels, logits)) == pytest.approx(float(expected), rel=1e-5)
+    copy = ClassCrossentropy.from_config(loss.get_config())
+    assert float(copy(ids, logits)) == float(loss(ids, logits))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("wrong", [5, -1])
+def test_class_numbers_out_of_range_are_not_trained_in_silence(wrong, smoothing):
+    try:
+        loss = float(ClassCrossentropy(smoothing)(np.array([0, wrong]), draw(2, 5)))
+    except Exception as error:  # of the backend: its class differs
+        assert str(wrong) in str(error)
+    else:
+        assert np.isnan(loss)
+
+
+def test_shares_of_tf_data_with_unknown_axes_are_shares():
+    tf = pytest.importorskip("tensorflow")
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("tensors of TensorFlow have unknown axes")
+    shares = np.eye(5, dtype="float32")[[1, 4, 2]]
+    compute = tf.function(
+        lambda labels, logits: ClassCrossentropy()(labels, logits),
+        input_signature=[tf.TensorSpec((None, None)), tf.TensorSpec((None, 5))],
+    )
+    expected = float(ClassCrossentropy()(shares, draw(3, 5)))
+    assert float(compute(shares, draw(3, 5))) == pytest.approx(expected)
+
+
+def test_label_smoothing_out_of_range_raises():
+    with pytest.raises(ConfigError, match="label_smoothing=1"):
+        ClassCrossentropy(1)
