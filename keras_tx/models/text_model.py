@@ -11,6 +11,8 @@ from keras import ops
 from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.heads import CausalLMHead, Encoded, Head
+from keras_tx.heads.base import average_tokens
+from keras_tx.heads.multiple_choice import FoldChoices, UnfoldChoices
 from keras_tx.models.first_batch import of_any_length
 from keras_tx.models.tokenizer_checks import fit_to_model
 from keras_tx.models.transformer_model import TransformerModel, as_array
@@ -49,6 +51,15 @@ class TextModel(TransformerModel):
         return encoded.tokens
 
     @classmethod
+    def logits(cls, head: Head, encoded: Encoded) -> Any:
+        """Returns the outputs of a head."""
+        if not head.takes_sample:
+            return head(encoded)
+        if getattr(head, "pooling", None) == "average":
+            return head(average_tokens(encoded))
+        return head(encoded.pool() if encoded.pool else encoded)
+
+    @classmethod
     def assemble(
         cls,
         config: Any,
@@ -60,12 +71,17 @@ class TextModel(TransformerModel):
     ) -> Self:
         cls.check_head(head)
         names = cls.input_names(config)
-        inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in names}
-        encoded = cls.encode(config, inputs, dtype)
-        if head is None:
-            outputs = cls.features(encoded)
+        axes = (None, None) if head is not None and head.has_choices else (None,)
+        inputs = {name: keras.Input(axes, dtype="int32", name=name) for name in names}
+        if len(axes) == 1:
+            encoded = cls.encode(config, inputs, dtype)
+            outputs = cls.features(encoded) if head is None else cls.logits(head, encoded)
         else:
-            outputs = head(encoded.pool() if head.takes_sample and encoded.pool else encoded)
+            assert head is not None
+            rows = {name: FoldChoices(dtype=dtype, name=f"{name}_rows")(x) for name, x in inputs.items()}
+            encoded = cls.encode(config, rows, dtype)
+            unfold = UnfoldChoices(dtype="float32", autocast=False, name="choices")
+            outputs = unfold(cls.logits(head, encoded), inputs[contract.ATTENTION_MASK])
         processing = fit_to_model(processing, config, segments=contract.TOKEN_TYPE_IDS in names)
         name = name or cls.__name__.lower()
         model = cls(inputs, outputs, config=config, head=head, processing=processing, name=name)
@@ -115,7 +131,7 @@ class TextModel(TransformerModel):
             raise ConfigError(f"Model {self.name!r} requires {missing[0]!r}, got {sorted(present)}.")
         present = {name: self._integers(name, value) for name, value in present.items()}
         for name in self.required:
-            length, longest = present[name].shape[1], self.config.max_length
+            length, longest = present[name].shape[-1], self.config.max_length
             if length is not None and length > longest:
                 raise ConfigError(
                     f"{name} has length {length}, but model {self.name!r} has max_length={longest}. Truncate "
@@ -174,12 +190,15 @@ class TextModel(TransformerModel):
         def longer(array: Any) -> Any:
             return np.empty((array.shape[0], array.shape[1] + 1, *array.shape[2:]), array.dtype)
 
+        def longer_input(array: Any) -> Any:
+            return np.empty((array.shape[0], *(size + 1 for size in array.shape[1:])), array.dtype)
+
         def of_outputs(values: Any) -> Any:
             if isinstance(values, dict):
                 return {name: longer(x) if name in of_tokens else x for name, x in values.items()}
             return longer(values) if of_tokens and getattr(values, "ndim", 0) > 1 else values
 
-        x = {name: longer(array) for name, array in x.items()} if isinstance(x, dict) else longer(x)
+        x = keras.tree.map_structure(longer_input, x)
         return keras.utils.pack_x_y_sample_weight(x, of_outputs(y), of_outputs(weights))
 
     def check(self, inputs: Any, batch: str | None = None) -> None:
@@ -219,20 +238,20 @@ class TextModel(TransformerModel):
         for name, array in (inputs if isinstance(inputs, dict) else {contract.INPUT_IDS: inputs}).items():
             self.refuse_raw(array, batch)
             array = as_array(array)
-            if not isinstance(array, np.ndarray) or array.dtype.kind not in "biu" or array.ndim != 2:
+            if not isinstance(array, np.ndarray) or array.dtype.kind not in "biu" or array.ndim not in (2, 3):
                 continue  # `complete` checks dtypes and shapes
             limit = limits.get(name)
             if limit is None or not array.size or (array.min() >= 0 and array.max() < limit):
                 continue
             wrong = (array < 0) | (array >= limit)
-            row = int(np.argmax(wrong.any(axis=1)))
+            row = int(np.argmax(wrong.reshape(len(wrong), -1).any(axis=1)))
             number = array[row][wrong[row]][0]
             raise ConfigError(
                 f"{name} has {number} in row {row}, but model {self.name!r} accepts 0 to {limit - 1}."
             )
 
     def _integers(self, name: str, value: Any) -> Any:
-        """Returns an int32 tensor of shape (batch, sequence)."""
+        """Returns an int32 tensor of shape (batch, sequence), or (batch, choices, sequence)."""
         if isinstance(value, list | tuple | np.ndarray):
             try:
                 array = np.asarray(value)
@@ -247,8 +266,10 @@ class TextModel(TransformerModel):
         kind = keras.backend.standardize_dtype(value.dtype)
         if "int" not in kind and kind != "bool":
             raise ConfigError(f"{name} is {kind}, expected integers.")
-        if len(value.shape) != 2:
-            raise ConfigError(f"{name} has the shape {tuple(value.shape)}, expected (batch, sequence).")
+        rank = len(self.input[contract.INPUT_IDS].shape)
+        expected = "(batch, sequence)" if rank == 2 else "(batch, choices, sequence)"
+        if len(value.shape) != rank:
+            raise ConfigError(f"{name} has the shape {tuple(value.shape)}, expected {expected}.")
         return value if kind == "int32" else ops.cast(value, "int32")
 
 
@@ -294,6 +315,12 @@ class DecoderModel(GenerativeModel):
             count = ops.cumsum(inputs[contract.ATTENTION_MASK], axis=1)
             inputs[contract.POSITION_IDS] = ops.cast(ops.maximum(count - 1, 0), "int32")
         return inputs
+
+    def without_position_ids(self) -> keras.Model:
+        """A model of the same layers that counts positions along the mask, as the default position_ids."""
+        names = (contract.INPUT_IDS, contract.ATTENTION_MASK)
+        inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in names}
+        return keras.Model(inputs, self.call(self.complete(inputs)), name=self.name)
 
     def special_ids(self, transform: TextTransform | None = None) -> dict[str, Any]:
         """Returns the BOS, EOS and padding ids by their Hugging Face names.

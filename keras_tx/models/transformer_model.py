@@ -16,8 +16,10 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.errors import ConfigError, nearest, user_stacklevel
 from keras_tx.heads import ClassifierHead, Encoded, Head, MultiLabelHead
+from keras_tx.layers import TransformerBlock
 from keras_tx.losses import TokenCrossentropy, on_logits, refuse_categorical_loss
 from keras_tx.metrics import MultiLabelAccuracy, TokenAccuracy
+from keras_tx.models.adapters.adaptation import adapt_from_config, adapters_config
 from keras_tx.models.config import make_config
 from keras_tx.models.first_batch import FirstBatch, labels_like
 from keras_tx.models.inner_outputs import with_outputs
@@ -25,7 +27,7 @@ from keras_tx.models.targets import check_targets
 from keras_tx.models.tokenizer_checks import check_tokenizer, tokenizer_fields
 from keras_tx.optimizers import AdamW
 from keras_tx.processing import ImageTransform
-from keras_tx.weights.weight_values import check_finite, merged_weights
+from keras_tx.weights.weight_values import check_finite, merged_weights, saved_weights
 
 CROSSENTROPIES: dict[str, Any] = dict.fromkeys(
     ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy"), TokenCrossentropy
@@ -37,6 +39,7 @@ ACCURACIES: dict[str, Any] = dict.fromkeys(
 AUTO = "auto"  # default of `head`: that of the family or of the checkpoint
 DIVERGED = "The training diverged: restore the last saved weights, and lower the learning rate."
 OF_SEVERAL = ("accuracy", "acc", "binary_accuracy", "BinaryAccuracy")
+CLASSES_LISTED = 5  # in a message
 CHECKED_IMAGES = 32  # of an array; the default batch size
 _FIT = inspect.signature(keras.Model.fit)
 
@@ -84,6 +87,7 @@ class TransformerModel(keras.Model):
         loss: Any = None,
         metrics: Any = None,
         weighted_metrics: Any = None,
+        remat: bool = False,
         **kwargs: Any,
     ) -> None:
         """Configures the model for training, as keras.Model.compile does.
@@ -96,6 +100,8 @@ class TransformerModel(keras.Model):
             loss: as for Keras; by default the loss of the head.
             metrics: as for Keras; if `loss` is also omitted, by default the metrics of the head.
             weighted_metrics: as for Keras.
+            remat: whether training steps recompute each TransformerBlock in the backward pass. A step needs
+                less memory and more time; the weights are the same.
             kwargs: other arguments of keras.Model.compile.
 
         Raises:
@@ -107,6 +113,7 @@ class TransformerModel(keras.Model):
         if isinstance(self.head, MultiLabelHead):
             refuse_categorical_loss(loss)
             metrics, weighted_metrics = self._of_several(metrics), self._of_several(weighted_metrics)
+        self._set_remat(remat)
         super().compile(
             optimizer=AdamW() if optimizer in (None, "adamw", "AdamW") else optimizer,
             loss=on_logits(self._of_tokens(loss, CROSSENTROPIES)),
@@ -150,8 +157,11 @@ class TransformerModel(keras.Model):
         Raises:
             ConfigError: before the first step, for inputs or labels that do not fit the model.
         """
-        _warn_of_distribution()
+        _check_distribution(self)
         bound = _FIT.bind(None, x, y, *args, **kwargs).arguments
+        self._adopt_class_names(x)
+        if getattr(x, "ordered", False):
+            bound["shuffle"] = False
         first = self._first_batch(x, y)
         options = {"shuffle": bound.get("shuffle", True), "class_weight": bound.get("class_weight")}
         bound["x"] = self.adapted(first.of(x), **options)
@@ -159,6 +169,7 @@ class TransformerModel(keras.Model):
         if isinstance(held_out, tuple | list) and len(held_out) > 1:
             self._check_arrays(held_out[0], held_out[1])
         elif held_out is not None:
+            self.check_class_names(held_out)
             bound["validation_data"] = self.adapted(first.of(held_out))
         del bound["self"]
         return first.run(super().fit, **bound)
@@ -167,6 +178,7 @@ class TransformerModel(keras.Model):
         """Computes the loss and metrics, as keras.Model.evaluate does; the data is checked as in `fit`."""
         if kwargs.get("_use_cached_eval_dataset"):  # called by fit, which has checked them
             return super().evaluate(x, y, *args, **kwargs)
+        self.check_class_names(x)
         first = self._first_batch(x, y)
         return first.run(super().evaluate, self.adapted(first.of(x)), y, *args, **kwargs)
 
@@ -174,6 +186,39 @@ class TransformerModel(keras.Model):
         """Computes the outputs, as keras.Model.predict does; the inputs are checked as in `fit`."""
         first = self._first_batch(x, None)
         return first.run(super().predict, self.adapted(first.of(x)), *args, **kwargs)
+
+    def check_class_names(self, data: Any) -> None:
+        """Checks that the names of the classes of batches are those of the model, in the same order.
+
+        Args:
+            data: a data source. Batches of keras_tx.data have the class names as `labels`.
+
+        Raises:
+            ConfigError: the names or the number of the classes differ.
+        """
+        names = _class_names(data)
+        count = None if self.head is None else getattr(self.head, "num_classes", None)
+        if names is None or count is None:
+            return
+        own = getattr(self.head, "labels", None)
+        if len(names) != count:
+            raise ConfigError(
+                f"The data has {len(names)} classes ({_listed(names)}), but model {self.name!r} has {count}. "
+                f"Create the model with num_classes={len(names)}."
+            )
+        if own is not None and own != names:
+            raise ConfigError(
+                f"The data has the classes {_listed(names)}, but model {self.name!r} has {_listed(own)}. "
+                "Pass the names of the model, in its order, as labels= to the data."
+            )
+
+    def _adopt_class_names(self, data: Any) -> None:
+        """Sets the class names of a head without names, so that the exported folder contains them."""
+        self.check_class_names(data)
+        names = _class_names(data)
+        head: Any = self.head
+        if names is not None and getattr(head, "num_classes", None) and head.labels is None:
+            self.head = dataclasses.replace(head, labels=names)
 
     def adapted(self, data: Any, **options: Any) -> Any:
         """Returns the data source to pass to Keras; `options` are arguments of `fit`."""
@@ -270,7 +315,7 @@ class TransformerModel(keras.Model):
         loss = self._loss_of(count)
         length = None
         if isinstance(inputs, dict) and contract.INPUT_IDS in inputs:
-            length = np.shape(inputs[contract.INPUT_IDS])[-1]
+            length = np.shape(inputs[contract.INPUT_IDS])[1]  # of the tokens, or of the choices
         for index, (name, output) in enumerate(outputs.items()):
             array = as_array(_part(labels, name, index, count))
             if not isinstance(array, np.ndarray):
@@ -282,7 +327,8 @@ class TransformerModel(keras.Model):
             output_loss = _part(loss, name, index, count)
             if isinstance(output_loss, str):
                 output_loss = keras.losses.get(output_loss)
-            check_targets(array, output_loss, shape, self.name, "positions" if spans else "classes")
+            unit = "choices" if self.head is not None and self.head.has_choices else "positions"
+            check_targets(array, output_loss, shape, self.name, unit if spans else "classes")
 
     def _loss_of(self, count: int) -> Any:
         """Returns the loss, or None if it does not fit `count` outputs, which Keras reports."""
@@ -296,12 +342,25 @@ class TransformerModel(keras.Model):
             metric.update_state(y, y_pred, sample_weight)
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
+    def _set_remat(self, remat: bool) -> None:
+        blocks = [layer for layer in self._flatten_layers() if isinstance(layer, TransformerBlock)]
+        if remat and not blocks:
+            raise ConfigError(f"Model {self.name!r} has no TransformerBlock. Remove remat=True.")
+        for block in blocks:
+            block.remat = remat
+        self.remat = remat
+
+    def get_compile_config(self) -> dict[str, Any] | None:
+        config = super().get_compile_config()
+        return {**config, "remat": True} if config and self.remat else config
+
     def compile_from_config(self, config: dict[str, Any]) -> None:
         # Keras skips this for a class that overrides compile; a reloaded model would have no optimizer.
         self.compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
     def get_config(self) -> dict[str, Any]:
+        adapters = adapters_config(self)
         return {
             "config": dataclasses.asdict(self.config),
             "head": None if self.head is None else keras.saving.serialize_keras_object(self.head),
@@ -309,6 +368,7 @@ class TransformerModel(keras.Model):
             "name": self.name,
             "dtype": keras.dtype_policies.serialize(self.layers_policy),
             "frozen": self.frozen(),
+            **({"adapters": adapters} if adapters else {}),
         }
 
     @property
@@ -397,8 +457,8 @@ class TransformerModel(keras.Model):
             file["layers"].visititems(
                 lambda name, x: saved.append(name) if isinstance(x, h5py.Dataset) else None
             )
-        count = len(merged_weights(self))  # as Keras saves them
-        if len(saved) != count:
+        count = len(saved_weights(self))
+        if len(saved) not in (count, len(merged_weights(self))):  # of a model with adapters, or without
             raise ValueError(f"the file has {len(saved)} weights, but the model has {count}.")
 
     def assign_weights(self, other: TransformerModel) -> None:
@@ -417,6 +477,8 @@ class TransformerModel(keras.Model):
             name=config["name"],
             dtype=keras.dtype_policies.get(config["dtype"]),
         )
+        if config.get("adapters"):
+            adapt_from_config(model, config["adapters"])
         model.freeze(config["frozen"])
         return model
 
@@ -569,10 +631,31 @@ class TransformerModel(keras.Model):
         }
 
 
-def _warn_of_distribution() -> None:
-    """Warns if keras.distribution is set on TensorFlow, which then trains on one device."""
+def _class_names(data: Any) -> tuple[str, ...] | None:
+    names = getattr(data, "labels", None) if isinstance(data, keras.utils.PyDataset) else None
+    return names if isinstance(names, tuple) and all(isinstance(name, str) for name in names) else None
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    more = len(names) - CLASSES_LISTED
+    return ", ".join(map(repr, names[:CLASSES_LISTED])) + (f" and {more} more" if more > 0 else "")
+
+
+def _check_distribution(model: Any) -> None:
+    """Warns if keras.distribution is set on TensorFlow, which then trains on one device.
+
+    Raises:
+        ConfigError: the model is in the scope of a tf.distribute strategy of several processes.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return
+    if getattr(model.distribute_strategy.extended, "_in_multi_worker_mode", bool)():
+        raise ConfigError(
+            f"{type(model.distribute_strategy).__name__} of several processes is not supported by Keras "
+            f"{keras.__version__}. Use JAX (KERAS_BACKEND=jax) with keras.distribution.initialize."
+        )
     distribution = keras.distribution.distribution()
-    if distribution is None or keras.backend.backend() != "tensorflow":
+    if distribution is None:
         return
     warnings.warn(
         f"{type(distribution).__name__} is set, but has no effect on TensorFlow: keras.distribution is for "

@@ -78,6 +78,7 @@ def open_tensors(path: str | os.PathLike[str]) -> Tensors:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             begin, header = _header(file, size)
+            metadata = header.get(METADATA, {})
             entries = _entries(header, size - begin)
             whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
@@ -100,6 +101,7 @@ def open_tensors(path: str | os.PathLike[str]) -> Tensors:
         read=read,
         nbytes=size - begin,
         dtypes={name: dtype for name, (dtype, _, _) in entries.items()},
+        metadata=metadata,
     )
 
 
@@ -203,6 +205,7 @@ def write_tensors(
     path: str | os.PathLike[str],
     tensors: Mapping[str, tuple[np.dtype, tuple[int, ...]]],
     read: Callable[[str], np.ndarray],
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Writes a safetensors file tensor by tensor, under a temporary name that is replaced at the end.
 
@@ -210,10 +213,11 @@ def write_tensors(
         path: path of the file.
         tensors: dtype and shape of each tensor. Wider dtypes are written first, so that all are aligned.
         read: function that returns the values of a tensor by name.
+        metadata: strings to store with the tensors.
     """
     path = Path(path)
     names = sorted(tensors, key=lambda name: -tensors[name][0].itemsize)
-    header: dict[str, Any] = {METADATA: {"format": "pt"}}  # required by transformers
+    header: dict[str, Any] = {METADATA: {"format": "pt", **(metadata or {})}}  # required by transformers
     position = 0
     for name in names:
         dtype, shape = tensors[name]

@@ -21,6 +21,7 @@ class Tensors:
         read: function that returns a tensor by name, as a view of a file if possible.
         nbytes: total size of the tensors in bytes.
         dtypes: the dtypes of tensors that may not be floats.
+        metadata: metadata of the file, if its format has any.
     """
 
     where: str
@@ -28,6 +29,7 @@ class Tensors:
     read: Callable[[str], np.ndarray]
     nbytes: int = 0
     dtypes: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def numbers(self) -> int:

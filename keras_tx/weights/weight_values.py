@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -34,17 +35,29 @@ def array_of(variable: Any) -> np.ndarray:
 
 
 def merged_weights(model: keras.Model) -> dict[str, Any]:
-    """Returns the weights of a model by path, with the matrices of Keras's LoRA merged into their weights.
+    """Returns the weights of a model by path, with adapters merged into their weights.
 
     Merged weights are tensors; all others are variables.
     """
+    return _merged(model, lambda layer: True)
+
+
+def saved_weights(model: keras.Model) -> dict[str, Any]:
+    """Returns the weights as Keras saves them: the matrices of its own `enable_lora` are merged."""
+    return _merged(model, lambda layer: not hasattr(layer, "adapter_variables"))
+
+
+def _merged(model: keras.Model, is_merged: Callable[[Any], bool]) -> dict[str, Any]:
     weights = {variable.path: variable for variable in model.weights}
     for layer in model._flatten_layers():
-        if not getattr(layer, "lora_enabled", False):
+        if not getattr(layer, "lora_enabled", False) or not is_merged(layer):
             continue
         name = "embeddings" if isinstance(layer, keras.layers.Embedding) else "kernel"
-        for matrix in "ab":
-            del weights[getattr(layer, f"lora_{name}_{matrix}").path]
+        matrices = getattr(layer, "adapter_variables", None) or {
+            matrix: getattr(layer, f"lora_{name}_{matrix}") for matrix in "ab"
+        }
+        for variable in matrices.values():
+            weights.pop(variable.path, None)  # a layer may be listed twice
         weights[getattr(layer, f"_{name}").path] = getattr(layer, name)
     return weights
 

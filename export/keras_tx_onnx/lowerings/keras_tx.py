@@ -5,18 +5,23 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import keras
 import numpy as np
 import onnx_ir as ir
 from keras import ops
 
 from keras_tx import layers
 from keras_tx.errors import ExportError
+from keras_tx.heads.multiple_choice import FoldChoices, UnfoldChoices
+from keras_tx.heads.token_classification import AT_PADDING
 from keras_tx.layers.mask_token import MaskToken
 from keras_tx.layers.rotary import inverse_frequencies
-from keras_tx_onnx.graph.builder import GraphContext, shape_of
+from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
 from keras_tx_onnx.graph.cache_ports import AFTER_PAST, Seq2SeqCache
 from keras_tx_onnx.lowerings.layers.dense import project
+from keras_tx_onnx.lowerings.layers.normalization import layer_normalization, rms_normalization
 from keras_tx_onnx.lowerings.layers.sequences import scores
+from keras_tx_onnx.lowerings.nodes.arguments import reduced
 from keras_tx_onnx.lowerings.nodes.attention import (
     FINITE,
     LOWEST,
@@ -76,6 +81,24 @@ def class_token(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
 @lowers(MaskToken, example=lambda x: MaskToken()(x), shape=(4, 6), nodes="Identity")
 def mask_token(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     return inputs
+
+
+@lowers(FoldChoices, example=lambda x: FoldChoices()(x), shape=(3, 5), nodes="Shape Concat Reshape")
+def fold_choices(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    length = cx.op.Shape(inputs, start=2, end=3)
+    return cx.op.Reshape(inputs, cx.op.Concat([-1], length, axis=0))
+
+
+@lowers(
+    UnfoldChoices,
+    example=lambda x: UnfoldChoices()(FoldChoices()(x), x),
+    shape=(3, 1),
+    nodes="Shape Concat Reshape Shape Reshape ReduceMax Cast Where",
+)
+def unfold_choices(cx: GraphContext, layer: Any, /, logits: ir.Value, real: ir.Value) -> ir.Value:
+    choices = cx.op.Reshape(logits, cx.op.Shape(real, start=0, end=2))
+    is_text = cx.op.Cast(reduced(cx, "ReduceMax", real, [2], keepdims=False), to=ir.DataType.BOOL)
+    return cx.op.Where(is_text, choices, np.float32(AT_PADDING))
 
 
 @lowers(
@@ -347,10 +370,11 @@ def _offset_scores(cx: GraphContext, layer: Any, axis: int, q: ir.Value, n: int 
 
 
 def _normalized(cx: GraphContext, norm: Any, x: ir.Value, heads: int, size: int) -> ir.Value:
-    """Layer normalization of each head of (batch, tokens, heads * size)."""
+    """Layer or RMS normalization of each head of (batch, tokens, heads * size)."""
     x = cx.op.Reshape(x, [0, 0, heads, size])
-    shift = None if norm.beta is None else cx.weight(norm.beta)
-    x = cx.op.LayerNormalization(x, cx.weight(norm.gamma), shift, axis=-1, epsilon=float(norm.epsilon))
+    x.meta[KERAS_TENSOR] = keras.KerasTensor((None, None, heads, size))
+    normalize = rms_normalization if isinstance(norm, keras.layers.RMSNormalization) else layer_normalization
+    x = normalize(cx, norm, x)
     return cx.op.Reshape(x, [0, 0, heads * size])
 
 
