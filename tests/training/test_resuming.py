@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +16,11 @@ import numpy as np
 import pytest
 
 import keras_tx
-from keras_tx import data as packing
-from keras_tx.data import causal_lm_batches
+from keras_tx.data import Batches, causal_lm_batches
 from keras_tx.errors import ConfigError
 from keras_tx.processing import TokenWriter
 from keras_tx.training import fit_resumable, pretrain_recipe, resuming
+from keras_tx.training.resumable_data import ResumableData
 from tests.drawing import as_numpy, draw
 
 EPOCHS, STEPS = 3, 6
@@ -114,7 +118,7 @@ def test_training_resumes_at_the_exact_step(corpus, tmp_path, whole, stops: list
 def test_an_interruption_while_the_state_is_written_leaves_the_one_before(corpus, tmp_path, monkeypatch):
     state = tmp_path / "run.state"
     model, blocks = made(corpus)
-    keeper = resuming._Keeper(model, blocks, state, None)
+    keeper = resuming._Keeper(model, ResumableData(blocks), state, None)
     keeper.save(model)
     before = state.read_bytes()
 
@@ -123,7 +127,7 @@ def test_an_interruption_while_the_state_is_written_leaves_the_one_before(corpus
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(resuming.np, "savez", half)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(ConfigError, match="run.state could not be written: No space left.*It keeps the prev"):
         keeper.save(model)
     assert state.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["run.state"]
@@ -140,7 +144,7 @@ def test_an_interruption_while_the_state_is_written_leaves_the_one_before(corpus
 def test_another_training_is_refused(corpus, tmp_path, change, says):
     state = tmp_path / "run.state"
     model, blocks = made(corpus)
-    resuming._Keeper(model, blocks, state, None)
+    resuming._Keeper(model, ResumableData(blocks), state, None)
     if change.pop("longer", False):
         corpus = write(tmp_path / "other.tokens", 500)
     model, blocks = made(corpus, **change)
@@ -154,7 +158,7 @@ def test_another_training_is_refused(corpus, tmp_path, change, says):
 def test_a_damaged_state_is_named(corpus, tmp_path):
     model, blocks = made(corpus)
     state = tmp_path / "run.state"
-    resuming._Keeper(model, blocks, state, None)
+    resuming._Keeper(model, ResumableData(blocks), state, None)
     whole = state.read_bytes()
     for content in (b"", b"nothing", whole[:-300], whole[:2000] + b"0" + whole[2001:]):
         state.write_bytes(content)
@@ -165,17 +169,12 @@ def test_a_damaged_state_is_named(corpus, tmp_path):
 def test_unsupported_data_and_callbacks_raise(corpus, tmp_path):
     model, blocks = made(corpus)
     for options, says in (
-        ({"steps_per_epoch": 3}, "steps_per_epoch= is not supported"),
+        ({"initial_epoch": 3}, "initial_epoch= is not supported"),
         ({"epochs": 0}, "epochs is 0"),
         ({"every": 0}, "every is 0"),
     ):
         with pytest.raises(ConfigError, match=says):
             fit_resumable(model, blocks, tmp_path / "a", **{"epochs": 1, **options})
-    data = {"ndarray": np.zeros((2, 3)), "Loader": type("Loader", (), {})()}
-    for kind, source in data.items():
-        says = f"batches is a {kind}, .*data.Batches"
-        with pytest.raises(ConfigError, match=says):
-            fit_resumable(model, source, tmp_path / "a", epochs=1)  # type: ignore[arg-type]
     unbuilt = keras.Sequential([keras.layers.Dense(1)])
     unbuilt.compile("sgd", "mse")
     with pytest.raises(ConfigError, match="is not built"):
@@ -200,7 +199,7 @@ def test_stop_by_a_callback(corpus, tmp_path):
 
 def test_arrays_as_batches(tmp_path):
     x, y = draw(10, 4), draw(10, 1)
-    batches = packing.Batches(lambda rows, random: (x[rows], y[rows]), np.ones(len(x)), batch_size=4)
+    batches = Batches(lambda rows, random: (x[rows], y[rows]), np.ones(len(x)), batch_size=4)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     history = fit_resumable(model, batches, tmp_path / "a", epochs=2, every=1, verbose=0)
@@ -243,7 +242,7 @@ def test_a_kill_at_any_hook_loses_nothing(corpus, tmp_path, monkeypatch, every):
     model, _ = made(corpus)
     blocks, unseen = (causal_lm_batches(corpus, 8, 8, seed=5, shuffle=shuffle) for shuffle in (True, False))
     begun = tmp_path / "begun"
-    resuming._Keeper(model, blocks, begun, None)
+    resuming._Keeper(model, ResumableData(blocks), begun, None)
     save = resuming._Keeper.save
 
     def run(state: Path, kill: Kill) -> dict:
@@ -300,6 +299,37 @@ def test_a_stop_in_the_middle_of_an_epoch_resumes_there(corpus, tmp_path, whole)
     assert_same(model, whole[0])
 
 
+class Noise(keras.layers.Layer):
+    """Draws random numbers in training and in inference, as the sampling of a variational autoencoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = keras.random.SeedGenerator(7)
+
+    def call(self, x: Any) -> Any:
+        return x + keras.random.normal(keras.ops.shape(x), seed=self.generator)
+
+
+def test_random_numbers_of_inference_are_those_of_a_run_without_interruption(tmp_path):
+    x = np.random.default_rng(0).normal(size=(4 * STEPS, 4)).astype("float32")
+    options: dict[str, Any] = {"batch_size": 4, "epochs": 2, "every": 2, "verbose": 0}
+
+    def noisy() -> Any:
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, keras.layers.Dense(1)(Noise()(inputs)))
+        model.compile("sgd", "mse", metrics=["mae"])
+        return model
+
+    expected = noisy()
+    history = fit_resumable(expected, (x, x[:, :1]), tmp_path / "whole", **options).history
+    with pytest.raises(Interruption):
+        fit_resumable(noisy(), (x, x[:, :1]), tmp_path / "a", callbacks=[Watch(5)], **options)
+    model = noisy()
+    assert fit_resumable(model, (x, x[:, :1]), tmp_path / "a", **options).history == history
+    assert_same(model, expected)
+
+
 def test_averaged_weights_are_those_of_a_run_without_interruption(corpus, tmp_path):
     def averaged() -> tuple[Any, Any]:
         model, blocks = made(corpus)
@@ -344,7 +374,7 @@ def test_gradients_that_are_not_finite_are_not_saved(corpus, tmp_path):
     model, blocks = made(corpus)
     model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=100))
     options = {"epochs": 1, "every": 1, "verbose": 0}
-    with pytest.raises(ConfigError, match="After step 3 .*gradient_accumulator"):
+    with pytest.raises(ConfigError, match="After step 3 of epoch 1.*gradient_accumulator"):
         fit_resumable(model, blocks, tmp_path / "a", callbacks=[Spoil()], **options)
     model, blocks = made(corpus)
     model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=100))
@@ -356,5 +386,46 @@ def test_partial_files_of_killed_processes_are_removed(corpus, tmp_path):
     (tmp_path / ".run.state.12345.partial").write_bytes(b"PK")
     (tmp_path / ".other.state.12345.partial").write_bytes(b"PK")
     model, blocks = made(corpus)
-    resuming._Keeper(model, blocks, tmp_path / "run.state", None)
+    resuming._Keeper(model, ResumableData(blocks), tmp_path / "run.state", None)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".other.state.12345.partial", "run.state"]
+
+
+def test_a_full_disk_leaves_the_state_before(corpus, tmp_path):
+    """A file system of 1 MB if one can be mounted, or else a limit of the size of files."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = (
+        sys.platform == "linux"
+        and subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True
+        ).returncode
+        == 0
+    )
+    state = folder / "run.state"
+    try:
+        model, blocks = made(corpus)
+        fit_resumable(model, blocks, state, epochs=1, verbose=0)
+        before = state.read_bytes()
+        if mounted:
+            free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
+            (folder / "other").write_bytes(bytes(max(free - 20_000, 0)))
+        else:
+            resource = pytest.importorskip("resource")
+            limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+        try:
+            with pytest.raises(
+                ConfigError, match=r"run.state could not be written: .*Free 0.\d MB in .*small"
+            ):
+                fit_resumable(model, blocks, state, epochs=2, verbose=0)
+        finally:
+            if not mounted:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert state.read_bytes() == before
+        (folder / "other").unlink(missing_ok=True)
+        history = fit_resumable(model, blocks, state, epochs=2, verbose=0)
+        assert history.epoch == [0, 1]
+    finally:
+        if mounted:
+            subprocess.run(["umount", str(folder)], check=True)
