@@ -22,8 +22,11 @@ _HOMES = {
     "Bias": "layers",
     "BitsPerByte": "metrics",
     "CausalLMHead": "heads",
+    "ClassAccuracy": "metrics",
+    "ClassCrossentropy": "losses",
     "ClassToken": "layers",
     "ClassifierHead": "heads",
+    "CoSENTLoss": "losses",
     "ContrastiveLoss": "losses",
     "DistilledClassifierHead": "heads",
     "EntityF1": "metrics",
@@ -32,14 +35,19 @@ _HOMES = {
     "GPT": "models.gpt.model",
     "GPTConfig": "models.gpt.model",
     "GenerationMetrics": "training.generation_metrics",
+    "GradientNorm": "training.progress",
     "ImageTransform": "processing",
     "InverseSquareRoot": "training",
     "MaskedLMHead": "heads",
+    "MatryoshkaLoss": "losses",
     "Matthews": "metrics",
     "MultiHeadAttention": "layers",
     "MultiLabelAccuracy": "metrics",
     "MultiLabelF1": "metrics",
     "MultiLabelHead": "heads",
+    "MultipleChoiceHead": "heads",
+    "MultipleNegativesRankingLoss": "losses",
+    "Muon": "optimizers",
     "NearestNeighborAccuracy": "metrics",
     "NextSentenceHead": "heads",
     "PatchEmbedding": "layers",
@@ -62,6 +70,8 @@ _HOMES = {
     "TokenClassifierHead": "heads",
     "TokenCrossentropy": "losses",
     "TokenEmbedding": "layers",
+    "TrainingLog": "training.progress",
+    "TrainingProgress": "training.progress",
     "Transformer": "models.transformer.model",
     "TransformerBlock": "layers",
     "TransformerConfig": "models.transformer.model",
@@ -71,17 +81,30 @@ _HOMES = {
     "WarmupLinear": "training",
     "bert": "models.bert.model",
     "cost": "models.costs",
+    "deit_recipe": "training",
     "few_shot": "generation",
     "finetune_recipe": "training",
     "fit_resumable": "training",
     "from_checkpoint": "models.checkpoint_loading",
     "generate": "models.generation",
     "gpt": "models.gpt.model",
+    "image_batches": "data",
+    "image_folder": "data",
+    "image_table": "data",
+    "k_shot_accuracy": "training",
+    "linear_probe": "training",
+    "load_adapter": "models.adapters.adapter_folder",
     "load_model": "models.keras_file",
+    "lora": "models.adapters.adaptation",
+    "model_parallel": "training",
+    "muon_recipe": "training",
     "pretrain_recipe": "training",
+    "question_table": "data",
+    "save_adapter": "models.adapters.adapter_folder",
     "save_checkpoint": "models.checkpoint_saving",
     "t5": "models.t5.model",
     "t5_recipe": "training",
+    "text_table": "data",
     "to_keras_hub": "models.keras_hub_models",
     "transformer": "models.transformer.model",
     "transformer_recipe": "training",
@@ -92,6 +115,7 @@ _EXPORT = ("ExportCallback", "export_onnx")  # the exporter has its own package
 
 _MODULES = (
     "contract",
+    "data",
     "demo",
     "errors",
     "generation",
@@ -112,6 +136,7 @@ _MODULES = (
 __all__ = [*_EXPORT, *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
+    from keras_tx.data import image_batches, image_folder, image_table, question_table, text_table
     from keras_tx.generation import few_shot
     from keras_tx.heads import (
         CausalLMHead,
@@ -119,6 +144,7 @@ if TYPE_CHECKING:
         DistilledClassifierHead,
         MaskedLMHead,
         MultiLabelHead,
+        MultipleChoiceHead,
         NextSentenceHead,
         PretrainingHead,
         RegressionHead,
@@ -138,10 +164,18 @@ if TYPE_CHECKING:
         TokenEmbedding,
         TransformerBlock,
     )
-    from keras_tx.losses import ContrastiveLoss, TokenCrossentropy
+    from keras_tx.losses import (
+        ClassCrossentropy,
+        ContrastiveLoss,
+        CoSENTLoss,
+        MatryoshkaLoss,
+        MultipleNegativesRankingLoss,
+        TokenCrossentropy,
+    )
     from keras_tx.metrics import (
         F1,
         BitsPerByte,
+        ClassAccuracy,
         EntityF1,
         Matthews,
         NearestNeighborAccuracy,
@@ -151,6 +185,8 @@ if TYPE_CHECKING:
         Spearman,
         TokenAccuracy,
     )
+    from keras_tx.models.adapters.adaptation import lora
+    from keras_tx.models.adapters.adapter_folder import load_adapter, save_adapter
     from keras_tx.models.bert.model import Bert, BertConfig, bert
     from keras_tx.models.checkpoint_loading import from_checkpoint
     from keras_tx.models.checkpoint_saving import save_checkpoint
@@ -162,19 +198,25 @@ if TYPE_CHECKING:
     from keras_tx.models.t5.model import T5, T5Config, t5
     from keras_tx.models.transformer.model import Transformer, TransformerConfig, transformer
     from keras_tx.models.vit.model import ViT, ViTConfig, vit
-    from keras_tx.optimizers import AdamW
+    from keras_tx.optimizers import AdamW, Muon
     from keras_tx.processing import ImageTransform, TextTransform
     from keras_tx.training import (
         InverseSquareRoot,
         WarmupCosine,
         WarmupLinear,
+        deit_recipe,
         finetune_recipe,
         fit_resumable,
+        k_shot_accuracy,
+        linear_probe,
+        model_parallel,
+        muon_recipe,
         pretrain_recipe,
         t5_recipe,
         transformer_recipe,
     )
     from keras_tx.training.generation_metrics import GenerationMetrics
+    from keras_tx.training.progress import GradientNorm, TrainingLog, TrainingProgress
     from keras_tx.training.text_samples import SampleText
     from keras_tx_onnx import ExportCallback, export_onnx
 
@@ -199,5 +241,8 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_MODULES})
 
 
-_PRIVATE = ("BlockWithScores", "MaskToken", "RelativePositionEmbedding")
+_PRIVATE = (
+    *("BlockWithScores", "FoldChoices", "LowRankDense", "LowRankEinsumDense", "LowRankEmbedding"),
+    *("MaskToken", "RelativePositionEmbedding", "UnfoldChoices"),
+)
 register_with_keras([*(name for name in _HOMES if name[0].isupper()), *_PRIVATE])

@@ -12,10 +12,23 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import keras_tx
-from keras_tx.commands import bench, demo, doctor, export, generate, inspect, quantize, run, tokens, verify
+from keras_tx.commands import (
+    bench,
+    demo,
+    doctor,
+    export,
+    generate,
+    inspect,
+    plan,
+    quantize,
+    run,
+    tokens,
+    train,
+    verify,
+)
 from keras_tx.errors import KerasTxError, install_remedy
 
-COMMANDS = (demo, tokens, export, quantize, run, generate, inspect, verify, bench, doctor)
+COMMANDS = (demo, train, tokens, export, quantize, run, generate, inspect, verify, bench, plan, doctor)
 
 DESCRIPTION = """\
 From model.fit to a transformer that runs anywhere ONNX runs. Build and train a model with Keras 3, export it
@@ -29,6 +42,7 @@ EPILOG = """\
 examples:
   keras-tx demo                                 train, export and run a small ViT in about a minute
   keras-tx run digits digits.png                classify an image with the demo's folder
+  keras-tx train reviews.csv --out reviews      train on a table of texts, export, write a report
   keras-tx tokens poems *.txt --characters      convert texts to token files for training a GPT
   keras-tx export flowers.keras flowers         export a saved Keras model to an ONNX folder
   keras-tx quantize flowers --precision int8    add a smaller and faster file to the folder
@@ -36,9 +50,10 @@ examples:
   keras-tx inspect flowers a.jpg --out a.html   show the prediction and the attention
   keras-tx verify flowers                       check that the folder is unchanged and runs
   keras-tx bench flowers                        measure its speed and recommend a setting
+  keras-tx plan --help                          memory, time and price of a training on several devices
   keras-tx doctor                               show installed versions and conflicts
 
-exit codes: 0 success; 1 verify, bench or doctor reports a failure; 2 an error; 130 interrupted.
+exit codes: 0 success; 1 verify, bench, plan or doctor reports a failure; 2 an error; 130 interrupted.
 `keras-tx COMMAND --help` describes a command.
 """
 

@@ -25,6 +25,7 @@ SUPPORTED: dict[str, tuple[str, str]] = {
     "torch": ("2.13", "3"),
 }
 PYTHON = ("3.11", "3.14")
+ZERO_ROWS_FROM = "1.28"  # attention of a query without keys is zero, as in Keras
 OPSET_23_FROM = "1.23"  # of onnxruntime
 TELEMETRY_FROM = "1.29"  # of onnxruntime's official builds for Linux and macOS
 TELEMETRY_OFF = ("1", "true", "yes", "on")  # values of ORT_DISABLE_TELEMETRY that turn it off
@@ -148,7 +149,11 @@ def _wheels(facts: Facts) -> Iterator[Finding]:
         yield Finding("problem", "onnxruntime", text, install)
     elif len(wheels) == 1 and facts.onnxruntime is not None and not facts.onnxruntime.error:
         version = facts.versions[_wheel(facts)]
-        yield Finding("ok", "onnxruntime", f"{version}, {', '.join(facts.onnxruntime.providers)}")
+        differs = _wheel(facts) == GPU_WHEEL and release(version) < release(ZERO_ROWS_FROM)
+        note = (
+            f"; before {ZERO_ROWS_FROM}, attention without any key is not zero as in Keras" if differs else ""
+        )
+        yield Finding("ok", "onnxruntime", f"{version}, {', '.join(facts.onnxruntime.providers)}{note}")
 
 
 def _onnxruntime(facts: Facts) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""AdamW with the settings that are usual for transformers."""
+"""AdamW and Muon with the settings that are usual for transformers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import keras
 
 WITHOUT_DECAY = ("bias", "gamma", "beta", "scale", "tokens", "table", "prefix", "rows", "columns")
+
+HEAD_LAYERS = ("logits", "^span/")  # the last layers of the heads, in paths of variables
 
 
 @keras.saving.register_keras_serializable("keras_tx")
@@ -73,3 +75,48 @@ class AdamW(keras.optimizers.AdamW):
     def get_config(self) -> dict[str, Any]:
         options = {"without_decay": self.without_decay, "rate_factors": self.rate_factors}
         return {**super().get_config(), **options}
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+class Muon(keras.optimizers.Muon):
+    """Muon (Jordan et al., 2024) for the matrices of a transformer, and Adam for all other variables.
+
+    Keras's Muon also updates two-dimensional tables of positions and tokens, and the last layer, unless they
+    are excluded by name. This class updates only kernels of dense layers, and none in the layers of
+    `exclude_layers`. Only these kernels have weight decay. Updates have the size of those of Adam (Liu et
+    al., 2025), so learning rates of AdamW can be used.
+
+    Args:
+        learning_rate: a number or a schedule.
+        weight_decay: the factor of the weight decay of the matrices.
+        adam_weight_decay: the factor of the weight decay of all other variables; None or 0 for none.
+        adam_beta_2: decay rate of the second moment of Adam.
+        exclude_layers: regular expressions of paths of variables that Adam updates; by default those of
+            heads.
+        options: other options of keras.optimizers.Muon.
+
+    Example:
+
+    >>> optimizer = Muon(2e-3, weight_decay=0.05)
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule = 2e-3,
+        weight_decay: float = 0.05,
+        adam_weight_decay: float | None = 0.0,
+        adam_beta_2: float = 0.99,
+        exclude_layers: tuple[str, ...] = HEAD_LAYERS,
+        **options: Any,
+    ):
+        super().__init__(
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            adam_weight_decay=adam_weight_decay,
+            adam_beta_2=adam_beta_2,
+            exclude_layers=list(exclude_layers),
+            **options,
+        )
+
+    def _should_use_adamw(self, variable: Any) -> bool:
+        return variable.path.split("/")[-1] != "kernel" or super()._should_use_adamw(variable)

@@ -17,8 +17,8 @@ PAGES = sorted(DOCS.glob("*.md"))
 COLUMN = 100  # characters of code
 PUBLIC = """
     keras_tx keras_tx.errors keras_tx.heads keras_tx.inspect keras_tx.layers keras_tx.losses keras_tx.metrics
-    keras_tx.models keras_tx.processing keras_tx.runtime keras_tx.generation keras_tx.training
-    keras_tx.data keras_tx.weights keras_tx_onnx
+    keras_tx.data keras_tx.models keras_tx.processing keras_tx.runtime keras_tx.generation keras_tx.training
+    keras_tx.weights keras_tx_onnx
 """.split()
 
 

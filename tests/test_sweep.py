@@ -78,6 +78,11 @@ ROWS = [
             class_token=True,
         ),
     ),
+    Row(
+        "vit convolutions",
+        contract.IMAGE_CLASSIFICATION,
+        vit(num_classes=3, stem="convolutions", pooling="average"),
+    ),
     Row("vit pooler", contract.IMAGE_FEATURES, vit(pooler="tanh", pooler_dim=5)),
     Row("vit features", contract.IMAGE_FEATURES, vit()),
     Row("vit tokens", contract.IMAGE_FEATURES, vit(pooling="none", registers=1, positions="learned-2d")),

@@ -27,6 +27,7 @@ examples:
   keras-tx export flowers.keras flowers --labels-file names.txt --overwrite
   keras-tx export hf://google/vit-base-patch16-224 vit         a checkpoint of the Hugging Face Hub
   keras-tx export bert-base-uncased/ bert                      a folder with config.json and model.safetensors
+  keras-tx export bert-base-uncased/ bert --adapter reviews/   with an adapter merged into its weights
   keras-tx export bert_tiny_en_uncased bert                    a preset of keras-hub
   keras-tx export garden.keras garden --task image-classification --image resnet
                                                                any classifier, with its preprocessing
@@ -76,6 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(resnet, mobilenet_v2 ...), a range (0..1, 0..255, --image=-1..1), or a preprocessor_config.json "
         "(default: the model's own preprocessing)",
     )
+    parser.add_argument(
+        "--adapter", metavar="FOLDER", help="merge an adapter, written by PEFT or keras_tx.save_adapter"
+    )
     parser.add_argument("--tokenizer", metavar="FILE", help="the tokenizer.json of a text model")
     parser.add_argument(
         "--raw-pixels",
@@ -115,6 +119,10 @@ def execute(arguments: argparse.Namespace) -> int:
     with quiet_start():
         from keras_tx_onnx import export_onnx
     model = load(arguments.model)
+    if arguments.adapter is not None:
+        from keras_tx import load_adapter
+
+        load_adapter(model, arguments.adapter)
     report = export_onnx(
         model,
         folder,

@@ -22,8 +22,9 @@ DESCRIPTION = """\
 Loads an exported folder with onnxruntime and runs it on images or texts, whichever the model accepts. Needs
 neither Keras nor TensorFlow, only pip install "keras-tx[runtime]". A classifier prints its best labels and
 their scores; an embedding model the shape of its vectors, or the numbers with --json; text models also print
-entities, the tokens of a mask, the answers to a --question, translations or summaries. An image or text that
-cannot be read is reported on standard error; the others still run, and the exit code is 2.
+entities, the tokens of a mask, the answers to a --question, the best of --choices, translations or summaries.
+An image or text that cannot be read is reported on standard error; the others still run, and the exit code
+is 2.
 
 An INPUT of an image model is
   FILE             an image: JPEG, PNG, WebP, TIFF, BMP or GIF
@@ -75,6 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--pair", metavar="TEXT", help="the second text, for models of text pairs")
     parser.add_argument("--question", metavar="TEXT", help="the question to answer from each text")
+    parser.add_argument(
+        "--choices", metavar="TEXT", nargs="+", help="the texts to choose from, for multiple choice"
+    )
     parser.add_argument("--top-k", type=whole, default=5, metavar="K", help="number of labels (default: 5)")
     add_session(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object per input")
@@ -104,7 +108,7 @@ def _check_task(model: LoadedModel, arguments: argparse.Namespace) -> None:
         )
     if arguments.whole and task.inputs != "text":
         raise InputError(f"{folder} does not accept texts. Omit --whole-files.")
-    for name in ("pair", "question"):
+    for name in ("pair", "question", "choices"):
         if getattr(arguments, name) is None:
             if name in task.required:
                 raise InputError(f"{folder} needs --{name} TEXT for the task {task.name!r}.")
@@ -122,7 +126,8 @@ def _run(model: LoadedModel, arguments: argparse.Namespace) -> int:
         inputs = run_inputs.texts(arguments.inputs, arguments.column, arguments.whole)
     else:
         inputs = run_inputs.pictures(arguments.inputs, arguments.column)
-    options = RunOptions(arguments.top_k, arguments.pair, arguments.question)
+    choices = None if arguments.choices is None else tuple(arguments.choices)
+    options = RunOptions(arguments.top_k, arguments.pair, arguments.question, choices)
 
     def answers(batch: list[Input]) -> list[dict[str, Any]]:
         assert task.answer is not None

@@ -128,6 +128,11 @@ def _check_options(folder: str, task: Any, options: Mapping[str, Any]) -> None:
             f"{folder} accepts arrays, and a report needs an image or a text. From Python, "
             "keras_tx.inspect.inspect(folder) accepts a dict of arrays."
         )
+    if "choices" in task.required:
+        raise InputError(
+            f"Reports do not support the task {task.name!r} of {folder}, whose texts have several choices. "
+            "Use keras_tx.runtime.load."
+        )
     for name in ("pair", "question"):
         if name in task.required and name not in options:
             raise InputError(
@@ -213,7 +218,9 @@ def _text_sections(model: Any, inspector: Inspector, text: str, options: Mapping
     if model.task.inputs == "prompt":
         answers = {NEXT: _next_tokens(model, inspector, text)}
     else:
-        (answers,) = model.task.answer(model, [text], RunOptions(TOP_K, **options))
+        (answers,) = model.task.answer(
+            model, [text], RunOptions(TOP_K, options.get("pair"), options.get("question"))
+        )
     (part,) = attention_parts(inspector, _tensors(model, text, options))
     return [
         *_answer_sections({"text": text, **options}, answers),

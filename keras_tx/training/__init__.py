@@ -1,6 +1,15 @@
 """Recipes, schedules and resumable training."""
 
-from keras_tx.training.recipes import finetune_recipe, pretrain_recipe, t5_recipe, transformer_recipe
+from keras_tx.training.distribution import model_parallel
+from keras_tx.training.probes import k_shot_accuracy, linear_probe
+from keras_tx.training.recipes import (
+    deit_recipe,
+    finetune_recipe,
+    muon_recipe,
+    pretrain_recipe,
+    t5_recipe,
+    transformer_recipe,
+)
 from keras_tx.training.resuming import fit_resumable
 from keras_tx.training.schedules import InverseSquareRoot, WarmupCosine, WarmupLinear
 
@@ -8,8 +17,13 @@ __all__ = [
     "InverseSquareRoot",
     "WarmupCosine",
     "WarmupLinear",
+    "deit_recipe",
     "finetune_recipe",
     "fit_resumable",
+    "k_shot_accuracy",
+    "linear_probe",
+    "model_parallel",
+    "muon_recipe",
     "pretrain_recipe",
     "t5_recipe",
     "transformer_recipe",

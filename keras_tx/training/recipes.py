@@ -8,12 +8,13 @@ from typing import Any
 import keras
 
 from keras_tx.errors import ConfigError, whole_number
-from keras_tx.optimizers import AdamW
+from keras_tx.optimizers import AdamW, Muon
 from keras_tx.training.schedules import InverseSquareRoot, WarmupCosine, WarmupLinear, positive
 
 BLOCK = re.compile(r"(encoder_|decoder_)?block_\d+")  # the names of blocks in all families
 # Embeddings decay, as in BERT's published code.
 WITHOUT_DECAY = ("bias", "gamma", "beta", "scale")
+VIT_WITHOUT_DECAY = (*WITHOUT_DECAY, "tokens", "table")  # of DeiT's code: all but matrices
 
 
 def finetune_recipe(
@@ -141,6 +142,86 @@ def pretrain_recipe(
         beta_2=beta_2,
         **{"epsilon": 1e-8, **options},
     )
+
+
+def muon_recipe(
+    steps: int,
+    *,
+    learning_rate: float = 2e-3,
+    warmup: int | float = 0.1,
+    floor: float = 0.0,
+    weight_decay: float = 0.05,
+    **options: Any,
+) -> Muon:
+    """Returns the optimizer for training from scratch in few steps: Muon (Jordan et al., 2024).
+
+    Muon updates the matrices and Adam all other variables, with linear warmup and cosine decay of the
+    learning rate. On CIFAR-10 from scratch, a ViT reached 81 % in 6 epochs, and 73 % with AdamW
+    (docs/vit.md). Use `finetune_recipe` for a checkpoint that was trained with Adam.
+
+    Args:
+        steps: steps of the whole training: batches per epoch times epochs.
+        learning_rate: the largest learning rate.
+        warmup: steps of the warmup, or their fraction of all steps.
+        floor: the last learning rate as a fraction of the largest.
+        weight_decay: the factor of the weight decay of the matrices.
+        options: other options of `keras_tx.optimizers.Muon`, such as `global_clipnorm` or `use_ema`.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        ConfigError: an argument is out of range.
+
+    Example:
+
+    >>> optimizer = muon_recipe(1000)
+    >>> optimizer.weight_decay, optimizer.adam_weight_decay
+    (0.05, 0.0)
+    """
+    schedule = WarmupCosine(learning_rate, steps, warmup, floor)
+    return Muon(schedule, weight_decay=weight_decay, **options)
+
+
+def deit_recipe(
+    steps: int,
+    *,
+    batch_size: int,
+    learning_rate: float = 5e-4,
+    warmup: int | float = 5 / 300,
+    weight_decay: float = 0.05,
+    **options: Any,
+) -> AdamW:
+    """Returns the optimizer of DeiT (Touvron et al., 2021, table 9) for a ViT from scratch.
+
+    The optimizer is AdamW without weight decay of biases and norms. The paper also uses
+    `keras_tx.data.deit_augmentation`, `drop_path=0.1` and a label smoothing of 0.1.
+
+    Args:
+        steps: steps of the whole training: batches per epoch times epochs.
+        batch_size: images per step; the learning rate is multiplied by batch_size / 512.
+        learning_rate: the largest learning rate for a batch size of 512.
+        warmup: steps of the warmup, or their fraction of all steps.
+        weight_decay: the factor of the weight decay.
+        options: other options of `AdamW`, such as `beta_2`; gradients are not clipped, as in the paper.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        ConfigError: an argument is out of range.
+
+    Example:
+
+    >>> optimizer = deit_recipe(1000, batch_size=1024)
+    >>> optimizer.weight_decay, optimizer.global_clipnorm
+    (0.05, None)
+    """
+    scaled = positive("learning_rate", learning_rate) * whole_number("batch_size", batch_size) / 512
+    schedule = WarmupCosine(scaled, steps, warmup, floor=1e-5 / max(scaled, 1e-5))
+    without_decay = VIT_WITHOUT_DECAY
+    options = {"global_clipnorm": None, "epsilon": 1e-8, **options}
+    return AdamW(schedule, weight_decay=weight_decay, without_decay=without_decay, **options)
 
 
 def transformer_recipe(

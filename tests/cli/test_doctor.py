@@ -416,3 +416,10 @@ def test_nothing_heavy_is_imported():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.stdout.endswith("\nset()\n"), done.stdout + done.stderr
+
+
+def test_attention_without_keys_is_noted_below_1_28():
+    texts = [finding.text for finding in diagnose(GPU_WORKSHOP) if finding.level == "ok"]
+    assert any("1.26.0" in text and "without any key is not zero" in text for text in texts)
+    texts = [finding.text for finding in diagnose(WORKSHOP)]
+    assert not any("without any key" in text for text in texts)

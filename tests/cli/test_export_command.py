@@ -45,6 +45,22 @@ def test_all_options(tx, exports, tmp_path):
     assert manifest.inputs[0].name == "pixels"
 
 
+def test_adapter(tx, tmp_path):
+    model = redraw(keras_tx.vit("Mu/2", image_size=8, num_classes=3))
+    model.save(tmp_path / "base.keras")
+    keras_tx.save_adapter(redraw(keras_tx.lora(model, 2), seed=3), tmp_path / "adapter")
+    ran = tx("export", tmp_path / "base.keras", tmp_path / "out", "--adapter", tmp_path / "adapter")
+    assert (ran.code, ran.err) == (0, "")
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), "uint8")
+    expected = as_numpy(keras.ops.softmax(model(model.processing(pixels[None]))))[0]
+    with load(tmp_path / "out") as classifier:
+        scores = {x["label"]: x["score"] for x in classifier(pixels, top_k=3)}
+    assert_close(np.array([scores[label] for label in sorted(scores)]), expected)
+    ran = tx("export", tmp_path / "base.keras", tmp_path / "none", "--adapter", tmp_path)
+    assert ran.code == 2 and "adapter_config.json" in ran.err
+    assert not (tmp_path / "none").exists()
+
+
 def test_translation(tx, tmp_path):
     words = train_unigram(["uno due tre", "one two three"] * 2, 30, sentinels=0)
     model = keras_tx.transformer("marian", depth=1, width=16, num_heads=2, mlp_dim=16, processing=words)

@@ -30,7 +30,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "processing": ({"contract", "errors", "protobuf"}, {"numpy", "PIL", "tokenizers"}),
     "runtime": (EVERYWHERE | {"consistent_read", "generation", "progress_bar"}, {"numpy", "onnxruntime"}),
     "serving": (EVERYWHERE | {"runtime"}, {"numpy", "onnxruntime"}),
-    "layers": ({"arguments", "contract", "errors"}, {"keras", "numpy"}),
+    # torch: its fused attention, imported inside a function
+    "layers": ({"arguments", "contract", "errors"}, {"keras", "numpy", "torch"}),
     "losses": (EVERYWHERE, {"keras", "numpy"}),
     "metrics": (EVERYWHERE, {"keras", "numpy", "sacrebleu"}),
     "optimizers": (EVERYWHERE, {"keras", "numpy"}),
@@ -45,12 +46,16 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         | {"layers", "heads", "losses", "metrics", "optimizers", "weights"},
         {"keras", "numpy", "h5py", "ml_dtypes", "keras_hub"},
     ),
-    # tensorflow: tf.data
-    "data": (EVERYWHERE, {"keras", "numpy", "tensorflow", "keras_hub", "tokenizers"}),
-    # torch: the state of its random generator
+    "data": (
+        EVERYWHERE | {"atomic_write", "progress_bar"},
+        {"keras", "numpy", "PIL", "tensorflow", "keras_hub"},
+    ),  # tensorflow: tf.data
+    # torch: the state of its random generator; jax: gradients; tensorflow: also the iterators of tf.data
     "training": (
-        EVERYWHERE | {"data", "metrics", "models", "optimizers", "progress_bar", "weights"},
-        {"keras", "numpy", "tensorflow", "keras_hub", "tokenizers", "torch"},
+        EVERYWHERE
+        | {"atomic_write", "data", "heads", "layers", "metrics", "models", "optimizers", "progress_bar"}
+        | {"weights"},
+        {"keras", "numpy", "tokenizers", "torch", "jax", "tensorflow"},
     ),
     # keras, its backends: imported inside functions, so that a folder is inspected without them
     # matplotlib: figures; PIL: overlays; tensorflow: also event files of TensorBoard
@@ -99,6 +104,7 @@ KERAS_SRC = {
     "export/keras_tx_onnx/reading/functional_graph.py",  # the walk
     "export/keras_tx_onnx/reading/keras_patches.py",  # what the exporter replaces in Keras for a moment
     "keras_tx/layers/attention.py",  # get_keras_mask has no public name
+    "keras_tx/layers/transformer_block.py",  # the same
     "keras_tx/models/first_batch.py",  # PyDatasetAdapter, which fixes axes by the first two batches
     "keras_tx/weights/weightless.py",  # a model without memory for its weights
 }

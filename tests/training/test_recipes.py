@@ -8,12 +8,14 @@ import pytest
 
 import keras_tx
 from keras_tx.errors import ConfigError
-from keras_tx.optimizers import AdamW
+from keras_tx.optimizers import AdamW, Muon
 from keras_tx.training import (
     InverseSquareRoot,
     WarmupCosine,
     WarmupLinear,
+    deit_recipe,
     finetune_recipe,
+    muon_recipe,
     pretrain_recipe,
     t5_recipe,
     transformer_recipe,
@@ -268,3 +270,82 @@ def test_finetune_recipe_of_encoder_decoders():
     assert frozen == {"token_embedding", "encoder_relative_bias", "encoder_block_0"}
     with pytest.raises(ConfigError, match="frozen_blocks=5.* 0 to 4"):
         finetune_recipe(model, 10, frozen_blocks=5)
+
+
+def test_muon_updates_the_matrices_of_blocks_alone():
+    text = keras_tx.gpt("pico")
+    image = keras_tx.vit("Mu/2", image_size=8, num_classes=3, stem="convolutions")
+    for network in (text, image, model()):
+        optimizer = muon_recipe(10)
+        optimizer.build(network.trainable_variables)
+        by_muon = {
+            variable.path
+            for variable, velocity in zip(network.trainable_variables, optimizer.adam_velocities, strict=True)
+            if velocity is None
+        }
+        matrices = {
+            variable.path
+            for variable in network.trainable_variables
+            if "block_" in variable.path and len(variable.shape) == 2
+        }
+        assert matrices <= by_muon
+        assert {path.split("/")[0] for path in by_muon - matrices} <= {"pooler"}
+
+
+def test_step_of_muon_equals_torch():
+    """Moonlight's Muon (Liu et al., 2025) with the iteration of Jordan et al.; all other variables: Adam."""
+    torch = pytest.importorskip("torch", reason='pip install "keras-tx[parity]"')
+    network = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
+    optimizer = Muon(0.02, weight_decay=0.1)
+    optimizer.build(network.trainable_variables)
+    before = [torch.tensor(keras.ops.convert_to_numpy(x).copy()) for x in network.trainable_variables]
+    random = np.random.default_rng(0)
+    gradients = [  # far from 0, where Adam's epsilon has no effect
+        (random.choice((-1, 1), x.shape) * random.uniform(0.5, 1.5, x.shape)).astype("float32")
+        for x in before
+    ]
+    optimizer.apply([keras.ops.convert_to_tensor(gradient) for gradient in gradients])
+    for variable, value, gradient in zip(network.trainable_variables, before, gradients, strict=True):
+        gradient = torch.tensor(gradient)
+        if variable.path.startswith("block_") and value.ndim == 2:
+            nesterov = gradient * 1.95
+            wide = nesterov.T if nesterov.shape[0] > nesterov.shape[1] else nesterov
+            x = wide / wide.norm()
+            for _ in range(5):
+                product = x @ x.T
+                x = 3.4445 * x + (-4.7750 * product + 2.0315 * product @ product) @ x
+            update = x.T if wide is not nesterov else x
+            expected = value * (1 - 0.02 * 0.1) - 0.02 * 0.2 * max(value.shape) ** 0.5 * update
+        else:
+            expected = value - 0.02 * torch.sign(gradient)  # the first step of Adam
+        actual = keras.ops.convert_to_numpy(variable)
+        assert np.abs(actual - expected.numpy()).max() < 2e-5, variable.path
+
+
+def test_a_saved_model_keeps_muon(tmp_path):
+    network = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
+    network.compile(Muon(1e-3, exclude_layers=("block_0/feed_forward",)))
+    images, labels = np.zeros((4, 8, 8, 3), "float32"), np.array([0, 1, 2, 0])
+    network.fit(images, labels, verbose=0)
+    network.save(tmp_path / "model.keras")
+    loaded = keras_tx.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is Muon
+    assert loaded.optimizer.get_config() == network.optimizer.get_config()
+    assert [v is None for v in loaded.optimizer.adam_velocities] == [
+        v is None for v in network.optimizer.adam_velocities
+    ]
+    network.fit(images, labels, verbose=0)
+    loaded.fit(images, labels, verbose=0)
+    for mine, theirs in zip(network.weights, loaded.weights, strict=True):
+        np.testing.assert_allclose(
+            keras.ops.convert_to_numpy(mine), keras.ops.convert_to_numpy(theirs), rtol=1e-5, atol=1e-6
+        )
+
+
+def test_deit_recipe_scales_the_learning_rate_with_the_batch():
+    for batch_size, peak in ((1024, 1e-3), (128, 1.25e-4)):  # lr * batch size / 512, of the paper's table 9
+        optimizer = deit_recipe(100, batch_size=batch_size, warmup=0)
+        assert float(keras.ops.convert_to_numpy(optimizer.learning_rate)) == pytest.approx(peak)
+    assert (
+        keras_tx.optimizers.AdamW.from_config(optimizer.get_config()).without_decay == optimizer.without_decay
+    )

@@ -1,0 +1,81 @@
+"""The options of docs/training.md give the weights of a training without them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import keras_tx
+from tests.drawing import as_numpy, draw
+from tests.tolerances import FP32, HALF, assert_close
+
+BACKEND = keras.backend.backend()
+IMAGES, LABELS = draw(12, 8, 8, 3).clip(-1, 1), np.arange(12) % 3
+RATE = 0.05
+
+
+def trained(
+    dtype: str | None = None, batch_size: int = 4, epochs: int = 2, optimizer: Any = None, **options: Any
+) -> Any:
+    """A small ViT after some steps; SGD, whose steps are proportional to the gradients."""
+    keras.utils.set_random_seed(3)
+    model = keras_tx.vit("Mu/2", image_size=8, num_classes=3, depth=2, dtype=dtype)
+    random = np.random.default_rng(1)
+    for weight in model.weights:
+        weight.assign(random.normal(0, 0.2, weight.shape) + (weight.name == "gamma"))
+    model.compile(optimizer or keras.optimizers.SGD(RATE, momentum=0.9), **options)
+    model.fit(IMAGES, LABELS, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0)
+    return model
+
+
+def assert_same_weights(actual: Any, expected: Any, tolerance: float = FP32) -> None:
+    for mine, theirs in zip(actual.trainable_weights, expected.trainable_weights, strict=True):
+        assert_close(as_numpy(mine), as_numpy(theirs), tolerance)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Any:
+    return trained()
+
+
+def test_training_moves_the_weights_further_than_the_tolerances(plain: Any):
+    gap = [
+        np.abs(as_numpy(x) - as_numpy(y)).max()
+        for x, y in zip(plain.trainable_weights, trained(epochs=1).trainable_weights, strict=True)
+    ]
+    assert np.median(gap) > 100 * FP32
+
+
+@pytest.mark.skipif(BACKEND == "torch", reason="Keras supports one step per execution on PyTorch")
+def test_steps_per_execution(plain: Any):
+    assert_same_weights(trained(steps_per_execution=3), plain)
+
+
+@pytest.mark.skipif(BACKEND == "torch", reason="torch.compile needs a compiler of C++")
+def test_jit_compile():
+    assert_same_weights(trained(jit_compile=True), trained(jit_compile=False), 10 * FP32)
+
+
+def test_gradient_accumulation_equals_larger_batches():
+    optimizer = keras.optimizers.SGD(RATE, gradient_accumulation_steps=2)
+    accumulated = trained(batch_size=3, optimizer=optimizer)
+    assert_same_weights(accumulated, trained(batch_size=6, optimizer=keras.optimizers.SGD(RATE)))
+
+
+def test_mixed_precision(plain: Any):
+    assert_same_weights(trained(dtype="mixed_bfloat16"), plain, HALF["mixed_bfloat16"])
+
+
+def test_average_of_the_weights():
+    """The weights after `fit` are the moving average of those after each step."""
+    steps = [trained(batch_size=12, epochs=n, optimizer=keras.optimizers.SGD(RATE)) for n in (1, 2, 3)]
+    averaged = trained(
+        batch_size=12, epochs=3, optimizer=keras.optimizers.SGD(RATE, use_ema=True, ema_momentum=0.5)
+    )
+    for average, *values in zip(averaged.weights, *(model.weights for model in steps), strict=True):
+        first, second, third = (as_numpy(value) for value in values)
+        expected = 0.5 * (0.5 * first + 0.5 * second) + 0.5 * third  # it starts with the first step
+        assert_close(as_numpy(average), expected, 10 * FP32)
