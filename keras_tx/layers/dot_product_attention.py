@@ -15,6 +15,7 @@ LOWEST = -1e30  # added to the score of a masked key, whose weight is then exact
 MASKED = {"float16": -3e4}  # the same in dtypes that do not represent it
 HALF = ("bfloat16", "float16")
 LONG = 2048  # keys from which PyTorch's fused attention is faster than scores in half precision on a CPU
+BLOCK = 512  # queries whose scores are in memory together
 
 _WRITTEN_OUT: ContextVar[bool] = ContextVar("weights_are_written_out", default=False)
 
@@ -37,8 +38,10 @@ def attend(query: Any, key: Any, value: Any, *, factor: float, start: Any, allow
     """Computes softmax(factor Q K^T) V, with a softmax in float32.
 
     PyTorch, and JAX on an accelerator, have a fused operation that never holds the scores of all queries and
-    keys in memory. On other backends the scores are materialized, and also on PyTorch for short sequences in
-    half precision on a CPU, where the fused operation is slower.
+    keys in memory. From 2,048 tokens on, TensorFlow, and JAX on a CPU, compute scores for 512 queries at
+    a time, and again in the backward pass, if the lengths are known when the step is compiled.
+    Otherwise the scores are materialized, and also on PyTorch for short sequences in half precision on a CPU,
+    where the fused operation is slower.
 
     Args:
         query, key, value: (batch, heads, tokens, size).
@@ -52,19 +55,26 @@ def attend(query: Any, key: Any, value: Any, *, factor: float, start: Any, allow
         (batch, heads, queries, size of a value).
     """
     fused = _fused_attention(query, key)
+    if fused is None and _is_long(query, key):
+        return _in_blocks(query, key, value, factor=factor, start=start, allowed=allowed)
     if fused is not None and allowed is None and (start is None or _is_zero(start)):
         return fused(query, key, value, None, start is not None, factor)
+    return _masked(fused or _written_out, query, key, value, factor=factor, start=start, allowed=allowed)
+
+
+def _masked(
+    operation: Any, query: Any, key: Any, value: Any, *, factor: float, start: Any, allowed: Any
+) -> Any:
+    """Attention by an operation whose result for rows without a key is replaced by zeros."""
     may_be_empty = allowed is not None  # a causal mask alone leaves each row a key
     if start is not None:
         causal = causal_mask(ops.shape(query)[2], ops.shape(key)[2], start)
         allowed = causal if allowed is None else ops.logical_and(causal, allowed)
     any_key = ops.any(allowed, axis=-1, keepdims=True) if may_be_empty else None
-    if fused is None:
-        attended = _written_out(query, key, value, allowed, factor)
-    else:
-        if any_key is not None:  # the result of such a row depends on the device, so it attends to all keys
-            allowed = ops.logical_or(allowed, ops.logical_not(any_key))
-        attended = fused(query, key, value, allowed, False, factor)
+    if any_key is not None and operation is not _written_out:
+        # The result of such a row depends on the device, so it attends to all keys.
+        allowed = ops.logical_or(allowed, ops.logical_not(any_key))
+    attended = operation(query, key, value, allowed, False, factor)
     return attended if any_key is None else ops.where(any_key, attended, ops.zeros_like(attended))
 
 
@@ -110,7 +120,56 @@ def _fused_in_jax(query: Any, key: Any, value: Any, allowed: Any, causal: bool, 
     return ops.transpose(attended, (0, 2, 1, 3))
 
 
-def _written_out(query: Any, key: Any, value: Any, allowed: Any, factor: float) -> Any:
+def _is_long(query: Any, key: Any) -> bool:
+    """Whether blocks of queries save much memory."""
+    lengths = (query.shape[2], key.shape[2])
+    return None not in lengths and min(lengths) >= LONG and not isinstance(query, keras.KerasTensor)
+
+
+def _in_blocks(query: Any, key: Any, value: Any, *, factor: float, start: Any, allowed: Any) -> Any:
+    """Computes the queries of a block after another, and again in the backward pass."""
+    batch, heads, queries, size = ops.shape(query)
+    count = -(-queries // BLOCK)
+    rest = count * BLOCK - queries  # rows of zeros in the last block, whose results are dropped
+    blocks = ops.pad(query, ((0, 0), (0, 0), (0, rest), (0, 0)))
+    blocks = ops.transpose(ops.reshape(blocks, (batch, heads, count, BLOCK, size)), (2, 0, 1, 3, 4))
+    per_query = allowed is not None and allowed.shape[-2] != 1
+    if per_query:
+        allowed = allowed[(None,) * (4 - len(allowed.shape))]  # (1 or b, 1 or heads, queries, keys)
+        allowed = ops.pad(allowed, ((0, 0), (0, 0), (0, rest), (0, 0)))
+        rows = ops.shape(allowed)
+        allowed = ops.reshape(allowed, (*rows[:2], count, BLOCK, rows[3]))
+        allowed = ops.transpose(allowed, (2, 0, 1, 3, 4))
+
+    def one_block(inputs: dict[str, Any]) -> Any:
+        first = None if start is None else inputs["first"]
+        mask = inputs.get("allowed", None if per_query else allowed)
+
+        def attended(q: Any, k: Any, v: Any) -> Any:
+            return _masked(_written_out, q, k, v, factor=factor, start=first, allowed=mask)
+
+        return keras.remat(attended)(inputs["query"], key, value)
+
+    inputs = {"query": blocks, "first": ops.arange(count) * BLOCK + (0 if start is None else start)}
+    inputs |= {"allowed": allowed} if per_query else {}
+    attended = _map(one_block, inputs, (None, heads, BLOCK, value.shape[-1]), value.dtype)
+    attended = ops.transpose(attended, (1, 2, 0, 3, 4))  # (b, heads, blocks, block, size of a value)
+    attended = ops.reshape(attended, (batch, heads, count * BLOCK, value.shape[-1]))
+    return attended[:, :, :queries]
+
+
+def _map(function: Any, inputs: Any, shape: tuple[int | None, ...], dtype: Any) -> Any:
+    """Calls a function, whose results have this shape, on each element of the first axis."""
+    if keras.backend.backend() != "tensorflow":
+        return ops.map(function, inputs)
+    import tensorflow as tf
+
+    # The loop of `ops.map` holds the scores of several elements in memory.
+    result = tf.TensorSpec(shape, dtype)
+    return tf.map_fn(function, inputs, fn_output_signature=result, parallel_iterations=1)
+
+
+def _written_out(query: Any, key: Any, value: Any, allowed: Any, causal: bool, factor: float) -> Any:
     if factor != 1.0:
         query = ops.multiply(query, ops.cast(factor, query.dtype))
     scores = ops.matmul(query, ops.transpose(key, (0, 1, 3, 2)))

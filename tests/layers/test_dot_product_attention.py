@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
+
 import keras
 import numpy as np
 import pytest
 
+import keras_tx
 from keras_tx.layers import MultiHeadAttention, dot_product_attention
 from tests.drawing import as_numpy, built, draw
+from tests.memory import begin_peak, peak, resident
 from tests.tolerances import FP32, HALF, assert_close
 
 PADDING = np.array([[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]], bool)
@@ -18,9 +23,10 @@ POLICIES = {"float32": FP32, **HALF}
 
 @pytest.fixture(params=["short", "long"])
 def length(request, monkeypatch):
-    """Short and long sequences are computed differently in half precision."""
+    """Long sequences are computed in blocks, or by PyTorch's fused operation in half precision."""
     if request.param == "long":
         monkeypatch.setattr(dot_product_attention, "LONG", 0)
+        monkeypatch.setattr(dot_product_attention, "BLOCK", 4)  # of 6 queries
 
 
 def model_of(layer: keras.layers.Layer, policy: str, **arguments) -> keras.Model:
@@ -28,22 +34,28 @@ def model_of(layer: keras.layers.Layer, policy: str, **arguments) -> keras.Model
     return keras.Model(x, keras.layers.Activation("linear", dtype="float32")(layer(x, **arguments)))
 
 
-def steps(model: keras.Model) -> list[np.ndarray]:
+def steps(model: keras.Model, **options) -> list[np.ndarray]:
     """The change of each weight in a step of gradient descent."""
     before = [as_numpy(w) + 0 for w in model.weights]
-    model.compile(keras.optimizers.SGD(1.0), "mse", jit_compile=False)
+    options = options or {"run_eagerly": keras.backend.backend() != "jax", "jit_compile": False}
+    model.compile(keras.optimizers.SGD(1.0), "mse", **options)
     model.train_on_batch(draw(2, 6, 8), draw(2, 6, 8, seed=3))
     return [as_numpy(w) - b for w, b in zip(model.weights, before, strict=True)]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+MASKS = {"none": None, "padding": PADDING[:, None].repeat(6, axis=1), "random": RANDOM}
+USUAL = [("float32", 4, mask) for mask in MASKS] + [("float32", 2, "random"), ("mixed_bfloat16", 4, "random")]
+OTHERS = [case for case in itertools.product(POLICIES, (4, 2), MASKS) if case not in USUAL]
+
+
 @pytest.mark.parametrize(
-    "mask", [None, PADDING[:, None].repeat(6, axis=1), RANDOM], ids=["", "pad", "random"]
+    ("policy", "kv_heads", "mask"),
+    [*USUAL, *(pytest.param(*case, marks=pytest.mark.thorough) for case in OTHERS)],
 )
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
-@pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.usefixtures("length")
-def test_outputs_and_gradients_equal_those_of_keras(kv_heads, causal, mask, policy):
+def test_outputs_and_gradients_equal_those_of_keras(causal, policy, kv_heads, mask):
+    mask = MASKS[mask]
     ours = MultiHeadAttention(4, kv_heads=kv_heads, causal=causal, dtype=policy)
     if kv_heads == 4:
         theirs = keras.layers.MultiHeadAttention(4, 2, flash_attention=False)
@@ -85,6 +97,43 @@ def test_the_output_is_that_beside_the_weights(policy):
     output, weights = layer(x, padding_mask=PADDING, return_attention_scores=True)
     assert_close(as_numpy(layer(x, padding_mask=PADDING)), as_numpy(output), POLICIES[policy])
     assert tuple(weights.shape) == (2, 2, 6, 6)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["graph", "XLA"])
+def test_blocks_in_a_step(compiled, monkeypatch):
+    """As a graph and compiled, also in blocks of a transformer that are recomputed."""
+    if keras.backend.backend() == "torch":
+        pytest.skip("PyTorch has a fused operation.")
+    results = []
+    for length, remat in ((dot_product_attention.LONG, False), (0, False), (0, True)):
+        monkeypatch.setattr(dot_product_attention, "LONG", length)
+        monkeypatch.setattr(dot_product_attention, "BLOCK", 4)
+        keras.utils.set_random_seed(1)
+        block = keras_tx.TransformerBlock(2, 8, causal=True, dropout=0.2)
+        model = model_of(block, "float32", attention_mask=RANDOM)
+        block.remat = remat
+        results.append(steps(model, jit_compile=compiled))
+    for other in results[1:]:
+        for actual, expected in zip(other, results[0], strict=True):
+            assert np.abs(actual - expected).max() <= FP32 * max(np.abs(x).max() for x in results[0])
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_square_of_the_length():
+    if not resident():
+        pytest.skip("The resident memory can be read on Linux only.")
+    heads, tokens = 8, 4096
+    x = draw(1, tokens, 512)
+    layer = built(MultiHeadAttention(heads, causal=True), x[:, :8])
+    tensor = keras.Input((tokens, 512))
+    model = keras.Model(tensor, layer(tensor))
+    model.compile("sgd", "mse", jit_compile=keras.backend.backend() == "jax")
+    gc.collect()
+    before = resident()
+    begin_peak()
+    model.train_on_batch(x, x)
+    scores = heads * tokens**2 * 4  # bytes; a step that stores them needs 3.6 times as much, or more
+    assert peak() - before < 1.5 * scores
 
 
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch's operation")

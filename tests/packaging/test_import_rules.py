@@ -30,8 +30,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "processing": ({"contract", "errors", "protobuf"}, {"numpy", "PIL", "tokenizers"}),
     "runtime": (EVERYWHERE | {"consistent_read", "generation", "progress_bar"}, {"numpy", "onnxruntime"}),
     "serving": (EVERYWHERE | {"runtime"}, {"numpy", "onnxruntime"}),
-    # torch: its fused attention, imported inside a function
-    "layers": ({"arguments", "contract", "errors"}, {"keras", "numpy", "torch"}),
+    # torch: its fused attention; tensorflow: a loop over blocks of queries; imported inside functions
+    "layers": ({"arguments", "contract", "errors"}, {"keras", "numpy", "tensorflow", "torch"}),
     "losses": (EVERYWHERE, {"keras", "numpy"}),
     "metrics": (EVERYWHERE, {"keras", "numpy", "sacrebleu"}),
     "optimizers": (EVERYWHERE, {"keras", "numpy"}),
