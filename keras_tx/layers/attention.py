@@ -35,8 +35,8 @@ class MultiHeadAttention(keras.layers.Layer):
     softmax is computed in float32 under every dtype policy. If all keys of a query are masked, its attention
     weights are zero, not NaN. The fused operation of the backend is used unless weights are returned or there
     is a bias, relative positions or active dropout of the weights: `scaled_dot_product_attention` of PyTorch,
-    and `keras.ops.dot_product_attention` of JAX on an accelerator. Otherwise the scores are materialized, from
-    2,048 tokens on for 512 queries at a time.
+    and `keras.ops.dot_product_attention` of JAX on an accelerator. Otherwise the scores are materialized,
+    from 2,048 tokens on for 512 queries at a time.
 
     >>> import numpy as np
     >>> tuple(MultiHeadAttention(num_heads=8, causal=True)(np.zeros((2, 9, 512), "float32")).shape)

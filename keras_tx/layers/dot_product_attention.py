@@ -128,34 +128,33 @@ def _is_long(query: Any, key: Any) -> bool:
 
 def _in_blocks(query: Any, key: Any, value: Any, *, factor: float, start: Any, allowed: Any) -> Any:
     """Computes the queries of a block after another, and again in the backward pass."""
-    batch, heads, queries, size = ops.shape(query)
+    queries, heads = query.shape[2], query.shape[1]
     count = -(-queries // BLOCK)
-    rest = count * BLOCK - queries  # rows of zeros in the last block, whose results are dropped
-    blocks = ops.pad(query, ((0, 0), (0, 0), (0, rest), (0, 0)))
-    blocks = ops.transpose(ops.reshape(blocks, (batch, heads, count, BLOCK, size)), (2, 0, 1, 3, 4))
-    per_query = allowed is not None and allowed.shape[-2] != 1
-    if per_query:
-        allowed = allowed[(None,) * (4 - len(allowed.shape))]  # (1 or b, 1 or heads, queries, keys)
-        allowed = ops.pad(allowed, ((0, 0), (0, 0), (0, rest), (0, 0)))
-        rows = ops.shape(allowed)
-        allowed = ops.reshape(allowed, (*rows[:2], count, BLOCK, rows[3]))
-        allowed = ops.transpose(allowed, (2, 0, 1, 3, 4))
+    inputs = {"query": _blocks(query, count)}
+    inputs["first"] = ops.arange(count) * BLOCK + (0 if start is None else start)
+    if allowed is not None and allowed.shape[-2] != 1:
+        inputs["allowed"] = _blocks(allowed[(None,) * (4 - len(allowed.shape))], count)
 
-    def one_block(inputs: dict[str, Any]) -> Any:
-        first = None if start is None else inputs["first"]
-        mask = inputs.get("allowed", None if per_query else allowed)
+    def one_block(block: dict[str, Any]) -> Any:
+        mask = block.get("allowed", allowed)
+        first = None if start is None else block["first"]
 
         def attended(q: Any, k: Any, v: Any) -> Any:
             return _masked(_written_out, q, k, v, factor=factor, start=first, allowed=mask)
 
-        return keras.remat(attended)(inputs["query"], key, value)
+        return keras.remat(attended)(block["query"], key, value)
 
-    inputs = {"query": blocks, "first": ops.arange(count) * BLOCK + (0 if start is None else start)}
-    inputs |= {"allowed": allowed} if per_query else {}
     attended = _map(one_block, inputs, (None, heads, BLOCK, value.shape[-1]), value.dtype)
     attended = ops.transpose(attended, (1, 2, 0, 3, 4))  # (b, heads, blocks, block, size of a value)
-    attended = ops.reshape(attended, (batch, heads, count * BLOCK, value.shape[-1]))
+    attended = ops.reshape(attended, (ops.shape(query)[0], heads, count * BLOCK, value.shape[-1]))
     return attended[:, :, :queries]
+
+
+def _blocks(x: Any, count: int) -> Any:
+    """(b, heads, queries, size) -> (blocks, b, heads, block, size), with zeros after the last query."""
+    x = ops.pad(x, ((0, 0), (0, 0), (0, count * BLOCK - x.shape[2]), (0, 0)))
+    batch, heads, _, size = ops.shape(x)
+    return ops.transpose(ops.reshape(x, (batch, heads, count, BLOCK, size)), (2, 0, 1, 3, 4))
 
 
 def _map(function: Any, inputs: Any, shape: tuple[int | None, ...], dtype: Any) -> Any:
