@@ -53,12 +53,14 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(10_000, 10, 20)
 
 
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+@pytest.hookimpl(wrapper=True)  # after the fixtures of the module are finalized
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     """Keeps what earlier modules left in memory out of the collections of Keras.
 
     Keras keeps the graphs of models that were trained on TensorFlow, and collects garbage for each variable
     that it removes: quantizing a small model took 30 s at the end of a run.
     """
+    yield
     if nextitem is not None and nextitem.path != item.path:
         shorten_collections()
 
