@@ -114,13 +114,20 @@ class TransformerModel(keras.Model):
             refuse_categorical_loss(loss)
             metrics, weighted_metrics = self._of_several(metrics), self._of_several(weighted_metrics)
         self._set_remat(remat)
+        optimizer = AdamW() if optimizer in (None, "adamw", "AdamW") else keras.optimizers.get(optimizer)
         super().compile(
-            optimizer=AdamW() if optimizer in (None, "adamw", "AdamW") else optimizer,
+            optimizer=self._scaled(optimizer) if kwargs.get("auto_scale_loss", True) else optimizer,
             loss=on_logits(self._of_tokens(loss, CROSSENTROPIES)),
             metrics=on_logits(self._of_tokens(metrics, ACCURACIES), kind="metrics"),
             weighted_metrics=on_logits(self._of_tokens(weighted_metrics, ACCURACIES), kind="metrics"),
             **kwargs,
         )
+
+    def _scaled(self, optimizer: Any) -> Any:
+        """Adds loss scaling for layers in mixed_float16; Keras adds it for the policy of the model only."""
+        scaling = keras.optimizers.LossScaleOptimizer
+        is_half = self.layers_policy.name == "mixed_float16"
+        return scaling(optimizer) if is_half and not isinstance(optimizer, scaling) else optimizer
 
     def _of_several(self, metrics: Any) -> Any:
         """Replaces names of accuracies, which Keras would resolve to those of exclusive classes."""

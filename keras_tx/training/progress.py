@@ -81,7 +81,8 @@ class TrainingProgress(keras.callbacks.Callback):
         if costs is not None and all(layer.flops is not None for layer in costs.layers):
             self._flops = PASSES * costs.flops
             if self.peak is None:
-                self.peak = measured_peak(self.model.dtype_policy.compute_dtype or "float32")
+                policy = getattr(self.model, "layers_policy", self.model.dtype_policy)
+                self.peak = measured_peak(policy.compute_dtype or "float32")
         self._done, self._seconds = 0, 0.0  # without the first step, which compiles
 
     def on_train_end(self, logs: Any = None) -> None:

@@ -66,6 +66,42 @@ def test_learns_in(policy: str):
     assert fitted(stripes(256), dtype=policy)["accuracy"][-1] > 0.9
 
 
+def test_loss_scaling_of_float16_layers():
+    """Gradients of this size are zero in float16 without it."""
+
+    def step(policy: str, **options) -> tuple[bool, np.ndarray]:
+        keras.utils.set_random_seed(1)
+        model = keras_tx.vit("Mu/2", image_size=8, num_classes=3, dtype=policy)
+        before = keras.ops.convert_to_numpy(model.get_layer("block_0").feed_forward.up.kernel) + 0
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(1e7), loss, loss_weights=1e-8, run_eagerly=True, **options)
+        model.train_on_batch(*stripes(8))
+        after = keras.ops.convert_to_numpy(model.get_layer("block_0").feed_forward.up.kernel)
+        return isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer), after - before
+
+    is_scaled, expected = step("float32")
+    assert not is_scaled
+    is_scaled, actual = step("mixed_float16")
+    assert is_scaled
+    assert np.abs(actual - expected).max() < 0.1 * np.abs(expected).max()
+    is_scaled, lost = step("mixed_float16", auto_scale_loss=False)
+    assert not is_scaled
+    assert np.abs(lost - expected).max() > 0.5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", keras.DTypePolicy("mixed_float16")])
+def test_loss_scaling_is_added_once(policy):
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
+        model.compile()
+        assert isinstance(model.optimizer.inner_optimizer, keras_tx.AdamW)
+        model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
+        assert isinstance(model.optimizer.inner_optimizer, keras.optimizers.SGD)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
 @pytest.mark.thorough
 @pytest.mark.skipif(
     BACKEND == "torch", reason="jit_compile on torch is torch.compile, which needs a compiler"
