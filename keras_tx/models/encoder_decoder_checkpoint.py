@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from keras_tx.errors import ConfigError
 from keras_tx.heads import Head
+from keras_tx.models.checkpoint_tokenizer import read_tokenizer
 from keras_tx.models.families import WeightSource
 from keras_tx.models.generation_defaults import (
     read_generation_defaults,
     read_stop_ids,
     read_task_options,
-    read_tokenizer,
 )
 from keras_tx.weights.config_json import Fields
 from keras_tx.weights.tensor_map import Plan

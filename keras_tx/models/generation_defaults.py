@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from keras_tx import contract
@@ -13,7 +12,6 @@ from keras_tx.generation.defaults import NAMES, TASK_OPTIONS, read_defaults, rea
 from keras_tx.processing import TextTransform
 from keras_tx.weights.config_json import Fields
 
-SENTENCEPIECE_FILES = ("spiece.model", "source.spm", "sentencepiece.bpe.model")
 # Other options that change what is generated, with the only supported values.
 UNSUPPORTED = {
     "min_length": 0,
@@ -90,14 +88,6 @@ def read_stop_ids(
     if not ids or (transform and own and ids == [transform.id_of(own)]):
         return None
     return tuple(ids)
-
-
-def read_tokenizer(folder: Path) -> TextTransform | None:
-    """Returns the tokenizer of a checkpoint's folder; None if it has no tokenizer."""
-    known = (contract.TOKENIZER, contract.VOCAB_JSON, *SENTENCEPIECE_FILES)
-    if not any((folder / name).is_file() for name in known):
-        return None
-    return TextTransform.load(folder, segments=False)
 
 
 def generation_value(config: Fields, name: str, default: Any = None) -> Any:

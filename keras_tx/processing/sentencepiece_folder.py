@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.processing import tokenizer_kinds as kinds
-from keras_tx.processing.sentencepiece_file import read_model, remedy
+from keras_tx.processing.sentencepiece_file import CONTROL, UNKNOWN, SentencePieceModel, read_model, remedy
 from keras_tx.processing.sentencepiece_tokenizer import sentencepiece_tokenizer, shared_tokenizer
 
 SOURCE, TARGET = "source.spm", "target.spm"  # of Marian, with a vocab.json
 FILES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
 SUFFIXES = (".model", ".spm")
 # By tokenizer_class without "Tokenizer", or by model_type: texts end with </s>, or are as add_bos_token and
-# add_eos_token say. The tokenizers of other classes number or add tokens in ways of their own.
+# add_eos_token say, or ids are those of fairseq. The tokenizers of other classes number or add tokens in ways
+# of their own.
 T5 = {"t5", "mt5", "umt5"}
 LLAMA = {"llama", "gemma", "gemma2", "mistral"}
+XLM_ROBERTA = {"xlmroberta", "xlm-roberta"}
+MBART = {"mbart"}
 SENTINELS = 100
+# The languages of mBART, whose tokens follow the pieces.
+LANGUAGES = (
+    "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM "
+    "ne_NP nl_XX ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
+).split(" ")
+LANGUAGE = "en_XX"  # the default language of mBART's sources
+FAIRSEQ_FIRST = ("bos_token", "pad_token", "eos_token", "unk_token")
 
 
 def is_marian(folder: Path) -> bool:
@@ -55,40 +64,119 @@ def marian_fields(folder: Path, config: Mapping[str, Any], special: Mapping[str,
     return {"tokenizer": source, "target_tokenizer": None if target == source else target, **special}
 
 
-def folder_tokenizer(
+def folder_fields(
     path: Path, config: Mapping[str, Any], model_type: str, special: Mapping[str, str]
-) -> tuple[Tokenizer, dict[str, str]]:
-    """The tokenizer of a folder with one model file, and its special tokens."""
+) -> dict[str, Any]:
+    """The tokenizer of a folder with one model file, another one of targets, and the special tokens."""
     kind = str(config.get("tokenizer_class") or "").removesuffix("Fast").removesuffix("Tokenizer").lower()
     kind = kind or model_type
-    if kind not in T5 | LLAMA:
+    if kind not in T5 | LLAMA | XLM_ROBERTA | MBART:
         raise ConfigError(
             f"{path} is the tokenizer of {kind or 'an unknown class'!r}, which is supported only as "
             f"{contract.TOKENIZER}. {remedy(str(path))}"
         )
-    folder = path.parent
-    _check(folder, config, "sp_model_kwargs", [{}], "no options")
+    _check(path.parent, config, "sp_model_kwargs", [{}], "no options")
     model = read_model(path)
-    pieces = [piece for piece, _, _ in model.pieces]
-    additional = _added_tokens(path, config, len(pieces))
-    special = {**model.special, **special}
     if kind in T5:
-        if not additional and not any("<extra_id_" in piece for piece in pieces):
-            additional = _sentinels(folder, config)
-        ends = {"bos_token": False, "eos_token": True}
-    else:
-        ends = {
-            "bos_token": config.get("add_bos_token", True),
-            "eos_token": config.get("add_eos_token", False),
-        }
-        for name, value in ends.items():
-            _check(folder, {f"add_{name}": value}, f"add_{name}", [True, False], "true or false")
-        prefix = model.add_dummy_prefix
-        _check(folder, config, "add_prefix_space", [prefix], f"{prefix}, as in {path.name}")
+        return _t5_fields(path, config, model, special)
+    prefix = model.add_dummy_prefix
+    _check(path.parent, config, "add_prefix_space", [prefix], f"{prefix}, as in {path.name}")
+    if kind in LLAMA:
+        return _llama_fields(path, config, model, special)
+    return _fairseq_fields(path, config, model, special, LANGUAGES if kind in MBART else [])
+
+
+def _t5_fields(
+    path: Path, config: Mapping[str, Any], model: SentencePieceModel, special: Mapping[str, str]
+) -> dict[str, Any]:
+    special = {**model.special, **special}
+    additional = _added_tokens(path, config, len(model.pieces))
+    if not additional and not any("<extra_id_" in piece for piece, _, _ in model.pieces):
+        additional = _sentinels(path.parent, config)
+    _check_tokens(model, additional, {**special, "eos_token": special.get("eos_token", "")})
+    tokenizer = sentencepiece_tokenizer(model, additional=additional, after=[special["eos_token"]])
+    return {"tokenizer": tokenizer.to_str(), **special}
+
+
+def _llama_fields(
+    path: Path, config: Mapping[str, Any], model: SentencePieceModel, special: Mapping[str, str]
+) -> dict[str, Any]:
+    special = {**model.special, **special}
+    additional = _added_tokens(path, config, len(model.pieces))
+    ends = {"bos_token": config.get("add_bos_token", True), "eos_token": config.get("add_eos_token", False)}
+    for name, value in ends.items():
+        _check(path.parent, {f"add_{name}": value}, f"add_{name}", [True, False], "true or false")
     needed = {name: special.get(name, "") for name, added in ends.items() if added}
-    kinds.check_special(dict.fromkeys([*pieces, *additional], 0), {**special, **needed})
+    _check_tokens(model, additional, {**special, **needed})
     before, after = ([special[name]] if added else [] for name, added in ends.items())
-    return sentencepiece_tokenizer(model, additional=additional, before=before, after=after), dict(special)
+    tokenizer = sentencepiece_tokenizer(model, additional=additional, before=before, after=after)
+    return {"tokenizer": tokenizer.to_str(), **special}
+
+
+def _fairseq_fields(
+    path: Path,
+    config: Mapping[str, Any],
+    model: SentencePieceModel,
+    special: Mapping[str, str],
+    languages: Sequence[str],
+) -> dict[str, Any]:
+    """The tokenizer of XLM-R or, with languages, those of mBART's sources and targets."""
+    special = {**kinds.ROBERTA_TOKENS, **special}
+    model = _with_ids_of_fairseq(model, special, languages)
+    additional = _added_tokens(path, config, len(model.pieces))
+    _check_tokens(model, additional, special)
+    end = special["eos_token"]
+    if not languages:
+        tokenizer = sentencepiece_tokenizer(
+            model, additional=additional, before=[special["bos_token"]], after=[end], between=[end, end]
+        )
+        return {"tokenizer": tokenizer.to_str(), **special}
+    source = config.get("src_lang") or LANGUAGE
+    target = config.get("tgt_lang") or source
+    tokens = [piece for piece, _, kind in model.pieces if kind == CONTROL] + additional
+    for name, language in (("src_lang", source), ("tgt_lang", target)):
+        _check(path.parent, {name: language}, name, tokens, "the token of a language, such as 'en_XX'")
+    tokenizers = {
+        language: sentencepiece_tokenizer(
+            model, additional=additional, after=[end, language], between=[]
+        ).to_str()
+        for language in (source, target)
+    }
+    return {
+        "tokenizer": tokenizers[source],
+        "target_tokenizer": None if target == source else tokenizers[target],
+        **special,
+    }
+
+
+def _with_ids_of_fairseq(
+    model: SentencePieceModel, special: Mapping[str, str], languages: Sequence[str]
+) -> SentencePieceModel:
+    """The model with four special tokens before the pieces, in place of three, and others after them."""
+    first = [piece for piece, _, _ in model.pieces[:3]]
+    if first != ["<unk>", "<s>", "</s>"]:
+        raise ConfigError(
+            f"{model.name} begins with the pieces {', '.join(first)}, expected <unk>, <s>, </s>. "
+            f"{remedy(model.name)}"
+        )
+    before = [special[name] for name in FAIRSEQ_FIRST]
+    after = [*languages, special["mask_token"]]
+    for token in {*before, *after}.intersection(piece for piece, _, _ in model.pieces[3:]):
+        raise ConfigError(
+            f"{model.name} has the special token {token!r} as a piece, expected a model without it. "
+            f"{remedy(model.name)}"
+        )
+    kinds_of = {special["unk_token"]: UNKNOWN}
+    pieces = [
+        *((token, 0.0, kinds_of.get(token, CONTROL)) for token in before),
+        *model.pieces[3:],
+        *((token, 0.0, CONTROL) for token in after),
+    ]
+    return dataclasses.replace(model, pieces=pieces)
+
+
+def _check_tokens(model: SentencePieceModel, additional: Sequence[str], special: Mapping[str, str]) -> None:
+    kinds.check_special(dict.fromkeys([*(piece for piece, _, _ in model.pieces), *additional], 0), special)
 
 
 def _check(

@@ -38,6 +38,7 @@ def sentencepiece_tokenizer(
     additional: Sequence[str] = (),
     before: Sequence[str] = (),
     after: Sequence[str] = (),
+    between: Sequence[str] | None = None,
     characters: Sequence[Any] | None = None,
 ) -> Tokenizer:
     """The tokenizer of a model.
@@ -47,6 +48,7 @@ def sentencepiece_tokenizer(
         additional: special tokens whose ids follow those of the pieces.
         before: special tokens that are added before a text.
         after: special tokens that are added after a text.
+        between: special tokens between the texts of a pair; by default those after one and before the other.
         characters: normalizers in place of the model's rules for characters.
     """
     if model.model_type not in (UNIGRAM, BPE):
@@ -70,7 +72,7 @@ def sentencepiece_tokenizer(
         tokenizer = _bpe(model, additional)
     tokenizer.normalizer = _normalizer(model, characters)  # type: ignore
     _check_symbols(model, tokenizer.normalizer, symbols)
-    _finish(tokenizer, model, before, after)
+    _finish(tokenizer, model, before, after, between)
     special = [*(piece for piece, _, kind in model.pieces if kind in (CONTROL, UNKNOWN)), *additional]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     tokenizer.add_tokens(added)
@@ -275,7 +277,11 @@ def _check_symbols(model: SentencePieceModel, normalizer: Any, symbols: Sequence
 
 
 def _finish(
-    tokenizer: Tokenizer, model: SentencePieceModel, before: Sequence[str], after: Sequence[str]
+    tokenizer: Tokenizer,
+    model: SentencePieceModel,
+    before: Sequence[str],
+    after: Sequence[str],
+    between: Sequence[str] | None = None,
 ) -> None:
     """Sets the splits at spaces, the decoder, and the special tokens around texts."""
     pieces = {piece for piece, _, kind in model.pieces if kind in (NORMAL, USER_DEFINED)}
@@ -291,6 +297,8 @@ def _finish(
     if before or after:
         tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore
             single=[*before, "$A", *after],
-            pair=[*before, "$A", *after, *before, "$B", *after],
-            special_tokens=[(token, tokenizer.token_to_id(token)) for token in {*before, *after}],
+            pair=[*before, "$A", *([*after, *before] if between is None else between), "$B", *after],
+            special_tokens=[
+                (token, tokenizer.token_to_id(token)) for token in {*before, *(between or ()), *after}
+            ],
         )

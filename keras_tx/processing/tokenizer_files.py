@@ -132,8 +132,9 @@ def fields_of(path: Path) -> dict[str, Any]:
         fields = sentencepiece_folder.marian_fields(folder, config, special)
         side = config.get("padding_side", "right")
         return {**fields, "max_length": _max_length(folder, config), "padding_side": side, "segments": False}
+    target = _target_tokenizer(folder) if path.is_dir() else None
     if not file.is_file():
-        tokenizer, special = _from_vocabulary(folder, config, special)
+        tokenizer, target, special = _from_vocabulary(folder, config, special)
     elif file.suffix in sentencepiece_folder.SUFFIXES:
         model = read_model(file)
         tokenizer, special = sentencepiece_tokenizer(model), model.special
@@ -145,7 +146,7 @@ def fields_of(path: Path) -> dict[str, Any]:
         special.pop("pad_token", None)
     return {
         "tokenizer": tokenizer.to_str(),
-        "target_tokenizer": _target_tokenizer(folder) if path.is_dir() else None,
+        "target_tokenizer": target,
         "max_length": _max_length(folder, config),
         "padding_side": config.get("padding_side", "right"),
         "segments": _has_segments(folder, config, _kind(tokenizer)),
@@ -192,10 +193,12 @@ def parse(text: str, name: str = "tokenizer") -> Tokenizer:
 
 def _from_vocabulary(
     folder: Path, config: Mapping[str, Any], special: dict[str, str]
-) -> tuple[Tokenizer, dict[str, str]]:
+) -> tuple[Tokenizer, str | None, dict[str, str]]:
+    """The tokenizer of a folder without a tokenizer.json, another one of targets, and the special tokens."""
     if path := sentencepiece_folder.sentencepiece_path(folder):
         model_type = str(_read_json(folder / contract.CONFIG).get("model_type", ""))
-        return sentencepiece_folder.folder_tokenizer(path, config, model_type, special)
+        fields = sentencepiece_folder.folder_fields(path, config, model_type, special)
+        return Tokenizer.from_str(fields.pop("tokenizer")), fields.pop("target_tokenizer", None), fields
     if (folder / contract.VOCAB).is_file():
         special = {**kinds.BERT_TOKENS, **special}
         tokenizer = kinds.wordpiece_tokenizer(
@@ -207,7 +210,7 @@ def _from_vocabulary(
             else _switch(folder, config, "strip_accents", True),
             split_chinese=_switch(folder, config, "tokenize_chinese_chars", True),
         )
-        return tokenizer, special
+        return tokenizer, None, special
     if (folder / contract.VOCAB_JSON).is_file() and (folder / contract.MERGES).is_file():
         vocabulary = kinds.read_vocabulary(folder / contract.VOCAB_JSON)
         _check_byte_level(folder, config, vocabulary)
@@ -219,7 +222,7 @@ def _from_vocabulary(
             special,
             add_prefix_space=_switch(folder, config, "add_prefix_space", False),
         )
-        return tokenizer, dict(special)
+        return tokenizer, None, dict(special)
     raise ConfigError(
         f"{folder} has no tokenizer: expected {contract.TOKENIZER}, or {contract.VOCAB}, or "
         f"{contract.VOCAB_JSON} with {contract.MERGES}, or {' or '.join(sentencepiece_folder.FILES)}."

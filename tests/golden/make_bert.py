@@ -45,6 +45,7 @@ GOLDEN = {
     "RobertaForSequenceClassification": {"num_labels": 1, "hidden_act": "gelu_new"},
     "DistilBertForMaskedLM": {},
     "DistilBertForQuestionAnswering": {"activation": "relu"},
+    "XLMRobertaForTokenClassification": {"num_labels": 3},
 }
 
 

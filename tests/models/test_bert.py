@@ -60,7 +60,8 @@ def test_sizes_are_those_of_the_paper(name: str, million: float):
     assert (keras_tx.cost(config).params + head) / 1e6 == pytest.approx(million, abs=0.05)
 
 
-# google-bert's uncased checkpoints; sentence-transformers' all-MiniLM-L6-v2 and -L12-v2
+# google-bert's uncased checkpoints; sentence-transformers' all-MiniLM-L6-v2 and -L12-v2; XLMRobertaModel
+# with the sizes of FacebookAI's checkpoints
 @pytest.mark.parametrize(
     ("name", "count"),
     [
@@ -68,6 +69,8 @@ def test_sizes_are_those_of_the_paper(name: str, million: float):
         ("large", 335_141_888),
         ("minilm-l6", 22_713_216),
         ("minilm-l12", 33_360_000),
+        ("xlm-r-base", 278_043_648),
+        ("xlm-r-large", 559_890_432),
     ],
 )
 def test_exact_parameters(name: str, count: int):

@@ -1,4 +1,4 @@
-"""Folders with SentencePiece's files only: T5, Marian and Llama, compared with transformers."""
+"""Folders with SentencePiece's files only: T5, Marian, Llama, XLM-R, mBART, compared with transformers."""
 
 from __future__ import annotations
 
@@ -185,6 +185,49 @@ def test_llama_and_gemma_equal_transformers(kind, tmp_path):
     check_saved(transform, tmp_path / "saved", sentences([]), kind)
 
 
+@pytest.mark.parametrize("name", ["XLMRobertaTokenizer", "XLMRobertaTokenizerFast", None])
+def test_xlm_r_equals_transformers(name, tmp_path):
+    config = {} if name is None else {"tokenizer_class": name}
+    folder = write(tmp_path, "sentencepiece.bpe.model", train(), model_max_length=512, **config)
+    (folder / "config.json").write_text('{"model_type": "xlm-roberta"}')
+    transform, theirs = TextTransform.load(folder), theirs_of(folder)
+    texts = sentences([*SPECIAL, "<mask>", " <mask> ", "x<mask>y", "<mask> <mask>"], 2000)
+    assert ids_of(transform, texts) == theirs(texts)["input_ids"]
+    pairs = transform.encode(texts[:200], texts[-200:])
+    assert [row.ids.tolist() for row in pairs] == theirs(texts[:200], texts[-200:])["input_ids"]
+    special = [transform.id_of(token) for token in ("<s>", "<pad>", "</s>", "<unk>", "<mask>")]
+    assert special == [0, 1, 2, 3, transform.vocabulary_size - 1]
+    assert (transform.pad_id, transform.mask_token, transform.max_length) == (1, "<mask>", 512)
+    check_saved(transform, tmp_path / "saved", texts, "xlm-roberta")
+    theirs.save_pretrained(tmp_path / "json")  # with a tokenizer.json
+    assert ids_of(TextTransform.load(tmp_path / "json"), texts) == ids_of(transform, texts)
+
+
+def test_mbart_equals_transformers(tmp_path):
+    languages = {"src_lang": "de_DE", "tgt_lang": "ro_RO"}
+    folder = write(
+        tmp_path, "sentencepiece.bpe.model", train(), tokenizer_class="MBartTokenizer", **languages
+    )
+    transform, theirs = TextTransform.load(folder), theirs_of(folder)
+    # Without the model's rules for characters, which transformers 5 drops here, and SentencePiece has.
+    texts = [text for text in sentences(SPECIAL) if text.isascii() and text.isprintable()]
+    assert len(texts) > 50
+    assert ids_of(transform, texts) == theirs(texts)["input_ids"]
+    assert ids_of(transform.target, texts) == theirs(text_target=texts)["input_ids"]
+    plain = pytest.importorskip("sentencepiece").SentencePieceProcessor(model_proto=train())
+    unknown, text = plain.unk_id(), "ﬁne Über den Wolken ½"
+    expected = [3 if number == unknown else number + 1 for number in plain.encode(text)]
+    end, language = 2, transform.id_of("de_DE")
+    assert transform(text)["input_ids"].tolist() == [[*expected, end, language]]
+    assert transform.vocabulary_size == len(theirs) and transform.id_of("<mask>") == len(theirs) - 1
+    transform.save(tmp_path / "saved")
+    assert TextTransform.load(tmp_path / "saved") == transform
+    write(folder, "sentencepiece.bpe.model", train(), tokenizer_class="MBartTokenizer")
+    transform, theirs = TextTransform.load(folder), theirs_of(folder)
+    assert transform.target is transform
+    assert ids_of(transform, texts) == theirs(texts)["input_ids"]
+
+
 @pytest.mark.parametrize("name", ["XLNetTokenizer", "CamembertTokenizer", None])
 def test_other_classes_raise_with_the_line_that_converts_them(name, tmp_path):
     folder = write(tmp_path, "spiece.model", train(**MODELS["t5"]), tokenizer_class=name)
@@ -200,11 +243,15 @@ def test_other_classes_raise_with_the_line_that_converts_them(name, tmp_path):
         ("Llama", "llama", {"add_bos_token": "yes"}),
         ("Llama", "llama", {"add_prefix_space": False}),
         ("T5", "t5", {"added_tokens_decoder": ["x"]}),
+        ("XLMRoberta", "unigram", {"add_prefix_space": False}),
+        ("MBart", "unigram", {"src_lang": "en"}),
     ],
 )
 def test_unsupported_options_raise(name, kind, config, tmp_path):
-    file = {"T5": "spiece.model", "Llama": "tokenizer.model"}[name]
-    folder = write(tmp_path, file, train(**MODELS[kind]), tokenizer_class=f"{name}Tokenizer", **config)
+    file = {"T5": "spiece.model", "Llama": "tokenizer.model"}.get(name, "sentencepiece.bpe.model")
+    folder = write(
+        tmp_path, file, train(**MODELS.get(kind, {})), tokenizer_class=f"{name}Tokenizer", **config
+    )
     with pytest.raises(ConfigError, match=f"tokenizer_config.json: {next(iter(config))} is"):
         TextTransform.load(folder)
 
@@ -217,6 +264,20 @@ def test_special_tokens_outside_the_pieces_raise(tmp_path):
     write(tmp_path, "spiece.model", train(eos_id=-1), tokenizer_class="T5Tokenizer")
     with pytest.raises(ConfigError, match="eos_token ''"):
         TextTransform.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (MODELS["t5"], "begins with the pieces <pad>, </s>, <unk>, expected <unk>"),
+        ({"user_defined_symbols": ["<mask>"]}, "has the special token '<mask>' as a piece"),
+    ],
+)
+def test_pieces_without_the_ids_of_fairseq_raise(options, message, tmp_path):
+    content = train(**options)
+    write(tmp_path, "sentencepiece.bpe.model", content, tokenizer_class="XLMRobertaTokenizer")
+    with pytest.raises(ConfigError, match=message):
+        TextTransform.load(tmp_path)
 
 
 def test_padding_side_of_marian_is_read(marian, tmp_path):

@@ -101,6 +101,66 @@ def test_equals_transformers_both_ways(name: str, options: dict[str, Any], tmp_p
     opened(tmp_path / "ours", name.removeprefix("XLM").replace("Camembert", "Roberta"), theirs)
 
 
+@pytest.mark.parametrize("name", ["BertModel", "XLMRobertaModel"])
+def test_padding_on_the_left_equals_transformers(name: str, tmp_path: Path):
+    torch = pytest.importorskip("torch", reason='pip install "keras-tx[parity]"')
+    pytest.importorskip("transformers", reason='pip install "keras-tx[parity]"')
+    from tests.golden import make_bert
+
+    theirs = make_bert.redrawn(name, 3)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ids = np.random.default_rng(0).integers(3, 24, (2, 9))
+    mask = np.ones_like(ids)
+    mask[1, :4], ids[1, :4] = 0, theirs.config.pad_token_id
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask))
+    mine = as_numpy(keras_tx.from_checkpoint(tmp_path / "theirs")({"input_ids": ids, "attention_mask": mask}))
+    assert_close(mine["last_hidden_state"][mask == 1], expected.last_hidden_state.numpy()[mask == 1])
+
+
+def test_xlm_r_with_a_sentencepiece_model_answers_questions(tmp_path: Path):
+    """From a folder without tokenizer.json to an exported one: scores and places equal transformers'."""
+    for package in ("torch", "transformers", "sentencepiece"):
+        pytest.importorskip(package, reason='pip install "keras-tx[parity]"')
+    import torch
+    import transformers
+
+    from keras_tx.runtime import load
+    from keras_tx_onnx import export_onnx
+    from tests.golden import make_bert
+    from tests.processing.test_sentencepiece import train
+
+    theirs = make_bert.redrawn(
+        "XLMRobertaForQuestionAnswering", 2, vocab_size=140, max_position_embeddings=34
+    )
+    theirs.save_pretrained(tmp_path / "x")
+    (tmp_path / "x" / "sentencepiece.bpe.model").write_bytes(train())
+    (tmp_path / "x" / "tokenizer_config.json").write_text('{"tokenizer_class": "XLMRobertaTokenizer"}')
+    model = keras_tx.from_checkpoint(tmp_path / "x")
+    assert model.processing.max_length == 32
+    export_onnx(model, tmp_path / "answers")
+    question, text = "What is quick?", "The  quick brown fox jumps"
+    best = load(tmp_path / "answers")(question, text, top_k=3)
+    batch = transformers.AutoTokenizer.from_pretrained(tmp_path / "x")(question, text, return_tensors="pt")
+    with torch.no_grad():
+        logits = theirs(**batch)
+    second = np.array([part == 1 for part in batch.sequence_ids(0)])
+    second[0] = True  # no answer
+    start, end = (torch.softmax(x[0, second], 0).numpy() for x in (logits.start_logits, logits.end_logits))
+    scores = np.triu(np.outer(start[1:], end[1:]))
+    assert best[0]["score"] == pytest.approx(scores.max(), rel=1e-4)
+    for answer in best:
+        assert answer["answer"] == text[answer["start"] : answer["end"]] == answer["answer"].strip() != ""
+
+
+def test_a_tokenizer_that_needs_a_tokenizer_json_warns(tmp_path: Path):
+    folder = tiny(tmp_path / "x", "RobertaForMaskedLM")
+    (folder / "sentencepiece.bpe.model").write_bytes(b"")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "CamembertTokenizer"}')
+    with pytest.warns(UserWarning, match="no tokenizer.json, so the model has no tokenizer.*'camembert'"):
+        assert keras_tx.from_checkpoint(folder).processing is None
+
+
 def opened(folder: Path, name: str, theirs: Any) -> Any:
     """Their class opens our folder with nothing missing or left over, and has the same tensors."""
     import torch

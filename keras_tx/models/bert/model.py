@@ -38,8 +38,8 @@ POOLERS = ("tanh", "relu")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 
 # depth, width, heads: the 24 of Turc et al., "Well-Read Students Learn Better", under the names of their
-# checkpoints; large from Devlin et al., section 3; the last two from Wang et al., "MiniLM". The mlp is four
-# times as wide.
+# checkpoints; large from Devlin et al., section 3; MiniLM from Wang et al.; XLM-R from Conneau et al.,
+# "Unsupervised Cross-lingual Representation Learning at Scale", section 3. The mlp is four times as wide.
 VARIANTS: dict[str, tuple[int, int, int]] = {
     **{
         f"L-{depth}_H-{width}": (depth, width, width // 64)
@@ -49,7 +49,10 @@ VARIANTS: dict[str, tuple[int, int, int]] = {
     "large": (24, 1024, 16),
     "minilm-l6": (6, 384, 12),
     "minilm-l12": (12, 384, 12),
+    "xlm-r-base": (12, 768, 12),
+    "xlm-r-large": (24, 1024, 16),
 }
+XLM_R = {"vocabulary_size": 250002, "segments": 1, "position_offset": 2, "pad_id": 1, "norm_epsilon": 1e-5}
 ALIASES = {
     "tiny": "L-2_H-128",
     "mini": "L-4_H-256",
@@ -64,8 +67,8 @@ class BertConfig:
     """The config of a BERT; `BertConfig.variant("base")` returns that of a published size.
 
     RoBERTa is `vocabulary_size=50265, segments=1, position_offset=2, pad_id=1, norm_epsilon=1e-5`, and
-    `pooler=None` if its checkpoint has none; DistilBERT is `depth=6, segments=0, pooler=None`, and
-    `pooler="relu"` with a classifier.
+    `pooler=None` if its checkpoint has none; XLM-R is a RoBERTa with `vocabulary_size=250002`; DistilBERT is
+    `depth=6, segments=0, pooler=None`, and `pooler="relu"` with a classifier.
 
     Args:
         width: size of the token vectors.
@@ -134,7 +137,8 @@ class BertConfig:
         if known not in VARIANTS:
             raise unknown_variant(name, [*ALIASES, *VARIANTS])
         depth, width, num_heads = VARIANTS[known]
-        fields = {"width": width, "depth": depth, "num_heads": num_heads, **overrides}
+        relatives = XLM_R if known.startswith("xlm-r") else {}
+        fields = {"width": width, "depth": depth, "num_heads": num_heads, **relatives, **overrides}
         fields.setdefault("mlp_dim", 4 * whole_number("width", fields["width"]))
         return make_config(cls, fields)
 
@@ -235,7 +239,7 @@ def bert(
 
     Args:
         variant: a size as the papers name it: "base", "large", "tiny", "mini", "small", "medium", any of the
-            24 miniatures as "L-10_H-256", "minilm-l6" or "minilm-l12".
+            24 miniatures as "L-10_H-256", "minilm-l6", "minilm-l12", "xlm-r-base" or "xlm-r-large".
         num_classes: number of classes; short for `head=ClassifierHead(num_classes)`.
         head: MaskedLMHead, NextSentenceHead, PretrainingHead, ClassifierHead, MultiLabelHead, RegressionHead,
             TokenClassifierHead, SpanHead, MultipleChoiceHead or SentenceEmbeddingHead. None, the default of

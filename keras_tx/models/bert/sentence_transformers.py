@@ -10,13 +10,13 @@ from typing import Any
 from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.heads import Head, SentenceEmbeddingHead
+from keras_tx.models.checkpoint_tokenizer import read_tokenizer
 from keras_tx.processing import TextTransform
 from keras_tx.weights.checkpoint import inside, read_json
 
 SETTINGS = "config_sentence_transformers.json"
 MODES = {"mean": "mean", "cls": "class"}
 OLD_MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "class"}
-TOKENIZERS = (contract.TOKENIZER, contract.VOCAB, contract.VOCAB_JSON)
 
 
 def head_of(folder: Path | None) -> SentenceEmbeddingHead | ConfigError | None:
@@ -65,9 +65,9 @@ def _pooling(folder: Path) -> str | ConfigError:
 
 def text_transform(folder: Path | None) -> TextTransform | None:
     """Returns the tokenizer of a folder; sentence_bert_config.json may truncate and lowercase texts."""
-    if folder is None or not any((folder / name).is_file() for name in TOKENIZERS):
+    transform = read_tokenizer(folder)
+    if folder is None or transform is None:
         return None
-    transform = TextTransform.load(folder)
     config = _read(folder, contract.SENTENCE_BERT)
     longest = config.get("max_seq_length")
     if longest is not None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from keras_tx import contract
-from keras_tx.errors import ConfigError, user_stacklevel
+from keras_tx.errors import ConfigError
 from keras_tx.heads import CausalLMHead, Head, TokenClassifierHead
+from keras_tx.models.checkpoint_tokenizer import read_tokenizer
 from keras_tx.models.families import HuggingFace, HuggingFaceConfig, WeightSource, label_fields
 from keras_tx.models.generation_defaults import read_stop_ids
 from keras_tx.models.gpt.huggingface_config import (
@@ -40,7 +39,6 @@ from keras_tx.weights.tensor_source import Checkpoint, Tensors
 MODEL_TYPES = tuple(CLASSES)
 BODIES = tuple(f"{name}Model" for name in CLASSES.values())
 CAUSAL_LM = tuple(f"{name}{end}" for name in CLASSES.values() for end in ("LMHeadModel", "ForCausalLM"))
-SENTENCEPIECE = "tokenizer.model"
 BUFFERS = (".attn.bias", ".attn.masked_bias", "position_ids")  # of GPT-1 and GPT-2, in old checkpoints
 # Fields of GPTConfig in a config.json without model_type.
 DIFFERING = (
@@ -69,7 +67,7 @@ def read(checkpoint: Checkpoint) -> WeightSource:
     config = Fields(checkpoint)
     kind = config.text("model_type", MODEL_TYPES)
     fields = read_fields(config, kind)
-    processing = _processing(checkpoint.folder)
+    processing = read_tokenizer(checkpoint.folder)
     fields["pad_id"] = _pad_id(config, fields["vocabulary_size"])
     fields["stop_ids"] = read_stop_ids(config, processing, fields["vocabulary_size"])
     config.refuse("quantization_config", None)
@@ -167,24 +165,6 @@ def _pad_id(config: Fields, vocabulary: int, distinct: bool = True) -> int | Non
     named = [config.get(name) for name in ("eos_token_id", "bos_token_id")]
     others = [] if not distinct else [number for x in named for number in (x if isinstance(x, list) else [x])]
     return pad if type(pad) is int and pad not in others and 0 <= pad < vocabulary else None
-
-
-def _processing(folder: Path | None) -> TextTransform | None:
-    if folder is None:
-        return None
-    if (folder / contract.TOKENIZER).is_file():
-        return TextTransform.load(folder, segments=False)
-    files = [name for name in (contract.VOCAB_JSON, SENTENCEPIECE) if (folder / name).is_file()]
-    if files:
-        try:
-            return TextTransform.load(folder, segments=False)
-        except ConfigError as error:
-            warnings.warn(
-                f"{folder} has {files[0]} but no {contract.TOKENIZER}, so the model has no tokenizer: "
-                f"{error}",
-                stacklevel=user_stacklevel(),
-            )
-    return None
 
 
 def to_config(

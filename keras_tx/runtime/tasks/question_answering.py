@@ -16,7 +16,7 @@ from keras_tx.runtime.folder import Folder
 from keras_tx.runtime.session import Session
 from keras_tx.runtime.tasks.base import Answer, DrawBar, RunOptions, Task
 from keras_tx.runtime.tasks.scores import softmax
-from keras_tx.runtime.tasks.text_task import TextTask, run_example
+from keras_tx.runtime.tasks.text_task import TextTask, run_example, trim_span
 
 Span = tuple[float, int, int]  # score, and the first and last character
 
@@ -131,7 +131,9 @@ def _best_spans(
 def _best_answers(text: str, spans: list[Span], no_answer: float, top_k: int) -> list[dict[str, Any]]:
     best: dict[tuple[int, int], float] = {(0, 0): no_answer}
     for score, start, end in spans:  # overlapping windows contain the same span twice
-        best[start, end] = max(score, best.get((start, end), 0.0))
+        span = trim_span(text, start, end)
+        if span[0] < span[1]:
+            best[span] = max(score, best.get(span, 0.0))
     order = sorted(best.items(), key=lambda entry: -entry[1])[:top_k]
     return [
         {"answer": text[start:end], "score": score, "start": start, "end": end, "no_answer": no_answer}

@@ -105,6 +105,13 @@ class TextTask(LoadedModel):
         return padded if maximum is None else max(longest, min(padded, maximum))
 
 
+def trim_span(text: str, start: int, end: int) -> tuple[int, int]:
+    """Returns a span without the spaces at its ends, which are parts of SentencePiece's tokens."""
+    part = text[start:end]
+    start += len(part) - len(part.lstrip())
+    return start, start + len(part.strip())
+
+
 def run_example(model: TextTask) -> str:
     """Runs a model on a text of its own vocabulary."""
     transform = model.transform

@@ -15,7 +15,7 @@ from keras_tx.runtime.folder import Folder
 from keras_tx.runtime.session import Session
 from keras_tx.runtime.tasks.base import Answer, DrawBar, RunOptions, Task
 from keras_tx.runtime.tasks.scores import labels_of, softmax
-from keras_tx.runtime.tasks.text_task import TextTask, run_example
+from keras_tx.runtime.tasks.text_task import TextTask, run_example, trim_span
 
 OUTSIDE = "O"
 
@@ -122,6 +122,7 @@ def merge_words(text: str, words: list[tuple[str, float, int, int]]) -> list[dic
 
 def _entity(text: str, label: str, scores: list[float], start: int, end: int) -> dict[str, Any]:
     score = sum(scores) / len(scores)
+    start, end = trim_span(text, start, end)
     return {"label": label, "score": score, "start": start, "end": end, "text": text[start:end]}
 
 
