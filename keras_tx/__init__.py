@@ -47,6 +47,8 @@ _HOMES = {
     "MultiLabelHead": "heads",
     "MultipleChoiceHead": "heads",
     "MultipleNegativesRankingLoss": "losses",
+    "ModernBert": "models.modernbert.model",
+    "ModernBertConfig": "models.modernbert.model",
     "Muon": "optimizers",
     "NearestNeighborAccuracy": "metrics",
     "NextSentenceHead": "heads",
@@ -97,6 +99,7 @@ _HOMES = {
     "load_model": "models.keras_file",
     "lora": "models.adapters.adaptation",
     "model_parallel": "training",
+    "modernbert": "models.modernbert.model",
     "muon_recipe": "training",
     "pretrain_recipe": "training",
     "question_table": "data",
@@ -195,6 +198,7 @@ if TYPE_CHECKING:
     from keras_tx.models.gpt.model import GPT, GPTConfig, gpt
     from keras_tx.models.keras_file import load_model
     from keras_tx.models.keras_hub_models import to_keras_hub
+    from keras_tx.models.modernbert.model import ModernBert, ModernBertConfig, modernbert
     from keras_tx.models.t5.model import T5, T5Config, t5
     from keras_tx.models.transformer.model import Transformer, TransformerConfig, transformer
     from keras_tx.models.vit.model import ViT, ViTConfig, vit
@@ -242,7 +246,7 @@ def __dir__() -> list[str]:
 
 
 _PRIVATE = (
-    *("BlockWithScores", "FoldChoices", "LowRankDense", "LowRankEinsumDense", "LowRankEmbedding"),
-    *("MaskToken", "RelativePositionEmbedding", "UnfoldChoices"),
+    *("BlockWithScores", "FirstBlock", "FoldChoices", "LowRankDense", "LowRankEinsumDense"),
+    *("LowRankEmbedding", "MaskToken", "RelativePositionEmbedding", "SlidingWindow", "UnfoldChoices"),
 )
 register_with_keras([*(name for name in _HOMES if name[0].isupper()), *_PRIVATE])

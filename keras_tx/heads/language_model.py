@@ -115,8 +115,13 @@ def _masked_lm(
     )(features.tokens)
     x = ops.relu(x) if activation == "relu" else ops.gelu(x, activation == "gelu_tanh")
     x = keras.layers.LayerNormalization(epsilon=epsilon, dtype="float32", name="prediction_norm")(x)
+    return word_logits(x, features, name, tied)
+
+
+def word_logits(x: Any, features: Encoded, name: str, tied: bool) -> Any:
+    """Returns the logits of the vocabulary, with a bias; `tied` ones are computed with the embedding."""
     if not tied:
-        return project(x, config.vocabulary_size, name)
+        return project(x, features.config.vocabulary_size, name)
     assert features.embedding is not None
     return Bias(dtype="float32", name=name)(features.embedding(x, reverse=True))
 

@@ -10,8 +10,8 @@ from keras import ops
 from keras_tx.arguments import Rate, Shape, Size, checked
 from keras_tx.errors import ConfigError, nearest
 
-ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "swiglu", "geglu")
-GATED = ("swiglu", "geglu")
+ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "swiglu", "geglu", "geglu_exact")
+GATED = ("swiglu", "geglu", "geglu_exact")
 
 
 @keras.saving.register_keras_serializable("keras_tx")
@@ -26,7 +26,8 @@ class FeedForward(keras.layers.Layer):
         hidden: number of hidden channels.
         activation: "gelu" (ViT, BERT), its approximation "gelu_tanh" (GPT-2), "quick_gelu", which is
             x * sigmoid(1.702 x) (CLIP), "relu", "silu" (Marian), or gated: "swiglu", which is
-            down(silu(gate(x)) * up(x)) (Llama), and "geglu" with "gelu_tanh" in place of silu (T5 v1.1).
+            down(silu(gate(x)) * up(x)) (Llama), "geglu" with "gelu_tanh" in place of silu (T5 v1.1), and
+            "geglu_exact" with "gelu" (ModernBERT).
         dropout: rate on the hidden channels.
         use_bias: whether the dense layers have biases.
         kernel_initializer: of the dense layers.
@@ -77,7 +78,10 @@ class FeedForward(keras.layers.Layer):
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         if self.gate is not None:
             gate = self.gate(inputs)
-            gate = ops.silu(gate) if self.activation == "swiglu" else ops.gelu(gate, approximate=True)
+            if self.activation == "swiglu":
+                gate = ops.silu(gate)
+            else:
+                gate = ops.gelu(gate, approximate=self.activation == "geglu")
             hidden = ops.multiply(gate, self.up(inputs))
         elif self.activation in ("relu", "silu"):
             hidden = getattr(ops, self.activation)(self.up(inputs))

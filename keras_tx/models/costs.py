@@ -19,7 +19,7 @@ FREE = (  # layers without matrix products, which papers do not count
     "Activation Add AlphaDropout Average BatchNormalization Bias Cast ClassToken Concatenate Cumsum Divide "
     "Dropout ExpandDims Flatten Gelu GetItem GlobalAveragePooling1D Identity InputLayer LayerNormalization "
     "MaskToken Maximum Mean Multiply NotEqual PositionalEmbedding RelativePositionBias Relu "
-    "RMSNormalization Rescaling Reshape Softmax Sqrt Square Subtract Sum Transpose Where"
+    "RMSNormalization Rescaling Reshape SlidingWindow Softmax Sqrt Square Subtract Sum Transpose Where"
 ).split()
 
 

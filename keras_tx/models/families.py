@@ -203,6 +203,12 @@ def _bert() -> Family:
     return RECORD
 
 
+def _modernbert() -> Family:
+    from keras_tx.models.modernbert.record import RECORD
+
+    return RECORD
+
+
 def _gpt() -> Family:
     from keras_tx.models.gpt.record import RECORD
 
@@ -224,6 +230,7 @@ def _t5() -> Family:
 _RECORDS: dict[str, Callable[[], Family]] = {
     "vit": _vit,
     "bert": _bert,
+    "modernbert": _modernbert,
     "gpt": _gpt,
     "transformer": _transformer,
     "t5": _t5,

@@ -63,6 +63,30 @@ class BertOverrides(TypedDict, total=False):
     attention_dropout: Rate
 
 
+class ModernBertOverrides(TypedDict, total=False):
+    """Fields of ModernBertConfig."""
+
+    width: Size
+    depth: Size
+    num_heads: Size
+    mlp_dim: Size
+    vocabulary_size: Size
+    max_length: Size
+    pad_id: Count | None
+    window: Size
+    global_every: Size
+    rotary_base: Positive
+    local_rotary_base: Positive
+    activation: str
+    use_bias: bool
+    head_activation: str
+    head_bias: bool
+    norm_epsilon: Epsilon
+    dropout: Rate
+    hidden_dropout: Rate
+    attention_dropout: Rate
+
+
 class TransformerOverrides(TypedDict, total=False):
     """Fields of TransformerConfig."""
 

@@ -232,7 +232,7 @@ class TextModel(TransformerModel):
             contract.DECODER_INPUT_IDS: config.vocabulary_size,
             contract.ATTENTION_MASK: 2,
             contract.DECODER_ATTENTION_MASK: 2,
-            contract.TOKEN_TYPE_IDS: getattr(config, "segments", 0),
+            contract.TOKEN_TYPE_IDS: getattr(config, "segments", 0) or None,  # `complete` refuses the input
             contract.POSITION_IDS: self.positions,
         }
         for name, array in (inputs if isinstance(inputs, dict) else {contract.INPUT_IDS: inputs}).items():

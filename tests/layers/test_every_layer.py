@@ -94,6 +94,7 @@ CASES = [
     (FeedForward, {"hidden": 12, "activation": "gelu_tanh", "dropout": 0.1}, TOKENS, TOKENS, 4),
     (FeedForward, {"hidden": 12, "activation": "relu"}, TOKENS, TOKENS, 4),
     (FeedForward, {"hidden": 12, "activation": "swiglu", "use_bias": False}, TOKENS, TOKENS, 3),
+    (FeedForward, {"hidden": 12, "activation": "geglu_exact"}, TOKENS, TOKENS, 6),
     (TransformerBlock, {"num_heads": 2, "mlp_dim": 12}, TOKENS, TOKENS, 16),
     (
         TransformerBlock,

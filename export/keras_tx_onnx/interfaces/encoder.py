@@ -15,7 +15,7 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.heads import SentenceEmbeddingHead
 from keras_tx.heads.base import label_names
-from keras_tx.models.bert.sentence_transformers import sentence_files
+from keras_tx.models.sentence_transformers import sentence_files
 from keras_tx.models.text_model import DecoderModel
 from keras_tx.models.tokenizer_checks import check_padded_right, check_tokenizer, fit_to_model
 from keras_tx.processing import TextTransform

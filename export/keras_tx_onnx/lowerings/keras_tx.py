@@ -16,6 +16,7 @@ from keras_tx.heads.multiple_choice import FoldChoices, UnfoldChoices
 from keras_tx.heads.token_classification import AT_PADDING
 from keras_tx.layers.mask_token import MaskToken
 from keras_tx.layers.rotary import inverse_frequencies
+from keras_tx.layers.sliding_window import SlidingWindow
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
 from keras_tx_onnx.graph.cache_ports import AFTER_PAST, Seq2SeqCache
 from keras_tx_onnx.lowerings.layers.dense import project
@@ -467,6 +468,18 @@ def relative_position_bias(
         result.meta[AFTER_PAST] = cx.op.LessOrEqual(keys, queries)
     result.meta[FINITE] = True
     return result
+
+
+@lowers(
+    SlidingWindow,
+    example=lambda x: SlidingWindow(1)(x),
+    shape=(5, 6),
+    nodes="Shape Squeeze Range Unsqueeze Unsqueeze Sub Abs LessOrEqual Unsqueeze",
+)
+def sliding_window(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
+    places = counting(cx, length(cx, inputs, 1))
+    distances = cx.op.Abs(cx.op.Sub(cx.op.Unsqueeze(places, [0]), cx.op.Unsqueeze(places, [1])))
+    return cx.op.Unsqueeze(cx.op.LessOrEqual(distances, np.int64(layer.distance)), [0])
 
 
 def _buckets(layer: Any, distances: np.ndarray) -> np.ndarray:

@@ -26,7 +26,7 @@ from keras_tx.heads import (
     SpanHead,
     TokenClassifierHead,
 )
-from keras_tx.models.bert import sentence_transformers
+from keras_tx.models import sentence_transformers
 from keras_tx.models.bert.huggingface_tensors import canonical, has_pooler, model_type_of, plan
 from keras_tx.models.bert.model import Bert, BertConfig
 from keras_tx.models.families import HuggingFace, HuggingFaceConfig, WeightSource, label_fields
