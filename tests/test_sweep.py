@@ -64,6 +64,19 @@ ROWS = [
             qkv_bias=False,
         ),
     ),
+    Row(
+        "dinov3",
+        contract.IMAGE_CLASSIFICATION,
+        vit(
+            num_classes=3,
+            positions="rotary",
+            registers=2,
+            mask_token=True,
+            layer_scale=0.5,
+            activation="swiglu",
+            key_bias=False,
+        ),
+    ),
     Row("vit relative", contract.IMAGE_CLASSIFICATION, vit(num_classes=3, positions="relative", registers=1)),
     Row("vit qk norm", contract.IMAGE_CLASSIFICATION, vit(num_classes=3, qk_norm=True, layer_scale=0.5)),
     Row(

@@ -22,7 +22,7 @@ from keras_tx.layers.dot_product_attention import (
 )
 from keras_tx.layers.key_value_cache import KeyValueCache, open_cache
 from keras_tx.layers.relative_position_embedding import RelativePositionEmbedding
-from keras_tx.layers.rotary import check_scaling, rotate
+from keras_tx.layers.rotary import check_scaling, grid_angles, rotate, turn
 
 RMS = "rms"  # of qk_norm
 
@@ -51,15 +51,19 @@ class MultiHeadAttention(keras.layers.Layer):
         rotary_base: base of rotary positions (10,000 in Llama); None for no rotation.
         rotary_scaling: how positions are scaled beyond the trained length: {"rope_type": "linear",
             "factor": 4.0}, or "llama3" with the four numbers of Llama 3.1.
+        rotary_grid: (rows, columns) of a grid of patches, for rotary positions in two axes: half of the
+            channels rotate with the row, the others with the column, scaled to -1..1, as in DINOv3. For
+            self-attention without a past; `rotary_base` is 100 there. None for positions in one axis.
         relative_grid: number of tokens of a sequence, or (rows, columns) of a grid, for relative positions:
             each query is also multiplied by a learned embedding of its offset to each key, per axis of the
             grid and shared by the heads, and the result is added to the scores before they are scaled
             (Shaw et al.; appendix D.4 of the ViT paper). For self-attention without a past. None for none.
-        prefix_tokens: tokens before the grid (class token, registers), which have no relative positions.
+        prefix_tokens: tokens before either grid (class token, registers), which have no positions.
         scale: factor of the scores; by default 1 / sqrt(width of a head). 1.0 in T5.
         dropout: rate of dropout on the attention weights.
         use_bias: whether the dense layers have biases.
         qkv_bias: whether query, key and value have biases; by default `use_bias`.
+        key_bias: whether the key has a bias; by default `qkv_bias`.
         qk_norm: whether each head of query and key is normalized before rotation and scaling, with one
             scale for all heads: True for a layer norm, with a bias if `use_bias` is true, as in timm; "rms"
             for an RMS norm, as in Qwen3.
@@ -97,12 +101,14 @@ class MultiHeadAttention(keras.layers.Layer):
         causal: bool = False,
         rotary_base: Positive | None = None,
         rotary_scaling: Any = None,
+        rotary_grid: tuple[Size, Size] | None = None,
         relative_grid: Size | tuple[Size, ...] | None = None,
         prefix_tokens: Count = 0,
         scale: Positive | None = None,
         dropout: Rate = 0.0,
         use_bias: bool = True,
         qkv_bias: bool | None = None,
+        key_bias: bool | None = None,
         qk_norm: bool | str = False,
         norm_epsilon: Epsilon = 1e-6,
         kernel_initializer: Any = "glorot_uniform",
@@ -117,12 +123,14 @@ class MultiHeadAttention(keras.layers.Layer):
         self.causal = causal
         self.rotary_base = rotary_base
         self.rotary_scaling = check_scaling(rotary_scaling)
+        self.rotary_grid = rotary_grid
         self.relative_grid = relative_grid
         self.prefix_tokens = prefix_tokens
         self.scale = scale
         self.dropout = dropout
         self.use_bias = use_bias
         self.qkv_bias = use_bias if qkv_bias is None else qkv_bias
+        self.key_bias = self.qkv_bias if key_bias is None else key_bias
         self.qk_norm = _kind_of_norm(qk_norm)
         self.norm_epsilon = norm_epsilon
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
@@ -131,23 +139,41 @@ class MultiHeadAttention(keras.layers.Layer):
             raise ConfigError(
                 f"Layer {self.name!r}: num_heads={num_heads} is not divisible by kv_heads={self.kv_heads}."
             )
-        if rotary_base is not None and key_dim is not None and key_dim % 2:
-            raise ConfigError(
-                f"Layer {self.name!r}: key_dim={key_dim} is odd, but rotary positions rotate pairs of "
-                "channels."
-            )
-        if rotary_base is None and rotary_scaling is not None:
-            raise ConfigError(
-                f"Layer {self.name!r} has no rotary_base, so rotary_scaling= has no effect. Remove it."
-            )
+        self._check_rotary()
         self.relative = self._relative_positions()
+
+    def _check_rotary(self) -> None:
+        for name in ("rotary_scaling", "rotary_grid"):
+            if self.rotary_base is None and getattr(self, name) is not None:
+                raise ConfigError(
+                    f"Layer {self.name!r} has no rotary_base, so {name}= has no effect. Remove it."
+                )
+        if self.rotary_grid is not None and self.rotary_scaling is not None:
+            raise ConfigError(
+                f"Layer {self.name!r} has rotary_grid={self.rotary_grid} and "
+                f"rotary_scaling={self.rotary_scaling}. Remove one of them."
+            )
+        if self.rotary_base is not None and self.key_dim is not None:
+            self._check_pairs(f"key_dim={self.key_dim}", self.key_dim)
+
+    def _check_pairs(self, description: str, size: int) -> None:
+        """Raises a ConfigError if the channels of a head cannot be rotated in pairs."""
+        if size % 2:
+            raise ConfigError(
+                f"Layer {self.name!r}: {description} is odd, but rotary positions rotate pairs of channels."
+            )
+        if self.rotary_grid is not None and size % 4:
+            raise ConfigError(
+                f"Layer {self.name!r}: {description} is not divisible by 4, but rotary_grid rotates pairs of "
+                "channels for each of two axes."
+            )
 
     def _relative_positions(self) -> RelativePositionEmbedding | None:
         if self.relative_grid is None:
-            if self.prefix_tokens:
+            if self.prefix_tokens and self.rotary_grid is None:
                 raise ConfigError(
-                    f"Layer {self.name!r} has no relative_grid, so prefix_tokens={self.prefix_tokens} has no "
-                    "effect. Remove it."
+                    f"Layer {self.name!r} has no relative_grid and no rotary_grid, so "
+                    f"prefix_tokens={self.prefix_tokens} has no effect. Remove it."
                 )
             return None
         if self.rotary_base is not None:
@@ -176,13 +202,10 @@ class MultiHeadAttention(keras.layers.Layer):
             )
         self.size = self.key_dim or width // self.num_heads  # width of a query and key head
         self.value_size = self.value_dim or self.size
-        if self.rotary_base is not None and self.size % 2:
-            raise ConfigError(
-                f"Layer {self.name!r}: the head width {width} / {self.num_heads} = {self.size} is odd, but "
-                "rotary positions rotate pairs of channels."
-            )
+        if self.rotary_base is not None:
+            self._check_pairs(f"the head width {width} / {self.num_heads} = {self.size}", self.size)
         self.query = self._project(self.num_heads * self.size, "query", query_shape, self.qkv_bias)
-        self.key = self._project(self.kv_heads * self.size, "key", key_shape, self.qkv_bias)
+        self.key = self._project(self.kv_heads * self.size, "key", key_shape, self.key_bias)
         self.value = self._project(self.kv_heads * self.value_size, "value", value_shape, self.qkv_bias)
         self.query_norm: Any = None
         self.key_norm: Any = None
@@ -292,33 +315,41 @@ class MultiHeadAttention(keras.layers.Layer):
         """Checks that the arguments fit together, as far as their shapes are known."""
         keys = self._check_sequences(query, value, key)
         others = [name for name, x in (("value", value), ("key", key)) if x is not None]
-        if positions is not None and self.rotary_base is None:
-            raise ConfigError(
-                f"Layer {self.name!r} has no rotary_base, so positions= has no effect. Remove it."
-            )
+        if positions is not None and (self.rotary_base is None or self.rotary_grid is not None):
+            reason = "no rotary_base" if self.rotary_grid is None else f"rotary_grid={self.rotary_grid}"
+            raise ConfigError(f"Layer {self.name!r} has {reason}, so positions= has no effect. Remove it.")
         for name, argument in (("past", past), ("positions", positions)):
             if others and argument is not None:
                 raise ConfigError(
                     f"Layer {self.name!r}: {name}= is for self-attention, but the layer was also called with "
                     f"{' and '.join(others)}. Remove one of them."
                 )
-        if self.relative is not None:
-            self._check_relative(query, {"value": value, "key": key, "past": past, "a cache": cache})
+        if self.relative is not None or self.rotary_grid is not None:
+            self._check_grid(query, {"value": value, "key": key, "past": past, "a cache": cache})
         if past is not None:
             keys = _sum(keys, past[0].shape[2])
         elif cache is not None:
             keys = cache.mask.shape[1]
         self._check_masks(query.shape, keys, attention_mask, padding_mask, bias)
 
-    def _check_relative(self, query: Any, others: dict[str, Any]) -> None:
+    def _check_grid(self, query: Any, others: dict[str, Any]) -> None:
+        name = "rotary_grid" if self.relative is None else "relative_grid"
+        grid = f"{name}={getattr(self, name)}"
         names = [name for name, x in others.items() if x is not None]
         if names:
             raise ConfigError(
-                f"Layer {self.name!r} has relative_grid={self.relative_grid}, which is for self-attention "
-                f"without a past, but was called with {names[0]}. Use rotary_base= or RelativePositionBias."
+                f"Layer {self.name!r} has {grid}, which is for self-attention without a past, but was called "
+                f"with {names[0]}. Use rotary_base= or RelativePositionBias."
             )
-        assert self.relative is not None
-        self.relative.check_tokens(self.name, query.shape[1])
+        if self.relative is not None:
+            self.relative.check_tokens(self.name, query.shape[1])
+            return
+        tokens = self.prefix_tokens + math.prod(self.rotary_grid or ())
+        if not _may_be_equal(query.shape[1], tokens):
+            raise ConfigError(
+                f"Layer {self.name!r} has prefix_tokens={self.prefix_tokens} and {grid}, which are {tokens} "
+                f"tokens, but was called with {query.shape[1]}."
+            )
 
     def _check_sequences(self, query: Any, value: Any, key: Any) -> int | None:
         """The number of keys, None where it is unknown."""
@@ -373,6 +404,9 @@ class MultiHeadAttention(keras.layers.Layer):
         return ops.transpose(x, (0, 2, 1, 3))  # (b, s, heads, d) -> (b, heads, s, d)
 
     def _rotated(self, q: Any, k: Any, positions: Any, start: Any, is_self: bool) -> tuple[Any, Any]:
+        if self.rotary_grid is not None:
+            return turn(q, self.angles()), turn(k, self.angles())
+
         def default_positions(x: Any) -> Any:
             return ops.expand_dims(ops.arange(ops.shape(x)[2]) + start, 0)
 
@@ -381,6 +415,11 @@ class MultiHeadAttention(keras.layers.Layer):
         assert self.rotary_base is not None
         options = (self.rotary_base, self.rotary_scaling)
         return rotate(q, query_positions, *options), rotate(k, key_positions, *options)
+
+    def angles(self) -> np.ndarray:
+        """The angles (tokens, size / 2) of `rotary_grid`."""
+        assert self.rotary_grid is not None and self.rotary_base is not None
+        return grid_angles(self.rotary_grid, self.size, self.rotary_base, self.prefix_tokens)
 
     def _shared(self, x: Any) -> Any:
         """Key and value heads repeated, so that each query head has one."""
@@ -483,12 +522,14 @@ class MultiHeadAttention(keras.layers.Layer):
             "causal": self.causal,
             "rotary_base": self.rotary_base,
             "rotary_scaling": self.rotary_scaling,
+            "rotary_grid": self.rotary_grid,
             "relative_grid": self.relative_grid,
             "prefix_tokens": self.prefix_tokens,
             "scale": self.scale,
             "dropout": self.dropout,
             "use_bias": self.use_bias,
             "qkv_bias": self.qkv_bias,
+            "key_bias": self.key_bias,
             "qk_norm": self.qk_norm,
             "norm_epsilon": self.norm_epsilon,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),

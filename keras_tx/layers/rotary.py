@@ -58,11 +58,31 @@ def inverse_frequencies(size: int, base: float, scaling: Mapping[str, Any] | Non
     return frequencies.astype("float32")
 
 
+def grid_angles(grid: tuple[int, int], size: int, base: float, prefix_tokens: int = 0) -> np.ndarray:
+    """The angles (tokens, size / 2) of the patches of a grid, as in DINOv3, after those of the prefix, 0.
+
+    Half of the pairs of channels turn with the row of a patch, the others with its column. Both are between
+    -1 and 1, whatever the number of patches.
+    """
+    frequencies = 2 * math.pi / base ** (np.arange(0, size, 4) / size)
+    rows, columns = ((2 * np.arange(count) + 1) / count - 1 for count in grid)
+    places = np.stack(np.meshgrid(rows, columns, indexing="ij"), axis=-1).reshape(-1, 2, 1)
+    angles = (places * frequencies).reshape(-1, size // 2)
+    return np.pad(angles, ((prefix_tokens, 0), (0, 0))).astype("float32")
+
+
 def rotate(x: Any, positions: Any, base: float, scaling: Mapping[str, Any] | None = None) -> Any:
-    """Rotates `x` (batch, heads, tokens, size); channel i pairs with channel i + size / 2, as in Llama."""
-    half = x.shape[-1] // 2
+    """Rotates `x` (batch, heads, tokens, size) by angles proportional to the positions (batch, tokens)."""
     positions = ops.cast(positions, "float32")[:, None, :, None]  # (b, 1, s, 1)
-    angles = ops.multiply(positions, inverse_frequencies(x.shape[-1], base, scaling))  # (b, 1, s, size / 2)
+    return turn(x, ops.multiply(positions, inverse_frequencies(x.shape[-1], base, scaling)))
+
+
+def turn(x: Any, angles: Any) -> Any:
+    """Rotates `x` (batch, heads, tokens, size) by angles that broadcast to (batch, heads, tokens, size / 2).
+
+    Channel i pairs with channel i + size / 2, as in Llama.
+    """
+    half = x.shape[-1] // 2
     # Half precision does not resolve angles as large as the context length.
     cosine, sine = ops.cos(angles), ops.sin(angles)
     first, second = ops.cast(x[..., :half], "float32"), ops.cast(x[..., half:], "float32")

@@ -24,10 +24,12 @@ ATTENTION = (
     "causal",
     "rotary_base",
     "rotary_scaling",
+    "rotary_grid",
     "relative_grid",
     "prefix_tokens",
     "scale",
     "qkv_bias",
+    "key_bias",
     "qk_norm",
 )
 
@@ -47,8 +49,8 @@ class TransformerBlock(keras.layers.Layer):
     (2, 5, 16)
 
     Args:
-        num_heads, key_dim, value_dim, kv_heads, causal, rotary_base, rotary_scaling, relative_grid,
-            prefix_tokens, scale, qkv_bias, qk_norm: see MultiHeadAttention.
+        num_heads, key_dim, value_dim, kv_heads, causal, rotary_base, rotary_scaling, rotary_grid,
+            relative_grid, prefix_tokens, scale, qkv_bias, key_bias, qk_norm: see MultiHeadAttention.
         mlp_dim, activation: see FeedForward.
         norm: "layer" or "rms".
         norm_epsilon: epsilon of all norms, those of query and key included.
@@ -85,6 +87,7 @@ class TransformerBlock(keras.layers.Layer):
         causal: bool = False,
         rotary_base: Positive | None = None,
         rotary_scaling: Any = None,
+        rotary_grid: tuple[Size, Size] | None = None,
         relative_grid: Size | tuple[Size, ...] | None = None,
         prefix_tokens: Count = 0,
         scale: Positive | None = None,
@@ -99,6 +102,7 @@ class TransformerBlock(keras.layers.Layer):
         layer_scale: float | None = None,
         use_bias: bool = True,
         qkv_bias: bool | None = None,
+        key_bias: bool | None = None,
         qk_norm: bool | str = False,
         cross_attention: bool = False,
         kernel_initializer: Any = "glorot_uniform",
@@ -128,6 +132,7 @@ class TransformerBlock(keras.layers.Layer):
             "scale": scale,
             "dropout": attention_dropout,
             "qkv_bias": qkv_bias,
+            "key_bias": key_bias,
             "qk_norm": qk_norm,
             "norm_epsilon": norm_epsilon,
             **shared,
@@ -136,6 +141,7 @@ class TransformerBlock(keras.layers.Layer):
             "causal": causal,
             "rotary_base": rotary_base,
             "rotary_scaling": rotary_scaling,
+            "rotary_grid": rotary_grid,
             "relative_grid": relative_grid,
             "prefix_tokens": prefix_tokens,
         }

@@ -25,11 +25,13 @@ class ViTOverrides(TypedDict, total=False):
     pooling: str
     class_token: bool | None
     positions: str
+    rotary_base: Positive
     registers: Count
     distillation: bool
     mask_token: bool
     patch_bias: bool
     qkv_bias: bool
+    key_bias: bool | None
     qk_norm: bool
     pre_norm: bool
     pooled_norm: bool

@@ -15,7 +15,7 @@ from PIL import Image
 
 from keras_tx.errors import ConfigError, ImageError, nearest, whole_number
 from keras_tx.processing.image_file import BYTES, pictures_in, read_image
-from keras_tx.processing.preprocessor_config import PROCESSOR_TYPES, RAW_PIXELS, fields_from
+from keras_tx.processing.preprocessor_config import PROCESSOR_TYPE, RAW_PIXELS, fields_from
 
 ImageSource = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | Image.Image | np.ndarray
 Images = ImageSource | Iterable[ImageSource]
@@ -191,7 +191,7 @@ class ImageTransform:
     def to_preprocessor_config(self, raw_pixels: bool = False) -> dict[str, Any]:
         """Returns Hugging Face's preprocessor_config.json; `raw_pixels` for graphs that normalize."""
         config: dict[str, Any] = {
-            "image_processor_type": PROCESSOR_TYPES[0],
+            "image_processor_type": PROCESSOR_TYPE,
             "do_resize": True,
             "size": {"height": self.height, "width": self.width},
             "resample": int(RESAMPLING[self.resample]),

@@ -10,7 +10,15 @@ from PIL import Image
 from keras_tx.errors import ConfigError
 
 # Other processors have the same keys with other defaults.
-PROCESSOR_TYPES = ("ViTImageProcessor", "ViTImageProcessorFast", "ViTFeatureExtractor")
+IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+PROCESSOR_TYPE = "ViTImageProcessor"  # the one that is written
+PROCESSOR_TYPES: dict[str, dict[str, Any]] = {  # with the keys of which the default is another one
+    PROCESSOR_TYPE: {},
+    "ViTImageProcessorFast": {},
+    "ViTFeatureExtractor": {},
+    "DINOv3ViTImageProcessor": IMAGENET,
+    "DINOv3ViTImageProcessorFast": IMAGENET,
+}
 
 # Our key, which Hugging Face ignores: the graph rescales and normalizes by the factors of the file, although
 # do_rescale and do_normalize are false.
@@ -39,9 +47,10 @@ def fields_from(config: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: a key has a value that ImageTransform does not support.
     """
     fields = {key: value for key, value in config.items() if value is not None}
-    kind = fields.get("image_processor_type", fields.get("feature_extractor_type", PROCESSOR_TYPES[0]))
-    if kind not in PROCESSOR_TYPES:
+    kind = fields.get("image_processor_type", fields.get("feature_extractor_type", PROCESSOR_TYPE))
+    if not isinstance(kind, str) or kind not in PROCESSOR_TYPES:
         raise ConfigError(f"image_processor_type is {kind!r}, expected one of {', '.join(PROCESSOR_TYPES)}.")
+    fields = {**PROCESSOR_TYPES[kind], **fields}
     if not _switch(fields, "do_resize", True):
         raise ConfigError("do_resize is False, expected True: the graph accepts one size only.")
     size, resample = _size(fields), _resample(fields)

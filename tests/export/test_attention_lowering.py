@@ -100,6 +100,23 @@ def test_relative_grid(masked: bool, options: dict, opset: int, tmp_path):
     check(model, opset, tmp_path, *arrays)
 
 
+@OPSETS
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prefix_tokens": 1, "rotary_grid": (2, 2)},
+        {"prefix_tokens": 1, "rotary_grid": (1, 4), "kv_heads": 2, "key_bias": False, "qk_norm": True},
+        {"rotary_grid": (5, 1), "qkv_bias": False, "key_bias": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("length", [5, None])
+def test_rotary_grid(length: int | None, options: dict, opset: int, tmp_path):
+    x = keras.Input((length, 16), name="x")
+    layer = MultiHeadAttention(4, rotary_base=100.0, **options)
+    check(keras.Model(x, layer(x)), opset, tmp_path, draw(4, 5, 16))
+
+
 def test_relative_grid_with_a_fixed_length_and_weights(tmp_path):
     x = keras.Input((5, 16), name="x")
     outputs = MultiHeadAttention(4, relative_grid=6)(x, return_attention_scores=True)

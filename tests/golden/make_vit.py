@@ -52,10 +52,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_swiglu_ffn": True, "num_register_tokens": 2, "mlp_ratio": 2},
     ),
     "registers_body": ("Dinov2WithRegistersModel", {"num_register_tokens": 2, "mlp_ratio": 2}),
+    "dinov3": ("DINOv3ViTModel", {**MLP, "num_register_tokens": 2, "layerscale_value": 0.5}),
+    "dinov3_gated": (
+        "DINOv3ViTModel",
+        {**MLP, "num_register_tokens": 2, "use_gated_mlp": True, "hidden_act": "silu", "rope_theta": 7.0},
+    ),
+    "dinov3_biases": (
+        "DINOv3ViTModel",
+        {**MLP, "key_bias": True, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-3},
+    ),
+    "dinov3_no_biases": ("DINOv3ViTModel", {**MLP, "query_bias": False, "value_bias": False}),
 }
 IN_FILES = {
-    4: ("vit", "vit_body", "deit", "dinov2", "registers"),
-    5: ("vit", "deit_body", "dinov2_swiglu", "registers"),
+    4: ("vit", "vit_body", "deit", "dinov2", "registers", "dinov3"),
+    5: ("vit", "deit_body", "dinov2_swiglu", "registers", "dinov3_gated"),
 }
 RESIZED = {"larger": (8, 10), "smaller": (4, 4)}
 
@@ -89,7 +99,8 @@ def transformers_model(case: str, seed: int) -> Any:
 
 def of_transformers(model: Any, seed: int) -> dict[str, np.ndarray]:
     """What it gives for random images, and for images of other sizes."""
-    base = getattr(model, model.base_model_prefix, model)
+    dinov3 = "DINOv3" in type(model).__name__  # in whose class `model` is the encoder
+    base = model if dinov3 else getattr(model, model.base_model_prefix, model)
 
     def output(outputs: Any) -> np.ndarray:
         result = outputs.logits if hasattr(outputs, "logits") else outputs.pooler_output
@@ -104,7 +115,8 @@ def of_transformers(model: Any, seed: int) -> dict[str, np.ndarray]:
             "tokens": inside.last_hidden_state.numpy(),
             "output": output(model(as_tensor(images))),
         }
-        asked = {} if "Dinov2" in type(model).__name__ else {"interpolate_pos_encoding": True}
+        dinov2 = "Dinov2" in type(model).__name__
+        asked = {} if dinov2 or dinov3 else {"interpolate_pos_encoding": True}
         for name, size in RESIZED.items():
             arrays[f"{name}/images"] = images_of(size, seed)
             arrays[f"{name}/output"] = output(model(as_tensor(arrays[f"{name}/images"]), **asked))

@@ -54,6 +54,14 @@ CASES = [
         8,
     ),
     (MultiHeadAttention, {"num_heads": 2, "key_dim": 3, "value_dim": 5}, TOKENS, TOKENS, 8),
+    (MultiHeadAttention, {"num_heads": 2, "key_bias": False}, TOKENS, TOKENS, 7),
+    (
+        MultiHeadAttention,
+        {"num_heads": 2, "rotary_base": 100.0, "rotary_grid": (2, 2), "prefix_tokens": 2},
+        TOKENS,
+        TOKENS,
+        8,
+    ),
     (MultiHeadAttention, {"num_heads": 2, "qk_norm": True, "norm_epsilon": 1e-3}, TOKENS, TOKENS, 12),
     (MultiHeadAttention, {"num_heads": 2, "qk_norm": "rms", "norm_epsilon": 1e-3}, TOKENS, TOKENS, 10),
     (
@@ -112,6 +120,20 @@ CASES = [
     ),
     (TransformerBlock, {"num_heads": 2, "mlp_dim": 12, "use_bias": False}, TOKENS, TOKENS, 8),
     (TransformerBlock, {"num_heads": 2, "mlp_dim": 12, "qkv_bias": False}, TOKENS, TOKENS, 13),
+    (
+        TransformerBlock,
+        {
+            "num_heads": 2,
+            "mlp_dim": 12,
+            "key_bias": False,
+            "rotary_base": 100.0,
+            "rotary_grid": (1, 5),
+            "prefix_tokens": 1,
+        },
+        TOKENS,
+        TOKENS,
+        15,
+    ),
     (
         TransformerBlock,
         {"num_heads": 2, "mlp_dim": 12, "qk_norm": True, "norm_epsilon": 1e-3},

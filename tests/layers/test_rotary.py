@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from keras_tx.errors import ConfigError
-from keras_tx.layers.rotary import check_scaling, inverse_frequencies, rotate
-from tests.drawing import as_numpy, draw
+from keras_tx.layers import MultiHeadAttention
+from keras_tx.layers.rotary import check_scaling, grid_angles, inverse_frequencies, rotate
+from tests.drawing import as_numpy, built, draw
 from tests.tolerances import FP32, UNIT_ROUNDOFF, assert_close
 
 
@@ -22,6 +23,78 @@ def test_by_hand():
         [0.4080821, -0.4161468, 0.9129453, 0.9092974],  # cos 20, cos 2, sin 20, sin 2
     ]
     np.testing.assert_allclose(actual[0, 0], expected, atol=1e-6)
+
+
+def test_angles_of_a_grid_by_hand():
+    """Two rows at -1/2 and 1/2, one column at 0; size 8, base 100: a full turn, and a tenth of one."""
+    turn = np.pi
+    expected = [[0, 0, 0, 0], [-turn, -turn / 10, 0, 0], [turn, turn / 10, 0, 0]]
+    np.testing.assert_allclose(grid_angles((2, 1), 8, 100.0, prefix_tokens=1), expected, atol=1e-6)
+    columns = grid_angles((1, 2), 8, 100.0)
+    np.testing.assert_allclose(columns, np.roll(np.array(expected)[1:], 2, axis=1), atol=1e-6)
+
+
+def test_a_grid_rotates_queries_and_keys_of_patches_only():
+    layer = built(
+        MultiHeadAttention(2, rotary_base=100.0, rotary_grid=(2, 3), prefix_tokens=2), draw(1, 8, 8)
+    )
+    plain = MultiHeadAttention(2)
+    plain.build((None, 8, 8))
+    plain.set_weights(layer.get_weights())
+    x = draw(1, 8, 8)
+    with_scores = {"return_attention_scores": True}
+    mine, theirs = (as_numpy(each(x, **with_scores)[1]) for each in (layer, plain))
+    prefix = np.log(mine) - np.log(theirs)  # scores, up to a number for each query
+    np.testing.assert_allclose(prefix[:, :, :2, 0], prefix[:, :, :2, 1], atol=1e-4)
+    assert np.abs(mine - theirs).max() > 1e-2
+    q, k = (as_numpy(each(x)).reshape(1, 8, 2, 4).transpose(0, 2, 1, 3) for each in (layer.query, layer.key))
+    angles = grid_angles((2, 3), 4, 100.0, 2)
+    numbers = [(y[..., :2] + 1j * y[..., 2:]) * np.exp(1j * angles) for y in (q, k)]
+    scores = np.einsum("bhqc,bhkc->bhqk", numbers[0], numbers[1].conj()).real / 2
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    assert_close(mine, weights)
+
+
+GRID = {"rotary_base": 100.0, "rotary_grid": (2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "message"),
+    [
+        ({"rotary_grid": (2, 2)}, (1, 4, 8), "no rotary_base, so rotary_grid="),
+        (
+            {
+                "rotary_base": 1e2,
+                "rotary_grid": (2, 2),
+                "rotary_scaling": {"rope_type": "linear", "factor": 2.0},
+            },
+            (1, 4, 8),
+            r"rotary_grid=\(2, 2\) and rotary_scaling",
+        ),
+        (
+            {"rotary_base": 1e2, "rotary_grid": (2, 2), "key_dim": 6},
+            (1, 4, 8),
+            "key_dim=6 is not divisible by 4",
+        ),
+        ({"rotary_base": 1e2, "rotary_grid": (2, 2)}, (1, 4, 12), "head width 12 / 2 = 6 is not divisible"),
+        ({"rotary_base": 1e2, "rotary_grid": (2, 2)}, (1, 5, 8), r"\(2, 2\), which are 4 tokens.* with 5"),
+        ({"rotary_base": 1e2, "prefix_tokens": 1}, (1, 4, 8), "no relative_grid and no rotary_grid"),
+        ({"rotary_base": 1e2, "rotary_grid": 4}, (1, 4, 8), "rotary_grid is 4"),
+    ],
+    ids=str,
+)
+def test_unsupported_grids_raise(options: dict, shape: tuple, message: str):
+    with pytest.raises(ConfigError, match=message):
+        MultiHeadAttention(2, **options)(draw(*shape))
+
+
+def test_a_grid_has_positions_of_its_own():
+    layer = MultiHeadAttention(2, **GRID)
+    x = draw(1, 4, 8)
+    with pytest.raises(ConfigError, match=r"rotary_grid=\(2, 2\), so positions= has no effect"):
+        layer(x, positions=np.arange(4)[None])
+    with pytest.raises(ConfigError, match=r"rotary_grid=\(2, 2\), which is for self-attention.*with value"):
+        layer(x, x)
 
 
 def test_position_zero_is_the_identity():

@@ -32,6 +32,12 @@ L/32  1024 24 4096 16  307     -      -
 H/14  1280 32 5120 16  632     -      -
 g/14  1408 40 6144 16 1011 533.1 1596.4
 G/14  1664 48 8192 16 1843 965.3 2859.9
+dinov3-S/16   384 12 1536  6   21 - -
+dinov3-S+/16  384 12 1536  6   29 - -
+dinov3-B/16   768 12 3072 12   86 - -
+dinov3-L/16  1024 24 4096 16  300 - -
+dinov3-H+/16 1280 32 5120 20  840 - -
+dinov3-7B/16 4096 40 8192 32 6716 - -
 """
 
 
@@ -80,6 +86,8 @@ def test_exact_parameters_of_b16():
         ({"positions": "fourier"}, (2, 32)),
         ({"positions": "relative"}, (2, 32)),
         ({"positions": "relative", "registers": 2, "distillation": True, "image_size": (8, 12)}, (2, 32)),
+        ({"positions": "rotary", "registers": 2, "key_bias": False, "image_size": (8, 12)}, (2, 32)),
+        ({"positions": "rotary", "pooling": "average", "num_classes": 3}, (2, 3)),
         ({"pooling": "token+average"}, (2, 64)),
         ({"pooling": "average", "class_token": True, "pooled_norm": True}, (2, 32)),
         ({"pooling": "none", "class_token": False}, (2, 16, 32)),
@@ -118,6 +126,33 @@ def test_average_pooling_leaves_registers_out():
     np.testing.assert_allclose(
         as_numpy(model(images)), as_numpy(tokens(images))[:, 2:].mean(1), rtol=1e-5, atol=1e-6
     )
+
+
+def test_rotary_positions_follow_the_image_size():
+    """The angles are those of the new grid; there are no weights to resize."""
+    model = redraw(vit("Mu/2", image_size=8, depth=2, positions="rotary", registers=2, num_classes=3))
+    assert not any("positions" in weight.path for weight in model.weights)
+    larger = model.at_image_size((12, 20))
+    assert larger.get_layer("block_1").attention.rotary_grid == (6, 10)
+    for mine, theirs in zip(model.weights, larger.weights, strict=True):
+        np.testing.assert_array_equal(as_numpy(mine), as_numpy(theirs))
+    images = draw(2, 12, 20, 3)
+    again = redraw(vit("Mu/2", image_size=(12, 20), depth=2, positions="rotary", registers=2, num_classes=3))
+    again.assign_weights(model)
+    np.testing.assert_array_equal(as_numpy(larger(images)), as_numpy(again(images)))
+    turned = as_numpy(model(np.rot90(draw(1, 8, 8, 3), axes=(1, 2)).copy()))
+    assert np.abs(turned - as_numpy(model(draw(1, 8, 8, 3)))).max() > 1e-3
+
+
+def test_every_weight_with_rotary_positions_has_a_gradient():
+    options = {"positions": "rotary", "registers": 2, "key_bias": False, "layer_scale": 0.5}
+    model = redraw(vit("Mu/2", image_size=8, num_classes=3, **options))
+    assert model.get_layer("block_0").attention.key.bias is None
+    before = [as_numpy(weight) for weight in model.trainable_weights]
+    model.compile(keras.optimizers.SGD(0.1), run_eagerly=True)
+    model.fit(np.tanh(draw(4, 8, 8, 3)), np.array([0, 1, 2, 0]), verbose=0)
+    for weight, old in zip(model.trainable_weights, before, strict=True):
+        assert np.abs(as_numpy(weight) - old).max() > 0, weight.path
 
 
 def test_relative_positions_reach_each_block_and_are_not_resized():
@@ -185,6 +220,7 @@ def test_logits_are_float32_under_every_policy(policy: str):
         {"pooling": "token+average", "qkv_bias": False, "pre_norm": True, "pooler": "tanh", "pooler_dim": 5},
         {"head": keras_tx.ClassifierHead(4, dropout=0.1), "layer_scale": 0.1, "activation": "gelu_tanh"},
         {"qk_norm": True, "norm_epsilon": 1e-3},
+        {"positions": "rotary", "rotary_base": 10.0, "registers": 2, "key_bias": False, "num_classes": 3},
         {"stem": "convolutions", "patch_size": 4, "num_classes": 3},
     ],
     ids=shown,

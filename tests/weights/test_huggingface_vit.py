@@ -37,6 +37,10 @@ LIVE = [
     "dinov2_without_mask_token",
     "registers",
     "registers_body",
+    "dinov3",
+    "dinov3_gated",
+    "dinov3_biases",
+    "dinov3_no_biases",
 ]
 
 
@@ -118,6 +122,7 @@ def test_equals_transformers(case: str, tmp_path):
         np.testing.assert_array_equal(as_numpy(mine), as_numpy(theirs))
 
 
+DINOV3 = {"positions": "rotary", "layer_scale": 0.5}
 OURS = {
     "vit": {"num_classes": 3},
     "vit not square": {"num_classes": 3, "image_size": (8, 12), "channels": 1},
@@ -131,6 +136,9 @@ OURS = {
     "dinov2 with a remainder": {"layer_scale": 0.5, "image_size": 9, "drop_remainder": True},
     "registers": {"layer_scale": 0.5, "registers": 3, "pooling": "token+average", "num_classes": 3},
     "registers and mask": {"layer_scale": 0.5, "registers": 3, "mask_token": True},
+    "dinov3": {**DINOV3, "registers": 3, "mask_token": True, "key_bias": False, "norm_epsilon": 1e-5},
+    "dinov3 without registers": {**DINOV3, "activation": "geglu_exact", "image_size": (8, 12)},
+    "dinov3 with a remainder": {**DINOV3, "qkv_bias": False, "image_size": 9, "drop_remainder": True},
 }
 
 
@@ -222,6 +230,13 @@ def test_layer_scale_becomes_part_of_the_dense_layers_before_it(name: str, dtype
         ({"layer_scale": 0.1, "mask_token": True, "num_classes": 3}, "pooling='token' with layer_scale=0.1"),
         ({"layer_scale": 0.1, "activation": "swiglu", "image_size": (8, 12)}, r"image_size=\(8, 12\)"),
         ({"mask_token": True}, "mask_token=True"),
+        ({"key_bias": False}, "key_bias=False"),
+        ({"positions": "rotary"}, "layer_scale=None"),
+        ({**DINOV3, "num_classes": 3}, "a ClassifierHead with positions='rotary'"),
+        ({**DINOV3, "pooling": "average"}, "pooling='average'"),
+        ({**DINOV3, "distillation": True}, "distillation=True"),
+        ({**DINOV3, "pooler": "tanh"}, "pooler='tanh'"),
+        ({**DINOV3, "dropout": 0.1}, r"dropout=0\.1"),
     ],
     ids=str,
 )
@@ -360,6 +375,22 @@ def test_an_image_transform_that_crops_warns(folder):
         ("dinov2", {"use_swiglu_ffn": True}, "missing: dinov2.encoder.layer.0.mlp.weights_in.weight"),
         ("registers", {"num_register_tokens": 0}, "num_register_tokens=0"),
         ("registers", {"num_register_tokens": 3}, "shape: .*register_tokens is 1 x 2 x 8"),
+        ("dinov3", {"num_register_tokens": 3}, "shape: .*register_tokens is 1 x 2 x 8"),
+        ("dinov3", {"num_register_tokens": 0}, "not expected: embeddings.register_tokens"),
+        ("dinov3", {"query_bias": False}, "value_bias=True; only value_bias equal to query_bias=False"),
+        ("dinov3", {"key_bias": True}, "missing: layer.0.attention.k_proj.bias"),
+        ("dinov3", {"proj_bias": False}, "proj_bias=False"),
+        ("dinov3", {"mlp_bias": False}, "mlp_bias=False"),
+        ("dinov3", {"hidden_act": "silu"}, "hidden_act='silu', which is not supported"),
+        ("dinov3", {"use_gated_mlp": True}, "missing: layer.0.mlp.gate_proj"),
+        ("dinov3", {"rope_theta": 0}, "rope_theta is 0"),
+        ("dinov3", {"num_attention_heads": 4}, "head.*divisible by 4, not 8 / 4"),
+        ("dinov3", {"architectures": ["DINOv3ViTForImageClassification"]}, "DINOv3ViTForImage.*head=None"),
+        (
+            "dinov3",
+            {"model_type": "dinov3_convnext"},
+            "'dinov3_convnext', which is not supported.*dinov3_vit",
+        ),
     ],
     ids=str,
 )

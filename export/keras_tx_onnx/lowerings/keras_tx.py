@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -31,6 +32,7 @@ from keras_tx_onnx.lowerings.nodes.attention import (
     attend,
     attend_heads,
     counting,
+    fixed_angles,
     for_each_query,
     in_order,
     length,
@@ -300,10 +302,13 @@ def _rotated(
 ) -> tuple[ir.Value, ir.Value]:
     """Queries and keys with rotary positions; each projection with its input, None for that of the query."""
     (q, query), (k, key) = queries, keys
-    frequencies = inverse_frequencies(heads.size, layer.rotary_base, layer.rotary_scaling)
-    angles = of_key = rotary_angles(cx, query, _places(cx, query, past, positions), frequencies)
-    if key is not None:
-        of_key = rotary_angles(cx, key, _places(cx, key, None, None), frequencies)
+    if layer.rotary_grid is not None:
+        angles = of_key = fixed_angles(cx, query, layer.angles())
+    else:
+        frequencies = inverse_frequencies(heads.size, layer.rotary_base, layer.rotary_scaling)
+        angles = of_key = rotary_angles(cx, query, _places(cx, query, past, positions), frequencies)
+        if key is not None:
+            of_key = rotary_angles(cx, key, _places(cx, key, None, None), frequencies)
     return (
         rotate(cx, q, angles, heads.queries, heads.size),
         rotate(cx, k, of_key, heads.keys, heads.size),
@@ -428,10 +433,25 @@ def _packed_projection(cx: GraphContext, layer: Any, x: ir.Value, heads: Heads) 
     """Query, key and value as one product, which is faster than three."""
     parts = (layer.query, layer.key, layer.value)
     x = cx.op.MatMul(x, cx.packed(f"{layer.path}/qkv/kernel", [part.kernel for part in parts], axis=1))
-    if layer.qkv_bias:
-        x = cx.op.Add(x, cx.packed(f"{layer.path}/qkv/bias", [part.bias for part in parts], axis=0))
     sizes = [heads.queries * heads.size, heads.keys * heads.size, heads.keys * heads.values]
+    if layer.qkv_bias and layer.key_bias:
+        x = cx.op.Add(x, cx.packed(f"{layer.path}/qkv/bias", [part.bias for part in parts], axis=0))
+    elif layer.qkv_bias or layer.key_bias:
+        x = cx.op.Add(x, _padded_bias(cx, layer, parts, sizes))
     return cx.op.Split(x, sizes, outputs=3, axis=-1)
+
+
+def _padded_bias(cx: GraphContext, layer: Any, parts: Sequence[Any], sizes: Sequence[int]) -> ir.Value:
+    """The biases of query, key and value, zero for those without one."""
+    present = [part.bias is not None for part in parts]
+
+    def make(*biases: np.ndarray) -> np.ndarray:
+        left = iter(biases)
+        zeros = (np.zeros(size, "float32") for size in sizes)
+        return np.concatenate([next(left) if has else zero for has, zero in zip(present, zeros, strict=True)])
+
+    variables = [part.bias for part in parts if part.bias is not None]
+    return cx.made_of(f"{layer.path}/qkv/bias", variables, (sum(sizes),), make)
 
 
 @lowers(

@@ -1,4 +1,4 @@
-"""Converts config.json of Hugging Face's ViT, DeiT and DINOv2, in both directions.
+"""Converts config.json of Hugging Face's ViT, DeiT, DINOv2 and DINOv3, in both directions.
 
 DINO is a ViT. A file without a config may have the tensor names of timm, DINOv2's authors or torchvision.
 """
@@ -17,7 +17,7 @@ from keras_tx.errors import ConfigError, nearest, user_stacklevel
 from keras_tx.heads import ClassifierHead, DistilledClassifierHead, Head, MultiLabelHead, RegressionHead
 from keras_tx.models.config import make_config
 from keras_tx.models.families import HuggingFace, HuggingFaceConfig, WeightSource, label_fields
-from keras_tx.models.vit import huggingface_tensors, state_dicts
+from keras_tx.models.vit import huggingface_dinov3, huggingface_tensors, state_dicts
 from keras_tx.models.vit.huggingface_tensors import Grid, canonical, dialect, module_name
 from keras_tx.models.vit.model import ViT, ViTConfig, has_remainder
 from keras_tx.processing import ImageTransform
@@ -31,6 +31,7 @@ CLASSES = {
     "deit": "DeiT",
     "dinov2": "Dinov2",
     "dinov2_with_registers": "Dinov2WithRegisters",
+    "dinov3_vit": "DINOv3ViT",
 }
 MODEL_TYPES = tuple(CLASSES)
 THEIR_ACTIVATIONS = {
@@ -48,6 +49,7 @@ KEYS = {
     "mlp_dim": "intermediate_size",
     "channels": "num_channels",
     "registers": "num_register_tokens",
+    "rotary_base": "rope_theta",
     "layer_scale": "layerscale_value",
     "norm_epsilon": "layer_norm_eps",
     "dropout": "hidden_dropout_prob",
@@ -70,6 +72,8 @@ def plan(model: ViT, tensors: Tensors | None, old: Grid | None = None) -> Plan:
     if tensors is not None and state_dicts.is_torchvision(tensors.shapes):
         return state_dicts.torchvision_plan(model, tensors)
     kind = _written_type(model) if tensors is None else dialect(model.config)
+    if kind == huggingface_dinov3.MODEL_TYPE:
+        return huggingface_dinov3.plan(model, tensors)
     return huggingface_tensors.plan(model, kind, tensors, old)
 
 
@@ -82,12 +86,12 @@ def read(checkpoint: Checkpoint) -> WeightSource:
     tensors = checkpoint.tensors
     config = Fields(checkpoint)
     kind = config.text("model_type", MODEL_TYPES)
-    dinov2 = kind.startswith("dinov2")
+    dinov2, dinov3 = kind.startswith("dinov2"), kind == huggingface_dinov3.MODEL_TYPE
     config.names = KEYS
     fields = _fields(config, kind)
     # Zeros were written for parts that the model does not have but transformers requires.
     zeros = tuple(name for name in OPTIONAL if _is_zero(tensors, kind, name))
-    if kind == "dinov2_with_registers":
+    if dinov3 or kind == "dinov2_with_registers":
         fields["mask_token"] = MASK_TOKEN not in zeros
     pooled = not dinov2 and POOLER not in zeros and _is_there(tensors, kind, POOLER)
 
@@ -105,13 +109,17 @@ def read(checkpoint: Checkpoint) -> WeightSource:
         where=tensors.where,
         model_class=ViT,
         fields=fields,
-        head=_head(config, kind),
+        head=huggingface_dinov3.head_of(config) if dinov3 else _head(config, kind),
         processing=_transform(checkpoint, made),
         tensors=tensors,
         config=config,
-        plan=lambda model: dataclasses.replace(plan(model, tensors, made.grid), computed=zeros),
+        plan=lambda model: _with_computed(plan(model, tensors, made.grid), zeros),
         adapted=adapted,
     )
+
+
+def _with_computed(plan: Plan, names: tuple[str, ...]) -> Plan:
+    return dataclasses.replace(plan, computed=(*plan.computed, *names))
 
 
 def _fields(config: Fields, kind: str) -> dict[str, Any]:
@@ -119,48 +127,62 @@ def _fields(config: Fields, kind: str) -> dict[str, Any]:
         config.refuse(name, False)
     config.refuse("pruned_heads", {})
     config.refuse("quantization_config", None)
-    width, heads = config.number("hidden_size", 768), config.number("num_attention_heads", 12)
+    dinov3 = kind == huggingface_dinov3.MODEL_TYPE
+    width = config.number("hidden_size", 384 if dinov3 else 768)
+    heads = config.number("num_attention_heads", 6 if dinov3 else 12)
+    config.refuse("head_dim", width // max(heads, 1))
     image_size = _size(config, "image_size", 224)
     patch_size = _size(config, "patch_size", 14 if kind == "dinov2" else 16)
-    config.refuse("head_dim", width // max(heads, 1))
     fields = {
         "width": width,
         "depth": config.number("num_hidden_layers", 12),
         "num_heads": heads,
-        "mlp_dim": 0 if kind.startswith("dinov2") else config.number("intermediate_size", 3072),
         "image_size": image_size,
         "patch_size": patch_size,
         "drop_remainder": has_remainder(image_size, patch_size),  # transformers always drops it
         "channels": config.number("num_channels", 3),
+    }
+    if dinov3:
+        return {**fields, **huggingface_dinov3.read_fields(config)}
+    fields |= {
         "activation": THEIR_ACTIVATIONS[config.text("hidden_act", THEIR_ACTIVATIONS, "gelu")],
         "qkv_bias": _switch(config, "qkv_bias", True),
-        "norm_epsilon": config.real("layer_norm_eps", 1e-6 if kind.startswith("dinov2") else 1e-12),
         "dropout": config.real("hidden_dropout_prob", 0.0),
         "attention_dropout": config.real("attention_probs_dropout_prob", 0.0),
+    }
+    if kind.startswith("dinov2"):
+        return {**fields, **_dinov2_fields(config, kind, fields)}
+    config.refuse("pooler_act", "tanh")
+    return {
+        **fields,
+        "mlp_dim": config.number("intermediate_size", 3072),
+        "norm_epsilon": config.real("layer_norm_eps", 1e-12),
         "distillation": kind == "deit",
     }
-    if not kind.startswith("dinov2"):
-        config.refuse("pooler_act", "tanh")
-        return fields
-    if not isinstance(fields["image_size"], int):
+
+
+def _dinov2_fields(config: Fields, kind: str, common: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(common["image_size"], int):
         raise config.error("image_size", "expected one number: positions of DINOv2 are a square")
-    if not isinstance(fields["patch_size"], int):
+    if not isinstance(common["patch_size"], int):
         raise config.error("patch_size", "expected one number: DINOv2's patches are squares")
-    ratio = config.real("mlp_ratio", 4)
-    fields["mlp_dim"] = int(width * ratio)
-    if width and not fields["mlp_dim"]:
+    hidden = int(common["width"] * config.real("mlp_ratio", 4))
+    if common["width"] and not hidden:
         raise config.error("mlp_ratio", "expected a number above 0")
+    fields = {
+        "mlp_dim": hidden,
+        "norm_epsilon": config.real("layer_norm_eps", 1e-6),
+        "layer_scale": config.real("layerscale_value", 1.0),
+        "drop_path": config.real("drop_path_rate", 0.0),
+    }
     if _switch(config, "use_swiglu_ffn", False):
-        fields |= {"activation": "swiglu", "mlp_dim": gated_dim(fields["mlp_dim"])}
-    fields["layer_scale"] = config.real("layerscale_value", 1.0)
-    fields["drop_path"] = config.real("drop_path_rate", 0.0)
+        fields |= {"activation": "swiglu", "mlp_dim": gated_dim(hidden)}
     if kind == "dinov2":
-        fields["mask_token"] = _switch(config, "use_mask_token", True)
-    else:
-        fields["registers"] = config.number("num_register_tokens", 4)
-        if not fields["registers"]:
-            raise config.error("num_register_tokens", "expected 1 or more; without registers it is dinov2")
-    return fields
+        return {**fields, "mask_token": _switch(config, "use_mask_token", True)}
+    registers = config.number("num_register_tokens", 4)
+    if not registers:
+        raise config.error("num_register_tokens", "expected 1 or more; without registers it is dinov2")
+    return {**fields, "registers": registers}
 
 
 def gated_dim(hidden: int) -> int:
@@ -253,38 +275,19 @@ KEPT = ("resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean"
 def to_config(model: ViT, labels: Sequence[str] | None = None, processing: Any = None) -> HuggingFaceConfig:
     """Returns the config.json of a ViT."""
     config: ViTConfig = model.config
-    kind, ratio = _written_type(model), _ratio(config)
+    kind = _written_type(model)
     fields: dict[str, Any] = {
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.num_heads,
-        "hidden_act": ACTIVATIONS.get(config.activation, config.activation),
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": config.attention_dropout,
         "initializer_range": 0.02,
         "layer_norm_eps": config.norm_epsilon,
         "image_size": config.size[0] if config.size[0] == config.size[1] else list(config.size),
         "patch_size": config.patch_size if isinstance(config.patch_size, int) else list(config.patch_size),
         "num_channels": config.channels,
-        "qkv_bias": config.qkv_bias,
     }
-    if kind.startswith("dinov2"):
-        gated = config.activation == "swiglu"
-        fields |= {
-            "hidden_act": "gelu" if gated else fields["hidden_act"],
-            "mlp_ratio": ratio or config.mlp_dim / config.width,
-            "use_swiglu_ffn": gated,
-            "layerscale_value": config.layer_scale,
-            "drop_path_rate": config.drop_path,
-        }
-        if kind == "dinov2":
-            fields["use_mask_token"] = config.mask_token
-        else:
-            fields["num_register_tokens"] = config.registers
-    else:
-        fields["intermediate_size"] = config.mlp_dim
-        if config.pooler is not None:
-            fields |= {"pooler_act": config.pooler, "pooler_output_size": config.pooler_dim or config.width}
+    dinov3 = kind == huggingface_dinov3.MODEL_TYPE
+    fields |= huggingface_dinov3.written(config) if dinov3 else _written(config, kind)
     if isinstance(model.head, MultiLabelHead):
         fields["problem_type"] = contract.MULTI_LABEL
     elif isinstance(model.head, RegressionHead):
@@ -299,6 +302,32 @@ def to_config(model: ViT, labels: Sequence[str] | None = None, processing: Any =
         architecture = "Model" if model.head is None else CLASSIFIER
     architectures = [CLASSES[kind] + architecture]
     return HuggingFaceConfig({"model_type": kind, "architectures": architectures, **fields})
+
+
+def _written(config: ViTConfig, kind: str) -> dict[str, Any]:
+    """Returns the entries of config.json by their names in ViT, DeiT and DINOv2."""
+    fields: dict[str, Any] = {
+        "hidden_act": ACTIVATIONS.get(config.activation, config.activation),
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "qkv_bias": config.qkv_bias,
+    }
+    if not kind.startswith("dinov2"):
+        fields["intermediate_size"] = config.mlp_dim
+        if config.pooler is not None:
+            fields |= {"pooler_act": config.pooler, "pooler_output_size": config.pooler_dim or config.width}
+        return fields
+    gated = config.activation == "swiglu"
+    fields |= {
+        "hidden_act": "gelu" if gated else fields["hidden_act"],
+        "mlp_ratio": _ratio(config) or config.mlp_dim / config.width,
+        "use_swiglu_ffn": gated,
+        "layerscale_value": config.layer_scale,
+        "drop_path_rate": config.drop_path,
+    }
+    if kind == "dinov2":
+        return {**fields, "use_mask_token": config.mask_token}
+    return {**fields, "num_register_tokens": config.registers}
 
 
 def _written_type(model: ViT) -> str:
@@ -326,6 +355,8 @@ def _ratio(config: ViTConfig) -> int | None:
 
 def _unsupported_options(model: ViT, kind: str) -> list[str]:
     """Returns the options of a model that the classes of a model_type do not support."""
+    if kind == huggingface_dinov3.MODEL_TYPE:
+        return huggingface_dinov3.unsupported_options(model)
     config, head = model.config, model.head
     dinov2 = kind.startswith("dinov2")
     poolings = ("token", "none") if head is None else ("token+average",) if dinov2 else ("token",)
@@ -340,6 +371,7 @@ def _unsupported_options(model: ViT, kind: str) -> list[str]:
         f"stem={config.stem!r}": config.stem != "patches",
         "pre_norm=True": config.pre_norm,
         "qk_norm=True": config.qk_norm,
+        f"key_bias={config.key_bias}": config.key_bias is not None,
         "pooled_norm=True": config.pooled_norm,
         f"pooler={config.pooler!r}": config.pooler is not None and (dinov2 or head is not None),
     }

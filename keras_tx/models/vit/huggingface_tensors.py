@@ -11,6 +11,7 @@ import numpy as np
 
 from keras_tx.errors import ConfigError
 from keras_tx.heads import DistilledClassifierHead
+from keras_tx.models.vit import huggingface_dinov3
 from keras_tx.models.vit.model import ViT, ViTConfig, resize_positions
 from keras_tx.weights.tensor_map import (
     CONVOLUTION,
@@ -61,6 +62,8 @@ OTHERS = (*CLASSIFIERS, "pooler.", "decoder.", "embeddings.mask_token")
 
 def dialect(config: ViTConfig) -> str:
     """Returns the model_type that has all the parts of a model."""
+    if config.positions == "rotary":
+        return huggingface_dinov3.MODEL_TYPE
     if config.distillation:
         return "deit"
     if config.registers:
@@ -70,6 +73,8 @@ def dialect(config: ViTConfig) -> str:
 
 def canonical(kind: str) -> Callable[[str], str]:
     """Returns a function that converts names to those in files, without the prefix of the family."""
+    if kind == huggingface_dinov3.MODEL_TYPE:
+        return huggingface_dinov3.canonical
     new = NEW_DINOV2 if kind.startswith("dinov2") else NEW_VIT
 
     def known(name: str) -> str:
@@ -89,6 +94,8 @@ def module_name(model: ViT, name: str) -> str | None:
     None for gate and up of a gated DINOv2, which are one tensor in files and two modules in the class.
     """
     kind = dialect(model.config)
+    if kind == huggingface_dinov3.MODEL_TYPE:
+        return huggingface_dinov3.module_name(name)
     dinov2 = kind.startswith("dinov2")
     if name.endswith(".mlp.weights_in"):
         return None

@@ -242,6 +242,7 @@ def _unsupported_options(model: ViT) -> list[str]:
         "mask_token=True": config.mask_token,
         "patch_bias=False with a distillation token": deit and not config.patch_bias,
         "qkv_bias=False": not config.qkv_bias,
+        f"key_bias={config.key_bias}": config.key_bias is not None,
         "qk_norm=True": config.qk_norm,
         "pre_norm=True": config.pre_norm,
         "pooled_norm=True": config.pooled_norm,

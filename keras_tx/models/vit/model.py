@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from keras_tx import contract
-from keras_tx.arguments import Count, Epsilon, Rate, Size, check_fields
+from keras_tx.arguments import Count, Epsilon, Positive, Rate, Size, check_fields
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.heads import ClassifierHead, DistilledClassifierHead, Head, MultiLabelHead, RegressionHead
 from keras_tx.layers import ClassToken, PatchEmbedding, PositionalEmbedding, TransformerBlock
@@ -28,7 +28,8 @@ POOLERS = ("tanh",)
 
 # patch, width, depth, mlp, heads: table 1 of Dosovitskiy et al.; Ti from Touvron et al., "DeiT"; the small s,
 # g and G from Zhai et al., "Scaling Vision Transformers", table 2; S/8 and B/8 from Caron et al., "Emerging
-# Properties in Self-Supervised Vision Transformers" (DINO), table 1. Names are case-sensitive, as there.
+# Properties in Self-Supervised Vision Transformers" (DINO), table 1. Names are case-sensitive, as there. The
+# last ones are the published models of Siméoni et al., "DINOv3".
 VARIANTS: dict[str, tuple[int, int, int, int, int]] = {
     "Mu/2": (2, 32, 1, 128, 2),  # a toy for tests
     "s/28": (28, 256, 6, 1024, 8),
@@ -46,7 +47,22 @@ VARIANTS: dict[str, tuple[int, int, int, int, int]] = {
     "H/14": (14, 1280, 32, 5120, 16),
     "g/14": (14, 1408, 40, 6144, 16),
     "G/14": (14, 1664, 48, 8192, 16),
+    "dinov3-S/16": (16, 384, 12, 1536, 6),
+    "dinov3-S+/16": (16, 384, 12, 1536, 6),
+    "dinov3-B/16": (16, 768, 12, 3072, 12),
+    "dinov3-L/16": (16, 1024, 24, 4096, 16),
+    "dinov3-H+/16": (16, 1280, 32, 5120, 20),
+    "dinov3-7B/16": (16, 4096, 40, 8192, 32),
 }
+DINOV3: dict[str, Any] = {
+    "positions": "rotary",
+    "registers": 4,
+    "mask_token": True,
+    "key_bias": False,
+    "norm_epsilon": 1e-5,
+    "layer_scale": 1e-5,
+}
+GATED = ("dinov3-S+/16", "dinov3-H+/16", "dinov3-7B/16")
 ALIASES = {  # torchvision's builders
     "vit_b_16": "B/16",
     "vit_b_32": "B/32",
@@ -77,12 +93,15 @@ class ViTConfig:
             "token+average" (both, concatenated) or "none" (all tokens).
         class_token: whether there is a class token; None means unless pooling is "average".
         positions: a kind of PositionalEmbedding; or "relative", the offsets of rows and columns between
-            patches in each block, as in appendix D.4 of the paper (`relative_grid` of MultiHeadAttention).
+            patches in each block, as in appendix D.4 of the paper (`relative_grid` of MultiHeadAttention); or
+            "rotary", rotations of query and key in each block, as in DINOv3 (`rotary_grid`).
+        rotary_base: base of the rotary frequencies.
         registers: number of additional tokens without positions, after the class token.
         distillation: whether there is DeiT's second token, after the class token.
         mask_token: whether there is DINOv2's mask token, which only its pretraining uses.
         patch_bias: whether the patch embedding has a bias.
         qkv_bias: whether queries, keys and values have biases.
+        key_bias: whether keys have biases; None means qkv_bias.
         qk_norm: whether queries and keys are normalized in each head, as in timm.
         pre_norm: whether there is a norm before the first block, as in CLIP.
         pooled_norm: whether the last norm comes after the pooling.
@@ -108,11 +127,13 @@ class ViTConfig:
     pooling: str = "token"
     class_token: bool | None = None
     positions: str = "learned"
+    rotary_base: Positive = 100.0
     registers: Count = 0
     distillation: bool = False
     mask_token: bool = False
     patch_bias: bool = True
     qkv_bias: bool = True
+    key_bias: bool | None = None
     qk_norm: bool = False
     pre_norm: bool = False
     pooled_norm: bool = False
@@ -149,6 +170,13 @@ class ViTConfig:
             )
         if self.pooling not in POOLINGS:
             raise ConfigError(f"pooling={self.pooling!r} is unknown. {nearest(str(self.pooling), POOLINGS)}")
+        if self.key_bias == self.qkv_bias:
+            object.__setattr__(self, "key_bias", None)
+        if self.positions == "rotary" and self.width // self.num_heads % 4:
+            raise ConfigError(
+                f"positions='rotary' requires heads whose width is divisible by 4, not {self.width} / "
+                f"{self.num_heads}."
+            )
         self._check_stem()
         self._check_tokens()
 
@@ -233,7 +261,12 @@ class ViTConfig:
             "mlp_dim": mlp_dim,
             "num_heads": num_heads,
         }
-        return make_config(cls, {**sizes, **overrides})
+        options = dict(DINOV3) if known.startswith("dinov3-") else {}
+        if known in GATED:
+            options["activation"] = "swiglu"
+        if known == "dinov3-7B/16":
+            options["qkv_bias"] = False
+        return make_config(cls, {**sizes, **options, **overrides})
 
     @property
     def size(self) -> tuple[int, int]:
@@ -372,7 +405,8 @@ def vit(
     (batch, classes), or features if it has no head.
 
     Args:
-        variant: a size as the papers name it, "B/16" or "s/28" (case-sensitive), or torchvision's "vit_b_16".
+        variant: a size as the papers name it, "B/16", "s/28" (case-sensitive) or "dinov3-B/16", or
+            torchvision's "vit_b_16".
         num_classes: number of classes; short for `head=ClassifierHead(num_classes)`.
         head: ClassifierHead, DistilledClassifierHead, MultiLabelHead or RegressionHead. None, the default of
             this family, returns features.
@@ -482,7 +516,7 @@ def _encode(config: ViTConfig, images: Any, dtype: Any) -> tuple[Any, keras.laye
         x = ClassToken(after=1, initializer=initializer, dtype=dtype, name="distillation_token")(x)
     x = PositionalEmbedding(
         config.grid,
-        "none" if config.positions == "relative" else config.positions,
+        "none" if config.positions in ("relative", "rotary") else config.positions,
         prefix_tokens=config.positioned,
         initializer=initializer,
         dtype=dtype,
@@ -502,7 +536,11 @@ def _encode(config: ViTConfig, images: Any, dtype: Any) -> tuple[Any, keras.laye
         x = keras.layers.LayerNormalization(epsilon=config.norm_epsilon, dtype=dtype, name="pre_norm")(x)
     offsets: dict[str, Any] = {}
     if config.positions == "relative":
-        offsets = {"relative_grid": config.grid, "prefix_tokens": config.positioned + config.registers}
+        offsets = {"relative_grid": config.grid}
+    elif config.positions == "rotary":
+        offsets = {"rotary_grid": config.grid, "rotary_base": config.rotary_base}
+    if offsets:
+        offsets["prefix_tokens"] = config.positioned + config.registers
     for index in range(config.depth):
         x = TransformerBlock(
             config.num_heads,
@@ -515,6 +553,7 @@ def _encode(config: ViTConfig, images: Any, dtype: Any) -> tuple[Any, keras.laye
             drop_path=config.drop_path * index / max(config.depth - 1, 1),
             layer_scale=config.layer_scale,
             qkv_bias=config.qkv_bias,
+            key_bias=config.key_bias,
             qk_norm=config.qk_norm,
             kernel_initializer=initializer,
             dtype=dtype,

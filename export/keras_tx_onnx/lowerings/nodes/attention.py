@@ -228,6 +228,16 @@ def rotary_angles(
     return cx.op.Cos(angles), cx.op.Sin(angles)
 
 
+def fixed_angles(cx: GraphContext, x: ir.Value, angles: np.ndarray) -> tuple[ir.Value, ir.Value]:
+    """Cosine and sine (batch or 1, tokens, size / 2) of fixed angles (tokens, size / 2)."""
+    both = (cx.constant(function(angles)[None]) for function in (np.cos, np.sin))
+    if cx.opset >= 23:  # onnxruntime requires them for each sample
+        shape = cx.op.Concat(cx.op.Shape(x, start=0, end=1), [1, 1], axis=0)
+        both = (cx.op.Expand(each, shape) for each in both)
+    cosine, sine = both
+    return cosine, sine
+
+
 def rotate(
     cx: GraphContext, x: ir.Value, angles: tuple[ir.Value, ir.Value], heads: int, size: int
 ) -> ir.Value:
