@@ -8,6 +8,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -18,6 +19,8 @@ from keras_tx.data.image_cache import MEMORY, CachedReader
 from keras_tx.data.image_crop import check_crop
 from keras_tx.data.image_list import ImageList, list_folder, list_images, list_table
 from keras_tx.data.image_reader import ImageReader, default_workers, report_broken
+from keras_tx.data.label_column import label_cells
+from keras_tx.data.table_file import TableFile
 from keras_tx.errors import ConfigError, ImageError, true_or_false, user_stacklevel, whole_number
 from keras_tx.processing import ImageTransform
 
@@ -180,26 +183,42 @@ def image_table(
     image: str,
     label: str,
     labels: Sequence[str] | None = None,
+    separator: str | None = None,
+    regression: bool | None = None,
+    columns: Sequence[str] | None = None,
+    encoding: str | None = None,
+    quotes: bool = True,
     **options: Any,
 ) -> Any:
-    """Returns batches of the images of a CSV file with a header line.
+    """Returns batches of the images of a CSV, TSV or JSON Lines file.
+
+    Labels are read as by `text_table`: names of classes, several names per row for a MultiLabelHead, or
+    numbers for a RegressionHead.
 
     Args:
-        path: the CSV file. Paths of images are relative to its folder.
+        path: path of a file whose name ends in .csv, .tsv, .jsonl or .ndjson. Paths of images are relative to
+            its folder.
         processing: as for `image_folder`.
         image: the column of the paths.
-        label: the column of the names of classes.
-        labels: the names of the classes, in order.
-        options: options of `image_batches`.
+        label: the column of the labels.
+        labels, separator, regression, columns, encoding, quotes: as for `text_table`.
+        options: options of `image_batches`. `skip_broken=True` also leaves out rows without a path or a
+            label.
 
     Returns:
         As `image_batches`.
 
     Raises:
-        ConfigError: the file cannot be read, or lacks a column or a value.
+        ConfigError: an argument is out of range.
+        TextError: the file cannot be read, does not have a column, or has broken rows; the message contains
+            their lines.
         ImageError: images cannot be read; the message names them with the reason.
     """
-    return _batches(list_table(path, image, label, labels), processing, **options)
+    cells = label_cells(label, labels, separator, regression)
+    assert cells is not None
+    skip_broken = true_or_false("skip_broken", options.get("skip_broken", False))
+    file = TableFile(Path(path), columns, encoding, quotes)
+    return _batches(list_table(file, image, cells, skip_broken=skip_broken), processing, **options)
 
 
 def image_batches(
@@ -218,7 +237,8 @@ def image_batches(
         processing: as for `image_folder`.
         classes: the names of the classes, in order.
         batch_size: images per batch.
-        validation_split: the share of each class that is held out; see Returns.
+        validation_split: the share of the images of each class that is held out; see Returns. A class with
+            a single image is not.
         crop: smallest and largest area of random crops, as fractions of the image, such as (0.08, 1.0) of
             DeiT, with aspect ratios of 3/4 to 4/3. None uses whole images.
         augment: a function of images (batch, height, width, channels), uint8 pixels before normalization, and
@@ -241,7 +261,7 @@ def image_batches(
     Returns:
         ImageBatches; with `validation_split`, a pair of them for training and validation. Validation images
         are not shuffled, cropped or augmented. The split depends on the seed and the names of the images, so
-        it hardly changes when images are added.
+        it hardly changes when images are added, and images with the same path are in the same part.
 
     Raises:
         ConfigError: an argument is out of range, or the images have another layout.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import hashlib
 import os
@@ -14,6 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from keras_tx.data.label_column import LabelCells, sorted_names
+from keras_tx.data.labelled_rows import read_labelled_rows
+from keras_tx.data.stratified_split import stratified_split
+from keras_tx.data.table_file import TableFile, listed_rows
 from keras_tx.errors import ConfigError, nearest, user_stacklevel
 from keras_tx.processing.image_file import SUFFIXES
 
@@ -56,28 +59,13 @@ class ImageList:
     def split(self, share: float, seed: int) -> tuple[ImageList, ImageList]:
         """Returns a part for training, and a part with `share` of each class.
 
-        The images of a class are ordered by a hash of seed and name, and the first ones are held out. If
-        images are added, only images near the border move to the other part.
-
         Raises:
-            ConfigError: the share is out of range, or a class has a single image.
+            ConfigError: as for `stratified_split`.
         """
-        if isinstance(share, bool) or not isinstance(share, float) or not 0 < share < 1:
-            raise ConfigError(f"validation_split is {share!r}, expected a number between 0 and 1.")
-        keys = np.array([_key(seed, name) for name in self.names])
-        groups = self.targets if self.has_classes else np.zeros(len(self), int)
-        held_out = np.zeros(len(self), bool)
-        for group in np.unique(groups):
-            rows = np.flatnonzero(groups == group)
-            if len(rows) < 2:
-                name = self.labels[group] if self.labels and self.has_classes else group
-                raise ConfigError(
-                    f"Class {name!r} has 1 image, but validation_split={share} requires 2. Add images, or "
-                    "remove the class."
-                )
-            count = min(max(round(len(rows) * share), 1), len(rows) - 1)
-            held_out[rows[np.argsort(keys[rows], kind="stable")[:count]]] = True
-        return self.part(np.flatnonzero(~held_out)), self.part(np.flatnonzero(held_out))
+        classes = self.targets.tolist() if self.has_classes else [0] * len(self)
+        parts = stratified_split(self.names, classes, share, seed, name="validation_split")
+        train, held_out = map(self.part, parts)
+        return train, held_out
 
     def without(self, rows: Sequence[int]) -> ImageList:
         """Returns the other images. Raises a ConfigError if a class loses all of its images."""
@@ -140,51 +128,38 @@ def list_folder(path: str | os.PathLike[str], classes: Sequence[str] | None) -> 
     return ImageList(images, names, np.array(targets, "int64"), labels)
 
 
-def list_table(
-    path: str | os.PathLike[str], image: str, label: str, classes: Sequence[str] | None
-) -> ImageList:
-    """Lists the images of a CSV file with a header line; paths are relative to its folder.
+def list_table(file: TableFile, image: str, cells: LabelCells, *, skip_broken: bool = False) -> ImageList:
+    """Lists the images of a table; paths are relative to its folder.
+
+    Args:
+        file: the table.
+        image: the column of the paths.
+        cells: collects the cells of the label column.
+        skip_broken: whether broken rows are left out, with a warning.
 
     Raises:
-        ConfigError: the file cannot be read, or has no such columns or values.
+        TextError: the file cannot be read, has no such columns, or has broken rows.
     """
-    root = Path(path).parent
-    names: list[str] = []
-    values: list[str] = []
-    try:
-        with Path(path).open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            columns = list(reader.fieldnames or ())
-            for argument, column in (("image", image), ("label", label)):
-                if column not in columns:
-                    raise ConfigError(
-                        f"{argument}={column!r} is not a column of {os.fspath(path)!r}. "
-                        + nearest(column, columns)
-                    )
-            for row in reader:
-                for column in (image, label):
-                    if not row[column]:
-                        raise ConfigError(
-                            f"Line {reader.line_num} of {os.fspath(path)!r} has no value in column "
-                            f"{column!r}. Add it, or remove the line."
-                        )
-                names.append(row[image])
-                values.append(row[label])
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{os.fspath(path)!r} cannot be read as a CSV file: {error}.") from error
-    return list_images([str(root / name) for name in names], values, classes, names=names)
+    columns = {"image": image}
+    rows = read_labelled_rows(file, columns, cells, content="path", skip_broken=skip_broken)
+    if rows.broken:
+        warnings.warn(
+            f"{len(rows.broken):,} broken rows of {file.path} are left out: {listed_rows(rows.broken)}.",
+            stacklevel=user_stacklevel(),
+        )
+    assert rows.targets is not None
+    names = rows.columns["image"]
+    root = file.path.parent
+    return ImageList([str(root / name) for name in names], names, rows.targets.values, rows.targets.names)
 
 
-def list_images(
-    images: Any, labels: Any, classes: Sequence[str] | None, names: list[str] | None = None
-) -> ImageList:
+def list_images(images: Any, labels: Any, classes: Sequence[str] | None) -> ImageList:
     """Lists images with a label for each.
 
     Args:
         images: paths, or an array.
         labels: names of classes, class numbers, or an array of numbers for each image.
         classes: the names of the classes, in order.
-        names: names of the images; by default their paths, or their numbers in an array.
 
     Raises:
         ConfigError: a value is invalid, or the numbers of labels and images differ.
@@ -211,8 +186,6 @@ def list_images(
     if not len(images):
         raise ConfigError("There are no images.")
     targets, labels = _targets(labels, classes)
-    if names is not None:
-        return ImageList(images, names, targets, labels)
     own = [str(i) for i in range(len(images))] if isinstance(images, np.ndarray) else images
     return ImageList(images, own, targets, labels)
 
@@ -220,7 +193,7 @@ def list_images(
 def _targets(values: Any, classes: Sequence[str] | None) -> tuple[np.ndarray, tuple[str, ...] | None]:
     array = np.asarray(values)
     if array.dtype.kind == "U":
-        labels = _labels(sorted(set(array.tolist())), classes, "label")
+        labels = _labels(sorted_names(set(array.tolist())), classes, "label")
         numbers = {label: number for number, label in enumerate(labels)}
         return np.array([numbers[value] for value in array.tolist()], "int64"), labels
     if array.dtype.kind not in "biuf":
@@ -238,7 +211,7 @@ def _targets(values: Any, classes: Sequence[str] | None) -> tuple[np.ndarray, tu
     return array, None if classes is None else _labels([], classes, "label")
 
 
-def _labels(names: list[str], classes: Sequence[str] | None, kind: str) -> tuple[str, ...]:
+def _labels(names: Sequence[str], classes: Sequence[str] | None, kind: str) -> tuple[str, ...]:
     """The names of the classes in order: `classes`, or `names`, which are sorted."""
     if classes is None:
         return tuple(names)
@@ -285,8 +258,3 @@ def _is_image(name: str) -> bool:
 def _some(paths: Sequence[str]) -> str:
     more = len(paths) - LISTED
     return ", ".join(map(repr, paths[:LISTED])) + (f" and {more} more" if more > 0 else "")
-
-
-def _key(seed: int, name: str) -> int:
-    data = f"{seed}/{name}".encode("utf-8", "surrogateescape")
-    return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest(), "big")

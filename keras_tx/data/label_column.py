@@ -5,13 +5,13 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from keras_tx.data.table_file import encoding_problem, is_missing
-from keras_tx.errors import TextError, nearest
+from keras_tx.errors import ConfigError, TextError, nearest, true_or_false
 
 FEW = 20  # up to this number of different values are always accepted as classes
 
@@ -118,17 +118,17 @@ class LabelCells:
         whole = [int(number) for number in numbers if number is not None and number == int(number)]
         if self.names is None and len(whole) == len(self.cells):  # 0, 1 ..., also as 0.0, 1.0 or 01
             cells = list(map(str, whole))
-            key: Callable[[str], Any] | None = int
         else:
-            cells, key = [label_name(cell) for cell in self.cells], None
+            cells = [label_name(cell) for cell in self.cells]
         different = set(cells)
-        self._check_different(len(different), f"{cells[0]!r:.60}")
+        if self.names is None:
+            self._check_different(len(different), f"{cells[0]!r:.60}")
         if self.names is None and len(different) > max(FEW, len(cells) // 2):
             raise TextError(
                 f"Column {self.column!r} has {len(different):,} different values in {len(cells):,} rows, "
                 "which are not classes. Pass another column as label=, or the names of classes as labels=."
             )
-        names = tuple(sorted(different, key=key)) if self.names is None else self.names
+        names = sorted_names(different) if self.names is None else self.names
         index = self._index(names, different)
         return Targets(np.array([index[name] for name in cells], "int64"), names)
 
@@ -150,7 +150,7 @@ class LabelCells:
                 f"Column {self.column!r} has {len(counts):,} different names in {len(self.cells):,} rows. "
                 "Check the separator, or pass labels= with the names."
             )
-        names = tuple(sorted(counts)) if self.names is None else self.names
+        names = sorted_names(counts) if self.names is None else self.names
         if not names:
             raise TextError(
                 f"Column {self.column!r} has no labels. Pass label= with the column of the labels."
@@ -167,6 +167,47 @@ class LabelCells:
                 f"Column {self.column!r} has the value {value} in all {len(self.cells):,} rows. Training "
                 "needs at least two different labels."
             )
+
+
+def label_cells(
+    label: str | None, labels: Sequence[str] | None, separator: str | None, regression: bool | None
+) -> LabelCells | None:
+    """Returns the collector of a label column, or None without one.
+
+    Args:
+        label, labels, separator, regression: as for `text_table`.
+
+    Raises:
+        ConfigError: the arguments are out of range or contradict each other.
+    """
+    if isinstance(labels, str):
+        raise ConfigError(f"labels={labels!r}, expected a list of names, one for each class in order.")
+    if labels is not None and (len(set(labels)) < len(labels) or len(labels) < 2):
+        raise ConfigError(f"labels={list(labels)!r}, expected two or more different names.")
+    if regression is not None:
+        true_or_false("regression", regression)
+    if separator == "":
+        raise ConfigError("separator is '', expected a character such as '|'.")
+    options = {"labels": labels, "separator": separator, "regression": regression or None}
+    passed = [name for name, value in options.items() if value is not None]
+    if label is None and passed:
+        raise ConfigError(f"{passed[0]}= needs label=, the column of the labels. Pass it.")
+    if regression and len(passed) > 1:
+        raise ConfigError(f"regression=True and {passed[0]}= were both passed. Pass one of them.")
+    return None if label is None else LabelCells(label, labels, separator, regression)
+
+
+def sorted_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Returns names of classes in their order: as numbers if all of them are, otherwise as texts.
+
+    >>> sorted_names(["10", "9"]), sorted_names(["b", "10", "9"])
+    (('9', '10'), ('10', '9', 'b'))
+    """
+    names = sorted(names)
+    numbers = {name: number_of(name) for name in names}
+    if None in numbers.values():
+        return tuple(names)
+    return tuple(sorted(names, key=numbers.__getitem__))  # type: ignore[arg-type]
 
 
 def number_of(cell: Any) -> float | None:

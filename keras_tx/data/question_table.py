@@ -12,7 +12,7 @@ from typing import Any
 from keras_tx.data.batches import Batches
 from keras_tx.data.question_answering import question_answering_batches
 from keras_tx.data.stratified_split import stratified_split
-from keras_tx.data.table_file import BrokenRow, encoding_problem, refuse_broken, text_problem
+from keras_tx.data.table_file import BrokenRow, cell_problem, encoding_problem, refuse_broken
 from keras_tx.errors import TextError, true_or_false
 from keras_tx.processing import TextTransform
 
@@ -61,11 +61,12 @@ class QuestionTable:
     def split(self, share: float, *, seed: int = 0) -> tuple[QuestionTable, QuestionTable]:
         """Returns tables of the questions for training and for validation.
 
-        All questions about a document are in the same table.
+        All questions about a document are in the same table. Which documents are held out depends on their
+        texts and the seed, so the split hardly changes when documents are added.
 
         Args:
             share: share of the documents for validation, such as 0.1.
-            seed: seed of the random choice.
+            seed: seed of the choice.
 
         Raises:
             ConfigError: the share or the seed is out of range, or there are too few documents.
@@ -169,7 +170,7 @@ def _row(path: Path, place: str, document: Any, question: Any) -> list[Any] | Br
     name = str(question.get("id", place))
     place = f"question {name}"
     for column, value in (("context", document), ("question", question.get("question"))):
-        if (problem := text_problem(value)) is not None:
+        if (problem := cell_problem(value)) is not None:
             return BrokenRow(path, place, column, problem)
     answers = question.get("answers") or []
     if question.get("is_impossible"):

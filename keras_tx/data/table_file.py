@@ -105,7 +105,7 @@ class TableFile:
             except (csv.Error, TextError) as error:
                 raise TextError(f"{self.path}, line 1, cannot be read: {error}. Correct the file.") from None
         if not names:
-            raise TextError(f"{self.path} is empty. Expected a header and one row per text.")
+            raise TextError(f"{self.path} is empty. Expected a header and one row per sample.")
         return names
 
     def places(self, names: Sequence[str], arguments: Sequence[str]) -> list[int]:
@@ -172,7 +172,7 @@ class TableFile:
                 except StopIteration:
                     return
                 except csv.Error as error:
-                    yield line, self._broken(line, reader.line_num, error)
+                    yield line, self._broken_quote(line, reader.line_num, error)
                     continue
                 if len(row) == width:
                     yield line, [row[place] for place in places]
@@ -180,7 +180,7 @@ class TableFile:
                     reason = f"has {len(row)} fields, expected {width}"
                     yield line, BrokenRow(self.path, _lines(line, reader.line_num), None, reason)
 
-    def _broken(self, line: int, last: int, error: csv.Error) -> BrokenRow:
+    def _broken_quote(self, line: int, last: int, error: csv.Error) -> BrokenRow:
         if "end of data" in str(error):  # the rest of the file, which must not count as one row
             raise TextError(
                 f"{self.path}, line {line}: a quote is opened and not closed. Close it, or pass quotes=False "
@@ -249,16 +249,13 @@ def _long_cells() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def text_problem(cell: Any) -> str | None:
-    """Returns the reason why a cell is not a text, or None."""
+def cell_problem(cell: Any, content: str = "text") -> str | None:
+    """Returns the reason why a cell is not a text, or None; `content` is its name, such as "path"."""
     if is_missing(cell):
-        return (
-            "the text is empty"
-            if not cell or not str(cell).strip()
-            else f"the text is {cell!r}, a missing value"
-        )
+        empty = not cell or not str(cell).strip()
+        return f"the {content} is empty" if empty else f"the {content} is {cell!r}, a missing value"
     if not isinstance(cell, str):
-        return f"{cell!r:.40} is a {type(cell).__name__}, expected a text"
+        return f"{cell!r:.40} is a {type(cell).__name__}, expected a {content}"
     return encoding_problem(cell)
 
 
@@ -287,13 +284,17 @@ def refuse_broken(path: str | os.PathLike[str], broken: Sequence[BrokenRow], row
     """Raises a TextError that names the first broken rows."""
     if not broken:
         return
-    shown = "; ".join(map(str, broken[:SHOWN]))
-    more = f"; and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
     plural = "" if len(broken) == 1 else "s"
     raise TextError(
-        f"{path} has {len(broken):,} broken row{plural} of {rows:,}: {shown}{more}. Correct the file, or "
-        "pass skip_broken=True to leave them out."
+        f"{path} has {len(broken):,} broken row{plural} of {rows:,}: {listed_rows(broken)}. Correct the "
+        "file, or pass skip_broken=True to leave them out."
     )
+
+
+def listed_rows(broken: Sequence[BrokenRow]) -> str:
+    """Returns the first broken rows, for a message."""
+    more = f"; and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
+    return "; ".join(map(str, broken[:SHOWN])) + more
 
 
 def _lines(first: int, last: int) -> str:

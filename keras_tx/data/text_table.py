@@ -12,10 +12,11 @@ import numpy as np
 
 from keras_tx.data.batches import Batches
 from keras_tx.data.classification import text_classification_batches
-from keras_tx.data.label_column import LabelCells
+from keras_tx.data.label_column import label_cells
+from keras_tx.data.labelled_rows import read_labelled_rows
 from keras_tx.data.stratified_split import stratified_split
-from keras_tx.data.table_file import BrokenRow, TableFile, refuse_broken, text_problem
-from keras_tx.errors import ConfigError, TextError, true_or_false
+from keras_tx.data.table_file import BrokenRow, TableFile
+from keras_tx.errors import ConfigError, true_or_false
 from keras_tx.processing import TextTransform
 
 CLASSIFICATION, MULTI_LABEL, REGRESSION = "classification", "multi-label", "regression"
@@ -92,17 +93,21 @@ class TextTable:
     def split(self, share: float, *, seed: int = 0) -> tuple[TextTable, TextTable]:
         """Returns tables of the rows for training and for validation.
 
-        Each class has the same share in both. Rows with equal texts are in the same table.
+        Each class has the same share in both. Rows with the same first text are in the same table, whatever
+        their second text and their label; case and white space are ignored. Second texts may be in both.
+
+        Which texts are held out depends on the texts and the seed only, so the split hardly changes when rows
+        are added.
 
         Args:
-            share: share of the rows for validation, such as 0.1.
-            seed: seed of the random choice.
+            share: share of the different texts for validation, such as 0.1.
+            seed: seed of the choice.
 
         Raises:
             ConfigError: the share or the seed is out of range, or there are too few rows.
         """
         classes = self.targets.tolist() if self.task == CLASSIFICATION else [0] * len(self)  # type: ignore
-        train, validation = stratified_split(self._keys(), classes, share, seed)
+        train, validation = stratified_split(list(map(_normalized, self.texts)), classes, share, seed)
         return self.take(train), self.take(validation)
 
     def take(self, rows: Iterable[int]) -> TextTable:
@@ -142,9 +147,7 @@ class TextTable:
 
     def _keys(self) -> list[tuple[str, ...]]:
         columns = [self.texts] if self.pairs is None else [self.texts, self.pairs]
-        return [
-            tuple(" ".join(text.split()).casefold() for text in row) for row in zip(*columns, strict=True)
-        ]
+        return [tuple(map(_normalized, row)) for row in zip(*columns, strict=True)]
 
     def __repr__(self) -> str:
         kind = "texts" if self.pairs is None else "pairs of texts"
@@ -164,6 +167,11 @@ class TextTable:
         if self.broken:
             lines.append(f"{len(self.broken):,} broken rows were left out: {self.broken[0]}")
         return "\n".join(lines)
+
+
+def _normalized(text: str) -> str:
+    """A text without differences in case and white space."""
+    return " ".join(text.split()).casefold()
 
 
 def text_table(
@@ -208,7 +216,7 @@ def text_table(
         label: the column of the labels; None for texts without labels.
         pair: the column of the second texts, for entailment, paraphrases or translations.
         labels: the names of the classes, in order. If the column has numbers, they are indices of these
-            names. By default the sorted values of the column.
+            names. By default the values of the column, sorted as numbers if all are numbers.
         separator: separator of the names in a cell, if rows have several labels; not needed for lists in
             JSON.
         regression: whether labels are numbers to predict. By default this is true if all are numbers and
@@ -228,78 +236,17 @@ def text_table(
             label, with a wrong number of fields, or with invalid characters. The message contains their
             lines.
     """
-    _check_options(label, labels, separator, regression)
+    cells = label_cells(label, labels, separator, regression)
     skip_broken = true_or_false("skip_broken", skip_broken)
     file = TableFile(Path(path), columns, encoding, quotes)
-    arguments = {"text": text, "pair": pair, "label": label}
-    used = {argument: name for argument, name in arguments.items() if name is not None}
-    cells = None if label is None else LabelCells(label, labels, separator, regression)
-    read: dict[str, list[Any]] = {"text": [], "pair": []}
-    lines, broken = [], []
-    rows = 0
-    for line, row in file.rows(list(used.values()), list(used)):
-        rows += 1
-        problem = (
-            row
-            if isinstance(row, BrokenRow)
-            else _add(file.path, line, dict(zip(used, row, strict=True)), used, read, cells)
-        )
-        if problem is None:
-            lines.append(line)
-        else:
-            broken.append(problem)
-    if not skip_broken:
-        refuse_broken(path, broken, rows)
-    if not lines:
-        reason = f", and the first is {broken[0]}" if broken else ""
-        raise TextError(f"{path} has no rows to train on: {len(broken):,} of {rows:,} are broken{reason}.")
-    targets = None if cells is None else cells.targets()
+    texts = {"text": text, **({} if pair is None else {"pair": pair})}
+    rows = read_labelled_rows(file, texts, cells, skip_broken=skip_broken)
     return TextTable(
-        Path(path),
-        read["text"],
-        None if targets is None else targets.values,
-        None if targets is None else targets.names,
-        None if pair is None else read["pair"],
-        np.array(lines, "int64"),
-        tuple(broken),
+        file.path,
+        rows.columns["text"],
+        None if rows.targets is None else rows.targets.values,
+        None if rows.targets is None else rows.targets.names,
+        rows.columns.get("pair"),
+        rows.lines,
+        rows.broken,
     )
-
-
-def _add(
-    path: Path,
-    line: int,
-    row: dict[str, Any],
-    names: dict[str, str],
-    read: dict[str, list[Any]],
-    cells: LabelCells | None,
-) -> BrokenRow | None:
-    """Adds a row to the columns, or returns its problem."""
-    texts = [argument for argument in read if argument in row]
-    for argument in texts:
-        problem = text_problem(row[argument])
-        if problem is not None:
-            return BrokenRow(path, f"line {line}", names[argument], problem)
-    if cells is not None and (problem := cells.add(row["label"])) is not None:
-        return BrokenRow(path, f"line {line}", names["label"], problem)
-    for argument in texts:
-        read[argument].append(row[argument])
-    return None
-
-
-def _check_options(
-    label: str | None, labels: Sequence[str] | None, separator: str | None, regression: bool | None
-) -> None:
-    if isinstance(labels, str):
-        raise ConfigError(f"labels={labels!r}, expected a list of names, one for each class in order.")
-    if labels is not None and (len(set(labels)) < len(labels) or len(labels) < 2):
-        raise ConfigError(f"labels={list(labels)!r}, expected two or more different names.")
-    if regression is not None:
-        true_or_false("regression", regression)
-    if separator == "":
-        raise ConfigError("separator is '', expected a character such as '|'.")
-    options = {"labels": labels, "separator": separator, "regression": regression or None}
-    passed = [name for name, value in options.items() if value is not None]
-    if label is None and passed:
-        raise ConfigError(f"{passed[0]}= needs label=, the column of the labels. Pass it.")
-    if regression and len(passed) > 1:
-        raise ConfigError(f"regression=True and {passed[0]}= were both passed. Pass one of them.")

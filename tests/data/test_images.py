@@ -20,7 +20,7 @@ from keras_tx.data import image_reader
 from keras_tx.data.augmentation import deit_augmentation
 from keras_tx.data.image_crop import draw_crop
 from keras_tx.data.image_list import list_folder
-from keras_tx.errors import ConfigError, ImageError
+from keras_tx.errors import ConfigError, ImageError, TextError
 
 CLASSES = ("daisy", "rose", "tulip")
 SIZE = (20, 24)
@@ -205,6 +205,14 @@ def test_validation_split_is_stratified_and_nearly_stable(tmp_path):
     moved = folder.rename(tmp_path / "elsewhere")
     larger = tx.image_folder(moved, TRANSFORM, validation_split=0.2)[1]
     assert len(set(held_out.images.names) - set(larger.images.names)) <= 2
+
+
+def test_a_path_that_is_listed_twice_is_in_one_part(folder):
+    paths = sorted(folder.glob("*/*.jpg"))
+    labels = [path.parent.name for path in paths]
+    train, held_out = tx.image_batches(paths * 2, labels * 2, TRANSFORM, validation_split=0.25)
+    assert (len(train.images), len(held_out.images)) == (24, 12)
+    assert not set(train.images.names) & set(held_out.images.names)
 
 
 def test_validation_images_are_exact_whatever_the_training_options(folder):
@@ -533,11 +541,56 @@ def test_a_table_has_the_batches_of_the_folder(folder, tmp_path):
     by_number = tx.image_batches(paths, numbers, TRANSFORM, classes=CLASSES, **options)
     assert equal(expected, every(by_number))
     assert by_number.labels == CLASSES
-    with pytest.raises(ConfigError, match=r"label='kin'.*'kind'"):
+    with pytest.raises(TextError, match="no column 'kin'.*Did you mean 'kind'"):
         tx.image_table(table, TRANSFORM, image="file", label="kin")
-    table.write_text(table.read_text() + "photos/rose/000.jpg,,\n")
-    with pytest.raises(ConfigError, match="Line 20.*'kind'"):
-        tx.image_table(table, TRANSFORM, image="file", label="kind")
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "options"),
+    [
+        ("a.tsv", ["image\tkind", "{}\t{}"], {}),
+        ("a.csv", ["image;kind", "{};{}"], {"encoding": "utf-16"}),
+        ("a.jsonl", ["", '{{"image": "{}", "kind": {}}}'], {}),
+        ("b.csv", ["", "{},{}"], {"columns": ["image", "kind"]}),
+    ],
+)
+def test_formats_of_tables_of_images_and_the_order_of_numbers(tmp_path, name, lines, options):
+    """Numbers are classes in their numeric order, as in a table of texts."""
+    rows = [lines[0]] if lines[0] else []
+    for index, label in enumerate((10, 2, 2, 10)):
+        drawn(index).save(tmp_path / f"é{index}.png")
+        rows.append(lines[1].format(f"é{index}.png", label))
+    (tmp_path / name).write_text("\n".join(rows) + "\n", encoding=options.get("encoding", "utf-8"))
+    columns = {"image": "image", "label": "kind"}
+    batches = tx.image_table(tmp_path / name, TRANSFORM, **columns, **options, shuffle=False)
+    assert batches.labels == ("2", "10") and batches[0][1].tolist() == [1, 0, 0, 1]
+    paths = [tmp_path / f"é{index}.png" for index in range(4)]
+    assert equal(batches[0], tx.image_batches(paths, ["10", "2", "2", "10"], TRANSFORM, shuffle=False)[0])
+
+
+def test_broken_rows_of_a_table_of_images_are_named_or_left_out(folder):
+    rows = ["photos/rose/000.jpg,rose", ",rose", "photos/tulip/000.jpg,", "photos/tulip/001.jpg,tulip"]
+    table = folder.parent / "photos.csv"
+    table.write_text("\n".join(["file,kind", *rows]) + "\n")
+    columns = {"image": "file", "label": "kind"}
+    broken = "line 3, column 'file': the path is empty; line 4, column 'kind': the label is empty"
+    with pytest.raises(TextError, match=f"photos.csv has 2 broken rows of 4: {broken}"):
+        tx.image_table(table, TRANSFORM, **columns)
+    with pytest.warns(UserWarning, match=f"2 broken rows of .*photos.csv are left out: {broken}"):
+        batches = tx.image_table(table, TRANSFORM, **columns, skip_broken=True)
+    assert len(batches.images) == 2
+
+
+def test_several_labels_and_numbers_of_a_table_of_images(folder):
+    table = folder.parent / "photos.csv"
+    rows = ["000.jpg,a|b,0.5", "001.jpg,,1", "002.jpg,b,2"]
+    table.write_text("\nphotos/rose/".join(["file,kinds,score", *rows]) + "\n")
+    several = tx.image_table(table, TRANSFORM, image="file", label="kinds", separator="|", shuffle=False)
+    assert several.labels == ("a", "b") and several[0][1].tolist() == [[1, 1], [0, 0], [0, 1]]
+    numbers = tx.image_table(table, TRANSFORM, image="file", label="score", shuffle=False)
+    assert numbers.labels is None and numbers[0][1].tolist() == [0.5, 1.0, 2.0]
+    with pytest.raises(ConfigError, match="regression=True and separator="):
+        tx.image_table(table, TRANSFORM, image="file", label="kinds", separator="|", regression=True)
 
 
 def test_a_missing_file_of_a_table_is_named(tmp_path):
@@ -572,7 +625,7 @@ def test_gray_arrays_and_other_targets(tmp_path):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"validation_split": 1.5}, "validation_split is 1.5"),
+        ({"validation_split": 1.5}, "validation_split=1.5"),
         ({"crop": (0.5, 2)}, r"crop is \(0.5, 2\)"),
         ({"crop": 0.5}, "crop is 0.5"),
         ({"augment": "flip"}, "augment is 'flip'"),

@@ -255,6 +255,31 @@ def test_equal_texts_are_not_in_both_parts(write):
     assert table.take([0, 70]).repeated(table.take([30, 31])) == [0]
 
 
+def test_first_texts_of_pairs_are_not_in_both_parts(write):
+    """Each premise has three hypotheses, one for each class; case and white space do not matter."""
+    kinds = ("entailment", "neutral", "contradiction")
+    rows = [
+        f"Premise{' ' * (i + 1)}{n}.,Hypothesis {i},{kind}" for n in range(40) for i, kind in enumerate(kinds)
+    ]
+    table = text_table(write("\n".join(["text,pair,label", *rows])), pair="pair")
+    for seed in range(3):
+        train, validation = table.split(0.2, seed=seed)
+        held_out, trained = ({text.replace(" ", "") for text in x.texts} for x in (validation, train))
+        assert len(held_out) == 8 and not held_out & trained
+        assert set(validation.counts().values()) == {8}
+
+
+def test_split_hardly_changes_when_rows_are_added(write):
+    before = reviews(write).split(0.2)[1].texts
+    after = reviews(write, good=44, bad=22).split(0.2)[1].texts
+    assert len(before) == 12 and len(set(before) - set(after)) <= 2
+
+
+def test_validation_table_may_have_one_of_the_classes(write):
+    table = text_table(write("text,label\nA.,good\nB.,good\n"), labels=("bad", "good"))
+    assert table.targets is not None and table.targets.tolist() == [1, 1]
+
+
 def test_table_feeds_fit_and_its_labels_reach_the_folder(write, tmp_path):
     train, validation = reviews(write).split(0.2)
     keras.utils.set_random_seed(0)
