@@ -7,8 +7,7 @@ from typing import Any
 import keras
 
 WITHOUT_DECAY = ("bias", "gamma", "beta", "scale", "tokens", "table", "prefix", "rows", "columns")
-
-HEAD_LAYERS = ("logits", "^span/")  # the last layers of the heads, in paths of variables
+LAST_LAYERS = ("logits", "^span/")  # of all heads, in paths of variables
 
 
 @keras.saving.register_keras_serializable("keras_tx")
@@ -106,7 +105,7 @@ class Muon(keras.optimizers.Muon):
         weight_decay: float = 0.05,
         adam_weight_decay: float | None = 0.0,
         adam_beta_2: float = 0.99,
-        exclude_layers: tuple[str, ...] = HEAD_LAYERS,
+        exclude_layers: tuple[str, ...] = LAST_LAYERS,
         **options: Any,
     ):
         super().__init__(

@@ -123,7 +123,13 @@ class Batches(keras.utils.PyDataset):
         signature = keras.tree.map_structure(spec, self[0])
         data = tf.data.Dataset.from_generator(epoch, output_signature=signature)
         counted = data.apply(tf.data.experimental.assert_cardinality(len(self._order)))
-        return counted.prefetch(tf.data.AUTOTUNE)
+        return self.named(counted.prefetch(tf.data.AUTOTUNE))
+
+    def named(self, data: Any) -> Any:
+        """Returns a tf.data.Dataset of these batches with their class names, as those of Keras have."""
+        if self.labels is not None:
+            data.class_names = list(self.labels)
+        return data
 
     def _packed(self, order: list[np.ndarray], epoch: int, index: int) -> tuple[Any, Any]:
         return self.pack(order[index], np.random.default_rng([self.seed, epoch, index]))

@@ -44,7 +44,8 @@ def text_classification_batches(
             MultiLabelHead a row of 0 and 1, or a list of names.
         transform: the tokenizer.
         pairs: second texts, if samples are pairs.
-        classes: the number of classes, or their names where labels are names.
+        classes: the number of classes, or their names where labels are names. `fit` checks that the head has
+            the same names, or sets them if it has none.
         batch_size, shuffle, seed, options: as for `Batches`.
 
     Returns:
@@ -62,7 +63,9 @@ def text_classification_batches(
         return transform.pad([rows[number] for number in chosen]), numbers[chosen]
 
     lengths = [len(row) for row in rows]
-    return Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, **options)
+    batches = Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, **options)
+    batches.labels = _names(classes)
+    return batches
 
 
 def token_classification_batches(
@@ -93,7 +96,8 @@ def token_classification_batches(
         texts: a list of words for each text.
         labels: a list of labels for each text, one for each word; -100 for a word without a label.
         transform: the tokenizer.
-        classes: the number of classes, or their names where labels are names.
+        classes: the number of classes, or their names where labels are names. `fit` checks that the head has
+            the same names, or sets them if it has none.
         label_all_tokens: whether all tokens of a word have its label. By default its first token has the
             label, and the others have -100.
         overlap: the number of tokens that the windows of a long text share; None truncates long texts.
@@ -133,7 +137,13 @@ def token_classification_batches(
         return batch, targets
 
     lengths = [len(row) for row in rows]
-    return Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, **options)
+    batches = Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, **options)
+    batches.labels = _names(classes)
+    return batches
+
+
+def _names(classes: Classes) -> tuple[str, ...] | None:
+    return None if classes is None or isinstance(classes, int) else tuple(classes)
 
 
 def _begun(rows: Sequence[Row], overlap: int) -> list[int]:

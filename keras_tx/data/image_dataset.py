@@ -89,7 +89,8 @@ class ImageBatches(Batches):
         import tensorflow as tf
 
         shape = (None, self.processing.height, self.processing.width, self.processing.channels)
-        return super().tf_data().map(lambda images, targets: (tf.ensure_shape(images, shape), targets))
+        data = super().tf_data().map(lambda images, targets: (tf.ensure_shape(images, shape), targets))
+        return self.named(data)
 
     def _prepare(self, rows: np.ndarray, random: np.random.Generator) -> tuple[Any, Any]:
         """The images and labels of a batch; one generator per image, so that threads do not matter."""

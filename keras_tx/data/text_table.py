@@ -71,7 +71,8 @@ class TextTable:
     def batches(self, transform: TextTransform, **options: Any) -> Batches:
         """Returns batches for `model.fit`, as `text_classification_batches` does.
 
-        `task` determines the head: ClassifierHead, MultiLabelHead or RegressionHead.
+        `task` determines the head: ClassifierHead, MultiLabelHead or RegressionHead. `fit` checks that the
+        head has the same class names, or sets them if it has none.
 
         Args:
             transform: the tokenizer: `model.processing`.
@@ -86,9 +87,11 @@ class TextTable:
                 "the batches of another head, such as masked_lm_batches(table.texts, transform)."
             )
         classes = None if self.labels is None else len(self.labels)
-        return text_classification_batches(
+        batches = text_classification_batches(
             self.texts, self.targets, transform, pairs=self.pairs, classes=classes, **options
         )
+        batches.labels = self.labels
+        return batches
 
     def split(self, share: float, *, seed: int = 0) -> tuple[TextTable, TextTable]:
         """Returns tables of the rows for training and for validation.

@@ -122,8 +122,16 @@ def label_names(head: Head | None, labels: Any, model: str) -> list[str] | None:
         if labels is not None:
             raise ConfigError(f"labels requires a classifier head, which model {model!r} does not have.")
         return None
-    known = getattr(head, "labels", None) if labels is None else labels
-    return default if known is None else list(check_labels(known, len(default)))
+    own = getattr(head, "labels", None)
+    if labels is None:
+        return default if own is None else list(own)
+    names = list(check_labels(labels, len(default)))
+    if own is not None and names != list(own) and set(names) == set(own):
+        raise ConfigError(
+            f"labels={names!r} has the classes of model {model!r} in another order: its logits are those of "
+            f"{list(own)!r}. Omit labels, or pass other names to rename the classes."
+        )
+    return names
 
 
 def check_labels(labels: Any, count: int) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from keras_tx.layers import TransformerBlock
 from keras_tx.losses import TokenCrossentropy, on_logits, refuse_categorical_loss
 from keras_tx.metrics import MultiLabelAccuracy, TokenAccuracy
 from keras_tx.models.adapters.adaptation import adapt_from_config, adapters_config
+from keras_tx.models.class_names import check_data_names, named_head, names_of_data
 from keras_tx.models.config import make_config
 from keras_tx.models.first_batch import FirstBatch, labels_like
 from keras_tx.models.inner_outputs import with_outputs
@@ -28,6 +29,7 @@ from keras_tx.models.tokenizer_checks import check_tokenizer, tokenizer_fields
 from keras_tx.optimizers import AdamW
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.weight_values import check_finite, merged_weights, saved_weights
+from keras_tx.weights.weightless import build_weightless
 
 CROSSENTROPIES: dict[str, Any] = dict.fromkeys(
     ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy"), TokenCrossentropy
@@ -39,7 +41,6 @@ ACCURACIES: dict[str, Any] = dict.fromkeys(
 AUTO = "auto"  # default of `head`: that of the family or of the checkpoint
 DIVERGED = "The training diverged: restore the last saved weights, and lower the learning rate."
 OF_SEVERAL = ("accuracy", "acc", "binary_accuracy", "BinaryAccuracy")
-CLASSES_LISTED = 5  # in a message
 CHECKED_IMAGES = 32  # of an array; the default batch size
 _FIT = inspect.signature(keras.Model.fit)
 
@@ -166,19 +167,19 @@ class TransformerModel(keras.Model):
         """
         _check_distribution(self)
         bound = _FIT.bind(None, x, y, *args, **kwargs).arguments
-        self._adopt_class_names(x)
+        held_out = bound.get("validation_data")
+        head = self._head_for(x, held_out)
         if getattr(x, "ordered", False):
             bound["shuffle"] = False
         first = self._first_batch(x, y)
         options = {"shuffle": bound.get("shuffle", True), "class_weight": bound.get("class_weight")}
         bound["x"] = self.adapted(first.of(x), **options)
-        held_out = bound.get("validation_data")
         if isinstance(held_out, tuple | list) and len(held_out) > 1:
             self._check_arrays(held_out[0], held_out[1])
         elif held_out is not None:
-            self.check_class_names(held_out)
             bound["validation_data"] = self.adapted(first.of(held_out))
         del bound["self"]
+        self.head = head
         return first.run(super().fit, **bound)
 
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -198,34 +199,23 @@ class TransformerModel(keras.Model):
         """Checks that the names of the classes of batches are those of the model, in the same order.
 
         Args:
-            data: a data source. Batches of keras_tx.data have the class names as `labels`.
+            data: a data source. Batches of keras_tx.data have the names as `labels`, and tf.data datasets of
+                Keras and of `Batches.tf_data` as `class_names`.
 
         Raises:
-            ConfigError: the names or the number of the classes differ.
+            ConfigError: the names or the number of the classes differ, or the head predicts numbers.
         """
-        names = _class_names(data)
-        count = None if self.head is None else getattr(self.head, "num_classes", None)
-        if names is None or count is None:
-            return
-        own = getattr(self.head, "labels", None)
-        if len(names) != count:
-            raise ConfigError(
-                f"The data has {len(names)} classes ({_listed(names)}), but model {self.name!r} has {count}. "
-                f"Create the model with num_classes={len(names)}."
-            )
-        if own is not None and own != names:
-            raise ConfigError(
-                f"The data has the classes {_listed(names)}, but model {self.name!r} has {_listed(own)}. "
-                "Pass the names of the model, in its order, as labels= to the data."
-            )
+        check_data_names(self.head, data, self.name)
 
-    def _adopt_class_names(self, data: Any) -> None:
-        """Sets the class names of a head without names, so that the exported folder contains them."""
+    def _head_for(self, data: Any, held_out: Any) -> Any:
+        """Checks class names, and returns the head with those of the data if it has none.
+
+        An exported folder then contains them.
+        """
         self.check_class_names(data)
-        names = _class_names(data)
-        head: Any = self.head
-        if names is not None and getattr(head, "num_classes", None) and head.labels is None:
-            self.head = dataclasses.replace(head, labels=names)
+        head = named_head(self.head, names_of_data(data))
+        check_data_names(head, held_out, self.name, source="The validation data")
+        return head
 
     def adapted(self, data: Any, **options: Any) -> Any:
         """Returns the data source to pass to Keras; `options` are arguments of `fit`."""
@@ -628,6 +618,22 @@ class TransformerModel(keras.Model):
         """Returns the paths of the layers that are not trainable."""
         return [path for path, layer in self._parts().items() if not layer.trainable]
 
+    def head_layers(self) -> list[keras.layers.Layer]:
+        """Returns the layers of the head: those with weights that a model without the head does not have.
+
+        Example:
+
+        >>> import keras_tx
+        >>> model = keras_tx.bert("tiny", vocabulary_size=50, head=keras_tx.MaskedLMHead())
+        >>> [layer.name for layer in model.head_layers()]
+        ['prediction_dense', 'prediction_norm', 'logits']
+        """
+        if self.head is None:
+            return []
+        bare = build_weightless(type(self).assemble, self.config, head=None)
+        names = {layer.name for layer in bare.layers}
+        return [layer for layer in self.layers if layer.weights and layer.name not in names]
+
     def _parts(self) -> dict[str, keras.layers.Layer]:
         """Returns all layers with weights, nested ones included, by path."""
         return {
@@ -636,16 +642,6 @@ class TransformerModel(keras.Model):
             for part in top._flatten_layers()
             if part.weights
         }
-
-
-def _class_names(data: Any) -> tuple[str, ...] | None:
-    names = getattr(data, "labels", None) if isinstance(data, keras.utils.PyDataset) else None
-    return names if isinstance(names, tuple) and all(isinstance(name, str) for name in names) else None
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    more = len(names) - CLASSES_LISTED
-    return ", ".join(map(repr, names[:CLASSES_LISTED])) + (f" and {more} more" if more > 0 else "")
 
 
 def _check_distribution(model: Any) -> None:

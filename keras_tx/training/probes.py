@@ -35,22 +35,13 @@ def linear_probe(model: Any) -> Any:
     """
     if getattr(model, "head", None) is None:
         raise ConfigError(f"Model {model.name!r} has no head to train. Pass head= or num_classes=.")
-    backbone = {layer.name for layer in model.layers if layer.weights} - _head_layers(model)
+    of_head = model.head_layers()
     for layer in model.layers:
-        if layer.name in backbone:
+        if layer.weights and layer not in of_head:
             layer.trainable = False
     if not model.trainable_weights:
         raise ConfigError(f"The head of model {model.name!r} has no weights of its own, because it is tied.")
     return model
-
-
-def _head_layers(model: Any) -> set[str]:
-    """The names of the layers with weights that a model without the head does not have."""
-    from keras_tx.weights.weightless import build_weightless
-
-    bare = build_weightless(type(model).assemble, model.config, head=None)
-    names = {layer.name for layer in bare.layers}
-    return {layer.name for layer in model.layers if layer.weights and layer.name not in names}
 
 
 def k_shot_accuracy(

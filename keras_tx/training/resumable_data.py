@@ -14,6 +14,7 @@ import numpy as np
 
 from keras_tx.data.batches import Batches
 from keras_tx.errors import ConfigError, whole_number
+from keras_tx.models.class_names import names_of_data
 
 DIGEST_ROWS = 1000  # rows of each array that its digest reads
 RESHUFFLE = "reshuffle_each_iteration"
@@ -161,6 +162,7 @@ class OrderedDataset(keras.utils.PyDataset):
             max_queue_size=source.max_queue_size,
         )
         self.source, self.epoch, self._first = source, 0, 0
+        self.labels = names_of_data(source)
         self._digest = self._checked_digest()
 
     def __len__(self) -> int:
@@ -236,6 +238,7 @@ class TFDataStream(keras.utils.PyDataset):
             raise ConfigError(f"data(0) is a {type(data).__name__}, expected a tf.data.Dataset.")
         self.epoch_steps = _steps(data, steps)
         self._every, self._steps_option = every, steps
+        self.labels = names_of_data(data)
         self._pipeline = _checked_operations(data, reshuffle=function is not None)
         self._repeated, self._function = data.repeat(), function
         self._lock = threading.Lock()

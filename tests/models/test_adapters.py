@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import keras_tx
 from keras_tx.errors import ConfigError
+from keras_tx.heads import Head
 from keras_tx.layers.low_rank import LowRank, add_adapter
 from keras_tx.models.adapters.layer_selection import adapted_layers
 from keras_tx_onnx import export_onnx
@@ -120,6 +122,28 @@ def test_only_adapters_and_the_head_train(model):
     assert any("lora" in path for path in changed)
     others = {path for path in trainable if "lora_" not in path}
     assert {path.split("/")[0] for path in others} <= {"pooler", "logits", "classifier"}
+
+
+@keras.saving.register_keras_serializable("test_adapters")
+@dataclasses.dataclass(frozen=True)
+class TwoLayerHead(Head):
+    """A head of a user, whose layers have other names than ours."""
+
+    takes_sample = True
+
+    def __call__(self, features: Any) -> Any:
+        hidden = keras.layers.Dense(5, activation="tanh", name="hidden")(features)
+        return keras.layers.Dense(2, name="scores")(hidden)
+
+
+def test_all_layers_of_a_head_are_trained(monkeypatch):
+    monkeypatch.setattr(keras_tx.Bert, "heads", (*keras_tx.Bert.heads, TwoLayerHead))
+    model = keras_tx.bert("tiny", vocabulary_size=30, depth=1, head=TwoLayerHead())
+    assert [layer.name for layer in model.head_layers()] == ["hidden", "scores"]
+    keras_tx.lora(model, 2, targets="dense")
+    others = {x.path.split("/")[0] for x in model.trainable_variables if "lora_" not in x.path}
+    assert others == {"pooler", "hidden", "scores"}
+    assert not any(path.startswith(("hidden", "scores")) for path in adapted_layers(model))
 
 
 def _step(model: Any) -> None:

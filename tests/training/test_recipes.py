@@ -292,6 +292,28 @@ def test_muon_updates_the_matrices_of_blocks_alone():
         assert {path.split("/")[0] for path in by_muon - matrices} <= {"pooler"}
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        keras_tx.ClassifierHead(3),
+        keras_tx.TokenClassifierHead(3),
+        keras_tx.SpanHead(),
+        keras_tx.MultipleChoiceHead(),
+        keras_tx.PretrainingHead(),
+    ],
+    ids=lambda head: type(head).__name__,
+)
+def test_muon_does_not_update_the_last_layers_of_a_head(head):
+    network = keras_tx.bert("tiny", depth=1, vocabulary_size=30, head=head)
+    optimizer = muon_recipe(10)
+    optimizer.build(network.trainable_variables)
+    names = {layer.name for layer in network.head_layers()}
+    by_muon = {
+        x.path.split("/")[0] for x in network.trainable_variables if not optimizer._should_use_adamw(x)
+    }
+    assert names and names & by_muon <= {"prediction_dense"}
+
+
 def test_step_of_muon_equals_torch():
     """Moonlight's Muon (Liu et al., 2025) with the iteration of Jordan et al.; all other variables: Adam."""
     torch = pytest.importorskip("torch", reason='pip install "keras-tx[parity]"')

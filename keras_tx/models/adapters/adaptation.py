@@ -49,8 +49,8 @@ def lora(
         rank_stabilized: whether the factor is alpha / sqrt(rank) (rsLoRA).
         dora: whether a magnitude is learned for each output (DoRA); for Dense layers.
         train_also: names of layers that are fully trained and saved with the adapters. "head" is the head of
-            a model of keras_tx, unless it is a language model; in other models, the layers that compute the
-            outputs. () for none.
+            a model of keras_tx with its pooler, unless it is a language model; in other models, the layers
+            that compute the outputs. () for none.
 
     Returns:
         The model.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from keras_tx.models.adapters.adaptation import adapt, check_model, trained_whol
 from keras_tx.models.adapters.layer_selection import adaptable_layers, adapted_layers, layers_of
 from keras_tx.models.adapters.peft_config import CONFIG, PeftConfig, config_json
 from keras_tx.models.adapters.peft_modules import Module, ModuleNames
+from keras_tx.models.class_names import check_names, named_head
 from keras_tx.weights.safetensors_file import open_tensors, write_tensors
 from keras_tx.weights.tensor_map import Entry
 from keras_tx.weights.tensor_source import Tensors
@@ -27,6 +28,8 @@ from keras_tx.weights.weight_values import array_of, check_values
 TENSORS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 BLOCKS = "keras_tx.block_ranks"  # metadata: the ranks of the layers that a module contains, by its name
+LABELS = "keras_tx.labels"  # metadata: the class names of a head that is saved with the adapters
+OF_FOLDER = "Create the model with these names: keras_tx.from_checkpoint(base, head=...(labels=...))."
 KINDS = {  # of tensors, by the end of their names
     ".lora_A.weight": "a",
     ".lora_B.weight": "b",
@@ -59,11 +62,13 @@ class AdapterFile:
         where: the folder.
         adapters: adapters by the paths of their layers.
         whole: values of fully trained weights, by the paths of the variables.
+        labels: the class names of the head among these weights; None if they are unknown.
     """
 
     where: Path
     adapters: dict[str, LayerAdapter]
     whole: dict[str, np.ndarray]
+    labels: tuple[str, ...] | None = None
 
 
 def save_adapter(
@@ -118,7 +123,7 @@ def save_adapter(
             temporary / TENSORS,
             {name: (x.dtype, x.shape) for name, x in arrays.items()},
             arrays.__getitem__,
-            {BLOCKS: json.dumps(_block_ranks(modules, layers))},
+            {BLOCKS: json.dumps(_block_ranks(modules, layers)), **_label_metadata(model, saved)},
         )
     return folder
 
@@ -145,6 +150,20 @@ def _block_ranks(modules: Mapping[str, Module], layers: Mapping[str, Any]) -> di
         for name, module in modules.items()
         if len(module.layers) > 1
     }
+
+
+def _label_metadata(model: Any, saved: Sequence[Entry]) -> dict[str, str]:
+    """The class names of the model's head, if its weights are saved."""
+    labels = getattr(getattr(model, "head", None), "labels", None)
+    if labels is None or not _of_head(model).intersection(path for entry in saved for path in entry.paths):
+        return {}
+    return {LABELS: json.dumps(list(labels))}
+
+
+def _of_head(model: Any) -> set[str]:
+    """The paths of the weights of a model's head."""
+    layers = model.head_layers() if hasattr(model, "head_layers") else []
+    return {variable.path for layer in layers for variable in layer.weights}
 
 
 def _saved_entries(model: Any, names: ModuleNames) -> list[Entry]:
@@ -213,6 +232,9 @@ def load_adapter(model: Any, folder: str | os.PathLike[str]) -> Any:
     A model without adapters gets those of the folder, and its other weights are frozen. If the
     model has adapters already, they must match those of the folder; their values are replaced.
 
+    If `save_adapter` wrote a head with class names, the model must have the same names in the same order, or
+    none: it then gets those of the folder.
+
     Args:
         model: a model with the weights of the base.
         folder: a folder with adapter_config.json and adapter_model.safetensors.
@@ -238,6 +260,8 @@ def load_adapter(model: Any, folder: str | os.PathLike[str]) -> Any:
         ]
         adapt(model, {path: x.options for path, x in content.adapters.items()}, owners)
     assign_adapter(model, content)
+    if content.labels is not None:
+        model.head = named_head(model.head, content.labels)
     return model
 
 
@@ -319,7 +343,23 @@ def read_adapter(model: Any, folder: str | os.PathLike[str]) -> AdapterFile:
         values = _read_values(tensors, stem, parts, options)
         content.adapters |= _split(module, options, values, layers, blocks.get(module.name), tensors.where)
     _read_whole(content, model, names, tensors, whole)
+    if LABELS in tensors.metadata and _of_head(model).intersection(content.whole):
+        content.labels = _labels_of(tensors)
+        source = f"The head in {folder}"
+        check_names(model.head, content.labels, model.name, source=source, remedy=OF_FOLDER)
     return content
+
+
+def _labels_of(tensors: Tensors) -> tuple[str, ...]:
+    try:
+        labels = json.loads(tensors.metadata[LABELS])
+    except ValueError:
+        labels = None
+    if not isinstance(labels, list) or not all(isinstance(name, str) for name in labels):
+        raise ConfigError(
+            f"{tensors.where}: the metadata {LABELS} is not a list of names. Copy the file again."
+        )
+    return tuple(labels)
 
 
 def _kind_of(name: str) -> tuple[str, str | None]:

@@ -15,9 +15,7 @@ from keras_tx.layers.low_rank import LOW_RANK, PLAIN
 GROUPS = ("attention", "dense")
 HEAD = "head"
 LANGUAGE_HEADS = (CausalLMHead, MaskedLMHead, PretrainingHead, Seq2SeqLMHead)
-# Layers of the heads of the families.
-HEAD_LAYERS = ("logits", "class_logits", "distillation_logits", "span", "pooler")
-LANGUAGE_LAYERS = ("prediction_dense", "prediction_logits", "seq_relationship_logits")
+POOLER = "pooler"  # a layer of the families that is often new, as the head is
 
 
 def layers_of(model: keras.Model) -> list[Any]:
@@ -186,10 +184,10 @@ def _head_layers(model: Any) -> list[Any]:
 
 
 def _last_layers(model: Any) -> list[Any]:
-    """The layers of a family's head; of other models, those that compute the outputs."""
-    if hasattr(model, "head"):
-        names = () if model.head is None else (*HEAD_LAYERS, *LANGUAGE_LAYERS)
-        return [layer for layer in model.layers if layer.name in names and layer.weights]
+    """The layers of a family's head and its pooler; of other models, those that compute the outputs."""
+    if hasattr(model, "head_layers"):
+        poolers = [layer for layer in model.layers if layer.name == POOLER]
+        return [] if model.head is None else [*poolers, *model.head_layers()]
     names = getattr(model, "output_names", None) or ()
     last = [layer for layer in model.layers if layer.name in names and layer.weights]
     # An embedding that is also the output projection belongs to the base.

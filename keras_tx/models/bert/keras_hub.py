@@ -40,10 +40,6 @@ POOLERS = {"bert": "tanh", "roberta": "tanh", "distilbert": "relu"}
 OFFSET = 2  # RoBERTa's first position, which is the first row of keras-hub's table
 PADDING = 1
 MODES = {"mean": "mean", "cls": "class"}
-HEAD_LAYERS = (
-    *("logits", "span", "prediction_dense", "prediction_norm", "prediction_logits"),
-    "seq_relationship_logits",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -343,12 +339,11 @@ def _head_entries(model: Bert, same_head: bool) -> list[Entry]:
             Entry("mlm_head/output_bias", ("logits/bias",), part=HEAD),
         ]
     entries = []
-    for layer in model.layers:
-        if layer.name in HEAD_LAYERS:  # keras-hub has those of a classifier; others are new
-            name = layer.name if same_head else f"new {layer.name}"
-            for variable in layer.weights:
-                end = variable.path.rpartition("/")[2]
-                entries.append(Entry(f"{name}/{end}", (variable.path,), part=HEAD))
+    for layer in model.head_layers():  # keras-hub has those of a classifier; others are new
+        name = layer.name if same_head else f"new {layer.name}"
+        for variable in layer.weights:
+            end = variable.path.rpartition("/")[2]
+            entries.append(Entry(f"{name}/{end}", (variable.path,), part=HEAD))
     return entries
 
 
