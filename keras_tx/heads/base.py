@@ -48,6 +48,7 @@ class Head:
     has_choices: ClassVar[bool] = False  # the inputs are (batch, choices, sequence)
     task: ClassVar[str | None] = None  # of a text model with this head
     token_outputs: ClassVar[tuple[str, ...]] = ()  # outputs with a label for each token, -100 for none
+    class_layers: ClassVar[tuple[str, ...]] = ()  # dense layers with a column and a bias for each of `labels`
 
     def __post_init__(self) -> None:
         check_fields(self)

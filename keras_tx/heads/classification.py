@@ -15,6 +15,7 @@ from keras_tx.losses import ClassCrossentropy
 from keras_tx.metrics import ClassAccuracy, MultiLabelF1, Spearman
 
 POOLINGS = ("average",)
+DISTILLED_LAYERS = ("class_logits", "distillation_logits")
 # The outputs of a separate DistilledClassifierHead, as transformers names them.
 DISTILLED_OUTPUTS = (contract.LOGITS, "cls_logits", "distillation_logits")
 
@@ -28,6 +29,7 @@ class SampleHead(Head):
 
     takes_sample: ClassVar[bool] = True
     task: ClassVar[str | None] = contract.TEXT_CLASSIFICATION
+    class_layers: ClassVar[tuple[str, ...]] = (contract.LOGITS,)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,6 +101,8 @@ class DistilledClassifierHead(ClassifierHead):
 
     separate: bool = False
 
+    class_layers: ClassVar[tuple[str, ...]] = DISTILLED_LAYERS
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.pooling is not None:
@@ -112,7 +116,7 @@ class DistilledClassifierHead(ClassifierHead):
             features = keras.layers.Dropout(self.dropout, dtype="float32", name="head_dropout")(features)
         both = [
             project(features[:, index], self.num_classes, name, use_bias=use_bias)
-            for index, name in enumerate(("class_logits", "distillation_logits"))
+            for index, name in enumerate(DISTILLED_LAYERS)
         ]
         mean = keras.layers.Average(dtype="float32", name=contract.LOGITS)(both)
         return dict(zip(DISTILLED_OUTPUTS, (mean, *both), strict=True)) if self.separate else mean

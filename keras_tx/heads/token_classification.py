@@ -37,6 +37,7 @@ class TokenClassifierHead(Head):
 
     task: ClassVar[str | None] = contract.TOKEN_CLASSIFICATION
     token_outputs: ClassVar[tuple[str, ...]] = (contract.LOGITS,)
+    class_layers: ClassVar[tuple[str, ...]] = (contract.LOGITS,)
 
     def __call__(self, features: Encoded) -> Any:
         return project(features.tokens, self.num_classes, contract.LOGITS, self.dropout)

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from keras_tx.errors import ConfigError
+from keras_tx.errors import ConfigError, user_stacklevel
+from keras_tx.models.class_names import (
+    has_other_classes,
+    listed,
+    named_head,
+    order_of_rows,
+    reorder_classes,
+)
 from keras_tx.models.config import make_config
 from keras_tx.models.families import WeightSource, factories
 from keras_tx.models.source_lookup import open_source
 from keras_tx.models.tokenizer_checks import check_tokenizer
 from keras_tx.models.transformer_model import AUTO, TransformerModel
 from keras_tx.processing import ImageTransform
-from keras_tx.weights.assignment import SHOWN, fill, match_tensors
+from keras_tx.weights.assignment import SHOWN, Match, fill, match_tensors
+from keras_tx.weights.tensor_map import HEAD, Plan
 from keras_tx.weights.weightless import build_weightless, initialize
 
 RESIZED = {"image_size", "max_length"}  # fields that change the shape of the positions
@@ -35,7 +44,9 @@ def from_checkpoint(
         source: a Hugging Face folder (config.json and safetensors), "hf://owner/name", a keras-hub preset or
             a live keras-hub model, a .keras file or a live keras_tx model.
         head: "auto" for the checkpoint's head, None for a model without a head, or another head. Weights of a
-            head that the checkpoint does not have are new, and a warning names them.
+            head that the checkpoint does not have are new, and a warning names them. If both heads have class
+            names, the weights are loaded by name: in another order, or not at all for other names. A head
+            without names gets those of the checkpoint.
         processing: replaces the checkpoint's tokenizer or image transform.
         name: the name of the model.
         dtype: a dtype policy ("mixed_bfloat16"); by default Keras's global one.
@@ -146,6 +157,7 @@ def _model(
     model = build_weightless(weights.model_class.assemble, config, **options)
     plan = weights.plan(model)
     match = match_tensors(model, plan, weights.tensors)
+    plan, match, order = _rows_by_name(model, plan, match, weights)
     if own_head and match.head_lacks:
         lacks = "\n  ".join(match.head_lacks[:SHOWN])
         raise ConfigError(
@@ -159,7 +171,34 @@ def _model(
         )
     fill(model, plan, weights.tensors)
     initialize(model)
+    reorder_classes(model, order)
     return model
+
+
+def _rows_by_name(
+    model: TransformerModel, plan: Plan, match: Match, weights: WeightSource
+) -> tuple[Plan, Match, list[int] | None]:
+    """Compares the class names of a head with those of the checkpoint.
+
+    Returns:
+        The plan and the match, in which the head is new if its names are other ones, and the order of the
+        rows.
+    """
+    stored: Any = weights.head
+    if HEAD in match.filled.new_parts:
+        return plan, match, None
+    if not has_other_classes(stored, model.head):
+        order = order_of_rows(stored, model.head, weights.where)
+        model.head = named_head(model.head, getattr(stored, "labels", None))
+        return plan, match, order
+    warnings.warn(
+        f"The head of {weights.where} has the classes {listed(stored.labels)}, but head= has "
+        f"{listed(model.head.labels)}, so its weights are not loaded. To rename the classes, omit head= and "  # type: ignore
+        "pass labels= to export_onnx or save_checkpoint.",
+        stacklevel=user_stacklevel(),
+    )
+    plan = dataclasses.replace(plan, new=(HEAD,))
+    return plan, match_tensors(model, plan, weights.tensors), None
 
 
 def _check_claims(weights: WeightSource, config: Any, head: Any, overrides: dict[str, Any]) -> None:

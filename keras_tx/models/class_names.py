@@ -1,4 +1,4 @@
-"""Names of classes: those of a data source or a file are compared with those of a model's head."""
+"""Names of classes: those of data, of a file or of a checkpoint are compared with those of a model's head."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_tx.errors import ConfigError
 from keras_tx.heads import Head, RegressionHead
@@ -92,6 +93,41 @@ def named_head(head: Any, names: Sequence[str] | None) -> Any:
     if names is None or getattr(head, "labels", names) is not None:
         return head
     return dataclasses.replace(head, labels=tuple(names))
+
+
+def order_of_rows(stored: Any, head: Any, where: str) -> list[int] | None:
+    """Returns the row of a checkpoint's head for each class of another head; None for the same order.
+
+    Args:
+        stored: the head of the checkpoint, whose weights are loaded.
+        head: the head of the model.
+        where: the checkpoint, for messages.
+
+    Raises:
+        ConfigError: the order differs, and the layers of the head are not those of keras_tx.
+    """
+    before, after = (getattr(x, "labels", None) for x in (stored, head))
+    if before is None or after is None or before == after or set(before) != set(after):
+        return None
+    if not head.class_layers:
+        raise ConfigError(
+            f"The head of {where} has the classes {listed(before)}, but head= has {listed(after)}. Pass the "
+            "names in the order of the checkpoint."
+        )
+    return [before.index(name) for name in after]
+
+
+def has_other_classes(stored: Any, head: Any) -> bool:
+    """Whether two heads have names of their classes, and not the same ones."""
+    before, after = (getattr(x, "labels", None) for x in (stored, head))
+    return before is not None and after is not None and set(before) != set(after)
+
+
+def reorder_classes(model: Any, order: Sequence[int] | None) -> None:
+    """Reorders the columns of a model's head, so that class i is the former class `order[i]`."""
+    for name in () if order is None else model.head.class_layers:
+        for variable in model.get_layer(name).weights:
+            variable.assign(keras.ops.take(variable, np.array(order), axis=-1))
 
 
 def listed(names: Sequence[str]) -> str:

@@ -126,7 +126,7 @@ class _Comparison:
     def is_new(self, part: str) -> bool:
         """Whether the checkpoint lacks a part. A head with other layers or sizes counts as another part."""
         names = self.names_of(part)
-        if not any(name in self.names for name in names):
+        if part in self.plan.new or not any(name in self.names for name in names):
             return True
         return part == HEAD and not all(name in self.names and self.fits(name) for name in names)
 

@@ -146,6 +146,7 @@ class Plan:
         computed: canonical names, or their suffixes, of tensors that are not weights (buffers); ignored.
         others: prefixes of canonical names of parts that the model does not have, such as another head;
             reported in a warning.
+        new: parts that keep their initial values even if the checkpoint has their tensors.
     """
 
     entries: tuple[Entry, ...]
@@ -153,6 +154,7 @@ class Plan:
     copies: dict[str, str] = dataclasses.field(default_factory=dict)
     computed: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    new: tuple[str, ...] = ()
 
 
 def first_rows(table: np.ndarray, shape: Shape) -> np.ndarray:
