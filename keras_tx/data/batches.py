@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_tx.data.content_digest import content_digest
 from keras_tx.errors import ConfigError, nearest, whole_number
 from keras_tx.processing import TextTransform
 
 Pack = Callable[[np.ndarray, np.random.Generator], tuple[Any, Any]]
 OPTIONS = ("workers", "max_queue_size")  # of keras.utils.PyDataset
 POOL = 50  # batches whose samples are sorted by length together
+PACKED = 16  # samples that are packed together for the digest
+PACKED_ALONE = 1000  # samples that are packed if nothing else is known of their content
 
 
 class Batches(keras.utils.PyDataset):
@@ -32,6 +36,8 @@ class Batches(keras.utils.PyDataset):
         batch_size: samples per batch.
         shuffle: whether samples are shuffled; pass False for validation.
         seed: seed of the order and of the random numbers.
+        content: a function that returns arrays with the content of all samples, such as token ids and labels;
+            `fingerprint` hashes them. By default it hashes up to 1,000 packed samples.
         options: `workers`, the number of threads that prepare the next batches while batches are requested
             in order (1 for none), and `max_queue_size`, the number of batches that they prepare.
     """
@@ -50,6 +56,7 @@ class Batches(keras.utils.PyDataset):
         *,
         shuffle: bool = True,
         seed: int = 0,
+        content: Callable[[], Iterable[np.ndarray]] | None = None,
         **options: Any,
     ):
         for name in options:
@@ -69,6 +76,7 @@ class Batches(keras.utils.PyDataset):
         self.batch_size = whole_number("batch_size", batch_size)
         self.shuffle = shuffle
         self.seed = seed
+        self.content = content
         self.epoch = 0
         self._first = 0  # batches of this epoch that are skipped
         if not self.lengths.size:
@@ -100,9 +108,30 @@ class Batches(keras.utils.PyDataset):
         self.epoch, self._first = epoch, batch
 
     def fingerprint(self) -> dict[str, Any]:
-        """Returns the options that determine the batches."""
+        """Returns what determines the batches, as JSON: their options, and a hash of the samples.
+
+        The hash is computed by the first call. It changes if a sample, its label or its position changes, or
+        an option with which samples are packed, such as the padding.
+        """
         order = {"batch_size": self.batch_size, "shuffle": self.shuffle, "seed": self.seed}
-        return {**order, "samples": int(self.lengths.size)}
+        return {**order, "samples": int(self.lengths.size), "digest of the samples": self._digest}
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        return content_digest(self.contents())
+
+    def contents(self) -> Iterator[np.ndarray]:
+        """Yields the arrays that `fingerprint` hashes."""
+        yield self.lengths
+        count, most = self.lengths.size, PACKED
+        if self.content is None:
+            most = PACKED_ALONE
+        else:
+            yield from self.content()
+        chosen = np.unique(np.linspace(0, count - 1, min(count, most)).astype("int64"))
+        for first in range(0, len(chosen), PACKED):
+            packed = self.pack(chosen[first : first + PACKED], np.random.default_rng(0))
+            yield from map(np.asarray, keras.tree.flatten(packed))
 
     def tf_data(self) -> Any:
         """Returns a tf.data.Dataset of the same batches, prefetched; each pass over it is an epoch."""

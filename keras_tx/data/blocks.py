@@ -132,6 +132,7 @@ class _Blocks(Batches):
                 f"{length}{' + 1' * ahead} tokens. Decrease batch_size or length."
             )
         same = np.broadcast_to(np.int32(self.length), (count,))
+        options["content"] = lambda: [tokens.stored]
         super().__init__(self.packed, same, size, shuffle=shuffle, seed=seed, **options)
 
     def count(self, batch_size: int, shuffle: bool) -> int:
@@ -160,7 +161,6 @@ class _Blocks(Batches):
             "length": self.length,
             "steps": self.steps,
             "separate_documents": isinstance(self, _SeparateDocuments),
-            "tokens": len(self.tokens),
             "vocabulary_size": self.vocabulary_size,
             **self.settings,
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,8 +62,12 @@ def text_classification_batches(
     def pack(chosen: np.ndarray, random: np.random.Generator) -> tuple[Any, Any]:
         return transform.pad([rows[number] for number in chosen]), numbers[chosen]
 
+    def content() -> Iterator[np.ndarray]:
+        yield from (row.ids for row in rows)
+        yield numbers
+
     lengths = [len(row) for row in rows]
-    batches = Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, **options)
+    batches = Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, content=content, **options)
     batches.labels = _names(classes)
     return batches
 
@@ -136,8 +140,12 @@ def token_classification_batches(
             targets[index, transform.place(row, shape[1])] = of_row
         return batch, targets
 
+    def content() -> Iterator[np.ndarray]:
+        yield from (array for row in rows for array in (row.ids, row.words))
+        yield from known
+
     lengths = [len(row) for row in rows]
-    batches = Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, **options)
+    batches = Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, content=content, **options)
     batches.labels = _names(classes)
     return batches
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -144,5 +144,9 @@ def _batches(
         role = np.tile(np.arange(len(rows)), len(chosen))
         return batch, np.stack([sample, role, numbers[chosen].reshape(-1)], axis=1)
 
+    def content() -> Iterator[np.ndarray]:
+        yield from (row.ids for column in rows for row in column)
+        yield numbers if scores is None else scores
+
     lengths = [max(len(column[index]) for column in rows) for index in range(counts[0])]
-    return Batches(pack, lengths, batch_size, **options)
+    return Batches(pack, lengths, batch_size, content=content, **options)

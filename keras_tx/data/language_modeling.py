@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,8 +53,11 @@ def masked_lm_batches(
         labels = mask(chosen, batch, random)
         return batch, labels
 
+    def content() -> Iterator[np.ndarray]:
+        yield from (array for row in rows for array in (row.ids, row.words))
+
     lengths = [len(row) for row in rows]
-    return Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, **options)
+    return Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, content=content, **options)
 
 
 def sentence_pair_batches(
@@ -103,8 +106,11 @@ def sentence_pair_batches(
         hidden = mask(rows, batch, random)
         return batch, {contract.PREDICTION_LOGITS: hidden, contract.SEQ_RELATIONSHIP_LOGITS: labels}
 
+    def content() -> Iterator[np.ndarray]:
+        yield from (array for document in halves for half in document for array in (half.ids, half.words))
+
     lengths = [len(halves[i][j]) + len(halves[i][j + 1]) for i, j in followed]
-    return Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, **options)
+    return Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, content=content, **options)
 
 
 def _halves(index: int, document: Sequence[str], transform: TextTransform) -> list[Piece]:

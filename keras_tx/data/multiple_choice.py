@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,5 +58,9 @@ def multiple_choice_batches(
     def pack(chosen: np.ndarray, random: np.random.Generator) -> tuple[Any, Any]:
         return pad_choices([samples[number] for number in chosen], transform), labels[chosen]
 
+    def content() -> Iterator[np.ndarray]:
+        yield from (row.ids for rows in samples for row in rows)
+        yield labels
+
     lengths = [max(map(len, rows)) for rows in samples]
-    return Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, **options)
+    return Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, content=content, **options)

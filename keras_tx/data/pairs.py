@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,8 +71,11 @@ def sequence_to_sequence_batches(
     def pack(chosen: np.ndarray, random: np.random.Generator) -> tuple[Any, Any]:
         return pad([rows[number] for number in chosen], [answers[number] for number in chosen])
 
+    def content() -> Iterator[np.ndarray]:
+        yield from (row.ids for row in (*rows, *answers))
+
     lengths = [len(row) + len(answer) for row, answer in zip(rows, answers, strict=True)]
-    batches = Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, **options)
+    batches = Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, content=content, **options)
     batches.start_id, batches.longest = start_id, max(map(len, [*rows, *answers]))
     return batches
 

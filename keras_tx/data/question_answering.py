@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,8 +71,12 @@ def question_answering_batches(
         shift = np.array([transform.place(row, length).start for row in some])
         return batch, {name: spans[chosen, side] + shift for side, name in enumerate(NAMES)}
 
+    def content() -> Iterator[np.ndarray]:
+        yield from (row.ids for row in rows)
+        yield spans
+
     lengths = [len(row) for row in rows]
-    return Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, **options)
+    return Batches(pack, lengths, batch_size, shuffle=shuffle, seed=seed, content=content, **options)
 
 
 def _spans(rows: Sequence[Row], answers: Sequence[tuple[int, int] | None]) -> list[tuple[int, int]]:

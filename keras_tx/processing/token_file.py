@@ -89,6 +89,11 @@ class TokenFile:
         return self.checked(np.asarray(self._ids[part], "int64"))
 
     @property
+    def stored(self) -> np.ndarray:
+        """The ids as the file has them, a memory map that is not checked."""
+        return self._ids
+
+    @property
     def vocabulary_size(self) -> int:
         return self.header.vocabulary_size
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import threading
-import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,17 @@ import keras
 import numpy as np
 
 from keras_tx.data.batches import Batches
+from keras_tx.data.content_digest import content_digest
 from keras_tx.errors import ConfigError, whole_number
 from keras_tx.models.class_names import names_of_data
 
-DIGEST_ROWS = 1000  # rows of each array that its digest reads
 RESHUFFLE = "reshuffle_each_iteration"
 SEEDED = {  # operations of tf.data, and the indices of the inputs that hold their two seeds
     "ShuffleDatasetV3": (2, 3),
     "RandomDataset": (0, 1),
     "RandomDatasetV2": (0, 1),
 }
+SOURCES = ("TensorDataset", "TensorSliceDataset")  # operations of tf.data that read tensors of the graph
 SUPPORTED = (
     "a Batches of keras_tx.data, a tuple of arrays (x, y), a keras.utils.PyDataset, a tf.data.Dataset, or a "
     "function of the epoch that returns one"
@@ -129,13 +130,8 @@ class ArrayBatches(Batches):
         def pack(rows: np.ndarray, random: np.random.Generator) -> Any:
             return keras.tree.map_structure(lambda array: array[rows], arrays)
 
-        super().__init__(pack, np.ones(counts.pop()), batch_size, seed=seed)
-        self._digest = _digest(
-            array[:: max(len(array) // DIGEST_ROWS, 1)] for array in keras.tree.flatten(arrays)
-        )
-
-    def fingerprint(self) -> dict[str, Any]:
-        return {**super().fingerprint(), "digest of the arrays": self._digest}
+        content = functools.partial(keras.tree.flatten, arrays)
+        super().__init__(pack, np.ones(counts.pop()), batch_size, seed=seed, content=content)
 
 
 class OrderedDataset(keras.utils.PyDataset):
@@ -184,23 +180,30 @@ class OrderedDataset(keras.utils.PyDataset):
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns what determines the batches."""
-        content = {"batches in an epoch": self.source.num_batches, "digest of batch 0": self._digest}
+        content = {"batches in an epoch": self.source.num_batches, "digest of three batches": self._digest}
         seed = getattr(self.source, "seed", None)
         return {**content, "seed": seed} if isinstance(seed, int) else content
 
-    def _checked_digest(self) -> int:
-        """Returns the digest of the first batch, read twice, with a batch of another epoch in between."""
+    def _checked_digest(self) -> str:
+        """Returns the digest of the first, a middle and the last batch.
+
+        The first one is read twice, with a batch of another epoch in between.
+        """
         digests = []
         for epoch in (0, 1, 0):
             if self._set_epoch is not None:
                 self._set_epoch(epoch)
-            digests.append(_digest(_as_array(x) for x in keras.tree.flatten(self.source[0])))
+            digests.append(self._digest_of(0))
         if digests[0] != digests[2]:
             raise ConfigError(
                 f"Batch 0 of {type(self.source).__name__} differs when it is read twice, and cannot be "
                 "resumed. Use np.random.default_rng([seed, epoch, index]) in __getitem__."
             )
-        return digests[0]
+        last = len(self) - 1
+        return " ".join([digests[0], *map(self._digest_of, sorted({last // 2, last} - {0}))])
+
+    def _digest_of(self, index: int) -> str:
+        return content_digest(map(_as_array, keras.tree.flatten(self.source[index])))
 
 
 class StreamedData(ResumableData):
@@ -239,7 +242,7 @@ class TFDataStream(keras.utils.PyDataset):
         self.epoch_steps = _steps(data, steps)
         self._every, self._steps_option = every, steps
         self.labels = names_of_data(data)
-        self._pipeline = _checked_operations(data, reshuffle=function is not None)
+        self._pipeline, self._digest = _checked_operations(data, reshuffle=function is not None)
         self._repeated, self._function = data.repeat(), function
         self._lock = threading.Lock()
         self._start = 0  # position of the next pass: batches since the beginning of the training
@@ -294,7 +297,8 @@ class TFDataStream(keras.utils.PyDataset):
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns the comparable part of what determines the batches."""
-        return {"batches in an epoch": self.epoch_steps, "operations": self._pipeline}
+        operations = {"batches in an epoch": self.epoch_steps, "operations": self._pipeline}
+        return {**operations, "digest of the tensors": self._digest}
 
     def forget(self, epoch: int, batch: int) -> None:
         """Frees the batches before a position."""
@@ -371,14 +375,6 @@ def _as_array(leaf: Any) -> np.ndarray:
     return keras.ops.convert_to_numpy(leaf) if keras.ops.is_tensor(leaf) else np.asarray(leaf)
 
 
-def _digest(arrays: Iterable[np.ndarray]) -> int:
-    digest = 0
-    for array in arrays:
-        digest = zlib.crc32(f"{array.dtype} {array.shape}".encode(), digest)
-        digest = zlib.crc32(np.ascontiguousarray(array).view("uint8").data, digest)
-    return digest
-
-
 def _is_tf_data(data: Any) -> bool:
     if not any(kind.__module__.startswith("tensorflow.") for kind in type(data).__mro__):
         return False
@@ -397,8 +393,11 @@ def _steps(data: Any, steps: int | None) -> int:
     return cardinality
 
 
-def _checked_operations(data: Any, reshuffle: bool) -> list[Any]:
-    """The operations of a pipeline with their seeds. Raises for those that cannot be repeated."""
+def _checked_operations(data: Any, reshuffle: bool) -> tuple[list[Any], str]:
+    """The operations of a pipeline with their seeds, and a digest of the tensors that it reads.
+
+    Raises for operations that cannot be repeated.
+    """
     import tensorflow as tf
 
     if not all(type(spec) is tf.TensorSpec for spec in keras.tree.flatten(data.element_spec)):
@@ -416,7 +415,22 @@ def _checked_operations(data: Any, reshuffle: bool) -> list[Any]:
             _check_operation(node, seeds, reshuffle)
             if "Dataset" in node.op:
                 operations.append([node.op, *seeds])
-    return operations
+    sources = [node for node in graph.node if node.op in SOURCES]
+    return operations, content_digest(x for node in sources for x in _constants(graph.node, node))
+
+
+def _constants(nodes: Any, node: Any) -> Iterator[np.ndarray]:
+    """The constant inputs of an operation; of paths of files, their names."""
+    import tensorflow as tf
+
+    inputs = {name.split(":")[0] for name in node.input}
+    for other in nodes:
+        if other.op == "Const" and other.name in inputs:
+            tensor = other.attr["value"].tensor
+            values = tf.io.parse_tensor(tensor.SerializeToString(), tf.as_dtype(tensor.dtype)).numpy()
+            if values.dtype.hasobject:
+                values = np.array([text.rpartition(b"/")[2] for text in np.ravel(values)], object)
+            yield values
 
 
 def _check_operation(node: Any, seeds: list[Any], reshuffle: bool) -> None:

@@ -64,6 +64,11 @@ def fit_resumable(
     - a function of the epoch that returns such a dataset, where `shuffle` is allowed:
       `lambda epoch: images.shuffle(1000, seed=epoch).batch(32)`.
 
+    The state has a hash of the data, and other data is refused. It covers all samples of keras_tx.data and of
+    arrays (of arrays and token files above 256 MiB, evenly spaced rows; of images, their names, their labels
+    and the pixels of arrays); three batches of a PyDataset; and the tensors of a tf.data pipeline, but not
+    the content of files that it reads.
+
     If the loss or a weight becomes NaN or infinite, the steps since the last state are repeated one by one,
     and the error names the step and the layer.
 
@@ -320,6 +325,11 @@ class _Keeper(keras.callbacks.Callback):
         self._metrics = []
 
     def _compare(self, name: str, saved: Any, current: Any) -> None:
+        if saved != current and "digest" in name:
+            raise ConfigError(
+                f"{self.path} was saved with other data: {name} was {saved}, now it is {current}. Train with "
+                "the former data, or remove the file to start again."
+            )
         if saved != current:
             raise ConfigError(
                 f"{self.path} was saved with {name} {saved!r}, now it is {current!r}. Restore the former "

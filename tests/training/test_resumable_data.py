@@ -289,9 +289,52 @@ def test_data_that_cannot_be_resumed_is_refused(tmp_path, name):
 
 def test_other_data_than_that_of_the_state_is_refused(tmp_path):
     fit_resumable(network(), (X, Y), tmp_path / "a", epochs=1, verbose=0)
-    with pytest.raises(ConfigError, match="with batches: digest of the arrays"):
+    with pytest.raises(ConfigError, match="with other data: batches: digest of the samples"):
         fit_resumable(network(), (X + 1, Y), tmp_path / "a", epochs=2, verbose=0)
     fit_resumable(network(), same_order(), tmp_path / "b", epochs=1, verbose=0)
     with pytest.raises(ConfigError, match="with batches: operations"):
         other = pipeline(1, reshuffle=False)
         fit_resumable(network(), other, tmp_path / "b", epochs=2, verbose=0)
+
+
+class Numbered(keras.utils.PyDataset):
+    def __init__(self, rows: np.ndarray) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index : index + 1], self.rows[index : index + 1, :1]
+
+
+def of_files(rows: np.ndarray, folder: str = "a") -> Any:
+    files = tf.data.Dataset.from_tensor_slices([f"{folder}/{int(row[0])}.txt" for row in rows])
+    return files.map(lambda name: (tf.ones(4), tf.strings.length(name))).batch(4)
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "count"),
+    [
+        ("arrays", lambda rows: (rows, rows[:, :1]), 2000),
+        ("PyDataset", Numbered, 20),
+        ("tensors", lambda rows: tf.data.Dataset.from_tensor_slices((rows, rows[:, :1])).batch(4), 2000),
+        ("texts", of_files, 20),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_one_other_row_is_noticed(name, make, count):
+    """The last row; files may be in another folder."""
+
+    def fingerprint(data: Any) -> dict[str, Any]:
+        return resumable_data(data, None, None, None, None).fingerprint()
+
+    rows = np.arange(4.0 * count).reshape(count, 4)
+    before = fingerprint(make(rows))
+    assert fingerprint(make(rows.copy())) == before
+    if name == "texts":
+        assert fingerprint(of_files(rows, "elsewhere/b")) == before
+    rows = rows.copy()
+    rows[-1, 0] += 1
+    assert fingerprint(make(rows)) != before
