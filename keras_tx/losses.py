@@ -25,6 +25,7 @@ PROBABILITIES_ONLY = frozenset(
     "BinaryIoU FalseNegatives FalsePositives Precision PrecisionAtRecall Recall RecallAtPrecision "
     "SensitivityAtSpecificity SpecificityAtSensitivity TrueNegatives TruePositives".split()
 )
+SUM_TOLERANCE = 1e-2  # of probabilities in half precision
 EXCLUDED = -1e9  # the score of rows that a sum of exponentials excludes
 AMBIGUOUS = ("crossentropy", "ce")  # Keras chooses the kind by the labels, and expects probabilities
 
@@ -122,7 +123,7 @@ class ClassCrossentropy(keras.losses.Loss):
 
     Labels are integers (batch,) or (batch, 1), or class probabilities (batch, classes), as MixUp, CutMix and
     teacher models return. An integer out of range raises an error, or the loss is NaN where the backend
-    cannot raise one.
+    cannot raise one. Numbers that are not whole, and rows whose sum is not 1, have the loss NaN.
 
     Args:
         label_smoothing: the fraction of the target that is spread evenly over all classes.
@@ -150,15 +151,15 @@ class ClassCrossentropy(keras.losses.Loss):
         logits = ops.cast(y_pred, "float32")
         classes = logits.shape[-1]
         labels = ops.convert_to_tensor(y_true)
-        if _are_probabilities(labels, classes):
+        if has_probabilities(labels, classes):
             # The last axis of labels from tf.data may be unknown.
             shares = ops.reshape(ops.cast(labels, "float32"), (-1, classes))
             loss = ops.categorical_crossentropy(shares, logits, from_logits=True)
+            loss = ops.where(are_probabilities(shares), loss, float("nan"))
         else:
-            numbers = ops.cast(ops.reshape(labels, (-1,)), "int32")
-            loss = ops.sparse_categorical_crossentropy(numbers, logits, from_logits=True)
-            known = ops.logical_and(numbers >= 0, numbers < classes)
-            loss = ops.where(known, loss, float("nan"))
+            labels = ops.reshape(labels, (-1,))
+            loss = ops.sparse_categorical_crossentropy(ops.cast(labels, "int32"), logits, from_logits=True)
+            loss = ops.where(are_class_numbers(labels, classes), loss, float("nan"))
         if self.label_smoothing:
             even = ops.logsumexp(logits, axis=-1) - ops.mean(logits, axis=-1)
             loss = (1 - self.label_smoothing) * loss + self.label_smoothing * even
@@ -168,12 +169,36 @@ class ClassCrossentropy(keras.losses.Loss):
         return {**super().get_config(), "label_smoothing": self.label_smoothing}
 
 
-def _are_probabilities(labels: Any, classes: int) -> bool:
+def has_probabilities(labels: Any, classes: int) -> bool:
+    """Whether the labels of a classifier are (batch, classes) rather than class numbers."""
     if len(labels.shape) != 2:
         return False
     if labels.shape[-1] is None:
         return keras.backend.is_float_dtype(keras.backend.standardize_dtype(labels.dtype))
     return labels.shape[-1] == classes
+
+
+def are_class_numbers(labels: Any, classes: Any) -> Any:
+    """Returns whether each label is a whole number from 0 to `classes` - 1, as a tensor of their shape."""
+    kind = keras.backend.standardize_dtype(labels.dtype)
+    if kind in ("bool", "int8", "uint8", "int16", "uint16"):
+        labels, kind = ops.cast(labels, "int32"), "int32"
+    valid = ops.logical_and(labels >= 0, labels < ops.cast(classes, kind))
+    if keras.backend.is_float_dtype(kind):
+        valid = ops.logical_and(valid, ops.equal(labels, ops.floor(labels)))
+    return valid
+
+
+def are_probabilities(rows: Any) -> Any:
+    """Returns whether each row of labels has numbers of 0 to 1 whose sum is 1, as a tensor (batch,)."""
+    sums = ops.sum(rows, axis=-1)
+    return ops.logical_and(are_shares(rows), ops.abs(sums - 1) <= SUM_TOLERANCE)
+
+
+def are_shares(rows: Any) -> Any:
+    """Returns whether all labels of each sample are numbers of 0 to 1, as a tensor (batch,)."""
+    valid = ops.logical_and(rows >= 0, rows <= 1)
+    return ops.all(valid, axis=tuple(range(1, len(rows.shape))))
 
 
 def smoothing_rate(label_smoothing: Any) -> float:
@@ -190,7 +215,8 @@ class TokenCrossentropy(keras.losses.Loss):
     """Cross-entropy per token from logits, averaged over the labelled tokens.
 
     Tokens with the label -100 or sample weight 0, such as padding, are ignored, so the loss does not depend
-    on the amount of padding in a batch.
+    on the amount of padding in a batch. Another label that is out of range raises an error, or the loss is
+    NaN where the backend cannot raise one.
 
     Args:
         label_smoothing: the fraction of the target that is spread evenly over all classes.
@@ -229,11 +255,12 @@ class TokenCrossentropy(keras.losses.Loss):
                 f"{tuple(logits.shape)}. Pass one integer label per token."
             )
         labelled = ops.not_equal(labels, contract.NO_LABEL)
+        valid = are_class_numbers(ops.convert_to_tensor(y_true), ops.shape(logits)[-1])
         losses = ops.sparse_categorical_crossentropy(ops.where(labelled, labels, 0), logits, from_logits=True)
         if self.label_smoothing:
             even = ops.logsumexp(logits, axis=-1) - ops.mean(logits, axis=-1)
             losses = (1 - self.label_smoothing) * losses + self.label_smoothing * even
-        return ops.where(labelled, losses, 0.0)
+        return ops.where(labelled, ops.where(valid, losses, float("nan")), 0.0)
 
     def _weights(self, y_true: Any, sample_weight: Any) -> Any:
         weights = ops.cast(ops.not_equal(ops.cast(y_true, "int32"), contract.NO_LABEL), "float32")

@@ -5,14 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from keras import ops
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
-from keras_tx.losses import function_name
+from keras_tx.losses import (
+    SUM_TOLERANCE,
+    are_class_numbers,
+    are_probabilities,
+    are_shares,
+    function_name,
+    has_probabilities,
+)
 
 NUMBER, ROW, EACH, REAL = "number", "row", "each", "real"
 NUMBER_OR_ROW = "number or row"
-SUM_TOLERANCE = 1e-2  # of probabilities in half precision
 KINDS = {
     "sparse_categorical_crossentropy": NUMBER,
     "TokenCrossentropy": NUMBER,
@@ -86,6 +93,32 @@ def check_targets(
         _refuse((array < 0) | (array > 1), array, f"is out of range: model {model!r} expects 0 to 1")
     if name == "ClassCrossentropy":
         _check_probabilities(array, model)
+
+
+def valid_targets(targets: Any, loss: Any, outputs: Any) -> Any:
+    """Returns whether all targets of a batch are valid for a loss, as a tensor; None if they are not checked.
+
+    `check_targets` checks arrays by the same rules, and names the row.
+
+    Args:
+        targets: the tensor of the targets.
+        loss: of the output.
+        outputs: the tensor of the outputs.
+    """
+    name = None if loss is None else function_name(loss)
+    kind = KINDS.get(name or "", REAL)
+    if kind == REAL or not len(outputs.shape):  # a number that is not finite makes the loss NaN
+        return None
+    if kind == NUMBER_OR_ROW:
+        kind = ROW if has_probabilities(targets, outputs.shape[-1]) else NUMBER
+    if kind == NUMBER:
+        valid = are_class_numbers(targets, ops.shape(outputs)[-1])
+        if name == "TokenCrossentropy":
+            valid = ops.logical_or(valid, ops.equal(targets, contract.NO_LABEL))
+    else:
+        targets = ops.cast(targets, "float32")
+        valid = are_probabilities(targets) if name == "ClassCrossentropy" else are_shares(targets)
+    return ops.all(valid)
 
 
 def _check_probabilities(rows: np.ndarray, model: str) -> None:

@@ -7,6 +7,7 @@ import functools
 import inspect
 import os
 import warnings
+from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 import h5py
@@ -24,7 +25,7 @@ from keras_tx.models.class_names import check_data_names, named_head, names_of_d
 from keras_tx.models.config import make_config
 from keras_tx.models.first_batch import FirstBatch, labels_like
 from keras_tx.models.inner_outputs import with_outputs
-from keras_tx.models.targets import check_targets
+from keras_tx.models.targets import check_targets, valid_targets
 from keras_tx.models.tokenizer_checks import check_tokenizer, tokenizer_fields
 from keras_tx.optimizers import AdamW
 from keras_tx.processing import ImageTransform
@@ -305,27 +306,31 @@ class TransformerModel(keras.Model):
                 f"y is a {type(labels).__name__} of {type(labels[0]).__name__}, which Keras reads as several "
                 "outputs. Pass an array: np.array(y)."
             )
-        outputs = self.output if isinstance(self.output, dict) else {contract.LOGITS: self.output}
-        count = len(outputs)
-        if count > 1 and not isinstance(labels, dict) and not _is_list(labels, count):
-            return  # Keras reports the missing outputs
-        loss = self._loss_of(count)
         length = None
         if isinstance(inputs, dict) and contract.INPUT_IDS in inputs:
             length = np.shape(inputs[contract.INPUT_IDS])[1]  # of the tokens, or of the choices
-        for index, (name, output) in enumerate(outputs.items()):
-            array = as_array(_part(labels, name, index, count))
+        for part, loss, output in self._labelled_outputs(labels, self.output):
+            array = as_array(part)
             if not isinstance(array, np.ndarray):
                 continue
             shape = tuple(output.shape)
             spans = len(shape) == 2 and shape[-1] is None
             if spans:
                 shape = (None, length)
-            output_loss = _part(loss, name, index, count)
-            if isinstance(output_loss, str):
-                output_loss = keras.losses.get(output_loss)
             unit = "choices" if self.head is not None and self.head.has_choices else "positions"
-            check_targets(array, output_loss, shape, self.name, unit if spans else "classes")
+            check_targets(array, loss, shape, self.name, unit if spans else "classes")
+
+    def _labelled_outputs(self, labels: Any, outputs: Any) -> Iterator[tuple[Any, Any, Any]]:
+        """Yields the labels, the loss and the output of each output with labels."""
+        outputs = outputs if isinstance(outputs, dict) else {contract.LOGITS: outputs}
+        count = len(outputs)
+        if count > 1 and not isinstance(labels, dict) and not _is_list(labels, count):
+            return  # Keras reports the missing outputs
+        losses = self._loss_of(count)
+        for index, (name, output) in enumerate(outputs.items()):
+            part, loss = (_part(values, name, index, count) for values in (labels, losses))
+            if part is not None:
+                yield part, keras.losses.get(loss) if isinstance(loss, str) else loss, output
 
     def _loss_of(self, count: int) -> Any:
         """Returns the loss, or None if it does not fit `count` outputs, which Keras reports."""
@@ -333,6 +338,26 @@ class TransformerModel(keras.Model):
             return None if self.head is None else self.head.loss()
         loss: Any = self.loss
         return None if isinstance(loss, list | tuple) and len(loss) != count else loss
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        """Computes the loss, as keras.Model.compute_loss does; it is NaN for labels that are not valid.
+
+        Only the first batch of a dataset is checked before the training. In later batches, some backends
+        ignore a label that is out of range.
+        """
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        for labels, of_output, outputs in self._labelled_outputs(y, y_pred) if y is not None else ():
+            valid = valid_targets(keras.ops.convert_to_tensor(labels), of_output, outputs)
+            if valid is not None:
+                loss = keras.ops.where(valid, loss, keras.ops.cast(float("nan"), loss.dtype))
+        return loss
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
         for metric in self.joint_metrics:

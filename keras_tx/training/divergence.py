@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_tx.errors import ConfigError
 from keras_tx.training.random_states import random_states, restore_random_states
 
 
@@ -38,7 +39,7 @@ def first_divergence(
     for variable, value in zip(variables, before, strict=True):
         variable.assign(value)
     restore_random_states(random)
-    cause = _bad_input(x, y, weight) or _bad_value(model, x, y, weight)
+    cause = _bad_input(x, y, weight) or _bad_label(model, x, y) or _bad_value(model, x, y, weight)
     if cause is not None:
         return cause
     if changed is None:
@@ -56,6 +57,16 @@ def _bad_input(x: Any, y: Any, weight: Any) -> str | None:
             if not _is_finite(array):
                 label = "/".join(map(str, path)) or "0"
                 return f"{name} {label!r} of the batch is the first value that is NaN or infinite."
+    return None
+
+
+def _bad_label(model: Any, x: Any, y: Any) -> str | None:
+    if not hasattr(model, "check_labels"):
+        return None
+    try:
+        model.check_labels(y, x)
+    except ConfigError as error:
+        return f"the labels of the batch are invalid. {error}"
     return None
 
 
