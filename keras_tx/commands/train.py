@@ -6,10 +6,13 @@ import argparse
 import contextlib
 import hashlib
 import json
+import shlex
 import shutil
 import signal
 import sys
+import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,7 +123,6 @@ def execute(arguments: argparse.Namespace) -> int:
         from keras_tx.training.job_choice import open_job
         from keras_tx.training.training_job import JobOptions, run_job
         from keras_tx.training.training_monitor import Stopped
-        from keras_tx_onnx import export_onnx
 
     labels = None if arguments.labels is None else tuple(name.strip() for name in arguments.labels.split(","))
     names = "source model recipe minutes epochs batch_size learning_rate max_length seed validation".split()
@@ -132,6 +134,13 @@ def execute(arguments: argparse.Namespace) -> int:
         print(line)
     command = {name: str(getattr(arguments, name)) for name in (*names, "labels")}
     _open_state(state, {"data": _digest(arguments.data), **command}, restart=arguments.no_resume)
+
+    def rehearse(result: JobResult) -> None:
+        with tempfile.TemporaryDirectory(dir=state) as place, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the export after the training warns again
+            saved = Path(place, "model.keras") if arguments.save else None
+            _write(result, job, Path(place, "model"), Path(place, "model.html"), saved, started)
+
     with _interruptible() as interrupt:
         try:
             result = run_job(
@@ -141,6 +150,7 @@ def execute(arguments: argparse.Namespace) -> int:
                 shown=sys.stderr.isatty(),
                 started=started,
                 monitor_ready=interrupt,
+                rehearse=rehearse,
             )
         except Stopped as stopped:
             print(
@@ -149,13 +159,13 @@ def execute(arguments: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
             return 130
+        finally:
+            if not (state / PLAN).exists():  # it failed before the first step
+                shutil.rmtree(state, ignore_errors=True)
     print(f"Result: {result.evaluation.summary}.")
-    if arguments.save:
-        result.model.save(arguments.save, overwrite=True)
-    print(export_onnx(result.model, folder, overwrite=arguments.overwrite))
-    _write_report(result, job, page, time.monotonic() - started)
+    print(_write(result, job, folder, page, arguments.save, started, overwrite=arguments.overwrite))
     shutil.rmtree(state)
-    print(f"\n{_next_steps(folder, page)}")
+    print(f"\n{_next_steps(folder, page, result.evaluation.prompt)}")
     return 0
 
 
@@ -212,6 +222,26 @@ def _interruptible() -> Iterator[Any]:
             signal.signal(signal.SIGINT, before)
 
 
+def _write(
+    result: JobResult,
+    job: Any,
+    folder: Path,
+    page: Path,
+    saved: Path | None,
+    started: float,
+    *,
+    overwrite: bool = False,
+) -> Any:
+    """Writes the folder, the report and the Keras model, and returns the report of the export."""
+    from keras_tx_onnx import export_onnx
+
+    if saved is not None:
+        result.model.save(saved, overwrite=True)
+    report = export_onnx(result.model, folder, overwrite=overwrite)
+    _write_report(result, job, page, time.monotonic() - started)
+    return report
+
+
 def _write_report(result: JobResult, job: Any, page: Path, seconds: float) -> None:
     import keras
 
@@ -227,12 +257,12 @@ def _write_report(result: JobResult, job: Any, page: Path, seconds: float) -> No
     ]
     mistakes = [
         ReportedMistake(
-            one.texts,
+            one.sample.texts,
             one.expected,
             one.predicted,
             one.detail,
-            one.place,
-            None if one.image is None else embedded_photograph(one.image),
+            one.sample.place,
+            None if one.sample.image is None else embedded_photograph(one.sample.image),
         )
         for one in evaluation.mistakes
     ]
@@ -246,18 +276,18 @@ def _write_report(result: JobResult, job: Any, page: Path, seconds: float) -> No
         evaluation.labels,
         evaluation.confusion,
         mistakes,
-        evaluation.samples,
+        evaluation.generated,
     )
     write_training_report(report, page)
 
 
-def _next_steps(folder: Path, page: Path) -> str:
+def _next_steps(folder: Path, page: Path, prompt: str) -> str:
     from keras_tx.runtime import open_folder
 
     task = open_folder(str(folder)).manifest.task
     examples = {
         contract.IMAGE_CLASSIFICATION: f"keras-tx run {folder} image.jpg",
-        contract.TEXT_GENERATION: f'keras-tx generate {folder} "Once upon a time"',
+        contract.TEXT_GENERATION: f"keras-tx generate {folder} {shlex.quote(prompt)}",
         contract.QUESTION_ANSWERING: f'keras-tx run {folder} article.txt --question "Who ...?"',
     }
     example = examples.get(str(task), f'keras-tx run {folder} "..."')

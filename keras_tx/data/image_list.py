@@ -50,6 +50,13 @@ class ImageList:
     def has_classes(self) -> bool:
         return self.targets.ndim == 1 and self.targets.dtype.kind in "iu"
 
+    def counts(self) -> dict[str, int]:
+        """Returns the number of images of each named class."""
+        if self.labels is None or not self.has_classes:
+            return {}
+        numbers = np.bincount(self.targets, minlength=len(self.labels)).tolist()
+        return dict(zip(self.labels, numbers, strict=True))
+
     def part(self, rows: np.ndarray) -> ImageList:
         """Returns the images of these rows."""
         images: Any = self.images

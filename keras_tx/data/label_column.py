@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from keras_tx.data.table_file import encoding_problem, is_missing
 from keras_tx.errors import ConfigError, TextError, nearest, true_or_false
 
+LISTED = 12  # labels in a summary
 FEW = 20  # up to this number of different values are always accepted as classes
 
 
@@ -208,6 +209,17 @@ def sorted_names(names: Iterable[str]) -> tuple[str, ...]:
     if None in numbers.values():
         return tuple(names)
     return tuple(sorted(names, key=numbers.__getitem__))  # type: ignore[arg-type]
+
+
+def listed_counts(counts: Mapping[str, int]) -> str:
+    """Returns the most frequent labels with their numbers, for a summary.
+
+    >>> listed_counts({"bad": 3, "good": 1200})
+    'good 1,200, bad 3'
+    """
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    rest = f" and {len(ordered) - LISTED} more" if len(ordered) > LISTED else ""
+    return ", ".join(f"{name} {count:,}" for name, count in ordered[:LISTED]) + rest
 
 
 def number_of(cell: Any) -> float | None:

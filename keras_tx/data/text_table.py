@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_tx.data.batches import Batches
 from keras_tx.data.classification import text_classification_batches
-from keras_tx.data.label_column import label_cells
+from keras_tx.data.label_column import label_cells, listed_counts
 from keras_tx.data.labelled_rows import read_labelled_rows
 from keras_tx.data.stratified_split import stratified_split
 from keras_tx.data.table_file import BrokenRow, TableFile
@@ -20,7 +20,6 @@ from keras_tx.errors import ConfigError, true_or_false
 from keras_tx.processing import TextTransform
 
 CLASSIFICATION, MULTI_LABEL, REGRESSION = "classification", "multi-label", "regression"
-SHOWN_LABELS = 12
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -155,10 +154,8 @@ class TextTable:
     def __repr__(self) -> str:
         kind = "texts" if self.pairs is None else "pairs of texts"
         lines = [f"{self.path.name}: {len(self):,} {kind}, {self.task or 'without labels'}"]
-        counts = sorted(self.counts().items(), key=lambda item: -item[1])
-        if counts:
-            rest = f" and {len(counts) - SHOWN_LABELS} more" if len(counts) > SHOWN_LABELS else ""
-            lines.append(", ".join(f"{name} {count:,}" for name, count in counts[:SHOWN_LABELS]) + rest)
+        if self.labels is not None:
+            lines.append(listed_counts(self.counts()))
         elif self.targets is not None:
             low, middle, high = np.quantile(self.targets, (0, 0.5, 1))
             lines.append(f"numbers from {low:g} to {high:g}, median {middle:g}")

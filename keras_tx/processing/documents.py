@@ -46,25 +46,31 @@ def whole_files(paths: Sequence[str | os.PathLike[str]]) -> list[Part]:
 
 
 def cut_at_line(part: Part, share: float) -> tuple[Part, Part]:
-    """Splits a file after a line, so that the second part has about this share of it."""
+    """Splits a file after a line, so that the second part has about this share of it.
+
+    Where a line is long, the file is split after a space, or between two characters if there is no space.
+    """
     place = part.start + round((part.end - part.start) * (1 - share))
+    second = part.end - place
+    first, last = max(part.start, place - min(second, READ)), place + min(second // 2, READ)
     with part.path.open("rb") as file:
-        file.seek(place)
-        while line := file.readline(READ):
-            if line.endswith(b"\n"):
-                break
-        cut = min(file.tell(), part.end)
-        if cut == part.end:  # then the line before
-            first = max(part.start, place - READ)
-            file.seek(first)
-            cut = first + file.read(place - first).rfind(b"\n") + 1
-            cut = cut if cut > first else part.end
+        file.seek(first)
+        before, after = file.read(place - first), file.read(last - place)
+    if b"\n" in after:
+        cut = place + after.index(b"\n") + 1
+    else:
+        cut = first + (before.rfind(b"\n") + 1 or before.rfind(b" ") + 1 or _last_character(before))
     if not part.start < cut < part.end:
-        raise TextError(
-            f"{part.path} has no line break near the start of its last {share:.0%}, where it has to be "
-            "split. Insert line breaks, or pass validation=0 and write the validation file from another text."
-        )
+        raise TextError(f"{part.path} is too short to be split, {share:.0%} for validation. Add text.")
     return Part(part.path, part.start, cut), Part(part.path, cut, part.end)
+
+
+def _last_character(text: bytes) -> int:
+    """The start of the last character of a text in UTF-8, which may be incomplete."""
+    place = len(text) - 1
+    while place > 0 and text[place] & 0xC0 == 0x80:
+        place -= 1
+    return max(place, 0)
 
 
 def documents(parts: Sequence[Part], per: str = "file", separator: str | None = None) -> Iterator[Chunk]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,23 +12,22 @@ from keras_tx.data.augmentation import crop_and_flip
 from keras_tx.data.batches import Batches
 from keras_tx.data.image_dataset import image_batches
 from keras_tx.data.image_list import ImageList, list_folder
+from keras_tx.data.label_column import listed_counts
 from keras_tx.errors import ConfigError
 from keras_tx.heads import ClassifierHead
 from keras_tx.models.checkpoint_loading import from_checkpoint
 from keras_tx.models.vit.model import vit
 from keras_tx.processing import ImageTransform
+from keras_tx.training.evaluation import Evaluation, Sample, evaluate_classes
 from keras_tx.training.recipes import muon_recipe
 from keras_tx.training.schedules import WarmupCosine
-from keras_tx.training.text_jobs import evaluate_classes
 from keras_tx.training.training_job import (
     FINETUNE,
     HEAD,
     SCRATCH,
-    Evaluation,
     JobOptions,
-    Mistake,
+    JobPlan,
     TrainingJob,
-    TrainingPlan,
     family_and_variant,
 )
 
@@ -38,6 +38,8 @@ SIDES = (48, 64, 96)  # sizes of images for a new model without --model
 class ImageJob(TrainingJob):
     """Classes of images."""
 
+    kind: ClassVar[str] = "a folder of images"
+    unused: ClassVar[tuple[str, ...]] = ("label", "text", "pair", "separator", "max_length")
     families: ClassVar[tuple[str, ...]] = ("vit",)
     unit: ClassVar[str] = "images"
     metric = "val_accuracy"
@@ -45,30 +47,21 @@ class ImageJob(TrainingJob):
 
     def __init__(self, path: Path, options: JobOptions) -> None:
         super().__init__(path, options)
-        for name in ("label", "text", "pair", "separator", "max_length"):
-            if getattr(options, name) is not None:
-                raise ConfigError(
-                    f"{name}={getattr(options, name)!r} is for texts, but {path} is a folder. Omit it."
-                )
         self.images = list_folder(path, options.labels)
         self.train, self.validation = self.images.split(options.validation, options.seed)
         self.labels: tuple[str, ...] = self.images.labels or ()
 
     def describe(self) -> list[str]:
-        counts = np.bincount(self.images.targets, minlength=len(self.labels)).tolist()
-        shown = ", ".join(f"{name} {count:,}" for name, count in zip(self.labels[:12], counts, strict=False))
-        more = f" and {len(self.labels) - 12} more" if len(self.labels) > 12 else ""
         return [
             f"{self.path.name}: {len(self.images):,} images of {len(self.labels)} classes",
-            shown + more,
+            listed_counts(self.images.counts()),
             f"{len(self.train):,} images for training, {len(self.validation):,} for validation",
         ]
 
-    def choose(self, folder: Path) -> TrainingPlan:
+    def choose(self, folder: Path) -> JobPlan:
         options, rows = self.options, len(self.train)
         small = options.batch_size or (32 if rows < 5000 else 64)
         if options.source is not None:
-            self._loaded = self._load()
             size = self._loaded.config.size[0]
             batch_size = options.batch_size or 16
             rate = 2e-5 if self.recipe == FINETUNE else 1e-3
@@ -81,7 +74,7 @@ class ImageJob(TrainingJob):
             if options.model is None:
                 why += f" of {self._side(rows)} pixels with a convolutional stem"
             why += "; a checkpoint (--from) is usually more accurate"
-        plan = TrainingPlan(name, self.recipe, batch_size, options.learning_rate or rate)
+        plan = JobPlan(name, self.recipe, batch_size, options.learning_rate or rate)
         frozen = "; only its head is trained" if plan.recipe == HEAD else ""
         return plan.because(
             f"Model: {why}{frozen}.",
@@ -96,7 +89,9 @@ class ImageJob(TrainingJob):
         smoothing = 0.1 if self.recipe != HEAD else 0.0
         return ClassifierHead(len(self.labels), labels=self.labels, label_smoothing=smoothing)
 
-    def _load(self) -> Any:
+    @functools.cached_property
+    def _loaded(self) -> Any:
+        """The checkpoint."""
         model = from_checkpoint(self.options.source, head=self._head())
         if not isinstance(model.processing, ImageTransform):
             raise ConfigError(
@@ -105,43 +100,42 @@ class ImageJob(TrainingJob):
             )
         return model
 
-    def build(self, plan: TrainingPlan, folder: Path) -> Any:
+    def build(self, plan: JobPlan, folder: Path) -> Any:
         if plan.recipe != SCRATCH:
-            return self.__dict__.pop("_loaded", None) or self._load()
+            return self._loaded
         if self.options.model is not None:
             return vit(family_and_variant(self.options.model, self.families)[1], head=self._head())
         side = int(plan.model.partition(":")[2])
         options: dict[str, Any] = {"stem": "convolutions", "pooling": "average", "head": self._head()}
         return vit("Mu/2", image_size=side, **SMALL, **options)
 
-    def optimizer(self, model: Any, plan: TrainingPlan) -> Any:
+    def optimizer(self, model: Any, plan: JobPlan) -> Any:
         if plan.recipe != SCRATCH:
             return super().optimizer(model, plan)
         return muon_recipe(plan.epochs * plan.steps, learning_rate=plan.learning_rate)
 
-    def schedule(self, plan: TrainingPlan) -> Any:
+    def schedule(self, plan: JobPlan) -> Any:
         if plan.recipe != SCRATCH:
             return super().schedule(plan)
         return WarmupCosine(plan.learning_rate, plan.epochs * plan.steps, 0.1, 0.0)
 
-    def batches(self, model: Any, plan: TrainingPlan) -> tuple[Batches, Batches]:
-        train, transform = self.train, model.processing
-        if plan.rows is not None and plan.rows < len(train):
-            rows = np.random.default_rng(self.options.seed).permutation(len(train))[: plan.rows]
-            train = train.part(np.sort(rows))
+    def batches(self, model: Any, plan: JobPlan) -> tuple[Batches, Batches]:
+        transform = model.processing
+        train = self.train.part(np.sort(self.chosen(plan, len(self.train))))
         augment = crop_and_flip(max(1, transform.height // 8))
         return (
             self._batches(train, transform, plan, augment=augment),
             self._batches(self.validation, transform, plan, shuffle=False),
         )
 
-    def _batches(self, images: ImageList, transform: Any, plan: TrainingPlan, **options: Any) -> Any:
+    def _batches(self, images: ImageList, transform: Any, plan: JobPlan, **options: Any) -> Any:
         options = {"batch_size": plan.batch_size, "seed": self.options.seed, **options}
         options["skip_broken"] = self.options.skip_broken
         return image_batches(images.images, images.targets, transform, classes=self.labels, **options)
 
-    def evaluate(self, model: Any, plan: TrainingPlan) -> Evaluation:
-        batches = self._batches(self.validation, model.processing, plan, shuffle=False)
+    def evaluate(self, model: Any, plan: JobPlan, *, few: bool = False) -> Evaluation:
+        images = self.validation.part(np.arange(len(self.validation))[: plan.batch_size if few else None])
+        batches = self._batches(images, model.processing, plan, shuffle=False)
         logits, targets = [], []
         for index in range(len(batches)):
             pixels, labels = batches[index]
@@ -151,8 +145,8 @@ class ImageJob(TrainingJob):
         if len(paths) != sum(map(len, targets)):  # an image was left out while it was read
             paths = [""] * sum(map(len, targets))
 
-        def sample(row: int) -> Mistake:
+        def sample(row: int) -> Sample:
             path = str(paths[row])
-            return Mistake({}, "", "", "", Path(path).name, path or None)
+            return Sample(Path(path).name, image=path or None)
 
         return evaluate_classes(np.concatenate(logits), np.concatenate(targets), self.labels, sample)

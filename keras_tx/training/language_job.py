@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from keras_tx.models.gpt.model import gpt
 from keras_tx.processing import TextTransform, TokenFile, character_vocabulary, train_byte_bpe
 from keras_tx.processing.corpus import write_tokens
 from keras_tx.processing.documents import documents, whole_files
+from keras_tx.training.evaluation import Evaluation
 from keras_tx.training.recipes import finetune_recipe, pretrain_recipe
 from keras_tx.training.schedules import WarmupCosine, WarmupLinear
 from keras_tx.training.training_job import (
@@ -26,11 +28,10 @@ from keras_tx.training.training_job import (
     FINETUNE,
     HEAD,
     SCRATCH,
-    Evaluation,
     JobOptions,
+    JobPlan,
     StepTime,
     TrainingJob,
-    TrainingPlan,
     family_and_variant,
 )
 
@@ -48,11 +49,15 @@ SMALL = {
     "attention_dropout": 0.1,
 }  # nanoGPT's for CPUs
 CHARACTERS = 300  # of a sample
+PROMPT = 16  # tokens, at most
+SHORTEST = 4  # tokens of a block
 
 
 class LanguageJob(TrainingJob):
     """A GPT that continues the text of a file."""
 
+    kind: ClassVar[str] = "a text file"
+    unused: ClassVar[tuple[str, ...]] = ("text", "label", "pair", "labels", "separator", "skip_broken")
     unit: ClassVar[str] = "blocks"
     families: ClassVar[tuple[str, ...]] = ("gpt",)
     part: ClassVar[str] = "part"
@@ -60,11 +65,6 @@ class LanguageJob(TrainingJob):
 
     def __init__(self, path: Path, options: JobOptions) -> None:
         super().__init__(path, options)
-        for name in ("label", "text", "pair", "labels", "separator"):
-            if getattr(options, name) is not None:
-                raise ConfigError(
-                    f"{name}={getattr(options, name)!r} is for tables, but {path} is a text file. Omit it."
-                )
         if self.recipe == HEAD:
             raise ConfigError("recipe='head' is for classifiers. Pass 'finetune' or omit it.")
         self.size = sum(part.end for part in whole_files([path]))
@@ -79,13 +79,12 @@ class LanguageJob(TrainingJob):
             "characters"
         ]
 
-    def choose(self, folder: Path) -> TrainingPlan:
+    def choose(self, folder: Path) -> JobPlan:
         options = self.options
         if options.source is None:
             name, transform, why = self._new_model()
             rate, length = 1e-3, options.max_length or 128
         else:
-            self._loaded = self._load()
             name, transform = options.source, self._loaded.processing
             why, rate = f"the weights of {name}", 5e-5
             length = options.max_length or min(128, self._loaded.config.max_length)
@@ -93,12 +92,12 @@ class LanguageJob(TrainingJob):
                 raise ConfigError(
                     f"max_length={length} is above the {self._loaded.config.max_length} positions of {name}."
                 )
+        if length < SHORTEST:
+            raise ConfigError(f"max_length={length} is too small to learn from. Pass {SHORTEST} or more.")
         if not (folder / TOKENS).exists():
             write_tokens(folder / TOKENS, [self.path], transform, validation=options.validation)
         batch_size = options.batch_size or 16
-        plan = TrainingPlan(
-            name, self.recipe, batch_size, options.learning_rate or rate, length, epochs=PARTS
-        )
+        plan = JobPlan(name, self.recipe, batch_size, options.learning_rate or rate, length, epochs=PARTS)
         count = len(TokenFile(folder / TOKENS / "train.tokens"))
         self._folder = folder
         blocks = self._blocks = count // (length * batch_size)
@@ -129,7 +128,9 @@ class LanguageJob(TrainingJob):
         count = transform.vocabulary_size
         return f"gpt:{variant}", transform, f"a new GPT {size}, with a vocabulary of {count:,} {tokens}"
 
-    def _load(self) -> Any:
+    @functools.cached_property
+    def _loaded(self) -> Any:
+        """The checkpoint."""
         model = from_checkpoint(self.options.source)
         if not isinstance(model.head, CausalLMHead) or not isinstance(model.processing, TextTransform):
             raise ConfigError(
@@ -138,40 +139,40 @@ class LanguageJob(TrainingJob):
             )
         return model
 
-    def build(self, plan: TrainingPlan, folder: Path) -> Any:
+    def build(self, plan: JobPlan, folder: Path) -> Any:
         self._folder = folder
         if plan.recipe != SCRATCH:
-            return self.__dict__.pop("_loaded", None) or self._load()
+            return self._loaded
         transform = TextTransform.load(folder / TOKENS)
         sizes = SMALL if self.options.model is None else {}
         variant = plan.model.partition(":")[2]
         length = plan.max_length or 128
         return gpt(variant, processing=transform, max_length=length, **sizes)
 
-    def optimizer(self, model: Any, plan: TrainingPlan) -> Any:
+    def optimizer(self, model: Any, plan: JobPlan) -> Any:
         steps, rate = plan.epochs * plan.steps, plan.learning_rate
         if plan.recipe == SCRATCH:
             return pretrain_recipe(steps, learning_rate=rate, warmup=0.05, beta_2=0.99)
         return finetune_recipe(model, steps, learning_rate=rate)
 
-    def schedule(self, plan: TrainingPlan) -> Any:
+    def schedule(self, plan: JobPlan) -> Any:
         steps, rate = plan.epochs * plan.steps, plan.learning_rate
         return (
             WarmupCosine(rate, steps, 0.05, 0.1) if plan.recipe == SCRATCH else WarmupLinear(rate, steps, 0.1)
         )
 
-    def batches(self, model: Any, plan: TrainingPlan) -> tuple[Batches, Batches]:
+    def batches(self, model: Any, plan: JobPlan) -> tuple[Batches, Batches]:
         options: dict[str, Any] = {"batch_size": plan.batch_size, "seed": self.options.seed}
         length, folder = plan.max_length or 128, self._folder / TOKENS
         train = causal_lm_batches(folder / "train.tokens", length, steps=plan.steps, **options)
         validation = causal_lm_batches(folder / "validation.tokens", length, shuffle=False, **options)
         return train, validation
 
-    def in_epochs(self, plan: TrainingPlan, epochs: int) -> TrainingPlan:
+    def in_epochs(self, plan: JobPlan, epochs: int) -> JobPlan:
         steps = max(PARTS, epochs * self._blocks)
         return self._in_parts(plan, steps, f"Schedule: {steps:,} steps, {epochs} passes over the text")
 
-    def in_time(self, plan: TrainingPlan, time: StepTime) -> TrainingPlan:
+    def in_time(self, plan: JobPlan, time: StepTime) -> JobPlan:
         most = self._blocks * (self.options.epochs or PASSES[plan.recipe])
         fitting = int((time.left - PARTS * time.validation) / time.step)
         steps = max(PARTS, min(most, fitting))
@@ -183,23 +184,35 @@ class LanguageJob(TrainingJob):
             f"over the text), {why} the {time.minutes:g} minutes",
         )
 
-    def _in_parts(self, plan: TrainingPlan, steps: int, reason: str) -> TrainingPlan:
+    def _in_parts(self, plan: JobPlan, steps: int, reason: str) -> JobPlan:
         return plan.because(
             f"{reason}, with {PARTS} validations. {DECAY}", epochs=PARTS, steps=max(1, steps // PARTS)
         )
 
-    def evaluate(self, model: Any, plan: TrainingPlan) -> Evaluation:
+    def evaluate(self, model: Any, plan: JobPlan, *, few: bool = False) -> Evaluation:
         _, batches = self.batches(model, plan)
-        metrics = model.evaluate(batches, verbose=0, return_dict=True)
+        metrics = model.evaluate(batches, steps=1 if few else None, verbose=0, return_dict=True)
         loss = float(metrics["loss"])
         tokens = TokenFile(self._folder / TOKENS / "validation.tokens")
         bits = loss / math.log(2) / tokens.bytes_per_token
-        prompt = " ".join(self.start.split()[:2]) or self.start[:10]
-        samples = {}
+        prompt = self._prompt(model)
+        most = 1 if few else min(CHARACTERS, model.config.max_length - self._count(model, prompt))
+        generated = {}
         for temperature in (0.5, 0.8):
-            most = min(CHARACTERS, model.config.max_length - 20)
             text = generate(model, prompt, max_new_tokens=most, temperature=temperature, seed=0)
-            samples[f"temperature {temperature}"] = prompt + str(getattr(text, "text", text))
+            generated[f"temperature {temperature}"] = prompt + str(getattr(text, "text", text))
         values = {"loss": loss, "perplexity": float(np.exp(loss)), "bits_per_byte": bits}
         summary = f"validation loss {loss:.3f}, perplexity {math.exp(loss):.3g}, {bits:.3f} bits per byte"
-        return Evaluation(values, summary, samples=samples)
+        return Evaluation(values, summary, generated=generated, prompt=prompt)
+
+    def _prompt(self, model: Any) -> str:
+        """The first two words of the text; fewer characters where words are not separated by spaces."""
+        prompt = " ".join(self.start.split()[:2]) or self.start
+        most = min(PROMPT, model.config.max_length // 2)
+        while len(prompt) > 1 and self._count(model, prompt) > most:
+            prompt = prompt[: len(prompt) // 2]
+        return prompt
+
+    def _count(self, model: Any, text: str) -> int:
+        """The number of tokens of a text."""
+        return len(model.processing.pieces([text])[0])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from keras_tx.errors import ConfigError, whole_number
+from keras_tx.models.adapters.layer_selection import HEAD, select_whole
 
 
 def linear_probe(model: Any) -> Any:
@@ -35,13 +36,21 @@ def linear_probe(model: Any) -> Any:
     """
     if getattr(model, "head", None) is None:
         raise ConfigError(f"Model {model.name!r} has no head to train. Pass head= or num_classes=.")
-    of_head = model.head_layers()
-    for layer in model.layers:
-        if layer.weights and layer not in of_head:
-            layer.trainable = False
+    _freeze_others(model, model.head_layers())
     if not model.trainable_weights:
         raise ConfigError(f"The head of model {model.name!r} has no weights of its own, because it is tied.")
     return model
+
+
+def train_head(model: Any) -> None:
+    """Freezes all layers but the head and the pooler, which is often new like the head."""
+    _freeze_others(model, select_whole(model, HEAD))
+
+
+def _freeze_others(model: Any, trained: list[Any]) -> None:
+    for layer in model.layers:
+        if layer.weights and layer not in trained:
+            layer.trainable = False
 
 
 def k_shot_accuracy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,20 +11,26 @@ import numpy as np
 
 from keras_tx.data.batches import Batches
 from keras_tx.data.question_table import QuestionTable, question_table
-from keras_tx.data.text_table import MULTI_LABEL, REGRESSION, TextTable, text_table
+from keras_tx.data.text_table import CLASSIFICATION, MULTI_LABEL, REGRESSION, TextTable, text_table
 from keras_tx.errors import ConfigError
 from keras_tx.heads import ClassifierHead, MultiLabelHead, RegressionHead, SpanHead
 from keras_tx.models.bert.model import bert
 from keras_tx.models.checkpoint_loading import from_checkpoint
 from keras_tx.processing import TextTransform, train_wordpiece
+from keras_tx.training.evaluation import (
+    Evaluation,
+    Sample,
+    evaluate_classes,
+    evaluate_numbers,
+    evaluate_several,
+)
 from keras_tx.training.training_job import (
+    HEAD,
     SCRATCH,
     TOKENIZER,
-    Evaluation,
     JobOptions,
-    Mistake,
+    JobPlan,
     TrainingJob,
-    TrainingPlan,
     family_and_variant,
 )
 
@@ -32,7 +39,7 @@ COVERED = 95  # percent of the texts that are not truncated
 SHORTEST = 64  # tokens, to which texts are truncated where there is little time
 LONGEST = 256  # tokens, by default; attention costs the square of the length
 MULTIPLE = 16  # lengths of rows, so that few shapes are compiled
-SHOWN = 12  # mistakes in a report
+FEW_SAMPLES = 4  # that are evaluated before the training
 FEW = 5000  # texts for which batches are small
 SIZES = (
     (500, "tiny", 2000),
@@ -55,7 +62,7 @@ class _TextJob(TrainingJob):
         """The texts and second texts for training."""
         raise NotImplementedError
 
-    def choose(self, folder: Path) -> TrainingPlan:
+    def choose(self, folder: Path) -> JobPlan:
         options, rows = self.options, len(self.train)
         if options.source is None:
             name, transform = self._new_model(rows, folder)
@@ -65,14 +72,13 @@ class _TextJob(TrainingJob):
             )
             why += "; a checkpoint (--from) is usually more accurate"
         else:
-            self._loaded = self._load()
             name, transform = options.source, self._loaded.processing
             rate = float(f"{min(2e-4, 5e-5 * 768 / self._loaded.config.width):.1g}")
             why = f"the weights of {name}"
         length, reason = self._length(transform)
         batch_size = options.batch_size or (16 if rows < FEW else 32)
-        plan = TrainingPlan(name, self.recipe, batch_size, options.learning_rate or rate, length)
-        frozen = "; only its head is trained" if plan.recipe == "head" else ""
+        plan = JobPlan(name, self.recipe, batch_size, options.learning_rate or rate, length)
+        frozen = "; only its head is trained" if plan.recipe == HEAD else ""
         return plan.because(
             f"Model: {why}{frozen}.",
             f"Recipe: {plan.recipe}, AdamW with a learning rate of {plan.learning_rate:g} and batches of "
@@ -110,7 +116,9 @@ class _TextJob(TrainingJob):
         part = f"{longer:.0%} of the texts are longer and truncated" if longer else "no text is longer"
         return f"Texts: a median of {int(np.median(self._lengths))} tokens; the model reads {length}; {part}."
 
-    def _load(self) -> Any:
+    @functools.cached_property
+    def _loaded(self) -> Any:
+        """The checkpoint."""
         model = from_checkpoint(self.options.source, head=self.head())
         if not isinstance(model.processing, TextTransform):
             raise ConfigError(
@@ -119,32 +127,31 @@ class _TextJob(TrainingJob):
             )
         return model
 
-    def build(self, plan: TrainingPlan, folder: Path) -> Any:
+    def build(self, plan: JobPlan, folder: Path) -> Any:
         if plan.recipe == SCRATCH:
             transform = TextTransform.load(folder / TOKENIZER, max_length=plan.max_length)
             variant = plan.model.partition(":")[2]
             length = max(plan.max_length or 0, MULTIPLE)
             return bert(variant, head=self.head(), processing=transform, max_length=length)
-        model = self.__dict__.pop("_loaded", None) or self._load()
+        model = self._loaded
         model.processing = dataclasses.replace(model.processing, max_length=plan.max_length)
         return model
 
-    def batches(self, model: Any, plan: TrainingPlan) -> tuple[Batches, Batches]:
-        transform = self._transform(model)
-        train = self.train
-        if plan.rows is not None and plan.rows < len(train):
-            train = train.take(np.random.default_rng(self.options.seed).permutation(len(train))[: plan.rows])
+    def batches(self, model: Any, plan: JobPlan) -> tuple[Batches, Batches]:
+        train = self.train.take(self.chosen(plan, len(self.train)))
+        return self._batches(train, model, plan), self._batches(self.validation, model, plan)
+
+    def _batches(self, table: Any, model: Any, plan: JobPlan) -> Batches:
         options = {"batch_size": plan.batch_size, "seed": self.options.seed}
         if self.overlap is not None:
             options["overlap"] = min(self.overlap, (plan.max_length or 0) // 4)
-        return train.batches(transform, **options), self.validation.batches(transform, **options)
+        return table.batches(self._transform(model), **options)
 
-    def smaller(self, model: Any, plan: TrainingPlan, share: float) -> TrainingPlan | None:
+    def smaller(self, plan: JobPlan, share: float) -> JobPlan | None:
         before = plan.max_length or 0
         length = max(SHORTEST, int(0.9 * share * before) // MULTIPLE * MULTIPLE)
-        if self.options.max_length is not None or length >= before:
+        if share >= 1 or self.options.max_length is not None or length >= before:
             return None
-        model.processing = dataclasses.replace(model.processing, max_length=length)
         others = [reason for reason in plan.reasons if not reason.startswith("Texts:")]
         reason = self._about_length(length) + " A larger length would exceed the time."
         return dataclasses.replace(plan, max_length=length, reasons=(*others, reason))
@@ -155,6 +162,8 @@ class _TextJob(TrainingJob):
 
 class TableJob(_TextJob):
     """Classes, several labels or numbers of texts, from a CSV, TSV or JSON Lines file."""
+
+    kind: ClassVar[str] = "a table of texts"
 
     def __init__(self, path: Path, options: JobOptions) -> None:
         super().__init__(path, options)
@@ -176,7 +185,7 @@ class TableJob(_TextJob):
         return [
             *repr(self.table).splitlines(),
             f"{len(self.train):,} rows for training, {len(self.validation):,} for validation; rows "
-            "with equal texts are in the same part",
+            f"with the same {'text' if self.table.pairs is None else 'first text'} are in the same part",
         ]
 
     def texts(self) -> tuple[list[str], list[str] | None]:
@@ -189,118 +198,27 @@ class TableJob(_TextJob):
         kind = MultiLabelHead if task == MULTI_LABEL else ClassifierHead
         return kind(len(labels), dropout=0.1, labels=labels)
 
-    def evaluate(self, model: Any, plan: TrainingPlan) -> Evaluation:
-        table = self.validation
-        lengths = np.array([len(text) for text in table.texts])
-        order = np.argsort(lengths, kind="stable")
-        batches = table.take(order).batches(self._transform(model), batch_size=32, shuffle=False)
-        logits = np.empty((len(table), model.output_shape[-1]), "float32")
-        logits[order] = np.concatenate([np.asarray(model.predict_on_batch(x)) for x, _ in batches])
-        evaluate = {None: _evaluate_numbers, 1: _evaluate_classes, 2: _evaluate_several}
-        kind = None if table.labels is None else table.targets.ndim
-        return evaluate[kind](table, logits)
+    def evaluate(self, model: Any, plan: JobPlan, *, few: bool = False) -> Evaluation:
+        lengths = np.array([len(text) for text in self.validation.texts])
+        table = self.validation.take(np.argsort(lengths, kind="stable")[: FEW_SAMPLES if few else None])
+        batches = table.batches(self._transform(model), batch_size=32, shuffle=False)
+        logits = np.concatenate([np.asarray(model.predict_on_batch(x), "float32") for x, _ in batches])
 
+        def sample(row: int) -> Sample:
+            pair = {} if table.pairs is None else {"pair": table.pairs[row]}
+            return Sample(f"line {table.lines[row]}", {"text": table.texts[row], **pair})
 
-def _sample(table: TextTable, row: int) -> dict[str, str]:
-    texts = {"text": table.texts[row]}
-    return texts if table.pairs is None else {**texts, "pair": table.pairs[row]}
-
-
-def _evaluate_classes(table: TextTable, logits: np.ndarray) -> Evaluation:
-    assert table.labels is not None and table.targets is not None
-    labels, targets = table.labels, table.targets
-    return evaluate_classes(
-        logits,
-        targets,
-        labels,
-        lambda row: Mistake(_sample(table, row), "", "", "", f"line {table.lines[row]}"),
-    )
-
-
-def evaluate_classes(
-    logits: np.ndarray, targets: np.ndarray, labels: tuple[str, ...], sample: Any
-) -> Evaluation:
-    """Returns accuracy, confusion matrix and mistakes of a classifier.
-
-    Args:
-        logits: (samples, classes).
-        targets: class numbers (samples,).
-        labels: names of the classes.
-        sample: returns a Mistake with the content of a sample, by its index.
-    """
-    log = logits - logits.max(axis=1, keepdims=True)
-    probabilities = np.exp(log) / np.exp(log).sum(axis=1, keepdims=True)
-    predicted = logits.argmax(axis=1)
-    confusion = np.zeros((len(labels), len(labels)), "int64")
-    np.add.at(confusion, (targets, predicted), 1)
-    right = probabilities[np.arange(len(targets)), targets]
-    wrong = [int(row) for row in np.argsort(right, kind="stable") if predicted[row] != targets[row]]
-    mistakes = [
-        dataclasses.replace(
-            sample(row),
-            expected=labels[targets[row]],
-            predicted=labels[predicted[row]],
-            detail=f"{probabilities[row, predicted[row]]:.0%} for {labels[predicted[row]]}",
-        )
-        for row in wrong[:SHOWN]
-    ]
-    accuracy = float((predicted == targets).mean())
-    share = np.bincount(targets).max() / len(targets)
-    summary = (
-        f"validation accuracy {accuracy:.1%} ({len(targets) - len(wrong):,} of {len(targets):,}); always "
-        f"predicting the most frequent label gives {share:.1%}"
-    )
-    metrics = {"accuracy": accuracy, "most_frequent": float(share)}
-    return Evaluation(metrics, summary, labels, confusion, tuple(mistakes))
-
-
-def _evaluate_several(table: TextTable, logits: np.ndarray) -> Evaluation:
-    assert table.labels is not None and table.targets is not None
-    labels, truth = np.array(table.labels), table.targets > 0
-    predicted = logits > 0
-    both, either = (predicted & truth).sum(), predicted.sum() + truth.sum()
-    f1 = float(2 * both / either) if either else 1.0
-    exact = float((predicted == truth).all(axis=1).mean())
-    losses = np.logaddexp(0, np.where(truth, -logits, logits)).sum(axis=1)
-    mistakes = [
-        Mistake(
-            _sample(table, row),
-            ", ".join(labels[truth[row]]) or "none",
-            ", ".join(labels[predicted[row]]) or "none",
-            f"loss {losses[row]:.2f}",
-            f"line {table.lines[row]}",
-        )
-        for row in np.argsort(-losses, kind="stable")
-        if (predicted[row] != truth[row]).any()
-    ]
-    summary = f"validation F1 {f1:.3f} over all labels; all labels are correct for {exact:.1%} of the texts"
-    return Evaluation({"f1": f1, "exact": exact}, summary, table.labels, None, tuple(mistakes[:SHOWN]))
-
-
-def _evaluate_numbers(table: TextTable, logits: np.ndarray) -> Evaluation:
-    assert table.targets is not None
-    errors = logits[:, 0] - table.targets
-    mean = float(np.abs(errors).mean())
-    baseline = float(np.abs(table.targets - np.median(table.targets)).mean())
-    mistakes = [
-        Mistake(
-            _sample(table, int(row)),
-            f"{table.targets[row]:g}",
-            f"{logits[row, 0]:.3g}",
-            f"error {errors[row]:+.3g}",
-            f"line {table.lines[row]}",
-        )
-        for row in np.argsort(-np.abs(errors), kind="stable")[:SHOWN]
-    ]
-    summary = f"validation mean absolute error {mean:.4g}; always predicting the median gives {baseline:.4g}"
-    return Evaluation(
-        {"mean_absolute_error": mean, "median_alone": baseline}, summary, mistakes=tuple(mistakes)
-    )
+        if table.labels is None:
+            return evaluate_numbers(logits, table.targets, sample)
+        evaluate = evaluate_classes if table.task == CLASSIFICATION else evaluate_several
+        return evaluate(logits, table.targets, table.labels, sample)
 
 
 class QuestionJob(_TextJob):
     """Answers to questions, from a file in the format of SQuAD."""
 
+    kind: ClassVar[str] = "a file of questions"
+    unused: ClassVar[tuple[str, ...]] = ("text", "label", "pair", "labels", "separator")
     unit: ClassVar[str] = "questions"
     overlap: int | None = 64
 
@@ -323,8 +241,9 @@ class QuestionJob(_TextJob):
     def head(self) -> Any:
         return SpanHead()
 
-    def evaluate(self, model: Any, plan: TrainingPlan) -> Evaluation:
-        _, batches = self.batches(model, plan)
+    def evaluate(self, model: Any, plan: JobPlan, *, few: bool = False) -> Evaluation:
+        table = self.validation.take(range(FEW_SAMPLES)[: len(self.validation)]) if few else self.validation
+        batches = self._batches(table, model, plan)
         metrics = model.evaluate(batches, verbose=0, return_dict=True)
         shown = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items() if name != "loss")
         return Evaluation(metrics, f"on validation windows: {shown}")

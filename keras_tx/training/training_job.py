@@ -16,6 +16,8 @@ from keras_tx.atomic_write import write_file
 from keras_tx.data.batches import Batches
 from keras_tx.errors import ConfigError, nearest
 from keras_tx.models.families import Family, families
+from keras_tx.training.evaluation import Evaluation
+from keras_tx.training.probes import train_head
 from keras_tx.training.recipes import finetune_recipe
 from keras_tx.training.resuming import fit_resumable
 from keras_tx.training.schedules import WarmupLinear
@@ -29,7 +31,6 @@ QUANTILES = (0.5, 0.1, 0.9, 0.3, 0.7)  # of the sizes of batches whose time is m
 MEASURING = 0.05  # share of the time for it
 SAVED_EVERY = 30.0  # seconds between two states
 FORWARD = 1 / 3  # time of a validation step relative to a training step
-RESERVED = 20.0  # seconds for the last evaluation, the export and the report
 PLAN, STATE, LOG, BEST, TOKENIZER = "plan.json", "training.state", "log.jsonl", "best.weights.h5", "tokenizer"
 
 DECAY = "The learning rate warms up and then decays."
@@ -93,7 +94,7 @@ class JobOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingPlan:
+class JobPlan:
     """The choices of a training, which are saved so that a resumed training uses the same ones.
 
     Args:
@@ -120,51 +121,9 @@ class TrainingPlan:
     every: int = 100
     reasons: tuple[str, ...] = ()
 
-    def because(self, *reasons: str, **changes: Any) -> TrainingPlan:
+    def because(self, *reasons: str, **changes: Any) -> JobPlan:
         """Returns a plan with these changes and reasons."""
         return dataclasses.replace(self, reasons=(*self.reasons, *reasons), **changes)
-
-
-@dataclasses.dataclass(frozen=True)
-class Mistake:
-    """A validation sample with a large loss.
-
-    Args:
-        texts: the sample, by name: {"text": ...}.
-        image: the path of the image, or None.
-        expected: the label.
-        predicted: the prediction.
-        detail: further information, such as the probability of the prediction.
-        place: location of the sample, such as a line or a path.
-    """
-
-    texts: dict[str, str]
-    expected: str
-    predicted: str
-    detail: str
-    place: str
-    image: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """The result on the validation data.
-
-    Args:
-        metrics: values by name.
-        summary: the most important metric as a sentence.
-        labels: names of the classes.
-        confusion: number of samples (label, prediction), or None.
-        mistakes: those with the largest loss first.
-        samples: generated texts, by their heading.
-    """
-
-    metrics: dict[str, float]
-    summary: str
-    labels: tuple[str, ...] = ()
-    confusion: np.ndarray | None = None
-    mistakes: tuple[Mistake, ...] = ()
-    samples: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +131,7 @@ class JobResult:
     """A trained model, how it was trained, and its result."""
 
     model: Any
-    plan: TrainingPlan
+    plan: JobPlan
     evaluation: Evaluation
     steps: list[dict[str, float]]
     epochs: list[dict[str, float]]
@@ -207,6 +166,8 @@ class TrainingJob:
         KerasTxError: the data cannot be read, or does not match the options.
     """
 
+    kind: ClassVar[str]  # of the data, for messages
+    unused: ClassVar[tuple[str, ...]] = ()  # options that have no meaning for the data
     unit: ClassVar[str] = "texts"  # of the progress bar
     part: ClassVar[str] = "epoch"  # what ends with a validation
     families: ClassVar[tuple[str, ...]] = ("bert",)  # of a new model
@@ -215,6 +176,12 @@ class TrainingJob:
 
     def __init__(self, path: Path, options: JobOptions) -> None:
         self.path, self.options = path, options
+        for name in self.unused:
+            value = getattr(options, name)
+            if value is not None and value is not False:
+                raise ConfigError(
+                    f"{name}={value!r} is not an option for {self.kind}, such as {path}. Omit it."
+                )
         if options.model is not None:
             family_and_variant(options.model, self.families)
 
@@ -222,23 +189,23 @@ class TrainingJob:
         """Returns lines about the data."""
         raise NotImplementedError
 
-    def choose(self, folder: Path) -> TrainingPlan:
+    def choose(self, folder: Path) -> JobPlan:
         """Chooses the model and the recipe; writes the tokenizer of a new model into `folder`."""
         raise NotImplementedError
 
-    def build(self, plan: TrainingPlan, folder: Path) -> Any:
+    def build(self, plan: JobPlan, folder: Path) -> Any:
         """Returns the model, not compiled."""
         raise NotImplementedError
 
-    def batches(self, model: Any, plan: TrainingPlan) -> tuple[Batches, Batches]:
+    def batches(self, model: Any, plan: JobPlan) -> tuple[Batches, Batches]:
         """Returns the batches for training and for validation."""
         raise NotImplementedError
 
-    def evaluate(self, model: Any, plan: TrainingPlan) -> Evaluation:
-        """Returns the result on the validation data."""
+    def evaluate(self, model: Any, plan: JobPlan, *, few: bool = False) -> Evaluation:
+        """Returns the result on the validation data, or on a few samples of it."""
         raise NotImplementedError
 
-    def smaller(self, model: Any, plan: TrainingPlan, share: float) -> TrainingPlan | None:
+    def smaller(self, plan: JobPlan, share: float) -> JobPlan | None:
         """Returns a plan with inputs reduced to about this share of their size, or None if impossible."""
         return None
 
@@ -247,21 +214,28 @@ class TrainingJob:
         """The name of the recipe: the option, or finetune for a checkpoint and scratch without one."""
         return self.options.recipe or (SCRATCH if self.options.source is None else FINETUNE)
 
-    def optimizer(self, model: Any, plan: TrainingPlan) -> Any:
-        """Returns the optimizer for all steps of the plan; the recipe "head" freezes the blocks."""
-        frozen = model.config.depth if plan.recipe == HEAD else 0
-        steps = plan.epochs * plan.steps
-        return finetune_recipe(model, steps, learning_rate=plan.learning_rate, frozen_blocks=frozen)
+    def optimizer(self, model: Any, plan: JobPlan) -> Any:
+        """Returns the optimizer for all steps of the plan; the recipe "head" freezes the layers below it."""
+        if plan.recipe == HEAD:
+            train_head(model)
+        return finetune_recipe(model, plan.epochs * plan.steps, learning_rate=plan.learning_rate)
 
-    def schedule(self, plan: TrainingPlan) -> Callable[[int], Any]:
+    def schedule(self, plan: JobPlan) -> Callable[[int], Any]:
         """Returns the learning rate of each step, as in `optimizer`."""
         return WarmupLinear(plan.learning_rate, plan.epochs * plan.steps, 0.1)
 
-    def in_epochs(self, plan: TrainingPlan, epochs: int) -> TrainingPlan:
+    def chosen(self, plan: JobPlan, count: int) -> np.ndarray:
+        """Returns the indices of the training samples that the time allows."""
+        rows = np.arange(count)
+        if plan.rows is None or plan.rows >= count:
+            return rows
+        return np.random.default_rng(self.options.seed).permutation(count)[: plan.rows]
+
+    def in_epochs(self, plan: JobPlan, epochs: int) -> JobPlan:
         """Returns a plan with this number of passes over the data."""
         return plan.because(f"Schedule: {_counted(epochs)} of {plan.steps:,} steps. {DECAY}", epochs=epochs)
 
-    def in_time(self, plan: TrainingPlan, time: StepTime) -> TrainingPlan:
+    def in_time(self, plan: JobPlan, time: StepTime) -> JobPlan:
         """Returns a plan with as many steps as fit into the time."""
         most = self.options.epochs or self.most_epochs[plan.recipe]
         epoch = plan.steps * time.step + time.validation
@@ -317,6 +291,7 @@ def run_job(
     shown: bool = False,
     started: float | None = None,
     monitor_ready: Callable[[TrainingMonitor], Any] = lambda monitor: None,
+    rehearse: Callable[[JobResult], Any] = lambda result: None,
 ) -> JobResult:
     """Trains, or resumes the training whose state is in `folder`.
 
@@ -328,6 +303,9 @@ def run_job(
         started: time.monotonic() of the start of the budget.
         monitor_ready: function that is called with the monitor before the first step; `monitor.stop()` ends
             the training.
+        rehearse: function that is called with the result of the untrained model on a few samples, before the
+            first step of a new training. It does what the caller does with the result, so that a failure
+            does not come after hours of training.
 
     Raises:
         Stopped: `monitor.stop()` was called; the state is saved.
@@ -338,9 +316,7 @@ def run_job(
     plan = read_plan(folder)
     resumed = plan is not None
     if plan is None:
-        plan = job.choose(folder)
-        model = job.build(plan, folder)
-        plan = _with_schedule(job, model, plan, started)
+        plan, model = _planned(job, folder, started, rehearse)
         write_plan(folder, plan)
     else:
         model = job.build(plan, folder)
@@ -375,41 +351,48 @@ def run_job(
     return JobResult(model, plan, evaluation, monitor.steps, monitor.epochs, monitor.best_epoch)
 
 
-def read_plan(folder: Path) -> TrainingPlan | None:
+def read_plan(folder: Path) -> JobPlan | None:
     """Returns the plan of an interrupted training, or None."""
     try:
         fields = json.loads((folder / PLAN).read_text(encoding="utf-8"))["plan"]
-        return TrainingPlan(**{**fields, "reasons": tuple(fields["reasons"])})
+        return JobPlan(**{**fields, "reasons": tuple(fields["reasons"])})
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{folder / PLAN} is damaged ({error}). Remove {folder} to start over.") from error
 
 
-def write_plan(folder: Path, plan: TrainingPlan) -> None:
+def write_plan(folder: Path, plan: JobPlan) -> None:
     text = json.dumps({"plan": dataclasses.asdict(plan)}, indent=1)
     write_file(folder / PLAN, text.encode("utf-8"), ConfigError)
 
 
-def _with_schedule(job: TrainingJob, model: Any, plan: TrainingPlan, started: float) -> TrainingPlan:
-    """Adds epochs and steps: those of the options, or as many as fit into the time."""
+def _planned(
+    job: TrainingJob, folder: Path, started: float, rehearse: Callable[[JobResult], Any]
+) -> tuple[JobPlan, Any]:
+    """Chooses the plan, with epochs and steps, and builds its model."""
+    plan = job.choose(folder)
+    model = job.build(plan, folder)
+    begin = time.monotonic()
+    model.compile(job.optimizer(model, plan))
+    rehearse(JobResult(model, plan, job.evaluate(model, plan, few=True), [], [], 0))
+    reserved = time.monotonic() - begin  # for the same after the training
     options = job.options
     minutes = options.minutes or MINUTES
     while True:
         train, validation = job.batches(model, plan)
         plan = dataclasses.replace(plan, steps=len(train), every=max(1, len(train) // 4))
         if options.minutes is None and options.epochs is not None:
-            return job.in_epochs(plan, options.epochs)
+            return job.in_epochs(plan, options.epochs), model
         model.compile(job.optimizer(model, plan))
         seconds = measure_step(model, train, MEASURING * minutes * 60)
         evaluated = len(validation) * seconds * FORWARD
-        left = minutes * 60 - (time.monotonic() - started) - RESERVED - evaluated  # of the last evaluation
-        share = left / (plan.steps * seconds + evaluated)
-        smaller = job.smaller(model, plan, share) if share < 1 else None
+        left = minutes * 60 - (time.monotonic() - started) - reserved - evaluated  # of the last evaluation
+        smaller = job.smaller(plan, left / (plan.steps * seconds + evaluated))
         if smaller is None:
             plan = dataclasses.replace(plan, every=max(1, round(SAVED_EVERY / seconds)))
-            return job.in_time(plan, StepTime(seconds, evaluated, left, minutes))
-        plan = smaller
+            return job.in_time(plan, StepTime(seconds, evaluated, left, minutes)), model
+        plan, model = smaller, job.build(smaller, folder)  # as a resumed training builds it
 
 
 def measure_step(model: Any, batches: Batches, limit: float) -> float:

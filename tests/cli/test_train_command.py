@@ -12,9 +12,10 @@ import pytest
 from PIL import Image
 
 import keras_tx
+from keras_tx.errors import ExportError
 from keras_tx.processing import train_wordpiece
 from keras_tx.runtime import load
-from keras_tx.training import training_monitor
+from keras_tx.training import training_job, training_monitor
 
 SMALL = ("--model", "bert:L-2_H-128", "--max-length", "16", "--batch-size", "8")
 WORDS = {"good": ["lovely", "great", "superb"], "bad": ["awful", "boring", "poor"]}
@@ -56,14 +57,7 @@ def test_table_of_texts_becomes_a_folder_and_a_report(tx, tmp_path, reviews):
 def test_interrupted_training_continues_to_the_same_model(tx, tmp_path, reviews, monkeypatch):
     options = (*SMALL, "--epochs", 2)
     assert tx("train", reviews, "--out", tmp_path / "whole", *options).code == 0
-    original = training_monitor.TrainingMonitor.on_train_batch_end
-
-    def interrupted(self, batch, logs=None):
-        if self._first + batch == 17:  # within the second epoch
-            signal.raise_signal(signal.SIGINT)
-        original(self, batch, logs)
-
-    monkeypatch.setattr(training_monitor.TrainingMonitor, "on_train_batch_end", interrupted)
+    interrupt_at(monkeypatch, 17)  # within the second epoch
     out = tmp_path / "out"
     ran = tx("train", reviews, "--out", out, *options)
     assert ran.code == 130 and not out.exists()
@@ -77,6 +71,35 @@ def test_interrupted_training_continues_to_the_same_model(tx, tmp_path, reviews,
     assert "epoch 1 of 2" not in ran.out and "epoch 2 of 2" in ran.out
     texts = ["Film 3 was superb.", "Film 3 was awful."]
     assert load(tmp_path / "whole")(texts, top_k=2) == load(tmp_path / "out")(texts, top_k=2)
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Ctrl-C before the end of a step."""
+    original = training_monitor.TrainingMonitor.on_train_batch_end
+
+    def interrupted(self, batch, logs=None):
+        if self._first + batch == step:
+            signal.raise_signal(signal.SIGINT)
+        original(self, batch, logs)
+
+    monkeypatch.setattr(training_monitor.TrainingMonitor, "on_train_batch_end", interrupted)
+
+
+def test_training_with_texts_that_were_shortened_to_fit_the_time_continues(tx, tmp_path, monkeypatch):
+    path = tmp_path / "long.csv"
+    rows = [f"{'a long text ' * 40}{WORDS[label][0]},{label}" for label in ("good", "bad") for _ in range(20)]
+    path.write_text("\n".join(["text,label", *(f"{i} {row}" for i, row in enumerate(rows))]))
+    options = ("--out", tmp_path / "out", "--model", "bert:L-2_H-128", "--batch-size", 8, "--minutes", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(training_job, "measure_step", lambda *arguments: 100.0)
+        interrupt_at(patched, 0)
+        ran = tx("train", path, *options)
+    assert ran.code == 130 and "the model reads 64; " in ran.out, ran.err
+    assert "A larger length would exceed the time" in ran.out
+    ran = tx("train", path, *options)
+    assert ran.code == 0, ran.err
+    assert "continues from its last saved step" in ran.out
+    assert load(tmp_path / "out").labels == ("bad", "good")
 
 
 @pytest.mark.filterwarnings("ignore:.*newly initialized:UserWarning")
@@ -103,6 +126,29 @@ def test_text_file_trains_a_gpt(tx, tmp_path):
     assert "Generated texts" in (tmp_path / "poet.html").read_text("utf-8")
 
 
+@pytest.mark.parametrize("length", [8, 32])
+def test_text_without_spaces_and_line_breaks_trains_a_gpt(tx, tmp_path, length):
+    """Its first word has more tokens than the model has positions."""
+    path = tmp_path / "poem.txt"
+    path.write_text("".join(np.random.default_rng(0).choice(list("的一是在不了有和人这"), 3000)), "utf-8")
+    options = ("--epochs", 1, "--max-length", length, "--model", "gpt:pico", "--batch-size", 8)
+    ran = tx("train", path, "--out", tmp_path / "poet", *options)
+    assert ran.code == 0, ran.err
+    assert "keras-tx generate" in ran.out and "Once upon" not in ran.out
+    prompt = path.read_text("utf-8")[:3]
+    assert load(tmp_path / "poet").generate(prompt, max_new_tokens=2).text
+
+
+def test_what_fails_after_the_training_is_tried_before_it(tx, tmp_path, reviews, monkeypatch):
+    def fails(*arguments, **options):
+        raise ExportError("The disk is full.")
+
+    monkeypatch.setattr("keras_tx_onnx.export_onnx", fails)
+    ran = tx("train", reviews, "--out", tmp_path / "out", *SMALL, "--epochs", 1)
+    assert ran.code == 2 and "The disk is full" in ran.err and "epoch 1" not in ran.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["reviews.csv"]
+
+
 def test_folder_of_images_becomes_a_classifier(tx, tmp_path):
     random = np.random.default_rng(0)
     for name, channel in (("red", 0), ("green", 1), ("blue", 2)):
@@ -118,7 +164,7 @@ def test_folder_of_images_becomes_a_classifier(tx, tmp_path):
     answer = load(tmp_path / "out")(tmp_path / "photos" / "green" / "0.png", top_k=1)
     assert answer[0]["label"] == "green"
     refused = tx("train", tmp_path / "photos", "--out", tmp_path / "b", "--text", "body")
-    assert refused.code == 2 and "text='body' is for texts" in refused.err
+    assert refused.code == 2 and "text='body' is not an option for a folder of images" in refused.err
 
 
 def test_questions_train_a_reader(tx, tmp_path):

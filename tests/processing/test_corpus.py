@@ -104,8 +104,25 @@ def test_validation_is_the_end_of_each_of_few_files(tmp_path):
     train, unseen = read(tmp_path / "out"), read(tmp_path / "out", "validation")
     assert train == [texts[0][:24], texts[1][:11]]
     assert [a + b for a, b in zip(train, unseen, strict=True)] == texts
-    with pytest.raises(TextError, match=r"0\.txt .*25%"):
-        write_tokens(tmp_path / "other", files(tmp_path, "a" * 100), LETTERS, validation=0.25)
+    with pytest.raises(TextError, match=r"0\.txt is too short to be split, 25%"):
+        write_tokens(tmp_path / "other", files(tmp_path, "a"), LETTERS, validation=0.25)
+
+
+@pytest.mark.parametrize(
+    ("text", "cut"),
+    [
+        ("a" * 100, 74),
+        ("é" * 41, 30),  # not within a character
+        ("ab\n" + "a" * 97, 74),  # not after the first line
+        ("a" * 60 + " " + "b" * 39, 61),
+        ("a" * 60 + "\n" + "b c " * 10, 61),
+        ("a" * 80 + "\n" + "b" * 19, 81),
+    ],
+)
+def test_long_lines_are_split_near_their_place(tmp_path, text, cut):
+    write_tokens(tmp_path / "out", files(tmp_path, text), LETTERS, validation=0.25)
+    lengths = [len(TokenFile(tmp_path / "out" / f"{name}.tokens")) - 1 for name in ("train", "validation")]
+    assert lengths == [cut, len(text) - cut]
 
 
 def test_validation_is_every_nth_of_many_documents(tmp_path):
