@@ -45,7 +45,12 @@ def download(source: str) -> Path:
         raise ConfigError(f"{source} is not a valid repository name: {error}") from error
     except (errors.HfHubHTTPError, OSError) as error:
         raise ConfigError(
-            f"{source} is not in the local cache, and huggingface.co cannot be reached: "
-            f"{' '.join(str(error).split())[:200]} Run `hf download {name} --local-dir FOLDER` on a machine "
-            "with a network, copy the folder, and pass its path."
+            f"{source} is not in the local cache, and huggingface.co cannot be reached "
+            f"({_first_line(error)}). Run `hf download {name} --local-dir FOLDER` on a machine with a "
+            "network, copy the folder, and pass its path."
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:160].rstrip(". ")
