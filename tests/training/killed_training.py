@@ -18,28 +18,11 @@ import keras
 import numpy as np
 
 from keras_tx.training import fit_resumable
+from tests.training.dropout_network import OrderedRows, dropout_network
 
-EPOCHS, STEPS, EVERY = 6, 8, 3
+EPOCHS, EVERY = 6, 3
 X = np.random.default_rng(0).normal(size=(31, 4)).astype("float32")
 Y = X[:, :1] * 2 - X[:, 1:2]
-
-
-class Dataset(keras.utils.PyDataset):
-    seed = 4
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.set_epoch(0)
-
-    def set_epoch(self, epoch: int) -> None:
-        self.order = np.random.default_rng([self.seed, epoch]).permutation(len(X))
-
-    def __len__(self) -> int:
-        return STEPS
-
-    def __getitem__(self, index: int) -> Any:
-        rows = self.order[4 * index : 4 * index + 4]
-        return X[rows], Y[rows]
 
 
 def pipeline(epoch: int) -> Any:
@@ -49,14 +32,11 @@ def pipeline(epoch: int) -> Any:
     return data.batch(4).prefetch(2)
 
 
-def model() -> keras.Model:
-    keras.utils.set_random_seed(1)
-    inputs = keras.Input((4,))
-    hidden = keras.layers.Dropout(0.3)(keras.layers.Dense(8, activation="tanh")(inputs))
-    network = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+def network() -> keras.Model:
+    model = dropout_network()
     adam = keras.optimizers.Adam(0.01, use_ema=True, gradient_accumulation_steps=3)
-    network.compile(adam, "mse", metrics=["mae"], jit_compile=False)
-    return network
+    model.compile(adam, "mse", metrics=["mae"], jit_compile=False)
+    return model
 
 
 def kill() -> None:
@@ -113,11 +93,11 @@ def main(source: str, state: str, result: str, moment: str = "", seed: str = "0"
         callbacks = [Kill(moment, chance.randrange(1, 6))]
     elif moment:
         kill_in_save(moment, chance.randrange(3), chance)
-    network = model()
-    data = {"arrays": lambda: (X, Y), "PyDataset": Dataset, "tf.data": lambda: pipeline}[source]()
+    model = network()
+    data: Any = {"arrays": (X, Y), "PyDataset": OrderedRows(X, Y), "tf.data": pipeline}[source]
     options = {"batch_size": 4} if source == "arrays" else {}
     history = fit_resumable(
-        network,
+        model,
         data,
         state,
         epochs=EPOCHS,
@@ -128,7 +108,7 @@ def main(source: str, state: str, result: str, moment: str = "", seed: str = "0"
         verbose=0,
         **options,
     ).history
-    variables = [*network.variables, *network.optimizer.variables]
+    variables = [*model.variables, *model.optimizer.variables]
     arrays: dict[str, Any] = {f"variable {i}": keras.ops.convert_to_numpy(v) for i, v in enumerate(variables)}
     arrays |= {name: np.array(values) for name, values in history.items()}
     np.savez(result, **arrays)

@@ -13,6 +13,7 @@ from keras_tx.errors import ConfigError
 from keras_tx.training import fit_resumable
 from keras_tx.training.resumable_data import resumable_data
 from tests.drawing import as_numpy, draw
+from tests.training.dropout_network import OrderedRows, dropout_network
 
 tf = pytest.importorskip("tensorflow")
 X, Y = draw(22, 4), draw(22, 1)
@@ -34,24 +35,9 @@ class StopAt(keras.callbacks.Callback):
             raise Stop
 
 
-class Ordered(keras.utils.PyDataset):
-    """Another order each epoch, by seed."""
-
-    seed = 3
-
+class Ordered(OrderedRows):
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.set_epoch(0)
-
-    def set_epoch(self, epoch: int) -> None:
-        self.order = np.random.default_rng([self.seed, epoch]).permutation(len(X))
-
-    def __len__(self) -> int:
-        return STEPS
-
-    def __getitem__(self, index: int) -> Any:
-        rows = self.order[4 * index : 4 * index + 4]
-        return X[rows], Y[rows]
+        super().__init__(X, Y, **options)
 
 
 class Threads(Ordered):
@@ -75,10 +61,7 @@ def same_order() -> Any:
 
 
 def network(**options: Any) -> keras.Model:
-    keras.utils.set_random_seed(0)
-    inputs = keras.Input((4,))
-    hidden = keras.layers.Dropout(0.3)(keras.layers.Dense(8, activation="tanh")(inputs))
-    model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+    model = dropout_network()
     options = {"optimizer": keras.optimizers.Adam(0.01), "weighted_metrics": ["mae"], **options}
     model.compile(loss="mse", **options)
     return model
