@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import re
 import shlex
 import shutil
 import signal
@@ -13,14 +14,14 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_tx import contract
 from keras_tx.commands.arguments import refuse_existing, whole
 from keras_tx.commands.framework_logs import import_keras, quiet_start
-from keras_tx.errors import ConfigError
+from keras_tx.errors import ConfigError, KerasTxError
 
 if TYPE_CHECKING:
     from keras_tx.training.training_job import JobResult
@@ -56,6 +57,7 @@ exit codes: 0 the folder was written; 2 an error; 130 interrupted, run the same 
 STATE_SUFFIX = ".training"
 COMMAND = "command.json"
 PLAN = "plan.json"
+OTHER_NAMES = {"source": "from", "share": "validation", "validation_split": "validation"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,6 +97,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     columns.add_argument(
         "--validation", type=_share, default=0.1, metavar="SHARE", help="validation share (default: 0.1)"
     )
+    columns.add_argument(
+        "--encoding", metavar="NAME", help="encoding of a table, such as cp1252 (default: UTF-8)"
+    )
+    columns.add_argument(
+        "--no-quotes", dest="quotes", action="store_false", help="quotes in a table are ordinary characters"
+    )
     columns.add_argument("--skip-broken", action="store_true", help="leave out broken rows and images")
     output = parser.add_argument_group("output")
     output.add_argument("--save", metavar="FILE.keras", type=Path, help="also save the Keras model")
@@ -126,10 +134,11 @@ def execute(arguments: argparse.Namespace) -> int:
 
     labels = None if arguments.labels is None else tuple(name.strip() for name in arguments.labels.split(","))
     names = "source model recipe minutes epochs batch_size learning_rate max_length seed validation".split()
-    names += "text label pair separator skip_broken".split()
-    job = open_job(
-        arguments.data, JobOptions(**{name: getattr(arguments, name) for name in names}, labels=labels)
-    )
+    names += "text label pair separator encoding quotes skip_broken".split()
+    with _options_in_messages((*names, "labels")):
+        job = open_job(
+            arguments.data, JobOptions(**{name: getattr(arguments, name) for name in names}, labels=labels)
+        )
     for line in job.describe():
         print(line)
     command = {name: str(getattr(arguments, name)) for name in (*names, "labels")}
@@ -141,7 +150,7 @@ def execute(arguments: argparse.Namespace) -> int:
             saved = Path(place, "model.keras") if arguments.save else None
             _write(result, job, Path(place, "model"), Path(place, "model.html"), saved, started)
 
-    with _interruptible() as interrupt:
+    with _interruptible() as interrupt, _options_in_messages((*names, "labels")):
         try:
             result = run_job(
                 job,
@@ -167,6 +176,20 @@ def execute(arguments: argparse.Namespace) -> int:
     shutil.rmtree(state)
     print(f"\n{_next_steps(folder, page, result.evaluation.prompt)}")
     return 0
+
+
+@contextlib.contextmanager
+def _options_in_messages(names: Sequence[str]) -> Iterator[None]:
+    """Replaces names of arguments in messages of errors by options: max_length=8 by --max-length 8."""
+    try:
+        yield
+    except KerasTxError as error:
+        text = str(error).replace("skip_broken=True", "--skip-broken").replace("quotes=False", "--no-quotes")
+        for name in (*names, *OTHER_NAMES):
+            option = "--" + OTHER_NAMES.get(name, name).replace("_", "-")
+            text = re.sub(rf"(?<![\w.-]){name}=(?=[\w'\"(\[-])", f"{option} ", text)  # with a value
+            text = re.sub(rf"(?<![\w.-]){name}=", option, text)
+        raise type(error)(text) from error
 
 
 def _open_state(state: Path, command: dict[str, str], restart: bool) -> None:

@@ -116,7 +116,7 @@ def list_folder(path: str | os.PathLike[str], classes: Sequence[str] | None) -> 
             f"{os.fspath(path)!r} {where}. Move each image into the subfolder of its class, or pass paths "
             "and labels to image_batches."
         )
-    labels = _labels(folders, classes, f"folder in {os.fspath(path)!r}")
+    labels = _labels(folders, classes, "subfolder")
     images: list[str] = []
     targets: list[int] = []
     others: list[str] = []
@@ -224,11 +224,11 @@ def _labels(names: Sequence[str], classes: Sequence[str] | None, kind: str) -> t
         return tuple(names)
     if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
         raise ConfigError(f"classes is {classes!r}, expected a list of names.")
-    if len(set(classes)) < len(classes):
-        raise ConfigError(f"classes is {classes!r}, which has a duplicate name.")
+    if len(set(classes)) < len(classes) or "" in classes:
+        raise ConfigError(f"classes is {classes!r}, which has a duplicate or an empty name.")
     for name in names:
         if name not in classes:
-            raise ConfigError(f"The {kind} {name!r} is not one of classes. {nearest(name, classes)}")
+            raise ConfigError(f"The {kind} {name!r} is not one of the classes. {nearest(name, classes)}")
     return tuple(classes)
 
 

@@ -183,7 +183,7 @@ def label_cells(
     """
     if isinstance(labels, str):
         raise ConfigError(f"labels={labels!r}, expected a list of names, one for each class in order.")
-    if labels is not None and (len(set(labels)) < len(labels) or len(labels) < 2):
+    if labels is not None and len({*labels} - {""}) < max(2, len(labels)):
         raise ConfigError(f"labels={list(labels)!r}, expected two or more different names.")
     if regression is not None:
         true_or_false("regression", regression)

@@ -46,8 +46,8 @@ def stratified_split(
         held_out.update(sorted(members, key=lambda key: _hash(seed, key))[:count])
     if not held_out:
         raise ConfigError(
-            f"{name}={share!r} of {len(class_of):,} different rows leaves no rows for validation. Each class "
-            "has a single one; add rows."
+            f"{name}={share!r} leaves no rows for validation, because there are {len(class_of):,} different "
+            f"rows of {len(strata):,} classes. Add rows."
         )
     of_validation = np.array([key in held_out for key in keys])
     return np.flatnonzero(~of_validation), np.flatnonzero(of_validation)

@@ -15,7 +15,6 @@ from keras_tx.data.image_list import ImageList, list_folder
 from keras_tx.data.label_column import listed_counts
 from keras_tx.errors import ConfigError
 from keras_tx.heads import ClassifierHead
-from keras_tx.models.checkpoint_loading import from_checkpoint
 from keras_tx.models.vit.model import vit
 from keras_tx.processing import ImageTransform
 from keras_tx.training.evaluation import Evaluation, Sample, evaluate_classes
@@ -29,9 +28,11 @@ from keras_tx.training.training_job import (
     JobPlan,
     TrainingJob,
     family_and_variant,
+    load_checkpoint,
 )
 
 SMALL = {"patch_size": 8, "width": 96, "depth": 4, "num_heads": 3, "mlp_dim": 192}  # docs/vit.md
+CACHED = 2_000_000_000  # bytes of decoded images that are kept in the folder of the state
 SIDES = (48, 64, 96)  # sizes of images for a new model without --model
 
 
@@ -39,7 +40,10 @@ class ImageJob(TrainingJob):
     """Classes of images."""
 
     kind: ClassVar[str] = "a folder of images"
-    unused: ClassVar[tuple[str, ...]] = ("label", "text", "pair", "separator", "max_length")
+    unused: ClassVar[tuple[str, ...]] = (
+        *("label", "text", "pair", "separator", "max_length"),
+        *("encoding", "quotes"),
+    )
     families: ClassVar[tuple[str, ...]] = ("vit",)
     unit: ClassVar[str] = "images"
     metric = "val_accuracy"
@@ -48,6 +52,10 @@ class ImageJob(TrainingJob):
     def __init__(self, path: Path, options: JobOptions) -> None:
         super().__init__(path, options)
         self.images = list_folder(path, options.labels)
+        if len(np.unique(self.images.targets)) < 2:
+            raise ConfigError(
+                f"All images in {str(path)!r} are of one class. Add a subfolder with those of another one."
+            )
         self.train, self.validation = self.images.split(options.validation, options.seed)
         self.labels: tuple[str, ...] = self.images.labels or ()
 
@@ -59,6 +67,7 @@ class ImageJob(TrainingJob):
         ]
 
     def choose(self, folder: Path) -> JobPlan:
+        self._folder = folder
         options, rows = self.options, len(self.train)
         small = options.batch_size or (32 if rows < 5000 else 64)
         if options.source is not None:
@@ -92,15 +101,10 @@ class ImageJob(TrainingJob):
     @functools.cached_property
     def _loaded(self) -> Any:
         """The checkpoint."""
-        model = from_checkpoint(self.options.source, head=self._head())
-        if not isinstance(model.processing, ImageTransform):
-            raise ConfigError(
-                f"{self.options.source} is a {type(model).__name__}, which has no image transform. Pass a "
-                "checkpoint of a ViT."
-            )
-        return model
+        return load_checkpoint(self.options.source, self._head(), ImageTransform, "a ViT")
 
     def build(self, plan: JobPlan, folder: Path) -> Any:
+        self._folder = folder
         if plan.recipe != SCRATCH:
             return self._loaded
         if self.options.model is not None:
@@ -124,18 +128,24 @@ class ImageJob(TrainingJob):
         train = self.train.part(np.sort(self.chosen(plan, len(self.train))))
         augment = crop_and_flip(max(1, transform.height // 8))
         return (
-            self._batches(train, transform, plan, augment=augment),
-            self._batches(self.validation, transform, plan, shuffle=False),
+            self._batches(train, transform, plan, "train", augment=augment),
+            self._batches(self.validation, transform, plan, "validation", shuffle=False),
         )
 
-    def _batches(self, images: ImageList, transform: Any, plan: JobPlan, **options: Any) -> Any:
+    def _batches(
+        self, images: ImageList, transform: Any, plan: JobPlan, part: str | None = None, **options: Any
+    ) -> Any:
+        """Batches of images; those of a part are decoded once, before the training, if there is space."""
+        size = len(images) * transform.height * transform.width * transform.channels
+        if part is not None and size <= CACHED:
+            options["cache"] = self._folder / f"{part}-{len(images)}.cache"
         options = {"batch_size": plan.batch_size, "seed": self.options.seed, **options}
         options["skip_broken"] = self.options.skip_broken
         return image_batches(images.images, images.targets, transform, classes=self.labels, **options)
 
     def evaluate(self, model: Any, plan: JobPlan, *, few: bool = False) -> Evaluation:
         images = self.validation.part(np.arange(len(self.validation))[: plan.batch_size if few else None])
-        batches = self._batches(images, model.processing, plan, shuffle=False)
+        batches = self._batches(images, model.processing, plan, None if few else "validation", shuffle=False)
         logits, targets = [], []
         for index in range(len(batches)):
             pixels, labels = batches[index]

@@ -14,7 +14,6 @@ from keras_tx.data.batches import Batches
 from keras_tx.data.blocks import causal_lm_batches
 from keras_tx.errors import ConfigError
 from keras_tx.heads import CausalLMHead
-from keras_tx.models.checkpoint_loading import from_checkpoint
 from keras_tx.models.generation import generate
 from keras_tx.models.gpt.model import gpt
 from keras_tx.processing import TextTransform, TokenFile, character_vocabulary, train_byte_bpe
@@ -32,7 +31,9 @@ from keras_tx.training.training_job import (
     JobPlan,
     StepTime,
     TrainingJob,
+    counted,
     family_and_variant,
+    load_checkpoint,
 )
 
 TOKENS = "tokens"  # the folder of the token files
@@ -57,7 +58,10 @@ class LanguageJob(TrainingJob):
     """A GPT that continues the text of a file."""
 
     kind: ClassVar[str] = "a text file"
-    unused: ClassVar[tuple[str, ...]] = ("text", "label", "pair", "labels", "separator", "skip_broken")
+    unused: ClassVar[tuple[str, ...]] = (
+        *("text", "label", "pair", "labels", "separator"),
+        *("encoding", "quotes", "skip_broken"),
+    )
     unit: ClassVar[str] = "blocks"
     families: ClassVar[tuple[str, ...]] = ("gpt",)
     part: ClassVar[str] = "part"
@@ -71,13 +75,15 @@ class LanguageJob(TrainingJob):
         self.characters: set[str] = set()
         for chunk in documents(whole_files([path])):  # raises for a file that is not UTF-8
             self.characters.update(chunk.text)
+        if "\0" in self.characters:
+            raise ConfigError(f"{path} contains NUL characters, so it is not a text in UTF-8. Convert it.")
+        if not "".join(self.characters).strip():
+            raise ConfigError(f"{path} contains only white space. Pass a text.")
         self.start = next(documents(whole_files([path]))).text[:200]
 
     def describe(self) -> list[str]:
-        return [
-            f"{self.path.name}: {self.size / 1e6:.2f} MB of text, {len(self.characters):,} different "
-            "characters"
-        ]
+        size = f"{self.size / 1e6:.2f} MB" if self.size > 1e5 else f"{self.size / 1e3:.1f} kB"
+        return [f"{self.path.name}: {size} of text, {len(self.characters):,} different characters"]
 
     def choose(self, folder: Path) -> JobPlan:
         options = self.options
@@ -96,22 +102,23 @@ class LanguageJob(TrainingJob):
             raise ConfigError(f"max_length={length} is too small to learn from. Pass {SHORTEST} or more.")
         if not (folder / TOKENS).exists():
             write_tokens(folder / TOKENS, [self.path], transform, validation=options.validation)
-        batch_size = options.batch_size or 16
-        plan = JobPlan(name, self.recipe, batch_size, options.learning_rate or rate, length, epochs=PARTS)
         count = len(TokenFile(folder / TOKENS / "train.tokens"))
+        batch_size = options.batch_size or min(16, max(1, count // length))
+        plan = JobPlan(name, self.recipe, batch_size, options.learning_rate or rate, length, epochs=PARTS)
         self._folder = folder
         blocks = self._blocks = count // (length * batch_size)
         if blocks < 1:
             raise ConfigError(
-                f"{self.path} has {count:,} tokens for training, fewer than a batch of {batch_size} blocks "
-                f"of {length}. Pass a smaller max_length or batch_size, or a longer text."
+                f"{self.path} has {counted(count, 'token')} for training, fewer than a batch of "
+                f"{counted(batch_size, 'block')} of {length}. Decrease max_length= or batch_size=, or pass "
+                "a longer text."
             )
         plan = dataclasses.replace(plan, steps=max(1, PASSES[plan.recipe] * blocks // PARTS))
         return plan.because(
             f"Model: {why}.",
             f"Recipe: {plan.recipe}, AdamW with a learning rate of {plan.learning_rate:g} and batches of "
-            f"{batch_size} blocks of {length} tokens.",
-            f"Text: {count:,} tokens for training; one pass has {blocks:,} steps.",
+            f"{counted(batch_size, 'block')} of {length} tokens.",
+            f"Text: {counted(count, 'token')} for training; one pass has {counted(blocks, 'step')}.",
         )
 
     def _new_model(self) -> tuple[str, TextTransform, str]:
@@ -131,13 +138,7 @@ class LanguageJob(TrainingJob):
     @functools.cached_property
     def _loaded(self) -> Any:
         """The checkpoint."""
-        model = from_checkpoint(self.options.source)
-        if not isinstance(model.head, CausalLMHead) or not isinstance(model.processing, TextTransform):
-            raise ConfigError(
-                f"{self.options.source} is a {type(model).__name__} without a CausalLMHead or a tokenizer. "
-                "Text files train a GPT; pass a table of texts for other models."
-            )
-        return model
+        return load_checkpoint(self.options.source, CausalLMHead(), TextTransform, "a GPT with a tokenizer")
 
     def build(self, plan: JobPlan, folder: Path) -> Any:
         self._folder = folder
@@ -170,7 +171,7 @@ class LanguageJob(TrainingJob):
 
     def in_epochs(self, plan: JobPlan, epochs: int) -> JobPlan:
         steps = max(PARTS, epochs * self._blocks)
-        return self._in_parts(plan, steps, f"Schedule: {steps:,} steps, {epochs} passes over the text")
+        return self._in_parts(plan, steps, f"Schedule: {steps:,} steps, {counted(epochs, 'pass', 'passes')}")
 
     def in_time(self, plan: JobPlan, time: StepTime) -> JobPlan:
         most = self._blocks * (self.options.epochs or PASSES[plan.recipe])

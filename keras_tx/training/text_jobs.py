@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +16,6 @@ from keras_tx.data.text_table import CLASSIFICATION, MULTI_LABEL, REGRESSION, Te
 from keras_tx.errors import ConfigError
 from keras_tx.heads import ClassifierHead, MultiLabelHead, RegressionHead, SpanHead
 from keras_tx.models.bert.model import bert
-from keras_tx.models.checkpoint_loading import from_checkpoint
 from keras_tx.processing import TextTransform, train_wordpiece
 from keras_tx.training.evaluation import (
     Evaluation,
@@ -31,13 +31,17 @@ from keras_tx.training.training_job import (
     JobOptions,
     JobPlan,
     TrainingJob,
+    counted,
     family_and_variant,
+    load_checkpoint,
 )
 
 SAMPLED = 2000  # texts whose length is measured
 COVERED = 95  # percent of the texts that are not truncated
 SHORTEST = 64  # tokens, to which texts are truncated where there is little time
 LONGEST = 256  # tokens, by default; attention costs the square of the length
+OVERLAP = 64  # tokens that consecutive parts of a document share, unless an answer is longer
+WITHIN_WORD = 2  # tokens more that an answer may have in its document, where it begins or ends within a word
 MULTIPLE = 16  # lengths of rows, so that few shapes are compiled
 FEW_SAMPLES = 4  # that are evaluated before the training
 FEW = 5000  # texts for which batches are small
@@ -53,7 +57,7 @@ class _TextJob(TrainingJob):
 
     train: Any
     validation: Any
-    overlap: int | None = None
+    cut: ClassVar[str] = "truncated"  # what happens to longer texts
 
     def head(self) -> Any:
         raise NotImplementedError
@@ -106,26 +110,25 @@ class _TextJob(TrainingJob):
         self._lengths = np.array([len(row) for row in rows])
         covering = int(np.ceil(np.percentile(self._lengths, COVERED) / MULTIPLE)) * MULTIPLE
         limit = 512 if self.options.source is None else self._loaded.config.max_length
-        length = self.options.max_length or min(covering, LONGEST, limit)
+        self._least = -(-self.least(transform) // MULTIPLE) * MULTIPLE
+        length = self.options.max_length or min(max(min(covering, LONGEST), self._least), limit)
         if length > limit:
             raise ConfigError(f"max_length={length} is above the {limit} positions of the model.")
         return length, self._about_length(length)
 
+    def least(self, transform: TextTransform) -> int:
+        """Returns the smallest length that the data allows."""
+        return 0
+
     def _about_length(self, length: int) -> str:
         longer = float((self._lengths > length).mean())
-        part = f"{longer:.0%} of the texts are longer and truncated" if longer else "no text is longer"
+        part = f"{longer:.0%} of the texts are longer and {self.cut}" if longer else "no text is longer"
         return f"Texts: a median of {int(np.median(self._lengths))} tokens; the model reads {length}; {part}."
 
     @functools.cached_property
     def _loaded(self) -> Any:
         """The checkpoint."""
-        model = from_checkpoint(self.options.source, head=self.head())
-        if not isinstance(model.processing, TextTransform):
-            raise ConfigError(
-                f"{self.options.source} has no tokenizer, which texts need. Pass a checkpoint of a text "
-                "model."
-            )
-        return model
+        return load_checkpoint(self.options.source, self.head(), TextTransform, "a BERT")
 
     def build(self, plan: JobPlan, folder: Path) -> Any:
         if plan.recipe == SCRATCH:
@@ -143,13 +146,11 @@ class _TextJob(TrainingJob):
 
     def _batches(self, table: Any, model: Any, plan: JobPlan) -> Batches:
         options = {"batch_size": plan.batch_size, "seed": self.options.seed}
-        if self.overlap is not None:
-            options["overlap"] = min(self.overlap, (plan.max_length or 0) // 4)
         return table.batches(self._transform(model), **options)
 
     def smaller(self, plan: JobPlan, share: float) -> JobPlan | None:
         before = plan.max_length or 0
-        length = max(SHORTEST, int(0.9 * share * before) // MULTIPLE * MULTIPLE)
+        length = max(SHORTEST, self._least, int(0.9 * share * before) // MULTIPLE * MULTIPLE)
         if share >= 1 or self.options.max_length is not None or length >= before:
             return None
         others = [reason for reason in plan.reasons if not reason.startswith("Texts:")]
@@ -174,6 +175,8 @@ class TableJob(_TextJob):
             pair=options.pair,
             labels=options.labels,
             separator=options.separator,
+            encoding=options.encoding,
+            quotes=options.quotes,
             skip_broken=options.skip_broken,
         )
         self.train, self.validation = self.table.split(options.validation, seed=options.seed)
@@ -218,15 +221,24 @@ class QuestionJob(_TextJob):
     """Answers to questions, from a file in the format of SQuAD."""
 
     kind: ClassVar[str] = "a file of questions"
-    unused: ClassVar[tuple[str, ...]] = ("text", "label", "pair", "labels", "separator")
+    unused: ClassVar[tuple[str, ...]] = (
+        *("text", "label", "pair", "labels", "separator"),
+        *("encoding", "quotes"),
+    )
+    cut: ClassVar[str] = "divided into overlapping parts"
     unit: ClassVar[str] = "questions"
-    overlap: int | None = 64
 
     def __init__(self, path: Path, options: JobOptions) -> None:
         super().__init__(path, options)
         self.table: QuestionTable = question_table(path, skip_broken=options.skip_broken)
         self.train, self.validation = self.table.split(options.validation, seed=options.seed)
+        if not any(self.train.answers):
+            raise ConfigError(
+                f"{path} has no answer in the {counted(len(self.train), 'question')} for training. Add "
+                "questions with answers."
+            )
         self.metric = "val_loss"
+        self._questions: list[int] = []  # their numbers of tokens, once they are known
 
     def describe(self) -> list[str]:
         return [
@@ -245,5 +257,40 @@ class QuestionJob(_TextJob):
         table = self.validation.take(range(FEW_SAMPLES)[: len(self.validation)]) if few else self.validation
         batches = self._batches(table, model, plan)
         metrics = model.evaluate(batches, verbose=0, return_dict=True)
-        shown = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items() if name != "loss")
-        return Evaluation(metrics, f"on validation windows: {shown}")
+        summary = (
+            f"{metrics['exact_match']:.1%} exact answers and F1 {metrics['span_f1']:.3f} on "
+            f"{counted(int(batches.lengths.size), 'part')} of the validation documents"
+        )
+        return Evaluation(metrics, summary)
+
+    def least(self, transform: TextTransform) -> int:
+        self._measure(transform)
+        row = self._special + max(self._questions)
+        return next(size for size in itertools.count(row) if size > row + self._overlap(size))
+
+    def _batches(self, table: Any, model: Any, plan: JobPlan) -> Batches:
+        length, least = plan.max_length or 0, self.least(model.processing)
+        if length < least:
+            longest = int(np.argmax(self._questions))
+            raise ConfigError(
+                f"Question {self.table.ids[longest]!r} has {counted(self._questions[longest], 'token')}; "
+                f"with a part of its document it needs max_length={least} or more, but max_length={length}. "
+                "Shorten the question, or increase max_length=."
+            )
+        options = {"batch_size": plan.batch_size, "seed": self.options.seed}
+        return table.batches(self._transform(model), overlap=self._overlap(length), **options)
+
+    def _overlap(self, length: int) -> int:
+        """Returns the number of tokens that consecutive parts share, enough for the longest answer."""
+        return max(self._answer, min(OVERLAP, length // 4))
+
+    def _measure(self, transform: TextTransform) -> None:
+        """Counts the special tokens of a row, and the tokens of the questions and of the longest answer."""
+        if self._questions:
+            return
+        free = dataclasses.replace(transform, max_length=None)
+        pairs = zip(self.table.documents, self.table.answers, strict=True)
+        answers = [document[slice(*answer)] for document, answer in pairs if answer is not None]
+        self._special = int((free.encode(["a"], ["a"])[0].parts < 0).sum())
+        self._questions = [len(piece) for piece in free.pieces(self.table.questions)]
+        self._answer = max(map(len, free.pieces(answers))) + WITHIN_WORD

@@ -15,7 +15,10 @@ import numpy as np
 from keras_tx.atomic_write import write_file
 from keras_tx.data.batches import Batches
 from keras_tx.errors import ConfigError, nearest
+from keras_tx.models.checkpoint_loading import from_checkpoint
 from keras_tx.models.families import Family, families
+from keras_tx.models.source_lookup import open_source
+from keras_tx.processing import TextTransform
 from keras_tx.training.evaluation import Evaluation
 from keras_tx.training.probes import train_head
 from keras_tx.training.recipes import finetune_recipe
@@ -53,7 +56,7 @@ class JobOptions:
         max_length: the largest number of tokens of a text.
         seed: seed of the split, the initial weights and the order.
         validation: the share of the data for validation.
-        text, label, pair, labels, separator: as for `text_table`.
+        text, label, pair, labels, separator, encoding, quotes: as for `text_table`.
         skip_broken: whether broken rows and files are left out.
     """
 
@@ -72,6 +75,8 @@ class JobOptions:
     pair: str | None = None
     labels: tuple[str, ...] | None = None
     separator: str | None = None
+    encoding: str | None = None
+    quotes: bool = True
     skip_broken: bool = False
 
     def __post_init__(self) -> None:
@@ -178,7 +183,7 @@ class TrainingJob:
         self.path, self.options = path, options
         for name in self.unused:
             value = getattr(options, name)
-            if value is not None and value is not False:
+            if value != getattr(JobOptions, name):
                 raise ConfigError(
                     f"{name}={value!r} is not an option for {self.kind}, such as {path}. Omit it."
                 )
@@ -233,7 +238,8 @@ class TrainingJob:
 
     def in_epochs(self, plan: JobPlan, epochs: int) -> JobPlan:
         """Returns a plan with this number of passes over the data."""
-        return plan.because(f"Schedule: {_counted(epochs)} of {plan.steps:,} steps. {DECAY}", epochs=epochs)
+        schedule = f"Schedule: {counted(epochs, 'epoch')} of {counted(plan.steps, 'step')}."
+        return plan.because(f"{schedule} {DECAY}", epochs=epochs)
 
     def in_time(self, plan: JobPlan, time: StepTime) -> JobPlan:
         """Returns a plan with as many steps as fit into the time."""
@@ -242,10 +248,10 @@ class TrainingJob:
         epochs = min(most, int(time.left // epoch))
         if epochs >= 1:
             why = "as many as fit into" if epochs < most else "which is less than"
+            steps = f"{counted(epochs * plan.steps, 'step')}, {_duration(epochs * epoch)}"
             return plan.because(
                 f"Schedule: a step takes {time.step:.2g} s, an epoch with its validation {_duration(epoch)}; "
-                f"{_counted(epochs)} ({epochs * plan.steps:,} steps, {_duration(epochs * epoch)}), {why} the "
-                f"{time.minutes:g} minutes. {DECAY}",
+                f"{counted(epochs, 'epoch')} ({steps}), {why} the {time.minutes:g} minutes. {DECAY}",
                 epochs=epochs,
             )
         steps = min(plan.steps, max(2, int((time.left - time.validation) / time.step)))
@@ -258,6 +264,30 @@ class TrainingJob:
             steps=steps,
             rows=rows,
         )
+
+
+def load_checkpoint(source: Any, head: Any, processing: type, expected: str) -> Any:
+    """Loads a checkpoint, after checking that its model has the inputs and the head.
+
+    Args:
+        source: the checkpoint, as for `from_checkpoint`.
+        head: the head to train.
+        processing: TextTransform or ImageTransform.
+        expected: a model with them, for messages, such as "a ViT".
+
+    Raises:
+        ConfigError: the checkpoint is of another model, or cannot be loaded.
+    """
+    weights = open_source(source)
+    lacks = None
+    if not isinstance(weights.processing, processing):
+        lacks = "has no tokenizer" if processing is TextTransform else "has no image transform"
+    elif not isinstance(head, weights.model_class.heads):
+        lacks = f"does not support a {type(head).__name__}"
+    if lacks is not None:
+        name = weights.model_class.__name__
+        raise ConfigError(f"{source} is a {name} that {lacks}. Pass a checkpoint of {expected}.")
+    return from_checkpoint(source, head=head)
 
 
 def family_and_variant(text: str, known: tuple[str, ...]) -> tuple[Family, str]:
@@ -425,8 +455,13 @@ def _size(batch: tuple[Any, Any]) -> int:
     return np.size(keras.tree.flatten(batch[0])[0])
 
 
-def _counted(epochs: int) -> str:
-    return "1 epoch" if epochs == 1 else f"{epochs} epochs"
+def counted(number: int, name: str, plural: str | None = None) -> str:
+    """Returns a number with its noun.
+
+    >>> counted(1, "pass", "passes"), counted(1200, "step")
+    ('1 pass', '1,200 steps')
+    """
+    return f"{number:,} {name if number == 1 else plural or name + 's'}"
 
 
 def _duration(seconds: float) -> str:

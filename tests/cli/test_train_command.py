@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -13,9 +15,11 @@ from PIL import Image
 
 import keras_tx
 from keras_tx.errors import ExportError
-from keras_tx.processing import train_wordpiece
+from keras_tx.processing import train_unigram, train_wordpiece
 from keras_tx.runtime import load
 from keras_tx.training import training_job, training_monitor
+from keras_tx.training.text_jobs import QuestionJob
+from keras_tx.training.training_job import JobOptions
 
 SMALL = ("--model", "bert:L-2_H-128", "--max-length", "16", "--batch-size", "8")
 WORDS = {"good": ["lovely", "great", "superb"], "bad": ["awful", "boring", "poor"]}
@@ -54,6 +58,7 @@ def test_table_of_texts_becomes_a_folder_and_a_report(tx, tmp_path, reviews):
     assert again.code == 2 and "exists. Add --overwrite" in again.err
 
 
+@pytest.mark.thorough
 def test_interrupted_training_continues_to_the_same_model(tx, tmp_path, reviews, monkeypatch):
     options = (*SMALL, "--epochs", 2)
     assert tx("train", reviews, "--out", tmp_path / "whole", *options).code == 0
@@ -85,6 +90,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(training_monitor.TrainingMonitor, "on_train_batch_end", interrupted)
 
 
+@pytest.mark.thorough
 def test_training_with_texts_that_were_shortened_to_fit_the_time_continues(tx, tmp_path, monkeypatch):
     path = tmp_path / "long.csv"
     rows = [f"{'a long text ' * 40}{WORDS[label][0]},{label}" for label in ("good", "bad") for _ in range(20)]
@@ -102,6 +108,7 @@ def test_training_with_texts_that_were_shortened_to_fit_the_time_continues(tx, t
     assert load(tmp_path / "out").labels == ("bad", "good")
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.*newly initialized:UserWarning")
 def test_checkpoint_is_fine_tuned_and_minutes_bound_the_steps(tx, tmp_path, reviews):
     texts = keras_tx.text_table(reviews).texts
@@ -114,6 +121,7 @@ def test_checkpoint_is_fine_tuned_and_minutes_bound_the_steps(tx, tmp_path, revi
     assert load(out).labels == ("bad", "good")
 
 
+@pytest.mark.thorough
 def test_text_file_trains_a_gpt(tx, tmp_path):
     path = tmp_path / "poem.txt"
     path.write_text("".join(f"line {i % 7} of a poem\n" for i in range(300)), encoding="utf-8")
@@ -126,6 +134,7 @@ def test_text_file_trains_a_gpt(tx, tmp_path):
     assert "Generated texts" in (tmp_path / "poet.html").read_text("utf-8")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("length", [8, 32])
 def test_text_without_spaces_and_line_breaks_trains_a_gpt(tx, tmp_path, length):
     """Its first word has more tokens than the model has positions."""
@@ -149,6 +158,7 @@ def test_what_fails_after_the_training_is_tried_before_it(tx, tmp_path, reviews,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["reviews.csv"]
 
 
+@pytest.mark.thorough
 def test_folder_of_images_becomes_a_classifier(tx, tmp_path):
     random = np.random.default_rng(0)
     for name, channel in (("red", 0), ("green", 1), ("blue", 2)):
@@ -164,9 +174,10 @@ def test_folder_of_images_becomes_a_classifier(tx, tmp_path):
     answer = load(tmp_path / "out")(tmp_path / "photos" / "green" / "0.png", top_k=1)
     assert answer[0]["label"] == "green"
     refused = tx("train", tmp_path / "photos", "--out", tmp_path / "b", "--text", "body")
-    assert refused.code == 2 and "text='body' is not an option for a folder of images" in refused.err
+    assert refused.code == 2 and "--text 'body' is not an option for a folder of images" in refused.err
 
 
+@pytest.mark.thorough
 def test_questions_train_a_reader(tx, tmp_path):
     paragraphs = []
     for index in range(12):
@@ -187,15 +198,22 @@ def test_questions_train_a_reader(tx, tmp_path):
     ("options", "expected"),
     [
         (("--from", "a", "--model", "bert:mini"), "a) and a model (bert:mini) were both passed"),
-        (("--recipe", "finetune"), "recipe='finetune' starts from a checkpoint"),
+        (("--recipe", "finetune"), "--recipe 'finetune' starts from a checkpoint"),
         (("--recipe", "best"), "invalid choice: 'best'"),
         (("--minutes", "0"), "'0' is not a number of minutes above 0"),
         (("--validation", "1"), "'1' is not a number between 0 and 1"),
         (("--epochs", "none"), "'none' is not a whole number"),
         (("--model", "bert:tinny"), "tinny"),
-        (("--model", "vit:S/16"), "model='vit:S/16' is not for this data. Pass a variant of bert"),
-        (("--model", "bert"), "model='bert' is unknown. Pass a family and a variant, such as bert:"),
-        (("--text", "body"), "has no column 'body'; its columns are 'text', 'label'"),
+        (("--model", "vit:S/16"), "--model 'vit:S/16' is not for this data. Pass a variant of bert"),
+        (("--model", "bert"), "--model 'bert' is unknown. Pass a family and a variant, such as bert:"),
+        (
+            ("--text", "body"),
+            "has no column 'body'; its columns are 'text', 'label'. Pass --text with one of them",
+        ),
+        (("--labels", "good,,bad"), "--labels ['good', '', 'bad'], expected two or more different names"),
+        (("--max-length", "2"), "--max-length 2 is too small for 2 special tokens"),
+        (("--encoding", "cp12520"), "--encoding 'cp12520' is unknown"),
+        (("--seed", "-1"), "--seed -1 is out of range"),
         (("--labels", "good,great"), "column 'label': 'bad' is not a label"),
         (("--save", "model.h5"), "--save model.h5 is not a .keras file"),
     ],
@@ -216,6 +234,113 @@ def test_other_data_is_refused(tx, tmp_path, name, expected):
     ran = tx("train", tmp_path / name, "--out", tmp_path / "out")
     assert ran.code == 2 and expected in ran.err
     assert not (tmp_path / "out.training").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "expected"),
+    [
+        ("a.csv", "text,label\nA.,a\n" + "B.,b\n" * 9, (), "--validation 0.1 leaves no rows for validation"),
+        ("a.csv", "text,label\nCafé.,a\nB.,b\n", (), "is not UTF-8; pass --encoding with"),
+        ("a.csv", 'text,label\n"A.,a\nB.,b\n', (), "is opened and not closed. Close it, or pass --no-quotes"),
+        ("a.csv", "text,label\n,a\nB.,b\n", (), "the text is empty. Correct the file, or pass --skip-broken"),
+        ("a.txt", "   \n\n" * 99, (), "a.txt contains only white space"),
+        ("a.txt", "a\0b\n" * 99, (), "a.txt contains NUL characters"),
+        (
+            "a.txt",
+            "hello",
+            (),
+            "fewer than a batch of 1 block of 128. Decrease --max-length or --batch-size,",
+        ),
+        ("a.txt", "hello\n" * 99, ("--max-length", "3"), "--max-length 3 is too small to learn from"),
+        ("a.txt", "hello\n" * 99, ("--skip-broken",), "--skip-broken is not an option for a text file"),
+        (
+            "a.json",
+            json.dumps({"data": []}),
+            ("--label", "x"),
+            "--label 'x' is not an option for a file of ques",
+        ),
+    ],
+)
+def test_wrong_data_is_refused_before_the_training(tx, tmp_path, name, content, options, expected):
+    (tmp_path / name).write_bytes(content.encode("cp1252"))
+    ran = tx("train", tmp_path / name, "--out", tmp_path / "out", "--epochs", 1, *options)
+    assert ran.code == 2 and expected in ran.err, ran.err
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def write_questions(path: Path, question: str, document: str, answer: str | None) -> Path:
+    """A file of a question about each of four documents; without an answer, it is impossible."""
+    paragraphs = []
+    for number in range(4):
+        context = f"{number}. {document}"
+        entry: dict[str, object] = {"id": f"q{number}", "question": question, "is_impossible": answer is None}
+        if answer is not None:
+            entry["answers"] = [{"text": answer, "answer_start": context.index(answer)}]
+        paragraphs.append({"context": context, "qas": [entry]})
+    path.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "options", "expected"),
+    [
+        ("Where ?" * 300, "town", (), "Question 'q0' has 600 tokens; with a part of its document it needs"),
+        ("Where ?" * 9, "town", ("--max-length", 16), "or more, but --max-length 16. Shorten the question"),
+        ("Where?", None, (), "has no answer in the 3 questions for training"),
+    ],
+)
+def test_questions_that_cannot_be_learned_are_refused_before_the_training(
+    tx, tmp_path, question, answer, options, expected
+):
+    path = write_questions(tmp_path / "a.json", question, "A lives in a town.", answer)
+    ran = tx("train", path, "--out", tmp_path / "out", "--epochs", 1, *options)
+    assert ran.code == 2 and expected in ran.err, ran.err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_parts_of_documents_have_room_for_long_questions_and_contain_long_answers(tmp_path):
+    """Also where the length is reduced to fit the time."""
+    document = "It is far away. " * 9 + "one two three four five six seven " * 12 + "It is far away. " * 9
+    path = write_questions(tmp_path / "a.json", "Where ?" * 40, document, document[144:-144].strip())
+    job = QuestionJob(path, JobOptions(model="bert:L-2_H-128", epochs=1))
+    plan = job.choose(tmp_path)
+    least = job.smaller(dataclasses.replace(plan, max_length=512), 0.01)
+    assert least is not None and 80 + 84 < least.max_length < plan.max_length <= 512
+    train, validation = job.batches(job.build(least, tmp_path), least)
+    for batches in (train, validation):
+        labels = np.concatenate([batches[index][1]["end_logits"] for index in range(len(batches))])
+        assert labels.any()
+
+
+def test_checkpoints_of_other_models_are_refused_before_the_training(tx, tmp_path, reviews):
+    words = train_unigram(["good and bad films"] * 9, 40, sentinels=2, max_length=16)
+    t5 = keras_tx.t5("tiny", processing=words)
+    checkpoints = {
+        "t5": (t5, "is a T5 that does not support a ClassifierHead. Pass a checkpoint of a BERT"),
+        "vit": (keras_tx.vit("Mu/2", image_size=8, num_classes=2), "is a ViT that has no tokenizer"),
+    }
+    for name, (model, expected) in checkpoints.items():
+        folder = keras_tx.save_checkpoint(model, tmp_path / name)
+        ran = tx("train", reviews, "--out", tmp_path / "out", "--from", folder)
+        assert ran.code == 2 and expected in ran.err, ran.err
+        assert "newly initialized" not in ran.err
+
+
+def test_truncated_images_and_a_single_class_are_refused_before_the_training(tx, tmp_path):
+    folder = tmp_path / "photos"
+    for name in ("red", "green"):
+        (folder / name).mkdir(parents=True)
+        for index in range(4):
+            pixels = np.random.default_rng(index).integers(0, 256, (40, 40, 3), "uint8")
+            Image.fromarray(pixels).save(folder / name / f"{index}.png")
+    whole = (folder / "red" / "1.png").read_bytes()
+    (folder / "red" / "1.png").write_bytes(whole[: len(whole) // 2])
+    ran = tx("train", folder, "--out", tmp_path / "out", "--epochs", 1)
+    assert ran.code == 2 and "truncated" in ran.err and "epoch 1" not in ran.out
+    assert "pass --skip-broken to leave them out" in ran.err
+    shutil.rmtree(folder / "green")
+    ran = tx("train", folder, "--out", tmp_path / "out", "--epochs", 1)
+    assert ran.code == 2 and "are of one class. Add a subfolder" in ran.err
 
 
 def test_folders_of_others_are_kept_and_failed_starts_are_forgotten(tx, tmp_path, reviews):
