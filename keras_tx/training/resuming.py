@@ -8,7 +8,7 @@ import math
 import os
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,19 @@ import numpy as np
 
 from keras_tx.errors import ConfigError, whole_number
 from keras_tx.training.divergence import first_divergence
+from keras_tx.training.process_group import (
+    gather,
+    process_count,
+    process_index,
+    read_arrays,
+    whole_array,
+)
 from keras_tx.training.progress import GRADIENT_NORM
 from keras_tx.training.random_states import random_states, restore_random_states
 from keras_tx.training.resumable_data import ResumableData, resumable_data
 from keras_tx.weights.weight_values import check_values
 
-VERSION = 1
+VERSION = 2
 ABOUT = "about"  # the entry that is JSON
 DIVERGED = "Lower the learning rate or clip the gradients, and call fit_resumable again."
 
@@ -69,6 +76,10 @@ def fit_resumable(
     and the pixels of arrays); three batches of a PyDataset; and the tensors of a tf.data pipeline, but not
     the content of files that it reads.
 
+    On JAX, several processes may train a model together (`keras.distribution`). They call this function with
+    the same path, in a folder that they share, and each with its part of the data. The first process writes
+    the file, with the random numbers and positions of all. A training resumes with as many processes.
+
     If the loss or a weight becomes NaN or infinite, the steps since the last state are repeated one by one,
     and the error names the step and the layer.
 
@@ -86,7 +97,8 @@ def fit_resumable(
         callbacks: as for `fit`. Their state is not saved. If a training resumes within an epoch, `fit` runs
             twice, and calls their on_train_begin and on_train_end twice. If a callback has a method
             `resume(epoch, step, epochs)`, it is called with the position and the number of all epochs before
-            each `fit`; `batch` in its other methods counts from there.
+            each `fit`; `batch` in its other methods counts from there. If it has a method
+            `saved(epoch, step, history)`, that is called after each saved state.
         options: options of `fit`: validation_data, validation_steps, class_weight, verbose ...
 
     Returns:
@@ -100,7 +112,8 @@ def fit_resumable(
     every = None if every is None else whole_number("every", every)
     _check_arguments(model, Path(path), options)
     source = resumable_data(data, batch_size, seed, steps_per_epoch, every)
-    keeper = _Keeper(model, source, Path(path), every, options.get("class_weight"))
+    listeners = [callback.saved for callback in callbacks if hasattr(callback, "saved")]
+    keeper = _Keeper(model, source, Path(path), every, options.get("class_weight"), listeners)
     if keeper.epoch >= epochs:  # fit does this at its end, after the state is saved
         model.optimizer.finalize_variable_values(model.trainable_weights)
     while keeper.epoch < epochs and not keeper.stopped:
@@ -156,9 +169,11 @@ class _Keeper(keras.callbacks.Callback):
         path: Path,
         every: int | None,
         class_weight: dict[int, float] | None = None,
+        listeners: Sequence[Callable[[int, int, dict[str, list[float]]], None]] = (),
     ) -> None:
         super().__init__()
         self.data, self.path, self.every, self.class_weight = data, path, every, class_weight
+        self.listeners = listeners
         self._scales_loss = hasattr(model.optimizer, "dynamic_scale")  # LossScaleOptimizer skips steps
         self._stops = model  # `self.model` copies all variables on JAX, which is too slow for every step
         self.epoch, self.step = 0, 0  # complete epochs, and steps of the next one
@@ -168,12 +183,13 @@ class _Keeper(keras.callbacks.Callback):
         self._random: dict[str, np.ndarray] = {}  # before the next step
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        if path.exists():
+        if _exists(path):
             self.restore(model)
         else:
             self.save(model)
-        for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
-            partial.unlink()  # of a killed process
+        if process_index() == 0:
+            for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+                partial.unlink()  # of a killed process
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.data.seek(epoch, self.step)
@@ -218,7 +234,6 @@ class _Keeper(keras.callbacks.Callback):
             "epoch": self.epoch,
             "step": self.step,
             "history": self.history,
-            "batches": self.data.fingerprint(),
         }
         arrays: dict[str, np.ndarray] = {}
         for group, variables in _groups(model).items():
@@ -230,12 +245,22 @@ class _Keeper(keras.callbacks.Callback):
                     check_values(array, name, "", _Divergence)
         # Restored here too, because `fit` draws numbers between the first save and the first step.
         self._random = random_states()
-        for name, state in self._random.items():
-            arrays[f"random/{name}"] = state
+        processes = gather(self._process_state())
+        for index, state in enumerate(processes):
+            arrays |= {f"process/{index}/{name}": array for name, array in state.items()}
+        about["processes"] = len(processes)
+        arrays[ABOUT] = np.array(json.dumps(about))
+        if process_index() == 0:
+            self._write(arrays)
+        for listener in self.listeners:
+            listener(self.epoch, self.step, self.history)
+
+    def _process_state(self) -> dict[str, np.ndarray]:
+        """What differs between the processes of a training: random numbers, and the data and its position."""
+        arrays = {f"random/{name}": state for name, state in self._random.items()}
         for name, state in self.data.state(self.epoch, self.step).items():
             arrays[f"data/{name}"] = state
-        arrays[ABOUT] = np.array(json.dumps(about))
-        self._write(arrays)
+        return {**arrays, "batches": np.array(json.dumps(self.data.fingerprint()))}
 
     def _write(self, arrays: dict[str, np.ndarray]) -> None:
         aside = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
@@ -283,27 +308,29 @@ class _Keeper(keras.callbacks.Callback):
 
     def restore(self, model: Any) -> None:
         try:
-            with self.path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
-                arrays = {name: saved[name] for name in saved.files}
+            with self.path.open("rb") as file:
+                arrays = read_arrays(file)
             about = json.loads(str(arrays[ABOUT]))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise ConfigError(
                 f"{self.path} is not a training state, or damaged ({error}). Remove it to start again."
             ) from error
         self._compare("version", about.get("version"), VERSION)
-        now = self.data.fingerprint()
-        for name in {**now, **about["batches"]}:
-            self._compare(f"batches: {name}", about["batches"].get(name), now.get(name))
+        self._compare("number of processes", about["processes"], process_count())
+        own = _within(arrays, f"process/{process_index()}/")
+        before, now = json.loads(str(own["batches"])), self.data.fingerprint()
+        for name in {**now, **before}:
+            self._compare(f"batches: {name}", before.get(name), now.get(name))
         groups = _groups(model)
         for group in ("model", "optimizer"):
-            before = [[_unnumbered(name), shape] for name, shape in about[group]]
-            self._compare_variables(group, before, [_described(x) for x in groups[group]])
-        self.data.restore(about["epoch"], about["step"], _within(arrays, "data/"))
+            saved = [[_unnumbered(name), shape] for name, shape in about[group]]
+            self._compare_variables(group, saved, [_described(x) for x in groups[group]])
+        self.data.restore(about["epoch"], about["step"], _within(own, "data/"))
         for group in ("model", "optimizer"):
             for index, variable in enumerate(groups[group]):
                 variable.assign(arrays[f"{group}/{index}"])
         self.epoch, self.step, self.history = about["epoch"], about["step"], about["history"]
-        self._random = _within(arrays, "random/")
+        self._random = _within(own, "random/")
         if self.step:
             self._metrics = [arrays[f"metrics/{index}"] for index in range(len(about["metrics"]))]
 
@@ -350,6 +377,17 @@ def _groups(model: Any) -> dict[str, list[Any]]:
     }
 
 
+def _exists(path: Path) -> bool:
+    """Whether the state exists, for all processes."""
+    exists = [bool(process["exists"]) for process in gather({"exists": np.array(path.exists())})]
+    if len(set(exists)) > 1:
+        raise ConfigError(
+            f"{path} exists for {exists.count(True)} of {len(exists)} processes. Use a path in a folder that "
+            "all machines share."
+        )
+    return exists[0]
+
+
 def _within(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
     return {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
 
@@ -364,5 +402,5 @@ def _unnumbered(path: str) -> str:
 
 
 def _exact(variable: Any) -> np.ndarray:
-    array = keras.ops.convert_to_numpy(variable)
+    array = whole_array(variable)
     return array.astype("float32") if array.dtype.name == "bfloat16" else array

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -27,23 +28,58 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, text=True, cwd=ROOT, env=environment, **pipes)  # type: ignore[call-overload]
 
 
-def losses(process: subprocess.Popen[str]) -> list[float]:
+def result(process: subprocess.Popen[str]) -> dict[str, list[float]]:
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors[-3000:]
     return json.loads(output.splitlines()[-1])
 
 
-@pytest.mark.thorough
-@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX: pip install keras-tx[jax]")
-def test_two_processes_train_as_one():
+def address() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    both = [start(address, "2", str(index)) for index in range(2)]
-    first, second = map(losses, both)
-    one = losses(start(address, "1", "0"))
-    assert first == second == pytest.approx(one, abs=1e-5)
-    assert one[0] - one[-1] > 1e-2
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+needs_jax = pytest.mark.skipif(
+    importlib.util.find_spec("jax") is None, reason="needs JAX: pip install keras-tx[jax]"
+)
+
+
+@needs_jax
+@pytest.mark.thorough
+def test_two_processes_train_as_one():
+    together = address()
+    both = [start(together, "2", str(index)) for index in range(2)]
+    first, second = map(result, both)
+    one = result(start(together, "1", "0"))
+    assert first == second
+    assert first["losses"] == pytest.approx(one["losses"], abs=1e-5)
+    assert one["losses"][0] - one["losses"][-1] > 1e-2
+
+
+@needs_jax
+@pytest.mark.thorough
+def test_two_processes_resume_after_a_kill(tmp_path):
+    def train(state: str, *last_step: str) -> list[subprocess.Popen[str]]:
+        together = address()
+        paths = [str(tmp_path / state), *last_step]
+        return [start(together, "2", "0", *paths[:1]), start(together, "2", "1", *paths)]
+
+    never_killed = [result(process) for process in train("never_killed.state")]
+    other, killed = train("killed.state", "5")  # the last state is that of step 4, the end of the first epoch
+    killed.communicate(timeout=300)
+    assert killed.returncode == -signal.SIGKILL
+    other.kill()  # as SLURM and Ray do
+    other.communicate()
+    resumed = [result(process) for process in train("killed.state")]
+    assert resumed == never_killed
+    assert resumed[0] == resumed[1]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["killed.state", "never_killed.state"]
+
+    alone = start(address(), "1", "0", str(tmp_path / "killed.state"))
+    _, errors = alone.communicate(timeout=300)
+    assert "ConfigError" in errors
+    assert "number of processes 2, now it is 1" in errors
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="tf.distribute")
