@@ -22,7 +22,7 @@ def names(extra: str) -> set[str]:
 
 
 def test_names_of_the_extras():
-    others = {"jax", "torch", "metrics", "inspect", "parity", "docs", "test"}
+    others = {"jax", "torch", "ray", "metrics", "inspect", "parity", "docs", "test"}
     assert set(EXTRAS) == {"cpu", "gpu", "runtime", "runtime-gpu", *others}
 
 

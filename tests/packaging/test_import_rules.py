@@ -50,12 +50,13 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         EVERYWHERE | {"atomic_write", "progress_bar"},
         {"keras", "numpy", "PIL", "tensorflow", "keras_hub"},
     ),  # tensorflow: tf.data
-    # torch: the state of its random generator; jax: gradients; tensorflow: also the iterators of tf.data
+    # torch: the state of its random generator; jax: gradients, and processes that train together; tensorflow:
+    # also the iterators of tf.data; ray: keras_tx.training.ray
     "training": (
         EVERYWHERE
         | {"atomic_write", "data", "heads", "layers", "metrics", "models", "optimizers", "progress_bar"}
         | {"weights"},
-        {"keras", "numpy", "tokenizers", "torch", "jax", "tensorflow"},
+        {"keras", "numpy", "tokenizers", "torch", "jax", "tensorflow", "ray"},
     ),
     # keras, its backends: imported inside functions, so that a folder is inspected without them
     # matplotlib: figures; PIL: overlays; tensorflow: also event files of TensorBoard
