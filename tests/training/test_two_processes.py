@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import keras
@@ -21,9 +22,10 @@ from keras_tx.errors import ConfigError
 ROOT = Path(__file__).parents[2]
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
+def start(*arguments: str, within: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """Starts a process, `within` another command such as `ip netns exec NAME`."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'export'}"}
-    command = [sys.executable, "-m", "tests.training.two_processes_program", *arguments]
+    command = [*within, sys.executable, "-m", "tests.training.two_processes_program", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, text=True, cwd=ROOT, env=environment, **pipes)  # type: ignore[call-overload]
 
