@@ -262,6 +262,16 @@ def test_a_kernel_with_several_output_axes(tmp_path):
     assert_close(output, as_numpy(model(inputs)), FLOAT32)
 
 
+def test_one_weight_of_the_graph_is_replaced_and_has_a_product(tmp_path):
+    """Query, key and value are one weight: here query has an adapter, and value is fully trained."""
+    base = redraw(MODELS["vit"]())
+    model = trained(base, tmp_path, "one", 1, targets=["query"], train_also=["value"])
+    trained(base, tmp_path, "other", 2, targets=["key", "output"], train_also=())
+    export_onnx(base, tmp_path / "out", adapters=[tmp_path / "one", tmp_path / "other"])
+    feed = feed_of(base, tmp_path / "out")
+    assert_close(in_onnxruntime(tmp_path / "out", feed, "one"), outputs_of(model), FLOAT32)
+
+
 def test_an_adapter_that_the_graph_computes_wrongly_raises(tmp_path, monkeypatch):
     base = redraw(MODELS["bert"]())
     trained(base, tmp_path, "reviews", 1)

@@ -52,20 +52,24 @@ class SeparateAdapter:
     def applied(self) -> Iterator[None]:
         """A context in which the Keras model has the adapter, merged into its weights."""
         sums = [(variable, array_of(variable) + _product(variable, x)) for variable, x in self.products]
-        values = [
-            (variable, ops.convert_to_tensor(value, variable.dtype))
-            for variable, value in (*sums, *self.replaced)
-        ]
-        with functional_graph.unchanged(values):
+        with _assigned([*sums, *self.replaced]):
             yield
 
     def values(self, ports: AdapterPorts) -> dict[str, np.ndarray]:
         """The values of the ports of the graph."""
-        with self.applied():
+        with _assigned(self.replaced):  # without the products, which have ports of their own
             return ports.values(
                 {id(variable): matrices for variable, matrices in self.products},
                 {id(variable) for variable, _ in self.replaced},
             )
+
+
+@contextmanager
+def _assigned(values: Sequence[tuple[Any, np.ndarray]]) -> Iterator[None]:
+    """A context in which Keras variables have other values."""
+    tensors = [(variable, ops.convert_to_tensor(value, variable.dtype)) for variable, value in values]
+    with functional_graph.unchanged(tensors):
+        yield
 
 
 def _product(variable: Any, matrices: LowRankValues) -> np.ndarray:
