@@ -44,6 +44,8 @@ PRECISIONS = {
     "int4": "onnx/model_q4.onnx",
 }
 
+ADAPTERS = "adapters/{}.onnx_adapter"  # by the name of an adapter; onnxruntime's format of values for inputs
+
 EXTERNAL_DATA_FROM = 64 * 2**20  # bytes; fewer weights are stored in the graph file
 
 PIXEL_VALUES = "pixel_values"  # float32 (batch, channels, height, width), already normalized
@@ -167,6 +169,19 @@ class Variant:
 
 
 @dataclasses.dataclass(frozen=True)
+class Adapter:
+    """The values of optional inputs of the graphs, which add an adapter (LoRA) to the base model.
+
+    `parity` is the comparison with the Keras model that has the adapter. `labels` are the class names of the
+    adapter's own head, if they are known.
+    """
+
+    file: str
+    parity: Parity | None = None
+    labels: tuple[str, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class EncoderGraphs:
     """The encoder graphs of an encoder-decoder. The other fields of the manifest describe its decoder graphs.
 
@@ -200,6 +215,7 @@ class Manifest:
     export_options: dict[str, bool | int | float | str | None] | None = None
     variants: dict[str, Variant] = dataclasses.field(default_factory=dict)  # by precision
     encoder: EncoderGraphs | None = None
+    adapters: dict[str, Adapter] = dataclasses.field(default_factory=dict)  # by name
     format_version: int = FORMAT_VERSION
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -242,6 +258,7 @@ class Manifest:
             export_options=_scalars(_optional(raw, "export_options", dict), "export_options"),
             variants=_variants(raw),
             encoder=_encoder(_optional(raw, "encoder", dict)),
+            adapters=_adapters(raw),
         )
 
 
@@ -319,13 +336,23 @@ def _tensor(raw: dict[str, Any], place: str) -> TensorSpec:
     return TensorSpec(_field(raw, "name", str, place), _field(raw, "dtype", str, place), tuple(shape))
 
 
-def _parity(raw: dict[str, Any] | None) -> Parity | None:
+def _parity(raw: dict[str, Any] | None, place: str = "parity") -> Parity | None:
     if raw is None:
         return None
-    largest, tolerance = (
-        float(_field(raw, name, float, "parity")) for name in ("max_difference", "tolerance")
-    )
-    return Parity(largest, tolerance, _texts(raw, "cases", "parity"))
+    largest, tolerance = (float(_field(raw, name, float, place)) for name in ("max_difference", "tolerance"))
+    return Parity(largest, tolerance, _texts(raw, "cases", place))
+
+
+def _adapters(raw: dict[str, Any]) -> dict[str, Adapter]:
+    objects = _objects(raw, "adapters") if "adapters" in raw else ()
+    return {
+        name: Adapter(
+            _field(one, "file", str, place),
+            _parity(_optional(one, "parity", dict, place), f"{place}.parity"),
+            None if one.get("labels") is None else _texts(one, "labels", place),
+        )
+        for name, one, place in objects
+    }
 
 
 def _encoder(raw: dict[str, Any] | None) -> EncoderGraphs | None:

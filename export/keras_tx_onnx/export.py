@@ -24,11 +24,12 @@ from keras_tx_onnx.graph.shared_cache import check_shared, note_of
 from keras_tx_onnx.interfaces.base import Interface
 from keras_tx_onnx.interfaces.choice import choose_interface
 from keras_tx_onnx.interfaces.model_graph import Exported, graph_of
+from keras_tx_onnx.interfaces.separate_adapters import Adapters, SeparateAdapters
 from keras_tx_onnx.quantizing.precision_files import add_precisions
 from keras_tx_onnx.reading.keras_patches import patched
 from keras_tx_onnx.reading.signature import as_functional
 from keras_tx_onnx.report import Report
-from keras_tx_onnx.verifying.verification import verify_graphs
+from keras_tx_onnx.verifying.verification import verify_adapter, verify_graphs
 
 
 def export_onnx(
@@ -45,6 +46,7 @@ def export_onnx(
     opset: int = contract.DEFAULT_OPSET,
     cache: bool | str | None = None,
     unpad: bool = True,
+    adapters: Adapters | None = None,
     verify: bool = True,
     overwrite: bool = False,
 ) -> Report:
@@ -81,7 +83,11 @@ def export_onnx(
             its cache in place; weights of 64 MB or more imply it.
         unpad: whether per-token layers of a BERT skip padding. Pass False for accelerators that need fixed
             shapes.
-        verify: whether to compare the graph with Keras.
+        adapters: adapter folders that `keras_tx.save_adapter` or PEFT wrote for the model, which has no
+            adapters itself: a list, where each has the name of its folder, or a dict by name. They are stored
+            beside the base, and selected in each call: `model(inputs, adapter="reviews")`. Adapters in the
+            model are merged into its weights.
+        verify: whether to compare the graph with Keras, without and with each adapter.
         overwrite: whether to replace an export that exists in the folder.
 
     Returns:
@@ -111,11 +117,13 @@ def export_onnx(
             f"precision={precision!r} is not supported: Keras already quantized model {model.name!r}. Omit "
             "precision, or export the model that was not quantized."
         )
+    separate = SeparateAdapters(model, interface, adapters)
     check_export_target(folder, overwrite)
     check_finite(interface.model, "Export the model as it was before its training diverged.", ExportError)
 
     seconds: dict[str, float] = {}
     parity, difference, notes = None, None, []
+    adapter_parities: dict[str, contract.Parity] = {}
     # Keras is patched once, not in each step.
     with patched(), atomic_directory(folder, ExportError) as partial:
         with _timed(seconds, "lower"):
@@ -127,15 +135,26 @@ def export_onnx(
             path = graphs[-1].path
             shared = interface.write_second_graph(path, bool(external))
             _write_files(partial, interface, external)
+            separate.write(partial)
         if verify:
             with _timed(seconds, "verify"):
                 parity, notes = verify_graphs(interface, graphs)
+                for each in separate.adapters:
+                    file = partial / contract.ADAPTERS.format(each.name)
+                    adapter_parities[each.name] = verify_adapter(graphs[-1], each, file)
                 if shared is not None:
                     difference = check_shared(path, shared, interface.context_length, interface.precision)
         if shared is not None:
             notes = [*notes, note_of(shared, path, difference)]
         with _timed(seconds, "hash"):
-            manifest = _write_manifest(partial, interface, graphs, parity, [*interface.notes, *notes])
+            stored = {
+                each.name: contract.Adapter(
+                    contract.ADAPTERS.format(each.name), adapter_parities.get(each.name), each.labels
+                )
+                for each in separate.adapters
+            }
+            notes = [*interface.notes, *notes]
+            manifest = _write_manifest(partial, interface, graphs, parity, notes, stored)
         if precisions != ["fp32"]:
             with _timed(seconds, "quantize"):
                 manifest = add_precisions(partial, manifest, precisions)
@@ -203,6 +222,7 @@ def _write_manifest(
     graphs: Sequence[Exported],
     parity: contract.Parity | None,
     notes: Sequence[str],
+    adapters: dict[str, contract.Adapter],
 ) -> contract.Manifest:
     """Hashes the files of the folder and writes the manifest."""
     options = interface.export_options()
@@ -229,6 +249,7 @@ def _write_manifest(
         bounds=tuple(dict.fromkeys(bound for each in graphs for bound in each.context.bounds)),
         export_options=options,
         encoder=encoders[0] if encoders else None,
+        adapters=adapters,
     )
     manifest.save(folder)
     return manifest

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from keras_tx.contract import Manifest, TensorSpec, Variant
+from keras_tx.contract import Adapter, Manifest, TensorSpec, Variant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Report:
             *self._encoder(),
             *(("valid for", bound) for bound in manifest.bounds),
             ("parity", self._parity()),
+            *(("adapter", _adapter(name, x)) for name, x in manifest.adapters.items()),
             *self._precisions(),
             ("seconds", ", ".join(f"{name} {value:.2f}" for name, value in self.seconds.items())),
             *(("note", note) for note in manifest.notes),
@@ -79,6 +80,12 @@ class Report:
             f"onnxruntime within {parity.max_difference:.1e} of Keras, in units of the output's scale "
             f"({precision} tolerance {parity.tolerance:.0e}; {', '.join(parity.cases)})"
         )
+
+
+def _adapter(name: str, adapter: Adapter) -> str:
+    if adapter.parity is None:
+        return f"{name}, NOT VERIFIED (verify=False)"
+    return f"{name}, within {adapter.parity.max_difference:.1e} of Keras"
 
 
 def _tensors(specs: Sequence[TensorSpec]) -> str:

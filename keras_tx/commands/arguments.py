@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_tx import contract
 from keras_tx.errors import ExportError
+
+if TYPE_CHECKING:
+    from keras_tx.runtime import LoadedModel
 
 
 def whole(text: str) -> int:
@@ -42,6 +47,22 @@ def add_session(parser: argparse.ArgumentParser) -> None:
         choices=tuple(contract.PRECISIONS),
         help="precision to run (default: fp32, or the only one of the folder)",
     )
+
+
+def add_adapter(parser: argparse.ArgumentParser) -> None:
+    """Adds --adapter."""
+    parser.add_argument(
+        "--adapter", metavar="NAME", help="an adapter that is stored in FOLDER (default: the base model)"
+    )
+
+
+@contextmanager
+def loaded(arguments: argparse.Namespace) -> Iterator[LoadedModel]:
+    """The model of FOLDER, with the options of `add_session` and `add_adapter`."""
+    from keras_tx.runtime import load
+
+    with load(arguments.folder, **session_options(arguments)) as model:
+        yield model if arguments.adapter is None else model.with_adapter(arguments.adapter)
 
 
 def session_options(arguments: argparse.Namespace) -> dict[str, Any]:

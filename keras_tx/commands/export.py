@@ -28,6 +28,8 @@ examples:
   keras-tx export hf://google/vit-base-patch16-224 vit         a checkpoint of the Hugging Face Hub
   keras-tx export bert-base-uncased/ bert                      a folder with config.json and model.safetensors
   keras-tx export bert-base-uncased/ bert --adapter reviews/   with an adapter merged into its weights
+  keras-tx export bert-base-uncased/ bert --adapters reviews/ news/
+                                                               with two adapters beside its weights
   keras-tx export bert_tiny_en_uncased bert                    a preset of keras-hub
   keras-tx export garden.keras garden --task image-classification --image resnet
                                                                any classifier, with its preprocessing
@@ -77,8 +79,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(resnet, mobilenet_v2 ...), a range (0..1, 0..255, --image=-1..1), or a preprocessor_config.json "
         "(default: the model's own preprocessing)",
     )
-    parser.add_argument(
+    adapters = parser.add_mutually_exclusive_group()
+    adapters.add_argument(
         "--adapter", metavar="FOLDER", help="merge an adapter, written by PEFT or keras_tx.save_adapter"
+    )
+    adapters.add_argument(
+        "--adapters",
+        nargs="+",
+        metavar="FOLDER",
+        help="store adapters beside the base, under the names of their folders; keras-tx run and generate "
+        "select one with --adapter",
     )
     parser.add_argument("--tokenizer", metavar="FILE", help="the tokenizer.json of a text model")
     parser.add_argument(
@@ -133,6 +143,7 @@ def execute(arguments: argparse.Namespace) -> int:
         raw_pixels=arguments.raw_pixels,
         precision=arguments.precision,
         opset=arguments.opset,
+        adapters=arguments.adapters,
         verify=not arguments.no_verify,
         overwrite=arguments.overwrite,
     )

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from keras_tx.commands.arguments import add_session, session_options, whole
+from keras_tx.commands.arguments import add_adapter, add_session, loaded, whole
 from keras_tx.commands.terminal import printable
 from keras_tx.errors import InputError
 
@@ -137,14 +137,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "ends a text",
     )
     parser.add_argument("--stats", action="store_true", help="print the speed on standard error")
+    add_adapter(parser)
     add_session(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object per text")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    from keras_tx.runtime import TextGenerator, TextToTextGenerator, load
+    from keras_tx.runtime import TextGenerator, TextToTextGenerator
 
-    with load(arguments.folder, **session_options(arguments)) as model:
+    with loaded(arguments) as model:
         if not isinstance(model, TextGenerator | TextToTextGenerator):
             raise InputError(
                 f"{arguments.folder} has the task {model.task.name!r}, which does not support text "

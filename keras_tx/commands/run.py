@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from keras_tx.commands import run_inputs, terminal
-from keras_tx.commands.arguments import add_session, session_options, whole
+from keras_tx.commands.arguments import add_adapter, add_session, loaded, whole
 from keras_tx.commands.run_inputs import Input
 from keras_tx.errors import ImageError, InputError, KerasTxError, TextError
 
@@ -50,6 +50,7 @@ examples:
   keras-tx run reviews reviews.txt                one review per line
   keras-tx run reviews reviews.csv --column text --json > answers.jsonl
   keras-tx run names - --whole-files < article.txt
+  keras-tx run reviews "A very good film." --adapter films
   keras-tx run paraphrases "A cat." --pair "A kitten."
   keras-tx run squad "Ada lives in London." --question "Who lives in London?"
   keras-tx run italian-english letters.txt        translates each line; keras-tx generate has more options
@@ -80,15 +81,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--choices", metavar="TEXT", nargs="+", help="the texts to choose from, for multiple choice"
     )
     parser.add_argument("--top-k", type=whole, default=5, metavar="K", help="number of labels (default: 5)")
+    add_adapter(parser)
     add_session(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object per input")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    from keras_tx.runtime import load
-
     run_inputs.check_column(arguments.inputs, arguments.column)
-    with load(arguments.folder, **session_options(arguments)) as model:
+    with loaded(arguments) as model:
         _check_task(model, arguments)
         if not arguments.json:
             print(f"{arguments.folder}: {model.folder.manifest.task} on {model.provider}")

@@ -26,10 +26,12 @@ class Decoder(Protocol):
     Attributes:
         vocabulary_size: number of token ids.
         context: maximum number of tokens.
+        network: the object that computes; caches of another one do not fit.
     """
 
     vocabulary_size: int
     context: int
+    network: Any
 
     def run(
         self,
@@ -138,19 +140,28 @@ class PromptCache:
     Attributes:
         ids: the whole text, generated tokens included.
         num_cached: number of its tokens in the cache.
+        network: of the decoder that computed it.
     """
 
     ids: list[int] = dataclasses.field(default_factory=list)
     num_cached: int = 0
     past: Any = None
+    network: Any = None
+
+    def check(self, decoder: Decoder) -> None:
+        """Raises a ConfigError if another model computed the cache, or the same with another adapter."""
+        if self.past is not None and self.network is not decoder.network:
+            raise ConfigError(
+                "prompt_cache has the keys and values of another model or adapter. Pass a new PromptCache."
+            )
 
     def covers(self, prompt: list[int]) -> bool:
         """Whether the cached tokens are the beginning of a prompt."""
         return 0 < self.num_cached < len(prompt) and prompt[: self.num_cached] == self.ids[: self.num_cached]
 
-    def keep(self, ids: list[int], batch: _Batch) -> None:
+    def keep(self, ids: list[int], batch: _Batch, decoder: Decoder) -> None:
         """Stores a text and its cache; not the cache of a window that has slid."""
-        self.ids = ids
+        self.ids, self.network = ids, decoder.network
         whole = batch.starts[0] == 0
         self.num_cached, self.past = (batch.mask.shape[1], batch.past) if whole else (0, None)
 
@@ -233,7 +244,7 @@ def decode(
             logits = _decode_batch(decoder, batch, texts.ids, places, limits.max_new_tokens - made)
     finally:
         if prompt_cache is not None:
-            prompt_cache.keep(texts.ids[0], batch)
+            prompt_cache.keep(texts.ids[0], batch, decoder)
 
 
 def _prefill_batch(
@@ -241,6 +252,8 @@ def _prefill_batch(
 ) -> tuple[np.ndarray, _Batch]:
     """The logits after the prompts, and the batch of all their samples."""
     starts = [_window_start(decoder, prompt) for prompt in prompts]
+    if cache is not None:
+        cache.check(decoder)
     if cache is not None and starts == [0] and cache.covers(prompts[0]):
         logits, mask, past = _prefill_rest(decoder, prompts[0], cache, room)
     else:

@@ -274,6 +274,8 @@ class BaseGenerator:
             raise ConfigError(
                 f"prompt_cache is {prompt_cache!r}, expected a keras_tx.generation.PromptCache."
             )
+        if prompt_cache is not None:
+            prompt_cache.check(self.decoder)
         (ids,) = self._ids([prompt])
         limits = self._limits(max_new_tokens, stop_tokens, deadline, cancelled, at_context)
         self._check_length(f"{self.KIND} 0", ids, limits)

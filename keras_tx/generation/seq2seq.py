@@ -41,7 +41,7 @@ class SourceDecoder:
     def __init__(self, model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> None:
         self.vocabulary_size = model.vocabulary_size
         self.context = model.context
-        self._model = model
+        self._model = self.network = model
         longest = max(map(len, sources))
         ids, mask = (np.zeros((len(sources), longest), "int64") for _ in range(2))
         for row, source in enumerate(sources):

@@ -122,7 +122,7 @@ class _CachedModel:
     """Implements keras_tx.generation's Decoder with a Keras model."""
 
     def __init__(self, model: DecoderModel) -> None:
-        self._model = model
+        self._model = self.network = model
         self.vocabulary_size: int = model.config.vocabulary_size
         self.context: int = model.config.max_length
 
@@ -153,6 +153,7 @@ class _CachedEncoderDecoder:
     """
 
     def __init__(self, model: EncoderDecoderModel) -> None:
+        self.network = model
         self._encoder, self._decoder = model.encoder(), model.decoder()
         self.vocabulary_size: int = model.config.vocabulary_size
         self.context: int = model.config.max_length

@@ -58,7 +58,7 @@ class CachedDecoder:
 
     def __init__(self, session: Session, context: int) -> None:
         self._signature = DecoderSignature.of(session)
-        self._session = session
+        self._session = self.network = session
         self.vocabulary_size = self._signature.vocabulary_size
         self.context = context
 

@@ -105,7 +105,7 @@ class GraphEncoderDecoder:
     def __init__(self, encoder: Session, decoder: Session, context: int) -> None:
         self._signature = Seq2SeqSignature.of(decoder)
         self._encoder = encoder
-        self._decoder = decoder
+        self._decoder = self.network = decoder
         self.vocabulary_size = self._signature.vocabulary_size
         self.context = context
         self.source_context = context

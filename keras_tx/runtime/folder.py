@@ -11,10 +11,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from keras_tx import contract
 from keras_tx.consistent_read import read_consistently
 from keras_tx.errors import ConfigError, FolderError, nearest
 from keras_tx.processing import ImageTransform
+from keras_tx.runtime.adapter_file import read_adapter_file
 from keras_tx.runtime.external_data import external_locations
 
 _GRAPHS = posixpath.dirname(contract.MODEL)
@@ -137,6 +140,12 @@ def checked_folder(root: Path, precision: str | None, default: str) -> Folder:
     if manifest.encoder is not None:
         _check_encoders(root, manifest)
         encoder = _graph(root, manifest.encoder.precisions, manifest, precision)
+    for name, adapter in manifest.adapters.items():
+        if adapter.file not in manifest.files:
+            raise FolderError(
+                f"{root / contract.MANIFEST}: adapter {name!r} has the file {adapter.file!r}, which is not "
+                f"listed under files. {_REMEDY}"
+            )
     config = _optional_json(root, contract.CONFIG, manifest)
     preprocessor = _optional_json(root, contract.PREPROCESSOR, manifest)
     transform = None if preprocessor is None else _transform(root, preprocessor)
@@ -177,6 +186,26 @@ def check_unchanged(folder: Folder) -> None:
                 f"{folder.path / name} was changed or replaced while the folder was opened. Open the folder "
                 "again when it is complete."
             )
+
+
+def read_adapter(folder: Folder, name: str) -> dict[str, np.ndarray]:
+    """The values of an adapter of the folder, by the names of optional inputs of the graph.
+
+    Raises:
+        ConfigError: if the folder has no adapter of this name.
+        FolderError: if the file is damaged or was changed.
+    """
+    adapters = folder.manifest.adapters
+    if name not in adapters:
+        names = f"has the adapters {', '.join(adapters)}" if adapters else "has no adapters"
+        raise ConfigError(f"adapter is {name!r}, but {folder.path} {names}.")
+    file = adapters[name].file
+    path = folder.path / file
+    if contract.describe_file(path) != folder.manifest.files[file]:
+        raise FolderError(f"{path} differs from {contract.MANIFEST}. {_REMEDY}")
+    values = read_adapter_file(path)
+    check_unchanged(folder)
+    return values
 
 
 def verify_hashes(folder: Folder) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import io
 import os
@@ -91,6 +92,28 @@ class Session:
             self._session.get_modelmeta().custom_metadata_map.get(contract.BOUNDS, "[]")
         )
         self.optional = tuple(_spec(node) for node in self._session.get_overridable_initializers())
+        self._base: Session | None = None  # whose graph this session runs
+        self._adapter: dict[str, Any] = {}  # values of optional inputs, on the session's device
+
+    def with_adapter(self, values: Mapping[str, np.ndarray]) -> Session:
+        """This session with other values of optional inputs in every run.
+
+        Both share the graph in memory, and closing one closes both. onnxruntime's own adapters have no effect
+        on runs with bound inputs, which text generation uses.
+
+        Raises:
+            InputError: if a name is not that of an optional input, or a dtype or shape does not fit.
+        """
+        specs = {spec.name: spec for spec in self.optional}
+        unknown = sorted(set(values) - set(specs))
+        if unknown:
+            raise InputError(f"{self.graph} has no optional input {unknown[0]!r}.")
+        arrays = {name: _checked_array(specs[name], value) for name, value in values.items()}
+        self._check_sizes(specs, arrays)
+        other = copy.copy(self)
+        other._base, other._session = self._base or self, None
+        other._adapter = {name: self.device_value(array) for name, array in arrays.items()}
+        return other
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Runs the graph and returns all outputs by name.
@@ -106,7 +129,7 @@ class Session:
         session = self._open()
         inputs = self._checked(inputs)
         with self._run_options(inputs) as options:
-            if self.provider in providers.DEVICES:
+            if self.provider in providers.DEVICES or self._adapter:
                 values = self._run_bound(session, inputs, options)
             else:
                 values = session.run(None, inputs, options)
@@ -117,10 +140,16 @@ class Session:
         binding = session.io_binding()  # for each call, because threads share the session
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
+        self.bind_adapter(binding)
         for spec in self.outputs:
             binding.bind_output(spec.name, "cpu")
         session.run_with_iobinding(binding, options)
         return binding.copy_outputs_to_cpu()  # bound memory is freed with the binding
+
+    def bind_adapter(self, binding: Any) -> None:
+        """Binds the values of the adapter as inputs."""
+        for name, value in self._adapter.items():
+            binding.bind_ortvalue_input(name, value)
 
     @contextlib.contextmanager
     def _run_options(self, inputs: Mapping[str, Any]) -> Iterator[Any]:
@@ -160,6 +189,7 @@ class Session:
             for name, value in inputs.items():
                 value = self._value(value, "cpu") if isinstance(value, np.ndarray) else value
                 binding.bind_ortvalue_input(name, value)
+            self.bind_adapter(binding)
             for name, device in outputs.items():
                 binding.bind_output(name, device)
             session.run_with_iobinding(binding, options)
@@ -199,6 +229,8 @@ class Session:
         return dict(counts)
 
     def _open(self) -> Any:
+        if self._base is not None:
+            return self._base._open()
         if self._session is None:
             raise KerasTxError(f"The session on {self.graph} is closed. Load the folder again.")
         if os.getpid() != self._process:
@@ -226,6 +258,8 @@ class Session:
 
     def close(self) -> None:
         """Frees the graph's memory. Calling it twice is allowed."""
+        if self._base is not None:
+            self._base.close()
         self._session = self.weights = None
 
     def __enter__(self) -> Session:
@@ -281,6 +315,7 @@ class Binding:
         self._owner = owner
         self._binding = owner._open().io_binding()
         self._bound: dict[str, np.ndarray] = {}
+        owner.bind_adapter(self._binding)
         for input_name, output_name, array in shared:
             value = owner._value(array, "cpu")
             self._binding.bind_ortvalue_input(input_name, value)

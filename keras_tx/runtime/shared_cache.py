@@ -110,7 +110,7 @@ class SharedCacheDecoder:
 
     def __init__(self, session: Session, context: int) -> None:
         self._signature = DecoderSignature.of(session)
-        self._session = session
+        self._session = self.network = session
         if not self._signature.keeps_logits:
             raise FolderError(
                 f"{session.graph} has no input {contract.NUM_LOGITS_TO_KEEP}, which a shared cache needs. "

@@ -75,6 +75,8 @@ def verify_folder(
     if folder.shared is not None:
         yield _shared_cache(folder, folder.shared)
     yield _parity(folder)
+    for name in folder.manifest.adapters:
+        yield _adapter(root, name)
     for precision in folder.manifest.precisions:
         if precision != folder.precision:
             yield _precision(root, precision, check_graph)
@@ -198,6 +200,21 @@ def _parity(folder: Folder) -> Check:
         f"at export within {parity.max_difference:.1e} of Keras, in units of the output's scale "
         f"(tolerance {parity.tolerance:.0e}; {', '.join(parity.cases)})",
     )
+
+
+def _adapter(root: Path, name: str) -> Check:
+    """Whether the file of an adapter fits the graph."""
+    check = f"adapter {name}"
+    try:
+        with load_folder(root, "cpu", None) as model:
+            adapted = model.with_adapter(name)
+            run_example = model.task.run_example
+            example = "" if run_example is None else run_example(adapted)
+    except KerasTxError as error:
+        return Check.failed(check, error)
+    parity = model.folder.manifest.adapters[name].parity
+    compared = "NOT compared with Keras" if parity is None else f"within {parity.max_difference:.1e} of Keras"
+    return Check(check, True, f"{compared} when it was exported{f', {example}' if example else ''}")
 
 
 def _precision(root: Path, precision: str, check_graph: Callable[[Folder], Iterator[Check]]) -> Check:

@@ -16,6 +16,7 @@ import keras_tx
 from keras_tx.processing import train_unigram
 from keras_tx.runtime import load, open_folder
 from keras_tx.weights.safetensors_file import write_tensors
+from keras_tx_onnx.tolerances import FLOAT32
 from tests.drawing import as_numpy, redraw
 from tests.naming import shown
 from tests.tolerances import assert_close
@@ -59,6 +60,32 @@ def test_adapter(tx, tmp_path):
     ran = tx("export", tmp_path / "base.keras", tmp_path / "none", "--adapter", tmp_path)
     assert ran.code == 2 and "adapter_config.json" in ran.err
     assert not (tmp_path / "none").exists()
+
+
+def test_adapters_beside_the_base(tx, tmp_path):
+    base = redraw(keras_tx.vit("Mu/2", image_size=8, num_classes=3))
+    base.save(tmp_path / "base.keras")
+    copy = keras_tx.load_model(tmp_path / "base.keras")
+    adapted = redraw(keras_tx.lora(copy, 2, targets="dense"), seed=3)
+    keras_tx.save_adapter(adapted, tmp_path / "roses")
+    ran = tx("export", tmp_path / "base.keras", tmp_path / "out", "--adapters", tmp_path / "roses")
+    assert (ran.code, ran.err) == (0, "")
+    assert "roses, within" in ran.out
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), "uint8")
+    Image.fromarray(pixels).save(tmp_path / "rose.png")
+    for model, options in ((base, []), (adapted, ["--adapter", "roses"])):
+        expected = as_numpy(keras.ops.softmax(model(model.processing(pixels[None]))))[0]
+        ran = tx("run", tmp_path / "out", tmp_path / "rose.png", "--json", "--top-k", 3, *options)
+        assert (ran.code, ran.err) == (0, "")
+        scores = {x["label"]: x["score"] for x in json.loads(ran.out)["predictions"]}
+        assert_close(np.array([scores[label] for label in sorted(scores)]), expected, FLOAT32)
+    ran = tx("run", tmp_path / "out", tmp_path / "rose.png", "--adapter", "tulips")
+    assert ran.code == 2 and "'tulips'" in ran.err and "roses" in ran.err
+    ran = tx("verify", tmp_path / "out")
+    assert (ran.code, ran.err) == (0, "") and "adapter roses" in ran.out
+    folders = ["--adapter", tmp_path / "roses", "--adapters", tmp_path / "roses"]
+    ran = tx("export", tmp_path / "base.keras", tmp_path / "both", *folders)
+    assert ran.code == 2 and "not allowed with" in ran.err
 
 
 def test_translation(tx, tmp_path):

@@ -22,6 +22,7 @@ from keras_tx_onnx.graph.editor import GraphEditor
 # Attributes that grow with the graph, and that `attempt` restores.
 NOTES = ("tiers", "warnings", "bounds", "predicates", "_names", "_made")
 KERAS_TENSOR = "keras_tensor"  # the key in a value's meta of the KerasTensor that it stands for
+SOURCE = "source"  # the key in a weight's meta of its Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,22 @@ class Predicate:
     then: str
     other: str
     is_cond: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """The Keras variables from which a weight is computed.
+
+    Attributes:
+        variables: the variables.
+        read: computes the weight from their current values.
+        matrices: their shapes as the matrices whose columns the weight contains, in order; None if the weight
+            is computed in another way.
+    """
+
+    variables: tuple[Any, ...]
+    read: Callable[[], np.ndarray]
+    matrices: tuple[tuple[int, ...], ...] | None = None
 
 
 def shape_of(value: ir.Value) -> tuple[Any, ...]:
@@ -176,11 +193,16 @@ class GraphContext(GraphEditor):
             return self.op.Reshape(transposed, shape) if shape else transposed
         order = permute or tuple(range(len(variable.shape)))
         shape = shape or tuple(variable.shape[axis] for axis in order)
+        is_matrix = len(shape) == 2 and order == tuple(range(len(order)))
         return self._stored(
             (id(variable), order, shape),
             getattr(variable, "path", f"{self.scope}/kernel"),
             shape,
-            lambda: array_of(variable).transpose(order).reshape(shape),
+            Source(
+                (variable,),
+                lambda: array_of(variable).transpose(order).reshape(shape),
+                (shape,) if is_matrix else None,
+            ),
             _dtype_of_weight(variable.dtype),
         )
 
@@ -200,7 +222,9 @@ class GraphContext(GraphEditor):
             pairs = zip(variables, parts, strict=True)
             return np.concatenate([array_of(v).reshape(part) for v, part in pairs], axis=axis)
 
-        return self._stored((*map(id, variables), axis, *parts), name, shape, read)
+        matrices = tuple(parts) if axis == 1 and len(shape) == 2 else None
+        source = Source(tuple(variables), read, matrices)
+        return self._stored((*map(id, variables), axis, *parts), name, shape, source)
 
     def made_of(
         self, name: str, variables: Sequence[Any], shape: Sequence[int], make: Callable[..., np.ndarray]
@@ -210,20 +234,21 @@ class GraphContext(GraphEditor):
         def read() -> np.ndarray:
             return make(*(array_of(variable) for variable in variables))
 
-        return self._stored((*map(id, variables), name), name, shape, read)
+        return self._stored((*map(id, variables), name), name, shape, Source(tuple(variables), read))
 
     def _stored(
         self,
         key: tuple,
         name: str,
         shape: Sequence[int],
-        read: Callable[[], np.ndarray],
+        source: Source,
         dtype: ir.DataType = ir.DataType.FLOAT,
     ) -> ir.Value:
         if key not in self._made:
             self._made[key] = self.lazy_initializer(
-                name, dtype, shape, lambda: ir.tensor(np.ascontiguousarray(read(), dtype.numpy()))
+                name, dtype, shape, lambda: ir.tensor(np.ascontiguousarray(source.read(), dtype.numpy()))
             )
+            self._made[key].meta[SOURCE] = source
         return self._made[key]
 
     def vector(self, numbers: Sequence[Any]) -> ir.Value:

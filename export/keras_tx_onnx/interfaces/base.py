@@ -52,6 +52,7 @@ class Interface(abc.ABC):
     max_length: int | None = None  # the largest size of these axes, if it is limited
     farthest: int = 0  # the distance of tokens from which on an attention bias is constant
     context_length: int = 0  # of a decoder with a cache: how many tokens it supports
+    add_ports: Callable[[GraphContext], None] | None = None  # adds the ports of adapters to the graph
 
     def __init__(self, functional: Functional, options: Any, opset: int):
         self.model = functional.model  # the model that is exported

@@ -61,6 +61,8 @@ def graph_of(
     for value, name in zip(values, interface.outputs if outputs is None else outputs, strict=True):
         context.output(value, name)
     interface.close(context)
+    if interface.add_ports is not None and outputs is None:
+        interface.add_ports(context)
     graph = context.model()
     passes.simplify(graph, interface.passes if graph_passes is None else graph_passes)
     _name_axes(context.graph)

@@ -153,7 +153,7 @@ class GraphQuantizer:
 
 def run_with_dtypes(session: Session, batch: Feed) -> dict[str, np.ndarray]:
     """Runs inputs of fp32 on a graph whose cache may have half precision."""
-    dtypes = {spec.name: spec.dtype for spec in session.inputs}
+    dtypes = {spec.name: spec.dtype for spec in (*session.inputs, *session.optional)}
     return session.run({name: x.astype(dtypes[name], copy=False) for name, x in batch.items()})
 
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from keras_tx import contract
 from keras_tx.errors import RunError
+from keras_tx.runtime.adapter_file import read_adapter_file
 from keras_tx.runtime.example_inputs import first_call, next_call
 from keras_tx.runtime.session import Session
 from keras_tx.runtime.shared_cache import shared_cache_difference
@@ -203,8 +204,15 @@ def _path(source: Path, precision: str) -> Path:
 def _of_graph(folder: Path, manifest: contract.Manifest, options: Options) -> list[GraphQuantizer]:
     source = folder / manifest.precisions["fp32"]
     calibration, batches = _batches(options, manifest.inputs, [ir.load(source).graph])
+    adapters = [read_adapter_file(folder / adapter.file) for adapter in manifest.adapters.values()]
     with Session(source, provider="cpu") as session:
-        examples = _first_that_runs(batches, lambda batch: [Example(batch, session.run(batch))])
+
+        def run(batch: Feed) -> list[Example]:
+            """The graph without and with each adapter."""
+            feeds = [batch, *({**batch, **values} for values in adapters)]
+            return [Example(feed, session.run(feed)) for feed in feeds]
+
+        examples = _first_that_runs(batches, run)
     specs = (manifest.inputs, manifest.outputs)
     return [GraphQuantizer(source, specs, examples, options.keep, calibration)]
 

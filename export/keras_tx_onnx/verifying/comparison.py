@@ -56,9 +56,20 @@ class Variation:
 
 
 def compare_cases(
-    path: Path, cases: Sequence[Case], outputs: Sequence[str], precision: str = "fp32"
+    path: Path,
+    cases: Sequence[Case],
+    outputs: Sequence[str],
+    precision: str = "fp32",
+    adapter: Feed | None = None,
 ) -> tuple[contract.Parity, list[str]]:
     """Runs a graph on every case; raises an ExportError if a difference from Keras exceeds the tolerance.
+
+    Args:
+        path: the graph.
+        cases: the cases.
+        outputs: the names of the compared outputs.
+        precision: of the graph.
+        adapter: values of optional inputs for every run.
 
     Returns:
         The result, and the outputs that hardly vary, for which it proves nothing.
@@ -66,7 +77,8 @@ def compare_cases(
     tolerance = tolerances.TOLERANCES[precision]
     largest = 0.0
     variations = {name: Variation() for name in outputs}
-    with Session(path, provider="cpu") as session:
+    with Session(path, provider="cpu") as base:
+        session = base if adapter is None else base.with_adapter(adapter)
         for case in cases:
             computed = run_case(case, session)
             for output, expected in zip(outputs, case.expected, strict=True):

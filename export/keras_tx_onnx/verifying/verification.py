@@ -7,13 +7,16 @@ from pathlib import Path
 
 from keras_tx import contract
 from keras_tx.errors import ExportError
+from keras_tx.runtime.adapter_file import read_adapter_file
 from keras_tx_onnx import tolerances
 from keras_tx_onnx.errors import one_line
 from keras_tx_onnx.graph import unpadding
+from keras_tx_onnx.graph.adapter_ports import REMEDY
 from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.graph.first_call import is_of_cache
 from keras_tx_onnx.interfaces.base import Interface
 from keras_tx_onnx.interfaces.model_graph import Exported
+from keras_tx_onnx.interfaces.separate_adapters import SeparateAdapter
 from keras_tx_onnx.verifying import branches, comparison, evidence, first_difference
 from keras_tx_onnx.verifying.cases import Case, cases_for, expected_of
 from keras_tx_onnx.verifying.generated_text import compare_generation
@@ -76,6 +79,23 @@ def verify_graph(
         return parity, notes
     except ExportError as error:
         raise ExportError(f"{error} {_location(interface, context, cases)} No folder was written.") from None
+
+
+def verify_adapter(graph: Exported, adapter: SeparateAdapter, file: Path) -> contract.Parity:
+    """Compares a graph and the file of an adapter with the Keras model that has the adapter.
+
+    Raises:
+        ExportError: if they differ.
+    """
+    interface = graph.interface
+    values = read_adapter_file(file)
+    with adapter.applied():
+        cases = cases_for(interface, tuple(graph.context.bounds))
+    outputs = [str(value.name) for value in graph.context.graph.outputs][: len(interface.outputs)]
+    try:
+        return comparison.compare_cases(graph.path, cases, outputs, interface.precision, values)[0]
+    except ExportError as error:
+        raise ExportError(f"Adapter {adapter.name!r}: {error} {REMEDY} No folder was written.") from None
 
 
 def _location(interface: Interface, context: GraphContext, cases: Sequence[Case]) -> str:

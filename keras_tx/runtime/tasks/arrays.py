@@ -11,7 +11,7 @@ from keras_tx import contract
 from keras_tx.errors import InputError
 from keras_tx.runtime.folder import Folder
 from keras_tx.runtime.session import describe
-from keras_tx.runtime.tasks.base import LoadedModel, Task
+from keras_tx.runtime.tasks.base import LoadedModel, Task, per_adapter
 
 
 class GenericModel(LoadedModel):
@@ -20,6 +20,7 @@ class GenericModel(LoadedModel):
     >>> load("anything")({"a": a, "b": b})["sum"]  # doctest: +SKIP
     """
 
+    @per_adapter
     def run(self, inputs: Mapping[str, np.ndarray] | np.ndarray) -> dict[str, np.ndarray]:
         """Returns all outputs by name.
 

@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 import abc
+import copy
 import dataclasses
+import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import FolderError, InputError, nearest, whole_number
 from keras_tx.runtime.async_call import call_async
-from keras_tx.runtime.folder import Folder
+from keras_tx.runtime.folder import Folder, read_adapter
 from keras_tx.runtime.session import Session, describe
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def per_adapter(method: Method) -> Method:
+    """Adds the argument `adapter` to a method: the name of an adapter of the folder, for this call."""
+    signature = inspect.signature(method)
+    option = inspect.Parameter(
+        "adapter", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str | None"
+    )
+    parameters = list(signature.parameters.values())
+    before = sum(x.kind is not inspect.Parameter.VAR_KEYWORD for x in parameters)
+    parameters.insert(before, option)
+
+    @functools.wraps(method)
+    def call(self: LoadedModel, *args: Any, adapter: str | None = None, **options: Any) -> Any:
+        return method(self if adapter is None else self.with_adapter(adapter), *args, **options)
+
+    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return cast(Method, call)
 
 
 class LoadedModel(abc.ABC):
@@ -31,6 +54,52 @@ class LoadedModel(abc.ABC):
     def __init__(self, folder: Folder, session: Session) -> None:
         self.folder = folder
         self.session = session
+        self._adapted: dict[str, Session] = {}  # by the name of the adapter; shared by all of them
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that are stored in the folder."""
+        return tuple(self.folder.manifest.adapters)
+
+    def with_adapter(self, name: str) -> Self:
+        """Returns this model with an adapter of the folder.
+
+        Both share the weights of the base in memory, and closing one closes both.
+
+        >>> reviews = model.with_adapter("reviews")  # doctest: +SKIP
+        >>> reviews("A very good film.") == model("A very good film.", adapter="reviews")  # doctest: +SKIP
+        True
+
+        Args:
+            name: name of the adapter.
+
+        Raises:
+            ConfigError: if the folder has no adapter of this name.
+            FolderError: if its file is damaged, or does not fit the graph.
+        """
+        model = copy.copy(self)
+        model.session = self._session_with(name)
+        manifest = self.folder.manifest
+        manifest = dataclasses.replace(manifest, labels=manifest.adapters[name].labels)
+        model.folder = dataclasses.replace(self.folder, manifest=manifest)
+        model.prepare()
+        return model
+
+    def _session_with(self, name: str) -> Session:
+        """The session with an adapter, which is read when it is first used."""
+        if name not in self._adapted:
+            values = read_adapter(self.folder, name)
+            try:
+                session = self.session.with_adapter(values)
+            except InputError as error:
+                raise FolderError(
+                    f"{self.folder.path}: adapter {name!r} does not fit the graph. {error} Export again."
+                ) from error
+            self._adapted.setdefault(name, session)  # another thread may have been faster
+        return self._adapted[name]
+
+    def prepare(self) -> None:  # noqa: B027  most tasks have nothing to compute
+        """Computes what depends on the session and on the labels of the folder."""
 
     @abc.abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

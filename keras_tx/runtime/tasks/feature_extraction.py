@@ -12,7 +12,14 @@ from keras_tx.errors import FolderError, InputError, nearest, true_or_false
 from keras_tx.processing import Row
 from keras_tx.runtime.folder import Folder, read_json
 from keras_tx.runtime.session import Session
-from keras_tx.runtime.tasks.base import Answer, RunOptions, Task, embedding_answer, render_embedding
+from keras_tx.runtime.tasks.base import (
+    Answer,
+    RunOptions,
+    Task,
+    embedding_answer,
+    per_adapter,
+    render_embedding,
+)
 from keras_tx.runtime.tasks.text_task import TextTask, run_example
 
 POOLINGS = ("mean", "class")
@@ -30,6 +37,7 @@ class TextEmbedder(TextTask):
         self._pooled = contract.SENTENCE_EMBEDDING in {spec.name for spec in session.outputs}
         self._pooling, self._normalize = _default_pooling(folder)
 
+    @per_adapter
     def embed(
         self,
         texts: Any,

@@ -12,7 +12,7 @@ from keras_tx.errors import FolderError, TextError, whole_number
 from keras_tx.processing import Row
 from keras_tx.runtime.folder import Folder
 from keras_tx.runtime.session import Session
-from keras_tx.runtime.tasks.base import Answer, DrawBar, RunOptions, Task
+from keras_tx.runtime.tasks.base import Answer, DrawBar, RunOptions, Task, per_adapter
 from keras_tx.runtime.tasks.scores import softmax
 from keras_tx.runtime.tasks.text_task import TextTask, run_example
 
@@ -35,6 +35,7 @@ class MaskFiller(TextTask):
         self._mask = self.transform.id_of(self.transform.mask_token)
         self._tokens = {number: token for token, number in self.transform.vocabulary.items()}
 
+    @per_adapter
     def fill(self, texts: Any, *, top_k: int = 5, batch_size: int = 32, progress: bool = False) -> list[Any]:
         """Returns the most likely tokens at the mask of a text.
 

@@ -10,7 +10,7 @@ from keras_tx.errors import whole_number
 from keras_tx.processing.image import Images, are_several
 from keras_tx.runtime.folder import Folder
 from keras_tx.runtime.session import Session
-from keras_tx.runtime.tasks.base import Answer, RunOptions, Task
+from keras_tx.runtime.tasks.base import Answer, RunOptions, Task, per_adapter
 from keras_tx.runtime.tasks.image_task import ImageTask
 from keras_tx.runtime.tasks.scores import Scores, labels_of, render_scores
 
@@ -25,12 +25,16 @@ class ImageClassifier(ImageTask):
 
     def __init__(self, folder: Folder, session: Session) -> None:
         super().__init__(folder, session, (contract.LOGITS,))
-        self.scores = Scores(folder.problem_type, labels_of(folder, session))
+        self.prepare()
+
+    def prepare(self) -> None:
+        self.scores = Scores(self.folder.problem_type, labels_of(self.folder, self.session))
 
     @property
     def labels(self) -> tuple[str, ...]:
         return self.scores.labels
 
+    @per_adapter
     def classify(self, images: Images, *, top_k: int = 5, batch_size: int = 32) -> list[Any]:
         """Returns the labels with the highest scores.
 

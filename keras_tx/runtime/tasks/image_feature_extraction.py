@@ -11,7 +11,14 @@ from keras_tx import contract
 from keras_tx.processing.image import Images, are_several
 from keras_tx.runtime.folder import Folder
 from keras_tx.runtime.session import Session
-from keras_tx.runtime.tasks.base import Answer, RunOptions, Task, embedding_answer, render_embedding
+from keras_tx.runtime.tasks.base import (
+    Answer,
+    RunOptions,
+    Task,
+    embedding_answer,
+    per_adapter,
+    render_embedding,
+)
 from keras_tx.runtime.tasks.image_task import ImageTask
 
 
@@ -25,6 +32,7 @@ class ImageEmbedder(ImageTask):
     def __init__(self, folder: Folder, session: Session) -> None:
         super().__init__(folder, session, (contract.IMAGE_EMBEDS, contract.LAST_HIDDEN_STATE))
 
+    @per_adapter
     def embed(self, images: Images, *, batch_size: int = 32) -> np.ndarray:
         """Returns the embedding of an image; the stacked embeddings of several.
 

@@ -12,7 +12,7 @@ from keras_tx.errors import InputError, whole_number
 from keras_tx.processing.choices import encode_choices, pad_choices
 from keras_tx.runtime.folder import Folder
 from keras_tx.runtime.session import Session
-from keras_tx.runtime.tasks.base import Answer, DrawBar, RunOptions, Task
+from keras_tx.runtime.tasks.base import Answer, DrawBar, RunOptions, Task, per_adapter
 from keras_tx.runtime.tasks.scores import softmax
 from keras_tx.runtime.tasks.text_task import TextTask
 
@@ -27,6 +27,7 @@ class ChoiceModel(TextTask):
     def __init__(self, folder: Folder, session: Session) -> None:
         super().__init__(folder, session, (contract.LOGITS,))
 
+    @per_adapter
     def choose(
         self, contexts: Any, choices: Any, *, top_k: int = 5, batch_size: int = 32, progress: bool = False
     ) -> list[Any]:

@@ -14,7 +14,7 @@ from keras_tx.processing import Row
 from keras_tx.processing.text_input import check_texts
 from keras_tx.runtime.folder import Folder
 from keras_tx.runtime.session import Session
-from keras_tx.runtime.tasks.base import Answer, DrawBar, RunOptions, Task
+from keras_tx.runtime.tasks.base import Answer, DrawBar, RunOptions, Task, per_adapter
 from keras_tx.runtime.tasks.scores import softmax
 from keras_tx.runtime.tasks.text_task import TextTask, run_example, trim_span
 
@@ -31,6 +31,7 @@ class QuestionAnswerer(TextTask):
     def __init__(self, folder: Folder, session: Session) -> None:
         super().__init__(folder, session, (contract.START_LOGITS, contract.END_LOGITS))
 
+    @per_adapter
     def answer(
         self,
         questions: Any,

@@ -9,7 +9,7 @@ from keras_tx import contract
 from keras_tx.errors import InputError, whole_number
 from keras_tx.runtime.folder import Folder
 from keras_tx.runtime.session import Session
-from keras_tx.runtime.tasks.base import Answer, RunOptions, Task
+from keras_tx.runtime.tasks.base import Answer, RunOptions, Task, per_adapter
 from keras_tx.runtime.tasks.scores import Scores, labels_of, render_scores
 from keras_tx.runtime.tasks.text_task import TextTask, run_example
 
@@ -21,6 +21,7 @@ class PairClassifier(TextTask):
     _logits = contract.LOGITS
     _needs_pairs = False
 
+    @per_adapter
     def classify(
         self,
         texts: Any,
@@ -73,7 +74,10 @@ class TextClassifier(PairClassifier):
 
     def __init__(self, folder: Folder, session: Session) -> None:
         super().__init__(folder, session, (contract.LOGITS,))
-        self.scores = Scores(folder.problem_type, labels_of(folder, session))
+        self.prepare()
+
+    def prepare(self) -> None:
+        self.scores = Scores(self.folder.problem_type, labels_of(self.folder, self.session))
 
     @property
     def labels(self) -> tuple[str, ...]:

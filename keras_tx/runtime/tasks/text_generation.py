@@ -14,7 +14,7 @@ from keras_tx.runtime.cached_decoder import CachedDecoder, context_of
 from keras_tx.runtime.folder import Folder
 from keras_tx.runtime.session import Session
 from keras_tx.runtime.shared_cache import SharedCacheDecoder
-from keras_tx.runtime.tasks.base import LoadedModel, Task
+from keras_tx.runtime.tasks.base import LoadedModel, Task, per_adapter
 from keras_tx.runtime.tasks.text_task import EXAMPLE_TOKENS
 
 
@@ -32,11 +32,19 @@ class TextGenerator(LoadedModel, Generator):
 
     def __init__(self, folder: Folder, session: Session) -> None:
         LoadedModel.__init__(self, folder, session)
-        kind = SharedCacheDecoder if session.graph == folder.shared else CachedDecoder
-        decoder = kind(session, context_of(folder))
-        size = decoder.vocabulary_size
+        self.prepare()
+        size = self.decoder.vocabulary_size
         tokenizer = None if folder.tokenizer is None else read_checked_tokenizer(folder.tokenizer, size)
-        Generator.__init__(self, decoder, stop_ids(folder, size), str(folder.path), tokenizer)
+        Generator.__init__(self, self.decoder, stop_ids(folder, size), str(folder.path), tokenizer)
+
+    def prepare(self) -> None:
+        kind = SharedCacheDecoder if self.session.graph == self.folder.shared else CachedDecoder
+        self.decoder = kind(self.session, context_of(self.folder))
+
+    generate = per_adapter(Generator.generate)
+    stream = per_adapter(Generator.stream)
+    next = per_adapter(Generator.next)
+    score = per_adapter(Generator.score)
 
     def __call__(self, prompts: Any, **options: Any) -> Any:
         """Calls `generate`."""

@@ -13,7 +13,7 @@ from keras_tx.processing import Row
 from keras_tx.processing.text_input import check_texts
 from keras_tx.runtime.folder import Folder
 from keras_tx.runtime.session import Session
-from keras_tx.runtime.tasks.base import Answer, DrawBar, RunOptions, Task
+from keras_tx.runtime.tasks.base import Answer, DrawBar, RunOptions, Task, per_adapter
 from keras_tx.runtime.tasks.scores import labels_of, softmax
 from keras_tx.runtime.tasks.text_task import TextTask, run_example, trim_span
 
@@ -29,12 +29,16 @@ class TextTagger(TextTask):
 
     def __init__(self, folder: Folder, session: Session) -> None:
         super().__init__(folder, session, (contract.LOGITS,))
-        self._labels = labels_of(folder, session, ("batch", "tokens"))
+        self.prepare()
+
+    def prepare(self) -> None:
+        self._labels = labels_of(self.folder, self.session, ("batch", "tokens"))
 
     @property
     def labels(self) -> tuple[str, ...]:
         return self._labels
 
+    @per_adapter
     def tag(
         self,
         texts: Any,
