@@ -20,6 +20,7 @@ from keras_tx.serving import MicroBatcher
 from keras_tx_onnx import export_onnx, quantize
 from keras_tx_onnx.tolerances import FLOAT32
 from tests.drawing import as_numpy, draw, redraw
+from tests.memory import resident
 from tests.models.test_adapters import IDS, MODELS, drawn, inputs_of, outputs_of
 from tests.tolerances import assert_close
 
@@ -183,6 +184,20 @@ def test_each_adapter_has_its_class_names(tmp_path):
         assert classifier.with_adapter("birds").with_adapter("unnamed").labels == classifier.labels
         with MicroBatcher(classifier, adapter="birds", top_k=1) as batcher:
             assert batcher(PIXELS[0])[0]["label"].startswith("birds")
+
+
+def test_the_base_is_in_memory_once(tmp_path):
+    base = redraw(keras_tx.gpt("pico", width=512, num_heads=8, vocabulary_size=30000))  # 86 MB
+    trained(base, tmp_path, "one", 1)
+    folders = {f"adapter-{index}": tmp_path / "one" for index in range(8)}
+    export_onnx(base, tmp_path / "out", adapters=folders, verify=False)
+    size = (tmp_path / "out" / "adapters" / "adapter-0.onnx_adapter").stat().st_size
+    with load(tmp_path / "out") as model:
+        model.generate([5, 9], max_new_tokens=2, adapter="adapter-0")
+        before = resident()
+        for name in model.adapters:
+            model.generate([5, 9], max_new_tokens=2, adapter=name)
+        assert resident() - before < 8 * size + 2**23
 
 
 def test_unknown_and_damaged_adapters_raise(tmp_path):
