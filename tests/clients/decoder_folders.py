@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2_opset_17": ("pico", {"processing": GPT_2}),
     "llama_opset_17": ("llama-tiny", {"processing": LLAMA}),
     "gpt2_large": ("pico", {"processing": GPT_2, "width": 1024, "num_heads": 16}),
+    "gpt2_adapters": ("pico", {"processing": GPT_2, "width": 64}),
     "ladder_gpt2": ("pico", {"processing": GPT_2, "width": 64}),
     "ladder_llama": ("llama-tiny", {"processing": LLAMA, "width": 64}),
 }
@@ -55,13 +57,35 @@ def make(out: Path, name: str) -> dict[str, dict[str, Any]]:
     variant, options = CASES[name]
     model = drawn(keras_tx.gpt(variant, max_length=64, **options))
     opset = 17 if name.endswith("opset_17") else contract.DEFAULT_OPSET
-    export_onnx(model, out / name, opset=opset, precision=precisions.of(name), overwrite=True)
+    options = {"opset": opset, "precision": precisions.of(name), "overwrite": True}
+    with tempfile.TemporaryDirectory() as folder:
+        adapters = _adapters(model, Path(folder)) if name.endswith("adapters") else None
+        export_onnx(model, out / name, adapters=adapters, **options)
 
     def answer(precision: str) -> dict[str, Any]:
         with load(out / name, provider="cpu", precision=precision) as loaded:
-            return _continued(loaded, model.task, together=precision == "fp32")
+            case = _continued(loaded, model.task, together=precision == "fp32")
+            return {**case, "new_ids_of_adapters": _with_adapters(loaded, case["ids"])}
 
     return precisions.cases(name, answer)
+
+
+def _adapters(model: Any, folder: Path) -> dict[str, Path]:
+    """Two adapters of a model, of different ranks and layers."""
+    model.save(folder / "base.keras")
+    for rank, targets in enumerate(("attention", "dense"), 2):
+        copy = keras_tx.load_model(folder / "base.keras")
+        adapted = redraw(keras_tx.lora(copy, rank, targets=targets), seed=rank)
+        keras_tx.save_adapter(adapted, folder / targets)
+    return {targets: folder / targets for targets in ("attention", "dense")}
+
+
+def _with_adapters(loaded: Any, ids: list[list[int]]) -> dict[str, list[list[int]]]:
+    """The new tokens with each adapter of a folder."""
+    return {
+        name: [list(one.ids) for one in loaded.generate(ids, max_new_tokens=NEW_TOKENS, adapter=name)]
+        for name in loaded.adapters
+    }
 
 
 def _continued(loaded: Any, task: str, together: bool) -> dict[str, Any]:

@@ -22,6 +22,12 @@ def decoders(folder: Path, case: dict[str, Any], comparison: Comparison) -> None
         comparison.same("tokens", rows[0], expected)
         if ids == case["ids"][0]:
             comparison.close("logits", logits[0, -1], case["logits"][0][-1])
+    adapters = genai.Adapters(model)
+    for name, new_ids in case["new_ids_of_adapters"].items():
+        adapters.load(str(folder / "adapters" / f"{name}.onnx_adapter"), name)
+        for ids, expected in zip(case["ids"], new_ids, strict=True):
+            rows, _ = generated(model, np.array([ids], "int32"), case, (adapters, name))
+            comparison.same(f"tokens with adapter {name}", rows[0], expected)
     if case["prompts"] is None:
         return
     tokenizer = genai.Tokenizer(model)
@@ -36,12 +42,16 @@ def decoders(folder: Path, case: dict[str, Any], comparison: Comparison) -> None
         comparison.same("tokens of a batch", row[: len(expected)], expected)
 
 
-def generated(model: Any, ids: Any, case: dict[str, Any]) -> tuple[list[list[int]], np.ndarray]:
+def generated(
+    model: Any, ids: Any, case: dict[str, Any], adapter: tuple[Any, str] | None = None
+) -> tuple[list[list[int]], np.ndarray]:
     """The new tokens of each row, and the logits of the prompts."""
     batch, length = ids.shape
     parameters = genai.GeneratorParams(model)
     parameters.set_search_options(do_sample=False, batch_size=batch, max_length=length + case["new_tokens"])
     generator = genai.Generator(model, parameters)
+    if adapter is not None:
+        generator.set_active_adapter(*adapter)
     generator.append_tokens(ids)
     logits = np.copy(generator.get_logits())
     while not generator.is_done():

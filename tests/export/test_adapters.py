@@ -20,8 +20,11 @@ from keras_tx.serving import MicroBatcher
 from keras_tx_onnx import export_onnx, quantize
 from keras_tx_onnx.tolerances import FLOAT32
 from tests.drawing import as_numpy, draw, redraw
+from tests.export.small_bert import HEADS, tiny
+from tests.memory import resident
 from tests.models.test_adapters import IDS, MODELS, drawn, inputs_of, outputs_of
 from tests.tolerances import assert_close
+from tests.wordpiece import wordpiece
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), "uint8")
 
@@ -183,6 +186,50 @@ def test_each_adapter_has_its_class_names(tmp_path):
         assert classifier.with_adapter("birds").with_adapter("unnamed").labels == classifier.labels
         with MicroBatcher(classifier, adapter="birds", top_k=1) as batcher:
             assert batcher(PIXELS[0])[0]["label"].startswith("birds")
+
+
+TEXTS = {
+    "classifier": ("the cat sat",),
+    "tags": ("the cat sat",),
+    "sentence": ("the cat sat",),
+    "span": ("who sat?", "the cat sat on the mat"),
+    "masked": ("the [MASK] sat",),
+}
+
+
+@pytest.mark.parametrize("head", TEXTS)
+def test_text_tasks_have_adapters(head, tmp_path):
+    base = tiny(HEADS[head], processing=keras_tx.TextTransform.of(wordpiece()))
+    model = trained(base, tmp_path, "mine", 1, targets="dense")
+    export_onnx(base, tmp_path / "out", adapters=[tmp_path / "mine"])
+    export_onnx(model, tmp_path / "merged", verify=False)
+    with load(tmp_path / "out") as separate, load(tmp_path / "merged") as merged:
+        alone, adapted, expected = (
+            numbers(separate(*TEXTS[head])),
+            numbers(separate(*TEXTS[head], adapter="mine")),
+            numbers(merged(*TEXTS[head])),
+        )
+    assert_close(adapted, expected, FLOAT32)
+    assert alone.shape != expected.shape or np.abs(alone - expected).max() > 1e-3
+
+
+def numbers(answers: Any) -> np.ndarray:
+    """An embedding, or the scores of answers."""
+    return answers if isinstance(answers, np.ndarray) else np.array([x["score"] for x in answers])
+
+
+def test_the_base_is_in_memory_once(tmp_path):
+    base = redraw(keras_tx.gpt("pico", width=512, num_heads=8, vocabulary_size=30000))  # 86 MB
+    trained(base, tmp_path, "one", 1)
+    folders = {f"adapter-{index}": tmp_path / "one" for index in range(8)}
+    export_onnx(base, tmp_path / "out", adapters=folders, verify=False)
+    size = (tmp_path / "out" / "adapters" / "adapter-0.onnx_adapter").stat().st_size
+    with load(tmp_path / "out") as model:
+        model.generate([5, 9], max_new_tokens=2, adapter="adapter-0")
+        before = resident()
+        for name in model.adapters:
+            model.generate([5, 9], max_new_tokens=2, adapter=name)
+        assert resident() - before < 8 * size + 2**23
 
 
 def test_unknown_and_damaged_adapters_raise(tmp_path):

@@ -1,8 +1,8 @@
 """Adapter ports: optional inputs with which a client adds an adapter (LoRA) to the weights of a graph.
 
-A weight W that multiplies x gets the inputs A and B, and the graph computes x W + (x A) B. Their defaults
-have rank 0, whose product is zero, and any other rank is accepted. Weights that an adapter replaces as a
-whole, such as those of a head, become optional inputs themselves.
+A weight W that multiplies x gets the inputs A and B, and the graph computes x W + (x A) B. Their defaults are
+zeros of rank 1, because OpenVINO refuses empty ones, and any rank is accepted. Weights that an adapter
+replaces as a whole, such as those of a head, become optional inputs themselves.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class AdapterPorts:
             )
         path = str(weight.name).rpartition("/")[0]
         rank = f"lora_rank_{len(self._low_rank)}"
-        a = self._port(f"{path}/{A}", (matrices[0][0], 0), rank, axis=1)
-        b = self._port(f"{path}/{B}", (0, sum(columns for _, columns in matrices)), rank, axis=0)
+        a = self._port(f"{path}/{A}", (matrices[0][0], 1), rank, axis=1)
+        b = self._port(f"{path}/{B}", (1, sum(columns for _, columns in matrices)), rank, axis=0)
         self._low_rank[path] = source
         for node, _ in uses:
             self._add_to(node, a, b)
