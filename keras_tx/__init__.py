@@ -28,6 +28,8 @@ _HOMES = {
     "ClassifierHead": "heads",
     "CoSENTLoss": "losses",
     "ContrastiveLoss": "losses",
+    "Deberta": "models.deberta.model",
+    "DebertaConfig": "models.deberta.model",
     "DistilledClassifierHead": "heads",
     "EntityF1": "metrics",
     "F1": "metrics",
@@ -83,6 +85,7 @@ _HOMES = {
     "WarmupLinear": "training",
     "bert": "models.bert.model",
     "cost": "models.costs",
+    "deberta": "models.deberta.model",
     "deit_recipe": "training",
     "few_shot": "generation",
     "finetune_recipe": "training",
@@ -194,6 +197,7 @@ if TYPE_CHECKING:
     from keras_tx.models.checkpoint_loading import from_checkpoint
     from keras_tx.models.checkpoint_saving import save_checkpoint
     from keras_tx.models.costs import cost
+    from keras_tx.models.deberta.model import Deberta, DebertaConfig, deberta
     from keras_tx.models.generation import generate
     from keras_tx.models.gpt.model import GPT, GPTConfig, gpt
     from keras_tx.models.keras_file import load_model
@@ -246,7 +250,8 @@ def __dir__() -> list[str]:
 
 
 _PRIVATE = (
-    *("BlockWithScores", "FirstBlock", "FoldChoices", "LowRankDense", "LowRankEinsumDense"),
-    *("LowRankEmbedding", "MaskToken", "RelativePositionEmbedding", "SlidingWindow", "UnfoldChoices"),
+    *("BlockWithScores", "DisentangledAttention", "DisentangledBlock", "FirstBlock", "FoldChoices"),
+    *("LowRankDense", "LowRankEinsumDense", "LowRankEmbedding", "MaskToken", "RelativeEmbeddings"),
+    *("RelativePositionEmbedding", "SlidingWindow", "UnfoldChoices"),
 )
 register_with_keras([*(name for name in _HOMES if name[0].isupper()), *_PRIVATE])

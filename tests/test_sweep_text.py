@@ -39,6 +39,7 @@ SIZES = {
 }
 ROBERTA = {"segments": 0, "position_offset": 1}
 MODERNBERT = {"factory": keras_tx.modernbert, "depth": 2, "window": 4}
+DEBERTA = {"factory": keras_tx.deberta, "buckets": 4, "max_distance": 16}
 HEADS: dict[str, tuple[Any, dict[str, Any]]] = {
     "classifier": (keras_tx.ClassifierHead(3), {}),
     "classifier, roberta": (keras_tx.ClassifierHead(3), ROBERTA),
@@ -49,6 +50,8 @@ HEADS: dict[str, tuple[Any, dict[str, Any]]] = {
     "sentence": (keras_tx.SentenceEmbeddingHead(), {}),
     "classifier, modernbert": (keras_tx.ClassifierHead(3), MODERNBERT),
     "masked, modernbert": (keras_tx.MaskedLMHead(), MODERNBERT),
+    "classifier, deberta": (keras_tx.ClassifierHead(3), DEBERTA),
+    "span, deberta": (keras_tx.SpanHead(), DEBERTA),
 }
 
 

@@ -274,6 +274,7 @@ class MultiHeadAttention(keras.layers.Layer):
             v = ops.concatenate([ops.cast(past[1], v.dtype), v], axis=2)
 
         masks = self._masks(attention_mask, padding_mask, bias)
+        bias = self._with_position_scores(q, k, bias, positions, training)
         attended, weights = self._attended(q, k, v, start, masks, bias, return_attention_scores, training)
         attended = ops.transpose(attended, (0, 2, 1, 3))  # (b, s, heads, d)
         attended = ops.reshape(
@@ -288,6 +289,10 @@ class MultiHeadAttention(keras.layers.Layer):
             extra.append(weights)
         output = self.output_projection(attended)
         return (output, *extra) if extra else output
+
+    def _with_position_scores(self, q: Any, k: Any, bias: Any, positions: Any, training: Any) -> Any:
+        """The bias, to which a subclass may add scores of queries, keys and positions."""
+        return bias
 
     def _cache(self, past: Any, **others: Any) -> KeyValueCache | None:
         """The open cache; None without one, and where the layer does not use it."""

@@ -12,6 +12,16 @@ from keras_tx.arguments import Count, Shape, Size, checked
 from keras_tx.errors import ConfigError
 
 
+def by_key(by_offset: Any) -> Any:
+    """(..., n, 2 n - 1) -> (..., n, n): row i has the entries from n - 1 - i on, one for each j - i."""
+    n = ops.shape(by_offset)[-2]
+    # Rows that are one longer than their stride shift so.
+    lead = (ops.shape(by_offset)[0], *by_offset.shape[1:-2])
+    padded = ops.pad(by_offset, [(0, 0)] * (len(by_offset.shape) - 1) + [(0, 1)])
+    flat = ops.reshape(padded, (*lead, 2 * n * n))[..., : n * (2 * n - 1)]
+    return ops.reshape(flat, (*lead, n, 2 * n - 1))[..., n - 1 :]
+
+
 @keras.saving.register_keras_serializable("keras_tx")
 class RelativePositionEmbedding(keras.layers.Layer):
     """Computes q_i (r_row + r_column) for each query i and key j, where r are embeddings of the offset j - i.
@@ -85,12 +95,7 @@ class RelativePositionEmbedding(keras.layers.Layer):
         n, length = ops.shape(query)[-2], (table.shape[0] + 1) // 2
         if query.shape[-2] != length:  # a shorter sequence, or one of unknown length
             table = table[length - n : length + n - 1]
-        by_offset = ops.matmul(query, ops.transpose(table))  # (..., n, 2 n - 1)
-        # Query i needs the entries from n - 1 - i on. Rows that are one longer than their stride shift so.
-        lead = (ops.shape(query)[0], *query.shape[1:-2])
-        padded = ops.pad(by_offset, [(0, 0)] * (len(query.shape) - 1) + [(0, 1)])
-        flat = ops.reshape(padded, (*lead, 2 * n * n))[..., : n * (2 * n - 1)]
-        return ops.reshape(flat, (*lead, n, 2 * n - 1))[..., n - 1 :]
+        return by_key(ops.matmul(query, ops.transpose(table)))
 
     def compute_output_shape(self, query_shape: Shape) -> Shape:
         return (*query_shape[:3], query_shape[2])

@@ -145,7 +145,7 @@ class TransformerBlock(keras.layers.Layer):
             "relative_grid": relative_grid,
             "prefix_tokens": prefix_tokens,
         }
-        self.attention = MultiHeadAttention(num_heads, **attention, **order, name="attention")
+        self.attention = self._self_attention(num_heads, **attention, **order, name="attention")
         self.cross_attention: Any = None
         self.cross_attention_norm: Any = None
         if cross_attention:
@@ -163,6 +163,9 @@ class TransformerBlock(keras.layers.Layer):
         self.path_dropout = keras.layers.Dropout(
             drop_path, noise_shape=(None, 1, 1), dtype=self.dtype_policy, name="path_dropout"
         )
+
+    def _self_attention(self, num_heads: int, **options: Any) -> MultiHeadAttention:
+        return MultiHeadAttention(num_heads, **options)
 
     def _norm(self, name: str, use_bias: bool) -> keras.layers.Layer:
         options = {"center": use_bias} if self.norm == "layer" else {}
@@ -220,11 +223,11 @@ class TransformerBlock(keras.layers.Layer):
         masks["padding_mask"] = get_keras_mask(inputs) if padding_mask is None else padding_mask
         if value is not None and value_padding_mask is None:
             masks["value_padding_mask"] = get_keras_mask(value)
-        names = [name for name, x in (("value", value), ("bias", bias)) if x is not None]
-        tensors = [x for x in (inputs, value, bias) if x is not None]
+        tensors = {"value": value, "bias": bias, "positions": masks.pop("positions")}
+        tensors = {name: x for name, x in tensors.items() if x is not None}
         return rematerialize(
-            lambda x, *others: self._forward(x, **dict(zip(names, others, strict=True)), **masks),
-            tensors,
+            lambda x, *others: self._forward(x, **dict(zip(tensors, others, strict=True)), **masks),
+            [inputs, *tensors.values()],
             self._draws(),
         )
 
@@ -242,10 +245,10 @@ class TransformerBlock(keras.layers.Layer):
         inputs: Any,
         value: Any = None,
         bias: Any = None,
+        positions: Any = None,
         *,
         attention_mask: Any,
         padding_mask: Any,
-        positions: Any,
         past: tuple[Any, Any] | None,
         value_attention_mask: Any,
         value_padding_mask: Any,

@@ -11,6 +11,7 @@ import keras
 
 from keras_tx.errors import ConfigError
 from keras_tx.layers import FeedForward, MultiHeadAttention, PatchEmbedding, TokenEmbedding, TransformerBlock
+from keras_tx.layers.disentangled_attention import DisentangledAttention
 from keras_tx.models.families import families
 from keras_tx.models.transformer_model import TransformerModel
 from keras_tx.weights.weightless import build_weightless
@@ -18,8 +19,9 @@ from keras_tx.weights.weightless import build_weightless
 FREE = (  # layers without matrix products, which papers do not count
     "Activation Add AlphaDropout Average BatchNormalization Bias Cast ClassToken Concatenate Cumsum Divide "
     "Dropout ExpandDims Flatten Gelu GetItem GlobalAveragePooling1D Identity InputLayer LayerNormalization "
-    "MaskToken Maximum Mean Multiply NotEqual PositionalEmbedding RelativePositionBias Relu "
-    "RMSNormalization Rescaling Reshape SlidingWindow Softmax Sqrt Square Subtract Sum Transpose Where"
+    "MaskToken Maximum Mean Multiply NotEqual PositionalEmbedding RelativeEmbeddings RelativePositionBias "
+    "Relu RMSNormalization Rescaling Reshape SlidingWindow Softmax Sqrt Square Subtract Sum Tanh Transpose "
+    "Where"
 ).split()
 
 
@@ -169,6 +171,11 @@ def _attention(layer: MultiHeadAttention, queries: int, keys: int | None = None)
     if layer.relative is not None:  # the offsets of each axis of its grid
         offsets = sum(table.shape[0] for table in layer.relative.tables)
         projections += 2 * layer.num_heads * layer.size * (queries - layer.prefix_tokens) * offsets
+    if isinstance(layer, DisentangledAttention):
+        width = layer.num_heads * layer.size
+        kernels = [dense.kernel for dense in layer.position_layers().values()]
+        projections += sum(2 * layer.position_count * math.prod(kernel.shape) for kernel in kernels)
+        projections += len(kernels) * 2 * width * queries * (2 * queries - 1)
     # The last term is for the scores and the weighted sum of the values.
     return projections + 2 * layer.num_heads * (layer.size + layer.value_size) * queries * keys
 

@@ -209,6 +209,12 @@ def _modernbert() -> Family:
     return RECORD
 
 
+def _deberta() -> Family:
+    from keras_tx.models.deberta.record import RECORD
+
+    return RECORD
+
+
 def _gpt() -> Family:
     from keras_tx.models.gpt.record import RECORD
 
@@ -231,6 +237,7 @@ _RECORDS: dict[str, Callable[[], Family]] = {
     "vit": _vit,
     "bert": _bert,
     "modernbert": _modernbert,
+    "deberta": _deberta,
     "gpt": _gpt,
     "transformer": _transformer,
     "t5": _t5,

@@ -65,6 +65,30 @@ class BertOverrides(TypedDict, total=False):
     attention_dropout: Rate
 
 
+class DebertaOverrides(TypedDict, total=False):
+    """Fields of DebertaConfig."""
+
+    width: Size
+    depth: Size
+    num_heads: Size
+    mlp_dim: Size
+    vocabulary_size: Size
+    max_length: Size
+    pad_id: Count
+    max_distance: Size
+    buckets: Size | None
+    content_to_position: bool
+    position_to_content: bool
+    shared_projections: bool
+    normalize_positions: bool
+    pooler: str
+    activation: str
+    norm_epsilon: Epsilon
+    dropout: Rate
+    attention_dropout: Rate
+    pooler_dropout: Rate
+
+
 class ModernBertOverrides(TypedDict, total=False):
     """Fields of ModernBertConfig."""
 

@@ -14,15 +14,16 @@ from keras_tx.processing.sentencepiece_file import CONTROL, UNKNOWN, SentencePie
 from keras_tx.processing.sentencepiece_tokenizer import sentencepiece_tokenizer, shared_tokenizer
 
 SOURCE, TARGET = "source.spm", "target.spm"  # of Marian, with a vocab.json
-FILES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
+FILES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "spm.model")
 SUFFIXES = (".model", ".spm")
 # By tokenizer_class without "Tokenizer", or by model_type: texts end with </s>, or are as add_bos_token and
-# add_eos_token say, or ids are those of fairseq. The tokenizers of other classes number or add tokens in ways
-# of their own.
+# add_eos_token say, or are between [CLS] and [SEP], or ids are those of fairseq. The tokenizers of other
+# classes number or add tokens in ways of their own.
 T5 = {"t5", "mt5", "umt5"}
 LLAMA = {"llama", "gemma", "gemma2", "mistral"}
 XLM_ROBERTA = {"xlmroberta", "xlm-roberta"}
 MBART = {"mbart"}
+DEBERTA = {"debertav2", "deberta-v2"}
 SENTINELS = 100
 # The languages of mBART, whose tokens follow the pieces.
 LANGUAGES = (
@@ -70,7 +71,7 @@ def folder_fields(
     """The tokenizer of a folder with one model file, another one of targets, and the special tokens."""
     kind = str(config.get("tokenizer_class") or "").removesuffix("Fast").removesuffix("Tokenizer").lower()
     kind = kind or model_type
-    if kind not in T5 | LLAMA | XLM_ROBERTA | MBART:
+    if kind not in T5 | LLAMA | XLM_ROBERTA | MBART | DEBERTA:
         raise ConfigError(
             f"{path} is the tokenizer of {kind or 'an unknown class'!r}, which is supported only as "
             f"{contract.TOKENIZER}. {remedy(str(path))}"
@@ -83,6 +84,8 @@ def folder_fields(
     _check(path.parent, config, "add_prefix_space", [prefix], f"{prefix}, as in {path.name}")
     if kind in LLAMA:
         return _llama_fields(path, config, model, special)
+    if kind in DEBERTA:
+        return _deberta_fields(path, config, model, special)
     return _fairseq_fields(path, config, model, special, LANGUAGES if kind in MBART else [])
 
 
@@ -110,6 +113,25 @@ def _llama_fields(
     _check_tokens(model, additional, {**special, **needed})
     before, after = ([special[name]] if added else [] for name, added in ends.items())
     tokenizer = sentencepiece_tokenizer(model, additional=additional, before=before, after=after)
+    return {"tokenizer": tokenizer.to_str(), **special}
+
+
+def _deberta_fields(
+    path: Path, config: Mapping[str, Any], model: SentencePieceModel, special: Mapping[str, str]
+) -> dict[str, Any]:
+    special = {**kinds.BERT_TOKENS, **special}
+    for key in ("do_lower_case", "split_by_punct"):
+        _check(path.parent, config, key, [False], "false")
+    _check(path.parent, config, "vocab_type", ["spm"], "'spm'")
+    additional = _added_tokens(path, config, len(model.pieces))
+    mask = special["mask_token"]
+    if mask not in additional and all(piece != mask for piece, _, _ in model.pieces):
+        additional.append(mask)
+    _check_tokens(model, additional, special)
+    end = special["sep_token"]
+    tokenizer = sentencepiece_tokenizer(
+        model, additional=additional, before=[special["cls_token"]], after=[end], between=[end]
+    )
     return {"tokenizer": tokenizer.to_str(), **special}
 
 

@@ -1,4 +1,4 @@
-"""Makes golden/modernbert/: tiny folders that transformers' save_pretrained wrote, with inputs and outputs.
+"""Makes golden/modernbert/ and golden/debertav2/: tiny folders of transformers, with inputs and outputs.
 
     pip install "keras-tx[parity]"                      # and again with transformers<5
     PYTHONPATH=. python tests/golden/make_encoders.py
@@ -33,6 +33,21 @@ SIZES: dict[str, dict[str, Any]] = {
         "local_attention": 4,
         **SPECIAL,
     },
+    "DebertaV2": {
+        "vocab_size": 24,
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 12,
+        "max_position_embeddings": 40,
+        "relative_attention": True,
+        "position_biased_input": False,
+        "position_buckets": 4,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "pos_att_type": "p2c|c2p",
+        "pad_token_id": 0,
+    },
 }
 GOLDEN: dict[str, dict[str, Any]] = {
     "ModernBertForMaskedLM": {},
@@ -46,6 +61,14 @@ GOLDEN: dict[str, dict[str, Any]] = {
         "mlp_bias": True,
         "norm_bias": True,
         "classifier_bias": True,
+    },
+    "DebertaV2ForMaskedLM": {"legacy": False},
+    "DebertaV2ForSequenceClassification": {
+        "id2label": {0: "bad", 1: "so so", 2: "good"},
+        "share_att_key": False,
+        "position_buckets": -1,
+        "max_relative_positions": 6,
+        "norm_rel_ebd": "none",
     },
 }
 

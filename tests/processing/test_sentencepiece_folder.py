@@ -1,4 +1,4 @@
-"""Folders with SentencePiece's files only: T5, Marian, Llama, XLM-R, mBART, compared with transformers."""
+"""Folders with SentencePiece's files only: T5, Marian, Llama, XLM-R ..., compared with transformers."""
 
 from __future__ import annotations
 
@@ -228,6 +228,40 @@ def test_mbart_equals_transformers(tmp_path):
     assert ids_of(transform, texts) == theirs(texts)["input_ids"]
 
 
+DEBERTA = {
+    **{"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3},
+    **{"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"},
+}
+
+
+@pytest.mark.parametrize("config", [{"tokenizer_class": "DebertaV2Tokenizer"}, {"vocab_type": "spm"}])
+def test_deberta_equals_transformers_and_sentencepiece(config, tmp_path):
+    content = train(**DEBERTA)
+    folder = write(tmp_path, "spm.model", content, do_lower_case=False, model_max_length=512, **config)
+    (folder / "config.json").write_text('{"model_type": "deberta-v2"}')
+    transform, theirs = TextTransform.load(folder), theirs_of(folder)
+    # Without the model's rules for characters, which transformers 5 drops, and SentencePiece has.
+    special = ["[MASK]", " [MASK] ", "x[MASK]y", "[SEP]", "[PAD] [UNK]"]
+    texts = [text for text in sentences(special, 2000) if text.isascii() and text.isprintable()]
+    assert len(texts) > 200
+    assert ids_of(transform, texts) == theirs(texts)["input_ids"]
+    pairs = transform.encode(texts[:100], texts[-100:])
+    assert [row.ids.tolist() for row in pairs] == theirs(texts[:100], texts[-100:])["input_ids"]
+    plain = pytest.importorskip("sentencepiece").SentencePieceProcessor(model_proto=content)
+    texts = sentences([])
+    assert ids_of(transform, texts) == [[1, *row, 2] for row in plain.encode(texts)]
+    ids = [transform.id_of(token) for token in ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")]
+    assert ids == [0, 1, 2, 3, len(plain)] and transform.vocabulary_size == len(theirs) == len(plain) + 1
+    assert (transform.pad_token, transform.max_length) == ("[PAD]", 512)
+    assert sorted(transform(["a"])) == ["attention_mask", "input_ids"]
+    transform.save(tmp_path / "saved")
+    assert TextTransform.load(tmp_path / "saved") == transform
+    added = {str(len(plain)): {"content": "[MASK]"}, str(len(plain) + 1): {"content": "[X]"}}
+    write(folder, "spm.model", content, **config, added_tokens_decoder=added)
+    assert TextTransform.load(folder).id_of("[MASK]") == len(plain)
+    assert TextTransform.load(folder).id_of("[X]") == len(plain) + 1
+
+
 @pytest.mark.parametrize("name", ["XLNetTokenizer", "CamembertTokenizer", None])
 def test_other_classes_raise_with_the_line_that_converts_them(name, tmp_path):
     folder = write(tmp_path, "spiece.model", train(**MODELS["t5"]), tokenizer_class=name)
@@ -245,13 +279,17 @@ def test_other_classes_raise_with_the_line_that_converts_them(name, tmp_path):
         ("T5", "t5", {"added_tokens_decoder": ["x"]}),
         ("XLMRoberta", "unigram", {"add_prefix_space": False}),
         ("MBart", "unigram", {"src_lang": "en"}),
+        ("DebertaV2", "deberta", {"do_lower_case": True}),
+        ("DebertaV2", "deberta", {"split_by_punct": True}),
+        ("DebertaV2", "deberta", {"vocab_type": "gpt2"}),
+        ("DebertaV2", "deberta", {"add_prefix_space": False}),
     ],
 )
 def test_unsupported_options_raise(name, kind, config, tmp_path):
-    file = {"T5": "spiece.model", "Llama": "tokenizer.model"}.get(name, "sentencepiece.bpe.model")
-    folder = write(
-        tmp_path, file, train(**MODELS.get(kind, {})), tokenizer_class=f"{name}Tokenizer", **config
-    )
+    files = {"T5": "spiece.model", "Llama": "tokenizer.model", "DebertaV2": "spm.model"}
+    content = train(**{**MODELS, "deberta": DEBERTA}.get(kind, {}))
+    file = files.get(name, "sentencepiece.bpe.model")
+    folder = write(tmp_path, file, content, tokenizer_class=f"{name}Tokenizer", **config)
     with pytest.raises(ConfigError, match=f"tokenizer_config.json: {next(iter(config))} is"):
         TextTransform.load(folder)
 
