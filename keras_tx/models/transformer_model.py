@@ -83,6 +83,7 @@ class TransformerModel(keras.Model):
         self.head = head
         self.processing = processing
         self.joint_metrics = [] if head is None else head.joint_metrics()
+        self.remat = False
         self.chunk_size: int | None = None
 
     def compile(  # type: ignore[override]

@@ -11,6 +11,7 @@ import pytest
 import keras_tx
 from keras_tx.errors import ConfigError
 from keras_tx.layers import rematerialization
+from keras_tx_onnx import export_onnx
 from tests.drawing import as_numpy, draw
 from tests.tolerances import FP32, HALF, assert_close
 
@@ -161,6 +162,12 @@ def test_saved_and_loaded(tmp_path: Any):
         assert_close(as_numpy(ours), as_numpy(theirs))
     loaded.compile()
     assert loaded.chunk_size is None
+
+
+def test_a_trained_model_is_exported(tmp_path: Any):
+    _, model = trained(classifier, chunk_size=3)
+    report = export_onnx(model, tmp_path / "folder")
+    assert report.manifest.task == "image-classification"
 
 
 @pytest.mark.parametrize("chunk_size", [0, 2.5, True])
