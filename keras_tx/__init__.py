@@ -38,6 +38,7 @@ _HOMES = {
     "GradientNorm": "training.progress",
     "ImageTransform": "processing",
     "InverseSquareRoot": "training",
+    "Lamb": "optimizers",
     "MaskedLMHead": "heads",
     "MatryoshkaLoss": "losses",
     "Matthews": "metrics",
@@ -83,6 +84,8 @@ _HOMES = {
     "WarmupLinear": "training",
     "bert": "models.bert.model",
     "cost": "models.costs",
+    "bert_recipe": "training",
+    "deit3_recipe": "training",
     "deit_recipe": "training",
     "few_shot": "generation",
     "finetune_recipe": "training",
@@ -202,12 +205,14 @@ if TYPE_CHECKING:
     from keras_tx.models.t5.model import T5, T5Config, t5
     from keras_tx.models.transformer.model import Transformer, TransformerConfig, transformer
     from keras_tx.models.vit.model import ViT, ViTConfig, vit
-    from keras_tx.optimizers import AdamW, Muon
+    from keras_tx.optimizers import AdamW, Lamb, Muon
     from keras_tx.processing import ImageTransform, TextTransform
     from keras_tx.training import (
         InverseSquareRoot,
         WarmupCosine,
         WarmupLinear,
+        bert_recipe,
+        deit3_recipe,
         deit_recipe,
         finetune_recipe,
         fit_resumable,

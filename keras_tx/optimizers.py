@@ -1,10 +1,11 @@
-"""AdamW and Muon with the settings that are usual for transformers."""
+"""Optimizers of Keras with the settings that are usual for transformers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import keras
+from keras import ops
 
 WITHOUT_DECAY = ("bias", "gamma", "beta", "scale", "tokens", "table", "prefix", "rows", "columns")
 LAST_LAYERS = ("logits", "^span/")  # of all heads, in paths of variables
@@ -74,6 +75,64 @@ class AdamW(keras.optimizers.AdamW):
     def get_config(self) -> dict[str, Any]:
         options = {"without_decay": self.without_decay, "rate_factors": self.rate_factors}
         return {**super().get_config(), **options}
+
+
+@keras.saving.register_keras_serializable("keras_tx")
+class Lamb(keras.optimizers.Lamb):
+    """LAMB (You et al., 2020) without weight decay of biases, norms and embeddings.
+
+    Keras's Lamb applies weight decay after the update. This class adds it to the update before the trust
+    ratio, as in algorithm 2 of the paper. As in the implementation that trained DeiT III, variables without
+    weight decay have no trust ratio. A saved model keeps the list of variables without weight decay.
+
+    Args:
+        learning_rate: a number or a schedule.
+        weight_decay: the factor of the weight decay.
+        global_clipnorm: the largest global norm of the gradients; None for no limit.
+        without_decay: substrings of the names of variables without weight decay.
+        options: other options of keras.optimizers.Lamb.
+
+    Example:
+
+    >>> optimizer = Lamb(3e-3, weight_decay=0.05)
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule = 3e-3,
+        weight_decay: float = 0.05,
+        global_clipnorm: float | None = 1.0,
+        without_decay: tuple[str, ...] = WITHOUT_DECAY,
+        **options: Any,
+    ):
+        options = {"epsilon": 1e-6, **options}
+        super().__init__(
+            learning_rate=learning_rate, weight_decay=weight_decay, global_clipnorm=global_clipnorm, **options
+        )
+        self.without_decay = tuple(without_decay)
+        self.exclude_from_weight_decay(var_names=list(without_decay))
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        rate, gradient = ops.cast(learning_rate, variable.dtype), ops.cast(gradient, variable.dtype)
+        step = ops.cast(self.iterations + 1, variable.dtype)
+        index = self._get_variable_index(variable)
+        first, second = self._momentums[index], self._velocities[index]
+        self.assign_add(first, (gradient - first) * (1 - self.beta_1))
+        self.assign_add(second, (ops.square(gradient) - second) * (1 - self.beta_2))
+        mean = first / (1 - ops.power(ops.cast(self.beta_1, variable.dtype), step))
+        square = second / (1 - ops.power(ops.cast(self.beta_2, variable.dtype), step))
+        update = mean / (ops.sqrt(square) + self.epsilon)
+        if self.weight_decay and self._use_weight_decay(variable):
+            update = update + self.weight_decay * variable
+            norm, size = (ops.sqrt(ops.sum(ops.square(x))) for x in (variable, update))
+            update = update * ops.where((norm > 0) & (size > 0), norm / ops.where(size > 0, size, 1), 1)
+        self.assign_sub(variable, rate * update)
+
+    def _apply_weight_decay(self, variables: list[Any]) -> None:
+        """Does nothing: `update_step` applies it."""
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "without_decay": self.without_decay}
 
 
 @keras.saving.register_keras_serializable("keras_tx")
