@@ -60,6 +60,7 @@ _HOMES = {
     "RegressionHead": "heads",
     "RelativePositionBias": "layers",
     "SampleText": "training.text_samples",
+    "ScheduleFreeAdamW": "optimizers",
     "SentenceEmbeddingHead": "heads",
     "SpanExactMatch": "metrics",
     "SpanF1": "metrics",
@@ -205,7 +206,7 @@ if TYPE_CHECKING:
     from keras_tx.models.t5.model import T5, T5Config, t5
     from keras_tx.models.transformer.model import Transformer, TransformerConfig, transformer
     from keras_tx.models.vit.model import ViT, ViTConfig, vit
-    from keras_tx.optimizers import AdamW, Lamb, Muon
+    from keras_tx.optimizers import AdamW, Lamb, Muon, ScheduleFreeAdamW
     from keras_tx.processing import ImageTransform, TextTransform
     from keras_tx.training import (
         InverseSquareRoot,

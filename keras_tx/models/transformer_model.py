@@ -28,7 +28,7 @@ from keras_tx.models.first_batch import FirstBatch, labels_like
 from keras_tx.models.inner_outputs import with_outputs
 from keras_tx.models.targets import check_targets, valid_targets
 from keras_tx.models.tokenizer_checks import check_tokenizer, tokenizer_fields
-from keras_tx.optimizers import AdamW
+from keras_tx.optimizers import AdamW, check_averages
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.weight_values import check_finite, merged_weights, saved_weights
 from keras_tx.weights.weightless import build_weightless
@@ -127,6 +127,7 @@ class TransformerModel(keras.Model):
         self._set_remat(remat)
         self.chunk_size = None if chunk_size is None else whole_number("chunk_size", chunk_size)
         optimizer = AdamW() if optimizer in (None, "adamw", "AdamW") else keras.optimizers.get(optimizer)
+        check_averages(optimizer)
         super().compile(
             optimizer=self._scaled(optimizer) if kwargs.get("auto_scale_loss", True) else optimizer,
             loss=on_logits(self._of_tokens(loss, CROSSENTROPIES)),
