@@ -436,6 +436,7 @@ def test_a_saved_model_keeps_lamb(tmp_path):
         )
 
 
+@pytest.mark.filterwarnings("ignore:.*Explicitly requested dtype int64")  # JAX, of Keras's MixUp
 def test_deit3_recipe_trains_with_binary_crossentropy():
     network = keras_tx.vit("Mu/2", image_size=8, num_classes=3, drop_path=0.1, layer_scale=1e-4)
     optimizer = deit3_recipe(800, learning_rate=3e-3)
