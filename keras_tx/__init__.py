@@ -40,6 +40,7 @@ _HOMES = {
     "GradientNorm": "training.progress",
     "ImageTransform": "processing",
     "InverseSquareRoot": "training",
+    "Lamb": "optimizers",
     "MaskedLMHead": "heads",
     "MatryoshkaLoss": "losses",
     "Matthews": "metrics",
@@ -61,6 +62,7 @@ _HOMES = {
     "RegressionHead": "heads",
     "RelativePositionBias": "layers",
     "SampleText": "training.text_samples",
+    "ScheduleFreeAdamW": "optimizers",
     "SentenceEmbeddingHead": "heads",
     "SpanExactMatch": "metrics",
     "SpanF1": "metrics",
@@ -84,8 +86,10 @@ _HOMES = {
     "WarmupCosine": "training",
     "WarmupLinear": "training",
     "bert": "models.bert.model",
+    "bert_recipe": "training",
     "cost": "models.costs",
     "deberta": "models.deberta.model",
+    "deit3_recipe": "training",
     "deit_recipe": "training",
     "few_shot": "generation",
     "finetune_recipe": "training",
@@ -206,12 +210,14 @@ if TYPE_CHECKING:
     from keras_tx.models.t5.model import T5, T5Config, t5
     from keras_tx.models.transformer.model import Transformer, TransformerConfig, transformer
     from keras_tx.models.vit.model import ViT, ViTConfig, vit
-    from keras_tx.optimizers import AdamW, Muon
+    from keras_tx.optimizers import AdamW, Lamb, Muon, ScheduleFreeAdamW
     from keras_tx.processing import ImageTransform, TextTransform
     from keras_tx.training import (
         InverseSquareRoot,
         WarmupCosine,
         WarmupLinear,
+        bert_recipe,
+        deit3_recipe,
         deit_recipe,
         finetune_recipe,
         fit_resumable,

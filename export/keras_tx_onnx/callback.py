@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 from keras.src.callbacks.monitor_callback import MonitorCallback
 
@@ -22,6 +23,8 @@ from keras_tx.runtime.session import Session
 from keras_tx_onnx.export import export_onnx
 from keras_tx_onnx.report import Report
 
+SAMPLE = 1024  # numbers of each variable
+SWAPPED = 1e-5  # Keras swaps weights by additions, which round
 OPTIONS = tuple(inspect.signature(export_onnx).parameters)[2:]  # after the model and the folder
 
 
@@ -102,6 +105,7 @@ class ExportCallback(MonitorCallback):
         self.report: Report | None = None
         self._tried = False
         self._validated = False
+        self._validated_weights: list[np.ndarray] | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         check_export_target(self.folder, self.overwrite or self.report is not None)
@@ -120,6 +124,27 @@ class ExportCallback(MonitorCallback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._validated = False
+        self._validated_weights = None
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        if batch == 0 and getattr(optimizer, "use_ema", False):
+            self._validated_weights = self._sample_of_weights()
+
+    def _sample_of_weights(self) -> list[np.ndarray]:
+        return [
+            np.array(keras.ops.convert_to_numpy(x)).ravel()[:SAMPLE].astype("float32")
+            for x in self.model.trainable_variables
+        ]
+
+    def _check_validated(self) -> None:
+        """Raises a ConfigError if the average of the weights was validated, and the model has others."""
+        pairs = zip(self._validated_weights or (), self._sample_of_weights(), strict=False)
+        if any(np.abs(x - y).max() > SWAPPED * np.abs(x).max() for x, y in pairs):
+            raise ConfigError(
+                "The validation used other weights than the model has after the epoch. Pass "
+                "callbacks=[SwapEMAWeights(swap_on_epoch=True), ExportCallback(...)], in this order."
+            )
 
     def on_test_begin(self, logs: Any = None) -> None:
         self._validated = True
@@ -134,6 +159,8 @@ class ExportCallback(MonitorCallback):
             if self.verbose:
                 self._print(f"Epoch {epoch + 1}: {self.monitor} {value:.5f} did not improve from {before}.")
             return
+        if self.monitor.startswith("val_"):
+            self._check_validated()
         try:
             report = self._export(self.folder, overwrite=self.overwrite or self.report is not None)
         except KerasTxError as error:

@@ -168,10 +168,7 @@ def deit_augmentation(
         steps.append(LayerStep(layers.RandAugment(PIXELS, operations, strength, **OPTIONS)))
     if erasing:
         steps.append(LayerStep(layers.RandomErasing((erasing, erasing), **OPTIONS)))
-    mixing = [layers.MixUp(mixup, **OPTIONS)] if mixup else []
-    mixing += [layers.CutMix((cutmix, cutmix), **OPTIONS)] if cutmix else []
-    if mixing:
-        steps.append(PartsStep([LayerStep(layer) for layer in mixing]))
+    steps += _mixing_steps(mixup, cutmix)
     return Augmentation("deit_augmentation", tuple(options.items()), _count(num_classes), tuple(steps))
 
 
@@ -181,19 +178,22 @@ def three_augment(
     padding: int = 4,
     flip: bool = True,
     jitter: float = 0.3,
+    mixup: float = 0.0,
     cutmix: float = 1.0,
 ) -> Augmentation:
     """Returns 3-Augment of DeiT III (Touvron et al., 2022, section 3).
 
     A third of each batch becomes gray, a third is solarized, and a third is blurred; then the colors change.
-    With `num_classes`, CutMix follows, as in the paper.
+    With `num_classes`, CutMix follows, as in the paper. On ImageNet-1k, the paper has MixUp for a half of the
+    images too (`mixup=0.8`).
 
     Args:
-        num_classes: number of classes, for CutMix; None for no CutMix.
+        num_classes: number of classes, for MixUp and CutMix; None for neither.
         padding: the largest shift of crops in pixels; 0 for none.
         flip: whether half of the images are mirrored.
         jitter: strength of the change of brightness, contrast and saturation; 0 for none.
-        cutmix: alpha of CutMix.
+        mixup: alpha of MixUp; 0 for none.
+        cutmix: alpha of CutMix; 0 for none.
 
     Returns:
         An Augmentation. With `num_classes`, labels are class probabilities.
@@ -205,7 +205,7 @@ def three_augment(
     >>> images.shape, labels.shape
     ((6, 16, 16, 3), (6,))
     """
-    options = {"padding": padding, "flip": flip, "jitter": jitter, "cutmix": cutmix}
+    options = {"padding": padding, "flip": flip, "jitter": jitter, "mixup": mixup, "cutmix": cutmix}
     layers = keras.layers
     steps: list[Step] = [ShiftStep(padding, flip)] if padding or flip else []
     thirds = (
@@ -221,9 +221,17 @@ def three_augment(
             "saturation_factor": (0.5 - jitter / 2, 0.5 + jitter / 2),
         }
         steps.append(LayerStep(layers.RandomColorJitter(PIXELS, **change, **OPTIONS)))
-    if num_classes is not None and cutmix:
-        steps.append(LayerStep(layers.CutMix((cutmix, cutmix), **OPTIONS)))
+    if num_classes is not None:
+        steps += _mixing_steps(mixup, cutmix)
     return Augmentation("three_augment", tuple(options.items()), _count(num_classes), tuple(steps))
+
+
+def _mixing_steps(mixup: float, cutmix: float) -> list[Step]:
+    """MixUp and CutMix, each for an equal part of the batch."""
+    layers = keras.layers
+    mixing = [layers.MixUp(mixup, **OPTIONS)] if mixup else []
+    mixing += [layers.CutMix((cutmix, cutmix), **OPTIONS)] if cutmix else []
+    return [PartsStep([LayerStep(layer) for layer in mixing])] if mixing else []
 
 
 class ShiftStep:

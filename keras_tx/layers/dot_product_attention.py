@@ -11,6 +11,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tx.layers.rematerialization import map_sequentially
+
 LOWEST = -1e30  # added to the score of a masked key, whose weight is then exactly 0
 MASKED = {"float16": -3e4}  # the same in dtypes that do not represent it
 HALF = ("bfloat16", "float16")
@@ -144,7 +146,8 @@ def _in_blocks(query: Any, key: Any, value: Any, *, factor: float, start: Any, a
 
         return keras.remat(attended)(block["query"], key, value)
 
-    attended = _map(one_block, inputs, (None, heads, BLOCK, value.shape[-1]), value.dtype)
+    result = keras.KerasTensor((None, heads, BLOCK, value.shape[-1]), value.dtype)
+    attended = map_sequentially(one_block, inputs, result)
     attended = ops.transpose(attended, (1, 2, 0, 3, 4))  # (b, heads, blocks, block, size of a value)
     attended = ops.reshape(attended, (ops.shape(query)[0], heads, count * BLOCK, value.shape[-1]))
     return attended[:, :, :queries]
@@ -155,17 +158,6 @@ def _blocks(x: Any, count: int) -> Any:
     x = ops.pad(x, ((0, 0), (0, 0), (0, count * BLOCK - x.shape[2]), (0, 0)))
     batch, heads, _, size = ops.shape(x)
     return ops.transpose(ops.reshape(x, (batch, heads, count, BLOCK, size)), (2, 0, 1, 3, 4))
-
-
-def _map(function: Any, inputs: Any, shape: tuple[int | None, ...], dtype: Any) -> Any:
-    """Calls a function, whose results have this shape, on each element of the first axis."""
-    if keras.backend.backend() != "tensorflow":
-        return ops.map(function, inputs)
-    import tensorflow as tf
-
-    # The loop of `ops.map` holds the scores of several elements in memory.
-    result = tf.TensorSpec(shape, dtype)
-    return tf.map_fn(function, inputs, fn_output_signature=result, parallel_iterations=1)
 
 
 def _written_out(query: Any, key: Any, value: Any, allowed: Any, causal: bool, factor: float) -> Any:

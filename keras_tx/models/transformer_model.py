@@ -15,9 +15,10 @@ import keras
 import numpy as np
 
 from keras_tx import contract
-from keras_tx.errors import ConfigError, nearest, user_stacklevel
+from keras_tx.errors import ConfigError, nearest, user_stacklevel, whole_number
 from keras_tx.heads import ClassifierHead, Encoded, Head, MultiLabelHead
 from keras_tx.layers import TransformerBlock
+from keras_tx.layers.rematerialization import rematerialize_in_chunks
 from keras_tx.losses import TokenCrossentropy, on_logits, refuse_categorical_loss
 from keras_tx.metrics import MultiLabelAccuracy, TokenAccuracy
 from keras_tx.models.adapters.adaptation import adapt_from_config, adapters_config
@@ -27,7 +28,7 @@ from keras_tx.models.first_batch import FirstBatch, labels_like
 from keras_tx.models.inner_outputs import with_outputs
 from keras_tx.models.targets import check_targets, valid_targets
 from keras_tx.models.tokenizer_checks import check_tokenizer, tokenizer_fields
-from keras_tx.optimizers import AdamW
+from keras_tx.optimizers import AdamW, check_averages
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.weight_values import check_finite, merged_weights, saved_weights
 from keras_tx.weights.weightless import build_weightless
@@ -82,6 +83,8 @@ class TransformerModel(keras.Model):
         self.head = head
         self.processing = processing
         self.joint_metrics = [] if head is None else head.joint_metrics()
+        self.remat = False
+        self.chunk_size: int | None = None
 
     def compile(  # type: ignore[override]
         self,
@@ -90,6 +93,7 @@ class TransformerModel(keras.Model):
         metrics: Any = None,
         weighted_metrics: Any = None,
         remat: bool = False,
+        chunk_size: int | None = None,
         **kwargs: Any,
     ) -> None:
         """Configures the model for training, as keras.Model.compile does.
@@ -104,10 +108,15 @@ class TransformerModel(keras.Model):
             weighted_metrics: as for Keras.
             remat: whether training steps recompute each TransformerBlock in the backward pass. A step needs
                 less memory and more time; the weights are the same.
+            chunk_size: the largest number of rows that training steps compute at a time; None for the whole
+                batch. The loss is that of the whole batch, and the backward pass recomputes each chunk. A
+                step needs the memory of a chunk and more time; the weights are the same, except for the
+                random numbers of dropout. With MultipleNegativesRankingLoss, this is the
+                CachedMultipleNegativesRankingLoss of sentence-transformers.
             kwargs: other arguments of keras.Model.compile.
 
         Raises:
-            ConfigError: for a loss or metric that expects probabilities.
+            ConfigError: for a loss or metric that expects probabilities, and a chunk_size out of range.
         """
         if loss is None and self.head is not None:
             loss = self.head.loss()
@@ -116,7 +125,9 @@ class TransformerModel(keras.Model):
             refuse_categorical_loss(loss)
             metrics, weighted_metrics = self._of_several(metrics), self._of_several(weighted_metrics)
         self._set_remat(remat)
+        self.chunk_size = None if chunk_size is None else whole_number("chunk_size", chunk_size)
         optimizer = AdamW() if optimizer in (None, "adamw", "AdamW") else keras.optimizers.get(optimizer)
+        check_averages(optimizer)
         super().compile(
             optimizer=self._scaled(optimizer) if kwargs.get("auto_scale_loss", True) else optimizer,
             loss=on_logits(self._of_tokens(loss, CROSSENTROPIES)),
@@ -372,9 +383,25 @@ class TransformerModel(keras.Model):
             block.remat = remat
         self.remat = remat
 
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:
+        """Computes the outputs, as keras.Model.call does; in training steps, by chunks of `chunk_size`."""
+        symbolic = any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(inputs))
+        if not (training and self.chunk_size) or symbolic:
+            return super().call(inputs, training=training, mask=mask, **kwargs)
+        generators = (getattr(layer, "seed_generator", None) for layer in self._flatten_layers())
+        return rematerialize_in_chunks(
+            lambda chunk: super(TransformerModel, self).call(chunk, training=True, **kwargs),
+            inputs,
+            self.output,
+            self.chunk_size,
+            self.trainable_variables,
+            list(dict.fromkeys(generator for generator in generators if generator is not None)),
+        )
+
     def get_compile_config(self) -> dict[str, Any] | None:
         config = super().get_compile_config()
-        return {**config, "remat": True} if config and self.remat else config
+        options = {"remat": self.remat or None, "chunk_size": self.chunk_size}
+        return config and {**config, **{name: x for name, x in options.items() if x is not None}}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         # Keras skips this for a class that overrides compile; a reloaded model would have no optimizer.

@@ -3,6 +3,8 @@
 from keras_tx.training.distribution import model_parallel
 from keras_tx.training.probes import k_shot_accuracy, linear_probe
 from keras_tx.training.recipes import (
+    bert_recipe,
+    deit3_recipe,
     deit_recipe,
     finetune_recipe,
     muon_recipe,
@@ -17,6 +19,8 @@ __all__ = [
     "InverseSquareRoot",
     "WarmupCosine",
     "WarmupLinear",
+    "bert_recipe",
+    "deit3_recipe",
     "deit_recipe",
     "finetune_recipe",
     "fit_resumable",

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from keras_tx.errors import ConfigError, whole_number
-from keras_tx.optimizers import AdamW, Muon
+from keras_tx.optimizers import AdamW, Lamb, Muon
 from keras_tx.training.schedules import InverseSquareRoot, WarmupCosine, WarmupLinear, positive
 
 BLOCK = re.compile(r"(encoder_|decoder_)?block_\d+")  # the names of blocks in all families
@@ -144,6 +144,45 @@ def pretrain_recipe(
     )
 
 
+def bert_recipe(
+    steps: int = 1_000_000,
+    *,
+    learning_rate: float = 1e-4,
+    warmup: int | float = 0.01,
+    weight_decay: float = 0.01,
+    **options: Any,
+) -> AdamW:
+    """Returns the optimizer of Devlin et al. (2019) for pre-training a BERT.
+
+    The optimizer is AdamW without weight decay of biases and norms, with linear warmup and decay of the
+    learning rate, and with clipped gradients. The paper trains with 256 texts of 512 tokens per step and 0.1
+    dropout. The warmup is a hundredth of the steps, which is 10,000 of the million steps of the paper.
+
+    Args:
+        steps: steps of the whole training: batches per epoch times epochs.
+        learning_rate: the largest learning rate.
+        warmup: steps of the warmup, or their fraction of all steps.
+        weight_decay: the factor of the weight decay.
+        options: other options of `AdamW`, such as `use_ema`.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        ConfigError: an argument is out of range.
+
+    Example:
+
+    >>> optimizer = bert_recipe(100_000)
+    >>> optimizer.beta_2, optimizer.weight_decay
+    (0.999, 0.01)
+    """
+    schedule = WarmupLinear(learning_rate, steps, warmup)
+    return AdamW(
+        schedule, weight_decay=weight_decay, without_decay=WITHOUT_DECAY, **{"epsilon": 1e-6, **options}
+    )
+
+
 def muon_recipe(
     steps: int,
     *,
@@ -222,6 +261,48 @@ def deit_recipe(
     without_decay = VIT_WITHOUT_DECAY
     options = {"global_clipnorm": None, "epsilon": 1e-8, **options}
     return AdamW(schedule, weight_decay=weight_decay, without_decay=without_decay, **options)
+
+
+def deit3_recipe(
+    steps: int,
+    *,
+    learning_rate: float = 3e-3,
+    warmup: int | float = 5 / 800,
+    weight_decay: float = 0.05,
+    **options: Any,
+) -> Lamb:
+    """Returns the optimizer of DeiT III (Touvron et al., 2022) for a ViT from scratch.
+
+    The optimizer is LAMB without weight decay of biases and norms, for batches of 2,048 images, with linear
+    warmup and cosine decay of the learning rate, and with clipped gradients. The authors train B/16 on
+    ImageNet for 800 epochs, with these options:
+
+        model = keras_tx.vit("B/16", num_classes=1000, drop_path=0.2, layer_scale=1e-4)
+        augment = keras_tx.data.three_augment(1000, padding=0, mixup=0.8)  # random crops
+        model.compile(deit3_recipe(steps), loss="binary_crossentropy", metrics=["accuracy"])
+
+    Args:
+        steps: steps of the whole training: batches per epoch times epochs.
+        learning_rate: the largest learning rate.
+        warmup: steps of the warmup, or their fraction of all steps.
+        weight_decay: the factor of the weight decay.
+        options: other options of `Lamb`, such as `global_clipnorm`.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        ConfigError: an argument is out of range.
+
+    Example:
+
+    >>> optimizer = deit3_recipe(1000)
+    >>> optimizer.weight_decay, optimizer.global_clipnorm
+    (0.05, 1.0)
+    """
+    floor = min(1.0, 1e-5 / positive("learning_rate", learning_rate))
+    schedule = WarmupCosine(learning_rate, steps, warmup, floor)
+    return Lamb(schedule, weight_decay=weight_decay, without_decay=VIT_WITHOUT_DECAY, **options)
 
 
 def transformer_recipe(

@@ -8,11 +8,13 @@ import pytest
 
 import keras_tx
 from keras_tx.errors import ConfigError
-from keras_tx.optimizers import AdamW, Muon
+from keras_tx.optimizers import AdamW, Lamb, Muon
 from keras_tx.training import (
     InverseSquareRoot,
     WarmupCosine,
     WarmupLinear,
+    bert_recipe,
+    deit3_recipe,
     deit_recipe,
     finetune_recipe,
     muon_recipe,
@@ -371,3 +373,84 @@ def test_deit_recipe_scales_the_learning_rate_with_the_batch():
     assert (
         keras_tx.optimizers.AdamW.from_config(optimizer.get_config()).without_decay == optimizer.without_decay
     )
+
+
+def test_bert_recipe():
+    """Section A.2 of Devlin et al.: 1e-4, 10,000 steps of warmup of a million, linear decay."""
+    optimizer = bert_recipe()
+    for step, expected in ((0, 0.0), (5_000, 5e-5), (10_000, 1e-4), (505_000, 5e-5), (1_000_000, 0.0)):
+        assert rate(optimizer, step) == pytest.approx(expected, rel=1e-4, abs=1e-12)
+    assert (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon) == (0.9, 0.999, 1e-6)
+    assert (optimizer.weight_decay, optimizer.global_clipnorm) == (0.01, 1.0)
+    network = model()
+    optimizer.build(network.trainable_variables)
+    decayed = {x.path.split("/")[-1] for x in network.trainable_variables if optimizer._use_weight_decay(x)}
+    assert decayed == {"kernel", "table"}
+    with pytest.raises(ConfigError, match="warmup=100"):
+        bert_recipe(100, warmup=100)
+
+
+def test_step_of_lamb_equals_the_paper():
+    """Algorithm 2 of You et al.; variables without weight decay have no trust ratio."""
+    network = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
+    optimizer = Lamb(0.02, weight_decay=0.1, global_clipnorm=None)
+    optimizer.build(network.trainable_variables)
+    random = np.random.default_rng(0)
+    expected = [random.normal(0, 0.5, x.shape) for x in network.trainable_variables]
+    expected[-1] *= 0  # a norm of 0
+    for variable, value in zip(network.trainable_variables, expected, strict=True):
+        variable.assign(value)
+    means, squares = ([0.0] * len(expected) for _ in range(2))
+    for step in range(1, 4):
+        gradients = [random.normal(0, 1, x.shape) for x in expected]
+        optimizer.apply([keras.ops.convert_to_tensor(x.astype("float32")) for x in gradients])
+        for index, (variable, gradient) in enumerate(
+            zip(network.trainable_variables, gradients, strict=True)
+        ):
+            means[index] = 0.9 * means[index] + 0.1 * gradient
+            squares[index] = 0.999 * squares[index] + 0.001 * gradient**2
+            update = means[index] / (1 - 0.9**step) / (np.sqrt(squares[index] / (1 - 0.999**step)) + 1e-6)
+            if variable.path.endswith("kernel"):
+                update = update + 0.1 * expected[index]
+                norm = np.linalg.norm(expected[index])
+                update = update * (norm / np.linalg.norm(update) if norm else 1)
+            expected[index] = expected[index] - 0.02 * update
+    for variable, value in zip(network.trainable_variables, expected, strict=True):
+        assert np.abs(keras.ops.convert_to_numpy(variable) - value).max() < 2e-5, variable.path
+
+
+def test_a_saved_model_keeps_lamb(tmp_path):
+    network = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
+    network.compile(deit3_recipe(10))
+    images, labels = np.zeros((4, 8, 8, 3), "float32"), np.array([0, 1, 2, 0])
+    network.fit(images, labels, verbose=0)
+    network.save(tmp_path / "model.keras")
+    loaded = keras_tx.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is Lamb
+    assert loaded.optimizer.get_config() == network.optimizer.get_config()
+    for one in (network, loaded):
+        one.fit(images, labels, verbose=0)
+    for mine, theirs in zip(network.weights, loaded.weights, strict=True):
+        np.testing.assert_allclose(
+            keras.ops.convert_to_numpy(mine), keras.ops.convert_to_numpy(theirs), rtol=1e-5, atol=1e-6
+        )
+
+
+@pytest.mark.filterwarnings("ignore:.*Explicitly requested dtype int64")  # JAX, of Keras's MixUp
+def test_deit3_recipe_trains_with_binary_crossentropy():
+    network = keras_tx.vit("Mu/2", image_size=8, num_classes=3, drop_path=0.1, layer_scale=1e-4)
+    optimizer = deit3_recipe(800, learning_rate=3e-3)
+    assert [rate(optimizer, step) for step in (0, 5, 800)] == pytest.approx([0, 3e-3, 1e-5], rel=1e-4)
+    assert (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon) == (0.9, 0.999, 1e-6)
+    network.compile(deit3_recipe(20, learning_rate=1e-2), loss="binary_crossentropy", metrics=["accuracy"])
+    pixels = np.random.default_rng(0).integers(0, 255, (3, 8, 8, 3)).astype("uint8").repeat(4, 0)
+    augment = keras_tx.data.three_augment(3, padding=1, mixup=0.8)
+    images, shares = augment(pixels, np.arange(12) // 4, np.random.default_rng(0))
+    np.testing.assert_allclose(shares.sum(-1), 1, atol=1e-6)
+    assert ((shares > 0) & (shares < 1)).any()
+    history = network.fit(network.processing(images.astype("uint8")), shares, epochs=10, verbose=0).history
+    assert history["loss"][-1] < history["loss"][0]
+    with pytest.raises(ConfigError, match=r"labels have the shape \(3,\)"):
+        network.fit(network.processing(pixels[:3]), np.arange(3))
+    with pytest.raises(ConfigError, match="learning_rate=0"):
+        deit3_recipe(10, learning_rate=0)

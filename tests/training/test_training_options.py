@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 import keras_tx
+from keras_tx.errors import ConfigError
+from keras_tx.runtime import load
 from tests.drawing import as_numpy, draw
 from tests.tolerances import FP32, HALF, assert_close
 
@@ -79,3 +82,62 @@ def test_average_of_the_weights():
         first, second, third = (as_numpy(value) for value in values)
         expected = 0.5 * (0.5 * first + 0.5 * second) + 0.5 * third  # it starts with the first step
         assert_close(as_numpy(average), expected, 10 * FP32)
+
+
+def test_schedule_free_weights_are_the_average_after_fit():
+    """Defazio et al., 2024: y = (1 - b) z + b x during training, and x afterwards."""
+    parameters = [keras.Variable(draw(4, 3), name="kernel")]
+    value = as_numpy(parameters[0]).astype("float64")
+    optimizer = keras_tx.ScheduleFreeAdamW(0.05, weight_decay=0.1)
+    optimizer.build(parameters)
+    last, average, square = value.copy(), value.copy(), np.zeros_like(value)
+    for step in range(1, 5):
+        gradient = draw(4, 3) + step
+        optimizer.apply([keras.ops.convert_to_tensor(gradient.astype("float32"))])
+        square = 0.999 * square + 0.001 * gradient**2
+        decay = 0.1 * (0.1 * last + 0.9 * average)
+        last = last - 0.05 * (gradient / (np.sqrt(square / (1 - 0.999**step)) + 1e-8) + decay)
+        average = average + (last - average) / step
+    assert_close(as_numpy(parameters[0]), 0.1 * last + 0.9 * average, 10 * FP32)
+    optimizer.finalize_variable_values(parameters)
+    assert_close(as_numpy(parameters[0]), average, 10 * FP32)
+    assert np.abs(last - average).max() > 1e-2
+    optimizer.finalize_variable_values(parameters)  # unchanged: another fit continues from the average
+    assert_close(as_numpy(parameters[0]), average, 10 * FP32)
+
+
+def test_schedule_free_model_is_saved_and_continues(tmp_path: Path):
+    model = trained(optimizer=keras_tx.ScheduleFreeAdamW(1e-2))
+    for weight, last in zip(model.trainable_weights, model.optimizer._momentums, strict=True):
+        np.testing.assert_array_equal(as_numpy(weight), as_numpy(last))
+    model.save(tmp_path / "model.keras")
+    loaded = keras_tx.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is keras_tx.ScheduleFreeAdamW
+    # Weights are not compared after another step: it amplifies the rounding of gradients near 0.
+    for mine, theirs in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(as_numpy(mine), as_numpy(theirs))
+    history = loaded.fit(IMAGES, LABELS, batch_size=12, verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+
+
+def test_schedule_free_optimizer_of_keras_is_refused():
+    model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
+    with pytest.raises(ConfigError, match="keras_tx.ScheduleFreeAdamW"):
+        model.compile(keras.optimizers.ScheduleFreeAdamW())
+
+
+@pytest.mark.parametrize("swaps_first", [True, False])
+def test_the_validated_average_is_exported(swaps_first: bool, tmp_path: Path):
+    model = keras_tx.vit("Mu/2", image_size=8, num_classes=3)
+    model.compile(keras_tx.AdamW(0.05, use_ema=True, ema_momentum=0.9))
+    best = keras_tx.ExportCallback(tmp_path / "best")
+    callbacks = [keras.callbacks.SwapEMAWeights(swap_on_epoch=True), best]
+    arguments = {"validation_data": (IMAGES, LABELS), "batch_size": 4, "verbose": 0}
+    if not swaps_first:
+        with pytest.raises(ConfigError, match="in this order"):
+            model.fit(IMAGES, LABELS, callbacks=callbacks[::-1], **arguments)
+        return
+    history = model.fit(IMAGES, LABELS, callbacks=callbacks, **arguments).history
+    logits = load(tmp_path / "best").session.run({"pixel_values": IMAGES.transpose(0, 3, 1, 2)})["logits"]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(LABELS, logits)
+    assert float(loss) == pytest.approx(history["val_loss"][0], rel=1e-4)

@@ -23,6 +23,7 @@ from keras.src.ops import nn as operations_nn
 from keras.src.ops import numpy as operations_numpy
 
 from keras_tx.errors import ExportError
+from keras_tx.models.transformer_model import TransformerModel
 from keras_tx_onnx.reading import keras_patches
 from keras_tx_onnx.reading.symbolic_backend import Call, Trace, Tracer, tensors_in
 from keras_tx_onnx.reading.symbolic_sizes import Observer
@@ -50,7 +51,8 @@ def function_of(model: Any) -> Any:
 
 def has_own_call(model: Any) -> bool:
     """Whether the class of a model has its own `call`, which may differ from the graph."""
-    return not type(model).call.__module__.startswith("keras.src.")
+    call = type(model).call
+    return not call.__module__.startswith("keras.src.") and call is not TransformerModel.call
 
 
 def parts(layer: Any) -> list[Any]:
