@@ -330,10 +330,18 @@ def test_random_numbers_of_inference_are_those_of_a_run_without_interruption(tmp
     assert_same(model, expected)
 
 
-def test_averaged_weights_are_those_of_a_run_without_interruption(corpus, tmp_path):
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5),
+        lambda: keras_tx.ScheduleFreeAdamW(0.01, warmup_steps=3),
+    ],
+    ids=["EMA", "schedule-free"],
+)
+def test_averaged_weights_are_those_of_a_run_without_interruption(corpus, tmp_path, optimizer):
     def averaged() -> tuple[Any, Any]:
         model, blocks = made(corpus)
-        model.compile(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5))
+        model.compile(optimizer())
         return model, blocks
 
     expected, blocks = averaged()
