@@ -117,8 +117,10 @@ def test_every_head_trains_is_saved_and_trains_on(head, remat: bool, tmp_path):
     ids[4:, 4:] = 0
     labels = labels_for(head, ids)
     model.compile(keras_tx.AdamW(3e-3), jit_compile=False, remat=remat)
-    history = model.fit(ids, labels, epochs=8, verbose=0, shuffle=False).history
-    assert history["loss"][-1] < history["loss"][0]
+    before = model.evaluate(ids, labels, verbose=0, return_dict=True)["loss"]
+    model.fit(ids, labels, epochs=8, verbose=0, shuffle=False)
+    after = model.evaluate(ids, labels, verbose=0, return_dict=True)["loss"]
+    assert after < before
     model.save(tmp_path / "model.keras")
     loaded = keras_tx.load_model(tmp_path / "model.keras")
     assert type(loaded) is Deberta and loaded.get_config() == model.get_config()
@@ -129,7 +131,8 @@ def test_every_head_trains_is_saved_and_trains_on(head, remat: bool, tmp_path):
     ):
         np.testing.assert_array_equal(mine, theirs)
     loaded.run_eagerly = True
-    assert loaded.fit(ids, labels, verbose=0, shuffle=False).history["loss"][0] < history["loss"][0]
+    loaded.fit(ids, labels, epochs=8, verbose=0, shuffle=False)
+    assert loaded.evaluate(ids, labels, verbose=0, return_dict=True)["loss"] < after
 
 
 @pytest.mark.parametrize("policy", HALF)

@@ -162,7 +162,7 @@ def test_names_are_registered_once():
 
 
 def test_help_lists_the_families():
-    assert "vit, bert, gpt, transformer, t5, mixer, chat" in build_parser().format_help()
+    assert "vit, bert, modernbert, deberta, gpt, transformer, t5, mixer, chat" in build_parser().format_help()
 
 
 def test_images(tmp_path):
