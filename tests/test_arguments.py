@@ -70,7 +70,7 @@ def test_nonsense_is_refused_by_name_and_value(cls, arguments, name):
     if default is not None and not (isinstance(default, float) and name == "layer_scale"):
         with pytest.raises(ConfigError, match=f"{name} is None, expected"):
             cls(**{**arguments, name: None})
-    if isinstance(default, bool) or name in ("class_token", "qkv_bias"):
+    if isinstance(default, bool) or name in ("class_token", "key_bias", "qkv_bias"):
         for value in (0, 1, 1.0):
             with pytest.raises(ConfigError, match=f"{name} is {value}, expected True or False"):
                 cls(**{**arguments, name: value})

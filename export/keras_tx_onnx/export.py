@@ -117,7 +117,8 @@ def export_onnx(
             f"precision={precision!r} is not supported: Keras already quantized model {model.name!r}. Omit "
             "precision, or export the model that was not quantized."
         )
-    separate = SeparateAdapters(model, interface, adapters)
+    separate = None if adapters is None else SeparateAdapters(model, interface, adapters)
+    beside = [] if separate is None else separate.adapters
     check_export_target(folder, overwrite)
     check_finite(interface.model, "Export the model as it was before its training diverged.", ExportError)
 
@@ -135,11 +136,12 @@ def export_onnx(
             path = graphs[-1].path
             shared = interface.write_second_graph(path, bool(external))
             _write_files(partial, interface, external)
-            separate.write(partial)
+            if separate is not None:
+                separate.write(partial)
         if verify:
             with _timed(seconds, "verify"):
                 parity, notes = verify_graphs(interface, graphs)
-                for each in separate.adapters:
+                for each in beside:
                     file = partial / contract.ADAPTERS.format(each.name)
                     adapter_parities[each.name] = verify_adapter(graphs[-1], each, file)
                 if shared is not None:
@@ -151,7 +153,7 @@ def export_onnx(
                 each.name: contract.Adapter(
                     contract.ADAPTERS.format(each.name), adapter_parities.get(each.name), each.labels
                 )
-                for each in separate.adapters
+                for each in beside
             }
             notes = [*interface.notes, *notes]
             manifest = _write_manifest(partial, interface, graphs, parity, notes, stored)

@@ -3,8 +3,8 @@
     pip install "keras-tx[parity]"                      # and again with transformers<5
     PYTHONPATH=. python tests/golden/make_encoders.py
 
-Each version writes folders of its own, 4-... and 5-...; with them the plain test command compares with the
-reference implementation without PyTorch.
+Each version writes separate folders, 4-... and 5-... (DeBERTa only 5-...); with them the plain test command
+compares with the reference implementation without PyTorch.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def redrawn(name: str, seed: int = 0, **options: Any) -> Any:
 
 def inputs(settings: Any, seed: int = 0) -> dict[str, np.ndarray]:
     """One row is full, one is padded on the right and one on the left."""
-    ids = np.random.default_rng(seed).integers(3, settings.vocab_size, (3, 13))
+    ids = np.random.default_rng(seed).integers(3, settings.vocab_size, (3, 9))
     mask = np.ones_like(ids)
-    mask[1, 8:] = mask[2, :5] = 0
+    mask[1, 6:] = mask[2, :3] = 0
     return {"input_ids": np.where(mask == 1, ids, settings.pad_token_id or 0), "attention_mask": mask}
 
 
@@ -109,6 +109,8 @@ def answers(model: Any, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def main() -> None:
     major = transformers.__version__.split(".")[0]
     for seed, (name, options) in enumerate(GOLDEN.items()):
+        if major == "4" and name.startswith("DebertaV2"):
+            continue  # legacy=False raises an error there
         folder = HERE / family_of(name).lower() / f"{major}-{name}"
         shutil.rmtree(folder, ignore_errors=True)
         model = redrawn(name, seed, **options)

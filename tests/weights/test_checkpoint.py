@@ -261,7 +261,7 @@ class TestHub:
     def test_errors_of_the_hub(self):
         errors = self.package.errors
         cases = {
-            "LocalEntryNotFoundError": "cannot be reached: .* `hf download owner/name --local-dir",
+            "LocalEntryNotFoundError": r"reached \(LocalEntryNot.* `hf download owner/name --local-dir",
             "OfflineModeIsEnabled": "is not in the local cache, and huggingface.co cannot be reached",
             "RepositoryNotFoundError": "was not found on huggingface.co",
             "GatedRepoError": "https://huggingface.co/owner/name",

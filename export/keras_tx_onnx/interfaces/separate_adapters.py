@@ -82,7 +82,7 @@ class SeparateAdapters:
     Args:
         model: the base.
         interface: its interface, whose graph gets the ports.
-        folders: the adapter folders, or a dict of them by name; None for none.
+        folders: the adapter folders, or a dict of them by name.
 
     Attributes:
         adapters: the adapters.
@@ -92,8 +92,8 @@ class SeparateAdapters:
         ConfigError: if a folder does not fit the model, or cannot be stored beside it.
     """
 
-    def __init__(self, model: Any, interface: Interface, folders: Adapters | None):
-        self.adapters = read_adapters(model, interface, folders) if folders else []
+    def __init__(self, model: Any, interface: Interface, folders: Adapters):
+        self.adapters = read_adapters(model, interface, folders)
         self.values: dict[str, dict[str, np.ndarray]] = {}
         if self.adapters:
             interface.add_ports = self._add_ports
