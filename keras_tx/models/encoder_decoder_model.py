@@ -42,7 +42,7 @@ class EncoderDecoderModel(GenerativeModel):
         ]
 
     def derive(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        self.derive_mask(inputs)
+        super().derive(inputs)
         if contract.DECODER_ATTENTION_MASK not in inputs:
             # The first token is often the padding token, and padding behind the text is masked by causality.
             inputs[contract.DECODER_ATTENTION_MASK] = ops.ones_like(inputs[contract.DECODER_INPUT_IDS])

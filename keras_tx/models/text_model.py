@@ -1,4 +1,4 @@
-"""TextModel and DecoderModel: base classes of text models, whose inputs are partly optional."""
+"""TextModel, EncoderModel and DecoderModel: base classes of text models, whose inputs are partly optional."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras_tx.heads import CausalLMHead, Encoded, Head
 from keras_tx.heads.base import average_tokens
 from keras_tx.heads.multiple_choice import FoldChoices, UnfoldChoices
 from keras_tx.models.first_batch import of_any_length
-from keras_tx.models.tokenizer_checks import fit_to_model
+from keras_tx.models.tokenizer_checks import check_padded_right, fit_to_model
 from keras_tx.models.transformer_model import TransformerModel, as_array
 from keras_tx.processing import TextTransform
 
@@ -163,17 +163,13 @@ class TextModel(TransformerModel):
         return self.config.max_length
 
     def derive(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Adds the inputs that are missing. Each family implements it."""
-        raise NotImplementedError
-
-    def derive_mask(self, inputs: dict[str, Any]) -> None:
-        """Adds the attention mask if it is missing: 0 for padding, else 1."""
-        if contract.ATTENTION_MASK in inputs:
-            return
-        ids, padding = inputs[contract.INPUT_IDS], getattr(self.config, "pad_id", None)
-        inputs[contract.ATTENTION_MASK] = (
-            ops.ones_like(ids) if padding is None else ops.cast(ops.not_equal(ids, padding), "int32")
-        )
+        """Adds the attention mask if it is missing: 0 for padding, else 1. Families add other inputs."""
+        if contract.ATTENTION_MASK not in inputs:
+            ids, padding = inputs[contract.INPUT_IDS], getattr(self.config, "pad_id", None)
+            inputs[contract.ATTENTION_MASK] = (
+                ops.ones_like(ids) if padding is None else ops.cast(ops.not_equal(ids, padding), "int32")
+            )
+        return inputs
 
     def adapted(self, data: Any, **options: Any) -> Any:
         """Returns the data source to pass to Keras; batches of a PyDataset may differ in length."""
@@ -291,6 +287,16 @@ class GenerativeModel(TextModel):
         return stops if len(stops) > 1 else stops[0] if stops else None
 
 
+class EncoderModel(TextModel):
+    """Base class of the bidirectional encoders, whose texts are padded on the right."""
+
+    @classmethod
+    def assemble(cls, config: Any, **options: Any) -> Self:
+        model = super().assemble(config, **options)
+        check_padded_right(model.processing)
+        return model
+
+
 class DecoderModel(GenerativeModel):
     """Base class of the decoders.
 
@@ -309,7 +315,7 @@ class DecoderModel(GenerativeModel):
         return [contract.INPUT_IDS, contract.ATTENTION_MASK, contract.POSITION_IDS]
 
     def derive(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        self.derive_mask(inputs)
+        super().derive(inputs)
         if contract.POSITION_IDS not in inputs:
             # Padding is not counted, so that padding on the left does not shift positions.
             count = ops.cumsum(inputs[contract.ATTENTION_MASK], axis=1)

@@ -29,8 +29,7 @@ from keras_tx.heads import (
 from keras_tx.layers import Bias, PositionalEmbedding, TokenEmbedding, TransformerBlock
 from keras_tx.models.config import make_config, unknown_variant
 from keras_tx.models.overrides import BertOverrides
-from keras_tx.models.text_model import TextModel
-from keras_tx.models.tokenizer_checks import check_padded_right
+from keras_tx.models.text_model import EncoderModel
 from keras_tx.models.transformer_model import AUTO
 from keras_tx.processing import TextTransform
 
@@ -144,7 +143,7 @@ class BertConfig:
 
 
 @keras.saving.register_keras_serializable("keras_tx")
-class Bert(TextModel):
+class Bert(EncoderModel):
     """A bidirectional encoder of text; see `bert`."""
 
     config_class = BertConfig
@@ -191,14 +190,8 @@ class Bert(TextModel):
             outputs[contract.POOLER_OUTPUT] = encoded.pool()
         return outputs
 
-    @classmethod
-    def assemble(cls, config: BertConfig, **options: Any) -> Bert:
-        model = super().assemble(config, **options)
-        check_padded_right(model.processing)
-        return model
-
     def derive(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        self.derive_mask(inputs)
+        super().derive(inputs)
         if self.config.segments > 1 and contract.TOKEN_TYPE_IDS not in inputs:
             inputs[contract.TOKEN_TYPE_IDS] = ops.zeros_like(inputs[contract.INPUT_IDS])
         if self.config.position_ids and contract.POSITION_IDS not in inputs:

@@ -32,8 +32,7 @@ from keras_tx.layers.disentangled_attention import POSITION_OPTIONS, Disentangle
 from keras_tx.layers.relative_embeddings import RelativeEmbeddings
 from keras_tx.models.config import make_config, unknown_variant
 from keras_tx.models.overrides import DebertaOverrides
-from keras_tx.models.text_model import TextModel
-from keras_tx.models.tokenizer_checks import check_padded_right
+from keras_tx.models.text_model import EncoderModel
 from keras_tx.models.transformer_model import AUTO
 from keras_tx.processing import TextTransform
 
@@ -160,7 +159,7 @@ class DisentangledBlock(TransformerBlock):
 
 
 @keras.saving.register_keras_serializable("keras_tx")
-class Deberta(TextModel):
+class Deberta(EncoderModel):
     """A bidirectional encoder with relative positions; see `deberta`."""
 
     config_class = DebertaConfig
@@ -193,16 +192,6 @@ class Deberta(TextModel):
     @classmethod
     def features(cls, encoded: Encoded) -> dict[str, Any]:
         return {contract.LAST_HIDDEN_STATE: encoded.tokens}
-
-    @classmethod
-    def assemble(cls, config: DebertaConfig, **options: Any) -> Deberta:
-        model = super().assemble(config, **options)
-        check_padded_right(model.processing)
-        return model
-
-    def derive(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        self.derive_mask(inputs)
-        return inputs
 
 
 def deberta(

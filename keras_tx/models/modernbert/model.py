@@ -36,8 +36,7 @@ from keras_tx.layers.feed_forward import GATED
 from keras_tx.layers.sliding_window import SlidingWindow
 from keras_tx.models.config import make_config, unknown_variant
 from keras_tx.models.overrides import ModernBertOverrides
-from keras_tx.models.text_model import TextModel
-from keras_tx.models.tokenizer_checks import check_padded_right
+from keras_tx.models.text_model import EncoderModel
 from keras_tx.models.transformer_model import AUTO
 from keras_tx.processing import TextTransform
 
@@ -146,7 +145,7 @@ class FirstBlock(TransformerBlock):
 
 
 @keras.saving.register_keras_serializable("keras_tx")
-class ModernBert(TextModel):
+class ModernBert(EncoderModel):
     """A bidirectional encoder of long texts; see `modernbert`."""
 
     config_class = ModernBertConfig
@@ -193,16 +192,6 @@ class ModernBert(TextModel):
         if head.takes_sample and getattr(head, "pooling", None) == "average":
             return head(_predicted(average_tokens(encoded), encoded.config))
         return super().logits(head, encoded)
-
-    @classmethod
-    def assemble(cls, config: ModernBertConfig, **options: Any) -> ModernBert:
-        model = super().assemble(config, **options)
-        check_padded_right(model.processing)
-        return model
-
-    def derive(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        self.derive_mask(inputs)
-        return inputs
 
 
 def modernbert(
