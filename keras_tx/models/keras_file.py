@@ -7,27 +7,23 @@ map, so that a model with another head can use the weights. No code of the file 
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
-import math
-import mmap
 import os
 import struct
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import h5py
 import keras
-import ml_dtypes
-import numpy as np
 
 from keras_tx.errors import ConfigError
 from keras_tx.heads import Head
 from keras_tx.models.config import make_config
 from keras_tx.models.families import WeightSource, expected_models, factories, families
 from keras_tx.models.transformer_model import TransformerModel
+from keras_tx.weights.h5_file import members, open_datasets
 from keras_tx.weights.tensor_map import BODY, HEAD, POOLER, Entry, Plan
 from keras_tx.weights.tensor_source import Tensors
 from keras_tx.weights.weight_values import array_of, check_finite, merged_weights
@@ -156,69 +152,17 @@ def _saved(saved: Any, path: Path) -> tuple[type[TransformerModel], dict[str, An
 
 def _tensors(path: Path, begin: int, size: int) -> Tensors:
     """Returns the variables of a weights file, by layer and number in the layer."""
-    places: dict[str, tuple[np.dtype, tuple[int, ...], int]] = {}
-    with path.open("rb") as file, h5py.File(_Part(file, begin, size), "r") as opened:
+
+    def of_layers(opened: h5py.File) -> Iterator[tuple[str, h5py.Dataset]]:
         if "layers" not in opened:  # the optimizer's variables are in another group
             raise ConfigError(f"{path} has no group 'layers'. Pass a weights file saved by Keras.")
-        for name, dataset in _datasets(opened["layers"], "", path):
-            first, shape = dataset.id.get_offset(), tuple(dataset.shape)
-            nbytes = math.prod(shape) * dataset.dtype.itemsize
-            if first is None or dataset.external or first + nbytes > size:
-                raise ConfigError(
-                    f"{path}: the data of {name} is not contiguous. Pass a weights file saved by Keras."
-                )
-            if name in places:
-                raise ConfigError(f"{path} has the variable {name} twice. Save or copy it again.")
-            kind = ml_dtypes.bfloat16 if dataset.attrs.get("dtype") == "bfloat16" else dataset.dtype
-            places[name] = (np.dtype(kind), shape, begin + first)
-        whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    nbytes = sum(math.prod(shape) * dtype.itemsize for dtype, shape, _ in places.values())
-    if nbytes > size:
-        raise ConfigError(
-            f"{path} declares {nbytes} bytes of weights, but has {size} bytes. Save or copy it again."
-        )
+        return _datasets(opened["layers"], "", path)
 
-    def read(name: str) -> np.ndarray:
-        dtype, shape, first = places[name]
-        return np.frombuffer(whole, dtype, math.prod(shape), first).reshape(shape)
-
-    shapes = {name: shape for name, (_, shape, _) in places.items()}
-    return Tensors(str(path), shapes, read, nbytes, {name: x[0] for name, x in places.items()})
-
-
-class _Part(io.RawIOBase):
-    """A range of a file as a file."""
-
-    def __init__(self, file: BinaryIO, begin: int, size: int) -> None:
-        self._file, self._begin, self._size, self._at = file, begin, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        self._at = start + offset
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        self._file.seek(self._begin + self._at)
-        data = self._file.read(max(0, min(len(buffer), self._size - self._at)))
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+    return open_datasets(path, of_layers, begin, size)
 
 
 def _datasets(group: Any, prefix: str, path: Path) -> Iterator[tuple[str, h5py.Dataset]]:
-    for key in group:
-        if not isinstance(group.get(key, getlink=True), h5py.HardLink):
-            raise ConfigError(f"{path} has a link at {group.name}/{key}. Links are not supported.")
-        inner = group[key]
+    for key, inner in members(group, path):
         if isinstance(inner, h5py.Dataset):
             yield f"{prefix}{key}", inner
         elif isinstance(inner, h5py.Group):

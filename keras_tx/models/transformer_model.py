@@ -192,6 +192,7 @@ class TransformerModel(keras.Model):
             bound["validation_data"] = self.adapted(first.of(held_out))
         del bound["self"]
         self.head = head
+        _separate_averages(self)
         return first.run(super().fit, **bound)
 
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -694,6 +695,17 @@ class TransformerModel(keras.Model):
             for part in top._flatten_layers()
             if part.weights
         }
+
+
+def _separate_averages(model: Any) -> None:
+    """Copies averages of weights that share their memory with the weights, as after `fit` on JAX.
+
+    JAX refuses to train with such arrays, since a step reuses the memory of both.
+    """
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # of a loss scale
+    if keras.backend.backend() == "jax" and getattr(optimizer, "use_ema", False) and optimizer.built:
+        for variable in optimizer.variables:
+            variable.assign(keras.ops.copy(variable))
 
 
 def _check_distribution(model: Any) -> None:

@@ -1,4 +1,4 @@
-"""Opens checkpoints: a folder or a file with safetensors. Pickles are never opened."""
+"""Opens checkpoints: a folder or a file with safetensors, or tf_model.h5. Pickles are never opened."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
+from keras_tx.weights import tensorflow_file
 from keras_tx.weights.safetensors_file import open_tensors
 from keras_tx.weights.tensor_source import Checkpoint, Tensors
 
@@ -36,7 +37,9 @@ OTHER_FORMATS = {
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Opens a folder with config.json and safetensors (one file, or shards with an index), or one file.
+    """Opens a folder with config.json and weights, or one file of weights.
+
+    Weights are safetensors (one file, or shards with an index), or else tf_model.h5.
 
     Raises:
         ConfigError: the files are missing, invalid, or of another format.
@@ -106,6 +109,8 @@ def _weights(folder: Path) -> Tensors:
         return open_tensors(inside(folder, WEIGHTS))
     if (folder / INDEX).is_file():
         return _sharded(folder)
+    if (folder / tensorflow_file.WEIGHTS).is_file():
+        return tensorflow_file.open_tensorflow_weights(inside(folder, tensorflow_file.WEIGHTS))
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
     others = [name for name in names if name.endswith(SUFFIX)]
     if others:
@@ -166,9 +171,12 @@ def _check_index(folder: Path, index: dict[str, str], shards: dict[str, Tensors]
 def _lone_file(path: Path) -> Tensors:
     if path.name.endswith(SUFFIX):
         return open_tensors(path)
+    if path.name == tensorflow_file.WEIGHTS and path.is_file():
+        return tensorflow_file.open_tensorflow_weights(path)
     _refuse(path)
     raise ConfigError(
-        f"{path} is not a supported file of weights, expected {SUFFIX}, .keras, .weights.h5 or a folder."
+        f"{path} is not a supported file of weights, expected {SUFFIX}, {tensorflow_file.WEIGHTS}, .keras, "
+        ".weights.h5 or a folder."
     )
 
 

@@ -198,3 +198,16 @@ def test_adamw_by_name_is_ours(model, name: str):
     assert not isinstance(model.optimizer, keras_tx.AdamW)
     model.compile("sgd")
     assert isinstance(model.optimizer, keras.optimizers.SGD)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_training_continues_from_averages(scaled):
+    """On JAX, Keras's second `fit` would stop, because weights and averages share their memory."""
+    model = vit("Mu/2", image_size=8, num_classes=3)
+    optimizer = keras_tx.AdamW(1e-3, use_ema=True)
+    model.compile(keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer)
+    images, labels = np.zeros((4, 8, 8, 3), "float32"), np.arange(4) % 3
+    model.fit(images, labels, verbose=0)
+    first = as_numpy(model.weights[0])
+    model.fit(images, labels, verbose=0)
+    assert not np.array_equal(first, as_numpy(model.weights[0]))
