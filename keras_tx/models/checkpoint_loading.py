@@ -41,8 +41,8 @@ def from_checkpoint(
     """Loads a model with the family, size, head and weights of a checkpoint.
 
     Args:
-        source: a Hugging Face folder (config.json and safetensors), "hf://owner/name", a keras-hub preset or
-            a live keras-hub model, a .keras file or a live keras_tx model.
+        source: a Hugging Face folder (config.json and safetensors, or tf_model.h5), "hf://owner/name", a
+            keras-hub preset or a live keras-hub model, a .keras file or a live keras_tx model.
         head: "auto" for the checkpoint's head, None for a model without a head, or another head. Weights of a
             head that the checkpoint does not have are new, and a warning names them. If both heads have class
             names, the weights are loaded by name: in another order, or not at all for other names. A head

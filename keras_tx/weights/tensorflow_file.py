@@ -5,7 +5,7 @@ A variable is named after the layers that contain it: "tf_bert_model/bert/encode
 
 from __future__ import annotations
 
-import dataclasses
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,19 +34,21 @@ def open_tensorflow_weights(path: Path) -> Tensors:
         stored = open_datasets(path, lambda opened: _variables(opened, path), 0, path.stat().st_size)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read as HDF5: {error}. Download or copy it again.") from error
-    names: dict[str, str] = {}
-    for variable in stored.shapes:
-        name = pytorch_name(variable)
-        if name in names:
-            raise ConfigError(f"{path} has {variable!r} and {names[name]!r}, which are the same tensor {name!r}.")
-        names[name] = variable
+    places: dict[str, str] = {}
+    for place in stored.shapes:
+        first = places.setdefault(pytorch_name(_variable(place)), place)
+        if first != place and not np.array_equal(stored.read(first), stored.read(place)):
+            raise ConfigError(
+                f"{path} has other values in {first} than in {place}. Download or copy it again."
+            )
 
     def read(name: str) -> np.ndarray:
-        return _as_in_pytorch(names[name], stored.read(names[name]))
+        return _as_in_pytorch(places[name], stored.read(places[name]))
 
-    shapes = {name: _shape_in_pytorch(variable, stored.shapes[variable]) for name, variable in names.items()}
-    dtypes = {name: stored.dtypes[variable] for name, variable in names.items()}
-    return dataclasses.replace(stored, shapes=shapes, read=read, dtypes=dtypes)
+    shapes = {name: _shape_in_pytorch(place, stored.shapes[place]) for name, place in places.items()}
+    dtypes = {name: stored.dtypes[place] for name, place in places.items()}
+    nbytes = sum(math.prod(shapes[name]) * dtypes[name].itemsize for name in shapes)
+    return Tensors(str(path), shapes, read, nbytes, dtypes)
 
 
 def pytorch_name(variable: str) -> str:
@@ -64,18 +66,13 @@ def pytorch_name(variable: str) -> str:
 
 
 def _variables(opened: h5py.File, path: Path) -> NamedDatasets:
-    layers = opened.attrs.get("layer_names")
-    if layers is None or "backend" not in opened.attrs:
+    """All variables by their place; those that several layers share are in the group of each layer."""
+    if "layer_names" not in opened.attrs or "backend" not in opened.attrs:
         raise ConfigError(
-            f"{path} is not {WEIGHTS} of a TensorFlow class of transformers: it has no layer_names. Pass a "
+            f"{path} was not written by a TensorFlow class of transformers: it has no layer_names. Pass a "
             "checkpoint in safetensors."
         )
-    for name, group in members(opened, path):
-        if name != "top_level_model_weights":
-            yield from _datasets(group, "", path)
-    top = opened.get("top_level_model_weights")
-    if top is not None:
-        yield from _datasets(top, "", path)
+    return _datasets(opened, "", path)
 
 
 def _datasets(group: Any, prefix: str, path: Path) -> Iterator[tuple[str, h5py.Dataset]]:
@@ -86,18 +83,23 @@ def _datasets(group: Any, prefix: str, path: Path) -> Iterator[tuple[str, h5py.D
             yield from _datasets(inner, f"{prefix}{key}/", path)
 
 
-def _is_kernel(variable: str) -> bool:
-    return variable.removesuffix(":0").rpartition("/")[2] == "kernel"
+def _variable(place: str) -> str:
+    """The name of a variable without the group of its layer."""
+    return place.partition("/")[2]
 
 
-def _as_in_pytorch(variable: str, values: np.ndarray) -> np.ndarray:
-    if _is_kernel(variable) and values.ndim in AXES:
+def _is_kernel(place: str, axes: int) -> bool:
+    return place.endswith("/kernel:0") and axes in AXES
+
+
+def _as_in_pytorch(place: str, values: np.ndarray) -> np.ndarray:
+    if _is_kernel(place, values.ndim):
         return values.transpose(AXES[values.ndim])
-    return values.reshape(_shape_in_pytorch(variable, values.shape))
+    return values.reshape(_shape_in_pytorch(place, values.shape))
 
 
-def _shape_in_pytorch(variable: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    if _is_kernel(variable) and len(shape) in AXES:
+def _shape_in_pytorch(place: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if _is_kernel(place, len(shape)):
         return tuple(shape[axis] for axis in AXES[len(shape)])
     # The bias of a Conv1D of GPT-2 is a matrix of one row in TensorFlow.
-    return shape[1:] if variable.endswith("/bias:0") and len(shape) == 2 and shape[0] == 1 else shape
+    return shape[1:] if place.endswith("/bias:0") and len(shape) == 2 and shape[0] == 1 else shape

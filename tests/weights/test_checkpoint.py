@@ -215,7 +215,8 @@ def test_conversion_of_a_pickle_works(folder):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tf_model.h5", "TensorFlow's or an older Keras's weights"),
+        ("tf_model.h5", "cannot be read as HDF5"),
+        ("tf_model-00001-of-00002.h5", "TensorFlow's or an older Keras's weights"),
         ("flax_model.msgpack", "is Flax's weights"),
         ("model.gguf", "is llama.cpp's weights"),
         ("model.npz", "is NumPy arrays"),
