@@ -92,12 +92,17 @@ def generation_value(config: Fields, name: str, default: Any = None) -> Any:
     return config.generation.get(name, config.get(name, default))
 
 
+def generation_defaults(model: Any) -> dict[str, Any]:
+    """Returns the default options of `generate` in the config of a model."""
+    return getattr(model.config, "generation", None) or {}
+
+
 def generation_files(model: Any) -> dict[str, Any]:
-    """Returns the generation_config.json of an encoder-decoder with a head, by the name of the file."""
+    """Returns the generation_config.json of a model with a head, by the name of the file."""
     if model.head is None:
         return {}
     known = {name: number for name, number in model.special_ids().items() if number is not None}
-    return {contract.GENERATION_CONFIG: {**known, **(model.config.generation or {})}}
+    return {contract.GENERATION_CONFIG: {**known, **generation_defaults(model)}}
 
 
 def task_fields(config: Any) -> dict[str, Any]:
