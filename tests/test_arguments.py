@@ -34,7 +34,7 @@ REQUIRED = {
 # What is neither a number nor a boolean, or is checked by a function of its own.
 OTHERS = {
     *("stem", "pooling", "positions", "pooler", "activation", "norm", "norm_position", "kind", "labels"),
-    *("rotary_scaling", "stop_ids", "initializer", "kernel_initializer", "kwargs", "self"),
+    *("rotary_scaling", "stop_ids", "generation", "initializer", "kernel_initializer", "kwargs", "self"),
 }
 NEVER = ("no", math.nan, math.inf, -math.inf, [], {}, -1, -0.5, 1 + 2j, np.zeros(2))
 

@@ -48,7 +48,7 @@ exit codes: 0 done; 2 an error; 130 interrupted by Ctrl-C.
 """
 BEAMS = ("num_beams", "length_penalty", "early_stopping")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
-CONSTRAINTS = ("min_new_tokens", "no_repeat_ngram_size", "forced_first_id")
+CONSTRAINTS = ("min_new_tokens", "no_repeat_ngram_size", "forced_bos_token_id")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,10 +97,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--min-new-tokens", type=whole, metavar="N", help="number of tokens before the text may end"
     )
     parser.add_argument(
-        "--forced-first-id",
+        "--forced-bos-token-id",
         type=int,
         metavar="ID",
-        help="the first token, such as the target language of a multilingual model",
+        help="the first token of an encoder-decoder, such as the target language of a multilingual model",
     )
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the random numbers")
     parser.add_argument("--samples", type=whole, metavar="N", help="number of texts")

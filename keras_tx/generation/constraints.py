@@ -1,56 +1,92 @@
-"""Constraints on the next token: banned, allowed and forced ids, and repeated n-grams."""
+"""Constraints on the next token: suppressed, allowed and forced ids, bad words, and repeated n-grams."""
 
 from __future__ import annotations
 
 import dataclasses
 import operator
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from keras_tx.errors import ConfigError, InputError, whole_number
+from keras_tx.errors import ConfigError, InputError
+
+LISTS = ("suppress_tokens", "begin_suppress_tokens", "allowed_ids", "forced_eos_token_id")
 
 
 @dataclasses.dataclass(frozen=True)
 class Constraints:
-    """Which tokens may follow a text. As in transformers, a forced token overrides the others.
+    """Which tokens may follow a text, with the names, the order and the results of transformers.
+
+    A list that is empty or None, and a number that is 0 or None, has no effect.
 
     Args:
-        banned_ids: tokens that are never generated (`bad_words_ids`).
-        allowed_ids: a vocabulary shortlist: only these and the stop tokens are generated; None for all.
-        forced_first_id: the first new token, such as the target language of a multilingual model
-            (`forced_bos_token_id`).
-        forced_last_id: the last token of a text that has reached `max_new_tokens` (`forced_eos_token_id`).
-        no_repeat_ngram_size: no sequence of so many tokens occurs twice in a text.
+        bad_words_ids: sequences of tokens that never occur in the new text; a prompt may end with their
+            beginning. A sequence of one stop token has no effect.
+        suppress_tokens: tokens that are never generated.
+        begin_suppress_tokens: tokens that are not generated first, or not after the forced first token.
+        allowed_ids: a vocabulary shortlist, which transformers does not have: only these and the stop tokens
+            are generated; None for all.
+        forced_bos_token_id: the token after the first one of a text, such as the target language of a
+            multilingual encoder-decoder. It has no effect after a prompt of several tokens.
+        forced_eos_token_id: the last token of a text that has reached `max_new_tokens`, or a list of tokens.
+        no_repeat_ngram_size: no sequence of so many tokens occurs twice in a text, prompt included.
         min_new_tokens: number of new tokens before a stop token.
 
     Raises:
-        ConfigError: if a value is not valid.
+        ConfigError: if a value is not valid, or a forced token is suppressed.
     """
 
-    banned_ids: Sequence[int] = ()
+    bad_words_ids: Sequence[Sequence[int]] | None = ()
+    suppress_tokens: Sequence[int] | None = ()
+    begin_suppress_tokens: Sequence[int] | None = ()
     allowed_ids: Sequence[int] | None = None
-    forced_first_id: int | None = None
-    forced_last_id: int | None = None
-    no_repeat_ngram_size: int | None = None
-    min_new_tokens: int | None = None
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | Sequence[int] | None = None
+    no_repeat_ngram_size: int | None = 0
+    min_new_tokens: int | None = 0
 
     def __post_init__(self) -> None:
-        for name in ("banned_ids", "allowed_ids"):
+        words = self.bad_words_ids
+        if words is not None and not _is_list(words):
+            raise ConfigError(f"bad_words_ids is {words!r}, expected a list of lists of ids.")
+        words = tuple(_checked_ids("bad_words_ids", word) for word in words or ())
+        if () in words:
+            raise ConfigError("bad_words_ids has an empty sequence. Pass at least one id for each.")
+        checked: dict[str, Any] = {"bad_words_ids": words}
+        for name in ("suppress_tokens", "begin_suppress_tokens"):
             value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, _checked_ids(name, value))
-        if self.allowed_ids is not None and not self.allowed_ids:
-            raise ConfigError("allowed_ids is empty. Pass at least one id, or None for the whole vocabulary.")
-        for name in ("forced_first_id", "forced_last_id"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, *_checked_ids(name, [value]))
+            checked[name] = () if value is None else _checked_ids(name, value)
+        if self.allowed_ids is not None:
+            checked["allowed_ids"] = _checked_ids("allowed_ids", self.allowed_ids)
+            if not checked["allowed_ids"]:
+                raise ConfigError(
+                    "allowed_ids is empty. Pass at least one id, or None for the whole vocabulary."
+                )
+        if self.forced_bos_token_id is not None:
+            (checked["forced_bos_token_id"],) = _checked_ids(
+                "forced_bos_token_id", [self.forced_bos_token_id]
+            )
+        last = self.forced_eos_token_id
+        if last is not None:
+            several = last if _is_list(last) else [last]
+            checked["forced_eos_token_id"] = _checked_ids("forced_eos_token_id", several) or None
         for name in ("no_repeat_ngram_size", "min_new_tokens"):
             value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, whole_number(name, value))
+            checked[name] = 0 if value is None else _checked_number(name, value)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        self._check_forced()
+
+    def _check_forced(self) -> None:
+        """Raises a ConfigError for forced tokens that are all suppressed."""
+        for name in ("forced_bos_token_id", "forced_eos_token_id"):
+            forced = _as_tuple(getattr(self, name))
+            if forced and {*forced} <= {*_as_tuple(self.suppress_tokens)}:
+                raise ConfigError(
+                    f"{name} is {_shown(forced)}, but suppress_tokens excludes it. Omit one of them."
+                )
 
     @property
     def active(self) -> bool:
@@ -59,10 +95,10 @@ class Constraints:
 
     def check(self, vocabulary_size: int) -> None:
         """Raises a ConfigError for an id that the vocabulary does not have."""
-        for name in ("banned_ids", "allowed_ids", "forced_first_id", "forced_last_id"):
-            value: Any = getattr(self, name)
-            ids = value if isinstance(value, tuple) else () if value is None else (value,)
-            for one in ids:
+        ids = {name: _as_tuple(getattr(self, name)) for name in (*LISTS, "forced_bos_token_id")}
+        ids["bad_words_ids"] = tuple(one for word in self.bad_words_ids or () for one in word)
+        for name, values in ids.items():
+            for one in values:
                 if one >= vocabulary_size:
                     raise ConfigError(f"{name} has {one}, expected ids from 0 to {vocabulary_size - 1}.")
 
@@ -80,25 +116,63 @@ class Constraints:
         """
         if not self.active:
             return scores
-        forced = self.forced_last_id if last else None
-        if made == 0 and self.forced_first_id is not None and forced is None:
-            forced = self.forced_first_id
-        if forced is not None:
+        forced = _as_tuple(self.forced_eos_token_id) if last else ()
+        if not forced and len(text) == 1:
+            forced = _as_tuple(self.forced_bos_token_id)
+        if forced:
             result = np.full_like(scores, -np.inf)
-            result[forced] = 0.0
-            return result
+            result[list(forced)] = 0.0
+        else:
+            result = self._allowed(scores, text, made, stop_ids)
+        result[list(_as_tuple(self.suppress_tokens))] = -np.inf
+        if made == self._begin(len(text) - made):
+            result[list(_as_tuple(self.begin_suppress_tokens))] = -np.inf
+        return result
+
+    def _allowed(
+        self, scores: np.ndarray, text: Sequence[int], made: int, stop_ids: frozenset[int]
+    ) -> np.ndarray:
+        """The scores where no token is forced."""
         if self.allowed_ids is None:
             result = scores.copy()
         else:
             allowed = [*self.allowed_ids, *stop_ids]
             result = np.full_like(scores, -np.inf)
             result[allowed] = scores[allowed]
-        result[list(self.banned_ids)] = -np.inf
+        if self.no_repeat_ngram_size:
+            result[repeating_tokens(text, self.no_repeat_ngram_size)] = -np.inf
+        result[self._bad_words.last_tokens(text, stop_ids)] = -np.inf
         if made < (self.min_new_tokens or 0):
             result[list(stop_ids)] = -np.inf
-        if self.no_repeat_ngram_size is not None:
-            result[repeating_tokens(text, self.no_repeat_ngram_size)] = -np.inf
         return result
+
+    def _begin(self, prompt_length: int) -> int:
+        """The number of new tokens before the one to which begin_suppress_tokens applies."""
+        return int(prompt_length == 1 and self.forced_bos_token_id is not None)
+
+    @cached_property
+    def _bad_words(self) -> _BadWords:
+        return _BadWords(self.bad_words_ids or ())
+
+
+class _BadWords:
+    """Sequences by their beginnings, so that the time of a step does not depend on their number."""
+
+    def __init__(self, words: Sequence[Sequence[int]]) -> None:
+        self._single = {word[0] for word in words if len(word) == 1}
+        self._last: dict[tuple[int, ...], list[int]] = {}
+        for *start, last in words:
+            if start:
+                self._last.setdefault(tuple(start), []).append(last)
+        self._lengths = sorted({len(start) for start in self._last})
+
+    def last_tokens(self, text: Sequence[int], stop_ids: frozenset[int]) -> list[int]:
+        """The tokens that would complete a sequence."""
+        tokens = [*(self._single - stop_ids)]
+        for length in self._lengths:
+            if length <= len(text):
+                tokens += self._last.get(tuple(text[-length:]), ())
+        return tokens
 
 
 def repeating_tokens(text: Sequence[int], size: int) -> list[int]:
@@ -116,13 +190,25 @@ def repeating_tokens(text: Sequence[int], size: int) -> list[int]:
 
 def no_token_error() -> InputError:
     return InputError(
-        "All tokens are excluded by allowed_ids, banned_ids, min_new_tokens or no_repeat_ngram_size. Allow "
-        "more tokens."
+        "All tokens are excluded by allowed_ids, bad_words_ids, suppress_tokens, begin_suppress_tokens, "
+        "min_new_tokens or no_repeat_ngram_size. Allow more tokens."
     )
 
 
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | dict)
+
+
+def _as_tuple(value: Any) -> tuple[int, ...]:
+    return value if isinstance(value, tuple) else () if value is None else (value,)
+
+
+def _shown(ids: tuple[int, ...]) -> str:
+    return str(ids[0]) if len(ids) == 1 else str(list(ids))
+
+
 def _checked_ids(name: str, value: Any) -> tuple[int, ...]:
-    if not isinstance(value, Iterable) or isinstance(value, str | bytes):
+    if not _is_list(value):
         raise ConfigError(f"{name} is {value!r}, expected a list of ids.")
     ids = []
     for one in value:
@@ -136,4 +222,15 @@ def _checked_ids(name: str, value: Any) -> tuple[int, ...]:
     return tuple(ids)
 
 
+def _checked_number(name: str, value: Any) -> int:
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ConfigError(f"{name} is {value!r}, expected a whole number, 0 or more.")
+    return number
+
+
 UNCONSTRAINED = Constraints()
+CONSTRAINTS = tuple(field.name for field in dataclasses.fields(Constraints))

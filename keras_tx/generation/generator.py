@@ -15,7 +15,7 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.errors import ConfigError, InputError, nearest, true_or_false, whole_number
 from keras_tx.generation.beam_search import BeamSearch, Hypothesis, search
-from keras_tx.generation.constraints import Constraints
+from keras_tx.generation.constraints import CONSTRAINTS, Constraints
 from keras_tx.generation.decoding_loop import (
     Decoder,
     Limits,
@@ -34,7 +34,6 @@ Prompt = str | Sequence[int] | np.ndarray
 SAMPLING = tuple(field.name for field in dataclasses.fields(Sampling))
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 BEAMS = ("length_penalty", "early_stopping")
-CONSTRAINTS = tuple(field.name for field in dataclasses.fields(Constraints))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,8 +181,9 @@ class BaseGenerator:
             early_stopping: option of beam search.
             batch_size: number of prompts that run together.
             options: do_sample, temperature, top_k, top_p, min_p, repetition_penalty and seed; see
-                `Sampling`. Greedy by default. And banned_ids, allowed_ids, forced_first_id, forced_last_id,
-                no_repeat_ngram_size and min_new_tokens; see `Constraints`.
+                `Sampling`. Greedy by default. And bad_words_ids, suppress_tokens, begin_suppress_tokens,
+                allowed_ids, forced_bos_token_id, forced_eos_token_id, no_repeat_ngram_size and
+                min_new_tokens; see `Constraints`.
 
         Returns:
             A Generation. For several prompts a list of them; with `samples`, a list for each prompt.
@@ -198,7 +198,7 @@ class BaseGenerator:
         for index, prompt in enumerate(ids):
             self._check_length(f"{self.KIND} {index}", prompt, limits)
         sampling, constraints = self._next_token(options, self.generate)
-        self._check_fewest(options, limits, ids)
+        self._check_effect(options, constraints, limits, ids)
         count = 1 if samples is None else whole_number("samples", samples)
         request = _Request(
             count,
@@ -281,7 +281,7 @@ class BaseGenerator:
         self._check_length(f"{self.KIND} 0", ids, limits)
         strings = _stop_strings(stop, self.target_tokenizer)
         sampling, constraints = self._next_token(options, self.stream)
-        self._check_fewest(options, limits, [ids])
+        self._check_effect(options, constraints, limits, [ids])
         request = _Request(1, limits, strings, sampling, constraints, None, False)
         return self._pieces(ids, request, as_ids or self.target_tokenizer is None, prompt_cache)
 
@@ -338,9 +338,14 @@ class BaseGenerator:
             results.append(check_ids(self.decoder, name, prompt if len(prompt) else self._if_empty(name)))
         return results
 
-    def _check_fewest(self, options: Mapping[str, Any], limits: Limits, ids: list[list[int]]) -> None:
-        """Raises a ConfigError for a call with more min_new_tokens than a text can have."""
-        fewest = options.get("min_new_tokens") or 0
+    def _check_effect(
+        self, options: Mapping[str, Any], constraints: Constraints, limits: Limits, ids: list[list[int]]
+    ) -> None:
+        """Raises a ConfigError for constraints of a call that a text cannot fulfil, or that have no effect.
+
+        As defaults of a model they are permitted, as in transformers.
+        """
+        fewest = (constraints.min_new_tokens or 0) if "min_new_tokens" in options else 0
         if fewest > limits.max_new_tokens:
             raise ConfigError(
                 f"min_new_tokens is {fewest}, but max_new_tokens is {limits.max_new_tokens}. Pass a larger "
@@ -352,6 +357,20 @@ class BaseGenerator:
                 f"min_new_tokens is {fewest}, but the decoder's context of {self.decoder.context} tokens has "
                 f"room for {room}."
             )
+        first = constraints.forced_bos_token_id
+        longest = self._start_length(ids)
+        if "forced_bos_token_id" in options and first is not None and longest > 1:
+            raise ConfigError(
+                f"forced_bos_token_id is {first}, which has no effect after a prompt of {longest} tokens. "
+                "Add the token to the end of the prompt."
+            )
+        words = constraints.bad_words_ids or ()
+        for word in words if "bad_words_ids" in options else ():
+            if len(word) == 1 and word[0] in limits.stop_ids:
+                raise ConfigError(
+                    f"bad_words_ids has {list(word)}, a stop token, which it does not exclude. Pass it as "
+                    "suppress_tokens."
+                )
 
     def _next_token(
         self, options: Mapping[str, Any], method: Callable[..., Any]

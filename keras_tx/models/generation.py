@@ -14,6 +14,7 @@ from keras_tx.generation import Generator, Seq2SeqGenerator
 from keras_tx.heads import CausalLMHead, Seq2SeqLMHead
 from keras_tx.layers.key_value_cache import KeyValueCache, caching
 from keras_tx.models.encoder_decoder_model import EncoderDecoderModel
+from keras_tx.models.generation_defaults import generation_defaults
 from keras_tx.models.text_model import DecoderModel, GenerativeModel
 from keras_tx.processing import tokenizer_files
 
@@ -45,7 +46,7 @@ def generate(
             end-of-text token.
         options: of keras_tx.generation.Generator.generate: max_new_tokens, samples, stop,
             temperature, top_k, top_p, min_p, repetition_penalty, seed, num_beams, log_probabilities ...
-            The defaults of an encoder-decoder are `config.generation`.
+            Their defaults are `config.generation`.
 
     Returns:
         A keras_tx.generation.Generation (`.text`, `.ids`, `.finish`); for a list of prompts, a list of them.
@@ -111,10 +112,10 @@ def generator_of(
         if transform.target_tokenizer is not None:
             target = tokenizer_files.parse(transform.target_tokenizer)
     stops = frozenset(model.stops() if stop_tokens is None else stop_tokens)
-    name = f"model {model.name!r}"
+    name, defaults = f"model {model.name!r}", generation_defaults(model)
     if isinstance(model, DecoderModel):
-        return Generator(_CachedModel(model), stops, name, tokenizer)
-    decoder, defaults = _CachedEncoderDecoder(model), model.config.generation or {}
+        return Generator(_CachedModel(model), stops, name, tokenizer, defaults)
+    decoder = _CachedEncoderDecoder(model)
     return Seq2SeqGenerator(decoder, model.start_id, stops, name, tokenizer, target, defaults)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, user_stacklevel
-from keras_tx.generation.defaults import NAMES, TASK_OPTIONS, read_defaults, read_task, write_defaults
+from keras_tx.generation.defaults import NEUTRAL, TASK_OPTIONS, check_constraints, read_defaults, read_task
 from keras_tx.processing import TextTransform
 from keras_tx.weights.config_json import Fields
 
@@ -19,22 +19,19 @@ UNSUPPORTED = {
     "diversity_penalty": 0.0,
     "encoder_no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1.0,
-    "begin_suppress_tokens": None,
-    "suppress_tokens": None,
     "sequence_bias": None,
     "exponential_decay_length_penalty": None,
 }
 
 
 def read_generation_defaults(config: Fields) -> dict[str, Any] | None:
-    """Returns the options of a checkpoint by the names of `generate`; None if it has none.
+    """Returns the default options of a checkpoint; None if it has none.
 
     Raises:
-        ConfigError: for a banned sequence of several tokens, and several last tokens.
+        ConfigError: if a constraint is not valid.
     """
-    values, file = config.generation, config.where_generation
-    options = read_defaults(values, file)
-    _warn_of_unsupported(values, file, UNSUPPORTED)
+    options = read_defaults(config.generation, config.where_generation)
+    _warn_of_unsupported(config.generation, config.where_generation, UNSUPPORTED)
     return options or None
 
 
@@ -95,12 +92,17 @@ def generation_value(config: Fields, name: str, default: Any = None) -> Any:
     return config.generation.get(name, config.get(name, default))
 
 
+def generation_defaults(model: Any) -> dict[str, Any]:
+    """Returns the default options of `generate` in the config of a model."""
+    return getattr(model.config, "generation", None) or {}
+
+
 def generation_files(model: Any) -> dict[str, Any]:
-    """Returns the generation_config.json of an encoder-decoder with a head, by the name of the file."""
+    """Returns the generation_config.json of a model with a head, by the name of the file."""
     if model.head is None:
         return {}
     known = {name: number for name, number in model.special_ids().items() if number is not None}
-    return {contract.GENERATION_CONFIG: {**known, **write_defaults(model.config.generation)}}
+    return {contract.GENERATION_CONFIG: {**known, **generation_defaults(model)}}
 
 
 def task_fields(config: Any) -> dict[str, Any]:
@@ -130,6 +132,7 @@ def check_generation_defaults(options: Any) -> None:
         return
     if not isinstance(options, dict):
         raise ConfigError(f"generation={options!r}, expected a dict of options of generate().")
-    unknown = [name for name in options if name not in NAMES]
+    unknown = [name for name in options if name not in NEUTRAL]
     if unknown:
-        raise ConfigError(f"generation has the option {unknown[0]!r}. Pass any of {', '.join(NAMES)}.")
+        raise ConfigError(f"generation has the option {unknown[0]!r}. Pass any of {', '.join(NEUTRAL)}.")
+    check_constraints(options, "generation")

@@ -190,6 +190,7 @@ class GPTOverrides(TypedDict, total=False):
     tied: bool
     pad_id: Count | None
     stop_ids: tuple[int, ...] | None
+    generation: dict[str, Any] | None
     norm_epsilon: Epsilon
     dropout: Rate
     attention_dropout: Rate

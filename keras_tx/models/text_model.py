@@ -301,7 +301,7 @@ class DecoderModel(GenerativeModel):
     """Base class of the decoders.
 
     The config has `vocabulary_size`, `max_length`, `width`, `depth` and `num_heads`, and optionally
-    `kv_heads`, `head_size`, `pad_id` and `stop_ids`.
+    `kv_heads`, `head_size`, `pad_id`, `stop_ids` and `generation`, the default options of `generate`.
     """
 
     heads = (CausalLMHead,)

@@ -167,9 +167,11 @@ def test_encoder_decoder(tx, tmp_path, monkeypatch):
     with load(folder, provider="cpu") as model:
         assert isinstance(model, Translator)
         first, second = model.translate(["ab", "e d"], max_new_tokens=8)
-        beam = model.translate("ab", max_new_tokens=8, num_beams=3, no_repeat_ngram_size=1, forced_first_id=2)
+        beam = model.translate(
+            "ab", max_new_tokens=8, num_beams=3, no_repeat_ngram_size=1, forced_bos_token_id=2
+        )
     assert tx("generate", folder, "ab", *options).out == f"{first}\n"
-    flags = ["--num-beams", 3, "--no-repeat-ngram-size", 1, "--forced-first-id", 2]
+    flags = ["--num-beams", 3, "--no-repeat-ngram-size", 1, "--forced-bos-token-id", 2]
     assert tx("generate", folder, "ab", *options, *flags).out == f"{beam}\n"
     monkeypatch.setattr("sys.stdin", io.StringIO("e d\n"))
     assert tx("generate", folder, "ab", *options, "--interactive").out == f"{first}\n{second}\n"

@@ -158,11 +158,11 @@ def test_score_is_the_log_probability_of_the_target():
 
 
 CONSTRAINTS: list[tuple[dict[str, Any], Any]] = [
-    ({"banned_ids": [3, 5]}, lambda ids: [3, 5]),
+    ({"suppress_tokens": [3, 5]}, lambda ids: [3, 5]),
     ({"allowed_ids": [2, 6]}, lambda ids: [0, 3, 4, 5]),
     ({"min_new_tokens": 6}, lambda ids: [END] if len(ids) < 6 else []),
-    ({"forced_first_id": 4}, lambda ids: [i for i in range(7) if i != 4] if not ids else []),
-    ({"forced_last_id": END}, lambda ids: [i for i in range(7) if i != END] if len(ids) == 8 else []),
+    ({"forced_bos_token_id": 4}, lambda ids: [i for i in range(7) if i != 4] if not ids else []),
+    ({"forced_eos_token_id": END}, lambda ids: [i for i in range(7) if i != END] if len(ids) == 8 else []),
     (
         {"no_repeat_ngram_size": 2},
         lambda ids: [b for a, b in itertools.pairwise([START, *ids]) if a == [START, *ids][-1]],
@@ -221,17 +221,14 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ([[2], [7]], {}, InputError, "source 1 has the id 7"),
     ([[2], "text"], {}, InputError, r"source 1 is text, but toy has no tokenizer\.json"),
     ([2], {"at_context": "slide"}, ConfigError, "at_context='slide'"),
-    ([2], {"banned_ids": [7]}, ConfigError, "banned_ids has 7"),
-    ([2], {"banned_ids": 7}, ConfigError, "banned_ids is 7"),
     ([2], {"allowed_ids": []}, ConfigError, "allowed_ids is empty"),
     ([2], {"allowed_ids": [-1]}, ConfigError, "allowed_ids has -1"),
-    ([2], {"forced_first_id": True}, ConfigError, "forced_first_id has True"),
-    ([2], {"forced_last_id": 9}, ConfigError, "forced_last_id has 9"),
-    ([2], {"no_repeat_ngram_size": 0}, ConfigError, "no_repeat_ngram_size is 0"),
+    ([2], {"forced_bos_token_id": True}, ConfigError, "forced_bos_token_id has True"),
+    ([2], {"forced_eos_token_id": 9}, ConfigError, "forced_eos_token_id has 9"),
     ([2], {"batch_size": 0}, ConfigError, "batch_size is 0"),
     ([2], {"min_new_tokens": 5, "max_new_tokens": 4}, ConfigError, "min_new_tokens is 5.* 4"),
     ([2], {"min_new_tokens": 13, "max_new_tokens": 20}, ConfigError, "min_new_tokens is 13.* room for 12"),
-    ([2], {"banned": [1]}, ConfigError, "'banned'.*'banned_ids'"),
+    ([2], {"bad_words": [[1]]}, ConfigError, "'bad_words'.*'bad_words_ids'"),
 ]
 
 

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 import keras_tx
-from keras_tx.generation.defaults import NAMES as KNOWN
-from keras_tx.generation.defaults import write_defaults
 from keras_tx.models.generation import generate, stream
 from keras_tx.runtime import TextToTextGenerator, load
 from keras_tx_onnx import export_onnx
@@ -27,8 +25,10 @@ OPTIONS: list[dict[str, Any]] = [
     {"num_beams": 4, "length_penalty": 0.7},
     {"num_beams": 3, "length_penalty": -0.5, "early_stopping": True, "samples": 2},
     {"num_beams": 3, "length_penalty": 0.6, "early_stopping": "never", "no_repeat_ngram_size": 2},
-    {"repetition_penalty": 1.4, "min_new_tokens": 4, "banned_ids": [PAD, 9]},
-    {"num_beams": 2, "forced_first_id": 9, "forced_last_id": 1, "repetition_penalty": 1.2},
+    {"repetition_penalty": 1.4, "min_new_tokens": 4, "bad_words_ids": [[PAD], [9], [3, 11]]},
+    {"num_beams": 2, "forced_bos_token_id": 9, "forced_eos_token_id": 1, "repetition_penalty": 1.2},
+    {"suppress_tokens": [12, 25], "begin_suppress_tokens": [9, 30, 14], "forced_eos_token_id": [7, 3]},
+    {"num_beams": 3, "forced_bos_token_id": 9, "begin_suppress_tokens": [7, 14], "bad_words_ids": [[24, 4]]},
 ]
 NAMES = {"samples": "num_return_sequences"}  # ours -> transformers'
 FAMILIES = {
@@ -87,8 +87,7 @@ def of_transformers(
             pad_token_id=PAD,
             return_dict_in_generate=True,
             output_scores=True,
-            **write_defaults({name: value for name, value in options.items() if name in KNOWN}),
-            **{NAMES.get(name, name): value for name, value in options.items() if name not in KNOWN},
+            **{NAMES.get(name, name): value for name, value in options.items()},
         )
     rows = []
     for row in made.sequences[:, 1:].tolist():

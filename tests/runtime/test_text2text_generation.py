@@ -117,7 +117,7 @@ def test_constraints_of_the_folder(tmp_path):
         made = model.generate(SOURCES[0], max_new_tokens=4, stop_tokens=[])
         assert ids[0] not in made.ids
         assert made.ids[-1] == END
-        free = model.generate(SOURCES[0], max_new_tokens=4, banned_ids=[], forced_last_id=None)
+        free = model.generate(SOURCES[0], max_new_tokens=4, bad_words_ids=[], forced_eos_token_id=None)
         assert free.ids == tuple(ids)
     folder = make(tmp_path / "forced", forced_bos_token_id=5)
     with load(folder, provider="cpu") as model:
@@ -224,7 +224,10 @@ def test_tasks_of_the_config(tmp_path):
         ({"translation": {"prefix": 3}}, "'translation': prefix is 3"),
         ({"translation": {"max_length": 1}}, "'translation': max_length is 1"),
         ({"translation": {"min_length": "4"}}, "'translation': min_length is '4'"),
-        ({"translation": {"bad_words_ids": [[1, 2]]}}, r"'translation' has bad_words_ids=\[\[1, 2\]\]"),
+        (
+            {"translation": {"bad_words_ids": [1]}},
+            "'translation': bad_words_ids is 1, expected",
+        ),
     ],
 )
 def test_invalid_tasks_raise(tasks, message, tmp_path):
@@ -274,8 +277,8 @@ def test_source_longer_than_context_raises(counter):
         ({"decoder_start_token_id": None}, "decoder_start_token_id is None"),
         ({"decoder_start_token_id": 31}, "decoder_start_token_id is 31"),
         ({"eos_token_id": 31}, "eos_token_id 31"),
-        ({"bad_words_ids": [[1, 2]]}, r"bad_words_ids=\[\[1, 2\]\]"),
-        ({"forced_bos_token_id": 40}, "forced_first_id has 40"),
+        ({"bad_words_ids": [1]}, "bad_words_ids is 1, expected a list of ids"),
+        ({"forced_bos_token_id": 40}, "forced_bos_token_id has 40"),
         ({"num_beams": 0}, "num_beams is 0"),
         ({"num_beams": 2, "length_penalty": "long"}, "length_penalty is 'long'"),
     ],

@@ -219,9 +219,9 @@ def test_generation_defaults(tmp_path: Path):
     model.save_pretrained(tmp_path / "bart")
     loaded = keras_tx.from_checkpoint(tmp_path / "bart")
     assert loaded.config.generation == {
-        "forced_first_id": 7,
-        "forced_last_id": 2,
-        "banned_ids": [1],
+        "forced_bos_token_id": 7,
+        "forced_eos_token_id": 2,
+        "bad_words_ids": [[1]],
         "no_repeat_ngram_size": 2,
         "num_beams": 3,
         "length_penalty": 2.0,

@@ -127,6 +127,40 @@ def test_several_tokens_that_end_a_text(tmp_path):
     assert keras_tx.load_model(tmp_path / "a.keras").config.stop_ids == (3,)
 
 
+def test_generation_defaults(tmp_path):
+    """They are read, used in Keras and in the folder as in transformers, and written."""
+    transformers = pytest.importorskip("transformers", reason='pip install "keras-tx[parity]"')
+    import torch
+
+    folder = shutil.copytree(GOLDEN / "llama-v4", tmp_path / "llama")
+    _, _, expected = opened("llama-v4")
+    prompt = expected["input_ids"][0].tolist()
+    first, second, *_ = expected["greedy"][0].tolist()
+    options = {"suppress_tokens": [first], "bad_words_ids": [[prompt[-1], second]], "min_new_tokens": 4}
+    options |= {"repetition_penalty": 1.5, "num_beams": 2}
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 3, **options}))
+    model = keras_tx.from_checkpoint(folder)
+    assert model.config.generation == options
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        ids = theirs.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False)[0].tolist()
+    made = keras_tx.generate(model, prompt, max_new_tokens=6).ids
+    assert list(made) == ids[len(prompt) :][: len(made)] and len(made) >= 4 and first not in made
+    export_onnx(model, tmp_path / "poet")
+    with runtime.load(tmp_path / "poet") as poet:
+        assert poet.generate(prompt, max_new_tokens=6).ids == made
+        none = {**dict.fromkeys(options), "repetition_penalty": 1.0, "num_beams": 1}
+        assert poet.generate(prompt, max_new_tokens=1, **none).ids == (first,)
+    again = keras_tx.save_checkpoint(model, tmp_path / "again")
+    assert keras_tx.from_checkpoint(again).config == model.config
+    (folder / "generation_config.json").write_text(json.dumps({"suppress_tokens": 3}))
+    with pytest.raises(ConfigError, match="suppress_tokens is 3"):
+        keras_tx.from_checkpoint(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"sequence_bias": [[[1], 2.0]]}))
+    with pytest.warns(UserWarning, match="sequence_bias"):
+        assert keras_tx.from_checkpoint(folder).config.generation is None
+
+
 @pytest.mark.parametrize("eos", ["</s>", [1, "x"], 1.5])
 def test_invalid_eos_token_id_raises(eos: Any):
     state, config, _ = opened("llama-v4")

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.models.genai_config import genai_config
+from keras_tx.models.generation_defaults import generation_defaults
 from keras_tx.models.tokenizer_checks import check_tokenizer, fit_to_model
 from keras_tx.processing import TextTransform
 from keras_tx.runtime.example_inputs import Use, draw
@@ -90,7 +91,7 @@ class DecoderInterface(Interface):
         self.add_config(model, None, transform)
         if self.cached:
             known = {name: ids for name, ids in special_ids.items() if ids is not None}
-            self.files[contract.GENERATION_CONFIG] = known
+            self.files[contract.GENERATION_CONFIG] = {**known, **generation_defaults(model)}
             self.files[contract.GENAI_CONFIG] = genai_config(model, special_ids)
         elif model.head is not None:
             self.notes.append(

@@ -11,7 +11,7 @@ from keras_tx.errors import ConfigError
 from keras_tx.heads import CausalLMHead, Head, TokenClassifierHead
 from keras_tx.models.checkpoint_tokenizer import read_tokenizer
 from keras_tx.models.families import HuggingFace, HuggingFaceConfig, WeightSource, label_fields
-from keras_tx.models.generation_defaults import read_stop_ids
+from keras_tx.models.generation_defaults import generation_files, read_generation_defaults, read_stop_ids
 from keras_tx.models.gpt.huggingface_config import (
     CLASSES,
     beyond,
@@ -72,6 +72,8 @@ def read(checkpoint: Checkpoint) -> WeightSource:
     fields["stop_ids"] = read_stop_ids(config, processing, fields["vocabulary_size"])
     config.refuse("quantization_config", None)
     head = _head_of(config)
+    if isinstance(head, CausalLMHead):
+        fields["generation"] = read_generation_defaults(config)
     if isinstance(head, SAMPLE_HEADS):  # transformers reads the last token that is not this id
         fields["pad_id"] = _pad_id(config, fields["vocabulary_size"], distinct=False)
 
@@ -195,10 +197,7 @@ def to_config(
 
 def files(model: GPT) -> dict[str, Any]:
     """Returns generation_config.json for a model that generates text."""
-    if not isinstance(model.head, CausalLMHead):
-        return {}
-    known = {name: number for name, number in model.special_ids().items() if number is not None}
-    return {contract.GENERATION_CONFIG: known}
+    return generation_files(model) if isinstance(model.head, CausalLMHead) else {}
 
 
 CONVERTER = HuggingFace(MODEL_TYPES, read, plan, to_config, files)

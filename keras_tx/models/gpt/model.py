@@ -27,6 +27,7 @@ from keras_tx.layers import TokenEmbedding, TransformerBlock
 from keras_tx.layers.rotary import check_scaling
 from keras_tx.layers.transformer_block import NORM_POSITIONS
 from keras_tx.models.config import check_token_ids, make_config, unknown_variant
+from keras_tx.models.generation_defaults import check_generation_defaults
 from keras_tx.models.overrides import GPTOverrides
 from keras_tx.models.text_model import DecoderModel
 from keras_tx.models.transformer_model import AUTO
@@ -126,6 +127,7 @@ class GPTConfig:
         tied: whether logits are computed with the token embedding.
         pad_id: id of padding tokens, which the default attention_mask masks; None for none.
         stop_ids: ids that end a text; None means the tokenizer's end token.
+        generation: default options of `generate`, such as {"repetition_penalty": 1.1}.
         norm_epsilon: of the norms.
         dropout: rate after the embeddings and in the blocks.
         attention_dropout: rate of the attention weights.
@@ -152,13 +154,14 @@ class GPTConfig:
     tied: bool = True
     pad_id: Count | None = None
     stop_ids: tuple[int, ...] | None = None
+    generation: dict[str, Any] | None = None
     norm_epsilon: Epsilon = 1e-5
     dropout: Rate = 0.1
     attention_dropout: Rate = 0.1
 
     # Fields that may differ from those of the initial weights.
     FREE: ClassVar[frozenset[str]] = frozenset(
-        {"attention_dropout", "dropout", "max_length", "pad_id", "stop_ids"}
+        {"attention_dropout", "dropout", "generation", "max_length", "pad_id", "stop_ids"}
     )
 
     def __post_init__(self) -> None:
@@ -172,6 +175,7 @@ class GPTConfig:
         if self.qkv_bias == self.use_bias:
             object.__setattr__(self, "qkv_bias", None)
         check_token_ids(self)
+        check_generation_defaults(self.generation)
         for name, known in (("positions", POSITIONS), ("norm_position", NORM_POSITIONS)):
             value = getattr(self, name)
             if value not in known:

@@ -90,7 +90,7 @@ class TransformerConfig:
         pad_id: id of padding tokens, which the default attention_mask masks.
         start_id: id of the first token of every target; None means pad_id.
         stop_ids: ids that end a target; None means the tokenizer's end token.
-        generation: default options of `generate`, such as {"num_beams": 4, "banned_ids": [0]}.
+        generation: default options of `generate`, such as {"num_beams": 4, "bad_words_ids": [[0]]}.
         task_options: prefix of sources and options by task, as `task_specific_params` of Hugging Face's
             config.json: {"summarization": {"prefix": "summarize: ", "num_beams": 4}}.
         norm_epsilon: of the norms.

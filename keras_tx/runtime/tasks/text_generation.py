@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from keras_tx import contract
-from keras_tx.errors import FolderError
+from keras_tx.errors import ConfigError, FolderError
 from keras_tx.generation import Generator
+from keras_tx.generation.defaults import read_defaults
 from keras_tx.processing import TextTransform
 from keras_tx.processing.detokenizer import read_tokenizer
 from keras_tx.runtime.cached_decoder import CachedDecoder, context_of
@@ -35,7 +36,12 @@ class TextGenerator(LoadedModel, Generator):
         self.prepare()
         size = self.decoder.vocabulary_size
         tokenizer = None if folder.tokenizer is None else read_checked_tokenizer(folder.tokenizer, size)
-        Generator.__init__(self, self.decoder, stop_ids(folder, size), str(folder.path), tokenizer)
+        stops, name = stop_ids(folder, size), str(folder.path)
+        try:
+            defaults = read_defaults(folder.generation or {}, contract.GENERATION_CONFIG)
+            Generator.__init__(self, self.decoder, stops, name, tokenizer, defaults)
+        except ConfigError as error:
+            raise FolderError(f"{folder.path / contract.GENERATION_CONFIG}: {error}") from error
 
     def prepare(self) -> None:
         kind = SharedCacheDecoder if self.session.graph == self.folder.shared else CachedDecoder
