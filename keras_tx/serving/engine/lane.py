@@ -1,0 +1,117 @@
+"""Lane: the sequences of the model with one adapter, each in a row of the cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from keras_tx.runtime.cached_decoder import CachedDecoder
+from keras_tx.runtime.shared_cache import SharedCacheDecoder
+from keras_tx.serving.engine.cache_rows import PlainRows, SharedRows, bytes_per_token
+from keras_tx.serving.engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    from keras_tx.runtime.tasks.text_generation import TextGenerator
+
+
+class Lane:
+    """Admits, prefills and decodes sequences.
+
+    Args:
+        generator: the model, with its adapter.
+        max_streams: number of rows.
+        batched: whether all rows decode in one run, and prompts are prefilled in chunks.
+    """
+
+    def __init__(self, generator: TextGenerator, max_streams: int, batched: bool) -> None:
+        decoder = generator.decoder
+        assert isinstance(decoder, SharedCacheDecoder | CachedDecoder)
+        self.bytes_per_token = bytes_per_token(decoder)
+        self.tokens = 0  # generated
+        shared = isinstance(decoder, SharedCacheDecoder)
+        self.rows = SharedRows(decoder, max_streams) if shared else PlainRows(decoder)
+        self._batched = batched
+        self._places: list[Sequence | None] = []  # by row
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return [sequence for sequence in self._places if sequence is not None]
+
+    def add(self, sequence: Sequence) -> None:
+        """Gives a sequence a free row."""
+        row = self._places.index(None) if None in self._places else len(self._places)
+        self.rows.open(row, sequence.reserved, self._lengths())
+        self._places[row : row + 1] = [sequence]
+        sequence.row = row
+
+    def remove_ended(self) -> None:
+        for row, sequence in enumerate(self._places):
+            if sequence is not None and sequence.ended:
+                self.rows.close(row)
+                self._places[row] = None
+
+    def compact(self) -> None:
+        """Moves the last rows to free ones, so that a decode step has no free rows between others."""
+        while None in self._places:
+            last = self._places.pop()
+            if last is not None:
+                row = self._places.index(None)
+                self.rows.move(last.row, row, last.cached)
+                self._places[row] = last
+                last.row = row
+
+    def trim(self) -> None:
+        """Returns memory that removed sequences used."""
+        reserved = [0 if sequence is None else sequence.reserved for sequence in self._places]
+        self.rows.trim(reserved, self._lengths())
+
+    def _lengths(self) -> list[int]:
+        return [0 if sequence is None else sequence.cached for sequence in self._places]
+
+    def prefill(self, sequence: Sequence, most: int) -> int:
+        """Runs at most so many tokens of a prompt; returns how many."""
+        start = sequence.cached
+        end = min(len(sequence.ids), start + most) if self._batched else len(sequence.ids)
+        self._run(sequence, end)
+        return end - start
+
+    def decode(self) -> None:
+        """Runs a token of each sequence; sequences whose prompt is not in the cache run its next token."""
+        sequences = self.sequences
+        decoding = [sequence for sequence in sequences if sequence.decodes and not sequence.ended]
+        if not decoding:
+            return
+        if isinstance(self.rows, SharedRows) and self._batched and len(sequences) > 1:
+            try:
+                tokens = [sequence.ids[sequence.cached] for sequence in sequences]
+                logits = self.rows.decode(tokens, [sequence.cached for sequence in sequences])
+            except Exception:  # one by one, to find the sequence that fails
+                pass
+            else:
+                for sequence, row in zip(sequences, logits, strict=True):
+                    if not sequence.ended:
+                        self._advance(sequence, sequence.cached + 1, row)
+                return
+        for sequence in decoding:
+            self._run(sequence, len(sequence.ids))
+
+    def _run(self, sequence: Sequence, end: int) -> None:
+        """Runs the tokens of a sequence before `end`; an error ends the sequence."""
+        try:
+            logits = self.rows.run(sequence.row, sequence.ids[sequence.cached : end], sequence.cached)
+        except Exception as error:
+            sequence.fail(error)
+        else:
+            self._advance(sequence, end, logits[-1])
+
+    def _advance(self, sequence: Sequence, cached: int, logits: np.ndarray) -> None:
+        """Chooses the next token if the whole text is in the cache."""
+        sequence.cached = cached
+        if cached == len(sequence.ids):
+            try:
+                sequence.add_next(logits)
+            except Exception as error:  # of its constraints, or NaN
+                sequence.fail(error)
+            else:
+                self.tokens += 1
