@@ -22,13 +22,15 @@ from keras_tx.processing import train_byte_bpe
 from keras_tx.runtime import TextGenerator, load
 from keras_tx.runtime.shared_cache import SharedCache
 from keras_tx.serving import TextEngine
+from keras_tx.serving.engine.prefix_cache import BLOCK, PrefixCache
 from keras_tx.serving.engine.scheduler import CHUNK
 from keras_tx_onnx import export_onnx
 from tests.drawing import redraw
 from tests.exported_folders import CORPUS
 
 CONTEXT = 160
-LONG = list(range(100)) + list(range(40))  # several chunks
+SYSTEM = list(range(110))
+LONG = SYSTEM + list(range(30))  # several chunks
 
 
 @pytest.fixture(scope="module")
@@ -80,17 +82,43 @@ def random_calls(count: int, seed: int = 0) -> list[tuple[list[int], dict[str, A
     return calls
 
 
+class Gate:
+    """Lets the engine run only while it is open."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = threading.Event()
+        run = SharedCache.run
+
+        def waits(*args: Any) -> np.ndarray:
+            assert self.open.wait(60)
+            return run(*args)
+
+        monkeypatch.setattr(SharedCache, "run", waits)
+
+
+@pytest.fixture
+def slow_runs(monkeypatch) -> None:
+    run = SharedCache.run
+
+    def slow(*args: Any) -> np.ndarray:
+        time.sleep(0.005)
+        return run(*args)
+
+    monkeypatch.setattr(SharedCache, "run", slow)
+
+
 @pytest.fixture(scope="module")
 def thousand(poet) -> list[tuple[list[int], dict[str, Any], Generation]]:
     return [(prompt, options, poet.generate(prompt, **options)) for prompt, options in random_calls(1000)]
 
 
-def test_a_thousand_streams_equal_each_prompt_alone(poet, thousand):
+@pytest.mark.parametrize("prefix_cache", [0, 2**18, None])
+def test_a_thousand_streams_equal_each_prompt_alone(poet, thousand, prefix_cache):
     """In random order and at random times, one in ten cancelled."""
     chance = random.Random(1)
     order = list(range(len(thousand)))
     chance.shuffle(order)
-    with TextEngine(poet, max_streams=12, max_queue=2000) as engine:
+    with TextEngine(poet, max_streams=12, max_queue=2000, prefix_cache=prefix_cache) as engine:
         streams: dict[int, Any] = {}
         for place, index in enumerate(order):
             prompt, options, _ = thousand[index]
@@ -109,6 +137,9 @@ def test_a_thousand_streams_equal_each_prompt_alone(poet, thousand):
                 assert result == expected, thousand[index][:2]
         assert cancelled < 120
         waits_until(lambda: engine.stats.running == 0)
+        assert (engine.stats.prefix_hits > 100) == (prefix_cache != 0)
+        if prefix_cache is not None:
+            assert engine.stats.prefix_bytes <= prefix_cache
 
 
 def test_streams_run_in_one_batch(poet, monkeypatch):
@@ -120,8 +151,10 @@ def test_streams_run_in_one_batch(poet, monkeypatch):
         return run(cache, ids, *args)
 
     monkeypatch.setattr(SharedCache, "run", watched)
+    gate = Gate(monkeypatch)
     with TextEngine(poet, max_streams=8) as engine:
         streams = [engine.submit([1, 2, 3], max_new_tokens=40, stop_tokens=[]) for _ in range(8)]
+        gate.open.set()
         assert len({stream.result(60).ids for stream in streams}) == 1
     assert (8, 1) in sizes
     assert sizes.count((1, 1)) < 40
@@ -148,6 +181,60 @@ def test_long_prompt_does_not_stall_streams(poet, monkeypatch):
     assert sum(sizes[index][1] for index in prefills) >= len(LONG) - len(sizes)
     assert all(sizes[index][1] <= CHUNK for index in prefills)
     assert all(b - a > 1 for a, b in itertools.pairwise(prefills))  # a decode step between two chunks
+
+
+def test_beginning_of_a_prompt_is_not_prefilled_again(poet, monkeypatch):
+    tokens = []
+    run = SharedCache.run
+
+    def watched(cache: SharedCache, ids: np.ndarray, *args: Any) -> np.ndarray:
+        tokens.append(ids.shape[1])
+        return run(cache, ids, *args)
+
+    expected = poet.generate([*SYSTEM, 7], max_new_tokens=30, stop_tokens=[])
+    continued = [*SYSTEM, 7, *expected.ids, 5]
+    after = poet.generate(continued, max_new_tokens=2)
+    monkeypatch.setattr(SharedCache, "run", watched)
+    with TextEngine(poet) as engine:
+        assert engine.submit([*SYSTEM, 9], max_new_tokens=1).result(60)
+        tokens.clear()
+        stream = engine.submit([*SYSTEM, 7], max_new_tokens=30, stop_tokens=[])
+        assert stream.result(60) == expected
+        assert stream.cached_tokens == len(SYSTEM) // BLOCK * BLOCK
+        assert sum(tokens) == len(SYSTEM) % BLOCK + len(expected.ids)
+        conversation = engine.submit(continued, max_new_tokens=2)
+        assert conversation.result(60) == after
+        assert conversation.cached_tokens == (len(continued) - 2) // BLOCK * BLOCK > stream.cached_tokens
+        assert engine.submit(SYSTEM[1:], max_new_tokens=1).result(60)
+        assert engine.stats.prefix_hits == 2
+        assert engine.stats.prefix_bytes >= len(SYSTEM) * poet.decoder.bytes_per_token // 2
+    with TextEngine(poet, prefix_cache=0) as engine:
+        for _ in range(2):
+            stream = engine.submit(LONG, max_new_tokens=1)
+            stream.result(60)
+            assert stream.cached_tokens == 0
+        assert engine.stats.prefix_bytes == engine.stats.prefix_hits == 0
+
+
+def test_prefix_cache_removes_the_least_recently_used_blocks():
+    cache = PrefixCache(4 * BLOCK)
+
+    def read(start: int, end: int) -> list[np.ndarray]:
+        return [np.zeros((1, end - start, 1), "uint8")]
+
+    texts = [[n] * (2 * BLOCK) for n in range(3)]
+    for text in texts[:2]:
+        cache.store(None, text, 1, read)
+    assert len(cache.find(None, texts[0])) == 2
+    assert cache.find("adapter", texts[0]) == []
+    cache.store(None, texts[2], 1, read)  # in the place of the second text
+    assert [len(cache.find(None, text)) for text in texts] == [2, 0, 2]
+    cache.store(None, texts[0][:BLOCK] + [7] * BLOCK, 1, read)  # in the place of an end, not of a beginning
+    assert [len(cache.find(None, text)) for text in texts] == [1, 0, 2]
+    cache.store(None, [8] * (9 * BLOCK + 1), 1, read)  # its first four blocks
+    assert [len(cache.find(None, text)) for text in texts] == [0, 0, 0]
+    assert len(cache.find(None, [8] * (9 * BLOCK))) == 4
+    assert cache.num_bytes == 4 * BLOCK
 
 
 def test_text_logprobs_and_stop_strings(poet):
@@ -202,23 +289,9 @@ def test_wrong_input_raises_before_the_queue(poet):
     function: Any = len
     with pytest.raises(ConfigError, match="expected a loaded decoder"):
         TextEngine(function)
-    for option in ("max_streams", "max_queue", "cache_memory"):
+    for option in ("max_streams", "max_queue", "cache_memory", "prefix_cache"):
         with pytest.raises(ConfigError, match=option):
-            TextEngine(poet, **{option: 0})
-
-
-class Gate:
-    """Lets the engine run only while it is open."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.open = threading.Event()
-        run = SharedCache.run
-
-        def waits(*args: Any) -> np.ndarray:
-            assert self.open.wait(60)
-            return run(*args)
-
-        monkeypatch.setattr(SharedCache, "run", waits)
+            TextEngine(poet, **{option: -1})
 
 
 def test_full_queue_and_memory(poet, monkeypatch):
@@ -260,7 +333,7 @@ def test_deadline_and_cancellation(poet, monkeypatch):
 
 
 @pytest.mark.parametrize("leave", ["break", "delete", "close"])
-def test_work_ends_when_the_client_leaves(poet, leave):
+def test_work_ends_when_the_client_leaves(poet, leave, slow_runs):
     with TextEngine(poet) as engine:
         stream = engine.submit([1, 2, 3], max_new_tokens=150, stop_tokens=[], deadline=60)
         sequence = stream._sequence
@@ -278,7 +351,7 @@ def test_work_ends_when_the_client_leaves(poet, leave):
         assert sequence.outbox.result.result(60).finish == "cancelled"
 
 
-def test_asyncio(poet):
+def test_asyncio(poet, slow_runs):
     calls = random_calls(20, seed=3)
     expected = [poet.generate(prompt, **options) for prompt, options in calls]
 
@@ -359,6 +432,8 @@ def test_folder_without_shared_cache_runs_one_by_one(tmp_path):
     with opened(tmp_path / "plain") as plain, TextEngine(plain, max_streams=4) as engine:
         assert engine.one_by_one is not None
         assert "cache='shared'" in engine.one_by_one
+        with pytest.raises(ConfigError, match="prefix_cache=9 is not supported here"):
+            TextEngine(plain, prefix_cache=9)
         streams = [engine.submit(prompt, **options) for prompt, options in calls]
         for stream, (prompt, options) in zip(streams, calls, strict=True):
             assert stream.result(60) == plain.generate(prompt, **options)

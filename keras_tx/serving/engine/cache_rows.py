@@ -79,6 +79,15 @@ class SharedRows:
     def close(self, row: int) -> None:
         """Frees a row; its memory is used again."""
 
+    def read(self, row: int, start: int, end: int) -> list[np.ndarray]:
+        """A copy of the keys and values of some tokens."""
+        return [array[row, :, start:end].copy() for array in self._cache.arrays]
+
+    def write(self, row: int, start: int, values: list[np.ndarray]) -> None:
+        """Sets keys and values that `read` returned."""
+        for array, value in zip(self._cache.arrays, values, strict=True):
+            array[row, :, start : start + value.shape[1]] = value
+
     def run(self, row: int, ids: Sequence[int], start: int, all_logits: bool = False) -> np.ndarray:
         """Logits (tokens, vocabulary) of the last or of all tokens, which follow `start` cached ones."""
         total = start + len(ids)

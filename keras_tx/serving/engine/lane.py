@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from keras_tx.runtime.cached_decoder import CachedDecoder
 from keras_tx.runtime.shared_cache import SharedCacheDecoder
 from keras_tx.serving.engine.cache_rows import PlainRows, SharedRows, bytes_per_token
+from keras_tx.serving.engine.prefix_cache import PrefixCache
 from keras_tx.serving.engine.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -22,9 +24,12 @@ class Lane:
         generator: the model, with its adapter.
         max_streams: number of rows.
         batched: whether all rows decode in one run, and prompts are prefilled in chunks.
+        prefixes: keys and values of the beginnings of texts; None for none.
     """
 
-    def __init__(self, generator: TextGenerator, max_streams: int, batched: bool) -> None:
+    def __init__(
+        self, generator: TextGenerator, max_streams: int, batched: bool, prefixes: PrefixCache | None
+    ) -> None:
         decoder = generator.decoder
         assert isinstance(decoder, SharedCacheDecoder | CachedDecoder)
         self.bytes_per_token = bytes_per_token(decoder)
@@ -32,6 +37,7 @@ class Lane:
         shared = isinstance(decoder, SharedCacheDecoder)
         self.rows = SharedRows(decoder, max_streams) if shared else PlainRows(decoder)
         self._batched = batched
+        self._prefixes = prefixes if shared else None
         self._places: list[Sequence | None] = []  # by row
 
     @property
@@ -44,10 +50,22 @@ class Lane:
         self.rows.open(row, sequence.reserved, self._lengths())
         self._places[row : row + 1] = [sequence]
         sequence.row = row
+        if self._prefixes is not None and isinstance(self.rows, SharedRows):
+            for values in self._prefixes.find(sequence.adapter, sequence.ids[:-1]):  # the last one has logits
+                self.rows.write(row, sequence.cached, values)
+                sequence.cached += values[0].shape[1]
+            sequence.restored = sequence.cached
+
+    def _store_prefix(self, sequence: Sequence) -> None:
+        if self._prefixes is not None and isinstance(self.rows, SharedRows):
+            ids = sequence.ids[: sequence.cached]
+            read = partial(self.rows.read, sequence.row)
+            self._prefixes.store(sequence.adapter, ids, self.bytes_per_token, read)
 
     def remove_ended(self) -> None:
         for row, sequence in enumerate(self._places):
             if sequence is not None and sequence.ended:
+                self._store_prefix(sequence)
                 self.rows.close(row)
                 self._places[row] = None
 
@@ -115,3 +133,5 @@ class Lane:
                 sequence.fail(error)
             else:
                 self.tokens += 1
+            if cached == sequence.prompt_length:
+                self._store_prefix(sequence)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from keras_tx.errors import BusyError, ConfigError, KerasTxError, whole_number
 from keras_tx.serving.engine.cache_rows import bytes_per_token
 from keras_tx.serving.engine.lane import Lane
+from keras_tx.serving.engine.prefix_cache import PrefixCache
 from keras_tx.serving.engine.scheduler import Scheduler
 from keras_tx.serving.engine.sequence import Sequence
 from keras_tx.serving.engine.stream import TextStream
@@ -19,6 +20,8 @@ from keras_tx.serving.engine.stream import TextStream
 if TYPE_CHECKING:
     from keras_tx.generation.generator import Prompt
     from keras_tx.runtime.tasks.text_generation import TextGenerator
+
+PREFIX_BYTES = 256 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +33,8 @@ class EngineStats:
         waiting: streams in the queue.
         free: streams that may join before the queue begins.
         cache_bytes: memory of keys and values of the running streams, once their texts are complete.
+        prefix_bytes: memory of the prefix cache.
+        prefix_hits: streams whose prompt began with tokens of the prefix cache.
         requests: streams that were accepted.
         tokens: generated tokens.
     """
@@ -38,6 +43,8 @@ class EngineStats:
     waiting: int
     free: int
     cache_bytes: int
+    prefix_bytes: int
+    prefix_hits: int
     requests: int
     tokens: int
 
@@ -60,6 +67,9 @@ class TextEngine:
         max_queue: maximum number of further streams that wait.
         cache_memory: maximum number of bytes for keys and values; a stream is admitted when the memory for
             its prompt and `max_new_tokens` is free. None for no limit besides `max_streams`.
+        prefix_cache: maximum number of bytes for keys and values of earlier texts, whose tokens are not
+            prefilled again at the beginning of a prompt; 0 for none. By default 256 MB where it is supported:
+            if streams run in batches.
 
     Attributes:
         one_by_one: why streams decode one by one instead of in a batch; None if they run in a batch.
@@ -75,6 +85,7 @@ class TextEngine:
         max_streams: int = 16,
         max_queue: int = 256,
         cache_memory: int | None = None,
+        prefix_cache: int | None = None,
     ) -> None:
         from keras_tx.runtime import TextGenerator
 
@@ -87,6 +98,7 @@ class TextEngine:
         self.max_queue = whole_number("max_queue", max_queue)
         self.cache_memory = None if cache_memory is None else whole_number("cache_memory", cache_memory)
         self.one_by_one = _one_by_one(model)
+        self._prefixes = self._prefix_cache(prefix_cache)
         self._scheduler = Scheduler(self.max_streams, self.cache_memory, self._open_lane)
         self._generators: dict[str | None, TextGenerator] = {None: model}
         self._arrived: deque[Sequence] = deque()
@@ -163,6 +175,8 @@ class TextEngine:
             waiting,
             max(0, self.max_streams - running - waiting),
             scheduler.cache_bytes,
+            0 if self._prefixes is None else self._prefixes.num_bytes,
+            0 if self._prefixes is None else self._prefixes.hits,
             self._requests,
             scheduler.tokens,
         )
@@ -192,7 +206,17 @@ class TextEngine:
         return self._generators[adapter]
 
     def _open_lane(self, generator: TextGenerator) -> Lane:
-        return Lane(generator, self.max_streams, self.one_by_one is None)
+        return Lane(generator, self.max_streams, self.one_by_one is None, self._prefixes)
+
+    def _prefix_cache(self, most_bytes: int | None) -> PrefixCache | None:
+        if most_bytes is None:
+            return None if self.one_by_one else PrefixCache(PREFIX_BYTES)
+        if type(most_bytes) is int and most_bytes == 0:
+            return None
+        number = whole_number("prefix_cache", most_bytes)
+        if self.one_by_one:
+            raise ConfigError(f"prefix_cache={number} is not supported here: {self.one_by_one}")
+        return PrefixCache(number)
 
     def _check_memory(self, sequence: Sequence) -> None:
         """Raises a BusyError for a text that `cache_memory` is too small for."""
