@@ -23,6 +23,7 @@ from keras_tx.runtime import TextGenerator, load
 from keras_tx.runtime.shared_cache import SharedCache
 from keras_tx.serving import TextEngine
 from keras_tx.serving.engine.prefix_cache import BLOCK, PrefixCache
+from keras_tx.serving.engine.prompt_lookup import PromptLookup
 from keras_tx.serving.engine.scheduler import CHUNK
 from keras_tx_onnx import export_onnx
 from tests.drawing import redraw
@@ -112,13 +113,14 @@ def thousand(poet) -> list[tuple[list[int], dict[str, Any], Generation]]:
     return [(prompt, options, poet.generate(prompt, **options)) for prompt, options in random_calls(1000)]
 
 
-@pytest.mark.parametrize("prefix_cache", [0, 2**18, None])
-def test_a_thousand_streams_equal_each_prompt_alone(poet, thousand, prefix_cache):
+@pytest.mark.parametrize(("prefix_cache", "prompt_lookup"), [(0, False), (2**18, False), (None, True)])
+def test_a_thousand_streams_equal_each_prompt_alone(poet, thousand, prefix_cache, prompt_lookup):
     """In random order and at random times, one in ten cancelled."""
     chance = random.Random(1)
     order = list(range(len(thousand)))
     chance.shuffle(order)
-    with TextEngine(poet, max_streams=12, max_queue=2000, prefix_cache=prefix_cache) as engine:
+    options: dict[str, Any] = {"prefix_cache": prefix_cache, "prompt_lookup": prompt_lookup}
+    with TextEngine(poet, max_streams=12, max_queue=2000, **options) as engine:
         streams: dict[int, Any] = {}
         for place, index in enumerate(order):
             prompt, options, _ = thousand[index]
@@ -237,6 +239,63 @@ def test_prefix_cache_removes_the_least_recently_used_blocks():
     assert cache.num_bytes == 4 * BLOCK
 
 
+@pytest.mark.parametrize("sampling", [{}, {"seed": 3, "temperature": 0.5}])
+def test_guessed_tokens_do_not_change_texts(poet, monkeypatch, sampling):
+    """Texts of few tokens repeat themselves. Runs that verify a guess take as long as a decode step."""
+    record = PromptLookup.record
+    monkeypatch.setattr(
+        PromptLookup, "record", lambda self, guessed, accepted, cost: record(self, guessed, accepted, 1.0)
+    )
+    options: dict[str, Any] = {"max_new_tokens": 100, "stop_tokens": [], "allowed_ids": [5, 6, 9], **sampling}
+    prompts = [[5, 6, 9] * 5, [1, 2, 3], list(range(50)) * 2]
+    with TextEngine(poet, prompt_lookup=True) as engine:
+        for prompt in prompts:
+            for most in (1, 2, 7, 50, 100):
+                options["max_new_tokens"] = most
+                stream = engine.submit(prompt, **options)
+                tokens = list(stream)
+                assert stream.result(60) == poet.generate(prompt, **options)
+                assert len(tokens) == len(stream.ids)
+        stats = engine.stats
+        assert stats.guessed_tokens > stats.accepted_tokens > stats.tokens // 8
+    with TextEngine(poet, prompt_lookup=False) as engine:
+        assert engine.submit(prompts[0], **options).result(60)
+        assert engine.stats.guessed_tokens == 0
+
+
+def test_only_a_stream_that_runs_alone_guesses(poet, monkeypatch):
+    gate = Gate(monkeypatch)
+    with TextEngine(poet) as engine:
+        prompt = [5, 6, 9] * 5
+        streams = [engine.submit(prompt, max_new_tokens=60, allowed_ids=[5, 6, 9]) for _ in range(2)]
+        waits_until(lambda: engine.stats.running + engine.stats.waiting == 2)
+        gate.open.set()
+        for stream in streams:
+            stream.result(60)
+        assert engine.stats.guessed_tokens == 0
+
+
+def test_guesses_continue_the_last_occurrence_and_pause_where_they_do_not_pay():
+    ids = [1, 2, 3, 4, 1, 2, 3, 5, 6, 7, 8, 9]
+    lookup = PromptLookup(ids)
+    assert lookup.guess(8) == []
+    ids += [1, 2, 3]
+    assert lookup.guess(8) == [5, 6, 7, 8]
+    assert lookup.guess(2) == [5, 6]
+    lookup.record(4, 4, cost=1.5)
+    assert lookup.guess(100) == [5, 6, 7, 8, 9, 1, 2, 3]
+    lookup.record(8, 0, cost=3.0)
+    assert lookup.guess(100) == [5, 6, 7, 8]
+    lookup.record(4, 0, cost=1.5)
+    assert lookup.guess(100) == []
+    for pause in (64, 128):
+        ids += [1, 2, 3] * (pause // 3)
+        assert lookup.guess(4) == []
+        ids += [1, 2, 3]
+        assert lookup.guess(4) == [1, 2, 3]
+        lookup.record(4, 0, cost=1.5)
+
+
 def test_text_logprobs_and_stop_strings(poet):
     prompt = "the cat sat"
     whole = poet.generate(prompt, max_new_tokens=30, log_probabilities=True)
@@ -289,6 +348,7 @@ def test_wrong_input_raises_before_the_queue(poet):
     function: Any = len
     with pytest.raises(ConfigError, match="expected a loaded decoder"):
         TextEngine(function)
+    option: Any
     for option in ("max_streams", "max_queue", "cache_memory", "prefix_cache"):
         with pytest.raises(ConfigError, match=option):
             TextEngine(poet, **{option: -1})
@@ -434,6 +494,8 @@ def test_folder_without_shared_cache_runs_one_by_one(tmp_path):
         assert "cache='shared'" in engine.one_by_one
         with pytest.raises(ConfigError, match="prefix_cache=9 is not supported here"):
             TextEngine(plain, prefix_cache=9)
+        with pytest.raises(ConfigError, match="prompt_lookup=True is not supported here"):
+            TextEngine(plain, prompt_lookup=True)
         streams = [engine.submit(prompt, **options) for prompt, options in calls]
         for stream, (prompt, options) in zip(streams, calls, strict=True):
             assert stream.result(60) == plain.generate(prompt, **options)

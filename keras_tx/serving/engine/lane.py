@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,15 +26,27 @@ class Lane:
         max_streams: number of rows.
         batched: whether all rows decode in one run, and prompts are prefilled in chunks.
         prefixes: keys and values of the beginnings of texts; None for none.
+        lookup: whether a sequence that runs alone guesses its next tokens.
+
+    Attributes:
+        tokens: number of generated tokens.
+        guessed, accepted: number of guessed tokens, and of those that were right.
     """
 
     def __init__(
-        self, generator: TextGenerator, max_streams: int, batched: bool, prefixes: PrefixCache | None
+        self,
+        generator: TextGenerator,
+        max_streams: int,
+        batched: bool,
+        prefixes: PrefixCache | None,
+        lookup: bool,
     ) -> None:
         decoder = generator.decoder
         assert isinstance(decoder, SharedCacheDecoder | CachedDecoder)
         self.bytes_per_token = bytes_per_token(decoder)
-        self.tokens = 0  # generated
+        self.tokens = self.guessed = self.accepted = 0
+        self._lookup = lookup
+        self._step_seconds = 0.0  # of a decode step of one sequence
         shared = isinstance(decoder, SharedCacheDecoder)
         self.rows = SharedRows(decoder, max_streams) if shared else PlainRows(decoder)
         self._batched = batched
@@ -94,13 +107,17 @@ class Lane:
         self._run(sequence, end)
         return end - start
 
-    def decode(self) -> None:
-        """Runs a token of each sequence; sequences whose prompt is not in the cache run its next token."""
+    def decode(self, alone: bool) -> None:
+        """Runs a token of each sequence; sequences whose prompt is not in the cache run its next token.
+
+        Args:
+            alone: whether no other sequence runs in the engine.
+        """
         sequences = self.sequences
         decoding = [sequence for sequence in sequences if sequence.decodes and not sequence.ended]
-        if not decoding:
-            return
-        if isinstance(self.rows, SharedRows) and self._batched and len(sequences) > 1:
+        if isinstance(self.rows, SharedRows) and self._batched and decoding:
+            if alone and self._lookup:
+                return self._decode_with_guess(self.rows, decoding[0])
             try:
                 tokens = [sequence.ids[sequence.cached] for sequence in sequences]
                 logits = self.rows.decode(tokens, [sequence.cached for sequence in sequences])
@@ -113,6 +130,32 @@ class Lane:
                 return
         for sequence in decoding:
             self._run(sequence, len(sequence.ids))
+
+    def _decode_with_guess(self, rows: SharedRows, sequence: Sequence) -> None:
+        """Runs a token and a guess of the tokens after it; adds those that were right, and one more."""
+        ids = sequence.ids
+        guess = sequence.lookup.guess(sequence.reserved - len(ids)) if self._step_seconds else []
+        start = time.perf_counter()
+        try:
+            if guess:
+                logits = rows.run(sequence.row, [ids[-1], *guess], sequence.cached, all_logits=True)
+            else:
+                logits = rows.decode([ids[-1]], [sequence.cached])
+        except Exception as error:
+            return sequence.fail(error)
+        seconds = time.perf_counter() - start
+        accepted = 0
+        self._advance(sequence, sequence.cached + 1, logits[0])
+        while accepted < len(guess) and not sequence.ended and ids[-1] == guess[accepted]:
+            accepted += 1
+            self._advance(sequence, sequence.cached + 1, logits[accepted])
+        if guess:
+            sequence.lookup.record(len(guess), accepted, seconds / self._step_seconds)
+            self.guessed += len(guess)
+            self.accepted += accepted
+        else:
+            self._step_seconds += (seconds - self._step_seconds) * (0.1 if self._step_seconds else 1.0)
+        return None
 
     def _run(self, sequence: Sequence, end: int) -> None:
         """Runs the tokens of a sequence before `end`; an error ends the sequence."""

@@ -42,25 +42,24 @@ class Scheduler:
     @property
     def cache_bytes(self) -> int:
         """The memory of keys and values."""
-        return sum(lane.rows.num_bytes for lane in [*self._lanes.values()])
+        return sum(lane.rows.num_bytes for lane in self.lanes)
 
     @property
-    def tokens(self) -> int:
-        """The number of generated tokens."""
-        return sum(lane.tokens for lane in [*self._lanes.values()])
+    def lanes(self) -> list[Lane]:
+        return [*self._lanes.values()]
 
     def step(self) -> None:
         self._remove_ended()
         self._admit()
-        for lane in self._lanes.values():
+        for lane in self.lanes:
             lane.compact()
         budget = CHUNK if any(sequence.decodes for sequence in self.running) else LONE_CHUNK
         for sequence in self._prefilling():
             budget -= self._lanes[sequence.adapter].prefill(sequence, budget)
             if budget <= 0:
                 break
-        for lane in self._lanes.values():
-            lane.decode()
+        for lane in self.lanes:
+            lane.decode(alone=len(self.running) == 1)
 
     def end_all(self, error: BaseException) -> None:
         """Ends all sequences with an error."""
@@ -80,7 +79,7 @@ class Scheduler:
         self.running = [sequence for sequence in self.running if not sequence.ended]
         if any(sequence.ended for sequence in self.waiting):
             self.waiting = deque(sequence for sequence in self.waiting if not sequence.ended)
-        for lane in self._lanes.values():
+        for lane in self.lanes:
             lane.remove_ended()
 
     def _admit(self) -> None:
@@ -105,6 +104,6 @@ class Scheduler:
             return True
         free = self._memory - sequence.reserved * lane.bytes_per_token
         if self.cache_bytes > free:
-            for other in self._lanes.values():
+            for other in self.lanes:
                 other.trim()
         return self.cache_bytes <= free

@@ -10,6 +10,7 @@ import numpy as np
 from keras_tx.generation.decoding_loop import CANCELLED, DEADLINE, GrowingText
 from keras_tx.generation.generator import DecodedText, Request
 from keras_tx.generation.logits import log_probability, top_k_ids
+from keras_tx.serving.engine.prompt_lookup import PromptLookup
 from keras_tx.serving.engine.stream import Outbox, StreamToken
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Sequence:
         restored: number of those that the prefix cache had.
         row: the sequence's row of the cache.
         reserved: the largest number of tokens that the cache will have.
+        lookup: guesses the next tokens.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Sequence:
             lambda token: self._decoded.ends(token, request.limits),
         )
         self.ids = self._growing.ids
+        self.lookup = PromptLookup(self.ids)
 
     @property
     def text(self) -> str | None:

@@ -9,7 +9,7 @@ from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from keras_tx.errors import BusyError, ConfigError, KerasTxError, whole_number
+from keras_tx.errors import BusyError, ConfigError, KerasTxError, true_or_false, whole_number
 from keras_tx.serving.engine.cache_rows import bytes_per_token
 from keras_tx.serving.engine.lane import Lane
 from keras_tx.serving.engine.prefix_cache import PrefixCache
@@ -37,6 +37,8 @@ class EngineStats:
         prefix_hits: streams whose prompt began with tokens of the prefix cache.
         requests: streams that were accepted.
         tokens: generated tokens.
+        guessed_tokens: tokens that prompt lookup guessed.
+        accepted_tokens: guessed tokens that were right.
     """
 
     running: int
@@ -47,6 +49,8 @@ class EngineStats:
     prefix_hits: int
     requests: int
     tokens: int
+    guessed_tokens: int
+    accepted_tokens: int
 
 
 class TextEngine:
@@ -70,6 +74,9 @@ class TextEngine:
         prefix_cache: maximum number of bytes for keys and values of earlier texts, whose tokens are not
             prefilled again at the beginning of a prompt; 0 for none. By default 256 MB where it is supported:
             if streams run in batches.
+        prompt_lookup: whether a stream that runs alone guesses tokens that followed the same tokens earlier
+            in the text, and verifies them in one run. It has the same tokens. By default where it is
+            supported: if streams run in batches.
 
     Attributes:
         one_by_one: why streams decode one by one instead of in a batch; None if they run in a batch.
@@ -86,6 +93,7 @@ class TextEngine:
         max_queue: int = 256,
         cache_memory: int | None = None,
         prefix_cache: int | None = None,
+        prompt_lookup: bool | None = None,
     ) -> None:
         from keras_tx.runtime import TextGenerator
 
@@ -99,6 +107,10 @@ class TextEngine:
         self.cache_memory = None if cache_memory is None else whole_number("cache_memory", cache_memory)
         self.one_by_one = _one_by_one(model)
         self._prefixes = self._prefix_cache(prefix_cache)
+        self._lookup = self._supported(
+            "prompt_lookup",
+            None if prompt_lookup is None else true_or_false("prompt_lookup", prompt_lookup),
+        )
         self._scheduler = Scheduler(self.max_streams, self.cache_memory, self._open_lane)
         self._generators: dict[str | None, TextGenerator] = {None: model}
         self._arrived: deque[Sequence] = deque()
@@ -168,7 +180,7 @@ class TextEngine:
     @property
     def stats(self) -> EngineStats:
         """The number of streams, and counts since the start."""
-        scheduler = self._scheduler
+        scheduler, lanes = self._scheduler, self._scheduler.lanes
         running, waiting = len(scheduler.running), self._waiting()
         return EngineStats(
             running,
@@ -178,7 +190,9 @@ class TextEngine:
             0 if self._prefixes is None else self._prefixes.num_bytes,
             0 if self._prefixes is None else self._prefixes.hits,
             self._requests,
-            scheduler.tokens,
+            sum(lane.tokens for lane in lanes),
+            sum(lane.guessed for lane in lanes),
+            sum(lane.accepted for lane in lanes),
         )
 
     def close(self) -> None:
@@ -206,17 +220,21 @@ class TextEngine:
         return self._generators[adapter]
 
     def _open_lane(self, generator: TextGenerator) -> Lane:
-        return Lane(generator, self.max_streams, self.one_by_one is None, self._prefixes)
+        batched = self.one_by_one is None
+        return Lane(generator, self.max_streams, batched, self._prefixes, self._lookup)
 
     def _prefix_cache(self, most_bytes: int | None) -> PrefixCache | None:
-        if most_bytes is None:
-            return None if self.one_by_one else PrefixCache(PREFIX_BYTES)
-        if type(most_bytes) is int and most_bytes == 0:
+        if most_bytes is not None and not (type(most_bytes) is int and most_bytes == 0):
+            whole_number("prefix_cache", most_bytes)
+        if not self._supported("prefix_cache", most_bytes):
             return None
-        number = whole_number("prefix_cache", most_bytes)
-        if self.one_by_one:
-            raise ConfigError(f"prefix_cache={number} is not supported here: {self.one_by_one}")
-        return PrefixCache(number)
+        return PrefixCache(PREFIX_BYTES if most_bytes is None else most_bytes)
+
+    def _supported(self, name: str, value: bool | int | None) -> bool:
+        """Whether an option is on, by default if streams run in batches; a ConfigError if they do not."""
+        if value and self.one_by_one is not None:
+            raise ConfigError(f"{name}={value} is not supported here: {self.one_by_one}")
+        return self.one_by_one is None if value is None else bool(value)
 
     def _check_memory(self, sequence: Sequence) -> None:
         """Raises a BusyError for a text that `cache_memory` is too small for."""
@@ -228,12 +246,14 @@ class TextEngine:
             )
 
     def _work(self) -> None:
-        error = KerasTxError("The TextEngine was closed before the text was complete.")
+        error: BaseException = KerasTxError("The TextEngine was closed before the text was complete.")
         try:
             while self._collect():
                 self._scheduler.step()
         except BaseException as unexpected:
-            self._failure = error.__cause__ = unexpected
+            self._failure = unexpected
+            error = KerasTxError(f"The TextEngine stopped after an error: {unexpected!r:.200}.")
+            error.__cause__ = unexpected
             raise
         finally:
             with self._changed:
