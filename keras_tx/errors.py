@@ -33,6 +33,10 @@ class KerasTxError(Exception):
     """Base class. A message names the wrong value, the expected values and a remedy in two sentences."""
 
 
+class BusyError(KerasTxError, RuntimeError):
+    """A server has no room for another request: its queue is full, or its memory is too small."""
+
+
 class ConfigError(KerasTxError, ValueError):
     """An argument or setting of a model, layer or transform is not valid."""
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -166,36 +167,61 @@ class PromptCache:
         self.num_cached, self.past = (batch.mask.shape[1], batch.past) if whole else (0, None)
 
 
-class _Texts:
-    """Token ids of several texts, whose next tokens are chosen independently."""
+class GrowingText:
+    """The token ids of a text, whose next token is chosen by the options of a call.
+
+    Args:
+        prompt: the first tokens.
+        random: draws the next token, if it is drawn at random.
+        log_probabilities: whether to compute those of the model, before penalty and temperature.
+        ends: a function that is called with every token and returns True to end the text.
+    """
 
     def __init__(
         self,
+        prompt: Sequence[int],
         sampling: Sampling,
         constraints: Constraints,
         limits: Limits,
-        prompts: Sequence[list[int]],
-        samples: int,
+        random: np.random.Generator,
+        log_probabilities: bool = False,
+        ends: Callable[[int], bool] | None = None,
     ) -> None:
-        self.ids = [list(prompt) for prompt in prompts for _ in range(samples)]
+        self.ids = list(prompt)
+        self.made = 0
         self._sampling = sampling
         self._constraints = constraints
         self._limits = limits
         self._penalty = sampling.repetition_penalty != 1.0
-        self._distinct = [DistinctTokens(ids if self._penalty else ()) for ids in self.ids]
-        self._randoms = [random for _ in prompts for random in sampling.generators(samples)]
+        self._distinct = DistinctTokens(self.ids if self._penalty else ())
+        self._random = random
+        self._log_probabilities = log_probabilities
+        self._ends = ends
 
-    def choose(self, row: int, logits: np.ndarray, made: int, last: bool) -> int:
-        """Chooses the next token of a text, after `made` new ones, and appends it."""
+    def add_next(self, logits: np.ndarray, over: str | None, at_context: bool, row: int = 0) -> Token:
+        """Chooses the next token and appends it.
+
+        Args:
+            logits: of the model after the text (vocabulary,).
+            over: the reason if the text ends with this token, whichever it is.
+            at_context: whether the text has filled the context.
+            row: row of the text in its batch.
+        """
+        token = self._choose(logits, at_context or self.made + 1 == self._limits.max_new_tokens)
+        self.ids.append(token)
+        self.made += 1
+        stopped = (self._ends is not None and self._ends(token)) or token in self._limits.stop_ids
+        probability = log_probability(logits, token) if self._log_probabilities else None
+        return Token(row, token, probability, STOP if stopped else over or (CONTEXT if at_context else None))
+
+    def _choose(self, logits: np.ndarray, last: bool) -> int:
         if self._constraints.active:
-            stop_ids = self._limits.stop_ids
-            logits = self._constraints.apply(logits, self.ids[row], made, last, stop_ids)
+            logits = self._constraints.apply(logits, self.ids, self.made, last, self._limits.stop_ids)
             if np.isneginf(logits.max()):
                 raise no_token_error()
-        token = choose_token(logits, self._sampling, self._distinct[row], self._randoms[row])
-        self.ids[row].append(token)
+        token = choose_token(logits, self._sampling, self._distinct, self._random)
         if self._penalty:
-            self._distinct[row].add(token)
+            self._distinct.add(token)
         return token
 
 
@@ -223,7 +249,8 @@ def decode(
     """
     began = time.monotonic()
     prompts = check_prompts(decoder, prompts, limits)
-    texts = _Texts(sampling, constraints, limits, prompts, samples)
+    texts = _growing_texts(prompts, sampling, constraints, limits, samples, log_probabilities, ends)
+    ids = [text.ids for text in texts]
     logits, batch = _prefill_batch(decoder, prompts, samples, limits.max_new_tokens, prompt_cache)
     full = decoder.context if limits.at_context == "stop" else math.inf
     try:
@@ -231,20 +258,41 @@ def decode(
             over = limits.reached(began, made)
             step = []
             for place, row in enumerate(batch.rows):
-                at_context = CONTEXT if len(texts.ids[row]) - batch.starts[place] >= full else None
-                last = at_context is not None or made == limits.max_new_tokens
-                token = texts.choose(row, logits[place], made - 1, last)
-                stopped = (ends is not None and ends(row, token)) or token in limits.stop_ids
-                probability = log_probability(logits[place], token) if log_probabilities else None
-                step.append(Token(row, token, probability, STOP if stopped else over or at_context))
+                at_context = len(ids[row]) - batch.starts[place] >= full
+                step.append(texts[row].add_next(logits[place], over, at_context, row))
             yield step
             places = [place for place, token in enumerate(step) if token.finish is None]
             if not places:
                 return
-            logits = _decode_batch(decoder, batch, texts.ids, places, limits.max_new_tokens - made)
+            logits = _decode_batch(decoder, batch, ids, places, limits.max_new_tokens - made)
     finally:
         if prompt_cache is not None:
-            prompt_cache.keep(texts.ids[0], batch, decoder)
+            prompt_cache.keep(ids[0], batch, decoder)
+
+
+def _growing_texts(
+    prompts: Sequence[list[int]],
+    sampling: Sampling,
+    constraints: Constraints,
+    limits: Limits,
+    samples: int,
+    log_probabilities: bool,
+    ends: Callable[[int, int], bool] | None,
+) -> list[GrowingText]:
+    """All samples of the prompts, in the order of their rows."""
+    starts = [(prompt, random) for prompt in prompts for random in sampling.generators(samples)]
+    return [
+        GrowingText(
+            prompt,
+            sampling,
+            constraints,
+            limits,
+            random,
+            log_probabilities,
+            None if ends is None else partial(ends, row),
+        )
+        for row, (prompt, random) in enumerate(starts)
+    ]
 
 
 def _prefill_batch(

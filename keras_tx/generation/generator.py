@@ -82,7 +82,7 @@ class Scored:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Request:
+class Request:
     """The options of a call, checked."""
 
     samples: int
@@ -200,7 +200,7 @@ class BaseGenerator:
         sampling, constraints = self._next_token(options, self.generate)
         self._check_effect(options, constraints, limits, ids)
         count = 1 if samples is None else whole_number("samples", samples)
-        request = _Request(
+        request = Request(
             count,
             limits,
             _stop_strings(stop, self.target_tokenizer),
@@ -213,7 +213,7 @@ class BaseGenerator:
         results: list[Any] = groups if samples is not None else [one for (one,) in groups]
         return results[0] if single else results
 
-    def _batches(self, ids: list[list[int]], request: _Request, size: int) -> list[list[Generation]]:
+    def _batches(self, ids: list[list[int]], request: Request, size: int) -> list[list[Generation]]:
         """The texts of each prompt; the longest prompts run first, so that memory does not grow later."""
         began = time.monotonic()
         results: list[list[Generation]] = [[] for _ in ids]
@@ -226,10 +226,10 @@ class BaseGenerator:
                 results[index] = group
         return results
 
-    def _batch(self, ids: list[list[int]], request: _Request) -> list[list[Generation]]:
+    def _batch(self, ids: list[list[int]], request: Request) -> list[list[Generation]]:
         decoder, prompts = self.condition(ids)
         texts = [
-            [_Text(self.target_tokenizer, request.strings, prompt) for _ in range(request.samples)]
+            [DecodedText(self.target_tokenizer, request.strings, prompt) for _ in range(request.samples)]
             for prompt in prompts
         ]
         run = _decode if request.beams is None else _search
@@ -265,8 +265,6 @@ class BaseGenerator:
             InputError: if there are several prompts, or the prompt is not valid or too long.
             ConfigError: if an option is unknown or out of range.
         """
-        if not is_one(prompt):
-            raise InputError(f"stream accepts one prompt, not {len(prompt)}. Use generate for several.")
         true_or_false("as_ids", as_ids)
         if prompt_cache is not None and not self.caches_prompts:
             raise ConfigError("prompt_cache= is not supported by an encoder-decoder. Omit it.")
@@ -276,20 +274,54 @@ class BaseGenerator:
             )
         if prompt_cache is not None:
             prompt_cache.check(self.decoder)
+        ids, request = self.check_stream(
+            self.stream,
+            prompt,
+            max_new_tokens=max_new_tokens,
+            stop=stop,
+            stop_tokens=stop_tokens,
+            deadline=deadline,
+            cancelled=cancelled,
+            at_context=at_context,
+            options=options,
+        )
+        return self._pieces(ids, request, as_ids or self.target_tokenizer is None, prompt_cache)
+
+    def check_stream(
+        self,
+        method: Callable[..., Any],
+        prompt: Prompt,
+        *,
+        max_new_tokens: int,
+        stop: str | Sequence[str],
+        stop_tokens: Sequence[int] | None,
+        deadline: float | None,
+        options: Mapping[str, Any],
+        cancelled: Callable[[], bool] | None = None,
+        at_context: str = "stop",
+        log_probabilities: bool = False,
+    ) -> tuple[list[int], Request]:
+        """The ids and the checked options of a call of `method` that generates one text.
+
+        Raises:
+            InputError: if there are several prompts, or the prompt is not valid or too long.
+            ConfigError: if an option is unknown or out of range.
+        """
+        if not is_one(prompt):
+            raise InputError(f"{method.__name__} accepts one prompt, not {len(prompt)}. Call it for each.")
         (ids,) = self._ids([prompt])
         limits = self._limits(max_new_tokens, stop_tokens, deadline, cancelled, at_context)
         self._check_length(f"{self.KIND} 0", ids, limits)
         strings = _stop_strings(stop, self.target_tokenizer)
-        sampling, constraints = self._next_token(options, self.stream)
+        sampling, constraints = self._next_token(options, method)
         self._check_effect(options, constraints, limits, [ids])
-        request = _Request(1, limits, strings, sampling, constraints, None, False)
-        return self._pieces(ids, request, as_ids or self.target_tokenizer is None, prompt_cache)
+        return ids, Request(1, limits, strings, sampling, constraints, None, log_probabilities)
 
     def _pieces(
-        self, ids: list[int], request: _Request, as_ids: bool, prompt_cache: PromptCache | None
+        self, ids: list[int], request: Request, as_ids: bool, prompt_cache: PromptCache | None
     ) -> Iterator[Any]:
         decoder, (prompt,) = self.condition([ids])
-        text = _Text(self.target_tokenizer, request.strings, prompt)
+        text = DecodedText(self.target_tokenizer, request.strings, prompt)
         steps = decode(
             decoder,
             [prompt],
@@ -300,12 +332,11 @@ class BaseGenerator:
             prompt_cache=prompt_cache,
         )
         for (token,) in steps:
+            text.add(token)
             if as_ids:
                 yield token.id
             elif text.last:
                 yield text.last
-        if not as_ids and text.detokenizer is not None and (rest := text.detokenizer.end()):
-            yield rest
 
     def _ids(
         self, prompts: Any, kind: str | None = None, tokenizer: Any = None, fewest: int = 0
@@ -501,7 +532,7 @@ class Generator(BaseGenerator):
         return results[0] if single else results
 
 
-class _Text:
+class DecodedText:
     """A text during its generation."""
 
     def __init__(self, tokenizer: Any, stop: Sequence[str], prompt: Sequence[int]) -> None:
@@ -519,8 +550,16 @@ class _Text:
         return self.detokenizer.stopped
 
     def add(self, token: Token) -> None:
+        """Appends a token; `last` is its text, of the last token with the characters that were held back."""
+        if token.finish is not None and self.detokenizer is not None:
+            self.last += self.detokenizer.end()
         self._tokens.append(token)
         self._parts.append(self.last)
+
+    @property
+    def text(self) -> str | None:
+        """The text so far; None without a tokenizer."""
+        return None if self.detokenizer is None else "".join(self._parts)
 
     def from_beam(self, beam: Hypothesis, limits: Limits, log_probabilities: bool) -> Generation:
         for place, token in enumerate(beam.ids):
@@ -529,9 +568,10 @@ class _Text:
             self.add(Token(0, token, beam.log_probabilities[place], finish))
         return dataclasses.replace(self.result(log_probabilities), score=beam.score)
 
-    def result(self, log_probabilities: bool) -> Generation:
+    def result(self, log_probabilities: bool, finish: str | None = None) -> Generation:
+        """The generated text; `finish` is the reason if it ended after its last token."""
         text = None if self.detokenizer is None else "".join(self._parts) + self.detokenizer.end()
-        finish = self._tokens[-1].finish
+        finish = finish or self._tokens[-1].finish
         assert finish is not None
         probabilities = tuple(t.log_probability for t in self._tokens if t.log_probability is not None)
         ids = tuple(t.id for t in self._tokens)
@@ -539,7 +579,7 @@ class _Text:
 
 
 def _decode(
-    decoder: Decoder, prompts: list[list[int]], request: _Request, texts: list[list[_Text]]
+    decoder: Decoder, prompts: list[list[int]], request: Request, texts: list[list[DecodedText]]
 ) -> list[list[Generation]]:
     rows = [text for group in texts for text in group]
     steps = decode(
@@ -559,7 +599,7 @@ def _decode(
 
 
 def _search(
-    decoder: Decoder, prompts: list[list[int]], request: _Request, texts: list[list[_Text]]
+    decoder: Decoder, prompts: list[list[int]], request: Request, texts: list[list[DecodedText]]
 ) -> list[list[Generation]]:
     assert request.beams is not None
     best = search(

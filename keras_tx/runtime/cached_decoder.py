@@ -35,6 +35,11 @@ class DecoderSignature:
     def vocabulary_size(self) -> int:
         return int(self.logits.shape[-1])
 
+    @property
+    def bytes_per_token(self) -> int:
+        """The memory of the keys and values of a token."""
+        return sum(int(p.shape[1]) * int(p.shape[3]) * np.dtype(p.dtype).itemsize for p in self.pasts)
+
     @classmethod
     def of(cls, session: Session) -> DecoderSignature:
         """The signature of a graph; raises a FolderError if it is not that of a decoder with a cache."""
@@ -60,6 +65,7 @@ class CachedDecoder:
         self._signature = DecoderSignature.of(session)
         self._session = self.network = session
         self.vocabulary_size = self._signature.vocabulary_size
+        self.bytes_per_token = self._signature.bytes_per_token
         self.context = context
 
     def run(

@@ -117,6 +117,7 @@ class SharedCacheDecoder:
                 "Export again."
             )
         self.vocabulary_size = self._signature.vocabulary_size
+        self.bytes_per_token = self._signature.bytes_per_token
         self.context = context
 
     def run(
@@ -144,6 +145,10 @@ class SharedCacheDecoder:
             logits = logits[0] if len(logits) == 1 else np.concatenate(logits)
         past.used = total
         return logits, past
+
+    def empty_cache(self, rows: int, room: int) -> SharedCache:
+        """A cache with room for so many tokens in each row."""
+        return SharedCache.empty(self._signature, self._session, rows, room)
 
     def select(self, past: Any, rows: Sequence[int], first: int = 0) -> Any:
         if len(rows) > past.rows:

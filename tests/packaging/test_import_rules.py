@@ -29,7 +29,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "generation": (EVERYWHERE, {"numpy"}),
     "processing": ({"contract", "errors", "protobuf"}, {"numpy", "PIL", "tokenizers"}),
     "runtime": (EVERYWHERE | {"consistent_read", "generation", "progress_bar"}, {"numpy", "onnxruntime"}),
-    "serving": (EVERYWHERE | {"runtime"}, {"numpy", "onnxruntime"}),
+    "serving": (EVERYWHERE | {"generation", "runtime"}, {"numpy", "onnxruntime"}),
     # torch: its fused attention; tensorflow: a loop over blocks of queries; imported inside functions
     "layers": ({"arguments", "contract", "errors"}, {"keras", "numpy", "tensorflow", "torch"}),
     "losses": (EVERYWHERE, {"keras", "numpy"}),
