@@ -468,19 +468,20 @@ def test_failed_run_ends_only_the_stream_that_causes_it(poet, monkeypatch):
             raise RunError("out of memory")
         return run(cache, ids, *args)
 
-    calls = [([5, 6], {}), ([5, 7], {}), ([8] * 3, {}), ([9, 10, 11], {"forced_first_id": 7})]
-    options: dict[str, Any] = {"max_new_tokens": 20, "stop_tokens": [], "banned_ids": [7]}
+    only_7 = {"allowed_ids": [7], "suppress_tokens": []}
+    calls = [([5, 6], {}), ([5, 7], {}), ([8] * 3, {}), ([9, 10, 11], only_7)]
+    options: dict[str, Any] = {"max_new_tokens": 20, "stop_tokens": [], "suppress_tokens": [7]}
     expected = [poet.generate(prompt, **options) for prompt, _ in calls[:3]]
     monkeypatch.setattr(SharedCache, "run", fails_for_7)
     with TextEngine(poet) as engine:
-        streams = [engine.submit(prompt, **options, **more) for prompt, more in calls]
+        streams = [engine.submit(prompt, **{**options, **more}) for prompt, more in calls]
         for index in (1, 3):
             with pytest.raises(RunError, match="out of memory"):
                 streams[index].result(60)
         assert streams[0].result(60) == expected[0]
         assert streams[2].result(60) == expected[2]
         with pytest.raises(InputError, match="All tokens are excluded"):
-            engine.submit([5], allowed_ids=[3], banned_ids=[3], stop_tokens=[]).result(60)
+            engine.submit([5], allowed_ids=[3], suppress_tokens=[3], stop_tokens=[]).result(60)
         assert engine.submit([5, 6], **options).result(60) == expected[0]
 
 
