@@ -190,9 +190,9 @@ class Application:
             return
         code, kind = status_of(problem)
         metrics.errors.labels(kind, type(problem).__name__, model).inc()
-        fields |= {"error": type(problem).__name__, "message": str(problem)}
+        fields["error"] = type(problem).__name__  # without its message, which quotes the request
         if code >= 500 and not isinstance(problem, UnavailableError):
-            log_event("request", level=logging.ERROR, error=problem, **fields)
+            log_event("request", level=logging.ERROR, exception=problem, **fields)
         else:
             log_event("request", level=logging.WARNING, **fields)
 

@@ -25,10 +25,10 @@ def request_id(header: str | None) -> str:
 
 
 def log_event(
-    event: str, *, level: int = logging.INFO, error: BaseException | None = None, **fields: Any
+    event: str, *, level: int = logging.INFO, exception: BaseException | None = None, **fields: Any
 ) -> None:
-    """Logs an event; the traceback of `error` is a field of it. Contents of requests are not logged."""
-    LOGGER.log(level, event, extra={"fields": fields}, exc_info=error)
+    """Logs an event; the traceback of `exception` is a field of it. Contents of requests are not logged."""
+    LOGGER.log(level, event, extra={"fields": fields}, exc_info=exception)
 
 
 class JsonFormatter(logging.Formatter):

@@ -137,6 +137,7 @@ def serve(application: Application, listener: socket.socket, *, drain_seconds: f
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing depends on the address of a client
         lifespan="on",
         ws="none",
         backlog=BACKLOG,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 try:
-    from opentelemetry import propagate, trace  # pyright: ignore[reportMissingImports]
+    from opentelemetry import propagate, trace
 except ImportError:  # optional: without it, nothing is recorded
     propagate = trace = None
 
