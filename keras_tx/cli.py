@@ -22,13 +22,14 @@ from keras_tx.commands import (
     plan,
     quantize,
     run,
+    serve,
     tokens,
     train,
     verify,
 )
 from keras_tx.errors import KerasTxError, install_remedy
 
-COMMANDS = (demo, train, tokens, export, quantize, run, generate, inspect, verify, bench, plan, doctor)
+COMMANDS = (demo, train, tokens, export, quantize, run, generate, serve, inspect, verify, bench, plan, doctor)
 
 DESCRIPTION = """\
 From model.fit to a transformer that runs anywhere ONNX runs. Build and train a model with Keras 3, export it
@@ -47,6 +48,7 @@ examples:
   keras-tx export flowers.keras flowers         export a saved Keras model to an ONNX folder
   keras-tx quantize flowers --precision int8    add a smaller and faster file to the folder
   keras-tx generate poet "To be"                continue a text with an exported GPT
+  keras-tx serve flowers poet                   answer HTTP requests, also those of OpenAI's clients
   keras-tx inspect flowers a.jpg --out a.html   show the prediction and the attention
   keras-tx verify flowers                       check that the folder is unchanged and runs
   keras-tx bench flowers                        measure its speed and recommend a setting

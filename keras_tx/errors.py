@@ -24,6 +24,13 @@ EXTRAS = {
     "torch": "torch",
     "sacrebleu": "metrics",
     "matplotlib": "inspect",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "httptools": "serve",
+    "uvloop": "serve",
+    "python_multipart": "serve",
+    "prometheus_client": "serve",
+    "jinja2": "serve",
 }
 
 OUR_PACKAGES = ("keras_tx", "keras_tx_onnx")

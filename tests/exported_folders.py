@@ -33,6 +33,24 @@ def _gpt() -> Export:
     return redraw(keras_tx.gpt("pico", processing=train_byte_bpe(CORPUS, size=280))), {}
 
 
+def _translation() -> Export:
+    import keras_tx
+    from keras_tx.processing import train_unigram
+    from tests.drawing import redraw
+
+    words = train_unigram(["uno due tre", "one two three"] * 2, 30, sentinels=0)
+    model = keras_tx.transformer("marian", depth=1, width=16, num_heads=2, mlp_dim=16, processing=words)
+    return redraw(model), {"task": "translation", "verify": False}
+
+
+def _multiple_choice() -> Export:
+    import keras_tx
+    from tests.export.small_bert import tiny
+    from tests.wordpiece import wordpiece
+
+    return tiny(keras_tx.MultipleChoiceHead()), {"tokenizer": wordpiece(), "verify": False}
+
+
 def _bert(head: str) -> Callable[[], Export]:
     def make() -> Export:
         from tests.export.small_bert import HEADS, tiny
@@ -47,6 +65,8 @@ BERTS = ("none", "masked", "next", "pretraining", "classifier", "regression", "t
 EXPORTS: dict[str, Callable[[], Export]] = {
     "vit": _vit,
     "gpt": _gpt,
+    "translation": _translation,
+    "multiple choice": _multiple_choice,
     "wide vit": _wide_vit,  # kernels large enough to be quantized
     **{f"bert, {head}": _bert(head) for head in BERTS},
 }

@@ -26,7 +26,7 @@ def whole(text: str) -> int:
     return number
 
 
-def add_session(parser: argparse.ArgumentParser) -> None:
+def add_session(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Adds --provider, --threads and --precision."""
     parser.add_argument(
         "--provider",

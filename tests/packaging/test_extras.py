@@ -23,7 +23,7 @@ def names(extra: str) -> set[str]:
 
 def test_names_of_the_extras():
     others = {"jax", "torch", "ray", "metrics", "inspect", "parity", "docs", "test"}
-    assert set(EXTRAS) == {"cpu", "gpu", "runtime", "runtime-gpu", *others}
+    assert set(EXTRAS) == {"cpu", "gpu", "runtime", "runtime-gpu", "serve", "serve-gpu", *others}
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
@@ -35,6 +35,11 @@ def test_onnxruntime_comes_once(extra: str):
 def test_runtime_extra_installs_four_packages():
     assert names("runtime") == {"numpy", "onnxruntime", "tokenizers", "pillow"}
     assert names("runtime-gpu") == {"numpy", "onnxruntime-gpu", "tokenizers", "pillow"}
+
+
+def test_serve_is_runtime_and_the_same_packages():
+    assert names("serve") - names("runtime") == names("serve-gpu") - names("runtime-gpu")
+    assert names("runtime") < names("serve") and names("runtime-gpu") < names("serve-gpu")
 
 
 def test_gpu_is_cpu_but_for_two_lines():
@@ -61,7 +66,7 @@ def test_the_lowest_versions_are_the_floors():
     lines = (ROOT / ".ci" / "lowest.txt").read_text("utf-8").splitlines()
     lowest = [Requirement(line) for line in lines if line and not line.startswith("#")]
     pinned = {canonicalize_name(line.name): str(line.specifier).removeprefix("==") for line in lowest}
-    extras = ("cpu", "runtime", "jax", "metrics", "inspect")
+    extras = ("cpu", "runtime", "serve", "jax", "metrics", "inspect")
     for requirement in [*BASE, *(line for extra in extras for line in EXTRAS[extra])]:
         (floor,) = (part.version for part in requirement.specifier if part.operator == ">=")
         version = pinned[canonicalize_name(requirement.name)]

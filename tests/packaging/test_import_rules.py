@@ -29,7 +29,11 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "generation": (EVERYWHERE, {"numpy"}),
     "processing": ({"contract", "errors", "protobuf"}, {"numpy", "PIL", "tokenizers"}),
     "runtime": (EVERYWHERE | {"consistent_read", "generation", "progress_bar"}, {"numpy", "onnxruntime"}),
-    "serving": (EVERYWHERE | {"generation", "runtime"}, {"numpy", "onnxruntime"}),
+    # the packages of the extra serve: only in serving/http, as a test below has it
+    "serving": (
+        EVERYWHERE | {"generation", "runtime"},
+        {"numpy", "onnxruntime", "starlette", "uvicorn", "uvloop", "prometheus_client", "opentelemetry"},
+    ),
     # torch: its fused attention; tensorflow: a loop over blocks of queries; imported inside functions
     "layers": ({"arguments", "contract", "errors"}, {"keras", "numpy", "tensorflow", "torch"}),
     "losses": (EVERYWHERE, {"keras", "numpy"}),
@@ -226,6 +230,19 @@ def test_rooms_of_the_exporter_import_only_what_they_may():
 def test_the_arrows_between_rooms_form_no_cycle():
     tuple(TopologicalSorter(EXPORTER_RULES).static_order())  # raises a CycleError
     tuple(TopologicalSorter({room: targets - {room} for room, (targets, _) in RULES.items()}).static_order())
+
+
+def test_only_the_http_server_imports_its_packages():
+    own = {"starlette", "uvicorn", "uvloop", "prometheus_client", "opentelemetry"}
+
+    def check(path: Path, tree: ast.Module) -> list[str]:
+        if name_of(path).startswith("keras_tx/serving/http/"):
+            return []
+        names = {name.split(".")[0] for name in imports_of(tree)}
+        entered = {name for name in imports_of(tree) if name.startswith("keras_tx.serving.http")}
+        return sorted(names & own) + sorted(entered if room_of(path) == "serving" else ())
+
+    assert not violations(check)
 
 
 def test_frameworks_are_imported_inside_functions():

@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
@@ -186,12 +186,15 @@ class LoadedModel(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """Options of `keras-tx run` that tasks use."""
+    """Options of `keras-tx run` and `keras-tx serve` that tasks use."""
 
     top_k: int = 5
     pair: str | None = None
     question: str | None = None
     choices: tuple[str, ...] | None = None
+    generation: Mapping[str, Any] = dataclasses.field(
+        default_factory=dict, hash=False
+    )  # options of `generate`
 
 
 Answer = dict[str, Any]  # to one input, as `keras-tx run --json` prints it

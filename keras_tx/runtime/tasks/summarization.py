@@ -44,6 +44,7 @@ TASK = Task(
     Summarizer,
     "text",
     accepts_ids=True,
+    options=("generation",),
     metric="-log(perplexity)",
     answer=answer_with("summary_text"),
     render=render,

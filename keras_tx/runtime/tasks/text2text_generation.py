@@ -157,7 +157,7 @@ def answer_with(name: str) -> Any:
 
     def answer(model: TextToTextGenerator, texts: Sequence[str], options: RunOptions) -> list[Answer]:
         try:
-            return [{name: text} for text in model.texts(list(texts), {})]
+            return [{name: text} for text in model.texts(list(texts), dict(options.generation))]
         except InputError as error:
             raise TextError(str(error)) from error
 
@@ -173,6 +173,7 @@ TASK = Task(
     TextToTextGenerator,
     "text",
     accepts_ids=True,
+    options=("generation",),
     metric="-log(perplexity)",
     answer=answer_with("generated_text"),
     render=render,

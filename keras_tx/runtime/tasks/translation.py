@@ -48,6 +48,7 @@ TASK = Task(
     Translator,
     "text",
     accepts_ids=True,
+    options=("generation",),
     metric="-log(perplexity)",
     answer=answer_with("translation_text"),
     render=render,

@@ -1,0 +1,242 @@
+"""The models of a server: loaded, used by requests, replaced, and closed when no request uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from keras_tx.errors import ConfigError, InputError, nearest
+from keras_tx.runtime import LoadedModel, load, verify_hashes
+from keras_tx.runtime.async_call import call_async
+from keras_tx.runtime.tasks.base import Answer, RunOptions
+from keras_tx.serving.http.request_errors import RETRY_AFTER, UnavailableError, UnknownPathError
+from keras_tx.serving.micro_batcher import MicroBatcher
+
+Job = tuple[Any, RunOptions, str | None]  # an input, its options and its adapter
+State = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelOptions:
+    """How models are loaded and batched.
+
+    Args:
+        provider, threads, precision: as for `load`.
+        truncate: whether texts longer than a model's maximum are truncated; otherwise they are refused.
+        max_batch: number of requests that a graph computes together.
+        max_wait_ms: time that the first request of a batch waits for others.
+    """
+
+    provider: str = "auto"
+    threads: int | None = None
+    precision: str | None = None
+    truncate: bool = False
+    max_batch: int = 16
+    max_wait_ms: float = 5.0
+
+
+class ServedModel:
+    """A loaded model, and the number of requests that use it.
+
+    Attributes:
+        name: the name in paths.
+        model: the loaded model.
+        generates: whether the task generates texts.
+    """
+
+    def __init__(
+        self, name: str, model: LoadedModel, options: ModelOptions, observe_batch: Callable[[int], None]
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.task = model.task
+        self.generates = model.task.inputs == "prompt" or "generation" in model.task.options
+        self._observe_batch = observe_batch
+        self._uses = 0
+        self._retired = False
+        # Dynamic int8 has one range per tensor: an answer would depend on the requests beside it.
+        batched = self.task.answer is not None and not self.generates and model.precision != "int8"
+        self._batcher = None
+        if batched:
+            size, wait = options.max_batch, options.max_wait_ms
+            self._batcher = MicroBatcher(self._run_jobs, max_batch=size, max_wait_ms=wait)
+
+    async def answers(self, values: Sequence[Any], options: RunOptions, adapter: str | None) -> list[Answer]:
+        """The answers of the task to inputs; a single one runs in a batch with those of other requests."""
+        if self._batcher is not None and len(values) == 1:
+            return [await self._batcher.answer((values[0], options, adapter))]
+        return await call_async(self._run, values, options, adapter)
+
+    def adapted(self, adapter: str | None) -> LoadedModel:
+        """The model with an adapter."""
+        return self.model if adapter is None else self.model.with_adapter(adapter)
+
+    def _run(self, values: Sequence[Any], options: RunOptions, adapter: str | None) -> list[Answer]:
+        assert self.task.answer is not None
+        self._observe_batch(len(values))
+        return self.task.answer(self.adapted(adapter), values, options)
+
+    def _run_jobs(self, jobs: list[Job]) -> list[Answer]:
+        """The answers to requests; those with the same options and adapter run together."""
+        groups: dict[tuple[RunOptions, str | None], list[int]] = {}
+        for index, (_, options, adapter) in enumerate(jobs):
+            groups.setdefault((options, adapter), []).append(index)
+        answers: list[Any] = [None] * len(jobs)
+        for (options, adapter), indices in groups.items():
+            results = self._run([jobs[index][0] for index in indices], options, adapter)
+            for index, answer in zip(indices, results, strict=True):
+                answers[index] = answer
+        return answers
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[ServedModel]:
+        """Keeps the model open during a request."""
+        self._uses += 1
+        try:
+            yield self
+        finally:
+            self._uses -= 1
+            if self._retired and not self._uses:
+                self._close()
+
+    def retire(self) -> None:
+        """Closes the model when the last request that uses it has ended."""
+        self._retired = True
+        if not self._uses:
+            self._close()
+
+    def _close(self) -> None:
+        if self._batcher is not None:
+            self._batcher.close()
+        self.model.close()
+
+
+class ModelSet:
+    """The models of a server by name.
+
+    Args:
+        folders: the exported folder of each name.
+        options: how models are loaded and batched.
+        observe_batch: is called with the name of a model and the size of each batch.
+    """
+
+    def __init__(
+        self,
+        folders: Mapping[str, Path],
+        options: ModelOptions | None = None,
+        observe_batch: Callable[[str, int], None] = lambda name, size: None,
+    ) -> None:
+        self.folders = dict(folders)
+        self._options = options or ModelOptions()
+        self._observe_batch = observe_batch
+        self._models: dict[str, ServedModel] = {}
+
+    @property
+    def ready(self) -> bool:
+        """Whether all models are loaded."""
+        return len(self._models) == len(self.folders)
+
+    @property
+    def loaded(self) -> list[ServedModel]:
+        """The loaded models, in the order of the folders."""
+        return [self._models[name] for name in self.folders if name in self._models]
+
+    def get(self, name: str) -> ServedModel:
+        """The model of a name; raises an UnknownPathError, or an UnavailableError while it is loaded."""
+        if name in self._models:
+            return self._models[name]
+        if name in self.folders:
+            raise UnavailableError(f"Model {name!r} is being loaded. Repeat the request later.", RETRY_AFTER)
+        raise UnknownPathError(f"This server has no model {name!r:.60}. {nearest(name[:60], self.folders)}")
+
+    async def load(self) -> None:
+        """Loads all models; raises the error of the first that cannot be loaded."""
+        for name in self.folders:
+            await self.replace(name)
+
+    async def replace(self, name: str, *, verify: bool = False) -> None:
+        """Loads the folder of a name; requests that run continue with the model that it replaces.
+
+        Args:
+            name: the name of a model.
+            verify: whether to compare the hash of every file first.
+
+        Raises:
+            FolderError: if the folder is damaged. The model of this name remains.
+        """
+        served = await asyncio.to_thread(self._open, name, verify)
+        previous = self._models.get(name)
+        self._models[name] = served
+        if previous is not None:
+            previous.retire()
+
+    def _open(self, name: str, verify: bool) -> ServedModel:
+        options = self._options
+        model = load(
+            self.folders[name],
+            provider=options.provider,
+            threads=options.threads,
+            precision=options.precision,
+        )
+        try:
+            if verify:
+                verify_hashes(model.folder)
+            _refuse_long_texts(model, options.truncate)
+            for adapter in model.adapters:  # now, because the folder may be replaced later
+                model.with_adapter(adapter)
+            return ServedModel(name, model, options, lambda size: self._observe_batch(name, size))
+        except BaseException:
+            model.close()
+            raise
+
+    def close(self) -> None:
+        """Closes all models."""
+        for served in self._models.values():
+            served.retire()
+        self._models.clear()
+
+
+def _refuse_long_texts(model: LoadedModel, truncate: bool) -> None:
+    """Makes a text model raise an error for texts that are too long, where it would warn the server only."""
+    transform: Any = getattr(model, "transform", None)
+    if hasattr(transform, "too_long"):
+        too_long = "cut" if truncate else "raise"
+        model.transform = dataclasses.replace(transform, too_long=too_long)  # type: ignore[attr-defined]
+
+
+def named_folders(arguments: Sequence[str]) -> dict[str, Path]:
+    """The folder of each name: FOLDER has its own name, NAME=FOLDER another.
+
+    >>> named_folders(["models/reviews", "poet=exports/gpt"])
+    {'reviews': PosixPath('models/reviews'), 'poet': PosixPath('exports/gpt')}
+
+    Raises:
+        ConfigError: if a name occurs twice, or cannot be part of a path.
+        InputError: if there is no folder.
+    """
+    folders: dict[str, Path] = {}
+    for argument in arguments:
+        name, separator, rest = argument.partition("=")
+        if not separator or Path(argument).exists():
+            name, rest = Path(argument).resolve().name, argument
+        if (
+            not name
+            or not all((c.isalnum() and c.isascii()) or c in "._-" for c in name)
+            or name.strip(".") == ""
+        ):
+            raise ConfigError(
+                f"{argument!r}: the name {name!r} cannot be part of an address. Pass NAME=FOLDER with "
+                "letters, digits, '.', '_' and '-'."
+            )
+        if name in folders:
+            raise ConfigError(
+                f"{argument!r}: the name {name!r} occurs twice. Pass NAME=FOLDER to give one of them another."
+            )
+        folders[name] = Path(rest)
+    if not folders:
+        raise InputError("folders is empty, expected at least one exported folder.")
+    return folders

@@ -1,0 +1,81 @@
+"""Requests of web pages: only those of this server's own page, unless other origins are allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from keras_tx.errors import ConfigError
+from keras_tx.serving.http.request_errors import ForbiddenError
+
+LOCAL = ("localhost", "127.0.0.1", "::1")
+EXPOSED = "x-request-id, inference-header-content-length, retry-after"
+
+
+class Origins:
+    """The origins (https://example.org) whose pages may send requests, and the server's own host names.
+
+    Args:
+        allowed: other origins; "*" for all.
+        hosts: host names under which clients may reach the server; any by default. A local server names its
+            own, so that a page whose name resolves to this machine cannot reach it (DNS rebinding).
+
+    Raises:
+        ConfigError: if an origin is not a scheme and a host.
+    """
+
+    def __init__(self, allowed: Sequence[str] = (), hosts: Sequence[str] = ()) -> None:
+        for origin in allowed:
+            parts = urlsplit(origin)
+            if origin not in ("*", "null") and (
+                not parts.netloc or origin != f"{parts.scheme}://{parts.netloc}"
+            ):
+                raise ConfigError(f"origin is {origin!r}, expected a scheme and a host: https://example.org.")
+        self._allowed = frozenset(allowed)
+        self._hosts = frozenset(hosts)
+
+    def check(self, request: Request) -> None:
+        """Raises a ForbiddenError for a request of a page of another origin, or for another host."""
+        host = request.headers.get("host", "")
+        if self._hosts and urlsplit(f"//{host}").hostname not in self._hosts:
+            raise ForbiddenError(
+                f"The host is {host!r:.80}, but this server is local: use {' or '.join(sorted(self._hosts))}."
+            )
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != host and not self._is_allowed(origin):
+            raise ForbiddenError(
+                f"Pages of {origin!r:.80} may not send requests. Start the server with --cors."
+            )
+
+    def _is_allowed(self, origin: str) -> bool:
+        return origin in self._allowed or "*" in self._allowed
+
+    def headers(self, request: Request) -> dict[str, str]:
+        """The headers that let a page of an allowed origin read the answer."""
+        origin = request.headers.get("origin")
+        if origin is None or not self._is_allowed(origin):
+            return {}
+        return {
+            "access-control-allow-origin": origin,
+            "access-control-expose-headers": EXPOSED,
+            "vary": "Origin",
+        }
+
+    def preflight(self, request: Request, methods: Sequence[str]) -> Response | None:
+        """The answer to a browser that asks whether a page may send a request."""
+        if request.method != "OPTIONS" or "access-control-request-method" not in request.headers:
+            return None
+        origin = request.headers.get("origin")
+        if origin is None or not self._is_allowed(origin):
+            return None
+        return Response(
+            status_code=204,
+            headers={
+                "access-control-allow-methods": ", ".join(methods),
+                "access-control-allow-headers": request.headers.get("access-control-request-headers", ""),
+                "access-control-max-age": "600",
+            },
+        )

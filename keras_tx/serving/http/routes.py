@@ -1,0 +1,93 @@
+"""The paths of the server, and the operations of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from keras_tx.serving.http import open_inference
+from keras_tx.serving.http.call import Call, Operation, Operations
+from keras_tx.serving.http.metrics import CONTENT_TYPE
+from keras_tx.serving.http.request_errors import RETRY_AFTER, UnavailableError
+from keras_tx.serving.http.tasks import answer_task, describe_model
+
+
+def all_paths() -> dict[str, Operations]:
+    """The operations of each path, by method."""
+    metadata = Operation(_v2_model, "inputs and outputs of a model")
+    ready = Operation(_v2_model_ready, "whether a model is ready", public=True)
+    infer = Operation(_v2_infer, "arrays to arrays", computes=True)
+    return {
+        "/models": {"GET": Operation(_models, "the models of this server")},
+        "/models/{name}": {
+            "GET": Operation(_model, "a model, and what it accepts"),
+            "POST": Operation(_task, "the answers of a model", computes=True),
+        },
+        "/metrics": {"GET": Operation(_metrics, "metrics for Prometheus")},
+        "/v2": {"GET": Operation(_v2_server, "the server")},
+        "/v2/health/live": {"GET": Operation(_live, "whether the server runs", public=True)},
+        "/v2/health/ready": {"GET": Operation(_ready, "whether the models are ready", public=True)},
+        "/v2/models/{name}": {"GET": metadata},
+        "/v2/models/{name}/ready": {"GET": ready},
+        "/v2/models/{name}/infer": {"POST": infer},
+        "/v2/models/{name}/versions/{version}": {"GET": metadata},
+        "/v2/models/{name}/versions/{version}/ready": {"GET": ready},
+        "/v2/models/{name}/versions/{version}/infer": {"POST": infer},
+    }
+
+
+async def _models(call: Call) -> Response:
+    described = [describe_model(served, call.limits) for served in call.models.loaded]
+    return JSONResponse({"models": described})
+
+
+async def _model(call: Call) -> Response:
+    return JSONResponse(describe_model(call.use(_name(call)), call.limits))
+
+
+async def _task(call: Call) -> Response:
+    return JSONResponse(await answer_task(call.request, call.use(_name(call)), call.limits))
+
+
+async def _metrics(call: Call) -> Response:
+    return Response(call.application.metrics.text(), media_type=CONTENT_TYPE)
+
+
+async def _live(call: Call) -> Response:
+    return JSONResponse({"live": True})
+
+
+async def _ready(call: Call) -> Response:
+    if call.application.draining or not call.models.ready:
+        reason = "The server stops." if call.application.draining else "Models are being loaded."
+        raise UnavailableError(f"{reason} Repeat the request later.", RETRY_AFTER)
+    return JSONResponse({"ready": True})
+
+
+async def _v2_server(call: Call) -> Response:
+    return JSONResponse(open_inference.server_metadata())
+
+
+async def _v2_model(call: Call) -> Response:
+    _check_version(call)
+    return JSONResponse(open_inference.model_metadata(call.use(_name(call))))
+
+
+async def _v2_model_ready(call: Call) -> Response:
+    _check_version(call)
+    call.use(_name(call))
+    return JSONResponse({"ready": True})
+
+
+async def _v2_infer(call: Call) -> Response:
+    _check_version(call)
+    return await open_inference.infer(call.request, call.use(_name(call)), call.limits)
+
+
+def _name(call: Call) -> Any:
+    return call.request.path_params["name"]
+
+
+def _check_version(call: Call) -> None:
+    open_inference.check_version(call.request.path_params.get("version"))

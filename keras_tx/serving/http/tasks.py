@@ -1,0 +1,234 @@
+"""POST /models/NAME: inputs of a task to what `load(folder)` returns for them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+
+from keras_tx.errors import ImageError, InputError
+from keras_tx.processing.image_file import open_image
+from keras_tx.runtime.async_call import call_async
+from keras_tx.runtime.tasks.base import Answer, RunOptions
+from keras_tx.serving.http.disconnection import while_connected
+from keras_tx.serving.http.json_schema import Schema, check, read_json
+from keras_tx.serving.http.limits import Limits
+from keras_tx.serving.http.model_set import ServedModel
+from keras_tx.serving.http.request_body import media_type, read_body, read_form
+from keras_tx.serving.http.request_errors import MediaTypeError, TooLargeError
+from keras_tx.serving.http.tensors import array_of, nested_list
+
+JSON = "application/json"
+FORM = "multipart/form-data"
+BYTES = "application/octet-stream"
+IMAGE = "image"  # the field of a form, and the beginning of the media types of images
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 10_000}
+_WHOLE = {"type": "integer", "minimum": 1}
+# Options of `generate` that a client may send.
+GENERATION: dict[str, Schema] = {
+    "do_sample": {"type": "boolean"},
+    "temperature": {"type": "number", "minimum": 0},
+    "top_k": _WHOLE,
+    "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    "min_p": {"type": "number", "minimum": 0, "maximum": 1},
+    "repetition_penalty": {"type": "number", "exclusiveMinimum": 0},
+    "seed": {"type": "integer", "minimum": 0},
+    "num_beams": {"type": "integer", "minimum": 1, "maximum": 32},
+    "length_penalty": {"type": "number"},
+    "early_stopping": {"anyOf": [{"type": "boolean"}, {"type": "string", "enum": ["never"]}]},
+    "no_repeat_ngram_size": {"type": "integer", "minimum": 0},
+    "min_new_tokens": {"type": "integer", "minimum": 0},
+    "stop_tokens": _IDS,
+    "banned_ids": _IDS,
+    "allowed_ids": _IDS,
+    "forced_first_id": {"type": "integer", "minimum": 0},
+    "forced_last_id": {"type": "integer", "minimum": 0},
+    "deadline": {"type": "number", "exclusiveMinimum": 0},
+    "at_context": {"type": "string", "enum": ["stop", "slide"]},
+}
+
+
+def input_field(served: ServedModel) -> str:
+    """The field with the inputs of a task: "image", "text", "prompt" or "inputs"."""
+    return "inputs" if served.task.inputs == "arrays" else served.task.inputs
+
+
+def request_schema(served: ServedModel, limits: Limits) -> Schema:
+    """The schema of the body of POST /models/NAME; that of an image model describes the fields of a form."""
+    task, model, name = served.task, served.model, input_field(served)
+    properties: dict[str, Schema] = {}
+    if name == "inputs":
+        names = [spec.name for spec in model.session.inputs]
+        properties[name] = {
+            "type": "object",
+            "properties": {one: {"description": "nested lists of numbers"} for one in names},
+            "required": names,
+            "additionalProperties": False,
+        }
+    elif name != IMAGE:
+        one = _text_schema(served, limits)
+        many = {"type": "array", "items": one, "minItems": 1, "maxItems": limits.max_texts}
+        properties[name] = {"anyOf": [one, many]}
+    text = {"type": "string", "maxLength": limits.max_characters}
+    known: dict[str, Schema] = {
+        "pair": text,
+        "question": text,
+        "choices": {"type": "array", "items": text, "minItems": 1, "maxItems": limits.max_texts},
+    }
+    properties |= {key: known[key] for key in (*task.options, *task.required) if key in known}
+    if "top_k" in inspect.signature(type(model).__call__).parameters:
+        properties["top_k"] = _WHOLE
+    if served.generates:
+        strings = {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 16}
+        properties |= GENERATION
+        properties["stop"] = {"anyOf": [{"type": "string", "minLength": 1}, strings]}
+        properties["max_new_tokens"] = {**_WHOLE, "maximum": limits.max_new_tokens}
+    if model.adapters:
+        properties["adapter"] = {"type": "string", "enum": list(model.adapters)}
+    required = [*([] if name == IMAGE else [name]), *task.required]
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
+
+
+def _text_schema(served: ServedModel, limits: Limits) -> Schema:
+    schema: dict[str, Any] = {"type": "string", "maxLength": limits.max_characters}
+    mask = getattr(getattr(served.model, "transform", None), "mask_token", None)
+    if served.task.inputs == "text" and served.generates:
+        schema |= {"pattern": r"\S", "description": "a text that is not empty"}
+    elif mask is not None and served.task.name == "fill-mask" and "pair" not in served.task.options:
+        schema |= {"pattern": re.escape(mask), "description": f"a text with {mask}"}
+    return schema
+
+
+async def answer_task(request: Request, served: ServedModel, limits: Limits) -> Any:
+    """The answer to one input, or the list of answers to several."""
+    content = await read_body(request, limits)
+    schema = request_schema(served, limits)
+    if served.task.inputs == IMAGE:
+        images, fields = await _images(request, content, schema, limits)
+        return await while_connected(request, _answer_images(served, images, fields, limits))
+    if media_type(request) != JSON:
+        raise MediaTypeError(f"Content-Type is {media_type(request)!r:.60}, expected {JSON}.")
+    _refuse_query(request)
+    body = read_json(content)
+    check(body, schema)
+    return await while_connected(request, _answer_fields(served, body))
+
+
+async def _answer_images(
+    served: ServedModel, images: list[bytes], fields: Mapping[str, Any], limits: Limits
+) -> Any:
+    transform = served.model.folder.transform
+    assert transform is not None  # the task refuses a folder without
+    pixels = await call_async(_pixels, images, transform, limits.max_pixels)
+    answers = await _answers(served, pixels, fields)
+    return answers if len(images) > 1 else answers[0]
+
+
+async def _answer_fields(served: ServedModel, body: dict[str, Any]) -> Any:
+    value = body.pop(input_field(served))
+    if served.task.inputs == "arrays":
+        return await _run_arrays(served, value, body)
+    answers = await _answers(served, [value] if isinstance(value, str) else value, body)
+    return answers[0] if isinstance(value, str) else answers
+
+
+async def _answers(served: ServedModel, values: list[Any], fields: Mapping[str, Any]) -> list[Answer]:
+    fields = dict(fields)
+    adapter = fields.pop("adapter", None)
+    if served.task.inputs == "prompt":
+        results = await call_async(served.adapted(adapter).generate, values, **fields)  # type: ignore[attr-defined]
+        return [{"generated_text": x.text, "ids": list(x.ids), "finish": x.finish} for x in results]
+    own = {key: fields.pop(key) for key in ("pair", "question") if key in fields}
+    if "choices" in fields:
+        own["choices"] = tuple(fields.pop("choices"))
+    if not served.generates and "top_k" in fields:
+        own["top_k"] = fields.pop("top_k")
+    return await served.answers(values, RunOptions(**own, generation=fields), adapter)
+
+
+async def _run_arrays(served: ServedModel, inputs: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    specs = {spec.name: spec for spec in served.model.session.inputs}
+    arrays = {name: array_of(value, specs[name]) for name, value in inputs.items()}
+    outputs = await call_async(served.model, arrays, **fields)
+    return {name: nested_list(name, array) for name, array in outputs.items()}
+
+
+async def _images(
+    request: Request, content: bytes, schema: Schema, limits: Limits
+) -> tuple[list[bytes], dict[str, Any]]:
+    """The image files of a body, and its other fields."""
+    kind = media_type(request)
+    if kind == FORM:
+        _refuse_query(request)
+        strings, files = await read_form(request, content, limits.max_texts)
+        for name in files:
+            if name != IMAGE:
+                raise InputError(f"The form has a file in the field {name!r:.60}, expected {IMAGE!r}.")
+        if not files:
+            raise InputError(f"The form has no file in the field {IMAGE!r}. Send one or several.")
+        return files[IMAGE], _typed(strings, schema)
+    if kind == BYTES or kind.startswith("image/"):
+        return [content], _typed(dict(request.query_params), schema)
+    raise MediaTypeError(
+        f"Content-Type is {kind!r:.60}, expected {FORM} with the field {IMAGE!r}, or the bytes of an image "
+        f"as image/png, image/jpeg ... or {BYTES}."
+    )
+
+
+def _refuse_query(request: Request) -> None:
+    """Raises an InputError for parameters in the address, which would be ignored."""
+    for name in request.query_params:
+        raise InputError(f"The address has the parameter {name!r:.60}. Send it in the body.")
+
+
+def _typed(strings: Mapping[str, str], schema: Schema) -> dict[str, Any]:
+    """Fields of a form or of an address in the types of a schema."""
+    fields: dict[str, Any] = {}
+    for name, text in strings.items():
+        kind = schema["properties"].get(name, {}).get("type")
+        is_number = kind == "integer" and re.fullmatch(r"[+-]?[0-9]{1,18}", text)
+        fields[name] = int(text) if is_number else text
+    check(fields, schema)
+    return fields
+
+
+def _pixels(images: list[bytes], transform: Any, max_pixels: int) -> list[np.ndarray]:
+    """Images in the size of a model, uint8; not decoded if the header declares too many pixels."""
+    several = len(images) > 1
+    for index, image in enumerate(images):
+        name = f"images[{index}]" if several else "the image"
+        with open_image(image, name) as opened:
+            pixels = opened.width * opened.height
+        if pixels > max_pixels:
+            raise TooLargeError(
+                f"{name} has {pixels} pixels, expected at most {max_pixels}. Resize it before."
+            )
+    if transform.channels not in (1, 3):
+        raise ImageError(
+            f"The model has {transform.channels} channels, but images have 1 or 3. Use /v2 with arrays."
+        )
+    return list(transform.resize(list(images) if several else images[0]))
+
+
+def describe_model(served: ServedModel, limits: Limits) -> dict[str, Any]:
+    """What a client needs to know to use a model."""
+    model = served.model
+    return {
+        "name": served.name,
+        "task": served.task.name,
+        "input": input_field(served),
+        "provider": model.provider,
+        "precision": model.precision,
+        "labels": None if model.labels is None else list(model.labels),
+        "adapters": list(model.adapters),
+        "request": request_schema(served, limits),
+    }

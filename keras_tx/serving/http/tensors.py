@@ -1,0 +1,50 @@
+"""Arrays from and to JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from keras_tx.contract import TensorSpec
+from keras_tx.errors import InputError, RunError
+
+
+def array_of(value: Any, spec: TensorSpec) -> np.ndarray:
+    """Nested lists of JSON's numbers as an array of the dtype of an input.
+
+    Raises:
+        InputError: if the lists have different lengths, or a number does not fit the dtype.
+    """
+    try:
+        array = np.array(value)
+    except (ValueError, OverflowError):
+        array = np.array(None)
+    if array.dtype.kind not in "biuf":
+        raise InputError(
+            f"{spec.name!r} is {value!r:.60}, expected nested lists of numbers, of equal lengths."
+        )
+    target = np.dtype(spec.dtype)
+    if target.kind == "f" and array.dtype.kind in "iuf":  # 0.1 of JSON is the closest number of the dtype
+        with np.errstate(over="ignore"):
+            result = array.astype(target)
+        if not np.isfinite(result).all():
+            raise InputError(f"{spec.name!r} has a number that {spec.dtype} cannot represent.")
+        return result
+    if target.kind in "iu" and array.dtype.kind in "iu":
+        bounds = np.iinfo(target)
+        if array.size and (int(array.min()) < bounds.min or int(array.max()) > bounds.max):
+            raise InputError(f"{spec.name!r} has a number outside of {bounds.min} to {bounds.max}.")
+        return array.astype(target)
+    if array.dtype.kind == target.kind or not array.size:
+        return array.astype(target)
+    raise InputError(f"{spec.name!r} has numbers of type {array.dtype}, expected {spec.dtype}.")
+
+
+def nested_list(name: str, array: np.ndarray) -> Any:
+    """An array as nested lists; raises a RunError for NaN and infinity, which JSON does not have."""
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise RunError(
+            f"Output {name!r} has NaN or infinity, which JSON cannot represent. Use /v2 with binary data."
+        )
+    return array.tolist()

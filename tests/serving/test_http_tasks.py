@@ -1,0 +1,307 @@
+"""POST /models/NAME returns what `load(folder)` returns, for every task."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from keras_tx import contract
+from keras_tx.runtime import load
+from keras_tx.runtime.tasks import all_tasks
+from tests.serving.running_server import RunningServer, multipart, running
+from tests.tolerances import assert_close
+
+TEXTS = ["The cat sat on the mat.", "Ada!", "I love the film, it is very good.", "Paris"]
+MASKED = ["The [MASK] sat on the mat.", "[MASK]!"]
+NAMES = {
+    "flowers": "vit",
+    "poet": "gpt",
+    "translator": "translation",
+    "stories": "multiple choice",
+    **{
+        name.replace(" ", "-"): f"bert, {name}"
+        for name in (
+            "none",
+            "masked",
+            "next",
+            "pretraining",
+            "classifier",
+            "regression",
+            "tags",
+            "span",
+            "sentence",
+        )
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def server(exported_folders, tmp_path_factory) -> Iterator[RunningServer]:
+    folders = {name: exported_folders[export].path for name, export in NAMES.items()}
+    folders["features"] = image_features(tmp_path_factory.mktemp("features") / "features")
+    folders["sums"] = sums(tmp_path_factory.mktemp("sums") / "sums")
+    with running(folders) as one:
+        yield one
+
+
+def image_features(path: Any) -> Any:
+    import keras_tx
+    from keras_tx_onnx import export_onnx
+    from tests.drawing import redraw
+
+    export_onnx(redraw(keras_tx.vit("Mu/2", image_size=8, head=None)), path, verify=False)
+    return path
+
+
+def sums(path: Any) -> Any:
+    """A generic model of two inputs."""
+    import keras
+
+    from keras_tx_onnx import export_onnx
+
+    a, b = keras.Input((3,), name="a"), keras.Input((3,), name="b")
+    export_onnx(keras.Model([a, b], keras.layers.Add(name="sum")([a, b])), path)
+    return path
+
+
+def opened(server: RunningServer, name: str) -> Any:
+    return load(server.application.models.folders[name], provider="cpu")
+
+
+def png(size: tuple[int, int] = (8, 8), seed: int = 0, mode: str = "RGB") -> bytes:
+    channels = () if mode == "L" else (len(mode),)
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], *channels)).astype("uint8")
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    return file.getvalue()
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    """Equal, with the tolerance of a batch for numbers that are not whole."""
+    if isinstance(expected, dict):
+        assert actual.keys() == expected.keys()
+        for key in expected:
+            assert_same(actual[key], expected[key])
+    elif isinstance(expected, list) and expected and isinstance(expected[0], float):
+        assert_close(np.array(actual), np.array(expected))
+    elif isinstance(expected, list | tuple):
+        assert len(actual) == len(expected)
+        for pair in zip(actual, expected, strict=True):
+            assert_same(*pair)
+    elif isinstance(expected, float):
+        assert abs(actual - expected) <= 1e-5
+    else:
+        assert actual == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "texts"),
+    [
+        ("classifier", "predictions", TEXTS),
+        ("regression", "numbers", TEXTS),
+        ("masked", "tokens", MASKED),
+        ("pretraining", "tokens", MASKED),
+        ("tags", "entities", TEXTS),
+        ("translator", "translation_text", ["uno due", "tre"]),
+    ],
+)
+def test_texts(server, name, key, texts):
+    with opened(server, name) as model:
+        expected = model(texts)
+    assert_same(server.post(f"/models/{name}", {"text": texts}).json, [{key: answer} for answer in expected])
+    assert_same(server.post(f"/models/{name}", {"text": texts[0]}).json, {key: expected[0]})
+
+
+@pytest.mark.parametrize("name", ["none", "sentence"])
+def test_embeddings(server, name):
+    with opened(server, name) as model:
+        expected = model(TEXTS)
+    answers = server.post(f"/models/{name}", {"text": TEXTS}).json
+    assert_close(np.array([x["embedding"] for x in answers]), expected)
+    assert server.post(f"/models/{name}", {"text": "Ada!"}).json["shape"] == [expected.shape[1]]
+
+
+def test_options(server):
+    with opened(server, "classifier") as model:
+        expected = model(TEXTS[0], top_k=1)
+    assert_same(
+        server.post("/models/classifier", {"text": TEXTS[0], "top_k": 1}).json, {"predictions": expected}
+    )
+    with opened(server, "next") as model:
+        expected = model(TEXTS[0], "It slept.")
+    answer = server.post("/models/next", {"text": TEXTS[0], "pair": "It slept."}).json
+    assert_same(answer, {"pair": "It slept.", "predictions": expected})
+
+
+def test_question(server):
+    with opened(server, "span") as model:
+        expected = model("Who lives in London?", TEXTS[2])
+    answer = server.post("/models/span", {"text": TEXTS[2], "question": "Who lives in London?"}).json
+    assert_same(answer, {"question": "Who lives in London?", "answers": expected})
+    missing = server.post("/models/span", {"text": TEXTS[2]})
+    assert missing.status == 422 and "'question'" in missing.message
+
+
+def test_choices(server):
+    with opened(server, "stories") as model:
+        expected = model(TEXTS[0], ["on the mat.", "in London."])
+    answer = server.post("/models/stories", {"text": TEXTS[0], "choices": ["on the mat.", "in London."]}).json
+    assert_same(answer, {"choices": expected})
+
+
+def test_generation_options(server):
+    with opened(server, "translator") as model:
+        expected = model("uno due", num_beams=3, max_new_tokens=4)
+    body = {"text": "uno due", "num_beams": 3, "max_new_tokens": 4}
+    assert server.post("/models/translator", body).json == {"translation_text": expected}
+
+
+def test_prompts(server):
+    options = {"max_new_tokens": 6, "seed": 3, "top_k": 9}
+    with opened(server, "poet") as model:
+        expected = model("the cat", **options)
+    answer = server.post("/models/poet", {"prompt": "the cat", **options}).json
+    assert answer == {"generated_text": expected.text, "ids": list(expected.ids), "finish": expected.finish}
+    assert server.post("/models/poet", {"prompt": ["the cat", "Ada"], **options}).json[0] == answer
+
+
+def test_images(server):
+    images = [png((8, 8)), png((13, 9), 1), png((8, 8), 2, "L")]
+    with opened(server, "flowers") as model:
+        expected = model(images, top_k=2)
+    body, headers = multipart([("image", image) for image in images], {"top_k": "2"})
+    answers = server.send("POST", "/models/flowers", body, headers).json
+    assert_same(answers, [{"predictions": answer} for answer in expected])
+    for kind in ("image/png", "application/octet-stream"):
+        raw = server.send("POST", "/models/flowers?top_k=2", images[1], {"content-type": kind})
+        assert_same(raw.json, {"predictions": expected[1]})
+
+
+def test_image_features(server):
+    with opened(server, "features") as model:
+        expected = model(png())
+    answer = server.send("POST", "/models/features", png(), {"content-type": "image/png"}).json
+    assert_close(np.array(answer["embedding"]), expected)
+
+
+def test_arrays(server):
+    answer = server.post("/models/sums", {"inputs": {"a": [[1, 2, 3]], "b": [[0.5, 0.1, -3]]}})
+    assert answer.json == {"sum": np.array([[1.5, 2.1, 0]], "float32").tolist()}
+    ragged = server.post("/models/sums", {"inputs": {"a": [[1, 2], [3]], "b": [[0, 0, 0]]}})
+    assert ragged.status == 422 and "'a'" in ragged.message
+    large = server.post("/models/sums", {"inputs": {"a": [[1e39, 0, 0]], "b": [[0, 0, 0]]}})
+    assert large.status == 422 and "float32" in large.message
+
+
+def test_every_task_is_tested(server):
+    """A new task is served by its record; this file has a folder of it."""
+    served = {model.task.name for model in server.application.models.loaded}
+    same_class_of_answers = {contract.SUMMARIZATION, contract.TEXT2TEXT_GENERATION}  # as translation
+    assert {task.name for task in all_tasks()} == served | same_class_of_answers
+
+
+def test_concurrent_clients_get_their_own_answers(server):
+    texts = [f"{text} {number}" for number in range(16) for text in TEXTS]
+    with opened(server, "classifier") as model:
+        expected = [{"predictions": model(text, top_k=1 + len(text) % 2)} for text in texts]
+
+    def ask(text: str) -> Any:
+        return server.post("/models/classifier", {"text": text, "top_k": 1 + len(text) % 2}).json
+
+    with ThreadPoolExecutor(16) as clients:
+        for actual, answer in zip(clients.map(ask, texts), expected, strict=True):
+            assert_same(actual, answer)
+    sizes = server.application.metrics.registry.get_sample_value(
+        "keras_tx_batch_size_count", {"model": "classifier"}
+    )
+    assert sizes is not None and sizes < len(texts) + 20
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b"", 400, "not JSON"),
+        (b"{", 400, "not JSON"),
+        (b'{"text": NaN}', 400, "NaN"),
+        (b"\xff", 400, "not JSON"),
+        (b"[" * 200_000, 400, "not JSON"),
+        ([], 422, "expected an object"),
+        ({}, 422, "'text'"),
+        ({"text": 3}, 422, "text is 3"),
+        ({"text": []}, 422, "0 items"),
+        ({"text": ["a", 3]}, 422, r"text[1] is 3"),
+        ({"text": "\ud800"}, 422, "surrogate"),
+        ({"text": "a", "top_k": 0}, 422, "top_k is 0"),
+        ({"text": "a", "top_k": True}, 422, "top_k is True"),
+        ({"text": "a", "topk": 1}, 422, "'top_k'"),
+        ({"text": "a", "question": "b"}, 422, "'question'"),
+    ],
+)
+def test_wrong_bodies(server, body, status, message):
+    answer = server.post("/models/classifier", body)
+    assert answer.status == status and message in answer.message, answer.body
+
+
+def test_text_longer_than_the_model(server, exported_folders):
+    long = "the cat sat on the mat " * 20
+    refused = server.post("/models/classifier", {"text": long})
+    assert refused.status == 422 and "24" in refused.message
+    from keras_tx.serving.http.model_set import ModelOptions
+
+    folder = exported_folders["bert, classifier"].path
+    with running({"x": folder}, options=ModelOptions(truncate=True)) as other, load(folder) as model:
+        with pytest.warns(UserWarning, match="max_length"):
+            expected = model(long)
+        assert_same(other.post("/models/x", {"text": long}).json, {"predictions": expected})
+
+
+def test_text_that_is_the_path_of_an_image_is_not_opened(server, tmp_path):
+    """Strings of a request never reach the file system."""
+    path = tmp_path / "rose.png"
+    path.write_bytes(png())
+    for body in ({"image": str(path)}, {"text": str(path)}, str(path)):
+        assert server.post("/models/flowers", body).status == 415
+    form, headers = multipart([], {"image": str(path)})
+    refused = server.send("POST", "/models/flowers", form, headers)
+    assert refused.status == 422 and "no file" in refused.message
+    raw = server.send("POST", "/models/flowers", str(path).encode(), {"content-type": "image/png"})
+    assert raw.status == 422 and "not an image" in raw.message
+    assert server.get(f"/models/..%2F..%2F{path.name}").status == 404
+    adapter = server.post("/models/classifier", {"text": "a", "adapter": str(path)})
+    assert adapter.status == 422
+
+
+def test_wrong_images(server):
+    def post(content: bytes, kind: str = "image/png", query: str = "") -> Any:
+        return server.send("POST", f"/models/flowers{query}", content, {"content-type": kind})
+
+    assert post(b"").status == 422
+    assert post(png()[:60]).status == 422
+    assert post(png(), "text/plain").status == 415
+    assert post(png(), "multipart/form-data").status == 400
+    assert post(png(), "multipart/form-data; boundary=x").status in (400, 422)
+    wrong = post(png(), query="?top_k=many")
+    assert wrong.status == 422 and "top_k" in wrong.message
+    body, headers = multipart([("picture", png())])
+    wrong = server.send("POST", "/models/flowers", body, headers)
+    assert wrong.status == 422 and "'picture'" in wrong.message
+
+
+def test_descriptions(server):
+    models = server.get("/models").json["models"]
+    assert [one["name"] for one in models] == list(server.application.models.folders)
+    flowers = server.get("/models/flowers").json
+    assert flowers["labels"] == ["daisy", "rose", "tulip"] and flowers["input"] == "image"
+    assert json.loads(json.dumps(flowers["request"])) == flowers["request"]
+    unknown = server.get("/models/flower")
+    assert unknown.status == 404 and "'flowers'" in unknown.message
+    assert server.get("/nothing").status == 404
+    wrong = server.send("PUT", "/models/flowers")
+    assert wrong.status == 405 and wrong.headers["allow"] == "GET, POST, HEAD"
