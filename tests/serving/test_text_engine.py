@@ -159,8 +159,8 @@ def test_streams_run_in_one_batch(poet, monkeypatch):
         streams = [engine.submit([1, 2, 3], max_new_tokens=40, stop_tokens=[]) for _ in range(8)]
         gate.open.set()
         assert len({stream.result(60).ids for stream in streams}) == 1
+    assert max(rows for rows, tokens in sizes if tokens == 3) > 1
     assert (8, 1) in sizes
-    assert sizes.count((1, 1)) < 40
 
 
 def test_long_prompt_does_not_stall_streams(poet, monkeypatch):
