@@ -115,32 +115,39 @@ def _throughput(model: Any, watched: TimedSession, tokens: int, rounds: int) -> 
 
 
 def _first_tokens(model: Any, tokens: int, arrivals: int = 64) -> list[float]:
-    """Seconds to the first token of streams that arrive at random, as fast as 8 streams are answered."""
+    """Seconds to the first token of streams that arrive at random, at 80 % of the throughput."""
     from keras_tx.serving import TextEngine
 
     random = np.random.default_rng(0)
+    lengths = random.integers(8, min(256, model.context // 2), arrivals)
+    prompts = [_prompts(model, 1, int(length), seed=index)[0] for index, length in enumerate(lengths)]
+    options: dict[str, Any] = {"max_new_tokens": tokens, "stop_tokens": []}
     seconds = []
     with TextEngine(model, prefix_cache=0) as engine:
-        start = time.perf_counter()
-        for stream in [engine.submit(p, max_new_tokens=tokens) for p in _prompts(model, 8, PROMPT)]:
-            stream.result()
-        pause = (time.perf_counter() - start) / 8
 
         def client(prompt: np.ndarray) -> None:
             start = time.perf_counter()
-            for index, _ in enumerate(engine.submit(prompt, max_new_tokens=tokens, stop_tokens=[])):
+            for index, _ in enumerate(engine.submit(prompt, **options)):
                 if index == 0:
                     seconds.append(time.perf_counter() - start)
 
-        clients = []
-        for length in random.integers(8, min(256, model.context // 2), arrivals):
-            (prompt,) = _prompts(model, 1, int(length), seed=len(clients))
-            clients.append(threading.Thread(target=client, args=(prompt,)))
-            clients[-1].start()
-            time.sleep(random.exponential(1.25 * pause))  # 80 % load
+        start = time.perf_counter()
+        for stream in [engine.submit(prompt, **options) for prompt in prompts]:
+            stream.result()
+        pause = (time.perf_counter() - start) / arrivals
+        clients = [threading.Thread(target=client, args=(prompt,)) for prompt in prompts]
+        for thread in clients:
+            thread.start()
+            time.sleep(random.exponential(pause / 0.8))
         for thread in clients:
             thread.join()
     return sorted(seconds)
+
+
+def _in_turn(turn: int, without: Any, others: Any) -> list[tuple[str, Any]]:
+    """Both engines by name, in another order in each round."""
+    engines = [("without", without), ("with", others)]
+    return engines[:: -1 if turn % 2 else 1]
 
 
 def _shared_prefix(model: Any, length: int, rounds: int) -> Samples:
@@ -152,7 +159,7 @@ def _shared_prefix(model: Any, length: int, rounds: int) -> Samples:
     samples: Samples = {"without": [], "with": []}
     with TextEngine(model, prefix_cache=0) as without, TextEngine(model) as cached:
         for turn in range(rounds + 1):
-            for name, engine in (("without", without), ("with", cached)):
+            for name, engine in _in_turn(turn, without, cached):
                 prompt = np.concatenate([beginning, next(ends)])
                 start = time.perf_counter()
                 engine.submit(prompt, max_new_tokens=1).result()
@@ -203,7 +210,7 @@ def _lookup(model: Any, tokens: int, rounds: int) -> dict[str, tuple[float, floa
         for task, (prompt, target) in tasks.items():
             samples: Samples = {"without": [], "with": []}
             for turn in range(rounds + 1):
-                for name, engine in (("without", without), ("with", guessing)):
+                for name, engine in _in_turn(turn, without, guessing):
                     with _scripted(target):
                         start = time.perf_counter()
                         engine.submit(prompt, max_new_tokens=tokens, stop_tokens=[]).result()

@@ -8,6 +8,7 @@ import itertools
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,16 @@ def test_guesses_continue_the_last_occurrence_and_pause_where_they_do_not_pay():
         lookup.record(4, 0, cost=1.5)
 
 
+def test_text_ends_where_the_context_is_full(poet):
+    with TextEngine(poet) as engine:
+        for length in range(CONTEXT - 3, CONTEXT + 1):
+            prompt = [*LONG, *SYSTEM][:length]
+            stream = engine.submit(prompt, stop_tokens=[])
+            assert stream.result(60) == poet.generate(prompt, stop_tokens=[])
+            assert stream.finish == "context"
+            assert len(stream.ids) == CONTEXT + 1 - length
+
+
 def test_text_logprobs_and_stop_strings(poet):
     prompt = "the cat sat"
     whole = poet.generate(prompt, max_new_tokens=30, log_probabilities=True)
@@ -410,6 +421,10 @@ def test_work_ends_when_the_client_leaves(poet, leave, slow_runs):
             gc.collect()
         waits_until(lambda: engine.stats.running + engine.stats.waiting == 0)
         assert sequence.outbox.result.result(60).finish == "cancelled"
+        stream = tokens = None
+        held = weakref.ref(sequence)
+        del sequence
+        waits_until(lambda: gc.collect() >= 0 and held() is None)  # nor does the engine keep its tokens
 
 
 def test_asyncio(poet, slow_runs):
