@@ -23,6 +23,7 @@ from keras_tx.processing import train_byte_bpe
 from keras_tx.runtime import TextGenerator, load
 from keras_tx.runtime.shared_cache import SharedCache
 from keras_tx.serving import TextEngine
+from keras_tx.serving.engine.cache_rows import MOST_VIEWS, SharedRows
 from keras_tx.serving.engine.prefix_cache import BLOCK, PrefixCache
 from keras_tx.serving.engine.prompt_lookup import PromptLookup
 from keras_tx.serving.engine.scheduler import CHUNK
@@ -162,6 +163,20 @@ def test_streams_run_in_one_batch(poet, monkeypatch):
         assert len({stream.result(60).ids for stream in streams}) == 1
     assert max(rows for rows, tokens in sizes if tokens == 3) > 1
     assert (8, 1) in sizes
+
+
+def test_few_views_of_rows_stay_bound(poet):
+    rows = SharedRows(poet.decoder, 20)
+    for row in range(20):
+        rows.open(row, 9, [0] * row)
+    for _ in range(2):
+        for count in range(1, 21):
+            rows.prefill(0, [[1, 2]] * count)
+            assert rows.decode([3] * count, [2] * count).shape == (count, 280)
+            rows.run(count - 1, [4], 3)
+    single, several = rows._views
+    assert len(several) == MOST_VIEWS
+    assert len(single) == 21  # of each row, and the first one for decode steps
 
 
 def test_long_prompt_does_not_stall_streams(poet, monkeypatch):

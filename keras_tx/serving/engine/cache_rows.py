@@ -11,6 +11,7 @@ from keras_tx.runtime.cached_decoder import CachedDecoder
 from keras_tx.runtime.shared_cache import SharedCache, SharedCacheDecoder
 
 SMALLEST = 256  # tokens of a row of the shared cache, if the context is not smaller
+MOST_VIEWS = 8  # of several rows that stay bound: each has memory for their logits
 
 
 def bytes_per_token(decoder: SharedCacheDecoder | CachedDecoder) -> int:
@@ -36,7 +37,8 @@ class SharedRows:
         self._cache = cache
         self._places = np.arange(cache.room)
         self._mask = np.zeros((self._most, cache.room), "int64")
-        self._views: dict[tuple[int, int, bool], tuple[SharedCache, np.ndarray]] = {}
+        # Of one row, and of several rows, by first row, end, and whether they decode.
+        self._views: list[dict[tuple[int, int, bool], tuple[SharedCache, np.ndarray]]] = [{}, {}]
         self._touched = [*reserved, *[0] * (self._most - len(reserved))]  # tokens that have memory
 
     @property
@@ -47,9 +49,12 @@ class SharedRows:
     def _view(self, first: int, end: int, decodes: bool) -> tuple[SharedCache, np.ndarray]:
         """Some rows and their mask, always the same objects, so that they stay bound."""
         key = first, end, decodes
-        if key not in self._views:
-            self._views[key] = self._cache.view(slice(first, end)), self._mask[first:end]
-        return self._views[key]
+        views = self._views[end - first > 1]
+        view = views.pop(key, None) or (self._cache.view(slice(first, end)), self._mask[first:end])
+        if len(views) == (MOST_VIEWS if end - first > 1 else 2 * self._most):
+            del views[next(iter(views))]  # the least recently used
+        views[key] = view
+        return view
 
     def open(self, row: int, reserved: int, lengths: Sequence[int]) -> None:
         """Makes room for a sequence of at most `reserved` tokens; the rows have `lengths` tokens."""
@@ -64,7 +69,7 @@ class SharedRows:
 
     def _copy(self, room: int, lengths: Sequence[int], reserved: Sequence[int]) -> None:
         old, cache = self._cache.arrays, self._decoder.empty_cache(self._most, room)
-        self._views.clear()
+        self._views.clear()  # they refer to the arrays
         for new in cache.arrays:
             source = old.pop(0)
             for index, length in enumerate(lengths):
