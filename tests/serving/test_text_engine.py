@@ -289,7 +289,7 @@ def test_only_a_stream_that_runs_alone_guesses(poet, monkeypatch):
         gate.open.set()
         for stream in streams:
             stream.result(60)
-        assert engine.stats.guessed_tokens == 0
+        assert engine.stats.guessed_tokens <= 2  # of the last steps, after the other stream
 
 
 def test_guesses_continue_the_last_occurrence_and_pause_where_they_do_not_pay():
@@ -384,6 +384,9 @@ def test_wrong_input_raises_before_the_queue(poet):
 def test_full_queue_and_memory(poet, monkeypatch):
     gate = Gate(monkeypatch)
     per_token = poet.decoder.bytes_per_token
+    trims = []
+    trim = SharedRows.trim
+    monkeypatch.setattr(SharedRows, "trim", lambda *args: trims.append(1) or trim(*args))
     with TextEngine(poet, max_streams=4, max_queue=2, cache_memory=100 * per_token) as engine:
         with pytest.raises(BusyError, match="cache_memory is 51200. Pass a smaller max_new_tokens"):
             engine.submit([1, 2], max_new_tokens=99)
@@ -397,9 +400,11 @@ def test_full_queue_and_memory(poet, monkeypatch):
         for stream in streams:
             assert stream.result(60).finish in ("length", "stop")
             assert engine.stats.cache_bytes <= 100 * per_token
+        assert not trims  # later streams use the rows of earlier ones
         long = engine.submit([3], max_new_tokens=90, stop_tokens=[])
         expected = poet.generate([3], max_new_tokens=90, stop_tokens=[])
         assert long.result(60) == expected  # in the memory that the others had
+        assert len(trims) == 1
         assert engine.stats.cache_bytes <= 100 * per_token
 
 

@@ -42,9 +42,13 @@ class SharedRows:
         self._touched = [*reserved, *[0] * (self._most - len(reserved))]  # tokens that have memory
 
     @property
-    def num_bytes(self) -> int:
-        """The memory of the rows, once their texts are complete."""
-        return sum(self._touched) * bytes_per_token(self._decoder)
+    def num_tokens(self) -> int:
+        """The number of tokens that have memory, once the texts are complete."""
+        return sum(self._touched)
+
+    def growth(self, row: int, reserved: int) -> int:
+        """How many more tokens need memory with another sequence in a free row."""
+        return max(0, reserved - self._touched[row])
 
     def _view(self, first: int, end: int, decodes: bool) -> tuple[SharedCache, np.ndarray]:
         """Some rows and their mask, always the same objects, so that they stay bound."""
@@ -132,8 +136,11 @@ class PlainRows:
         self._reserved: dict[int, int] = {}
 
     @property
-    def num_bytes(self) -> int:
-        return sum(self._reserved.values()) * bytes_per_token(self._decoder)
+    def num_tokens(self) -> int:
+        return sum(self._reserved.values())
+
+    def growth(self, row: int, reserved: int) -> int:
+        return reserved
 
     def open(self, row: int, reserved: int, lengths: Sequence[int]) -> None:
         self._pasts[row], self._reserved[row] = None, reserved

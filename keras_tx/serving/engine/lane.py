@@ -57,9 +57,26 @@ class Lane:
     def sequences(self) -> list[Sequence]:
         return [sequence for sequence in self._places if sequence is not None]
 
+    @property
+    def num_bytes(self) -> int:
+        """The memory of keys and values, once the texts are complete."""
+        return self.rows.num_tokens * self.bytes_per_token
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The part of it that sequences need; the rest was used by others before."""
+        return sum(sequence.reserved for sequence in self.sequences) * self.bytes_per_token
+
+    def growth(self, sequence: Sequence) -> int:
+        """How much more memory is needed with another sequence."""
+        return self.rows.growth(self._free_row(), sequence.reserved) * self.bytes_per_token
+
+    def _free_row(self) -> int:
+        return self._places.index(None) if None in self._places else len(self._places)
+
     def add(self, sequence: Sequence) -> None:
         """Gives a sequence a free row."""
-        row = self._places.index(None) if None in self._places else len(self._places)
+        row = self._free_row()
         self.rows.open(row, sequence.reserved, self._lengths())
         self._places[row : row + 1] = [sequence]
         sequence.row = row

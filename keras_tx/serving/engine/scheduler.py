@@ -42,7 +42,7 @@ class Scheduler:
     @property
     def cache_bytes(self) -> int:
         """The memory of keys and values."""
-        return sum(lane.rows.num_bytes for lane in self.lanes)
+        return sum(lane.num_bytes for lane in self.lanes)
 
     @property
     def lanes(self) -> list[Lane]:
@@ -104,8 +104,8 @@ class Scheduler:
         """Whether the sequence fits, after memory of ended sequences was returned if necessary."""
         if self._memory is None:
             return True
-        free = self._memory - sequence.reserved * lane.bytes_per_token
-        if self.cache_bytes > free:
+        needed = sequence.reserved * lane.bytes_per_token + sum(x.reserved_bytes for x in self.lanes)
+        if self.cache_bytes + lane.growth(sequence) > self._memory >= needed:
             for other in self.lanes:
                 other.trim()
-        return self.cache_bytes <= free
+        return self.cache_bytes + lane.growth(sequence) <= self._memory
