@@ -31,7 +31,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "runtime": (EVERYWHERE | {"consistent_read", "generation", "progress_bar"}, {"numpy", "onnxruntime"}),
     # the packages of the extra serve: only in serving/http, as a test below has it
     "serving": (
-        EVERYWHERE | {"generation", "runtime"},
+        EVERYWHERE | {"atomic_write", "generation", "runtime"},
         {"numpy", "onnxruntime", "starlette", "uvicorn", "uvloop", "prometheus_client", "opentelemetry"},
     ),
     # torch: its fused attention; tensorflow: a loop over blocks of queries; imported inside functions
