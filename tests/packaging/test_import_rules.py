@@ -26,12 +26,12 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "protobuf": (set(), set()),
     "consistent_read": ({"errors"}, set()),
     "registration": ({"models", "training"}, {"keras"}),
-    "generation": (EVERYWHERE, {"numpy"}),
+    "generation": (EVERYWHERE, {"numpy", "llguidance"}),  # llguidance: constrained output, inside a function
     "processing": ({"contract", "errors", "protobuf"}, {"numpy", "PIL", "tokenizers"}),
     "runtime": (EVERYWHERE | {"consistent_read", "generation", "progress_bar"}, {"numpy", "onnxruntime"}),
     # the packages of the extra serve: only in serving/http, as a test below has it
     "serving": (
-        EVERYWHERE | {"generation", "runtime"},
+        EVERYWHERE | {"atomic_write", "generation", "runtime"},
         {"numpy", "onnxruntime", "starlette", "uvicorn", "uvloop", "prometheus_client", "opentelemetry"},
     ),
     # torch: its fused attention; tensorflow: a loop over blocks of queries; imported inside functions
