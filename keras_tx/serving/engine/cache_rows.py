@@ -96,6 +96,18 @@ class SharedRows:
         positions = self._places[None, start:total]
         return view.run(np.array([ids]), mask, positions, len(ids) if all_logits else 1)[0]
 
+    def prefill(self, first: int, prompts: Sequence[Sequence[int]]) -> np.ndarray:
+        """Logits (rows, vocabulary) after whole prompts, in rows from the first on."""
+        lengths = np.array([len(prompt) for prompt in prompts])
+        longest, shortest = int(lengths.max()), int(lengths.min())
+        ids = np.zeros((len(prompts), longest), "int64")
+        for row, prompt in zip(ids, prompts, strict=True):
+            row[: len(prompt)] = prompt
+        real = (self._places[:longest] < lengths[:, None]).astype("int64")
+        view, _ = self._view(first, first + len(prompts), False)
+        logits = view.run(ids, real, self._places[None, :longest], longest - shortest + 1)
+        return logits[np.arange(len(prompts)), lengths - shortest]
+
     def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> np.ndarray:
         """Logits (rows, vocabulary) after the next token of each of the first rows."""
         count = len(tokens)

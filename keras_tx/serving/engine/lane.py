@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from keras_tx.runtime.cached_decoder import CachedDecoder
-from keras_tx.runtime.shared_cache import SharedCacheDecoder
+from keras_tx.runtime.shared_cache import PADDED, SharedCacheDecoder
 from keras_tx.serving.engine.cache_rows import PlainRows, SharedRows, bytes_per_token
 from keras_tx.serving.engine.prefix_cache import PrefixCache
 from keras_tx.serving.engine.sequence import Sequence
@@ -100,8 +100,35 @@ class Lane:
     def _lengths(self) -> list[int]:
         return [0 if sequence is None else sequence.cached for sequence in self._places]
 
-    def prefill(self, sequence: Sequence, most: int) -> int:
-        """Runs at most so many tokens of a prompt; returns how many."""
+    def group(self, sequences: list[Sequence], most: int) -> list[Sequence]:
+        """The first sequence, and those behind it whose whole prompts can run with its prompt.
+
+        Args:
+            sequences: in the order of their arrival.
+            most: number of tokens with padding.
+        """
+        group = sequences[:1]
+        for sequence in sequences[1:] if self._batched else ():
+            longer = [*group, sequence]
+            lengths = [len(x.ids) for x in longer]
+            padded = len(longer) * max(lengths)
+            neighbors = sequence.adapter == group[-1].adapter and sequence.row == group[-1].row + 1
+            if not neighbors or any(x.cached for x in longer) or padded > min(most, PADDED * sum(lengths)):
+                break
+            group = longer
+        return group
+
+    def prefill(self, group: list[Sequence], most: int) -> int:
+        """Runs the prompts of a group, or at most so many tokens of one prompt; returns how many."""
+        if len(group) > 1 and isinstance(self.rows, SharedRows):
+            try:
+                logits = self.rows.prefill(group[0].row, [sequence.ids for sequence in group])
+            except Exception:  # one by one, to find the sequence that fails
+                return sum(self.prefill([sequence], most) for sequence in group)
+            for sequence, row in zip(group, logits, strict=True):
+                self._advance(sequence, sequence.prompt_length, row)
+            return sum(sequence.prompt_length for sequence in group)
+        (sequence,) = group
         start = sequence.cached
         end = min(len(sequence.ids), start + most) if self._batched else len(sequence.ids)
         self._run(sequence, end)

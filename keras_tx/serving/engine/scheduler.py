@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from keras_tx.serving.engine.lane import Lane
@@ -53,11 +53,7 @@ class Scheduler:
         self._admit()
         for lane in self.lanes:
             lane.compact()
-        budget = CHUNK if any(sequence.decodes for sequence in self.running) else LONE_CHUNK
-        for sequence in self._prefilling():
-            budget -= self._lanes[sequence.adapter].prefill(sequence, budget)
-            if budget <= 0:
-                break
+        self._prefill()
         for lane in self.lanes:
             lane.decode(alone=len(self.running) == 1)
 
@@ -69,8 +65,14 @@ class Scheduler:
         self.running.clear()
         self.waiting.clear()
 
-    def _prefilling(self) -> Iterator[Sequence]:
-        return (x for x in self.running if not x.ended and not x.decodes)
+    def _prefill(self) -> None:
+        budget = CHUNK if any(sequence.decodes for sequence in self.running) else LONE_CHUNK
+        prompts = [sequence for sequence in self.running if not sequence.decodes]
+        while prompts and budget > 0:
+            lane = self._lanes[prompts[0].adapter]
+            group = lane.group(prompts, budget)
+            budget -= lane.prefill(group, budget)
+            prompts = prompts[len(group) :]
 
     def _remove_ended(self) -> None:
         for sequence in (*self.running, *self.waiting):

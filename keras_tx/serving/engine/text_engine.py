@@ -286,7 +286,7 @@ def _one_by_one(model: TextGenerator) -> str | None:
         )
     if model.session.graph != model.folder.shared:
         return (
-            f"{model.session.graph.name} on {model.provider} copies its cache in each step. Export with "
-            "cache='shared', and load with provider='cpu', for batches."
+            f"{model.session.graph.name} on {model.provider} copies its cache in each step. For batches, "
+            "export with cache='shared', and load fp32, int8-blocks or int4 with provider='cpu'."
         )
     return None
