@@ -32,7 +32,16 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     # the packages of the extra serve: only in serving/http, as a test below has it
     "serving": (
         EVERYWHERE | {"atomic_write", "generation", "runtime"},
-        {"numpy", "onnxruntime", "starlette", "uvicorn", "uvloop", "prometheus_client", "opentelemetry"},
+        {
+            "numpy",
+            "onnxruntime",
+            "starlette",
+            "uvicorn",
+            "uvloop",
+            "prometheus_client",
+            "jinja2",
+            "opentelemetry",
+        },
     ),
     # torch: its fused attention; tensorflow: a loop over blocks of queries; imported inside functions
     "layers": ({"arguments", "contract", "errors"}, {"keras", "numpy", "tensorflow", "torch"}),
@@ -233,7 +242,7 @@ def test_the_arrows_between_rooms_form_no_cycle():
 
 
 def test_only_the_http_server_imports_its_packages():
-    own = {"starlette", "uvicorn", "uvloop", "prometheus_client", "opentelemetry"}
+    own = {"starlette", "uvicorn", "uvloop", "prometheus_client", "jinja2", "opentelemetry"}
 
     def check(path: Path, tree: ast.Module) -> list[str]:
         if name_of(path).startswith("keras_tx/serving/http/"):

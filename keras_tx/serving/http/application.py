@@ -130,6 +130,8 @@ class Application:
                 try:
                     response = await self._response(call, path)
                     await response(scope, receive, answer)
+                    if call.left:
+                        answer.status = CLIENT_LEFT
                 except (ClientDisconnect, asyncio.CancelledError):
                     answer.status = CLIENT_LEFT
                 except Exception as error:
@@ -166,7 +168,7 @@ class Application:
             self.keys.check(request.headers.get("authorization"))
         if operation.computes:
             if self.draining:
-                raise UnavailableError("The server stops. Repeat the request later.", RETRY_AFTER)
+                raise UnavailableError("The server stops. Repeat the request later.")
             await call.resources.enter_async_context(self.admission.place())
         return await operation.answer(call)
 
@@ -233,8 +235,8 @@ def _error_response(error: Exception, path: str | None, call: Call) -> Response:
     if folder is not None:
         message = message.replace(str(folder), call.model)  # clients need no paths of the server
     headers = {}
-    if getattr(error, "retry_after", None) is not None:
-        headers["retry-after"] = str(error.retry_after)  # type: ignore[attr-defined]
+    if status in (429, 503):
+        headers["retry-after"] = str(RETRY_AFTER)
     if isinstance(error, MethodError):
         headers["allow"] = ", ".join(error.allowed)
     if status == 401:

@@ -23,7 +23,8 @@ class Call:
 
     Attributes:
         resources: what is released when the answer has been sent.
-        problem: an error that occurred after the answer had begun.
+        problem: the error that the answer describes.
+        left: whether the client left during a streamed answer.
     """
 
     application: Application
@@ -33,6 +34,7 @@ class Call:
     resources: contextlib.AsyncExitStack
     model: str = ""
     problem: BaseException | None = None
+    left: bool = False
 
     @property
     def limits(self) -> Limits:

@@ -6,10 +6,10 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from keras_tx.serving.http import open_inference
+from keras_tx.serving.http import open_inference, openai
 from keras_tx.serving.http.call import Call, Operation, Operations
 from keras_tx.serving.http.metrics import CONTENT_TYPE
-from keras_tx.serving.http.request_errors import RETRY_AFTER, UnavailableError
+from keras_tx.serving.http.request_errors import UnavailableError
 from keras_tx.serving.http.tasks import answer_task, describe_model
 
 
@@ -24,6 +24,13 @@ def all_paths() -> dict[str, Operations]:
             "GET": Operation(_model, "a model, and what it accepts"),
             "POST": Operation(_task, "the answers of a model", computes=True),
         },
+        "/v1/models": {"GET": Operation(openai.models, "the models and their adapters")},
+        "/v1/models/{name}": {"GET": Operation(openai.model, "a model")},
+        "/v1/completions": {"POST": Operation(openai.completions, "continues prompts", computes=True)},
+        "/v1/chat/completions": {
+            "POST": Operation(openai.chat_completions, "answers the last message of a chat", computes=True)
+        },
+        "/v1/embeddings": {"POST": Operation(openai.embeddings, "embeds texts", computes=True)},
         "/metrics": {"GET": Operation(_metrics, "metrics for Prometheus")},
         "/v2": {"GET": Operation(_v2_server, "the server")},
         "/v2/health/live": {"GET": Operation(_live, "whether the server runs", public=True)},
@@ -47,7 +54,7 @@ async def _model(call: Call) -> Response:
 
 
 async def _task(call: Call) -> Response:
-    return JSONResponse(await answer_task(call.request, call.use(_name(call)), call.limits))
+    return JSONResponse(await answer_task(call, call.use(_name(call))))
 
 
 async def _metrics(call: Call) -> Response:
@@ -61,7 +68,7 @@ async def _live(call: Call) -> Response:
 async def _ready(call: Call) -> Response:
     if call.application.draining or not call.models.ready:
         reason = "The server stops." if call.application.draining else "Models are being loaded."
-        raise UnavailableError(f"{reason} Repeat the request later.", RETRY_AFTER)
+        raise UnavailableError(f"{reason} Repeat the request later.")
     return JSONResponse({"ready": True})
 
 

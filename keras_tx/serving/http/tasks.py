@@ -11,10 +11,14 @@ import numpy as np
 from starlette.requests import Request
 
 from keras_tx.errors import ImageError, InputError
+from keras_tx.generation import Generation
+from keras_tx.generation.generator import is_one
 from keras_tx.processing.image_file import open_image
 from keras_tx.runtime.async_call import call_async
 from keras_tx.runtime.tasks.base import Answer, RunOptions
+from keras_tx.serving.http.call import Call
 from keras_tx.serving.http.disconnection import while_connected
+from keras_tx.serving.http.generation import submit, texts
 from keras_tx.serving.http.json_schema import Schema, check, read_json
 from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.model_set import ServedModel
@@ -27,6 +31,7 @@ FORM = "multipart/form-data"
 BYTES = "application/octet-stream"
 IMAGE = "image"  # the field of a form, and the beginning of the media types of images
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 10_000}
+PROMPT_IDS = {**_IDS, "minItems": 1, "maxItems": 1_000_000}
 _WHOLE = {"type": "integer", "minimum": 1}
 # Options of `generate` that a client may send.
 GENERATION: dict[str, Schema] = {
@@ -52,6 +57,9 @@ GENERATION: dict[str, Schema] = {
 }
 
 
+ALONE = {"num_beams", "length_penalty", "early_stopping", "at_context"}  # which the engine does not have
+
+
 def input_field(served: ServedModel) -> str:
     """The field with the inputs of a task: "image", "text", "prompt" or "inputs"."""
     return "inputs" if served.task.inputs == "arrays" else served.task.inputs
@@ -72,7 +80,7 @@ def request_schema(served: ServedModel, limits: Limits) -> Schema:
     elif name != IMAGE:
         one = _text_schema(served, limits)
         many = {"type": "array", "items": one, "minItems": 1, "maxItems": limits.max_texts}
-        properties[name] = {"anyOf": [one, many]}
+        properties[name] = {"anyOf": [one, many] if name == "text" else [one, many, PROMPT_IDS]}
     text = {"type": "string", "maxLength": limits.max_characters}
     known: dict[str, Schema] = {
         "pair": text,
@@ -108,44 +116,48 @@ def _text_schema(served: ServedModel, limits: Limits) -> Schema:
     return schema
 
 
-async def answer_task(request: Request, served: ServedModel, limits: Limits) -> Any:
+async def answer_task(call: Call, served: ServedModel) -> Any:
     """The answer to one input, or the list of answers to several."""
+    request, limits = call.request, call.limits
     content = await read_body(request, limits)
     schema = request_schema(served, limits)
     if served.task.inputs == IMAGE:
         images, fields = await _images(request, content, schema, limits)
-        return await while_connected(request, _answer_images(served, images, fields, limits))
+        return await while_connected(request, _answer_images(call, served, images, fields))
     if media_type(request) != JSON:
         raise MediaTypeError(f"Content-Type is {media_type(request)!r:.60}, expected {JSON}.")
     _refuse_query(request)
     body = read_json(content)
     check(body, schema)
-    return await while_connected(request, _answer_fields(served, body))
+    return await while_connected(request, _answer_fields(call, served, body))
 
 
 async def _answer_images(
-    served: ServedModel, images: list[bytes], fields: Mapping[str, Any], limits: Limits
+    call: Call, served: ServedModel, images: list[bytes], fields: Mapping[str, Any]
 ) -> Any:
     transform = served.model.folder.transform
     assert transform is not None  # the task refuses a folder without
-    pixels = await call_async(_pixels, images, transform, limits.max_pixels)
-    answers = await _answers(served, pixels, fields)
+    pixels = await call_async(_pixels, images, transform, call.limits.max_pixels)
+    answers = await _answers(call, served, pixels, fields)
     return answers if len(images) > 1 else answers[0]
 
 
-async def _answer_fields(served: ServedModel, body: dict[str, Any]) -> Any:
+async def _answer_fields(call: Call, served: ServedModel, body: dict[str, Any]) -> Any:
     value = body.pop(input_field(served))
     if served.task.inputs == "arrays":
         return await _run_arrays(served, value, body)
-    answers = await _answers(served, [value] if isinstance(value, str) else value, body)
-    return answers[0] if isinstance(value, str) else answers
+    single = is_one(value)
+    answers = await _answers(call, served, [value] if single else value, body)
+    return answers[0] if single else answers
 
 
-async def _answers(served: ServedModel, values: list[Any], fields: Mapping[str, Any]) -> list[Answer]:
+async def _answers(
+    call: Call, served: ServedModel, values: list[Any], fields: Mapping[str, Any]
+) -> list[Answer]:
     fields = dict(fields)
     adapter = fields.pop("adapter", None)
     if served.task.inputs == "prompt":
-        results = await call_async(served.adapted(adapter).generate, values, **fields)  # type: ignore[attr-defined]
+        results = await _generate(call, served, values, fields, adapter)
         return [{"generated_text": x.text, "ids": list(x.ids), "finish": x.finish} for x in results]
     own = {key: fields.pop(key) for key in ("pair", "question") if key in fields}
     if "choices" in fields:
@@ -153,6 +165,18 @@ async def _answers(served: ServedModel, values: list[Any], fields: Mapping[str, 
     if not served.generates and "top_k" in fields:
         own["top_k"] = fields.pop("top_k")
     return await served.answers(values, RunOptions(**own, generation=fields), adapter)
+
+
+async def _generate(
+    call: Call, served: ServedModel, prompts: list[Any], fields: dict[str, Any], adapter: str | None
+) -> list[Generation]:
+    """Texts of the engine; beam search and texts beyond the context run on their own."""
+    if served.engine is None or not ALONE.isdisjoint(fields):
+        generator: Any = served.adapted(adapter)
+        return await call_async(generator.generate, prompts, **fields)
+    streams = await submit(call, served, prompts, 1, {**fields, "adapter": adapter})
+    await texts(call, served, streams)
+    return [stream.result() for stream in streams]
 
 
 async def _run_arrays(served: ServedModel, inputs: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
