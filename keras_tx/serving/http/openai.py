@@ -59,7 +59,7 @@ _SAMPLING: dict[str, Schema] = {
     "top_p": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
     "top_k": {"type": ["integer", "null"], "minimum": 1},
     "min_p": {"type": ["number", "null"], "minimum": 0, "maximum": 1},
-    "repetition_penalty": {"type": ["number", "null"], "exclusiveMinimum": 0},
+    "repetition_penalty": {"type": ["number", "null"], "minimum": 0.01, "maximum": 100},
     "presence_penalty": _ZERO,
     "frequency_penalty": _ZERO,
     "logit_bias": {"type": ["object", "null"], "additionalProperties": False},
@@ -222,11 +222,16 @@ async def chat_completions(call: Call) -> Response:
     return await _respond(call, served, streams, count, answer, body)
 
 
+def embeds(served: ServedModel) -> bool:
+    """Whether a model embeds texts."""
+    return served.task.name == contract.FEATURE_EXTRACTION and served.task.inputs == "text"
+
+
 async def embeddings(call: Call) -> Response:
     """Embeds texts."""
     body = await _read(call, embedding_schema(call.limits))
     served, adapter = _model_of(call, body)
-    if served.task.name != contract.FEATURE_EXTRACTION or served.task.inputs != "text":
+    if not embeds(served):
         raise InputError(
             f"{served.name} has the task {served.task.name!r}, but /v1/embeddings needs embeddings."
         )
@@ -258,7 +263,7 @@ async def _read(call: Call, schema: Schema) -> dict[str, Any]:
     if media_type(call.request) != JSON:
         raise MediaTypeError(f"Content-Type is {media_type(call.request)!r:.60}, expected {JSON}.")
     body = read_json(content)
-    check(body, schema)
+    body = check(body, schema)
     return body
 
 

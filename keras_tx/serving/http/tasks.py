@@ -30,8 +30,8 @@ JSON = "application/json"
 FORM = "multipart/form-data"
 BYTES = "application/octet-stream"
 IMAGE = "image"  # the field of a form, and the beginning of the media types of images
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 10_000}
-PROMPT_IDS = {**_IDS, "minItems": 1, "maxItems": 1_000_000}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": 10_000}
+PROMPT_IDS = {**_IDS, "maxItems": 1_000_000}
 _WHOLE = {"type": "integer", "minimum": 1}
 # Options of `generate` that a client may send.
 GENERATION: dict[str, Schema] = {
@@ -40,15 +40,15 @@ GENERATION: dict[str, Schema] = {
     "top_k": _WHOLE,
     "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
     "min_p": {"type": "number", "minimum": 0, "maximum": 1},
-    "repetition_penalty": {"type": "number", "exclusiveMinimum": 0},
+    "repetition_penalty": {"type": "number", "minimum": 0.01, "maximum": 100},
     "seed": {"type": "integer", "minimum": 0},
     "num_beams": {"type": "integer", "minimum": 1, "maximum": 32},
     "length_penalty": {"type": "number"},
     "early_stopping": {"anyOf": [{"type": "boolean"}, {"type": "string", "enum": ["never"]}]},
     "no_repeat_ngram_size": {"type": "integer", "minimum": 0},
     "min_new_tokens": {"type": "integer", "minimum": 0},
-    "stop_tokens": _IDS,
-    "banned_ids": _IDS,
+    "stop_tokens": {**_IDS, "minItems": 0},
+    "banned_ids": {**_IDS, "minItems": 0},
     "allowed_ids": _IDS,
     "forced_first_id": {"type": "integer", "minimum": 0},
     "forced_last_id": {"type": "integer", "minimum": 0},
@@ -106,6 +106,16 @@ def request_schema(served: ServedModel, limits: Limits) -> Schema:
     }
 
 
+def request_content(served: ServedModel, limits: Limits) -> dict[str, Schema]:
+    """The schema of the body by media type. An image is sent in a form, or as the body itself."""
+    schema = request_schema(served, limits)
+    if served.task.inputs != IMAGE:
+        return {JSON: schema}
+    image = {"type": "string", "format": "binary"}
+    form = {**schema, "properties": {IMAGE: image, **schema["properties"]}, "required": [IMAGE]}
+    return {FORM: form, BYTES: image}
+
+
 def _text_schema(served: ServedModel, limits: Limits) -> Schema:
     schema: dict[str, Any] = {"type": "string", "maxLength": limits.max_characters}
     mask = getattr(getattr(served.model, "transform", None), "mask_token", None)
@@ -128,7 +138,7 @@ async def answer_task(call: Call, served: ServedModel) -> Any:
         raise MediaTypeError(f"Content-Type is {media_type(request)!r:.60}, expected {JSON}.")
     _refuse_query(request)
     body = read_json(content)
-    check(body, schema)
+    body = check(body, schema)
     return await while_connected(request, _answer_fields(call, served, body))
 
 
@@ -221,7 +231,7 @@ def _typed(strings: Mapping[str, str], schema: Schema) -> dict[str, Any]:
         kind = schema["properties"].get(name, {}).get("type")
         is_number = kind == "integer" and re.fullmatch(r"[+-]?[0-9]{1,18}", text)
         fields[name] = int(text) if is_number else text
-    check(fields, schema)
+    fields = check(fields, schema)
     return fields
 
 
@@ -254,5 +264,6 @@ def describe_model(served: ServedModel, limits: Limits) -> dict[str, Any]:
         "precision": model.precision,
         "labels": None if model.labels is None else list(model.labels),
         "adapters": list(model.adapters),
+        "chat": served.chat_template is not None,
         "request": request_schema(served, limits),
     }
