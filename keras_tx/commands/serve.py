@@ -15,7 +15,9 @@ Serves exported folders over HTTP in one process. Needs neither Keras nor Tensor
 pip install "keras-tx[serve]". The name of a model is that of its folder, or NAME in NAME=FOLDER.
 
   /v1                   models, completions, chat completions and embeddings, for OpenAI's clients
+  /                     a page to try each model; /docs describes all paths, and /openapi.json for programs
   POST /models/NAME     an image or texts, answered as by keras_tx.runtime.load(FOLDER)
+  /metrics              metrics for Prometheus
   /v2                   the Open Inference Protocol of KServe and Triton: health, metadata, arrays
 
 Requests of several clients run in batches. While models are loaded and after SIGTERM, requests get the
@@ -31,6 +33,7 @@ examples:
   keras-tx serve poet=exports/gpt --max-streams 32        32 texts in one batch
   keras-tx serve reviews --uds /run/reviews.sock          on a Unix socket of this user
   keras-tx serve reviews --host 0.0.0.0 --keys keys.txt   for other machines, with keys
+  keras-tx serve reviews --reload                         loads each new export of the folder
   curl http://127.0.0.1:8000/models/flowers -F image=@rose.jpg
   curl http://127.0.0.1:8000/v1/completions --json '{"model": "poet", "prompt": "To be", "stream": true}'
   curl http://127.0.0.1:8000/models/reviews --json '{"text": "A very good film.", "top_k": 1}'
@@ -39,6 +42,7 @@ exit codes: 0 stopped by SIGINT or SIGTERM; 2 an error, such as a folder that ca
 """
 
 
+RELOAD_SECONDS = 1.0
 # Those of keras_tx.serving.http.limits.Limits, which `keras-tx --help` does not import.
 LIMITS = {
     "max_body": (32 * 2**20, "bytes of a request"),
@@ -78,6 +82,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     models = parser.add_argument_group("models")
     add_session(models)
+    models.add_argument(
+        "--reload",
+        action="store_true",
+        help="load new exports of the folders; a damaged one is refused, and the old one continues",
+    )
     models.add_argument(
         "--truncate",
         action="store_true",
@@ -135,7 +144,14 @@ def execute(arguments: argparse.Namespace) -> int:
     limits = Limits(**{name: getattr(arguments, name) for name in LIMITS})
     if arguments.uds is None and not local and not keys:
         _warn_without_keys(arguments.host)
-    application = Application(folders, options, limits=limits, keys=keys, origins=origins)
+    application = Application(
+        folders,
+        options,
+        limits=limits,
+        keys=keys,
+        origins=origins,
+        reload_seconds=RELOAD_SECONDS if arguments.reload else None,
+    )
     with listening_socket(arguments.host, arguments.port, arguments.uds) as listener:
         write_logs()
         print(f"{_address(arguments, listener)} serves {', '.join(folders)}. Ctrl-C stops it.", flush=True)
