@@ -14,11 +14,12 @@ DESCRIPTION = """\
 Serves exported folders over HTTP in one process. Needs neither Keras nor TensorFlow, only
 pip install "keras-tx[serve]". The name of a model is that of its folder, or NAME in NAME=FOLDER.
 
-  /v1                   models, completions, chat completions and embeddings, for OpenAI's clients
-  /                     a page to try each model; /docs describes all paths, and /openapi.json for programs
+  /                     a page to try each model
   POST /models/NAME     an image or texts, answered as by keras_tx.runtime.load(FOLDER)
-  /metrics              metrics for Prometheus
+  /v1                   models, completions, chat completions and embeddings, for OpenAI's clients
   /v2                   the Open Inference Protocol of KServe and Triton: health, metadata, arrays
+  /metrics              metrics for Prometheus
+  /docs                 all paths; /openapi.json describes them for programs
 
 Requests of several clients run in batches. While models are loaded and after SIGTERM, requests get the
 status 503; running requests are answered before the server stops. Only this machine can connect, unless

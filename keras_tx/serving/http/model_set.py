@@ -17,6 +17,7 @@ from keras_tx.runtime.async_call import call_async
 from keras_tx.runtime.tasks.base import Answer, RunOptions
 from keras_tx.serving.engine.text_engine import TextEngine
 from keras_tx.serving.http.chat_template import ChatTemplate
+from keras_tx.serving.http.json_schema import Schema
 from keras_tx.serving.http.request_errors import UnavailableError, UnknownPathError
 from keras_tx.serving.micro_batcher import MicroBatcher
 
@@ -60,6 +61,7 @@ class ServedModel:
         chat_template: the template of a decoder's chats, if its tokenizer has one.
         fingerprint: changes with the graph and its precision.
         loaded: when the model was loaded, in seconds since 1970.
+        schemas: descriptions of requests, by name, which are computed once.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class ServedModel:
         graph = folder.manifest.files[folder.graph.relative_to(folder.path).as_posix()]
         self.fingerprint = f"{model.precision}-{graph.sha256[:12]}"
         self.loaded = time.time()
+        self.schemas: dict[str, Schema] = {}
         self.engine: TextEngine | None = None
         self.chat_template: ChatTemplate | None = None
         if isinstance(model, TextGenerator):

@@ -77,6 +77,12 @@ def check_version(version: str | None) -> None:
 
 def request_schema(served: ServedModel) -> Schema:
     """The schema of the JSON part of a request."""
+    if "infer" not in served.schemas:
+        served.schemas["infer"] = _request_schema(served)
+    return served.schemas["infer"]
+
+
+def _request_schema(served: ServedModel) -> Schema:
     inputs = {spec.name: spec for spec in served.model.folder.inputs}
     outputs = [spec.name for spec in served.model.folder.outputs]
     tensor = {

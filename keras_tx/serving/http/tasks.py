@@ -67,6 +67,12 @@ def input_field(served: ServedModel) -> str:
 
 def request_schema(served: ServedModel, limits: Limits) -> Schema:
     """The schema of the body of POST /models/NAME; that of an image model describes the fields of a form."""
+    if "task" not in served.schemas:
+        served.schemas["task"] = _request_schema(served, limits)
+    return served.schemas["task"]
+
+
+def _request_schema(served: ServedModel, limits: Limits) -> Schema:
     task, model, name = served.task, served.model, input_field(served)
     properties: dict[str, Schema] = {}
     if name == "inputs":
