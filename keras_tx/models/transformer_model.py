@@ -26,7 +26,7 @@ from keras_tx.models.class_names import check_data_names, named_head, names_of_d
 from keras_tx.models.config import make_config
 from keras_tx.models.first_batch import FirstBatch, labels_like
 from keras_tx.models.inner_outputs import with_outputs
-from keras_tx.models.quantized_layers import check_calibrated, quantize_from_config, quantized_config
+from keras_tx.models.quantized_layers import check_saved, quantize_from_config, quantized_config
 from keras_tx.models.targets import check_targets, valid_targets
 from keras_tx.models.tokenizer_checks import check_tokenizer, tokenizer_fields
 from keras_tx.optimizers import AdamW, check_averages
@@ -435,7 +435,7 @@ class TransformerModel(keras.Model):
             ConfigError: If weights are NaN or infinite, or would be lost because Keras does not save them.
         """
         check_finite(self, DIVERGED)
-        check_calibrated(self)
+        check_saved(self)
         super().save(*args, **kwargs)
 
     def save_weights(self, *args: Any, **kwargs: Any) -> None:

@@ -302,6 +302,38 @@ def test_generated_text(tmp_path):
     assert load(tmp_path / "out").generate(prompts, max_new_tokens=12, do_sample=False) == expected
 
 
+@pytest.mark.parametrize("family", ["gpt", "bert"])
+@pytest.mark.parametrize("mode", ["gptq", "awq"])
+def test_calibrated_families(mode: str, family: str, tmp_path):
+    """The structure of the blocks is that of the model; the layers behind them stay in float32."""
+    model = tiny(family)
+    config = {"gptq": quantizers.GPTQConfig, "awq": quantizers.AWQConfig}[mode](
+        dataset=list(np.random.default_rng(0).integers(0, 50, (4, 24))),
+        tokenizer=str,
+        num_samples=4,
+        sequence_length=12,
+        group_size=32,
+    )
+    model.quantize(mode, config=config, filters="query|key|value|output|up|down")
+    report = export_onnx(model, tmp_path / "out")
+    assert report.nodes["MatMulNBits"] == 12
+    assert report.manifest.precisions == {"int4": "onnx/model.onnx"}
+    with pytest.raises(ConfigError, match=f"quantization_mode='{mode}'.* does not save"):
+        model.save(tmp_path / "model.keras")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.filterwarnings("ignore:Skipping nested container:UserWarning")
+@pytest.mark.parametrize("mode", ["gptq", "awq"])
+def test_keras_does_not_save_zero_points(mode: str, tmp_path):
+    """If this fails, a newer Keras does: keras_tx's models can be saved, too."""
+    model = calibrated(dense(), mode)
+    model.layers[2].quantization_config.quantization_layer_structure = None  # layers, which Keras would save
+    model.save(tmp_path / "model.keras")
+    with pytest.raises(ValueError, match="but received [45] variables"):
+        keras.models.load_model(tmp_path / "model.keras")
+
+
 def test_saved_file_through_the_command(tmp_path):
     model = tiny("vit")
     model.quantize("int4")
