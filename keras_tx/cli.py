@@ -25,11 +25,15 @@ from keras_tx.commands import (
     serve,
     tokens,
     train,
+    triton,
     verify,
 )
 from keras_tx.errors import KerasTxError, install_remedy
 
-COMMANDS = (demo, train, tokens, export, quantize, run, generate, serve, inspect, verify, bench, plan, doctor)
+COMMANDS = (
+    *(demo, train, tokens, export, quantize, run, generate, serve, triton),
+    *(inspect, verify, bench, plan, doctor),
+)
 
 DESCRIPTION = """\
 From model.fit to a transformer that runs anywhere ONNX runs. Build and train a model with Keras 3, export it
@@ -49,6 +53,7 @@ examples:
   keras-tx quantize flowers --precision int8    add a smaller and faster file to the folder
   keras-tx generate poet "To be"                continue a text with an exported GPT
   keras-tx serve flowers poet                   answer HTTP requests, also those of OpenAI's clients
+  keras-tx triton flowers models                write a model repository for NVIDIA Triton
   keras-tx inspect flowers a.jpg --out a.html   show the prediction and the attention
   keras-tx verify flowers                       check that the folder is unchanged and runs
   keras-tx bench flowers                        measure its speed and recommend a setting

@@ -31,6 +31,7 @@ EXTRAS = {
     "python_multipart": "serve",
     "prometheus_client": "serve",
     "jinja2": "serve",
+    "llguidance": "constrained",
 }
 
 OUR_PACKAGES = ("keras_tx", "keras_tx_onnx")

@@ -79,6 +79,10 @@ class Page:
 
     def open(self, path: Path, *, width: int = 1300, height: int = 900, dark: bool = False) -> None:
         """Opens a file in a window of this width, and returns when it is loaded. Clears `problems`."""
+        self.visit(path.absolute().as_uri(), width=width, height=height, dark=dark)
+
+    def visit(self, address: str, *, width: int = 1300, height: int = 900, dark: bool = False) -> None:
+        """Opens an address like `open`; if only its fragment differs from the last one, loads it again."""
         self.problems.clear()
         if self._session is None:
             target = self.call("Target.createTarget", url="about:blank")["targetId"]
@@ -94,10 +98,11 @@ class Page:
             deviceScaleFactor=1,
             mobile=False,
         )
-        self._events.clear()
-        self.call("Page.navigate", url=path.absolute().as_uri())
-        while "Page.loadEventFired" not in self._events:
-            self._next()
+        for url in ("about:blank", address):
+            self._events.clear()
+            self.call("Page.navigate", url=url)
+            while "Page.loadEventFired" not in self._events:
+                self._next()
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression; a promise is awaited."""
@@ -114,6 +119,14 @@ class Page:
     def hover(self, x: float, y: float) -> None:
         """Moves the mouse to a point of the window."""
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def press(self, key: str, modifiers: int = 0) -> None:
+        """Presses and releases a key by its name; modifiers 2 is Ctrl."""
+        code = {"Enter": 13, "Tab": 9, "ArrowRight": 39, "ArrowDown": 40}[key]
+        event = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": modifiers}
+        text = {"text": "\r"} if key == "Enter" and not modifiers else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **event, **text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **event)
 
     def screenshot(self, path: Path, *, whole: bool = True) -> Path:
         """Writes a PNG of the whole page, or of the window."""

@@ -9,6 +9,14 @@ from pathlib import Path
 
 from keras_tx.contract import Adapter, Manifest, TensorSpec, Variant
 
+# By the precision of a model that Keras quantized.
+_ARITHMETIC = {
+    "int8": "int8 in quantized layers, else float32",
+    "float8": "float32, with inputs and kernels of quantized layers rounded to float8",
+    "int4": "float32, with 4-bit weights in quantized layers",
+    "int8-blocks": "float32, with 8-bit weights in quantized layers",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Report:
@@ -64,21 +72,21 @@ class Report:
         return [("encoder", f"{_tensors(encoder.inputs)} -> {_tensors(encoder.outputs)}")]
 
     def _arithmetic(self) -> str:
-        return "int8 in quantized layers, else float32" if self._is_int8 else "float32"
+        return _ARITHMETIC.get(self._precision, "float32")
 
     @property
-    def _is_int8(self) -> bool:
-        """Whether Keras quantized the model."""
-        return "int8" in self.manifest.precisions and "int8" not in self.manifest.variants
+    def _precision(self) -> str:
+        """The precision of the graph that was compared with Keras; not fp32 if Keras quantized the model."""
+        manifest = self.manifest
+        return next((name for name in manifest.precisions if name not in manifest.variants), "fp32")
 
     def _parity(self) -> str:
         parity = self.manifest.parity
         if parity is None:
             return "NOT VERIFIED (verify=False)"
-        precision = "int8" if self._is_int8 else "fp32"
         return (
             f"onnxruntime within {parity.max_difference:.1e} of Keras, in units of the output's scale "
-            f"({precision} tolerance {parity.tolerance:.0e}; {', '.join(parity.cases)})"
+            f"({self._precision} tolerance {parity.tolerance:.0e}; {', '.join(parity.cases)})"
         )
 
 

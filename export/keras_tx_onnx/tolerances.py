@@ -15,6 +15,10 @@ FLOAT32 = 1e-4
 # scale or kernel differs by the whole output.
 INT8 = 2e-2
 
+# Layers that Keras quantized to float8 (e4m3fn, with 3 bits of mantissa) round their inputs to steps of an
+# eighth of a number at most. As in int8, a number between two steps may be rounded either way.
+FLOAT8 = 2.0**-4
+
 # Half precision has 11 bits: one rounding changes a number by at most 2**-11 of it. The longest path through
 # a transformer block has sixteen roundings (norm, kernel, query, scores, weights, values, output, residual;
 # norm, kernel, hidden layer, activation, output, residual and two casts), each relative to the scale of the
@@ -27,9 +31,6 @@ HALF = 16 * 2.0**-11
 # random weights: 0.3 to 1.05. A wrong scale, axis or zero point has the error of the output itself, which is
 # 10 times as large with 4 bits and 80 times with 8.
 ROUNDING = 2.0
-
-# By the precision of a graph, as the manifest names it.
-TOLERANCES = {"fp32": FLOAT32, "fp16": HALF, "int8": INT8}
 
 # Logits at or below this number are masked (-1e4, -1e9, the lowest number of a dtype). They do not count
 # towards the scale of an output: relative to -10,000, an error of 1 would be within a tolerance of 1e-4.

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_tx.commands.arguments import add_adapter, add_session, loaded, whole
@@ -34,6 +35,7 @@ examples:
   keras-tx generate poet "To be" --stop "." --prompt     up to the first full stop, after the prompt
   keras-tx generate poet "To be" --samples 3 --seed 0    three texts for one prompt
   keras-tx generate poet "To be" --num-beams 4           beam search
+  keras-tx generate poet "A year: " --regex "[0-9]{4}"   text that matches a regular expression
   keras-tx generate poet - < letter.txt                  the prompt from standard input
   keras-tx generate poet ""                              start from the end-of-text token
   keras-tx generate poet "To be" --slide --interactive   line by line, with one cache
@@ -47,6 +49,7 @@ examples:
 exit codes: 0 done; 2 an error; 130 interrupted by Ctrl-C.
 """
 BEAMS = ("num_beams", "length_penalty", "early_stopping")
+GRAMMARS = ("regex", "json_schema")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 CONSTRAINTS = ("min_new_tokens", "no_repeat_ngram_size", "forced_bos_token_id")
 
@@ -102,6 +105,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ID",
         help="the first token of an encoder-decoder, such as the target language of a multilingual model",
     )
+    parser.add_argument("--regex", metavar="REGEX", help="a regular expression that the whole text matches")
+    parser.add_argument("--json-schema", metavar="FILE", help="a JSON schema to which the text conforms")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the random numbers")
     parser.add_argument("--samples", type=whole, metavar="N", help="number of texts")
     parser.add_argument("--num-beams", type=whole, metavar="N", help="number of beams of a beam search")
@@ -156,6 +161,7 @@ def execute(arguments: argparse.Namespace) -> int:
         beams = _passed(arguments, BEAMS)
         options = {
             **_passed(arguments, (*SAMPLING, *CONSTRAINTS)),
+            **_grammar(arguments),
             "max_new_tokens": arguments.max_new_tokens,
             "stop": arguments.stop,
             "deadline": arguments.deadline,
@@ -174,6 +180,14 @@ def execute(arguments: argparse.Namespace) -> int:
 def _passed(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
     """The options with a value."""
     return {name: value for name in names if (value := getattr(arguments, name)) is not None}
+
+
+def _grammar(arguments: argparse.Namespace) -> dict[str, str]:
+    """The regular expression or the JSON schema that the text must match."""
+    options = _passed(arguments, GRAMMARS)
+    if "json_schema" in options:
+        options["json_schema"] = Path(options["json_schema"]).read_text("utf-8")
+    return options
 
 
 def _check_interactive(arguments: argparse.Namespace, beams: dict[str, Any]) -> None:

@@ -14,8 +14,12 @@ DESCRIPTION = """\
 Serves exported folders over HTTP in one process. Needs neither Keras nor TensorFlow, only
 pip install "keras-tx[serve]". The name of a model is that of its folder, or NAME in NAME=FOLDER.
 
+  /                     a page to try each model
   POST /models/NAME     an image or texts, answered as by keras_tx.runtime.load(FOLDER)
+  /v1                   models, completions, chat completions and embeddings, for OpenAI's clients
   /v2                   the Open Inference Protocol of KServe and Triton: health, metadata, arrays
+  /metrics              metrics for Prometheus
+  /docs                 all paths; /openapi.json describes them for programs
 
 Requests of several clients run in batches. While models are loaded and after SIGTERM, requests get the
 status 503; running requests are answered before the server stops. Only this machine can connect, unless
@@ -27,15 +31,19 @@ EPILOG = """\
 examples:
   keras-tx serve flowers                                  on http://127.0.0.1:8000
   keras-tx serve flowers reviews poet=exports/gpt --port 9000
+  keras-tx serve poet=exports/gpt --max-streams 32        32 texts in one batch
   keras-tx serve reviews --uds /run/reviews.sock          on a Unix socket of this user
   keras-tx serve reviews --host 0.0.0.0 --keys keys.txt   for other machines, with keys
+  keras-tx serve reviews --reload                         loads each new export of the folder
   curl http://127.0.0.1:8000/models/flowers -F image=@rose.jpg
+  curl http://127.0.0.1:8000/v1/completions --json '{"model": "poet", "prompt": "To be", "stream": true}'
   curl http://127.0.0.1:8000/models/reviews --json '{"text": "A very good film.", "top_k": 1}'
 
 exit codes: 0 stopped by SIGINT or SIGTERM; 2 an error, such as a folder that cannot be loaded.
 """
 
 
+RELOAD_SECONDS = 1.0
 # Those of keras_tx.serving.http.limits.Limits, which `keras-tx --help` does not import.
 LIMITS = {
     "max_body": (32 * 2**20, "bytes of a request"),
@@ -76,12 +84,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     models = parser.add_argument_group("models")
     add_session(models)
     models.add_argument(
+        "--reload",
+        action="store_true",
+        help="load new exports of the folders; a damaged one is refused, and the old one continues",
+    )
+    models.add_argument(
         "--truncate",
         action="store_true",
         help="truncate texts that are longer than the model's maximum, instead of refusing them",
     )
     models.add_argument(
         "--max-batch", type=whole, default=16, metavar="N", help="requests per batch (default: %(default)s)"
+    )
+    models.add_argument(
+        "--max-streams",
+        type=whole,
+        default=16,
+        metavar="N",
+        help="texts that a decoder generates together (default: %(default)s)",
+    )
+    models.add_argument(
+        "--cache-memory",
+        type=whole,
+        metavar="BYTES",
+        help="memory for the keys and values of a decoder (default: what --max-streams texts need)",
     )
     limits = parser.add_argument_group("limits")
     for name, (default, text) in LIMITS.items():
@@ -114,13 +140,19 @@ def execute(arguments: argparse.Namespace) -> int:
     keys = ApiKeys.read(arguments.keys, os.environ)
     local = arguments.uds is None and arguments.host in LOCAL
     origins = Origins(arguments.cors, LOCAL if local else ())
-    options = ModelOptions(
-        **session_options(arguments), truncate=arguments.truncate, max_batch=arguments.max_batch
-    )
+    names = ("truncate", "max_batch", "max_streams", "max_queue", "cache_memory")
+    options = ModelOptions(**session_options(arguments), **{name: getattr(arguments, name) for name in names})
     limits = Limits(**{name: getattr(arguments, name) for name in LIMITS})
     if arguments.uds is None and not local and not keys:
         _warn_without_keys(arguments.host)
-    application = Application(folders, options, limits=limits, keys=keys, origins=origins)
+    application = Application(
+        folders,
+        options,
+        limits=limits,
+        keys=keys,
+        origins=origins,
+        reload_seconds=RELOAD_SECONDS if arguments.reload else None,
+    )
     with listening_socket(arguments.host, arguments.port, arguments.uds) as listener:
         write_logs()
         print(f"{_address(arguments, listener)} serves {', '.join(folders)}. Ctrl-C stops it.", flush=True)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from keras_tx.generation.decoding_loop import Decoder, Limits, PromptCache, Token, decode, score
     from keras_tx.generation.few_shot_prompt import few_shot
     from keras_tx.generation.generator import Generation, Generator, Scored
+    from keras_tx.generation.grammar import Grammar, GrammarCompiler, TextGrammar
     from keras_tx.generation.logits import log_probability, log_softmax
     from keras_tx.generation.next_tokens import NextToken, NextTokens
     from keras_tx.generation.sampling import DistinctTokens, Sampling, choose_token
@@ -24,6 +25,8 @@ _HOMES = {
     "EncoderDecoder": "seq2seq",
     "Generation": "generator",
     "Generator": "generator",
+    "Grammar": "grammar",
+    "GrammarCompiler": "grammar",
     "Limits": "decoding_loop",
     "NextToken": "next_tokens",
     "NextTokens": "next_tokens",
@@ -31,6 +34,7 @@ _HOMES = {
     "Sampling": "sampling",
     "Scored": "generator",
     "Seq2SeqGenerator": "seq2seq",
+    "TextGrammar": "grammar",
     "Token": "decoding_loop",
     "choose_token": "sampling",
     "decode": "decoding_loop",
@@ -48,6 +52,8 @@ __all__ = [
     "EncoderDecoder",
     "Generation",
     "Generator",
+    "Grammar",
+    "GrammarCompiler",
     "Limits",
     "NextToken",
     "NextTokens",
@@ -55,6 +61,7 @@ __all__ = [
     "Sampling",
     "Scored",
     "Seq2SeqGenerator",
+    "TextGrammar",
     "Token",
     "choose_token",
     "decode",

@@ -48,33 +48,16 @@ class Constraints:
     min_new_tokens: int | None = 0
 
     def __post_init__(self) -> None:
-        words = self.bad_words_ids
-        if words is not None and not _is_list(words):
-            raise ConfigError(f"bad_words_ids is {words!r}, expected a list of lists of ids.")
-        words = tuple(_checked_ids("bad_words_ids", word) for word in words or ())
-        if () in words:
-            raise ConfigError("bad_words_ids has an empty sequence. Pass at least one id for each.")
-        checked: dict[str, Any] = {"bad_words_ids": words}
-        for name in ("suppress_tokens", "begin_suppress_tokens"):
-            value = getattr(self, name)
-            checked[name] = () if value is None else _checked_ids(name, value)
-        if self.allowed_ids is not None:
-            checked["allowed_ids"] = _checked_ids("allowed_ids", self.allowed_ids)
-            if not checked["allowed_ids"]:
-                raise ConfigError(
-                    "allowed_ids is empty. Pass at least one id, or None for the whole vocabulary."
-                )
-        if self.forced_bos_token_id is not None:
-            (checked["forced_bos_token_id"],) = _checked_ids(
-                "forced_bos_token_id", [self.forced_bos_token_id]
-            )
-        last = self.forced_eos_token_id
-        if last is not None:
-            several = last if _is_list(last) else [last]
-            checked["forced_eos_token_id"] = _checked_ids("forced_eos_token_id", several) or None
-        for name in ("no_repeat_ngram_size", "min_new_tokens"):
-            value = getattr(self, name)
-            checked[name] = 0 if value is None else _checked_number(name, value)
+        checked = {
+            "bad_words_ids": _checked_words(self.bad_words_ids),
+            "suppress_tokens": _checked_list("suppress_tokens", self.suppress_tokens),
+            "begin_suppress_tokens": _checked_list("begin_suppress_tokens", self.begin_suppress_tokens),
+            "allowed_ids": _checked_shortlist(self.allowed_ids),
+            "forced_bos_token_id": _checked_first(self.forced_bos_token_id),
+            "forced_eos_token_id": _checked_last(self.forced_eos_token_id),
+            "no_repeat_ngram_size": _checked_number("no_repeat_ngram_size", self.no_repeat_ngram_size),
+            "min_new_tokens": _checked_number("min_new_tokens", self.min_new_tokens),
+        }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         self._check_forced()
@@ -190,8 +173,8 @@ def repeating_tokens(text: Sequence[int], size: int) -> list[int]:
 
 def no_token_error() -> InputError:
     return InputError(
-        "All tokens are excluded by allowed_ids, bad_words_ids, suppress_tokens, begin_suppress_tokens, "
-        "min_new_tokens or no_repeat_ngram_size. Allow more tokens."
+        "All tokens are excluded by regex, json_schema, allowed_ids, bad_words_ids, suppress_tokens, "
+        "begin_suppress_tokens, min_new_tokens or no_repeat_ngram_size. Allow more tokens."
     )
 
 
@@ -207,29 +190,61 @@ def _shown(ids: tuple[int, ...]) -> str:
     return str(ids[0]) if len(ids) == 1 else str(list(ids))
 
 
+def _checked_words(value: Any) -> tuple[tuple[int, ...], ...]:
+    if value is None:
+        return ()
+    if not _is_list(value):
+        raise ConfigError(f"bad_words_ids is {value!r}, expected a list of lists of ids.")
+    words = tuple(_checked_ids("bad_words_ids", word) for word in value)
+    if () in words:
+        raise ConfigError("bad_words_ids has an empty sequence. Pass at least one id for each.")
+    return words
+
+
+def _checked_shortlist(value: Any) -> tuple[int, ...] | None:
+    ids = None if value is None else _checked_ids("allowed_ids", value)
+    if ids == ():
+        raise ConfigError("allowed_ids is empty. Pass at least one id, or None for the whole vocabulary.")
+    return ids
+
+
+def _checked_first(value: Any) -> int | None:
+    return None if value is None else _checked_ids("forced_bos_token_id", [value])[0]
+
+
+def _checked_last(value: Any) -> tuple[int, ...] | None:
+    return (
+        _checked_list("forced_eos_token_id", value if value is None or _is_list(value) else [value]) or None
+    )
+
+
+def _checked_list(name: str, value: Any) -> tuple[int, ...]:
+    return () if value is None else _checked_ids(name, value)
+
+
 def _checked_ids(name: str, value: Any) -> tuple[int, ...]:
     if not _is_list(value):
         raise ConfigError(f"{name} is {value!r}, expected a list of ids.")
-    ids = []
-    for one in value:
-        try:
-            number = -1 if isinstance(one, bool) else operator.index(one)
-        except TypeError:
-            number = -1
+    ids = tuple(_id(one) for one in value)
+    for one, number in zip(value, ids, strict=True):
         if number < 0:
             raise ConfigError(f"{name} has {one!r}, expected ids, 0 or more.")
-        ids.append(number)
-    return tuple(ids)
+    return ids
 
 
 def _checked_number(name: str, value: Any) -> int:
-    try:
-        number = -1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = -1
+    number = 0 if value is None else _id(value)
     if number < 0:
         raise ConfigError(f"{name} is {value!r}, expected a whole number, 0 or more.")
     return number
+
+
+def _id(value: Any) -> int:
+    """The value if it is a whole number, 0 or more; -1 otherwise."""
+    try:
+        return -1 if isinstance(value, bool) else max(operator.index(value), -1)
+    except TypeError:
+        return -1
 
 
 UNCONSTRAINED = Constraints()

@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_tx.errors import ConfigError, InputError, nearest, whole_number
 from keras_tx.generation.constraints import UNCONSTRAINED, Constraints, no_token_error
+from keras_tx.generation.grammar import TextGrammar
 from keras_tx.generation.logits import log_probability
 from keras_tx.generation.sampling import DistinctTokens, Sampling, choose_token
 
@@ -175,6 +176,7 @@ class GrowingText:
         random: draws the next token, if it is drawn at random.
         log_probabilities: whether to compute those of the model, before penalty and temperature.
         ends: a function that is called with every token and returns True to end the text.
+        grammar: which texts are permitted; None for all.
     """
 
     def __init__(
@@ -186,6 +188,7 @@ class GrowingText:
         random: np.random.Generator,
         log_probabilities: bool = False,
         ends: Callable[[int], bool] | None = None,
+        grammar: TextGrammar | None = None,
     ) -> None:
         self.ids = list(prompt)
         self.made = 0
@@ -197,6 +200,7 @@ class GrowingText:
         self._random = random
         self._log_probabilities = log_probabilities
         self._ends = ends
+        self._grammar = grammar
 
     def add_next(self, logits: np.ndarray, over: str | None, at_context: bool, row: int = 0) -> Token:
         """Chooses the next token and appends it.
@@ -211,17 +215,24 @@ class GrowingText:
         self.ids.append(token)
         self.made += 1
         stopped = (self._ends is not None and self._ends(token)) or token in self._limits.stop_ids
+        stopped = stopped or (self._grammar is not None and self._grammar.complete)
         probability = log_probability(logits, token) if self._log_probabilities else None
         return Token(row, token, probability, STOP if stopped else over or (CONTEXT if at_context else None))
 
     def _choose(self, logits: np.ndarray, last: bool) -> int:
         if self._constraints.active:
             logits = self._constraints.apply(logits, self.ids, self.made, last, self._limits.stop_ids)
-            if np.isneginf(logits.max()):
-                raise no_token_error()
+        if self._grammar is not None:
+            logits = self._grammar.restrict(logits)
+        if (self._constraints.active or self._grammar is not None) and np.isneginf(logits.max()):
+            raise no_token_error()
         token = choose_token(logits, self._sampling, self._distinct, self._random)
         if self._penalty:
             self._distinct.add(token)
+        if self._grammar is not None:
+            self._grammar.accept(token)
+            if self._grammar.complete and self.made + 1 < (self._constraints.min_new_tokens or 0):
+                raise no_token_error()
         return token
 
 
@@ -235,6 +246,7 @@ def decode(
     samples: int = 1,
     log_probabilities: bool = False,
     ends: Callable[[int, int], bool] | None = None,
+    grammars: Sequence[TextGrammar] | None = None,
     prompt_cache: PromptCache | None = None,
 ) -> Iterator[list[Token]]:
     """Yields, for each decode step, the next token of each text that has not ended.
@@ -245,11 +257,12 @@ def decode(
             prefilled once.
         log_probabilities: whether to compute those of the model, before penalty and temperature.
         ends: a function of row and token that returns True to end a text; called with every token.
+        grammars: which texts are permitted, by row.
         prompt_cache: the cache of one prompt and one sample, kept between calls.
     """
     began = time.monotonic()
     prompts = check_prompts(decoder, prompts, limits)
-    texts = _growing_texts(prompts, sampling, constraints, limits, samples, log_probabilities, ends)
+    texts = _growing_texts(prompts, sampling, constraints, limits, samples, log_probabilities, ends, grammars)
     ids = [text.ids for text in texts]
     logits, batch = _prefill_batch(decoder, prompts, samples, limits.max_new_tokens, prompt_cache)
     full = decoder.context if limits.at_context == "stop" else math.inf
@@ -278,6 +291,7 @@ def _growing_texts(
     samples: int,
     log_probabilities: bool,
     ends: Callable[[int, int], bool] | None,
+    grammars: Sequence[TextGrammar] | None,
 ) -> list[GrowingText]:
     """All samples of the prompts, in the order of their rows."""
     starts = [(prompt, random) for prompt in prompts for random in sampling.generators(samples)]
@@ -290,6 +304,7 @@ def _growing_texts(
             random,
             log_probabilities,
             None if ends is None else partial(ends, row),
+            None if grammars is None else grammars[row],
         )
         for row, (prompt, random) in enumerate(starts)
     ]

@@ -7,6 +7,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -26,6 +27,7 @@ from keras_tx.generation.decoding_loop import (
     decode,
     score,
 )
+from keras_tx.generation.grammar import Grammar, GrammarCompiler, TextGrammar
 from keras_tx.generation.next_tokens import NextTokens, check_top_k, next_tokens
 from keras_tx.generation.sampling import Sampling
 from keras_tx.processing.detokenizer import Detokenizer
@@ -34,6 +36,7 @@ Prompt = str | Sequence[int] | np.ndarray
 SAMPLING = tuple(field.name for field in dataclasses.fields(Sampling))
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 BEAMS = ("length_penalty", "early_stopping")
+FORCED = ("forced_bos_token_id", "forced_eos_token_id")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +46,8 @@ class Generation:
     Attributes:
         text: the text without its prompt and stop string; None if there is no tokenizer.
         ids: the new tokens, a stop token included.
-        finish: "stop" (a stop token or stop string), "length", "context", "deadline" or "cancelled".
+        finish: "stop" (a stop token, a stop string or a complete grammar), "length", "context", "deadline" or
+            "cancelled".
         log_probabilities: of each token, if requested.
         score: of beam search; see `BeamSearch`.
     """
@@ -92,6 +96,7 @@ class Request:
     constraints: Constraints
     beams: BeamSearch | None
     log_probabilities: bool
+    grammar: Grammar | None
 
 
 class BaseGenerator:
@@ -128,6 +133,11 @@ class BaseGenerator:
         self._next_token({}, self.generate)
         self._beam_search(None, None, None, 1, Sampling(), Limits())
 
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles grammars for the new tokens."""
+        return GrammarCompiler(self.target_tokenizer, self.decoder.vocabulary_size)
+
     def condition(self, ids: list[list[int]]) -> tuple[Decoder, list[list[int]]]:
         """The decoder of some inputs, and the tokens with which their texts begin."""
         raise NotImplementedError
@@ -159,6 +169,8 @@ class BaseGenerator:
         num_beams: int | None = None,
         length_penalty: float | None = None,
         early_stopping: bool | str | None = None,
+        regex: str | None = None,
+        json_schema: dict[str, Any] | str | None = None,
         batch_size: int = 32,
         **options: Any,
     ) -> Any:
@@ -179,6 +191,9 @@ class BaseGenerator:
                 the model, or 1.
             length_penalty: option of beam search.
             early_stopping: option of beam search.
+            regex: a regular expression that the whole text matches; see `Grammar`. A text that ends for
+                another reason than "stop", such as max_new_tokens, matches its beginning.
+            json_schema: a JSON schema to which the text conforms, as a dict or a string.
             batch_size: number of prompts that run together.
             options: do_sample, temperature, top_k, top_p, min_p, repetition_penalty and seed; see
                 `Sampling`. Greedy by default. And bad_words_ids, suppress_tokens, begin_suppress_tokens,
@@ -197,17 +212,22 @@ class BaseGenerator:
         limits = self._limits(max_new_tokens, stop_tokens, deadline, cancelled, at_context)
         for index, prompt in enumerate(ids):
             self._check_length(f"{self.KIND} {index}", prompt, limits)
-        sampling, constraints = self._next_token(options, self.generate)
+        strings = _stop_strings(stop, self.target_tokenizer)
+        grammar = self._grammar(regex, json_schema, strings, num_beams, options)
+        sampling, constraints = self._next_token(options, self.generate, grammar)
         self._check_effect(options, constraints, limits, ids)
         count = 1 if samples is None else whole_number("samples", samples)
         request = Request(
             count,
             limits,
-            _stop_strings(stop, self.target_tokenizer),
+            strings,
             sampling,
             constraints,
-            self._beam_search(num_beams, length_penalty, early_stopping, count, sampling, limits),
+            self._beam_search(
+                1 if grammar else num_beams, length_penalty, early_stopping, count, sampling, limits
+            ),
             true_or_false("log_probabilities", log_probabilities),
+            grammar,
         )
         groups = self._batches(ids, request, whole_number("batch_size", batch_size))
         results: list[Any] = groups if samples is not None else [one for (one,) in groups]
@@ -228,10 +248,7 @@ class BaseGenerator:
 
     def _batch(self, ids: list[list[int]], request: Request) -> list[list[Generation]]:
         decoder, prompts = self.condition(ids)
-        texts = [
-            [DecodedText(self.target_tokenizer, request.strings, prompt) for _ in range(request.samples)]
-            for prompt in prompts
-        ]
+        texts = [[self.text_of(request, prompt) for _ in range(request.samples)] for prompt in prompts]
         run = _decode if request.beams is None else _search
         return run(decoder, prompts, request, texts)
 
@@ -245,6 +262,8 @@ class BaseGenerator:
         deadline: float | None = None,
         cancelled: Callable[[], bool] | None = None,
         at_context: str = "stop",
+        regex: str | None = None,
+        json_schema: dict[str, Any] | str | None = None,
         as_ids: bool = False,
         prompt_cache: PromptCache | None = None,
         **options: Any,
@@ -283,6 +302,8 @@ class BaseGenerator:
             deadline=deadline,
             cancelled=cancelled,
             at_context=at_context,
+            regex=regex,
+            json_schema=json_schema,
             options=options,
         )
         return self._pieces(ids, request, as_ids or self.target_tokenizer is None, prompt_cache)
@@ -299,6 +320,8 @@ class BaseGenerator:
         options: Mapping[str, Any],
         cancelled: Callable[[], bool] | None = None,
         at_context: str = "stop",
+        regex: str | None = None,
+        json_schema: dict[str, Any] | str | None = None,
         log_probabilities: bool = False,
     ) -> tuple[list[int], Request]:
         """The ids and the checked options of a call of `method` that generates one text.
@@ -313,15 +336,21 @@ class BaseGenerator:
         limits = self._limits(max_new_tokens, stop_tokens, deadline, cancelled, at_context)
         self._check_length(f"{self.KIND} 0", ids, limits)
         strings = _stop_strings(stop, self.target_tokenizer)
-        sampling, constraints = self._next_token(options, method)
+        grammar = self._grammar(regex, json_schema, strings, None, options)
+        sampling, constraints = self._next_token(options, method, grammar)
         self._check_effect(options, constraints, limits, [ids])
-        return ids, Request(1, limits, strings, sampling, constraints, None, log_probabilities)
+        return ids, Request(1, limits, strings, sampling, constraints, None, log_probabilities, grammar)
+
+    def text_of(self, request: Request, prompt: list[int]) -> DecodedText:
+        """The text of a call, before its first token."""
+        grammar = request.grammar and self.grammars.start(request.grammar, prompt, request.limits.stop_ids)
+        return DecodedText(self.target_tokenizer, request.strings, prompt, grammar)
 
     def _pieces(
         self, ids: list[int], request: Request, as_ids: bool, prompt_cache: PromptCache | None
     ) -> Iterator[Any]:
         decoder, (prompt,) = self.condition([ids])
-        text = DecodedText(self.target_tokenizer, request.strings, prompt)
+        text = self.text_of(request, prompt)
         steps = decode(
             decoder,
             [prompt],
@@ -329,6 +358,7 @@ class BaseGenerator:
             request.limits,
             constraints=request.constraints,
             ends=lambda row, token: text.ends(token, request.limits),
+            grammars=text.grammar and [text.grammar],
             prompt_cache=prompt_cache,
         )
         for (token,) in steps:
@@ -403,10 +433,35 @@ class BaseGenerator:
                     "suppress_tokens."
                 )
 
+    def _grammar(
+        self,
+        regex: Any,
+        json_schema: Any,
+        strings: list[str],
+        num_beams: int | None,
+        options: Mapping[str, Any],
+    ) -> Grammar | None:
+        """The grammar of a call; raises a ConfigError for options that could break it."""
+        if regex is None and json_schema is None:
+            return None
+        grammar = Grammar(regex, json_schema)
+        others = {name: options[name] for name in FORCED if options.get(name) is not None}
+        if strings:
+            others["stop"] = strings
+        if num_beams not in (None, 1):
+            others["num_beams"] = num_beams
+        for name, value in others.items():
+            raise ConfigError(f"{name}={value!r} is not supported with {grammar}. Omit one of them.")
+        self.grammars.check(grammar)
+        return grammar
+
     def _next_token(
-        self, options: Mapping[str, Any], method: Callable[..., Any]
+        self, options: Mapping[str, Any], method: Callable[..., Any], grammar: Grammar | None = None
     ) -> tuple[Sampling, Constraints]:
-        """The options that choose a token; raises a ConfigError for one that nothing has."""
+        """The options that choose a token; raises a ConfigError for one that nothing has.
+
+        The model's own forced tokens are for texts without a grammar.
+        """
         for name in options:
             if name not in (*SAMPLING, *CONSTRAINTS):
                 parameters = inspect.signature(method).parameters.values()
@@ -415,7 +470,7 @@ class BaseGenerator:
                     f"{method.__name__} has no option {name!r}. "
                     f"{nearest(name, (*known, *SAMPLING, *CONSTRAINTS))}"
                 )
-        options = {**self.defaults, **options}
+        options = {**self.defaults, **options, **(dict.fromkeys(FORCED) if grammar else {})}
         sampling = Sampling(**{name: value for name, value in options.items() if name in SAMPLING})
         constraints = Constraints(**{name: value for name, value in options.items() if name in CONSTRAINTS})
         constraints.check(self.decoder.vocabulary_size)
@@ -535,7 +590,10 @@ class Generator(BaseGenerator):
 class DecodedText:
     """A text during its generation."""
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str], prompt: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Any, stop: Sequence[str], prompt: Sequence[int], grammar: TextGrammar | None
+    ) -> None:
+        self.grammar = grammar
         self.detokenizer = None if tokenizer is None else Detokenizer(tokenizer.decode, stop, prompt)
         self.last = ""
         self._parts: list[str] = []
@@ -591,6 +649,7 @@ def _decode(
         samples=request.samples,
         log_probabilities=request.log_probabilities,
         ends=lambda row, token: rows[row].ends(token, request.limits),
+        grammars=request.grammar and [text.grammar for text in rows if text.grammar is not None],
     )
     for step in steps:
         for token in step:

@@ -26,6 +26,7 @@ from keras_tx.models.class_names import check_data_names, named_head, names_of_d
 from keras_tx.models.config import make_config
 from keras_tx.models.first_batch import FirstBatch, labels_like
 from keras_tx.models.inner_outputs import with_outputs
+from keras_tx.models.quantized_layers import check_saved, quantize_from_config, quantized_config
 from keras_tx.models.targets import check_targets, valid_targets
 from keras_tx.models.tokenizer_checks import check_tokenizer, tokenizer_fields
 from keras_tx.optimizers import AdamW, check_averages
@@ -410,7 +411,7 @@ class TransformerModel(keras.Model):
         self.optimizer.build(self.trainable_variables)
 
     def get_config(self) -> dict[str, Any]:
-        adapters = adapters_config(self)
+        adapters, quantized = adapters_config(self), quantized_config(self)
         return {
             "config": dataclasses.asdict(self.config),
             "head": None if self.head is None else keras.saving.serialize_keras_object(self.head),
@@ -418,6 +419,7 @@ class TransformerModel(keras.Model):
             "name": self.name,
             "dtype": keras.dtype_policies.serialize(self.layers_policy),
             "frozen": self.frozen(),
+            **({"quantized": quantized} if quantized else {}),
             **({"adapters": adapters} if adapters else {}),
         }
 
@@ -428,8 +430,13 @@ class TransformerModel(keras.Model):
         return next(layers).dtype_policy
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Saves the model, as keras.Model.save does; raises an error first if weights are NaN or infinite."""
+        """Saves the model, as keras.Model.save does.
+
+        Raises:
+            ConfigError: If weights are NaN or infinite, or would be lost because Keras does not save them.
+        """
         check_finite(self, DIVERGED)
+        check_saved(self)
         super().save(*args, **kwargs)
 
     def save_weights(self, *args: Any, **kwargs: Any) -> None:
@@ -527,6 +534,7 @@ class TransformerModel(keras.Model):
             name=config["name"],
             dtype=keras.dtype_policies.get(config["dtype"]),
         )
+        quantize_from_config(model, config.get("quantized", {}))
         if config.get("adapters"):
             adapt_from_config(model, config["adapters"])
         model.freeze(config["frozen"])

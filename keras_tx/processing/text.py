@@ -50,6 +50,8 @@ class TextTransform:
         pad_token ... eos_token: the special tokens.
         target_tokenizer: the text of the tokenizer.json that splits the targets of an encoder-decoder, if it
             differs from `tokenizer`. Both have the same ids.
+        chat_template: the Jinja template that converts the messages of a chat to a text. It is written to
+            tokenizer_config.json; `keras-tx serve` uses it.
     """
 
     tokenizer: str = dataclasses.field(repr=False)
@@ -66,6 +68,7 @@ class TextTransform:
     bos_token: str | None = None
     eos_token: str | None = None
     target_tokenizer: str | None = dataclasses.field(default=None, repr=False)
+    chat_template: str | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("tokenizer", "target_tokenizer"):
@@ -77,6 +80,10 @@ class TextTransform:
             object.__setattr__(self, name, tokenizer_files.parse(text, name).to_str())
         if self.target_tokenizer is not None:
             self._check_same_ids(self.target_tokenizer)
+        if self.chat_template is not None and not isinstance(self.chat_template, str):
+            raise ConfigError(
+                f"chat_template is {self.chat_template!r:.80}, expected a template as a string."
+            )
         object.__setattr__(self, "multiple", whole_number("multiple", self.multiple))
         for name, known in (("too_long", TOO_LONG), ("padding_side", SIDES)):
             if getattr(self, name) not in known:

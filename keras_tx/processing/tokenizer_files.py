@@ -18,6 +18,7 @@ from keras_tx.processing.sentencepiece_tokenizer import sentencepiece_tokenizer
 
 SPECIAL_TOKENS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_token", "eos_token")
 OURS = "keras_tx"  # the key for our options, which Hugging Face ignores
+CHAT_TEMPLATE = "chat_template.jinja"  # where transformers writes the template since version 4.50
 OPTIONS = ("too_long", "multiple")
 UNLIMITED = 10**9  # a larger model_max_length means that there is no limit
 
@@ -50,6 +51,7 @@ def files_of(transform: Any) -> dict[str, str]:
         "truncation_side": "right",
         "clean_up_tokenization_spaces": False,
         **special,
+        **({"chat_template": transform.chat_template} if transform.chat_template else {}),
         OURS: ours,
     }
     if transform.segments and is_plain_wordpiece(transform.tokenizer, special):
@@ -150,9 +152,24 @@ def fields_of(path: Path) -> dict[str, Any]:
         "max_length": _max_length(folder, config),
         "padding_side": config.get("padding_side", "right"),
         "segments": _has_segments(folder, config, _kind(tokenizer)),
+        "chat_template": _chat_template(folder, config) if path.is_dir() else None,
         **special,
         **{name: ours[name] for name in OPTIONS if name in ours},
     }
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The chat template of a folder; of several, the one with the name "default"."""
+    file = folder / CHAT_TEMPLATE
+    if file.is_file():
+        return file.read_text("utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+        template = named.get("default")
+    if template is not None and not isinstance(template, str):
+        raise _wrong(folder, "chat_template", template, "a template, or a list with one named 'default'")
+    return template
 
 
 def _target_tokenizer(folder: Path) -> str | None:

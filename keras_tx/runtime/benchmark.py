@@ -139,7 +139,7 @@ def plan(
     for precision in precisions or ():
         open_folder(folder, precision)
     selected = set(precisions or opened.manifest.precisions)
-    precisions = tuple(name for name in contract.PRECISIONS if name in selected)
+    precisions = tuple(name for name in opened.manifest.precisions if name in selected)
     threads = tuple(sorted({whole_number("threads", n) for n in threads or (1, cores())}))
     if threads[-1] > MOST_THREADS:
         raise ConfigError(f"threads={threads[-1]} is out of range. Pass at most {MOST_THREADS}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -205,3 +206,18 @@ def test_ids_of_an_encoder_decoder(tx, tmp_path):
     assert ran.out.split() == [str(i) for i in counted([4, 9], 3)]
     ran = tx("run", folder, "a text")
     assert (ran.code, "no tokenizer.json" in ran.err) == (2, True)
+
+
+def test_grammars(tx, writer, tmp_path):
+    pytest.importorskip("llguidance", reason='pip install "keras-tx[constrained]"')
+    options = ["--temperature", 2, "--seed", 3, "--max-new-tokens", 30]
+    out = tx("generate", writer, "ab", "--regex", "[ab]{3},[cd]{2}", *options).out
+    assert re.fullmatch("[ab]{3},[cd]{2}\n", out)
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps({"enum": ["abc", "de"]}))
+    ran = tx("generate", writer, "ab", "--json-schema", file)  # the tokenizer has no quotation mark
+    assert (ran.code, "excluded by regex, json_schema" in ran.err) == (2, True)
+    assert "regex='(' is not supported" in tx("generate", writer, "ab", "--regex", "(").err
+    both = ["--regex", "a", "--json-schema", file]
+    assert "one of regex and json_schema" in tx("generate", writer, "ab", *both).err
+    assert "schema.txt" in tx("generate", writer, "ab", "--json-schema", tmp_path / "schema.txt").err

@@ -9,6 +9,7 @@ from keras import layers
 
 from tests.export.one_input import refused, same
 from tests.export.test_convolution import named
+from tests.export.test_preprocessing import INTERPOLATIONS
 
 OPSETS = (17, 18, 20, 23)
 BOTH = ("channels_last", "channels_first")
@@ -111,7 +112,8 @@ def test_up_sampling(tmp_path):
     same(image, (None, None, 3), tmp_path / "any", sizes=[(4, 5, 3), (2, 7, 3)])
 
 
-@pytest.mark.parametrize("interpolation", ["bicubic", "lanczos3", "lanczos5"])
-def test_unsupported_interpolation_raises(interpolation: str, tmp_path):
-    call = lambda x: layers.UpSampling2D(2, interpolation=interpolation, name="odd")(x)  # noqa: E731
-    refused(call, (4, 5, 3), tmp_path, f"'odd' has interpolation='{interpolation}'")
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS[1:])
+def test_interpolation(interpolation: str, tmp_path):
+    call = lambda x: layers.UpSampling2D((2, 3), interpolation=interpolation, name="odd")(x)  # noqa: E731
+    same(call, (4, 5, 3), tmp_path)
+    refused(call, (None, 5, 3), tmp_path, f"'odd' has interpolation='{interpolation}'.*fixed sizes")

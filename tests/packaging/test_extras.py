@@ -22,7 +22,7 @@ def names(extra: str) -> set[str]:
 
 
 def test_names_of_the_extras():
-    others = {"jax", "torch", "ray", "metrics", "inspect", "parity", "docs", "test"}
+    others = {"jax", "torch", "ray", "constrained", "metrics", "inspect", "parity", "docs", "test"}
     assert set(EXTRAS) == {"cpu", "gpu", "runtime", "runtime-gpu", "serve", "serve-gpu", *others}
 
 
@@ -66,7 +66,7 @@ def test_the_lowest_versions_are_the_floors():
     lines = (ROOT / ".ci" / "lowest.txt").read_text("utf-8").splitlines()
     lowest = [Requirement(line) for line in lines if line and not line.startswith("#")]
     pinned = {canonicalize_name(line.name): str(line.specifier).removeprefix("==") for line in lowest}
-    extras = ("cpu", "runtime", "serve", "jax", "metrics", "inspect")
+    extras = ("cpu", "runtime", "serve", "jax", "constrained", "metrics", "inspect")
     for requirement in [*BASE, *(line for extra in extras for line in EXTRAS[extra])]:
         (floor,) = (part.version for part in requirement.specifier if part.operator == ">=")
         version = pinned[canonicalize_name(requirement.name)]

@@ -22,6 +22,9 @@ RED = np.full((4, 6, 3), (255, 0, 0), "uint8")
 LABELS = {"old": ("old 0", "old 1", "old 2", "old 3"), "new": ("new 0", "new 1", "new 2", "new 3")}
 BEST = {"old": "old 0", "new": "new 3"}  # of RED: the columns of the weights are reversed
 
+WEIGHTS = np.array([[2.0, 0.0, -1.0, 0.5], [0.0, 3.0, 1.0, -0.5], [-2.0, 1.0, 0.0, 4.0]], "float32")
+WEIGHTS_OF = {"old": WEIGHTS, "new": np.ascontiguousarray(WEIGHTS[:, ::-1])}
+
 REPLACE = """
 import itertools, random, shutil, sys, time
 from pathlib import Path
@@ -38,11 +41,9 @@ for version in itertools.cycle(versions):
 @pytest.fixture
 def versions(make_image_folder) -> list[Path]:
     """Two exports whose files have the same names and sizes."""
-    weights = np.array([[2.0, 0.0, -1.0, 0.5], [0.0, 3.0, 1.0, -0.5], [-2.0, 1.0, 0.0, 4.0]], "float32")
-    both = {"old": weights, "new": np.ascontiguousarray(weights[:, ::-1])}
     return [
-        make_image_folder(name=name, labels=LABELS[name], weights=both[name], external=True).path
-        for name in both
+        make_image_folder(name=name, labels=LABELS[name], weights=weights, external=True).path
+        for name, weights in WEIGHTS_OF.items()
     ]
 
 

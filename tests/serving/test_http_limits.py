@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from keras_tx.errors import ConfigError, InputError, KerasTxError, RunError
+from keras_tx.errors import BusyError, ConfigError, InputError, KerasTxError, RunError
 from keras_tx.serving.http import model_set, request_errors
 from keras_tx.serving.http.api_keys import VARIABLE, ApiKeys
 from keras_tx.serving.http.limits import Limits
@@ -254,6 +254,7 @@ def test_every_error_has_a_documented_status():
     assert status_of(InputError("x")) == (422, request_errors.CLIENT)
     assert status_of(RunError("x")) == (500, request_errors.OURS)
     assert status_of(ZeroDivisionError()) == (500, request_errors.OURS)
+    assert status_of(BusyError("x")) == (429, request_errors.BUSY)
     known = {kind for kind in KerasTxError.__subclasses__() if kind.__module__ == "keras_tx.errors"}
     assert known - set(request_errors.STATUS) == {__import__("keras_tx.errors", fromlist=["x"]).ExportError}
 

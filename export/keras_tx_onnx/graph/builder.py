@@ -18,6 +18,7 @@ from keras_tx import contract
 from keras_tx.weights.weight_values import array_of
 from keras_tx_onnx.graph.cache_ports import Cache, Seq2SeqCache
 from keras_tx_onnx.graph.editor import GraphEditor
+from keras_tx_onnx.graph.integer_weights import INTEGERS, IntegerWeight
 
 # Attributes that grow with the graph, and that `attempt` restores.
 NOTES = ("tiers", "warnings", "bounds", "predicates", "_names", "_made")
@@ -227,14 +228,27 @@ class GraphContext(GraphEditor):
         return self._stored((*map(id, variables), axis, *parts), name, shape, source)
 
     def made_of(
-        self, name: str, variables: Sequence[Any], shape: Sequence[int], make: Callable[..., np.ndarray]
+        self,
+        name: str,
+        variables: Sequence[Any],
+        shape: Sequence[int],
+        make: Callable[..., np.ndarray],
+        dtype: ir.DataType = ir.DataType.FLOAT,
     ) -> ir.Value:
         """A weight that `make` computes from variables when the file is written, stored once per name."""
 
         def read() -> np.ndarray:
             return make(*(array_of(variable) for variable in variables))
 
-        return self._stored((*map(id, variables), name), name, shape, Source(tuple(variables), read))
+        return self._stored((*map(id, variables), name), name, shape, Source(tuple(variables), read), dtype)
+
+    def integer_weight(self, name: str, weight: IntegerWeight) -> ir.Value:
+        """The floats of an integer weight, stored once; the file has its integers and scales."""
+        shape = (weight.rows, weight.columns) if weight.is_table else (weight.columns, weight.rows)
+        key = (*map(id, weight.variables), "integers")
+        value = self._stored(key, name, shape, Source(weight.variables, weight.floats))
+        value.meta[INTEGERS] = weight
+        return value
 
     def _stored(
         self,

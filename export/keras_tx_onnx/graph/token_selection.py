@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from keras_tx_onnx.graph.editor import GraphEditor
+from keras_tx_onnx.graph.integer_weights import INTEGERS
 from keras_tx_onnx.graph.properties import (
     ELEMENTWISE,
     NORMS,
@@ -285,7 +286,7 @@ def _is_own(weight: ir.Value | None, rank: int, columns: int) -> bool:
     """Whether a weight with so many axes, and columns in the last, is used by one node only."""
     if weight is None or weight.const_value is None or not has_one_use(weight):
         return False
-    if not weight.is_initializer() or weight.is_graph_input():
+    if not weight.is_initializer() or weight.is_graph_input() or INTEGERS in weight.meta:
         return False
     sizes = weight.const_value.shape
     return len(sizes) == rank and sizes[-1] == columns

@@ -15,9 +15,10 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.models.families import family_of
 from keras_tx.runtime.session import Session
+from keras_tx_onnx import tolerances
 from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.graph.token_selection import select_tokens
-from keras_tx_onnx.reading import functional_graph
+from keras_tx_onnx.reading import functional_graph, quantized_layers
 from keras_tx_onnx.reading.signature import Functional
 
 Feed = dict[str, np.ndarray]  # the inputs of onnxruntime, by name
@@ -66,9 +67,16 @@ class Interface(abc.ABC):
 
     @property
     def precision(self) -> str:
-        """int8 if Keras quantized a layer; otherwise fp32, for any policy."""
-        modes = {part.quantization_mode for part in functional_graph.parts(self.model)}
-        return "int8" if "int8" in modes else "fp32"
+        """That of the layers that Keras quantized; otherwise fp32, for any policy."""
+        return quantized_layers.precision_of(functional_graph.parts(self.model))
+
+    @property
+    def tolerance(self) -> float:
+        """Of a difference between the graph and Keras."""
+        layers = functional_graph.parts(self.model)
+        if self.precision == "float8":
+            return tolerances.FLOAT8
+        return tolerances.INT8 if any(map(quantized_layers.rounds_inputs, layers)) else tolerances.FLOAT32
 
     @property
     def parts(self) -> Sequence[Interface]:

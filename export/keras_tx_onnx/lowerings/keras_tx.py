@@ -24,7 +24,6 @@ from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
 from keras_tx_onnx.graph.cache_ports import AFTER_PAST, Seq2SeqCache
 from keras_tx_onnx.lowerings.layers.dense import project
 from keras_tx_onnx.lowerings.layers.normalization import layer_normalization, rms_normalization
-from keras_tx_onnx.lowerings.layers.sequences import scores
 from keras_tx_onnx.lowerings.nodes.arguments import reduced
 from keras_tx_onnx.lowerings.nodes.attention import (
     FINITE,
@@ -44,6 +43,7 @@ from keras_tx_onnx.lowerings.nodes.attention import (
     rotate,
     split_heads,
 )
+from keras_tx_onnx.lowerings.nodes.tied_projection import scores
 from keras_tx_onnx.reading.keras_masks import mask_of
 from keras_tx_onnx.reading.registry import lowers, opens
 from keras_tx_onnx.reading.symbolic_sizes import axis_length
@@ -138,6 +138,7 @@ def positional_embedding(
     example=lambda x: layers.MultiHeadAttention(4, kv_heads=2)(x),
     shape=(5, 16),
     nodes="MatMul Add Split Attention MatMul Add",
+    quantized_parts=True,
 )
 def multi_head_attention(  # Branches: one for each option of the layer and of its call
     cx: GraphContext,
@@ -194,7 +195,7 @@ def multi_head_attention(  # Branches: one for each option of the layer and of i
     if cx.cache is not None:
         cx.cache.keep(present)
         present = None
-    output = project(cx, layer.output_projection, attended)
+    output = _part(cx, layer.output_projection, attended)
     extra = [x for x in (present, weights if return_attention_scores else None) if x is not None]
     return (output, *extra) if extra else output
 
@@ -254,13 +255,13 @@ def _attend_to_source(
     allowed = None if padding_mask is None else real_keys(cx, padding_mask)
     if allowed is not None and cx.opset >= 23:
         allowed = for_each_query(cx, allowed, axis_length(cx, query, 1))
-    q = project(cx, layer.query, query)
+    q = _part(cx, layer.query, query)
     if layer.qk_norm:
         q = _normalized(cx, layer.query_norm, q, heads.queries, heads.size)
     q = split_heads(cx, q, heads.queries, heads.size)
 
     def project_source() -> tuple[ir.Value, ir.Value]:
-        k, v = (project(cx, dense, source) for dense in (layer.key, layer.value))
+        k, v = (_part(cx, dense, source) for dense in (layer.key, layer.value))
         if layer.qk_norm:
             k = _normalized(cx, layer.key_norm, k, heads.keys, heads.size)
         return split_heads(cx, k, heads.keys, heads.size), split_heads(cx, v, heads.keys, heads.values)
@@ -271,7 +272,7 @@ def _attend_to_source(
         project_source,
         lambda k, v: attend_heads(cx, heads, q, k, v, allowed, layer.scale),
     )
-    return project(cx, layer.output_projection, merge_heads(cx, attended, heads.queries * heads.values))
+    return _part(cx, layer.output_projection, merge_heads(cx, attended, heads.queries * heads.values))
 
 
 def _implicit_mask(cx: GraphContext, inputs: list[ir.Value]) -> ir.Value | None:
@@ -288,7 +289,7 @@ def _projected(
         q, k, v = _packed_projection(cx, layer, query, heads)
     else:
         parts = ((layer.query, query), (layer.key, key), (layer.value, value))
-        q, k, v = (project(cx, dense, x) for dense, x in parts)
+        q, k, v = (_part(cx, dense, x) for dense, x in parts)
     if layer.qk_norm:
         q = _normalized(cx, layer.query_norm, q, heads.queries, heads.size)
         k = _normalized(cx, layer.key_norm, k, heads.keys, heads.size)
@@ -441,8 +442,10 @@ def _of_full_size(
 
 
 def _packed_projection(cx: GraphContext, layer: Any, x: ir.Value, heads: Heads) -> tuple[ir.Value, ...]:
-    """Query, key and value as one product, which is faster than three."""
+    """Query, key and value as one product, which is faster than three; apart if one is quantized."""
     parts = (layer.query, layer.key, layer.value)
+    if any(part.quantization_mode for part in parts):
+        return tuple(_part(cx, part, x) for part in parts)
     x = cx.op.MatMul(x, cx.packed(f"{layer.path}/qkv/kernel", [part.kernel for part in parts], axis=1))
     sizes = [heads.queries * heads.size, heads.keys * heads.size, heads.keys * heads.values]
     if layer.qkv_bias and layer.key_bias:
@@ -450,6 +453,12 @@ def _packed_projection(cx: GraphContext, layer: Any, x: ir.Value, heads: Heads) 
     elif layer.qkv_bias or layer.key_bias:
         x = cx.op.Add(x, _padded_bias(cx, layer, parts, sizes))
     return cx.op.Split(x, sizes, outputs=3, axis=-1)
+
+
+def _part(cx: GraphContext, dense: Any, x: ir.Value) -> ir.Value:
+    """A dense layer inside a layer; if it is quantized, its name is part of the names of its nodes."""
+    with cx.inside(dense.name if dense.quantization_mode else ""):
+        return project(cx, dense, x)
 
 
 def _padded_bias(cx: GraphContext, layer: Any, parts: Sequence[Any], sizes: Sequence[int]) -> ir.Value:
@@ -505,6 +514,7 @@ def _normalized_by(layer: Any) -> Callable[..., np.ndarray]:
         "Reshape Slice Reshape Gather Transpose "
         "Add Attention MatMul Add"
     ),
+    quantized_parts=True,
 )
 def disentangled_attention(
     cx: GraphContext,
@@ -541,7 +551,7 @@ def disentangled_attention(
         scale=layer._factor(),
         tokens=n,
     )
-    output = project(cx, layer.output_projection, attended)
+    output = _part(cx, layer.output_projection, attended)
     return (output, weights) if return_attention_scores else output
 
 
@@ -580,8 +590,8 @@ def _projected_positions(
     count, factor = layer.position_count, np.float32(layer._factor())
     shape = (layer.num_heads, count, layer.size)
     source = positions.meta.get(OF_POSITIONS)
-    if source is None:
-        x = cx.op.Reshape(project(cx, dense, positions), [count, layer.num_heads, layer.size])
+    if source is None or dense.quantization_mode:
+        x = cx.op.Reshape(_part(cx, dense, positions), [count, layer.num_heads, layer.size])
         return cx.op.Mul(cx.op.Transpose(x, perm=[1, 0, 2]), factor)
     normalize = _normalized_by(source)
     variables = [dense.kernel, *([] if dense.bias is None else [dense.bias])]

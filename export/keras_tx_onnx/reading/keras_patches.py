@@ -381,7 +381,7 @@ def _dtype_of_layer(usual: Any) -> Any:
             return x
         if isinstance(x, str):
             return "float32"
-        mode = x.quantization_mode
+        mode, _, _ = x.name.rpartition("_from_")  # with the bits and the sizes of groups
         return keras.dtype_policies.get(f"{mode}_from_float32" if mode else "float32")
 
     return value

@@ -23,6 +23,7 @@ class Lowering:
     shape: tuple[int | None, ...]
     nodes: Counter[str]
     takes_sizes: bool = False
+    quantized_parts: bool = False
 
     @property
     def name(self) -> str:
@@ -39,6 +40,7 @@ def lowers(
     shape: tuple[int | None, ...],
     nodes: str,
     takes_sizes: bool = False,
+    quantized_parts: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers `function(context, operation, *args, **kwargs)`, which returns the output values.
 
@@ -50,10 +52,12 @@ def lowers(
         nodes: the nodes of the exported example, such as "MatMul Add".
         takes_sizes: whether an integer argument or attribute may be a scalar of the graph, which an opened
             layer computed from a size.
+        quantized_parts: whether dense layers inside the layer may be quantized; otherwise it is opened then.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        _register(Lowering(target, function, example, shape, Counter(nodes.split()), takes_sizes))
+        counts = Counter(nodes.split())
+        _register(Lowering(target, function, example, shape, counts, takes_sizes, quantized_parts))
         return function
 
     return register

@@ -173,7 +173,7 @@ def _lower_call(context: GraphContext, call: Call) -> Any:
         return tf2onnx_fallback.convert(context, operation, args, kwargs)
     if isinstance(operation, keras.layers.Layer):
         kwargs = {**kwargs, **keras_masks.implicit_masks(operation, args, kwargs)}
-    if lowering is None or lowering.function is None or _must_open(operation, args):
+    if lowering is None or lowering.function is None or _must_open(lowering, operation, args):
         return _opened(context, operation, args, kwargs)
     context.tiers[context.scope] = "registered"
     return _apply(context, lowering, operation, args, kwargs)
@@ -318,13 +318,14 @@ def _with_values(context: GraphContext, call: Call) -> Call:
     return Call(operation, args, kwargs, call.outputs)
 
 
-def _must_open(operation: Any, args: tuple) -> bool:
+def _must_open(lowering: registry.Lowering, operation: Any, args: tuple) -> bool:
     """Whether the lowering of a layer would ignore masks of its inputs, or quantized parts."""
     if not isinstance(operation, keras.layers.Layer):
         return False
-    return keras_masks.merges_masks(operation, args) or any(
-        part.quantization_mode for part in functional_graph.parts(operation)[1:]
-    )
+    if keras_masks.merges_masks(operation, args):
+        return True
+    inner = functional_graph.parts(operation)[1:]
+    return not lowering.quantized_parts and any(part.quantization_mode for part in inner)
 
 
 def _trains_by_default(operation: Any) -> bool:

@@ -11,7 +11,7 @@ from keras_tx import contract
 from keras_tx.errors import ExportError, RunError
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import tolerances
-from keras_tx_onnx.interfaces.base import Feed
+from keras_tx_onnx.interfaces.base import Feed, Interface
 from keras_tx_onnx.verifying.cases import Case
 
 # A difference above this share of the variation between samples is more than rounding.
@@ -59,7 +59,7 @@ def compare_cases(
     path: Path,
     cases: Sequence[Case],
     outputs: Sequence[str],
-    precision: str = "fp32",
+    interface: Interface,
     adapter: Feed | None = None,
 ) -> tuple[contract.Parity, list[str]]:
     """Runs a graph on every case; raises an ExportError if a difference from Keras exceeds the tolerance.
@@ -68,13 +68,13 @@ def compare_cases(
         path: the graph.
         cases: the cases.
         outputs: the names of the compared outputs.
-        precision: of the graph.
+        interface: of the graph.
         adapter: values of optional inputs for every run.
 
     Returns:
         The result, and the outputs that hardly vary, for which it proves nothing.
     """
-    tolerance = tolerances.TOLERANCES[precision]
+    precision, tolerance = interface.precision, interface.tolerance
     largest = 0.0
     variations = {name: Variation() for name in outputs}
     with Session(path, provider="cpu") as base:

@@ -77,7 +77,7 @@ def _compare_redrawn(interface: Interface, weak: Sequence[str]) -> list[str]:
         except Exception as error:  # of layers that need their own variables
             return [f"{_unproven(weak)} With redrawn weights: {one_line(error)}"]
         names = [str(value.name) for value in context.graph.outputs][: len(interface.outputs)]
-        parity, still_weak = comparison.compare_cases(path, cases, names)
+        parity, still_weak = comparison.compare_cases(path, cases, names, interface)
         still_weak = [name for name in still_weak if name in weak]
         differences = compare_before_activation(interface, path, still_weak, cases)
     unproven = [name for name in still_weak if name not in differences]

@@ -21,9 +21,7 @@ from keras_tx_onnx.verifying.cases import Case, run_keras
 from keras_tx_onnx.verifying.comparison import run_case
 
 
-def first_difference(
-    interface: Interface, cases: Iterable[Case], tiers: Mapping[str, str], tolerance: float
-) -> str | None:
+def first_difference(interface: Interface, cases: Iterable[Case], tiers: Mapping[str, str]) -> str | None:
     """Describes the first layer whose output differs in the first case with such a layer.
 
     Layers of nested models count. Returns None if no layer differs by more than the tolerance.
@@ -32,8 +30,8 @@ def first_difference(
         interface: the interface of the model.
         cases: the cases to compare.
         tiers: how each layer was lowered, by its path.
-        tolerance: of a difference, in units of the output's scale.
     """
+    tolerance = interface.tolerance
     probe, layers = _probe(interface.model)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "probe.onnx")

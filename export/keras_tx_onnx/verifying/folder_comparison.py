@@ -85,10 +85,7 @@ def _compare(functional: Functional, folder: Folder) -> FolderComparison:
     variants = [graphs.variants.get(folder.precision) for graphs in (manifest.encoder, manifest) if graphs]
     results = []
     for part, path, variant in zip(interface.parts, paths, variants, strict=True):
-        if variant is None:
-            tolerance = tolerances.TOLERANCES[folder.precision]
-        else:
-            tolerance = tolerances.FLOAT32 + 2 * variant.noise
+        tolerance = part.tolerance if variant is None else tolerances.FLOAT32 + 2 * variant.noise
         difference = _largest_difference(part, path, manifest.bounds)
         results.append(FolderComparison(folder.precision, difference, tolerance))
     return max(results, key=lambda result: result.difference / result.tolerance)

@@ -26,8 +26,7 @@ def compare_generation(interface: Interface, encoder: Path, decoder: Path) -> co
     Raises:
         ExportError: if the logits differ, or if Keras prefers another token by more than the tolerance.
     """
-    model, precision = interface.model, interface.precision
-    tolerance = tolerances.TOLERANCES[precision]
+    model, precision, tolerance = interface.model, interface.precision, interface.tolerance
     source = _sources(model.config)
     tokens, logits = _generate(source, model, encoder, decoder)
     inputs = {

@@ -8,7 +8,6 @@ from pathlib import Path
 from keras_tx import contract
 from keras_tx.errors import ExportError
 from keras_tx.runtime.adapter_file import read_adapter_file
-from keras_tx_onnx import tolerances
 from keras_tx_onnx.errors import one_line
 from keras_tx_onnx.graph import unpadding
 from keras_tx_onnx.graph.adapter_ports import REMEDY
@@ -56,7 +55,6 @@ def verify_graph(
     Returns:
         The result, and notes about outputs and branches that the cases do not test.
     """
-    precision = interface.precision
     outputs = [str(value.name) for value in context.graph.outputs][: len(interface.outputs)]
     run_keras = expected_of(interface)
     cases = cases_for(interface, tuple(context.bounds))
@@ -69,10 +67,10 @@ def verify_graph(
         cases += branches.scaled(cases, run_keras)
 
     def compare(path: Path, cases: Sequence[Case]) -> contract.Parity:
-        return comparison.compare_cases(path, cases, outputs, precision)[0]
+        return comparison.compare_cases(path, cases, outputs, interface)[0]
 
     try:
-        parity, weak = comparison.compare_cases(path, cases, outputs, precision)
+        parity, weak = comparison.compare_cases(path, cases, outputs, interface)
         notes = evidence.compare_weak_outputs(interface, path, cases, weak) if weak else []
         if branching:
             notes += branches.compare_untested(path, cases, run_keras, compare, context.predicates)
@@ -93,16 +91,15 @@ def verify_adapter(graph: Exported, adapter: SeparateAdapter, file: Path) -> con
         cases = cases_for(interface, tuple(graph.context.bounds))
     outputs = [str(value.name) for value in graph.context.graph.outputs][: len(interface.outputs)]
     try:
-        return comparison.compare_cases(graph.path, cases, outputs, interface.precision, values)[0]
+        return comparison.compare_cases(graph.path, cases, outputs, interface, values)[0]
     except ExportError as error:
         raise ExportError(f"Adapter {adapter.name!r}: {error} {REMEDY} No folder was written.") from None
 
 
 def _location(interface: Interface, context: GraphContext, cases: Sequence[Case]) -> str:
     """The first layer that differs, in a sentence."""
-    tolerance = tolerances.TOLERANCES[interface.precision]
     try:
-        layer = first_difference.first_difference(interface, cases, context.tiers, tolerance)
+        layer = first_difference.first_difference(interface, cases, context.tiers)
     except Exception as error:  # Keras raises errors of any class for parts of a model
         return f"The layers could not be compared: {one_line(error)}"
     if layer is not None:

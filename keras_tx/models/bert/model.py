@@ -29,6 +29,7 @@ from keras_tx.heads import (
 from keras_tx.layers import Bias, PositionalEmbedding, TokenEmbedding, TransformerBlock
 from keras_tx.models.config import make_config, unknown_variant
 from keras_tx.models.overrides import BertOverrides
+from keras_tx.models.quantized_layers import CALIBRATED, calibrated_structure
 from keras_tx.models.text_model import EncoderModel
 from keras_tx.models.transformer_model import AUTO
 from keras_tx.processing import TextTransform
@@ -159,6 +160,10 @@ class Bert(EncoderModel):
         MultipleChoiceHead,
         SentenceEmbeddingHead,
     )
+
+    def get_quantization_layer_structure(self, mode: str | None = None) -> dict[str, list[Any]] | None:
+        """Returns the blocks that `quantize` calibrates with GPTQ or AWQ."""
+        return calibrated_structure(self) if mode in CALIBRATED else None
 
     @classmethod
     def check_head(cls, head: Any) -> None:

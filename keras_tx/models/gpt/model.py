@@ -29,6 +29,7 @@ from keras_tx.layers.transformer_block import NORM_POSITIONS
 from keras_tx.models.config import check_token_ids, make_config, unknown_variant
 from keras_tx.models.generation_defaults import check_generation_defaults
 from keras_tx.models.overrides import GPTOverrides
+from keras_tx.models.quantized_layers import CALIBRATED, calibrated_structure
 from keras_tx.models.text_model import DecoderModel
 from keras_tx.models.transformer_model import AUTO
 from keras_tx.processing import TextTransform
@@ -211,6 +212,10 @@ class GPT(DecoderModel):
 
     config_class = GPTConfig
     heads = (CausalLMHead, ClassifierHead, MultiLabelHead, RegressionHead, TokenClassifierHead)
+
+    def get_quantization_layer_structure(self, mode: str | None = None) -> dict[str, list[Any]] | None:
+        """Returns the blocks that `quantize` calibrates with GPTQ or AWQ."""
+        return calibrated_structure(self) if mode in CALIBRATED else None
 
     @classmethod
     def check_head(cls, head: Any) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from keras_tx.generation.decoding_loop import CANCELLED, DEADLINE, GrowingText
-from keras_tx.generation.generator import DecodedText, Request
+from keras_tx.generation.generator import Request
 from keras_tx.generation.logits import log_probability, top_k_ids
 from keras_tx.serving.engine.prompt_lookup import PromptLookup
 from keras_tx.serving.engine.stream import Outbox, StreamToken
@@ -51,7 +51,7 @@ class Sequence:
         self._began = time.monotonic()
         self._request = request
         self._top = top
-        self._decoded = DecodedText(generator.target_tokenizer, request.strings, prompt)
+        self._decoded = generator.text_of(request, prompt)
         (random,) = request.sampling.generators(1)
         self._growing = GrowingText(
             prompt,
@@ -61,6 +61,7 @@ class Sequence:
             random,
             request.log_probabilities,
             lambda token: self._decoded.ends(token, request.limits),
+            self._decoded.grammar,
         )
         self.ids = self._growing.ids
         self.lookup = PromptLookup(self.ids)

@@ -129,6 +129,8 @@ class TextEngine:
         stop: str | collections.abc.Sequence[str] = (),
         stop_tokens: collections.abc.Sequence[int] | None = None,
         deadline: float | None = None,
+        regex: str | None = None,
+        json_schema: dict[str, Any] | str | None = None,
         logprobs: int | None = None,
         adapter: str | None = None,
         **options: Any,
@@ -161,6 +163,8 @@ class TextEngine:
             stop=stop,
             stop_tokens=stop_tokens,
             deadline=deadline,
+            regex=regex,
+            json_schema=json_schema,
             options=options,
             log_probabilities=logprobs is not None,
         )

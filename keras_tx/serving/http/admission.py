@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from keras_tx.errors import BusyError
 from keras_tx.serving.http.limits import Limits
-from keras_tx.serving.http.request_errors import RETRY_AFTER, TooManyRequestsError
 
 
 class Admission:
@@ -25,12 +25,11 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """A place for a request; raises a TooManyRequestsError if the queue is full."""
+        """A place for a request; raises a BusyError if the queue is full."""
         if self._places.locked() and self.waiting >= self._limits.max_queue:
-            raise TooManyRequestsError(
+            raise BusyError(
                 f"{self.running} requests run and {self.waiting} wait, which is the limit of this server. "
-                "Repeat the request later.",
-                RETRY_AFTER,
+                "Repeat the request later."
             )
         self.waiting += 1
         try:

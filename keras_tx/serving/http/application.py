@@ -19,6 +19,7 @@ from keras_tx.errors import KerasTxError
 from keras_tx.serving.http.admission import Admission
 from keras_tx.serving.http.api_keys import ApiKeys
 from keras_tx.serving.http.call import Call, Operations
+from keras_tx.serving.http.folder_watch import FolderWatch
 from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.metrics import Metrics
 from keras_tx.serving.http.model_set import ModelOptions, ModelSet
@@ -50,6 +51,7 @@ class Application:
         limits: limits of requests.
         keys: keys of clients; without any, every client is served.
         origins: the web pages that may send requests, besides this server's own.
+        reload_seconds: interval at which folders are looked at, to load new exports; None for never.
 
     Attributes:
         draining: whether new work is refused.
@@ -66,6 +68,7 @@ class Application:
         limits: Limits | None = None,
         keys: ApiKeys | None = None,
         origins: Origins | None = None,
+        reload_seconds: float | None = None,
     ) -> None:
         self.metrics = Metrics()
         self.models = ModelSet(
@@ -76,6 +79,7 @@ class Application:
         self.origins = origins or Origins()
         self.admission = Admission(self.limits)
         self.metrics.observe_admission(lambda: self.admission.running, lambda: self.admission.waiting)
+        self._reload_seconds = reload_seconds
         self.draining = False
         self.in_flight = 0
         self.failure: BaseException | None = None
@@ -108,7 +112,10 @@ class Application:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _load(self) -> None:
+        """Loads the models, and then their new exports."""
         began = time.monotonic()
+        seconds = self._reload_seconds
+        watch = None if seconds is None else FolderWatch(self.models, self.metrics, seconds)
         try:
             await self.models.load()
         except Exception as error:
@@ -117,6 +124,8 @@ class Application:
             log_event("loading failed", level=logging.ERROR, message=str(error))
         else:
             log_event("ready", models=list(self.models.folders), seconds=round(time.monotonic() - began, 3))
+            if watch is not None:
+                await watch.run()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
@@ -130,6 +139,8 @@ class Application:
                 try:
                     response = await self._response(call, path)
                     await response(scope, receive, answer)
+                    if call.left:
+                        answer.status = CLIENT_LEFT
                 except (ClientDisconnect, asyncio.CancelledError):
                     answer.status = CLIENT_LEFT
                 except Exception as error:
@@ -166,7 +177,7 @@ class Application:
             self.keys.check(request.headers.get("authorization"))
         if operation.computes:
             if self.draining:
-                raise UnavailableError("The server stops. Repeat the request later.", RETRY_AFTER)
+                raise UnavailableError("The server stops. Repeat the request later.")
             await call.resources.enter_async_context(self.admission.place())
         return await operation.answer(call)
 
@@ -233,8 +244,8 @@ def _error_response(error: Exception, path: str | None, call: Call) -> Response:
     if folder is not None:
         message = message.replace(str(folder), call.model)  # clients need no paths of the server
     headers = {}
-    if getattr(error, "retry_after", None) is not None:
-        headers["retry-after"] = str(error.retry_after)  # type: ignore[attr-defined]
+    if status in (429, 503):
+        headers["retry-after"] = str(RETRY_AFTER)
     if isinstance(error, MethodError):
         headers["allow"] = ", ".join(error.allowed)
     if status == 401:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from keras_tx.serving.http.json_schema import Schema
 from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.model_set import ModelSet, ServedModel
 
 if TYPE_CHECKING:
     from keras_tx.serving.http.application import Application
+
+Content = Mapping[str, Schema]  # the schema of each media type
 
 
 @dataclasses.dataclass
@@ -23,7 +26,8 @@ class Call:
 
     Attributes:
         resources: what is released when the answer has been sent.
-        problem: an error that occurred after the answer had begun.
+        problem: the error that the answer describes.
+        left: whether the client left during a streamed answer.
     """
 
     application: Application
@@ -33,6 +37,7 @@ class Call:
     resources: contextlib.AsyncExitStack
     model: str = ""
     problem: BaseException | None = None
+    left: bool = False
 
     @property
     def limits(self) -> Limits:
@@ -58,12 +63,18 @@ class Operation:
         summary: a line for /docs.
         public: whether it needs no key.
         computes: whether it runs a model: it is then limited by `max_concurrent`, and refused while draining.
+        body: describes the body for the model in the path, by media type; None for a model that has none.
+        serves: whether the field `model` of the body may name a model.
+        returns: describes the answer, by media type.
     """
 
     answer: Callable[[Call], Awaitable[Response]]
     summary: str
     public: bool = False
     computes: bool = False
+    body: Callable[[Any, Limits], Content | None] | None = None
+    serves: Callable[[ServedModel], bool] | None = None
+    returns: Content = dataclasses.field(default_factory=lambda: {"application/json": {"type": "object"}})
 
 
 Operations = Mapping[str, Operation]  # by method

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -34,14 +35,19 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number of JSON")
 
 
-def check(value: Any, schema: Schema, name: str = "") -> None:
-    """Raises an InputError that names the part of `value` that does not fit.
+def check(value: Any, schema: Schema, name: str = "") -> Any:
+    """Returns a value, in which whole numbers are integers (3 for 3.0).
 
-    >>> check({"top_k": 3}, {"type": "object", "properties": {"top_k": {"type": "integer"}}})
+    >>> check({"top_k": 3.0}, {"type": "object", "properties": {"top_k": {"type": "integer"}}})
+    {'top_k': 3}
+
+    Raises:
+        InputError: that names the part of `value` that does not fit.
     """
     if "anyOf" in schema:
-        _check_any(value, schema["anyOf"], name)
-        return
+        return _check_any(value, schema["anyOf"], name)
+    if isinstance(value, float) and value.is_integer() and "integer" in _kinds_of(schema):
+        value = int(value)
     kinds = _kinds_of(schema)
     if kinds and not _has_kind(value, kinds):
         raise _wrong(name, value, " or ".join(_KINDS[kind][1] for kind in kinds))
@@ -50,17 +56,16 @@ def check(value: Any, schema: Schema, name: str = "") -> None:
     for kind, check_kind in _CHECKS.items():
         if _has_kind(value, (kind,)):
             check_kind(value, schema, name)
+    return value
 
 
-def _check_any(value: Any, options: Sequence[Schema], name: str) -> None:
+def _check_any(value: Any, options: Sequence[Schema], name: str) -> Any:
     errors = []
     for option in options:
         try:
-            check(value, option, name)
+            return check(value, option, name)
         except InputError as error:
             errors.append((option, error))
-        else:
-            return
     for option, error in errors:  # the option of the same type has the more precise message
         if _has_kind(value, _kinds_of(option)):
             raise error
@@ -101,11 +106,11 @@ def _check_object(value: dict[str, Any], schema: Schema, name: str) -> None:
     for key, item in value.items():
         place = f"{name}.{key}" if name else key
         if key in properties:
-            check(item, properties[key], place)
+            value[key] = check(item, properties[key], place)
         elif rest is False:
             raise InputError(f"{_named(name)} has no field {key!r:.60}. {nearest(key, properties)}")
         elif isinstance(rest, Mapping):
-            check(item, rest, place)
+            value[key] = check(item, rest, place)
     for key in schema.get("required", ()):
         if key not in value:
             raise InputError(f"{_named(name)} lacks {key!r}, which is required.")
@@ -121,12 +126,14 @@ def _check_list(value: list[Any], schema: Schema, name: str) -> None:
         )
     if "items" in schema:
         for index, item in enumerate(value):
-            check(item, schema["items"], f"{name}[{index}]")
+            value[index] = check(item, schema["items"], f"{name}[{index}]")
 
 
 def _check_number(value: float, schema: Schema, name: str) -> None:
     low, high = schema.get("minimum"), schema.get("maximum")
     above = schema.get("exclusiveMinimum")
+    if not -math.inf < value < math.inf:  # 1e999
+        raise InputError(f"{_named(name)} is out of range, expected a number of 64 bits.")
     if (low is not None and value < low) or (high is not None and value > high):
         bounds = (
             f"{low} or more" if high is None else f"{low} to {high}" if low is not None else f"at most {high}"

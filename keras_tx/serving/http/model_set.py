@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from keras_tx.errors import ConfigError, InputError, nearest
-from keras_tx.runtime import LoadedModel, load, verify_hashes
+from keras_tx.runtime import LoadedModel, TextGenerator, load, verify_hashes
 from keras_tx.runtime.async_call import call_async
 from keras_tx.runtime.tasks.base import Answer, RunOptions
-from keras_tx.serving.http.request_errors import RETRY_AFTER, UnavailableError, UnknownPathError
+from keras_tx.serving.engine.text_engine import TextEngine
+from keras_tx.serving.http.chat_template import ChatTemplate
+from keras_tx.serving.http.json_schema import Schema
+from keras_tx.serving.http.request_errors import UnavailableError, UnknownPathError
 from keras_tx.serving.micro_batcher import MicroBatcher
 
 Job = tuple[Any, RunOptions, str | None]  # an input, its options and its adapter
-State = tuple[int, ...]
+ENGINE = ("max_streams", "max_queue", "cache_memory", "prefix_cache", "prompt_lookup")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +34,7 @@ class ModelOptions:
         truncate: whether texts longer than a model's maximum are truncated; otherwise they are refused.
         max_batch: number of requests that a graph computes together.
         max_wait_ms: time that the first request of a batch waits for others.
+        max_streams, max_queue, cache_memory, prefix_cache, prompt_lookup: of a decoder, as for `TextEngine`.
     """
 
     provider: str = "auto"
@@ -37,6 +43,11 @@ class ModelOptions:
     truncate: bool = False
     max_batch: int = 16
     max_wait_ms: float = 5.0
+    max_streams: int = 16
+    max_queue: int = 256
+    cache_memory: int | None = None
+    prefix_cache: int | None = None
+    prompt_lookup: bool | None = None
 
 
 class ServedModel:
@@ -46,6 +57,11 @@ class ServedModel:
         name: the name in paths.
         model: the loaded model.
         generates: whether the task generates texts.
+        engine: generates the texts of a decoder; None for other models.
+        chat_template: the template of a decoder's chats, if its tokenizer has one.
+        fingerprint: changes with the graph and its precision.
+        loaded: when the model was loaded, in seconds since 1970.
+        schemas: descriptions of requests, by name, which are computed once.
     """
 
     def __init__(
@@ -55,6 +71,16 @@ class ServedModel:
         self.model = model
         self.task = model.task
         self.generates = model.task.inputs == "prompt" or "generation" in model.task.options
+        folder = model.folder
+        graph = folder.manifest.files[folder.graph.relative_to(folder.path).as_posix()]
+        self.fingerprint = f"{model.precision}-{graph.sha256[:12]}"
+        self.loaded = time.time()
+        self.schemas: dict[str, Schema] = {}
+        self.engine: TextEngine | None = None
+        self.chat_template: ChatTemplate | None = None
+        if isinstance(model, TextGenerator):
+            self.chat_template = None if folder.tokenizer is None else ChatTemplate.of(folder)
+            self.engine = TextEngine(model, **{name: getattr(options, name) for name in ENGINE})
         self._observe_batch = observe_batch
         self._uses = 0
         self._retired = False
@@ -110,8 +136,14 @@ class ServedModel:
             self._close()
 
     def _close(self) -> None:
+        """Closes the model in a thread: a batch whose clients have left may still run."""
+        threading.Thread(target=self._close_parts, name=f"keras-tx-close-{self.name}").start()
+
+    def _close_parts(self) -> None:
         if self._batcher is not None:
             self._batcher.close()
+        if self.engine is not None:
+            self.engine.close()
         self.model.close()
 
 
@@ -150,7 +182,7 @@ class ModelSet:
         if name in self._models:
             return self._models[name]
         if name in self.folders:
-            raise UnavailableError(f"Model {name!r} is being loaded. Repeat the request later.", RETRY_AFTER)
+            raise UnavailableError(f"Model {name!r} is being loaded. Repeat the request later.")
         raise UnknownPathError(f"This server has no model {name!r:.60}. {nearest(name[:60], self.folders)}")
 
     async def load(self) -> None:

@@ -77,6 +77,12 @@ def check_version(version: str | None) -> None:
 
 def request_schema(served: ServedModel) -> Schema:
     """The schema of the JSON part of a request."""
+    if "infer" not in served.schemas:
+        served.schemas["infer"] = _request_schema(served)
+    return served.schemas["infer"]
+
+
+def _request_schema(served: ServedModel) -> Schema:
     inputs = {spec.name: spec for spec in served.model.folder.inputs}
     outputs = [spec.name for spec in served.model.folder.outputs]
     tensor = {
@@ -125,6 +131,11 @@ def request_schema(served: ServedModel) -> Schema:
     }
 
 
+def request_content(served: ServedModel, limits: Limits) -> dict[str, Schema] | None:
+    """The schema of the JSON part by media type; None for a model that /v2 does not run."""
+    return None if served.generates else {"application/json": request_schema(served)}
+
+
 @dataclasses.dataclass(frozen=True)
 class _Wanted:
     """The outputs of a request by name, and whether each is sent as binary data."""
@@ -144,7 +155,7 @@ async def infer(request: Request, served: ServedModel, limits: Limits) -> Respon
     content = await read_body(request, limits)
     header, binary = _split(request.headers.get(HEADER_LENGTH), content)
     body = read_json(header)
-    check(body, request_schema(served))
+    body = check(body, request_schema(served))
     arrays = _arrays(body["inputs"], binary, served)
     wanted = _wanted(body, served)
     model = served.model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from keras_tx.errors import (
+    BusyError,
     ConfigError,
     FolderError,
     ImageError,
@@ -13,24 +14,15 @@ from keras_tx.errors import (
     TextError,
 )
 
-RETRY_AFTER = 1  # seconds
+RETRY_AFTER = 1  # seconds after which a client may repeat a request that has the status 429 or 503
 CLIENT, TOO_LARGE, BUSY, OURS = "invalid_request_error", "too_large_error", "busy_error", "server_error"
 
 
 class RequestError(KerasTxError):
-    """A request that the server does not answer. Subclasses have a status and the kind of error.
-
-    Args:
-        message: what is wrong, and what to do.
-        retry_after: seconds after which the client may repeat the request.
-    """
+    """A request that the server does not answer. Subclasses have a status and the kind of error."""
 
     status = 400
     kind = CLIENT
-
-    def __init__(self, message: str, retry_after: int | None = None) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
 
 
 class MalformedRequestError(RequestError):
@@ -84,13 +76,6 @@ class MediaTypeError(RequestError):
     status = 415
 
 
-class TooManyRequestsError(RequestError):
-    """The queue is full: 429, with Retry-After."""
-
-    status = 429
-    kind = BUSY
-
-
 class UnavailableError(RequestError):
     """The model is being loaded, or the server stops: 503, with Retry-After."""
 
@@ -98,8 +83,10 @@ class UnavailableError(RequestError):
     kind = BUSY
 
 
-# Errors that the values of a request cause are the client's, with status 422; all others are ours.
+# Errors that the values of a request cause are the client's, with the status 422. A full queue has 429. All
+# others are ours.
 STATUS: dict[type[KerasTxError], tuple[int, str]] = {
+    BusyError: (429, BUSY),
     ConfigError: (422, CLIENT),
     ImageError: (422, CLIENT),
     InputError: (422, CLIENT),

@@ -6,25 +6,68 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from keras_tx.serving.http import open_inference
+from keras_tx.serving.http import open_inference, openai
 from keras_tx.serving.http.call import Call, Operation, Operations
 from keras_tx.serving.http.metrics import CONTENT_TYPE
-from keras_tx.serving.http.request_errors import RETRY_AFTER, UnavailableError
-from keras_tx.serving.http.tasks import answer_task, describe_model
+from keras_tx.serving.http.openapi import describe
+from keras_tx.serving.http.page import asset
+from keras_tx.serving.http.request_errors import UnavailableError
+from keras_tx.serving.http.tasks import answer_task, describe_model, request_content
+
+JSON = "application/json"
+HTML = {"text/html": {"type": "string"}}
+CSS = {"text/css": {"type": "string"}}
+SCRIPT = {"text/javascript": {"type": "string"}}
+TEXT = {"text/plain": {"type": "string"}}
+ANSWERS = {JSON: {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}}]}}
 
 
 def all_paths() -> dict[str, Operations]:
     """The operations of each path, by method."""
     metadata = Operation(_v2_model, "inputs and outputs of a model")
     ready = Operation(_v2_model_ready, "whether a model is ready", public=True)
-    infer = Operation(_v2_infer, "arrays to arrays", computes=True)
+    infer = Operation(_v2_infer, "arrays to arrays", computes=True, body=open_inference.request_content)
+    events = {"application/json": {"type": "object"}, "text/event-stream": {}}
     return {
+        "/v1/models": {"GET": Operation(openai.models, "the models and their adapters")},
+        "/v1/models/{name}": {"GET": Operation(openai.model, "a model")},
+        "/v1/completions": {
+            "POST": Operation(
+                openai.completions,
+                "continues prompts",
+                computes=True,
+                body=lambda served, limits: {JSON: openai.completion_schema(limits)},
+                serves=lambda served: served.engine is not None,
+                returns=events,
+            )
+        },
+        "/v1/chat/completions": {
+            "POST": Operation(
+                openai.chat_completions,
+                "answers the last message of a chat",
+                computes=True,
+                body=lambda served, limits: {JSON: openai.chat_schema(limits)},
+                serves=lambda served: served.chat_template is not None,
+                returns=events,
+            )
+        },
+        "/v1/embeddings": {
+            "POST": Operation(
+                openai.embeddings,
+                "embeds texts",
+                computes=True,
+                body=lambda served, limits: {JSON: openai.embedding_schema(limits)},
+                serves=openai.embeds,
+            )
+        },
         "/models": {"GET": Operation(_models, "the models of this server")},
         "/models/{name}": {
             "GET": Operation(_model, "a model, and what it accepts"),
-            "POST": Operation(_task, "the answers of a model", computes=True),
+            "POST": Operation(
+                _task, "the answers of a model", computes=True, body=request_content, returns=ANSWERS
+            ),
         },
-        "/metrics": {"GET": Operation(_metrics, "metrics for Prometheus")},
+        "/metrics": {"GET": Operation(_metrics, "metrics for Prometheus", returns=TEXT)},
         "/v2": {"GET": Operation(_v2_server, "the server")},
         "/v2/health/live": {"GET": Operation(_live, "whether the server runs", public=True)},
         "/v2/health/ready": {"GET": Operation(_ready, "whether the models are ready", public=True)},
@@ -34,7 +77,37 @@ def all_paths() -> dict[str, Operations]:
         "/v2/models/{name}/versions/{version}": {"GET": metadata},
         "/v2/models/{name}/versions/{version}/ready": {"GET": ready},
         "/v2/models/{name}/versions/{version}/infer": {"POST": infer},
+        "/": {"GET": Operation(_page, "a page to try the models", public=True, returns=HTML)},
+        "/page.css": {"GET": Operation(_style, "the style of the pages", public=True, returns=CSS)},
+        "/page.js": {"GET": Operation(_script, "the program of the page", public=True, returns=SCRIPT)},
+        "/docs": {"GET": Operation(_docs, "this description, to read", public=True, returns=HTML)},
+        "/docs.js": {"GET": Operation(_docs_script, "the program of /docs", public=True, returns=SCRIPT)},
+        "/openapi.json": {"GET": Operation(_openapi, "this description")},
     }
+
+
+async def _page(call: Call) -> Response:
+    return asset("page.html")
+
+
+async def _style(call: Call) -> Response:
+    return asset("page.css")
+
+
+async def _script(call: Call) -> Response:
+    return asset("page.js")
+
+
+async def _docs(call: Call) -> Response:
+    return asset("docs.html")
+
+
+async def _docs_script(call: Call) -> Response:
+    return asset("docs.js")
+
+
+async def _openapi(call: Call) -> Response:
+    return JSONResponse(describe(call.application))
 
 
 async def _models(call: Call) -> Response:
@@ -47,7 +120,7 @@ async def _model(call: Call) -> Response:
 
 
 async def _task(call: Call) -> Response:
-    return JSONResponse(await answer_task(call.request, call.use(_name(call)), call.limits))
+    return JSONResponse(await answer_task(call, call.use(_name(call))))
 
 
 async def _metrics(call: Call) -> Response:
@@ -61,7 +134,7 @@ async def _live(call: Call) -> Response:
 async def _ready(call: Call) -> Response:
     if call.application.draining or not call.models.ready:
         reason = "The server stops." if call.application.draining else "Models are being loaded."
-        raise UnavailableError(f"{reason} Repeat the request later.", RETRY_AFTER)
+        raise UnavailableError(f"{reason} Repeat the request later.")
     return JSONResponse({"ready": True})
 
 

@@ -11,10 +11,14 @@ import numpy as np
 from starlette.requests import Request
 
 from keras_tx.errors import ImageError, InputError
+from keras_tx.generation import Generation
+from keras_tx.generation.generator import is_one
 from keras_tx.processing.image_file import open_image
 from keras_tx.runtime.async_call import call_async
 from keras_tx.runtime.tasks.base import Answer, RunOptions
+from keras_tx.serving.http.call import Call
 from keras_tx.serving.http.disconnection import while_connected
+from keras_tx.serving.http.generation import submit, texts
 from keras_tx.serving.http.json_schema import Schema, check, read_json
 from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.model_set import ServedModel
@@ -26,7 +30,8 @@ JSON = "application/json"
 FORM = "multipart/form-data"
 BYTES = "application/octet-stream"
 IMAGE = "image"  # the field of a form, and the beginning of the media types of images
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 10_000}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": 10_000}
+PROMPT_IDS = {**_IDS, "maxItems": 1_000_000}
 _WHOLE = {"type": "integer", "minimum": 1}
 # Options of `generate` that a client may send.
 GENERATION: dict[str, Schema] = {
@@ -35,21 +40,24 @@ GENERATION: dict[str, Schema] = {
     "top_k": _WHOLE,
     "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
     "min_p": {"type": "number", "minimum": 0, "maximum": 1},
-    "repetition_penalty": {"type": "number", "exclusiveMinimum": 0},
+    "repetition_penalty": {"type": "number", "minimum": 0.01, "maximum": 100},
     "seed": {"type": "integer", "minimum": 0},
     "num_beams": {"type": "integer", "minimum": 1, "maximum": 32},
     "length_penalty": {"type": "number"},
     "early_stopping": {"anyOf": [{"type": "boolean"}, {"type": "string", "enum": ["never"]}]},
     "no_repeat_ngram_size": {"type": "integer", "minimum": 0},
     "min_new_tokens": {"type": "integer", "minimum": 0},
-    "stop_tokens": _IDS,
-    "banned_ids": _IDS,
+    "stop_tokens": {**_IDS, "minItems": 0},
+    "banned_ids": {**_IDS, "minItems": 0},
     "allowed_ids": _IDS,
     "forced_first_id": {"type": "integer", "minimum": 0},
     "forced_last_id": {"type": "integer", "minimum": 0},
     "deadline": {"type": "number", "exclusiveMinimum": 0},
     "at_context": {"type": "string", "enum": ["stop", "slide"]},
 }
+
+
+ALONE = {"num_beams", "length_penalty", "early_stopping", "at_context"}  # which the engine does not have
 
 
 def input_field(served: ServedModel) -> str:
@@ -59,6 +67,12 @@ def input_field(served: ServedModel) -> str:
 
 def request_schema(served: ServedModel, limits: Limits) -> Schema:
     """The schema of the body of POST /models/NAME; that of an image model describes the fields of a form."""
+    if "task" not in served.schemas:
+        served.schemas["task"] = _request_schema(served, limits)
+    return served.schemas["task"]
+
+
+def _request_schema(served: ServedModel, limits: Limits) -> Schema:
     task, model, name = served.task, served.model, input_field(served)
     properties: dict[str, Schema] = {}
     if name == "inputs":
@@ -72,7 +86,7 @@ def request_schema(served: ServedModel, limits: Limits) -> Schema:
     elif name != IMAGE:
         one = _text_schema(served, limits)
         many = {"type": "array", "items": one, "minItems": 1, "maxItems": limits.max_texts}
-        properties[name] = {"anyOf": [one, many]}
+        properties[name] = {"anyOf": [one, many] if name == "text" else [one, many, PROMPT_IDS]}
     text = {"type": "string", "maxLength": limits.max_characters}
     known: dict[str, Schema] = {
         "pair": text,
@@ -98,6 +112,16 @@ def request_schema(served: ServedModel, limits: Limits) -> Schema:
     }
 
 
+def request_content(served: ServedModel, limits: Limits) -> dict[str, Schema]:
+    """The schema of the body by media type. An image is sent in a form, or as the body itself."""
+    schema = request_schema(served, limits)
+    if served.task.inputs != IMAGE:
+        return {JSON: schema}
+    image = {"type": "string", "format": "binary"}
+    form = {**schema, "properties": {IMAGE: image, **schema["properties"]}, "required": [IMAGE]}
+    return {FORM: form, BYTES: image}
+
+
 def _text_schema(served: ServedModel, limits: Limits) -> Schema:
     schema: dict[str, Any] = {"type": "string", "maxLength": limits.max_characters}
     mask = getattr(getattr(served.model, "transform", None), "mask_token", None)
@@ -108,44 +132,48 @@ def _text_schema(served: ServedModel, limits: Limits) -> Schema:
     return schema
 
 
-async def answer_task(request: Request, served: ServedModel, limits: Limits) -> Any:
+async def answer_task(call: Call, served: ServedModel) -> Any:
     """The answer to one input, or the list of answers to several."""
+    request, limits = call.request, call.limits
     content = await read_body(request, limits)
     schema = request_schema(served, limits)
     if served.task.inputs == IMAGE:
         images, fields = await _images(request, content, schema, limits)
-        return await while_connected(request, _answer_images(served, images, fields, limits))
+        return await while_connected(request, _answer_images(call, served, images, fields))
     if media_type(request) != JSON:
         raise MediaTypeError(f"Content-Type is {media_type(request)!r:.60}, expected {JSON}.")
     _refuse_query(request)
     body = read_json(content)
-    check(body, schema)
-    return await while_connected(request, _answer_fields(served, body))
+    body = check(body, schema)
+    return await while_connected(request, _answer_fields(call, served, body))
 
 
 async def _answer_images(
-    served: ServedModel, images: list[bytes], fields: Mapping[str, Any], limits: Limits
+    call: Call, served: ServedModel, images: list[bytes], fields: Mapping[str, Any]
 ) -> Any:
     transform = served.model.folder.transform
     assert transform is not None  # the task refuses a folder without
-    pixels = await call_async(_pixels, images, transform, limits.max_pixels)
-    answers = await _answers(served, pixels, fields)
+    pixels = await call_async(_pixels, images, transform, call.limits.max_pixels)
+    answers = await _answers(call, served, pixels, fields)
     return answers if len(images) > 1 else answers[0]
 
 
-async def _answer_fields(served: ServedModel, body: dict[str, Any]) -> Any:
+async def _answer_fields(call: Call, served: ServedModel, body: dict[str, Any]) -> Any:
     value = body.pop(input_field(served))
     if served.task.inputs == "arrays":
         return await _run_arrays(served, value, body)
-    answers = await _answers(served, [value] if isinstance(value, str) else value, body)
-    return answers[0] if isinstance(value, str) else answers
+    single = is_one(value)
+    answers = await _answers(call, served, [value] if single else value, body)
+    return answers[0] if single else answers
 
 
-async def _answers(served: ServedModel, values: list[Any], fields: Mapping[str, Any]) -> list[Answer]:
+async def _answers(
+    call: Call, served: ServedModel, values: list[Any], fields: Mapping[str, Any]
+) -> list[Answer]:
     fields = dict(fields)
     adapter = fields.pop("adapter", None)
     if served.task.inputs == "prompt":
-        results = await call_async(served.adapted(adapter).generate, values, **fields)  # type: ignore[attr-defined]
+        results = await _generate(call, served, values, fields, adapter)
         return [{"generated_text": x.text, "ids": list(x.ids), "finish": x.finish} for x in results]
     own = {key: fields.pop(key) for key in ("pair", "question") if key in fields}
     if "choices" in fields:
@@ -153,6 +181,18 @@ async def _answers(served: ServedModel, values: list[Any], fields: Mapping[str, 
     if not served.generates and "top_k" in fields:
         own["top_k"] = fields.pop("top_k")
     return await served.answers(values, RunOptions(**own, generation=fields), adapter)
+
+
+async def _generate(
+    call: Call, served: ServedModel, prompts: list[Any], fields: dict[str, Any], adapter: str | None
+) -> list[Generation]:
+    """Texts of the engine; beam search and texts beyond the context run on their own."""
+    if served.engine is None or not ALONE.isdisjoint(fields):
+        generator: Any = served.adapted(adapter)
+        return await call_async(generator.generate, prompts, **fields)
+    streams = await submit(call, served, prompts, 1, {**fields, "adapter": adapter})
+    await texts(call, served, streams)
+    return [stream.result() for stream in streams]
 
 
 async def _run_arrays(served: ServedModel, inputs: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
@@ -197,7 +237,7 @@ def _typed(strings: Mapping[str, str], schema: Schema) -> dict[str, Any]:
         kind = schema["properties"].get(name, {}).get("type")
         is_number = kind == "integer" and re.fullmatch(r"[+-]?[0-9]{1,18}", text)
         fields[name] = int(text) if is_number else text
-    check(fields, schema)
+    fields = check(fields, schema)
     return fields
 
 
@@ -230,5 +270,6 @@ def describe_model(served: ServedModel, limits: Limits) -> dict[str, Any]:
         "precision": model.precision,
         "labels": None if model.labels is None else list(model.labels),
         "adapters": list(model.adapters),
+        "chat": served.chat_template is not None,
         "request": request_schema(served, limits),
     }

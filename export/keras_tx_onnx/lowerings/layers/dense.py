@@ -1,19 +1,23 @@
-"""Dense layers, also quantized ones, and the layers that are identities at inference."""
+"""Dense layers, and the layers that are identities at inference."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-import keras
 import onnx_ir as ir
 from keras import layers
 
-from keras_tx.errors import ExportError
 from keras_tx.layers.low_rank import LowRankDense, LowRankEinsumDense
 from keras_tx_onnx.graph.builder import GraphContext, shape_of
 from keras_tx_onnx.lowerings.activations import activate
-from keras_tx_onnx.lowerings.nodes.arguments import reduced
+from keras_tx_onnx.lowerings.layers.quantized import (
+    bias_of,
+    check_supported,
+    float_kernel,
+    quantized_product,
+)
+from keras_tx_onnx.reading.quantized_layers import kernel_shape, mode_of
 from keras_tx_onnx.reading.registry import lowers
 
 
@@ -35,8 +39,8 @@ def dense(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
 
 def project(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:
     """A dense layer without its activation."""
-    x = _times(cx, layer, cx.floating(x), tuple(layer.kernel.shape))
-    return x if layer.bias is None else cx.op.Add(x, cx.weight(layer.bias))
+    x = _times(cx, layer, cx.floating(x), kernel_shape(layer))
+    return x if layer.bias is None else cx.op.Add(x, bias_of(cx, layer))
 
 
 @lowers(
@@ -56,16 +60,16 @@ def project(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:
 def einsum_dense(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     x = _product(cx, layer, inputs)
     if layer.bias is not None:
-        x = cx.op.Add(x, cx.weight(layer.bias))
+        x = cx.op.Add(x, bias_of(cx, layer))
     return activate(cx, layer.activation, x)
 
 
 def _times(cx: GraphContext, layer: Any, x: ir.Value, shape: tuple[int, ...]) -> ir.Value:
     """x times the kernel of a dense layer as a matrix of this shape."""
-    kernel = cx.weight(layer.kernel, shape=shape)
-    if is_quantized(layer):
-        return int8_product(cx, layer, x, kernel, flat_scale(cx, layer.kernel_scale))
-    return cx.op.MatMul(x, kernel)
+    check_supported(cx, layer)
+    if mode_of(layer) is not None:
+        return quantized_product(cx, layer, x, shape)
+    return cx.op.MatMul(x, cx.weight(layer.kernel, shape=shape))
 
 
 def _product(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:
@@ -79,13 +83,9 @@ def _product(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:
     free = inputs.removesuffix(summed)
     plain = summed and kernel == summed + columns and inputs == free + summed and result == free + columns
     if not plain or set(free) & set(columns):
-        if is_quantized(layer):
-            raise ExportError(
-                f"Layer {cx.scope!r} is quantized in Keras and has equation={equation!r}, which is no "
-                "plain product. Export the model before quantization."
-            )
-        return cx.op.Einsum(x, cx.weight(layer.kernel), equation=equation)
-    shape = tuple(layer.kernel.shape)
+        check_supported(cx, layer)
+        return cx.op.Einsum(x, float_kernel(cx, layer), equation=equation)
+    shape = kernel_shape(layer)
     inner, outer = shape[: len(summed)], shape[len(summed) :]
     same = [0] * (len(shape_of(x)) - len(inner))  # in a Reshape: the size of the same axis before
     width = math.prod(inner)
@@ -113,69 +113,3 @@ def _product(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:
 )
 def nothing_at_inference(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     return inputs
-
-
-# -- layers that Keras quantized to int8: weights and products stay int8 --------------------------------
-
-
-def int8_product(cx: GraphContext, layer: Any, x: ir.Value, kernel: ir.Value, scale: ir.Value) -> ir.Value:
-    """x times an int8 kernel (inner, outer) with a scale for each column, (outer,).
-
-    The layer's quantizer rounds each row of x to a separate range. That row is shifted by 128, because
-    onnxruntime is fast on unsigned by signed products, and very slow on signed by signed.
-    """
-    quantizer = check_int8(cx, layer).inputs_quantizer
-    if quantizer is None:
-        return cx.op.Div(cx.op.MatMul(x, cx.op.Cast(kernel, to=ir.DataType.FLOAT)), scale)
-    if type(quantizer) is not keras.quantizers.AbsMaxQuantizer:
-        raise ExportError(
-            f"Layer {cx.scope!r} has inputs_quantizer={type(quantizer).__name__}, expected AbsMaxQuantizer."
-        )
-    low, high = quantizer.value_range
-    largest = reduced(cx, "ReduceMax", cx.op.Abs(x), [-1], keepdims=True)
-    steps = cx.op.Div(float(high), cx.op.Add(largest, float(quantizer.epsilon)))
-    rounded = cx.op.Clip(cx.op.Round(cx.op.Mul(x, steps)), float(low), float(high))
-    unsigned = cx.op.Cast(cx.op.Add(rounded, 128.0), to=ir.DataType.UINT8)
-    whole = cx.op.MatMulInteger(unsigned, kernel, cx.constant(128, "uint8"))
-    return cx.op.Div(cx.op.Cast(whole, to=ir.DataType.FLOAT), cx.op.Mul(steps, scale))
-
-
-def int8_rows(cx: GraphContext, layer: Any, ids: ir.Value) -> ir.Value:
-    """Rows of an int8 table with a scale for each row."""
-    check_int8(cx, layer)
-    rows = cx.op.Cast(cx.op.Gather(cx.weight(layer.embeddings), ids, axis=0), to=ir.DataType.FLOAT)
-    scales = cx.op.Gather(cx.weight(layer.embeddings_scale), ids, axis=0)
-    return cx.op.Div(rows, cx.op.Unsqueeze(scales, [-1]))
-
-
-def int8_logits(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:
-    """The logits of ReversibleEmbedding; a tied table is transposed in the graph, and stored once."""
-    if not layer.tie_weights:
-        kernel = cx.weight(layer.reverse_embeddings)
-        return int8_product(cx, layer, x, kernel, flat_scale(cx, layer.reverse_embeddings_scale))
-    kernel = cx.op.Transpose(cx.weight(layer.embeddings), perm=[1, 0])
-    return int8_product(cx, layer, x, kernel, flat_scale(cx, layer.embeddings_scale))
-
-
-def flat_scale(cx: GraphContext, variable: Any) -> ir.Value:
-    """The scale of a kernel, one number for each of its columns."""
-    return cx.weight(variable, shape=(math.prod(variable.shape),))
-
-
-def is_quantized(layer: Any) -> bool:
-    return getattr(layer, "quantization_mode", None) is not None
-
-
-def check_int8(cx: GraphContext, layer: Any) -> Any:
-    """The layer; raises an ExportError if its quantization is not supported."""
-    if layer.quantization_mode != "int8":
-        raise ExportError(
-            f"Layer {cx.scope!r} has quantization_mode={layer.quantization_mode!r}. Only int8 is "
-            "supported: export the model before quantization."
-        )
-    if getattr(layer, "lora_enabled", False):
-        raise ExportError(
-            f"Layer {cx.scope!r} is quantized and has LoRA weights, which is not supported. Merge them "
-            "before quantizing."
-        )
-    return layer

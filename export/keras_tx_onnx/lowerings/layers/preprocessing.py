@@ -11,8 +11,9 @@ from keras import layers
 
 from keras_tx.errors import ExportError
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
-from keras_tx_onnx.lowerings.layers.reshaping import resize_options
+from keras_tx_onnx.lowerings.layers.reshaping import RESIZE
 from keras_tx_onnx.lowerings.nodes.channels import channels_are_last, spatial, spatial_axes, to_first, to_last
+from keras_tx_onnx.lowerings.nodes.interpolation import interpolated
 from keras_tx_onnx.reading.registry import lowers
 
 IMAGE = (6, 5, 3)
@@ -146,13 +147,13 @@ def _resized(
 ) -> ir.Value:
     if interpolation == "nearest":
         return _nearest(cx, layer, x, sizes)
-    options = resize_options(cx, interpolation)
-    if antialias:
-        raise ExportError(f"Layer {cx.scope!r} has antialias=True, which is not supported. Leave it out.")
     last = channels_are_last(layer)
     x = to_first(cx, x, 2) if last else x
-    target = cx.op.Concat(cx.op.Shape(x, start=0, end=2), [layer.height, layer.width], axis=0)
-    x = cx.op.Resize(x, None, None, target, **options)
+    if interpolation != "bilinear" or antialias:
+        x = interpolated(cx, x, sizes, (layer.height, layer.width), interpolation, antialias)
+    else:
+        target = cx.op.Concat(cx.op.Shape(x, start=0, end=2), [layer.height, layer.width], axis=0)
+        x = cx.op.Resize(x, None, None, target, **RESIZE[interpolation])
     return to_last(cx, x, 2) if last else x
 
 

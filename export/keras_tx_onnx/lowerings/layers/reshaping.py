@@ -7,9 +7,9 @@ from typing import Any
 import onnx_ir as ir
 from keras import layers
 
-from keras_tx.errors import ExportError
 from keras_tx_onnx.graph.builder import GraphContext, shape_of
-from keras_tx_onnx.lowerings.nodes.channels import channels_are_last, spatial_axes, to_first, to_last
+from keras_tx_onnx.lowerings.nodes.channels import channels_are_last, spatial, spatial_axes, to_first, to_last
+from keras_tx_onnx.lowerings.nodes.interpolation import interpolated
 from keras_tx_onnx.reading.registry import lowers
 
 IMAGE, CUBE, SERIES = (6, 5, 3), (5, 4, 6, 2), (7, 4)
@@ -101,22 +101,18 @@ def up_sampling(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     rank = len(shape_of(inputs)) - 2
     factors = [layer.size] if isinstance(layer.size, int) else list(layer.size)
     interpolation = getattr(layer, "interpolation", "nearest")
-    resize = resize_options(cx, interpolation)
     last = rank == 1 or channels_are_last(layer)  # UpSampling1D has no data_format
     x = to_first(cx, inputs, rank) if last else inputs
-    x = cx.op.Resize(x, None, [1.0, 1.0, *map(float, factors)], **resize)
+    if interpolation in RESIZE:
+        x = cx.op.Resize(x, None, [1.0, 1.0, *map(float, factors)], **RESIZE[interpolation])
+    else:
+        sizes = spatial(layer, inputs)
+        targets = [None if n is None else n * factor for n, factor in zip(sizes, factors, strict=True)]
+        x = interpolated(cx, x, sizes, targets, interpolation, antialias=False)
     return to_last(cx, x, rank) if last else x
 
 
-def resize_options(cx: GraphContext, interpolation: str) -> dict[str, str]:
-    """Attributes of a Resize."""
-    if interpolation not in RESIZE:
-        raise ExportError(
-            f"Layer {cx.scope!r} has interpolation={interpolation!r}, expected one of {', '.join(RESIZE)}."
-        )
-    return RESIZE[interpolation]
-
-
+# Attributes of Resize, by interpolation; others are products with the weights of pixels.
 RESIZE = {
     # each pixel becomes a block of equal ones
     "nearest": {

@@ -11,9 +11,11 @@ from keras import layers
 
 from keras_tx.layers.low_rank import LowRankEmbedding
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
-from keras_tx_onnx.lowerings.layers.dense import int8_logits, int8_rows, is_quantized
+from keras_tx_onnx.lowerings.layers.quantized import quantized_logits, quantized_rows
 from keras_tx_onnx.lowerings.nodes.arguments import reduced
+from keras_tx_onnx.lowerings.nodes.tied_projection import scores
 from keras_tx_onnx.reading.keras_masks import MASK
+from keras_tx_onnx.reading.quantized_layers import mode_of
 from keras_tx_onnx.reading.registry import lowers
 
 
@@ -33,8 +35,8 @@ from keras_tx_onnx.reading.registry import lowers
 )
 def embedding(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     ids = _whole(cx, inputs)
-    if is_quantized(layer):
-        return int8_rows(cx, layer, ids)
+    if mode_of(layer) is not None:
+        return quantized_rows(cx, layer, ids)
     return cx.op.Gather(cx.weight(layer.embeddings), ids, axis=0)
 
 
@@ -54,14 +56,14 @@ def reversible_embedding(
 ) -> ir.Value:
     if not reverse:
         tokens = embedding(cx, layer, inputs)
-        if layer.mask_zero:
+        if layer.mask_zero and mode_of(layer) is None:  # quantized, Keras's layer has no mask
             zero = np.float32(0) if "float" in inputs.meta[KERAS_TENSOR].dtype else np.int64(0)
             mask = cx.op.Not(cx.op.Equal(inputs, zero))
             mask.meta[KERAS_TENSOR] = keras.KerasTensor(shape_of(inputs), "bool")
             tokens.meta[MASK] = mask
         return tokens
-    if is_quantized(layer):
-        logits = int8_logits(cx, layer, cx.floating(inputs))
+    if mode_of(layer) is not None:
+        logits = quantized_logits(cx, layer, cx.floating(inputs))
     elif layer.tie_weights:
         logits = scores(cx, cx.weight(layer.embeddings), cx.floating(inputs))
     else:
@@ -70,17 +72,6 @@ def reversible_embedding(
         cap = float(layer.logit_soft_cap)
         logits = cx.op.Mul(cx.op.Tanh(cx.op.Div(logits, cap)), cap)
     return logits
-
-
-def scores(cx: GraphContext, table: ir.Value, x: ir.Value) -> ir.Value:
-    """x times each row of a table (rows, width), which Gemm transposes, so that lookups share the table."""
-    assert table.shape is not None
-    rows, width = table.shape.numpy()
-    rank = len(shape_of(x))
-    if rank == 2:
-        return cx.op.Gemm(x, table, transB=1)
-    sizes = cx.op.Concat(cx.op.Shape(x, start=0, end=rank - 1), [rows], axis=0)
-    return cx.op.Reshape(cx.op.Gemm(cx.op.Reshape(x, [-1, width]), table, transB=1), sizes)
 
 
 @lowers(

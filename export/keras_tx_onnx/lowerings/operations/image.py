@@ -20,6 +20,7 @@ from keras_tx_onnx.lowerings.nodes.arguments import (
     sizes_of,
 )
 from keras_tx_onnx.lowerings.nodes.channels import to_first, to_last
+from keras_tx_onnx.lowerings.nodes.interpolation import interpolated
 from keras_tx_onnx.lowerings.operations.convolution import as_before, as_images
 from keras_tx_onnx.reading.registry import lowers
 
@@ -37,20 +38,24 @@ def _places(operation: Any, rank: int) -> tuple[int, int]:
     takes_sizes=True,
 )
 def resize(cx: GraphContext, operation: Any, /, images: Any) -> ir.Value:
-    for setting in ("antialias", "crop_to_aspect_ratio", "pad_to_aspect_ratio"):
+    for setting in ("crop_to_aspect_ratio", "pad_to_aspect_ratio"):
         if getattr(operation, setting):
             raise refuse(cx, operation, setting, True)
     if operation.interpolation == "nearest":
         return _nearest(cx, operation, images)
-    if operation.interpolation != "bilinear":
-        raise refuse(cx, operation, "interpolation", operation.interpolation, "Use bilinear or nearest.")
     if not is_float(images):
         raise refuse(cx, operation, "dtype", result_type(images), "Cast the images to floats first.")
     rank, last = rank_of(images), operation.data_format == "channels_last"
     value = as_images(cx, as_given(cx, images), rank)
     value = to_first(cx, value, 2) if last else value
-    sizes = cx.op.Concat(cx.op.Shape(value, start=0, end=2), cx.vector(operation.size), axis=0)
-    value = cx.op.Resize(value, None, None, sizes, mode="linear", coordinate_transformation_mode="half_pixel")
+    if operation.interpolation != "bilinear" or operation.antialias:
+        places = [sizes_of(images)[axis] for axis in _places(operation, rank)]
+        options = (operation.interpolation, operation.antialias)
+        value = interpolated(cx, value, places, operation.size, *options)
+    else:
+        sizes = cx.op.Concat(cx.op.Shape(value, start=0, end=2), cx.vector(operation.size), axis=0)
+        options = {"mode": "linear", "coordinate_transformation_mode": "half_pixel"}
+        value = cx.op.Resize(value, None, None, sizes, **options)
     return as_before(cx, to_last(cx, value, 2) if last else value, rank)
 
 
