@@ -18,11 +18,13 @@ def definitions(file: Path) -> set[str]:
     """Functions and classes of a module, and methods as Class.method."""
     names = set()
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         if isinstance(node, ast.ClassDef):
             names |= {
-                f"{node.name}.{method.name}" for method in node.body if isinstance(method, ast.FunctionDef)
+                f"{node.name}.{method.name}"
+                for method in node.body
+                if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
             }
     return names
 

@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import http.client
 import json
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from keras_tx.cli import build_parser
 from keras_tx.commands.serve import LIMITS
 from keras_tx.runtime import load
 from keras_tx.serving.http.limits import Limits
@@ -143,3 +146,21 @@ def test_limits_are_those_of_the_application():
 def test_wrong_port(tx, port):
     ran = tx("serve", "folder", f"--port={port}")
     assert ran.code == 2 and port in ran.err
+
+
+def test_commands_of_the_documentation_parse():
+    page = Path(__file__).parents[2] / "docs" / "serve.md"
+    commands = re.findall(r"^keras-tx (serve .*?)(?: +#.*)?$", page.read_text("utf-8"), re.MULTILINE)
+    assert len(commands) >= 4
+    for command in commands:
+        assert build_parser().parse_args(shlex.split(command)).folders
+
+
+def test_options_of_the_documentation_exist(tx, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text("utf-8")
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["serve", "--help"])
+    known = capsys.readouterr().out
+    section = page[page.index("## A server with one command") : page.index("## Load")]
+    for option in re.findall(r"`(--[a-z-]+)", section):
+        assert option in known, option

@@ -24,7 +24,9 @@ KEEP_ALIVE = 75  # seconds
 
 @contextlib.contextmanager
 def listening_socket(host: str, port: int, path: str | os.PathLike[str] | None) -> Iterator[socket.socket]:
-    """A socket of a port, or of a path, which only this user may use and which is removed at the end.
+    """A socket that listens on a port, or on a path, which is removed at the end.
+
+    Only this user may use the path.
 
     Raises:
         ConfigError: if the address is in use or cannot be used.
@@ -42,6 +44,7 @@ def listening_socket(host: str, port: int, path: str | os.PathLike[str] | None) 
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)
+            listener.listen(BACKLOG)
         except OSError as error:
             raise ConfigError(
                 f"Port {port} of {host} cannot be used: {error.strerror}. Pass --port."
@@ -56,6 +59,7 @@ def _unix_socket(path: Path) -> Iterator[socket.socket]:
         mask = os.umask(0o177)
         try:
             listener.bind(str(path))
+            listener.listen(BACKLOG)
         except OSError as error:
             raise ConfigError(f"uds is {str(path)!r}: {error.strerror or error}.") from error
         finally:
