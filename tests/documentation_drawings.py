@@ -244,6 +244,7 @@ DRAWINGS: dict[str, Callable[[], bytes]] = {
     ).encode(),
     "latency.svg": lambda: latency_drawing().encode(),
     "vit_digits.png": lambda: notebook_figure("vit_digits.ipynb", "show(test_images"),
+    "bert_five_tasks.png": lambda: notebook_figure("bert_five_tasks.ipynb", "by chance  without"),
     "bert_reviews.png": lambda: notebook_figure("bert_reviews.ipynb", "curve.losses"),
     "gpt_text.png": lambda: notebook_figure("gpt_text.ipynb", "poet.score"),
     "transformer_translation.png": lambda: notebook_figure("transformer_translation.ipynb", "with_outputs"),

@@ -98,9 +98,21 @@ def check_translation(run: NotebookRun, share: float) -> None:
     assert not trained.intersection(source for pairs in names["held_out"].values() for source, _ in pairs)
 
 
+def check_five_tasks(run: NotebookRun, accuracy: float) -> None:
+    table = run.names["table"]
+    tasks = ["masked word", "next sentence", "sentiment", "paraphrase", "answers", "comprehension"]
+    assert list(table) == tasks
+    for name, (chance, without, trained) in table.items():
+        assert trained >= accuracy and trained > chance + 0.3
+        # 3,000 examples are enough to learn sentiment without pre-training
+        assert trained > without + 0.05 or name == "sentiment"
+    assert run.names["agreement"] >= 0.999
+
+
 # the check of each notebook, and the figure that it must reach with its stored settings
 CHECKS: dict[str, tuple[Callable[[NotebookRun, float], None], float]] = {
     "any_keras_model.ipynb": (check_others, 0.93),
+    "bert_five_tasks.ipynb": (check_five_tasks, 0.9),
     "bert_reviews.ipynb": (check_reviews, 0.75),
     "gpt_text.ipynb": (check_text, 1.95),
     "gpu_acceptance.ipynb": (check_gpu, 0.93),
