@@ -140,7 +140,8 @@ class BlockQuantizer:
         """The two numbers of 4 bits in each byte, the low one first."""
         add, last = partial(self._editor.add, before=before), self._editor.constant([-1])
         low = add("Mod", [rows, self._editor.constant(16, "uint8")], [(UINT8, shape)])
-        high = add("Div", [rows, self._editor.constant(16, "uint8")], [(UINT8, shape)])
+        # Not Div: OpenVINO rounds a quotient of integers.
+        high = add("BitShift", [rows, self._editor.constant(4, "uint8")], [(UINT8, shape)], direction="RIGHT")
         halves = [add("Unsqueeze", [half, last], [(UINT8, [*shape, 1])]) for half in (low, high)]
         pairs = add("Concat", halves, [(UINT8, [*shape, 2])], axis=-1)
         *leading, size = shape
