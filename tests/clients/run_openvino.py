@@ -149,13 +149,6 @@ def translated(
     return [np.stack(steps, axis=1)[row, : len(own)] for row, own in enumerate(new_ids)]
 
 
-def refusal(case: dict[str, Any]) -> str | None:
-    """Of tied tables: in blocks, the lookup takes the weight in another shape than the product."""
-    tied = case["folder"] in ("ladder_fill", "ladder_gpt2", "ladder_t5", "ladder_marian")
-    in_blocks = case["precision"] in ("int8-blocks", "int4")
-    return "GatherBlockQuantized: 'data' must be a constant" if tied and in_blocks else None
-
-
 if __name__ == "__main__":
     asks = {
         "pictures": pictures,
@@ -164,4 +157,4 @@ if __name__ == "__main__":
         "encoder_decoders": encoder_decoders,
     }
     version = openvino.__version__.split("-")[0]
-    main("OpenVINO", version, asks, own_kernels=True, refusal=refusal)
+    main("OpenVINO", version, asks, own_kernels=True)

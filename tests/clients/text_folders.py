@@ -90,6 +90,7 @@ CASES: dict[str, tuple[Any, list[str] | None, dict[str, Any], bool]] = {
     "ladder_classify": (CLASSIFIER, THREE, {**BERT, **WIDE}, False),
     "ladder_pairs": (CLASSIFIER, THREE, {**BERT, **WIDE}, True),
     "ladder_fill": (keras_tx.MaskedLMHead(), None, {**BERT, **WIDE}, False),
+    "ladder_vocabulary": (CLASSIFIER, THREE, {**BERT, **WIDE, "vocabulary_size": 2**14}, False),
     "ladder_embed": (keras_tx.SentenceEmbeddingHead(), None, {**BERT, **WIDE}, False),
 }  # fmt: skip
 

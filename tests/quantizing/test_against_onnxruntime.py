@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 
 from keras_tx_onnx import quantize
 from tests.drawing import draw
-from tests.quantizing.folders import session
+from tests.quantizing.folders import exported, gpt, loaded, session
 
 PIXELS = {"pixel_values": draw(3, 3, 8, 8)}
 
@@ -86,3 +87,43 @@ def test_partial_blocks():
     np.testing.assert_array_equal(ours_scales, scales)
     np.testing.assert_array_equal(ours.reshape(24, -1)[:, :50], steps.reshape(24, -1)[:, :50])
     assert (ours.reshape(24, -1)[:, 50:] == 0x88).all()  # zero, which the kernel never reads
+
+
+@pytest.mark.parametrize("width", [64, 72])  # 72: the last block is padded
+@pytest.mark.parametrize(("name", "bits"), [("model_q4.onnx", 4), ("model_int8.onnx", 8)])
+def test_lookups(tmp_path, name, bits, width):
+    """Lookups in blocks equal GatherBlockQuantized, which is not in each client's onnxruntime."""
+    folder = exported(gpt(width=width), tmp_path / "gpt", precision=["fp32", "int8-blocks", "int4"])
+    lookup = next(x for x in loaded(folder, "model.onnx").graph.node if x.op_type == "Gather")
+    assert lookup.input[0] == "token_embedding/table"
+    stored = weights(folder / "onnx" / name)
+    steps, scale = stored[f"token_embedding/table_q{bits}"], stored["token_embedding/table_scale"]
+    ids = np.array([[0, 299, 5], [7, 7, 131]])
+    expected = gathered(steps.reshape(len(steps), -1), scale, ids, bits)[..., :width]
+    model = loaded(folder, name)
+    assert "GatherBlockQuantized" not in {node.op_type for node in model.graph.node}
+    model.graph.output.add().name = lookup.output[0]
+    feed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(3) + 0 * ids}
+    for past in model.graph.input:
+        if past.name.startswith("past_key_values."):
+            _, heads, _, size = (one.dim_value for one in past.type.tensor_type.shape.dim)
+            feed[past.name] = np.zeros((2, heads, 0, size), "float32")
+    runner = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (actual,) = runner.run([lookup.output[0]], feed)
+    np.testing.assert_array_equal(actual, expected)
+
+
+def gathered(steps: np.ndarray, scale: np.ndarray, ids: np.ndarray, bits: int) -> np.ndarray:
+    options = {"gather_axis": 0, "quantize_axis": 1, "bits": bits, "block_size": 32}
+    node = onnx.helper.make_node(
+        "GatherBlockQuantized", ["steps", "ids", "scale"], ["y"], domain="com.microsoft", **options
+    )
+    values = [numpy_helper.from_array(steps, "steps"), numpy_helper.from_array(scale, "scale")]
+    ports = [
+        onnx.helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ids.shape),
+        onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None),
+    ]
+    graph = onnx.helper.make_graph([node], "lookup", ports[:1], ports[1:], values)
+    opsets = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("com.microsoft", 1)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"ids": ids})[0]

@@ -6,6 +6,7 @@ Activations stay float32, or are rounded row by row inside the kernel: no row de
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -107,23 +108,45 @@ class BlockQuantizer:
         self._editor.replace(node, result)
 
     def quantize_lookup(self, lookup: Lookup) -> None:
+        """Looks up blocks and scales with standard operators.
+
+        GatherBlockQuantized of com.microsoft has no kernel in browsers, and OpenVINO wants a table that no
+        product shares.
+        """
         add, node = partial(self._editor.add, before=lookup.node), lookup.node
+        indices, output = node.inputs[1], node.outputs[0]
         steps, scale = self._stored(lookup.table, transposed=True)
-        assert steps.shape is not None
-        rows, count, size = (int(n) for n in steps.shape.numpy())
-        flat = self._editor.constant([rows, count * size])
-        data = add("Reshape", [steps, flat], [(UINT8, [rows, count * size])])
-        result = add(
-            "GatherBlockQuantized",
-            [data, node.inputs[1], scale],
-            [(FLOAT, node.outputs[0].shape)],
-            domain=CONTRIB,
-            gather_axis=0,
-            quantize_axis=1,
-            bits=self._bits,
-            block_size=self._block,
-        )
-        self._editor.replace(node, result)
+        assert steps.shape is not None and output.shape is not None
+        _, count, size = (int(n) for n in steps.shape.numpy())
+        *leading, width = output.shape
+        each_block = [*leading, count, 1]
+        rows = add("Gather", [steps, indices], [(UINT8, [*leading, count, size])], axis=0)
+        if self._bits == 4:
+            rows = self._unpack(rows, [*leading, count, size], node)
+        outputs = [(FLOAT, [*leading, count, self._block])]
+        values = add("Cast", [rows], outputs, to=FLOAT)
+        values = add("Sub", [values, self._editor.constant(float(2 ** (self._bits - 1)))], outputs)
+        scales = add("Gather", [scale, indices], [(FLOAT, [*leading, count])], axis=0)
+        scales = add("Unsqueeze", [scales, self._editor.constant([-1])], [(FLOAT, each_block)])
+        values = add("Mul", [values, scales], outputs)
+        flat = self._editor.constant([*(0 for _ in leading), count * self._block])
+        values = add("Reshape", [values, flat], [(FLOAT, [*leading, count * self._block])])
+        if count * self._block != width:  # the last block is padded
+            bounds = [self._editor.constant([number]) for number in (0, width, -1)]
+            values = add("Slice", [values, *bounds], [(FLOAT, output.shape)])
+        self._editor.replace(node, values)
+
+    def _unpack(self, rows: ir.Value, shape: list[Any], before: ir.Node) -> ir.Value:
+        """The two numbers of 4 bits in each byte, the low one first."""
+        add, last = partial(self._editor.add, before=before), self._editor.constant([-1])
+        low = add("Mod", [rows, self._editor.constant(16, "uint8")], [(UINT8, shape)])
+        # Not Div: OpenVINO rounds a quotient of integers.
+        high = add("BitShift", [rows, self._editor.constant(4, "uint8")], [(UINT8, shape)], direction="RIGHT")
+        halves = [add("Unsqueeze", [half, last], [(UINT8, [*shape, 1])]) for half in (low, high)]
+        pairs = add("Concat", halves, [(UINT8, [*shape, 2])], axis=-1)
+        *leading, size = shape
+        flat = self._editor.constant([*(0 for _ in leading), 2 * size])
+        return add("Reshape", [pairs, flat], [(UINT8, [*leading, 2 * size])])
 
     def _stored(self, weight: ir.Value, transposed: bool) -> tuple[ir.Value, ir.Value]:
         """The blocks of a weight and their scales, stored once."""
