@@ -297,20 +297,22 @@ def test_guesses_continue_the_last_occurrence_and_pause_where_they_do_not_pay():
     lookup = PromptLookup(ids)
     assert lookup.guess(8) == []
     ids += [1, 2, 3]
-    assert lookup.guess(8) == [5, 6, 7, 8]
+    assert lookup.guess(8) == [5, 6, 7]
     assert lookup.guess(2) == [5, 6]
-    lookup.record(4, 4, cost=1.5)
-    assert lookup.guess(100) == [5, 6, 7, 8, 9, 1, 2, 3]
-    lookup.record(8, 0, cost=3.0)
+    lookup.record(3, 3, cost=1.5)
+    assert lookup.guess(100) == [5, 6, 7, 8, 9, 1]
+    lookup.record(6, 4, cost=4.0)
     assert lookup.guess(100) == [5, 6, 7, 8]
-    lookup.record(4, 0, cost=1.5)
+    lookup.record(4, 0, cost=2.5)
+    assert lookup.guess(100) == [5, 6, 7]
+    lookup.record(3, 0, cost=2.5)
     assert lookup.guess(100) == []
     for pause in (64, 128):
         ids += [1, 2, 3] * (pause // 3)
         assert lookup.guess(4) == []
         ids += [1, 2, 3]
         assert lookup.guess(4) == [1, 2, 3]
-        lookup.record(4, 0, cost=1.5)
+        lookup.record(3, 0, cost=1.5)
 
 
 def test_text_ends_where_the_context_is_full(poet):
