@@ -464,6 +464,10 @@ def test_asyncio(poet, slow_runs):
         with pytest.raises(asyncio.CancelledError):
             await task
         assert (await stream.answer()).finish == "cancelled"
+        stream = engine.submit([1, 2, 3], max_new_tokens=150, stop_tokens=[])
+        async for _ in stream:
+            break
+        assert (await stream.answer()).finish == "cancelled"
 
     async def read_slowly(stream: Any) -> None:
         async for _ in stream:
