@@ -383,6 +383,15 @@ def test_wrong_input_raises_before_the_queue(poet):
             TextEngine(poet, **{option: number})
 
 
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="Linux")
+def test_default_memory(poet):
+    with open("/proc/meminfo") as file:
+        (total,) = (int(line.split()[1]) * 1024 for line in file if line.startswith("MemTotal"))
+    with TextEngine(poet) as engine:
+        assert engine.cache_memory is not None
+        assert engine.cache_memory == pytest.approx(total / 2, rel=0.01)
+
+
 def test_full_queue_and_memory(poet, monkeypatch):
     gate = Gate(monkeypatch)
     per_token = poet.decoder.bytes_per_token
