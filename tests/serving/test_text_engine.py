@@ -297,20 +297,22 @@ def test_guesses_continue_the_last_occurrence_and_pause_where_they_do_not_pay():
     lookup = PromptLookup(ids)
     assert lookup.guess(8) == []
     ids += [1, 2, 3]
-    assert lookup.guess(8) == [5, 6, 7, 8]
+    assert lookup.guess(8) == [5, 6, 7]
     assert lookup.guess(2) == [5, 6]
-    lookup.record(4, 4, cost=1.5)
-    assert lookup.guess(100) == [5, 6, 7, 8, 9, 1, 2, 3]
-    lookup.record(8, 0, cost=3.0)
+    lookup.record(3, 3, cost=1.5)
+    assert lookup.guess(100) == [5, 6, 7, 8, 9, 1]
+    lookup.record(6, 4, cost=4.0)
     assert lookup.guess(100) == [5, 6, 7, 8]
-    lookup.record(4, 0, cost=1.5)
+    lookup.record(4, 0, cost=2.5)
+    assert lookup.guess(100) == [5, 6, 7]
+    lookup.record(3, 0, cost=2.5)
     assert lookup.guess(100) == []
     for pause in (64, 128):
         ids += [1, 2, 3] * (pause // 3)
         assert lookup.guess(4) == []
         ids += [1, 2, 3]
         assert lookup.guess(4) == [1, 2, 3]
-        lookup.record(4, 0, cost=1.5)
+        lookup.record(3, 0, cost=1.5)
 
 
 def test_text_ends_where_the_context_is_full(poet):
@@ -379,6 +381,15 @@ def test_wrong_input_raises_before_the_queue(poet):
     for option in ("max_streams", "max_queue", "cache_memory", "prefix_cache"):
         with pytest.raises(ConfigError, match=option):
             TextEngine(poet, **{option: number})
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="Linux")
+def test_default_memory(poet):
+    with open("/proc/meminfo") as file:
+        (total,) = (int(line.split()[1]) * 1024 for line in file if line.startswith("MemTotal"))
+    with TextEngine(poet) as engine:
+        assert engine.cache_memory is not None
+        assert engine.cache_memory == pytest.approx(total / 2, rel=0.01)
 
 
 def test_full_queue_and_memory(poet, monkeypatch):
@@ -461,6 +472,10 @@ def test_asyncio(poet, slow_runs):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        assert (await stream.answer()).finish == "cancelled"
+        stream = engine.submit([1, 2, 3], max_new_tokens=150, stop_tokens=[])
+        async for _ in stream:
+            break
         assert (await stream.answer()).finish == "cancelled"
 
     async def read_slowly(stream: Any) -> None:

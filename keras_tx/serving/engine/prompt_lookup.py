@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 NGRAM = 3  # last tokens whose earlier occurrence is continued
-SHORTEST, LONGEST = 4, 16  # tokens of a guess
+SHORTEST, LONGEST = 3, 16  # tokens of a guess
 # In decode steps: what failed guesses may cost at first, and after a pause; and what is saved at most.
 CREDIT, CREDIT_AFTER_PAUSE, MOST_CREDIT = 0.5, 0.25, 2.0
 PAUSE = 64  # tokens; each pause is twice as long as the one before
@@ -46,7 +46,7 @@ class PromptLookup:
             accepted: how many of them were right.
             cost: time of the run, in decode steps.
         """
-        self._length = min(LONGEST, 2 * self._length) if accepted == guessed else SHORTEST
+        self._length = min(LONGEST, 2 * self._length) if accepted == guessed else max(SHORTEST, accepted)
         self._credit = min(MOST_CREDIT, self._credit + accepted + 1 - cost)
         if self._credit < 0:
             self._until = len(self._ids) + self._pause
