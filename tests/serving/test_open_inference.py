@@ -15,9 +15,7 @@ from tests.serving.running_server import RunningServer, running
 from tests.tolerances import assert_close
 
 triton = pytest.importorskip(
-    "tritonclient.http",
-    reason="tritonclient[http] is missing: pip install --no-deps tritonclient geventhttpclient "
-    "gevent greenlet zope.event zope.interface brotli python-rapidjson",
+    "tritonclient.http", reason="tritonclient is missing: pip install 'tritonclient[http]'"
 )
 IDS = np.array([[3, 4, 5, 6], [3, 4, 0, 0]])
 TEXT = {

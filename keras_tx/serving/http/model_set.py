@@ -33,7 +33,8 @@ class ModelOptions:
         provider, threads, precision: as for `load`.
         truncate: whether texts longer than a model's maximum are truncated; otherwise they are refused.
         max_batch: number of requests that a graph computes together.
-        max_wait_ms: time that the first request of a batch waits for others.
+        max_wait_ms: time that the first request of a batch waits for others. By default none: a lone client
+            does not wait, and a batch has the requests that arrived during the previous one.
         max_streams, max_queue, cache_memory, prefix_cache, prompt_lookup: of a decoder, as for `TextEngine`.
     """
 
@@ -42,7 +43,7 @@ class ModelOptions:
     precision: str | None = None
     truncate: bool = False
     max_batch: int = 16
-    max_wait_ms: float = 5.0
+    max_wait_ms: float = 0.0
     max_streams: int = 16
     max_queue: int = 256
     cache_memory: int | None = None

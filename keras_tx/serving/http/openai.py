@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -209,9 +210,7 @@ async def chat_completions(call: Call) -> Response:
         raise InputError("max_tokens and max_completion_tokens are the same. Send one of them.")
     if body.get("top_logprobs") is not None and not body.get("logprobs"):
         raise InputError("top_logprobs requires logprobs=true.")
-    text = served.chat_template.render([_message(one) for one in body["messages"]])
-    # The template has all special tokens; the tokenizer would add its own.
-    ids = served.model.tokenizer.encode(text, add_special_tokens=False).ids  # type: ignore[attr-defined]
+    ids = await asyncio.to_thread(_chat_ids, served, body["messages"])
     most = body.get("max_completion_tokens") or body.get("max_tokens") or call.limits.max_new_tokens
     options = _options(body, adapter, most)
     options["logprobs"] = (body.get("top_logprobs") or 0) if body.get("logprobs") else None
@@ -299,6 +298,13 @@ def _prompts(prompt: Any) -> list[Any]:
     if isinstance(prompt, str):
         return [prompt]
     return [prompt] if isinstance(prompt[0], int) else prompt
+
+
+def _chat_ids(served: ServedModel, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    assert served.chat_template is not None
+    text = served.chat_template.render([_message(one) for one in messages])
+    tokenizer: Any = served.model.tokenizer  # type: ignore[attr-defined]
+    return tokenizer.encode(text, add_special_tokens=False).ids  # the template has all special tokens
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

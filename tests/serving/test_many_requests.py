@@ -1,0 +1,154 @@
+"""Many mixed requests, some malformed and some aborted: right answers, no lost request, constant memory."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import socket
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import keras_tx
+from keras_tx.processing import train_byte_bpe
+from keras_tx.runtime import load
+from keras_tx_onnx import export_onnx
+from tests.drawing import redraw
+from tests.exported_folders import CORPUS
+from tests.memory import resident
+from tests.serving.running_server import PATIENCE, RunningServer, running, until
+from tests.serving.test_http_tasks import assert_same, png
+
+CLIENTS = 8
+TEXTS = ["The cat sat on the mat.", "Ada!", "I love the film, it is very good.", "Paris", "A cat and a mat."]
+PROMPTS = ["the cat", "Ada lives", "on", "London the mat"]
+MALFORMED = [b"{", b"{}", b'{"text": 3}', b'{"text": "a", "top_k": 0}', b'{"prompt": ""', b"\xff" * 100]
+RARE = 50  # one request of so many is malformed, and one is aborted
+GROWTH = 0.01  # of memory in the second half
+
+
+@pytest.fixture(scope="module")
+def poet(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("many") / "poet"
+    model = redraw(keras_tx.gpt("pico", processing=train_byte_bpe(CORPUS, size=280)))
+    export_onnx(model, path, cache="shared", verify=False)
+    return path
+
+
+class Client:
+    """Sends requests on one connection, and counts what it receives."""
+
+    def __init__(self, server: RunningServer, expected: dict[str, list[tuple[Any, Any]]], seed: int) -> None:
+        self._server = server
+        self._expected = expected
+        self._random = random.Random(seed)
+        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+        self.counts: Counter[str] = Counter()
+
+    def run(self, count: int) -> None:
+        for _ in range(count):
+            draw = self._random.randrange(RARE)
+            path = self._random.choice(list(self._expected))
+            if draw == 0:
+                self._malformed()
+            elif draw == 1:
+                self._aborted(path)
+            else:
+                self._right(path)
+        self._connection.close()
+
+    def _ask(self, path: str, body: bytes, kind: str) -> tuple[int, Any]:
+        self._connection.request("POST", path, body, {"content-type": kind})
+        response = self._connection.getresponse()
+        return response.status, json.loads(response.read())
+
+    def _right(self, path: str) -> None:
+        body, expected = self._random.choice(self._expected[path])
+        is_image = isinstance(body, bytes)
+        kind = "image/png" if is_image else "application/json"
+        status, answer = self._ask(path, body if is_image else json.dumps(body).encode(), kind)
+        assert status == 200, answer
+        if path.startswith("/v1"):
+            answer = answer["choices"][0]["text"]
+        assert_same(answer, expected)
+        self.counts["right"] += 1
+
+    def _malformed(self) -> None:
+        body = self._random.choice(MALFORMED)
+        status, answer = self._ask("/models/reviews", body, "application/json")
+        assert status in (400, 422) and answer["error"]["message"]
+        self.counts["malformed"] += 1
+
+    def _aborted(self, path: str) -> None:
+        body, _ = self._random.choice(self._expected[path])
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        kind = "image/png" if isinstance(body, bytes) else "application/json"
+        with socket.create_connection(("127.0.0.1", self._server.port), timeout=PATIENCE) as client:
+            fields = ["host: x", f"content-type: {kind}", f"content-length: {len(content)}"]
+            sent = "\r\n".join([f"POST {path} HTTP/1.1", *fields, "", ""]).encode() + content
+            client.sendall(sent[: self._random.randrange(1, len(sent) + 1)])
+        self.counts["aborted"] += 1
+
+
+def send(server: RunningServer, expected: Any, count: int, seed: int) -> Counter[str]:
+    """Sends requests of several clients at the same time."""
+    clients = [Client(server, expected, seed + number) for number in range(CLIENTS)]
+    errors: list[BaseException] = []
+
+    def run(client: Client) -> None:
+        try:
+            client.run(count // CLIENTS)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    return sum((client.counts for client in clients), Counter())
+
+
+@pytest.mark.parametrize(
+    ("count", "bounded"),
+    [(1200, False), pytest.param(100_000, True, marks=pytest.mark.slow)],
+)
+def test_many_requests(exported_folders, poet, count, bounded):
+    folders = {
+        "flowers": exported_folders["vit"].path,
+        "reviews": exported_folders["bert, classifier"].path,
+        "poet": poet,
+    }
+    images = [png((8, 8), seed) for seed in range(4)]
+    with load(folders["flowers"]) as flowers, load(folders["reviews"]) as reviews, load(poet) as writer:
+        expected: dict[str, list[tuple[Any, Any]]] = {
+            "/models/flowers": [(image, {"predictions": flowers(image)}) for image in images],
+            "/models/reviews": [({"text": text}, {"predictions": reviews(text)}) for text in TEXTS],
+            "/v1/completions": [
+                (
+                    {"model": "poet", "prompt": prompt, "max_tokens": 6, "temperature": 0},
+                    writer.generate(prompt, max_new_tokens=6).text,
+                )
+                for prompt in PROMPTS
+            ],
+        }
+    with running(folders) as server:
+        first = send(server, expected, count // 2, 0)
+        before = resident()
+        second = send(server, expected, count // 2, 100)
+        growth = resident() / max(before, 1) - 1
+        total = first + second
+        assert sum(total.values()) == count // 2 // CLIENTS * CLIENTS * 2
+        assert min(total.values()) > count / RARE / 3
+        until(lambda: server.application.in_flight == 0)
+        admission = server.application.admission
+        assert (admission.running, admission.waiting) == (0, 0)
+        stats = server.application.models.get("poet").engine.stats
+        assert stats.running == stats.waiting == 0
+    if bounded:
+        assert growth < GROWTH, f"memory has grown by {100 * growth:.1f} % in the second half"
