@@ -330,3 +330,7 @@ def test_text_grammar_of_one_text(poet):
     other.accept(poet.tokenizer.token_to_id("7"))
     assert permitted(other) == {*digits, "END"}
     assert not scores.any()
+    with pytest.raises(InputError, match="breaks the grammar"):
+        other.accept(poet.tokenizer.token_to_id("x"))
+    with pytest.raises(InputError, match="cannot be applied"):
+        other.restrict(scores)
