@@ -32,6 +32,7 @@ EXTRAS = {
     "prometheus_client": "serve",
     "jinja2": "serve",
     "llguidance": "constrained",
+    "ray": "ray",
 }
 
 OUR_PACKAGES = ("keras_tx", "keras_tx_onnx")

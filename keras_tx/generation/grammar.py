@@ -44,6 +44,8 @@ class TextGrammar:
         A stop token is permitted where the text matches.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), "uint8")
+        if self._matcher.is_error():
+            raise InputError(f"The grammar cannot be applied: {_reason(self._matcher.get_error())}")
         permitted = np.unpackbits(bits, count=self._size, bitorder="little").view(bool)
         result = np.where(permitted, scores, np.array(-np.inf, scores.dtype))
         result[self._excluded] = -np.inf
@@ -61,7 +63,7 @@ class TextGrammar:
             self.complete = True
             return
         if not self._matcher.consume_token(token):
-            raise InputError(f"The grammar stopped at token {token}: {self._matcher.get_error()}")
+            raise InputError(f"Token {token} breaks the grammar: {_reason(self._matcher.get_error())}")
         self.complete = self._matcher.is_stopped()
 
 
@@ -170,10 +172,11 @@ class GrammarCompiler:
         start = '" " text' if omitted else "text"
         source = matcher.grammar_from_lark(f"{OPTIONS}start: {start}\ntext:{text}")
         _, messages = matcher.validate_grammar_with_warnings(source, self._tokens)
-        if messages:
-            reason = " ".join(messages[0].partition(EXCERPT)[0].split())
+        compiled = matcher(self._tokens, source, log_level=SILENT)
+        if messages or compiled.is_error():
+            reason = _reason(messages[0] if messages else compiled.get_error())
             raise ConfigError(f"{grammar} is not supported: {reason}")
-        return matcher(self._tokens, source, log_level=SILENT)
+        return compiled
 
     def _wrapped(self) -> Any:
         """The tokens as llguidance reads them, with an end token that no model has."""
@@ -205,6 +208,11 @@ class _Tokens:
             ids.append(self._ids[text[:length]])
             text = text[length:]
         return ids
+
+
+def _reason(message: str) -> str:
+    """A message of llguidance without its excerpt of the grammar and its state."""
+    return " ".join(message.partition(EXCERPT)[0].partition("<state>")[0].split())
 
 
 def _checked_schema(value: Any) -> str:

@@ -81,7 +81,7 @@ def poet(request, tmp_path_factory):
     transform = TOKENIZERS[request.param]()
     folder = tmp_path_factory.mktemp("grammar") / "poet"
     model = keras_tx.gpt("pico", processing=transform, max_length=400)
-    export_onnx(redraw(model), folder, verify=False)
+    export_onnx(redraw(model), folder, verify=False, cache="shared")
     with load(folder, provider="cpu", threads=1) as loaded:
         assert isinstance(loaded, TextGenerator)
         yield loaded
@@ -295,6 +295,17 @@ def test_streams_of_an_engine_equal_generate(poet):
     assert {text.finish for text in made} == {"stop", "length"}
 
 
+def test_guessed_tokens_of_an_engine_keep_to_the_grammar(poet):
+    prompt = "yes no maybe yes no maybe "
+    with TextEngine(poet) as engine:
+        for seed in range(3):
+            options = {"regex": "(yes no maybe ){6,9}!", "temperature": 0.7, "max_new_tokens": 150}
+            made = engine.submit(prompt, seed=seed, **options).result()
+            assert made.ids == poet.generate(prompt, seed=seed, **options).ids
+            assert re.fullmatch(options["regex"], made.text)
+        assert engine.stats.accepted_tokens > 0
+
+
 def test_text_grammar_of_one_text(poet):
     """What a scheduler of many texts uses: `restrict` and `accept`, text by text."""
     import numpy as np
@@ -319,3 +330,7 @@ def test_text_grammar_of_one_text(poet):
     other.accept(poet.tokenizer.token_to_id("7"))
     assert permitted(other) == {*digits, "END"}
     assert not scores.any()
+    with pytest.raises(InputError, match="breaks the grammar"):
+        other.accept(poet.tokenizer.token_to_id("x"))
+    with pytest.raises(InputError, match="cannot be applied"):
+        other.restrict(scores)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import http.client
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,8 +64,10 @@ def server(folders, tmp_path_factory) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture
-def client(server) -> Any:
-    return openai.OpenAI(base_url=f"http://{server.address}/v1", api_key="secret", max_retries=0)
+def client(server) -> Iterator[Any]:
+    url = f"http://{server.address}/v1"
+    with openai.OpenAI(base_url=url, api_key="secret", max_retries=0) as one:
+        yield one
 
 
 def test_models(client, server):
@@ -93,6 +96,71 @@ def test_completion(client, folders, name):
     best = [max(one.values()) for one in logprobs.top_logprobs]
     assert_close(np.array(best), np.array(logprobs.token_logprobs))  # greedy
     assert len(logprobs.text_offset) == len(logprobs.tokens) == len(expected.ids)
+
+
+def test_structured_outputs(client):
+    """response_format of chats, and structured_outputs of vLLM's clients."""
+    pytest.importorskip("llguidance", reason='pip install "keras-tx[serve]"')
+    schema = {
+        "type": "object",
+        "properties": {"on": {"type": "boolean"}, "of": {"enum": ["cat", "mat"]}},
+        "required": ["on", "of"],
+        "additionalProperties": False,
+    }
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "where", "strict": True, "schema": schema}}
+    for stream in (False, True):
+        made = client.chat.completions.create(
+            model="chat", messages=MESSAGES, response_format=wanted, seed=4, max_tokens=90, stream=stream
+        )
+        if stream:
+            with made:
+                text = "".join(chunk.choices[0].delta.content or "" for chunk in made)
+        else:
+            text = made.choices[0].message.content
+            assert made.choices[0].finish_reason == "stop"
+        answer = json.loads(text)
+        assert type(answer["on"]) is bool and answer["of"] in ("cat", "mat") and len(answer) == 2
+    for prompt, body in (("a", {"regex": "(cat|mat)[0-9]{3}"}), ("a", {"json": {"enum": ["cat", 7]}})):
+        made = client.completions.create(
+            model="poet", prompt=prompt, n=4, max_tokens=40, seed=1, extra_body={"structured_outputs": body}
+        )
+        for choice in made.choices:
+            if "regex" in body:
+                assert re.fullmatch(body["regex"], choice.text)
+            else:
+                assert json.loads(choice.text) in ("cat", 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "without json_schema"),
+        ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "but a json_schema"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"type": "b"}},
+                }
+            },
+            "Invalid type: b",
+        ),
+        ({"extra_body": {"structured_outputs": {"regex": "("}}}, "is not supported"),
+        ({"extra_body": {"structured_outputs": {"regex": "a", "json": {}}}}, "one of regex and json_schema"),
+        (
+            {
+                "response_format": {"type": "json_object"},
+                "extra_body": {"structured_outputs": {"regex": "a"}},
+            },
+            "response_format and structured_outputs",
+        ),
+        ({"response_format": {"type": "json_object"}, "stop": "x"}, "stop="),
+    ],
+)
+def test_invalid_structured_outputs_are_refused(client, options, message):
+    pytest.importorskip("llguidance", reason='pip install "keras-tx[serve]"')
+    with pytest.raises(openai.UnprocessableEntityError, match=message):
+        client.chat.completions.create(model="chat", messages=MESSAGES, **options)
 
 
 @pytest.mark.parametrize("name", ["poet", "chat"])
@@ -143,7 +211,7 @@ def test_completion_stream(client):
     values = [
         x for part in parts[:-1] if part.choices[0].logprobs for x in part.choices[0].logprobs.token_logprobs
     ]
-    assert values == whole.choices[0].logprobs.token_logprobs
+    assert_close(np.array(values), np.array(whole.choices[0].logprobs.token_logprobs))
 
 
 def test_chat(client, folders):
@@ -244,7 +312,7 @@ def test_refused_completions(client, options, message):
         ({"top_logprobs": 2}, "logprobs=true"),
         ({"max_tokens": 3, "max_completion_tokens": 3}, "Send one"),
         ({"messages": [{"role": "robot", "content": "a"}]}, r"messages\[0\].role"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
     ],
 )
 def test_refused_chats(client, options, message):

@@ -48,7 +48,8 @@ async def submit(
             one = dict(options)
             if one.get("seed") is not None:
                 one["seed"] += number
-            if isinstance(prompt, str) and len(prompt) > SHORT:
+            slow = "regex" in one or "json_schema" in one  # a grammar may have to be compiled
+            if slow or (isinstance(prompt, str) and len(prompt) > SHORT):
                 stream = await asyncio.to_thread(engine.submit, prompt, **one)
             else:
                 stream = engine.submit(prompt, **one)

@@ -65,6 +65,25 @@ _SAMPLING: dict[str, Schema] = {
     "frequency_penalty": _ZERO,
     "logit_bias": {"type": ["object", "null"], "additionalProperties": False},
     "user": {"type": ["string", "null"], "maxLength": 512},
+    "structured_outputs": {  # vLLM's name
+        "type": ["object", "null"],
+        "properties": {
+            "regex": {"type": "string", "minLength": 1, "maxLength": 10_000},
+            "json": {"type": ["object", "string"]},
+        },
+        "additionalProperties": False,
+    },
+}
+_JSON_SCHEMA: Schema = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 256},
+        "description": {"type": ["string", "null"]},
+        "schema": {"type": "object"},
+        "strict": _FLAG,
+    },
+    "required": ["schema"],
+    "additionalProperties": False,
 }
 
 
@@ -124,7 +143,10 @@ def chat_schema(limits: Limits) -> Schema:
         "top_logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": MOST_LOGPROBS},
         "response_format": {
             "type": ["object", "null"],
-            "properties": {"type": {"type": "string", "enum": ["text"]}},
+            "properties": {
+                "type": {"type": "string", "enum": ["text", "json_object", "json_schema"]},
+                "json_schema": _JSON_SCHEMA,
+            },
             "required": ["type"],
             "additionalProperties": False,
         },
@@ -214,6 +236,7 @@ async def chat_completions(call: Call) -> Response:
     most = body.get("max_completion_tokens") or body.get("max_tokens") or call.limits.max_new_tokens
     options = _options(body, adapter, most)
     options["logprobs"] = (body.get("top_logprobs") or 0) if body.get("logprobs") else None
+    options |= _response_format(body, options)
     count = body.get("n") or 1
     _check_number(count, call.limits)
     streams = await submit(call, served, [ids], count, options)
@@ -323,7 +346,24 @@ def _options(body: Mapping[str, Any], adapter: str | None, most: int) -> dict[st
     options["temperature"] = 1.0 if temperature is None else temperature
     if options.get("top_p") == 1:
         del options["top_p"]  # clients send it as a default
+    constrained = body.get("structured_outputs") or {}
+    options |= {"json_schema" if name == "json" else name: value for name, value in constrained.items()}
     return {**options, "adapter": adapter, "max_new_tokens": most}
+
+
+def _response_format(body: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON schema of response_format as an option of TextEngine.submit."""
+    wanted: dict[str, Any] = body.get("response_format") or {"type": "text"}
+    if ("json_schema" in wanted) != (wanted["type"] == "json_schema"):
+        raise InputError(
+            f"response_format has the type {wanted['type']!r}, "
+            f"{'but a' if 'json_schema' in wanted else 'without'} json_schema. Send both or none."
+        )
+    if wanted["type"] == "text":
+        return {}
+    if {"regex", "json_schema"} & options.keys():
+        raise InputError("response_format and structured_outputs are both sent. Send one of them.")
+    return {"json_schema": wanted.get("json_schema", {"schema": {"type": "object"}})["schema"]}
 
 
 class _Texts:
