@@ -6,8 +6,9 @@ import argparse
 import json
 import statistics
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keras_tx import contract
 from keras_tx.commands.arguments import whole
@@ -17,6 +18,7 @@ from keras_tx.errors import ConfigError, KerasTxError
 if TYPE_CHECKING:
     from keras_tx.contract import Manifest
     from keras_tx.runtime.benchmark import Measurement, Plan, Recommendation
+    from keras_tx.serving.client_benchmark import ClientMeasurement, ClientPlan, ClientRecommendation
 
 SUMMARY = "measure how fast a folder runs, and recommend how to run it"
 DESCRIPTION = """\
@@ -25,6 +27,9 @@ and for batch sizes, and recommends a setting. Runs the graph on random inputs; 
 are not included. A text generator is measured with its prefill and its decoding steps. The settings are
 interleaved in three rounds, each in a process of its own. Needs neither Keras nor TensorFlow, only
 pip install "keras-tx[runtime]".
+
+With --clients, concurrent clients send single requests, each after the answer to its last one. Encoders and
+image models answer them through a MicroBatcher; each client of a text generator has its own stream.
 """
 EPILOG = """\
 columns:
@@ -32,6 +37,10 @@ columns:
                    of a text generator, of a decoding step, and prefill is the time to read the prompt
   MB               the memory of the process at its peak, Python and onnxruntime included
   agreement        of the precision with fp32 on random inputs, as measured when the file was made
+with --clients:
+  batch, workers   the largest number of requests in a batch, and the batches that run concurrently
+  p50, p95, p99    of the latency of a request: 50, 95 and 99 % of the requests are not slower
+  first token      of a text generator, from a request to its first token: p50 and p95
 
 examples:
   keras-tx bench flowers
@@ -39,6 +48,7 @@ examples:
   keras-tx bench reviews --length 256 --json reviews.json
   keras-tx bench poet --length 64 --new-tokens 128
   keras-tx bench anything --size width=200
+  keras-tx bench reviews --clients 1 16 --batch-size 1 8 32 --length 128
 
 exit codes: 0 done; 1 some setting did not run.
 """
@@ -60,10 +70,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch-size", nargs="+", type=whole, metavar="N", help="batch sizes (default: 1 and 8)"
     )
     parser.add_argument(
+        "--clients",
+        nargs="+",
+        type=whole,
+        metavar="N",
+        help="numbers of concurrent clients; --batch-size then limits a batch of requests (default: 1 32)",
+    )
+    parser.add_argument(
         "--length",
         type=whole,
         metavar="N",
-        help="tokens of a text or prompt (default: 128, or as many as the model accepts)",
+        help="tokens of a text or prompt (default: 128, or as many as the model accepts); with --clients, "
+        "texts have from an eighth of it to all of it",
     )
     parser.add_argument(
         "--new-tokens", type=whole, metavar="N", help="tokens that a text generator adds (default: 32)"
@@ -85,35 +103,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    from keras_tx.progress_bar import ProgressBar
-    from keras_tx.runtime import benchmark, open_folder
+    from keras_tx.runtime import benchmark
+    from keras_tx.serving import client_benchmark
 
-    plan = benchmark.plan(
-        arguments.folder,
-        provider=arguments.provider,
-        precisions=arguments.precision,
-        threads=arguments.threads,
-        batch_sizes=arguments.batch_size,
-        length=arguments.length,
-        new_tokens=arguments.new_tokens,
-        sizes=_sizes(arguments.size),
-        seconds=arguments.seconds,
-    )
+    options = {
+        "provider": arguments.provider,
+        "precisions": arguments.precision,
+        "threads": arguments.threads,
+        "batch_sizes": arguments.batch_size,
+        "length": arguments.length,
+        "new_tokens": arguments.new_tokens,
+        "sizes": _sizes(arguments.size),
+        "seconds": arguments.seconds,
+    }
+    if arguments.clients is None:
+        plan = benchmark.plan(arguments.folder, **options)
+        return _execute(arguments, plan, benchmark, len(plan.batch_sizes), _table, _advice)
+    plan = client_benchmark.plan(arguments.folder, arguments.clients, **options)
+    settings = len(plan.batch_sizes) * len(plan.clients)
+    return _execute(arguments, plan, client_benchmark, settings, _client_table, _client_advice)
+
+
+def _execute(
+    arguments: argparse.Namespace,
+    plan: Any,
+    module: Any,
+    settings: int,
+    render: Callable[..., str],
+    advise: Callable[..., str],
+) -> int:
+    """Measures a plan with the module of its kind, and prints the results."""
+    from keras_tx.progress_bar import ProgressBar
+    from keras_tx.runtime import open_folder
+    from keras_tx.runtime.benchmark import ROUNDS
+
     _check_output(arguments.json, plan.folder)
     manifest = open_folder(plan.folder).manifest
-    total = benchmark.ROUNDS * len(plan.configurations) * len(plan.batch_sizes)
+    total = ROUNDS * len(plan.configurations) * settings
     with ProgressBar(total, "measurements", shown=sys.stderr.isatty()) as bar:
-        rows = benchmark.run(plan, bar.advance)
-    choice = benchmark.recommend(rows, manifest)
+        rows = module.run(plan, bar.advance)
+    choice = module.recommend(rows, manifest)
     if arguments.json is not None:
-        content = benchmark.as_json(plan, rows, choice)
+        content = module.as_json(plan, rows, choice)
         arguments.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     problems = dict.fromkeys(
         f"{row.precision}, threads={row.threads}: {row.problem}" for row in rows if row.problem
     )
     if choice is None:
         raise KerasTxError(f"{plan.folder}: no setting runs. {' '.join(problems)}")
-    print(_heading(plan, rows), _table(plan, rows, choice, manifest), _advice(plan, choice), sep="\n\n")
+    print(_heading(plan, rows), render(plan, rows, choice, manifest), advise(plan, choice), sep="\n\n")
     if problems:
         print("\nNot measured:", *(f"  {line}" for line in problems), sep="\n")
     return 1 if problems else 0
@@ -140,7 +178,7 @@ def _check_output(path: Path | None, folder: Path) -> None:
         raise ConfigError(f"--json {path} is inside the exported folder. Choose a place outside it.")
 
 
-def _heading(plan: Plan, rows: list[Measurement]) -> str:
+def _heading(plan: Plan, rows: Sequence[Measurement | ClientMeasurement]) -> str:
     provider = next(row.provider for row in rows if not row.problem)
     derived = (contract.TOTAL_AXIS, contract.LOGITS_AXIS)
     sizes = "".join(f", {name}={size}" for name, size in plan.sizes.items() if name not in derived)
@@ -188,4 +226,51 @@ def _milliseconds(seconds: float) -> str:
 def _advice(plan: Plan, choice: Recommendation) -> str:
     options = f"precision={choice.precision!r}, threads={choice.threads}"
     lines = [f"Recommended (*): load({str(plan.folder)!r}, {options}), batch size {choice.batch_size}"]
+    return "\n".join([*lines, *(f"  {reason}" for reason in choice.reasons)])
+
+
+def _client_table(
+    plan: ClientPlan, rows: list[ClientMeasurement], choice: ClientRecommendation, manifest: Manifest
+) -> str:
+    from keras_tx.serving.client_benchmark import PERCENTILES
+
+    generates = plan.kind == "generation"
+    head = [
+        "",
+        "precision",
+        "threads",
+        "workers",
+        "batch",
+        "clients",
+        *(f"p{share}" for share in PERCENTILES),
+    ]
+    lines = [[*head, *(["first token", "p95"] if generates else []), plan.unit, "MB", "agreement"]]
+    for row in rows:
+        if row.problem:
+            continue
+        times = [row.percentile(share) for share in PERCENTILES]
+        if generates:
+            times += [row.first_token(50), row.first_token(95)]
+        variant = manifest.variants.get(row.precision)
+        agreement = None if variant is None else variant.agreement
+        lines.append(
+            [
+                "*" if choice.setting == row.setting else "",
+                row.precision,
+                *map(str, (row.threads, row.workers, row.batch_size, row.clients)),
+                *map(_milliseconds, times),
+                f"{row.throughput:,.1f}",
+                "" if row.memory is None else f"{row.memory / 1e6:.0f}",
+                "" if agreement is None else f"{agreement:.1%}",
+            ]
+        )
+    return table(lines, right=range(2, len(lines[0])))
+
+
+def _client_advice(plan: ClientPlan, choice: ClientRecommendation) -> str:
+    options = f"precision={choice.precision!r}, threads={choice.threads}"
+    call = f"load({str(plan.folder)!r}, {options})"
+    if plan.kind != "generation":
+        call = f"MicroBatcher({call}, max_batch={choice.batch_size})"
+    lines = [f"Recommended (*) for {choice.clients} clients: {call}"]
     return "\n".join([*lines, *(f"  {reason}" for reason in choice.reasons)])

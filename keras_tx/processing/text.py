@@ -189,6 +189,12 @@ class TextTransform:
         """Returns the text of ids, with special tokens if `special` is true."""
         return self._tokenizer.decode([int(number) for number in ids], skip_special_tokens=not special)
 
+    def count(self, text: str) -> int:
+        """Returns the number of tokens of the row of a text: with special tokens, at most `max_length`."""
+        (text,) = check_texts("text", [text])
+        count = len(self._tokenizer.encode(text, add_special_tokens=False)) + len(self._frame(False))
+        return count if self.max_length is None else min(count, self.max_length)
+
     def __call__(self, texts: Texts, pairs: Texts | None = None, *, offsets: bool = False) -> dict[str, Any]:
         """Returns the arrays of a padded batch; with `offsets` also `offset_mapping` (batch, sequence, 2)."""
         return self.pad(self.encode(texts, pairs), offsets=offsets)

@@ -190,23 +190,28 @@ def recommend(rows: Sequence[Measurement], manifest: contract.Manifest) -> Recom
     Settings whose throughput is within 5 % of the best one count as equal. Returns None if nothing ran.
     """
     ran = [row for row in rows if not row.problem]
-    by_precision = _best(ran, "precision")
-    accurate = {name: speed for name, speed in by_precision.items() if is_accurate(manifest, name)}
-    if not by_precision:
+    if not ran:
         return None
-    precision = _simplest(accurate or by_precision)
+    by_precision = best_throughput(ran, "precision")
+    precision = choose_precision(by_precision, manifest)
     ran = _where(ran, "precision", precision)
-    by_threads = _best(ran, "threads")
+    by_threads = best_throughput(ran, "threads")
     threads = _simplest(by_threads)
     ran = _where(ran, "threads", threads)
-    by_batch = _best(ran, "batch_size")
+    by_batch = best_throughput(ran, "batch_size")
     batch_size = _simplest(by_batch)
     reasons = [
-        *_precision_reasons(precision, by_precision, manifest),
+        *precision_reasons(precision, by_precision, manifest),
         *_thread_reasons(threads, by_threads),
         *_batch_reasons(batch_size, by_batch, ran),
     ]
     return Recommendation(precision, threads, batch_size, tuple(reasons))
+
+
+def choose_precision(speed: Mapping[str, float], manifest: contract.Manifest) -> str:
+    """The first precision that is negligibly slower than the fastest of those that agree with fp32."""
+    accurate = {name: value for name, value in speed.items() if is_accurate(manifest, name)}
+    return _simplest(accurate or speed)
 
 
 def is_accurate(manifest: contract.Manifest, precision: str) -> bool:
@@ -221,14 +226,8 @@ def is_accurate(manifest: contract.Manifest, precision: str) -> bool:
 
 def as_json(plan: Plan, rows: Sequence[Measurement], choice: Recommendation | None) -> dict[str, Any]:
     """The results with all their numbers, as JSON values."""
-    import onnxruntime
-
-    import keras_tx
-
     return {
-        "keras_tx": keras_tx.__version__,
-        "onnxruntime": onnxruntime.__version__,
-        "cores": cores(),
+        **versions(),
         "plan": {**dataclasses.asdict(plan), "folder": str(plan.folder)},
         "unit": UNITS[plan.kind],
         "measurements": [
@@ -237,6 +236,19 @@ def as_json(plan: Plan, rows: Sequence[Measurement], choice: Recommendation | No
             for row in rows
         ],
         "recommendation": None if choice is None else dataclasses.asdict(choice),
+    }
+
+
+def versions() -> dict[str, Any]:
+    """The versions of the packages that run, and the number of cores."""
+    import onnxruntime
+
+    import keras_tx
+
+    return {
+        "keras_tx": keras_tx.__version__,
+        "onnxruntime": onnxruntime.__version__,
+        "cores": cores(),
     }
 
 
@@ -332,25 +344,10 @@ def _check_bounds(folder: Folder, sizes: Mapping[str, int]) -> None:
 def _measure(plan: Plan, settings: Sequence[Measurement]) -> bool:
     """Adds a round to the measurements of one precision and number of threads; False if it does not run."""
     first = settings[0]
-    order = {
-        "folder": str(plan.folder.absolute()),
-        "provider": plan.provider,
-        "precision": first.precision,
-        "threads": first.threads,
-        "batch_sizes": plan.batch_sizes,
-        "sizes": dict(plan.sizes),
-        "new_tokens": plan.new_tokens,
-        "seconds": plan.seconds / (ROUNDS * len(plan.configurations) * len(plan.batch_sizes)),
-    }
-    root = str(Path(__file__).parents[2])
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, json.dumps(order)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
+    seconds = plan.seconds / (ROUNDS * len(plan.configurations) * len(plan.batch_sizes))
+    result = run_process(
+        __name__, order_of(plan, first.precision, first.threads, seconds) | {"batch_sizes": plan.batch_sizes}
     )
-    result = _result(done)
     if "error" in result:
         for row in settings:
             row.problem = row.problem or result["error"]
@@ -362,6 +359,41 @@ def _measure(plan: Plan, settings: Sequence[Measurement]) -> bool:
         row.prefills += case["prefills"]
         row.memory = max(filter(None, (row.memory, case["memory"])), default=None)
     return True
+
+
+def order_of(plan: Plan, precision: str, threads: int, seconds: float) -> dict[str, Any]:
+    """What the process of a precision and number of threads measures, with the seconds of each setting."""
+    return {
+        "folder": str(plan.folder.absolute()),
+        "provider": plan.provider,
+        "precision": precision,
+        "threads": threads,
+        "sizes": dict(plan.sizes),
+        "new_tokens": plan.new_tokens,
+        "seconds": seconds,
+    }
+
+
+def run_process(module: str, order: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of a module that calls `print_result`, in a process of its own, or {"error": message}."""
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", module, json.dumps(order)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    return _result(done)
+
+
+def print_result(measure: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
+    """Prints the result of an order, which is the argument of this process."""
+    try:
+        answer = measure(json.loads(sys.argv[1]))
+    except (KerasTxError, ImportError) as error:
+        answer = {"error": " ".join(str(error).split())}
+    print(json.dumps(answer))
 
 
 def _result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -380,17 +412,17 @@ def _simplest(speed: Mapping[Any, float]) -> Any:
     return next(key for key, value in speed.items() if value >= enough)
 
 
-def _where(rows: Sequence[Measurement], field: str, value: Any) -> list[Measurement]:
+def _where(rows: Sequence[Any], field: str, value: Any) -> list[Any]:
     return [row for row in rows if getattr(row, field) == value]
 
 
-def _best(rows: Sequence[Measurement], field: str) -> dict[Any, float]:
+def best_throughput(rows: Sequence[Any], field: str) -> dict[Any, float]:
     """The highest throughput by the value of a field."""
     values = dict.fromkeys(getattr(row, field) for row in rows)
     return {value: max(row.throughput for row in _where(rows, field, value)) for value in values}
 
 
-def _precision_reasons(
+def precision_reasons(
     precision: str, speed: Mapping[str, float], manifest: contract.Manifest
 ) -> Iterator[str]:
     first = next(iter(speed))
@@ -456,13 +488,15 @@ def _worker(order: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(model, BaseGenerator):
                 prefills, latencies = _generation(model, size, order)
             else:
-                prefills, latencies = [], _repeated(_graph_call(model, size, order), order["seconds"])
+                inputs = graph_inputs(model, size, order)
+                prefills = []
+                latencies = _repeated(lambda inputs=inputs: model.session.run(inputs), order["seconds"])
             cases.append({"latencies": latencies, "prefills": prefills, "memory": peak_memory()})
         return {"provider": model.provider, "load_time": load_time, "cases": cases}
 
 
-def _graph_call(model: Any, batch_size: int, order: Mapping[str, Any]) -> Callable[[], Any]:
-    """A call of the graph on random inputs; unknown axes get the first size that the graph accepts."""
+def graph_inputs(model: Any, batch_size: int, order: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Random inputs of a graph; unknown axes get the first size that the graph accepts."""
     config = model.folder.config or {}
     axes = {axis for spec in model.session.inputs for axis in spec.shape if isinstance(axis, str)}
     uses = {
@@ -480,7 +514,7 @@ def _graph_call(model: Any, batch_size: int, order: Mapping[str, Any]) -> Callab
         except KerasTxError as error:
             problem = problem or error
             continue
-        return lambda: model.session.run(inputs)
+        return inputs
     assert problem is not None
     raise problem
 
@@ -525,8 +559,4 @@ def _generation(model: Any, batch_size: int, order: Mapping[str, Any]) -> tuple[
 
 
 if __name__ == "__main__":
-    try:
-        answer = _worker(json.loads(sys.argv[1]))
-    except (KerasTxError, ImportError) as error:
-        answer = {"error": " ".join(str(error).split())}
-    print(json.dumps(answer))
+    print_result(_worker)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,17 +13,34 @@ from types import TracebackType
 from typing import Any
 
 from keras_tx.errors import ConfigError, KerasTxError, nearest, whole_number
+from keras_tx.runtime.providers import cores
+from keras_tx.runtime.tasks.base import LoadedModel
 
-Job = tuple[Any, "Future[Any]"]
+MAX_TOKENS = 512  # by default; more tokens in a batch hardly raise the throughput of a CPU
+MOST_PADDING = 2  # a row is padded to at most this multiple of its length
+PATIENCE = 0.1  # of the time of the last batch
+WINDOW = 8  # batches among whose requests the next one is selected
+
+
+@dataclasses.dataclass(eq=False)
+class _Job:
+    item: Any
+    future: Future[Any]
+    tokens: int | None = None  # None until they are counted
 
 
 class MicroBatcher:
-    """Groups requests that arrive within a short time and runs the model once for all of them.
+    """Runs the model once for requests that arrive while it is busy.
+
+    A request that finds the model idle runs without delay. Requests that arrive while it is busy run
+    together, those of similar length first: the oldest one is always in the next batch, and no text is
+    padded to more than twice its length. After a batch of several requests, the next one starts when as many
+    have arrived, or after a tenth of the time that the last batch took.
 
     Each request has the answer that it would have alone, up to the rounding of the batch. An error affects
     only the request that causes it. Threads call the batcher; coroutines await `answer`.
 
-    >>> batcher = MicroBatcher(load("reviews"), max_batch=16, max_wait_ms=5)  # doctest: +SKIP
+    >>> batcher = MicroBatcher(load("reviews"))  # doctest: +SKIP
     >>> batcher("A very good film.")  # doctest: +SKIP
     [{'label': 'positive', 'score': 0.98}, ...]
     >>> await batcher.answer("A very good film.")  # doctest: +SKIP
@@ -32,10 +49,12 @@ class MicroBatcher:
         model: a function from a list to a list of answers in the same order: a loaded model, or one of its
             methods (`model.embed`).
         max_batch: maximum number of requests in a batch.
-        max_wait_ms: maximum time that the first request of a batch waits for others.
-        workers: number of batches that run concurrently. For a model on the CPU under constant load, as many
-            workers as cores, on a model with `threads=1`, have a higher throughput than one worker whose
-            batch uses all cores.
+        max_tokens: maximum number of tokens in a batch, padding included; by default 512. A longer text runs
+            alone. Images of a ViT have as many tokens as patches.
+        workers: number of batches that run concurrently. By default as many as the cores allow: one for a
+            model that uses all cores, and one per core for a model on the CPU with `threads=1`.
+        count_tokens: a function of a request that returns its number of tokens. By default that of the loaded
+            model; other functions have none, and then only `max_batch` applies.
         options: arguments for every call of the model (`top_k=1`).
 
     Raises:
@@ -46,25 +65,36 @@ class MicroBatcher:
         self,
         model: Callable[..., Sequence[Any]],
         *,
-        max_batch: int = 16,
-        max_wait_ms: float = 5.0,
-        workers: int = 1,
+        max_batch: int = 32,
+        max_tokens: int | None = None,
+        workers: int | None = None,
+        count_tokens: Callable[[Any], int] | None = None,
         **options: Any,
     ) -> None:
         _check_options(model, options)
+        loaded = getattr(model, "__self__", model)  # of a bound method
+        loaded = loaded if isinstance(loaded, LoadedModel) else None
+        if count_tokens is None and loaded is not None:
+            count_tokens = loaded.token_counter
+        if count_tokens is None and max_tokens is not None:
+            raise ConfigError(
+                f"max_tokens is {max_tokens!r}, but the tokens of a request are unknown. Pass count_tokens, "
+                "or omit max_tokens."
+            )
         self.max_batch = whole_number("max_batch", max_batch)
-        if not isinstance(max_wait_ms, int | float) or isinstance(max_wait_ms, bool) or not max_wait_ms >= 0:
-            raise ConfigError(f"max_wait_ms is {max_wait_ms!r}, expected a number, 0 or more.")
-        self.max_wait = max_wait_ms / 1000
+        self.max_tokens = whole_number("max_tokens", MAX_TOKENS if max_tokens is None else max_tokens)
+        self.workers = whole_number("workers", default_workers(loaded) if workers is None else workers)
         self._model = model
         self._options = options
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._count_tokens = count_tokens
+        self._changed = threading.Condition()
+        self._pending: list[_Job] = []
         self._closed = False
-        self._lock = threading.Lock()
-        self._gathering = threading.Lock()
+        self._idle = 0  # workers that wait for requests or gather a batch
+        self._gathering = False  # one worker at a time
         self._threads = [
             threading.Thread(target=self._work, name=f"keras-tx-batcher-{number}", daemon=True)
-            for number in range(whole_number("workers", workers))
+            for number in range(self.workers)
         ]
         for thread in self._threads:
             thread.start()
@@ -76,10 +106,11 @@ class MicroBatcher:
             KerasTxError: if the batcher is closed.
         """
         future: Future[Any] = Future()
-        with self._lock:
+        with self._changed:
             if self._closed:
                 raise KerasTxError("This MicroBatcher is closed. Create a new one.")
-            self._jobs.put((item, future))
+            self._pending.append(_Job(item, future))
+            self._changed.notify_all()
         return future
 
     def __call__(self, item: Any) -> Any:
@@ -92,10 +123,9 @@ class MicroBatcher:
 
     def close(self) -> None:
         """Answers all queued requests and stops. Calling it twice is allowed; the model stays open."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._jobs.put(None)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
         for thread in self._threads:
             thread.join()
 
@@ -108,48 +138,96 @@ class MicroBatcher:
         self.close()
 
     def _work(self) -> None:
-        ended = False
-        while not ended:
-            with self._gathering:  # one worker at a time, or two would split a batch
-                batch, ended = self._gather()
-            running = [job for job in batch if job[1].set_running_or_notify_cancel()]
-            if running:
-                self._run(running)
+        expected, until = 1, 0.0
+        while (batch := self._next_batch(expected, until)) is not None:
+            start = time.monotonic()
+            self._run(batch)
+            end = time.monotonic()
+            # The clients of a batch send their next requests at about the same time, shortly after its end.
+            expected, until = len(batch), end + PATIENCE * (end - start)
 
-    def _gather(self) -> tuple[list[Job], bool]:
-        """The next batch, and whether the batcher is closed."""
-        first = self._jobs.get()
-        if first is None:
-            self._jobs.put(None)  # for the other workers
-            return [], True
-        batch, until = [first], time.monotonic() + self.max_wait
-        while len(batch) < self.max_batch:
+    def _next_batch(self, expected: int, until: float) -> list[_Job] | None:
+        """Removes a batch from the queue; None if the batcher is closed and the queue is empty.
+
+        Args:
+            expected: number of requests that are likely to arrive. One is never delayed.
+            until: the time until which to wait for them.
+        """
+        with self._changed:
+            self._idle += 1
+            self._changed.wait_for(lambda: not self._gathering and (self._pending or self._closed))
+            if not self._pending:
+                self._idle -= 1
+                return None
+            self._gathering = True
+            self._changed.wait_for(
+                lambda: self._closed or len(self._pending) >= expected, until - time.monotonic()
+            )
+            window = self._pending[: WINDOW * self.max_batch]
+        failed = [job for job in window if not self._is_counted(job)]
+        with self._changed:
+            # Several idle workers share the requests, so that no core is idle.
+            limit = min(self.max_batch, -(-len(self._pending) // self._idle))
+            batch = self._select([job for job in window if job not in failed], limit)
+            removed = {*batch, *failed}
+            self._pending = [job for job in self._pending if job not in removed]
+            self._gathering = False
+            self._idle -= 1
+            self._changed.notify_all()
+        return [job for job in batch if job.future.set_running_or_notify_cancel()]
+
+    def _is_counted(self, job: _Job) -> bool:
+        """Counts the tokens of a request; an error is its answer."""
+        if job.tokens is None:
             try:
-                job = self._jobs.get(timeout=max(0.0, until - time.monotonic()))
-            except queue.Empty:
-                break
-            if job is None:
-                self._jobs.put(None)
-                return batch, True
-            batch.append(job)
-        return batch, False
+                job.tokens = 0 if self._count_tokens is None else self._count_tokens(job.item)
+            except BaseException as error:  # as in `_run`
+                if job.future.set_running_or_notify_cancel():
+                    job.future.set_exception(error)
+                return False
+        return True
 
-    def _run(self, batch: list[Job]) -> None:
+    def _select(self, jobs: list[_Job], limit: int) -> list[_Job]:
+        """The oldest request and those of similar length, the most similar and then the oldest first."""
+        if not jobs:
+            return []
+        batch, first = jobs[:1], jobs[0].tokens or 0
+        shortest = longest = first
+        for job in sorted(jobs[1:], key=lambda job: abs((job.tokens or 0) - first)):
+            if len(batch) == limit:
+                break
+            tokens = job.tokens or 0
+            least, most = min(shortest, tokens), max(longest, tokens)
+            if most <= MOST_PADDING * least and most * (len(batch) + 1) <= self.max_tokens:
+                batch.append(job)
+                shortest, longest = least, most
+        return batch
+
+    def _run(self, batch: list[_Job]) -> None:
+        if not batch:
+            return
         try:
-            answers = list(self._model([item for item, _ in batch], **self._options))
+            answers = list(self._model([job.item for job in batch], **self._options))
             if len(answers) != len(batch):
                 raise ConfigError(
                     f"model returned {len(answers)} answers to {len(batch)} requests, expected one for each."
                 )
         except BaseException as error:  # SystemExit too, for the caller of the future
             if len(batch) == 1:
-                batch[0][1].set_exception(error)
+                batch[0].future.set_exception(error)
                 return
             for job in batch:  # one by one, to find the request that fails
                 self._run([job])
             return
-        for (_, future), answer in zip(batch, answers, strict=True):
-            future.set_result(answer)
+        for job, answer in zip(batch, answers, strict=True):
+            job.future.set_result(answer)
+
+
+def default_workers(model: LoadedModel | None) -> int:
+    """As many as have cores of their own."""
+    if model is None or model.provider != "cpu" or model.session.threads is None:
+        return 1
+    return max(1, cores() // model.session.threads)
 
 
 def _check_options(model: Any, options: dict[str, Any]) -> None:

@@ -36,9 +36,9 @@ def measure(
     lengths: tuple[int, int] = (16, 128),
     requests: int = 6,
     rounds: int = 5,
-    max_batch: int = 16,
-    max_wait_ms: float = 5.0,
-    workers: int = 1,
+    max_batch: int = 32,
+    max_tokens: int = 512,
+    workers: int | None = None,
     threads: int | None = None,
 ) -> dict[str, Any]:
     """Measures requests per second of each way, and compares the answers.
@@ -48,7 +48,7 @@ def measure(
         clients: the number of clients.
         lengths: the range of the tokens of their texts.
         requests: of each client, per round and way.
-        max_batch, max_wait_ms, workers: of the MicroBatcher.
+        max_batch, max_tokens, workers: of the MicroBatcher; by default, one worker for each `threads` cores.
         threads: of the model.
 
     Returns:
@@ -59,7 +59,7 @@ def measure(
         the mean batch size.
     """
     from keras_tx.runtime import load
-    from keras_tx.serving import MicroBatcher
+    from keras_tx.serving.micro_batcher import MicroBatcher, default_workers
 
     with load(folder, provider="cpu", precision=precision, threads=threads) as model:
         variant = model.folder.manifest.variants.get(model.folder.precision)
@@ -70,9 +70,13 @@ def measure(
         rates: dict[str, list[float]] = {way: [] for way in (*ONE_BY_ONE, BATCHED)}
         with (
             ThreadPoolExecutor(clients) as pool,
-            MicroBatcher(answer, max_batch=1, max_wait_ms=0) as queue,
+            MicroBatcher(answer, max_batch=1) as queue,
             MicroBatcher(
-                _noted(answer, sizes), max_batch=max_batch, max_wait_ms=max_wait_ms, workers=workers
+                _noted(answer, sizes),
+                max_batch=max_batch,
+                max_tokens=max_tokens,
+                workers=default_workers(model) if workers is None else workers,
+                count_tokens=_padded_length,
             ) as batcher,
         ):
             ways: dict[str, Callable[[np.ndarray], Any]] = {
@@ -113,6 +117,10 @@ def _requests(model: Any, count: int, lengths: tuple[int, int]) -> list[np.ndarr
     return [random.integers(1, vocabulary, random.integers(lengths[0], lengths[1] + 1)) for _ in range(count)]
 
 
+def _padded_length(ids: np.ndarray) -> int:
+    return -(-len(ids) // MULTIPLE) * MULTIPLE
+
+
 def _answerer(model: Any) -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
     """The model as a function of several texts, each an array of ids."""
     session = model.session
@@ -121,7 +129,7 @@ def _answerer(model: Any) -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
     by_token = contract.SEQUENCE_AXIS in output.shape
 
     def answer(texts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        length = -(-max(map(len, texts)) // MULTIPLE) * MULTIPLE
+        length = max(map(_padded_length, texts))
         ids = np.zeros((len(texts), length), "int64")
         mask = np.zeros_like(ids)
         for row, text in enumerate(texts):
@@ -194,9 +202,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--lengths", type=int, nargs=2, default=(16, 128), metavar=("FROM", "TO"))
     parser.add_argument("--requests", type=int, default=6, help="per client and round (default: 6)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds (default: 5)")
-    parser.add_argument("--max-batch", type=int, default=16)
-    parser.add_argument("--max-wait-ms", type=float, default=5.0)
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--max-batch", type=int, default=32)
+    parser.add_argument("--max-tokens", type=int, default=512)
+    parser.add_argument("--workers", type=int, help="(default: one for each --threads cores)")
     parser.add_argument("--threads", type=int)
     options = vars(parser.parse_args(arguments))
     options["lengths"] = tuple(options["lengths"])

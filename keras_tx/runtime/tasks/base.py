@@ -121,6 +121,11 @@ class LoadedModel(abc.ABC):
         return self.folder.precision
 
     @property
+    def token_counter(self) -> Callable[[Any], int] | None:
+        """A function that returns the number of tokens of one input; None for a model without tokens."""
+        return None
+
+    @property
     def labels(self) -> tuple[str, ...] | None:
         """Names of the classes, in the order of the logits; None for a model without classes."""
         return self.folder.manifest.labels

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,14 @@ class ImageTask(LoadedModel):
         present = {spec.name for spec in session.outputs}
         self._output = next((name for name in outputs if name in present), outputs[0])
         check_outputs(folder, session, [self._output])
+
+    @property
+    def token_counter(self) -> Callable[[Any], int] | None:
+        patch = (self.folder.config or {}).get("patch_size")
+        if not isinstance(patch, int):
+            return None
+        count = (self.transform.height // patch) * (self.transform.width // patch)
+        return lambda image: count
 
     def run_images(self, images: Images, batch_size: int) -> Iterator[np.ndarray]:
         """Yields the output for each image; the graph computes `batch_size` images together."""

@@ -99,6 +99,10 @@ class TextTask(LoadedModel):
                 answers[index] = read(rows[index], row_outputs)
         return answers
 
+    @property
+    def token_counter(self) -> Callable[[Any], int]:
+        return lambda text: self._padded_length(self.transform.count(text))
+
     def _padded_length(self, longest: int) -> int:
         padded = -(-longest // MULTIPLE) * MULTIPLE
         maximum = self.transform.max_length

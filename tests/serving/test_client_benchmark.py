@@ -1,0 +1,138 @@
+"""`keras-tx bench --clients`: options, measurements, and the recommendation."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx import contract
+from keras_tx.cli import main
+from keras_tx.errors import ConfigError
+from keras_tx.serving import client_benchmark
+from keras_tx.serving.client_benchmark import ClientMeasurement, plan, recommend
+from keras_tx_onnx import export_onnx
+from tests.exported_folders import ExportedFolders
+
+FAST = ["--seconds", "0.1", "--threads", "1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "batches"),
+    [
+        ("bert, classifier", ["--length", "20"], [1, 32]),
+        ("vit", ["--batch-size", "4"], [4]),
+        ("gpt", ["--length", "8", "--new-tokens", "4"], [1]),
+    ],
+)
+def test_settings_are_measured(
+    name: str,
+    options: list[str],
+    batches: list[int],
+    exported_folders: ExportedFolders,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    results = tmp_path / "results.json"
+    folder = exported_folders[name].path
+    assert main(["bench", str(folder), "--clients", "3", "1", *FAST, *options, "--json", str(results)]) == 0
+    content = json.loads(results.read_text())
+    rows = content["measurements"]
+    assert [(row["batch_size"], row["clients"]) for row in rows] == [(n, m) for n in batches for m in (1, 3)]
+    for row in rows:
+        assert 0 < row["p50"] <= row["p95"] <= row["p99"]
+        assert len(row["latencies"]) >= row["clients"] * client_benchmark.LEAST
+        assert len(row["first_tokens"]) == (len(row["latencies"]) if name == "gpt" else 0)
+        assert row["throughput"] > 0 and (row["memory"] is None or row["memory"] > 1e7)
+    printed = capsys.readouterr().out
+    assert "for 3 clients" in printed and "p99" in printed
+    assert ("first token" in printed, content["unit"] == "tokens/s") == (name == "gpt", name == "gpt")
+    assert ("MicroBatcher(load(" in printed) == (name != "gpt")
+
+
+def test_each_client_waits_for_its_answer():
+    running, most, lock = 0, 0, threading.Lock()
+
+    def request(number: int) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.01)
+        with lock:
+            running -= 1
+
+    latencies, seconds = client_benchmark._serve(request, 3, 0.0)
+    assert len(latencies) == 3 * client_benchmark.LEAST and most == 3
+    assert min(latencies) >= 0.01 and seconds >= client_benchmark.LEAST * 0.01
+
+
+def test_batches_are_padded_to_the_longest_text(exported_folders: ExportedFolders):
+    from keras_tx.runtime import load
+
+    with load(exported_folders["bert, classifier"].path) as model:
+        order = {"sizes": {contract.SEQUENCE_AXIS: 20}}
+        rows = client_benchmark._rows(model, order)
+        lengths = {len(row[contract.INPUT_IDS]) for row in rows}
+        assert min(lengths) >= 3 and max(lengths) == 20 and len(lengths) > 5
+        answer = client_benchmark._batched(model.session, 20)
+        together, alone = answer(rows), [answer([row])[0] for row in rows]
+    assert np.abs(np.stack(together) - np.stack(alone)).max() < contract.FLOAT32 * np.abs(alone).max()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("vit", {"clients": []}, "clients is empty"),
+        ("vit", {"clients": [0]}, "clients is 0"),
+        ("vit", {"clients": [5000]}, "clients=5000"),
+        ("vit", {"clients": [2], "length": 4}, "length=4"),
+        ("gpt", {"clients": [2], "batch_sizes": [4]}, "batch_size=4"),
+    ],
+)
+def test_options_that_do_not_fit_raise(
+    name: str, options: dict[str, Any], message: str, exported_folders: ExportedFolders
+):
+    with pytest.raises(ConfigError, match=message):
+        plan(exported_folders[name].path, **options)
+
+
+def test_fixed_batch_size_raises(tmp_path: Path):
+    fixed = keras.Input(batch_shape=(2, 3))
+    export_onnx(keras.Model(fixed, keras.layers.Dense(2)(fixed)), tmp_path / "fixed", verify=False)
+    with pytest.raises(ConfigError, match="batch size of 2"):
+        plan(tmp_path / "fixed", [4])
+
+
+def test_arrays_are_measured(tmp_path: Path):
+    inputs = keras.Input((None, 3), name="a")
+    export_onnx(keras.Model(inputs, keras.layers.Dense(2)(inputs)), tmp_path / "generic", verify=False)
+    checked = plan(tmp_path / "generic", [2], threads=[1], batch_sizes=[4], seconds=0.1)
+    (measured,) = client_benchmark.run(checked)
+    assert measured.problem == "" and measured.throughput > 0
+
+
+def row(precision: str, threads: int, batch_size: int, rate: float, latency: float) -> ClientMeasurement:
+    return ClientMeasurement(
+        precision, threads, batch_size, 16, latencies=[latency] * 3, rates=[rate, rate, rate]
+    )
+
+
+def test_recommendation():
+    manifest = contract.Manifest("0", None, 23, {}, (), (), {}, {}, variants={})
+    rows = [row("fp32", 1, 1, 100, 0.02), row("fp32", 1, 32, 160, 0.012), row("fp32", 2, 32, 155, 0.01)]
+    choice = recommend(rows, manifest)
+    assert choice is not None and choice.setting == ("fp32", 2, 32, 16)  # within 5 %, and lower p95
+    assert any("1.55x" in reason and "20 ms" in reason for reason in choice.reasons)
+    few = ClientMeasurement("fp32", 4, 1, 1, latencies=[0.001], rates=[1000.0])
+    assert recommend([*rows, few], manifest) == choice  # for the most clients
+    rows[2].problem = "killed"
+    choice = recommend(rows, manifest)
+    assert choice is not None and choice.setting == ("fp32", 1, 32, 16)
+    assert recommend(rows[2:], manifest) is None
