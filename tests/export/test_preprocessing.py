@@ -164,6 +164,7 @@ def test_random_crop_raises(tmp_path):
 def test_lookup_layers_raise(make, dtype: str, tmp_path):
     layer = make()
     x = keras.Input((4,), dtype=dtype, name="x")
-    with pytest.raises(ExportError, match=f"'odd' .*{type(layer).__name__}"):
+    reason = "" if dtype == "int64" else ".* computes with strings.* before the model"
+    with pytest.raises(ExportError, match=f"'odd' .*{type(layer).__name__}{reason}"):
         export_onnx(keras.Model(x, layer(x)), tmp_path / "out", verify=False)
     assert not list(tmp_path.iterdir())

@@ -15,6 +15,7 @@ from keras import tree
 from keras.src.activations import activations as operations_activations
 from keras.src.applications import convnext, inception_resnet_v2
 from keras.src.backend import get_stateless_scope, set_keras_mask
+from keras.src.layers.rnn import conv_lstm
 from keras.src.ops import core as operations_core
 from keras.src.ops import image as operations_image
 from keras.src.ops import linalg as operations_linalg
@@ -42,6 +43,7 @@ set_mask = set_keras_mask
 # Layers of keras.applications without a public name.
 LayerScale, StochasticDepth = convnext.LayerScale, convnext.StochasticDepth
 CustomScaleLayer = inception_resnet_v2.CustomScaleLayer
+ConvLSTMCell = conv_lstm.ConvLSTMCell  # without a public name, too
 
 
 def function_of(model: Any) -> Any:

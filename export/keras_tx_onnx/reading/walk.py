@@ -189,7 +189,21 @@ def _apply(context: GraphContext, lowering: Any, operation: Any, args: tuple, kw
     return _opened(context, operation, args, kwargs) if result is NotImplemented else result
 
 
+# Keras computes these with TensorFlow's string operations, or with the hashes of strings.
+STRING_LAYERS = (
+    keras.layers.HashedCrossing,
+    keras.layers.Hashing,
+    keras.layers.StringLookup,
+    keras.layers.TextVectorization,
+)
+
+
 def _opened(context: GraphContext, operation: Any, args: tuple, kwargs: dict) -> Any:
+    if isinstance(operation, STRING_LAYERS):
+        raise ExportError(
+            f"The layer {context.scope!r} ({type(operation).__name__}) computes with strings, which is not "
+            "supported. Apply it to the data before the model, and export a model whose input is its output."
+        )
     context.tiers[context.scope] = "opened"
     if "training" in inspect.signature(operation.call).parameters:
         kwargs = {**kwargs, "training": False}

@@ -27,7 +27,8 @@ ACTIVATIONS: dict[Any, tuple[str, float | None, float | None]] = {
     keras.activations.elu: ("Elu", 1.0, None),
     keras.activations.leaky_relu: ("LeakyRelu", 0.2, None),
 }
-KINDS = (layers.LSTM, layers.GRU, layers.SimpleRNN, layers.RNN)
+CONVOLUTIONAL = (layers.ConvLSTM1D, layers.ConvLSTM2D, layers.ConvLSTM3D)
+KINDS = (layers.LSTM, layers.GRU, layers.SimpleRNN, layers.RNN, *CONVOLUTIONAL)
 
 
 @lowers(
@@ -47,6 +48,24 @@ KINDS = (layers.LSTM, layers.GRU, layers.SimpleRNN, layers.RNN)
     example=lambda x: layers.LSTM(3)(x),
     shape=(None, 4),
     nodes="Transpose LSTM Squeeze",
+)
+@lowers(
+    layers.ConvLSTM1D,
+    example=lambda x: layers.ConvLSTM1D(3, 2)(x),
+    shape=(None, 5, 4),
+    nodes="Shape Concat Expand Scan",
+)
+@lowers(
+    layers.ConvLSTM2D,
+    example=lambda x: layers.ConvLSTM2D(3, 2)(x),
+    shape=(None, 5, 6, 4),
+    nodes="Shape Concat Expand Scan",
+)
+@lowers(
+    layers.ConvLSTM3D,
+    example=lambda x: layers.ConvLSTM3D(3, 2)(x),
+    shape=(None, 5, 4, 3, 4),
+    nodes="Shape Concat Expand Scan",
 )
 @lowers(
     layers.RNN,
@@ -85,8 +104,8 @@ def bidirectional(
     for part in parts:
         if type(part) not in KINDS:
             raise ExportError(
-                f"Layer {cx.scope!r} has a {type(part).__name__} inside, expected LSTM, GRU, SimpleRNN or "
-                "RNN."
+                f"Layer {cx.scope!r} has a {type(part).__name__} inside, expected LSTM, GRU, SimpleRNN, "
+                "RNN or ConvLSTM."
             )
     halves = (None, None)
     if initial_state is not None:

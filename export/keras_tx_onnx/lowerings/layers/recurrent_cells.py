@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ from keras_tx.errors import ExportError
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
 from keras_tx_onnx.lowerings.activations import activate
 from keras_tx_onnx.lowerings.layers.wrappers import lower_inner
+from keras_tx_onnx.reading.functional_graph import ConvLSTMCell
 from keras_tx_onnx.reading.registry import lowers, opens
 
 Step = tuple[ir.Value, Any]  # the output, and the new states in the structure of the old ones
@@ -42,10 +44,7 @@ def simple_rnn_cell(cx: GraphContext, cell: Any, /, sequence: ir.Value, states: 
 def lstm_cell(cx: GraphContext, cell: Any, /, inputs: ir.Value, states: Any) -> Step:
     h, c = states
     total = cx.op.Add(_times(cx, cell, inputs, cell.bias), cx.op.MatMul(h, cx.weight(cell.recurrent_kernel)))
-    i, f, new, o = cx.op.Split(total, [cell.units] * 4, outputs=4, axis=-1)
-    i, f, o = (activate(cx, cell.recurrent_activation, gate) for gate in (i, f, o))
-    c = cx.op.Add(cx.op.Mul(f, c), cx.op.Mul(i, activate(cx, cell.activation, new)))
-    h = cx.op.Mul(o, activate(cx, cell.activation, c))
+    h, c = _lstm_state(cx, cell, cx.op.Split(total, [cell.units] * 4, outputs=4, axis=-1), c)
     return h, [h, c]
 
 
@@ -83,6 +82,40 @@ def gru_cell(cx: GraphContext, cell: Any, /, inputs: ir.Value, states: Any) -> S
     new = activate(cx, cell.activation, cx.op.Add(new, inner_new))
     h = cx.op.Add(cx.op.Mul(z, before), cx.op.Mul(cx.op.Sub(1.0, z), new))
     return h, tree.pack_sequence_as(states, [h])
+
+
+@lowers(
+    ConvLSTMCell,
+    example=lambda x: ConvLSTMCell(1, 3, 2, padding="same")(x, [x, x])[0],
+    shape=(5, 3),
+    nodes="Transpose Conv Add Conv Add Transpose Split Sigmoid Sigmoid Sigmoid Tanh Tanh Mul Mul Mul Add",
+)
+def conv_lstm_cell(cx: GraphContext, cell: Any, /, inputs: ir.Value, states: Any) -> Step:
+    """The four gates as one convolution of the inputs and one of the state."""
+    h, c = states
+    last = cell.data_format == "channels_last"
+
+    def gates(x: Any, h: Any) -> Any:
+        total = cell.input_conv(x, cell.kernel, padding=cell.padding)
+        if cell.bias is not None:
+            total = total + (cell.bias if last else ops.reshape(cell.bias, (1, -1, *[1] * cell.rank)))
+        return total + cell.recurrent_conv(h, cell.recurrent_kernel)
+
+    assert cx.lower_call_of is not None
+    total = cx.lower_call_of(cx, gates, inputs, h)
+    parts = cx.op.Split(total, [cell.filters] * 4, outputs=4, axis=-1 if last else 1)
+    h, c = _lstm_state(cx, cell, parts, c)
+    return h, [h, c]
+
+
+def _lstm_state(
+    cx: GraphContext, cell: Any, gates: Sequence[ir.Value], c: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """The new state and carry of the gates i, f, c and o, before their activations."""
+    i, f, new, o = gates
+    i, f, o = (activate(cx, cell.recurrent_activation, gate) for gate in (i, f, o))
+    c = cx.op.Add(cx.op.Mul(f, c), cx.op.Mul(i, activate(cx, cell.activation, new)))
+    return cx.op.Mul(o, activate(cx, cell.activation, c)), c
 
 
 def _times(cx: GraphContext, cell: Any, x: ir.Value, bias: Any) -> ir.Value:
