@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from keras_tx.errors import ConfigError, InputError, install_remedy
+from keras_tx.errors import ConfigError, InputError, KerasTxError, install_remedy
 from keras_tx.processing.detokenizer import Detokenizer
 from keras_tx.processing.token_bytes import token_bytes
 
@@ -43,9 +44,11 @@ class TextGrammar:
 
         A stop token is permitted where the text matches.
         """
-        bits = np.frombuffer(self._matcher.compute_bitmask(), "uint8")
+        with _panics(InputError, "The grammar cannot be applied"):
+            mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             raise InputError(f"The grammar cannot be applied: {_reason(self._matcher.get_error())}")
+        bits = np.frombuffer(mask, "uint8")
         permitted = np.unpackbits(bits, count=self._size, bitorder="little").view(bool)
         result = np.where(permitted, scores, np.array(-np.inf, scores.dtype))
         result[self._excluded] = -np.inf
@@ -62,7 +65,9 @@ class TextGrammar:
         if token in self._stop_ids:
             self.complete = True
             return
-        if not self._matcher.consume_token(token):
+        with _panics(InputError, f"Token {token} breaks the grammar"):
+            accepted = self._matcher.consume_token(token)
+        if not accepted:
             raise InputError(f"Token {token} breaks the grammar: {_reason(self._matcher.get_error())}")
         self.complete = self._matcher.is_stopped()
 
@@ -90,6 +95,8 @@ class Grammar:
             object.__setattr__(self, "json_schema", _checked_schema(self.json_schema))
         elif not isinstance(self.regex, str) or not self.regex:
             raise ConfigError(f"regex is {self.regex!r:.80}, expected a regular expression as a string.")
+        elif not _is_unicode(self.regex):
+            raise ConfigError(f"regex is {self.regex!r:.80}, which is not valid Unicode.")
 
     def __str__(self) -> str:
         name = "json_schema" if self.regex is None else "regex"
@@ -167,12 +174,13 @@ class GrammarCompiler:
             text = source["grammars"][0]["lark_grammar"].removeprefix("start:")
         else:
             schema = json.loads(grammar.json_schema)
-            schema["x-guidance"] = {"whitespace_pattern": WHITESPACE, **schema.get("x-guidance", {})}
+            schema["x-guidance"] = {"whitespace_pattern": WHITESPACE, **(schema.get("x-guidance") or {})}
             text = f" %json {json.dumps(schema)}"
         start = '" " text' if omitted else "text"
         source = matcher.grammar_from_lark(f"{OPTIONS}start: {start}\ntext:{text}")
-        _, messages = matcher.validate_grammar_with_warnings(source, self._tokens)
-        compiled = matcher(self._tokens, source, log_level=SILENT)
+        with _panics(ConfigError, f"{grammar} is not supported"):
+            _, messages = matcher.validate_grammar_with_warnings(source, self._tokens)
+            compiled = matcher(self._tokens, source, log_level=SILENT)
         if messages or compiled.is_error():
             reason = _reason(messages[0] if messages else compiled.get_error())
             raise ConfigError(f"{grammar} is not supported: {reason}")
@@ -210,6 +218,25 @@ class _Tokens:
         return ids
 
 
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _panics(kind: type[KerasTxError], problem: str) -> Iterator[None]:
+    """Raises an error for a panic of llguidance, which is not an Exception and would end a thread."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise kind(f"{problem}: {_reason(str(error))}") from error
+
+
 def _reason(message: str) -> str:
     """A message of llguidance without its excerpt of the grammar and its state."""
     return " ".join(message.partition(EXCERPT)[0].partition("<state>")[0].split())
@@ -220,10 +247,13 @@ def _checked_schema(value: Any) -> str:
     try:
         schema = json.loads(value) if isinstance(value, str) else value
         text = json.dumps(schema)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"json_schema is not JSON ({error}).") from error
     if not isinstance(schema, dict):
         raise ConfigError(f"json_schema is {value!r:.80}, expected a dict, or the JSON of an object.")
+    options = schema.get("x-guidance")
+    if options is not None and not isinstance(options, dict):
+        raise ConfigError(f"x-guidance of json_schema is {options!r:.80}, expected an object.")
     return text
 
 

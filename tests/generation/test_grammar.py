@@ -209,6 +209,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"regex": "a)|(b"}, "is not supported"),
     ({"regex": "(?=a)a"}, "is not supported"),
     ({"regex": r"(a)\1"}, "is not supported"),
+    ({"regex": "a\ud800"}, "not valid Unicode"),
+    ({"json_schema": {"x-guidance": 3}}, "x-guidance of json_schema is 3"),
+    (  # llguidance panics when it shortens its message inside of a character
+        {"json_schema": {"enum": {"a": {}}, "const": "é" * 200}},
+        "json_schema=.* is not supported",
+    ),
     ({"json_schema": []}, r"json_schema is \[\], expected a dict"),
     ({"json_schema": "{"}, "json_schema is not JSON"),
     ({"json_schema": {"type": "texts"}}, "json_schema=.*texts"),
