@@ -121,10 +121,10 @@ class BlockQuantizer:
         *leading, width = output.shape
         each_block = [*leading, count, 1]
         rows = add("Gather", [steps, indices], [(UINT8, [*leading, count, size])], axis=0)
+        values = add("Cast", [rows], [(FLOAT, [*leading, count, size])], to=FLOAT)
         if self._bits == 4:
-            rows = self._unpack(rows, [*leading, count, size], node)
+            values = self._unpack(values, [*leading, count, size], node)
         outputs = [(FLOAT, [*leading, count, self._block])]
-        values = add("Cast", [rows], outputs, to=FLOAT)
         values = add("Sub", [values, self._editor.constant(float(2 ** (self._bits - 1)))], outputs)
         scales = add("Gather", [scale, indices], [(FLOAT, [*leading, count])], axis=0)
         scales = add("Unsqueeze", [scales, self._editor.constant([-1])], [(FLOAT, each_block)])
@@ -137,16 +137,19 @@ class BlockQuantizer:
         self._editor.replace(node, values)
 
     def _unpack(self, rows: ir.Value, shape: list[Any], before: ir.Node) -> ir.Value:
-        """The two numbers of 4 bits in each byte, the low one first."""
-        add, last = partial(self._editor.add, before=before), self._editor.constant([-1])
-        low = add("Mod", [rows, self._editor.constant(16, "uint8")], [(UINT8, shape)])
-        # Not Div: OpenVINO rounds a quotient of integers.
-        high = add("BitShift", [rows, self._editor.constant(4, "uint8")], [(UINT8, shape)], direction="RIGHT")
-        halves = [add("Unsqueeze", [half, last], [(UINT8, [*shape, 1])]) for half in (low, high)]
-        pairs = add("Concat", halves, [(UINT8, [*shape, 2])], axis=-1)
+        """The two numbers of 4 bits in each byte, the low one first.
+
+        In float32, where it is exact: OpenVINO rounds quotients and shifts of integers to the nearest one.
+        """
+        add, outputs = partial(self._editor.add, before=before), [(FLOAT, shape)]
+        high = add("Floor", [add("Mul", [rows, self._editor.constant(1 / 16)], outputs)], outputs)
+        low = add("Sub", [rows, add("Mul", [high, self._editor.constant(16.0)], outputs)], outputs)
+        last = self._editor.constant([-1])
+        halves = [add("Unsqueeze", [half, last], [(FLOAT, [*shape, 1])]) for half in (low, high)]
+        pairs = add("Concat", halves, [(FLOAT, [*shape, 2])], axis=-1)
         *leading, size = shape
         flat = self._editor.constant([*(0 for _ in leading), 2 * size])
-        return add("Reshape", [pairs, flat], [(UINT8, [*leading, 2 * size])])
+        return add("Reshape", [pairs, flat], [(FLOAT, [*leading, 2 * size])])
 
     def _stored(self, weight: ir.Value, transposed: bool) -> tuple[ir.Value, ir.Value]:
         """The blocks of a weight and their scales, stored once."""
