@@ -19,7 +19,7 @@ from keras_tx.serving.engine.text_engine import TextEngine
 from keras_tx.serving.http.chat_template import ChatTemplate
 from keras_tx.serving.http.json_schema import Schema
 from keras_tx.serving.http.request_errors import UnavailableError, UnknownPathError
-from keras_tx.serving.micro_batcher import MicroBatcher
+from keras_tx.serving.micro_batcher import MicroBatcher, default_workers
 
 Job = tuple[Any, RunOptions, str | None]  # an input, its options and its adapter
 ENGINE = ("max_streams", "max_queue", "cache_memory", "prefix_cache", "prompt_lookup")
@@ -33,8 +33,6 @@ class ModelOptions:
         provider, threads, precision: as for `load`.
         truncate: whether texts longer than a model's maximum are truncated; otherwise they are refused.
         max_batch: number of requests that a graph computes together.
-        max_wait_ms: time that the first request of a batch waits for others. By default none: a lone client
-            does not wait, and a batch has the requests that arrived during the previous one.
         max_streams, max_queue, cache_memory, prefix_cache, prompt_lookup: of a decoder, as for `TextEngine`.
     """
 
@@ -42,8 +40,7 @@ class ModelOptions:
     threads: int | None = None
     precision: str | None = None
     truncate: bool = False
-    max_batch: int = 16
-    max_wait_ms: float = 0.0
+    max_batch: int = 32
     max_streams: int = 16
     max_queue: int = 256
     cache_memory: int | None = None
@@ -89,8 +86,12 @@ class ServedModel:
         batched = self.task.answer is not None and not self.generates and model.precision != "int8"
         self._batcher = None
         if batched:
-            size, wait = options.max_batch, options.max_wait_ms
-            self._batcher = MicroBatcher(self._run_jobs, max_batch=size, max_wait_ms=wait)
+            self._batcher = MicroBatcher(
+                self._run_jobs,
+                max_batch=options.max_batch,
+                workers=default_workers(model),
+                count_tokens=None if model.token_counter is None else self._count_tokens,
+            )
 
     async def answers(self, values: Sequence[Any], options: RunOptions, adapter: str | None) -> list[Answer]:
         """The answers of the task to inputs; a single one runs in a batch with those of other requests."""
@@ -106,6 +107,14 @@ class ServedModel:
         assert self.task.answer is not None
         self._observe_batch(len(values))
         return self.task.answer(self.adapted(adapter), values, options)
+
+    def _count_tokens(self, job: Job) -> int:
+        """The tokens of an input and of the other texts of its options."""
+        value, options, _ = job
+        count = self.model.token_counter
+        assert count is not None
+        others = (options.pair, options.question, *(options.choices or ()))
+        return count(value) + sum(count(text) for text in others if text)
 
     def _run_jobs(self, jobs: list[Job]) -> list[Answer]:
         """The answers to requests; those with the same options and adapter run together."""
