@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="truncate texts that are longer than the model's maximum, instead of refusing them",
     )
     models.add_argument(
-        "--max-batch", type=whole, default=16, metavar="N", help="requests per batch (default: %(default)s)"
+        "--max-batch", type=whole, default=32, metavar="N", help="requests per batch (default: %(default)s)"
     )
     models.add_argument(
         "--max-streams",

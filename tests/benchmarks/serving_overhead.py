@@ -106,7 +106,8 @@ def _process(
     silent = subprocess.DEVNULL
     with subprocess.Popen(command, cwd=ROOT, stdout=silent, stderr=silent) as process:
         try:
-            yield _connected(process, port, ready)
+            with contextlib.closing(_connected(process, port, ready)) as connection:
+                yield connection
         finally:
             process.kill()
 

@@ -32,7 +32,7 @@ class ModelOptions:
     Args:
         provider, threads, precision: as for `load`.
         truncate: whether texts longer than a model's maximum are truncated; otherwise they are refused.
-        max_batch: number of requests that a graph computes together: those that arrive during a batch.
+        max_batch: number of requests that a graph computes together.
         max_streams, max_queue, cache_memory, prefix_cache, prompt_lookup: of a decoder, as for `TextEngine`.
     """
 
@@ -40,7 +40,7 @@ class ModelOptions:
     threads: int | None = None
     precision: str | None = None
     truncate: bool = False
-    max_batch: int = 16
+    max_batch: int = 32
     max_streams: int = 16
     max_queue: int = 256
     cache_memory: int | None = None
@@ -86,12 +86,11 @@ class ServedModel:
         batched = self.task.answer is not None and not self.generates and model.precision != "int8"
         self._batcher = None
         if batched:
-            count = model.token_counter
             self._batcher = MicroBatcher(
                 self._run_jobs,
                 max_batch=options.max_batch,
                 workers=default_workers(model),
-                count_tokens=None if count is None else lambda job: count(job[0]),
+                count_tokens=None if model.token_counter is None else self._count_tokens,
             )
 
     async def answers(self, values: Sequence[Any], options: RunOptions, adapter: str | None) -> list[Answer]:
@@ -108,6 +107,14 @@ class ServedModel:
         assert self.task.answer is not None
         self._observe_batch(len(values))
         return self.task.answer(self.adapted(adapter), values, options)
+
+    def _count_tokens(self, job: Job) -> int:
+        """The tokens of an input and of the other texts of its options."""
+        value, options, _ = job
+        count = self.model.token_counter
+        assert count is not None
+        others = (options.pair, options.question, *(options.choices or ()))
+        return count(value) + sum(count(text) for text in others if text)
 
     def _run_jobs(self, jobs: list[Job]) -> list[Answer]:
         """The answers to requests; those with the same options and adapter run together."""
