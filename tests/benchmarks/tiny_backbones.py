@@ -20,7 +20,7 @@ class Family:
 
     `blocks` says whether `make` honours the depth; `other_length` names inputs that have a length of their
     own, `fixed_length` those that Keras itself takes at one length only; `special` draws inputs that are
-    neither tokens, masks nor images.
+    neither tokens, masks nor images; `folder` is that of keras-hub's models, if the key is another name.
     """
 
     key: str
@@ -31,6 +31,7 @@ class Family:
     fixed_length: Mapping[str, int] = dataclasses.field(default_factory=dict)
     special: Mapping[str, Draw] = dataclasses.field(default_factory=dict)
     vocabulary: int = VOCABULARY
+    folder: str = ""
 
 
 def _text(name: str, **sizes: Any) -> Callable[[int], Any]:
@@ -81,7 +82,7 @@ def _pali_gemma(depth: int) -> Any:
     )
 
 
-def _t5_gemma(depth: int) -> Any:
+def _sizes_of_t5_gemma(depth: int) -> dict[str, Any]:
     sizes = {
         "hidden_dim": 16,
         "intermediate_dim": 24,
@@ -91,8 +92,47 @@ def _t5_gemma(depth: int) -> Any:
         "head_dim": 4,
         "layer_types": ["full_attention"] * depth,
     }
-    both = {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in sizes.items()}
-    return hub().T5GemmaBackbone(vocabulary_size=VOCABULARY, **both)
+    return {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in sizes.items()}
+
+
+def _t5_gemma(depth: int) -> Any:
+    return hub().T5GemmaBackbone(vocabulary_size=VOCABULARY, **_sizes_of_t5_gemma(depth))
+
+
+def _t5_gemma_2(depth: int) -> Any:
+    return hub().T5Gemma2Backbone(vocabulary_size=VOCABULARY, **_sizes_of_t5_gemma(depth))
+
+
+def _qwen_3_5(name: str, **sizes: Any) -> Callable[[int], Any]:
+    """Blocks of linear attention, and the last one of full attention."""
+
+    def make(depth: int) -> Any:
+        linear = {f"linear_{kind}_head_dim": 4 for kind in ("key", "value")}
+        types = [*["linear_attention"] * (depth - 1), "full_attention"]
+        heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "head_dim": 8}
+        return _decoder(name, layer_types=types, **linear, **heads, **sizes)(depth)
+
+    return make
+
+
+def _rqvae(depth: int) -> Any:
+    from keras_hub.src.models.rqvae.rqvae_backbone import RQVAEBackbone
+
+    return RQVAEBackbone(12, [16] * depth, 8, [16] * depth, num_embeddings=20, num_quantizers=3)
+
+
+def _video_prism(depth: int) -> Any:
+    return hub().VideoPrismBackbone(
+        num_frames=4,
+        patch_size=8,
+        hidden_dim=16,
+        intermediate_dim=24,
+        num_heads=4,
+        num_spatial_layers=depth,
+        num_temporal_layers=depth,
+        num_auxiliary_layers=0,
+        image_shape=(16, 16, 3),
+    )
 
 
 def _smollm(depth: int) -> Any:
@@ -193,7 +233,7 @@ FAMILIES = (
     Family("dinov3", "DINOv3", tiny_image_backbones.dino("DINOV3Backbone")),
     Family("bert", "BERT", _encoder("BertBackbone")),
     Family("roberta", "RoBERTa", _encoder("RobertaBackbone")),
-    Family("distilbert", "DistilBERT", _encoder("DistilBertBackbone")),
+    Family("distilbert", "DistilBERT", _encoder("DistilBertBackbone"), folder="distil_bert"),
     Family("albert", "ALBERT", _encoder("AlbertBackbone", embedding_dim=8)),
     Family(
         "electra",
@@ -202,7 +242,7 @@ FAMILIES = (
     ),
     Family("xlm_roberta", "XLM-RoBERTa", _encoder("XLMRobertaBackbone")),
     Family("deberta_v3", "DeBERTa-v3", _encoder("DebertaV3Backbone", bucket_size=8)),
-    Family("fnet", "FNet", _encoder("FNetBackbone", num_heads=None)),
+    Family("fnet", "FNet", _encoder("FNetBackbone", num_heads=None), folder="f_net"),
     Family("xlnet", "XLNet", _text("XLNetBackbone", num_heads=4)),
     Family("roformer_v2", "RoFormerV2", _text("RoformerV2Backbone", num_heads=4, head_size=4)),
     Family("esm", "ESM-2", _encoder("ESMBackbone")),
@@ -229,6 +269,7 @@ FAMILIES = (
             use_sliding_window_attention=True,
             sliding_window_size=4,
         ),
+        folder="gemma",
     ),
     Family(
         "gemma3",
@@ -251,6 +292,18 @@ FAMILIES = (
     Family(
         "qwen3_moe", "Qwen 3 MoE", _decoder("Qwen3MoeBackbone", head_dim=4, moe_intermediate_dim=8, **MOE)
     ),
+    Family("qwen3_5", "Qwen 3.5", _qwen_3_5("Qwen3_5Backbone")),
+    Family(
+        "qwen3_5_moe",
+        "Qwen 3.5 MoE",
+        _qwen_3_5(
+            "Qwen3_5MoeBackbone",
+            intermediate_dim=None,
+            moe_intermediate_dim=8,
+            shared_expert_intermediate_size=8,
+            **MOE,
+        ),
+    ),
     Family("phi3", "Phi-3", _decoder("Phi3Backbone")),
     Family("smollm3", "SmolLM3", _smollm),
     Family("gpt_oss", "GPT-OSS", _decoder("GptOssBackbone", sliding_window=4, head_dim=4, **MOE)),
@@ -262,6 +315,7 @@ FAMILIES = (
         other_length=("encoder_token_ids", "encoder_padding_mask"),
     ),
     Family("t5gemma", "T5Gemma", _t5_gemma, other_length=("encoder_token_ids", "encoder_padding_mask")),
+    Family("t5gemma2", "T5Gemma 2", _t5_gemma_2, other_length=("encoder_token_ids", "encoder_padding_mask")),
     Family(
         "bart", "BART", _encoder("BartBackbone"), other_length=("encoder_token_ids", "encoder_padding_mask")
     ),
@@ -295,12 +349,15 @@ FAMILIES = (
     Family("pali_gemma", "PaliGemma", _pali_gemma),
     Family("mit", "MiT", tiny_image_backbones.mit),
     Family("segformer", "SegFormer", tiny_image_backbones.segformer),
-    Family("swin", "Swin", tiny_image_backbones.swin, blocks=False),
-    Family("vitdet", "ViTDet", tiny_image_backbones.vitdet),
+    Family("swin", "Swin", tiny_image_backbones.swin, blocks=False, folder="swin_transformer"),
+    Family("vitdet", "ViTDet", tiny_image_backbones.vitdet, folder="vit_det"),
     Family("sam", "SAM", tiny_image_backbones.sam),
     Family("parseq", "PARSeq", _parseq),
     Family("depth_anything", "Depth Anything", tiny_image_backbones.depth_anything, blocks=False),
-    Family("mmdit", "Stable Diffusion 3 (MMDiT)", _mmdit),
+    Family("mmdit", "Stable Diffusion 3 (MMDiT)", _mmdit, folder="stable_diffusion_3"),
+    Family("video_prism", "VideoPrism", _video_prism),
+    Family("vae", "VAE", tiny_image_backbones.vae, blocks=False),
+    Family("rqvae", "RQ-VAE", _rqvae),
     Family("resnet", "ResNet", tiny_image_backbones.resnet),
     Family("densenet", "DenseNet", tiny_image_backbones.densenet),
     Family("vgg", "VGG", tiny_image_backbones.vgg),
@@ -308,8 +365,19 @@ FAMILIES = (
     Family("cspnet", "CSPNet", tiny_image_backbones.cspnet),
     Family("xception", "Xception", tiny_image_backbones.xception),
     Family("mobilenet", "MobileNet", tiny_image_backbones.mobilenet),
+    Family("mobilenetv5", "MobileNetV5", tiny_image_backbones.mobilenet_v5, blocks=False),
     Family("hgnetv2", "HGNetV2", tiny_image_backbones.hgnet),
     Family("deeplab_v3", "DeepLabV3", tiny_image_backbones.deeplab, blocks=False),
     Family("retinanet", "RetinaNet", tiny_image_backbones.retinanet, blocks=False),
     Family("basnet", "BASNet", tiny_image_backbones.basnet, blocks=False),
 )
+
+# Families without a tiny backbone here, by the folder of keras-hub.
+UNMEASURED = {
+    "blip2": "BLIP-2",
+    "d_fine": "D-FINE",
+    "flux": "Flux",
+    "gemma3n": "Gemma 3n",
+    "gemma4": "Gemma 4",
+    "sam3": "SAM 3",
+}

@@ -239,3 +239,45 @@ def depth_anything(depth: int) -> Any:
 
 def dino(name: str = "DINOV2Backbone", **options: Any) -> Callable[[int], Any]:
     return image(name, intermediate_dim=24, **options)
+
+
+def vae(depth: int) -> Any:
+    from keras_hub.src.models.vae.vae_backbone import VAEBackbone
+
+    return _of_images(VAEBackbone([32, 32], [1, 1], [32, 32], [1, 1], sampler_method="mode"))
+
+
+def mobilenet_v5(depth: int) -> Any:
+    none = [[0], [0, 0]]
+    unused = (
+        "dw_start_kernel_sizes",
+        "dw_end_kernel_sizes",
+        "num_heads",
+        "key_dims",
+        "value_dims",
+        "kv_strides",
+    )
+    backbone = hub().MobileNetV5Backbone(
+        stackwise_block_types=[["er"], ["uir", "uir"]],
+        stackwise_num_blocks=[1, 2],
+        stackwise_num_filters=[[24], [48, 48]],
+        stackwise_strides=[[2], [2, 1]],
+        stackwise_act_layers=[["relu"], ["relu", "relu"]],
+        stackwise_exp_ratios=[[4.0], [6.0, 6.0]],
+        stackwise_se_ratios=[[0.0], [0.0, 0.0]],
+        stackwise_dw_kernel_sizes=[[0], [5, 5]],
+        stackwise_exp_kernel_sizes=[[3], [0, 0]],
+        stackwise_pw_kernel_sizes=[[1], [0, 0]],
+        stackwise_use_cpe=[[False], [False, False]],
+        use_msfa=False,
+        **{f"stackwise_{name}": none for name in unused},
+    )
+    return _of_images(backbone)
+
+
+def _of_images(backbone: Any) -> Any:
+    """The backbone behind an input with a name."""
+    import keras
+
+    images = keras.Input((None, None, 3), name="images")
+    return keras.Model(images, backbone(images))

@@ -211,6 +211,15 @@ def test_functional_model_with_its_own_call(tmp_path):
     same(keras.Model(y, model(y)), tmp_path / "inside", draw(2, 3, 4))
 
 
+def test_nested_model_called_by_keyword(tmp_path):
+    """As keras-hub's Gemma3CausalLM calls its backbone."""
+    ends = [keras.Input((4,), name=name) for name in "ab"]
+    inner = keras.Model(dict(zip("ab", ends, strict=True)), layers.Subtract()(ends))
+    x = [keras.Input((4,), name=name) for name in "cd"]
+    model = keras.Model(x, inner(inputs=dict(zip("ab", x, strict=True))))
+    same(model, tmp_path / "out", draw(3, 4), draw(3, 4, seed=1))
+
+
 def test_inputs_in_another_structure_raise(tmp_path):
     a, b = keras.Input((2,), name="a"), keras.Input((2,), name="b")
     inner = keras.Model([b, a], layers.Subtract()([b, a]), name="inner")

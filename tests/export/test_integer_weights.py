@@ -293,6 +293,30 @@ def test_families(family: str, mode: str, tmp_path):
     assert mode in str(report) or "4-bit" in str(report)
 
 
+@pytest.mark.parametrize("mode", ["int4", "gptq", "awq"])
+def test_language_models_of_keras_hub(mode: str, tmp_path):
+    models = pytest.importorskip("keras_hub").models
+    backbone = models.Llama3Backbone(
+        vocabulary_size=60,
+        num_layers=2,
+        num_query_heads=4,
+        num_key_value_heads=2,
+        hidden_dim=64,
+        intermediate_dim=96,
+    )
+    model = redraw(models.Llama3CausalLM(backbone=backbone, preprocessor=None))
+    if mode == "int4":
+        model.quantize(mode)
+    else:
+        ids = list(np.random.default_rng(0).integers(0, 60, (4, 40)))
+        kind = {"gptq": quantizers.GPTQConfig, "awq": quantizers.AWQConfig}[mode]
+        config = kind(dataset=ids, tokenizer=str, num_samples=4, sequence_length=16, group_size=32)
+        model.quantize(mode, config=config)
+    report = export_onnx(model, tmp_path / "out")
+    assert report.nodes["MatMulNBits"] == 14 + (mode == "int4")  # the logits are not calibrated
+    assert report.manifest.parity is not None and report.manifest.parity.tolerance == tolerances.FLOAT32
+
+
 def test_generated_text(tmp_path):
     model = tiny("gpt")
     model.quantize("int4")

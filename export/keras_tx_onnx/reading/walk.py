@@ -235,7 +235,8 @@ def _lower_model(context: GraphContext, model: Any, args: tuple, kwargs: dict) -
             n is not None and n != m for n, m in zip(built, known, strict=True)
         ):
             return tree.flatten(lower_call_of(context, model.call, *inputs, training=False))
-    if len(inputs) > 1 and _structure(args[0]) != _structure(function.input):
+    passed = args[0] if args else kwargs.get("inputs")
+    if len(inputs) > 1 and _structure(passed) != _structure(function.input):
         raise ExportError(
             f"The inputs of the model {context.scope!r} have another structure than at its construction. Use "
             "the same keys, or the same list."
