@@ -19,7 +19,7 @@ from keras_tx.serving.engine.text_engine import TextEngine
 from keras_tx.serving.http.chat_template import ChatTemplate
 from keras_tx.serving.http.json_schema import Schema
 from keras_tx.serving.http.request_errors import UnavailableError, UnknownPathError
-from keras_tx.serving.micro_batcher import MicroBatcher
+from keras_tx.serving.micro_batcher import MicroBatcher, default_workers
 
 Job = tuple[Any, RunOptions, str | None]  # an input, its options and its adapter
 ENGINE = ("max_streams", "max_queue", "cache_memory", "prefix_cache", "prompt_lookup")
@@ -33,8 +33,6 @@ class ModelOptions:
         provider, threads, precision: as for `load`.
         truncate: whether texts longer than a model's maximum are truncated; otherwise they are refused.
         max_batch: number of requests that a graph computes together.
-        max_wait_ms: time that the first request of a batch waits for others. By default none: a lone client
-            does not wait, and a batch has the requests that arrived during the previous one.
         max_streams, max_queue, cache_memory, prefix_cache, prompt_lookup: of a decoder, as for `TextEngine`.
     """
 
@@ -43,7 +41,6 @@ class ModelOptions:
     precision: str | None = None
     truncate: bool = False
     max_batch: int = 16
-    max_wait_ms: float = 0.0
     max_streams: int = 16
     max_queue: int = 256
     cache_memory: int | None = None
@@ -89,8 +86,13 @@ class ServedModel:
         batched = self.task.answer is not None and not self.generates and model.precision != "int8"
         self._batcher = None
         if batched:
-            size, wait = options.max_batch, options.max_wait_ms
-            self._batcher = MicroBatcher(self._run_jobs, max_batch=size, max_wait_ms=wait)
+            count = model.token_counter
+            self._batcher = MicroBatcher(
+                self._run_jobs,
+                max_batch=options.max_batch,
+                workers=default_workers(model),
+                count_tokens=None if count is None else lambda job: count(job[0]),
+            )
 
     async def answers(self, values: Sequence[Any], options: RunOptions, adapter: str | None) -> list[Answer]:
         """The answers of the task to inputs; a single one runs in a batch with those of other requests."""
