@@ -20,6 +20,7 @@ CACHED = 32  # grammars that are kept: compiling one may take longer than a toke
 # Where only one text is possible, any of its tokens are permitted, not only those of llguidance's choice.
 OPTIONS = '%llguidance {"no_forcing": true}\n'
 EXCERPT = "\n   1 |"  # ends llguidance's message: lines of the grammar made here
+NO_TOKEN = "NoExtensionBias"  # llguidance's error where it permits no token of the model
 SILENT = 0  # the log level of llguidance, whose errors are raised here
 
 
@@ -47,7 +48,10 @@ class TextGrammar:
         with _panics(InputError, "The grammar cannot be applied"):
             mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            raise InputError(f"The grammar cannot be applied: {_reason(self._matcher.get_error())}")
+            reason = _reason(self._matcher.get_error())
+            if reason == NO_TOKEN:
+                return np.full_like(scores, -np.inf)
+            raise InputError(f"The grammar cannot be applied: {reason}")
         bits = np.frombuffer(mask, "uint8")
         permitted = np.unpackbits(bits, count=self._size, bitorder="little").view(bool)
         result = np.where(permitted, scores, np.array(-np.inf, scores.dtype))
