@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ray import serve  # pyright: ignore[reportMissingImports]
+import ray.serve  # pyright: ignore[reportMissingImports]
 from starlette.types import Receive, Scope, Send
 
 from keras_tx.errors import ConfigError
@@ -84,7 +84,7 @@ def ray_application(
         application = Application(paths, options, limits=limits, keys=keys, origins=origins)
         return _LoadedApplication(application)
 
-    return serve.deployment(**{**defaults, **deployment})(serve.ingress(build)()).bind()
+    return ray.serve.deployment(**{**defaults, **deployment})(ray.serve.ingress(build)()).bind()
 
 
 class _LoadedApplication:
