@@ -344,6 +344,8 @@ def test_calibrated_families(mode: str, family: str, tmp_path):
     assert report.manifest.precisions == {"int4": "onnx/model.onnx"}
     with pytest.raises(ConfigError, match=f"quantization_mode='{mode}'.* does not save"):
         model.save(tmp_path / "model.keras")
+    with pytest.raises(ConfigError, match=f"quantization_mode='{mode}'.* does not save"):
+        model.save_weights(tmp_path / "model.weights.h5")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
