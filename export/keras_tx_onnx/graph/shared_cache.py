@@ -56,13 +56,20 @@ def write_shared(path: Path) -> Path | None:
     return shared
 
 
-def check_shared(path: Path, shared: Path, context: int, precision: str) -> float:
-    """The difference between the logits of two graphs; raises an ExportError above the tolerance."""
-    difference, tolerance = shared_cache_difference(path, shared, context, exact=precision == "fp32")
+def check_shared(path: Path, shared: Path, context: int, exact: bool) -> float:
+    """The difference between the logits of two graphs; raises an ExportError above the tolerance.
+
+    Args:
+        path: the standard graph.
+        shared: the graph with a shared cache.
+        context: how many tokens the model supports.
+        exact: whether the model computes in float32 and rounds no inputs.
+    """
+    difference, tolerance = shared_cache_difference(path, shared, context, exact)
     if difference > tolerance:
         raise ExportError(
             f"The graph with a shared cache differs from the one without by {difference:.1e} of the logits' "
-            f"scale ({precision} tolerance {tolerance:.0e}). No folder was written."
+            f"scale (tolerance {tolerance:.0e}). No folder was written."
         )
     return difference
 
