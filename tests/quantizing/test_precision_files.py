@@ -363,6 +363,16 @@ def test_note_if_most_weights_stay_in_float32(tmp_path):
     assert sizes[1] > 0.8 * sizes[0]
 
 
+def test_interpolation_stays_in_float32(tmp_path):
+    x = keras.Input((80, 80, 3))
+    resized = keras.layers.Resizing(64, 64, interpolation="bicubic", name="small")(x)
+    y = keras.layers.GlobalAveragePooling2D()(keras.layers.Dense(64, name="colors")(resized))
+    model = redraw(keras.Model(x, keras.layers.Dense(64, name="constant")(y)))
+    folder = exported(model, tmp_path / "out", precision=["fp32", "int8", "int4"])
+    assert nodes(folder, "model_quantized.onnx")["MatMulInteger"] == 1
+    assert nodes(folder, "model_q4.onnx")["MatMulNBits"] == 1
+
+
 class Branch(keras.layers.Layer):
     def build(self, shape):
         self.kernel = self.add_weight(shape=(64, 64), name="kernel")
