@@ -317,6 +317,16 @@ def test_language_models_of_keras_hub(mode: str, tmp_path):
     assert report.manifest.parity is not None and report.manifest.parity.tolerance == tolerances.FLOAT32
 
 
+def test_inverses_of_half_scales_are_float32():
+    layer = layers.Dense(11, dtype="float16")
+    layer.build((None, WIDTH))
+    layer.quantize("int4", config=quantizers.Int4QuantizationConfig(block_size=-1))
+    scale = np.asarray(layer.kernel_scale)
+    assert scale.dtype == np.float16
+    inverses = quantized_layers.integer_kernel(layer).scales()[:, 0]
+    assert_close(inverses, 1 / scale.astype("float32"), 1e-6)
+
+
 def test_generated_text(tmp_path):
     model = tiny("gpt")
     model.quantize("int4")
