@@ -268,6 +268,11 @@ def test_model_quantized_by_keras_raises(tmp_path):
     model.layers[0].quantize("int8")
     with pytest.raises(ConfigError, match="precision='int4'"):
         export_onnx(model, tmp_path / "out", precision="int4")
+    folder = exported(model, tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"'int4', but .*out has int8\. Keras quantized .* omit precision"):
+        load(folder, precision="int4")
+    with pytest.raises(ExportError, match="has int8, .*Keras quantized the model: .* the float model"):
+        quantize(folder, "int4")
 
 
 def test_damaged_folder_raises(exported_folders, tmp_path):
