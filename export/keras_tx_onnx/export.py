@@ -163,7 +163,8 @@ def export_onnx(
             with _timed(seconds, "quantize"):
                 manifest = add_precisions(partial, manifest, precisions)
     nodes = Counter(node.op_type for each in graphs for node in each.model.graph.all_nodes())
-    return Report(folder, manifest, nodes, interface.model.count_params(), seconds)
+    rounds_inputs = interface.tolerance == tolerances.INT8
+    return Report(folder, manifest, nodes, interface.model.count_params(), seconds, rounds_inputs)
 
 
 def _check_arguments(model: Any, opset: Any) -> None:

@@ -125,6 +125,7 @@ def test_int4_with_rounded_inputs(body, tmp_path):
     report = export_onnx(model, tmp_path / "verified")
     assert report.manifest.precisions == {"int4": "onnx/model.onnx"}
     assert report.manifest.parity.tolerance == tolerances.INT8
+    assert "4-bit weights and inputs rounded to int8 in quantized layers" in str(report)
 
 
 def test_int4_of_rounded_inputs_and_no_plain_product_raises(tmp_path):
