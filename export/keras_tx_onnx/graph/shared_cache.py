@@ -13,9 +13,8 @@ from keras_tx import contract
 from keras_tx.errors import ExportError
 from keras_tx.runtime.shared_cache import shared_cache_difference
 from keras_tx_onnx.graph.editor import GraphEditor
-from keras_tx_onnx.graph.properties import input_at
+from keras_tx_onnx.graph.properties import CONTRIB, input_at
 
-DOMAIN = "com.microsoft"
 SHARED_FROM = 23  # the first opset with an operator Attention
 CHANNELS = 8  # GroupQueryAttention requires that the width of a head is a multiple of this
 
@@ -148,7 +147,7 @@ def _replace(editor: GraphEditor, node: ir.Node, lengths: ir.Value, total: ir.Va
         [*inputs, past_key, past_value, lengths, total],
         [(result.dtype, shape), *((present.dtype, present.shape) for present in presents)],
         before=node,
-        domain=DOMAIN,
+        domain=CONTRIB,
         **attributes,
     )
     if padded != width:
