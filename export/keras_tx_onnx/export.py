@@ -19,6 +19,7 @@ from keras_tx.atomic_write import atomic_directory, check_export_target
 from keras_tx.errors import ConfigError, ExportError, nearest
 from keras_tx.processing import ImageTransform
 from keras_tx.weights.weight_values import check_finite
+from keras_tx_onnx import tolerances
 from keras_tx_onnx.graph.model_file import check_graph, write_beside, write_graph
 from keras_tx_onnx.graph.shared_cache import check_shared, note_of
 from keras_tx_onnx.interfaces.base import Interface
@@ -145,7 +146,8 @@ def export_onnx(
                     file = partial / contract.ADAPTERS.format(each.name)
                     adapter_parities[each.name] = verify_adapter(graphs[-1], each, file)
                 if shared is not None:
-                    difference = check_shared(path, shared, interface.context_length, interface.precision)
+                    exact = interface.tolerance == tolerances.FLOAT32
+                    difference = check_shared(path, shared, interface.context_length, exact)
         if shared is not None:
             notes = [*notes, note_of(shared, path, difference)]
         with _timed(seconds, "hash"):
@@ -161,7 +163,8 @@ def export_onnx(
             with _timed(seconds, "quantize"):
                 manifest = add_precisions(partial, manifest, precisions)
     nodes = Counter(node.op_type for each in graphs for node in each.model.graph.all_nodes())
-    return Report(folder, manifest, nodes, interface.model.count_params(), seconds)
+    rounds_inputs = interface.tolerance == tolerances.INT8
+    return Report(folder, manifest, nodes, interface.model.count_params(), seconds, rounds_inputs)
 
 
 def _check_arguments(model: Any, opset: Any) -> None:

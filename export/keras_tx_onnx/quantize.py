@@ -12,7 +12,7 @@ from typing import Any
 from keras_tx import contract
 from keras_tx.atomic_write import atomic_directory
 from keras_tx.errors import ConfigError, ExportError
-from keras_tx.runtime.folder import check_unchanged, open_folder, verify_hashes
+from keras_tx.runtime.folder import QUANTIZED_BY_KERAS, check_unchanged, open_folder, verify_hashes
 from keras_tx_onnx.export import precisions_of
 from keras_tx_onnx.quantizing.auto_precision import CANDIDATES, PrecisionReport, choose
 from keras_tx_onnx.quantizing.precision_files import Options, PrecisionWriter
@@ -102,9 +102,11 @@ def quantize(
     _check_options(names, options.keep, calibration)
     opened = open_folder(Path(folder).absolute())
     if opened.precision != "fp32":
+        by_keras = opened.precision not in opened.manifest.variants
+        again = f"Export it again with precision={['fp32', *names]}."
         raise ExportError(
             f"{opened.path} has {', '.join(opened.manifest.precisions)}, but no fp32 file, from which others "
-            f"are made. Export it again with precision={['fp32', *names]}."
+            f"are made. {QUANTIZED_BY_KERAS if by_keras else again}"
         )
     verify_hashes(opened)
     if auto:

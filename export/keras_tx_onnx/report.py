@@ -28,6 +28,7 @@ class Report:
         nodes: the number of nodes of each operator in the graph.
         parameters: the number of parameters of the model.
         seconds: the duration of each step.
+        rounds_inputs: whether layers that Keras quantized round their inputs to int8.
     """
 
     folder: Path
@@ -35,6 +36,7 @@ class Report:
     nodes: Counter[str]
     parameters: int
     seconds: dict[str, float]
+    rounds_inputs: bool = False
 
     def __str__(self) -> str:
         manifest = self.manifest
@@ -72,6 +74,8 @@ class Report:
         return [("encoder", f"{_tensors(encoder.inputs)} -> {_tensors(encoder.outputs)}")]
 
     def _arithmetic(self) -> str:
+        if self._precision == "int4" and self.rounds_inputs:
+            return "float32, with 4-bit weights and inputs rounded to int8 in quantized layers"
         return _ARITHMETIC.get(self._precision, "float32")
 
     @property

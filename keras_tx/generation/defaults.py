@@ -29,17 +29,19 @@ LENGTHS = {"min_length": ("0 or more tokens", 0), "max_length": ("2 or more toke
 TASK_OPTIONS = ("prefix", *LENGTHS, *NEUTRAL)
 
 
-def read_defaults(values: Mapping[str, Any], file: str) -> dict[str, Any]:
+def effective_options(values: Mapping[str, Any]) -> dict[str, Any]:
     """The options in the fields of a file, without those that have no effect.
 
-    >>> read_defaults({"num_beams": 4, "bad_words_ids": [[0]], "length_penalty": 1.0}, "a file")
+    >>> effective_options({"num_beams": 4, "bad_words_ids": [[0]], "length_penalty": 1.0})
     {'bad_words_ids': [[0]], 'num_beams': 4}
-
-    Raises:
-        ConfigError: if a constraint is not valid.
     """
     options = {name: values.get(name) for name in NEUTRAL}
-    options = {name: value for name, value in options.items() if value not in (None, NEUTRAL[name])}
+    return {name: value for name, value in options.items() if value not in (None, NEUTRAL[name])}
+
+
+def read_defaults(values: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """The effective options of a file; raises a ConfigError that names it if a constraint is not valid."""
+    options = effective_options(values)
     check_constraints(options, file)
     return options
 

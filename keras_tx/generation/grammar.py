@@ -81,8 +81,8 @@ class Grammar:
     """What a text must match as a whole: a regular expression, or the JSON of a schema.
 
     Args:
-        regex: in the syntax of Rust's regex crate: that of `re` without lookaround, backreferences and
-            anchors.
+        regex: in the syntax of Rust's regex crate, which is that of Python without lookaround,
+            backreferences, word boundaries and inner anchors.
         json_schema: a JSON schema, as a dict or a JSON string. Properties are generated in its order.
 
     Raises:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from keras_tx import contract
+from keras_tx.models.generation_defaults import generation_defaults
 from keras_tx.models.text_model import DecoderModel
+
+# The default options of `generate` that mean the same there.
+DEFAULTS = ("repetition_penalty",)
 
 
 def genai_config(model: DecoderModel, special: dict[str, Any]) -> dict[str, Any]:
@@ -51,6 +55,7 @@ def genai_config(model: DecoderModel, special: dict[str, Any]) -> dict[str, Any]
             "do_sample": False,
             "max_length": config.max_length,
             "past_present_share_buffer": False,
+            **{name: value for name, value in generation_defaults(model).items() if name in DEFAULTS},
             "temperature": 1.0,
             "top_k": 50,
             "top_p": 1.0,

@@ -21,6 +21,9 @@ UNSUPPORTED = {
     "encoder_repetition_penalty": 1.0,
     "sequence_bias": None,
     "exponential_decay_length_penalty": None,
+    "guidance_scale": 1.0,
+    "renormalize_logits": False,
+    "stop_strings": None,
 }
 
 

@@ -442,6 +442,7 @@ class TransformerModel(keras.Model):
     def save_weights(self, *args: Any, **kwargs: Any) -> None:
         """Saves the weights, as keras.Model.save_weights does; raises the same error as `save`."""
         check_finite(self, DIVERGED)
+        check_saved(self)
         super().save_weights(*args, **kwargs)
 
     def export(  # type: ignore[override]

@@ -35,7 +35,7 @@ def token_bytes(tokenizer: Any, vocabulary_size: int) -> list[bytes | None]:
                 return bytes(letters[letter] for letter in token)
             return token.encode()
 
-    elif kinds and SPACE_DECODERS.issuperset(kinds):
+    elif kinds and SPACE_DECODERS.issuperset(kinds) and all(map(_replaces_string, decoders)):
         replaced = [(x["pattern"]["String"], x["content"]) for x in decoders if x["type"] == "Replace"]
         replaced += [(x["replacement"], " ") for x in decoders if x["type"] == "Metaspace"]
         fallback = "ByteFallback" in kinds
@@ -69,6 +69,11 @@ def _decoders(decoder: Any) -> list[dict[str, Any]]:
     if decoder["type"] != "Sequence":
         return [decoder]
     return [one for part in decoder["decoders"] for one in _decoders(part)]
+
+
+def _replaces_string(decoder: dict[str, Any]) -> bool:
+    """Whether a decoder replaces no regular expression."""
+    return decoder["type"] != "Replace" or "String" in decoder["pattern"]
 
 
 def _letters() -> dict[str, int]:

@@ -27,6 +27,7 @@ _MAX_JSON = 64 * 2**20  # bytes; a manifest lists files and layers, not weights
 _FORBIDDEN = frozenset('\\:*?"<>|')
 FileState = tuple[int, ...]  # device, inode, size, and the times of the last changes of content and inode
 _REMEDY = "Copy the whole folder again, or export again."
+QUANTIZED_BY_KERAS = "Keras quantized the model: omit precision, or export the float model."
 _SIZES = "vocab_size type_vocab_size max_position_embeddings n_positions num_channels".split()
 _CONFIG_KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(_SIZES, ("a whole number, 1 or more", lambda value: _is_size(value))),
@@ -314,6 +315,8 @@ def _precision(root: Path, manifest: contract.Manifest, requested: str | None, d
         raise ConfigError(f"{problem} {nearest(requested, contract.PRECISIONS)}")
     if "fp32" in graphs:
         raise ConfigError(f"{problem} Run keras-tx quantize {root} --precision {requested}")
+    if not graphs.keys() & manifest.variants.keys():
+        raise ConfigError(f"{problem} {QUANTIZED_BY_KERAS}")
     raise ConfigError(f"{problem} Export again with precision={[*graphs, requested]}.")
 
 

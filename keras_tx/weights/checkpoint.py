@@ -121,7 +121,9 @@ def _weights(folder: Path) -> Tensors:
     for name in names:
         if name.endswith((*PICKLES, ".h5", ".msgpack")):
             _refuse(folder / name)
-    raise ConfigError(f"{folder} has no weights: expected {WEIGHTS}, or {INDEX} and its shards.")
+    raise ConfigError(
+        f"{folder} has no weights: expected {WEIGHTS}, {INDEX} and its shards, or {tensorflow_file.WEIGHTS}."
+    )
 
 
 def _sharded(folder: Path) -> Tensors:

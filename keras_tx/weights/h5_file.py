@@ -32,7 +32,7 @@ def open_datasets(
         size: size of the range in bytes.
 
     Raises:
-        ConfigError: if a dataset is not contiguous, outside of the range, or there twice.
+        ConfigError: if a dataset is compressed, in chunks, outside of the range, or there twice.
         OSError: if the range is not an HDF5 file.
     """
     places: dict[str, tuple[np.dtype, tuple[int, ...], int]] = {}
@@ -42,7 +42,8 @@ def open_datasets(
             nbytes = math.prod(shape) * dataset.dtype.itemsize
             if first is None or dataset.external or first + nbytes > size:
                 raise ConfigError(
-                    f"{path}: the data of {name} is not contiguous. Pass a weights file saved by Keras."
+                    f"{path}: the data of {name} is compressed, in chunks, or outside of the file. Pass the "
+                    "file as Keras or transformers wrote it."
                 )
             if name in places:
                 raise ConfigError(f"{path} has the variable {name} twice. Save or copy it again.")

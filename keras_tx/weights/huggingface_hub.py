@@ -6,11 +6,21 @@ import re
 from pathlib import Path
 
 from keras_tx.errors import ConfigError
+from keras_tx.weights import tensorflow_file
 
 SCHEME = "hf://"
 NAME = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 # The files of a checkpoint, without pickles and the same weights in other formats.
-FILES = ["*.json", "model.safetensors", "model-*.safetensors", "vocab.txt", "merges.txt"]
+FILES = [
+    "*.json",
+    "model.safetensors",
+    "model-*.safetensors",
+    "vocab.txt",
+    "merges.txt",
+    "*.model",
+    "*.spm",
+    "chat_template.jinja",
+]
 
 
 def download(source: str) -> Path:
@@ -28,7 +38,11 @@ def download(source: str) -> Path:
             "otherwise, and pass its path."
         ) from error
     try:
-        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=FILES))
+        folder = Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=FILES))
+        if not any(folder.glob("model*.safetensors")):
+            only = [tensorflow_file.WEIGHTS]
+            huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=only)
+        return folder
     except errors.GatedRepoError as error:
         raise ConfigError(
             f"{source} is gated. Accept its terms on https://huggingface.co/{name}, and log in with "

@@ -188,6 +188,18 @@ def read(folder: Path, name: str) -> dict[str, Any]:
     return json.loads((folder / name).read_text())
 
 
+def test_defaults_of_the_model(tmp_path):
+    defaults = {"repetition_penalty": 1.5, "num_beams": 2, "bad_words_ids": [[3]]}
+    report = export_onnx(gpt(generation=defaults), tmp_path / "poet", verify=False)
+    assert defaults.items() <= read(tmp_path / "poet", "generation_config.json").items()
+    search = read(tmp_path / "poet", "genai_config.json")["search"]
+    assert search["repetition_penalty"] == 1.5 and "num_beams" not in search
+    (note,) = (note for note in report.manifest.notes if "onnxruntime-genai" in note)
+    assert "defaults num_beams, bad_words_ids:" in note
+    report = export_onnx(gpt(), tmp_path / "plain", verify=False)
+    assert not [note for note in report.manifest.notes if "onnxruntime-genai" in note]
+
+
 def test_files_for_clients(tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     words = tokenizers.models.WordLevel({"<|endoftext|>": 0, "to": 1, "be": 2}, unk_token="<|endoftext|>")

@@ -125,6 +125,7 @@ def test_int4_with_rounded_inputs(body, tmp_path):
     report = export_onnx(model, tmp_path / "verified")
     assert report.manifest.precisions == {"int4": "onnx/model.onnx"}
     assert report.manifest.parity.tolerance == tolerances.INT8
+    assert "4-bit weights and inputs rounded to int8 in quantized layers" in str(report)
 
 
 def test_int4_of_rounded_inputs_and_no_plain_product_raises(tmp_path):
@@ -133,7 +134,7 @@ def test_int4_of_rounded_inputs_and_no_plain_product_raises(tmp_path):
         activation_quantizer=quantizers.AbsMaxQuantizer(), block_size=None
     )
     model.quantize(config=config, filters="dense")
-    with pytest.raises(ExportError, match="equation='abc,dc->abd'"):
+    with pytest.raises(ExportError, match="equation='abc,dc->abd', which cannot be written"):
         export_onnx(model, tmp_path / "out")
 
 
@@ -317,6 +318,16 @@ def test_language_models_of_keras_hub(mode: str, tmp_path):
     assert report.manifest.parity is not None and report.manifest.parity.tolerance == tolerances.FLOAT32
 
 
+def test_inverses_of_half_scales_are_float32():
+    layer = layers.Dense(11, dtype="float16")
+    layer.build((None, WIDTH))
+    layer.quantize("int4", config=quantizers.Int4QuantizationConfig(block_size=-1))
+    scale = np.asarray(layer.kernel_scale)
+    assert scale.dtype == np.float16
+    inverses = quantized_layers.integer_kernel(layer).scales()[:, 0]
+    assert_close(inverses, 1 / scale.astype("float32"), 1e-6)
+
+
 def test_generated_text(tmp_path):
     model = tiny("gpt")
     model.quantize("int4")
@@ -344,6 +355,8 @@ def test_calibrated_families(mode: str, family: str, tmp_path):
     assert report.manifest.precisions == {"int4": "onnx/model.onnx"}
     with pytest.raises(ConfigError, match=f"quantization_mode='{mode}'.* does not save"):
         model.save(tmp_path / "model.keras")
+    with pytest.raises(ConfigError, match=f"quantization_mode='{mode}'.* does not save"):
+        model.save_weights(tmp_path / "model.weights.h5")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

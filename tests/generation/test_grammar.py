@@ -270,6 +270,17 @@ def test_wordpiece_raises():
         GrammarCompiler(wordpiece(), 100)
 
 
+def test_replaced_regular_expression_raises(poet):
+    import tokenizers
+    from tokenizers import decoders
+
+    tokenizer = tokenizers.Tokenizer.from_str(poet.tokenizer.to_str())
+    pattern = tokenizers.Regex("▁+")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(pattern, " "), decoders.Fuse()])
+    with pytest.raises(InputError, match="no bytes of its own"):
+        token_bytes(tokenizer, poet.decoder.vocabulary_size)
+
+
 def test_missing_library_names_the_command(poet, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
     with pytest.raises(ModuleNotFoundError, match=r'pip install "keras-tx\[constrained\]"'):

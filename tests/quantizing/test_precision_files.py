@@ -268,6 +268,11 @@ def test_model_quantized_by_keras_raises(tmp_path):
     model.layers[0].quantize("int8")
     with pytest.raises(ConfigError, match="precision='int4'"):
         export_onnx(model, tmp_path / "out", precision="int4")
+    folder = exported(model, tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"'int4', but .*out has int8\. Keras quantized .* omit precision"):
+        load(folder, precision="int4")
+    with pytest.raises(ExportError, match="has int8, .*Keras quantized the model: .* the float model"):
+        quantize(folder, "int4")
 
 
 def test_damaged_folder_raises(exported_folders, tmp_path):
@@ -361,6 +366,16 @@ def test_note_if_most_weights_stay_in_float32(tmp_path):
     assert note in str(report)
     sizes = [(tmp_path / "out" / name).stat().st_size for name in report.manifest.precisions.values()]
     assert sizes[1] > 0.8 * sizes[0]
+
+
+def test_interpolation_stays_in_float32(tmp_path):
+    x = keras.Input((80, 80, 3))
+    resized = keras.layers.Resizing(64, 64, interpolation="bicubic", name="small")(x)
+    y = keras.layers.GlobalAveragePooling2D()(keras.layers.Dense(64, name="colors")(resized))
+    model = redraw(keras.Model(x, keras.layers.Dense(64, name="constant")(y)))
+    folder = exported(model, tmp_path / "out", precision=["fp32", "int8", "int4"])
+    assert nodes(folder, "model_quantized.onnx")["MatMulInteger"] == 1
+    assert nodes(folder, "model_q4.onnx")["MatMulNBits"] == 1
 
 
 class Branch(keras.layers.Layer):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,14 @@ def continued(text: list[int], count: int) -> list[int]:
     return ids[len(text) :]
 
 
-def make(folder: Path, *, tokenizer: Any = None, end: int | None = END, config: Any = CONFIG) -> Path:
+def make(
+    folder: Path,
+    *,
+    tokenizer: Any = None,
+    end: int | None = END,
+    config: Any = CONFIG,
+    generation: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
     """The exported folder; the cache holds the ids of earlier tokens as numbers."""
     tokens = (contract.BATCH_AXIS, contract.SEQUENCE_AXIS)
     total = (contract.BATCH_AXIS, contract.TOTAL_AXIS)
@@ -97,7 +106,7 @@ def make(folder: Path, *, tokenizer: Any = None, end: int | None = END, config: 
     (folder / "onnx").mkdir(parents=True)
     opset = helper.make_opsetid("", 23)
     save_model(helper.make_model(graph, opset_imports=[opset], ir_version=11), folder / contract.MODEL)
-    files = {contract.CONFIG: config, contract.GENERATION_CONFIG: {"eos_token_id": end}}
+    files = {contract.CONFIG: config, contract.GENERATION_CONFIG: {"eos_token_id": end, **generation}}
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
     if tokenizer is not None:

@@ -22,7 +22,8 @@ from keras_tx.runtime.cached_decoder import CachedDecoder
 from keras_tx.runtime.shared_cache import SharedCache, SharedCacheDecoder
 from keras_tx.runtime.verification import verify_folder
 from keras_tx_onnx import export_onnx
-from keras_tx_onnx.graph.shared_cache import check_shared, share_cache
+from keras_tx_onnx.graph.shared_cache import check_shared, share_cache, write_shared
+from keras_tx_onnx.interfaces import decoder
 from tests.decoder_architectures import ARCHITECTURES
 from tests.drawing import redraw
 
@@ -253,7 +254,34 @@ def test_wrong_shared_graph_raises(folders, tmp_path):
     node.attribute.append(onnx.helper.make_attribute("scale", 0.2))
     onnx.save(wrong, tmp_path / "wrong.onnx")
     with pytest.raises(ExportError, match="shared cache"):
-        check_shared(path, tmp_path / "wrong.onnx", 300, "fp32")
+        check_shared(path, tmp_path / "wrong.onnx", 300, exact=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method:UserWarning")
+@pytest.mark.parametrize(
+    ("mode", "wrong_scale", "tolerance"), [("int4", 0.2, "1e-04"), ("int8", 9.0, "1e-01")]
+)
+def test_models_that_keras_quantized(tmp_path, monkeypatch, mode, wrong_scale, tolerance):
+    """Weights of 4 bits compute in float32: a smaller difference than that of rounding is an error, too."""
+    model = redraw(keras_tx.gpt("pico", width=64, vocabulary_size=50, max_length=32))
+    model.quantize(mode)
+    folder = tmp_path / "poet"
+    export_onnx(model, folder, cache="shared")
+    check = {check.name: check for check in verify_folder(folder)}["shared cache"]
+    assert check.passed and f"(tolerance {tolerance})" in check.detail
+
+    def write_wrong(path: Path) -> Path:
+        shared = write_shared(path)
+        assert shared is not None
+        graph = onnx.load(shared)
+        node = next(n for n in graph.graph.node if n.op_type == "GroupQueryAttention")
+        node.attribute.append(onnx.helper.make_attribute("scale", wrong_scale))
+        onnx.save(graph, shared)
+        return shared
+
+    monkeypatch.setattr(decoder, "write_shared", write_wrong)
+    with pytest.raises(ExportError, match=rf"shared cache.*\(tolerance {tolerance}\)"):
+        export_onnx(model, tmp_path / "wrong", cache="shared")
 
 
 def test_verify_checks_both_graphs(folders, tmp_path):

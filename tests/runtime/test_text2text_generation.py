@@ -284,8 +284,9 @@ def test_source_longer_than_context_raises(counter):
     ],
 )
 def test_invalid_generation_configs_raise(generation, message, tmp_path):
-    with pytest.raises(FolderError, match=message):
+    with pytest.raises(FolderError, match=message) as caught:
         load(make(tmp_path / "counter", **generation), provider="cpu")
+    assert str(caught.value).count(contract.GENERATION_CONFIG) == 1
 
 
 def test_folder_without_encoder_raises(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from keras_tx import contract
 from keras_tx.errors import ConfigError, FolderError, InputError, KerasTxError
 from keras_tx.generation import PromptCache
 from keras_tx.runtime import TextGenerator, load
@@ -244,6 +245,13 @@ def test_invalid_streams_scores_and_folders_raise(counter, tmp_path):
     folder = make(tmp_path / "b", end=VOCABULARY)
     with pytest.raises(FolderError, match="eos_token_id 31"):
         load(folder)
+
+
+def test_invalid_default_raises(tmp_path):
+    folder = make(tmp_path / "counter", generation={"suppress_tokens": 3})
+    with pytest.raises(FolderError, match="suppress_tokens is 3") as caught:
+        load(folder)
+    assert str(caught.value).count(contract.GENERATION_CONFIG) == 1
 
 
 def test_invalid_tokenizer_raises(tmp_path):

@@ -175,7 +175,7 @@ def test_damaged_config_raises(text, message, folder):
 
 def test_missing_files_raise(folder):
     with pytest.raises(
-        ConfigError, match="has no weights: expected model.safetensors, or model.safetensors.ind"
+        ConfigError, match="has no weights: expected model.safetensors, .*json and its shards, or tf_"
     ):
         open_checkpoint(folder)
     write(folder / "weights.safetensors", a=one(2))
@@ -243,15 +243,36 @@ class TestHub:
             self.requests.append((name, revision, allow_patterns))
             if self.error is not None:
                 raise self.error
+            for pattern in allow_patterns:
+                for path in (tmp_path / "repository").glob(pattern):
+                    (tmp_path / path.name).touch()
             return str(tmp_path)
 
         monkeypatch.setattr(self.package, "snapshot_download", snapshot_download)
 
     def test_a_repository_is_a_folder(self, tmp_path):
+        (tmp_path / "model.safetensors").touch()
         assert huggingface_hub.download("hf://owner/name") == tmp_path
         assert huggingface_hub.download("hf://owner/na.me-2@refs/pr/1") == tmp_path
         assert [x[:2] for x in self.requests] == [("owner/name", None), ("owner/na.me-2", "refs/pr/1")]
         assert not [x for x in self.requests[0][2] if x.endswith((".bin", ".pt", ".h5", ".msgpack"))]
+
+    @pytest.mark.parametrize("weights", ["model.safetensors", "model-00001-of-00002.safetensors"])
+    def test_the_files_that_readers_open(self, tmp_path, weights):
+        needed = {weights, "config.json", "tokenizer.model", "source.spm", "chat_template.jinja"}
+        (tmp_path / "repository").mkdir()
+        for name in (*needed, "tf_model.h5", "pytorch_model.bin"):
+            (tmp_path / "repository" / name).touch()
+        huggingface_hub.download("hf://owner/name")
+        assert {path.name for path in tmp_path.iterdir() if path.is_file()} == needed
+
+    def test_weights_of_tensorflow_if_there_are_no_others(self, tmp_path):
+        (tmp_path / "repository").mkdir()
+        for name in ("config.json", "tf_model.h5", "pytorch_model.bin"):
+            (tmp_path / "repository" / name).touch()
+        huggingface_hub.download("hf://owner/name@main")
+        assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"config.json", "tf_model.h5"}
+        assert [x[:2] for x in self.requests] == [("owner/name", "main")] * 2
 
     @pytest.mark.parametrize("name", ["hf://name", "hf://a/b/c", "hf://a/b@", "hf://a b/c", "hf://../../x"])
     def test_unknown_source_raises(self, name):

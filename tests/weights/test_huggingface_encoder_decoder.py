@@ -232,6 +232,22 @@ def test_generation_defaults(tmp_path: Path):
         assert getattr(written, name) == getattr(model.generation_config, name)
 
 
+def test_unsupported_options_warn(tmp_path: Path, recwarn: pytest.WarningsRecorder):
+    kind = transformers.T5ForConditionalGeneration
+    model = kind(kind.config_class(d_model=16, d_ff=8, d_kv=8, num_heads=2, num_layers=1, vocab_size=20))
+    model.save_pretrained(tmp_path / "t5")
+    path = tmp_path / "t5" / "generation_config.json"
+    content = json.loads(path.read_text())
+    for neutral in ({}, {"renormalize_logits": False, "guidance_scale": 1.0, "stop_strings": None}):
+        path.write_text(json.dumps(content | neutral))
+        keras_tx.from_checkpoint(tmp_path / "t5")
+    assert not [warning for warning in recwarn if "generate()" in str(warning.message)]
+    for name, value in {"renormalize_logits": True, "guidance_scale": 1.5, "stop_strings": ["."]}.items():
+        path.write_text(json.dumps(content | {name: value}))
+        with pytest.warns(UserWarning, match=rf"'{name}': .*which generate\(\) does not support"):
+            keras_tx.from_checkpoint(tmp_path / "t5")
+
+
 def test_task_options(tmp_path: Path):
     """Those of T5's published checkpoints."""
     tasks = {

@@ -142,7 +142,7 @@ def test_a_damaged_weights_file_raises(saved, tmp_path):
     for content in (b"", b"x" * 99, whole[: len(whole) // 2]):
         path.write_bytes(content)
         with pytest.raises(
-            ConfigError, match=r"lying.weights.h5( cannot be read|: the data of .* is not contiguous)"
+            ConfigError, match=r"lying.weights.h5( cannot be read|: the data of .* is compressed,)"
         ):
             read(path)
 
@@ -167,7 +167,7 @@ def test_a_damaged_weights_file_raises(saved, tmp_path):
 
     for what in (chunked, elsewhere):
         lie(what)
-        with pytest.raises(ConfigError, match="token_embedding/0 is not contiguous"):
+        with pytest.raises(ConfigError, match="token_embedding/0 is compressed, in chunks, or outside"):
             read(path)
     for what in (linked, softly):
         lie(what)

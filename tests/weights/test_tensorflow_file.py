@@ -95,6 +95,17 @@ def test_file_of_another_program_raises(tmp_path):
         open_tensorflow_weights(path)
 
 
+def test_compressed_file_raises(tmp_path):
+    path = unpacked("TFBertForPreTraining", tmp_path) / "tf_model.h5"
+    place = "bert/tf_bert_for_pre_training/bert/embeddings/word_embeddings/weight:0"
+    with h5py.File(path, "r+") as file:
+        values = file[place][()]
+        del file[place]
+        file.create_dataset(place, data=values, compression="gzip")
+    with pytest.raises(ConfigError, match="is compressed, .* as Keras or transformers wrote it"):
+        keras_tx.from_checkpoint(tmp_path)
+
+
 def test_links_raise(tmp_path):
     path = unpacked("TFBertForPreTraining", tmp_path) / "tf_model.h5"
     with h5py.File(path, "r+") as file:

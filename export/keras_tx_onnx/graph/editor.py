@@ -12,6 +12,8 @@ Inputs = Sequence[ir.Value | None]
 Outputs = Sequence[tuple[ir.DataType | None, Any]]
 T = TypeVar("T")
 
+CONSTANTS = "constant/"  # before the names of constants, which begin with their dtype
+
 
 class GraphEditor:
     """Adds, replaces and removes nodes and weights of a graph and of the graphs inside its nodes.
@@ -68,7 +70,7 @@ class GraphEditor:
         shown = "x".join(map(str, array.shape)) if array.size != 1 else str(array.item())
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._made:
-            self._made[key] = self.initializer(f"constant/{array.dtype.name}_{shown}", array)
+            self._made[key] = self.initializer(f"{CONSTANTS}{array.dtype.name}_{shown}", array)
         return self._made[key]
 
     def _register(self, tensor: ir.TensorProtocol) -> ir.Value:

@@ -16,9 +16,9 @@ import numpy as np
 import onnx_ir as ir
 
 from keras_tx_onnx.graph.editor import GraphEditor
-from keras_tx_onnx.graph.properties import rank
+from keras_tx_onnx.graph.integer_blocks import block_floats, first_columns, packed_halves, unpacked
+from keras_tx_onnx.graph.properties import CONTRIB, rank
 
-CONTRIB = "com.microsoft"
 INTEGERS = "integers"  # the key in a weight's meta of its IntegerWeight
 BLOCKS = (16, 32, 64, 128, 256)  # the sizes that MatMulNBits accepts
 FLOAT, UINT8, INT64 = ir.DataType.FLOAT, ir.DataType.UINT8, ir.DataType.INT64
@@ -182,70 +182,38 @@ class _Storage:
 
     def _floats(self, node: ir.Node) -> ir.Value:
         """The weight as floats, computed before a node."""
-        add, weight, shape = partial(self._editor.add, before=node), self._weight, self._value.shape
-        assert shape is not None
+        weight = self._weight
         matrix = self._computed(node, lambda x: x, [weight.rows])
         if weight.is_table:
             return matrix
-        columns = add("Transpose", [matrix], [(FLOAT, [weight.columns, weight.rows])], perm=[1, 0])
-        if rank(self._value) == 2:
-            return columns
-        return add("Reshape", [columns, self._editor.constant(list(shape.numpy()))], [(FLOAT, shape)])
+        outputs = [(FLOAT, [weight.columns, weight.rows])]
+        return self._editor.add("Transpose", [matrix], outputs, before=node, perm=[1, 0])
 
     def _computed(
         self, node: ir.Node, rows: Callable[[ir.Value], ir.Value], outer: Sequence[Any]
     ) -> ir.Value:
         """Rows of the matrix as floats, (*outer, columns), with standard operators."""
-        add, layout, constant = partial(self._editor.add, before=node), self._layout, self._editor.constant
-        count, last = len(layout.groups), constant([-1])
-        shape = [*outer, count, layout.size]
-        flat = [*[0] * len(outer), count, layout.size]
-        steps = self._unpacked(node, rows(self._steps()), flat, shape)
-        zeros, scales = self._zeros(), rows(self._scales())
+        editor, count, bits = self._editor, len(self._layout.groups), self._weight.bits
+        zeros = self._zeros()
         if zeros is None:
-            zero = constant(float(self._weight.middle))
+            zero = editor.constant(float(self._weight.middle))
         else:
             zero = rows(zeros)
             if zero.dtype == UINT8:
-                whole = count + count % 2 if self._weight.bits == 4 else count
-                zero = self._unpacked(node, zero, [*flat[:-2], whole], [*outer, whole])
-            if zero.shape is not None and zero.shape[-1] != count:
-                ends = [constant([number]) for number in (0, count, -1)]
-                zero = add("Slice", [zero, *ends], [(FLOAT, [*outer, count])])
-            zero = add("Unsqueeze", [zero, last], [(FLOAT, [*outer, count, 1])])
-        scales = add("Unsqueeze", [scales, last], [(FLOAT, [*outer, count, 1])])
-        x = add("Mul", [add("Sub", [steps, zero], [(FLOAT, shape)]), scales], [(FLOAT, shape)])
-        places = count * layout.size
-        x = add("Reshape", [x, constant([*flat[:-2], places])], [(FLOAT, [*outer, places])])
+                zero = first_columns(editor, node, unpacked(editor, node, zero, bits), count)
+            outputs = [(FLOAT, [*outer, count, 1])]
+            zero = editor.add("Unsqueeze", [zero, editor.constant([-1])], outputs, before=node)
+        x = block_floats(editor, node, rows(self._steps()), rows(self._scales()), zero, bits)
         return self._in_original_order(node, x, outer)
-
-    def _unpacked(self, node: ir.Node, x: ir.Value, sizes: Sequence[int], shape: Sequence[Any]) -> ir.Value:
-        """Bytes as floats of this shape; a byte of two integers holds the first one in its lower half."""
-        add, constant = partial(self._editor.add, before=node), self._editor.constant
-        assert x.shape is not None
-        before = list(x.shape)
-        x = add("Cast", [x], [(FLOAT, before)], to=FLOAT)
-        if self._weight.bits == 8:
-            return x
-        scaled = add("Mul", [x, constant(1 / 16)], [(FLOAT, before)])
-        high = add("Floor", [scaled], [(FLOAT, before)])
-        low = add("Sub", [x, add("Mul", [high, constant(16.0)], [(FLOAT, before)])], [(FLOAT, before)])
-        halves = [add("Unsqueeze", [half, constant([-1])], [(FLOAT, [*before, 1])]) for half in (low, high)]
-        pairs = add("Concat", halves, [(FLOAT, [*before, 2])], axis=-1)
-        return add("Reshape", [pairs, constant(list(sizes))], [(FLOAT, list(shape))])
 
     def _in_original_order(self, node: ir.Node, x: ir.Value, outer: Sequence[Any]) -> ir.Value:
         layout, columns = self._layout, self._weight.columns
-        outputs = [(FLOAT, [*outer, columns])]
-        if not layout.in_order:
-            places = np.empty(columns, "int64")
-            places[layout.columns[layout.columns >= 0]] = np.flatnonzero(layout.columns >= 0)
-            order = self._stored("places", INT64, [columns], lambda: places)
-            return self._editor.add("Gather", [x, order], outputs, before=node, axis=-1)
-        if columns == layout.columns.size:
-            return x
-        ends = [self._editor.constant([number]) for number in (0, columns, -1)]
-        return self._editor.add("Slice", [x, *ends], outputs, before=node)
+        if layout.in_order:
+            return first_columns(self._editor, node, x, columns)
+        places = np.empty(columns, "int64")
+        places[layout.columns[layout.columns >= 0]] = np.flatnonzero(layout.columns >= 0)
+        order = self._stored("places", INT64, [columns], lambda: places)
+        return self._editor.add("Gather", [x, order], [(FLOAT, [*outer, columns])], before=node, axis=-1)
 
     def _steps(self) -> ir.Value:
         """The integers (rows, blocks, bytes)."""
@@ -303,7 +271,7 @@ def _is_product(node: ir.Node, index: int, weight: IntegerWeight) -> bool:
     if index != 1 or node.graph is None:
         return False
     if node.op_type == "MatMul":
-        return not weight.is_table and rank(node.inputs[1]) == 2
+        return not weight.is_table
     plain = all(node.attributes.get_float(name, 1.0) == 1 for name in ("alpha", "beta"))
     transposed = node.attributes.get_int("transB", 0) == 1 and not node.attributes.get_int("transA", 0)
     return node.op_type == "Gemm" and weight.is_table and transposed and plain
@@ -321,4 +289,4 @@ def _packed(integers: np.ndarray, bits: int) -> np.ndarray:
         return integers
     if integers.shape[1] % 2:
         integers = np.pad(integers, ((0, 0), (0, 1)))
-    return integers[:, ::2] | (integers[:, 1::2] << 4)
+    return packed_halves(integers)

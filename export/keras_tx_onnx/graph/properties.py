@@ -14,6 +14,7 @@ ELEMENTWISE = frozenset(
     "Selu Shrink Sigmoid Sin Softplus Softsign Sqrt Sub Swish Tanh ThresholdedRelu Where".split()
 )
 NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
+CONTRIB = "com.microsoft"  # the domain of onnxruntime's own operators
 TO_THE_END = 2**62  # where a Slice ends that keeps all that follows
 
 

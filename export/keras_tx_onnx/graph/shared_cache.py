@@ -13,9 +13,8 @@ from keras_tx import contract
 from keras_tx.errors import ExportError
 from keras_tx.runtime.shared_cache import shared_cache_difference
 from keras_tx_onnx.graph.editor import GraphEditor
-from keras_tx_onnx.graph.properties import input_at
+from keras_tx_onnx.graph.properties import CONTRIB, input_at
 
-DOMAIN = "com.microsoft"
 SHARED_FROM = 23  # the first opset with an operator Attention
 CHANNELS = 8  # GroupQueryAttention requires that the width of a head is a multiple of this
 
@@ -56,13 +55,20 @@ def write_shared(path: Path) -> Path | None:
     return shared
 
 
-def check_shared(path: Path, shared: Path, context: int, precision: str) -> float:
-    """The difference between the logits of two graphs; raises an ExportError above the tolerance."""
-    difference, tolerance = shared_cache_difference(path, shared, context, exact=precision == "fp32")
+def check_shared(path: Path, shared: Path, context: int, exact: bool) -> float:
+    """The difference between the logits of two graphs; raises an ExportError above the tolerance.
+
+    Args:
+        path: the standard graph.
+        shared: the graph with a shared cache.
+        context: how many tokens the model supports.
+        exact: whether the model computes in float32 and rounds no inputs.
+    """
+    difference, tolerance = shared_cache_difference(path, shared, context, exact)
     if difference > tolerance:
         raise ExportError(
             f"The graph with a shared cache differs from the one without by {difference:.1e} of the logits' "
-            f"scale ({precision} tolerance {tolerance:.0e}). No folder was written."
+            f"scale (tolerance {tolerance:.0e}). No folder was written."
         )
     return difference
 
@@ -141,7 +147,7 @@ def _replace(editor: GraphEditor, node: ir.Node, lengths: ir.Value, total: ir.Va
         [*inputs, past_key, past_value, lengths, total],
         [(result.dtype, shape), *((present.dtype, present.shape) for present in presents)],
         before=node,
-        domain=DOMAIN,
+        domain=CONTRIB,
         **attributes,
     )
     if padded != width:

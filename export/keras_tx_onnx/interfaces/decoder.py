@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
-from keras_tx.models.genai_config import genai_config
+from keras_tx.models.genai_config import DEFAULTS, genai_config
 from keras_tx.models.generation_defaults import generation_defaults
 from keras_tx.models.tokenizer_checks import check_tokenizer, fit_to_model
 from keras_tx.processing import TextTransform
@@ -91,8 +91,15 @@ class DecoderInterface(Interface):
         self.add_config(model, None, transform)
         if self.cached:
             known = {name: ids for name, ids in special_ids.items() if ids is not None}
-            self.files[contract.GENERATION_CONFIG] = {**known, **generation_defaults(model)}
+            defaults = generation_defaults(model)
+            self.files[contract.GENERATION_CONFIG] = {**known, **defaults}
             self.files[contract.GENAI_CONFIG] = genai_config(model, special_ids)
+            others = [name for name in defaults if name not in DEFAULTS]
+            if others:
+                self.notes.append(
+                    f"onnxruntime-genai does not apply the model's defaults {', '.join(others)}: "
+                    f"{contract.GENAI_CONFIG} has none of them."
+                )
         elif model.head is not None:
             self.notes.append(
                 "Exported with cache=False: the graph has no cache and does not support text generation."

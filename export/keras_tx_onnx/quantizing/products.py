@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from keras_tx.errors import ConfigError, nearest
+from keras_tx_onnx.graph.editor import CONSTANTS
 from keras_tx_onnx.graph.first_call import nodes_with_cache
 from keras_tx_onnx.graph.properties import input_at, is_standard
 
@@ -180,7 +181,12 @@ def _lookup(node: ir.Node) -> Lookup | None:
 
 
 def _is_kernel(value: ir.Value) -> bool:
-    """Whether a value is a float32 weight with two axes that no client can override."""
+    """Whether a value is a float32 weight with two axes that no client can override.
+
+    Constants are no weights: matrices that interpolate images, for example, whose rows have few numbers.
+    """
+    if str(value.name).startswith(f"{CONSTANTS}float32_"):
+        return False
     if not value.is_initializer() or value.is_graph_input() or value.dtype != ir.DataType.FLOAT:
         return False
     return value.const_value is not None and len(value.const_value.shape) == 2

@@ -6,15 +6,15 @@ Activations stay float32, or are rounded row by row inside the kernel: no row de
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from keras_tx_onnx.graph.editor import GraphEditor
+from keras_tx_onnx.graph.integer_blocks import block_floats, first_columns, packed_halves
+from keras_tx_onnx.graph.properties import CONTRIB
 from keras_tx_onnx.quantizing.products import Lookup, Plan, Product, tied_notes, weight_array
 
-CONTRIB = "com.microsoft"
 INT8_ARITHMETIC = 4  # accuracy_level: the kernel rounds its input to int8, block by block
 ROWS_PER_STEP = 256  # their blocks stay in the processor's cache
 FLOAT, UINT8 = ir.DataType.FLOAT, ir.DataType.UINT8
@@ -53,7 +53,7 @@ def _rounded(rows: np.ndarray, bits: int, block: int) -> tuple[np.ndarray, np.nd
     np.floor(blocks, out=blocks)
     steps = np.clip(blocks, 0, 2**bits - 1, out=blocks).astype("uint8")
     if bits == 4:
-        steps = steps[..., ::2] | (steps[..., 1::2] << 4)
+        steps = packed_halves(steps)
     return steps, scale
 
 
@@ -108,48 +108,19 @@ class BlockQuantizer:
         self._editor.replace(node, result)
 
     def quantize_lookup(self, lookup: Lookup) -> None:
-        """Looks up blocks and scales with standard operators.
-
-        GatherBlockQuantized of com.microsoft has no kernel in browsers, and OpenVINO wants a table that no
-        product shares.
-        """
+        """Looks up blocks and scales with standard operators."""
         add, node = partial(self._editor.add, before=lookup.node), lookup.node
         indices, output = node.inputs[1], node.outputs[0]
         steps, scale = self._stored(lookup.table, transposed=True)
         assert steps.shape is not None and output.shape is not None
         _, count, size = (int(n) for n in steps.shape.numpy())
         *leading, width = output.shape
-        each_block = [*leading, count, 1]
-        rows = add("Gather", [steps, indices], [(UINT8, [*leading, count, size])], axis=0)
-        values = add("Cast", [rows], [(FLOAT, [*leading, count, size])], to=FLOAT)
-        if self._bits == 4:
-            values = self._unpack(values, [*leading, count, size], node)
-        outputs = [(FLOAT, [*leading, count, self._block])]
-        values = add("Sub", [values, self._editor.constant(float(2 ** (self._bits - 1)))], outputs)
+        assert isinstance(width, int)
+        blocks = add("Gather", [steps, indices], [(UINT8, [*leading, count, size])], axis=0)
         scales = add("Gather", [scale, indices], [(FLOAT, [*leading, count])], axis=0)
-        scales = add("Unsqueeze", [scales, self._editor.constant([-1])], [(FLOAT, each_block)])
-        values = add("Mul", [values, scales], outputs)
-        flat = self._editor.constant([*(0 for _ in leading), count * self._block])
-        values = add("Reshape", [values, flat], [(FLOAT, [*leading, count * self._block])])
-        if count * self._block != width:  # the last block is padded
-            bounds = [self._editor.constant([number]) for number in (0, width, -1)]
-            values = add("Slice", [values, *bounds], [(FLOAT, output.shape)])
-        self._editor.replace(node, values)
-
-    def _unpack(self, rows: ir.Value, shape: list[Any], before: ir.Node) -> ir.Value:
-        """The two numbers of 4 bits in each byte, the low one first.
-
-        In float32, where it is exact: OpenVINO rounds quotients and shifts of integers to the nearest one.
-        """
-        add, outputs = partial(self._editor.add, before=before), [(FLOAT, shape)]
-        high = add("Floor", [add("Mul", [rows, self._editor.constant(1 / 16)], outputs)], outputs)
-        low = add("Sub", [rows, add("Mul", [high, self._editor.constant(16.0)], outputs)], outputs)
-        last = self._editor.constant([-1])
-        halves = [add("Unsqueeze", [half, last], [(FLOAT, [*shape, 1])]) for half in (low, high)]
-        pairs = add("Concat", halves, [(FLOAT, [*shape, 2])], axis=-1)
-        *leading, size = shape
-        flat = self._editor.constant([*(0 for _ in leading), 2 * size])
-        return add("Reshape", [pairs, flat], [(FLOAT, [*leading, 2 * size])])
+        middle = self._editor.constant(float(2 ** (self._bits - 1)))
+        values = block_floats(self._editor, node, blocks, scales, middle, self._bits)
+        self._editor.replace(node, first_columns(self._editor, node, values, width))
 
     def _stored(self, weight: ir.Value, transposed: bool) -> tuple[ir.Value, ir.Value]:
         """The blocks of a weight and their scales, stored once."""

@@ -138,7 +138,7 @@ def _int4(
         groups, zeros = np.zeros(columns, "int64"), np.full((rows, 1), 8)
 
     def scales() -> np.ndarray:
-        stored = array_of(scale)
+        stored = array_of(scale).astype("float32")
         return stored.transpose(order) if is_grouped(layer) else np.reciprocal(stored)[:, None]
 
     # The order of Keras's signed integers is that of unsigned ones with the highest bit inverted.

@@ -9,7 +9,7 @@ from typing import Any
 from keras_tx import contract
 from keras_tx.errors import ConfigError, FolderError, InputError, TextError, nearest
 from keras_tx.generation import Seq2SeqGenerator
-from keras_tx.generation.defaults import read_defaults, read_task
+from keras_tx.generation.defaults import effective_options, read_task
 from keras_tx.generation.generator import is_one
 from keras_tx.generation.seq2seq import empty_source
 from keras_tx.runtime.cached_decoder import context_of
@@ -59,7 +59,7 @@ class TextToTextGenerator(LoadedModel, Seq2SeqGenerator):
                 str(folder.path),
                 source,
                 target,
-                read_defaults(folder.generation or {}, contract.GENERATION_CONFIG),
+                effective_options(folder.generation or {}),
             )
             path = folder.path / contract.CONFIG
             for name in self._tasks:

@@ -8,7 +8,7 @@ from typing import Any
 from keras_tx import contract
 from keras_tx.errors import ConfigError, FolderError
 from keras_tx.generation import Generator
-from keras_tx.generation.defaults import read_defaults
+from keras_tx.generation.defaults import effective_options
 from keras_tx.processing import TextTransform
 from keras_tx.processing.detokenizer import read_tokenizer
 from keras_tx.runtime.cached_decoder import CachedDecoder, context_of
@@ -38,7 +38,7 @@ class TextGenerator(LoadedModel, Generator):
         tokenizer = None if folder.tokenizer is None else read_checked_tokenizer(folder.tokenizer, size)
         stops, name = stop_ids(folder, size), str(folder.path)
         try:
-            defaults = read_defaults(folder.generation or {}, contract.GENERATION_CONFIG)
+            defaults = effective_options(folder.generation or {})
             Generator.__init__(self, self.decoder, stops, name, tokenizer, defaults)
         except ConfigError as error:
             raise FolderError(f"{folder.path / contract.GENERATION_CONFIG}: {error}") from error

@@ -84,8 +84,9 @@ def float_kernel(cx: GraphContext, layer: Any) -> ir.Value:
         return cx.weight(layer.kernel)
     if quantized_layers.rounds_inputs(layer) or mode in ("int8", "float8"):
         raise ExportError(
-            f"Layer {cx.scope!r} has quantization_mode={mode!r} and equation={layer.equation!r}, which is no "
-            "plain product. Export the model before quantization."
+            f"Layer {cx.scope!r} has quantization_mode={mode!r} and equation={layer.equation!r}, which "
+            "cannot be written as a matrix product of the stored kernel. Export the model before "
+            "quantization."
         )
     kernel = cx.integer_weight(f"{layer.path}/kernel", quantized_layers.integer_kernel(layer))
     if mode == "awq":
