@@ -120,6 +120,49 @@ def test_queue(serve, gate):
     assert (admission.running, admission.waiting) == (0, 0)
 
 
+def test_slow_bodies_take_no_places(serve):
+    """As many sockets as there are places send headers and no body."""
+    server = serve(limits=Limits(max_concurrent=2, max_queue=1))
+    head = (
+        b"POST /models/reviews HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: 10\r\n\r\n"
+    )
+    admission = server.application.admission
+    with contextlib.ExitStack() as stack:
+        for number in range(2):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), PATIENCE))
+            client.sendall(head)
+            until(lambda number=number: admission._reading == number + 1)
+        assert admission.running == 0
+        assert server.post("/models/reviews", TEXT).status == 200
+        client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), PATIENCE))
+        client.sendall(head)
+        until(lambda: admission._reading == 3)
+        refused = server.post("/models/reviews", TEXT)
+        assert refused.status == 429 and "bodies of 3 requests" in refused.message
+    until(lambda: admission._reading == 0)
+    assert server.post("/models/reviews", TEXT).status == 200
+
+
+def test_client_that_leaves_does_not_wait(serve, gate):
+    """Its place in the queue is free for the next client."""
+    server = serve(limits=Limits(max_concurrent=1, max_queue=1))
+    admission = server.application.admission
+    with ThreadPoolExecutor(2) as clients:
+        first = clients.submit(server.post, "/models/reviews", TEXT)
+        gate.wait_for_a_run()
+        leaving = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+        leaving.request("POST", "/models/reviews", json.dumps(TEXT), {"content-type": "application/json"})
+        until(lambda: admission.waiting == 1)
+        leaving.close()
+        until(lambda: admission.waiting == 0)
+        second = clients.submit(server.post, "/models/reviews", TEXT)
+        until(lambda: admission.waiting == 1)
+        gate.open.set()
+        assert first.result().status == second.result().status == 200
+    assert (admission.running, admission.waiting) == (0, 0)
+
+
 def test_503_while_loading(exported_folders, monkeypatch):
     loading = threading.Event()
     load = model_set.load

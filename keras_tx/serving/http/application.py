@@ -24,6 +24,7 @@ from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.metrics import Metrics
 from keras_tx.serving.http.model_set import ModelOptions, ModelSet
 from keras_tx.serving.http.origins import Origins
+from keras_tx.serving.http.request_body import read_body
 from keras_tx.serving.http.request_errors import (
     RETRY_AFTER,
     MethodError,
@@ -51,7 +52,7 @@ class Application:
         limits: limits of requests.
         keys: keys of clients; without any, every client is served.
         origins: the web pages that may send requests, besides this server's own.
-        reload_seconds: interval at which folders are looked at, to load new exports; None for never.
+        reload_seconds: interval between checks of the folders, to load new exports; None for never.
 
     Attributes:
         draining: whether new work is refused.
@@ -178,7 +179,9 @@ class Application:
         if operation.computes:
             if self.draining:
                 raise UnavailableError("The server stops. Repeat the request later.")
-            await call.resources.enter_async_context(self.admission.place())
+            with self.admission.reading():
+                call.content = await read_body(request, self.limits)
+            await call.resources.enter_async_context(self.admission.place(request))
         return await operation.answer(call)
 
     def _record(self, call: Call, path: str, status: int) -> None:

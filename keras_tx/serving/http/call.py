@@ -25,6 +25,7 @@ class Call:
     """A request: its application, its id, the time of its arrival, and the name of the model that it uses.
 
     Attributes:
+        content: the body, of an operation that computes.
         resources: what is released when the answer has been sent.
         problem: the error that the answer describes.
         left: whether the client left during a streamed answer.
@@ -35,6 +36,7 @@ class Call:
     id: str
     began: float
     resources: contextlib.AsyncExitStack
+    content: bytes = b""
     model: str = ""
     problem: BaseException | None = None
     left: bool = False

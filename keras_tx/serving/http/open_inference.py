@@ -21,7 +21,6 @@ from keras_tx.serving.http.disconnection import while_connected
 from keras_tx.serving.http.json_schema import Schema, check, read_json
 from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.model_set import ServedModel
-from keras_tx.serving.http.request_body import read_body
 from keras_tx.serving.http.request_errors import MalformedRequestError, UnknownPathError
 from keras_tx.serving.http.tensors import array_of, nested_list
 
@@ -144,7 +143,7 @@ class _Wanted:
     id: str | None
 
 
-async def infer(request: Request, served: ServedModel, limits: Limits) -> Response:
+async def infer(request: Request, content: bytes, served: ServedModel) -> Response:
     """Runs the graph on the arrays of a request."""
     if served.generates:
         other = f"/models/{served.name}"
@@ -152,7 +151,6 @@ async def infer(request: Request, served: ServedModel, limits: Limits) -> Respon
             f"{served.name} generates texts with a cache between its runs, which /v2 does not have. Use "
             f"POST {other}{' or /v1/completions' if served.task.inputs == 'prompt' else ''}."
         )
-    content = await read_body(request, limits)
     header, binary = _split(request.headers.get(HEADER_LENGTH), content)
     body = read_json(header)
     body = check(body, request_schema(served))

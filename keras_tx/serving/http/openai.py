@@ -23,7 +23,7 @@ from keras_tx.serving.http.generation import Piece, merged, submit, texts
 from keras_tx.serving.http.json_schema import Schema, check, read_json
 from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.model_set import ServedModel
-from keras_tx.serving.http.request_body import media_type, read_body
+from keras_tx.serving.http.request_body import media_type
 from keras_tx.serving.http.request_errors import MediaTypeError, UnknownPathError, status_of
 
 ADAPTER = ":"  # "poet:haiku" is the adapter "haiku" of the model "poet"
@@ -281,10 +281,9 @@ async def _embed(
 
 
 async def _read(call: Call, schema: Schema) -> dict[str, Any]:
-    content = await read_body(call.request, call.limits)
     if media_type(call.request) != JSON:
         raise MediaTypeError(f"Content-Type is {media_type(call.request)!r:.60}, expected {JSON}.")
-    body = read_json(content)
+    body = read_json(call.content)
     body = check(body, schema)
     return body
 

@@ -155,7 +155,7 @@ async def _v2_model_ready(call: Call) -> Response:
 
 async def _v2_infer(call: Call) -> Response:
     _check_version(call)
-    return await open_inference.infer(call.request, call.use(_name(call)), call.limits)
+    return await open_inference.infer(call.request, call.content, call.use(_name(call)))
 
 
 def _name(call: Call) -> Any:

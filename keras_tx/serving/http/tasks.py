@@ -22,7 +22,7 @@ from keras_tx.serving.http.generation import submit, texts
 from keras_tx.serving.http.json_schema import Schema, check, read_json
 from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.model_set import ServedModel
-from keras_tx.serving.http.request_body import media_type, read_body, read_form
+from keras_tx.serving.http.request_body import media_type, read_form
 from keras_tx.serving.http.request_errors import MediaTypeError, TooLargeError
 from keras_tx.serving.http.tensors import array_of, nested_list
 
@@ -135,7 +135,7 @@ def _text_schema(served: ServedModel, limits: Limits) -> Schema:
 async def answer_task(call: Call, served: ServedModel) -> Any:
     """The answer to one input, or the list of answers to several."""
     request, limits = call.request, call.limits
-    content = await read_body(request, limits)
+    content = call.content
     schema = request_schema(served, limits)
     if served.task.inputs == IMAGE:
         images, fields = await _images(request, content, schema, limits)
