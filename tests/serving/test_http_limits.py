@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from keras_tx.errors import BusyError, ConfigError, InputError, KerasTxError, RunError
-from keras_tx.serving.http import model_set, request_errors
+from keras_tx.serving.http import json_schema, model_set, request_errors
 from keras_tx.serving.http.api_keys import VARIABLE, ApiKeys
 from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.model_set import named_folders
@@ -77,6 +78,39 @@ def test_sizes(serve):
     assert answer.status == 422 and "51 characters" in answer.message
     compressed = server.post("/models/reviews", TEXT, content_encoding="gzip")
     assert compressed.status == 415
+
+
+def test_number_of_ids(exported_folders):
+    with running({"poet": exported_folders["gpt"].path}, limits=Limits(max_characters=50)) as server:
+        for path, fields in (("/models/poet", {}), ("/v1/completions", {"model": "poet", "max_tokens": 1})):
+            answer = server.post(path, {**fields, "prompt": [1] * 51})
+            assert answer.status == 422 and "51 items, expected at most 50" in answer.message
+        nested = server.post("/v1/completions", {"model": "poet", "prompt": [[1] * 51]})
+        assert nested.status == 422 and "prompt[0] has 51 items" in nested.message
+
+
+@pytest.mark.parametrize("length, in_a_thread", [(10, False), (json_schema.SHORT, True)])
+def test_long_bodies_are_read_in_a_thread(serve, monkeypatch, length, in_a_thread):
+    """So that other requests are answered meanwhile."""
+    threads = []
+    read_json = json_schema.read_json
+
+    def read(content: bytes) -> Any:
+        threads.append(asyncio._get_running_loop() is None)
+        return read_json(content)
+
+    monkeypatch.setattr(json_schema, "read_json", read)
+    refused = serve().post("/models/reviews", {"k" * length: 1})
+    assert refused.status == 422 and "text" in refused.message
+    assert threads == [in_a_thread]
+
+
+def test_long_unknown_fields_are_not_compared(serve, monkeypatch):
+    compared = []
+    nearest = json_schema.nearest
+    monkeypatch.setattr(json_schema, "nearest", lambda *args: compared.append(args[0]) or nearest(*args))
+    assert serve().post("/models/reviews", {"k" * 1000: 1}).status == 422
+    assert compared == ["k" * 60]
 
 
 def test_body_without_a_length_is_limited(serve):

@@ -20,7 +20,7 @@ from keras_tx.serving.http.call import Call
 from keras_tx.serving.http.disconnection import while_connected
 from keras_tx.serving.http.event_stream import event_stream
 from keras_tx.serving.http.generation import Piece, merged, submit, texts
-from keras_tx.serving.http.json_schema import Schema, check, read_json
+from keras_tx.serving.http.json_schema import Schema, read_checked
 from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.model_set import ServedModel
 from keras_tx.serving.http.request_body import media_type
@@ -94,7 +94,12 @@ def _most(limits: Limits) -> Schema:
 def completion_schema(limits: Limits) -> Schema:
     """The schema of a request for completions."""
     text = {"type": "string", "maxLength": limits.max_characters}
-    ids = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+    ids = {
+        "type": "array",
+        "items": {"type": "integer", "minimum": 0},
+        "minItems": 1,
+        "maxItems": limits.max_characters,
+    }
     lists = [
         {"type": "array", "items": one, "minItems": 1, "maxItems": limits.max_texts} for one in (text, ids)
     ]
@@ -283,9 +288,7 @@ async def _embed(
 async def _read(call: Call, schema: Schema) -> dict[str, Any]:
     if media_type(call.request) != JSON:
         raise MediaTypeError(f"Content-Type is {media_type(call.request)!r:.60}, expected {JSON}.")
-    body = read_json(call.content)
-    body = check(body, schema)
-    return body
+    return await read_checked(call.content, schema)
 
 
 def _model_of(call: Call, body: Mapping[str, Any]) -> tuple[ServedModel, str | None]:
