@@ -48,7 +48,7 @@ RELOAD_SECONDS = 1.0
 LIMITS = {
     "max_body": (32 * 2**20, "bytes of a request"),
     "max_texts": (256, "texts or images of a request"),
-    "max_characters": (200_000, "characters of a text, and ids of a prompt"),
+    "max_characters": (200_000, "characters of a text or a chat, and ids of a prompt"),
     "max_pixels": (50_000_000, "pixels of an image"),
     "max_new_tokens": (4096, "new tokens of a generated text"),
     "max_concurrent": (64, "requests that run at the same time"),

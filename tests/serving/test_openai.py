@@ -13,13 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
 import keras_tx
+from keras_tx import contract
 from keras_tx.errors import InputError
+from keras_tx.generation.generator import LONG, text_ids
 from keras_tx.processing import train_byte_bpe
 from keras_tx.runtime import load
 from keras_tx.serving.engine.cache_rows import SharedRows
 from keras_tx.serving.http.chat_template import ChatTemplate
+from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.model_set import ModelOptions
 from keras_tx_onnx import export_onnx
 from tests.drawing import redraw
@@ -318,6 +322,29 @@ def test_refused_completions(client, options, message):
 def test_refused_chats(client, options, message):
     with pytest.raises(openai.UnprocessableEntityError, match=message):
         client.chat.completions.create(**{"model": "chat", "messages": MESSAGES, **options})
+
+
+def test_length_of_a_chat(folders):
+    """Each message is within the limit, and the chat is not."""
+    limits = Limits(max_characters=len(CHAT), max_new_tokens=2)
+    with running({"chat": folders["chat"]}, limits=limits) as server:
+        path, body = "/v1/chat/completions", {"model": "chat", "messages": MESSAGES}
+        assert server.post(path, body).status == 200
+        refused = server.post(path, {**body, "messages": [*MESSAGES, {"role": "user", "content": ""}]})
+        length = len(CHAT) + len("user: \n")
+        assert refused.status == 422 and f"messages have {length} characters" in refused.message
+
+
+@pytest.mark.parametrize("add_special_tokens", [False, True])
+def test_ids_of_long_texts(folders, add_special_tokens):
+    """A batch has the ids of the text alone."""
+    text = "".join(CORPUS) + "\N{GRINNING FACE} \u00e9\n"
+    long = text * (LONG // len(text) + 1)
+    for path in (folders["chat"], folders["minilm"]):
+        tokenizer = tokenizers.Tokenizer.from_file(str(path / contract.TOKENIZER))
+        for one in (text[:LONG], long):
+            alone = tokenizer.encode(one, add_special_tokens=add_special_tokens).ids
+            assert text_ids(tokenizer, one, add_special_tokens=add_special_tokens) == alone
 
 
 def test_unknown_models(client):

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from keras_tx import contract
 from keras_tx.errors import InputError, KerasTxError
+from keras_tx.generation.generator import text_ids
 from keras_tx.runtime.async_call import call_async
 from keras_tx.runtime.tasks.base import RunOptions
 from keras_tx.serving.engine.stream import StreamToken, TextStream
@@ -237,7 +238,7 @@ async def chat_completions(call: Call) -> Response:
         raise InputError("max_tokens and max_completion_tokens are the same. Send one of them.")
     if body.get("top_logprobs") is not None and not body.get("logprobs"):
         raise InputError("top_logprobs requires logprobs=true.")
-    ids = await asyncio.to_thread(_chat_ids, served, body["messages"])
+    ids = await asyncio.to_thread(_chat_ids, served, body["messages"], call.limits)
     most = body.get("max_completion_tokens") or body.get("max_tokens") or call.limits.max_new_tokens
     options = _options(body, adapter, most)
     options["logprobs"] = (body.get("top_logprobs") or 0) if body.get("logprobs") else None
@@ -325,11 +326,16 @@ def _prompts(prompt: Any) -> list[Any]:
     return [prompt] if isinstance(prompt[0], int) else prompt
 
 
-def _chat_ids(served: ServedModel, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+def _chat_ids(served: ServedModel, messages: Sequence[Mapping[str, Any]], limits: Limits) -> list[int]:
     assert served.chat_template is not None
     text = served.chat_template.render([_message(one) for one in messages])
+    if len(text) > limits.max_characters:
+        raise InputError(
+            f"messages have {len(text)} characters in the template of the model, expected at most "
+            f"{limits.max_characters}. Send fewer or shorter messages."
+        )
     tokenizer: Any = served.model.tokenizer  # type: ignore[attr-defined]
-    return tokenizer.encode(text, add_special_tokens=False).ids  # the template has all special tokens
+    return text_ids(tokenizer, text, add_special_tokens=False)  # the template has all special tokens
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
