@@ -107,7 +107,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cache-memory",
         type=whole,
         metavar="BYTES",
-        help="memory for the keys and values of a decoder (default: what --max-streams texts need)",
+        help="memory for the keys and values of each decoder (default: half of the memory of the machine or "
+        "container, divided by the number of decoders)",
     )
     limits = parser.add_argument_group("limits")
     for name, (default, text) in LIMITS.items():

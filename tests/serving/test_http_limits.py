@@ -18,7 +18,7 @@ from keras_tx.errors import BusyError, ConfigError, InputError, KerasTxError, Ru
 from keras_tx.serving.http import json_schema, model_set, request_errors
 from keras_tx.serving.http.api_keys import VARIABLE, ApiKeys
 from keras_tx.serving.http.limits import Limits
-from keras_tx.serving.http.model_set import named_folders
+from keras_tx.serving.http.model_set import ModelOptions, named_folders
 from keras_tx.serving.http.origins import LOCAL, Origins
 from keras_tx.serving.http.request_errors import RequestError, status_of
 from tests.serving.running_server import PATIENCE, RunningServer, multipart, running, until
@@ -111,6 +111,17 @@ def test_long_unknown_fields_are_not_compared(serve, monkeypatch):
     monkeypatch.setattr(json_schema, "nearest", lambda *args: compared.append(args[0]) or nearest(*args))
     assert serve().post("/models/reviews", {"k" * 1000: 1}).status == 422
     assert compared == ["k" * 60]
+
+
+def test_decoders_share_the_memory(exported_folders, monkeypatch):
+    monkeypatch.setattr(model_set, "half_of_the_memory", lambda: 10_000_000)
+    names = {"poet": "gpt", "other": "gpt", "reviews": "bert, classifier"}
+    folders = {name: exported_folders[export].path for name, export in names.items()}
+    for options, expected in ((None, 5_000_000), (ModelOptions(cache_memory=7_000_000), 7_000_000)):
+        with running(folders, options=options) as server:
+            for name in ("poet", "other"):
+                engine = server.application.models.get(name).engine
+                assert engine is not None and engine.cache_memory == expected
 
 
 def test_body_without_a_length_is_limited(serve):
@@ -236,8 +247,6 @@ def test_503_while_draining(serve, gate):
 
 def test_client_that_leaves_does_not_run(serve, gate):
     """Its request is queued behind another one, and is cancelled."""
-    from keras_tx.serving.http.model_set import ModelOptions
-
     server = serve(options=ModelOptions(max_batch=1))
     application = server.application
     with ThreadPoolExecutor(1) as clients:
