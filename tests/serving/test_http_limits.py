@@ -232,6 +232,23 @@ def test_503_while_loading(exported_folders, monkeypatch):
         assert server.post("/models/reviews", TEXT).status == 200
 
 
+def test_an_engine_that_stopped_is_not_ready(exported_folders, monkeypatch):
+    names = {"poet": "gpt", "reviews": "bert, classifier"}
+    folders = {name: exported_folders[export].path for name, export in names.items()}
+    probes = ("/v2/health/live", "/v2/health/ready", "/v2/models/poet/ready")
+    with running(folders) as server:
+        assert [server.get(path).status for path in probes] == [200] * 3
+        engine = server.application.models.get("poet").engine
+        monkeypatch.setattr(engine._scheduler, "step", lambda: 1 / 0)
+        monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
+        assert server.post("/models/poet", {"prompt": "the", "max_new_tokens": 2}).status == 500
+        until(lambda: engine.failure is not None)
+        for path in probes:
+            answer = server.get(path)
+            assert answer.status == 503 and "poet stopped after an error" in answer.message
+        assert server.get("/v2/models/reviews/ready").status == 200
+
+
 def test_503_while_draining(serve, gate):
     server = serve()
     with ThreadPoolExecutor(1) as clients:
@@ -287,6 +304,9 @@ def test_keys(serve, tmp_path):
     missing = server.get("/models")
     assert missing.status == 401 and missing.headers["www-authenticate"] == "Bearer"
     assert server.get("/v2/health/live").status == 200  # probes have no key
+    assert server.get("/v2/models/reviews/ready").status == 200
+    unknown = server.get("/v2/models/review/ready")
+    assert unknown.status == 404 and "reviews" not in unknown.message
 
 
 def test_keys_of_the_environment():

@@ -203,6 +203,11 @@ class TextEngine:
             sum(lane.accepted for lane in lanes),
         )
 
+    @property
+    def failure(self) -> BaseException | None:
+        """The unexpected error after which the engine stopped; None while it runs."""
+        return self._failure
+
     def close(self) -> None:
         """Ends all streams with an error, and stops. Calling it twice is allowed; the model stays open."""
         with self._changed:

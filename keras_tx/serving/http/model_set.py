@@ -97,6 +97,13 @@ class ServedModel:
                 count_tokens=None if model.token_counter is None else self._count_tokens,
             )
 
+    def check_engine(self) -> None:
+        """Raises an UnavailableError if the engine stopped after an unexpected error."""
+        if self.engine is not None and self.engine.failure is not None:
+            raise UnavailableError(
+                f"{self.name} stopped after an error, which the log of the server has. Restart the server."
+            )
+
     async def answers(self, values: Sequence[Any], options: RunOptions, adapter: str | None) -> list[Answer]:
         """The answers of the task to inputs; a single one runs in a batch with those of other requests."""
         if self._batcher is not None and len(values) == 1:
