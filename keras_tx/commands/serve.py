@@ -79,7 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ORIGIN",
         nargs="+",
         default=(),
-        help="other origins whose web pages may send requests, such as https://example.org",
+        help="other origins whose web pages may send requests, such as https://example.org, and host "
+        "names of proxies before a local server",
     )
     models = parser.add_argument_group("models")
     add_session(models)
