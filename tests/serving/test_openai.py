@@ -17,7 +17,7 @@ import tokenizers
 
 import keras_tx
 from keras_tx import contract
-from keras_tx.errors import InputError
+from keras_tx.errors import InputError, RunError
 from keras_tx.generation.generator import LONG, text_ids
 from keras_tx.processing import train_byte_bpe
 from keras_tx.runtime import load
@@ -405,6 +405,18 @@ def test_error_within_a_stream(folders, monkeypatch):
         for method in ("run", "decode"):
             monkeypatch.setattr(SharedRows, method, lambda *arguments: 1 / 0)
         with pytest.raises(openai.APIError, match="Internal error"):
+            list(client.completions.create(model="chat", prompt="a", max_tokens=2, stream=True))
+
+
+def test_error_within_a_stream_has_no_path_of_the_server(folders, monkeypatch):
+    def fail(*arguments: Any) -> None:
+        raise RunError(f"The graph in {folders['chat']} stopped.")
+
+    with running({"chat": folders["chat"]}) as server:
+        client = openai.OpenAI(base_url=f"http://{server.address}/v1", api_key="x", max_retries=0)
+        for method in ("run", "decode"):
+            monkeypatch.setattr(SharedRows, method, fail)
+        with pytest.raises(openai.APIError, match="The graph in chat stopped"):
             list(client.completions.create(model="chat", prompt="a", max_tokens=2, stream=True))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from starlette.responses import JSONResponse, Response
 
 from keras_tx import contract
-from keras_tx.errors import InputError, KerasTxError
+from keras_tx.errors import InputError
 from keras_tx.generation.generator import text_ids
 from keras_tx.runtime.async_call import call_async
 from keras_tx.runtime.tasks.base import RunOptions
@@ -25,7 +25,7 @@ from keras_tx.serving.http.json_schema import Schema, read_checked
 from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.model_set import ServedModel
 from keras_tx.serving.http.request_body import media_type
-from keras_tx.serving.http.request_errors import MediaTypeError, UnknownPathError, status_of
+from keras_tx.serving.http.request_errors import MediaTypeError, UnknownPathError
 
 ADAPTER = ":"  # "poet:haiku" is the adapter "haiku" of the model "poet"
 DEFAULT_TOKENS = 16  # of a completion, as OpenAI documents it
@@ -517,7 +517,7 @@ async def _respond(
     if body.get("stream"):
         with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         parts = _parts(call, served, streams, count, answer, with_usage)
-        return event_stream(call, parts, lambda error: _error(error, call))
+        return event_stream(call, parts, lambda error: {"error": call.describe_error(error)})
     if body.get("stream_options") is not None:
         raise InputError("stream_options requires stream=true.")
     collected = await while_connected(call.request, texts(call, served, streams))
@@ -553,12 +553,3 @@ def _usage(streams: Sequence[TextStream], count: int) -> dict[str, Any]:
         "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": sum(stream.cached_tokens for stream in streams[::count])},
     }
-
-
-def _error(error: Exception, call: Call) -> dict[str, Any]:
-    """An error in the middle of a stream."""
-    _, kind = status_of(error)
-    own = isinstance(error, KerasTxError)
-    message = str(error) if own else f"Internal error in request {call.id}."
-    code = type(error).__name__ if own else "InternalError"
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
