@@ -100,7 +100,9 @@ def test_manifest_of_kserve():
     arguments = parsed([*entrypoint(), *container["args"]])
     (port,) = container["ports"]
     assert arguments.port == port["containerPort"]
-    assert predictor["terminationGracePeriodSeconds"] > arguments.drain_seconds
+    command, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert command == "sleep"
+    assert predictor["terminationGracePeriodSeconds"] > int(seconds) + arguments.drain_seconds
     assert arguments.threads == int(container["resources"]["limits"]["cpu"])
     for name in ("readinessProbe", "livenessProbe"):
         probe = container[name]["httpGet"]

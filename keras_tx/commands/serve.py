@@ -48,7 +48,7 @@ RELOAD_SECONDS = 1.0
 LIMITS = {
     "max_body": (32 * 2**20, "bytes of a request"),
     "max_texts": (256, "texts or images of a request"),
-    "max_characters": (200_000, "characters of a text"),
+    "max_characters": (200_000, "characters of a text or a chat, and ids of a prompt"),
     "max_pixels": (50_000_000, "pixels of an image"),
     "max_new_tokens": (4096, "new tokens of a generated text"),
     "max_concurrent": (64, "requests that run at the same time"),
@@ -79,7 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ORIGIN",
         nargs="+",
         default=(),
-        help="other origins whose web pages may send requests, such as https://example.org",
+        help="other origins whose web pages may send requests, such as https://example.org, and host "
+        "names of proxies before a local server",
     )
     models = parser.add_argument_group("models")
     add_session(models)
@@ -107,7 +108,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cache-memory",
         type=whole,
         metavar="BYTES",
-        help="memory for the keys and values of a decoder (default: what --max-streams texts need)",
+        help="memory for the keys and values of each decoder (default: half of the memory of the machine or "
+        "container, divided by the number of decoders)",
     )
     limits = parser.add_argument_group("limits")
     for name, (default, text) in LIMITS.items():

@@ -36,6 +36,7 @@ Prompt = str | Sequence[int] | np.ndarray
 SAMPLING = tuple(field.name for field in dataclasses.fields(Sampling))
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 BEAMS = ("length_penalty", "early_stopping")
+LONG = 2000  # characters of a text that is encoded as a batch
 FORCED = ("forced_bos_token_id", "forced_eos_token_id")
 
 
@@ -385,7 +386,7 @@ class BaseGenerator:
                         f"{name} is text, but {self.name} has no {contract.TOKENIZER}. Pass token "
                         "ids, or export with tokenizer=."
                     )
-                prompt = tokenizer.encode(prompt).ids
+                prompt = text_ids(tokenizer, prompt)
             elif isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
                 raise InputError(
                     f"{name} is {prompt!r:.60} ({type(prompt).__name__}), expected text or a list of token "
@@ -705,6 +706,13 @@ def is_one(prompts: Any) -> bool:
             "of these."
         )
     return bool(prompts) and all(isinstance(x, int | np.integer) for x in prompts)
+
+
+def text_ids(tokenizer: Any, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    """The token ids of a text. A long one is encoded as a batch, which lets other threads run meanwhile."""
+    if len(text) <= LONG:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+    return tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
 
 
 def one_text(method: str, name: str, text: Any) -> Any:

@@ -133,7 +133,7 @@ def checked_folder(root: Path, precision: str | None, default: str) -> Folder:
         raise FolderError(f"{root} does not exist. Pass a folder that export_onnx wrote.")
     if not root.is_dir():
         raise FolderError(f"{root} is a file, expected a folder that export_onnx wrote.")
-    manifest = _manifest(root)
+    manifest = read_manifest(root)
     states = {name: _check_file(root, name, record) for name, record in manifest.files.items()}
     precision = _precision(root, manifest, precision, default)
     graph = _graph(root, manifest.precisions, manifest, precision)
@@ -219,7 +219,7 @@ def verify_hashes(folder: Folder) -> None:
 
 
 def _verify_hashes(folder: Folder) -> None:
-    if _manifest(folder.path) != folder.manifest:
+    if read_manifest(folder.path) != folder.manifest:
         raise FolderError(f"{folder.path} was replaced after it was opened. Open it again.")
     changed = [
         name
@@ -232,7 +232,8 @@ def _verify_hashes(folder: Folder) -> None:
         )
 
 
-def _manifest(root: Path) -> contract.Manifest:
+def read_manifest(root: Path) -> contract.Manifest:
+    """The content of keras_tx.json; raises a FolderError if there is none that is valid."""
     path = root / contract.MANIFEST
     if not os.path.lexists(path):
         raise FolderError(

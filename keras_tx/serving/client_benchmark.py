@@ -358,7 +358,11 @@ def _serve(request: Callable[[int], None], clients: int, seconds: float) -> tupl
     ready = threading.Barrier(clients)
 
     def client(number: int) -> tuple[list[float], float, float]:
-        request(number)
+        try:
+            request(number)
+        except BaseException:
+            ready.abort()  # the others do not wait for this client
+            raise
         ready.wait()
         start = time.perf_counter()
         latencies: list[float] = []
@@ -371,7 +375,12 @@ def _serve(request: Callable[[int], None], clients: int, seconds: float) -> tupl
         return latencies, start, last
 
     with ThreadPoolExecutor(clients) as pool:
-        results = list(pool.map(client, range(clients)))
+        futures = [pool.submit(client, number) for number in range(clients)]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    for error in errors:
+        if not isinstance(error, threading.BrokenBarrierError):  # which another client caused
+            raise error
+    results = [future.result() for future in futures]
     latencies = [latency for one, _, _ in results for latency in one]
     return latencies, max(end for *_, end in results) - min(start for _, start, _ in results)
 

@@ -14,7 +14,7 @@ import pytest
 
 from keras_tx import contract
 from keras_tx.cli import main
-from keras_tx.errors import ConfigError
+from keras_tx.errors import ConfigError, RunError
 from keras_tx.serving import client_benchmark
 from keras_tx.serving.client_benchmark import ClientMeasurement, plan, recommend
 from keras_tx_onnx import export_onnx
@@ -71,6 +71,20 @@ def test_each_client_waits_for_its_answer():
     latencies, seconds = client_benchmark._serve(request, 3, 0.0)
     assert len(latencies) == 3 * client_benchmark.LEAST and most == 3
     assert min(latencies) >= 0.01 and seconds >= client_benchmark.LEAST * 0.01
+
+
+def test_an_error_of_one_client_ends_the_benchmark():
+    """The other clients wait for it before they begin."""
+    requests = []
+
+    def request(number: int) -> None:
+        requests.append(number)
+        if number == 2:
+            raise RunError("no memory")
+
+    with pytest.raises(RunError, match="no memory"):
+        client_benchmark._serve(request, 3, 0.0)
+    assert sorted(requests) == [0, 0, 1, 2]
 
 
 def test_batches_are_padded_to_the_longest_text(exported_folders: ExportedFolders):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -14,10 +15,10 @@ from typing import Any
 import pytest
 
 from keras_tx.errors import BusyError, ConfigError, InputError, KerasTxError, RunError
-from keras_tx.serving.http import model_set, request_errors
+from keras_tx.serving.http import json_schema, model_set, request_errors
 from keras_tx.serving.http.api_keys import VARIABLE, ApiKeys
 from keras_tx.serving.http.limits import Limits
-from keras_tx.serving.http.model_set import named_folders
+from keras_tx.serving.http.model_set import ModelOptions, named_folders
 from keras_tx.serving.http.origins import LOCAL, Origins
 from keras_tx.serving.http.request_errors import RequestError, status_of
 from tests.serving.running_server import PATIENCE, RunningServer, multipart, running, until
@@ -79,6 +80,50 @@ def test_sizes(serve):
     assert compressed.status == 415
 
 
+def test_number_of_ids(exported_folders):
+    with running({"poet": exported_folders["gpt"].path}, limits=Limits(max_characters=50)) as server:
+        for path, fields in (("/models/poet", {}), ("/v1/completions", {"model": "poet", "max_tokens": 1})):
+            answer = server.post(path, {**fields, "prompt": [1] * 51})
+            assert answer.status == 422 and "51 items, expected at most 50" in answer.message
+        nested = server.post("/v1/completions", {"model": "poet", "prompt": [[1] * 51]})
+        assert nested.status == 422 and "prompt[0] has 51 items" in nested.message
+
+
+@pytest.mark.parametrize("length, in_a_thread", [(10, False), (json_schema.SHORT, True)])
+def test_long_bodies_are_read_in_a_thread(serve, monkeypatch, length, in_a_thread):
+    """So that other requests are answered meanwhile."""
+    threads = []
+    read_json = json_schema.read_json
+
+    def read(content: bytes) -> Any:
+        threads.append(asyncio._get_running_loop() is None)
+        return read_json(content)
+
+    monkeypatch.setattr(json_schema, "read_json", read)
+    refused = serve().post("/models/reviews", {"k" * length: 1})
+    assert refused.status == 422 and "text" in refused.message
+    assert threads == [in_a_thread]
+
+
+def test_long_unknown_fields_are_not_compared(serve, monkeypatch):
+    compared = []
+    nearest = json_schema.nearest
+    monkeypatch.setattr(json_schema, "nearest", lambda *args: compared.append(args[0]) or nearest(*args))
+    assert serve().post("/models/reviews", {"k" * 1000: 1}).status == 422
+    assert compared == ["k" * 60]
+
+
+def test_decoders_share_the_memory(exported_folders, monkeypatch):
+    monkeypatch.setattr(model_set, "half_of_the_memory", lambda: 10_000_000)
+    names = {"poet": "gpt", "other": "gpt", "reviews": "bert, classifier"}
+    folders = {name: exported_folders[export].path for name, export in names.items()}
+    for options, expected in ((None, 5_000_000), (ModelOptions(cache_memory=7_000_000), 7_000_000)):
+        with running(folders, options=options) as server:
+            for name in ("poet", "other"):
+                engine = server.application.models.get(name).engine
+                assert engine is not None and engine.cache_memory == expected
+
+
 def test_body_without_a_length_is_limited(serve):
     """A chunked body that never ends."""
     server = serve(limits=Limits(max_body=100_000))
@@ -120,6 +165,49 @@ def test_queue(serve, gate):
     assert (admission.running, admission.waiting) == (0, 0)
 
 
+def test_slow_bodies_take_no_places(serve):
+    """As many sockets as there are places send headers and no body."""
+    server = serve(limits=Limits(max_concurrent=2, max_queue=1))
+    head = (
+        b"POST /models/reviews HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: 10\r\n\r\n"
+    )
+    admission = server.application.admission
+    with contextlib.ExitStack() as stack:
+        for number in range(2):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), PATIENCE))
+            client.sendall(head)
+            until(lambda number=number: admission._reading == number + 1)
+        assert admission.running == 0
+        assert server.post("/models/reviews", TEXT).status == 200
+        client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), PATIENCE))
+        client.sendall(head)
+        until(lambda: admission._reading == 3)
+        refused = server.post("/models/reviews", TEXT)
+        assert refused.status == 429 and "bodies of 3 requests" in refused.message
+    until(lambda: admission._reading == 0)
+    assert server.post("/models/reviews", TEXT).status == 200
+
+
+def test_client_that_leaves_does_not_wait(serve, gate):
+    """Its place in the queue is free for the next client."""
+    server = serve(limits=Limits(max_concurrent=1, max_queue=1))
+    admission = server.application.admission
+    with ThreadPoolExecutor(2) as clients:
+        first = clients.submit(server.post, "/models/reviews", TEXT)
+        gate.wait_for_a_run()
+        leaving = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+        leaving.request("POST", "/models/reviews", json.dumps(TEXT), {"content-type": "application/json"})
+        until(lambda: admission.waiting == 1)
+        leaving.close()
+        until(lambda: admission.waiting == 0)
+        second = clients.submit(server.post, "/models/reviews", TEXT)
+        until(lambda: admission.waiting == 1)
+        gate.open.set()
+        assert first.result().status == second.result().status == 200
+    assert (admission.running, admission.waiting) == (0, 0)
+
+
 def test_503_while_loading(exported_folders, monkeypatch):
     loading = threading.Event()
     load = model_set.load
@@ -144,6 +232,23 @@ def test_503_while_loading(exported_folders, monkeypatch):
         assert server.post("/models/reviews", TEXT).status == 200
 
 
+def test_an_engine_that_stopped_is_not_ready(exported_folders, monkeypatch):
+    names = {"poet": "gpt", "reviews": "bert, classifier"}
+    folders = {name: exported_folders[export].path for name, export in names.items()}
+    probes = ("/v2/health/live", "/v2/health/ready", "/v2/models/poet/ready")
+    with running(folders) as server:
+        assert [server.get(path).status for path in probes] == [200] * 3
+        engine = server.application.models.get("poet").engine
+        monkeypatch.setattr(engine._scheduler, "step", lambda: 1 / 0)
+        monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
+        assert server.post("/models/poet", {"prompt": "the", "max_new_tokens": 2}).status == 500
+        until(lambda: engine.failure is not None)
+        for path in probes:
+            answer = server.get(path)
+            assert answer.status == 503 and "poet stopped after an error" in answer.message
+        assert server.get("/v2/models/reviews/ready").status == 200
+
+
 def test_503_while_draining(serve, gate):
     server = serve()
     with ThreadPoolExecutor(1) as clients:
@@ -159,8 +264,6 @@ def test_503_while_draining(serve, gate):
 
 def test_client_that_leaves_does_not_run(serve, gate):
     """Its request is queued behind another one, and is cancelled."""
-    from keras_tx.serving.http.model_set import ModelOptions
-
     server = serve(options=ModelOptions(max_batch=1))
     application = server.application
     with ThreadPoolExecutor(1) as clients:
@@ -201,6 +304,9 @@ def test_keys(serve, tmp_path):
     missing = server.get("/models")
     assert missing.status == 401 and missing.headers["www-authenticate"] == "Bearer"
     assert server.get("/v2/health/live").status == 200  # probes have no key
+    assert server.get("/v2/models/reviews/ready").status == 200
+    unknown = server.get("/v2/models/review/ready")
+    assert unknown.status == 404 and "reviews" not in unknown.message
 
 
 def test_keys_of_the_environment():
@@ -234,6 +340,7 @@ def test_allowed_origins(serve):
     )
     assert preflight.status == 204 and "POST" in preflight.headers["access-control-allow-methods"]
     assert server.post("/models/reviews", TEXT, origin="https://example.com").status == 403
+    assert server.post("/models/reviews", TEXT, host="example.org").status == 200  # of a proxy
     rebound = server.post("/models/reviews", TEXT, host="evil.example:8000")
     assert rebound.status == 403 and "evil.example" in rebound.message
     with pytest.raises(ConfigError, match="example"):

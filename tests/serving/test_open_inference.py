@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 
 from keras_tx.runtime import open_folder
+from keras_tx.serving.http import open_inference
 from tests.serving.running_server import RunningServer, running
 from tests.tolerances import assert_close
 
@@ -96,6 +97,24 @@ def test_infer(server, client, name, binary_input, binary_output):
     assert result.get_response()["id"] == "seven"
     everything = client.infer(name, tensors(arrays, binary_input))  # no outputs: all of them, in binary
     assert_close(everything.as_numpy(next(iter(expected))), next(iter(expected.values())))
+
+
+def test_json_of_many_numbers_is_refused(server, monkeypatch):
+    """Binary data is sent without this limit."""
+    body = {"inputs": [one._get_tensor() for one in tensors(TEXT, False)]}
+    path = "/v2/models/reviews/infer"
+    count = sum(np.prod(one["shape"]) for one in server.post(path, body).json["outputs"])
+    monkeypatch.setattr(open_inference, "MOST_NUMBERS", count)
+    assert server.post(path, body).status == 200
+    monkeypatch.setattr(open_inference, "MOST_NUMBERS", count - 1)
+    refused = server.post(path, body)
+    assert refused.status == 422 and f"{count} numbers" in refused.message
+    assert "binary_data_output" in refused.message
+    assert server.post(path, body | {"parameters": {"binary_data_output": True}}).status == 200
+    monkeypatch.setattr(open_inference, "MOST_NUMBERS", count)
+    expected = server.post(path, body).json
+    monkeypatch.setattr(open_inference, "SHORT", 0)  # in threads
+    assert server.post(path, body).json == expected
 
 
 def test_concurrent_requests(server, client):

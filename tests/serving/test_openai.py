@@ -13,13 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
 import keras_tx
-from keras_tx.errors import InputError
+from keras_tx import contract
+from keras_tx.errors import InputError, RunError
+from keras_tx.generation.generator import LONG, text_ids
 from keras_tx.processing import train_byte_bpe
 from keras_tx.runtime import load
 from keras_tx.serving.engine.cache_rows import SharedRows
 from keras_tx.serving.http.chat_template import ChatTemplate
+from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.model_set import ModelOptions
 from keras_tx_onnx import export_onnx
 from tests.drawing import redraw
@@ -320,6 +324,29 @@ def test_refused_chats(client, options, message):
         client.chat.completions.create(**{"model": "chat", "messages": MESSAGES, **options})
 
 
+def test_length_of_a_chat(folders):
+    """Each message is within the limit, and the chat is not."""
+    limits = Limits(max_characters=len(CHAT), max_new_tokens=2)
+    with running({"chat": folders["chat"]}, limits=limits) as server:
+        path, body = "/v1/chat/completions", {"model": "chat", "messages": MESSAGES}
+        assert server.post(path, body).status == 200
+        refused = server.post(path, {**body, "messages": [*MESSAGES, {"role": "user", "content": ""}]})
+        length = len(CHAT) + len("user: \n")
+        assert refused.status == 422 and f"messages have {length} characters" in refused.message
+
+
+@pytest.mark.parametrize("add_special_tokens", [False, True])
+def test_ids_of_long_texts(folders, add_special_tokens):
+    """A batch has the ids of the text alone."""
+    text = "".join(CORPUS) + "\N{GRINNING FACE} \u00e9\n"
+    long = text * (LONG // len(text) + 1)
+    for path in (folders["chat"], folders["minilm"]):
+        tokenizer = tokenizers.Tokenizer.from_file(str(path / contract.TOKENIZER))
+        for one in (text[:LONG], long):
+            alone = tokenizer.encode(one, add_special_tokens=add_special_tokens).ids
+            assert text_ids(tokenizer, one, add_special_tokens=add_special_tokens) == alone
+
+
 def test_unknown_models(client):
     for name in ("none", "chat:none"):
         with pytest.raises(openai.NotFoundError, match="none"):
@@ -378,6 +405,18 @@ def test_error_within_a_stream(folders, monkeypatch):
         for method in ("run", "decode"):
             monkeypatch.setattr(SharedRows, method, lambda *arguments: 1 / 0)
         with pytest.raises(openai.APIError, match="Internal error"):
+            list(client.completions.create(model="chat", prompt="a", max_tokens=2, stream=True))
+
+
+def test_error_within_a_stream_has_no_path_of_the_server(folders, monkeypatch):
+    def fail(*arguments: Any) -> None:
+        raise RunError(f"The graph in {folders['chat']} stopped.")
+
+    with running({"chat": folders["chat"]}) as server:
+        client = openai.OpenAI(base_url=f"http://{server.address}/v1", api_key="x", max_retries=0)
+        for method in ("run", "decode"):
+            monkeypatch.setattr(SharedRows, method, fail)
+        with pytest.raises(openai.APIError, match="The graph in chat stopped"):
             list(client.completions.create(model="chat", prompt="a", max_tokens=2, stream=True))
 
 

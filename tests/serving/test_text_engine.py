@@ -23,6 +23,7 @@ from keras_tx.processing import train_byte_bpe
 from keras_tx.runtime import TextGenerator, load
 from keras_tx.runtime.shared_cache import SharedCache
 from keras_tx.serving import TextEngine
+from keras_tx.serving.engine import machine_memory
 from keras_tx.serving.engine.cache_rows import MOST_VIEWS, SharedRows
 from keras_tx.serving.engine.prefix_cache import BLOCK, PrefixCache
 from keras_tx.serving.engine.prompt_lookup import PromptLookup
@@ -384,12 +385,27 @@ def test_wrong_input_raises_before_the_queue(poet):
 
 
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="Linux")
-def test_default_memory(poet):
+def test_default_memory(poet, monkeypatch):
+    monkeypatch.setattr(machine_memory, "LIMITS", ())
     with open("/proc/meminfo") as file:
         (total,) = (int(line.split()[1]) * 1024 for line in file if line.startswith("MemTotal"))
     with TextEngine(poet) as engine:
         assert engine.cache_memory is not None
         assert engine.cache_memory == pytest.approx(total / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("contents", "size"), [(["max\n", "8000"], 4000), (["6000\n", None], 3000), ([None, "9" * 19], None)]
+)
+def test_default_memory_in_a_container(monkeypatch, tmp_path, contents, size):
+    monkeypatch.setattr(machine_memory, "LIMITS", ())
+    machine = machine_memory.half_of_the_memory()
+    paths = [tmp_path / "memory.max", tmp_path / "memory.limit_in_bytes"]
+    for path, content in zip(paths, contents, strict=True):
+        if content is not None:
+            path.write_text(content)
+    monkeypatch.setattr(machine_memory, "LIMITS", paths)
+    assert machine_memory.half_of_the_memory() == (machine if size is None else size)
 
 
 def test_full_queue_and_memory(poet, monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
-import os
 import threading
 from collections import deque
 from types import TracebackType
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from keras_tx.errors import BusyError, ConfigError, KerasTxError, true_or_false, whole_number
 from keras_tx.serving.engine.cache_rows import bytes_per_token
 from keras_tx.serving.engine.lane import Lane
+from keras_tx.serving.engine.machine_memory import half_of_the_memory
 from keras_tx.serving.engine.prefix_cache import PrefixCache
 from keras_tx.serving.engine.scheduler import Scheduler
 from keras_tx.serving.engine.sequence import Sequence
@@ -71,8 +71,8 @@ class TextEngine:
         max_streams: maximum number of streams that run together.
         max_queue: maximum number of further streams that wait.
         cache_memory: maximum number of bytes for keys and values; a stream is admitted when the memory for
-            its prompt and `max_new_tokens` is free. By default half of the machine's memory, or no limit
-            where its size is unknown (Windows).
+            its prompt and `max_new_tokens` is free. By default half of the memory of the machine or the
+            container, or no limit where its size is unknown (Windows).
         prefix_cache: maximum number of bytes for keys and values of earlier texts, whose tokens are not
             prefilled again at the beginning of a prompt; 0 for none. By default 256 MB where it is supported:
             if streams run in batches.
@@ -107,7 +107,7 @@ class TextEngine:
         self.max_streams = whole_number("max_streams", max_streams)
         self.max_queue = whole_number("max_queue", max_queue)
         self.cache_memory = (
-            _half_of_the_memory() if cache_memory is None else whole_number("cache_memory", cache_memory)
+            half_of_the_memory() if cache_memory is None else whole_number("cache_memory", cache_memory)
         )
         self.one_by_one = _one_by_one(model)
         self._prefixes = self._prefix_cache(prefix_cache)
@@ -203,6 +203,11 @@ class TextEngine:
             sum(lane.accepted for lane in lanes),
         )
 
+    @property
+    def failure(self) -> BaseException | None:
+        """The unexpected error after which the engine stopped; None while it runs."""
+        return self._failure
+
     def close(self) -> None:
         """Ends all streams with an error, and stops. Calling it twice is allowed; the model stays open."""
         with self._changed:
@@ -278,13 +283,6 @@ class TextEngine:
             self._scheduler.waiting.extend(self._arrived)
             self._arrived.clear()
             return not self._closed
-
-
-def _half_of_the_memory() -> int | None:
-    """Half of the machine's memory, in bytes; None where the size is unknown."""
-    if not hasattr(os, "sysconf"):
-        return None
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def _one_by_one(model: TextGenerator) -> str | None:

@@ -15,7 +15,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
-from keras_tx.errors import KerasTxError
 from keras_tx.serving.http.admission import Admission
 from keras_tx.serving.http.api_keys import ApiKeys
 from keras_tx.serving.http.call import Call, Operations
@@ -24,6 +23,7 @@ from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.metrics import Metrics
 from keras_tx.serving.http.model_set import ModelOptions, ModelSet
 from keras_tx.serving.http.origins import Origins
+from keras_tx.serving.http.request_body import read_body
 from keras_tx.serving.http.request_errors import (
     RETRY_AFTER,
     MethodError,
@@ -51,7 +51,7 @@ class Application:
         limits: limits of requests.
         keys: keys of clients; without any, every client is served.
         origins: the web pages that may send requests, besides this server's own.
-        reload_seconds: interval at which folders are looked at, to load new exports; None for never.
+        reload_seconds: interval between checks of the folders, to load new exports; None for never.
 
     Attributes:
         draining: whether new work is refused.
@@ -178,7 +178,9 @@ class Application:
         if operation.computes:
             if self.draining:
                 raise UnavailableError("The server stops. Repeat the request later.")
-            await call.resources.enter_async_context(self.admission.place())
+            with self.admission.reading():
+                call.content = await read_body(request, self.limits)
+            await call.resources.enter_async_context(self.admission.place(request))
         return await operation.answer(call)
 
     def _record(self, call: Call, path: str, status: int) -> None:
@@ -233,16 +235,8 @@ def _wrong_method(method: str, operations: Operations) -> MethodError:
 
 def _error_response(error: Exception, path: str | None, call: Call) -> Response:
     """The error as JSON, in the form that clients of this path read."""
-    status, kind = status_of(error)
-    message, code = str(error), type(error).__name__
-    if not isinstance(error, KerasTxError):
-        message, code = (
-            f"Internal error in request {call.id}. The log of the server has more.",
-            "InternalError",
-        )
-    folder = call.models.folders.get(call.model)
-    if folder is not None:
-        message = message.replace(str(folder), call.model)  # clients need no paths of the server
+    status, _ = status_of(error)
+    body = call.describe_error(error)
     headers = {}
     if status in (429, 503):
         headers["retry-after"] = str(RETRY_AFTER)
@@ -253,8 +247,7 @@ def _error_response(error: Exception, path: str | None, call: Call) -> Response:
     if status in (408, 413):
         headers["connection"] = "close"  # the rest of the body is not read
     if path is not None and path.startswith("/v2"):
-        return JSONResponse({"error": message}, status, headers)
-    body = {"message": message, "type": kind, "param": None, "code": code}
+        return JSONResponse({"error": body["message"]}, status, headers)
     return JSONResponse({"error": body}, status, headers)
 
 

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from keras_tx.errors import KerasTxError
 from keras_tx.serving.http.json_schema import Schema
 from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.model_set import ModelSet, ServedModel
+from keras_tx.serving.http.request_errors import status_of
 
 if TYPE_CHECKING:
     from keras_tx.serving.http.application import Application
@@ -25,6 +27,7 @@ class Call:
     """A request: its application, its id, the time of its arrival, and the name of the model that it uses.
 
     Attributes:
+        content: the body, of an operation that computes.
         resources: what is released when the answer has been sent.
         problem: the error that the answer describes.
         left: whether the client left during a streamed answer.
@@ -35,6 +38,7 @@ class Call:
     id: str
     began: float
     resources: contextlib.AsyncExitStack
+    content: bytes = b""
     model: str = ""
     problem: BaseException | None = None
     left: bool = False
@@ -52,6 +56,18 @@ class Call:
         served = self.models.get(name)
         self.model = name
         return self.resources.enter_context(served.used())
+
+    def describe_error(self, error: Exception) -> dict[str, Any]:
+        """An error as OpenAI's clients read it, without paths of the server and internal messages."""
+        _, kind = status_of(error)
+        message, code = str(error), type(error).__name__
+        if not isinstance(error, KerasTxError):
+            message = f"Internal error in request {self.id}. The log of the server has more."
+            code = "InternalError"
+        folder = self.models.folders.get(self.model)
+        if folder is not None:
+            message = message.replace(str(folder), self.model)
+        return {"message": message, "type": kind, "param": None, "code": code}
 
 
 @dataclasses.dataclass(frozen=True)

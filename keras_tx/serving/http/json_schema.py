@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -12,6 +13,8 @@ from keras_tx.errors import InputError, nearest
 from keras_tx.serving.http.request_errors import MalformedRequestError
 
 Schema = Mapping[str, Any]
+SHORT = 20_000  # bytes that are checked in less time than a thread needs to start
+LONGEST_KEY = 60  # characters of an unknown key that is compared with the known ones
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "string": (lambda x: isinstance(x, str), "a string"),
     "boolean": (lambda x: isinstance(x, bool), "true or false"),
@@ -29,6 +32,13 @@ def read_json(content: bytes) -> Any:
         return json.loads(content.decode("utf-8"), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise MalformedRequestError(f"The body is not JSON ({error}). Send an object.") from error
+
+
+async def read_checked(content: bytes, schema: Schema) -> Any:
+    """A body of JSON that fits a schema; a long one is read and checked in a thread."""
+    if len(content) <= SHORT:
+        return check(read_json(content), schema)
+    return await asyncio.to_thread(lambda: check(read_json(content), schema))
 
 
 def _no_constant(name: str) -> Any:
@@ -66,11 +76,23 @@ def _check_any(value: Any, options: Sequence[Schema], name: str) -> Any:
             return check(value, option, name)
         except InputError as error:
             errors.append((option, error))
-    for option, error in errors:  # the option of the same type has the more precise message
-        if _has_kind(value, _kinds_of(option)):
-            raise error
+    for fits in (_begins_as, lambda value, option: _has_kind(value, _kinds_of(option))):
+        for option, error in errors:  # the option of the same type has the more precise message
+            if fits(value, option):
+                raise error
     expected = dict.fromkeys(_KINDS[kind][1] for option in options for kind in _kinds_of(option))
     raise _wrong(name, value, " or ".join(expected))
+
+
+def _begins_as(value: Any, option: Schema) -> bool:
+    """Whether a value is a list whose first item has the type of a schema's items."""
+    items = option.get("items")
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and items is not None
+        and _has_kind(value[0], _kinds_of(items))
+    )
 
 
 def _kinds_of(schema: Schema) -> tuple[str, ...]:
@@ -108,7 +130,9 @@ def _check_object(value: dict[str, Any], schema: Schema, name: str) -> None:
         if key in properties:
             value[key] = check(item, properties[key], place)
         elif rest is False:
-            raise InputError(f"{_named(name)} has no field {key!r:.60}. {nearest(key, properties)}")
+            raise InputError(
+                f"{_named(name)} has no field {key!r:.60}. {nearest(key[:LONGEST_KEY], properties)}"
+            )
         elif isinstance(rest, Mapping):
             value[key] = check(item, rest, place)
     for key in schema.get("required", ()):

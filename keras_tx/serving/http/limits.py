@@ -14,7 +14,7 @@ class Limits:
     Args:
         max_body: bytes of a request's body.
         max_texts: texts or images of a request.
-        max_characters: characters of a text.
+        max_characters: characters of a text or a chat, and ids of a prompt.
         max_pixels: pixels of an image, by its header; it is not decoded above that.
         max_new_tokens: new tokens of a generated text.
         max_concurrent: requests that run at the same time.

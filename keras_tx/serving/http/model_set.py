@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_tx.errors import ConfigError, InputError, nearest
+from keras_tx import contract
+from keras_tx.errors import ConfigError, FolderError, InputError, nearest
 from keras_tx.runtime import LoadedModel, TextGenerator, load, verify_hashes
 from keras_tx.runtime.async_call import call_async
+from keras_tx.runtime.folder import read_manifest
 from keras_tx.runtime.tasks.base import Answer, RunOptions
+from keras_tx.serving.engine.machine_memory import half_of_the_memory
 from keras_tx.serving.engine.text_engine import TextEngine
 from keras_tx.serving.http.chat_template import ChatTemplate
 from keras_tx.serving.http.json_schema import Schema
@@ -34,6 +37,7 @@ class ModelOptions:
         truncate: whether texts longer than a model's maximum are truncated; otherwise they are refused.
         max_batch: number of requests that a graph computes together.
         max_streams, max_queue, cache_memory, prefix_cache, prompt_lookup: of a decoder, as for `TextEngine`.
+            The decoders of a server share the default of `cache_memory` equally.
     """
 
     provider: str = "auto"
@@ -91,6 +95,13 @@ class ServedModel:
                 max_batch=options.max_batch,
                 workers=default_workers(model),
                 count_tokens=None if model.token_counter is None else self._count_tokens,
+            )
+
+    def check_engine(self) -> None:
+        """Raises an UnavailableError if the engine stopped after an unexpected error."""
+        if self.engine is not None and self.engine.failure is not None:
+            raise UnavailableError(
+                f"{self.name} stopped after an error, which the log of the server has. Restart the server."
             )
 
     async def answers(self, values: Sequence[Any], options: RunOptions, adapter: str | None) -> list[Answer]:
@@ -230,16 +241,31 @@ class ModelSet:
             _refuse_long_texts(model, options.truncate)
             for adapter in model.adapters:  # now, because the folder may be replaced later
                 model.with_adapter(adapter)
+            options = dataclasses.replace(options, cache_memory=self._cache_memory())
             return ServedModel(name, model, options, lambda size: self._observe_batch(name, size))
         except BaseException:
             model.close()
             raise
+
+    def _cache_memory(self) -> int | None:
+        """The maximum number of bytes for keys and values of each decoder."""
+        memory = half_of_the_memory()
+        if self._options.cache_memory is not None or memory is None:
+            return self._options.cache_memory
+        return memory // max(1, sum(map(_may_be_a_decoder, self.folders.values())))
 
     def close(self) -> None:
         """Closes all models."""
         for served in self._models.values():
             served.retire()
         self._models.clear()
+
+
+def _may_be_a_decoder(folder: Path) -> bool:
+    try:
+        return read_manifest(folder).task == contract.TEXT_GENERATION
+    except FolderError:  # it may be replaced by a decoder later
+        return True
 
 
 def _refuse_long_texts(model: LoadedModel, truncate: bool) -> None:

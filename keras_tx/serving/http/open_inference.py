@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import math
@@ -18,13 +19,14 @@ from keras_tx.errors import InputError, nearest
 from keras_tx.runtime.async_call import call_async
 from keras_tx.runtime.tasks.arrays import GenericModel
 from keras_tx.serving.http.disconnection import while_connected
-from keras_tx.serving.http.json_schema import Schema, check, read_json
+from keras_tx.serving.http.json_schema import Schema, read_checked
 from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.model_set import ServedModel
-from keras_tx.serving.http.request_body import read_body
 from keras_tx.serving.http.request_errors import MalformedRequestError, UnknownPathError
 from keras_tx.serving.http.tensors import array_of, nested_list
 
+MOST_NUMBERS = 1_000_000  # of the outputs that are sent as JSON
+SHORT = 2000  # bytes or numbers that are converted in less time than a thread needs to start
 VERSION = "1"  # of every model: an export replaces the previous one
 PLATFORM = "onnxruntime_onnx"
 HEADER_LENGTH = "inference-header-content-length"
@@ -144,7 +146,7 @@ class _Wanted:
     id: str | None
 
 
-async def infer(request: Request, served: ServedModel, limits: Limits) -> Response:
+async def infer(request: Request, content: bytes, served: ServedModel) -> Response:
     """Runs the graph on the arrays of a request."""
     if served.generates:
         other = f"/models/{served.name}"
@@ -152,16 +154,25 @@ async def infer(request: Request, served: ServedModel, limits: Limits) -> Respon
             f"{served.name} generates texts with a cache between its runs, which /v2 does not have. Use "
             f"POST {other}{' or /v1/completions' if served.task.inputs == 'prompt' else ''}."
         )
-    content = await read_body(request, limits)
     header, binary = _split(request.headers.get(HEADER_LENGTH), content)
-    body = read_json(header)
-    body = check(body, request_schema(served))
-    arrays = _arrays(body["inputs"], binary, served)
+    body = await read_checked(header, request_schema(served))
+    if len(header) <= SHORT:
+        arrays = _arrays(body["inputs"], binary, served)
+    else:
+        arrays = await asyncio.to_thread(_arrays, body["inputs"], binary, served)
     wanted = _wanted(body, served)
     model = served.model
     graph = model if isinstance(model, GenericModel) else GenericModel(model.folder, model.session)
     outputs = await while_connected(request, call_async(graph.run, arrays))
-    return _response(served, outputs, wanted)
+    numbers = sum(outputs[name].size for name, is_binary in wanted.outputs.items() if not is_binary)
+    if numbers > MOST_NUMBERS:
+        raise InputError(
+            f"The outputs have {numbers} numbers, expected at most {MOST_NUMBERS} as JSON. Send the "
+            "parameter binary_data_output, or fewer inputs."
+        )
+    if numbers <= SHORT:
+        return _response(served, outputs, wanted)
+    return await asyncio.to_thread(_response, served, outputs, wanted)
 
 
 def _split(length: str | None, content: bytes) -> tuple[bytes, memoryview]:

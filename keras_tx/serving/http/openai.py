@@ -12,7 +12,8 @@ import numpy as np
 from starlette.responses import JSONResponse, Response
 
 from keras_tx import contract
-from keras_tx.errors import InputError, KerasTxError
+from keras_tx.errors import InputError
+from keras_tx.generation.generator import text_ids
 from keras_tx.runtime.async_call import call_async
 from keras_tx.runtime.tasks.base import RunOptions
 from keras_tx.serving.engine.stream import StreamToken, TextStream
@@ -20,11 +21,11 @@ from keras_tx.serving.http.call import Call
 from keras_tx.serving.http.disconnection import while_connected
 from keras_tx.serving.http.event_stream import event_stream
 from keras_tx.serving.http.generation import Piece, merged, submit, texts
-from keras_tx.serving.http.json_schema import Schema, check, read_json
+from keras_tx.serving.http.json_schema import Schema, read_checked
 from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.model_set import ServedModel
-from keras_tx.serving.http.request_body import media_type, read_body
-from keras_tx.serving.http.request_errors import MediaTypeError, UnknownPathError, status_of
+from keras_tx.serving.http.request_body import media_type
+from keras_tx.serving.http.request_errors import MediaTypeError, UnknownPathError
 
 ADAPTER = ":"  # "poet:haiku" is the adapter "haiku" of the model "poet"
 DEFAULT_TOKENS = 16  # of a completion, as OpenAI documents it
@@ -94,7 +95,12 @@ def _most(limits: Limits) -> Schema:
 def completion_schema(limits: Limits) -> Schema:
     """The schema of a request for completions."""
     text = {"type": "string", "maxLength": limits.max_characters}
-    ids = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+    ids = {
+        "type": "array",
+        "items": {"type": "integer", "minimum": 0},
+        "minItems": 1,
+        "maxItems": limits.max_characters,
+    }
     lists = [
         {"type": "array", "items": one, "minItems": 1, "maxItems": limits.max_texts} for one in (text, ids)
     ]
@@ -232,7 +238,7 @@ async def chat_completions(call: Call) -> Response:
         raise InputError("max_tokens and max_completion_tokens are the same. Send one of them.")
     if body.get("top_logprobs") is not None and not body.get("logprobs"):
         raise InputError("top_logprobs requires logprobs=true.")
-    ids = await asyncio.to_thread(_chat_ids, served, body["messages"])
+    ids = await asyncio.to_thread(_chat_ids, served, body["messages"], call.limits)
     most = body.get("max_completion_tokens") or body.get("max_tokens") or call.limits.max_new_tokens
     options = _options(body, adapter, most)
     options["logprobs"] = (body.get("top_logprobs") or 0) if body.get("logprobs") else None
@@ -281,12 +287,9 @@ async def _embed(
 
 
 async def _read(call: Call, schema: Schema) -> dict[str, Any]:
-    content = await read_body(call.request, call.limits)
     if media_type(call.request) != JSON:
         raise MediaTypeError(f"Content-Type is {media_type(call.request)!r:.60}, expected {JSON}.")
-    body = read_json(content)
-    body = check(body, schema)
-    return body
+    return await read_checked(call.content, schema)
 
 
 def _model_of(call: Call, body: Mapping[str, Any]) -> tuple[ServedModel, str | None]:
@@ -323,11 +326,16 @@ def _prompts(prompt: Any) -> list[Any]:
     return [prompt] if isinstance(prompt[0], int) else prompt
 
 
-def _chat_ids(served: ServedModel, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+def _chat_ids(served: ServedModel, messages: Sequence[Mapping[str, Any]], limits: Limits) -> list[int]:
     assert served.chat_template is not None
     text = served.chat_template.render([_message(one) for one in messages])
+    if len(text) > limits.max_characters:
+        raise InputError(
+            f"messages have {len(text)} characters in the template of the model, expected at most "
+            f"{limits.max_characters}. Send fewer or shorter messages."
+        )
     tokenizer: Any = served.model.tokenizer  # type: ignore[attr-defined]
-    return tokenizer.encode(text, add_special_tokens=False).ids  # the template has all special tokens
+    return text_ids(tokenizer, text, add_special_tokens=False)  # the template has all special tokens
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -509,7 +517,7 @@ async def _respond(
     if body.get("stream"):
         with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         parts = _parts(call, served, streams, count, answer, with_usage)
-        return event_stream(call, parts, lambda error: _error(error, call))
+        return event_stream(call, parts, lambda error: {"error": call.describe_error(error)})
     if body.get("stream_options") is not None:
         raise InputError("stream_options requires stream=true.")
     collected = await while_connected(call.request, texts(call, served, streams))
@@ -545,12 +553,3 @@ def _usage(streams: Sequence[TextStream], count: int) -> dict[str, Any]:
         "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": sum(stream.cached_tokens for stream in streams[::count])},
     }
-
-
-def _error(error: Exception, call: Call) -> dict[str, Any]:
-    """An error in the middle of a stream."""
-    _, kind = status_of(error)
-    own = isinstance(error, KerasTxError)
-    message = str(error) if own else f"Internal error in request {call.id}."
-    code = type(error).__name__ if own else "InternalError"
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}

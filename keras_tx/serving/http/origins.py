@@ -21,7 +21,8 @@ class Origins:
     Args:
         allowed: other origins; "*" for all.
         hosts: host names under which clients may reach the server; any by default. A local server names its
-            own, so that a page whose name resolves to this machine cannot reach it (DNS rebinding).
+            own, so that a page whose name resolves to this machine cannot reach it (DNS rebinding). Those of
+            `allowed` may be used too: a proxy forwards them.
 
     Raises:
         ConfigError: if an origin is not a scheme and a host.
@@ -36,13 +37,16 @@ class Origins:
                 raise ConfigError(f"origin is {origin!r}, expected a scheme and a host: https://example.org.")
         self._allowed = frozenset(allowed)
         self._hosts = frozenset(hosts)
+        if self._hosts:
+            self._hosts |= {host for origin in allowed if (host := urlsplit(origin).hostname)}
 
     def check(self, request: Request) -> None:
         """Raises a ForbiddenError for a request of a page of another origin, or for another host."""
         host = request.headers.get("host", "")
         if self._hosts and urlsplit(f"//{host}").hostname not in self._hosts:
             raise ForbiddenError(
-                f"The host is {host!r:.80}, but this server is local: use {' or '.join(sorted(self._hosts))}."
+                f"The host is {host!r:.80}, but this server is local: use "
+                f"{' or '.join(sorted(self._hosts))}, or pass the origin of a proxy as --cors."
             )
         origin = request.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != host and not self._is_allowed(origin):

@@ -77,7 +77,7 @@ class MediaTypeError(RequestError):
 
 
 class UnavailableError(RequestError):
-    """The model is being loaded, or the server stops: 503, with Retry-After."""
+    """The model is being loaded or stopped after an error, or the server stops: 503, with Retry-After."""
 
     status = 503
     kind = BUSY

@@ -11,7 +11,7 @@ from keras_tx.serving.http.call import Call, Operation, Operations
 from keras_tx.serving.http.metrics import CONTENT_TYPE
 from keras_tx.serving.http.openapi import describe
 from keras_tx.serving.http.page import asset
-from keras_tx.serving.http.request_errors import UnavailableError
+from keras_tx.serving.http.request_errors import UnavailableError, UnknownPathError
 from keras_tx.serving.http.tasks import answer_task, describe_model, request_content
 
 JSON = "application/json"
@@ -128,6 +128,7 @@ async def _metrics(call: Call) -> Response:
 
 
 async def _live(call: Call) -> Response:
+    _check_engines(call)
     return JSONResponse({"live": True})
 
 
@@ -135,7 +136,13 @@ async def _ready(call: Call) -> Response:
     if call.application.draining or not call.models.ready:
         reason = "The server stops." if call.application.draining else "Models are being loaded."
         raise UnavailableError(f"{reason} Repeat the request later.")
+    _check_engines(call)
     return JSONResponse({"ready": True})
+
+
+def _check_engines(call: Call) -> None:
+    for served in call.models.loaded:
+        served.check_engine()
 
 
 async def _v2_server(call: Call) -> Response:
@@ -149,13 +156,16 @@ async def _v2_model(call: Call) -> Response:
 
 async def _v2_model_ready(call: Call) -> Response:
     _check_version(call)
-    call.use(_name(call))
+    name = _name(call)
+    if name not in call.models.folders:  # without the known names, for which other paths require a key
+        raise UnknownPathError(f"This server has no model {name!r:.60}.")
+    call.use(name).check_engine()
     return JSONResponse({"ready": True})
 
 
 async def _v2_infer(call: Call) -> Response:
     _check_version(call)
-    return await open_inference.infer(call.request, call.use(_name(call)), call.limits)
+    return await open_inference.infer(call.request, call.content, call.use(_name(call)))
 
 
 def _name(call: Call) -> Any:

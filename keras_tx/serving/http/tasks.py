@@ -19,10 +19,10 @@ from keras_tx.runtime.tasks.base import Answer, RunOptions
 from keras_tx.serving.http.call import Call
 from keras_tx.serving.http.disconnection import while_connected
 from keras_tx.serving.http.generation import submit, texts
-from keras_tx.serving.http.json_schema import Schema, check, read_json
+from keras_tx.serving.http.json_schema import Schema, check, read_checked
 from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.model_set import ServedModel
-from keras_tx.serving.http.request_body import media_type, read_body, read_form
+from keras_tx.serving.http.request_body import media_type, read_form
 from keras_tx.serving.http.request_errors import MediaTypeError, TooLargeError
 from keras_tx.serving.http.tensors import array_of, nested_list
 
@@ -31,7 +31,6 @@ FORM = "multipart/form-data"
 BYTES = "application/octet-stream"
 IMAGE = "image"  # the field of a form, and the beginning of the media types of images
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": 10_000}
-PROMPT_IDS = {**_IDS, "maxItems": 1_000_000}
 _WHOLE = {"type": "integer", "minimum": 1}
 # Options of `generate` that a client may send.
 GENERATION: dict[str, Schema] = {
@@ -86,7 +85,8 @@ def _request_schema(served: ServedModel, limits: Limits) -> Schema:
     elif name != IMAGE:
         one = _text_schema(served, limits)
         many = {"type": "array", "items": one, "minItems": 1, "maxItems": limits.max_texts}
-        properties[name] = {"anyOf": [one, many] if name == "text" else [one, many, PROMPT_IDS]}
+        ids = {**_IDS, "maxItems": limits.max_characters}
+        properties[name] = {"anyOf": [one, many] if name == "text" else [one, many, ids]}
     text = {"type": "string", "maxLength": limits.max_characters}
     known: dict[str, Schema] = {
         "pair": text,
@@ -135,7 +135,7 @@ def _text_schema(served: ServedModel, limits: Limits) -> Schema:
 async def answer_task(call: Call, served: ServedModel) -> Any:
     """The answer to one input, or the list of answers to several."""
     request, limits = call.request, call.limits
-    content = await read_body(request, limits)
+    content = call.content
     schema = request_schema(served, limits)
     if served.task.inputs == IMAGE:
         images, fields = await _images(request, content, schema, limits)
@@ -143,8 +143,7 @@ async def answer_task(call: Call, served: ServedModel) -> Any:
     if media_type(request) != JSON:
         raise MediaTypeError(f"Content-Type is {media_type(request)!r:.60}, expected {JSON}.")
     _refuse_query(request)
-    body = read_json(content)
-    body = check(body, schema)
+    body = await read_checked(content, schema)
     return await while_connected(request, _answer_fields(call, served, body))
 
 
