@@ -294,6 +294,14 @@ def test_wrong_images(server):
     assert wrong.status == 422 and "'picture'" in wrong.message
 
 
+def test_charset_of_a_form(server):
+    """Python needs a time that is quadratic for some charsets, during which no other request is answered."""
+    body, headers = multipart([("image", png())], {"top_k": "1"})
+    for charset, status in (("UTF-8", 200), ("utf8", 200), ("punycode", 415), ("utf-16", 415), ("none", 415)):
+        kind = f"{headers['content-type']}; charset={charset}"
+        assert server.send("POST", "/models/flowers", body, {"content-type": kind}).status == status
+
+
 def test_descriptions(server):
     models = server.get("/models").json["models"]
     assert [one["name"] for one in models] == list(server.application.models.folders)
