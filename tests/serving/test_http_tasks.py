@@ -15,6 +15,7 @@ from PIL import Image
 from keras_tx import contract
 from keras_tx.runtime import load
 from keras_tx.runtime.tasks import all_tasks
+from keras_tx.serving.http.limits import Limits
 from tests.serving.running_server import RunningServer, multipart, running
 from tests.tolerances import assert_close
 
@@ -161,6 +162,49 @@ def test_generation_options(server):
         expected = model("uno due", num_beams=3, max_new_tokens=4)
     body = {"text": "uno due", "num_beams": 3, "max_new_tokens": 4}
     assert server.post("/models/translator", body).json == {"translation_text": expected}
+
+
+@pytest.mark.parametrize("name", ["poet", "translator"])
+def test_beams_of_all_inputs_are_bounded(server, name, monkeypatch):
+    """The beams of a batch are at most as many rows as the engine or a batch of others has."""
+    served = server.application.models.get(name)
+    monkeypatch.setattr(served, "most_rows", 7)
+    rows: list[int] = []
+    method = type(served.model.decoder).run
+
+    def run(self: Any, ids: np.ndarray, *arguments: Any, **options: Any) -> Any:
+        rows.append(len(ids))
+        return method(self, ids, *arguments, **options)
+
+    monkeypatch.setattr(type(served.model.decoder), "run", run)
+    key = "prompt" if name == "poet" else "text"
+    texts = ["uno", "due", "tre", "uno due", "due tre"]
+    for num_beams, most in ((3, 6), (8, 8), (1, 7)):
+        rows.clear()
+        body = {key: texts, "num_beams": num_beams, "max_new_tokens": 3}
+        answers = server.post(f"/models/{name}", body)
+        assert answers.status == 200 and len(answers.json) == len(texts)
+        assert max(rows) <= most
+
+
+@pytest.mark.parametrize("name", ["poet", "translator"])
+def test_default_number_of_new_tokens_is_within_the_limit(exported_folders, name):
+    body = {"prompt" if name == "poet" else "text": "uno due", "stop_tokens": []}
+    with running({name: exported_folders[NAMES[name]].path}, limits=Limits(max_new_tokens=3)) as server:
+        answer = server.post(f"/models/{name}", body).json
+        assert answer == server.post(f"/models/{name}", {**body, "max_new_tokens": 3}).json
+        if name == "poet":
+            assert len(answer["ids"]) == 3
+            made = server.post("/v1/completions", {"model": name, "prompt": "uno"}).json
+            assert made["usage"]["completion_tokens"] <= 3
+    with load(exported_folders[NAMES[name]].path, provider="cpu") as model:
+        assert model("uno due", stop_tokens=[]) != model("uno due", stop_tokens=[], max_new_tokens=3)
+
+
+def test_pairs_of_texts_and_choices_are_bounded(server):
+    body = {"text": ["a"] * 16, "choices": ["b"] * 17}
+    refused = server.post("/models/stories", body)
+    assert refused.status == 422 and "272 pairs" in refused.message
 
 
 def test_prompts(server):

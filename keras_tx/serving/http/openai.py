@@ -209,7 +209,9 @@ async def completions(call: Call) -> Response:
     served, adapter = _model_of(call, body)
     _check_generates(served, "/v1/completions")
     prompts = _prompts(body["prompt"])
-    options = _options(body, adapter, body.get("max_tokens") or DEFAULT_TOKENS)
+    options = _options(
+        body, adapter, body.get("max_tokens") or min(DEFAULT_TOKENS, call.limits.max_new_tokens)
+    )
     options["logprobs"] = body.get("logprobs")
     count = body.get("n") or 1
     _check_number(len(prompts) * count, call.limits)
