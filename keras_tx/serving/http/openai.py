@@ -130,6 +130,7 @@ def chat_schema(limits: Limits) -> Schema:
             "role": {"type": "string", "enum": ["system", "developer", "user", "assistant"]},
             "content": {"anyOf": [text, {"type": "array", "items": part, "minItems": 1}]},
             "name": {"type": "string", "maxLength": 256},
+            "refusal": {"type": "null"},  # of our own messages, which clients send back
         },
         "required": ["role", "content"],
         "additionalProperties": False,
@@ -337,7 +338,8 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message["content"]
     if not isinstance(content, str):
         content = "".join(part["text"] for part in content)
-    return {**message, "content": content}
+    fields = {name: value for name, value in message.items() if name != "refusal"}
+    return {**fields, "content": content}
 
 
 def _options(body: Mapping[str, Any], adapter: str | None, most: int) -> dict[str, Any]:
