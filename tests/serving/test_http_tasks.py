@@ -164,6 +164,21 @@ def test_generation_options(server):
     assert server.post("/models/translator", body).json == {"translation_text": expected}
 
 
+def test_model_that_searches_by_default(server, monkeypatch):
+    """A decoder whose generation_config.json has num_beams."""
+    served = server.application.models.get("poet")
+    monkeypatch.setattr(served.model, "defaults", {"num_beams": 4})
+    with opened(server, "poet") as model:
+        model.defaults = {"num_beams": 4}
+        greedy = model("a", num_beams=1, max_new_tokens=20)
+        for options in ({}, {"temperature": 0}, {"seed": 3, "top_k": 9}):
+            expected = model("a", max_new_tokens=20, **options)
+            body = {"prompt": "a", "max_new_tokens": 20, **options}
+            answer = server.post("/models/poet", body).json
+            assert (answer["generated_text"], tuple(answer["ids"])) == (expected.text, expected.ids)
+            assert expected.ids != greedy.ids
+
+
 @pytest.mark.parametrize("name", ["poet", "translator"])
 def test_beams_of_all_inputs_are_bounded(server, name, monkeypatch):
     """The beams of a batch are at most as many rows as the engine or a batch of others has."""

@@ -57,7 +57,8 @@ class EngineStats:
 class TextEngine:
     """Generates the texts of many clients: streams join and leave between any two decode steps.
 
-    A text has the tokens that `model.generate` returns for its prompt alone, up to the rounding of a batch.
+    A text has the tokens that `model.stream` returns for its prompt alone, up to the rounding of a batch:
+    like `stream`, the engine has no beam search, even if the model's defaults have one.
     Streams are admitted in the order of their arrival. Long prompts are prefilled in chunks between the
     decode steps of the others. Threads and coroutines may share an engine.
 

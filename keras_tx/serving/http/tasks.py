@@ -12,7 +12,8 @@ from starlette.requests import Request
 
 from keras_tx.errors import ImageError, InputError
 from keras_tx.generation import Generation
-from keras_tx.generation.generator import BaseGenerator, is_one
+from keras_tx.generation.generator import SAMPLING, BaseGenerator, is_one
+from keras_tx.generation.sampling import Sampling
 from keras_tx.processing.image_file import open_image
 from keras_tx.runtime.async_call import call_async
 from keras_tx.runtime.tasks.base import Answer, LoadedModel, RunOptions
@@ -197,6 +198,12 @@ def _new_tokens(model: LoadedModel) -> int:
     return NEW_TOKENS if longest is None else longest
 
 
+def _searches(model: Any, fields: Mapping[str, Any]) -> bool:
+    """Whether a model searches with beams by its own defaults, which the engine does not."""
+    sampling = Sampling(**{name: fields[name] for name in SAMPLING if name in fields})
+    return model.defaults.get("num_beams", 1) != 1 and not sampling.samples
+
+
 def _batch_size(served: ServedModel, fields: Mapping[str, Any]) -> int:
     """The number of inputs of a batch whose beams are at most `most_rows`, or a single input."""
     model: Any = served.model
@@ -216,7 +223,7 @@ async def _generate(
     call: Call, served: ServedModel, prompts: list[Any], fields: dict[str, Any], adapter: str | None
 ) -> list[Generation]:
     """Texts of the engine; beam search and texts beyond the context run on their own."""
-    if served.engine is None or not ALONE.isdisjoint(fields):
+    if served.engine is None or not ALONE.isdisjoint(fields) or _searches(served.model, fields):
         generator: Any = served.adapted(adapter)
         size = _batch_size(served, fields)
         return await call_async(generator.generate, prompts, batch_size=size, **fields)
