@@ -152,8 +152,8 @@ class TextEngine:
 
         Raises:
             InputError: if the prompt is not valid or longer than the context.
-            ConfigError: if an option is unknown or out of range.
-            BusyError: if the queue is full, or `cache_memory` is too small for the text.
+            ConfigError: if an option is unknown or out of range, or `cache_memory` is too small for the text.
+            BusyError: if the queue is full.
             KerasTxError: if the engine is closed.
         """
         generator = self._generator(adapter)
@@ -246,10 +246,10 @@ class TextEngine:
         return self.one_by_one is None if value is None else bool(value)
 
     def _check_memory(self, sequence: Sequence) -> None:
-        """Raises a BusyError for a text that `cache_memory` is too small for."""
+        """Raises a ConfigError for a text that `cache_memory` is too small for."""
         per_token = bytes_per_token(sequence.generator.decoder)
         if self.cache_memory is not None and sequence.reserved * per_token > self.cache_memory:
-            raise BusyError(
+            raise ConfigError(
                 f"A text of {sequence.reserved} tokens needs {sequence.reserved * per_token} bytes, but "
                 f"cache_memory is {self.cache_memory}. Pass a smaller max_new_tokens or a shorter prompt."
             )
