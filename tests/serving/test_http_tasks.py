@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,9 +15,12 @@ import pytest
 from PIL import Image
 
 from keras_tx import contract
+from keras_tx.generation.constraints import CONSTRAINTS
+from keras_tx.generation.generator import SAMPLING, BaseGenerator
 from keras_tx.runtime import load
 from keras_tx.runtime.tasks import all_tasks
 from keras_tx.serving.http.limits import Limits
+from keras_tx.serving.http.tasks import GENERATION
 from tests.serving.running_server import RunningServer, multipart, running
 from tests.tolerances import assert_close
 
@@ -220,6 +225,56 @@ def test_pairs_of_texts_and_choices_are_bounded(server):
     body = {"text": ["a"] * 16, "choices": ["b"] * 17}
     refused = server.post("/models/stories", body)
     assert refused.status == 422 and "272 pairs" in refused.message
+
+
+def test_options_of_generation():
+    """A client may send the options that `generate` has, among them all constraints."""
+    parameters = inspect.signature(BaseGenerator.generate).parameters
+    assert GENERATION.keys() <= {*SAMPLING, *CONSTRAINTS, *parameters}
+    assert {*SAMPLING, *CONSTRAINTS, "regex", "json_schema"} <= GENERATION.keys()
+
+
+@pytest.mark.parametrize("name", ["poet", "translator"])
+def test_constraints(server, name):
+    """Each changes the text, to that of `load(folder)`."""
+    key, inputs = ("prompt", [3]) if name == "poet" else ("text", "uno due")
+    fixed = {"max_new_tokens": 4, "stop_tokens": []}
+    with opened(server, name) as model:
+        plain = model.generate(inputs, **fixed)
+        first, other = plain.ids[0], 5
+        assert other not in plain.ids
+        for options in (
+            {"suppress_tokens": [first]},
+            {"begin_suppress_tokens": [first]},
+            {"bad_words_ids": [[first], [other, first]]},
+            {"forced_bos_token_id": other},
+            {"forced_eos_token_id": other},
+            {"forced_eos_token_id": [other]},
+        ):
+            expected = model.generate(inputs, **fixed, **options)
+            assert expected.ids != plain.ids
+            answer = server.post(f"/models/{name}", {key: inputs, **fixed, **options}).json
+            if name == "poet":
+                assert tuple(answer["ids"]) == expected.ids
+            else:
+                assert answer == {"translation_text": expected.text}
+
+
+@pytest.mark.parametrize("num_beams", [None, 1])
+def test_grammars(server, num_beams):
+    """In the engine, and outside of it."""
+    pytest.importorskip("llguidance", reason='pip install "keras-tx[serve]"')
+    alone = {} if num_beams is None else {"num_beams": num_beams}
+    answer = server.post("/models/poet", {"prompt": "a", "regex": "(cat|mat)[0-9]{3}", **alone}).json
+    assert re.fullmatch("(cat|mat)[0-9]{3}", answer["generated_text"])
+    body = {"prompt": "a", "json_schema": {"enum": ["cat", 7]}, **alone}
+    assert json.loads(server.post("/models/poet", body).json["generated_text"]) in ("cat", 7)
+    assert server.post("/models/poet", {"prompt": "a", "regex": "(", **alone}).status == 422
+
+
+def test_length_penalty_is_bounded(server):
+    refused = server.post("/models/translator", {"text": "uno", "num_beams": 2, "length_penalty": 1e6})
+    assert refused.status == 422 and "-10 to 10" in refused.message
 
 
 def test_prompts(server):

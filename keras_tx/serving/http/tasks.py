@@ -32,7 +32,8 @@ JSON = "application/json"
 FORM = "multipart/form-data"
 BYTES = "application/octet-stream"
 IMAGE = "image"  # the field of a form, and the beginning of the media types of images
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": 10_000}
+_ID = {"type": "integer", "minimum": 0}
+_IDS = {"type": "array", "items": _ID, "minItems": 1, "maxItems": 10_000}
 PROMPT_IDS = {**_IDS, "maxItems": 1_000_000}
 _WHOLE = {"type": "integer", "minimum": 1}
 # Options of `generate` that a client may send.
@@ -45,15 +46,19 @@ GENERATION: dict[str, Schema] = {
     "repetition_penalty": {"type": "number", "minimum": 0.01, "maximum": 100},
     "seed": {"type": "integer", "minimum": 0},
     "num_beams": {"type": "integer", "minimum": 1, "maximum": 32},
-    "length_penalty": {"type": "number"},
+    "length_penalty": {"type": "number", "minimum": -10, "maximum": 10},
     "early_stopping": {"anyOf": [{"type": "boolean"}, {"type": "string", "enum": ["never"]}]},
     "no_repeat_ngram_size": {"type": "integer", "minimum": 0},
     "min_new_tokens": {"type": "integer", "minimum": 0},
     "stop_tokens": {**_IDS, "minItems": 0},
-    "banned_ids": {**_IDS, "minItems": 0},
+    "bad_words_ids": {"type": "array", "items": _IDS, "maxItems": 10_000},
+    "suppress_tokens": {**_IDS, "minItems": 0},
+    "begin_suppress_tokens": {**_IDS, "minItems": 0},
     "allowed_ids": _IDS,
-    "forced_first_id": {"type": "integer", "minimum": 0},
-    "forced_last_id": {"type": "integer", "minimum": 0},
+    "forced_bos_token_id": _ID,
+    "forced_eos_token_id": {"anyOf": [_ID, {**_IDS, "minItems": 0}]},
+    "regex": {"type": "string", "minLength": 1, "maxLength": 10_000},
+    "json_schema": {"type": ["object", "string"]},
     "deadline": {"type": "number", "exclusiveMinimum": 0},
     "at_context": {"type": "string", "enum": ["stop", "slide"]},
 }
