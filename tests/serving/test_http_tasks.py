@@ -363,6 +363,23 @@ def test_wrong_bodies(server, body, status, message):
     assert answer.status == status and message in answer.message, answer.body
 
 
+def test_wrong_prompts(server):
+    """The error of a list is that of the alternative whose items have the same type."""
+    wrong: list[tuple[Any, str]] = [
+        (["a"] * 257, "prompt has 257 items, expected at most 256"),
+        ([1, -1], "prompt[1] is -1"),
+        ([1, "a"], "prompt[1] is 'a', expected a whole number"),
+        (["a", 3], "prompt[1] is 3, expected a string"),
+        ([[1.5]], "prompt[0]"),
+    ]
+    for prompt, message in wrong:
+        for path, body in (("/models/poet", {}), ("/v1/completions", {"model": "poet"})):
+            answer = server.post(path, {**body, "prompt": prompt})
+            assert answer.status == 422 and message in answer.message, answer.message
+    lists = server.post("/v1/completions", {"model": "poet", "prompt": [[1, 2]] * 257})
+    assert lists.status == 422 and "prompt has 257 items, expected at most 256" in lists.message
+
+
 def test_text_longer_than_the_model(server, exported_folders):
     long = "the cat sat on the mat " * 20
     refused = server.post("/models/classifier", {"text": long})

@@ -66,11 +66,23 @@ def _check_any(value: Any, options: Sequence[Schema], name: str) -> Any:
             return check(value, option, name)
         except InputError as error:
             errors.append((option, error))
-    for option, error in errors:  # the option of the same type has the more precise message
-        if _has_kind(value, _kinds_of(option)):
-            raise error
+    for fits in (_begins_as, lambda value, option: _has_kind(value, _kinds_of(option))):
+        for option, error in errors:  # the option of the same type has the more precise message
+            if fits(value, option):
+                raise error
     expected = dict.fromkeys(_KINDS[kind][1] for option in options for kind in _kinds_of(option))
     raise _wrong(name, value, " or ".join(expected))
+
+
+def _begins_as(value: Any, option: Schema) -> bool:
+    """Whether a value is a list whose first item has the type of a schema's items."""
+    items = option.get("items")
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and items is not None
+        and _has_kind(value[0], _kinds_of(items))
+    )
 
 
 def _kinds_of(schema: Schema) -> tuple[str, ...]:
