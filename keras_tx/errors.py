@@ -43,7 +43,7 @@ class KerasTxError(Exception):
 
 
 class BusyError(KerasTxError, RuntimeError):
-    """A server has no room for another request: its queue is full, or its memory is too small."""
+    """A server has no room for another request now: its queue is full."""
 
 
 class ConfigError(KerasTxError, ValueError):

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from keras_tx.errors import InputError
+from keras_tx.errors import RunError
 
 SMALLEST = 1e-30  # a temperature that leaves only the best token, and by which float32 can divide
 BLOCK = 256  # weights that are summed together; a running sum over all takes as long as everything else
@@ -128,7 +128,7 @@ def _draw_in_nucleus(weights: np.ndarray, index: int, nucleus: float, random: np
         index = _draw_index(weights, _block_sums(weights), random)
 
 
-def nan_error() -> InputError:
-    return InputError(
+def nan_error() -> RunError:
+    return RunError(
         "The model's logits are NaN. Its training diverged or its weights are damaged; run keras-tx verify."
     )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import keras_tx
-from keras_tx.errors import ConfigError, InputError
+from keras_tx.errors import ConfigError, InputError, RunError
 from keras_tx.generation import Generator, NextToken, NextTokens
 from keras_tx.generation.next_tokens import token_text
 from keras_tx.runtime import load
@@ -166,5 +166,5 @@ def test_nan_logits_raise(monkeypatch):
     generator = toy()
     logits = np.full((1, 1, 33), np.nan, "float32")
     monkeypatch.setattr(generator.decoder, "run", lambda *args, **kwargs: (logits, None))
-    with pytest.raises(InputError, match="NaN"):
+    with pytest.raises(RunError, match="NaN"):
         generator.next([1])

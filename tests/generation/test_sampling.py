@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keras_tx.errors import ConfigError, InputError
+from keras_tx.errors import ConfigError, RunError
 from keras_tx.generation import DistinctTokens, Sampling, choose_token, log_probability, log_softmax
 from keras_tx.generation.logits import draw_token, penalize, top_k_ids
 
@@ -85,7 +85,7 @@ def test_draw_at_the_end():
 def test_nan_logits_raise(options):
     logits = LOGITS.copy()
     logits[2] = np.nan
-    with pytest.raises(InputError, match="NaN"):
+    with pytest.raises(RunError, match="NaN"):
         choose_token(logits, Sampling(**options), DistinctTokens(), np.random.default_rng(0))
 
 

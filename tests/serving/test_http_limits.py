@@ -343,8 +343,12 @@ def test_allowed_origins(serve):
     assert server.post("/models/reviews", TEXT, host="example.org").status == 200  # of a proxy
     rebound = server.post("/models/reviews", TEXT, host="evil.example:8000")
     assert rebound.status == 403 and "evil.example" in rebound.message
+    for invalid in ({"host": "["}, {"host": "[x]:1"}, {"origin": "http://["}, {"origin": "http://[x]"}):
+        assert server.post("/models/reviews", TEXT, **invalid).status == 403
     with pytest.raises(ConfigError, match="example"):
         Origins(["example.org"])
+    with pytest.raises(ConfigError, match="http"):
+        Origins(["http://["])
 
 
 def test_request_ids(serve):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,8 +15,12 @@ import pytest
 from PIL import Image
 
 from keras_tx import contract
+from keras_tx.generation.constraints import CONSTRAINTS
+from keras_tx.generation.generator import SAMPLING, BaseGenerator
 from keras_tx.runtime import load
 from keras_tx.runtime.tasks import all_tasks
+from keras_tx.serving.http.limits import Limits
+from keras_tx.serving.http.tasks import GENERATION
 from tests.serving.running_server import RunningServer, multipart, running
 from tests.tolerances import assert_close
 
@@ -163,6 +169,114 @@ def test_generation_options(server):
     assert server.post("/models/translator", body).json == {"translation_text": expected}
 
 
+def test_model_that_searches_by_default(server, monkeypatch):
+    """A decoder whose generation_config.json has num_beams."""
+    served = server.application.models.get("poet")
+    monkeypatch.setattr(served.model, "defaults", {"num_beams": 4})
+    with opened(server, "poet") as model:
+        model.defaults = {"num_beams": 4}
+        greedy = model("a", num_beams=1, max_new_tokens=20)
+        for options in ({}, {"temperature": 0}, {"seed": 3, "top_k": 9}):
+            expected = model("a", max_new_tokens=20, **options)
+            body = {"prompt": "a", "max_new_tokens": 20, **options}
+            answer = server.post("/models/poet", body).json
+            assert (answer["generated_text"], tuple(answer["ids"])) == (expected.text, expected.ids)
+            assert expected.ids != greedy.ids
+
+
+@pytest.mark.parametrize("name", ["poet", "translator"])
+def test_beams_of_all_inputs_are_bounded(server, name, monkeypatch):
+    """The beams of a batch are at most as many rows as the engine or a batch of others has."""
+    served = server.application.models.get(name)
+    monkeypatch.setattr(served, "most_rows", 7)
+    rows: list[int] = []
+    method = type(served.model.decoder).run
+
+    def run(self: Any, ids: np.ndarray, *arguments: Any, **options: Any) -> Any:
+        rows.append(len(ids))
+        return method(self, ids, *arguments, **options)
+
+    monkeypatch.setattr(type(served.model.decoder), "run", run)
+    key = "prompt" if name == "poet" else "text"
+    texts = ["uno", "due", "tre", "uno due", "due tre"]
+    for num_beams, most in ((3, 6), (8, 8), (1, 7)):
+        rows.clear()
+        body = {key: texts, "num_beams": num_beams, "max_new_tokens": 3}
+        answers = server.post(f"/models/{name}", body)
+        assert answers.status == 200 and len(answers.json) == len(texts)
+        assert max(rows) <= most
+
+
+@pytest.mark.parametrize("name", ["poet", "translator"])
+def test_default_number_of_new_tokens_is_within_the_limit(exported_folders, name):
+    body = {"prompt" if name == "poet" else "text": "uno due", "stop_tokens": []}
+    with running({name: exported_folders[NAMES[name]].path}, limits=Limits(max_new_tokens=3)) as server:
+        answer = server.post(f"/models/{name}", body).json
+        assert answer == server.post(f"/models/{name}", {**body, "max_new_tokens": 3}).json
+        if name == "poet":
+            assert len(answer["ids"]) == 3
+            made = server.post("/v1/completions", {"model": name, "prompt": "uno"}).json
+            assert made["usage"]["completion_tokens"] <= 3
+    with load(exported_folders[NAMES[name]].path, provider="cpu") as model:
+        assert model("uno due", stop_tokens=[]) != model("uno due", stop_tokens=[], max_new_tokens=3)
+
+
+def test_pairs_of_texts_and_choices_are_bounded(server):
+    body = {"text": ["a"] * 16, "choices": ["b"] * 17}
+    refused = server.post("/models/stories", body)
+    assert refused.status == 422 and "272 pairs" in refused.message
+
+
+def test_options_of_generation():
+    """A client may send the options that `generate` has, among them all constraints."""
+    parameters = inspect.signature(BaseGenerator.generate).parameters
+    assert GENERATION.keys() <= {*SAMPLING, *CONSTRAINTS, *parameters}
+    assert {*SAMPLING, *CONSTRAINTS, "regex", "json_schema"} <= GENERATION.keys()
+
+
+@pytest.mark.parametrize("name", ["poet", "translator"])
+def test_constraints(server, name):
+    """Each changes the text, to that of `load(folder)`."""
+    key, inputs = ("prompt", [3]) if name == "poet" else ("text", "uno due")
+    fixed = {"max_new_tokens": 4, "stop_tokens": []}
+    with opened(server, name) as model:
+        plain = model.generate(inputs, **fixed)
+        first, other = plain.ids[0], 5
+        assert other not in plain.ids
+        for options in (
+            {"suppress_tokens": [first]},
+            {"begin_suppress_tokens": [first]},
+            {"bad_words_ids": [[first], [other, first]]},
+            {"forced_bos_token_id": other},
+            {"forced_eos_token_id": other},
+            {"forced_eos_token_id": [other]},
+        ):
+            expected = model.generate(inputs, **fixed, **options)
+            assert expected.ids != plain.ids
+            answer = server.post(f"/models/{name}", {key: inputs, **fixed, **options}).json
+            if name == "poet":
+                assert tuple(answer["ids"]) == expected.ids
+            else:
+                assert answer == {"translation_text": expected.text}
+
+
+@pytest.mark.parametrize("num_beams", [None, 1])
+def test_grammars(server, num_beams):
+    """In the engine, and outside of it."""
+    pytest.importorskip("llguidance", reason='pip install "keras-tx[serve]"')
+    alone = {} if num_beams is None else {"num_beams": num_beams}
+    answer = server.post("/models/poet", {"prompt": "a", "regex": "(cat|mat)[0-9]{3}", **alone}).json
+    assert re.fullmatch("(cat|mat)[0-9]{3}", answer["generated_text"])
+    body = {"prompt": "a", "json_schema": {"enum": ["cat", 7]}, **alone}
+    assert json.loads(server.post("/models/poet", body).json["generated_text"]) in ("cat", 7)
+    assert server.post("/models/poet", {"prompt": "a", "regex": "(", **alone}).status == 422
+
+
+def test_length_penalty_is_bounded(server):
+    refused = server.post("/models/translator", {"text": "uno", "num_beams": 2, "length_penalty": 1e6})
+    assert refused.status == 422 and "-10 to 10" in refused.message
+
+
 def test_prompts(server):
     options = {"max_new_tokens": 6, "seed": 3, "top_k": 9}
     with opened(server, "poet") as model:
@@ -249,6 +363,23 @@ def test_wrong_bodies(server, body, status, message):
     assert answer.status == status and message in answer.message, answer.body
 
 
+def test_wrong_prompts(server):
+    """The error of a list is that of the alternative whose items have the same type."""
+    wrong: list[tuple[Any, str]] = [
+        (["a"] * 257, "prompt has 257 items, expected at most 256"),
+        ([1, -1], "prompt[1] is -1"),
+        ([1, "a"], "prompt[1] is 'a', expected a whole number"),
+        (["a", 3], "prompt[1] is 3, expected a string"),
+        ([[1.5]], "prompt[0]"),
+    ]
+    for prompt, message in wrong:
+        for path, body in (("/models/poet", {}), ("/v1/completions", {"model": "poet"})):
+            answer = server.post(path, {**body, "prompt": prompt})
+            assert answer.status == 422 and message in answer.message, answer.message
+    lists = server.post("/v1/completions", {"model": "poet", "prompt": [[1, 2]] * 257})
+    assert lists.status == 422 and "prompt has 257 items, expected at most 256" in lists.message
+
+
 def test_text_longer_than_the_model(server, exported_folders):
     long = "the cat sat on the mat " * 20
     refused = server.post("/models/classifier", {"text": long})
@@ -292,6 +423,14 @@ def test_wrong_images(server):
     body, headers = multipart([("picture", png())])
     wrong = server.send("POST", "/models/flowers", body, headers)
     assert wrong.status == 422 and "'picture'" in wrong.message
+
+
+def test_charset_of_a_form(server):
+    """Python needs a time that is quadratic for some charsets, during which no other request is answered."""
+    body, headers = multipart([("image", png())], {"top_k": "1"})
+    for charset, status in (("UTF-8", 200), ("utf8", 200), ("punycode", 415), ("utf-16", 415), ("none", 415)):
+        kind = f"{headers['content-type']}; charset={charset}"
+        assert server.send("POST", "/models/flowers", body, {"content-type": kind}).status == status
 
 
 def test_descriptions(server):

@@ -139,6 +139,8 @@ def test_concurrent_requests(server, client):
         ({"shape": [1, 3, 64]}, "pixel_values"),
         ({"shape": [-1, 3, 8, 8]}, "-1"),
         ({"data": [0.5] * 191}, "shape"),
+        ({"shape": [0, 1e30], "data": []}, "shape[1]"),
+        ({"shape": [0, 2**62, 2**62], "data": []}, "shape"),
         ({"data": ["a"] * 192}, "numbers"),
         ({"data": [None] * 192}, "numbers"),
         ({"parameters": {"binary_data_size": 4}}, "either"),
@@ -174,6 +176,24 @@ def test_wrong_binary_data(server):
         headers = {"inference_header_content_length": str(len(header))}
         answer = server.post("/v2/models/flowers/infer", header + content, **headers)
         assert answer.status == 422 and "bytes" in answer.message, answer.body
+
+
+def test_empty_binary_data_of_an_impossible_shape(server):
+    tensor = {"name": "pixel_values", "shape": [0, 2**62, 2**62], "datatype": "FP32"}
+    header = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": 0}}]}).encode()
+    headers = {"inference_header_content_length": str(len(header))}
+    answer = server.post("/v2/models/flowers/infer", header, **headers)
+    assert answer.status == 422 and "shape" in answer.message, answer.body
+
+
+def test_output_that_occurs_twice(server):
+    inputs = [
+        {"name": name, "shape": list(array.shape), "datatype": "INT64", "data": array.tolist()}
+        for name, array in TEXT.items()
+    ]
+    name = server.application.models.get("span").model.folder.outputs[0].name
+    answer = server.post("/v2/models/span/infer", {"inputs": inputs, "outputs": [{"name": name}] * 2})
+    assert answer.status == 422 and answer.message == f"Output {name!r} occurs twice. Send it once."
 
 
 def test_ids_out_of_range_are_refused(client):

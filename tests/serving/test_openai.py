@@ -242,6 +242,18 @@ def test_chat(client, folders):
     assert made.choices[0].message.content == expected.text
 
 
+def test_second_turn(client):
+    """The message of an answer becomes a message of the next request, as the client's own class writes it."""
+    options: dict[str, Any] = {"model": "chat", "temperature": 0, "max_tokens": 6}
+    made = client.chat.completions.create(messages=MESSAGES, **options).choices[0].message
+    turn = {"role": "user", "content": "Ada"}
+    answer = client.chat.completions.create(messages=[*MESSAGES, made, turn], **options)
+    plain = {"role": "assistant", "content": made.content}
+    expected = client.chat.completions.create(messages=[*MESSAGES, plain, turn], **options)
+    assert answer.choices[0].message == expected.choices[0].message
+    assert answer.usage.prompt_tokens == expected.usage.prompt_tokens
+
+
 def test_chat_stream(client):
     options: dict[str, Any] = {"model": "chat", "messages": MESSAGES, "n": 2, "seed": 1}
     options["max_completion_tokens"] = 8
@@ -316,6 +328,7 @@ def test_refused_completions(client, options, message):
         ({"top_logprobs": 2}, "logprobs=true"),
         ({"max_tokens": 3, "max_completion_tokens": 3}, "Send one"),
         ({"messages": [{"role": "robot", "content": "a"}]}, r"messages\[0\].role"),
+        ({"messages": [{"role": "user", "content": "a", "refusal": "no"}]}, r"messages\[0\].refusal"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
     ],
 )

@@ -415,7 +415,7 @@ def test_full_queue_and_memory(poet, monkeypatch):
     trim = SharedRows.trim
     monkeypatch.setattr(SharedRows, "trim", lambda *args: trims.append(1) or trim(*args))
     with TextEngine(poet, max_streams=4, max_queue=2, cache_memory=100 * per_token) as engine:
-        with pytest.raises(BusyError, match="cache_memory is 51200. Pass a smaller max_new_tokens"):
+        with pytest.raises(ConfigError, match="cache_memory is 51200. Pass a smaller max_new_tokens"):
             engine.submit([1, 2], max_new_tokens=99)
         streams = [engine.submit([1, 2], max_new_tokens=48, stop_tokens=[]) for _ in range(4)]
         waits_until(lambda: engine.stats.running == 2)  # of 50 tokens each

@@ -63,7 +63,7 @@ class TextToTextGenerator(LoadedModel, Seq2SeqGenerator):
             )
             path = folder.path / contract.CONFIG
             for name in self._tasks:
-                self._of_task(name)
+                self.of_task(name)
         except ConfigError as error:
             self.encoder_session.close()
             raise FolderError(f"{path}: {error}") from error
@@ -92,7 +92,7 @@ class TextToTextGenerator(LoadedModel, Seq2SeqGenerator):
         """
         if self.target_tokenizer is None:
             raise InputError(f"{self.name} has no {contract.TOKENIZER}. Call generate with token ids.")
-        prefix, defaults, longest = self._of_task(task)
+        prefix, defaults, longest = self.of_task(task)
         generator = copy.copy(self)
         generator.defaults = defaults
         options = options if longest is None else {"max_new_tokens": longest, **options}
@@ -102,7 +102,7 @@ class TextToTextGenerator(LoadedModel, Seq2SeqGenerator):
     def _tasks(self) -> Mapping[str, Mapping[str, Any]]:
         return (self.folder.config or {}).get("task_specific_params") or {}
 
-    def _of_task(self, task: str | None) -> tuple[str, Mapping[str, Any], int | None]:
+    def of_task(self, task: str | None = None) -> tuple[str, Mapping[str, Any], int | None]:
         """The prefix of the sources of a task, its default options, and its max_new_tokens."""
         tasks = self._tasks
         if task is not None and task not in tasks:

@@ -57,7 +57,8 @@ class EngineStats:
 class TextEngine:
     """Generates the texts of many clients: streams join and leave between any two decode steps.
 
-    A text has the tokens that `model.generate` returns for its prompt alone, up to the rounding of a batch.
+    A text has the tokens that `model.stream` returns for its prompt alone, up to the rounding of a batch:
+    like `stream`, the engine has no beam search, even if the model's defaults have one.
     Streams are admitted in the order of their arrival. Long prompts are prefilled in chunks between the
     decode steps of the others. Threads and coroutines may share an engine.
 
@@ -151,8 +152,8 @@ class TextEngine:
 
         Raises:
             InputError: if the prompt is not valid or longer than the context.
-            ConfigError: if an option is unknown or out of range.
-            BusyError: if the queue is full, or `cache_memory` is too small for the text.
+            ConfigError: if an option is unknown or out of range, or `cache_memory` is too small for the text.
+            BusyError: if the queue is full.
             KerasTxError: if the engine is closed.
         """
         generator = self._generator(adapter)
@@ -250,10 +251,10 @@ class TextEngine:
         return self.one_by_one is None if value is None else bool(value)
 
     def _check_memory(self, sequence: Sequence) -> None:
-        """Raises a BusyError for a text that `cache_memory` is too small for."""
+        """Raises a ConfigError for a text that `cache_memory` is too small for."""
         per_token = bytes_per_token(sequence.generator.decoder)
         if self.cache_memory is not None and sequence.reserved * per_token > self.cache_memory:
-            raise BusyError(
+            raise ConfigError(
                 f"A text of {sequence.reserved} tokens needs {sequence.reserved * per_token} bytes, but "
                 f"cache_memory is {self.cache_memory}. Pass a smaller max_new_tokens or a shorter prompt."
             )

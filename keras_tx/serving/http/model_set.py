@@ -59,6 +59,7 @@ class ServedModel:
         name: the name in paths.
         model: the loaded model.
         generates: whether the task generates texts.
+        most_rows: number of texts and beams that generate together outside of the engine.
         engine: generates the texts of a decoder; None for other models.
         chat_template: the template of a decoder's chats, if its tokenizer has one.
         fingerprint: changes with the graph and its precision.
@@ -73,6 +74,7 @@ class ServedModel:
         self.model = model
         self.task = model.task
         self.generates = model.task.inputs == "prompt" or "generation" in model.task.options
+        self.most_rows = options.max_streams if model.task.inputs == "prompt" else options.max_batch
         folder = model.folder
         graph = folder.manifest.files[folder.graph.relative_to(folder.path).as_posix()]
         self.fingerprint = f"{model.precision}-{graph.sha256[:12]}"

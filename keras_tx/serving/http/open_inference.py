@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 import keras_tx
 from keras_tx.contract import TensorSpec
-from keras_tx.errors import InputError, nearest
+from keras_tx.errors import InputError
 from keras_tx.runtime.async_call import call_async
 from keras_tx.runtime.tasks.arrays import GenericModel
 from keras_tx.serving.http.disconnection import while_connected
@@ -46,6 +46,7 @@ DATATYPES = {
 }
 _NAMES = {dtype: name for name, dtype in DATATYPES.items()}
 _FLAG = {"type": "boolean"}
+_SIZE = {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}
 
 
 def server_metadata() -> dict[str, Any]:
@@ -91,11 +92,11 @@ def _request_schema(served: ServedModel) -> Schema:
         "type": "object",
         "properties": {
             "name": {"type": "string", "enum": list(inputs)},
-            "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 16},
+            "shape": {"type": "array", "items": _SIZE, "maxItems": 16},
             "datatype": {"type": "string", "enum": list(DATATYPES)},
             "parameters": {
                 "type": "object",
-                "properties": {"binary_data_size": {"type": "integer", "minimum": 0}},
+                "properties": {"binary_data_size": _SIZE},
                 "additionalProperties": False,
             },
             "data": {"type": "array"},
@@ -218,7 +219,14 @@ def _from_json(one: Mapping[str, Any], spec: TensorSpec) -> np.ndarray:
         raise InputError(
             f"Input {spec.name!r} has data of shape {list(array.shape)}, but the shape {one['shape']}."
         )
-    return array.reshape(one["shape"])
+    return _reshaped(array, one)
+
+
+def _reshaped(array: np.ndarray, one: Mapping[str, Any]) -> np.ndarray:
+    try:
+        return array.reshape(one["shape"])
+    except ValueError as error:  # an empty array that would be too large without its axis of 0
+        raise InputError(f"Input {one['name']!r} has the shape {one['shape']}: {error}.") from error
 
 
 def _from_binary(one: Mapping[str, Any], spec: TensorSpec, content: memoryview) -> np.ndarray:
@@ -229,7 +237,7 @@ def _from_binary(one: Mapping[str, Any], spec: TensorSpec, content: memoryview) 
             f"Input {spec.name!r} has {len(content)} bytes of binary data and binary_data_size "
             f"{one['parameters']['binary_data_size']}, but its shape {one['shape']} needs {expected}."
         )
-    array = np.frombuffer(content, dtype).reshape(one["shape"])
+    array = _reshaped(np.frombuffer(content, dtype), one)
     if spec.dtype == "bool" and (array.view("uint8") > 1).any():
         raise InputError(f"Input {spec.name!r} has bytes other than 0 and 1, expected a boolean in each.")
     return array.astype(spec.dtype, copy=False)
@@ -242,7 +250,7 @@ def _wanted(body: Mapping[str, Any], served: ServedModel) -> _Wanted:
     requested: list[dict[str, Any]] = body.get("outputs") or [{"name": name} for name in names]
     for one in requested:
         if one["name"] in outputs:
-            raise InputError(f"Output {one['name']!r} occurs twice. {nearest(one['name'], names)}")
+            raise InputError(f"Output {one['name']!r} occurs twice. Send it once.")
         outputs[one["name"]] = one.get("parameters", {}).get("binary_data", binary)
     return _Wanted(outputs, body.get("id"))
 

@@ -136,6 +136,7 @@ def chat_schema(limits: Limits) -> Schema:
             "role": {"type": "string", "enum": ["system", "developer", "user", "assistant"]},
             "content": {"anyOf": [text, {"type": "array", "items": part, "minItems": 1}]},
             "name": {"type": "string", "maxLength": 256},
+            "refusal": {"type": "null"},  # of our own messages, which clients send back
         },
         "required": ["role", "content"],
         "additionalProperties": False,
@@ -215,7 +216,9 @@ async def completions(call: Call) -> Response:
     served, adapter = _model_of(call, body)
     _check_generates(served, "/v1/completions")
     prompts = _prompts(body["prompt"])
-    options = _options(body, adapter, body.get("max_tokens") or DEFAULT_TOKENS)
+    options = _options(
+        body, adapter, body.get("max_tokens") or min(DEFAULT_TOKENS, call.limits.max_new_tokens)
+    )
     options["logprobs"] = body.get("logprobs")
     count = body.get("n") or 1
     _check_number(len(prompts) * count, call.limits)
@@ -343,7 +346,8 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message["content"]
     if not isinstance(content, str):
         content = "".join(part["text"] for part in content)
-    return {**message, "content": content}
+    fields = {name: value for name, value in message.items() if name != "refusal"}
+    return {**fields, "content": content}
 
 
 def _options(body: Mapping[str, Any], adapter: str | None, most: int) -> dict[str, Any]:

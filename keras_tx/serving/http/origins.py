@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,9 +30,9 @@ class Origins:
 
     def __init__(self, allowed: Sequence[str] = (), hosts: Sequence[str] = ()) -> None:
         for origin in allowed:
-            parts = urlsplit(origin)
+            parts = _split(origin)
             if origin not in ("*", "null") and (
-                not parts.netloc or origin != f"{parts.scheme}://{parts.netloc}"
+                parts is None or not parts.netloc or origin != f"{parts.scheme}://{parts.netloc}"
             ):
                 raise ConfigError(f"origin is {origin!r}, expected a scheme and a host: https://example.org.")
         self._allowed = frozenset(allowed)
@@ -43,16 +43,21 @@ class Origins:
     def check(self, request: Request) -> None:
         """Raises a ForbiddenError for a request of a page of another origin, or for another host."""
         host = request.headers.get("host", "")
-        if self._hosts and urlsplit(f"//{host}").hostname not in self._hosts:
+        own = _split(f"//{host}")
+        if self._hosts and (own is None or own.hostname not in self._hosts):
             raise ForbiddenError(
                 f"The host is {host!r:.80}, but this server is local: use "
                 f"{' or '.join(sorted(self._hosts))}, or pass the origin of a proxy as --cors."
             )
         origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host and not self._is_allowed(origin):
+        if origin is not None and not self._is_own(origin, host) and not self._is_allowed(origin):
             raise ForbiddenError(
                 f"Pages of {origin!r:.80} may not send requests. Start the server with --cors."
             )
+
+    def _is_own(self, origin: str, host: str) -> bool:
+        parts = _split(origin)
+        return parts is not None and parts.netloc == host
 
     def _is_allowed(self, origin: str) -> bool:
         return origin in self._allowed or "*" in self._allowed
@@ -83,3 +88,11 @@ class Origins:
                 "access-control-max-age": "600",
             },
         )
+
+
+def _split(address: str) -> SplitResult | None:
+    """The parts of an address; None if it is not valid, such as `http://[`."""
+    try:
+        return urlsplit(address)
+    except ValueError:
+        return None

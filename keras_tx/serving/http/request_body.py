@@ -58,9 +58,17 @@ def _too_large(size: str, limits: Limits) -> TooLargeError:
 
 
 class _InMemoryParser(MultiPartParser):
-    """Keeps files in memory, where Starlette's parser writes large ones to a temporary file."""
+    """Keeps files in memory, where Starlette's parser writes large ones to a temporary file.
+
+    The fields are UTF-8: Python decodes some charsets, such as punycode, in a time that is quadratic.
+    """
 
     spool_max_size = 0  # without limit: the body is in memory already
+
+    def on_part_begin(self) -> None:
+        if self._charset != "utf-8":
+            raise MediaTypeError("Content-Type has another charset than utf-8. Omit charset.")
+        super().on_part_begin()
 
 
 async def read_form(
@@ -70,6 +78,7 @@ async def read_form(
 
     Raises:
         MalformedRequestError: if it is not multipart/form-data, or a field occurs twice.
+        MediaTypeError: if its charset is not UTF-8.
     """
 
     async def whole() -> AsyncGenerator[bytes, None]:

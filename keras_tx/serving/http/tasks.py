@@ -12,10 +12,12 @@ from starlette.requests import Request
 
 from keras_tx.errors import ImageError, InputError
 from keras_tx.generation import Generation
-from keras_tx.generation.generator import is_one
+from keras_tx.generation.generator import SAMPLING, BaseGenerator, is_one
+from keras_tx.generation.sampling import Sampling
 from keras_tx.processing.image_file import open_image
 from keras_tx.runtime.async_call import call_async
-from keras_tx.runtime.tasks.base import Answer, RunOptions
+from keras_tx.runtime.tasks.base import Answer, LoadedModel, RunOptions
+from keras_tx.runtime.tasks.text2text_generation import TextToTextGenerator
 from keras_tx.serving.http.call import Call
 from keras_tx.serving.http.disconnection import while_connected
 from keras_tx.serving.http.generation import submit, texts
@@ -30,7 +32,8 @@ JSON = "application/json"
 FORM = "multipart/form-data"
 BYTES = "application/octet-stream"
 IMAGE = "image"  # the field of a form, and the beginning of the media types of images
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": 10_000}
+_ID = {"type": "integer", "minimum": 0}
+_IDS = {"type": "array", "items": _ID, "minItems": 1, "maxItems": 10_000}
 _WHOLE = {"type": "integer", "minimum": 1}
 # Options of `generate` that a client may send.
 GENERATION: dict[str, Schema] = {
@@ -42,20 +45,26 @@ GENERATION: dict[str, Schema] = {
     "repetition_penalty": {"type": "number", "minimum": 0.01, "maximum": 100},
     "seed": {"type": "integer", "minimum": 0},
     "num_beams": {"type": "integer", "minimum": 1, "maximum": 32},
-    "length_penalty": {"type": "number"},
+    "length_penalty": {"type": "number", "minimum": -10, "maximum": 10},
     "early_stopping": {"anyOf": [{"type": "boolean"}, {"type": "string", "enum": ["never"]}]},
     "no_repeat_ngram_size": {"type": "integer", "minimum": 0},
     "min_new_tokens": {"type": "integer", "minimum": 0},
     "stop_tokens": {**_IDS, "minItems": 0},
-    "banned_ids": {**_IDS, "minItems": 0},
+    "bad_words_ids": {"type": "array", "items": _IDS, "maxItems": 10_000},
+    "suppress_tokens": {**_IDS, "minItems": 0},
+    "begin_suppress_tokens": {**_IDS, "minItems": 0},
     "allowed_ids": _IDS,
-    "forced_first_id": {"type": "integer", "minimum": 0},
-    "forced_last_id": {"type": "integer", "minimum": 0},
+    "forced_bos_token_id": _ID,
+    "forced_eos_token_id": {"anyOf": [_ID, {**_IDS, "minItems": 0}]},
+    "regex": {"type": "string", "minLength": 1, "maxLength": 10_000},
+    "json_schema": {"type": ["object", "string"]},
     "deadline": {"type": "number", "exclusiveMinimum": 0},
     "at_context": {"type": "string", "enum": ["stop", "slide"]},
 }
 
 
+# The number of new tokens of a request without max_new_tokens, as in `generate`.
+NEW_TOKENS: int = inspect.signature(BaseGenerator.generate).parameters["max_new_tokens"].default
 ALONE = {"num_beams", "length_penalty", "early_stopping", "at_context"}  # which the engine does not have
 
 
@@ -171,24 +180,57 @@ async def _answers(
 ) -> list[Answer]:
     fields = dict(fields)
     adapter = fields.pop("adapter", None)
+    if served.generates:
+        fields = {"max_new_tokens": min(_new_tokens(served.model), call.limits.max_new_tokens), **fields}
     if served.task.inputs == "prompt":
         results = await _generate(call, served, values, fields, adapter)
         return [{"generated_text": x.text, "ids": list(x.ids), "finish": x.finish} for x in results]
     own = {key: fields.pop(key) for key in ("pair", "question") if key in fields}
     if "choices" in fields:
         own["choices"] = tuple(fields.pop("choices"))
+        _check_pairs(len(values), len(own["choices"]), call.limits)
     if not served.generates and "top_k" in fields:
         own["top_k"] = fields.pop("top_k")
+    if served.generates:
+        fields["batch_size"] = _batch_size(served, fields)
     return await served.answers(values, RunOptions(**own, generation=fields), adapter)
+
+
+def _new_tokens(model: LoadedModel) -> int:
+    """The number of new tokens where a request has none: that of the task, or of `generate`."""
+    longest = model.of_task()[2] if isinstance(model, TextToTextGenerator) else None
+    return NEW_TOKENS if longest is None else longest
+
+
+def _searches(model: Any, fields: Mapping[str, Any]) -> bool:
+    """Whether a model searches with beams by its own defaults, which the engine does not."""
+    sampling = Sampling(**{name: fields[name] for name in SAMPLING if name in fields})
+    return model.defaults.get("num_beams", 1) != 1 and not sampling.samples
+
+
+def _batch_size(served: ServedModel, fields: Mapping[str, Any]) -> int:
+    """The number of inputs of a batch whose beams are at most `most_rows`, or a single input."""
+    model: Any = served.model
+    defaults = model.of_task()[1] if isinstance(model, TextToTextGenerator) else model.defaults
+    return max(1, served.most_rows // fields.get("num_beams", defaults.get("num_beams", 1)))
+
+
+def _check_pairs(inputs: int, choices: int, limits: Limits) -> None:
+    if inputs * choices > limits.max_texts:
+        raise InputError(
+            f"text and choices have {inputs * choices} pairs, expected at most {limits.max_texts}. Send "
+            "several requests."
+        )
 
 
 async def _generate(
     call: Call, served: ServedModel, prompts: list[Any], fields: dict[str, Any], adapter: str | None
 ) -> list[Generation]:
     """Texts of the engine; beam search and texts beyond the context run on their own."""
-    if served.engine is None or not ALONE.isdisjoint(fields):
+    if served.engine is None or not ALONE.isdisjoint(fields) or _searches(served.model, fields):
         generator: Any = served.adapted(adapter)
-        return await call_async(generator.generate, prompts, **fields)
+        size = _batch_size(served, fields)
+        return await call_async(generator.generate, prompts, batch_size=size, **fields)
     streams = await submit(call, served, prompts, 1, {**fields, "adapter": adapter})
     await texts(call, served, streams)
     return [stream.result() for stream in streams]
