@@ -19,6 +19,7 @@ from keras_tx.generation.constraints import CONSTRAINTS
 from keras_tx.generation.generator import SAMPLING, BaseGenerator
 from keras_tx.runtime import load
 from keras_tx.runtime.tasks import all_tasks
+from keras_tx.serving.engine.cache_rows import bytes_per_token
 from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.tasks import GENERATION
 from tests.serving.running_server import RunningServer, multipart, running
@@ -205,6 +206,25 @@ def test_beams_of_all_inputs_are_bounded(server, name, monkeypatch):
         answers = server.post(f"/models/{name}", body)
         assert answers.status == 200 and len(answers.json) == len(texts)
         assert max(rows) <= most
+
+
+def test_beams_are_bounded_by_the_memory(server, monkeypatch):
+    served = server.application.models.get("poet")
+    context, per_token = served.model.context, bytes_per_token(served.model.decoder)
+    monkeypatch.setattr(served.engine, "cache_memory", 3 * context * per_token)
+    sizes: list[int] = []
+    generate = type(served.model).generate
+
+    def observed(self: Any, prompts: Any, *, batch_size: int, **options: Any) -> Any:
+        sizes.append(batch_size)
+        return generate(self, prompts, batch_size=batch_size, **options)
+
+    monkeypatch.setattr(type(served.model), "generate", observed)
+    body = {"prompt": ["a"] * 4, "num_beams": 1, "max_new_tokens": 2}
+    assert server.post("/models/poet", body).status == 200 and sizes == [3]
+    body |= {"num_beams": 4, "max_new_tokens": context}
+    refused = server.post("/models/poet", body)
+    assert refused.status == 422 and "cache_memory" in refused.message and sizes == [3]
 
 
 @pytest.mark.parametrize("name", ["poet", "translator"])

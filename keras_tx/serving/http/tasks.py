@@ -18,6 +18,7 @@ from keras_tx.processing.image_file import open_image
 from keras_tx.runtime.async_call import call_async
 from keras_tx.runtime.tasks.base import Answer, LoadedModel, RunOptions
 from keras_tx.runtime.tasks.text2text_generation import TextToTextGenerator
+from keras_tx.serving.engine.cache_rows import bytes_per_token
 from keras_tx.serving.http.call import Call
 from keras_tx.serving.http.disconnection import while_connected
 from keras_tx.serving.http.generation import submit, texts
@@ -212,7 +213,28 @@ def _batch_size(served: ServedModel, fields: Mapping[str, Any]) -> int:
     """The number of inputs of a batch whose beams are at most `most_rows`, or a single input."""
     model: Any = served.model
     defaults = model.of_task()[1] if isinstance(model, TextToTextGenerator) else model.defaults
-    return max(1, served.most_rows // fields.get("num_beams", defaults.get("num_beams", 1)))
+    num_beams = fields.get("num_beams", defaults.get("num_beams", 1))
+    rows = served.most_rows
+    if served.engine is not None and served.engine.cache_memory is not None:
+        memory = served.engine.cache_memory
+        rows = min(rows, _rows_in(memory, served.model, num_beams, fields["max_new_tokens"]))
+    return max(1, rows // num_beams)
+
+
+def _rows_in(memory: int, model: Any, num_beams: int, new_tokens: int) -> int:
+    """The number of rows whose keys and values fit in the memory, however long they become.
+
+    Raises:
+        InputError: if the new tokens of the beams of one text do not fit.
+    """
+    per_token = bytes_per_token(model.decoder)
+    needed = num_beams * min(new_tokens, model.context) * per_token
+    if needed > memory:
+        raise InputError(
+            f"num_beams={num_beams} and max_new_tokens={new_tokens} need {needed} bytes, but cache_memory is "
+            f"{memory}. Pass fewer beams or a smaller max_new_tokens."
+        )
+    return memory // (model.context * per_token)
 
 
 def _check_pairs(inputs: int, choices: int, limits: Limits) -> None:
