@@ -64,8 +64,8 @@ import keras_tx.layers, keras_tx.training.schedules
 from keras_tx.models.families import families
 families()
 of_saving = {{name for name, x in keras.saving.get_custom_objects().items() if isinstance(x, type)}}
-needs_ray = pathlib.Path("keras_tx/training/ray.py")
-for path in set(pathlib.Path("keras_tx").rglob("*.py")) - {{needs_ray}}:
+need_ray = {{pathlib.Path("keras_tx", room, "ray.py") for room in ("training", "serving")}}
+for path in set(pathlib.Path("keras_tx").rglob("*.py")) - need_ray:
     importlib.import_module(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
 classes = {{name for name in ours() if isinstance(keras.saving.get_custom_objects()[name], type)}}
 print(sorted(classes - before), sorted(classes - of_saving))

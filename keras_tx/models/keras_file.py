@@ -128,7 +128,7 @@ def _saved(saved: Any, path: Path) -> tuple[type[TransformerModel], dict[str, An
             "keras.models.load_model."
         )
     family, config = classes[name], saved["config"]
-    if config.get("quantized"):
+    if isinstance(config, dict) and config.get("quantized"):
         raise ConfigError(
             f"{path} contains a model that Keras quantized, whose weights are not those of a checkpoint. "
             "Load it with keras_tx.load_model."

@@ -257,7 +257,8 @@ def test_invalid_targets_raise(sources, targets, message):
 class Characters:
     """A tokenizer whose ids are letters, with END after each text."""
 
-    def encode(self, text: str) -> Any:
+    def encode(self, text: str, add_special_tokens: bool = True) -> Any:
+        assert add_special_tokens
         ids = ["_$abcde".index(c) for c in text.strip()]
         return type("Encoding", (), {"ids": [*ids, END]})
 
