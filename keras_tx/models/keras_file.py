@@ -23,7 +23,7 @@ from keras_tx.heads import Head
 from keras_tx.models.config import make_config
 from keras_tx.models.families import WeightSource, expected_models, factories, families
 from keras_tx.models.transformer_model import TransformerModel
-from keras_tx.weights.h5_file import members, open_datasets
+from keras_tx.weights.h5_file import datasets_in, open_datasets
 from keras_tx.weights.tensor_map import BODY, HEAD, POOLER, Entry, Plan
 from keras_tx.weights.tensor_source import Tensors
 from keras_tx.weights.weight_values import array_of, check_finite, merged_weights
@@ -161,18 +161,14 @@ def _tensors(path: Path, begin: int, size: int) -> Tensors:
     def of_layers(opened: h5py.File) -> Iterator[tuple[str, h5py.Dataset]]:
         if "layers" not in opened:  # the optimizer's variables are in another group
             raise ConfigError(f"{path} has no group 'layers'. Pass a weights file saved by Keras.")
-        return _datasets(opened["layers"], "", path)
+        return datasets_in(opened["layers"], path, _layer_name)
 
     return open_datasets(path, of_layers, begin, size)
 
 
-def _datasets(group: Any, prefix: str, path: Path) -> Iterator[tuple[str, h5py.Dataset]]:
-    for key, inner in members(group, path):
-        if isinstance(inner, h5py.Dataset):
-            yield f"{prefix}{key}", inner
-        elif isinstance(inner, h5py.Group):
-            own = inner["vars"].attrs.get("name") if "vars" in inner else None
-            yield from _datasets(inner, prefix if own is None else f"{prefix}{own}/", path)
+def _layer_name(key: str, group: h5py.Group) -> str | None:
+    """The name of a layer, which its variables have; a group without variables has no name."""
+    return group["vars"].attrs.get("name") if "vars" in group else None
 
 
 def _numbered(model: TransformerModel) -> Any:

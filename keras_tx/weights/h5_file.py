@@ -64,12 +64,29 @@ def open_datasets(
     return Tensors(str(path), shapes, read, nbytes, {name: x[0] for name, x in places.items()})
 
 
-def members(group: Any, path: Path) -> Iterator[tuple[str, Any]]:
-    """The names and values of a group; raises a ConfigError for a link to another place."""
+def datasets_in(
+    group: Any, path: Path, name_of: Callable[[str, h5py.Group], str | None], prefix: str = ""
+) -> Iterator[tuple[str, h5py.Dataset]]:
+    """The datasets in a group and in its groups, by the names of those groups and their own.
+
+    Args:
+        group: of an opened file.
+        path: of the file.
+        name_of: function from the key of a group and the group to its name; None if it has no name.
+        prefix: before all names.
+
+    Raises:
+        ConfigError: if a group has a link to another place.
+    """
     for key in group:
         if not isinstance(group.get(key, getlink=True), h5py.HardLink):
             raise ConfigError(f"{path} has a link at {group.name}/{key}. Links are not supported.")
-        yield key, group[key]
+        inner = group[key]
+        if isinstance(inner, h5py.Dataset):
+            yield f"{prefix}{key}", inner
+        elif isinstance(inner, h5py.Group):
+            name = name_of(key, inner)
+            yield from datasets_in(inner, path, name_of, prefix if name is None else f"{prefix}{name}/")
 
 
 class _Part(io.RawIOBase):

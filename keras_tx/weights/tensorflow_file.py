@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
 
 from keras_tx.errors import ConfigError
-from keras_tx.weights.h5_file import NamedDatasets, members, open_datasets
+from keras_tx.weights.h5_file import NamedDatasets, datasets_in, open_datasets
 from keras_tx.weights.tensor_source import Tensors
 
 WEIGHTS = "tf_model.h5"
@@ -72,15 +70,7 @@ def _variables(opened: h5py.File, path: Path) -> NamedDatasets:
             f"{path} was not written by a TensorFlow class of transformers: it has no layer_names. Pass a "
             "checkpoint in safetensors."
         )
-    return _datasets(opened, "", path)
-
-
-def _datasets(group: Any, prefix: str, path: Path) -> Iterator[tuple[str, h5py.Dataset]]:
-    for key, inner in members(group, path):
-        if isinstance(inner, h5py.Dataset):
-            yield prefix + key, inner
-        else:
-            yield from _datasets(inner, f"{prefix}{key}/", path)
+    return datasets_in(opened, path, lambda key, group: key)
 
 
 def _variable(place: str) -> str:

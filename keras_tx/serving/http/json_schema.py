@@ -26,6 +26,16 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
+def closed_object(
+    properties: Mapping[str, Schema], required: Sequence[str] | None = None, *, or_null: bool = False
+) -> Schema:
+    """The schema of an object without other fields than `properties`."""
+    schema: dict[str, Any] = {"type": ["object", "null"] if or_null else "object", "properties": properties}
+    if required is not None:
+        schema["required"] = required
+    return schema | {"additionalProperties": False}
+
+
 def read_json(content: bytes) -> Any:
     """Parses JSON; raises a MalformedRequestError also for NaN, which is not JSON."""
     try:

@@ -19,7 +19,7 @@ from keras_tx.errors import InputError
 from keras_tx.runtime.async_call import call_async
 from keras_tx.runtime.tasks.arrays import GenericModel
 from keras_tx.serving.http.disconnection import while_connected
-from keras_tx.serving.http.json_schema import Schema, read_checked
+from keras_tx.serving.http.json_schema import Schema, closed_object, read_checked
 from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.model_set import ServedModel
 from keras_tx.serving.http.request_errors import MalformedRequestError, UnknownPathError
@@ -88,50 +88,32 @@ def request_schema(served: ServedModel) -> Schema:
 def _request_schema(served: ServedModel) -> Schema:
     inputs = {spec.name: spec for spec in served.model.folder.inputs}
     outputs = [spec.name for spec in served.model.folder.outputs]
-    tensor = {
-        "type": "object",
-        "properties": {
+    tensor = closed_object(
+        {
             "name": {"type": "string", "enum": list(inputs)},
             "shape": {"type": "array", "items": _SIZE, "maxItems": 16},
             "datatype": {"type": "string", "enum": list(DATATYPES)},
-            "parameters": {
-                "type": "object",
-                "properties": {"binary_data_size": _SIZE},
-                "additionalProperties": False,
-            },
+            "parameters": closed_object({"binary_data_size": _SIZE}),
             "data": {"type": "array"},
         },
-        "required": ["name", "shape", "datatype"],
-        "additionalProperties": False,
-    }
-    output = {
-        "type": "object",
-        "properties": {
+        ["name", "shape", "datatype"],
+    )
+    output = closed_object(
+        {
             "name": {"type": "string", "enum": outputs},
-            "parameters": {
-                "type": "object",
-                "properties": {"binary_data": _FLAG},
-                "additionalProperties": False,
-            },
+            "parameters": closed_object({"binary_data": _FLAG}),
         },
-        "required": ["name"],
-        "additionalProperties": False,
-    }
-    return {
-        "type": "object",
-        "properties": {
+        ["name"],
+    )
+    return closed_object(
+        {
             "id": {"type": "string", "maxLength": 256},
             "inputs": {"type": "array", "items": tensor, "minItems": len(inputs), "maxItems": len(inputs)},
             "outputs": {"type": "array", "items": output, "maxItems": len(outputs)},
-            "parameters": {
-                "type": "object",
-                "properties": {"binary_data_output": _FLAG},
-                "additionalProperties": False,
-            },
+            "parameters": closed_object({"binary_data_output": _FLAG}),
         },
-        "required": ["inputs"],
-        "additionalProperties": False,
-    }
+        ["inputs"],
+    )
 
 
 def request_content(served: ServedModel, limits: Limits) -> dict[str, Schema] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from keras_tx.serving.http.call import Call
 from keras_tx.serving.http.disconnection import while_connected
 from keras_tx.serving.http.event_stream import event_stream
 from keras_tx.serving.http.generation import Piece, merged, submit, texts
-from keras_tx.serving.http.json_schema import Schema, read_checked
+from keras_tx.serving.http.json_schema import Schema, closed_object, read_checked
 from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.model_set import ServedModel
 from keras_tx.serving.http.request_body import media_type
@@ -44,11 +45,7 @@ _SAMPLING: dict[str, Schema] = {
     "model": {"type": "string"},
     "n": _COUNT,
     "stream": _FLAG,
-    "stream_options": {
-        "type": ["object", "null"],
-        "properties": {"include_usage": _FLAG},
-        "additionalProperties": False,
-    },
+    "stream_options": closed_object({"include_usage": _FLAG}, or_null=True),
     "stop": {
         "anyOf": [
             {"type": "string", "minLength": 1},
@@ -66,32 +63,30 @@ _SAMPLING: dict[str, Schema] = {
     "frequency_penalty": _ZERO,
     "logit_bias": {"type": ["object", "null"], "additionalProperties": False},
     "user": {"type": ["string", "null"], "maxLength": 512},
-    "structured_outputs": {  # vLLM's name
-        "type": ["object", "null"],
-        "properties": {
+    "structured_outputs": closed_object(  # vLLM's name
+        {
             "regex": {"type": "string", "minLength": 1, "maxLength": 10_000},
             "json": {"type": ["object", "string"]},
         },
-        "additionalProperties": False,
-    },
+        or_null=True,
+    ),
 }
-_JSON_SCHEMA: Schema = {
-    "type": "object",
-    "properties": {
+_JSON_SCHEMA = closed_object(
+    {
         "name": {"type": "string", "maxLength": 256},
         "description": {"type": ["string", "null"]},
         "schema": {"type": "object"},
         "strict": _FLAG,
     },
-    "required": ["schema"],
-    "additionalProperties": False,
-}
+    ["schema"],
+)
 
 
 def _most(limits: Limits) -> Schema:
     return {"type": ["integer", "null"], "minimum": 1, "maximum": limits.max_new_tokens}
 
 
+@functools.cache
 def completion_schema(limits: Limits) -> Schema:
     """The schema of a request for completions."""
     text = {"type": "string", "maxLength": limits.max_characters}
@@ -113,34 +108,23 @@ def completion_schema(limits: Limits) -> Schema:
         "best_of": {"type": ["integer", "null"], "minimum": 1, "maximum": 1},
         "suffix": {"type": ["string", "null"], "maxLength": 0},
     }
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": ["model", "prompt"],
-        "additionalProperties": False,
-    }
+    return closed_object(properties, ["model", "prompt"])
 
 
+@functools.cache
 def chat_schema(limits: Limits) -> Schema:
     """The schema of a request for a chat completion."""
     text = {"type": "string", "maxLength": limits.max_characters}
-    part = {
-        "type": "object",
-        "properties": {"type": {"type": "string", "enum": ["text"]}, "text": text},
-        "required": ["type", "text"],
-        "additionalProperties": False,
-    }
-    message = {
-        "type": "object",
-        "properties": {
+    part = closed_object({"type": {"type": "string", "enum": ["text"]}, "text": text}, ["type", "text"])
+    message = closed_object(
+        {
             "role": {"type": "string", "enum": ["system", "developer", "user", "assistant"]},
             "content": {"anyOf": [text, {"type": "array", "items": part, "minItems": 1}]},
             "name": {"type": "string", "maxLength": 256},
             "refusal": {"type": "null"},  # of our own messages, which clients send back
         },
-        "required": ["role", "content"],
-        "additionalProperties": False,
-    }
+        ["role", "content"],
+    )
     properties = {
         **_SAMPLING,
         "messages": {"type": "array", "items": message, "minItems": 1, "maxItems": 10_000},
@@ -148,24 +132,19 @@ def chat_schema(limits: Limits) -> Schema:
         "max_completion_tokens": _most(limits),
         "logprobs": _FLAG,
         "top_logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": MOST_LOGPROBS},
-        "response_format": {
-            "type": ["object", "null"],
-            "properties": {
+        "response_format": closed_object(
+            {
                 "type": {"type": "string", "enum": ["text", "json_object", "json_schema"]},
                 "json_schema": _JSON_SCHEMA,
             },
-            "required": ["type"],
-            "additionalProperties": False,
-        },
+            ["type"],
+            or_null=True,
+        ),
     }
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": ["model", "messages"],
-        "additionalProperties": False,
-    }
+    return closed_object(properties, ["model", "messages"])
 
 
+@functools.cache
 def embedding_schema(limits: Limits) -> Schema:
     """The schema of a request for embeddings."""
     text = {"type": "string", "maxLength": limits.max_characters}
@@ -176,12 +155,7 @@ def embedding_schema(limits: Limits) -> Schema:
         "encoding_format": {"type": ["string", "null"], "enum": ["float", "base64", None]},
         "user": _SAMPLING["user"],
     }
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": ["model", "input"],
-        "additionalProperties": False,
-    }
+    return closed_object(properties, ["model", "input"])
 
 
 def describe_models(call: Call) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from keras_tx.serving.engine.cache_rows import bytes_per_token
 from keras_tx.serving.http.call import Call
 from keras_tx.serving.http.disconnection import while_connected
 from keras_tx.serving.http.generation import submit, texts
-from keras_tx.serving.http.json_schema import Schema, check, read_checked
+from keras_tx.serving.http.json_schema import Schema, check, closed_object, read_checked
 from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.model_set import ServedModel
 from keras_tx.serving.http.request_body import media_type, read_form
@@ -86,12 +86,8 @@ def _request_schema(served: ServedModel, limits: Limits) -> Schema:
     properties: dict[str, Schema] = {}
     if name == "inputs":
         names = [spec.name for spec in model.session.inputs]
-        properties[name] = {
-            "type": "object",
-            "properties": {one: {"description": "nested lists of numbers"} for one in names},
-            "required": names,
-            "additionalProperties": False,
-        }
+        arrays = {one: {"description": "nested lists of numbers"} for one in names}
+        properties[name] = closed_object(arrays, names)
     elif name != IMAGE:
         one = _text_schema(served, limits)
         many = {"type": "array", "items": one, "minItems": 1, "maxItems": limits.max_texts}
@@ -114,12 +110,7 @@ def _request_schema(served: ServedModel, limits: Limits) -> Schema:
     if model.adapters:
         properties["adapter"] = {"type": "string", "enum": list(model.adapters)}
     required = [*([] if name == IMAGE else [name]), *task.required]
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": required,
-        "additionalProperties": False,
-    }
+    return closed_object(properties, required)
 
 
 def request_content(served: ServedModel, limits: Limits) -> dict[str, Schema]:
