@@ -184,21 +184,22 @@ EXPORTERS = (
 )
 
 
-def _keras(backend: str, precision: str) -> Contender:
+def _keras(backend: str, precision: str, hub: bool = False) -> Contender:
     return Contender(
-        f"keras {backend} {precision}",
-        "keras.Training",
-        (backend, "keras", "keras_tx.models"),
+        f"keras-hub {backend} {precision}" if hub else f"keras {backend} {precision}",
+        "keras.HubTraining" if hub else "keras.Training",
+        (backend, "keras", "keras_tx.models", *(("keras_hub",) if hub else ())),
         TRAINED,
         {"precision": precision},
         "fp32" if precision == "float32" else "bf16",
         environment={"KERAS_BACKEND": backend},
-        slow=(backend, precision) != ("tensorflow", "float32"),
+        slow=hub or (backend, precision) != ("tensorflow", "float32"),
     )
 
 
 TRAINERS = (
     *(_keras(backend, precision) for backend in BACKENDS for precision in ("float32", "mixed_bfloat16")),
+    *(_keras(backend, "float32", hub=True) for backend in BACKENDS),
     Contender("torch eager", "pytorch.Training", TORCH, TRAINED, {"autocast": False}),
     Contender("torch bf16", "pytorch.Training", TORCH, TRAINED, {"autocast": True}, "bf16", slow=True),
 )

@@ -24,11 +24,11 @@ def saved_model(place: Path) -> Any:
 
 
 def hub_model(place: Path) -> Any:
-    """keras-hub's model with the same weights. Its BERT has the tanh approximation of gelu."""
+    """keras-hub's model with the same weights. Its BERT and GPT-2 have the tanh approximation of gelu."""
     import keras_tx
 
     model = saved_model(place)
-    if type(model).__name__ == "Bert":
+    if model.config.activation == "gelu" and type(model).__name__ in ("Bert", "GPT"):
         config = model.get_config()
         config["config"]["activation"] = "gelu_tanh"
         twin = type(model).from_config(config)
@@ -141,6 +141,29 @@ class Training(Adapter):
 
     def step(self, x: np.ndarray, y: np.ndarray) -> float:
         return float(self.model.train_on_batch(x, y))
+
+
+class HubTraining(_Hub):
+    """`train_on_batch` of keras-hub's task with the same weights. Option: precision."""
+
+    def load(self) -> None:
+        import keras
+
+        policy = keras.config.dtype_policy().name
+        keras.config.set_dtype_policy(self.options["precision"])
+        super().load()
+        keras.config.set_dtype_policy(policy)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        jit = keras.backend.backend() != "torch"
+        self.model.compile(keras.optimizers.AdamW(1e-4), loss, metrics=[], jit_compile=jit)
+
+    def step(self, x: np.ndarray, y: np.ndarray) -> float:
+        inputs: Any = x
+        if x.ndim == 2:
+            ones = np.ones_like(x)
+            inputs = {"token_ids": x, "padding_mask": ones, "segment_ids": ones - 1}
+            inputs = {name: inputs[name] for name in self.model.input}
+        return float(self.model.train_on_batch(inputs, y))
 
 
 class Export(Exporter):
