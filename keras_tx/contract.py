@@ -45,6 +45,7 @@ PRECISIONS = {
 }
 
 ADAPTERS = "adapters/{}.onnx_adapter"  # by the name of an adapter; onnxruntime's format of values for inputs
+ENCODER_ADAPTERS = "adapters/encoder/{}.onnx_adapter"  # those of the encoder graph of an encoder-decoder
 
 EXTERNAL_DATA_FROM = 64 * 2**20  # bytes; fewer weights are stored in the graph file
 
@@ -192,6 +193,7 @@ class EncoderGraphs:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     variants: dict[str, Variant] = dataclasses.field(default_factory=dict)  # by precision
+    adapters: dict[str, str] = dataclasses.field(default_factory=dict)  # files by the name of an adapter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -363,6 +365,7 @@ def _encoder(raw: dict[str, Any] | None) -> EncoderGraphs | None:
         inputs=_tensors(raw, "inputs", "encoder"),
         outputs=_tensors(raw, "outputs", "encoder"),
         variants=_variants(raw, "encoder"),
+        adapters=_texts_by_name(raw, "adapters", "encoder") if "adapters" in raw else {},
     )
 
 

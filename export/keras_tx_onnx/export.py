@@ -143,8 +143,7 @@ def export_onnx(
             with _timed(seconds, "verify"):
                 parity, notes = verify_graphs(interface, graphs)
                 for each in beside:
-                    file = partial / contract.ADAPTERS.format(each.name)
-                    adapter_parities[each.name] = verify_adapter(graphs[-1], each, file)
+                    adapter_parities[each.name] = verify_adapter(interface, graphs, each, partial)
                 if shared is not None:
                     exact = interface.tolerance == tolerances.FLOAT32
                     difference = check_shared(path, shared, interface.context_length, exact)
@@ -235,7 +234,11 @@ def _write_manifest(
         options["input_signature"] = interface.signature
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     encoders = [
-        contract.EncoderGraphs({interface.precision: each.interface.path}, *each.specs)
+        contract.EncoderGraphs(
+            {interface.precision: each.interface.path},
+            *each.specs,
+            adapters={name: each.interface.adapter_path.format(name) for name in adapters},
+        )
         for each in graphs[:-1]
     ]
     inputs, outputs = graphs[-1].specs

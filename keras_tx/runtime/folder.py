@@ -141,12 +141,7 @@ def checked_folder(root: Path, precision: str | None, default: str) -> Folder:
     if manifest.encoder is not None:
         _check_encoders(root, manifest)
         encoder = _graph(root, manifest.encoder.precisions, manifest, precision)
-    for name, adapter in manifest.adapters.items():
-        if adapter.file not in manifest.files:
-            raise FolderError(
-                f"{root / contract.MANIFEST}: adapter {name!r} has the file {adapter.file!r}, which is not "
-                f"listed under files. {_REMEDY}"
-            )
+    _check_adapters(root, manifest)
     config = _optional_json(root, contract.CONFIG, manifest)
     preprocessor = _optional_json(root, contract.PREPROCESSOR, manifest)
     transform = None if preprocessor is None else _transform(root, preprocessor)
@@ -189,22 +184,23 @@ def check_unchanged(folder: Folder) -> None:
             )
 
 
-def read_adapter(folder: Folder, name: str) -> dict[str, np.ndarray]:
-    """The values of an adapter of the folder, by the names of optional inputs of the graph.
+def read_adapter(folder: Folder, name: str) -> list[dict[str, np.ndarray]]:
+    """The values of an adapter for each graph, the main one last, by the names of optional inputs.
 
     Raises:
         ConfigError: if the folder has no adapter of this name.
-        FolderError: if the file is damaged or was changed.
+        FolderError: if a file is damaged or was changed.
     """
     adapters = folder.manifest.adapters
     if name not in adapters:
         names = f"has the adapters {', '.join(adapters)}" if adapters else "has no adapters"
         raise ConfigError(f"adapter is {name!r}, but {folder.path} {names}.")
-    file = adapters[name].file
-    path = folder.path / file
-    if contract.describe_file(path) != folder.manifest.files[file]:
-        raise FolderError(f"{path} differs from {contract.MANIFEST}. {_REMEDY}")
-    values = read_adapter_file(path)
+    encoder = folder.manifest.encoder
+    files = [*([] if encoder is None else [encoder.adapters[name]]), adapters[name].file]
+    for file in files:
+        if contract.describe_file(folder.path / file) != folder.manifest.files[file]:
+            raise FolderError(f"{folder.path / file} differs from {contract.MANIFEST}. {_REMEDY}")
+    values = [read_adapter_file(folder.path / file) for file in files]
     check_unchanged(folder)
     return values
 
@@ -319,6 +315,25 @@ def _precision(root: Path, manifest: contract.Manifest, requested: str | None, d
     if not graphs.keys() & manifest.variants.keys():
         raise ConfigError(f"{problem} {QUANTIZED_BY_KERAS}")
     raise ConfigError(f"{problem} Export again with precision={[*graphs, requested]}.")
+
+
+def _check_adapters(root: Path, manifest: contract.Manifest) -> None:
+    """Raises a FolderError unless each adapter has a listed file for each graph."""
+    files = {"": {name: adapter.file for name, adapter in manifest.adapters.items()}}
+    if manifest.encoder is not None:
+        files["encoder."] = manifest.encoder.adapters
+    for place, by_name in files.items():
+        if by_name.keys() != manifest.adapters.keys():
+            raise FolderError(
+                f"{root / contract.MANIFEST}: {place}adapters has {sorted(by_name)}, but adapters has "
+                f"{sorted(manifest.adapters)}. {_REMEDY}"
+            )
+        for name, file in by_name.items():
+            if file not in manifest.files:
+                raise FolderError(
+                    f"{root / contract.MANIFEST}: {place}adapters has the file {file!r} for {name!r}, which "
+                    f"is not listed under files. {_REMEDY}"
+                )
 
 
 def _check_encoders(root: Path, manifest: contract.Manifest) -> None:

@@ -137,7 +137,7 @@ def same_as_keras(folder: Path, model: Any) -> None:
 
 
 def test_hugging_face_folder(tx, tmp_path):
-    checkpoint = GOLDEN / "bert" / "4-BertForSequenceClassification"
+    checkpoint = GOLDEN / "bert" / "5-BertForSequenceClassification"
     ran = tx("export", checkpoint, tmp_path / "out")
     assert (ran.code, ran.err) == (0, "")
     same_as_keras(tmp_path / "out", keras_tx.from_checkpoint(checkpoint))

@@ -17,11 +17,12 @@ from safetensors.numpy import load_file, save_file
 import keras_tx
 from keras_tx.errors import ConfigError
 from tests.drawing import as_numpy, redraw
+from tests.golden.folders import golden_folders
 from tests.tolerances import assert_close
 from tests.weights.states import quietly_opened
 from tests.wordpiece import VOCABULARY, wordpiece
 
-GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "bert").iterdir())
+GOLDEN = golden_folders("bert")
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 HEADS = {
     "ForPreTraining": keras_tx.PretrainingHead(),

@@ -14,11 +14,12 @@ from safetensors.numpy import load_file
 import keras_tx
 from keras_tx.errors import ConfigError
 from tests.drawing import as_numpy, redraw
+from tests.golden.folders import golden_folders
 from tests.tolerances import assert_close
 from tests.weights.encoder_comparing import changed, compare, opened
 from tests.wordpiece import VOCABULARY, wordpiece
 
-GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "modernbert").iterdir())
+GOLDEN = golden_folders("modernbert")
 CLASSIFIER = next(path for path in GOLDEN if path.name == "5-ModernBertForSequenceClassification")
 OLD = next(path for path in GOLDEN if path.name == "4-ModernBertForSequenceClassification")
 HEADS = {

@@ -42,6 +42,7 @@ class Interface(abc.ABC):
     ] = ()  # that export_onnx accepts, if the model does not determine its task
 
     path: ClassVar[str] = contract.MODEL  # of the graph, in the folder
+    adapter_path: ClassVar[str] = contract.ADAPTERS  # of the values of its ports, by the name of an adapter
     outputs: list[str]  # of the model, in order
     task: str | None = None
     labels: tuple[str, ...] | None = None

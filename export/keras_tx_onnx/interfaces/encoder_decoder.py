@@ -122,6 +122,7 @@ class SourceEncoder(_Part):
 
     kind = "an encoder"
     path = contract.ENCODER_MODEL
+    adapter_path = contract.ENCODER_ADAPTERS
     axes = (contract.SOURCE_AXIS,)
 
     def __init__(self, model: Any, opset: int):

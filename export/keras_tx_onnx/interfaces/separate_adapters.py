@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from keras import ops
 
-from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.models.adapters.adapter_folder import AdapterFile, read_adapter
 from keras_tx.models.adapters.layer_selection import adaptable_layers, adapted_layers
@@ -81,12 +81,12 @@ class SeparateAdapters:
 
     Args:
         model: the base.
-        interface: its interface, whose graph gets the ports.
+        interface: its interface, whose graphs get the ports.
         folders: the adapter folders, or a dict of them by name.
 
     Attributes:
         adapters: the adapters.
-        values: by the name of an adapter, the values of the graph's ports.
+        values: by the name of a file, the values of the ports of its graph.
 
     Raises:
         ConfigError: if a folder does not fit the model, or cannot be stored beside it.
@@ -95,20 +95,28 @@ class SeparateAdapters:
     def __init__(self, model: Any, interface: Interface, folders: Adapters):
         self.adapters = read_adapters(model, interface, folders)
         self.values: dict[str, dict[str, np.ndarray]] = {}
-        if self.adapters:
-            interface.add_ports = self._add_ports
+        self._parts = interface.parts
+        for part in self._parts if self.adapters else ():
+            part.add_ports = partial(self._add_ports, part)
 
-    def _add_ports(self, context: GraphContext) -> None:
-        adapted = {id(x): x for adapter in self.adapters for x, _ in adapter.products}
-        replaced = {id(x): x for adapter in self.adapters for x, _ in adapter.replaced}
-        ports = AdapterPorts(context, list(adapted.values()), list(replaced.values()))
-        self.values = {adapter.name: adapter.values(ports) for adapter in self.adapters}
+    def _add_ports(self, part: Interface, context: GraphContext) -> None:
+        adapted = self._of_part(part, (x for adapter in self.adapters for x, _ in adapter.products))
+        replaced = self._of_part(part, (x for adapter in self.adapters for x, _ in adapter.replaced))
+        ports = AdapterPorts(context, adapted, replaced)
+        for adapter in self.adapters:
+            self.values[part.adapter_path.format(adapter.name)] = adapter.values(ports)
+
+    def _of_part(self, part: Interface, variables: Iterable[Any]) -> list[Any]:
+        """Variables, each once, without those that only other graphs use."""
+        others = {id(x) for each in self._parts for x in each.model.weights}
+        others -= {id(x) for x in part.model.weights}
+        return list({id(x): x for x in variables if id(x) not in others}.values())
 
     def write(self, folder: Path) -> None:
         """Writes the files of the adapters."""
         for name, values in self.values.items():
-            path = folder / contract.ADAPTERS.format(name)
-            path.parent.mkdir(exist_ok=True)
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_adapter_file(path, values)
 
 
@@ -120,8 +128,6 @@ def read_adapters(model: Any, interface: Interface, adapters: Adapters) -> list[
             f"adapters= requires a base without adapters, but model {model.name!r} has some. Save them with "
             "keras_tx.save_adapter, and pass the base and that folder."
         )
-    if len(interface.parts) > 1:
-        raise ConfigError(f"adapters= is not supported for {interface.kind}. {REMEDY}")
     if interface.precision != "fp32":
         raise ConfigError(
             f"adapters= is not supported for model {model.name!r}, which Keras quantized. Export the float "

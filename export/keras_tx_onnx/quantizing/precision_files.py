@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -204,12 +204,12 @@ def _path(source: Path, precision: str) -> Path:
 def _of_graph(folder: Path, manifest: contract.Manifest, options: Options) -> list[GraphQuantizer]:
     source = folder / manifest.precisions["fp32"]
     calibration, batches = _batches(options, manifest.inputs, [ir.load(source).graph])
-    adapters = [read_adapter_file(folder / adapter.file) for adapter in manifest.adapters.values()]
+    adapters = _adapters(folder, [x.file for x in manifest.adapters.values()])
     with Session(source, provider="cpu") as session:
 
         def run(batch: Feed) -> list[Example]:
             """The graph without and with each adapter."""
-            feeds = [batch, *({**batch, **values} for values in adapters)]
+            feeds = [{**batch, **values} for values in adapters]
             return [Example(feed, session.run(feed)) for feed in feeds]
 
         examples = _first_that_runs(batches, run)
@@ -229,34 +229,46 @@ def _of_encoder_and_decoder(
         if value.name == contract.INPUT_IDS:
             value.name = contract.DECODER_INPUT_IDS
     calibration, batches = _batches(options, input_specs(manifest), graphs)
+    sources = _adapters(folder, [encoder.adapters[name] for name in manifest.adapters])
+    targets = _adapters(folder, [x.file for x in manifest.adapters.values()])
     with Session(paths[0], provider="cpu") as first, Session(paths[1], provider="cpu") as second:
 
-        def of_encoder(batch: Feed) -> Example:
-            source = {spec.name: batch[spec.name] for spec in encoder.inputs}
+        def of_encoder(batch: Feed, adapter: Feed) -> Example:
+            source = {**{spec.name: batch[spec.name] for spec in encoder.inputs}, **adapter}
             return Example(source, first.run(source))
 
         def of_decoder(batch: Feed, source: Example) -> Feed:
             return first_call_of(manifest, batch, source.expected[contract.LAST_HIDDEN_STATE])
 
         def run(batch: Feed) -> list[Example]:
-            """The encoder, and the decoder without and with a cache."""
-            source = of_encoder(batch)
-            feed = of_decoder(batch, source)
-            target = Example(feed, second.run(feed))
-            later = next_call(feed, target.expected, feed[contract.INPUT_IDS][:, -1:])
-            return [source, target, Example(later, second.run(later))]
+            """The encoder, and the decoder without and with a cache; all without and with each adapter."""
+            examples = []
+            for of_source, of_target in zip(sources, targets, strict=True):
+                source = of_encoder(batch, of_source)
+                feed = {**of_decoder(batch, source), **of_target}
+                target = Example(feed, second.run(feed))
+                later = next_call(feed, target.expected, feed[contract.INPUT_IDS][:, -1:])
+                examples += [source, target, Example(later, second.run(later))]
+            return examples
 
-        source, *targets = _first_that_runs(batches, run)
+        examples = _first_that_runs(batches, run)
         calibrations: list[list[Feed] | None] = [None, None]
         if calibration is not None:
-            encoded = [of_encoder(batch) for batch in calibration]
+            encoded = [of_encoder(batch, {}) for batch in calibration]
             pairs = zip(calibration, encoded, strict=True)
             calibrations = [[x.batch for x in encoded], [of_decoder(*pair) for pair in pairs]]
     keeps = _keep_by_graph(options.keep, [products.plan(graph) for graph in graphs])
+    with_logits = [x for x in examples if contract.LOGITS in x.expected]
+    without = [x for x in examples if contract.LOGITS not in x.expected]
     return [
-        GraphQuantizer(paths[0], (encoder.inputs, encoder.outputs), [source], keeps[0], calibrations[0]),
-        GraphQuantizer(paths[1], (manifest.inputs, manifest.outputs), targets, keeps[1], calibrations[1]),
+        GraphQuantizer(paths[0], (encoder.inputs, encoder.outputs), without, keeps[0], calibrations[0]),
+        GraphQuantizer(paths[1], (manifest.inputs, manifest.outputs), with_logits, keeps[1], calibrations[1]),
     ]
+
+
+def _adapters(folder: Path, files: Iterable[str]) -> list[Feed]:
+    """Values for no adapter, and those of each."""
+    return [{}, *(read_adapter_file(folder / file) for file in files)]
 
 
 def _keep_by_graph(keep: Sequence[str], plans: Sequence[products.Plan]) -> list[list[str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from keras_tx.errors import ExportError
 from keras_tx.runtime.example_inputs import Use, draw, first_call, next_call
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import tolerances
-from keras_tx_onnx.interfaces.base import Interface
+from keras_tx_onnx.interfaces.base import Feed, Interface
 from keras_tx_onnx.interfaces.encoder_decoder import SOURCE
 from keras_tx_onnx.verifying.cases import run_keras
 
@@ -20,15 +22,23 @@ MASKS = ("all", "right", "left", "holes", "one token")  # of the sources
 TOKENS = 8  # of a source and of a generated text
 
 
-def compare_generation(interface: Interface, encoder: Path, decoder: Path) -> contract.Parity:
+def compare_generation(
+    interface: Interface, paths: Sequence[Path], adapters: Sequence[Feed | None]
+) -> contract.Parity:
     """Compares a greedy generation of the graphs with Keras's logits for the same tokens.
+
+    Args:
+        interface: of the encoder-decoder.
+        paths: the graphs of its encoder and its decoder.
+        adapters: for each graph, values of optional inputs for every run, or None.
 
     Raises:
         ExportError: if the logits differ, or if Keras prefers another token by more than the tolerance.
     """
     model, precision, tolerance = interface.model, interface.precision, interface.tolerance
     source = _sources(model.config)
-    tokens, logits = _generate(source, model, encoder, decoder)
+    with _session(paths[0], adapters[0]) as encoder, _session(paths[1], adapters[1]) as decoder:
+        tokens, logits = _generate(source, model, encoder, decoder)
     inputs = {
         **{name: x.astype("int32") for name, x in source.items()},
         contract.DECODER_INPUT_IDS: tokens[:, :-1].astype("int32"),
@@ -44,12 +54,12 @@ def compare_generation(interface: Interface, encoder: Path, decoder: Path) -> co
         raise ExportError(
             "The encoder's and the decoder's graph equal Keras alone, but not together: the logits of "
             f"generated text differ by {difference:.1e} of their scale, and those of the chosen tokens by "
-            f"{lost:.1e} ({precision} tolerance {tolerance:.0e}). No folder was written."
+            f"{lost:.1e} ({precision} tolerance {tolerance:.0e})."
         )
     return contract.Parity(difference, tolerance, (case,))
 
 
-def _sources(config: Any) -> dict[str, np.ndarray]:
+def _sources(config: Any) -> Feed:
     specs = [
         contract.TensorSpec(name, "int64", SOURCE) for name in (contract.INPUT_IDS, contract.ATTENTION_MASK)
     ]
@@ -58,18 +68,20 @@ def _sources(config: Any) -> dict[str, np.ndarray]:
     return draw(specs, uses, sizes, MASKS, np.random.default_rng(0))
 
 
-def _generate(
-    source: dict[str, np.ndarray], model: Any, encoder: Path, decoder: Path
-) -> tuple[np.ndarray, np.ndarray]:
+def _generate(source: Feed, model: Any, encoder: Session, decoder: Session) -> tuple[np.ndarray, np.ndarray]:
     """The tokens (batch, 1 + count) behind the start token, and the logits that chose them."""
-    with Session(encoder, provider="cpu") as session:
-        hidden = session.run(source)[contract.LAST_HIDDEN_STATE]
+    hidden = encoder.run(source)[contract.LAST_HIDDEN_STATE]
     tokens, logits = [np.full((len(hidden), 1), model.start_id, "int64")], []
-    with Session(decoder, provider="cpu") as session:
-        feed = first_call(session.inputs, tokens[0], source[contract.ATTENTION_MASK], hidden)
-        for _ in range(min(TOKENS, model.config.max_length)):
-            outputs = session.run(feed)
-            logits.append(outputs[contract.LOGITS])
-            tokens.append(logits[-1].argmax(axis=-1))
-            feed = next_call(feed, outputs, tokens[-1])
+    feed = first_call(decoder.inputs, tokens[0], source[contract.ATTENTION_MASK], hidden)
+    for _ in range(min(TOKENS, model.config.max_length)):
+        outputs = decoder.run(feed)
+        logits.append(outputs[contract.LOGITS])
+        tokens.append(logits[-1].argmax(axis=-1))
+        feed = next_call(feed, outputs, tokens[-1])
     return np.concatenate(tokens, axis=1), np.concatenate(logits, axis=1)
+
+
+@contextmanager
+def _session(path: Path, adapter: Feed | None) -> Iterator[Session]:
+    with Session(path, provider="cpu") as base:
+        yield base if adapter is None else base.with_adapter(adapter)

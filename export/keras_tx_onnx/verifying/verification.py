@@ -13,7 +13,7 @@ from keras_tx_onnx.graph import unpadding
 from keras_tx_onnx.graph.adapter_ports import REMEDY
 from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.graph.first_call import is_of_cache
-from keras_tx_onnx.interfaces.base import Interface
+from keras_tx_onnx.interfaces.base import Feed, Interface
 from keras_tx_onnx.interfaces.model_graph import Exported
 from keras_tx_onnx.interfaces.separate_adapters import SeparateAdapter
 from keras_tx_onnx.verifying import branches, comparison, evidence, first_difference
@@ -32,14 +32,27 @@ def verify_graphs(interface: Interface, graphs: Sequence[Exported]) -> tuple[con
     """
     results = [verify_graph(each.interface, each.context, each.path) for each in graphs]
     notes = [note for _, notes in results for note in notes]
+    try:
+        return _together(interface, graphs, [parity for parity, _ in results]), notes
+    except ExportError as error:
+        raise ExportError(f"{error} No folder was written.") from None
+
+
+def _together(
+    interface: Interface,
+    graphs: Sequence[Exported],
+    parities: list[contract.Parity],
+    adapters: Sequence[Feed | None] | None = None,
+) -> contract.Parity:
+    """The result of all graphs, with that of text that an encoder and a decoder generate together."""
     if len(graphs) == 1:
-        return results[0][0], notes
-    parities = [parity for parity, _ in results]
-    parities.append(compare_generation(interface, *(each.path for each in graphs)))
+        return parities[0]
+    paths = [each.path for each in graphs]
+    parities = [*parities, compare_generation(interface, paths, adapters or [None] * len(paths))]
     names = (*(each.interface.kind.split()[-1] for each in graphs), "both")
     largest = max(parity.max_difference for parity in parities)
     cases = (f"{name}: {case}" for name, parity in zip(names, parities, strict=True) for case in parity.cases)
-    return contract.Parity(largest, parities[0].tolerance, tuple(cases)), notes
+    return contract.Parity(largest, parities[0].tolerance, tuple(cases))
 
 
 def verify_graph(
@@ -79,21 +92,30 @@ def verify_graph(
         raise ExportError(f"{error} {_location(interface, context, cases)} No folder was written.") from None
 
 
-def verify_adapter(graph: Exported, adapter: SeparateAdapter, file: Path) -> contract.Parity:
-    """Compares a graph and the file of an adapter with the Keras model that has the adapter.
+def verify_adapter(
+    interface: Interface, graphs: Sequence[Exported], adapter: SeparateAdapter, folder: Path
+) -> contract.Parity:
+    """Compares the graphs and the files of an adapter with the Keras model that has the adapter.
 
     Raises:
         ExportError: if they differ.
     """
-    interface = graph.interface
-    values = read_adapter_file(file)
-    with adapter.applied():
-        cases = cases_for(interface, tuple(graph.context.bounds))
-    outputs = [str(value.name) for value in graph.context.graph.outputs][: len(interface.outputs)]
+    adapters = [
+        read_adapter_file(folder / each.interface.adapter_path.format(adapter.name)) for each in graphs
+    ]
     try:
-        return comparison.compare_cases(graph.path, cases, outputs, interface, values)[0]
+        with adapter.applied():
+            parities = [_compare_adapted(*x) for x in zip(graphs, adapters, strict=True)]
+            return _together(interface, graphs, parities, adapters)
     except ExportError as error:
         raise ExportError(f"Adapter {adapter.name!r}: {error} {REMEDY} No folder was written.") from None
+
+
+def _compare_adapted(graph: Exported, values: Feed) -> contract.Parity:
+    """Compares a graph that has an adapter with Keras, whose weights have it too."""
+    cases = cases_for(graph.interface, tuple(graph.context.bounds))
+    outputs = [str(value.name) for value in graph.context.graph.outputs][: len(graph.interface.outputs)]
+    return comparison.compare_cases(graph.path, cases, outputs, graph.interface, values)[0]
 
 
 def _location(interface: Interface, context: GraphContext, cases: Sequence[Case]) -> str:

@@ -54,7 +54,9 @@ class LoadedModel(abc.ABC):
     def __init__(self, folder: Folder, session: Session) -> None:
         self.folder = folder
         self.session = session
-        self._adapted: dict[str, Session] = {}  # by the name of the adapter; shared by all of them
+        self._adapted: dict[
+            str, tuple[Session, ...]
+        ] = {}  # by the name of the adapter; shared by all of them
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -78,28 +80,29 @@ class LoadedModel(abc.ABC):
             FolderError: if its file is damaged, or does not fit the graph.
         """
         model = copy.copy(self)
-        model.session = self._session_with(name)
+        model.sessions = self._sessions_with(name)
         manifest = self.folder.manifest
         manifest = dataclasses.replace(manifest, labels=manifest.adapters[name].labels)
         model.folder = dataclasses.replace(self.folder, manifest=manifest)
         model.prepare()
         return model
 
-    def _session_with(self, name: str) -> Session:
-        """The session with an adapter, which is read when it is first used."""
+    def _sessions_with(self, name: str) -> tuple[Session, ...]:
+        """The sessions with an adapter, which is read when it is first used."""
         if name not in self._adapted:
             values = read_adapter(self.folder, name)
             try:
-                session = self.session.with_adapter(values)
+                pairs = zip(self.sessions, values, strict=True)
+                sessions = tuple(session.with_adapter(x) for session, x in pairs)
             except InputError as error:
                 raise FolderError(
                     f"{self.folder.path}: adapter {name!r} does not fit the graph. {error} Export again."
                 ) from error
-            self._adapted.setdefault(name, session)  # another thread may have been faster
+            self._adapted.setdefault(name, sessions)  # another thread may have been faster
         return self._adapted[name]
 
     def prepare(self) -> None:  # noqa: B027  most tasks have nothing to compute
-        """Computes what depends on the session and on the labels of the folder."""
+        """Computes what depends on the sessions and on the labels of the folder."""
 
     @abc.abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -107,8 +110,12 @@ class LoadedModel(abc.ABC):
 
     @property
     def sessions(self) -> tuple[Session, ...]:
-        """All graphs of the model in onnxruntime; most models have one."""
+        """All graphs of the model in onnxruntime, the main one last; most models have one."""
         return (self.session,)
+
+    @sessions.setter
+    def sessions(self, sessions: tuple[Session, ...]) -> None:
+        (self.session,) = sessions
 
     @property
     def provider(self) -> str:

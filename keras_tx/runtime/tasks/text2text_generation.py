@@ -16,7 +16,15 @@ from keras_tx.runtime.cached_decoder import context_of
 from keras_tx.runtime.encoder_decoder import GraphEncoderDecoder, Seq2SeqSignature
 from keras_tx.runtime.folder import Folder
 from keras_tx.runtime.session import Session
-from keras_tx.runtime.tasks.base import Answer, DrawBar, LoadedModel, RunOptions, Task, check_tensors
+from keras_tx.runtime.tasks.base import (
+    Answer,
+    DrawBar,
+    LoadedModel,
+    RunOptions,
+    Task,
+    check_tensors,
+    per_adapter,
+)
 from keras_tx.runtime.tasks.text_generation import read_checked_tokenizer, run_example, stop_ids
 
 
@@ -47,13 +55,13 @@ class TextToTextGenerator(LoadedModel, Seq2SeqGenerator):
         try:
             specs, path = folder.manifest.encoder, folder.path / contract.GENERATION_CONFIG
             check_tensors(folder, self.encoder_session, specs.inputs, specs.outputs)
-            model = GraphEncoderDecoder(self.encoder_session, session, context_of(folder))
-            size = model.vocabulary_size
+            self.prepare()
+            size = self.model.vocabulary_size
             tokenizers = (folder.tokenizer, folder.target_tokenizer)
             source, target = (path and read_checked_tokenizer(path, size) for path in tokenizers)
             Seq2SeqGenerator.__init__(
                 self,
-                model,
+                self.model,
                 _start_id(folder, size),
                 stop_ids(folder, size),
                 str(folder.path),
@@ -71,6 +79,15 @@ class TextToTextGenerator(LoadedModel, Seq2SeqGenerator):
             self.encoder_session.close()
             raise
 
+    def prepare(self) -> None:
+        self.model = GraphEncoderDecoder(self.encoder_session, self.session, context_of(self.folder))
+        self.decoder = self.model
+
+    generate = per_adapter(Seq2SeqGenerator.generate)
+    stream = per_adapter(Seq2SeqGenerator.stream)
+    next = per_adapter(Seq2SeqGenerator.next)
+    score = per_adapter(Seq2SeqGenerator.score)
+
     def __call__(self, texts: Any, **options: Any) -> Any:
         """Calls `generate`."""
         return self.generate(texts, **options)
@@ -78,6 +95,10 @@ class TextToTextGenerator(LoadedModel, Seq2SeqGenerator):
     @property
     def sessions(self) -> tuple[Session, ...]:
         return self.encoder_session, self.session
+
+    @sessions.setter
+    def sessions(self, sessions: tuple[Session, ...]) -> None:
+        self.encoder_session, self.session = sessions
 
     @property
     def context(self) -> int:

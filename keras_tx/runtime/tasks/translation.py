@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_tx import contract
-from keras_tx.runtime.tasks.base import Task
+from keras_tx.runtime.tasks.base import Task, per_adapter
 from keras_tx.runtime.tasks.text2text_generation import TextToTextGenerator, answer_with, render
 from keras_tx.runtime.tasks.text_generation import run_example
 
@@ -18,6 +18,7 @@ class Translator(TextToTextGenerator):
     'I am eating it'
     """
 
+    @per_adapter
     def translate(self, texts: Any, *, task: str | None = None, **options: Any) -> Any:
         """Translates texts.
 
