@@ -20,6 +20,7 @@ from keras_tx.generation.generator import SAMPLING, BaseGenerator
 from keras_tx.runtime import load
 from keras_tx.runtime.tasks import all_tasks
 from keras_tx.serving.engine.cache_rows import bytes_per_token
+from keras_tx.serving.http import tensors
 from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.tasks import GENERATION
 from tests.serving.running_server import RunningServer, multipart, running
@@ -325,13 +326,16 @@ def test_image_features(server):
     assert_close(np.array(answer["embedding"]), expected)
 
 
-def test_arrays(server):
+def test_arrays(server, monkeypatch):
     answer = server.post("/models/sums", {"inputs": {"a": [[1, 2, 3]], "b": [[0.5, 0.1, -3]]}})
     assert answer.json == {"sum": np.array([[1.5, 2.1, 0]], "float32").tolist()}
     ragged = server.post("/models/sums", {"inputs": {"a": [[1, 2], [3]], "b": [[0, 0, 0]]}})
     assert ragged.status == 422 and "'a'" in ragged.message
     large = server.post("/models/sums", {"inputs": {"a": [[1e39, 0, 0]], "b": [[0, 0, 0]]}})
     assert large.status == 422 and "float32" in large.message
+    monkeypatch.setattr(tensors, "MOST_NUMBERS", 2)
+    many = server.post("/models/sums", {"inputs": {"a": [[1, 2, 3]], "b": [[0, 0, 0]]}})
+    assert many.status == 422 and "3 numbers" in many.message and "/v2" in many.message
 
 
 def test_every_task_is_tested(server):
