@@ -330,5 +330,6 @@ def describe_model(served: ServedModel, limits: Limits) -> dict[str, Any]:
         "labels": None if model.labels is None else list(model.labels),
         "adapters": list(model.adapters),
         "chat": served.chat_template is not None,
+        "batching": served.batching,
         "request": request_schema(served, limits),
     }
