@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from keras_tx.runtime.benchmark import Measurement, Plan, Recommendation
     from keras_tx.serving.client_benchmark import ClientMeasurement, ClientPlan, ClientRecommendation
 
+KEYS = "KERAS_TX_KEYS"  # that of keras-tx serve
 SUMMARY = "measure how fast a folder runs, and recommend how to run it"
 DESCRIPTION = """\
 Measures the latency, throughput and memory of an exported folder for its precisions, for numbers of threads
@@ -28,8 +30,10 @@ are not included. A text generator is measured with its prefill and its decoding
 interleaved in three rounds, each in a process of its own. Needs neither Keras nor TensorFlow, only
 pip install "keras-tx[runtime]".
 
-With --clients, concurrent clients send single requests, each after the answer to its last one. Encoders and
-image models answer them through a MicroBatcher; each client of a text generator has its own stream.
+With --clients, concurrent clients send single requests, each after the answer to its last one, through what
+keras-tx serve has: decoders generate the texts of all clients in a TextEngine, and all other models answer
+through a MicroBatcher. With --url, the clients send texts, images and prompts to a running server that has
+this model. The first key in KERAS_TX_KEYS is sent to a server that requires one.
 """
 EPILOG = """\
 columns:
@@ -38,9 +42,12 @@ columns:
   MB               the memory of the process at its peak, Python and onnxruntime included
   agreement        of the precision with fp32 on random inputs, as measured when the file was made
 with --clients:
-  batch, workers   the largest number of requests in a batch, and the batches that run concurrently
+  batch, workers   the largest number of requests, or of texts of a decoder, in a batch, and the batches
+                   that run concurrently
   p50, p95, p99    of the latency of a request: 50, 95 and 99 % of the requests are not slower
-  first token      of a text generator, from a request to its first token: p50 and p95
+  first token      of a decoder, from a request to its first token: p50 and p95
+with --url:
+  MB               the memory of the server, as its /metrics have it
 
 examples:
   keras-tx bench flowers
@@ -49,6 +56,9 @@ examples:
   keras-tx bench poet --length 64 --new-tokens 128
   keras-tx bench anything --size width=200
   keras-tx bench reviews --clients 1 16 --batch-size 1 8 32 --length 128
+  keras-tx bench poet --clients 16 --batch-size 8 16 32
+  keras-tx bench poet --url http://127.0.0.1:8000 --clients 1 16
+  keras-tx bench exports/gpt --url http://127.0.0.1:8000/models/poet
 
 exit codes: 0 done; 1 some setting did not run.
 """
@@ -74,7 +84,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=whole,
         metavar="N",
-        help="numbers of concurrent clients; --batch-size then limits a batch of requests (default: 1 32)",
+        help="numbers of concurrent clients; --batch-size then limits a batch of requests (default: 1 32), "
+        "or of texts of a decoder (default: 4 16)",
+    )
+    parser.add_argument(
+        "--url",
+        metavar="URL",
+        help="measure a running server: http://HOST:PORT, or http://HOST:PORT/models/NAME for a model whose "
+        "name is not that of FOLDER (default for --clients: 1 16)",
     )
     parser.add_argument(
         "--length",
@@ -96,9 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=float, default=30.0, metavar="S", help="the time budget (default: 30)"
     )
-    parser.add_argument(
-        "--provider", metavar="NAME", default="auto", help="cpu, cuda and so on (default: auto)"
-    )
+    parser.add_argument("--provider", metavar="NAME", help="cpu, cuda and so on (default: auto)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers to a new file")
 
 
@@ -106,8 +121,10 @@ def execute(arguments: argparse.Namespace) -> int:
     from keras_tx.runtime import benchmark
     from keras_tx.serving import client_benchmark
 
+    if arguments.url is not None:
+        return _execute_url(arguments)
     options = {
-        "provider": arguments.provider,
+        "provider": arguments.provider or "auto",
         "precisions": arguments.precision,
         "threads": arguments.threads,
         "batch_sizes": arguments.batch_size,
@@ -157,6 +174,50 @@ def _execute(
     return 1 if problems else 0
 
 
+def _execute_url(arguments: argparse.Namespace) -> int:
+    """Measures a running server, and prints the results."""
+    from keras_tx.progress_bar import ProgressBar
+    from keras_tx.runtime.benchmark import ROUNDS
+    from keras_tx.serving import server_benchmark
+
+    for name in ("precision", "threads", "batch_size", "provider"):
+        if getattr(arguments, name) is not None:
+            option = name.replace("_", "-")
+            raise ConfigError(
+                f"--{option} is an option of the server. Pass it to keras-tx serve, or omit --url."
+            )
+    plan = server_benchmark.plan(
+        arguments.folder,
+        arguments.url,
+        arguments.clients,
+        key=os.environ.get(KEYS, "").split(",")[0].strip() or None,
+        length=arguments.length,
+        new_tokens=arguments.new_tokens,
+        sizes=_sizes(arguments.size),
+        seconds=arguments.seconds,
+    )
+    _check_output(arguments.json, plan.folder)
+    with ProgressBar(ROUNDS * len(plan.clients), "measurements", shown=sys.stderr.isatty()) as bar:
+        rows = server_benchmark.run(plan, bar.advance)
+    choice = server_benchmark.recommend(rows)
+    if arguments.json is not None:
+        content = server_benchmark.as_json(plan, rows)
+        arguments.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    model = plan.model
+    heading = f"{plan.url}, model {model['name']}: {model['precision']} on {model['provider']}"
+    head = ["clients", *_latency_names(rows), plan.unit, "MB"]
+    lines = [[str(row.clients), *_latencies(row), f"{row.throughput:,.1f}", _megabytes(row)] for row in rows]
+    rest = "" if choice is rows[-1] else " More of them wait longer."
+    print(
+        f"{heading}{_size_names(plan.sizes)}; times in milliseconds",
+        table([head, *lines], right=range(len(head))),
+        f"Clients to choose: {choice.clients}, with {choice.throughput:,.1f} {plan.unit} and a p95 of "
+        f"{_milliseconds(choice.percentile(95))} ms.{rest}",
+        sep="\n\n",
+    )
+    return 0
+
+
 def _sizes(options: list[str]) -> dict[str, int]:
     sizes = {}
     for option in options:
@@ -180,10 +241,13 @@ def _check_output(path: Path | None, folder: Path) -> None:
 
 def _heading(plan: Plan, rows: Sequence[Measurement | ClientMeasurement]) -> str:
     provider = next(row.provider for row in rows if not row.problem)
-    derived = (contract.TOTAL_AXIS, contract.LOGITS_AXIS)
-    sizes = "".join(f", {name}={size}" for name, size in plan.sizes.items() if name not in derived)
     added = f", new_tokens={plan.new_tokens}" if plan.kind == "generation" else ""
-    return f"{plan.folder} on {provider}{sizes}{added}; times in milliseconds"
+    return f"{plan.folder} on {provider}{_size_names(plan.sizes)}{added}; times in milliseconds"
+
+
+def _size_names(sizes: Mapping[str, int]) -> str:
+    derived = (contract.TOTAL_AXIS, contract.LOGITS_AXIS)
+    return "".join(f", {name}={size}" for name, size in sizes.items() if name not in derived)
 
 
 def _table(plan: Plan, rows: list[Measurement], choice: Recommendation, manifest: Manifest) -> str:
@@ -232,25 +296,10 @@ def _advice(plan: Plan, choice: Recommendation) -> str:
 def _client_table(
     plan: ClientPlan, rows: list[ClientMeasurement], choice: ClientRecommendation, manifest: Manifest
 ) -> str:
-    from keras_tx.serving.client_benchmark import PERCENTILES
-
-    generates = plan.kind == "generation"
-    head = [
-        "",
-        "precision",
-        "threads",
-        "workers",
-        "batch",
-        "clients",
-        *(f"p{share}" for share in PERCENTILES),
-    ]
-    lines = [[*head, *(["first token", "p95"] if generates else []), plan.unit, "MB", "agreement"]]
-    for row in rows:
-        if row.problem:
-            continue
-        times = [row.percentile(share) for share in PERCENTILES]
-        if generates:
-            times += [row.first_token(50), row.first_token(95)]
+    ran = [row for row in rows if not row.problem]
+    head = ["", "precision", "threads", "workers", "batch", "clients", *_latency_names(ran)]
+    lines = [[*head, plan.unit, "MB", "agreement"]]
+    for row in ran:
         variant = manifest.variants.get(row.precision)
         agreement = None if variant is None else variant.agreement
         lines.append(
@@ -258,19 +307,42 @@ def _client_table(
                 "*" if choice.setting == row.setting else "",
                 row.precision,
                 *map(str, (row.threads, row.workers, row.batch_size, row.clients)),
-                *map(_milliseconds, times),
+                *_latencies(row),
                 f"{row.throughput:,.1f}",
-                "" if row.memory is None else f"{row.memory / 1e6:.0f}",
+                _megabytes(row),
                 "" if agreement is None else f"{agreement:.1%}",
             ]
         )
-    return table(lines, right=range(2, len(lines[0])))
+    notes = dict.fromkeys(f"{row.precision}: texts run one by one. {row.note}" for row in ran if row.note)
+    return "\n".join([table(lines, right=range(2, len(lines[0]))), *notes])
+
+
+def _latency_names(rows: Sequence[ClientMeasurement]) -> list[str]:
+    from keras_tx.serving.client_benchmark import PERCENTILES
+
+    streams = any(row.first_tokens for row in rows)
+    return [*(f"p{share}" for share in PERCENTILES), *(["first token", "p95"] if streams else [])]
+
+
+def _latencies(row: ClientMeasurement) -> list[str]:
+    from keras_tx.serving.client_benchmark import PERCENTILES
+
+    times = [row.percentile(share) for share in PERCENTILES]
+    if row.first_tokens:
+        times += [row.first_token(50), row.first_token(95)]
+    return [*map(_milliseconds, times)]
+
+
+def _megabytes(row: ClientMeasurement) -> str:
+    return "" if row.memory is None else f"{row.memory / 1e6:.0f}"
 
 
 def _client_advice(plan: ClientPlan, choice: ClientRecommendation) -> str:
-    options = f"precision={choice.precision!r}, threads={choice.threads}"
-    call = f"load({str(plan.folder)!r}, {options})"
-    if plan.kind != "generation":
-        call = f"MicroBatcher({call}, max_batch={choice.batch_size})"
-    lines = [f"Recommended (*) for {choice.clients} clients: {call}"]
+    call = f"load({str(plan.folder)!r}, precision={choice.precision!r}, threads={choice.threads})"
+    option, batcher = ("max_streams", "TextEngine") if plan.decodes else ("max_batch", "MicroBatcher")
+    lines = [
+        f"Recommended (*) for {choice.clients} clients: {batcher}({call}, {option}={choice.batch_size})",
+        f"  keras-tx serve {plan.folder} --precision {choice.precision} --threads {choice.threads} "
+        f"--{option.replace('_', '-')} {choice.batch_size}",
+    ]
     return "\n".join([*lines, *(f"  {reason}" for reason in choice.reasons)])

@@ -1,8 +1,8 @@
 """Measures latency, throughput and memory of a folder with concurrent clients, and recommends a setting.
 
-Each client sends its next request after the answer to the last. Encoders, image models and arrays run through
-a MicroBatcher; a text generator has one stream per client. As in `keras_tx.runtime.benchmark`, each precision
-and number of threads is measured in a process of its own, in several rounds.
+Each client sends its next request after the answer to the last, through what `keras-tx serve` has: decoders a
+TextEngine, all other models a MicroBatcher. As in `keras_tx.runtime.benchmark`, each precision and number of
+threads is measured in a process of its own, in several rounds.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, whole_number
-from keras_tx.generation.decoding_loop import Limits, decode
-from keras_tx.generation.sampling import Sampling
 from keras_tx.runtime import benchmark
 from keras_tx.runtime.benchmark import NEGLIGIBLE, ROUNDS, Plan
 from keras_tx.runtime.folder import open_folder
+from keras_tx.serving.engine.text_engine import TextEngine
 from keras_tx.serving.micro_batcher import MicroBatcher, default_workers
 
 LEAST = 3  # requests of a client in a round, regardless of their duration
 MAX_BATCHES = (1, 32)
+MAX_STREAMS = (4, 16)  # texts that a decoder generates together
 MOST_CLIENTS = 1024
 PERCENTILES = (50, 95, 99)
 MULTIPLE = 16  # texts are padded to a multiple of it, as in the text tasks
@@ -38,9 +38,14 @@ TEXTS = 64  # different texts
 
 @dataclasses.dataclass(frozen=True)
 class ClientPlan(Plan):
-    """A plan with the numbers of clients, in ascending order."""
+    """A plan with the numbers of clients, in ascending order.
+
+    Attributes:
+        decodes: whether the folder is a decoder, whose batches are streams of a TextEngine.
+    """
 
     clients: tuple[int, ...]
+    decodes: bool
 
     @property
     def unit(self) -> str:
@@ -52,12 +57,13 @@ class ClientMeasurement:
     """One setting, over all rounds. Times are in seconds.
 
     Args:
-        batch_size: the largest number of requests in a batch.
-        workers: number of batches, or of streams, that run concurrently.
+        batch_size: the largest number of requests, or of streams, in a batch.
+        workers: number of batches that run concurrently.
         latencies: of each request.
-        first_tokens: of generation, from each request to its first token.
+        first_tokens: of a decoder, from each request to its first token.
         rates: of each round: requests a second; of generation, tokens a second of all clients together.
         memory: the largest resident memory of the process in bytes; None where the system does not report it.
+        note: why streams do not run in batches, if they do not.
         problem: the error message, if the setting does not run.
     """
 
@@ -71,6 +77,7 @@ class ClientMeasurement:
     first_tokens: list[float] = dataclasses.field(default_factory=list)
     rates: list[float] = dataclasses.field(default_factory=list)
     memory: int | None = None
+    note: str = ""
     problem: str = ""
 
     @property
@@ -117,34 +124,36 @@ def plan(
     Args:
         folder: the exported folder.
         clients: the numbers of clients.
-        batch_sizes: the largest numbers of requests in a batch; by default 1 and 32.
+        batch_sizes: the largest numbers of requests in a batch, by default 1 and 32; of a decoder, of streams
+            that run together, by default 4 and 16.
         options: as for `keras_tx.runtime.benchmark.plan`. Texts have from an eighth of `length` to `length`
             tokens, and prompts have `length`.
 
     Raises:
         ConfigError: for an option that does not fit the folder.
     """
+    counts = numbers_of_clients(clients)
+    checked = benchmark.plan(folder, batch_sizes=batch_sizes, **options)
+    sizes = checked.batch_sizes
+    opened = open_folder(folder)
+    dynamic = any(contract.BATCH_AXIS in spec.shape for spec in opened.inputs)
+    decodes = checked.kind == "generation" and opened.encoder is None
+    if not dynamic and sizes != (1,):
+        raise ConfigError(f"{checked.folder} has a batch size of {sizes[0]}: it cannot run single requests.")
+    if dynamic and batch_sizes is None:
+        sizes = MAX_STREAMS if decodes else MAX_BATCHES
+    fields = {field.name: getattr(checked, field.name) for field in dataclasses.fields(Plan)}
+    return ClientPlan(**fields | {"batch_sizes": sizes, "clients": counts, "decodes": decodes})
+
+
+def numbers_of_clients(clients: Sequence[int]) -> tuple[int, ...]:
+    """Numbers of clients in ascending order; raises a ConfigError if they are out of range."""
     counts = tuple(sorted({whole_number("clients", count) for count in clients}))
     if not counts:
         raise ConfigError("clients is empty, expected numbers of clients such as [16].")
     if max(counts) > MOST_CLIENTS:
         raise ConfigError(f"clients={max(counts)} is out of range. Pass at most {MOST_CLIENTS}.")
-    checked = benchmark.plan(folder, batch_sizes=batch_sizes, **options)
-    sizes = checked.batch_sizes
-    dynamic = any(contract.BATCH_AXIS in spec.shape for spec in open_folder(folder).inputs)
-    if not dynamic and sizes != (1,):
-        raise ConfigError(f"{checked.folder} has a batch size of {sizes[0]}: it cannot run single requests.")
-    if checked.kind == "generation":
-        if batch_sizes is not None and sizes != (1,):
-            raise ConfigError(
-                f"batch_size={max(sizes)} does not fit {checked.folder}: each client of a text generator has "
-                "a stream of its own. Omit it."
-            )
-        sizes = (1,)
-    elif dynamic and batch_sizes is None:
-        sizes = MAX_BATCHES
-    fields = {field.name: getattr(checked, field.name) for field in dataclasses.fields(Plan)}
-    return ClientPlan(**fields | {"batch_sizes": sizes, "clients": counts})
+    return counts
 
 
 def run(plan: ClientPlan, advance: Callable[[int], None] = lambda count: None) -> list[ClientMeasurement]:
@@ -239,7 +248,7 @@ def _measure(plan: ClientPlan, settings: Sequence[ClientMeasurement]) -> bool:
             row.problem = row.problem or result["error"]
         return False
     for row, case in zip(settings, result["cases"], strict=True):
-        row.provider, row.workers = result["provider"], case["workers"]
+        row.provider, row.workers, row.note = result["provider"], case["workers"], case["note"]
         row.latencies += case["latencies"]
         row.first_tokens += case["first_tokens"]
         row.rates.append(case["rate"])
@@ -252,12 +261,13 @@ def _measure(plan: ClientPlan, settings: Sequence[ClientMeasurement]) -> bool:
 
 def _worker(order: Mapping[str, Any]) -> dict[str, Any]:
     from keras_tx.generation.generator import BaseGenerator
-    from keras_tx.runtime import load
+    from keras_tx.runtime import TextGenerator, load
 
     options = {name: order[name] for name in ("provider", "threads", "precision")}
     with load(order["folder"], **options) as model:
-        generates = isinstance(model, BaseGenerator)
-        measure = _streams if generates else _requests
+        measure = _requests
+        if isinstance(model, BaseGenerator):
+            measure = _streams if isinstance(model, TextGenerator) else _texts
         cases = [
             measure(model, size, clients, order) | {"memory": benchmark.peak_memory()}
             for size, clients in order["cases"]
@@ -280,9 +290,21 @@ def _requests(model: Any, max_batch: int, clients: int, order: Mapping[str, Any]
         def request(number: int) -> None:
             batcher(rows[number % len(rows)])
 
-        latencies, seconds = _serve(request, clients, order["seconds"])
-    rate = len(latencies) / seconds
-    return {"latencies": latencies, "first_tokens": [], "rate": rate, "workers": workers}
+        latencies, seconds = measure_clients(request, clients, order["seconds"])
+    return _case(latencies, len(latencies) / seconds, workers)
+
+
+def _case(
+    latencies: list[float], rate: float, workers: int, first_tokens: Sequence[float] = (), note: str = ""
+) -> dict[str, Any]:
+    """The result of one setting."""
+    return {
+        "latencies": latencies,
+        "rate": rate,
+        "workers": workers,
+        "first_tokens": list(first_tokens),
+        "note": note,
+    }
 
 
 def _rows(model: Any, order: Mapping[str, Any]) -> list[dict[str, np.ndarray]]:
@@ -330,29 +352,48 @@ def _batched(session: Any, longest: int) -> Callable[[Sequence[Mapping[str, np.n
     return answer
 
 
-def _streams(model: Any, max_batch: int, clients: int, order: Mapping[str, Any]) -> dict[str, Any]:
-    """Latencies and throughput of clients that generate texts."""
-    sizes = order["sizes"]
-    length = sizes.get(contract.SOURCE_AXIS) or sizes[contract.SEQUENCE_AXIS]
-    shape = (clients, length)
-    prompts = np.random.default_rng(0).integers(0, model.decoder.vocabulary_size, shape).tolist()
-    limits = Limits(max_new_tokens=order["new_tokens"])
+def _streams(model: Any, max_streams: int, clients: int, order: Mapping[str, Any]) -> dict[str, Any]:
+    """Latencies and throughput of clients of a TextEngine."""
     first_tokens: list[float] = []
+    with TextEngine(model, max_streams=max_streams, max_queue=clients) as engine:
 
-    def request(number: int) -> None:
-        start = time.perf_counter()
-        decoder, beginnings = model.condition([prompts[number % clients]])
-        for index, _ in enumerate(decode(decoder, beginnings, Sampling(), limits)):
-            if index == 0:
-                first_tokens.append(time.perf_counter() - start)
+        def request(number: int) -> None:
+            start = time.perf_counter()
+            stream = engine.submit(
+                _prompt(model, number, order), max_new_tokens=order["new_tokens"], stop_tokens=[]
+            )
+            for index, _ in enumerate(stream):
+                if index == 0:
+                    first_tokens.append(time.perf_counter() - start)
 
-    latencies, seconds = _serve(request, clients, order["seconds"])
+        latencies, seconds = measure_clients(request, clients, order["seconds"])
+        note = engine.one_by_one or ""
     rate = len(latencies) * order["new_tokens"] / seconds
-    first_tokens = first_tokens[1 + clients :]  # without those that are not counted
-    return {"latencies": latencies, "first_tokens": first_tokens, "rate": rate, "workers": clients}
+    return _case(latencies, rate, 1, first_tokens[1 + clients :], note)  # the first ones are not counted
 
 
-def _serve(request: Callable[[int], None], clients: int, seconds: float) -> tuple[list[float], float]:
+def _texts(model: Any, max_batch: int, clients: int, order: Mapping[str, Any]) -> dict[str, Any]:
+    """Latencies and throughput of clients of an encoder-decoder."""
+    options = {"max_new_tokens": order["new_tokens"], "stop_tokens": []}
+    with MicroBatcher(model.generate, max_batch=max_batch, **options) as batcher:
+
+        def request(number: int) -> None:
+            batcher(_prompt(model, number, order))
+
+        latencies, seconds = measure_clients(request, clients, order["seconds"])
+        workers = batcher.workers
+    return _case(latencies, len(latencies) * order["new_tokens"] / seconds, workers)
+
+
+def _prompt(model: Any, number: int, order: Mapping[str, Any]) -> list[int]:
+    """The random ids of a request: another prompt for each, of which none begins as an earlier one."""
+    length = order["sizes"].get(contract.SOURCE_AXIS) or order["sizes"][contract.SEQUENCE_AXIS]
+    return np.random.default_rng(number).integers(0, model.decoder.vocabulary_size, length).tolist()
+
+
+def measure_clients(
+    request: Callable[[int], None], clients: int, seconds: float
+) -> tuple[list[float], float]:
     """The latency of each request, and the duration of all; the first of each client is not counted."""
     request(0)  # an error stops here, where no other client waits
     ready = threading.Barrier(clients)

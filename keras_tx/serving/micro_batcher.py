@@ -52,9 +52,12 @@ class MicroBatcher:
         max_tokens: maximum number of tokens in a batch, padding included; by default 512. A longer text runs
             alone. Images of a ViT have as many tokens as patches.
         workers: number of batches that run concurrently. By default as many as the cores allow: one for a
-            model that uses all cores, and one per core for a model on the CPU with `threads=1`.
+            model that uses all cores, and one per core for a model on the CPU with `threads=1`; at least two
+            for an encoder-decoder, so that a long text does not delay all others.
         count_tokens: a function of a request that returns its number of tokens. By default that of the loaded
             model; other functions have none, and then only `max_batch` applies.
+        group_of: a function of a request; those for which it returns different values never run together. By
+            default any requests may.
         options: arguments for every call of the model (`top_k=1`).
 
     Raises:
@@ -69,6 +72,7 @@ class MicroBatcher:
         max_tokens: int | None = None,
         workers: int | None = None,
         count_tokens: Callable[[Any], int] | None = None,
+        group_of: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> None:
         _check_options(model, options)
@@ -87,6 +91,7 @@ class MicroBatcher:
         self._model = model
         self._options = options
         self._count_tokens = count_tokens
+        self._group_of = group_of
         self._changed = threading.Condition()
         self._pending: list[_Job] = []
         self._closed = False
@@ -192,8 +197,12 @@ class MicroBatcher:
         if not jobs:
             return []
         batch, first = jobs[:1], jobs[0].tokens or 0
+        others = jobs[1:]
+        if self._group_of is not None:
+            group = self._group_of(jobs[0].item)
+            others = [job for job in others if self._group_of(job.item) == group]
         shortest = longest = first
-        for job in sorted(jobs[1:], key=lambda job: abs((job.tokens or 0) - first)):
+        for job in sorted(others, key=lambda job: abs((job.tokens or 0) - first)):
             if len(batch) == limit:
                 break
             tokens = job.tokens or 0
@@ -216,18 +225,22 @@ class MicroBatcher:
             if len(batch) == 1:
                 batch[0].future.set_exception(error)
                 return
-            for job in batch:  # one by one, to find the request that fails
-                self._run([job])
+            half = len(batch) // 2  # to find the request that fails
+            self._run(batch[:half])
+            self._run(batch[half:])
             return
         for job, answer in zip(batch, answers, strict=True):
             job.future.set_result(answer)
 
 
 def default_workers(model: LoadedModel | None) -> int:
-    """As many as have cores of their own."""
-    if model is None or model.provider != "cpu" or model.session.threads is None:
+    """As many as have cores of their own; more than one where a long text would delay all others."""
+    if model is None:
         return 1
-    return max(1, cores() // model.session.threads)
+    least = 2 if "generation" in model.task.options else 1
+    if model.provider != "cpu" or model.session.threads is None:
+        return least
+    return max(least, cores() // model.session.threads)
 
 
 def _check_options(model: Any, options: dict[str, Any]) -> None:

@@ -1,9 +1,10 @@
-"""A local Ray cluster that serves two models, for tests/serving/test_ray_serve.py.
+"""A local Ray cluster that serves two models, one with adapters, for tests/serving/test_ray_serve.py.
 
     python -m tests.serving.ray_program REVIEWS POET OUT
 
 Sends requests from several threads, kills one of two replicas with SIGKILL, and waits until there are two
-again. Writes what each request received to the file OUT, as JSON.
+again. Then sends prompts to the base and its adapters, of several clients together. Writes what each request
+received to the file OUT, as JSON.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from keras_tx.serving.ray import ray_application
 
 CLIENTS = 8
 PATIENCE = 240  # seconds
+PROMPT = "the cat sat on the mat Ada lives in London"
+ADAPTERS = (None, "reviews", "sport")
 TEXTS = ["a very good film", "not good", "bad", "the cat sat on the mat", "good " * 12]
 
 
@@ -72,6 +76,25 @@ def until(condition: Any) -> None:
         time.sleep(0.2)
 
 
+def adapted_texts(port: int) -> list[tuple[str | None, int, Any]]:
+    """Texts of the base and its adapters, by OpenAI's names and by POST /models, of concurrent clients."""
+
+    def ask(number: int) -> tuple[str | None, int, Any]:
+        adapter = ADAPTERS[number % len(ADAPTERS)]
+        if number % 2:
+            body: dict[str, Any] = {"prompt": PROMPT, "max_new_tokens": 8}
+            body |= {} if adapter is None else {"adapter": adapter}
+            status, answer = send(port, "/models/poet", body)
+            return adapter, status, answer.get("generated_text", answer)
+        name = "poet" if adapter is None else f"poet:{adapter}"
+        body = {"model": name, "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+        status, answer = send(port, "/v1/completions", body)
+        return adapter, status, answer["choices"][0]["text"] if status == 200 else answer
+
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        return list(clients.map(ask, range(8 * len(ADAPTERS))))
+
+
 def main(reviews: str, poet: str, out: str) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -97,9 +120,9 @@ def main(reviews: str, poet: str, out: str) -> None:
         health_check_period_s=1,
     )
     serve.run(application)
-    result: dict[str, Any] = {"before": running(), "texts": TEXTS}
+    result: dict[str, Any] = {"before": running(), "texts": TEXTS, "prompt": PROMPT}
     _, result["expected"] = send(port, "/models/reviews", {"text": TEXTS})
-    stream = {"model": "poet", "prompt": "the cat", "max_tokens": 8, "stream": True, "temperature": 0}
+    stream = {"model": "poet", "prompt": PROMPT, "max_tokens": 8, "stream": True, "temperature": 0}
     result["stream"] = send(port, "/v1/completions", stream)
 
     received: list[tuple[str, int, Any]] = []
@@ -129,6 +152,8 @@ def main(reviews: str, poet: str, out: str) -> None:
     stop.set()
     for thread in threads:
         thread.join(PATIENCE)
+    result["adapted"] = adapted_texts(port)
+    result["unknown"] = send(port, "/v1/completions", {"model": "poet:none", "prompt": PROMPT})
     result |= {"sent": sum(sent), "received": received, "problems": problems, "killed": len(killed)}
     Path(out).write_text(json.dumps(result), "utf-8")
     serve.shutdown()

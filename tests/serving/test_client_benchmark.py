@@ -12,9 +12,11 @@ import keras
 import numpy as np
 import pytest
 
+import keras_tx
 from keras_tx import contract
 from keras_tx.cli import main
 from keras_tx.errors import ConfigError, RunError
+from keras_tx.runtime import load
 from keras_tx.serving import client_benchmark
 from keras_tx.serving.client_benchmark import ClientMeasurement, plan, recommend
 from keras_tx_onnx import export_onnx
@@ -28,7 +30,8 @@ FAST = ["--seconds", "0.1", "--threads", "1"]
     [
         ("bert, classifier", ["--length", "20"], [1, 32]),
         ("vit", ["--batch-size", "4"], [4]),
-        ("gpt", ["--length", "8", "--new-tokens", "4"], [1]),
+        ("gpt", ["--length", "8", "--new-tokens", "4"], [4, 16]),
+        ("translation", ["--length", "8", "--new-tokens", "4", "--batch-size", "2"], [2]),
     ],
 )
 def test_settings_are_measured(
@@ -52,8 +55,36 @@ def test_settings_are_measured(
         assert row["throughput"] > 0 and (row["memory"] is None or row["memory"] > 1e7)
     printed = capsys.readouterr().out
     assert "for 3 clients" in printed and "p99" in printed
-    assert ("first token" in printed, content["unit"] == "tokens/s") == (name == "gpt", name == "gpt")
-    assert ("MicroBatcher(load(" in printed) == (name != "gpt")
+    generates = name in ("gpt", "translation")
+    assert ("first token" in printed, content["unit"] == "tokens/s") == (name == "gpt", generates)
+    assert ("TextEngine(load(" if name == "gpt" else "MicroBatcher(load(") in printed
+    assert f"keras-tx serve {folder} --precision" in printed
+    assert f"--max-{'streams' if name == 'gpt' else 'batch'} " in printed
+
+
+def test_streams_of_a_decoder_run_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As in the server; a folder without a shared cache runs them one by one, which the note says."""
+    from keras_tx.runtime.shared_cache import SharedCache
+
+    shapes: list[tuple[int, ...]] = []
+    run = SharedCache.run
+
+    def watched(cache: SharedCache, ids: np.ndarray, *arguments: Any) -> np.ndarray:
+        shapes.append(ids.shape)
+        return run(cache, ids, *arguments)
+
+    monkeypatch.setattr(SharedCache, "run", watched)
+    order = {"sizes": {contract.SEQUENCE_AXIS: 8}, "new_tokens": 16, "seconds": 0.0}
+    for name, cache in (("shared", "shared"), ("plain", True)):
+        export_onnx(keras_tx.gpt("pico"), tmp_path / name, cache=cache, verify=False)
+        with load(tmp_path / name, provider="cpu", threads=1) as model:
+            case = client_benchmark._streams(model, 4, 4, order)
+        assert len(case["first_tokens"]) == len(case["latencies"]) >= 4 * client_benchmark.LEAST
+        assert ("cache='shared'" in case["note"]) == (name == "plain")
+        assert bool(shapes) == (name == "shared")
+        if shapes:
+            assert max(rows for rows, _ in shapes) > 1
+        shapes.clear()
 
 
 def test_each_client_waits_for_its_answer():
@@ -68,7 +99,7 @@ def test_each_client_waits_for_its_answer():
         with lock:
             running -= 1
 
-    latencies, seconds = client_benchmark._serve(request, 3, 0.0)
+    latencies, seconds = client_benchmark.measure_clients(request, 3, 0.0)
     assert len(latencies) == 3 * client_benchmark.LEAST and most == 3
     assert min(latencies) >= 0.01 and seconds >= client_benchmark.LEAST * 0.01
 
@@ -83,13 +114,11 @@ def test_an_error_of_one_client_ends_the_benchmark():
             raise RunError("no memory")
 
     with pytest.raises(RunError, match="no memory"):
-        client_benchmark._serve(request, 3, 0.0)
+        client_benchmark.measure_clients(request, 3, 0.0)
     assert sorted(requests) == [0, 0, 1, 2]
 
 
 def test_batches_are_padded_to_the_longest_text(exported_folders: ExportedFolders):
-    from keras_tx.runtime import load
-
     with load(exported_folders["bert, classifier"].path) as model:
         order = {"sizes": {contract.SEQUENCE_AXIS: 20}}
         rows = client_benchmark._rows(model, order)
@@ -107,7 +136,7 @@ def test_batches_are_padded_to_the_longest_text(exported_folders: ExportedFolder
         ("vit", {"clients": [0]}, "clients is 0"),
         ("vit", {"clients": [5000]}, "clients=5000"),
         ("vit", {"clients": [2], "length": 4}, "length=4"),
-        ("gpt", {"clients": [2], "batch_sizes": [4]}, "batch_size=4"),
+        ("gpt", {"clients": [2], "batch_sizes": [0]}, "batch_size is 0"),
     ],
 )
 def test_options_that_do_not_fit_raise(

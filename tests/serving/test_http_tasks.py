@@ -6,6 +6,8 @@ import inspect
 import io
 import json
 import re
+import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,9 +22,10 @@ from keras_tx.generation.generator import SAMPLING, BaseGenerator
 from keras_tx.runtime import load
 from keras_tx.runtime.tasks import all_tasks
 from keras_tx.serving.engine.cache_rows import bytes_per_token
+from keras_tx.serving.http import tensors
 from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.tasks import GENERATION
-from tests.serving.running_server import RunningServer, multipart, running
+from tests.serving.running_server import PATIENCE, RunningServer, multipart, running, until
 from tests.tolerances import assert_close
 
 TEXTS = ["The cat sat on the mat.", "Ada!", "I love the film, it is very good.", "Paris"]
@@ -227,6 +230,59 @@ def test_beams_are_bounded_by_the_memory(server, monkeypatch):
     assert refused.status == 422 and "cache_memory" in refused.message and sizes == [3]
 
 
+def test_requests_of_an_encoder_decoder_run_in_batches(server, monkeypatch):
+    """Those with the same options; each has the text that it would have alone."""
+    served = server.application.models.get("translator")
+    assert "same options" in server.get("/models/translator").json["batching"]
+    rows: list[int] = []
+    opened_gate = threading.Event()
+    method = type(served.model.decoder).run
+
+    def run(self: Any, ids: np.ndarray, *arguments: Any, **options: Any) -> Any:
+        assert opened_gate.wait(PATIENCE)
+        rows.append(len(ids))
+        return method(self, ids, *arguments, **options)
+
+    bodies = [
+        {"text": text, "max_new_tokens": 4, "seed": seed, **beams}
+        for text in ("uno", "due", "tre", "uno due", "due tre")
+        for seed, beams in ((1, {}), (2, {}), (None, {"num_beams": 3}))
+    ]
+    bodies = [{key: value for key, value in body.items() if value is not None} for body in bodies]
+    with opened(server, "translator") as model:
+        options = [{key: body[key] for key in body if key != "text"} for body in bodies]
+        expected = [model(body["text"], **one) for body, one in zip(bodies, options, strict=True)]
+    monkeypatch.setattr(type(served.model.decoder), "run", run)
+    with ThreadPoolExecutor(len(bodies)) as clients:
+        answers = clients.map(lambda body: server.post("/models/translator", body), bodies)
+        until(lambda: server.application.admission.running == len(bodies))
+        opened_gate.set()
+        assert [answer.json["translation_text"] for answer in answers] == expected
+    assert max(rows) > 3  # several texts, some with 3 beams
+
+
+def test_a_batch_of_texts_ends_when_all_clients_have_left(server, monkeypatch):
+    served = server.application.models.get("translator")
+    steps: list[int] = []
+    method = type(served.model.decoder).run
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        steps.append(1)
+        until(lambda: len(steps) < 3 or server.application.in_flight == 0)
+        return method(*arguments, **options)
+
+    monkeypatch.setattr(type(served.model.decoder), "run", run)
+    content = json.dumps({"text": "uno", "max_new_tokens": 12, "stop_tokens": []}).encode()
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        head = f"POST /models/translator HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n"
+        client.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + content)
+        until(lambda: len(steps) >= 3)
+    until(lambda: server.application.in_flight == 0)
+    batcher = served._batcher
+    until(lambda: batcher._idle == batcher.workers)
+    assert len(steps) == 3
+
+
 @pytest.mark.parametrize("name", ["poet", "translator"])
 def test_default_number_of_new_tokens_is_within_the_limit(exported_folders, name):
     body = {"prompt" if name == "poet" else "text": "uno due", "stop_tokens": []}
@@ -325,13 +381,16 @@ def test_image_features(server):
     assert_close(np.array(answer["embedding"]), expected)
 
 
-def test_arrays(server):
+def test_arrays(server, monkeypatch):
     answer = server.post("/models/sums", {"inputs": {"a": [[1, 2, 3]], "b": [[0.5, 0.1, -3]]}})
     assert answer.json == {"sum": np.array([[1.5, 2.1, 0]], "float32").tolist()}
     ragged = server.post("/models/sums", {"inputs": {"a": [[1, 2], [3]], "b": [[0, 0, 0]]}})
     assert ragged.status == 422 and "'a'" in ragged.message
     large = server.post("/models/sums", {"inputs": {"a": [[1e39, 0, 0]], "b": [[0, 0, 0]]}})
     assert large.status == 422 and "float32" in large.message
+    monkeypatch.setattr(tensors, "MOST_NUMBERS", 2)
+    many = server.post("/models/sums", {"inputs": {"a": [[1, 2, 3]], "b": [[0, 0, 0]]}})
+    assert many.status == 422 and "3 numbers" in many.message and "/v2" in many.message
 
 
 def test_every_task_is_tested(server):

@@ -1,9 +1,15 @@
-"""Many mixed requests, some malformed and some aborted: right answers, no lost request, constant memory."""
+"""Many mixed requests, some malformed and some aborted: right answers, no lost request, constant memory.
+
+The slow test sends 100,000 requests, or as many as the variable KERAS_TX_REQUESTS has:
+
+    KERAS_TX_REQUESTS=5000 python -m pytest -m slow -s tests/serving/test_many_requests.py
+"""
 
 from __future__ import annotations
 
 import http.client
 import json
+import os
 import random
 import socket
 import threading
@@ -24,7 +30,9 @@ from tests.serving.running_server import PATIENCE, RunningServer, running, until
 from tests.serving.test_http_tasks import assert_same, png
 
 CLIENTS = 8
+ALL = int(os.environ.get("KERAS_TX_REQUESTS", "100000"))
 TEXTS = ["The cat sat on the mat.", "Ada!", "I love the film, it is very good.", "Paris", "A cat and a mat."]
+SOURCES = ["uno due", "tre", "due", "tre uno due"]
 PROMPTS = ["the cat", "Ada lives", "on", "London the mat"]
 MALFORMED = [b"{", b"{}", b'{"text": 3}', b'{"text": "a", "top_k": 0}', b'{"prompt": ""', b"\xff" * 100]
 RARE = 50  # one request of so many is malformed, and one is aborted
@@ -116,19 +124,30 @@ def send(server: RunningServer, expected: Any, count: int, seed: int) -> Counter
 
 @pytest.mark.parametrize(
     ("count", "bounded"),
-    [(1200, False), pytest.param(100_000, True, marks=pytest.mark.slow)],
+    [(1200, False), pytest.param(ALL, True, marks=pytest.mark.slow)],
 )
 def test_many_requests(exported_folders, poet, count, bounded):
     folders = {
         "flowers": exported_folders["vit"].path,
         "reviews": exported_folders["bert, classifier"].path,
+        "translator": exported_folders["translation"].path,
         "poet": poet,
     }
     images = [png((8, 8), seed) for seed in range(4)]
-    with load(folders["flowers"]) as flowers, load(folders["reviews"]) as reviews, load(poet) as writer:
+    with (
+        load(folders["flowers"]) as flowers,
+        load(folders["reviews"]) as reviews,
+        load(folders["translator"]) as translator,
+        load(poet) as writer,
+    ):
         expected: dict[str, list[tuple[Any, Any]]] = {
             "/models/flowers": [(image, {"predictions": flowers(image)}) for image in images],
             "/models/reviews": [({"text": text}, {"predictions": reviews(text)}) for text in TEXTS],
+            "/models/translator": [
+                ({"text": text, **options}, {"translation_text": translator(text, **options)})
+                for text in SOURCES
+                for options in ({"max_new_tokens": 5}, {"max_new_tokens": 5, "num_beams": 2})
+            ],
             "/v1/completions": [
                 (
                     {"model": "poet", "prompt": prompt, "max_tokens": 6, "temperature": 0},
@@ -141,7 +160,8 @@ def test_many_requests(exported_folders, poet, count, bounded):
         first = send(server, expected, count // 2, 0)
         before = resident()
         second = send(server, expected, count // 2, 100)
-        growth = resident() / max(before, 1) - 1
+        after = resident()
+        growth = after / max(before, 1) - 1
         total = first + second
         assert sum(total.values()) == count // 2 // CLIENTS * CLIENTS * 2
         assert min(total.values()) > count / RARE / 3
@@ -151,4 +171,5 @@ def test_many_requests(exported_folders, poet, count, bounded):
         stats = server.application.models.get("poet").engine.stats
         assert stats.running == stats.waiting == 0
     if bounded:
+        print(f"{dict(total)}; {before / 2**20:.1f} MiB after the first half, {after / 2**20:.1f} after all")
         assert growth < GROWTH, f"memory has grown by {100 * growth:.1f} % in the second half"

@@ -15,6 +15,7 @@ from keras_tx.errors import ConfigError, KerasTxError, TextError
 from keras_tx.runtime import load
 from keras_tx.runtime.providers import cores
 from keras_tx.serving import MicroBatcher, micro_batcher
+from keras_tx.serving.micro_batcher import default_workers
 from tests.exported_folders import ExportedFolders
 
 TEXTS = ["the cat", "the cat sat on the mat", "the cat sat on the mat " * 3, "London"]
@@ -106,6 +107,11 @@ def test_oldest_request_is_in_the_next_batch():
     assert batches == [[1], [50], [10] * 3, [10] * 3]
 
 
+def test_requests_of_different_groups_are_not_in_one_batch():
+    batches = batches_of([0, 1, 2, 3, 4, 5], group_of=lambda n: n % 2)
+    assert batches == [[0], [1, 3, 5], [2, 4]]
+
+
 def test_system_exit_reaches_the_future():
     def model(items: list[int]) -> list[int]:
         if 1 in items:
@@ -137,6 +143,20 @@ def test_error_affects_only_its_request(where: str):
             futures[1].result(30)
         assert futures[2].result(30) == 6
     assert ([1, 3] in model.batches) == (where == "count_tokens")
+
+
+def test_requests_beside_one_that_fails_run_in_few_batches():
+    model = Model()
+    model.go.clear()
+    with MicroBatcher(model) as batcher:
+        first = batcher.submit(0)
+        model.started.wait(30)
+        futures = [batcher.submit(-n if n == 5 else n) for n in range(1, 17)]
+        model.go.set()
+        assert [future.result(30) for future in futures if future.exception(30) is None][-1] == 32
+        assert [n for n, future in enumerate(futures, 1) if future.exception(30)] == [5]
+    assert first.result(30) == 0
+    assert len(model.batches) == 1 + 1 + 2 * 4  # the first request, all others, and halves of those
 
 
 def test_cancelled_request_does_not_run():
@@ -244,6 +264,8 @@ def test_default_workers(threads: int | None, workers: int, exported_folders: Ex
     path = exported_folders["bert, classifier"].path
     with load(path, threads=threads, provider="cpu") as model, MicroBatcher(model) as batcher:
         assert batcher.workers == workers
+    with load(exported_folders["translation"].path, threads=threads, provider="cpu") as model:
+        assert default_workers(model) == max(2, workers)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from keras_tx.runtime import open_folder
 from keras_tx.serving.http import open_inference
+from keras_tx.serving.http import tensors as tensors_of_json
 from tests.serving.running_server import RunningServer, running
 from tests.tolerances import assert_close
 
@@ -104,14 +105,14 @@ def test_json_of_many_numbers_is_refused(server, monkeypatch):
     body = {"inputs": [one._get_tensor() for one in tensors(TEXT, False)]}
     path = "/v2/models/reviews/infer"
     count = sum(np.prod(one["shape"]) for one in server.post(path, body).json["outputs"])
-    monkeypatch.setattr(open_inference, "MOST_NUMBERS", count)
+    monkeypatch.setattr(tensors_of_json, "MOST_NUMBERS", count)
     assert server.post(path, body).status == 200
-    monkeypatch.setattr(open_inference, "MOST_NUMBERS", count - 1)
+    monkeypatch.setattr(tensors_of_json, "MOST_NUMBERS", count - 1)
     refused = server.post(path, body)
     assert refused.status == 422 and f"{count} numbers" in refused.message
     assert "binary_data_output" in refused.message
     assert server.post(path, body | {"parameters": {"binary_data_output": True}}).status == 200
-    monkeypatch.setattr(open_inference, "MOST_NUMBERS", count)
+    monkeypatch.setattr(tensors_of_json, "MOST_NUMBERS", count)
     expected = server.post(path, body).json
     monkeypatch.setattr(open_inference, "SHORT", 0)  # in threads
     assert server.post(path, body).json == expected

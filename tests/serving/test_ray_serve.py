@@ -12,9 +12,14 @@ from typing import Any
 
 import pytest
 
+import keras_tx
 from keras_tx import contract
 from keras_tx.errors import ConfigError
+from keras_tx.processing import train_byte_bpe
 from keras_tx.runtime import load
+from tests.drawing import redraw
+from tests.exported_folders import CORPUS
+from tests.serving.test_http_adapters import exported
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None or importlib.util.find_spec("fastapi") is None,
@@ -26,7 +31,10 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_a_killed_replica_loses_no_request_without_an_error(exported_folders, tmp_path):
-    reviews, poet = (exported_folders[name].path for name in ("bert, classifier", "gpt"))
+    reviews = exported_folders["bert, classifier"].path
+    poet = exported(
+        tmp_path / "poet", redraw(keras_tx.gpt("pico", processing=train_byte_bpe(CORPUS, size=280)))
+    )
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'export'}", "RAY_DEDUP_LOGS": "0"}
     command = [sys.executable, "-m", "tests.serving.ray_program", str(reviews), str(poet)]
     command.append(str(tmp_path / "result.json"))
@@ -51,8 +59,18 @@ def test_a_killed_replica_loses_no_request_without_an_error(exported_folders, tm
     assert (status, events[-1]) == (200, "data: [DONE]")
     pieces = [json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in events[:-1]]
     with load(poet, provider="cpu") as model:
-        assert "".join(pieces) == model.generate("the cat", max_new_tokens=8).text
+        texts = {
+            name: model.generate(result["prompt"], max_new_tokens=8, adapter=name).text
+            for name in (None, "reviews", "sport")
+        }
+    assert "".join(pieces) == texts[None]
     assert len(events) > 2
+
+    assert len(set(texts.values())) == 3  # adapters change the text
+    assert result["adapted"] == [[name, 200, texts[name]] for name, _, _ in result["adapted"]]
+    assert {name for name, _, _ in result["adapted"]} == set(texts)
+    status, problem = result["unknown"]
+    assert status == 404 and "'none'" in problem["error"]["message"]
 
 
 def assert_close(actual: Any, expected: Any) -> None:

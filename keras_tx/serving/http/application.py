@@ -123,7 +123,9 @@ class Application:
             self.failed.set()
             log_event("loading failed", level=logging.ERROR, message=str(error))
         else:
-            log_event("ready", models=list(self.models.folders), seconds=round(time.monotonic() - began, 3))
+            batching = {served.name: served.batching for served in self.models.loaded}
+            took = round(time.monotonic() - began, 3)
+            log_event("ready", models=list(self.models.folders), batching=batching, seconds=took)
             if watch is not None:
                 await watch.run()
 

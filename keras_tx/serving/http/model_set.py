@@ -24,7 +24,6 @@ from keras_tx.serving.http.json_schema import Schema
 from keras_tx.serving.http.request_errors import UnavailableError, UnknownPathError
 from keras_tx.serving.micro_batcher import MicroBatcher, default_workers
 
-Job = tuple[Any, RunOptions, str | None]  # an input, its options and its adapter
 ENGINE = ("max_streams", "max_queue", "cache_memory", "prefix_cache", "prompt_lookup")
 
 
@@ -50,6 +49,20 @@ class ModelOptions:
     cache_memory: int | None = None
     prefix_cache: int | None = None
     prompt_lookup: bool | None = None
+
+
+@dataclasses.dataclass(eq=False)
+class _Job:
+    """An input with its options and its adapter.
+
+    Attributes:
+        left: whether its client has left.
+    """
+
+    value: Any
+    options: RunOptions
+    adapter: str | None
+    left: bool = False
 
 
 class ServedModel:
@@ -89,15 +102,34 @@ class ServedModel:
         self._uses = 0
         self._retired = False
         # Dynamic int8 has one range per tensor: an answer would depend on the requests beside it.
-        batched = self.task.answer is not None and not self.generates and model.precision != "int8"
         self._batcher = None
-        if batched:
+        if self.task.answer is not None and model.precision != "int8":
+            counted = self.generates or model.token_counter is not None
             self._batcher = MicroBatcher(
                 self._run_jobs,
                 max_batch=options.max_batch,
+                max_tokens=options.max_batch if self.generates else None,
                 workers=default_workers(model),
-                count_tokens=None if model.token_counter is None else self._count_tokens,
+                count_tokens=self._count_tokens if counted else None,
+                group_of=lambda job: (job.options, job.adapter),
             )
+
+    @property
+    def batching(self) -> str:
+        """How requests of several clients run, as a sentence."""
+        if self.engine is not None:
+            reason, most = self.engine.one_by_one, self.engine.max_streams
+            if reason is not None:
+                return f"Texts decode one by one: {reason}"
+            return f"Up to {most} texts decode in one batch, which they join and leave between any two steps."
+        if self._batcher is None:
+            return "Each request runs alone."
+        if self.generates:
+            return (
+                f"Requests with the same options generate together, up to {self.most_rows} texts and beams. "
+                "They are answered when the last text of their batch has ended."
+            )
+        return f"Up to {self._batcher.max_batch} requests with the same options run in one batch."
 
     def check_engine(self) -> None:
         """Raises an UnavailableError if the engine stopped after an unexpected error."""
@@ -108,9 +140,13 @@ class ServedModel:
 
     async def answers(self, values: Sequence[Any], options: RunOptions, adapter: str | None) -> list[Answer]:
         """The answers of the task to inputs; a single one runs in a batch with those of other requests."""
-        if self._batcher is not None and len(values) == 1:
-            return [await self._batcher.answer((values[0], options, adapter))]
-        return await call_async(self._run, values, options, adapter)
+        if self._batcher is None or len(values) != 1 or "deadline" in options.generation:
+            return await call_async(self._run, values, options, adapter)
+        job = _Job(values[0], options, adapter)
+        try:
+            return [await self._batcher.answer(job)]
+        finally:
+            job.left = True
 
     def adapted(self, adapter: str | None) -> LoadedModel:
         """The model with an adapter."""
@@ -121,25 +157,23 @@ class ServedModel:
         self._observe_batch(len(values))
         return self.task.answer(self.adapted(adapter), values, options)
 
-    def _count_tokens(self, job: Job) -> int:
-        """The tokens of an input and of the other texts of its options."""
-        value, options, _ = job
+    def _count_tokens(self, job: _Job) -> int:
+        """The tokens of an input and of the other texts of its options; of generated texts, their beams."""
+        options = job.options
+        if self.generates:
+            return self.most_rows // options.generation["batch_size"]
         count = self.model.token_counter
         assert count is not None
         others = (options.pair, options.question, *(options.choices or ()))
-        return count(value) + sum(count(text) for text in others if text)
+        return count(job.value) + sum(count(text) for text in others if text)
 
-    def _run_jobs(self, jobs: list[Job]) -> list[Answer]:
-        """The answers to requests; those with the same options and adapter run together."""
-        groups: dict[tuple[RunOptions, str | None], list[int]] = {}
-        for index, (_, options, adapter) in enumerate(jobs):
-            groups.setdefault((options, adapter), []).append(index)
-        answers: list[Any] = [None] * len(jobs)
-        for (options, adapter), indices in groups.items():
-            results = self._run([jobs[index][0] for index in indices], options, adapter)
-            for index, answer in zip(indices, results, strict=True):
-                answers[index] = answer
-        return answers
+    def _run_jobs(self, jobs: list[_Job]) -> list[Answer]:
+        """The answers to requests with the same options and adapter; texts end when all clients have left."""
+        options = jobs[0].options
+        if self.generates:
+            ends = {"cancelled": lambda: all(job.left for job in jobs)}
+            options = dataclasses.replace(options, generation={**options.generation, **ends})
+        return self._run([job.value for job in jobs], options, jobs[0].adapter)
 
     @contextlib.contextmanager
     def used(self) -> Iterator[ServedModel]:

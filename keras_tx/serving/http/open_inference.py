@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 import keras_tx
 from keras_tx.contract import TensorSpec
@@ -19,13 +18,13 @@ from keras_tx.errors import InputError
 from keras_tx.runtime.async_call import call_async
 from keras_tx.runtime.tasks.arrays import GenericModel
 from keras_tx.serving.http.disconnection import while_connected
+from keras_tx.serving.http.json_response import encode
 from keras_tx.serving.http.json_schema import Schema, closed_object, read_checked
 from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.model_set import ServedModel
 from keras_tx.serving.http.request_errors import MalformedRequestError, UnknownPathError
-from keras_tx.serving.http.tensors import array_of, nested_list
+from keras_tx.serving.http.tensors import array_of, check_json
 
-MOST_NUMBERS = 1_000_000  # of the outputs that are sent as JSON
 SHORT = 2000  # bytes or numbers that are converted in less time than a thread needs to start
 VERSION = "1"  # of every model: an export replaces the previous one
 PLATFORM = "onnxruntime_onnx"
@@ -147,13 +146,8 @@ async def infer(request: Request, content: bytes, served: ServedModel) -> Respon
     model = served.model
     graph = model if isinstance(model, GenericModel) else GenericModel(model.folder, model.session)
     outputs = await while_connected(request, call_async(graph.run, arrays))
-    numbers = sum(outputs[name].size for name, is_binary in wanted.outputs.items() if not is_binary)
-    if numbers > MOST_NUMBERS:
-        raise InputError(
-            f"The outputs have {numbers} numbers, expected at most {MOST_NUMBERS} as JSON. Send the "
-            "parameter binary_data_output, or fewer inputs."
-        )
-    if numbers <= SHORT:
+    check_json(outputs, [name for name, is_binary in wanted.outputs.items() if not is_binary])
+    if sum(outputs[name].size for name in wanted.outputs) <= SHORT:
         return _response(served, outputs, wanted)
     return await asyncio.to_thread(_response, served, outputs, wanted)
 
@@ -248,14 +242,14 @@ def _response(served: ServedModel, outputs: Mapping[str, np.ndarray], wanted: _W
             one["parameters"] = {"binary_data_size": len(content)}
             binary.append(content)
         else:
-            one["data"] = nested_list(name, array.reshape(-1))
+            one["data"] = array.reshape(-1)
         described.append(one)
     body = {"model_name": served.name, "model_version": VERSION, "outputs": described}
     if wanted.id is not None:
         body["id"] = wanted.id
+    header = encode(body)
     if not binary:
-        return JSONResponse(body)
-    header = json.dumps(body, separators=(",", ":")).encode()
+        return Response(header, media_type="application/json")
     return Response(
         b"".join([header, *binary]),
         media_type="application/octet-stream",

@@ -22,6 +22,7 @@ from keras_tx.serving.http.call import Call
 from keras_tx.serving.http.disconnection import while_connected
 from keras_tx.serving.http.event_stream import event_stream
 from keras_tx.serving.http.generation import Piece, merged, submit, texts
+from keras_tx.serving.http.json_response import json_response
 from keras_tx.serving.http.json_schema import Schema, closed_object, read_checked
 from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.model_set import ServedModel
@@ -34,6 +35,7 @@ MOST_TEXTS = 16  # of a prompt
 MOST_LOGPROBS = 20
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 TOKEN_ID = "token_id:"  # before the id of a token that has no text of its own
+SHORT = 100  # tokens of an answer that is put together on the event loop
 LEAST = -9999.0  # a log probability in place of minus infinity, which JSON does not have
 FINISH = {"stop": "stop", "length": "length", "context": "length"}
 JSON = "application/json"
@@ -248,7 +250,7 @@ async def embeddings(call: Call) -> Response:
     ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     call.application.metrics.tokens.labels(served.name, "prompt").inc(tokens)
-    return JSONResponse({"object": "list", "data": data, "model": body["model"], "usage": usage})
+    return await json_response({"object": "list", "data": data, "model": body["model"], "usage": usage})
 
 
 async def _embed(
@@ -370,6 +372,10 @@ class _Texts:
     def object_of(self, choices: list[Any], streamed: bool, **fields: Any) -> dict[str, Any]:
         kind = self.streamed_kind if streamed else self.kind
         return {"object": kind, **self._common, "choices": choices, **fields}
+
+    def choices(self, texts: Sequence[Sequence[Piece]]) -> list[dict[str, Any]]:
+        """Complete texts."""
+        return [self.choice(index, pieces) for index, pieces in enumerate(texts)]
 
     def choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         """A complete text."""
@@ -499,8 +505,11 @@ async def _respond(
     if body.get("stream_options") is not None:
         raise InputError("stream_options requires stream=true.")
     collected = await while_connected(call.request, texts(call, served, streams))
-    choices = [answer.choice(index, pieces) for index, pieces in enumerate(collected)]
-    return JSONResponse(answer.object_of(choices, False, usage=_usage(streams, count)))
+    if sum(map(len, collected)) <= SHORT:
+        choices = answer.choices(collected)
+    else:
+        choices = await asyncio.to_thread(answer.choices, collected)
+    return await json_response(answer.object_of(choices, False, usage=_usage(streams, count)))
 
 
 async def _parts(

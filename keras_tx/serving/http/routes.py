@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from keras_tx.serving.http import open_inference, openai
 from keras_tx.serving.http.call import Call, Operation, Operations
+from keras_tx.serving.http.json_response import json_response
 from keras_tx.serving.http.metrics import CONTENT_TYPE
 from keras_tx.serving.http.openapi import describe
 from keras_tx.serving.http.page import asset
@@ -120,7 +121,7 @@ async def _model(call: Call) -> Response:
 
 
 async def _task(call: Call) -> Response:
-    return JSONResponse(await answer_task(call, call.use(_name(call))))
+    return await json_response(await answer_task(call, call.use(_name(call))))
 
 
 async def _metrics(call: Call) -> Response:

@@ -27,7 +27,7 @@ from keras_tx.serving.http.limits import Limits
 from keras_tx.serving.http.model_set import ServedModel
 from keras_tx.serving.http.request_body import media_type, read_form
 from keras_tx.serving.http.request_errors import MediaTypeError, TooLargeError
-from keras_tx.serving.http.tensors import array_of, nested_list
+from keras_tx.serving.http.tensors import array_of, check_json
 
 JSON = "application/json"
 FORM = "multipart/form-data"
@@ -251,9 +251,14 @@ async def _generate(
 
 async def _run_arrays(served: ServedModel, inputs: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     specs = {spec.name: spec for spec in served.model.session.inputs}
-    arrays = {name: array_of(value, specs[name]) for name, value in inputs.items()}
-    outputs = await call_async(served.model, arrays, **fields)
-    return {name: nested_list(name, array) for name, array in outputs.items()}
+
+    def run() -> dict[str, Any]:
+        arrays = {name: array_of(value, specs[name]) for name, value in inputs.items()}
+        outputs = served.model(arrays, **fields)
+        check_json(outputs, outputs)
+        return outputs
+
+    return await call_async(run)
 
 
 async def _images(
@@ -325,5 +330,6 @@ def describe_model(served: ServedModel, limits: Limits) -> dict[str, Any]:
         "labels": None if model.labels is None else list(model.labels),
         "adapters": list(model.adapters),
         "chat": served.chat_template is not None,
+        "batching": served.batching,
         "request": request_schema(served, limits),
     }

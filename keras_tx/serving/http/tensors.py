@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from keras_tx.contract import TensorSpec
 from keras_tx.errors import InputError, RunError
+
+MOST_NUMBERS = 1_000_000  # of the outputs that are sent as JSON
 
 
 def array_of(value: Any, spec: TensorSpec) -> np.ndarray:
@@ -41,10 +44,22 @@ def array_of(value: Any, spec: TensorSpec) -> np.ndarray:
     raise InputError(f"{spec.name!r} has numbers of type {array.dtype}, expected {spec.dtype}.")
 
 
-def nested_list(name: str, array: np.ndarray) -> Any:
-    """An array as nested lists; raises a RunError for NaN and infinity, which JSON does not have."""
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise RunError(
-            f"Output {name!r} has NaN or infinity, which JSON cannot represent. Use /v2 with binary data."
+def check_json(outputs: Mapping[str, np.ndarray], names: Iterable[str]) -> None:
+    """Checks that these outputs can be sent as JSON.
+
+    Raises:
+        InputError: if they have too many numbers.
+        RunError: for NaN and infinity, which JSON does not have.
+    """
+    arrays = {name: outputs[name] for name in names}
+    numbers = sum(array.size for array in arrays.values())
+    if numbers > MOST_NUMBERS:
+        raise InputError(
+            f"The outputs have {numbers} numbers, expected at most {MOST_NUMBERS} as JSON. Use /v2 with the "
+            "parameter binary_data_output, or send fewer inputs."
         )
-    return array.tolist()
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise RunError(
+                f"Output {name!r} has NaN or infinity, which JSON cannot represent. Use /v2 with binary data."
+            )

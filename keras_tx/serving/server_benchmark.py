@@ -1,0 +1,350 @@
+"""Measures latency and throughput of a running server with concurrent clients.
+
+The clients are threads of this process, each with its own connection. They send texts, images and prompts as
+other programs do: tokenizing, decoding of images and the network are included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import http.client
+import io
+import json
+import os
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_tx import contract
+from keras_tx.errors import ConfigError, RunError
+from keras_tx.processing import TextTransform
+from keras_tx.runtime import benchmark, load
+from keras_tx.runtime.benchmark import NEGLIGIBLE, ROUNDS
+from keras_tx.runtime.folder import Folder, open_folder
+from keras_tx.serving.client_benchmark import (
+    PERCENTILES,
+    SHORTEST,
+    TEXTS,
+    ClientMeasurement,
+    measure_clients,
+    numbers_of_clients,
+)
+
+CLIENTS = (1, 16)
+PATIENCE = 300  # seconds for an answer
+MEMORY = "process_resident_memory_bytes"
+SHOWN = 300  # characters of an answer that is not JSON
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerPlan:
+    """What to measure. `plan` makes one that fits the folder and the server.
+
+    Attributes:
+        model: the server's description of the model.
+        key: that of a client; None for none.
+        sizes: of the dynamic axes of the graph other than the batch.
+    """
+
+    folder: Path
+    url: str
+    model: Mapping[str, Any]
+    key: str | None
+    clients: tuple[int, ...]
+    sizes: Mapping[str, int]
+    new_tokens: int
+    seconds: float
+
+    @property
+    def length(self) -> int:
+        """Tokens of a text or prompt; 1 for other models."""
+        return self.sizes.get(contract.SOURCE_AXIS) or self.sizes.get(contract.SEQUENCE_AXIS) or 1
+
+    @property
+    def unit(self) -> str:
+        return "tokens/s" if self.model["input"] == "prompt" else "requests/s"
+
+
+def plan(
+    folder: str | os.PathLike[str],
+    url: str,
+    clients: Sequence[int] | None = None,
+    *,
+    key: str | None = None,
+    **options: Any,
+) -> ServerPlan:
+    """Checks that the server has the model of the folder.
+
+    Args:
+        folder: the exported folder, from which the requests are made.
+        url: address of the server, whose model has the folder's name; or that of the model:
+            http://127.0.0.1:8000/models/NAME.
+        clients: the numbers of clients; by default 1 and 16.
+        key: of a client, for a server that requires one.
+        options: length, new_tokens, sizes and seconds, as for `keras_tx.runtime.benchmark.plan`.
+
+    Raises:
+        ConfigError: for an option that does not fit the folder, or a server without the model.
+        RunError: if the server does not answer.
+    """
+    counts = numbers_of_clients(CLIENTS if clients is None else clients)
+    checked = benchmark.plan(folder, **options)
+    opened = open_folder(folder)
+    address = urllib.parse.urlsplit(url)
+    name = address.path.strip("/").removeprefix("models/") or opened.path.resolve().name
+    if address.scheme not in ("http", "https") or not address.hostname or "/" in name:
+        raise ConfigError(f"url is {url!r}, expected http://HOST:PORT or http://HOST:PORT/models/NAME.")
+    server = f"{address.scheme}://{address.netloc}"
+    with contextlib.closing(_Client(server, key)) as client:
+        model = json.loads(client.send("GET", f"/models/{urllib.parse.quote(name)}"))
+    if model["task"] != opened.manifest.task:
+        raise ConfigError(
+            f"Model {name!r} of {server} has the task {model['task']!r}, but {opened.path} has "
+            f"{opened.manifest.task!r}. Pass its own folder."
+        )
+    return ServerPlan(
+        opened.path, server, model, key, counts, checked.sizes, checked.new_tokens, checked.seconds
+    )
+
+
+def run(plan: ServerPlan, advance: Callable[[int], None] = lambda count: None) -> list[ClientMeasurement]:
+    """Measures the server with each number of clients, in several rounds.
+
+    Raises:
+        RunError: if the server refuses or loses a request.
+    """
+    model = plan.model
+    rows = [ClientMeasurement(model["precision"], 0, 0, count, model["provider"]) for count in plan.clients]
+    send = _request_of(plan)
+    end = time.monotonic() + plan.seconds
+    for index in range(ROUNDS):
+        for row in rows:
+            if index == 0 or time.monotonic() < end:
+                _measure(plan, send, row)
+            advance(1)
+    return rows
+
+
+def recommend(rows: Sequence[ClientMeasurement]) -> ClientMeasurement:
+    """The fewest clients whose throughput is negligibly below the best."""
+    enough = max(row.throughput for row in rows) * (1 - NEGLIGIBLE)
+    return min((row for row in rows if row.throughput >= enough), key=lambda row: row.clients)
+
+
+def as_json(plan: ServerPlan, rows: Sequence[ClientMeasurement]) -> dict[str, Any]:
+    """The results with all their numbers, as JSON values."""
+    described = {name: value for name, value in dataclasses.asdict(plan).items() if name != "key"}
+    return {
+        **benchmark.versions(),
+        "plan": {**described, "folder": str(plan.folder)},
+        "unit": plan.unit,
+        "measurements": [
+            dataclasses.asdict(row)
+            | {"throughput": row.throughput}
+            | {f"p{share}": row.percentile(share) for share in PERCENTILES}
+            for row in rows
+        ],
+        "recommendation": {"clients": recommend(rows).clients},
+    }
+
+
+class _Client:
+    """A connection to the server, which is opened again where the server has closed it."""
+
+    def __init__(self, server: str, key: str | None) -> None:
+        self._server = server
+        address = urllib.parse.urlsplit(server)
+        kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
+        self._connection = kinds[address.scheme](address.netloc, timeout=PATIENCE)
+        self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
+
+    def open(
+        self, method: str, path: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> http.client.HTTPResponse:
+        """The response, whose status is 200; the caller reads it.
+
+        Raises:
+            ConfigError: if the server has no such model, or requires another key.
+            RunError: if the server cannot be reached, or for any other status.
+        """
+        try:
+            self._connection.request(method, path, content, {**self._headers, **(headers or {})})
+            response = self._connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            raise RunError(f"{self._server} does not answer ({error!r}). Start keras-tx serve.") from error
+        if response.status != 200:
+            message = f"{self._server}{path} answered {response.status}: {_message(response.read())}"
+            raise (ConfigError if response.status in (401, 404) else RunError)(message)
+        return response
+
+    def send(
+        self, method: str, path: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> bytes:
+        """The content of a response."""
+        try:
+            return self.open(method, path, content, headers).read()
+        except (OSError, http.client.HTTPException) as error:
+            raise RunError(f"{self._server} lost the request {method} {path} ({error!r}).") from error
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _message(content: bytes) -> str:
+    """The error of an answer."""
+    try:
+        error = json.loads(content)["error"]
+        return error if isinstance(error, str) else error["message"]
+    except (ValueError, KeyError, TypeError):
+        return content.decode(errors="replace")[:SHOWN]
+
+
+Send = Callable[[_Client, int], tuple[int, float | None]]  # tokens, and the seconds to the first one
+
+
+def _measure(plan: ServerPlan, send: Send, row: ClientMeasurement) -> None:
+    """Adds a round to the measurements of one number of clients."""
+    own = threading.local()
+    clients: list[_Client] = []
+    sent: list[tuple[int, float | None]] = []
+
+    def request(number: int) -> None:
+        if not hasattr(own, "client"):
+            own.client = _Client(plan.url, plan.key)
+            clients.append(own.client)
+        sent.append(send(own.client, number))
+
+    try:
+        seconds = plan.seconds / (ROUNDS * len(plan.clients))
+        latencies, duration = measure_clients(request, row.clients, seconds)
+    finally:
+        for client in clients:
+            client.close()
+    counted = sent[1 + row.clients :]  # without the first request of each client
+    row.latencies += latencies
+    row.first_tokens += [first for _, first in counted if first is not None]
+    amount = sum(tokens for tokens, _ in counted) if plan.unit == "tokens/s" else len(latencies)
+    row.rates.append(amount / duration)
+    row.memory = max(filter(None, (row.memory, _memory(plan))), default=None)
+
+
+def _memory(plan: ServerPlan) -> int | None:
+    """The resident memory of the server in bytes; None where its metrics do not have it."""
+    with contextlib.closing(_Client(plan.url, plan.key)) as client:
+        lines = client.send("GET", "/metrics").decode().splitlines()
+    return next((int(float(line.split()[1])) for line in lines if line.startswith(f"{MEMORY} ")), None)
+
+
+def _request_of(plan: ServerPlan) -> Send:
+    """A function that sends a request of the model's kind and reads its answer."""
+    folder = open_folder(plan.folder)
+    path = f"/models/{urllib.parse.quote(plan.model['name'])}"
+    kind = plan.model["input"]
+    if kind == "prompt":
+        return functools.partial(_send_prompt, plan, path, _vocabulary_size(folder))
+    if kind == "image":
+        bodies, headers = _images(folder), {"content-type": "image/png"}
+    else:
+        bodies = _texts(plan, folder) if kind == "text" else [_arrays(plan)]
+        headers = {"content-type": "application/json"}
+
+    def send(client: _Client, number: int) -> tuple[int, float | None]:
+        client.send("POST", path, bodies[number % len(bodies)], headers)
+        return 0, None
+
+    return send
+
+
+def _send_prompt(
+    plan: ServerPlan, path: str, vocabulary_size: int, client: _Client, number: int
+) -> tuple[int, float | None]:
+    """Generates a text after a random prompt; its tokens are streamed if the folder has a tokenizer."""
+    prompt = np.random.default_rng(number).integers(0, vocabulary_size, plan.length).tolist()
+    headers = {"content-type": "application/json"}
+    if open_folder(plan.folder).tokenizer is None:
+        body: dict[str, Any] = {"prompt": prompt, "max_new_tokens": plan.new_tokens, "stop_tokens": []}
+        answer = json.loads(client.send("POST", path, json.dumps(body).encode(), headers))
+        return len(answer["ids"]), None
+    body = {"model": plan.model["name"], "prompt": prompt, "max_tokens": plan.new_tokens, "temperature": 0}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    start = time.perf_counter()
+    response = client.open("POST", "/v1/completions", json.dumps(body).encode(), headers)
+    first, tokens = None, 0
+    for event in _events(response):
+        if "error" in event:
+            raise RunError(f"{plan.url}/v1/completions: {event['error']['message']}")
+        first = first or time.perf_counter() - start
+        tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+    return tokens, first
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    """The objects of a stream."""
+    for line in response:
+        content = line.strip().removeprefix(b"data: ")
+        if content and content != b"[DONE]":
+            yield json.loads(content)
+
+
+def _vocabulary_size(folder: Folder) -> int:
+    return int(next(spec for spec in folder.outputs if spec.name == contract.LOGITS).shape[-1])
+
+
+def _images(folder: Folder) -> list[bytes]:
+    """Random images in the size of the model, as PNG files."""
+    from PIL import Image
+
+    transform = folder.transform
+    assert transform is not None  # the task needs it
+    shape = (transform.height, transform.width, *([] if transform.channels == 1 else [3]))
+    images = []
+    for number in range(TEXTS):
+        file = io.BytesIO()
+        pixels = np.random.default_rng(number).integers(0, 256, shape).astype("uint8")
+        Image.fromarray(pixels).save(file, "png")
+        images.append(file.getvalue())
+    return images
+
+
+def _texts(plan: ServerPlan, folder: Folder) -> list[bytes]:
+    """Random texts of an eighth of the longest to all of its tokens, with what the task requires."""
+    transform = TextTransform.load(folder.path)
+    required = plan.model["request"]["required"]
+    values: dict[str, Any] = {"question": "?", "choices": ["a", "b"]}
+    fields = {name: values[name] for name in required if name in values}
+    if "max_new_tokens" in plan.model["request"]["properties"]:
+        fields |= {"max_new_tokens": plan.new_tokens, "stop_tokens": []}
+    others = sum(transform.count(text) for name in ("question", "choices") for text in fields.get(name, ()))
+    room = max(1, plan.length - 1 - others)  # the transform counts no more tokens than the model accepts
+    random = np.random.default_rng(0)
+    lengths = random.integers(-(-room // SHORTEST), room + 1, TEXTS)
+    masked = plan.model["task"] == contract.FILL_MASK
+    texts = [_text(transform, int(length), random, masked) for length in lengths]
+    return [json.dumps({"text": text, **fields}).encode() for text in texts]
+
+
+def _text(transform: TextTransform, length: int, random: np.random.Generator, masked: bool) -> str:
+    """A random text of at most so many tokens, or of one word."""
+    words = list(transform.vocabulary)
+    special = {transform.decode([number], special=True) for number in transform.special_ids()}
+    words = [word for word in words if word.isascii() and word.isalpha() and word not in special] or words
+    beginning = [transform.mask_token] if masked and transform.mask_token else []
+    drawn = [*beginning, *random.choice(words, length)]
+    while len(drawn) > 1 and transform.count(" ".join(drawn)) > length:
+        drawn.pop()
+    return " ".join(drawn)
+
+
+def _arrays(plan: ServerPlan) -> bytes:
+    """Random arrays."""
+    with load(plan.folder, provider="cpu") as model:
+        arrays = benchmark.graph_inputs(model, 1, {"sizes": plan.sizes})
+    return json.dumps({"inputs": {name: array.tolist() for name, array in arrays.items()}}).encode()

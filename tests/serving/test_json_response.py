@@ -1,0 +1,162 @@
+"""Large bodies and answers leave the event loop time for other requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tx.runtime import load
+from keras_tx.serving.http import json_response
+from keras_tx.serving.http.application import Application
+from keras_tx.serving.http.json_response import encode
+from keras_tx.serving.http.json_schema import read_checked
+from keras_tx_onnx import export_onnx
+from tests.drawing import redraw
+
+NUMBERS = 400_000
+SHARE = 0.5  # of the time of the work that the longest pause of other coroutines may have
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A model that answers a number with many."""
+    path = tmp_path_factory.mktemp("numbers") / "numbers"
+    inputs = keras.Input((1,), name="x")
+    export_onnx(
+        redraw(keras.Model(inputs, keras.layers.Dense(NUMBERS, name="y")(inputs))), path, verify=False
+    )
+    return path
+
+
+def lists_of(value: Any) -> Any:
+    """A value with lists instead of arrays."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: lists_of(item) for key, item in value.items()}
+    return [lists_of(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def drawn(chance: random.Random, depth: int) -> Any:
+    kind = chance.randrange(6 if depth else 3)
+    if kind == 0:
+        return chance.choice([None, True, 3, -0.5, 1e30, 'é\n"', ""])
+    if kind in (1, 2):
+        shape = [chance.randrange(5) for _ in range(chance.randrange(4))]
+        return np.arange(np.prod(shape, dtype=int), dtype=chance.choice(["float32", "int64"])).reshape(shape)
+    items = [drawn(chance, depth - 1) for _ in range(chance.randrange(9))]
+    if kind == 3:
+        return {f"key {index}": item for index, item in enumerate(items)}
+    return tuple(items) if kind == 4 else items
+
+
+@pytest.mark.parametrize("piece", [2, 3, 2000])
+def test_json_is_that_of_the_standard_library(monkeypatch, piece):
+    monkeypatch.setattr(json_response, "PIECE", piece)
+    chance = random.Random(0)
+    for _ in range(300):
+        value = drawn(chance, 4)
+        expected = json.dumps(lists_of(value), ensure_ascii=False, separators=(",", ":"))
+        assert encode(value).decode() == expected
+
+
+async def longest_pause(work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
+    """The longest time for which a counter did not count during `work`, and the time of `work`."""
+    pauses: list[float] = []
+
+    async def count() -> None:
+        last = time.perf_counter()
+        while True:
+            await asyncio.sleep(0.001)
+            now = time.perf_counter()
+            pauses.append(now - last)
+            last = now
+
+    counting = asyncio.create_task(count())
+    await asyncio.sleep(0.01)
+    start = time.perf_counter()
+    await work()
+    seconds = time.perf_counter() - start
+    await asyncio.sleep(0.01)  # a pause at the end is counted too
+    counting.cancel()
+    return max(pauses), seconds
+
+
+async def post(application: Application, path: str, body: Any) -> Any:
+    """The answer of an application to JSON, without a server."""
+    messages: list[Any] = [{"type": "http.request", "body": json.dumps(body).encode()}]
+    sent: list[Any] = []
+    forever = asyncio.Event()
+
+    async def receive() -> Any:
+        if not messages:
+            await forever.wait()
+        return messages.pop()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+    }
+    await application(scope, receive, send)
+    answer = b"".join(message.get("body", b"") for message in sent[1:])
+    assert sent[0]["status"] == 200, answer[:500]
+    return answer
+
+
+def test_a_large_body_is_read_in_pieces():
+    numbers = np.random.default_rng(0).normal(size=NUMBERS).tolist()
+    content = json.dumps({"x": numbers, "y": list(range(NUMBERS))}).encode()
+    bodies: list[Any] = []
+
+    async def read() -> None:
+        bodies.append(await read_checked(content, {"type": "object"}))
+
+    pause, seconds = asyncio.run(longest_pause(read))
+    assert bodies == [json.loads(content)]
+    assert pause < SHARE * seconds
+
+
+@pytest.mark.parametrize("path", ["/models/numbers", "/v2/models/numbers/infer"])
+def test_a_large_answer_is_written_in_pieces(folder, path):
+    if path.startswith("/v2"):
+        body: Any = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [0.5]}]}
+    else:
+        body = {"inputs": {"x": [[0.5]]}}
+    answers: list[bytes] = []
+
+    async def measure() -> tuple[float, float]:
+        application = Application({"numbers": folder})
+        await application.models.load()
+
+        async def request() -> None:
+            answers.append(await post(application, path, body))
+
+        try:
+            return await longest_pause(request)
+        finally:
+            application.models.close()
+
+    pause, seconds = asyncio.run(measure())
+    answer = json.loads(answers[0])
+    actual = answer["outputs"][0]["data"] if path.startswith("/v2") else answer["y"][0]
+    with load(folder, provider="cpu") as model:
+        assert actual == model({"x": np.array([[0.5]], "float32")})["y"][0].tolist()
+    assert pause < SHARE * seconds
