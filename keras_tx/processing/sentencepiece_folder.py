@@ -144,7 +144,7 @@ def _fairseq_fields(
 ) -> dict[str, Any]:
     """The tokenizer of XLM-R or, with languages, those of mBART's sources and targets."""
     special = {**kinds.ROBERTA_TOKENS, **special}
-    model = _with_ids_of_fairseq(model, special, languages)
+    model = with_ids_of_fairseq(model, special, [*languages, special["mask_token"]])
     additional = _added_tokens(path, config, len(model.pieces))
     _check_tokens(model, additional, special)
     end = special["eos_token"]
@@ -171,8 +171,8 @@ def _fairseq_fields(
     }
 
 
-def _with_ids_of_fairseq(
-    model: SentencePieceModel, special: Mapping[str, str], languages: Sequence[str]
+def with_ids_of_fairseq(
+    model: SentencePieceModel, special: Mapping[str, str], after: Sequence[str]
 ) -> SentencePieceModel:
     """The model with four special tokens before the pieces, in place of three, and others after them."""
     first = [piece for piece, _, _ in model.pieces[:3]]
@@ -182,7 +182,6 @@ def _with_ids_of_fairseq(
             f"{remedy(model.name)}"
         )
     before = [special[name] for name in FAIRSEQ_FIRST]
-    after = [*languages, special["mask_token"]]
     for token in {*before, *after}.intersection(piece for piece, _, _ in model.pieces[3:]):
         raise ConfigError(
             f"{model.name} has the special token {token!r} as a piece, expected a model without it. "

@@ -100,6 +100,37 @@ def character_tokenizer(vocabulary: Mapping[str, int], special: Mapping[str, str
     return tokenizer
 
 
+def with_tokens_around(
+    text: str,
+    special: Sequence[str],
+    whole: Sequence[str],
+    *,
+    before: Sequence[str],
+    after: Sequence[str],
+    between: Sequence[str] | None,
+) -> str:
+    """The text of a tokenizer.json with special tokens, added tokens and other tokens around texts.
+
+    Args:
+        text: of the tokenizer.json; its tokens include all others.
+        special: tokens that are removed when ids are decoded.
+        whole: tokens that are not split, and are decoded.
+        before, after: special tokens before and after a text.
+        between: special tokens between the texts of a pair; by default those after one and before the other.
+    """
+    tokenizer = Tokenizer.from_str(text)
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    tokenizer.add_tokens([AddedToken(token, special=False) for token in whole])
+    between = (*after, *before) if between is None else between
+    if before or after:
+        tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore
+            single=[*before, "$A", *after],
+            pair=[*before, "$A", *between, "$B", *after],
+            special_tokens=[(token, tokenizer.token_to_id(token)) for token in {*before, *between, *after}],
+        )
+    return tokenizer.to_str()
+
+
 def _add_special(tokenizer: Tokenizer, special: Mapping[str, str]) -> None:
     names = {token: name for name, token in special.items()}
     # RoBERTa's mask includes the space before it, like the masked word.
