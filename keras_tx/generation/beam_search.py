@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from keras_tx.errors import ConfigError, whole_number
+from keras_tx.errors import ConfigError, true_or_false, whole_number
 from keras_tx.generation.constraints import UNCONSTRAINED, Constraints, no_token_error
 from keras_tx.generation.decoding_loop import (
     CONTEXT,
@@ -40,6 +40,8 @@ class BeamSearch:
         early_stopping: when the search for a prompt ends. True: as soon as num_beams texts have ended.
             False: when the best unfinished text, if it ended now, would score below the worst finished one.
             "never": when it would do so at any length.
+        renormalize_logits: whether the scores of a beam's next tokens are log probabilities again after the
+            penalty and the constraints.
 
     Raises:
         ConfigError: if a value is out of range.
@@ -48,9 +50,11 @@ class BeamSearch:
     num_beams: int
     length_penalty: float = 1.0
     early_stopping: bool | str = False
+    renormalize_logits: bool = False
 
     def __post_init__(self) -> None:
         whole_number("num_beams", self.num_beams)
+        true_or_false("renormalize_logits", self.renormalize_logits)
         penalty = self.length_penalty
         if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not math.isfinite(penalty):
             raise ConfigError(f"length_penalty is {penalty!r}, expected a finite number.")
@@ -148,8 +152,7 @@ class _PromptSearch:
         made = len(self.beams[0].ids)
         candidates = []
         for index, (beam, row) in enumerate(zip(self.beams, logits, strict=True)):
-            shifted = row - row.max()
-            log_probabilities = shifted - np.log(np.exp(shifted).sum())  # float32, as in transformers
+            log_probabilities = _log_softmax(row)
             if not np.isfinite(log_probabilities.max()):
                 raise nan_error()
             scores = log_probabilities
@@ -159,11 +162,19 @@ class _PromptSearch:
             if self.constraints.active:
                 text, last = [*self.prompt, *beam.ids], made + 1 == self.limit
                 scores = self.constraints.apply(scores, text, made, last, limits.stop_ids)
+            if self.options.renormalize_logits and np.isfinite(scores.max()):
+                scores = _log_softmax(scores)
             ids = top_k_ids(scores, min(count, len(scores)))
             totals = scores[ids] + np.float32(beam.total)
             columns = ids.tolist(), totals.tolist(), log_probabilities[ids].tolist()
             candidates += [(index, *x) for x in zip(*columns, strict=True) if x[1] > -math.inf]
         return sorted(candidates, key=lambda x: -x[2])[:count]
+
+
+def _log_softmax(scores: np.ndarray) -> np.ndarray:
+    """In the dtype of the scores, as in transformers."""
+    shifted = scores - scores.max()
+    return shifted - np.log(np.exp(shifted).sum())
 
 
 def search(

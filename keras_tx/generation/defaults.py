@@ -20,7 +20,9 @@ NEUTRAL = {
     "num_beams": 1,
     "length_penalty": 1.0,
     "early_stopping": False,
+    "renormalize_logits": False,
     "repetition_penalty": 1.0,
+    "stop_strings": None,
 }
 
 # What an entry of task_specific_params has for lengths, and the smallest value.
@@ -47,7 +49,10 @@ def read_defaults(values: Mapping[str, Any], file: str) -> dict[str, Any]:
 
 
 def check_constraints(options: Mapping[str, Any], file: str) -> None:
-    """Raises a ConfigError that names the file if a constraint is not valid."""
+    """Raises a ConfigError that names the file if a constraint or a stop string is not valid."""
+    strings = options.get("stop_strings") or ()
+    if not all(isinstance(one, str) and one for one in ([strings] if isinstance(strings, str) else strings)):
+        raise ConfigError(f"{file}: stop_strings is {strings!r}, expected strings that are not empty.")
     try:
         Constraints(**{name: options[name] for name in CONSTRAINTS if name in options})
     except ConfigError as error:

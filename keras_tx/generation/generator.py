@@ -7,7 +7,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -31,11 +31,13 @@ from keras_tx.generation.grammar import Grammar, GrammarCompiler, TextGrammar
 from keras_tx.generation.next_tokens import NextTokens, check_top_k, next_tokens
 from keras_tx.generation.sampling import Sampling
 from keras_tx.processing.detokenizer import Detokenizer
+from keras_tx.processing.stop_strings import StopStringCriterion
 
 Prompt = str | Sequence[int] | np.ndarray
 SAMPLING = tuple(field.name for field in dataclasses.fields(Sampling))
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
-BEAMS = ("length_penalty", "early_stopping")
+BEAMS = ("length_penalty", "early_stopping", "renormalize_logits")
+STOP_STRINGS = "stop_strings"
 LONG = 2000  # characters of a text that is encoded as a batch
 FORCED = ("forced_bos_token_id", "forced_eos_token_id")
 
@@ -93,6 +95,7 @@ class Request:
     samples: int
     limits: Limits
     strings: list[str]
+    stop_strings: list[str]
     sampling: Sampling
     constraints: Constraints
     beams: BeamSearch | None
@@ -132,7 +135,7 @@ class BaseGenerator:
         self.target_tokenizer = tokenizer  # decodes the new tokens
         self.defaults = defaults
         self._next_token({}, self.generate)
-        self._beam_search(None, None, None, 1, Sampling(), Limits())
+        self._beam_search(None, (None, None, None), 1, Sampling(), Limits())
 
     @cached_property
     def grammars(self) -> GrammarCompiler:
@@ -170,6 +173,7 @@ class BaseGenerator:
         num_beams: int | None = None,
         length_penalty: float | None = None,
         early_stopping: bool | str | None = None,
+        renormalize_logits: bool | None = None,
         regex: str | None = None,
         json_schema: dict[str, Any] | str | None = None,
         batch_size: int = 32,
@@ -182,7 +186,7 @@ class BaseGenerator:
             samples: number of texts for each prompt, which is prefilled once. They differ only if tokens are
                 drawn at random, or in a beam search.
             max_new_tokens: maximum number of new tokens.
-            stop: strings that end a text; requires a tokenizer.
+            stop: strings before which a text ends; requires a tokenizer.
             stop_tokens: ids that end a text, instead of the end-of-text tokens; [] for none.
             log_probabilities: whether to return those of the model, before penalty and temperature.
             deadline: seconds after which no new token is started.
@@ -192,6 +196,7 @@ class BaseGenerator:
                 the model, or 1.
             length_penalty: option of beam search.
             early_stopping: option of beam search.
+            renormalize_logits: option of beam search.
             regex: a regular expression that the whole text matches; see `Grammar`. A text that ends for
                 another reason than "stop", such as max_new_tokens, matches its beginning.
             json_schema: a JSON schema to which the text conforms, as a dict or a string.
@@ -199,7 +204,8 @@ class BaseGenerator:
             options: do_sample, temperature, top_k, top_p, min_p, repetition_penalty and seed; see
                 `Sampling`. Greedy by default. And bad_words_ids, suppress_tokens, begin_suppress_tokens,
                 allowed_ids, forced_bos_token_id, forced_eos_token_id, no_repeat_ngram_size and
-                min_new_tokens; see `Constraints`.
+                min_new_tokens; see `Constraints`. And stop_strings, as in transformers: a text ends after the
+                token that completes one; None for none, not those of the model.
 
         Returns:
             A Generation. For several prompts a list of them; with `samples`, a list for each prompt.
@@ -213,7 +219,7 @@ class BaseGenerator:
         limits = self._limits(max_new_tokens, stop_tokens, deadline, cancelled, at_context)
         for index, prompt in enumerate(ids):
             self._check_length(f"{self.KIND} {index}", prompt, limits)
-        strings = _stop_strings(stop, self.target_tokenizer)
+        strings = checked_strings("stop", stop, self.target_tokenizer)
         grammar = self._grammar(regex, json_schema, strings, num_beams, options)
         sampling, constraints = self._next_token(options, self.generate, grammar)
         self._check_effect(options, constraints, limits, ids)
@@ -222,10 +228,15 @@ class BaseGenerator:
             count,
             limits,
             strings,
+            self._stop_strings(options, grammar),
             sampling,
             constraints,
             self._beam_search(
-                1 if grammar else num_beams, length_penalty, early_stopping, count, sampling, limits
+                1 if grammar else num_beams,
+                (length_penalty, early_stopping, renormalize_logits),
+                count,
+                sampling,
+                limits,
             ),
             true_or_false("log_probabilities", log_probabilities),
             grammar,
@@ -336,16 +347,17 @@ class BaseGenerator:
         (ids,) = self._ids([prompt])
         limits = self._limits(max_new_tokens, stop_tokens, deadline, cancelled, at_context)
         self._check_length(f"{self.KIND} 0", ids, limits)
-        strings = _stop_strings(stop, self.target_tokenizer)
+        strings = checked_strings("stop", stop, self.target_tokenizer)
         grammar = self._grammar(regex, json_schema, strings, None, options)
         sampling, constraints = self._next_token(options, method, grammar)
         self._check_effect(options, constraints, limits, [ids])
-        return ids, Request(1, limits, strings, sampling, constraints, None, log_probabilities, grammar)
+        kept = self._stop_strings(options, grammar)
+        return ids, Request(1, limits, strings, kept, sampling, constraints, None, log_probabilities, grammar)
 
     def text_of(self, request: Request, prompt: list[int]) -> DecodedText:
         """The text of a call, before its first token."""
         grammar = request.grammar and self.grammars.start(request.grammar, prompt, request.limits.stop_ids)
-        return DecodedText(self.target_tokenizer, request.strings, prompt, grammar)
+        return DecodedText(self.target_tokenizer, request.strings, request.stop_strings, prompt, grammar)
 
     def _pieces(
         self, ids: list[int], request: Request, as_ids: bool, prompt_cache: PromptCache | None
@@ -449,6 +461,8 @@ class BaseGenerator:
         others = {name: options[name] for name in FORCED if options.get(name) is not None}
         if strings:
             others["stop"] = strings
+        if options.get(STOP_STRINGS):
+            others[STOP_STRINGS] = options[STOP_STRINGS]
         if num_beams not in (None, 1):
             others["num_beams"] = num_beams
         for name, value in others.items():
@@ -464,12 +478,12 @@ class BaseGenerator:
         The model's own forced tokens are for texts without a grammar.
         """
         for name in options:
-            if name not in (*SAMPLING, *CONSTRAINTS):
+            if name not in (*SAMPLING, *CONSTRAINTS, STOP_STRINGS):
                 parameters = inspect.signature(method).parameters.values()
                 known = [x.name for x in parameters if x.kind is inspect.Parameter.KEYWORD_ONLY]
                 raise ConfigError(
                     f"{method.__name__} has no option {name!r}. "
-                    f"{nearest(name, (*known, *SAMPLING, *CONSTRAINTS))}"
+                    f"{nearest(name, (*known, *SAMPLING, *CONSTRAINTS, STOP_STRINGS))}"
                 )
         options = {**self.defaults, **options, **(dict.fromkeys(FORCED) if grammar else {})}
         sampling = Sampling(**{name: value for name, value in options.items() if name in SAMPLING})
@@ -477,23 +491,27 @@ class BaseGenerator:
         constraints.check(self.decoder.vocabulary_size)
         return sampling, constraints
 
+    def _stop_strings(self, options: Mapping[str, Any], grammar: Grammar | None) -> list[str]:
+        """Strings after which a text ends; the model's own ones are for texts without a grammar."""
+        own = None if grammar else self.defaults.get(STOP_STRINGS)
+        return checked_strings(STOP_STRINGS, options.get(STOP_STRINGS, own) or (), self.target_tokenizer)
+
     def _beam_search(
         self,
         num_beams: int | None,
-        length_penalty: float | None,
-        early_stopping: bool | str | None,
+        values: tuple[float | None, bool | str | None, bool | None],
         samples: int,
         sampling: Sampling,
         limits: Limits,
     ) -> BeamSearch | None:
-        """The options of beam search; None for one beam.
+        """The options of beam search; None for one beam. `values` are those of BEAMS.
 
         The model's own number of beams is for calls that can search.
         """
         searches = not sampling.samples and limits.at_context == "stop"
         own: int = self.defaults.get("num_beams", 1) if searches else 1
         num_beams = own if num_beams is None else num_beams
-        options = {"length_penalty": length_penalty, "early_stopping": early_stopping}
+        options: dict[str, Any] = dict(zip(BEAMS, values, strict=True))
         options = {name: value for name, value in options.items() if value is not None}
         if num_beams != 1:
             options = {**{name: self.defaults[name] for name in BEAMS if name in self.defaults}, **options}
@@ -592,10 +610,19 @@ class DecodedText:
     """A text during its generation."""
 
     def __init__(
-        self, tokenizer: Any, stop: Sequence[str], prompt: Sequence[int], grammar: TextGrammar | None
+        self,
+        tokenizer: Any,
+        stop: Sequence[str],
+        stop_strings: Sequence[str],
+        prompt: Sequence[int],
+        grammar: TextGrammar | None,
     ) -> None:
         self.grammar = grammar
         self.detokenizer = None if tokenizer is None else Detokenizer(tokenizer.decode, stop, prompt)
+        self.criterion = None
+        if stop_strings and tokenizer is not None:
+            decode = partial(tokenizer.decode, skip_special_tokens=False)
+            self.criterion = StopStringCriterion(decode, stop_strings, prompt)
         self.last = ""
         self._parts: list[str] = []
         self._tokens: list[Token] = []
@@ -606,7 +633,8 @@ class DecodedText:
         if self.detokenizer is None or token in limits.stop_ids:
             return False
         self.last = self.detokenizer.add(token)
-        return self.detokenizer.stopped
+        completed = self.criterion is not None and self.criterion.add(token)
+        return completed or self.detokenizer.stopped
 
     def add(self, token: Token) -> None:
         """Appends a token; `last` is its text, of the last token with the characters that were held back."""
@@ -667,7 +695,10 @@ def _search(
         prompts,
         request.beams,
         request.limits,
-        [_StopStrings(group[0].detokenizer if request.strings else None) for group in texts],
+        [
+            _StopStrings(group[0].detokenizer if request.strings else None, group[0].criterion)
+            for group in texts
+        ],
         constraints=request.constraints,
         repetition_penalty=request.sampling.repetition_penalty,
     )
@@ -683,15 +714,18 @@ def _search(
 class _StopStrings:
     """The stop criterion of a beam: stop strings in its text."""
 
-    def __init__(self, detokenizer: Detokenizer | None) -> None:
+    def __init__(self, detokenizer: Detokenizer | None, criterion: StopStringCriterion | None) -> None:
         self._detokenizer = detokenizer
+        self._criterion = criterion
 
     def after(self, token: int) -> tuple[_StopStrings, bool]:
-        if self._detokenizer is None:
-            return self, False
-        detokenizer = self._detokenizer.copy()
-        detokenizer.add(token)
-        return _StopStrings(detokenizer), detokenizer.stopped
+        detokenizer = self._detokenizer and self._detokenizer.copy()
+        criterion = self._criterion and self._criterion.copy()
+        stopped = criterion is not None and criterion.add(token)
+        if detokenizer is not None:
+            detokenizer.add(token)
+            stopped = stopped or detokenizer.stopped
+        return _StopStrings(detokenizer, criterion), stopped
 
 
 def is_one(prompts: Any) -> bool:
@@ -745,10 +779,13 @@ def _checked_beams(
     return beams
 
 
-def _stop_strings(stop: str | Sequence[str], tokenizer: Any) -> list[str]:
-    strings = [stop] if isinstance(stop, str) or not isinstance(stop, Iterable) else list(stop)
+def checked_strings(name: str, value: Any, tokenizer: Any) -> list[str]:
+    """Stop strings as a list; raises an error for anything else, or without a tokenizer."""
+    strings = [value] if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
     if not all(isinstance(s, str) and s for s in strings):
-        raise ConfigError(f"stop is {stop!r}, expected strings that are not empty. Pass ids as stop_tokens.")
+        raise ConfigError(
+            f"{name} is {value!r}, expected strings that are not empty. Pass ids as stop_tokens."
+        )
     if strings and tokenizer is None:
-        raise InputError(f"stop is {stop!r}, but the folder has no tokenizer. Pass ids as stop_tokens.")
+        raise InputError(f"{name} is {value!r}, but the folder has no tokenizer. Pass ids as stop_tokens.")
     return strings

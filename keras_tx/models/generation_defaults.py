@@ -22,8 +22,6 @@ UNSUPPORTED = {
     "sequence_bias": None,
     "exponential_decay_length_penalty": None,
     "guidance_scale": 1.0,
-    "renormalize_logits": False,
-    "stop_strings": None,
 }
 
 

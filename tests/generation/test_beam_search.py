@@ -25,6 +25,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"num_beams": 3, "early_stopping": True, "stop_tokens": [11, 28]},
     {"num_beams": 4, "samples": 3, "stop_tokens": [13, 33, 28]},
     {"num_beams": 3, "repetition_penalty": 1.3, "stop_tokens": [7]},
+    {"num_beams": 4, "repetition_penalty": 2.5, "renormalize_logits": True, "stop_tokens": [7]},
 ]
 IN_KERAS = OPTIONS[4:7:2]  # which takes longest
 PADDING = 39

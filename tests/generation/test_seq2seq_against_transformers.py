@@ -29,6 +29,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"num_beams": 2, "forced_bos_token_id": 9, "forced_eos_token_id": 1, "repetition_penalty": 1.2},
     {"suppress_tokens": [12, 25], "begin_suppress_tokens": [9, 30, 14], "forced_eos_token_id": [7, 3]},
     {"num_beams": 3, "forced_bos_token_id": 9, "begin_suppress_tokens": [7, 14], "bad_words_ids": [[24, 4]]},
+    {"num_beams": 3, "suppress_tokens": [12, 25], "no_repeat_ngram_size": 2, "renormalize_logits": True},
 ]
 NAMES = {"samples": "num_return_sequences"}  # ours -> transformers'
 FAMILIES = {

@@ -242,7 +242,7 @@ def test_unsupported_options_warn(tmp_path: Path, recwarn: pytest.WarningsRecord
         path.write_text(json.dumps(content | neutral))
         keras_tx.from_checkpoint(tmp_path / "t5")
     assert not [warning for warning in recwarn if "generate()" in str(warning.message)]
-    for name, value in {"renormalize_logits": True, "guidance_scale": 1.5, "stop_strings": ["."]}.items():
+    for name, value in {"sequence_bias": [[[1], 2.0]], "guidance_scale": 1.5}.items():
         path.write_text(json.dumps(content | {name: value}))
         with pytest.warns(UserWarning, match=rf"'{name}': .*which generate\(\) does not support"):
             keras_tx.from_checkpoint(tmp_path / "t5")

@@ -47,6 +47,7 @@ GENERATION: dict[str, Schema] = {
     "seed": {"type": "integer", "minimum": 0},
     "num_beams": {"type": "integer", "minimum": 1, "maximum": 32},
     "length_penalty": {"type": "number", "minimum": -10, "maximum": 10},
+    "renormalize_logits": {"type": "boolean"},
     "early_stopping": {"anyOf": [{"type": "boolean"}, {"type": "string", "enum": ["never"]}]},
     "no_repeat_ngram_size": {"type": "integer", "minimum": 0},
     "min_new_tokens": {"type": "integer", "minimum": 0},
@@ -66,7 +67,8 @@ GENERATION: dict[str, Schema] = {
 
 # The number of new tokens of a request without max_new_tokens, as in `generate`.
 NEW_TOKENS: int = inspect.signature(BaseGenerator.generate).parameters["max_new_tokens"].default
-ALONE = {"num_beams", "length_penalty", "early_stopping", "at_context"}  # which the engine does not have
+# Options that the engine does not have.
+ALONE = {"num_beams", "length_penalty", "early_stopping", "renormalize_logits", "at_context"}
 
 
 def input_field(served: ServedModel) -> str:
@@ -105,7 +107,8 @@ def _request_schema(served: ServedModel, limits: Limits) -> Schema:
     if served.generates:
         strings = {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 16}
         properties |= GENERATION
-        properties["stop"] = {"anyOf": [{"type": "string", "minLength": 1}, strings]}
+        one_or_several = {"anyOf": [{"type": "string", "minLength": 1}, strings]}
+        properties |= {"stop": one_or_several, "stop_strings": one_or_several}
         properties["max_new_tokens"] = {**_WHOLE, "maximum": limits.max_new_tokens}
     if model.adapters:
         properties["adapter"] = {"type": "string", "enum": list(model.adapters)}
