@@ -69,15 +69,21 @@ class Interface(abc.ABC):
     @property
     def precision(self) -> str:
         """That of the layers that Keras quantized; otherwise fp32, for any policy."""
-        return quantized_layers.precision_of(functional_graph.parts(self.model))
+        return quantized_layers.precision_of(self._quantized) if self._quantized else "fp32"
 
     @property
     def tolerance(self) -> float:
         """Of a difference between the graph and Keras."""
-        layers = functional_graph.parts(self.model)
         if self.precision == "float8":
             return tolerances.FLOAT8
-        return tolerances.INT8 if any(map(quantized_layers.rounds_inputs, layers)) else tolerances.FLOAT32
+        rounded = any(map(quantized_layers.rounds_inputs, self._quantized))
+        return tolerances.INT8 if rounded else tolerances.FLOAT32
+
+    @property
+    def _quantized(self) -> list[Any]:
+        """The layers that Keras quantized or is about to quantize."""
+        layers = functional_graph.parts(self.model)
+        return [layer for layer in layers if getattr(layer, "quantization_mode", None) is not None]
 
     @property
     def parts(self) -> Sequence[Interface]:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from keras_tx import contract
 from keras_tx_onnx.graph import passes
 from keras_tx_onnx.graph.builder import GraphContext
-from keras_tx_onnx.graph.integer_weights import store_integers
+from keras_tx_onnx.graph.integer_weights import INTEGERS, store_integers
 from keras_tx_onnx.graph.size_expressions import Expression
 from keras_tx_onnx.interfaces.base import Interface, axis_names
 from keras_tx_onnx.reading import functional_graph, symbolic_sizes
@@ -66,7 +66,8 @@ def graph_of(
         interface.add_ports(context)
     graph = context.model()
     passes.simplify(graph, interface.passes if graph_passes is None else graph_passes)
-    store_integers(graph)
+    if any(INTEGERS in value.meta for value in context.graph.initializers.values()):
+        store_integers(graph)
     _name_axes(context.graph)
     for value in context.graph.outputs:
         _name_unknown_axes(value)

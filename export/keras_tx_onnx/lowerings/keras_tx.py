@@ -1,9 +1,8 @@
-"""The layers of keras_tx."""
+"""The layers of keras_tx. Relative positions and disentangled attention have modules of their own."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -15,9 +14,7 @@ from keras_tx import layers
 from keras_tx.errors import ExportError
 from keras_tx.heads.multiple_choice import FoldChoices, UnfoldChoices
 from keras_tx.heads.token_classification import AT_PADDING
-from keras_tx.layers.disentangled_attention import DisentangledAttention
 from keras_tx.layers.mask_token import MaskToken
-from keras_tx.layers.relative_embeddings import RelativeEmbeddings
 from keras_tx.layers.rotary import inverse_frequencies
 from keras_tx.layers.sliding_window import SlidingWindow
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
@@ -44,11 +41,10 @@ from keras_tx_onnx.lowerings.nodes.attention import (
     split_heads,
 )
 from keras_tx_onnx.lowerings.nodes.tied_projection import scores
+from keras_tx_onnx.lowerings.relative_positions import relative_scores
 from keras_tx_onnx.reading.keras_masks import mask_of
 from keras_tx_onnx.reading.registry import lowers, opens
 from keras_tx_onnx.reading.symbolic_sizes import axis_length
-
-OF_POSITIONS = "relative embeddings"  # metadata key of their value: the layer
 
 
 @lowers(
@@ -168,12 +164,12 @@ def multi_head_attention(  # Branches: one for each option of the layer and of i
         positions = cx.cache.positions if positions is None else positions
         bias = _causal(cx, bias)
     elif padding_mask is None:
-        padding_mask = _implicit_mask(cx, [key] if key is value else [key, value])
+        padding_mask = implicit_mask(cx, [key] if key is value else [key, value])
     q, k, v = _projected(cx, layer, heads, query, key, value)
     if layer.rotary_base is not None:
         q, k = _rotated(cx, layer, heads, (q, query), (k, None if is_self else key), past, positions)
     sizes = axis_length(cx, query, 1), axis_length(cx, key, 1)
-    mask, bias = _full_mask_and_bias(cx, attention_mask, bias, sizes, past)
+    mask, bias = full_mask_and_bias(cx, attention_mask, bias, sizes, past)
     bias = _with_relative_scores(cx, layer, heads, (q, query), bias)
     if layer.causal and not is_self:
         mask = all_of(cx, [mask, in_order(cx, q, k)])
@@ -195,7 +191,7 @@ def multi_head_attention(  # Branches: one for each option of the layer and of i
     if cx.cache is not None:
         cx.cache.keep(present)
         present = None
-    output = _part(cx, layer.output_projection, attended)
+    output = inner_projection(cx, layer.output_projection, attended)
     extra = [x for x in (present, weights if return_attention_scores else None) if x is not None]
     return (output, *extra) if extra else output
 
@@ -251,17 +247,17 @@ def _attend_to_source(
             f"The layer {cx.scope!r} attends to a sequence that the decoder computes from the encoder's "
             "output. Compute it in the encoder, because a cache contains its keys and values."
         )
-    padding_mask = _implicit_mask(cx, [source]) if padding_mask is None else padding_mask
+    padding_mask = implicit_mask(cx, [source]) if padding_mask is None else padding_mask
     allowed = None if padding_mask is None else real_keys(cx, padding_mask)
     if allowed is not None and cx.opset >= 23:
         allowed = for_each_query(cx, allowed, axis_length(cx, query, 1))
-    q = _part(cx, layer.query, query)
+    q = inner_projection(cx, layer.query, query)
     if layer.qk_norm:
         q = _normalized(cx, layer.query_norm, q, heads.queries, heads.size)
     q = split_heads(cx, q, heads.queries, heads.size)
 
     def project_source() -> tuple[ir.Value, ir.Value]:
-        k, v = (_part(cx, dense, source) for dense in (layer.key, layer.value))
+        k, v = (inner_projection(cx, dense, source) for dense in (layer.key, layer.value))
         if layer.qk_norm:
             k = _normalized(cx, layer.key_norm, k, heads.keys, heads.size)
         return split_heads(cx, k, heads.keys, heads.size), split_heads(cx, v, heads.keys, heads.values)
@@ -272,10 +268,12 @@ def _attend_to_source(
         project_source,
         lambda k, v: attend_heads(cx, heads, q, k, v, allowed, layer.scale),
     )
-    return _part(cx, layer.output_projection, merge_heads(cx, attended, heads.queries * heads.values))
+    return inner_projection(
+        cx, layer.output_projection, merge_heads(cx, attended, heads.queries * heads.values)
+    )
 
 
-def _implicit_mask(cx: GraphContext, inputs: list[ir.Value]) -> ir.Value | None:
+def implicit_mask(cx: GraphContext, inputs: list[ir.Value]) -> ir.Value | None:
     """The conjunction of the Keras masks of the inputs."""
     masks = [mask_of(x) for x in inputs]
     return all_of(cx, [None if x is None else cx.op.Cast(x, to=ir.DataType.BOOL) for x in masks])
@@ -286,10 +284,10 @@ def _projected(
 ) -> tuple[ir.Value, ...]:
     """Query, key and value (batch, tokens, heads * size), normalized where the layer has norms."""
     if key is value is query:
-        q, k, v = _packed_projection(cx, layer, query, heads)
+        q, k, v = packed_projection(cx, layer, query, heads)
     else:
         parts = ((layer.query, query), (layer.key, key), (layer.value, value))
-        q, k, v = (_part(cx, dense, x) for dense, x in parts)
+        q, k, v = (inner_projection(cx, dense, x) for dense, x in parts)
     if layer.qk_norm:
         q = _normalized(cx, layer.query_norm, q, heads.queries, heads.size)
         k = _normalized(cx, layer.key_norm, k, heads.keys, heads.size)
@@ -326,65 +324,8 @@ def _with_relative_scores(
     """The bias and the scores of the offsets; `queries` are the projection and its input."""
     if layer.relative is None:
         return bias
-    relative = _relative_scores(cx, layer, heads, *queries)
+    relative = relative_scores(cx, layer, heads, *queries)
     return relative if bias is None else cx.op.Add(relative, bias)
-
-
-def _relative_scores(cx: GraphContext, layer: Any, heads: Heads, q: ir.Value, query: ir.Value) -> ir.Value:
-    """The scores (batch, heads, tokens, tokens) of the offsets; see RelativePositionEmbedding."""
-    before, grid = layer.prefix_tokens, layer.relative.grid
-    q = split_heads(cx, q, heads.queries, heads.size)
-    if before:
-        q = cx.op.Slice(q, [0, 0, before, 0], [2**62] * 4)
-    if len(grid) == 1:
-        size = shape_of(query)[1]
-        n = size - before if isinstance(size, int) else cx.op.Sub(axis_length(cx, query, 1), [before])
-        result = _offset_scores(cx, layer, 0, q, n)
-    else:
-        q = cx.op.Reshape(q, [0, 0, *grid, heads.size])
-        of_columns = _offset_scores(cx, layer, 1, q, grid[1])  # (b, heads, rows, columns, key columns)
-        of_rows = _offset_scores(cx, layer, 0, cx.op.Transpose(q, perm=[0, 1, 3, 2, 4]), grid[0])
-        of_rows = cx.op.Transpose(of_rows, perm=[0, 1, 3, 2, 4])  # (b, heads, rows, columns, key rows)
-        result = cx.op.Add(cx.op.Unsqueeze(of_rows, [5]), cx.op.Unsqueeze(of_columns, [4]))
-        result = cx.op.Reshape(result, [0, 0, math.prod(grid), math.prod(grid)])
-    if before:
-        result = cx.op.Pad(result, [0, 0, before, before, 0, 0, 0, 0])
-    result.meta[FINITE] = True
-    return result
-
-
-def _offset_scores(cx: GraphContext, layer: Any, axis: int, q: ir.Value, n: int | ir.Value) -> ir.Value:
-    """(..., n, size) -> (..., n, n): the scaled scores of each query along one axis of the grid."""
-    variable, length = layer.relative.tables[axis], layer.relative.grid[axis]
-    factor = layer.size**-0.5 if layer.scale is None else layer.scale
-    table = cx.made_of(
-        f"{variable.path}/scaled",
-        [variable],
-        (layer.size, 2 * length - 1),
-        lambda table: (table * np.float32(factor)).T,
-    )
-    if not isinstance(n, int):
-        ends = cx.op.Sub([length], n), cx.op.Add([length], cx.op.Sub(n, [1]))
-        table = cx.op.Slice(table, *ends, [1])  # its size differs from that of `_by_key` for n > length
-    elif n != length:
-        table = cx.op.Slice(table, [length - n], [length + n - 1], [1])
-    rank = 4 if len(layer.relative.grid) == 1 else 5
-    both_ends = [0] * (rank - 1) + [1]
-    return _by_key(cx, cx.op.Pad(cx.op.MatMul(q, table), 2 * both_ends), n, rank)
-
-
-def _by_key(cx: GraphContext, x: ir.Value, n: int | ir.Value, rank: int) -> ir.Value:
-    """(..., n, 2 n + 1) -> (..., n, n): row i has the entries from n - i on."""
-    lead = [0] * (rank - 2)
-    one_size, three_sizes = (
-        ([*lead, -1, n], [*lead, n, 2, n])
-        if isinstance(n, int)
-        else (cx.op.Concat([*lead, -1], n, axis=0), cx.op.Concat(lead, n, [2], n, axis=0))
-    )
-    # Without the first n entries, rows are one shorter, and each begins one entry earlier than the one above.
-    # Slices with constant ends and these reshapes keep the names of the axes in shape inference.
-    x = cx.op.Slice(cx.op.Reshape(x, one_size), [1], [2**62], [rank - 2])
-    return cx.op.Gather(cx.op.Reshape(x, three_sizes), np.int64(0), axis=rank - 1)
 
 
 def _normalized(cx: GraphContext, norm: Any, x: ir.Value, heads: int, size: int) -> ir.Value:
@@ -411,7 +352,7 @@ def _per_head(cx: GraphContext, x: ir.Value, rank: int) -> ir.Value:
     return x if rank == 4 else cx.op.Unsqueeze(x, [0, 1] if rank == 2 else [1])
 
 
-def _full_mask_and_bias(
+def full_mask_and_bias(
     cx: GraphContext,
     mask: ir.Value | None,
     bias: ir.Value | None,
@@ -441,11 +382,11 @@ def _of_full_size(
     return cx.op.Expand(x, cx.op.Concat([1, 1], queries, keys, axis=0))
 
 
-def _packed_projection(cx: GraphContext, layer: Any, x: ir.Value, heads: Heads) -> tuple[ir.Value, ...]:
+def packed_projection(cx: GraphContext, layer: Any, x: ir.Value, heads: Heads) -> tuple[ir.Value, ...]:
     """Query, key and value as one product, which is faster than three; apart if one is quantized."""
     parts = (layer.query, layer.key, layer.value)
     if any(part.quantization_mode for part in parts):
-        return tuple(_part(cx, part, x) for part in parts)
+        return tuple(inner_projection(cx, part, x) for part in parts)
     x = cx.op.MatMul(x, cx.packed(f"{layer.path}/qkv/kernel", [part.kernel for part in parts], axis=1))
     sizes = [heads.queries * heads.size, heads.keys * heads.size, heads.keys * heads.values]
     if layer.qkv_bias and layer.key_bias:
@@ -455,7 +396,7 @@ def _packed_projection(cx: GraphContext, layer: Any, x: ir.Value, heads: Heads) 
     return cx.op.Split(x, sizes, outputs=3, axis=-1)
 
 
-def _part(cx: GraphContext, dense: Any, x: ir.Value) -> ir.Value:
+def inner_projection(cx: GraphContext, dense: Any, x: ir.Value) -> ir.Value:
     """A dense layer inside a layer; if it is quantized, its name is part of the names of its nodes."""
     with cx.inside(dense.name if dense.quantization_mode else ""):
         return project(cx, dense, x)
@@ -475,173 +416,6 @@ def _padded_bias(cx: GraphContext, layer: Any, parts: Sequence[Any], sizes: Sequ
 
 
 @lowers(
-    RelativeEmbeddings,
-    example=lambda x: RelativeEmbeddings(4, 6)(x),
-    shape=(5, 6),
-    nodes="Identity",
-)
-def relative_embeddings(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
-    result = cx.made_of(
-        f"{layer.path}/normalized", layer.weights, (layer.count, layer.width), _normalized_by(layer)
-    )
-    result.meta[OF_POSITIONS] = layer
-    return result
-
-
-def _normalized_by(layer: Any) -> Callable[..., np.ndarray]:
-    """A function of the variables of RelativeEmbeddings that returns its result."""
-
-    def make(table: np.ndarray, *norm: np.ndarray) -> np.ndarray:
-        if not norm:
-            return table
-        gamma, beta = norm
-        centered = table - table.mean(axis=-1, keepdims=True, dtype="float64")
-        variance = np.square(centered).mean(axis=-1, keepdims=True)
-        return (centered / np.sqrt(variance + layer.norm_epsilon) * gamma + beta).astype("float32")
-
-    return make
-
-
-@lowers(
-    DisentangledAttention,
-    example=lambda x: DisentangledAttention(2, 9, buckets=4)(x, positions=RelativeEmbeddings(8, 16)(x)),
-    shape=(None, 16),
-    nodes=(
-        "MatMul Add Split Shape Squeeze Neg Add Range "  # the projections, and the offsets of the tokens
-        "Neg Clip Add Gather Gather Transpose Reshape Transpose MatMul "  # queries with positions
-        "Concat Reshape Slice Concat Reshape Gather "
-        "Clip Add Gather Gather Transpose Reshape Transpose MatMul "  # keys with positions
-        "Reshape Slice Reshape Gather Transpose "
-        "Add Attention MatMul Add"
-    ),
-    quantized_parts=True,
-)
-def disentangled_attention(
-    cx: GraphContext,
-    layer: Any,
-    /,
-    query: ir.Value,
-    value: None = None,
-    key: None = None,
-    attention_mask: ir.Value | None = None,
-    padding_mask: ir.Value | None = None,
-    bias: ir.Value | None = None,
-    positions: ir.Value | None = None,
-    past: None = None,
-    return_attention_scores: bool = False,
-) -> Any:
-    assert positions is not None
-    heads = Heads(layer.num_heads, layer.kv_heads, layer.size, layer.value_size)
-    if padding_mask is None:
-        padding_mask = _implicit_mask(cx, [query])
-    q, k, v = _packed_projection(cx, layer, query, heads)
-    n = axis_length(cx, query, 1)
-    mask, bias = _full_mask_and_bias(cx, attention_mask, bias, (n, n), None)
-    scores = _position_scores(cx, layer, heads, q, k, positions, n)
-    attended, _, weights = attend(
-        cx,
-        heads,
-        q,
-        k,
-        v,
-        padding_mask=padding_mask,
-        mask=mask,
-        bias=scores if bias is None else cx.op.Add(scores, bias),
-        weights=return_attention_scores,
-        scale=layer._factor(),
-        tokens=n,
-    )
-    output = _part(cx, layer.output_projection, attended)
-    return (output, weights) if return_attention_scores else output
-
-
-def _position_scores(
-    cx: GraphContext,
-    layer: Any,
-    heads: Heads,
-    q: ir.Value,
-    k: ir.Value,
-    positions: ir.Value,
-    n: ir.Value,
-) -> ir.Value:
-    """The scores (batch, heads, n, n) of queries and keys with positions; see DisentangledAttention."""
-    end, reach = cx.op.Squeeze(n, [0]), np.int64(layer.max_distance)
-    upward = counting(cx, cx.op.Add(end, np.int64(1)), cx.op.Neg(end))  # -n ... n; _by_key skips both ends
-    parts = []
-    for role, dense in layer.position_layers().items():
-        # Queries are rows, and the offsets query - key in a row go down; keys are rows of the other term.
-        offsets = cx.op.Neg(upward) if role == "key" else upward
-        places = cx.op.Gather(
-            cx.constant(layer.places().astype("int64")), cx.op.Add(cx.op.Clip(offsets, -reach, reach), reach)
-        )
-        rows = cx.op.Gather(_projected_positions(cx, layer, role, dense, positions), places, axis=1)
-        x = split_heads(cx, q if role == "key" else k, heads.queries, heads.size)
-        x = _by_key(cx, cx.op.MatMul(x, cx.op.Transpose(rows, perm=[0, 2, 1])), n, 4)
-        parts.append(x if role == "key" else cx.op.Transpose(x, perm=[0, 1, 3, 2]))
-    scores = parts[0] if len(parts) == 1 else cx.op.Add(*parts)
-    scores.meta[FINITE] = True
-    return scores
-
-
-def _projected_positions(
-    cx: GraphContext, layer: Any, role: str, dense: Any, positions: ir.Value
-) -> ir.Value:
-    """(heads, positions, size): the positions projected and scaled, as a weight where they are weights."""
-    count, factor = layer.position_count, np.float32(layer._factor())
-    shape = (layer.num_heads, count, layer.size)
-    source = positions.meta.get(OF_POSITIONS)
-    if source is None or dense.quantization_mode:
-        x = cx.op.Reshape(_part(cx, dense, positions), [count, layer.num_heads, layer.size])
-        return cx.op.Mul(cx.op.Transpose(x, perm=[1, 0, 2]), factor)
-    normalize = _normalized_by(source)
-    variables = [dense.kernel, *([] if dense.bias is None else [dense.bias])]
-
-    def make(*values: np.ndarray) -> np.ndarray:
-        table = normalize(*values[: len(source.weights)])
-        kernel, *bias = values[len(source.weights) :]
-        x = (table @ kernel + (bias[0] if bias else 0)) * factor
-        return x.reshape(count, layer.num_heads, layer.size).transpose(1, 0, 2)
-
-    return cx.made_of(f"{layer.path}/{role}_positions", [*source.weights, *variables], shape, make)
-
-
-@lowers(
-    layers.RelativePositionBias,
-    example=lambda x: layers.RelativePositionBias(2, buckets=8, max_distance=16)(x),
-    shape=(5, 6),
-    nodes="Shape Squeeze Range Unsqueeze Unsqueeze Sub Add Clip Gather Unsqueeze",
-)
-def relative_position_bias(
-    cx: GraphContext, layer: Any, /, query: ir.Value, value: ir.Value | None = None
-) -> ir.Value:
-    start, end = None, length(cx, query, 1)
-    if cx.cache is not None and value is None:
-        start = cx.op.Squeeze(cx.cache.past_length(cx), [0])
-        end = cx.op.Add(start, end)
-    queries = cx.op.Unsqueeze(counting(cx, end) if start is None else counting(cx, end, start), [1])
-    keys = cx.op.Unsqueeze(counting(cx, end if value is None else length(cx, value, 1)), [0])
-    reach = int(layer.thresholds()[-1])  # distances from this one on share a bias
-    if layer.bidirectional:
-        distances = np.arange(-reach, reach + 1)
-        row = cx.op.Add(cx.op.Sub(keys, queries), np.int64(reach))
-    else:
-        distances = -np.arange(reach + 1)
-        row = cx.op.Sub(queries, keys)
-    row = cx.op.Clip(row, np.int64(0), np.int64(len(distances) - 1))
-    table = cx.made_of(
-        f"{layer.path}/table_by_distance",
-        [layer.table],
-        (layer.num_heads, len(distances)),
-        lambda table: table[_buckets(layer, distances)].T,
-    )
-    result = cx.op.Unsqueeze(cx.op.Gather(table, row, axis=1), [0])  # (1, heads, queries, keys)
-    if start is not None:
-        result.meta[AFTER_PAST] = cx.op.LessOrEqual(keys, queries)
-    result.meta[FINITE] = True
-    return result
-
-
-@lowers(
     SlidingWindow,
     example=lambda x: SlidingWindow(1)(x),
     shape=(5, 6),
@@ -651,13 +425,6 @@ def sliding_window(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Valu
     places = counting(cx, length(cx, inputs, 1))
     distances = cx.op.Abs(cx.op.Sub(cx.op.Unsqueeze(places, [0]), cx.op.Unsqueeze(places, [1])))
     return cx.op.Unsqueeze(cx.op.LessOrEqual(distances, np.int64(layer.distance)), [0])
-
-
-def _buckets(layer: Any, distances: np.ndarray) -> np.ndarray:
-    """The row of the layer's table for each distance; above 0, the key is later."""
-    back = np.abs(distances) if layer.bidirectional else np.maximum(-distances, 0)
-    later = (distances > 0) * (layer.buckets // 2) if layer.bidirectional else 0
-    return (back[:, None] >= layer.thresholds()).sum(axis=1) + later
 
 
 @lowers(

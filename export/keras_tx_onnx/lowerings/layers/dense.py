@@ -12,9 +12,9 @@ from keras_tx.layers.low_rank import LowRankDense, LowRankEinsumDense
 from keras_tx_onnx.graph.builder import GraphContext, shape_of
 from keras_tx_onnx.lowerings.activations import activate
 from keras_tx_onnx.lowerings.layers.quantized import (
-    bias_of,
     check_supported,
     float_kernel,
+    quantized_bias,
     quantized_product,
 )
 from keras_tx_onnx.reading.quantized_layers import kernel_shape, mode_of
@@ -39,8 +39,8 @@ def dense(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
 
 def project(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:
     """A dense layer without its activation."""
-    x = _times(cx, layer, cx.floating(x), kernel_shape(layer))
-    return x if layer.bias is None else cx.op.Add(x, bias_of(cx, layer))
+    x = _times(cx, layer, cx.floating(x))
+    return x if layer.bias is None else cx.op.Add(x, _bias(cx, layer))
 
 
 @lowers(
@@ -60,16 +60,24 @@ def project(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:
 def einsum_dense(cx: GraphContext, layer: Any, /, inputs: ir.Value) -> ir.Value:
     x = _product(cx, layer, inputs)
     if layer.bias is not None:
-        x = cx.op.Add(x, bias_of(cx, layer))
+        x = cx.op.Add(x, _bias(cx, layer))
     return activate(cx, layer.activation, x)
 
 
-def _times(cx: GraphContext, layer: Any, x: ir.Value, shape: tuple[int, ...]) -> ir.Value:
-    """x times the kernel of a dense layer as a matrix of this shape."""
+def _times(cx: GraphContext, layer: Any, x: ir.Value, shape: tuple[int, ...] | None = None) -> ir.Value:
+    """x times the kernel of a dense layer as a matrix of this shape, by default its own."""
+    if not _is_quantized(layer):
+        return cx.op.MatMul(x, cx.weight(layer.kernel, shape=shape))
     check_supported(cx, layer)
-    if mode_of(layer) is not None:
-        return quantized_product(cx, layer, x, shape)
-    return cx.op.MatMul(x, cx.weight(layer.kernel, shape=shape))
+    return quantized_product(cx, layer, x, shape or kernel_shape(layer))
+
+
+def _bias(cx: GraphContext, layer: Any) -> ir.Value:
+    return quantized_bias(cx, layer) if _is_quantized(layer) else cx.weight(layer.bias)
+
+
+def _is_quantized(layer: Any) -> bool:
+    return layer.quantization_mode is not None and mode_of(layer) is not None
 
 
 def _product(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:

@@ -94,7 +94,7 @@ def float_kernel(cx: GraphContext, layer: Any) -> ir.Value:
     return cx.op.Reshape(kernel, list(quantized_layers.kernel_shape(layer)))
 
 
-def bias_of(cx: GraphContext, layer: Any) -> ir.Value:
+def quantized_bias(cx: GraphContext, layer: Any) -> ir.Value:
     """The bias of a dense layer; in float8 mode Keras rounds it to bfloat16."""
     if mode_of(layer) != "float8":
         return cx.weight(layer.bias)
