@@ -314,11 +314,21 @@ def _precision(root: Path, manifest: contract.Manifest, requested: str | None, d
     problem = f"precision is {requested!r}, but {root} has {', '.join(graphs)}."
     if requested not in contract.PRECISIONS:
         raise ConfigError(f"{problem} {nearest(requested, contract.PRECISIONS)}")
+    check_precision(requested, manifest.task)
     if "fp32" in graphs:
         raise ConfigError(f"{problem} Run keras-tx quantize {root} --precision {requested}")
     if not graphs.keys() & manifest.variants.keys():
         raise ConfigError(f"{problem} {QUANTIZED_BY_KERAS}")
     raise ConfigError(f"{problem} Export again with precision={[*graphs, requested]}.")
+
+
+def check_precision(name: str, task: str | None) -> None:
+    """Raises a ConfigError for a name of int8 that models of this task do not have."""
+    if name in contract.precisions_of(task):
+        return
+    method = "weights in blocks" if task == contract.TEXT_GENERATION else "one range for the input of a layer"
+    kind = "a decoder" if task == contract.TEXT_GENERATION else "this model"
+    raise ConfigError(f"precision {name!r} is not one of {kind}, whose 'int8' has {method}. Pass 'int8'.")
 
 
 def _check_encoders(root: Path, manifest: contract.Manifest) -> None:

@@ -68,7 +68,8 @@ class Interface(abc.ABC):
     @property
     def precision(self) -> str:
         """That of the layers that Keras quantized; otherwise fp32, for any policy."""
-        return quantized_layers.precision_of(functional_graph.parts(self.model))
+        name = quantized_layers.precision_of(functional_graph.parts(self.model))
+        return "int8" if name == "int8-blocks" and self.task == contract.TEXT_GENERATION else name
 
     @property
     def tolerance(self) -> float:

@@ -88,8 +88,11 @@ class ServedModel:
         self._observe_batch = observe_batch
         self._uses = 0
         self._retired = False
-        # Dynamic int8 has one range per tensor: an answer would depend on the requests beside it.
-        batched = self.task.answer is not None and not self.generates and model.precision != "int8"
+        batched = (
+            self.task.answer is not None
+            and not self.generates
+            and not folder.manifest.depends_on_batch(model.precision)
+        )
         self._batcher = None
         if batched:
             self._batcher = MicroBatcher(
