@@ -36,11 +36,13 @@ DECODER_MODEL = "onnx/decoder_model_merged.onnx"
 SHARED = "_shared"  # suffix of a decoder's second graph, which updates its cache in place
 
 # The graph of each precision, most precise first. The suffixes are those of transformers.js; int8 is its q8.
+# A model has two kinds of 8-bit files: int8 is the recommended one, and the name of the other is its method.
 PRECISIONS = {
     "fp32": MODEL,
     "fp16": "onnx/model_fp16.onnx",
     "int8": "onnx/model_quantized.onnx",
     "int8-blocks": "onnx/model_int8.onnx",
+    "int8-dynamic": "onnx/model_int8.onnx",
     "int4": "onnx/model_q4.onnx",
 }
 
@@ -96,6 +98,10 @@ SOURCE_PRESENT_AXIS = "present_encoder_sequence_length"  # encoder_sequence_leng
 # the order of summation differs, and with values rounded to a few bits, where a value halfway between two
 # steps may be rounded to either. The error of a wrong graph is as large as the output.
 FLOAT32, ROUNDED = 1e-4, 0.1
+
+# Recipes of int8 files with one range for the input of a layer, which is computed over the whole batch when
+# the graph runs, or fixed by a calibration.
+DYNAMIC, STATIC = "dynamic", "static"
 
 NO_LABEL = -100  # the label of tokens that losses and metrics ignore
 
@@ -220,6 +226,11 @@ class Manifest:
     adapters: dict[str, Adapter] = dataclasses.field(default_factory=dict)  # by name
     format_version: int = FORMAT_VERSION
 
+    def depends_on_batch(self, precision: str) -> bool:
+        """Whether the outputs of a sample depend on the other samples of its batch."""
+        variant = self.variants.get(precision)
+        return variant is not None and variant.recipe == DYNAMIC
+
     def save(self, folder: str | os.PathLike[str]) -> None:
         text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False)
         Path(folder, MANIFEST).write_text(text + "\n", encoding="utf-8")
@@ -241,7 +252,7 @@ class Manifest:
 
     @classmethod
     def _from_fields(cls, raw: dict[str, Any]) -> Manifest:
-        return cls(
+        manifest = cls(
             keras_tx_version=_field(raw, "keras_tx_version", str),
             task=_optional(raw, "task", str),
             opset=_field(raw, "opset", int),
@@ -262,6 +273,22 @@ class Manifest:
             encoder=_encoder(_optional(raw, "encoder", dict)),
             adapters=_adapters(raw),
         )
+        return _with_current_names(manifest)
+
+
+def _with_current_names(manifest: Manifest) -> Manifest:
+    """The manifest of a decoder whose int8 was dynamic when it was written, with the names of today."""
+    dynamic = manifest.variants.get("int8")
+    renamed = dynamic is not None and dynamic.recipe in (DYNAMIC, STATIC)
+    if manifest.task != TEXT_GENERATION or not (renamed or "int8-blocks" in manifest.precisions):
+        return manifest
+    names = {"int8": "int8-dynamic", "int8-blocks": "int8"}
+    files = {names.get(name, name): file for name, file in manifest.precisions.items()}
+    return dataclasses.replace(
+        manifest,
+        precisions=in_order(files),
+        variants={names.get(name, name): variant for name, variant in manifest.variants.items()},
+    )
 
 
 # Names of the types of JSON values.
@@ -388,6 +415,24 @@ def _variant(raw: dict[str, Any], place: str) -> Variant:
         inputs=tensors("inputs"),
         outputs=tensors("outputs"),
     )
+
+
+def precisions_of(task: str | None) -> tuple[str, ...]:
+    """Returns the precisions that a model can have, most precise first.
+
+    Trained decoders have activations hundreds of times as large as others. Their int8 has weights in blocks,
+    that of other models one range for the input of a layer, which is faster for many tokens.
+
+    >>> [name for name in precisions_of(TEXT_GENERATION) if name.startswith("int8")]
+    ['int8', 'int8-dynamic']
+    """
+    other = "int8-blocks" if task == TEXT_GENERATION else "int8-dynamic"
+    return tuple(name for name in PRECISIONS if name != other)
+
+
+def in_order(files: dict[str, str]) -> dict[str, str]:
+    """Returns the files of precisions, most precise first."""
+    return {name: files[name] for name in (*PRECISIONS, *files) if name in files}
 
 
 def graph_name(precision: str, graph: str = MODEL) -> str:

@@ -18,6 +18,7 @@ from keras_tx import contract
 from keras_tx.atomic_write import atomic_directory, check_export_target
 from keras_tx.errors import ConfigError, ExportError, nearest
 from keras_tx.processing import ImageTransform
+from keras_tx.runtime.folder import check_precision
 from keras_tx.weights.weight_values import check_finite
 from keras_tx_onnx import tolerances
 from keras_tx_onnx.graph.model_file import check_graph, write_beside, write_graph
@@ -75,8 +76,9 @@ def export_onnx(
         input_signature: the inputs of a subclassed model: a keras.InputSpec(shape, dtype, name), or a list
             with one for each argument of `call`, in the structure of that argument. A size of None is
             dynamic. None instead of an InputSpec keeps the default of an argument.
-        precision: "fp32", "fp16", "int8", "int8-blocks" or "int4", or a list of them. The others are computed
-            from the verified fp32 graph and compared with it. `keras_tx_onnx.quantize` has more options.
+        precision: "fp32", "fp16", "int8", "int8-blocks" (of a decoder "int8-dynamic") or "int4", or a list of
+            them. The others are computed from the verified fp32 graph and compared with it.
+            `keras_tx_onnx.quantize` has more options.
         opset: the ONNX opset, from 17 to 26. Opsets below 23 have no Attention operator and opsets below 20
             no Gelu, so older operators replace them.
         cache: whether the graph of a decoder has a cache of keys and values, which text generation requires.
@@ -114,11 +116,7 @@ def export_onnx(
     _check_arguments(model, opset)
     precisions = precisions_of(precision)
     interface = choose_interface(as_functional(model, input_signature), options, opset)
-    if precisions != ["fp32"] and interface.precision != "fp32":
-        raise ConfigError(
-            f"precision={precision!r} is not supported: Keras already quantized model {model.name!r}. Omit "
-            "precision, or export the model that was not quantized."
-        )
+    _check_precisions(precisions, interface, model)
     separate = None if adapters is None else SeparateAdapters(model, interface, adapters)
     beside = [] if separate is None else separate.adapters
     check_export_target(folder, overwrite)
@@ -175,6 +173,17 @@ def _check_arguments(model: Any, opset: Any) -> None:
     if not isinstance(opset, int) or opset not in contract.IR_VERSIONS:
         first, last = min(contract.IR_VERSIONS), max(contract.IR_VERSIONS)
         raise ConfigError(f"opset={opset!r} is out of range. Pass {first} to {last}.")
+
+
+def _check_precisions(names: Sequence[str], interface: Interface, model: keras.Model) -> None:
+    """Raises a ConfigError for precisions that the model cannot have."""
+    for name in names:
+        check_precision(name, interface.task)
+    if names != ["fp32"] and interface.precision != "fp32":
+        raise ConfigError(
+            f"precision={names} is not supported: Keras already quantized model {model.name!r}. Omit "
+            "precision, or export the model that was not quantized."
+        )
 
 
 def precisions_of(names: str | Sequence[str]) -> list[str]:

@@ -12,11 +12,17 @@ from typing import Any
 from keras_tx import contract
 from keras_tx.atomic_write import atomic_directory
 from keras_tx.errors import ConfigError, ExportError
-from keras_tx.runtime.folder import QUANTIZED_BY_KERAS, check_unchanged, open_folder, verify_hashes
+from keras_tx.runtime.folder import (
+    QUANTIZED_BY_KERAS,
+    Folder,
+    check_precision,
+    check_unchanged,
+    open_folder,
+    verify_hashes,
+)
 from keras_tx_onnx.export import precisions_of
-from keras_tx_onnx.quantizing.auto_precision import CANDIDATES, PrecisionReport, choose
-from keras_tx_onnx.quantizing.precision_files import Options, PrecisionWriter
-from keras_tx_onnx.quantizing.recipes import BITS
+from keras_tx_onnx.quantizing.auto_precision import PrecisionReport, candidates, choose
+from keras_tx_onnx.quantizing.precision_files import Options, PrecisionWriter, misplaced
 from keras_tx_onnx.report import precision_rows
 
 
@@ -55,14 +61,16 @@ def quantize(
 
     Args:
         folder: a folder that `export_onnx` wrote, with its fp32 file.
-        precision: one or several of "fp16", "int8", "int8-blocks" and "int4"; a file that exists is replaced.
+        precision: one or several of "fp16", "int8", "int8-blocks" (of a decoder "int8-dynamic") and "int4"; a
+            file that exists is replaced.
             Or "auto": measures all of them on the validation data, and keeps the fastest whose metric is
             within the tolerance of fp32's. The report is returned, and stored in the folder as JSON.
         keep: paths of layers that stay in fp32, such as "block_0/feed_forward/up", or "block_0" for all
             of its layers.
         calibration: batches from which "int8" computes fixed ranges, so that no sample depends on the others
             of its batch: an array, a dict of arrays by input name, or an iterable of either, such as a
-            tf.data.Dataset. Without it, each range is computed when the graph runs, over the whole batch.
+            tf.data.Dataset. Without it, each range is computed when the graph runs, over the whole batch. A
+            decoder has no fixed ranges.
         examples: a batch on which the files are compared; by default the first of the calibration, or random
             inputs.
         validation: for "auto": (inputs, targets) as arrays, or an iterable of such batches.
@@ -95,12 +103,13 @@ def quantize(
             f'precision={precision!r} does not fit validation. Pass validation=(inputs, targets) with "auto" '
             "only."
         )
-    names = list(CANDIDATES) if auto else precisions_of(precision)
-    if "fp32" in names:
-        raise ConfigError("precision has 'fp32', from which the others are made. Remove it.")
+    requested = None if auto else _below_fp32(precision)
     options = Options(_layer_paths(keep), calibration, examples)
-    _check_options(names, options.keep, calibration)
     opened = open_folder(Path(folder).absolute())
+    task = opened.manifest.task
+    names = candidates(task) if requested is None else requested
+    _check_options(names, options.keep, calibration, task)
+    _check_misplaced(opened, names)
     if opened.precision != "fp32":
         by_keras = opened.precision not in opened.manifest.variants
         again = f"Export it again with precision={['fp32', *names]}."
@@ -121,6 +130,25 @@ def quantize(
     return Quantized(opened.path, manifest)
 
 
+def _below_fp32(precision: str | Sequence[str]) -> list[str]:
+    """The names of precisions, checked."""
+    names = precisions_of(precision)
+    if "fp32" in names:
+        raise ConfigError("precision has 'fp32', from which the others are made. Remove it.")
+    return names
+
+
+def _check_misplaced(opened: Folder, names: Sequence[str]) -> None:
+    """Raises a ConfigError for 8-bit files of an older version that would not be replaced."""
+    other = misplaced(opened.manifest)
+    if set(other) - set(names):
+        expected = [name for name in contract.PRECISIONS if name in {*names, *other}]
+        raise ConfigError(
+            f"{opened.path} was written when int8 of a decoder was what is int8-dynamic now, so that "
+            f"{', '.join(other)} are in other files. Pass precision={expected}, which replaces them."
+        )
+
+
 def _layer_paths(keep: object) -> tuple[str, ...]:
     """The paths of `keep`, checked."""
     if isinstance(keep, str) or not isinstance(keep, Iterable):
@@ -132,10 +160,15 @@ def _layer_paths(keep: object) -> tuple[str, ...]:
     return paths
 
 
-def _check_options(names: Sequence[str], keep: Sequence[str], calibration: object) -> None:
-    """Raises a ConfigError for an option that none of the precisions uses."""
+def _check_options(names: Sequence[str], keep: Sequence[str], calibration: object, task: str | None) -> None:
+    """Raises a ConfigError for a precision that the task does not have, or an option that none uses."""
+    for name in names:
+        check_precision(name, task)
     listed = ", ".join(names)
-    if keep and not set(names) & {"int8", *BITS}:
+    if keep and set(names) == {"fp16"}:
         raise ConfigError(f"keep has no effect for precision {listed}, which quantizes no layer. Remove it.")
-    if calibration is not None and "int8" not in names:
-        raise ConfigError(f"calibration has no effect for precision {listed}: only int8 uses it. Remove it.")
+    if calibration is not None and ("int8" not in names or task == contract.TEXT_GENERATION):
+        users = "int8 of models other than decoders"
+        raise ConfigError(
+            f"calibration has no effect for precision {listed}: only {users} uses it. Remove it."
+        )

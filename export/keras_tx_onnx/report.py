@@ -76,6 +76,8 @@ class Report:
     def _arithmetic(self) -> str:
         if self._precision == "int4" and self.rounds_inputs:
             return "float32, with 4-bit weights and inputs rounded to int8 in quantized layers"
+        if self._precision == "int8" and not self.rounds_inputs:
+            return _ARITHMETIC["int8-blocks"]
         return _ARITHMETIC.get(self._precision, "float32")
 
     @property

@@ -134,10 +134,10 @@ def _run(model: LoadedModel, arguments: argparse.Namespace) -> int:
         results = task.answer(model, [one.value for one in batch], options)
         return [{task.inputs: one.name, **x} for one, x in zip(batch, results, strict=True)]
 
-    # Dynamic int8 has one range per tensor, so an answer depends on the other rows of its batch. Lines from a
-    # keyboard are answered one at a time.
+    # Lines from a keyboard are answered one at a time.
     interactive = run_inputs.STDIN in arguments.inputs and sys.stdin.isatty()
-    size = 1 if model.precision == "int8" or interactive else BATCH
+    alone = interactive or model.folder.manifest.depends_on_batch(model.precision)
+    size = 1 if alone else BATCH
     failed = 0
     shown = sys.stderr.isatty() and not sys.stdout.isatty()
     with ProgressBar(None, "inputs", shown=shown) as progress:

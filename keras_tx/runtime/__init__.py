@@ -97,9 +97,9 @@ def load(
             it works and otherwise the CPU, with a warning if onnxruntime was built for CUDA. The result has
             it as `.provider`; `.session.placement()` counts the nodes on each provider.
         threads: threads of one operation on the CPU; by default as many as cores.
-        precision: "fp32", "fp16", "int8", "int8-blocks" or "int4". By default fp32, or on a GPU fp16 if the
-            folder has it; or the folder's only one. The result has it as `.precision`. `keras-tx quantize`
-            adds precisions to a folder.
+        precision: "fp32", "fp16", "int8", "int8-blocks" (of a decoder "int8-dynamic") or "int4". By
+            default fp32, or on a GPU fp16 if the folder has it; or the folder's only one. The result has it
+            as `.precision`. `keras-tx quantize` adds precisions to a folder.
 
     Returns:
         The model of the folder's task, whose call runs its method. `ImageClassifier` and `TextClassifier`

@@ -310,6 +310,7 @@ def _precision(root: Path, manifest: contract.Manifest, requested: str | None, d
     problem = f"precision is {requested!r}, but {root} has {', '.join(graphs)}."
     if requested not in contract.PRECISIONS:
         raise ConfigError(f"{problem} {nearest(requested, contract.PRECISIONS)}")
+    check_precision(requested, manifest.task)
     if "fp32" in graphs:
         raise ConfigError(f"{problem} Run keras-tx quantize {root} --precision {requested}")
     if not graphs.keys() & manifest.variants.keys():
@@ -334,6 +335,15 @@ def _check_adapters(root: Path, manifest: contract.Manifest) -> None:
                     f"{root / contract.MANIFEST}: {place}adapters has the file {file!r} for {name!r}, which "
                     f"is not listed under files. {_REMEDY}"
                 )
+
+
+def check_precision(name: str, task: str | None) -> None:
+    """Raises a ConfigError for a name of int8 that models of this task do not have."""
+    if name in contract.precisions_of(task):
+        return
+    method = "weights in blocks" if task == contract.TEXT_GENERATION else "one range for the input of a layer"
+    kind = "a decoder" if task == contract.TEXT_GENERATION else "this model"
+    raise ConfigError(f"precision {name!r} is not one of {kind}, whose 'int8' has {method}. Pass 'int8'.")
 
 
 def _check_encoders(root: Path, manifest: contract.Manifest) -> None:

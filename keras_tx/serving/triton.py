@@ -189,9 +189,7 @@ def _limits(source: Folder, options: TritonOptions) -> Iterator[str]:
         )
     if manifest.adapters:
         yield f"Triton serves the base model, without the adapters {', '.join(manifest.adapters)}."
-    variant = manifest.variants.get(source.precision)
-    dynamic = source.precision == "int8" and variant is not None and variant.recipe == "dynamic"
-    if dynamic and options.max_batch > 1:
+    if manifest.depends_on_batch(source.precision) and options.max_batch > 1:
         yield (
             "The ranges of int8 are computed over a batch, so that outputs depend on the requests in it. "
             "Pass max_batch=1, or quantize with calibration, or to int8-blocks."

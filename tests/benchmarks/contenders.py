@@ -59,6 +59,7 @@ BITS = {  # of 32 numbers and a scale
     "fp16": 16,
     "int8": 8,
     "int8-blocks": 9,
+    "int8-dynamic": 8,
     "int4": 5,
     "f32": 32,
     "q8_0": 8.5,
@@ -105,8 +106,12 @@ def _openvino(hint: str, name: str) -> Contender:
 
 FP32, INT8, INT4 = (
     _keras_tx("fp32", (*ALL, SMALL_BERT, *ENCODER_DECODERS)),
-    _keras_tx("int8", (*ALL, SMALL_BERT, *ENCODER_DECODERS)),
+    _keras_tx("int8", (*ENCODERS, SMALL_BERT, *ENCODER_DECODERS)),
     _keras_tx("int4", (GPT,)),
+)
+GPT_INT8 = (
+    dataclasses.replace(_keras_tx("int8", (GPT,)), bits=BITS["int8-blocks"]),
+    _keras_tx("int8-dynamic", (GPT,)),
 )
 PREDICT = Contender("keras predict", "keras.Predict", KERAS, (*ENCODERS, SMALL_BERT))
 OPTIMUM_ON_ORT = Contender("optimum", "optimum.OnnxRuntime", OPTIMUM, (*ALL, SMALL_BERT, *ENCODER_DECODERS))
@@ -116,9 +121,10 @@ TRANSLATORS = (_ctranslate2("float32", "fp32"), _ctranslate2("int8", "int8"))
 INFERENCE = (
     FP32,
     INT8,
+    *GPT_INT8,
     INT4,
     _keras_tx("fp16", ENCODERS, slow=True),
-    _keras_tx("int8-blocks", ALL, slow=True),
+    _keras_tx("int8-blocks", ENCODERS, slow=True),
     PREDICT,
     Contender("keras-hub predict", "keras.HubPredict", HUB, ENCODERS, slow=True),
     Contender("keras-hub generate", "keras.HubGenerate", HUB, (GPT,)),
@@ -136,7 +142,7 @@ INFERENCE = (
     Contender("genai fp32", "decoders.GenAI", ("onnxruntime_genai",), (GPT,), slow=True),
 )
 STARTUP = (FP32, INT8, PREDICT, OPTIMUM_ON_ORT, OPENVINO, *TRANSLATORS)
-OVERHEAD = tuple(dataclasses.replace(one, adapter="keras_tx.Overhead") for one in (FP32, INT8, INT4))
+OVERHEAD = tuple(dataclasses.replace(one, adapter="keras_tx.Overhead") for one in (FP32, *GPT_INT8, INT4))
 CLIENTS = (Contender("keras-tx fp32", "keras_tx.Clients", RUNTIME, (BERT,), {"precision": "fp32"}),)
 
 

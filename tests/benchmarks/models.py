@@ -40,7 +40,7 @@ from tests.benchmarks.worker import environment
 PRECISIONS = {
     VIT: ("fp32", "int8", "fp16", "int8-blocks"),
     BERT: ("fp32", "int8", "fp16", "int8-blocks"),
-    GPT: ("fp32", "int8", "int4", "int8-blocks"),
+    GPT: ("fp32", "int8", "int8-dynamic", "int4"),
     SMALL_BERT: ("fp32", "int8"),
     **dict.fromkeys(ENCODER_DECODERS, ("fp32", "int8")),
 }

@@ -186,7 +186,9 @@ export async function ask(transformers, one, options, read, stopped) {
 }
 
 // Where transformers.js looks for the file of a precision.
-export const DTYPES = { fp32: 'fp32', fp16: 'fp16', int8: 'q8', 'int8-blocks': 'int8', int4: 'q4' };
+export const DTYPES = {
+    fp32: 'fp32', fp16: 'fp16', int8: 'q8', 'int8-blocks': 'int8', 'int8-dynamic': 'int8', int4: 'q4',
+};
 
 // Asks about every file, and whatever else is to be tried; gives one line and what is wrong. What these clients
 // compute with is not the onnxruntime of our runtime, so it may round elsewhere.

@@ -57,7 +57,7 @@ def make(out: Path, name: str) -> dict[str, dict[str, Any]]:
     variant, options = CASES[name]
     model = drawn(keras_tx.gpt(variant, max_length=64, **options))
     opset = 17 if name.endswith("opset_17") else contract.DEFAULT_OPSET
-    options = {"opset": opset, "precision": precisions.of(name), "overwrite": True}
+    options = {"opset": opset, "precision": precisions.of(name, model.task), "overwrite": True}
     with tempfile.TemporaryDirectory() as folder:
         adapters = _adapters(model, Path(folder)) if name.endswith("adapters") else None
         export_onnx(model, out / name, adapters=adapters, **options)
@@ -67,7 +67,7 @@ def make(out: Path, name: str) -> dict[str, dict[str, Any]]:
             case = _continued(loaded, model.task, together=precision == "fp32")
             return {**case, "new_ids_of_adapters": _with_adapters(loaded, case["ids"])}
 
-    return precisions.cases(name, answer)
+    return precisions.cases(name, answer, model.task)
 
 
 def _adapters(model: Any, folder: Path) -> dict[str, Path]:
@@ -89,7 +89,7 @@ def _with_adapters(loaded: Any, ids: list[list[int]]) -> dict[str, list[list[int
 
 
 def _continued(loaded: Any, task: str, together: bool) -> dict[str, Any]:
-    """With all texts `together`, or one by one: int8 takes its ranges from the whole batch."""
+    """With all texts `together`, or one by one: int8-dynamic computes its ranges from the whole batch."""
     with_text = loaded.tokenizer is not None
     ids = [GPT_2.encode([prompt])[0].ids.tolist() for prompt in PROMPTS]
     if with_text:

@@ -18,16 +18,19 @@ TOLERANCES = {
     "fp16": HALF["mixed_float16"],
     "int8": STEPS,
     "int8-blocks": STEPS,
+    "int8-dynamic": STEPS,
     "int4": STEPS,
 }
 
 
-def of(name: str) -> list[str]:
-    """The precisions of a folder."""
-    return list(TOLERANCES) if name.startswith(LADDER) else ["fp32"]
+def of(name: str, task: str | None = None) -> list[str]:
+    """The precisions of a folder; only a decoder needs its task."""
+    return list(contract.precisions_of(task)) if name.startswith(LADDER) else ["fp32"]
 
 
-def cases(name: str, answer: Callable[[str], dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def cases(
+    name: str, answer: Callable[[str], dict[str, Any]], task: str | None = None
+) -> dict[str, dict[str, Any]]:
     """What `answer` gives for each precision, and which file that is; by "folder" or "folder@precision"."""
     return {
         name if precision == "fp32" else f"{name}@{precision}": {
@@ -37,5 +40,5 @@ def cases(name: str, answer: Callable[[str], dict[str, Any]]) -> dict[str, dict[
             "rounded": TOLERANCES[precision],
             **answer(precision),
         }
-        for precision in of(name)
+        for precision in of(name, task)
     }

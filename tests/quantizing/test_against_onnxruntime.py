@@ -90,10 +90,10 @@ def test_partial_blocks():
 
 
 @pytest.mark.parametrize("width", [64, 72])  # 72: the last block is padded
-@pytest.mark.parametrize(("name", "bits"), [("model_q4.onnx", 4), ("model_int8.onnx", 8)])
+@pytest.mark.parametrize(("name", "bits"), [("model_q4.onnx", 4), ("model_quantized.onnx", 8)])
 def test_lookups(tmp_path, name, bits, width):
     """Lookups in blocks equal GatherBlockQuantized, which is not in each client's onnxruntime."""
-    folder = exported(gpt(width=width), tmp_path / "gpt", precision=["fp32", "int8-blocks", "int4"])
+    folder = exported(gpt(width=width), tmp_path / "gpt", precision=["fp32", "int8", "int4"])
     lookup = next(x for x in loaded(folder, "model.onnx").graph.node if x.op_type == "Gather")
     assert lookup.input[0] == "token_embedding/table"
     stored = weights(folder / "onnx" / name)

@@ -213,7 +213,7 @@ def test_auto_keeps_the_fastest_precision_of_both_graphs(folder, monkeypatch):
 
 def test_auto_names_layers_of_both_graphs(folder, monkeypatch):
     """No loss is accepted, so that layers of each precision are measured in fp32."""
-    monkeypatch.setattr(auto_precision, "CANDIDATES", ("int4",))
+    monkeypatch.setattr(auto_precision, "candidates", lambda task: ["int4"])
     monkeypatch.setattr(auto_precision, "NAMED_LAYERS", 12)
     ids = np.random.default_rng(0).integers(2, 250, (2, 6))
     inputs = {"input_ids": ids, "decoder_input_ids": ids}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections import Counter
@@ -23,24 +24,31 @@ from keras_tx_onnx.quantizing.weight_blocks import rounded_blocks
 from tests.drawing import draw, redraw
 from tests.quantizing.folders import bert, exported, gpt, session, vit
 
-ALL = ["fp32", "fp16", "int8", "int8-blocks", "int4"]
+KIND = {"gpt": contract.TEXT_GENERATION}
 FILES = ["model.onnx", "model_fp16.onnx", "model_quantized.onnx", "model_int8.onnx", "model_q4.onnx"]
 # For random weights and 2 layers; the noise grows with depth.
-NOISE = {"fp16": 5e-3, "int8": 0.1, "int8-blocks": 0.1, "int4": 0.8}
+NOISE = {"fp16": 5e-3, "int8": 0.1, "int8-blocks": 0.1, "int8-dynamic": 0.1, "int4": 0.8}
 MODELS = {"vit": vit, "bert": bert, "gpt": gpt}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
     parent = tmp_path_factory.mktemp("precisions")
-    return {name: exported(make(), parent / name, precision=ALL) for name, make in MODELS.items()}
+    return {name: exported(make(), parent / name, precision=all_of(name)) for name, make in MODELS.items()}
+
+
+def all_of(name: str) -> tuple[str, ...]:
+    """The precisions of a folder, in the order of FILES."""
+    return contract.precisions_of(KIND.get(name))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_files_of_all_precisions(folders, name):
     folder = open_folder(folders[name])
     verify_hashes(folder)
-    assert list(folder.manifest.precisions) == ALL
+    assert folder.manifest.precisions == {
+        precision: f"onnx/{file}" for precision, file in zip(all_of(name), FILES, strict=True)
+    }
     assert sorted(path.name for path in (folders[name] / "onnx").iterdir()) == sorted(FILES)
     for precision, variant in folder.manifest.variants.items():
         assert 0 < variant.noise < NOISE[precision], precision
@@ -53,14 +61,18 @@ def nodes(folder: Path, file: str) -> Counter[str]:
     return Counter(node.op_type for node in onnx.load(folder / "onnx" / file).graph.node)
 
 
-def test_attention_is_not_quantized_and_int8_uses_standard_operators(folders):
+def test_attention_is_not_quantized_and_ranges_use_standard_operators(folders):
     for name, products in (("vit", 10), ("bert", 10), ("gpt", 9)):
         for file in FILES[2:]:
             counts = nodes(folders[name], file)
             assert counts["Attention"] == 2
             assert counts["MatMulInteger"] + counts["MatMulNBits"] == products, (name, file)
             assert not counts["MatMul"] + counts["Gemm"]
-        model = onnx.load(folders[name] / "onnx/model_quantized.onnx")
+        in_blocks, dynamic = "model_int8.onnx", "model_quantized.onnx"
+        if name == "gpt":
+            in_blocks, dynamic = dynamic, in_blocks
+        assert nodes(folders[name], in_blocks)["MatMulNBits"] == products
+        model = onnx.load(folders[name] / "onnx" / dynamic)
         assert [entry.domain for entry in model.opset_import] == [""]
 
 
@@ -86,13 +98,71 @@ def test_every_value_keeps_its_shape(folders):
             assert known >= {output for node in graph.node for output in node.output if output}
 
 
-@pytest.mark.parametrize("precision", ALL)
-def test_runtime_loads_each_precision(folders, precision):
-    with load(folders["vit"], provider="cpu", precision=precision) as model:
-        assert model.folder.graph.name == FILES[ALL.index(precision)]
+@pytest.mark.parametrize("index", range(len(FILES)))
+def test_runtime_loads_each_precision(folders, index):
+    with load(folders["vit"], provider="cpu", precision=all_of("vit")[index]) as model:
+        assert model.folder.graph.name == FILES[index]
         assert len(model(np.zeros((8, 8, 3), "uint8"), top_k=3)) == 3
-    with load(folders["gpt"], provider="cpu", precision=precision) as poet:
+    with load(folders["gpt"], provider="cpu", precision=all_of("gpt")[index]) as poet:
+        assert poet.folder.graph.name == FILES[index]
         assert len(poet.generate([5, 6, 7], max_new_tokens=8).ids) == 8
+
+
+@pytest.mark.parametrize(("name", "other"), [("gpt", "int8-blocks"), ("vit", "int8-dynamic")])
+def test_name_of_the_other_kind_raises(folders, tmp_path, name, other):
+    """Before anything is written: int8 already has this method."""
+    message = f"'{other}' .*Pass 'int8'"
+    with pytest.raises(ConfigError, match=message):
+        load(folders[name], precision=other)
+    with pytest.raises(ConfigError, match=message):
+        quantize(folders[name], other)
+    with pytest.raises(ConfigError, match=message):
+        export_onnx(MODELS[name](), tmp_path / "out", precision=["fp32", other])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def old(folders, tmp_path) -> Path:
+    """A decoder's folder as older versions wrote it: int8 was dynamic, and int8-blocks another file."""
+    folder = shutil.copytree(folders["gpt"], tmp_path / "old")
+    content = json.loads((folder / contract.MANIFEST).read_text())
+    graphs = [folder / "onnx" / file for file in ("model_quantized.onnx", "model_int8.onnx")]
+    swapped = [path.read_bytes() for path in reversed(graphs)]
+    for path, graph in zip(graphs, swapped, strict=True):
+        path.write_bytes(graph)
+        content["files"][f"onnx/{path.name}"] = dataclasses.asdict(contract.describe_file(path))
+    for entries in (content["precisions"], content["variants"]):
+        entries["int8-blocks"], entries["int8"] = entries["int8"], entries.pop("int8-dynamic")
+    content["precisions"] |= {"int8": "onnx/model_quantized.onnx", "int8-blocks": "onnx/model_int8.onnx"}
+    (folder / contract.MANIFEST).write_text(json.dumps(content))
+    return folder
+
+
+def test_names_of_older_decoders(old):
+    manifest = open_folder(old).manifest
+    assert tuple(manifest.precisions) == all_of("gpt")
+    assert manifest.variants["int8-dynamic"].recipe == "dynamic" != manifest.variants["int8"].recipe
+    for precision, operator in (("int8", "MatMulNBits"), ("int8-dynamic", "MatMulInteger")):
+        with load(old, provider="cpu", precision=precision) as poet:
+            assert nodes(old, poet.folder.graph.name)[operator] == 9
+            assert poet.folder.manifest.depends_on_batch(precision) == (precision == "int8-dynamic")
+
+
+def test_quantizing_an_older_decoder_replaces_both_files(old):
+    """Its int8-dynamic is in the file of int8."""
+    before = (old / contract.MANIFEST).read_bytes()
+    for names in ("int8", "int4"):
+        with pytest.raises(ConfigError, match=r"int8, int8-dynamic.*precision=\['int8', 'int8-dynamic'"):
+            quantize(old, names)
+    assert (old / contract.MANIFEST).read_bytes() == before
+    quantize(old, ["int8", "int8-dynamic"])
+    folder = open_folder(old)
+    verify_hashes(folder)
+    assert folder.manifest.precisions == {
+        precision: f"onnx/{file}" for precision, file in zip(all_of("gpt"), FILES, strict=True)
+    }
+    assert nodes(old, "model_quantized.onnx")["MatMulNBits"] == 9
+    assert nodes(old, "model_int8.onnx")["MatMulInteger"] == 9
 
 
 def test_fp32_is_the_default(folders):
@@ -266,7 +336,7 @@ def test_model_without_large_weights_raises(tmp_path):
 def test_model_quantized_by_keras_raises(tmp_path):
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
     model.layers[0].quantize("int8")
-    with pytest.raises(ConfigError, match="precision='int4'"):
+    with pytest.raises(ConfigError, match=r"precision=\['int4'\]"):
         export_onnx(model, tmp_path / "out", precision="int4")
     folder = exported(model, tmp_path / "out")
     with pytest.raises(ConfigError, match=r"'int4', but .*out has int8\. Keras quantized .* omit precision"):

@@ -575,19 +575,19 @@ def test_folder_without_shared_cache_runs_one_by_one(tmp_path):
 def quantized(tmp_path_factory) -> Path:
     model = redraw(keras_tx.gpt("pico", width=64, max_length=CONTEXT, vocabulary_size=280))
     path = tmp_path_factory.mktemp("quantized") / "poet"
-    export_onnx(model, path, cache="shared", precision=["fp32", "fp16", "int8", "int8-blocks", "int4"])
+    export_onnx(model, path, cache="shared", precision=["fp32", "fp16", "int8", "int8-dynamic", "int4"])
     return path
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int8", "int8-blocks", "int4"])
+@pytest.mark.parametrize("precision", ["fp16", "int8", "int8-dynamic", "int4"])
 def test_precisions(quantized, precision):
-    """A dynamic range of int8 would change with the other rows of a batch, and with chunks of a prompt."""
+    """A range of int8-dynamic would change with the other rows of a batch, and with chunks of a prompt."""
     calls: list[tuple[list[int], dict[str, Any]]] = [
         (prompt, {**options, "stop_tokens": []}) for prompt, options in random_calls(80, seed=7)
     ]
     calls.append((LONG, {"max_new_tokens": 5, "stop_tokens": []}))
     with opened(quantized, precision=precision) as model, TextEngine(model, max_streams=8) as engine:
-        assert (engine.one_by_one is None) == (precision in ("int8-blocks", "int4"))
+        assert (engine.one_by_one is None) == (precision in ("int8", "int4"))
         streams = [engine.submit(prompt, **options) for prompt, options in calls]
         for stream, (prompt, options) in zip(streams, calls, strict=True):
             assert stream.result(60) == model.generate(prompt, **options)

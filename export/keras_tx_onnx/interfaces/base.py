@@ -69,7 +69,8 @@ class Interface(abc.ABC):
     @property
     def precision(self) -> str:
         """That of the layers that Keras quantized; otherwise fp32, for any policy."""
-        return quantized_layers.precision_of(self._quantized) if self._quantized else "fp32"
+        name = quantized_layers.precision_of(self._quantized) if self._quantized else "fp32"
+        return "int8" if name == "int8-blocks" and self.task == contract.TEXT_GENERATION else name
 
     @property
     def tolerance(self) -> float:

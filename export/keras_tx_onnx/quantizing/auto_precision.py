@@ -32,7 +32,6 @@ from keras_tx_onnx.quantizing.precision_files import (
 )
 from keras_tx_onnx.quantizing.validation_score import Outputs
 
-CANDIDATES = ("fp16", "int8", "int8-blocks", "int4")
 REPORT = "precision_report.json"
 NAMED_LAYERS = 5  # in a refusal
 ROUNDS, RUNS, SECONDS = 2, 10, 1.5  # of timing; runs and seconds in a round, at most
@@ -140,6 +139,11 @@ def choose(
     return dataclasses.replace(report, manifest=manifest)
 
 
+def candidates(task: str | None) -> list[str]:
+    """The precisions to compare with fp32."""
+    return [name for name in contract.precisions_of(task) if name != "fp32"]
+
+
 class _Comparison:
     """Measures precisions on validation batches; `timed` describes the input by which they are timed."""
 
@@ -155,7 +159,7 @@ class _Comparison:
     def run(self) -> list[Measurement]:
         best = self._score("fp32")
         rows = [Measurement("fp32", "", self._size("fp32"), 0.0, best, 0.0, True)]
-        for precision in CANDIDATES:
+        for precision in candidates(self._writer.manifest.task):
             try:
                 variant = self._writer.add(precision)
             except ExportError as error:

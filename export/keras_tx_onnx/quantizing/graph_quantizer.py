@@ -20,11 +20,12 @@ from keras_tx_onnx.graph.passes import infer_shapes
 from keras_tx_onnx.quantizing import activation_ranges, products, recipes
 from keras_tx_onnx.quantizing.calibration_inputs import Feed
 from keras_tx_onnx.quantizing.float16 import NEAR_THE_END
-from keras_tx_onnx.quantizing.int8 import Range
+from keras_tx_onnx.quantizing.int8 import BLOCK, Int8Recipe, Range
+from keras_tx_onnx.quantizing.weight_blocks import BlockRecipe
 
 # The largest error of an int8 layer, relative to its result. MiniLM's layers lose up to 0.07. In a trained
 # decoder some layers lose 0.1 to 0.3: a few of their inputs are hundreds of times as large as the rest, for
-# which one range has no steps left. Those get blocks, as slow as int8-blocks and as small as int8.
+# which one range has no steps left. Those have blocks, too.
 LARGEST_ERROR_OF_A_RANGE = 0.08
 
 Specs = Sequence[contract.TensorSpec]
@@ -51,6 +52,7 @@ class GraphQuantizer:
         examples: the versions are compared on all of them; the errors of layers are measured on the first.
         keep: layers that stay in fp32.
         calibration: batches for the ranges of int8; None computes the ranges when the graph runs.
+        task: of the model, which decides how int8 is made.
     """
 
     def __init__(
@@ -60,12 +62,14 @@ class GraphQuantizer:
         examples: Sequence[Example],
         keep: Sequence[str] = (),
         calibration: Sequence[Feed] | None = None,
+        task: str | None = None,
     ):
         self.source = source
         self._specs = specs
         self._examples = examples
         self._keep = tuple(keep)
         self._calibration = calibration
+        self._task = task
         self._in_blocks: tuple[str, ...] = ()  # layers of int8
         self._ranges: dict[str, Range] | None = None
 
@@ -106,7 +110,7 @@ class GraphQuantizer:
         self._in_blocks = ()
         errors = self.errors(precision)
         activation_ranges.check(errors, precision)
-        if precision == "int8":
+        if self._has_ranges(precision):
             self._in_blocks = _needing_blocks(products.plan(model.graph, keep), errors)
         if self._in_blocks:
             activation_ranges.check(self.errors(precision), precision)
@@ -122,12 +126,16 @@ class GraphQuantizer:
             self.source, self._recipe(precision), self._keep, self._examples[0].batch
         )
 
+    def _has_ranges(self, precision: str) -> bool:
+        """Whether a precision has one range for the input of a layer, and not one for each block."""
+        return precision == "int8-dynamic" or (precision == "int8" and self._task != contract.TEXT_GENERATION)
+
     def _recipe(self, precision: str) -> recipes.Recipe:
-        if precision != "int8" or self._calibration is None:
-            return recipes.recipe_of(precision, in_blocks=self._in_blocks)
-        if self._ranges is None:
+        if not self._has_ranges(precision):
+            return BlockRecipe(4 if precision == "int4" else 8, BLOCK)
+        if self._ranges is None and self._calibration is not None:
             self._ranges = activation_ranges.ranges(self.source, self._keep, self._calibration)
-        return recipes.recipe_of(precision, self._ranges, self._in_blocks)
+        return Int8Recipe(self._ranges, self._in_blocks)
 
     def _compare(self, path: Path, precision: str) -> tuple[float, float | None, dict[str, Any]]:
         """Returns the noise, the agreement, and the specs of inputs and outputs of another dtype."""

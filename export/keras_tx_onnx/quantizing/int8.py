@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from keras_tx import contract
 from keras_tx_onnx.graph.editor import GraphEditor
 from keras_tx_onnx.quantizing.products import Lookup, Plan, Product, tied_notes, weight_array
 from keras_tx_onnx.quantizing.weight_blocks import BlockQuantizer
@@ -48,7 +49,7 @@ class Int8Recipe:
     """
 
     def __init__(self, ranges: Mapping[str, Range] | None = None, in_blocks: Collection[str] = ()):
-        self.name = "dynamic" if ranges is None else "static"
+        self.name = contract.DYNAMIC if ranges is None else contract.STATIC
         self._ranges = ranges
         self._in_blocks = frozenset(in_blocks)
 

@@ -46,7 +46,7 @@ class PrecisionWriter:
 
     Args:
         folder: with the fp32 files.
-        manifest: of the folder.
+        manifest: of the folder; the files of its `misplaced` precisions are removed.
         options: how to quantize.
 
     Attributes:
@@ -63,6 +63,8 @@ class PrecisionWriter:
         self._graph = folder / manifest.precisions["fp32"]
         quantizers = _of_graph if manifest.encoder is None else _of_encoder_and_decoder
         self._quantizers: list[GraphQuantizer] = quantizers(folder, manifest, options)
+        if other := misplaced(manifest):
+            self.leave_only(set(manifest.precisions) - set(other))
 
     def add(self, precision: str, also_keep: Sequence[str] = ()) -> contract.Variant:
         """Writes the files of a precision, compares them, and enters them in the manifest.
@@ -164,6 +166,17 @@ def add_precisions(folder: Path, manifest: contract.Manifest, precisions: Sequen
     return writer.finish()
 
 
+def misplaced(manifest: contract.Manifest) -> list[str]:
+    """The precisions in files of another name: those of a decoder whose int8 was dynamic."""
+    if manifest.task != contract.TEXT_GENERATION:
+        return []
+    return [
+        name
+        for name, file in manifest.precisions.items()
+        if name in manifest.variants and file != contract.graph_name(name)
+    ]
+
+
 def all_graphs(manifest: contract.Manifest) -> list[contract.Manifest | contract.EncoderGraphs]:
     """The graphs of a folder by precision: those of its encoder, if it has one, and the main ones."""
     return [manifest] if manifest.encoder is None else [manifest.encoder, manifest]
@@ -185,9 +198,11 @@ def first_call_of(manifest: contract.Manifest, batch: Feed, hidden: np.ndarray) 
 
 def _with(graphs: Graphs, precision: str, name: str, variant: contract.Variant) -> Graphs:
     """The entries of the manifest with another graph, in the order of precisions."""
-    files = {**graphs.precisions, precision: name}
-    ordered = {name: files[name] for name in contract.PRECISIONS if name in files}
-    return dataclasses.replace(graphs, precisions=ordered, variants={**graphs.variants, precision: variant})
+    return dataclasses.replace(
+        graphs,
+        precisions=contract.in_order({**graphs.precisions, precision: name}),
+        variants={**graphs.variants, precision: variant},
+    )
 
 
 def _only(graphs: Graphs, precisions: Collection[str]) -> Graphs:
@@ -214,7 +229,7 @@ def _of_graph(folder: Path, manifest: contract.Manifest, options: Options) -> li
 
         examples = _first_that_runs(batches, run)
     specs = (manifest.inputs, manifest.outputs)
-    return [GraphQuantizer(source, specs, examples, options.keep, calibration)]
+    return [GraphQuantizer(source, specs, examples, options.keep, calibration, manifest.task)]
 
 
 def _of_encoder_and_decoder(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -12,10 +12,6 @@ from keras_tx.errors import ExportError
 from keras_tx_onnx.graph.editor import GraphEditor
 from keras_tx_onnx.quantizing import products
 from keras_tx_onnx.quantizing.float16 import to_float16
-from keras_tx_onnx.quantizing.int8 import BLOCK, Int8Recipe, Range
-from keras_tx_onnx.quantizing.weight_blocks import BlockRecipe
-
-BITS = {"int8-blocks": 8, "int4": 4}
 
 
 class Recipe(Protocol):
@@ -34,13 +30,6 @@ class Recipe(Protocol):
     def input_step(self, low: float, high: float) -> float:
         """The largest step to which a product rounds its input, from the input's range."""
         ...
-
-
-def recipe_of(
-    precision: str, ranges: Mapping[str, Range] | None = None, in_blocks: Collection[str] = ()
-) -> Recipe:
-    """The recipe of a precision below fp16; with `ranges`, int8 is static."""
-    return Int8Recipe(ranges, in_blocks) if precision == "int8" else BlockRecipe(BITS[precision], BLOCK)
 
 
 def quantize_graph(

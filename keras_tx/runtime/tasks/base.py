@@ -124,7 +124,7 @@ class LoadedModel(abc.ABC):
 
     @property
     def precision(self) -> str:
-        """The precision of the graph: "fp32", "fp16", "int8", "int8-blocks" or "int4"."""
+        """The precision of the graph: "fp32", "fp16", "int8", "int8-blocks", "int8-dynamic" or "int4"."""
         return self.folder.precision
 
     @property

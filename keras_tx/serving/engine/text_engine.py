@@ -288,15 +288,14 @@ class TextEngine:
 
 def _one_by_one(model: TextGenerator) -> str | None:
     """Why texts of a model cannot run in one batch; None if they can."""
-    variant = model.folder.manifest.variants.get(model.precision)
-    if model.precision == "int8" and (variant is None or variant.recipe != "static"):
+    if model.folder.manifest.depends_on_batch(model.precision):
         return (
-            "precision 'int8' rounds all activations of a run with one range, so that companions change a "
-            "text. Use 'int8-blocks', 'int4' or fixed ranges (calibration=) for batches."
+            f"precision {model.precision!r} rounds all activations of a run with one range, so that "
+            "companions change a text. Use 'int8' or 'int4' for batches."
         )
     if model.session.graph != model.folder.shared:
         return (
             f"{model.session.graph.name} on {model.provider} copies its cache in each step. For batches, "
-            "export with cache='shared', and load fp32, int8-blocks or int4 with provider='cpu'."
+            "export with cache='shared', and load fp32, int8 or int4 with provider='cpu'."
         )
     return None

@@ -103,7 +103,7 @@ class ServedModel:
         self._retired = False
         # Dynamic int8 has one range per tensor: an answer would depend on the requests beside it.
         self._batcher = None
-        if self.task.answer is not None and model.precision != "int8":
+        if self.task.answer is not None and not folder.manifest.depends_on_batch(model.precision):
             counted = self.generates or model.token_counter is not None
             self._batcher = MicroBatcher(
                 self._run_jobs,
