@@ -189,6 +189,19 @@ class Adapter:
 
 
 @dataclasses.dataclass(frozen=True)
+class TargetGraph:
+    """A graph in fp32 for an execution target, beside the main graph, and its comparison with Keras.
+
+    `export_options` are the options that shape the graph, as those of the manifest.
+    """
+
+    file: str
+    opset: int
+    export_options: dict[str, bool | int | float | str | None]
+    parity: Parity | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class EncoderGraphs:
     """The encoder graphs of an encoder-decoder. The other fields of the manifest describe its decoder graphs.
 
@@ -224,6 +237,8 @@ class Manifest:
     variants: dict[str, Variant] = dataclasses.field(default_factory=dict)  # by precision
     encoder: EncoderGraphs | None = None
     adapters: dict[str, Adapter] = dataclasses.field(default_factory=dict)  # by name
+    # By the execution target of the export: None for the main graph, or a graph beside it.
+    targets: dict[str, TargetGraph | None] = dataclasses.field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
     def depends_on_batch(self, precision: str) -> bool:
@@ -272,6 +287,7 @@ class Manifest:
             variants=_variants(raw),
             encoder=_encoder(_optional(raw, "encoder", dict)),
             adapters=_adapters(raw),
+            targets=_targets(_optional(raw, "targets", dict)),
         )
         return _with_current_names(manifest)
 
@@ -372,6 +388,23 @@ def _parity(raw: dict[str, Any] | None, place: str = "parity") -> Parity | None:
     return Parity(largest, tolerance, _texts(raw, "cases", place))
 
 
+def _targets(raw: dict[str, Any] | None) -> dict[str, TargetGraph | None]:
+    return {
+        name: None if graph is None else _target(_check(graph, dict, f"targets.{name}"), f"targets.{name}")
+        for name, graph in (raw or {}).items()
+    }
+
+
+def _target(raw: dict[str, Any], place: str) -> TargetGraph:
+    options = _scalars(_field(raw, "export_options", dict, place), f"{place}.export_options")
+    return TargetGraph(
+        _field(raw, "file", str, place),
+        _field(raw, "opset", int, place),
+        options or {},
+        _parity(_optional(raw, "parity", dict, place), f"{place}.parity"),
+    )
+
+
 def _adapters(raw: dict[str, Any]) -> dict[str, Adapter]:
     objects = _objects(raw, "adapters") if "adapters" in raw else ()
     return {
@@ -451,6 +484,15 @@ def shared_name(graph: str) -> str:
     'onnx/model_shared.onnx'
     """
     return f"{graph.removesuffix('.onnx')}{SHARED}.onnx"
+
+
+def target_name(target: str) -> str:
+    """Returns the name of the graph of an execution target beside the main graph.
+
+    >>> target_name("webgpu")
+    'onnx/model_webgpu.onnx'
+    """
+    return f"{MODEL.removesuffix('.onnx')}_{target}.onnx"
 
 
 def describe_file(path: str | os.PathLike[str]) -> FileRecord:

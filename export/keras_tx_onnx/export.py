@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,13 @@ from keras_tx_onnx import tolerances
 from keras_tx_onnx.graph.model_file import check_graph, write_beside, write_graph
 from keras_tx_onnx.graph.shared_cache import check_shared, note_of
 from keras_tx_onnx.interfaces.base import Interface
-from keras_tx_onnx.interfaces.choice import choose_interface
 from keras_tx_onnx.interfaces.model_graph import Exported, graph_of
 from keras_tx_onnx.interfaces.separate_adapters import Adapters, SeparateAdapters
 from keras_tx_onnx.quantizing.precision_files import add_precisions
 from keras_tx_onnx.reading.keras_patches import patched
 from keras_tx_onnx.reading.signature import as_functional
 from keras_tx_onnx.report import Report
+from keras_tx_onnx.targets import TargetGraphs, sizes_of, targets_of
 from keras_tx_onnx.verifying.verification import verify_adapter, verify_graphs
 
 
@@ -45,9 +45,11 @@ def export_onnx(
     raw_pixels: bool = False,
     input_signature: Any = None,
     precision: str | Sequence[str] = "fp32",
-    opset: int = contract.DEFAULT_OPSET,
+    opset: int | None = None,
+    target: str | Sequence[str] | None = None,
+    sizes: Mapping[str, int] | None = None,
     cache: bool | str | None = None,
-    unpad: bool = True,
+    unpad: bool | None = None,
     adapters: Adapters | None = None,
     verify: bool = True,
     overwrite: bool = False,
@@ -80,13 +82,18 @@ def export_onnx(
             them. The others are computed from the verified fp32 graph and compared with it.
             `keras_tx_onnx.quantize` has more options.
         opset: the ONNX opset, from 17 to 26. Opsets below 23 have no Attention operator and opsets below 20
-            no Gelu, so older operators replace them.
+            no Gelu, so older operators replace them. Default: 23, or the newest of which the target has
+            kernels.
+        target: where onnxruntime will run the graph: "cpu", "cuda", "webgpu", "tensorrt", "openvino",
+            "coreml" or "qnn". The graph consists of operators that have kernels there. With a list, each
+            further target that needs another form has its own graph beside the first, over the same weights.
+        sizes: dynamic axes of the inputs that get one size, such as {"batch_size": 1}. "coreml" and "qnn"
+            require a size for each.
         cache: whether the graph of a decoder has a cache of keys and values, which text generation requires.
             Default: True if the model has a head, and for a CausalLM of keras-hub whose only inputs are
             token_ids and padding_mask. "shared" also writes onnx/model_shared.onnx, which updates
             its cache in place; weights of 64 MB or more imply it.
-        unpad: whether per-token layers of a BERT skip padding. Pass False for accelerators that need fixed
-            shapes.
+        unpad: whether per-token layers of a BERT skip padding. Default: True, if the target supports it.
         adapters: adapter folders that `keras_tx.save_adapter` or PEFT wrote for the model, which has no
             adapters itself: a list, where each has the name of its folder, or a dict by name. They are stored
             beside the base, and selected in each call: `model(inputs, adapter="reviews")`. Adapters in the
@@ -111,11 +118,14 @@ def export_onnx(
         1
     """
     options = {"labels": labels, "tokenizer": tokenizer, "image": image, "task": task}
-    options |= {"raw_pixels": raw_pixels, "cache": cache, "unpad": unpad}
+    options |= {"raw_pixels": raw_pixels, "cache": cache}
     folder = Path(folder).absolute()
     _check_arguments(model, opset)
     precisions = precisions_of(precision)
-    interface = choose_interface(as_functional(model, input_signature), options, opset)
+    names, fixed = targets_of(target), sizes_of(sizes)
+    targets = TargetGraphs(as_functional(model, input_signature), options, names, opset, fixed, unpad)
+    targets.check_alone(precisions, adapters)
+    interface = targets.main
     _check_precisions(precisions, interface, model)
     separate = None if adapters is None else SeparateAdapters(model, interface, adapters)
     beside = [] if separate is None else separate.adapters
@@ -135,12 +145,14 @@ def export_onnx(
             external = _write_graphs(graphs, interface.notes)
             path = graphs[-1].path
             shared = interface.write_second_graph(path, bool(external))
+            external += targets.write(path)
             _write_files(partial, interface, external)
             if separate is not None:
                 separate.write(partial)
         if verify:
             with _timed(seconds, "verify"):
                 parity, notes = verify_graphs(interface, graphs)
+                notes += targets.verify()
                 for each in beside:
                     adapter_parities[each.name] = verify_adapter(interface, graphs, each, partial)
                 if shared is not None:
@@ -156,7 +168,7 @@ def export_onnx(
                 for each in beside
             }
             notes = [*interface.notes, *notes]
-            manifest = _write_manifest(partial, interface, graphs, parity, notes, stored)
+            manifest = _write_manifest(partial, targets, graphs, parity, notes, stored)
         if precisions != ["fp32"]:
             with _timed(seconds, "quantize"):
                 manifest = add_precisions(partial, manifest, precisions)
@@ -170,7 +182,7 @@ def _check_arguments(model: Any, opset: Any) -> None:
         raise ConfigError(
             f"model is a {type(model).__name__}, expected a Keras model. Load one with keras_tx.load_model."
         )
-    if not isinstance(opset, int) or opset not in contract.IR_VERSIONS:
+    if opset is not None and (not isinstance(opset, int) or opset not in contract.IR_VERSIONS):
         first, last = min(contract.IR_VERSIONS), max(contract.IR_VERSIONS)
         raise ConfigError(f"opset={opset!r} is out of range. Pass {first} to {last}.")
 
@@ -232,16 +244,14 @@ def _write_files(folder: Path, interface: Interface, external: Sequence[str]) ->
 
 def _write_manifest(
     folder: Path,
-    interface: Interface,
+    targets: TargetGraphs,
     graphs: Sequence[Exported],
     parity: contract.Parity | None,
     notes: Sequence[str],
     adapters: dict[str, contract.Adapter],
 ) -> contract.Manifest:
     """Hashes the files of the folder and writes the manifest."""
-    options = interface.export_options()
-    if interface.signature is not None:
-        options["input_signature"] = interface.signature
+    interface = targets.main
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     encoders = [
         contract.EncoderGraphs(
@@ -265,9 +275,10 @@ def _write_manifest(
         labels=interface.labels,
         notes=tuple(notes),
         bounds=tuple(dict.fromkeys(bound for each in graphs for bound in each.context.bounds)),
-        export_options=options,
+        export_options=interface.recorded_options(),
         encoder=encoders[0] if encoders else None,
         adapters=adapters,
+        targets=targets.records(),
     )
     manifest.save(folder)
     return manifest

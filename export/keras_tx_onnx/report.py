@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from keras_tx.contract import Adapter, Manifest, TensorSpec, Variant
+from keras_tx.contract import Adapter, Manifest, TargetGraph, TensorSpec, Variant
 
 # By the precision of a model that Keras quantized.
 _ARITHMETIC = {
@@ -49,6 +49,7 @@ class Report:
             ("inputs", _tensors(manifest.inputs)),
             ("outputs", _tensors(manifest.outputs)),
             ("graph", f"opset {manifest.opset}, {self.nodes.total()} nodes: {most} ..."),
+            *(("target", _target(name, graph)) for name, graph in manifest.targets.items()),
             ("parameters", f"{self.parameters:,}, computed in {self._arithmetic()}"),
             ("layers", ", ".join(f"{count} {tier}" for tier, count in tiers.items()) or "none"),
             *self._encoder(),
@@ -94,6 +95,15 @@ class Report:
             f"onnxruntime within {parity.max_difference:.1e} of Keras, in units of the output's scale "
             f"({self._precision} tolerance {parity.tolerance:.0e}; {', '.join(parity.cases)})"
         )
+
+
+def _target(name: str, graph: TargetGraph | None) -> str:
+    if graph is None:
+        return f"{name}, the graph above"
+    parity = "NOT VERIFIED (verify=False)"
+    if graph.parity is not None:
+        parity = f"within {graph.parity.max_difference:.1e} of Keras"
+    return f"{name}, {graph.file}, opset {graph.opset}, {parity}"
 
 
 def _adapter(name: str, adapter: Adapter) -> str:

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from keras_tx import contract
+from keras_tx import contract, kernels
 from keras_tx.commands.arguments import refuse_existing
 from keras_tx.commands.framework_logs import import_keras, quiet_start
 from keras_tx.commands.model_file import check_model_file, is_checkpoint, load
@@ -40,6 +40,7 @@ examples:
   keras-tx export poet.keras poet --tokenizer tokenizer.json   a GPT, for keras-tx generate
   keras-tx export flowers.keras flowers --precision fp32 int8  also a smaller, faster file
   keras-tx export flowers.keras old-server --opset 17          for onnxruntime before 1.23
+  keras-tx export flowers.keras page --target webgpu           for a web page on a GPU
 
 Export models with custom layers from Python, where their classes are defined:
 `from keras_tx_onnx import export_onnx; export_onnx(model, "folder")`.
@@ -99,10 +100,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--opset",
         type=int,
-        default=contract.DEFAULT_OPSET,
         choices=OPSETS,
         metavar="N",
-        help=f"ONNX opset, {OPSETS[0]} to {OPSETS[-1]} (default: {contract.DEFAULT_OPSET})",
+        help=f"ONNX opset, {OPSETS[0]} to {OPSETS[-1]} (default: {contract.DEFAULT_OPSET}, or the newest of "
+        "which the target has kernels)",
+    )
+    parser.add_argument(
+        "--target",
+        nargs="+",
+        choices=tuple(kernels.TARGETS),
+        metavar="TARGET",
+        help=f"where onnxruntime will run the graph: {', '.join(kernels.TARGETS)}",
+    )
+    parser.add_argument(
+        "--size",
+        action="append",
+        type=_size,
+        metavar="AXIS=N",
+        help="the one size of a dynamic axis, such as batch_size=1; coreml and qnn require all of them",
     )
     parser.add_argument(
         "--precision",
@@ -143,12 +158,22 @@ def execute(arguments: argparse.Namespace) -> int:
         raw_pixels=arguments.raw_pixels,
         precision=arguments.precision,
         opset=arguments.opset,
+        target=arguments.target,
+        sizes=dict(arguments.size) if arguments.size else None,
         adapters=arguments.adapters,
         verify=not arguments.no_verify,
         overwrite=arguments.overwrite,
     )
     print(report)
     return 0
+
+
+def _size(text: str) -> tuple[str, int]:
+    """The axis and the number of AXIS=N."""
+    axis, _, number = text.partition("=")
+    if not axis or not number.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is invalid, expected AXIS=N such as batch_size=1")
+    return axis, int(number)
 
 
 _RANGE = re.compile(r"(-?\d+(?:\.\d+)?)\.\.(-?\d+(?:\.\d+)?)")

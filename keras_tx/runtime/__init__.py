@@ -82,6 +82,7 @@ def load(
     provider: str = "auto",
     threads: int | None = None,
     precision: str | None = None,
+    strict: bool = False,
 ) -> LoadedModel:
     """Loads an exported folder.
 
@@ -100,6 +101,8 @@ def load(
         precision: "fp32", "fp16", "int8", "int8-blocks" (of a decoder "int8-dynamic") or "int4". By
             default fp32, or on a GPU fp16 if the folder has it; or the folder's only one. The result has it
             as `.precision`. `keras-tx quantize` adds precisions to a folder.
+        strict: whether to raise an error if onnxruntime runs nodes on the CPU instead of the provider. Nodes
+            that only compute sizes do not count. `keras-tx doctor FOLDER --target` predicts them.
 
     Returns:
         The model of the folder's task, whose call runs its method. `ImageClassifier` and `TextClassifier`
@@ -110,12 +113,12 @@ def load(
 
     Raises:
         FolderError: if the folder is damaged, incomplete, or refers to files outside itself.
-        ProviderError: if the provider is unknown or not available.
+        ProviderError: if the provider is unknown or not available; with `strict`, if nodes run on the CPU.
         ConfigError: if `threads` is out of range, or the folder does not have the precision.
     """
     from keras_tx.runtime.loading import load_folder
 
-    return load_folder(folder, provider, threads, precision)
+    return load_folder(folder, provider, threads, precision, strict)
 
 
 def __getattr__(name: str) -> Any:

@@ -127,8 +127,11 @@ def folder_path(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def checked_folder(root: Path, precision: str | None, default: str) -> Folder:
-    """`open_folder` without `read_consistently`, for callers that open files by path too."""
+def checked_folder(root: Path, precision: str | None, default: str, target: str = "cpu") -> Folder:
+    """`open_folder` without `read_consistently`, for callers that open files by path too.
+
+    `target` selects the graph of an execution target, if the folder has one of its own.
+    """
     if not root.exists():
         raise FolderError(f"{root} does not exist. Pass a folder that export_onnx wrote.")
     if not root.is_dir():
@@ -153,6 +156,9 @@ def checked_folder(root: Path, precision: str | None, default: str) -> Folder:
         root / name if name in manifest.files else None
         for name in (contract.TOKENIZER, contract.TARGET_TOKENIZER)
     )
+    of_target = manifest.targets.get(target)
+    if of_target is not None and precision not in manifest.variants:
+        graph = _graph(root, {precision: of_target.file}, manifest, precision)
     beside = contract.shared_name(graph.relative_to(root).as_posix())
     shared = _checked_graph(root, manifest, beside) if beside in manifest.files else None
     return Folder(

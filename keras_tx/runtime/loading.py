@@ -8,7 +8,7 @@ from pathlib import Path
 
 from keras_tx import contract
 from keras_tx.consistent_read import read_consistently
-from keras_tx.errors import FolderError, nearest, user_stacklevel
+from keras_tx.errors import FolderError, ProviderError, nearest, user_stacklevel
 from keras_tx.runtime.folder import Folder, check_unchanged, checked_folder, folder_path
 from keras_tx.runtime.providers import check_name, on_gpu
 from keras_tx.runtime.session import Session, stays_on_cpu
@@ -18,22 +18,34 @@ from keras_tx.runtime.tasks.base import LoadedModel, check_tensors
 
 
 def load_folder(
-    path: str | os.PathLike[str], provider: str, threads: int | None, precision: str | None = None
+    path: str | os.PathLike[str],
+    provider: str,
+    threads: int | None,
+    precision: str | None = None,
+    strict: bool = False,
 ) -> LoadedModel:
     """The model of a folder. On a GPU the fp16 graph is preferred, unless `precision` names another."""
     root = folder_path(path)
     check_name(provider)
     return read_consistently(
-        root, lambda: _load_unchanged(root, provider, threads, precision), FolderError, LoadedModel.close
+        root,
+        lambda: _load_unchanged(root, provider, threads, precision, strict),
+        FolderError,
+        LoadedModel.close,
     )
 
 
-def _load_unchanged(root: Path, provider: str, threads: int | None, precision: str | None) -> LoadedModel:
+def _load_unchanged(
+    root: Path, provider: str, threads: int | None, precision: str | None, strict: bool
+) -> LoadedModel:
     """Loads a model and checks its files again afterwards, because onnxruntime opens them by path."""
     model = _load_best(root, provider, threads, precision)
     try:
+        if strict:
+            for session in model.sessions:
+                session.check_placement()
         check_unchanged(model.folder)
-    except FolderError:
+    except (FolderError, ProviderError):
         model.close()
         raise
     return model
@@ -41,10 +53,11 @@ def _load_unchanged(root: Path, provider: str, threads: int | None, precision: s
 
 def _load_best(root: Path, provider: str, threads: int | None, precision: str | None) -> LoadedModel:
     maybe_gpu = on_gpu(provider) or (provider == "auto" and not stays_on_cpu(provider))
-    folder = checked_folder(root, precision, "fp16" if maybe_gpu else "fp32")
-    has_fallback = provider == "auto" and maybe_gpu and precision is None
-    fallback = checked_folder(root, None, "fp32") if has_fallback else folder
-    if fallback.precision == folder.precision:
+    target = provider if provider != "auto" else "cuda" if maybe_gpu else "cpu"
+    folder = checked_folder(root, precision, "fp16" if maybe_gpu else "fp32", target)
+    has_fallback = provider == "auto" and maybe_gpu
+    fallback = checked_folder(root, precision, "fp32") if has_fallback else folder
+    if fallback.graph == folder.graph:
         return _load(folder, provider, threads)
     try:
         model = _load(folder, provider, threads)

@@ -30,6 +30,7 @@ from keras_tx.errors import (
 from keras_tx.runtime import providers
 from keras_tx.runtime.async_call import quiet_options, run_options
 from keras_tx.runtime.axis_bounds import axes_of, read_bounds, violated_bound
+from keras_tx.runtime.node_placement import fallen_back
 from keras_tx.runtime.shared_weights import SharedWeights
 
 _DTYPES = {"float": "float32", "double": "float64"}  # onnxruntime's other names are NumPy's
@@ -227,6 +228,27 @@ class Session:
         for part in self._open().get_provider_graph_assignment_info():
             counts[providers.name_of(part.ep_name)] += len(part.get_nodes())
         return dict(counts)
+
+    def check_placement(self) -> None:
+        """Raises a ProviderError if nodes run on the CPU that compute more than sizes, unless all do."""
+        if self.provider == "cpu":
+            return
+        on_cpu = [
+            (node.name, f"{node.domain}.{node.op_type}" if node.domain else node.op_type)
+            for part in self._open().get_provider_graph_assignment_info()
+            if providers.name_of(part.ep_name) == "cpu"
+            for node in part.get_nodes()
+        ]
+        fallen = fallen_back(self.graph, on_cpu)
+        if fallen:
+            counts = Counter(operator for _, operator in fallen)
+            counted = ", ".join(f"{count} {operator}" for operator, count in counts.most_common(5))
+            total = sum(self.placement().values())
+            raise ProviderError(
+                f"strict=True, but {len(fallen)} of {total} nodes of {self.graph} run on the CPU instead of "
+                f"{self.provider}: {counted}; the first is {fallen[0][0]!r}. Export with "
+                f"target={self.provider!r}, or omit strict."
+            )
 
     def _open(self) -> Any:
         if self._base is not None:

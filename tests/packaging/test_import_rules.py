@@ -22,13 +22,17 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "arguments": ({"errors"}, {"numpy"}),
     "contract": ({"errors"}, set()),
     "atomic_write": ({"contract", "errors"}, set()),
+    "kernels": ({"contract"}, set()),
     "progress_bar": (set(), set()),
     "protobuf": (set(), set()),
     "consistent_read": ({"errors"}, set()),
     "registration": ({"models", "training"}, {"keras"}),
     "generation": (EVERYWHERE, {"numpy", "llguidance"}),  # llguidance: constrained output, inside a function
     "processing": ({"contract", "errors", "protobuf"}, {"numpy", "PIL", "tokenizers"}),
-    "runtime": (EVERYWHERE | {"consistent_read", "generation", "progress_bar"}, {"numpy", "onnxruntime"}),
+    "runtime": (
+        EVERYWHERE | {"consistent_read", "generation", "kernels", "progress_bar"},
+        {"numpy", "onnxruntime"},
+    ),
     # the packages of the extra serve: only in serving/http, as a test below has it
     "serving": (
         EVERYWHERE | {"atomic_write", "generation", "runtime"},
@@ -79,7 +83,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"keras", "numpy", "onnxruntime", "matplotlib", "PIL", "jax", "tensorflow", "torch"},
     ),
     "keras_tx_onnx": (
-        EVERYWHERE | {"atomic_write", "layers", "models", "heads", "weights", "metrics", "runtime"},
+        EVERYWHERE
+        | {"atomic_write", "kernels", "layers", "models", "heads", "weights", "metrics", "runtime"},
         # tf2onnx converts what TensorFlow traces; both only from inside a function, as a test below has it
         # keras_hub: lowerings of its layers, imported when the first of them is met
         {
@@ -207,7 +212,7 @@ def test_modules_import_only_what_their_room_may():
     def check(path: Path, tree: ast.Module) -> list[str]:
         room = room_of(path)
         if room in LAZY or not room:
-            known = {"contract", "errors", "registration"} | LAZY
+            known = {"contract", "errors", "kernels", "registration"} | LAZY
             bad = [name for name in imports_of(AT_IMPORT[path]) if forbidden(name, known, set())]
             return [f"imports {name} at module level; import it inside a function" for name in bad]
         if room not in RULES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,6 +86,7 @@ class GraphContext(GraphEditor):
     Args:
         name: of the graph.
         opset: version of ONNX's operators.
+        sizes: of axes of inputs that have one size instead of a name.
 
     Attributes:
         tiers: by layer, how it was lowered: "registered", "opened" or "tf2onnx".
@@ -99,9 +100,10 @@ class GraphContext(GraphEditor):
         rank: of the first result of the layer that is being lowered.
     """
 
-    def __init__(self, name: str, opset: int):
+    def __init__(self, name: str, opset: int, sizes: Mapping[str, int] | None = None):
         super().__init__(ir.Graph([], [], nodes=[], opset_imports={"": opset}, name=name))
         self.opset = opset
+        self.sizes = sizes or {}
         self.op = Nodes(self)
         self.tiers: dict[str, str] = {}
         self.warnings: list[str] = []
@@ -156,7 +158,8 @@ class GraphContext(GraphEditor):
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str | None]) -> ir.Value:
         """Adds an input."""
-        value = ir.val(self.unique(name), dtype=dtype, shape=shape)
+        fixed = [self.sizes.get(axis, axis) if isinstance(axis, str) else axis for axis in shape]
+        value = ir.val(self.unique(name), dtype=dtype, shape=fixed)
         self.graph.inputs.append(value)
         return value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -65,6 +66,7 @@ class Interface(abc.ABC):
         self.signature = functional.signature
         self.family = family_of(self.model)  # None for models that belong to none
         self.passes: list[Pass] = [select_tokens]  # over a graph with known shapes
+        self.sizes: Sizes = {}  # of dynamic axes that the graph has in one size only
 
     @property
     def precision(self) -> str:
@@ -110,9 +112,28 @@ class Interface(abc.ABC):
         if config.note is not None:
             self.notes.append(config.note)
 
+    def dynamic_axes(self) -> list[str]:
+        """The names of the dynamic axes of the inputs."""
+        context = GraphContext("inputs", self.opset)
+        self.open(context)
+        axes = [axis for value in context.graph.inputs for axis in value.shape or ()]
+        return list(dict.fromkeys(str(axis.value) for axis in axes if isinstance(axis, ir.SymbolicDim)))
+
+    def fix(self, sizes: Sizes) -> None:
+        """Gives dynamic axes one size each."""
+        lengths = {axis: size for axis, size in sizes.items() if axis in self.axes}
+        if not self.permits(lengths):
+            raise ConfigError(
+                f"sizes={dict(sizes)} is out of range: model {self.model.name!r} supports up to "
+                f"{self.max_length} tokens."
+            )
+        self.sizes = sizes
+        self.batch = sizes.get(contract.BATCH_AXIS, self.batch)
+        self.axes = tuple(axis for axis in self.axes if axis not in sizes)
+
     def permits(self, sizes: Sizes) -> bool:
         """Whether the model supports these sizes of the dynamic axes."""
-        return self.max_length is None or max(sizes.values()) <= self.max_length
+        return self.max_length is None or max(sizes.values(), default=0) <= self.max_length
 
     def expected(self, outputs: list[np.ndarray], inputs: list[np.ndarray]) -> list[np.ndarray]:
         """The outputs that the graph must return where Keras returns `outputs` for `inputs`."""
@@ -132,8 +153,15 @@ class Interface(abc.ABC):
         return None
 
     def export_options(self) -> dict[str, Any]:
-        """The options that shape the graph, as JSON values for the manifest."""
+        """The options of this kind of model that shape the graph, as JSON values."""
         return {}
+
+    def recorded_options(self) -> dict[str, Any]:
+        """All options that shape the graph, as JSON values for the manifest."""
+        options = self.export_options()
+        if self.signature is not None:
+            options["input_signature"] = self.signature
+        return options | ({"sizes": json.dumps(dict(self.sizes))} if self.sizes else {})
 
 
 def check_flag(name: str, value: Any) -> None:

@@ -47,8 +47,12 @@ def defaults() -> dict[str, Any]:
     return {"task": None, **{field.name: field.default for field in fields}}
 
 
-def choose_interface(functional: Functional, options: Mapping[str, Any], opset: int) -> Interface:
+def choose_interface(
+    functional: Functional, options: Mapping[str, Any], opset: int, unpad: bool = True
+) -> Interface:
     """The interface of a model, with these options of export_onnx.
+
+    `unpad` is the default of this option for an interface that has it.
 
     Raises a ConfigError for an option that differs from its default and that the interface does not have.
     """
@@ -69,6 +73,8 @@ def choose_interface(functional: Functional, options: Mapping[str, Any], opset: 
                 f"{name}={reprlib.repr(value)} is not supported: model {model.name!r} "
                 f"({type(model).__name__}) is exported as {kind.kind}. {known}"
             )
+    if "unpad" in names:
+        passed.setdefault("unpad", unpad)
     interface = kind(functional, kind.Options(**passed), opset)
     if kind is GenericInterface and is_causal_lm(model):
         reason = "cache=False" if options.get("cache") is False else unsupported(model)

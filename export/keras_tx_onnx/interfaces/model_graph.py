@@ -57,7 +57,7 @@ def graph_of(
         graph_passes: passes over the graph; by default those of the interface.
     """
     function = functional_graph.function_of(model)
-    context = GraphContext(function.name, interface.opset)
+    context = GraphContext(function.name, interface.opset, interface.sizes)
     values = lower(context, function, interface.open(context))
     for value, name in zip(values, interface.outputs if outputs is None else outputs, strict=True):
         context.output(value, name)

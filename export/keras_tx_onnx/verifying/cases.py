@@ -127,7 +127,9 @@ class _CaseBuilder:
 
     def attempt(self, masks: Masks, sizes: Sizes, seed: int) -> Case | str:
         """The case of these sizes, or the error of Keras in one line."""
-        feed, inputs = self.interface.example(sizes, masks, np.random.default_rng(seed))
+        feed, inputs = self.interface.example(
+            {**sizes, **self.interface.sizes}, masks, np.random.default_rng(seed)
+        )
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "You are using a softmax over axis")  # of size 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import keras
 
+from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.runtime.folder import Folder, open_folder
 from keras_tx.runtime.session import Session
@@ -27,7 +29,7 @@ class FolderComparison:
     """The difference of the graph of one precision from Keras, in units of the output's scale.
 
     Attributes:
-        precision: of the graph.
+        precision: of the graph; behind it in parentheses, the file of an execution target.
         difference: the largest of all outputs and cases.
         tolerance: the largest difference that passes.
     """
@@ -52,8 +54,8 @@ def compare(model: Any, folder: str | os.PathLike[str]) -> list[FolderComparison
         folder: a folder that `export_onnx` wrote.
 
     Returns:
-        One FolderComparison for each precision of the folder; of the two graphs of an encoder-decoder, that
-        with the larger difference relative to its tolerance.
+        One FolderComparison for each precision of the folder and each further graph of a target; of the two
+        graphs of an encoder-decoder, that with the larger difference relative to its tolerance.
 
     Raises:
         ConfigError: if `model` is not a Keras model.
@@ -74,7 +76,24 @@ def compare(model: Any, folder: str | os.PathLike[str]) -> list[FolderComparison
         )
     opened = open_folder(folder)
     functional = _functional(model, opened)
-    return [_compare(functional, open_folder(folder, name)) for name in opened.manifest.precisions]
+    results = [_compare(functional, open_folder(folder, name)) for name in opened.manifest.precisions]
+    for target in _of_targets(opened):
+        of_target = _target_folder(opened, target)
+        result = _compare(functional, of_target)
+        results.append(dataclasses.replace(result, precision=f"{result.precision} ({target.file})"))
+    return results
+
+
+def _of_targets(folder: Folder) -> list[contract.TargetGraph]:
+    """The graphs of execution targets beside the main one, each once."""
+    graphs = [graph for graph in folder.manifest.targets.values() if graph is not None]
+    return [graph for index, graph in enumerate(graphs) if graph not in graphs[:index]]
+
+
+def _target_folder(folder: Folder, target: contract.TargetGraph) -> Folder:
+    """The folder with the graph of an execution target as its main graph."""
+    manifest = dataclasses.replace(folder.manifest, opset=target.opset, export_options=target.export_options)
+    return dataclasses.replace(folder, manifest=manifest, graph=folder.path / target.file)
 
 
 def _compare(functional: Functional, folder: Folder) -> FolderComparison:
@@ -121,6 +140,7 @@ def _interface(functional: Functional, folder: Folder) -> Interface:
     """The interface that the folder was exported with."""
     options = _options(folder)
     options.pop("input_signature", None)
+    sizes = json.loads(options.pop("sizes", None) or "{}")
     if "image" in options:
         options["image"] = preprocessing_function(options["image"])
     elif "raw_pixels" in options:
@@ -128,7 +148,9 @@ def _interface(functional: Functional, folder: Folder) -> Interface:
     if "task" in options:
         options["labels"] = folder.manifest.labels
     try:
-        return choose_interface(functional, options, folder.manifest.opset)
+        interface = choose_interface(functional, options, folder.manifest.opset)
+        interface.fix(sizes)
+        return interface
     except ConfigError as error:
         raise ExportError(
             f"{folder.path} was not exported from model {functional.model.name!r}: {error}"
