@@ -80,7 +80,8 @@ def export_onnx(
         opset: the ONNX opset, from 17 to 26. Opsets below 23 have no Attention operator and opsets below 20
             no Gelu, so older operators replace them.
         cache: whether the graph of a decoder has a cache of keys and values, which text generation requires.
-            Default: True if the model has a head. "shared" also writes onnx/model_shared.onnx, which updates
+            Default: True if the model has a head, and for a CausalLM of keras-hub whose only inputs are
+            token_ids and padding_mask. "shared" also writes onnx/model_shared.onnx, which updates
             its cache in place; weights of 64 MB or more imply it.
         unpad: whether per-token layers of a BERT skip padding. Pass False for accelerators that need fixed
             shapes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from keras_tx import contract
@@ -12,10 +13,29 @@ from keras_tx.models.text_model import DecoderModel
 DEFAULTS = ("repetition_penalty",)
 
 
+@dataclasses.dataclass(frozen=True)
+class DecoderSizes:
+    """Sizes of a decoder; `cache` are its layers, heads of keys and values, and the size of a head."""
+
+    context: int
+    vocabulary: int
+    width: int
+    heads: int
+    cache: tuple[int, int, int]
+
+
 def genai_config(model: DecoderModel, special: dict[str, Any]) -> dict[str, Any]:
     """Returns the content of the file; `special` are the BOS, EOS and padding ids."""
     config = model.config
-    layers, kv_heads, head_size = model.cache_shape
+    sizes = DecoderSizes(
+        config.max_length, config.vocabulary_size, config.width, config.num_heads, model.cache_shape
+    )
+    return genai_content(sizes, special, generation_defaults(model))
+
+
+def genai_content(sizes: DecoderSizes, special: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Returns the content of the file; `defaults` are options of `generate`."""
+    layers, kv_heads, head_size = sizes.cache
     end, pad = special["eos_token_id"], special["pad_token_id"]
     first = end[0] if isinstance(end, list) else end
     known = {  # onnxruntime-genai requires numbers for BOS and padding
@@ -27,14 +47,14 @@ def genai_config(model: DecoderModel, special: dict[str, Any]) -> dict[str, Any]
         "model": {
             **known,
             "type": "decoder",
-            "context_length": config.max_length,
-            "vocab_size": config.vocabulary_size,
+            "context_length": sizes.context,
+            "vocab_size": sizes.vocabulary,
             "decoder": {
                 "session_options": {"provider_options": []},
                 "filename": contract.MODEL,
-                "hidden_size": config.width,
+                "hidden_size": sizes.width,
                 "head_size": head_size,
-                "num_attention_heads": config.num_heads,
+                "num_attention_heads": sizes.heads,
                 "num_key_value_heads": kv_heads,
                 "num_hidden_layers": layers,
                 "inputs": {
@@ -53,9 +73,9 @@ def genai_config(model: DecoderModel, special: dict[str, Any]) -> dict[str, Any]
         },
         "search": {
             "do_sample": False,
-            "max_length": config.max_length,
+            "max_length": sizes.context,
             "past_present_share_buffer": False,
-            **{name: value for name, value in generation_defaults(model).items() if name in DEFAULTS},
+            **{name: value for name, value in defaults.items() if name in DEFAULTS},
             "temperature": 1.0,
             "top_k": 50,
             "top_p": 1.0,

@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from keras_tx import contract
 from keras_tx.errors import ExportError
-from keras_tx_onnx.graph.properties import TO_THE_END
+from keras_tx_onnx.graph.properties import TO_THE_END, input_at
 
 if TYPE_CHECKING:
     from keras_tx_onnx.graph.builder import GraphContext
 
 # Metadata key of a bias whose keys include the past of a cache: the causal mask (queries, keys).
 AFTER_PAST = "after_past"
+# Metadata key of the mask with which Keras's graph is lowered in place of that of past and tokens.
+STAND_IN = "stand_in"
 
 
 class Cache:
@@ -37,20 +40,22 @@ class Cache:
         self.stand_in = stand_in
         self.positions = positions
         self.body = body
+        self.query_heads = 0  # of the last layer
+        self.pasts: list[ir.Value] = []
         self._presents: list[tuple[ir.Value, ir.Value]] = []
-        self._count = 0
+        stand_in.meta[STAND_IN] = True
 
     def ports(self, cx: GraphContext, heads: int, size: int, value_size: int) -> tuple[ir.Value, ir.Value]:
         """Adds the inputs for the earlier keys and values of the next layer in order."""
         key, value = (
             cx.input(
-                name.format(self._count),
+                name.format(len(self.pasts) // 2),
                 ir.DataType.FLOAT,
                 [contract.BATCH_AXIS, heads, contract.PAST_AXIS, width],
             )
             for name, width in zip(contract.PAST, (size, value_size), strict=True)
         )
-        self._count += 1
+        self.pasts += [key, value]
         return key, value
 
     def mask_for(self, mask: ir.Value | None) -> ir.Value | None:
@@ -86,21 +91,32 @@ class Cache:
 
     def close(self, cx: GraphContext) -> None:
         """Adds the outputs; raises an ExportError if something else than attention uses the mask."""
+        cx.graph.inputs.append(self._wanted)  # an initializer that is an input as well may be overridden
+        axes = (contract.BATCH_AXIS, contract.TOTAL_AXIS)
+        for index, present in enumerate(self._presents):
+            pasts = self.pasts[2 * index : 2 * index + 2]
+            for name, value, past in zip(contract.PRESENT, present, pasts, strict=True):
+                assert past.shape is not None
+                value.type = ir.TensorType(ir.DataType.FLOAT)
+                value.shape = ir.Shape([axes[0], past.shape[1], axes[1], past.shape[3]])
+                cx.output(value, name.format(index))
+        # Masks that Keras computes for the tokens alone are replaced, and their nodes are not used.
+        RemoveUnusedNodesPass()(ir.Model(cx.graph, ir_version=contract.IR_VERSIONS[cx.opset]))
+        self._check_uses(cx)
+
+    def _check_uses(self, cx: GraphContext) -> None:
         users = [node.name for node, _ in self.stand_in.uses()]
         if users:
             raise ExportError(
                 f"{users[0]!r} uses attention_mask outside of attention, where it does not cover the cache. "
                 "Export with cache=False."
             )
-        cx.graph.inputs.append(self._wanted)  # an initializer that is an input as well may be overridden
-        axes = (contract.BATCH_AXIS, contract.TOTAL_AXIS)
-        for index, present in enumerate(self._presents):
-            for name, value, port in zip(contract.PRESENT, present, contract.PAST, strict=True):
-                past = next(x for x in cx.graph.inputs if x.name == port.format(index))
-                assert past.shape is not None
-                value.type = ir.TensorType(ir.DataType.FLOAT)
-                value.shape = ir.Shape([axes[0], past.shape[1], axes[1], past.shape[3]])
-                cx.output(value, name.format(index))
+        for node in cx.graph:
+            if node.op_type == "Attention" and input_at(node, 4) is None:
+                raise ExportError(
+                    f"{node.name!r} attends without a cache: it is not recognized as causal attention of a "
+                    "text to itself. Export with cache=False."
+                )
 
 
 class Seq2SeqCache:

@@ -16,6 +16,11 @@ from keras_tx_onnx.interfaces.encoder import EncoderInterface
 from keras_tx_onnx.interfaces.encoder_decoder import EncoderDecoderInterface
 from keras_tx_onnx.interfaces.generic import GenericInterface
 from keras_tx_onnx.interfaces.image_classifier import ImageClassifierInterface
+from keras_tx_onnx.interfaces.language_model import (
+    LanguageModelInterface,
+    is_causal_lm,
+    unsupported,
+)
 from keras_tx_onnx.interfaces.text_classifier import TextClassifierInterface, has_tokenizer
 from keras_tx_onnx.interfaces.vision import VisionInterface
 from keras_tx_onnx.reading.signature import Functional
@@ -26,7 +31,13 @@ FAMILIES: dict[str, type[Interface]] = {  # by the field `interface` of a family
     "decoder": DecoderInterface,
     "encoder-decoder": EncoderDecoderInterface,
 }
-INTERFACES = (*FAMILIES.values(), ImageClassifierInterface, TextClassifierInterface, GenericInterface)
+INTERFACES = (
+    *FAMILIES.values(),
+    LanguageModelInterface,
+    ImageClassifierInterface,
+    TextClassifierInterface,
+    GenericInterface,
+)
 CLASSIFYING = ("labels", "image", "raw_pixels")  # options that export any model as a classifier
 
 
@@ -46,6 +57,8 @@ def choose_interface(functional: Functional, options: Mapping[str, Any], opset: 
     passed = {name: value for name, value in options.items() if value is not default[name]}
     task = passed.pop("task", None)
     kind = _kind(model, task, passed)
+    if kind is GenericInterface and passed.get("cache") is False:
+        del passed["cache"]  # it has none
     names = [field.name for field in dataclasses.fields(kind.Options)]
     if task is not None and "task" in names:
         passed["task"] = task
@@ -56,7 +69,11 @@ def choose_interface(functional: Functional, options: Mapping[str, Any], opset: 
                 f"{name}={reprlib.repr(value)} is not supported: model {model.name!r} "
                 f"({type(model).__name__}) is exported as {kind.kind}. {known}"
             )
-    return kind(functional, kind.Options(**passed), opset)
+    interface = kind(functional, kind.Options(**passed), opset)
+    if kind is GenericInterface and is_causal_lm(model):
+        reason = "cache=False" if options.get("cache") is False else unsupported(model)
+        interface.notes.append(f"The graph has no cache and does not support text generation: {reason}.")
+    return interface
 
 
 def _family_interface(family: Family, model: Any) -> str:
@@ -66,18 +83,28 @@ def _family_interface(family: Family, model: Any) -> str:
     return family.interface
 
 
+def _task_interface(model: Any) -> type[Interface]:
+    """The interface of a model of no family of keras_tx, with a task."""
+    if is_causal_lm(model):
+        return LanguageModelInterface
+    return TextClassifierInterface if has_tokenizer(model) else ImageClassifierInterface
+
+
 def _kind(model: Any, task: str | None, passed: Mapping[str, Any]) -> type[Interface]:
     family = family_of(model)
-    classifier: type[Interface] = ImageClassifierInterface
-    if family is None and has_tokenizer(model):
-        classifier = TextClassifierInterface
-    kind = classifier if family is None else FAMILIES[_family_interface(family, model)]
-    expected = kind.tasks or (classifier.task if family is None else model.task,)
+    kind = _task_interface(model) if family is None else FAMILIES[_family_interface(family, model)]
+    expected = kind.tasks or (kind.task if family is None else model.task,)
     if task not in (None, *expected):
         raise ConfigError(
             f"task={task!r} is not supported for model {model.name!r}. Pass "
             f"{' or '.join(map(repr, expected))}, or omit it."
         )
-    if family is not None:
-        return kind
-    return classifier if task is not None or any(name in passed for name in CLASSIFYING) else GenericInterface
+    generic = task is None and not any(name in passed for name in CLASSIFYING)
+    if kind is LanguageModelInterface:
+        generic = generic and not _has_cache(model, passed)
+    return GenericInterface if family is None and generic else kind
+
+
+def _has_cache(model: Any, passed: Mapping[str, Any]) -> bool:
+    cache = passed.get("cache")
+    return unsupported(model) is None if cache is None else bool(cache)

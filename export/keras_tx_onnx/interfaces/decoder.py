@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from functools import partial
 from pathlib import Path
@@ -52,60 +53,36 @@ class DecoderOptions:
             raise ConfigError(f"cache={self.cache!r} is invalid. Pass True, False, 'shared' or None.")
 
 
-class DecoderInterface(Interface):
-    """Token ids, and keys and values of earlier tokens, to logits and the new keys and values."""
+class CausalInterface(Interface):
+    """The inputs and outputs of a causal decoder, with or without a cache of keys and values.
 
-    kind = "a decoder"
+    Attributes:
+        names: the inputs of the Keras model in its order, by the contract's names.
+        uses: the uses of its integer inputs.
+        cached: whether the graph has a cache.
+        body: path of the last layer before the head.
+    """
+
     Options = DecoderOptions
     axes = (contract.SEQUENCE_AXIS,)
     sequences = masked = True
+    names: list[str]
+    uses: dict[str, Use]
+    cached: bool
+    body: str
 
-    def __init__(self, functional: Functional, options: DecoderOptions, opset: int):
-        super().__init__(functional, options, opset)
-        model, config = self.model, self.model.config
-        if options.cache and model.head is None:
-            raise ConfigError(
-                f"cache={options.cache!r} requires a CausalLMHead, but model {model.name!r} has head=None. "
-                "Omit cache."
-            )
-        if options.cache == SHARED and opset < SHARED_FROM:
-            raise ConfigError(
-                f"cache='shared' requires opset={SHARED_FROM} or higher, but opset={opset} was passed. Omit "
-                "one of the two."
-            )
-        self.cached = model.head is not None if options.cache is None else bool(options.cache)
-        self.task = contract.TEXT_GENERATION if self.cached else None
-        self.outputs = [contract.LAST_HIDDEN_STATE if model.head is None else contract.LOGITS]
-        self.max_length = config.max_length
-        self.context_length = config.max_length if self.cached else 0
-        self.names = [tensor.name.split(":")[0] for tensor in functional_graph.function_of(model).inputs]
-        self.uses = {
-            contract.INPUT_IDS: Use(config.vocabulary_size),
-            contract.POSITION_IDS: Use(config.max_length),
-        }
-        self._add_files(_transform(model, options.tokenizer))
+    @property
+    @abc.abstractmethod
+    def cache_shape(self) -> tuple[int, int, int]:
+        """Layers, heads of keys and values, and the size of a head."""
 
-    def _add_files(self, transform: TextTransform | None) -> None:
-        model = self.model
-        special_ids = model.special_ids(transform)
-        self.add_config(model, None, transform)
-        if self.cached:
-            known = {name: ids for name, ids in special_ids.items() if ids is not None}
-            defaults = generation_defaults(model)
-            self.files[contract.GENERATION_CONFIG] = {**known, **defaults}
-            self.files[contract.GENAI_CONFIG] = genai_config(model, special_ids)
-            others = [name for name in defaults if name not in DEFAULTS]
-            if others:
-                self.notes.append(
-                    f"onnxruntime-genai does not apply the model's defaults {', '.join(others)}: "
-                    f"{contract.GENAI_CONFIG} has none of them."
-                )
-        elif model.head is not None:
-            self.notes.append(
-                "Exported with cache=False: the graph has no cache and does not support text generation."
+    def check_opset(self) -> None:
+        """Raises a ConfigError for a shared cache below the opset that it requires."""
+        if self.options.cache == SHARED and self.opset < SHARED_FROM:
+            raise ConfigError(
+                f"cache='shared' requires opset={SHARED_FROM} or higher, but opset={self.opset} was passed. "
+                "Omit one of the two."
             )
-        if transform is not None:
-            self.files |= transform.files()
 
     def open(self, context: GraphContext) -> list[ir.Value]:
         tokens = list(TOKENS)
@@ -115,9 +92,7 @@ class DecoderInterface(Interface):
         positions = context.input(contract.POSITION_IDS, ir.DataType.INT64, tokens)
         if self.cached:
             total_mask, mask = mask, ir.val("attention_mask_of_tokens", dtype=ir.DataType.INT64, shape=tokens)
-            context.cache = Cache(
-                total_mask, mask, positions, functional_graph.layer_of(self.model.encoded.tokens)
-            )
+            context.cache = Cache(total_mask, mask, positions, self.body)
         values = {
             contract.INPUT_IDS: ids,
             contract.ATTENTION_MASK: mask,
@@ -140,9 +115,10 @@ class DecoderInterface(Interface):
                 value.shape = ir.Shape([contract.BATCH_AXIS, contract.LOGITS_AXIS, value.shape[2]])
 
     def example(self, sizes: Sizes, masks: Masks, random: np.random.Generator) -> Example:
-        specs = [contract.TensorSpec(name, "int64", TOKENS) for name in self.names]
+        names = dict.fromkeys([*self.names, contract.POSITION_IDS])
+        specs = [contract.TensorSpec(name, "int64", TOKENS) for name in names]
         if self.cached:
-            depth, heads, size = self.model.cache_shape
+            depth, heads, size = self.cache_shape
             past = (contract.BATCH_AXIS, heads, contract.PAST_AXIS, size)
             ports = [port.format(index) for index in range(depth) for port in contract.PAST]
             specs += [contract.TensorSpec(port, "float32", past) for port in ports]
@@ -180,6 +156,60 @@ class DecoderInterface(Interface):
 
     def export_options(self) -> dict[str, Any]:
         return {"cache": self.options.cache or self.cached}
+
+
+class DecoderInterface(CausalInterface):
+    """Token ids, and keys and values of earlier tokens, to logits and the new keys and values."""
+
+    kind = "a decoder"
+
+    def __init__(self, functional: Functional, options: DecoderOptions, opset: int):
+        super().__init__(functional, options, opset)
+        model, config = self.model, self.model.config
+        if options.cache and model.head is None:
+            raise ConfigError(
+                f"cache={options.cache!r} requires a CausalLMHead, but model {model.name!r} has head=None. "
+                "Omit cache."
+            )
+        self.check_opset()
+        self.cached = model.head is not None if options.cache is None else bool(options.cache)
+        self.task = contract.TEXT_GENERATION if self.cached else None
+        self.outputs = [contract.LAST_HIDDEN_STATE if model.head is None else contract.LOGITS]
+        self.max_length = config.max_length
+        self.context_length = config.max_length if self.cached else 0
+        self.names = [tensor.name.split(":")[0] for tensor in functional_graph.function_of(model).inputs]
+        self.body = functional_graph.layer_of(model.encoded.tokens)
+        self.uses = {
+            contract.INPUT_IDS: Use(config.vocabulary_size),
+            contract.POSITION_IDS: Use(config.max_length),
+        }
+        self._add_files(_transform(model, options.tokenizer))
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        return self.model.cache_shape
+
+    def _add_files(self, transform: TextTransform | None) -> None:
+        model = self.model
+        special_ids = model.special_ids(transform)
+        self.add_config(model, None, transform)
+        if self.cached:
+            known = {name: ids for name, ids in special_ids.items() if ids is not None}
+            defaults = generation_defaults(model)
+            self.files[contract.GENERATION_CONFIG] = {**known, **defaults}
+            self.files[contract.GENAI_CONFIG] = genai_config(model, special_ids)
+            others = [name for name in defaults if name not in DEFAULTS]
+            if others:
+                self.notes.append(
+                    f"onnxruntime-genai does not apply the model's defaults {', '.join(others)}: "
+                    f"{contract.GENAI_CONFIG} has none of them."
+                )
+        elif model.head is not None:
+            self.notes.append(
+                "Exported with cache=False: the graph has no cache and does not support text generation."
+            )
+        if transform is not None:
+            self.files |= transform.files()
 
 
 def chunk_sizes(length: int) -> list[int]:

@@ -134,6 +134,19 @@ def layer_of(tensor: Any) -> str:
     return name_of(tensor._keras_history.operation)
 
 
+def source_of(tensor: Any) -> Any:
+    """The first Keras tensor from which the layer or operation of a tensor computes it."""
+    operation, index, _ = tensor._keras_history
+    return operation._inbound_nodes[index].input_tensors[0]
+
+
+def position_count(model: Any) -> int | None:
+    """The number of positions of the learned embeddings in a model; None if it has none."""
+    tables = [getattr(part, "position_embeddings", None) for part in parts(model)]
+    counts = [table.shape[0] for table in tables if table is not None]
+    return min(counts) if counts else None
+
+
 def output_names(function: Any) -> list[str]:
     """The names of the layers and operations that compute the outputs of a function."""
     return [name_of(operation) for operation in last_operations(function)]

@@ -27,6 +27,7 @@ from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
 from keras_tx_onnx.lowerings.layers.sequences import reversible_embedding
 from keras_tx_onnx.lowerings.nodes.arguments import reduced
 from keras_tx_onnx.lowerings.nodes.attention import counting, rotate
+from keras_tx_onnx.lowerings.nodes.cached_masks import cache_of
 from keras_tx_onnx.reading.keras_masks import MASK
 from keras_tx_onnx.reading.registry import lowers, opens
 from keras_tx_onnx.reading.symbolic_sizes import axis_length
@@ -74,6 +75,8 @@ def _positions(
 ) -> ir.Value:
     """The rows of the table for as many tokens as an axis of `inputs` has; the batch is in front, if any."""
     table = cx.weight(layer.position_embeddings)
+    if cx.cache is not None and positions is None and start_index == 0:
+        positions = cache_of(cx).positions
     if positions is not None:
         return cx.op.Gather(table, positions, axis=0)
     if not isinstance(start_index, int):
@@ -191,16 +194,23 @@ def rotary_embedding(
     cx: GraphContext, layer: Any, /, inputs: ir.Value, start_index: Any = 0, positions: ir.Value | None = None
 ) -> Any:
     shape = shape_of(inputs)
-    if len(shape) != 4 or layer.sequence_axis != 1 or layer.feature_axis not in (-1, 3):
-        return NotImplemented
-    if positions is not None or start_index != 0:
+    standard = len(shape) == 4 and layer.sequence_axis == 1 and layer.feature_axis in (-1, 3)
+    if not standard or positions is not None or start_index != 0 or shape[2] is None:
+        _check_positions(cx, positions)
         return NotImplemented
     heads, size = shape[2], shape[3]
-    if heads is None:
-        return NotImplemented
     angles = rotary_angles(cx, layer, inputs, size)
     x = rotate(cx, cx.op.Reshape(inputs, [0, 0, heads * size]), angles, heads, size)
     return cx.op.Reshape(x, [0, 0, heads, size])
+
+
+def _check_positions(cx: GraphContext, positions: ir.Value | None) -> None:
+    """Raises an ExportError if a layer that is opened would count positions from the first new token."""
+    if cx.cache is not None and positions is None:
+        raise ExportError(
+            f"The layer {cx.scope!r} counts positions from the first token of its input, which is wrong with "
+            "a cache. Pass positions to it, or export with cache=False."
+        )
 
 
 def rotary_angles(cx: GraphContext, layer: Any, tokens: ir.Value, size: int) -> tuple[ir.Value, ir.Value]:
@@ -211,6 +221,8 @@ def rotary_angles(cx: GraphContext, layer: Any, tokens: ir.Value, size: int) -> 
     if layer.rope_type == "yarn":
         factor = np.float32(0.1 * np.log(layer.scaling_factor) + 1.0)
         waves = cx.op.Mul(waves[0], factor), cx.op.Mul(waves[1], factor)
+    if cx.cache is not None:  # positions are those of each text
+        return waves
     whole = cx.op.Concat(axis_length(cx, tokens, 0), [1, 1], axis=0)
     return cx.op.Expand(waves[0], whole), cx.op.Expand(waves[1], whole)
 
@@ -225,6 +237,7 @@ def sine_position_encoding(
     cx: GraphContext, layer: Any, /, inputs: ir.Value, start_index: Any = 0, positions: ir.Value | None = None
 ) -> Any:
     if positions is not None or start_index != 0 or len(shape_of(inputs)) != 3:
+        _check_positions(cx, positions)
         return NotImplemented
     width = shape_of(inputs)[-1]
     pairs = np.float32(2) * (np.arange(width) // 2).astype("float32") / np.float32(width)
@@ -235,7 +248,9 @@ def sine_position_encoding(
 
 
 def _places(cx: GraphContext, tokens: ir.Value, axes: list[int]) -> ir.Value:
-    """0.0, 1.0, 2.0 ... for each token (b, s, ...), with new axes of size 1."""
+    """0.0, 1.0, 2.0 ... for each token (b, s, ...), with new axes of size 1; with a cache, (b, s, 1)."""
+    if cx.cache is not None:
+        return cx.op.Unsqueeze(cx.op.Cast(cache_of(cx).positions, to=ir.DataType.FLOAT), [2])
     count = cx.op.Squeeze(axis_length(cx, tokens, 1), [0])
     return cx.op.Unsqueeze(cx.op.Cast(counting(cx, count), to=ir.DataType.FLOAT), axes)
 

@@ -21,9 +21,9 @@ from keras_hub.src.models.qwen_moe.qwen_moe_attention import QwenMoeAttention
 
 from keras_tx_onnx.graph.builder import GraphContext, shape_of
 from keras_tx_onnx.lowerings.keras_hub.layers import one_more, rms_norm, rotary_angles, uncached
-from keras_tx_onnx.lowerings.keras_hub.transformer_blocks import full_mask, windowed
+from keras_tx_onnx.lowerings.keras_hub.self_attention import attend_to_self, windowed
 from keras_tx_onnx.lowerings.nodes.arguments import as_bool
-from keras_tx_onnx.lowerings.nodes.attention import Heads, attend, rotate
+from keras_tx_onnx.lowerings.nodes.attention import Heads, rotate
 from keras_tx_onnx.reading.registry import lowers
 
 NODES = (
@@ -142,7 +142,7 @@ def _rotary(
         return NotImplemented
     size = shape_of_kernel(output)[1]
     heads = Heads(shape_of_kernel(output)[0], _part(layer, "num_key_value_heads"), size)
-    q, k, v = _projections(cx, layer, x, (query, key, value), heads)
+    q, k, v = projections(cx, layer, x, (query, key, value), heads)
     if norms is not None:
         q = _normed(cx, q, heads.queries, size, *norms[0])
         k = _normed(cx, k, heads.keys, size, *norms[1])
@@ -152,8 +152,7 @@ def _rotary(
         mask = as_bool(cx, mask)
         if window:
             mask = windowed(cx, mask, x, window)
-        mask = full_mask(cx, cx.op.Unsqueeze(mask, [1]), x, x)
-    y, _, _ = attend(cx, heads, q, k, v, mask=mask, scale=scale, soft_cap=soft_cap)
+    y = attend_to_self(cx, heads, (q, k, v), x, mask, scale=scale, soft_cap=soft_cap)
     y = cx.op.MatMul(y, cx.weight(output.kernel, shape=(heads.queries * size, output.kernel.shape[2])))
     return y if output.bias is None else cx.op.Add(y, cx.weight(output.bias))
 
@@ -167,7 +166,7 @@ def shape_of_kernel(dense: Any) -> tuple[int, ...]:
     return tuple(dense.kernel.shape)
 
 
-def _projections(
+def projections(
     cx: GraphContext, layer: Any, x: ir.Value, parts: tuple[Any, ...], heads: Heads
 ) -> tuple[ir.Value, ...]:
     """Queries, keys and values (b, s, heads * size); in one product where the kernels' order allows it."""

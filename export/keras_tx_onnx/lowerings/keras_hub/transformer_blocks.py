@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import keras_hub
-import numpy as np
 import onnx_ir as ir
 
+from keras_tx.errors import ExportError
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext, shape_of
 from keras_tx_onnx.lowerings.keras_hub.layers import described, uncached
+from keras_tx_onnx.lowerings.keras_hub.self_attention import attend_to_past, causal_mask, full_mask
 from keras_tx_onnx.lowerings.layers.attention import (
     mean_where_nothing_is_seen,
     output_of,
@@ -18,10 +19,9 @@ from keras_tx_onnx.lowerings.layers.attention import (
 from keras_tx_onnx.lowerings.layers.dense import dense
 from keras_tx_onnx.lowerings.layers.normalization import layer_normalization
 from keras_tx_onnx.lowerings.nodes.arguments import as_bool
-from keras_tx_onnx.lowerings.nodes.attention import Heads, attend, counting
+from keras_tx_onnx.lowerings.nodes.attention import Heads, attend
 from keras_tx_onnx.reading.keras_masks import mask_of
 from keras_tx_onnx.reading.registry import lowers
-from keras_tx_onnx.reading.symbolic_sizes import axis_length
 
 layers = keras_hub.layers
 
@@ -55,20 +55,6 @@ def cached_attention(
     )
 
 
-def causal_mask(cx: GraphContext, query: ir.Value, value: ir.Value) -> ir.Value:
-    """(1, queries, keys): True for keys that are not later."""
-    queries, keys = (counting(cx, cx.op.Squeeze(axis_length(cx, x, 1), [0])) for x in (query, value))
-    return cx.op.GreaterOrEqual(cx.op.Unsqueeze(queries, [0, 2]), cx.op.Unsqueeze(keys, [0, 1]))
-
-
-def full_mask(cx: GraphContext, mask: ir.Value, query: ir.Value, value: ir.Value) -> ir.Value:
-    """(b, 1, 1 or queries, keys) in full size: onnxruntime refuses one row for all queries."""
-    if cx.opset < 23:
-        return mask
-    sizes = cx.op.Concat([1, 1], axis_length(cx, query, 1), axis_length(cx, value, 1), axis=0)
-    return cx.op.Expand(mask, sizes)
-
-
 def _attended(
     cx: GraphContext,
     layer: Any,
@@ -86,6 +72,15 @@ def _attended(
     `at` are values of which the lengths of `query` and `value` are known.
     """
     heads = Heads(layer.num_heads, layer.num_heads, layer.key_dim, layer.value_dim)
+    if cx.cache is not None:
+        if query is not value or key not in (None, value) or weights:
+            raise ExportError(
+                f"The layer {cx.scope!r} attends to another sequence, or returns its weights, which is not "
+                "supported with a cache. Export with cache=False."
+            )
+        qkv = projected(cx, layer, heads, query, value, value)
+        y = attend_to_past(cx, heads, qkv, mask, causal=causal)
+        return output_of(cx, layer._output_dense, y)
     # In Keras's fused path, the output of a query without any key is the mean of all values; otherwise zero.
     fused = layer.dropout == 0 and not weights
     if causal and mask is not None and (fused or cx.opset < 23):
@@ -231,10 +226,3 @@ def _feed_forward(cx: GraphContext, layer: Any, x: ir.Value) -> ir.Value:
         with cx.inside(part.name):
             x = described(dense(cx, part, x), (*known[:-1], part.units))
     return x
-
-
-def windowed(cx: GraphContext, mask: ir.Value, tokens: ir.Value, window: int) -> ir.Value:
-    """A mask without keys at a distance of `window` or more."""
-    places = counting(cx, cx.op.Squeeze(axis_length(cx, tokens, 1), [0]))
-    distance = cx.op.Sub(cx.op.Unsqueeze(places, [0, 2]), cx.op.Unsqueeze(places, [0, 1]))
-    return cx.op.And(mask, cx.op.Less(cx.op.Abs(distance), np.int64(window)))
