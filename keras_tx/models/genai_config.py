@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from keras_tx import contract
@@ -13,29 +12,42 @@ from keras_tx.models.text_model import DecoderModel
 DEFAULTS = ("repetition_penalty",)
 
 
-@dataclasses.dataclass(frozen=True)
-class DecoderSizes:
-    """Sizes of a decoder; `cache` are its layers, heads of keys and values, and the size of a head."""
-
-    context: int
-    vocabulary: int
-    width: int
-    heads: int
-    cache: tuple[int, int, int]
-
-
 def genai_config(model: DecoderModel, special: dict[str, Any]) -> dict[str, Any]:
     """Returns the content of the file; `special` are the BOS, EOS and padding ids."""
     config = model.config
-    sizes = DecoderSizes(
-        config.max_length, config.vocabulary_size, config.width, config.num_heads, model.cache_shape
+    return genai_content(
+        context_length=config.max_length,
+        vocabulary_size=config.vocabulary_size,
+        width=config.width,
+        num_heads=config.num_heads,
+        cache_shape=model.cache_shape,
+        special=special,
+        defaults=generation_defaults(model),
     )
-    return genai_content(sizes, special, generation_defaults(model))
 
 
-def genai_content(sizes: DecoderSizes, special: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content of the file; `defaults` are options of `generate`."""
-    layers, kv_heads, head_size = sizes.cache
+def genai_content(
+    *,
+    context_length: int,
+    vocabulary_size: int,
+    width: int,
+    num_heads: int,
+    cache_shape: tuple[int, int, int],
+    special: dict[str, Any],
+    defaults: dict[str, Any],
+) -> dict[str, Any]:
+    """Returns the content of the file for a decoder.
+
+    Args:
+        context_length: the maximum number of tokens.
+        vocabulary_size: the number of logits.
+        width: of a token's vector.
+        num_heads: the number of heads of queries.
+        cache_shape: layers, heads of keys and values, and the size of a head.
+        special: the BOS, EOS and padding ids.
+        defaults: options of `generate`.
+    """
+    layers, kv_heads, head_size = cache_shape
     end, pad = special["eos_token_id"], special["pad_token_id"]
     first = end[0] if isinstance(end, list) else end
     known = {  # onnxruntime-genai requires numbers for BOS and padding
@@ -47,14 +59,14 @@ def genai_content(sizes: DecoderSizes, special: dict[str, Any], defaults: dict[s
         "model": {
             **known,
             "type": "decoder",
-            "context_length": sizes.context,
-            "vocab_size": sizes.vocabulary,
+            "context_length": context_length,
+            "vocab_size": vocabulary_size,
             "decoder": {
                 "session_options": {"provider_options": []},
                 "filename": contract.MODEL,
-                "hidden_size": sizes.width,
+                "hidden_size": width,
                 "head_size": head_size,
-                "num_attention_heads": sizes.heads,
+                "num_attention_heads": num_heads,
                 "num_key_value_heads": kv_heads,
                 "num_hidden_layers": layers,
                 "inputs": {
@@ -73,7 +85,7 @@ def genai_content(sizes: DecoderSizes, special: dict[str, Any], defaults: dict[s
         },
         "search": {
             "do_sample": False,
-            "max_length": sizes.context,
+            "max_length": context_length,
             "past_present_share_buffer": False,
             **{name: value for name, value in defaults.items() if name in DEFAULTS},
             "temperature": 1.0,

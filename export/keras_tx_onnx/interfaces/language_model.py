@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
-from keras_tx.models.genai_config import DecoderSizes, genai_content
+from keras_tx.models.genai_config import genai_content
 from keras_tx.models.keras_hub_language_models import language_model_files
 from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.graph.cache_ports import Cache
@@ -108,15 +108,15 @@ class LanguageModelInterface(CausalInterface):
         ((_, heads, _, size),) = shapes
         assert isinstance(heads, int) and isinstance(size, int)
         self._cache_shape = (len(context.cache.pasts) // 2, heads, size)
-        vocabulary = int(functional_graph.function_of(self.model).outputs[0].shape[-1])
-        sizes = DecoderSizes(
-            context=self.context_length,
-            vocabulary=vocabulary,
+        self.files[contract.GENAI_CONFIG] = genai_content(
+            context_length=self.context_length,
+            vocabulary_size=int(functional_graph.function_of(self.model).outputs[0].shape[-1]),
             width=int(self.hidden.shape[-1]),
-            heads=context.cache.query_heads,
-            cache=self._cache_shape,
+            num_heads=context.cache.query_heads,
+            cache_shape=self._cache_shape,
+            special=self.special_ids,
+            defaults={},
         )
-        self.files[contract.GENAI_CONFIG] = genai_content(sizes, self.special_ids, {})
 
     def example(self, sizes: Sizes, masks: Masks, random: np.random.Generator) -> Example:
         feed, inputs = super().example(sizes, masks, random)
