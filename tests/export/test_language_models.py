@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,64 @@ def test_unknown_attention_raises(tmp_path):
         export_onnx(gpt_oss(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     export_onnx(gpt_oss(), tmp_path / "out", cache=False)
+
+
+def of_blocks(block: Callable[[Any, Any], Any]) -> Any:
+    """A CausalLM of two blocks of a custom family: functions of tokens and padding mask."""
+    ids, mask = (keras.Input((None,), dtype="int32", name=name) for name in ("token_ids", "padding_mask"))
+    table = keras_hub.layers.ReversibleEmbedding(VOCABULARY, 16)
+    x = table(ids)
+    for _ in range(2):
+        x = block(x, mask)
+    backbone = keras.Model({"token_ids": ids, "padding_mask": mask}, x, name="backbone")
+
+    class CustomCausalLM(models.CausalLM):
+        def __init__(self):
+            self.backbone, self.preprocessor = backbone, None
+            super().__init__(backbone.input, table(backbone(backbone.input), reverse=True))
+
+    backbone.vocabulary_size = VOCABULARY
+    return redraw(CustomCausalLM())
+
+
+class Scores(keras.layers.Layer):
+    """Attention in operations, causal by positions that it counts itself."""
+
+    def call(self, x):
+        places = keras.ops.arange(keras.ops.shape(x)[1])
+        scores = keras.ops.einsum("bid,bjd->bij", x, x)
+        scores = keras.ops.where(places[None, :, None] >= places[None, None], scores, -1e9)
+        return x + keras.ops.matmul(keras.ops.softmax(scores), x)
+
+
+BLOCKS: dict[str, Callable[[Any, Any], Any]] = {
+    "operations": lambda x, mask: Scores()(x),
+    "not causal": lambda x, mask: keras_hub.layers.TransformerEncoder(24, 4)(x, padding_mask=mask),
+    "masked outside": lambda x, mask: (
+        keras_hub.layers.TransformerDecoder(24, 4)(x, decoder_padding_mask=mask)
+        * keras.ops.cast(mask, "float32")[..., None]
+    ),
+    "without attention": lambda x, mask: keras.layers.Dense(16)(x),
+    "layer of Keras": lambda x, mask: keras.layers.MultiHeadAttention(4, 4)(x, x, use_causal_mask=True),
+}
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_unrecognized_blocks_raise(block: str, tmp_path):
+    for opset in (17, 23):
+        with pytest.raises(ExportError, match="cache=False"):
+            export_onnx(of_blocks(BLOCKS[block]), tmp_path / "out", verify=False, opset=opset)
+
+
+def test_custom_family(tmp_path):
+    model = of_blocks(
+        lambda x, mask: keras_hub.layers.TransformerDecoder(24, 4)(
+            x + keras_hub.layers.PositionEmbedding(LENGTH)(x), decoder_padding_mask=mask
+        )
+    )
+    export_onnx(model, tmp_path / "out")
+    batch = opened(tmp_path / "out").generate(list(map(list, PROMPTS)), max_new_tokens=NEW_TOKENS)
+    assert [text.ids for text in batch] == without_cache(model)
 
 
 def test_shared_cache_of_a_window_raises(tmp_path):
