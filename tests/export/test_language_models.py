@@ -18,6 +18,7 @@ import pytest
 from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.generation import Generator
+from keras_tx.processing import TextTransform
 from keras_tx.runtime import load
 from keras_tx.runtime.cached_decoder import CachedDecoder
 from keras_tx.runtime.session import Session
@@ -25,6 +26,7 @@ from keras_tx.runtime.tasks.text_generation import TextGenerator
 from keras_tx_onnx import export_onnx
 from tests.drawing import redraw
 from tests.tolerances import assert_close
+from tests.weights.test_keras_hub_tokenizers import byte_pairs, sentence_pieces
 
 models = keras_hub.models
 VOCABULARY, NEW_TOKENS, LENGTH = 50, 32, 48
@@ -51,11 +53,11 @@ class Case:
     generates: bool = True
     embeddings: float = 5.0
 
-    def model(self) -> Any:
-        common = {"vocabulary_size": VOCABULARY, "num_layers": 2, "hidden_dim": 16, "intermediate_dim": 24}
+    def model(self, vocabulary: int = VOCABULARY, preprocessor: Any = None) -> Any:
+        common = {"vocabulary_size": vocabulary, "num_layers": 2, "hidden_dim": 16, "intermediate_dim": 24}
         keras.utils.set_random_seed(0)
         backbone = getattr(models, f"{self.name}Backbone")(**{**common, **self.sizes})
-        model = redraw(getattr(models, f"{self.name}CausalLM")(backbone=backbone, preprocessor=None))
+        model = redraw(getattr(models, f"{self.name}CausalLM")(backbone=backbone, preprocessor=preprocessor))
         return _varied(model, self.embeddings)
 
 
@@ -196,6 +198,37 @@ def test_text_equals_that_of_keras_hub(name: str, tmp_path):
         assert generator.generate(list(PROMPTS[1]), max_new_tokens=NEW_TOKENS).ids == expected[1]
     pieces = list(writer.stream(list(PROMPTS[0]), max_new_tokens=5))
     assert len(pieces) == 5
+
+
+TEXTS = ["The first line", "To be, or", "it is"]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma"])
+def test_prompts_are_tokenized_as_by_keras_hub(name: str, tmp_path):
+    case = CASES[name]
+    tokenizer = byte_pairs("GPT2Tokenizer") if name == "gpt2" else sentence_pieces("GemmaTokenizer")
+    preprocessor = getattr(models, f"{case.name}CausalLMPreprocessor")(tokenizer, sequence_length=LENGTH)
+    model = case.model(tokenizer.vocabulary_size(), preprocessor)
+    report = export_onnx(model, tmp_path / "out")
+    assert not any("token ids" in note for note in report.manifest.notes)
+    inputs = preprocessor.generate_preprocess(TEXTS)
+    model.preprocessor = None
+    model.compile(sampler="greedy")
+    expected = model.generate(inputs, stop_token_ids=None)["token_ids"]
+    writer, transform = opened(tmp_path / "out"), TextTransform.load(tmp_path / "out")
+    assert writer.context == LENGTH and transform.padding_side == "left"
+    prompts = [row.ids.tolist() for row in transform.encode(TEXTS)]
+    for text, prompt, whole in zip(TEXTS, prompts, expected, strict=True):
+        new = writer.generate(text, max_new_tokens=LENGTH - len(prompt), stop_tokens=[])
+        assert [*prompt, *new.ids] == np.asarray(whole).tolist()
+    config = json.loads((tmp_path / "out" / contract.GENERATION_CONFIG).read_text())
+    assert config["eos_token_id"] == tokenizer.end_token_id
+
+
+def test_tokenizer_with_more_tokens_than_the_model_raises(tmp_path):
+    preprocessor = models.GPT2CausalLMPreprocessor(byte_pairs("GPT2Tokenizer"), sequence_length=LENGTH)
+    with pytest.raises(ConfigError, match=str(VOCABULARY)):
+        export_onnx(CASES["gpt2"].model(VOCABULARY, preprocessor), tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma 2", "bloom"])
