@@ -5,7 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from keras_tx.errors import ConfigError
+from keras_tx.models.tokenizer_checks import check_tokenizer
 from keras_tx.processing import TextTransform
+from keras_tx.weights.keras_hub_tokenizers import converted
+
+_IDS_ONLY = (
+    "so the folder has no tokenizer, and prompts are token ids. Pass tokenizer= to generate from texts."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,19 +36,57 @@ def language_model_files(model: Any, tokenizer: Any, context: int) -> LanguageMo
     """The files of a CausalLM of keras-hub.
 
     Args:
-        model: the model; its preprocessor may be None.
+        model: the model. The tokenizer of its preprocessor, if it has one, is converted.
         tokenizer: the option of export_onnx, or None.
         context: the maximum number of tokens.
+
+    Raises:
+        ConfigError: if the tokenizer does not fit the model.
     """
-    own = getattr(model.preprocessor, "tokenizer", None)
-    names = {"bos_token_id": "start_token_id", "eos_token_id": "end_token_id", "pad_token_id": "pad_token_id"}
-    special_ids = {name: getattr(own, attribute, None) for name, attribute in names.items()}
-    config = {"vocab_size": int(model.backbone.vocabulary_size), "max_position_embeddings": context}
-    transform, notes = None, []
-    if tokenizer is not None:
-        transform = dataclasses.replace(TextTransform.of(tokenizer), padding_side="left")
-    else:
-        notes.append(
-            "The folder has no tokenizer: prompts are token ids. Pass tokenizer= to generate from texts."
-        )
-    return LanguageModelFiles(config, special_ids, transform, notes)
+    notes: list[str] = []
+    own = _own_transform(model, notes)
+    transform = own if tokenizer is None else TextTransform.of(tokenizer)
+    vocabulary = int(model.backbone.vocabulary_size)
+    if transform is not None:
+        if transform.vocabulary_size > vocabulary:
+            raise ConfigError(
+                f"The tokenizer has a vocabulary of {transform.vocabulary_size} tokens, but model "
+                f"{model.name!r} has {vocabulary} vectors. Use the tokenizer that it was trained with."
+            )
+        check_tokenizer(transform, model.backbone, own, name="tokenizer")
+        transform = dataclasses.replace(transform, max_length=context, padding_side="left")
+    ids = special_ids(model, transform)
+    known = {name: number for name, number in ids.items() if number is not None}
+    config = {**known, "vocab_size": vocabulary, "max_position_embeddings": context}
+    return LanguageModelFiles(config, ids, transform, notes if tokenizer is None else [])
+
+
+def special_ids(model: Any, transform: TextTransform | None) -> dict[str, Any]:
+    """The ids at which keras-hub's `generate` starts and stops, and of padding; several ends are a list."""
+    tokenizer = getattr(model.preprocessor, "tokenizer", None)
+    if tokenizer is None:
+        names = ("bos_token", "eos_token", "pad_token")
+        tokens = [None if transform is None else getattr(transform, name) for name in names]
+        numbers = [None if token is None or transform is None else transform.id_of(token) for token in tokens]
+        return {f"{name}_id": number for name, number in zip(names, numbers, strict=True)}
+    ends = [getattr(tokenizer, name, None) for name in ("end_token_id", "end_token2_id")]
+    stops = list(dict.fromkeys(int(number) for number in ends if number is not None))
+    start, pad = (getattr(tokenizer, name, None) for name in ("start_token_id", "pad_token_id"))
+    return {
+        "bos_token_id": None if start is None else int(start),
+        "eos_token_id": stops if len(stops) > 1 else stops[0] if stops else None,
+        "pad_token_id": None if pad is None else int(pad),
+    }
+
+
+def _own_transform(model: Any, notes: list[str]) -> TextTransform | None:
+    """The tokenizer of the preprocessor; None, and a note, without one that can be converted."""
+    tokenizer = getattr(model.preprocessor, "tokenizer", None)
+    if tokenizer is None:
+        notes.append(f"Model {model.name!r} has no preprocessor with a tokenizer, {_IDS_ONLY}")
+        return None
+    try:
+        return converted(model.preprocessor)
+    except ConfigError as error:
+        notes.append(f"{type(tokenizer).__name__} cannot be converted ({error}), {_IDS_ONLY}")
+    return None

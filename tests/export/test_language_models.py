@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.generation import Generator
+from keras_tx.processing import TextTransform
 from keras_tx.runtime import load
 from keras_tx.runtime.cached_decoder import CachedDecoder
 from keras_tx.runtime.session import Session
@@ -24,6 +26,7 @@ from keras_tx.runtime.tasks.text_generation import TextGenerator
 from keras_tx_onnx import export_onnx
 from tests.drawing import redraw
 from tests.tolerances import assert_close
+from tests.weights.test_keras_hub_tokenizers import byte_pairs, sentence_pieces
 
 models = keras_hub.models
 VOCABULARY, NEW_TOKENS, LENGTH = 50, 32, 48
@@ -50,11 +53,11 @@ class Case:
     generates: bool = True
     embeddings: float = 5.0
 
-    def model(self) -> Any:
-        common = {"vocabulary_size": VOCABULARY, "num_layers": 2, "hidden_dim": 16, "intermediate_dim": 24}
+    def model(self, vocabulary: int = VOCABULARY, preprocessor: Any = None) -> Any:
+        common = {"vocabulary_size": vocabulary, "num_layers": 2, "hidden_dim": 16, "intermediate_dim": 24}
         keras.utils.set_random_seed(0)
         backbone = getattr(models, f"{self.name}Backbone")(**{**common, **self.sizes})
-        model = redraw(getattr(models, f"{self.name}CausalLM")(backbone=backbone, preprocessor=None))
+        model = redraw(getattr(models, f"{self.name}CausalLM")(backbone=backbone, preprocessor=preprocessor))
         return _varied(model, self.embeddings)
 
 
@@ -197,6 +200,37 @@ def test_text_equals_that_of_keras_hub(name: str, tmp_path):
     assert len(pieces) == 5
 
 
+TEXTS = ["The first line", "To be, or", "it is"]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma"])
+def test_prompts_are_tokenized_as_by_keras_hub(name: str, tmp_path):
+    case = CASES[name]
+    tokenizer = byte_pairs("GPT2Tokenizer") if name == "gpt2" else sentence_pieces("GemmaTokenizer")
+    preprocessor = getattr(models, f"{case.name}CausalLMPreprocessor")(tokenizer, sequence_length=LENGTH)
+    model = case.model(tokenizer.vocabulary_size(), preprocessor)
+    report = export_onnx(model, tmp_path / "out")
+    assert not any("token ids" in note for note in report.manifest.notes)
+    inputs = preprocessor.generate_preprocess(TEXTS)
+    model.preprocessor = None
+    model.compile(sampler="greedy")
+    expected = model.generate(inputs, stop_token_ids=None)["token_ids"]
+    writer, transform = opened(tmp_path / "out"), TextTransform.load(tmp_path / "out")
+    assert writer.context == LENGTH and transform.padding_side == "left"
+    prompts = [row.ids.tolist() for row in transform.encode(TEXTS)]
+    for text, prompt, whole in zip(TEXTS, prompts, expected, strict=True):
+        new = writer.generate(text, max_new_tokens=LENGTH - len(prompt), stop_tokens=[])
+        assert [*prompt, *new.ids] == np.asarray(whole).tolist()
+    config = json.loads((tmp_path / "out" / contract.GENERATION_CONFIG).read_text())
+    assert config["eos_token_id"] == tokenizer.end_token_id
+
+
+def test_tokenizer_with_more_tokens_than_the_model_raises(tmp_path):
+    preprocessor = models.GPT2CausalLMPreprocessor(byte_pairs("GPT2Tokenizer"), sequence_length=LENGTH)
+    with pytest.raises(ConfigError, match=str(VOCABULARY)):
+        export_onnx(CASES["gpt2"].model(VOCABULARY, preprocessor), tmp_path / "out")
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma 2", "bloom"])
 def test_opset_without_attention(name: str, tmp_path):
     model = CASES[name].model()
@@ -257,6 +291,64 @@ def test_unknown_attention_raises(tmp_path):
         export_onnx(gpt_oss(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     export_onnx(gpt_oss(), tmp_path / "out", cache=False)
+
+
+def of_blocks(block: Callable[[Any, Any], Any]) -> Any:
+    """A CausalLM of two blocks of a custom family: functions of tokens and padding mask."""
+    ids, mask = (keras.Input((None,), dtype="int32", name=name) for name in ("token_ids", "padding_mask"))
+    table = keras_hub.layers.ReversibleEmbedding(VOCABULARY, 16)
+    x = table(ids)
+    for _ in range(2):
+        x = block(x, mask)
+    backbone = keras.Model({"token_ids": ids, "padding_mask": mask}, x, name="backbone")
+
+    class CustomCausalLM(models.CausalLM):
+        def __init__(self):
+            self.backbone, self.preprocessor = backbone, None
+            super().__init__(backbone.input, table(backbone(backbone.input), reverse=True))
+
+    backbone.vocabulary_size = VOCABULARY
+    return redraw(CustomCausalLM())
+
+
+class Scores(keras.layers.Layer):
+    """Attention in operations, causal by positions that it counts itself."""
+
+    def call(self, x):
+        places = keras.ops.arange(keras.ops.shape(x)[1])
+        scores = keras.ops.einsum("bid,bjd->bij", x, x)
+        scores = keras.ops.where(places[None, :, None] >= places[None, None], scores, -1e9)
+        return x + keras.ops.matmul(keras.ops.softmax(scores), x)
+
+
+BLOCKS: dict[str, Callable[[Any, Any], Any]] = {
+    "operations": lambda x, mask: Scores()(x),
+    "not causal": lambda x, mask: keras_hub.layers.TransformerEncoder(24, 4)(x, padding_mask=mask),
+    "masked outside": lambda x, mask: (
+        keras_hub.layers.TransformerDecoder(24, 4)(x, decoder_padding_mask=mask)
+        * keras.ops.cast(mask, "float32")[..., None]
+    ),
+    "without attention": lambda x, mask: keras.layers.Dense(16)(x),
+    "layer of Keras": lambda x, mask: keras.layers.MultiHeadAttention(4, 4)(x, x, use_causal_mask=True),
+}
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_unrecognized_blocks_raise(block: str, tmp_path):
+    for opset in (17, 23):
+        with pytest.raises(ExportError, match="cache=False"):
+            export_onnx(of_blocks(BLOCKS[block]), tmp_path / "out", verify=False, opset=opset)
+
+
+def test_custom_family(tmp_path):
+    model = of_blocks(
+        lambda x, mask: keras_hub.layers.TransformerDecoder(24, 4)(
+            x + keras_hub.layers.PositionEmbedding(LENGTH)(x), decoder_padding_mask=mask
+        )
+    )
+    export_onnx(model, tmp_path / "out")
+    batch = opened(tmp_path / "out").generate(list(map(list, PROMPTS)), max_new_tokens=NEW_TOKENS)
+    assert [text.ids for text in batch] == without_cache(model)
 
 
 def test_shared_cache_of_a_window_raises(tmp_path):

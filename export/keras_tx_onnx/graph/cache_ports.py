@@ -11,7 +11,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from keras_tx import contract
 from keras_tx.errors import ExportError
-from keras_tx_onnx.graph.properties import TO_THE_END, input_at
+from keras_tx_onnx.graph.properties import TO_THE_END
 
 if TYPE_CHECKING:
     from keras_tx_onnx.graph.builder import GraphContext
@@ -102,21 +102,15 @@ class Cache:
                 cx.output(value, name.format(index))
         # Masks that Keras computes for the tokens alone are replaced, and their nodes are not used.
         RemoveUnusedNodesPass()(ir.Model(cx.graph, ir_version=contract.IR_VERSIONS[cx.opset]))
-        self._check_uses(cx)
+        self._check_uses()
 
-    def _check_uses(self, cx: GraphContext) -> None:
+    def _check_uses(self) -> None:
         users = [node.name for node, _ in self.stand_in.uses()]
         if users:
             raise ExportError(
-                f"{users[0]!r} uses attention_mask outside of attention, where it does not cover the cache. "
-                "Export with cache=False."
+                f"{users[0]!r} uses attention_mask outside of recognized attention, where it does not "
+                "cover the cache. Export with cache=False."
             )
-        for node in cx.graph:
-            if node.op_type == "Attention" and input_at(node, 4) is None:
-                raise ExportError(
-                    f"{node.name!r} attends without a cache: it is not recognized as causal attention of a "
-                    "text to itself. Export with cache=False."
-                )
 
 
 class Seq2SeqCache:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from keras_tx import contract
-from keras_tx.errors import ConfigError
+from keras_tx.errors import ConfigError, ExportError
 from keras_tx.models.genai_config import DEFAULTS, genai_config
 from keras_tx.models.generation_defaults import generation_defaults
 from keras_tx.models.tokenizer_checks import check_tokenizer, fit_to_model
@@ -109,6 +109,7 @@ class CausalInterface(Interface):
             return
         assert context.cache is not None
         context.cache.close(context)
+        _check_attention(context)
         for value in context.graph.outputs:
             if value.name == contract.LOGITS:
                 assert value.shape is not None
@@ -210,6 +211,22 @@ class DecoderInterface(CausalInterface):
             )
         if transform is not None:
             self.files |= transform.files()
+
+
+def _check_attention(context: GraphContext) -> None:
+    """Raises an ExportError if tokens are related to each other outside of attention with a cache.
+
+    Scores have two axes of the length of the tokens; recognized attention has one of past and tokens.
+    """
+    (tokens,) = (x for x in context.graph.inputs if x.name == contract.INPUT_IDS)
+    length = tokens.meta[symbolic_sizes.SIZES][1]
+    for node in context.graph:
+        for value in node.outputs:
+            if list(value.meta.get(symbolic_sizes.SIZES, ())).count(length) > 1:
+                raise ExportError(
+                    f"{node.name!r} relates tokens to each other, but is not recognized as attention, so it "
+                    "would not see the past of a cache. Export with cache=False."
+                )
 
 
 def chunk_sizes(length: int) -> list[int]:

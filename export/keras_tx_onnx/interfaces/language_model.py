@@ -100,6 +100,11 @@ class LanguageModelInterface(CausalInterface):
         super().close(context)
         assert isinstance(context.cache, Cache)
         shapes = {tuple(past.shape or ()) for past in context.cache.pasts}
+        if not shapes:
+            raise ExportError(
+                f"Model {self.model.name!r} has no recognized attention, so there is nothing to cache. "
+                "Export with cache=False."
+            )
         if len(shapes) != 1:
             raise ExportError(
                 f"Model {self.model.name!r} has {len(shapes)} different shapes of keys and values, expected "

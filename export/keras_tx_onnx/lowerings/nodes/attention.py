@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from keras_tx.errors import ExportError
 from keras_tx_onnx.graph.builder import GraphContext
+from keras_tx_onnx.graph.cache_ports import Cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +60,11 @@ def attend(  # Branches: one for each option of attention
     Returns the result in the same form, the (key, value) of the next step where there is a past, and the
     weights if requested. Attention's own output of weights is not used, because shape inference fails on it.
     """
+    if past is None and isinstance(cx.cache, Cache):
+        raise ExportError(
+            f"The layer {cx.scope!r} attends without the past: it is not recognized as causal attention "
+            "of a text to itself. Export with cache=False."
+        )
     finite = None if bias is None or bias.meta.get(FINITE) else cx.op.Not(cx.op.Equal(bias, -np.inf))
     real = None if padding_mask is None else real_keys(cx, padding_mask)
     allowed = all_of(cx, [mask, finite, real])
