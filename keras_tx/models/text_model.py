@@ -15,7 +15,8 @@ from keras_tx.heads.base import average_tokens
 from keras_tx.heads.multiple_choice import FoldChoices, UnfoldChoices
 from keras_tx.models.first_batch import of_any_length
 from keras_tx.models.tokenizer_checks import check_padded_right, fit_to_model
-from keras_tx.models.transformer_model import TransformerModel, as_array
+from keras_tx.models.trainable_model import as_array
+from keras_tx.models.transformer_model import TransformerModel
 from keras_tx.processing import TextTransform
 
 CAUSAL_LM = CausalLMHead()
