@@ -19,6 +19,9 @@ import argparse
 import csv
 import dataclasses
 import importlib.util
+import os
+import platform
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -129,15 +132,16 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
         keras_tx.finetune_recipe(model, steps, learning_rate=options.learning_rate, layer_decay=0.9)
     )
     model.fit(batches.tf_data(), epochs=options.epochs, shuffle=False, verbose=2)
-    minutes = (time.perf_counter() - started) / 60
 
     unseen = text_classification_batches(*test, model.processing, classes=names, shuffle=False)
     accuracy = float(model.evaluate(unseen, verbose=0, return_dict=True)["accuracy"])
     print(export_onnx(model, options.out, overwrite=True))
     exported = accuracy_of(options.out, *test)
     most = max(test[1].count(name) for name in names) / len(test[1])
-    print(f"{minutes:.1f} minutes; test accuracy {accuracy:.3f} in Keras, {exported:.3f} from {options.out}")
-    print(f"the most frequent label alone would give {most:.3f}")
+    minutes = (time.perf_counter() - started) / 60
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {keras.backend.backend()}"
+    print(f"python {' '.join(sys.argv)}: {minutes:.1f} minutes on {machine}")
+    print(f"test accuracy {accuracy:.3f} in Keras, {exported:.3f} from {options.out}; one label {most:.3f}")
     return {"accuracy": accuracy, "exported": exported, "minutes": minutes}
 
 

@@ -15,7 +15,11 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
+import platform
 import pydoc_data.topics
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -108,6 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     parser.add_argument("--save", type=Path, help="where the model goes: classifier.keras")
     parser.add_argument("--out", type=Path, help="where the exported folder goes, which is then tested, too")
     options = parser.parse_args(arguments)
+    started = time.perf_counter()
 
     keras.utils.set_random_seed(options.seed)
     read = read_csv(options.csv, options.text, options.label) if options.csv else read_manual()
@@ -131,7 +136,6 @@ def main(arguments: Sequence[str] | None = None) -> float:
     unseen = text_classification_batches(*test, model.processing, classes=names, shuffle=False)
     accuracy = model.evaluate(unseen, verbose=0, return_dict=True)["accuracy"]
     most = max(test[1].count(name) for name in names) / len(test[1])
-    print(f"test accuracy {accuracy:.3f}; the most frequent label alone would give {most:.3f}")
     if options.save:
         model.save(options.save)
     if options.out:
@@ -139,6 +143,10 @@ def main(arguments: Sequence[str] | None = None) -> float:
         answers = load(options.out)(test[0], top_k=1)
         right = [answer[0]["label"] == label for answer, label in zip(answers, test[1], strict=True)]
         print(f"test accuracy {np.mean(right):.3f} from {options.out}, without Keras")
+    minutes = (time.perf_counter() - started) / 60
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {keras.backend.backend()}"
+    print(f"python {' '.join(sys.argv)}: {minutes:.1f} minutes on {machine}")
+    print(f"test accuracy {accuracy:.3f}; the most frequent label alone would give {most:.3f}")
     return float(accuracy)
 
 

@@ -16,6 +16,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
+import platform
+import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -87,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     parser.add_argument("--depth", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
+    started = time.perf_counter()
 
     keras.utils.set_random_seed(options.seed)
     make = {"addition": addition, "sorting": sorting}[options.task]
@@ -112,7 +117,11 @@ def main(arguments: Sequence[str] | None = None) -> float:
 
     folder = options.folder or Path(options.task)
     print(export_onnx(model, folder, overwrite=True))
-    return exact_match(folder, task, test)
+    share = exact_match(folder, task, test)
+    minutes = (time.perf_counter() - started) / 60
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {keras.backend.backend()}"
+    print(f"python {' '.join(sys.argv)}: {minutes:.1f} minutes on {machine}")
+    return share
 
 
 def problems(task: Task, count: int, tests: int, seed: int) -> tuple[list[str], list[str]]:

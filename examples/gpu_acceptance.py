@@ -118,6 +118,7 @@ class Subject:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs everything and prints the report."""
     options = parse(argv)
+    started = time.perf_counter()
     gpus = visible_gpus()
     if not gpus and not options.allow_cpu:
         print(no_gpu(), file=sys.stderr)
@@ -144,6 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             fits.append(fit(subject, family, "float32", options, xla=False, parallel=True)[1])
     checks = judge(fits, exports, provider)
     print(markdown(fits, exports, checks, gpus))
+    print(f"\npython {' '.join(sys.argv)}: {(time.perf_counter() - started) / 60:.1f} minutes")
     if options.report is not None:
         content = {
             "machine": machine(gpus),

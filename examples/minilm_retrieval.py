@@ -17,6 +17,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
+import platform
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, tuple[float, float
     parser.add_argument("--pairs", type=int, help="use only so many pairs")
     parser.add_argument("--out", type=Path, default=Path("names"), help="the folder to export")
     options = parser.parse_args(arguments)
-    start = time.perf_counter()
+    started = time.perf_counter()
     keras.utils.set_random_seed(0)
 
     pairs = name_pairs(options.locale, "en")
@@ -113,9 +116,11 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, tuple[float, float
         similar = search(list(queries[:3])) @ search(list(documents)).T
     for name, best in zip(queries[:3], similar.argmax(1), strict=True):
         print(f"{name}: {documents[best]}")
+    minutes = (time.perf_counter() - started) / 60
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {keras.backend.backend()}"
+    print(f"python {' '.join(sys.argv)}: {minutes:.1f} minutes on {machine}")
     for name, (accuracy, gain) in result.items():
         print(f"{name:8} accuracy@1 {accuracy:.3f}   nDCG@10 {gain:.3f}")
-    print(f"{(time.perf_counter() - start) / 60:.1f} minutes")
     return result
 
 

@@ -15,6 +15,10 @@ from __future__ import annotations
 
 import argparse
 import colorsys
+import os
+import platform
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -243,6 +247,7 @@ def main(argv: Sequence[str] | None = None) -> float:
     parser.add_argument("--count", type=int, default=COUNT, help=f"number of images (default: {COUNT})")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     arguments = parser.parse_args(argv)
+    started = time.perf_counter()
 
     keras.utils.set_random_seed(0)
     model = train(Garden(0), arguments.count, arguments.epochs)
@@ -255,7 +260,12 @@ def main(argv: Sequence[str] | None = None) -> float:
         if len(objects) > 1:
             draw_relevance(model, image, [label for label, *_ in objects], out / f"{name}_relevance.png")
     print(f"{out}: {', '.join(f'{name}.html' for name in DRAWINGS)} are the reports.")
-    return float(model.history.history["val_accuracy"][-1])
+    accuracy = float(model.history.history["val_accuracy"][-1])
+    minutes = (time.perf_counter() - started) / 60
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {keras.backend.backend()}"
+    print(f"python {' '.join(sys.argv)}: {minutes:.1f} minutes on {machine}")
+    print(f"validation accuracy {accuracy:.3f}")
+    return accuracy
 
 
 if __name__ == "__main__":

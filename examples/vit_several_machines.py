@@ -16,7 +16,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
+import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=64, help="of all processes together (default: 64)")
     parser.add_argument("--epochs", type=int, default=10)
     options = parser.parse_args(arguments)
+    started = time.perf_counter()
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")  # without effect on GPUs
     jax.distributed.initialize(options.address, options.processes, options.index)
@@ -69,6 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         verbose=2 if jax.process_index() == 0 else 0,
     )
     accuracy = model.history.history["val_accuracy"][-1]
+    minutes = (time.perf_counter() - started) / 60
+    machine = f"{jax.process_count()} x {platform.machine()}, {os.cpu_count()} cores, {jax.default_backend()}"
+    print(f"python {' '.join(sys.argv)}: {minutes:.1f} minutes on {machine}")
     print(f"process {jax.process_index()} of {jax.process_count()}: validation accuracy {accuracy:.1%}")
     with tempfile.TemporaryDirectory() as aside:  # every process has to save, since Keras creates variables
         model.save((options.folder if jax.process_index() == 0 else Path(aside)) / "model.keras")

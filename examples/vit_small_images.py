@@ -2,7 +2,9 @@
 
     command   python examples/vit_small_images.py shapes
     needs     pip install "keras-tx[torch]", for "digits" also scikit-learn
-    metric    printed at the end, with the machine and the minutes; docs/vit.md has some
+    hardware  two CPU cores that others used, too
+    minutes   1.3 for shapes, 0.6 to 1.8 for digits, 25 of processor time for fashion
+    metric    test accuracy with seed 0: 99.3 % on shapes, 99.7 % on digits, 91.9 % on fashion
 
 Sets of images:
 
@@ -25,6 +27,7 @@ import gzip
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -244,6 +247,7 @@ def main(argv: Sequence[str] | None = None) -> float:
     if kind == "recipe":
         print(export_onnx(model, arguments.out or Path(arguments.set), overwrite=True))
     print(
+        f"python {' '.join(sys.argv)}\n"
         f"{arguments.set}, {kind}, seed {arguments.seed}: test accuracy {accuracy:.4f} on {len(pixels):,} "
         f"images, {epochs} epochs, {minutes:.1f} minutes, {cpu_minutes:.1f} CPU minutes\n"
         f"machine: {platform.machine()}, {os.cpu_count()} cores, Keras {keras.__version__} on "

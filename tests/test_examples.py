@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +29,7 @@ from tests.notebook import (
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 FAST = EXAMPLES / "vit_digits.ipynb"  # runs with every run of the tests, for one epoch
 TRANSLATION = EXAMPLES / "transformer_translation.ipynb"
 MOST_BYTES = 150_000  # of a notebook with its outputs
@@ -140,6 +144,22 @@ def different_kinds(run: NotebookRun, notebook: Path) -> dict[str, tuple[set[str
     pairs = zip(run.cells, code_cells_of(notebook), strict=True)
     kinds = {cell.source: (cell.kinds, kinds_of(stored["outputs"])) for cell, stored in pairs}
     return {source: both for source, both in kinds.items() if both[0] != both[1]}
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_states_and_prints_command_machine_minutes_and_metric(script):
+    source = script.read_text(encoding="utf-8")
+    header = ast.get_docstring(ast.parse(source))
+    for word in ("command", "hardware", "minutes", "metric"):
+        assert re.search(rf"^ *{word}  +\S", header, re.MULTILINE), word
+    assert "{' '.join(sys.argv)}" in source and ".1f} minutes" in source and "platform.machine()" in source
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_states_command_machine_minutes_and_metric(notebook):
+    first = json.loads(notebook.read_text(encoding="utf-8"))["cells"][0]["source"]
+    for word in ("command", "hardware", "minutes", "reached"):
+        assert f"| {word} | " in "".join(first), word
 
 
 @pytest.mark.thorough

@@ -104,8 +104,3 @@ def fitted(script: ModuleType, **values: Any) -> Any:
     row = {"family": "gpt", "policy": "mixed_float16", "xla": True, "devices": 1, "steps": 10}
     row |= {"first_loss": 1.4, "last_loss": 0.5, "compile_seconds": 1.0, "step_ms": 1.0}
     return script.Fit(**{**row, "examples_per_second": 1.0, "memory_mb": 1.0, **values})
-
-
-def test_header_has_command_hardware_minutes_and_metric(script):
-    for word in ("command", "hardware", "minutes", "metric"):
-        assert f"    {word}  " in script.__doc__
