@@ -100,14 +100,14 @@ def true_or_false(name: str, value: Any) -> bool:
     raise ConfigError(f"{name} is {value!r}, expected True or False.")
 
 
-def whole_number(name: str, value: Any) -> int:
-    """Returns `value` if it is an integer of 1 or more, and raises a ConfigError otherwise."""
+def whole_number(name: str, value: Any, least: int = 1) -> int:
+    """Returns `value` if it is an integer of `least` or more, and raises a ConfigError otherwise."""
     try:
-        number = 0 if isinstance(value, bool) else operator.index(value)
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        number = 0
-    if number < 1:
-        raise ConfigError(f"{name} is {value!r}, expected a whole number, 1 or more.")
+        number = least - 1
+    if number < least:
+        raise ConfigError(f"{name} is {value!r}, expected a whole number, {least} or more.")
     return number
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -59,7 +58,7 @@ class Sampling:
             "repetition_penalty", self.repetition_penalty, 0.0, math.inf, "above 0; 1 changes nothing", True
         )
         if self.seed is not None:
-            _check_whole("seed", self.seed)
+            whole_number("seed", self.seed, least=0)
         if self.do_sample and self.temperature == 0:
             raise ConfigError(
                 "temperature is 0 with do_sample=True. Pass a temperature above 0, or omit do_sample."
@@ -135,12 +134,3 @@ def _check(name: str, value: Any, least: float, most: float, expected: str, abov
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not number or not least <= value <= most or math.isinf(value) or (above and value == least):
         raise ConfigError(f"{name} is {value!r}, expected a number {expected}.")
-
-
-def _check_whole(name: str, value: Any) -> None:
-    try:
-        valid = not isinstance(value, bool) and operator.index(value) >= 0
-    except TypeError:
-        valid = False
-    if not valid:
-        raise ConfigError(f"{name} is {value!r}, expected a whole number, 0 or more.")

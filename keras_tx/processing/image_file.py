@@ -1,4 +1,4 @@
-"""Reads image files: an upright 8-bit Pillow image, grayscale ("L") or "RGB"."""
+"""Reads image files: an upright 8-bit Pillow image, grayscale ("L") or "RGB". Writes pixels as PNG."""
 
 from __future__ import annotations
 
@@ -68,6 +68,13 @@ def open_image(source: Any, name: str) -> Iterator[Image.Image]:
         raise ImageError(f"{name} cannot be opened: {error.strerror}. Check its permissions.") from error
     with stream:
         yield _identify(stream, name)
+
+
+def encode_png(pixels: np.ndarray) -> bytes:
+    """The PNG file of uint8 pixels (height, width) or (height, width, 3)."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    return file.getvalue()
 
 
 def pictures_in(directory: str | os.PathLike[str]) -> list[Path]:

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import http.client
-import io
 import json
 import os
 import threading
@@ -25,6 +24,7 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.errors import ConfigError, RunError
 from keras_tx.processing import TextTransform
+from keras_tx.processing.image_file import encode_png
 from keras_tx.runtime import benchmark, load
 from keras_tx.runtime.benchmark import NEGLIGIBLE, ROUNDS
 from keras_tx.runtime.folder import Folder, open_folder
@@ -300,18 +300,11 @@ def _vocabulary_size(folder: Folder) -> int:
 
 def _images(folder: Folder) -> list[bytes]:
     """Random images in the size of the model, as PNG files."""
-    from PIL import Image
-
     transform = folder.transform
     assert transform is not None  # the task needs it
     shape = (transform.height, transform.width, *([] if transform.channels == 1 else [3]))
-    images = []
-    for number in range(TEXTS):
-        file = io.BytesIO()
-        pixels = np.random.default_rng(number).integers(0, 256, shape).astype("uint8")
-        Image.fromarray(pixels).save(file, "png")
-        images.append(file.getvalue())
-    return images
+    random = np.random.default_rng(0)
+    return [encode_png(random.integers(0, 256, shape).astype("uint8")) for _ in range(TEXTS)]
 
 
 def _texts(plan: ServerPlan, folder: Folder) -> list[bytes]:

@@ -14,8 +14,10 @@ import keras
 import numpy as np
 import pytest
 
+from keras_tx.contract import TensorSpec
+from keras_tx.errors import InputError
 from keras_tx.runtime import load
-from keras_tx.serving.http import json_response
+from keras_tx.serving.http import json_response, tensors
 from keras_tx.serving.http.application import Application
 from keras_tx.serving.http.json_response import encode
 from keras_tx.serving.http.json_schema import read_checked
@@ -67,6 +69,26 @@ def test_json_is_that_of_the_standard_library(monkeypatch, piece):
         value = drawn(chance, 4)
         expected = json.dumps(lists_of(value), ensure_ascii=False, separators=(",", ":"))
         assert encode(value).decode() == expected
+
+
+@pytest.mark.parametrize("piece", [2, 5, 2000])
+def test_arrays_are_those_of_numpy(monkeypatch, piece):
+    """Whatever the pieces, in which lists are converted."""
+    monkeypatch.setattr(json_response, "PIECE", piece)
+    monkeypatch.setattr(tensors, "PIECE", piece)
+    random = np.random.default_rng(0)
+    for shape in ((), (1,), (7,), (4001,), (3, 4), (2, 1, 9), (60, 0), (0,), (1, 300, 2), (5, 5, 5)):
+        for dtype in ("float32", "int64", "uint8", "bool"):
+            array = (random.random(shape) * 200).astype(dtype)
+            actual = tensors.array_of(array.tolist(), TensorSpec("x", dtype, shape))
+            assert actual.shape == array.shape and actual.dtype == array.dtype
+            np.testing.assert_array_equal(actual, array)
+    ragged = ([[1] * 9, [1] * 8], [*range(9), [1]], [[1] * 9, 1], [[*range(9)], [[1]] * 9])
+    for wrong in (*ragged, [1] * 9 + ["a"]):
+        with pytest.raises(InputError, match="'x' is .*expected nested lists of numbers"):
+            tensors.array_of(wrong, TensorSpec("x", "int64", (None,)))
+    with pytest.raises(InputError, match="outside of 0 to 255"):
+        tensors.array_of([*range(9), 256], TensorSpec("x", "uint8", (None,)))
 
 
 async def longest_pause(work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
@@ -131,6 +153,13 @@ def test_a_large_body_is_read_in_pieces():
 
     pause, seconds = asyncio.run(longest_pause(read))
     assert bodies == [json.loads(content)]
+    assert pause < SHARE * seconds
+
+
+def test_long_lists_are_converted_in_pieces():
+    numbers = np.random.default_rng(0).normal(size=(1, 4 * NUMBERS)).tolist()
+    spec = TensorSpec("x", "float32", (None, None))
+    pause, seconds = asyncio.run(longest_pause(lambda: asyncio.to_thread(tensors.array_of, numbers, spec)))
     assert pause < SHARE * seconds
 
 

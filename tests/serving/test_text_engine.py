@@ -20,10 +20,9 @@ import keras_tx
 from keras_tx.errors import BusyError, ConfigError, InputError, KerasTxError, RunError
 from keras_tx.generation import Generation
 from keras_tx.processing import train_byte_bpe
-from keras_tx.runtime import TextGenerator, load
+from keras_tx.runtime import TextGenerator, load, machine_memory
 from keras_tx.runtime.shared_cache import SharedCache
 from keras_tx.serving import TextEngine
-from keras_tx.serving.engine import machine_memory
 from keras_tx.serving.engine.cache_rows import MOST_VIEWS, SharedRows
 from keras_tx.serving.engine.prefix_cache import BLOCK, PrefixCache
 from keras_tx.serving.engine.prompt_lookup import PromptLookup

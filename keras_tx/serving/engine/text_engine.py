@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from keras_tx.errors import BusyError, ConfigError, KerasTxError, true_or_false, whole_number
+from keras_tx.runtime.machine_memory import half_of_the_memory
 from keras_tx.serving.engine.cache_rows import bytes_per_token
 from keras_tx.serving.engine.lane import Lane
-from keras_tx.serving.engine.machine_memory import half_of_the_memory
 from keras_tx.serving.engine.prefix_cache import PrefixCache
 from keras_tx.serving.engine.scheduler import Scheduler
 from keras_tx.serving.engine.sequence import Sequence
@@ -158,8 +158,8 @@ class TextEngine:
         """
         generator = self._generator(adapter)
         size = generator.decoder.vocabulary_size
-        top = 0 if logprobs is None or (type(logprobs) is int and logprobs == 0) else logprobs
-        if top != 0 and whole_number("logprobs", top) > size:
+        top = 0 if logprobs is None else whole_number("logprobs", logprobs, least=0)
+        if top > size:
             raise ConfigError(f"logprobs is {logprobs}, expected at most {size}, the number of token ids.")
         ids, request = generator.check_stream(
             self.submit,
@@ -238,8 +238,8 @@ class TextEngine:
         return Lane(generator, self.max_streams, batched, self._prefixes, self._lookup)
 
     def _prefix_cache(self, most_bytes: int | None) -> PrefixCache | None:
-        if most_bytes is not None and not (type(most_bytes) is int and most_bytes == 0):
-            whole_number("prefix_cache", most_bytes)
+        if most_bytes is not None:
+            whole_number("prefix_cache", most_bytes, least=0)
         if not self._supported("prefix_cache", most_bytes):
             return None
         return PrefixCache(PREFIX_BYTES if most_bytes is None else most_bytes)

@@ -19,7 +19,7 @@ _ENCODER = json.JSONEncoder(
 
 async def json_response(value: Any) -> Response:
     """A value, which may have arrays, as JSON; a large one is encoded in a thread."""
-    is_short = _count(value) <= PIECE
+    is_short = count_values(value) <= PIECE
     content = encode(value) if is_short else await asyncio.to_thread(encode, value)
     return Response(content, media_type="application/json")
 
@@ -30,7 +30,7 @@ def encode(value: Any) -> bytes:
 
 
 def _pieces(value: Any) -> Iterator[str]:
-    if _count(value) <= PIECE:
+    if count_values(value) <= PIECE:
         yield _ENCODER.encode(value)
     elif isinstance(value, dict):
         yield "{"
@@ -50,7 +50,7 @@ def _pieces(value: Any) -> Iterator[str]:
         yield "]"
 
 
-def _count(value: Any) -> int:
+def count_values(value: Any) -> int:
     """The number of values in nested lists and arrays, counted up to a piece."""
     if isinstance(value, np.ndarray):
         return value.size
@@ -62,7 +62,7 @@ def _count(value: Any) -> int:
     for item in value:
         if count > PIECE:
             break
-        count += _count(item)
+        count += count_values(item)
     return count
 
 

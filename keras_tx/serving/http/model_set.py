@@ -16,8 +16,8 @@ from keras_tx.errors import ConfigError, FolderError, InputError, nearest
 from keras_tx.runtime import LoadedModel, TextGenerator, load, verify_hashes
 from keras_tx.runtime.async_call import call_async
 from keras_tx.runtime.folder import read_manifest
+from keras_tx.runtime.machine_memory import half_of_the_memory
 from keras_tx.runtime.tasks.base import Answer, RunOptions
-from keras_tx.serving.engine.machine_memory import half_of_the_memory
 from keras_tx.serving.engine.text_engine import TextEngine
 from keras_tx.serving.http.chat_template import ChatTemplate
 from keras_tx.serving.http.json_schema import Schema

@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_tx.contract import TensorSpec
 from keras_tx.errors import InputError, RunError
+from keras_tx.serving.http.json_response import PIECE, count_values
 
 MOST_NUMBERS = 1_000_000  # of the outputs that are sent as JSON
 
@@ -16,17 +17,25 @@ MOST_NUMBERS = 1_000_000  # of the outputs that are sent as JSON
 def array_of(value: Any, spec: TensorSpec) -> np.ndarray:
     """Nested lists of JSON's numbers as an array of the dtype of an input.
 
+    Long lists are converted in pieces: NumPy lets no other thread run before it has converted a list.
+
     Raises:
         InputError: if the lists have different lengths, or a number does not fit the dtype.
     """
+    if isinstance(value, list) and count_values(value) > PIECE:
+        size = count_values(value[0])
+        if size > PIECE:
+            return _joined([array_of(item, spec)[None] for item in value], spec)
+        step = PIECE // max(1, size)
+        if step < len(value):
+            parts = [array_of(value[start : start + step], spec) for start in range(0, len(value), step)]
+            return _joined(parts, spec)
     try:
         array = np.array(value)
     except (ValueError, OverflowError):
         array = np.array(None)
     if array.dtype.kind not in "biuf":
-        raise InputError(
-            f"{spec.name!r} is {value!r:.60}, expected nested lists of numbers, of equal lengths."
-        )
+        raise _not_numbers(value, spec)
     target = np.dtype(spec.dtype)
     if target.kind == "f" and array.dtype.kind in "iuf":  # 0.1 of JSON is the closest number of the dtype
         with np.errstate(over="ignore"):
@@ -42,6 +51,17 @@ def array_of(value: Any, spec: TensorSpec) -> np.ndarray:
     if array.dtype.kind == target.kind or not array.size:
         return array.astype(target)
     raise InputError(f"{spec.name!r} has numbers of type {array.dtype}, expected {spec.dtype}.")
+
+
+def _joined(parts: list[np.ndarray], spec: TensorSpec) -> np.ndarray:
+    try:
+        return np.concatenate(parts)
+    except ValueError as error:
+        raise _not_numbers([part.tolist() for part in parts[:1]], spec) from error
+
+
+def _not_numbers(value: Any, spec: TensorSpec) -> InputError:
+    return InputError(f"{spec.name!r} is {value!r:.60}, expected nested lists of numbers, of equal lengths.")
 
 
 def check_json(outputs: Mapping[str, np.ndarray], names: Iterable[str]) -> None:
