@@ -8,8 +8,11 @@ import math
 
 import pytest
 
+from keras_tx import contract
 from keras_tx.models.keras_hub_model_types import ARCHITECTURES, decoder_config
+from keras_tx_onnx import export_onnx
 from tests.export.test_language_models import CASES, LENGTH, VOCABULARY, grouped, models
+from tests.weights.test_keras_hub_tokenizers import sentence_pieces
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", reason='pip install "keras-tx[parity]"')
@@ -73,6 +76,25 @@ def test_options_without_counterpart_leave_the_type_out(name: str, sizes: dict, 
     backbone = getattr(models, f"{case.name}Backbone")(**{**common, **case.sizes, **sizes})
     config = decoder_config(backbone, {}, LENGTH)
     assert "model_type" not in config.content and option in (config.note or "")
+
+
+class Capitals(models.LlamaTokenizer):
+    def tokenize(self, inputs):
+        return super().tokenize([text.upper() for text in inputs])
+
+
+@pytest.mark.parametrize("kind", ["LlamaTokenizer", "Capitals"])
+def test_the_tokenizer_is_compared_with_that_of_keras_hub(kind: str, tmp_path):
+    """A folder without a tokenizer accepts ids, and the report says why."""
+    tokenizer = sentence_pieces("LlamaTokenizer")
+    if kind == "Capitals":
+        tokenizer = Capitals(proto=bytes(tokenizer.proto))
+    preprocessor = models.LlamaCausalLMPreprocessor(tokenizer, sequence_length=LENGTH)
+    model = CASES["llama"].model(tokenizer.vocabulary_size(), preprocessor)
+    notes = export_onnx(model, tmp_path / "out").manifest.notes
+    converted = kind == "LlamaTokenizer"
+    assert (tmp_path / "out" / contract.TOKENIZER).exists() == converted
+    assert any("different ids" in note and "prompts are token ids" in note for note in notes) != converted
 
 
 def test_other_architectures_have_no_type():

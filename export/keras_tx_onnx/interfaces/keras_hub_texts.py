@@ -82,10 +82,12 @@ def prepared(preprocessor: Any, texts: Sequence[str]) -> dict[str, np.ndarray]:
     return {name: keras.ops.convert_to_numpy(x) for name, x in preprocessor(list(texts)).items()}
 
 
-def tokenizer_notes(model: Any, transform: TextTransform, encode: Encode) -> Iterator[str]:
+def tokenizer_notes(
+    model: Any, transform: TextTransform, encode: Encode, remedy: str = REMEDY
+) -> Iterator[str]:
     """Compares the ids of a transform with those of keras-hub; yields notes about texts that differ.
 
-    Raises a ConfigError if words of the vocabulary or ASCII text have different ids.
+    Raises a ConfigError, which ends with `remedy`, if words of the vocabulary or ASCII text differ.
     """
     kind = type(model.preprocessor.tokenizer).__name__
     transform = dataclasses.replace(transform, too_long="cut")
@@ -98,7 +100,7 @@ def tokenizer_notes(model: Any, transform: TextTransform, encode: Encode) -> Ite
     if wrong:
         raise ConfigError(
             f"The tokenizer of model {model.name!r}, a {kind}, cannot be converted: for the text "
-            f"{wrong[0][:80]!r} its preprocessor returns different ids. {REMEDY}"
+            f"{wrong[0][:80]!r} its preprocessor returns different ids. {remedy}"
         )
     if differing:
         differing = sorted(differing, key=lambda text: not text.isprintable())
