@@ -79,6 +79,8 @@ LAST_HIDDEN_STATE = "last_hidden_state"
 POOLER_OUTPUT = "pooler_output"
 SENTENCE_EMBEDDING = "sentence_embedding"
 IMAGE_EMBEDS = "image_embeds"
+SCORES = "scores"  # (batch, height, width, classes) of masks, (batch, boxes, classes) of boxes
+BOXES = "boxes"  # (batch, boxes, 4): left, upper, right and lower edge in pixels of the input
 PREDICTION_LOGITS = "prediction_logits"  # with the next, the names of BertForPreTraining
 SEQ_RELATIONSHIP_LOGITS = "seq_relationship_logits"
 NEXT_SENTENCE_LABELS = ("IS_NEXT", "NOT_NEXT")  # the classes of SEQ_RELATIONSHIP_LOGITS, in order
@@ -107,6 +109,8 @@ NO_LABEL = -100  # the label of tokens that losses and metrics ignore
 
 IMAGE_CLASSIFICATION = "image-classification"
 IMAGE_FEATURES = "image-feature-extraction"
+IMAGE_SEGMENTATION = "image-segmentation"
+OBJECT_DETECTION = "object-detection"
 TEXT_CLASSIFICATION = "text-classification"
 TOKEN_CLASSIFICATION = "token-classification"
 QUESTION_ANSWERING = "question-answering"

@@ -66,12 +66,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--task",
         choices=(
             contract.IMAGE_CLASSIFICATION,
+            contract.IMAGE_SEGMENTATION,
+            contract.OBJECT_DETECTION,
             contract.TEXT_CLASSIFICATION,
+            contract.FILL_MASK,
             contract.TRANSLATION,
             contract.SUMMARIZATION,
         ),
         help="export any model as a classifier (implied by --labels and --image): a model from one image to "
-        "one vector, or a text classifier of keras-hub; or the purpose of an encoder-decoder",
+        "one vector; or the task of a model of keras-hub, which otherwise falls back to a graph without "
+        "preprocessing; or the purpose of an encoder-decoder",
     )
     parser.add_argument(
         "--image",
@@ -185,7 +189,7 @@ def image_of(value: str, model: Any) -> Any:
     from keras import applications
 
     from keras_tx.processing import ImageTransform
-    from keras_tx_onnx.interfaces.image_classifier import affine
+    from keras_tx_onnx.interfaces.vision import affine
 
     modules = [name for name in dir(applications) if hasattr(getattr(applications, name), "preprocess_input")]
     if value in modules:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from keras_tx.errors import ConfigError
+from keras_tx.models.keras_hub_model_types import decoder_config
 from keras_tx.models.tokenizer_checks import check_tokenizer
 from keras_tx.processing import TextTransform
 from keras_tx.weights.keras_hub_tokenizers import converted
@@ -57,8 +58,11 @@ def language_model_files(model: Any, tokenizer: Any, context: int) -> LanguageMo
         transform = dataclasses.replace(transform, max_length=context, padding_side="left")
     ids = special_ids(model, transform)
     known = {name: number for name, number in ids.items() if number is not None}
-    config = {**known, "vocab_size": vocabulary, "max_position_embeddings": context}
-    return LanguageModelFiles(config, ids, transform, notes if tokenizer is None else [])
+    fields = {**known, "vocab_size": vocabulary, "max_position_embeddings": context}
+    config = decoder_config(model.backbone, fields, context)
+    notes = notes if tokenizer is None else []
+    notes += [] if config.note is None else [config.note]
+    return LanguageModelFiles(config.content, ids, transform, notes)
 
 
 def special_ids(model: Any, transform: TextTransform | None) -> dict[str, Any]:

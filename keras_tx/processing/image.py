@@ -15,7 +15,8 @@ from PIL import Image
 
 from keras_tx.errors import ConfigError, ImageError, nearest, whole_number
 from keras_tx.processing.image_file import BYTES, pictures_in, read_image
-from keras_tx.processing.preprocessor_config import PROCESSOR_TYPE, RAW_PIXELS, fields_from
+from keras_tx.processing.keras_resize import KerasResize
+from keras_tx.processing.preprocessor_config import KERAS_RESIZE, PROCESSOR_TYPE, RAW_PIXELS, fields_from
 
 ImageSource = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | Image.Image | np.ndarray
 Images = ImageSource | Iterable[ImageSource]
@@ -54,6 +55,8 @@ class ImageTransform:
         rescale: factor on the 8-bit values.
         mean, std: after rescaling, (value - mean) / std; one number, or one for each channel; stored as
             tuples.
+        keras_resize: resizes as keras.layers.Resizing in place of Pillow, except random crops in training.
+            `resample` is then the filter for programs that do not have this field.
 
     >>> transform = ImageTransform(size=2, channels=1)
     >>> transform(np.array([[0, 255], [255, 0]], "uint8"))[0, :, :, 0]
@@ -67,6 +70,7 @@ class ImageTransform:
     rescale: float = 1 / 255
     mean: float | tuple[float, ...] = 0.5
     std: float | tuple[float, ...] = 0.5
+    keras_resize: KerasResize | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _pair(self.size))
@@ -83,6 +87,8 @@ class ImageTransform:
         if min(std) <= 0:
             raise ConfigError(f"std is {self.std!r}, expected positive numbers. Pixels are divided by them.")
         object.__setattr__(self, "std", std)
+        if self.keras_resize is not None and not isinstance(self.keras_resize, KerasResize):
+            object.__setattr__(self, "keras_resize", KerasResize.from_dict(self.keras_resize))
 
     @property
     def height(self) -> int:
@@ -188,6 +194,32 @@ class ImageTransform:
             yield self._stack(piece, first if several else None, np.uint8 if raw_pixels else np.float32)
             first += len(piece)
 
+    def sources(self, images: Images, batch_size: int) -> Iterator[list[np.ndarray]]:
+        """Yields lists of `batch_size` images, read but not resized: arrays (height, width, channels)."""
+        items, several = _items(images)
+        batch_size = whole_number("batch_size", batch_size)
+        rest, first = iter(items), 0
+        while piece := list(itertools.islice(rest, batch_size)):
+            yield [
+                self._source(item, _name(item, first + i if several else None))
+                for i, item in enumerate(piece)
+            ]
+            first += len(piece)
+
+    def in_source(self, boxes: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+        """Returns boxes in the pixels of an image of this (height, width) before it was resized.
+
+        Args:
+            boxes: left, upper, right and lower edge in pixels of the resized image, (boxes, 4).
+            shape: height and width of the image.
+        """
+        size = (self.height, self.width)
+        resize = self.keras_resize
+        top, left, high, wide = (0, 0, *shape) if resize is None else resize.region(shape, size)
+        scale = np.array([wide / size[1], high / size[0]] * 2)
+        placed = boxes * scale + np.array([left, top] * 2)
+        return np.clip(placed, 0, np.array([shape[1], shape[0]] * 2))
+
     def to_preprocessor_config(self, raw_pixels: bool = False) -> dict[str, Any]:
         """Returns Hugging Face's preprocessor_config.json; `raw_pixels` for graphs that normalize."""
         config: dict[str, Any] = {
@@ -202,6 +234,8 @@ class ImageTransform:
             "image_mean": list(_numbers("mean", self.mean, self.channels)),
             "image_std": list(_numbers("std", self.std, self.channels)),
         }
+        if self.keras_resize is not None:
+            config[KERAS_RESIZE] = dataclasses.asdict(self.keras_resize)
         return config | {RAW_PIXELS: True} if raw_pixels else config
 
     @classmethod
@@ -244,6 +278,17 @@ class ImageTransform:
             if array.shape[:2] == self.size:
                 return array
             return self._resample(_to_8_bits(array))
+        return self.resize_image(self._opened(source, name))
+
+    def _source(self, source: Any, name: str) -> np.ndarray:
+        """One image of its own size: (height, width, channels), uint8, or float in 0..1."""
+        if isinstance(source, np.ndarray):
+            return self.check_array(source, name)
+        image = self._opened(source, name)
+        return np.asarray(image).reshape(image.height, image.width, self.channels)
+
+    def _opened(self, source: Any, name: str) -> Image.Image:
+        """An image that is not an array, in the mode of the transform."""
         if not isinstance(source, BYTES | str | os.PathLike | Image.Image) and not hasattr(source, "read"):
             raise ImageError(
                 f"{name} is {type(source).__module__}.{type(source).__qualname__}, expected a path, bytes, "
@@ -254,16 +299,21 @@ class ImageTransform:
                 f"{name} is an image file, but the transform has channels={self.channels}. Pass a NumPy "
                 "array (height, width, channels)."
             )
-        return self.resize_image(read_image(source, self.mode, name))
+        return read_image(source, self.mode, name)
 
     def resize_image(
         self, image: Image.Image, box: tuple[float, float, float, float] | None = None
     ) -> np.ndarray:
-        """Returns a Pillow image of the transform's mode, resized: uint8 (height, width, channels).
+        """Returns a Pillow image of the transform's mode, resized: (height, width, channels).
+
+        Its pixels are uint8, or with `keras_resize` float in 0..1.
 
         Args:
             box: left, upper, right and lower edge of the part of the image that is resized; all by default.
         """
+        if box is None and self.keras_resize is not None:
+            pixels = np.asarray(image).reshape(image.height, image.width, self.channels)
+            return self.keras_resize(pixels, (self.height, self.width))
         if box is not None or image.size != (self.width, self.height):
             image = image.resize((self.width, self.height), RESAMPLING[self.resample], box=box)
         return np.asarray(image).reshape(self.height, self.width, self.channels)
@@ -296,6 +346,8 @@ class ImageTransform:
         return array
 
     def _resample(self, array: np.ndarray) -> np.ndarray:
+        if self.keras_resize is not None:
+            return self.keras_resize(array, (self.height, self.width))
         to, filter_ = (self.width, self.height), RESAMPLING[self.resample]
         # Pillow has no images with two or five channels, and resizes each channel separately anyway.
         planes = [array] if self.channels == 3 else np.moveaxis(array, -1, 0)
@@ -351,7 +403,11 @@ def _is_within(images: np.ndarray, low: np.ndarray, high: np.ndarray) -> bool:
 
 
 def _to_8_bits(pixels: np.ndarray) -> np.ndarray:
-    return pixels if pixels.dtype == np.uint8 else np.rint(pixels.astype(np.float32) * 255).astype(np.uint8)
+    return (
+        pixels
+        if pixels.dtype == np.uint8
+        else np.rint(np.clip(pixels.astype(np.float32) * 255, 0, 255)).astype(np.uint8)
+    )
 
 
 def _pair(size: Any) -> tuple[int, int]:

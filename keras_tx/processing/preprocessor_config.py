@@ -8,6 +8,7 @@ from typing import Any
 from PIL import Image
 
 from keras_tx.errors import ConfigError
+from keras_tx.processing.keras_resize import KerasResize
 
 # Other processors have the same keys with other defaults.
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
@@ -19,6 +20,9 @@ PROCESSOR_TYPES: dict[str, dict[str, Any]] = {  # with the keys of which the def
     "DINOv3ViTImageProcessor": IMAGENET,
     "DINOv3ViTImageProcessorFast": IMAGENET,
 }
+
+# Our key, which Hugging Face ignores: the fields of a KerasResize.
+KERAS_RESIZE = "keras_resize"
 
 # Our key, which Hugging Face ignores: the graph rescales and normalizes by the factors of the file, although
 # do_rescale and do_normalize are false.
@@ -57,6 +61,9 @@ def fields_from(config: Mapping[str, Any]) -> dict[str, Any]:
     mean = fields.get("image_mean")
     channels = len(mean) if isinstance(mean, list) else 3
     factors = _pixel_factors(fields)
+    resize = fields.pop(KERAS_RESIZE, None)
+    if resize is not None:
+        factors[KERAS_RESIZE] = KerasResize.from_dict(resize)
     _check_unsupported(fields, channels)
     return {"size": size, "channels": channels, "resample": resample, **factors}
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from keras_tx.runtime.tasks.fill_mask import MaskFiller
     from keras_tx.runtime.tasks.image_classification import ImageClassifier
     from keras_tx.runtime.tasks.image_feature_extraction import ImageEmbedder
+    from keras_tx.runtime.tasks.image_segmentation import ImageSegmenter
     from keras_tx.runtime.tasks.multiple_choice import ChoiceModel
+    from keras_tx.runtime.tasks.object_detection import ObjectDetector
     from keras_tx.runtime.tasks.pretraining import PretrainedEncoder
     from keras_tx.runtime.tasks.question_answering import QuestionAnswerer
     from keras_tx.runtime.tasks.summarization import Summarizer
@@ -36,8 +38,10 @@ _HOMES = {
     "GenericModel": "tasks.arrays",
     "ImageClassifier": "tasks.image_classification",
     "ImageEmbedder": "tasks.image_feature_extraction",
+    "ImageSegmenter": "tasks.image_segmentation",
     "LoadedModel": "tasks.base",
     "MaskFiller": "tasks.fill_mask",
+    "ObjectDetector": "tasks.object_detection",
     "PretrainedEncoder": "tasks.pretraining",
     "QuestionAnswerer": "tasks.question_answering",
     "Session": "session",
@@ -58,8 +62,10 @@ __all__ = [
     "GenericModel",
     "ImageClassifier",
     "ImageEmbedder",
+    "ImageSegmenter",
     "LoadedModel",
     "MaskFiller",
+    "ObjectDetector",
     "PretrainedEncoder",
     "QuestionAnswerer",
     "Session",
@@ -106,10 +112,11 @@ def load(
 
     Returns:
         The model of the folder's task, whose call runs its method. `ImageClassifier` and `TextClassifier`
-        (`classify`), `ImageEmbedder` and `TextEmbedder` (`embed`), `TextTagger` (`tag`), `QuestionAnswerer`
-        (`answer`), `ChoiceModel` (`choose`), `MaskFiller` and `PretrainedEncoder` (`fill`), `TextGenerator`
-        and `TextToTextGenerator` (`generate`), `Translator` (`translate`), `Summarizer` (`summarize`); or a
-        `GenericModel` (`run`) for a graph without a known task and for an encoder of texts without tokenizer.
+        (`classify`), `ImageEmbedder` and `TextEmbedder` (`embed`), `ImageSegmenter` (`segment`),
+        `ObjectDetector` (`detect`), `TextTagger` (`tag`), `QuestionAnswerer` (`answer`), `ChoiceModel`
+        (`choose`), `MaskFiller` and `PretrainedEncoder` (`fill`), `TextGenerator` and `TextToTextGenerator`
+        (`generate`), `Translator` (`translate`), `Summarizer` (`summarize`); or a `GenericModel` (`run`) for
+        a graph without a known task and for an encoder of texts without tokenizer.
 
     Raises:
         FolderError: if the folder is damaged, incomplete, or refers to files outside itself.

@@ -105,6 +105,9 @@ def test_keras_applications_model_classifies_a_file(tmp_path):
         {"scale": 1 / 127.5, "offset": -1.0},
         {"scale": [0.01, 0.02, 0.03], "offset": [-1.0, -2.0, -3.0], "crop_to_aspect_ratio": False},
         {},
+        {"scale": 1 / 255.0, "crop_to_aspect_ratio": False, "pad_to_aspect_ratio": True},
+        {"scale": 1 / 255.0, "interpolation": "bicubic", "antialias": True},
+        {"scale": 1 / 255.0, "interpolation": "nearest", "crop_to_aspect_ratio": False},
     ],
     ids=str,
 )
@@ -125,12 +128,17 @@ def test_preprocessor_of_keras_hub(converter: dict, tmp_path):
     redraw(model)
     report = export_onnx(model, tmp_path / "out", labels=LABELS)
     assert any("preprocessor" in note for note in report.manifest.notes)
-    crops = converter.get("crop_to_aspect_ratio", True)
-    assert any("crops images" in note for note in report.manifest.notes) == crops
-    x = pictures(2, 32)
-    logits = model.predict(x.astype("float32"), verbose=0)
     with load(tmp_path / "out") as classify:
-        assert_close(scores_of(classify(x, top_k=3)), np.exp(logits) / np.exp(logits).sum(-1, keepdims=True))
+        for shape in ((32, 32), (50, 41), (20, 64)):
+            x = np.random.default_rng(5).integers(0, 256, (2, *shape, 3), "uint8")
+            # Keras pads only images of floats.
+            logits = model.predict(
+                x.astype("float32") if "pad_to_aspect_ratio" in converter else x, verbose=0
+            )
+            expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+            assert_close(scores_of(classify(x, top_k=3)), expected)
+            Image.fromarray(x[0]).save(tmp_path / "a.png")
+            assert_close(scores_of([classify(tmp_path / "a.png", top_k=3)]), expected[:1])
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -124,8 +124,11 @@ def test_one_sigmoid_and_two_labels(tmp_path: Path):
         assert_close(scores_of([classify(TEXTS[0])], ["bad", "good"]), np.array([[1 - p, p]]))
 
 
-def test_model_without_labels_is_generic(tmp_path: Path):
-    manifest = export_onnx(classifier("Bert"), tmp_path / "out").manifest
+def test_model_without_preprocessor_is_generic(tmp_path: Path):
+    model = classifier("Bert")
+    assert export_onnx(model, tmp_path / "labels").manifest.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    model.preprocessor = None
+    manifest = export_onnx(model, tmp_path / "out").manifest
     assert manifest.task is None and {spec.name for spec in manifest.inputs} >= {"token_ids", "padding_mask"}
 
 

@@ -15,7 +15,7 @@ from keras_tx.runtime import load
 from keras_tx.runtime.tasks import all_tasks, tasks_named
 from keras_tx.runtime.tasks.base import LoadedModel, RunOptions, Task
 
-VERBS = {"image": {"classify", "embed"}, "prompt": {"generate"}, "arrays": {"run"}}
+VERBS = {"image": {"classify", "embed", "segment", "detect"}, "prompt": {"generate"}, "arrays": {"run"}}
 VERBS["text"] = {"classify", "embed", "tag", "answer", "choose", "fill", "generate", "translate", "summarize"}
 SHARED_DEFAULTS = {"top_k": 5, "batch_size": 32, "progress": False, "overlap": None}
 
@@ -80,6 +80,8 @@ def test_names_are_those_of_the_contract():
         None,
         contract.IMAGE_CLASSIFICATION,
         contract.IMAGE_FEATURES,
+        contract.IMAGE_SEGMENTATION,
+        contract.OBJECT_DETECTION,
         contract.TEXT_CLASSIFICATION,
         contract.TOKEN_CLASSIFICATION,
         contract.QUESTION_ANSWERING,

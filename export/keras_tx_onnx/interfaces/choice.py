@@ -16,12 +16,14 @@ from keras_tx_onnx.interfaces.encoder import EncoderInterface
 from keras_tx_onnx.interfaces.encoder_decoder import EncoderDecoderInterface
 from keras_tx_onnx.interfaces.generic import GenericInterface
 from keras_tx_onnx.interfaces.image_classifier import ImageClassifierInterface
+from keras_tx_onnx.interfaces.keras_hub_tasks import KERAS_HUB_TASKS, task_interface
+from keras_tx_onnx.interfaces.keras_hub_texts import has_tokenizer
 from keras_tx_onnx.interfaces.language_model import (
     LanguageModelInterface,
     is_causal_lm,
     unsupported,
 )
-from keras_tx_onnx.interfaces.text_classifier import TextClassifierInterface, has_tokenizer
+from keras_tx_onnx.interfaces.text_classifier import TextClassifierInterface
 from keras_tx_onnx.interfaces.vision import VisionInterface
 from keras_tx_onnx.reading.signature import Functional
 
@@ -34,8 +36,7 @@ FAMILIES: dict[str, type[Interface]] = {  # by the field `interface` of a family
 INTERFACES = (
     *FAMILIES.values(),
     LanguageModelInterface,
-    ImageClassifierInterface,
-    TextClassifierInterface,
+    *KERAS_HUB_TASKS.values(),
     GenericInterface,
 )
 CLASSIFYING = ("labels", "image", "raw_pixels")  # options that export any model as a classifier
@@ -52,7 +53,8 @@ def choose_interface(
 ) -> Interface:
     """The interface of a model, with these options of export_onnx.
 
-    `unpad` is the default of this option for an interface that has it.
+    `unpad` is the default of this option for an interface that has it. Without options, a task of keras-hub
+    whose preprocessing cannot be reproduced is a generic model.
 
     Raises a ConfigError for an option that differs from its default and that the interface does not have.
     """
@@ -73,9 +75,16 @@ def choose_interface(
                 f"{name}={reprlib.repr(value)} is not supported: model {model.name!r} "
                 f"({type(model).__name__}) is exported as {kind.kind}. {known}"
             )
+    requested = task is not None or bool(passed)
     if "unpad" in names:
         passed.setdefault("unpad", unpad)
-    interface = kind(functional, kind.Options(**passed), opset)
+    try:
+        interface = kind(functional, kind.Options(**passed), opset)
+    except ConfigError as error:
+        if requested or kind not in KERAS_HUB_TASKS.values():
+            raise
+        interface = GenericInterface(functional, GenericInterface.Options(), opset)
+        interface.notes.append(f"The folder has no preprocessing. {error}")
     if kind is GenericInterface and is_causal_lm(model):
         reason = "cache=False" if options.get("cache") is False else unsupported(model)
         interface.notes.append(f"The graph has no cache and does not support text generation: {reason}.")
@@ -93,7 +102,8 @@ def _task_interface(model: Any) -> type[Interface]:
     """The interface of a model of no family of keras_tx, with a task."""
     if is_causal_lm(model):
         return LanguageModelInterface
-    return TextClassifierInterface if has_tokenizer(model) else ImageClassifierInterface
+    classifier = TextClassifierInterface if has_tokenizer(model) else ImageClassifierInterface
+    return task_interface(model) or classifier
 
 
 def _kind(model: Any, task: str | None, passed: Mapping[str, Any]) -> type[Interface]:
@@ -106,6 +116,7 @@ def _kind(model: Any, task: str | None, passed: Mapping[str, Any]) -> type[Inter
             f"{' or '.join(map(repr, expected))}, or omit it."
         )
     generic = task is None and not any(name in passed for name in CLASSIFYING)
+    generic = generic and task_interface(model) is None
     if kind is LanguageModelInterface:
         generic = generic and not _has_cache(model, passed)
     return GenericInterface if family is None and generic else kind

@@ -13,11 +13,11 @@ import onnx_ir as ir
 from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.processing import ImageTransform
-from keras_tx.processing.image import RESAMPLING
 from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.interfaces.base import Example, Interface, Masks, Sizes, no_model_type
 from keras_tx_onnx.interfaces.class_scores import ClassScores
-from keras_tx_onnx.interfaces.vision import ImageOptions, image_example, image_input, transform_size
+from keras_tx_onnx.interfaces.keras_hub_images import keras_hub_transform
+from keras_tx_onnx.interfaces.vision import ImageOptions, affine, image_example, image_input, transform_size
 from keras_tx_onnx.reading import functional_graph
 from keras_tx_onnx.reading.signature import Functional
 
@@ -39,7 +39,6 @@ _MODULES = {
     r"vgg19": "vgg19",
     r"xception": "xception",
 }
-_CONVERTER = "keras_hub.src.layers.preprocessing.image_converter"
 _PREPROCESS = "keras.applications.{}.preprocess_input"
 
 
@@ -63,8 +62,8 @@ class ImageClassifierInterface(Interface):
         self.integers = not keras.backend.is_float_dtype(function.inputs[0].dtype)
         image = options.image
         if image is None:
-            image, note = _own_preprocessing(model, height, width)
-            self.notes.append(note)
+            image, notes = _own_preprocessing(model, height, width)
+            self.notes += notes
         self.preprocessing = _preprocessing_name(image)
         self.transform, self.reverses = _transform(image, height, width, channels)
         self.files = {
@@ -120,11 +119,11 @@ def _shapes(tensors: Sequence[Any]) -> str:
     return ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
 
 
-def _own_preprocessing(model: Any, height: int | None, width: int | None) -> tuple[Any, str]:
-    """The preprocessing of keras-hub or keras.applications for a model, and a note about it."""
-    converter = getattr(getattr(model, "preprocessor", None), "image_converter", None)
-    if converter is not None and type(converter).call.__module__ == _CONVERTER:
-        return _of_keras_hub(model, converter, height, width)
+def _own_preprocessing(model: Any, height: int | None, width: int | None) -> tuple[Any, list[str]]:
+    """The preprocessing of keras-hub or keras.applications for a model, and notes about it."""
+    of_keras_hub = keras_hub_transform(model, height, width)
+    if of_keras_hub is not None:
+        return of_keras_hub
     module = next((m for name, m in _MODULES.items() if re.fullmatch(name, model.name)), None)
     if module is not None:
         preprocess = getattr(keras.applications, module).preprocess_input
@@ -135,40 +134,15 @@ def _own_preprocessing(model: Any, height: int | None, width: int | None) -> tup
         black, white = preprocess(np.zeros((1, 1, 3))), preprocess(np.full((1, 1, 3), 255.0))
         unchanged = bool(np.all(black == 0) and np.all(white == 255))
         if inside == unchanged:  # with include_preprocessing=False neither side prepares pixels
-            return preprocess, (
+            return preprocess, [
                 f"The folder applies {_PREPROCESS.format(module)} to the pixels, because the model has the "
                 "name and the layers of that module. Pass image= to change it."
-            )
+            ]
     raise ConfigError(
         f"The preprocessing of model {model.name!r} is unknown. Pass "
         "image=keras_tx.ImageTransform(size, rescale=..., mean=..., std=...), with rescale=1, mean=0, std=1 "
         "for pixels from 0 to 255, or image=keras.applications.MODULE.preprocess_input."
     )
-
-
-def _of_keras_hub(
-    model: Any, converter: Any, height: int | None, width: int | None
-) -> tuple[ImageTransform, str]:
-    """keras-hub's ImageConverter, whose pixels are multiplied by a scale before an offset is added."""
-    scale, offset = (
-        np.broadcast_to(default if value is None else np.asarray(value, "float64"), 3)
-        for value, default in ((converter.scale, 1.0), (converter.offset, 0.0))
-    )
-    high, wide = converter.image_size or (height, width)
-    if high is None or wide is None or converter.interpolation not in RESAMPLING:
-        raise ConfigError(
-            f"The preprocessor of model {model.name!r} has image_size={converter.image_size!r} and "
-            f"interpolation={converter.interpolation!r}, expected a size and one of {', '.join(RESAMPLING)}. "
-            "Pass image=keras_tx.ImageTransform(size, ...)."
-        )
-    note = f"The folder prepares pixels as the preprocessor of {model.name!r}."
-    verb = "crops" if converter.crop_to_aspect_ratio else "pads" if converter.pad_to_aspect_ratio else ""
-    if verb:
-        note += (
-            f" The preprocessor {verb} images of another aspect ratio than {wide}:{high}; the folder resizes "
-            "and distorts them. Pass images of that ratio."
-        )
-    return affine(scale, offset, (high, wide), converter.interpolation), note
 
 
 def _preprocessing_name(image: Any) -> str | None:
@@ -212,15 +186,3 @@ def _as_transform(preprocess: Callable, height: int, width: int) -> tuple[ImageT
     reverses = bool(red[0] == 0)
     black, slope = (x[::-1] if reverses else x for x in (black, slope))
     return affine(slope, black, (height, width)), reverses
-
-
-def affine(
-    slope: np.ndarray, offset: np.ndarray, size: tuple[int, int], resample: str = "bilinear"
-) -> ImageTransform:
-    """The transform that computes slope * pixel + offset for pixels from 0 to 255."""
-    rescale = 1.0 if np.all(slope == 1) else 1 / 255
-    std = np.round(rescale / slope, 12)
-    mean = tuple(np.round(-offset * std, 12).tolist())
-    return ImageTransform(
-        size, channels=len(mean), resample=resample, rescale=rescale, mean=mean, std=tuple(std.tolist())
-    )

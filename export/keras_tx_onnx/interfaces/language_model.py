@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,11 +11,12 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.models.genai_config import genai_content
-from keras_tx.models.keras_hub_language_models import language_model_files
+from keras_tx.models.keras_hub_language_models import LanguageModelFiles, language_model_files
 from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.graph.cache_ports import Cache
 from keras_tx_onnx.interfaces.base import Example, Masks, Sizes
 from keras_tx_onnx.interfaces.decoder import CausalInterface, DecoderOptions
+from keras_tx_onnx.interfaces.keras_hub_texts import prompt_ids, tokenizer_notes
 from keras_tx_onnx.reading import functional_graph
 from keras_tx_onnx.reading.input_uses import input_uses
 from keras_tx_onnx.reading.signature import Functional
@@ -22,6 +25,7 @@ from keras_tx_onnx.reading.signature import Functional
 _INPUTS = {"token_ids": contract.INPUT_IDS, "padding_mask": contract.ATTENTION_MASK}
 _HEADS = ("num_heads", "num_query_heads", "num_attention_heads")
 _LENGTHS = ("max_sequence_length", "max_position_embeddings")
+_REMEDY = "The folder has no tokenizer, and prompts are token ids. Pass tokenizer= to generate from texts."
 _DEFAULT_LENGTH = 1024  # sequence_length of keras-hub's preprocessors
 
 
@@ -67,6 +71,8 @@ class LanguageModelInterface(CausalInterface):
         self.max_length = functional_graph.position_count(model)
         self.context_length = _context(model, self.max_length)
         files = language_model_files(model, options.tokenizer, self.context_length)
+        if files.transform is not None and options.tokenizer is None:
+            files = _compared(model, files)
         self.special_ids = files.special_ids
         self.files = {contract.CONFIG: files.config}
         known = {name: ids for name, ids in files.special_ids.items() if ids is not None}
@@ -128,6 +134,17 @@ class LanguageModelInterface(CausalInterface):
         rows, length = feed[contract.INPUT_IDS].shape
         feed[contract.POSITION_IDS] = np.tile(np.arange(length), (rows, 1))
         return feed, inputs
+
+
+def _compared(model: Any, files: LanguageModelFiles) -> LanguageModelFiles:
+    """The files with notes about texts whose ids differ; without a tokenizer if ordinary texts differ."""
+    preprocessor = model.preprocessor
+    transform = dataclasses.replace(files.transform, max_length=preprocessor.sequence_length)  # type: ignore
+    try:
+        notes = list(tokenizer_notes(model, transform, partial(prompt_ids, preprocessor), _REMEDY))
+    except ConfigError as error:
+        return dataclasses.replace(files, transform=None, notes=[*files.notes, str(error)])
+    return dataclasses.replace(files, notes=[*files.notes, *notes])
 
 
 def _context(model: Any, positions: int | None) -> int:

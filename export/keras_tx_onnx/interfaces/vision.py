@@ -104,3 +104,15 @@ def image_example(
     if raw_pixels:
         return {contract.PIXELS: pixels}, [images]
     return {contract.PIXEL_VALUES: np.ascontiguousarray(images.transpose(0, 3, 1, 2))}, [images]
+
+
+def affine(
+    slope: np.ndarray, offset: np.ndarray, size: tuple[int, int], resample: str = "bilinear"
+) -> ImageTransform:
+    """The transform that computes slope * pixel + offset for pixels from 0 to 255."""
+    rescale = 1.0 if np.all(slope == 1) else 1 / 255
+    std = np.round(rescale / slope, 12)
+    mean = tuple(np.round(-offset * std, 12).tolist())
+    return ImageTransform(
+        size, channels=len(mean), resample=resample, rescale=rescale, mean=mean, std=tuple(std.tolist())
+    )

@@ -73,6 +73,19 @@ def last_operations(function: Any) -> list[Any]:
     return [tensor._keras_history.operation for tensor in function.outputs]
 
 
+def final_operation(tensor: Any) -> Any:
+    """The operation that computes a tensor of a graph, inside nested models too."""
+    history = tensor._keras_history
+    if not is_function(history.operation) or has_own_call(history.operation):
+        return history.operation
+    return final_operation(function_of(history.operation).outputs[history.tensor_index])
+
+
+def first_input(operation: Any) -> Any:
+    """The first tensor with which an operation of a graph was called last."""
+    return operation._inbound_nodes[-1].input_tensors[0]
+
+
 def is_function(operation: Any) -> bool:
     """Whether a node of a graph is a model with its own graph."""
     return hasattr(function_of(operation), "_nodes_by_depth")

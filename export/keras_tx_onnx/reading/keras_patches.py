@@ -21,6 +21,7 @@ import keras.src.ops
 import numpy as np
 from keras import tree
 from keras.src.layers import layer as layer_module
+from keras.src.layers.preprocessing.image_preprocessing.bounding_boxes import bounding_box
 from keras.src.ops import core as operations_core
 from keras.src.ops import numpy as operations_numpy
 from keras.src.ops import operation as operation_module
@@ -192,6 +193,7 @@ def _replace_functions() -> None:
     _replace(keras.KerasTensor, "__getitem__", _get_item)
     _replace(keras.KerasTensor, "__eq__", _equal)
     _replace(keras.random.SeedGenerator, "next", _next_seed)
+    _replace(bounding_box.BoundingBox, "convert_format", _convert_format_of_boxes)
     _replace(keras.Operation, "symbolic_call", _symbolic_call)
     _replace(keras.layers.Layer, "symbolic_call", _symbolic_call_of_layer)
     _replace(keras.layers.Layer, "__call__", _call_of_layer)
@@ -323,6 +325,27 @@ def _backend(usual: Any) -> Any:
         return "numpy" if tracer is not None and tracer.plain else usual()
 
     return backend
+
+
+class _KerasOperations:
+    """keras.ops, with the attributes of the backend that keras.utils.bounding_boxes uses."""
+
+    numpy = keras.ops
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(keras.ops, name)
+
+    def reset(self) -> None:
+        """Does nothing: there is no other backend."""
+
+
+def _convert_format_of_boxes(usual: Any) -> Any:
+    def convert_format(converter: Any, boxes: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(boxes, keras.KerasTensor):  # which the backend rejects
+            converter.backend = _KerasOperations()
+        return usual(converter, boxes, *args, **kwargs)
+
+    return convert_format
 
 
 def _next_seed(usual: Any) -> Any:

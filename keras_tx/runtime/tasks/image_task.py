@@ -37,12 +37,17 @@ class ImageTask(LoadedModel):
 
     def run_images(self, images: Images, batch_size: int) -> Iterator[np.ndarray]:
         """Yields the output for each image; the graph computes `batch_size` images together."""
+        for outputs in self.run_outputs(images, batch_size):
+            yield from outputs[self._output]
+
+    def run_outputs(self, images: Images, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
+        """Yields all outputs for each batch of images."""
         name = self.session.inputs[0].name
         raw = name == contract.PIXELS
         for batch in self.transform.batches(images, batch_size, raw_pixels=raw):
             # (batch, height, width, channels) -> (batch, channels, height, width)
             pixels = batch if raw else np.ascontiguousarray(batch.transpose(0, 3, 1, 2))
-            yield from self.session.run({name: pixels})[self._output]
+            yield self.session.run({name: pixels})
 
 
 def _transform_of(folder: Folder, session: Session) -> ImageTransform:

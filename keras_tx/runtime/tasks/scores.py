@@ -40,12 +40,14 @@ class Scores:
         return {"numbers" if self.problem_type == contract.REGRESSION else "predictions": best}
 
 
-def labels_of(folder: Folder, session: Session, axes: tuple[str, ...] = ("batch",)) -> tuple[str, ...]:
-    """The names of the classes of output `logits` with the shape (*axes, classes).
+def labels_of(
+    folder: Folder, session: Session, axes: tuple[str, ...] = ("batch",), output: str = contract.LOGITS
+) -> tuple[str, ...]:
+    """The names of the classes of an output with the shape (*axes, classes).
 
     Without labels in the manifest these are the names that Hugging Face uses: LABEL_0, LABEL_1 ...
     """
-    spec = next(spec for spec in session.outputs if spec.name == contract.LOGITS)
+    spec = next(spec for spec in session.outputs if spec.name == output)
     labels, count = folder.manifest.labels, spec.shape[-1]
     if (
         len(spec.shape) != len(axes) + 1
