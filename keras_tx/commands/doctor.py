@@ -34,7 +34,7 @@ examples:
   keras-tx doctor flowers --target webgpu
 
 exit codes: 0 no problem (there may be warnings); 1 a problem, or nodes of FOLDER that the newest onnxruntime
-runs on the CPU.
+runs on the CPU, in a graph of any precision.
 """
 MARKS = {"ok": "ok", "warning": "warning", "problem": "PROBLEM"}
 
@@ -73,8 +73,7 @@ def _placement(root: Path, target: str, as_json: bool) -> int:
     placements = of_folder(root, target)
     if as_json:
         content = {
-            name: {version: dataclasses.asdict(x) for version, x in rows.items()}
-            for name, rows in placements.items()
+            name: {version: vars(x) for version, x in rows.items()} for name, rows in placements.items()
         }
         print(json.dumps(content, indent=2))
     for name, rows in placements.items() if not as_json else ():

@@ -174,6 +174,10 @@ def examples_of(
         sizes = {**dict.fromkeys(axes, length), contract.BATCH_AXIS: len(masks), contract.PAST_AXIS: 0}
         return Example(name, draw(specs, {**uses, contract.POSITION_IDS: Use(length)}, sizes, masks, random))
 
+    if not axes:
+        return [[example("the fixed sizes", 1, MASKS)]]
+    if not axes - {contract.BATCH_AXIS} and any(map(is_mask, specs)):
+        return [[example(f"a batch of {len(MASKS)} with every kind of padding mask", 1, MASKS)]]
     if {contract.INPUT_IDS, contract.ATTENTION_MASK} <= {spec.name for spec in specs}:
         positions = _positive(config, "n_positions", _positive(config, "max_position_embeddings", LENGTH))
         longest = min(longest or positions, LONGEST)

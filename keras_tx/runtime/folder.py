@@ -84,6 +84,19 @@ class Folder:
         return (self.config or {}).get("problem_type")
 
     @property
+    def target_graphs(self) -> list[contract.TargetGraph]:
+        """The graphs of execution targets beside the main one, each once."""
+        graphs = [graph for graph in self.manifest.targets.values() if graph is not None]
+        return [graph for index, graph in enumerate(graphs) if graph not in graphs[:index]]
+
+    def with_graph_of(self, target: contract.TargetGraph) -> Folder:
+        """This folder with the graph of an execution target as its graph."""
+        manifest = dataclasses.replace(
+            self.manifest, opset=target.opset, export_options=target.export_options, parity=target.parity
+        )
+        return dataclasses.replace(self, manifest=manifest, graph=self.path / target.file, shared=None)
+
+    @property
     def inputs(self) -> tuple[contract.TensorSpec, ...]:
         """Inputs of the graph of this precision, by the manifest."""
         variant = self.manifest.variants.get(self.precision)
@@ -127,10 +140,11 @@ def folder_path(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def checked_folder(root: Path, precision: str | None, default: str, target: str = "cpu") -> Folder:
+def checked_folder(root: Path, precision: str | None, default: str, target: str | None = None) -> Folder:
     """`open_folder` without `read_consistently`, for callers that open files by path too.
 
-    `target` selects the graph of an execution target, if the folder has one of its own.
+    `target` selects the graph of an execution target, if the folder has one of its own; else it is the main
+    one.
     """
     if not root.exists():
         raise FolderError(f"{root} does not exist. Pass a folder that export_onnx wrote.")
@@ -156,12 +170,11 @@ def checked_folder(root: Path, precision: str | None, default: str, target: str 
         root / name if name in manifest.files else None
         for name in (contract.TOKENIZER, contract.TARGET_TOKENIZER)
     )
-    of_target = manifest.targets.get(target)
-    if of_target is not None and precision not in manifest.variants:
-        graph = _graph(root, {precision: of_target.file}, manifest, precision)
+    for each in {x.file for x in manifest.targets.values() if x is not None}:
+        _graph(root, {precision: each}, manifest, precision)
     beside = contract.shared_name(graph.relative_to(root).as_posix())
     shared = _checked_graph(root, manifest, beside) if beside in manifest.files else None
-    return Folder(
+    folder = Folder(
         root,
         manifest,
         graph,
@@ -175,6 +188,8 @@ def checked_folder(root: Path, precision: str | None, default: str, target: str 
         precision,
         states,
     )
+    of_target = manifest.targets.get(target or "")
+    return folder if of_target is None or precision in manifest.variants else folder.with_graph_of(of_target)
 
 
 def check_unchanged(folder: Folder) -> None:

@@ -56,7 +56,7 @@ def _load_best(root: Path, provider: str, threads: int | None, precision: str | 
     target = provider if provider != "auto" else "cuda" if maybe_gpu else "cpu"
     folder = checked_folder(root, precision, "fp16" if maybe_gpu else "fp32", target)
     has_fallback = provider == "auto" and maybe_gpu
-    fallback = checked_folder(root, precision, "fp32") if has_fallback else folder
+    fallback = checked_folder(root, precision, "fp32", "cpu") if has_fallback else folder
     if fallback.graph == folder.graph:
         return _load(folder, provider, threads)
     try:

@@ -113,12 +113,14 @@ def _fits(graph: GraphFile, node: GraphNode) -> bool:
 
 
 def of_folder(root: Path, target: str) -> dict[str, dict[str, Placement]]:
-    """The placement of the graphs that a target runs, by their names and the version of onnxruntime.
+    """The placement of the graphs that a target may run, by their names and the version of onnxruntime.
 
-    An encoder-decoder has two graphs. The graph of the target is the main one, unless the folder has its own.
+    There is one for each precision, and two for an encoder-decoder. In fp32, the graph of the target is the
+    main one, unless the folder has its own.
     """
     folder = checked_folder(root, None, "fp32", target)
-    graphs = [graph for graph in (folder.encoder, folder.graph) if graph is not None]
+    folders = [checked_folder(root, name, name, target) for name in folder.manifest.precisions]
+    graphs = [graph for each in folders for graph in (each.encoder, each.graph) if graph is not None]
     return {
         graph.relative_to(folder.path).as_posix(): {
             version: predict(content, target, version) for version in versions()

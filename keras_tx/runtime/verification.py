@@ -71,9 +71,12 @@ def verify_folder(
         yield _task(root)
         yield _runs(folder, session)
     if folder.encoder is not None:
-        yield _encoder(folder, folder.encoder, check_graph)
+        yield _other_graph("encoder", folder, folder.encoder, check_graph, folder.manifest.encoder)
     if folder.shared is not None:
         yield _shared_cache(folder, folder.shared)
+    for target in folder.target_graphs:
+        of_target = folder.with_graph_of(target)
+        yield _other_graph("target", of_target, of_target.graph, check_graph)
     yield _parity(folder)
     for name in folder.manifest.adapters:
         yield _adapter(root, name)
@@ -98,21 +101,27 @@ def _unlisted_files(folder: Folder) -> Check:
     return Check("other files", None, f"not part of the export, and never read: {', '.join(unlisted)}")
 
 
-def _encoder(folder: Folder, graph: Path, check_graph: Callable[[Folder], Iterator[Check]]) -> Check:
-    """The checks of the encoder graph of an encoder-decoder, as one."""
+def _other_graph(
+    name: str,
+    folder: Folder,
+    graph: Path,
+    check_graph: Callable[[Folder], Iterator[Check]],
+    specs: contract.EncoderGraphs | None = None,
+) -> Check:
+    """The checks of a graph beside the main one, as one."""
     try:
         with Session(graph, provider="cpu") as session:
             checks = [
                 *check_graph(dataclasses.replace(folder, graph=graph)),
-                _tensors(folder, session, folder.manifest.encoder),
+                _tensors(folder, session, specs),
                 _runs(folder, session),
             ]
     except KerasTxError as error:
-        return Check.failed("encoder", error)
+        return Check.failed(name, error)
     failed = next((check for check in checks if check.passed is False), None)
     if failed is not None:
-        return Check("encoder", False, f"{graph.name}, {failed.name}: {failed.detail}")
-    return Check("encoder", checks[-1].passed, f"{graph.name}, {checks[-1].detail}")
+        return Check(name, False, f"{graph.name}, {failed.name}: {failed.detail}")
+    return Check(name, checks[-1].passed, f"{graph.name}, {checks[-1].detail}")
 
 
 def _tensors(folder: Folder, session: Session, specs: Folder | contract.EncoderGraphs | None = None) -> Check:
@@ -227,7 +236,8 @@ def _precision(root: Path, precision: str, check_graph: Callable[[Folder], Itera
         with Session(folder.graph, provider="cpu") as session:
             checks = [*check_graph(folder), _tensors(folder, session), _runs(folder, session)]
         if folder.encoder is not None:
-            checks.append(_encoder(folder, folder.encoder, check_graph))
+            specs = folder.manifest.encoder
+            checks.append(_other_graph("encoder", folder, folder.encoder, check_graph, specs))
     except KerasTxError as error:
         return Check.failed(precision, error)
     failed = next((check for check in checks if check.passed is False), None)

@@ -34,6 +34,18 @@ def test_export_for_a_target(tx, exports, tmp_path):
     assert ran.code == 0 and "onnx/model_cpu.onnx on cpu" in ran.out
 
 
+def test_every_precision(tx, exports, tmp_path):
+    options = ["--no-verify", "--target", "webgpu", "--precision", "fp32", "fp16", "int8"]
+    assert tx("export", exports / "flowers.keras", tmp_path / "out", *options).code == 0
+    ran = tx("doctor", tmp_path / "out", "--target", "webgpu", "--json")
+    assert ran.code == 1
+    newest = {name: next(reversed(rows.values())) for name, rows in json.loads(ran.out).items()}
+    assert newest["onnx/model.onnx"]["fallback"] == newest["onnx/model_fp16.onnx"]["fallback"] == {}
+    assert {"MatMulInteger", "DynamicQuantizeLinear"} <= newest["onnx/model_quantized.onnx"][
+        "fallback"
+    ].keys()
+
+
 def test_sizes(tx, exports, tmp_path):
     options = ["--no-verify", "--target", "qnn"]
     ran = tx("export", exports / "flowers.keras", tmp_path / "out", *options)

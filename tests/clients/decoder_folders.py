@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 import keras_tx
-from keras_tx import contract
 from keras_tx.processing import train_byte_bpe
 from keras_tx.runtime import load
 from keras_tx_onnx import export_onnx
-from tests.clients import precisions
+from tests.clients import execution_targets, precisions
 from tests.clients.text_folders import CORPUS
 from tests.drawing import redraw
 
@@ -37,6 +36,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2_endless": ("pico", {"vocabulary_size": 330}),
     "gpt2_opset_17": ("pico", {"processing": GPT_2}),
     "llama_opset_17": ("llama-tiny", {"processing": LLAMA}),
+    "llama_for_webgpu": ("llama-tiny", {"processing": LLAMA}),
+    "gpt2_for_openvino": ("pico", {"processing": GPT_2}),
     "gpt2_large": ("pico", {"processing": GPT_2, "width": 1024, "num_heads": 16}),
     "gpt2_adapters": ("pico", {"processing": GPT_2, "width": 64}),
     "ladder_gpt2": ("pico", {"processing": GPT_2, "width": 64}),
@@ -56,8 +57,9 @@ def make(out: Path, name: str) -> dict[str, dict[str, Any]]:
     """The folder, and the texts that each of its files generates."""
     variant, options = CASES[name]
     model = drawn(keras_tx.gpt(variant, max_length=64, **options))
-    opset = 17 if name.endswith("opset_17") else contract.DEFAULT_OPSET
+    opset = 17 if name.endswith("opset_17") else None
     options = {"opset": opset, "precision": precisions.of(name, model.task), "overwrite": True}
+    options["target"] = execution_targets.of(name)
     with tempfile.TemporaryDirectory() as folder:
         adapters = _adapters(model, Path(folder)) if name.endswith("adapters") else None
         export_onnx(model, out / name, adapters=adapters, **options)

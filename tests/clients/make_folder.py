@@ -12,7 +12,14 @@ import json
 import sys
 from pathlib import Path
 
-from tests.clients import decoder_folders, documented, encoder_decoder_folders, picture_folders, text_folders
+from tests.clients import (
+    decoder_folders,
+    documented,
+    encoder_decoder_folders,
+    execution_targets,
+    picture_folders,
+    text_folders,
+)
 from tests.tolerances import FP32
 
 
@@ -25,6 +32,9 @@ def main(out: Path) -> None:
         for name, case in kind.make(out, folder).items()
     }
     for name, case in cases.items():
+        case["target"] = execution_targets.of(name)
+        if case["target"] is not None:
+            case |= execution_targets.placement(out / name / case["file"], case["target"])
         if name.endswith("large"):
             data = out / name / f"{case['file']}_data"
             assert data.exists(), (

@@ -12,7 +12,7 @@ import keras_tx
 from keras_tx import contract
 from keras_tx.runtime import load
 from keras_tx_onnx import export_onnx
-from tests.clients import precisions
+from tests.clients import execution_targets, precisions
 from tests.drawing import redraw
 
 LABELS = ["rose", "tulip, wild", "päonie", "iris"]
@@ -26,6 +26,8 @@ CASES: dict[str, dict[str, Any]] = {
     "tokens": {"image_size": 8, "pooling": "none"},
     "embedding": {"image_size": 8},
     "vit_opset_17": {"image_size": 8, "num_classes": len(LABELS)},
+    "vit_for_webgpu": {"image_size": 8, "num_classes": len(LABELS)},
+    "vit_for_openvino": {"image_size": 8, "num_classes": len(LABELS)},
     "vit_large": {"image_size": 8, "num_classes": len(LABELS), "width": 1024, "mlp_dim": 3072, "depth": 2},
     "ladder_vit": {"image_size": 8, "num_classes": len(LABELS), "width": 64, "num_heads": 4, "mlp_dim": 128},
 }
@@ -36,8 +38,15 @@ def make(out: Path, name: str) -> dict[str, dict[str, Any]]:
     config = CASES[name]
     model = redraw(keras_tx.vit("Mu/2", **config))
     labels = LABELS if "num_classes" in config else None
-    opset = 17 if name.endswith("opset_17") else contract.DEFAULT_OPSET
-    export_onnx(model, out / name, labels=labels, opset=opset, precision=precisions.of(name), overwrite=True)
+    export_onnx(
+        model,
+        out / name,
+        labels=labels,
+        opset=17 if name.endswith("opset_17") else None,
+        target=execution_targets.of(name),
+        precision=precisions.of(name),
+        overwrite=True,
+    )
     transform = model.processing
     random = np.random.default_rng(0)
     pictures = []

@@ -47,16 +47,61 @@ async function tryExample(page, base) {
     return comparison.gap;
 }
 
+const FLAGS = ['no-sandbox', 'disable-quic', 'no-first-run', 'disable-background-networking', 'disable-component-update',
+    'disable-sync'];
+
+function start(profile, ...flags) {
+    const args = [...FLAGS, ...flags].map((flag) => `--${flag}`);
+    return chromium.launchPersistentContext(profile, { executablePath, headless: true, args });
+}
+
+// Folders for WebGPU, on Chromium's software adapter: the same answers, and the predicted nodes on the CPU.
+async function tryWebGpu(base) {
+    const place = mkdtempSync(path.join(tmpdir(), 'chromium-'));
+    const context = await start(place, 'enable-unsafe-webgpu');
+    try {
+        const page = await context.newPage();
+        const placed = {};
+        let provider;
+        let counts;
+        page.on('console', (message) => {
+            for (const line of message.text().split('\n')) {
+                const folder = /^folder (\S+)/.exec(line)?.[1];
+                if (folder) counts = placed[folder] = {};
+                provider = /placed on \[(\w+)\]/.exec(line)?.[1] ?? provider;
+                const node = /VerifyEachNodeIsAssignedToAnEp\]   ([\w.]+) \((.*)\)/.exec(line);
+                if (node) (counts[provider] ??= []).push([node[1], node[2]]);
+            }
+        });
+        page.setDefaultTimeout(1_200_000);
+        await page.goto(`${base}/page.html?device=webgpu`);
+        const text = await page.locator('#answer:not(:empty)').textContent();
+        console.log(text);
+        if (text.includes('FAILED')) process.exitCode = 1;
+        for (const [name, one] of Object.entries(reference.cases).filter(([, x]) => x.target === 'webgpu')) {
+            // onnxruntime adds a Gather where it moves a Transpose behind a Shape.
+            const fallen = (placed[name].CPUExecutionProvider ?? [])
+                .filter(([operator, node]) => !one.sizes.includes(node) && node !== operator)
+                .map(([operator]) => operator);
+            const predicted = Object.entries(one.on_cpu).flatMap(([operator, count]) => Array(count).fill(operator));
+            const onGpu = placed[name].WebGpuExecutionProvider?.length ?? 0;
+            if (onGpu < 20 || String(fallen.sort()) !== String(predicted.sort())) {
+                throw Error(`${name}: ${onGpu} nodes on WebGPU; on the CPU ${fallen}, predicted ${predicted}`);
+            }
+        }
+        console.log('WebGPU: the nodes on the CPU are as predicted');
+    } finally {
+        await context.close();
+        rmSync(place, { recursive: true, force: true });
+    }
+}
+
 const profile = mkdtempSync(path.join(tmpdir(), 'chromium-'));
 const { server, base } = await serve();
 let browser;
 try {
-    browser = await chromium.launchPersistentContext(profile, {
-        executablePath,
-        headless: true,
-        args: ['no-sandbox', 'disable-gpu', 'disable-quic', 'no-first-run', 'disable-background-networking',
-            'disable-component-update', 'disable-sync'].map((flag) => `--${flag}`),
-    });
+    await tryWebGpu(base);
+    browser = await start(profile, 'disable-gpu');
     const page = await browser.newPage();
     page.on('console', (message) => console.error(message.text()));
     page.on('pageerror', (error) => console.error(String(error)));

@@ -13,7 +13,7 @@ from keras_tx import contract
 from keras_tx.processing import train_byte_bpe, train_wordpiece
 from keras_tx.runtime import load
 from keras_tx_onnx import export_onnx
-from tests.clients import precisions
+from tests.clients import execution_targets, precisions
 from tests.drawing import redraw
 
 CORPUS = [
@@ -85,6 +85,8 @@ CASES: dict[str, tuple[Any, list[str] | None, dict[str, Any], bool]] = {
     "distilbert_embed": (keras_tx.SentenceEmbeddingHead(), None, {**DISTILBERT, "pooler": None}, False),
     "bert_opset_17": (CLASSIFIER, THREE, BERT, False),
     "bert_padded": (CLASSIFIER, THREE, BERT, False),
+    "bert_for_webgpu": (CLASSIFIER, THREE, BERT, False),
+    "bert_for_openvino": (CLASSIFIER, THREE, BERT, False),
     "next_sentence": (keras_tx.NextSentenceHead(), None, BERT, True),
     "pretraining": (keras_tx.PretrainingHead(), None, BERT, True),
     "ladder_classify": (CLASSIFIER, THREE, {**BERT, **WIDE}, False),
@@ -99,13 +101,14 @@ def make(out: Path, name: str) -> dict[str, dict[str, Any]]:
     """The folder, and what is asked about each of its files."""
     head, labels, options, paired = CASES[name]
     model = redraw(keras_tx.bert("tiny", head=head, **{**SIZES, **options}))
-    opset = 17 if name.endswith("opset_17") else contract.DEFAULT_OPSET
-    unpad = not name.endswith("padded")
+    opset = 17 if name.endswith("opset_17") else None
+    unpad = False if name.endswith("padded") else None
     export_onnx(
         model,
         out / name,
         labels=labels,
         opset=opset,
+        target=execution_targets.of(name),
         unpad=unpad,
         precision=precisions.of(name),
         overwrite=True,

@@ -127,9 +127,8 @@ class _CaseBuilder:
 
     def attempt(self, masks: Masks, sizes: Sizes, seed: int) -> Case | str:
         """The case of these sizes, or the error of Keras in one line."""
-        feed, inputs = self.interface.example(
-            {**sizes, **self.interface.sizes}, masks, np.random.default_rng(seed)
-        )
+        sizes = {**sizes, **self.interface.sizes}
+        feed, inputs = self.interface.example(sizes, masks, np.random.default_rng(seed))
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "You are using a softmax over axis")  # of size 1
@@ -205,6 +204,7 @@ class _CaseBuilder:
 
 def _name(sizes: Sizes, masks: Masks) -> str:
     """The name of a case in the report."""
+    sizes = {axis: size for axis, size in sizes.items() if axis != contract.BATCH_AXIS}
     name = f"batch {len(masks)}"
     if len(set(sizes.values())) == 1:
         name += f", length {next(iter(sizes.values()))}"

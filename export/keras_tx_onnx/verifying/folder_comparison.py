@@ -11,7 +11,6 @@ from typing import Any
 
 import keras
 
-from keras_tx import contract
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.runtime.folder import Folder, open_folder
 from keras_tx.runtime.session import Session
@@ -77,23 +76,10 @@ def compare(model: Any, folder: str | os.PathLike[str]) -> list[FolderComparison
     opened = open_folder(folder)
     functional = _functional(model, opened)
     results = [_compare(functional, open_folder(folder, name)) for name in opened.manifest.precisions]
-    for target in _of_targets(opened):
-        of_target = _target_folder(opened, target)
-        result = _compare(functional, of_target)
+    for target in opened.target_graphs:
+        result = _compare(functional, opened.with_graph_of(target))
         results.append(dataclasses.replace(result, precision=f"{result.precision} ({target.file})"))
     return results
-
-
-def _of_targets(folder: Folder) -> list[contract.TargetGraph]:
-    """The graphs of execution targets beside the main one, each once."""
-    graphs = [graph for graph in folder.manifest.targets.values() if graph is not None]
-    return [graph for index, graph in enumerate(graphs) if graph not in graphs[:index]]
-
-
-def _target_folder(folder: Folder, target: contract.TargetGraph) -> Folder:
-    """The folder with the graph of an execution target as its main graph."""
-    manifest = dataclasses.replace(folder.manifest, opset=target.opset, export_options=target.export_options)
-    return dataclasses.replace(folder, manifest=manifest, graph=folder.path / target.file)
 
 
 def _compare(functional: Functional, folder: Folder) -> FolderComparison:
