@@ -17,7 +17,7 @@ from keras_tx.runtime.session import Session
 from keras_tx_onnx import tolerances
 from keras_tx_onnx.graph.model_file import check_graph, write_graph
 from keras_tx_onnx.graph.passes import infer_shapes
-from keras_tx_onnx.quantizing import activation_ranges, products, recipes
+from keras_tx_onnx.quantizing import activation_ranges, agreement, products, recipes
 from keras_tx_onnx.quantizing.calibration_inputs import Feed
 from keras_tx_onnx.quantizing.float16 import NEAR_THE_END
 from keras_tx_onnx.quantizing.int8 import BLOCK, Int8Recipe, Range
@@ -217,12 +217,8 @@ def _noise(example: Example, outputs: Mapping[str, np.ndarray]) -> float:
 
 def _agreement(example: Example, outputs: Mapping[str, np.ndarray]) -> float | None:
     """The share of rows or tokens with the same largest logit, without padding."""
-    expected, batch = example.expected, example.batch
-    name = next((n for n in (contract.LOGITS, contract.PREDICTION_LOGITS) if n in expected), None)
-    if name is None or expected[name].ndim < 2 or expected[name].shape[-1] < 2:
+    if not any(name in example.expected for name in agreement.LOGITS):
         return None
-    same = expected[name].argmax(-1) == outputs[name].argmax(-1)
-    mask = batch.get(contract.ATTENTION_MASK)
-    if mask is not None and mask.shape == same.shape:
-        same = same[mask != 0]
-    return float(same.mean())
+    mask = example.batch.get(contract.ATTENTION_MASK)
+    expected, actual = (agreement.answers(x, mask) for x in (example.expected, outputs))
+    return None if expected is None or actual is None else agreement.agreement([expected], [actual])
