@@ -73,12 +73,15 @@ def quantize(
             decoder has no fixed ranges.
         examples: a batch on which the files are compared; by default the first of the calibration, or random
             inputs.
-        validation: for "auto": (inputs, targets) as arrays, or an iterable of such batches.
+        validation: for "auto": (inputs, targets) as arrays, an iterable of such batches, or a list of texts
+            for the tokenizer of the folder.
         tolerance: how much the metric may lose; 0.005 is half a point of accuracy.
-        metric: a function of (outputs by name, targets) of which more is better, or a keras.metrics.Metric.
-            By default that of the task: accuracy, exact match, or for a decoder minus the logarithm of its
-            perplexity. The inputs of an encoder-decoder are "input_ids" and "decoder_input_ids", and its
-            targets the token after each one of the latter, -100 for none.
+        metric: a function of (outputs by name, targets) of which more is better, a keras.metrics.Metric, or
+            "agreement": the share of fp32's answers that stay the same, or the mean cosine of vectors. By
+            default "agreement" for texts of an encoder, otherwise that of the task: accuracy, exact match,
+            or for a decoder minus the logarithm of its perplexity. The inputs of an encoder-decoder are
+            "input_ids" and "decoder_input_ids", and its targets the token after each one of the latter, -100
+            for none.
 
     Returns:
         The files of the folder, or for "auto" the report.

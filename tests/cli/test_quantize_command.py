@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 import keras_tx
+from keras_tx.processing import train_byte_bpe
 from keras_tx.runtime import open_folder
 from keras_tx_onnx import export_onnx
+from keras_tx_onnx.quantizing import auto_precision
 from tests.drawing import draw, redraw
+from tests.exported_folders import CORPUS
 
 
 @pytest.fixture
@@ -76,3 +79,84 @@ def test_missing_precision(tx, flowers, picture):
     ran = tx("run", flowers, picture, "--precision", "int4")
     assert ran.code == 2
     assert f"keras-tx quantize {flowers} --precision int4" in ran.err
+
+
+@pytest.fixture
+def poet(tmp_path):
+    words = train_byte_bpe(CORPUS, size=280)
+    model = redraw(keras_tx.gpt("pico", width=64, num_heads=4, max_length=32, processing=words))
+    export_onnx(model, tmp_path / "poet", verify=False)
+    return tmp_path / "poet"
+
+
+@pytest.fixture(autouse=True)
+def short_timing(monkeypatch):
+    monkeypatch.setattr(auto_precision, "ROUNDS", 1)
+    monkeypatch.setattr(auto_precision, "RUNS", 2)
+
+
+def report_of(folder) -> tuple[dict, dict[str, dict]]:
+    report = json.loads((folder / auto_precision.REPORT).read_text())
+    return report, {row["precision"]: row for row in report["measured"]}
+
+
+def test_choice_on_texts(tx, poet, tmp_path):
+    (tmp_path / "texts.txt").write_text("\n".join(CORPUS * 3) + "\n\n", encoding="utf-8")
+    ran = tx("quantize", poet, "--precision", "auto", "--data", tmp_path / "texts.txt", "--tolerance", 1)
+    assert (ran.code, ran.err) == (0, "")
+    report, rows = report_of(poet)
+    assert list(rows) == ["fp32", "fp16", "int8", "int8-dynamic", "int4"]
+    assert report["metric"] == "-log(perplexity)" and rows["fp32"]["agreement"] == 1
+    assert all(0 < row["agreement"] <= 1 and row["megabytes"] > 0 for row in rows.values())
+    assert set(open_folder(poet).manifest.precisions) == {"fp32", report["chosen"]}
+    head = ran.out.splitlines()[1].split()
+    assert head[:3] == ["MB", "ms", "agree"]
+    assert f"{rows['int4']['agreement']:.2%}" in ran.out and "windows of 32" in ran.out
+
+
+def test_choice_on_a_column_of_a_table(tx, poet, tmp_path):
+    (tmp_path / "texts.csv").write_text(
+        "text,label\nthe cat sat on the mat,1\nAda lives,0\n", encoding="utf-8"
+    )
+    data = ("--data", tmp_path / "texts.csv", "--tolerance", 1)
+    ran = tx("quantize", poet, "--precision", "auto", *data, "--column", "text")
+    assert (ran.code, ran.err) == (0, "")
+    ran = tx("quantize", poet, "--precision", "auto", *data)
+    assert ran.code == 2 and "--column" in ran.err
+
+
+def test_choice_on_arrays(tx, flowers, tmp_path):
+    pictures = draw(40, 3, 8, 8)
+    np.savez(tmp_path / "some.npz", pixel_values=pictures)
+    ran = tx("quantize", flowers, "--precision", "auto", "--data", tmp_path / "some.npz", "--tolerance", 1)
+    assert (ran.code, ran.err) == (0, "")
+    report, rows = report_of(flowers)
+    assert report["metric"] == "agreement"
+    assert list(rows) == ["fp32", "fp16", "int8", "int8-blocks", "int4"]
+    assert all(row["score"] == row["agreement"] for row in rows.values())
+    np.savez(tmp_path / "some.npz", pixel_values=pictures, targets=np.zeros(40, "int64"))
+    ran = tx("quantize", flowers, "--precision", "auto", "--data", tmp_path / "some.npz", "--tolerance", 1)
+    assert report_of(flowers)[0]["metric"] == "accuracy"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("auto",), "requires --data"),
+        (("auto", "int8", "--data", "x.txt"), "Pass auto alone"),
+        (("int8", "--data", "x.txt"), "--data requires --precision auto"),
+        (("int8", "--tolerance", "1"), "--tolerance requires --precision auto"),
+        (("auto", "--data", "missing.txt"), "missing.txt does not exist"),
+    ],
+)
+def test_options_that_do_not_fit_print_one_line(tx, poet, options, message):
+    ran = tx("quantize", poet, "--precision", *options)
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert message in ran.err
+    assert list(open_folder(poet).manifest.precisions) == ["fp32"]
+
+
+def test_file_without_texts(tx, poet, tmp_path):
+    (tmp_path / "empty.txt").write_text("\n \n", encoding="utf-8")
+    ran = tx("quantize", poet, "--precision", "auto", "--data", tmp_path / "empty.txt")
+    assert ran.code == 2 and "has no texts" in ran.err

@@ -25,7 +25,8 @@ def bert(**options: Any) -> Any:
 
 
 def gpt(**options: Any) -> Any:
-    return redraw(keras_tx.gpt("pico", vocabulary_size=300, max_length=64, **WIDE | options))
+    sizes = {**WIDE, "vocabulary_size": 300, "max_length": 64}
+    return redraw(keras_tx.gpt("pico", **sizes | options))
 
 
 def exported(model: Any, folder: Path, **options: Any) -> Path:

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from keras_tx_onnx import quantize
 from tests.drawing import draw
-from tests.quantizing.folders import exported, gpt, loaded, session
+from tests.quantizing.folders import bert, exported, loaded, session
 
 PIXELS = {"pixel_values": draw(3, 3, 8, 8)}
 
@@ -90,12 +90,13 @@ def test_partial_blocks():
 
 
 @pytest.mark.parametrize("width", [64, 72])  # 72: the last block is padded
-@pytest.mark.parametrize(("name", "bits"), [("model_q4.onnx", 4), ("model_quantized.onnx", 8)])
+@pytest.mark.parametrize(("name", "bits"), [("model_q4.onnx", 4), ("model_int8.onnx", 8)])
 def test_lookups(tmp_path, name, bits, width):
     """Lookups in blocks equal GatherBlockQuantized, which is not in each client's onnxruntime."""
-    folder = exported(gpt(width=width), tmp_path / "gpt", precision=["fp32", "int8", "int4"])
-    lookup = next(x for x in loaded(folder, "model.onnx").graph.node if x.op_type == "Gather")
-    assert lookup.input[0] == "token_embedding/table"
+    precisions = ["fp32", "int8-blocks", "int4"]
+    folder = exported(bert(width=width), tmp_path / "bert", precision=precisions, unpad=False)
+    lookups = [x for x in loaded(folder, "model.onnx").graph.node if x.op_type == "Gather"]
+    (lookup,) = [x for x in lookups if x.input[0] == "token_embedding/table"]
     stored = weights(folder / "onnx" / name)
     steps, scale = stored[f"token_embedding/table_q{bits}"], stored["token_embedding/table_scale"]
     ids = np.array([[0, 299, 5], [7, 7, 131]])
@@ -103,11 +104,7 @@ def test_lookups(tmp_path, name, bits, width):
     model = loaded(folder, name)
     assert "GatherBlockQuantized" not in {node.op_type for node in model.graph.node}
     model.graph.output.add().name = lookup.output[0]
-    feed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(3) + 0 * ids}
-    for past in model.graph.input:
-        if past.name.startswith("past_key_values."):
-            _, heads, _, size = (one.dim_value for one in past.type.tensor_type.shape.dim)
-            feed[past.name] = np.zeros((2, heads, 0, size), "float32")
+    feed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": 0 * ids}
     runner = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (actual,) = runner.run([lookup.output[0]], feed)
     np.testing.assert_array_equal(actual, expected)

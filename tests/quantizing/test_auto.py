@@ -12,10 +12,12 @@ import pytest
 import keras_tx
 from keras_tx import contract
 from keras_tx.errors import ConfigError
+from keras_tx.processing import train_byte_bpe, train_wordpiece
 from keras_tx.runtime import load, open_folder, verify_hashes
 from keras_tx_onnx import quantize
-from keras_tx_onnx.quantizing import auto_precision, validation_score
+from keras_tx_onnx.quantizing import agreement, auto_precision, validation_score
 from tests.drawing import as_numpy, draw
+from tests.exported_folders import CORPUS
 from tests.quantizing.folders import bert, exported, gpt, session, vit
 
 PICTURES = draw(48, 8, 8, 3)
@@ -102,12 +104,14 @@ def test_validation_batches_and_dataset(folder):
 
 
 def test_function_metric(folder):
-    def agreeable(outputs, targets):
+    def agreement(outputs, targets):
+        """A name that is also that of a metric without targets."""
         assert targets is None
-        return 1 - float(np.abs(outputs["logits"]).mean() < 0)
+        return 0.25 + float(np.abs(outputs["logits"]).mean() < 0)
 
-    choice = quantize(folder, "auto", validation=PICTURES, metric=agreeable)
-    assert choice.metric == "agreeable" and all(row.accepted for row in choice.measured)
+    choice = quantize(folder, "auto", validation=PICTURES, metric=agreement)
+    assert choice.metric == "agreement" and all(row.accepted for row in choice.measured)
+    assert {row.score for row in choice.measured} == {0.25}
 
 
 def test_decoder_is_timed_by_step_and_scored_by_perplexity(tmp_path):
@@ -310,3 +314,69 @@ LOGITS = np.zeros((2, 3), "float32")
 def test_targets_out_of_range_raise(measure, outputs, targets, match):
     with pytest.raises(ConfigError, match=match):
         measure(outputs, {}, targets)
+
+
+def test_agreement_of_texts_of_a_decoder(tmp_path):
+    """The share of next tokens, with the windows computed by hand."""
+    words = train_byte_bpe(CORPUS, size=280)
+    folder = exported(gpt(vocabulary_size=280, max_length=32, processing=words), tmp_path / "poet")
+    texts = CORPUS * 10
+    choice = quantize(folder, "auto", validation=texts, tolerance=10.0)
+    ids = load(folder, provider="cpu").tokenizer.encode("\n".join(texts)).ids
+    rows = np.array(ids[: len(ids) // 32 * 32]).reshape(-1, 32)
+    assert choice.data == f"{rows.size:,} of {len(ids):,} tokens in windows of 32"
+    quantize(folder, ["int8", "int8-dynamic", "int4"])
+    known = {"attention_mask": np.ones_like(rows), "position_ids": np.tile(np.arange(32), (len(rows), 1))}
+    past = np.zeros((len(rows), 4, 0, 16), "float32")
+    known |= {f"past_key_values.{i}.{kind}": past for i in range(2) for kind in ("key", "value")}
+    best = {
+        precision: session(folder, Path(name).name)
+        .run(["logits"], {"input_ids": rows, **known})[0]
+        .argmax(-1)
+        for precision, name in open_folder(folder).manifest.precisions.items()
+    }
+    for row in choice.measured:
+        if row.precision in ("fp32", "int8", "int4"):  # whose answers do not depend on the batch
+            assert row.agreement == pytest.approx((best[row.precision] == best["fp32"]).mean(), abs=0.01)
+    agreements = [row.agreement for row in choice.measured]
+    assert agreements[0] == 1 and None not in agreements and min(agreements) < 1
+
+
+def test_agreement_of_texts_of_an_encoder(tmp_path):
+    words = train_wordpiece(CORPUS, size=60)
+    options = {"vocabulary_size": words.vocabulary_size, "processing": words}
+    classifier = exported(bert(head=keras_tx.ClassifierHead(3), **options), tmp_path / "reviews")
+    choice = quantize(classifier, "auto", validation=CORPUS, tolerance=1.0)
+    assert (choice.metric, choice.data) == ("agreement", f"{len(CORPUS)} texts")
+    assert [row.score for row in choice.measured] == [row.agreement for row in choice.measured]
+    embedder = exported(bert(head=keras_tx.SentenceEmbeddingHead(), **options), tmp_path / "sentences")
+    choice = quantize(embedder, "auto", validation=CORPUS, tolerance=1.0)
+    cosines = {row.precision: row.agreement for row in choice.measured}
+    assert cosines["fp32"] == pytest.approx(1) and 0.9 < cosines["int8-blocks"] < 1
+    assert cosines["int4"] < cosines["int8-blocks"]
+    with pytest.raises(ConfigError, match="metric is missing"):
+        quantize(embedder, "auto", validation={"input_ids": np.zeros((1, 4), "int64")})
+
+
+def test_agreement_counts_answers():
+    logits = np.array([[[0.0, 1], [1, 0], [1, 0]], [[0, 1], [0, 1], [0, 1]]])
+    mask = np.array([[1, 1, 0], [1, 0, 0]])
+    first = agreement.answers({"logits": logits}, mask)
+    second = agreement.answers({"logits": np.flip(logits, 2)}, mask)
+    other = agreement.answers({"logits": np.concatenate([logits[:1], -logits[1:]])}, mask)
+    assert first is not None and second is not None and other is not None
+    assert first.tolist() == [1, 0, 1]
+    assert agreement.agreement([first], [second]) == 0
+    assert agreement.agreement([first], [other]) == pytest.approx(2 / 3)
+    several = agreement.answers({"logits": logits[:, 0]}, None, contract.MULTI_LABEL)
+    assert several is not None and several.tolist() == [[False, True], [False, True]]
+    assert agreement.answers({"logits": logits[:, 0]}, None, contract.REGRESSION) is None
+    assert agreement.answers({"heights": logits}) is None
+
+
+def test_texts_that_do_not_fit_raise(folder, tmp_path):
+    with pytest.raises(ConfigError, match="validation is a list of texts.*'image-classification'"):
+        quantize(folder, "auto", validation=["a"])
+    without = exported(gpt(), tmp_path / "poet")
+    with pytest.raises(ConfigError, match="poet has no tokenizer"):
+        quantize(without, "auto", validation=["a"])

@@ -20,7 +20,13 @@ from keras_tx.atomic_write import atomic_directory
 from keras_tx.errors import ConfigError, ExportError
 from keras_tx.runtime.folder import Folder, check_unchanged
 from keras_tx.runtime.session import Session
-from keras_tx_onnx.quantizing import activation_ranges, calibration_inputs, validation_score
+from keras_tx_onnx.quantizing import (
+    activation_ranges,
+    agreement,
+    calibration_inputs,
+    validation_score,
+    validation_texts,
+)
 from keras_tx_onnx.quantizing.calibration_inputs import Feed
 from keras_tx_onnx.quantizing.graph_quantizer import run_with_dtypes
 from keras_tx_onnx.quantizing.precision_files import (
@@ -49,6 +55,8 @@ class Measurement:
         milliseconds: the median time of a run.
         score: by the metric.
         lost: fp32's score minus this one.
+        agreement: the share of fp32's answers that stay the same, or the mean cosine with its vectors; None
+            for other outputs.
         accepted: whether it may be chosen.
         reason: why not.
         blamed: the layers with the largest errors, and the error of each alone.
@@ -61,6 +69,7 @@ class Measurement:
     milliseconds: float
     score: float
     lost: float
+    agreement: float | None
     accepted: bool
     reason: str = ""
     blamed: tuple[tuple[str, float], ...] = ()
@@ -76,16 +85,19 @@ class PrecisionReport:
     metric: str
     tolerance: float
     timed: str
+    data: str
     measured: tuple[Measurement, ...]
     manifest: contract.Manifest
 
     def __str__(self) -> str:
-        head = f"{'':<13}{'MB':>9}{'ms':>9}  {self.metric}"
-        lines = [f"{self.folder}: {self.chosen} (at most {self.tolerance} lost; ms: {self.timed})", head]
+        head = f"{'':<13}{'MB':>9}{'ms':>9}{'agree':>9}  {self.metric}"
+        limits = f"at most {self.tolerance} lost; data: {self.data}; ms: {self.timed}"
+        lines = [f"{self.folder}: {self.chosen} ({limits})", head]
         for row in self.measured:
             mark = "" if row.accepted else "refused: "
             lines.append(
-                f"{row.precision:<13}{row.megabytes:>9.1f}{row.milliseconds:>9.2f}  {row.score:.4f}  "
+                f"{row.precision:<13}{row.megabytes:>9.1f}{row.milliseconds:>9.2f}"
+                f"{'' if row.agreement is None else f'{row.agreement:.2%}':>9}  {row.score:.4f}  "
                 f"{row.recipe}{'; ' + mark + row.reason if row.reason else ''}".rstrip()
             )
             lines += [f"{'':<13}{name} alone loses {error:.1%}" for name, error in row.blamed]
@@ -111,6 +123,12 @@ def choose(
         raise ConfigError(
             f"tolerance={tolerance!r}, expected a number of at least 0: how much the metric may lose."
         )
+    data = ""
+    if validation_texts.are_texts(validation):
+        texts, data = validation_texts.batches_of_texts(folder, validation)
+        validation = [(inputs, None) for inputs in texts]
+        if metric is None and folder.manifest.task != contract.TEXT_GENERATION:
+            metric = validation_score.AGREEMENT
     measure = validation_score.metric_of(folder, metric)
     specs = input_specs(folder.manifest)
     batches = [
@@ -119,18 +137,20 @@ def choose(
     ]
     if not batches:
         raise ConfigError("validation is empty, expected at least one batch.")
+    rows = sum(len(next(iter(inputs.values()))) for inputs, _ in batches)
+    data = data or f"{rows:,} rows"
     options = dataclasses.replace(
         options, examples=[batches[0][0]] if options.examples is None else options.examples
     )
     with atomic_directory(folder.path, ExportError) as aside:
         shutil.copytree(folder.path, aside, symlinks=True, dirs_exist_ok=True)
         writer = PrecisionWriter(aside, folder.manifest, options)
-        comparison = _Comparison(writer, measure, batches, tolerance)
+        comparison = _Comparison(writer, measure, batches, tolerance, folder.problem_type)
         rows = comparison.run()
         chosen = min((row for row in rows if row.accepted), key=lambda row: row.milliseconds).precision
         writer.leave_only({*folder.manifest.precisions, chosen})
         report = PrecisionReport(
-            folder.path, chosen, measure.name, tolerance, comparison.timed, tuple(rows), writer.manifest
+            folder.path, chosen, measure.name, tolerance, comparison.timed, data, tuple(rows), writer.manifest
         )
         text = json.dumps(report.to_json(), indent=2, ensure_ascii=False) + "\n"
         (aside / REPORT).write_text(text, encoding="utf-8", newline="\n")
@@ -148,27 +168,34 @@ class _Comparison:
     """Measures precisions on validation batches; `timed` describes the input by which they are timed."""
 
     def __init__(
-        self, writer: PrecisionWriter, metric: validation_score.Metric, batches: list[Any], tolerance: float
+        self,
+        writer: PrecisionWriter,
+        metric: validation_score.Metric,
+        batches: list[Any],
+        tolerance: float,
+        problem_type: str | None,
     ):
         self._writer, self._metric, self._batches, self._tolerance = writer, metric, batches, tolerance
+        self._problem_type = problem_type
+        self._expected: list[np.ndarray] = []  # the answers of fp32, by batch
         decodes = any(spec.name.startswith("past_key_values.") for spec in writer.manifest.inputs)
         self._timed_batch = _decode_step(writer.manifest) if decodes else batches[0][0]
         rows = len(next(iter(self._timed_batch.values())))
         self.timed = f"a step behind {PAST} tokens" if decodes else f"a batch of {rows}"
 
     def run(self) -> list[Measurement]:
-        best = self._score("fp32")
-        rows = [Measurement("fp32", "", self._size("fp32"), 0.0, best, 0.0, True)]
+        best, same = self._score("fp32")
+        rows = [Measurement("fp32", "", self._size("fp32"), 0.0, best, 0.0, same, True)]
         for precision in candidates(self._writer.manifest.task):
             try:
                 variant = self._writer.add(precision)
             except ExportError as error:
                 nan = float("nan")
-                rows.append(Measurement(precision, "", 0.0, 0.0, nan, nan, False, str(error)))
+                rows.append(Measurement(precision, "", 0.0, 0.0, nan, nan, None, False, str(error)))
                 continue
-            score = self._score(precision)
+            score, same = self._score(precision)
             lost = best - score
-            row = Measurement(precision, variant.recipe, self._size(precision), 0.0, score, lost, True)
+            row = Measurement(precision, variant.recipe, self._size(precision), 0.0, score, lost, same, True)
             rows.append(row if lost <= self._tolerance else self._refused(row))
         written = [row.precision for row in rows if row.precision in self._writer.manifest.precisions]
         times = self._times(written)
@@ -184,7 +211,7 @@ class _Comparison:
         score = None
         if len({error.layer for error in errors}) > len(worst):
             self._writer.add(row.precision, also_keep=[error.layer for error in worst])
-            score = self._score(row.precision)
+            score, _ = self._score(row.precision)
             self._writer.add(row.precision)
         blamed = tuple((error.layer, error.measured) for error in worst)
         return dataclasses.replace(
@@ -197,14 +224,40 @@ class _Comparison:
             self._writer.folder / graphs.precisions[precision] for graphs in all_graphs(self._writer.manifest)
         ]
 
-    def _score(self, precision: str) -> float:
+    def _score(self, precision: str) -> tuple[float, float | None]:
+        """The score by the metric, and the agreement with fp32, which is scored first."""
+        answers: list[np.ndarray] = []
         *encoders, main = self._paths(precision)
         with contextlib.ExitStack() as sessions:
             run = partial(run_with_dtypes, sessions.enter_context(Session(main, provider="cpu")))
             for path in encoders:
                 encoder = sessions.enter_context(Session(path, provider="cpu"))
                 run = partial(_run_both, self._writer.manifest, encoder, run)
-            return self._metric.score(run, self._batches)
+
+            def recorded(batch: Feed) -> Outputs:
+                outputs = run(batch)
+                mask = self._mask(batch, self._batches[len(answers)][1])
+                own = agreement.answers(outputs, mask, self._problem_type)
+                answers.append(np.zeros(0, "int64") if own is None else own)
+                return outputs
+
+            score = self._metric.score(recorded, self._batches)
+        self._expected = self._expected or answers
+        same = agreement.agreement(self._expected, answers) if any(x.size for x in answers) else None
+        if self._metric is not validation_score.BY_AGREEMENT:
+            return score, same
+        if same is None:
+            raise ConfigError(
+                f"metric={validation_score.AGREEMENT!r} does not fit the outputs, which are no classes and "
+                "no vectors. Pass a function of (outputs by name, targets)."
+            )
+        return same, same
+
+    def _mask(self, batch: Feed, targets: Any) -> np.ndarray | None:
+        """1 at the tokens that the outputs belong to, 0 at padding."""
+        if contract.DECODER_INPUT_IDS not in batch:
+            return batch.get(contract.ATTENTION_MASK)
+        return None if targets is None else np.asarray(targets) != contract.NO_LABEL
 
     def _size(self, precision: str) -> float:
         files = (file for path in self._paths(precision) for file in path.parent.glob(f"{path.name}*"))

@@ -17,10 +17,11 @@ from keras_tx.runtime.session import Session
 from keras_tx_onnx import tolerances
 from keras_tx_onnx.graph.model_file import check_graph, write_graph
 from keras_tx_onnx.graph.passes import infer_shapes
-from keras_tx_onnx.quantizing import activation_ranges, products, recipes
+from keras_tx_onnx.quantizing import activation_ranges, agreement, products, recipes
 from keras_tx_onnx.quantizing.calibration_inputs import Feed
 from keras_tx_onnx.quantizing.float16 import NEAR_THE_END
 from keras_tx_onnx.quantizing.int8 import BLOCK, Int8Recipe, Range
+from keras_tx_onnx.quantizing.offset_blocks import OffsetRecipe
 from keras_tx_onnx.quantizing.weight_blocks import BlockRecipe
 
 # The largest error of an int8 layer, relative to its result. MiniLM's layers lose up to 0.07. In a trained
@@ -131,11 +132,17 @@ class GraphQuantizer:
         return precision == "int8-dynamic" or (precision == "int8" and self._task != contract.TEXT_GENERATION)
 
     def _recipe(self, precision: str) -> recipes.Recipe:
+        if precision == "int4" and self._task == contract.TEXT_GENERATION:
+            return OffsetRecipe(self._vocabulary_size(), BLOCK)
         if not self._has_ranges(precision):
             return BlockRecipe(4 if precision == "int4" else 8, BLOCK)
         if self._ranges is None and self._calibration is not None:
             self._ranges = activation_ranges.ranges(self.source, self._keep, self._calibration)
         return Int8Recipe(self._ranges, self._in_blocks)
+
+    def _vocabulary_size(self) -> int:
+        (logits,) = (spec for spec in self._specs[1] if spec.name == contract.LOGITS)
+        return int(logits.shape[-1])
 
     def _compare(self, path: Path, precision: str) -> tuple[float, float | None, dict[str, Any]]:
         """Returns the noise, the agreement, and the specs of inputs and outputs of another dtype."""
@@ -217,12 +224,8 @@ def _noise(example: Example, outputs: Mapping[str, np.ndarray]) -> float:
 
 def _agreement(example: Example, outputs: Mapping[str, np.ndarray]) -> float | None:
     """The share of rows or tokens with the same largest logit, without padding."""
-    expected, batch = example.expected, example.batch
-    name = next((n for n in (contract.LOGITS, contract.PREDICTION_LOGITS) if n in expected), None)
-    if name is None or expected[name].ndim < 2 or expected[name].shape[-1] < 2:
+    if not any(name in example.expected for name in agreement.LOGITS):
         return None
-    same = expected[name].argmax(-1) == outputs[name].argmax(-1)
-    mask = batch.get(contract.ATTENTION_MASK)
-    if mask is not None and mask.shape == same.shape:
-        same = same[mask != 0]
-    return float(same.mean())
+    mask = example.batch.get(contract.ATTENTION_MASK)
+    expected, actual = (agreement.answers(x, mask) for x in (example.expected, outputs))
+    return None if expected is None or actual is None else agreement.agreement([expected], [actual])

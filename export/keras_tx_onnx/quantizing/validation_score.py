@@ -19,6 +19,7 @@ Outputs = Mapping[str, np.ndarray]
 Result = tuple[float, float]  # a sum, and the count by which it is divided
 
 BATCH_SIZE = 32  # of arrays
+AGREEMENT = "agreement"  # a metric that needs no targets: the share of fp32's answers that stay the same
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,10 +71,12 @@ def metric_of(folder: Folder, metric: Any) -> Metric:
         return _keras_metric(metric)
     if callable(metric):
         return _function_metric(metric)
+    if metric == AGREEMENT:
+        return BY_AGREEMENT
     if metric is not None:
         raise ConfigError(
-            f"metric is a {type(metric).__name__}, expected a function of (outputs by name, targets), or a "
-            "keras.metrics.Metric."
+            f"metric is a {type(metric).__name__}, expected {AGREEMENT!r}, a function of (outputs by name, "
+            "targets), or a keras.metrics.Metric."
         )
     tasks = tasks_named(folder.manifest.task)
     if not tasks or tasks[0].metric is None:
@@ -89,6 +92,16 @@ def metric_of(folder: Folder, metric: Any) -> Metric:
         return sum(total for total, _ in results) / max(sum(count for _, count in results), 1)
 
     return Metric(name, score)
+
+
+def _runs(run: Callable[[Any], Outputs], batches: list[Any]) -> float:
+    """Runs all batches, whose answers the caller compares."""
+    for inputs, _ in batches:
+        run(inputs)
+    return float("nan")
+
+
+BY_AGREEMENT = Metric(AGREEMENT, _runs)
 
 
 def _keras_metric(metric: Any) -> Metric:

@@ -5,7 +5,9 @@ Activations stay float32, or are rounded row by row inside the kernel: no row de
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -89,10 +91,17 @@ class BlockQuantizer:
 
     def quantize_product(self, product: Product) -> None:
         add, node = partial(self._editor.add, before=product.node), product.node
+        outputs = [(FLOAT, node.outputs[0].shape)]
+        result = self._multiplied(add, product, outputs)
+        if product.bias is not None:
+            result = add("Add", [result, product.bias], outputs)
+        self._editor.replace(node, result)
+
+    def _multiplied(self, add: Callable[..., Any], product: Product, outputs: list[Any]) -> ir.Value:
+        """The product without its bias."""
         steps, scale = self._stored(product.weight, product.transposed)
         inner, outer = product.sizes
-        outputs = [(FLOAT, node.outputs[0].shape)]
-        result = add(
+        return add(
             "MatMulNBits",
             [product.x, steps, scale],
             outputs,
@@ -103,9 +112,6 @@ class BlockQuantizer:
             bits=self._bits,
             block_size=self._block,
         )
-        if product.bias is not None:
-            result = add("Add", [result, product.bias], outputs)
-        self._editor.replace(node, result)
 
     def quantize_lookup(self, lookup: Lookup) -> None:
         """Looks up blocks and scales with standard operators."""

@@ -1,0 +1,126 @@
+"""int4 of decoders: 4-bit blocks with offsets, and 8 bits for the token table and the logits.
+
+The numbers of a block are `least + scale * step`. MatMulNBits computes with `scale * (step - 8)`, and a
+small product of the sums of the input's blocks adds the rest. Integer zero points would round the offsets,
+and float zero points have no fast kernel. Weights that were rounded like this before, such as Q4_1 of
+llama.cpp, keep their values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from keras_tx_onnx.graph.editor import GraphEditor
+from keras_tx_onnx.graph.integer_blocks import packed_halves
+from keras_tx_onnx.quantizing.products import Plan, Product, tied_notes, weight_array
+from keras_tx_onnx.quantizing.weight_blocks import FLOAT, ROWS_PER_STEP, BlockQuantizer, BlockRecipe
+
+BITS, LARGEST, MIDDLE = 4, 15, 8  # of a step
+
+
+def offset_blocks(rows: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows (outer, inner) as (outer, blocks, bytes), and scale and smallest number of each block."""
+    parts = [
+        _rounded(rows[start : start + ROWS_PER_STEP], block) for start in range(0, len(rows), ROWS_PER_STEP)
+    ]
+    steps, scales, least = zip(*parts, strict=True)
+    return np.concatenate(steps), np.concatenate(scales), np.concatenate(least)
+
+
+def _rounded(rows: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    blocks = rows.astype("float32").reshape(len(rows), -1, block)
+    least = blocks.min(axis=2)
+    scales = (blocks.max(axis=2) - least) / np.float32(LARGEST)
+    divisors = np.where(scales == 0, np.float32(1), scales)
+    steps = np.rint((blocks - least[..., None]) / divisors[..., None])
+    return packed_halves(np.clip(steps, 0, LARGEST).astype("uint8")), scales, least
+
+
+class OffsetRecipe:
+    """Stores weights in 4-bit blocks with offsets, and those of tokens and logits in 8-bit blocks."""
+
+    def __init__(self, vocabulary_size: int, block: int):
+        self.name = f"4 bits in blocks of {block} with offsets, 8 bits for tokens and logits"
+        self._vocabulary_size, self._block = vocabulary_size, block
+        self._tables = BlockRecipe(8, block)
+
+    def apply(self, editor: GraphEditor, plan: Plan) -> list[str]:
+        of_tokens = BlockQuantizer(editor, 8, self._block)
+        of_others = _OffsetQuantizer(editor, self._block)
+        for product in plan.products:
+            is_head = product.sizes[1] == self._vocabulary_size
+            (of_tokens if is_head else of_others).quantize_product(product)
+        for lookup in plan.lookups:
+            of_tokens.quantize_lookup(lookup)
+        return [*tied_notes(plan), *of_others.notes()]
+
+    def squared_steps(self, kernel: np.ndarray) -> np.ndarray:
+        inner, outer = kernel.shape
+        if outer == self._vocabulary_size or inner % self._block:
+            return self._tables.squared_steps(kernel)
+        return np.square(offset_blocks(kernel.T, self._block)[1])
+
+    def input_step(self, low: float, high: float) -> float:
+        return self._tables.input_step(low, high)
+
+
+class _OffsetQuantizer(BlockQuantizer):
+    """Replaces products by those with blocks and offsets; blocks must not be partial."""
+
+    def __init__(self, editor: GraphEditor, block: int):
+        super().__init__(editor, BITS, block)
+        self._of_partial_blocks = BlockQuantizer(editor, 8, block)
+        self._without_offsets: dict[str, None] = {}  # layers
+
+    def notes(self) -> list[str]:
+        """A note about layers without offsets."""
+        if not self._without_offsets:
+            return []
+        return [f"In 8-bit blocks, because the last is partial: {', '.join(self._without_offsets)}."]
+
+    def quantize_product(self, product: Product) -> None:
+        if product.sizes[0] % self._block or product.x.shape is None:
+            self._without_offsets[product.layer] = None
+            self._of_partial_blocks.quantize_product(product)
+        else:
+            super().quantize_product(product)
+
+    def _multiplied(self, add: Callable[..., Any], product: Product, outputs: list[Any]) -> ir.Value:
+        x, inner = product.x, product.sizes[0]
+        assert x.shape is not None
+        leading, count = list(x.shape)[:-1], inner // self._block
+
+        def sums_of_blocks() -> ir.Value:
+            sizes = self._editor.constant([*(0 for _ in leading), count, self._block])
+            blocks = add("Reshape", [x, sizes], [(FLOAT, [*leading, count, self._block])])
+            axes = self._editor.constant([-1])
+            return add("ReduceSum", [blocks, axes], [(FLOAT, [*leading, count])], keepdims=0)
+
+        key = ("sums of blocks", x, self._block, product.node.graph)
+        sums = self._editor.once(key, sums_of_blocks)
+        offsets = self._with_offsets(product.weight, product.transposed)[2]
+        rest = add("MatMul", [sums, offsets], outputs)
+        return add("Add", [super()._multiplied(add, product, outputs), rest], outputs)
+
+    def _stored(self, weight: ir.Value, transposed: bool) -> tuple[ir.Value, ir.Value]:
+        return self._with_offsets(weight, transposed)[:2]
+
+    def _with_offsets(self, weight: ir.Value, transposed: bool) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """The blocks of a weight, their scales, and the offsets (blocks, outer), stored once."""
+
+        def make() -> tuple[ir.Value, ir.Value, ir.Value]:
+            array, name = weight_array(weight), str(weight.name)
+            steps, scales, least = offset_blocks(array if transposed else array.T, self._block)
+            offsets = np.ascontiguousarray((least + MIDDLE * scales).T)
+            store = self._editor.initializer
+            return (
+                store(f"{name}_q{BITS}", steps),
+                store(f"{name}_scale", scales),
+                store(f"{name}_offset", offsets),
+            )
+
+        return self._editor.once((weight, transposed, "offsets"), make)
