@@ -31,6 +31,7 @@ from keras_tx_onnx.reading.keras_patches import patched
 from keras_tx_onnx.reading.signature import as_functional
 from keras_tx_onnx.report import Report
 from keras_tx_onnx.targets import TargetGraphs, sizes_of, targets_of
+from keras_tx_onnx.verifying.model_weights import weights_in_memory
 from keras_tx_onnx.verifying.verification import verify_adapter, verify_graphs
 
 
@@ -157,7 +158,8 @@ def export_onnx(
                     adapter_parities[each.name] = verify_adapter(interface, graphs, each, partial)
                 if shared is not None:
                     exact = interface.tolerance == tolerances.FLOAT32
-                    difference = check_shared(path, shared, interface.context_length, exact)
+                    weights = weights_in_memory(graphs[-1].context.graph, shared)
+                    difference = check_shared(path, shared, interface.context_length, exact, weights)
         if shared is not None:
             notes = [*notes, note_of(shared, path, difference)]
         with _timed(seconds, "hash"):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -123,9 +124,17 @@ class _CachedModel:
     """Implements keras_tx.generation's Decoder with a Keras model."""
 
     def __init__(self, model: DecoderModel) -> None:
-        self._model = self.network = model
+        self.network = model
+        assert model.encoded is not None
+        tokens = model.encoded.tokens
+        self._body, self._head = keras.Model(model.input, tokens), keras.Model(tokens, model.output)
         self.vocabulary_size: int = model.config.vocabulary_size
         self.context: int = model.config.max_length
+
+    def _logits(self, inputs: dict[str, Any], all_logits: bool) -> Any:
+        """The logits of all tokens, or of the last, whose projection is computed alone."""
+        tokens = self._body(inputs, training=False)
+        return self._head(tokens if all_logits else tokens[:, -1:], training=False)
 
     def run(
         self,
@@ -141,7 +150,7 @@ class _CachedModel:
             contract.ATTENTION_MASK: mask[:, -ids.shape[1] :].astype("int32"),
             contract.POSITION_IDS: positions.astype("int32"),
         }
-        return _run_cached(self._model, inputs, mask, ids.shape[1], past, all_logits)
+        return _run_cached(self._logits, inputs, mask, ids.shape[1], past, all_logits)
 
     def select(self, past: Any, rows: Sequence[int], first: int = 0) -> Any:
         return _selected(past, rows)
@@ -181,8 +190,12 @@ class _CachedEncoderDecoder:
             contract.DECODER_INPUT_IDS: ids.astype("int32"),
             contract.DECODER_ATTENTION_MASK: mask[:, -ids.shape[1] :].astype("int32"),
         }
-        logits, pasts = _run_cached(self._decoder, inputs, mask, ids.shape[1], pasts, all_logits)
+        logits, pasts = _run_cached(self._logits, inputs, mask, ids.shape[1], pasts, all_logits)
         return logits, (source, source_mask, pasts)
+
+    def _logits(self, inputs: dict[str, Any], all_logits: bool) -> Any:
+        logits = self._decoder(inputs, training=False)  # targets begin with one token
+        return logits if all_logits else logits[:, -1:]
 
     def select(self, past: Any, rows: Sequence[int], first: int = 0) -> Any:
         source, source_mask, pasts = past
@@ -190,7 +203,12 @@ class _CachedEncoderDecoder:
 
 
 def _run_cached(
-    network: Any, inputs: dict[str, Any], mask: np.ndarray, count: int, past: Any, all_logits: bool
+    logits_of: Callable[[dict[str, Any], bool], Any],
+    inputs: dict[str, Any],
+    mask: np.ndarray,
+    count: int,
+    past: Any,
+    all_logits: bool,
 ) -> tuple[np.ndarray, Any]:
     """Logits of the last `count` tokens, and the keys and values of all tokens by layer.
 
@@ -204,12 +222,11 @@ def _run_cached(
     hidden = np.zeros((len(mask), room + count - total if past else 0), mask.dtype)
     cache = KeyValueCache(np.concatenate([hidden, mask], axis=1).astype("bool"), past)
     with caching(cache):
-        logits = network({name: ops.convert_to_tensor(x) for name, x in inputs.items()}, training=False)
+        logits = logits_of({name: ops.convert_to_tensor(x) for name, x in inputs.items()}, all_logits)
     presents = {
         name: tuple(x[:, :, -room:] if room else x for x in pair) for name, pair in cache.presents.items()
     }
-    logits = ops.convert_to_numpy(logits if all_logits else logits[:, -1:])
-    return logits.astype("float32"), presents
+    return ops.convert_to_numpy(logits).astype("float32"), presents
 
 
 def _selected(past: Any, rows: Sequence[int]) -> Any:

@@ -13,6 +13,7 @@ from keras_tx.errors import FolderError
 from keras_tx.generation.decoding_loop import Decoder, decode_step, prefill
 from keras_tx.runtime.cached_decoder import CachedDecoder, DecoderSignature
 from keras_tx.runtime.session import Binding, Session
+from keras_tx.runtime.shared_weights import SharedWeights
 
 # Limits of prompts in one run: tokens, tokens with padding for each real one, and logits.
 MOST_TOKENS, PADDED, MOST_LOGITS = 2048, 1.25, 2**23
@@ -205,9 +206,22 @@ def _single_rows(count: int) -> list[slice]:
     return [slice(row, row + 1) for row in range(count)]
 
 
-def shared_cache_difference(graph: Path, shared: Path, context: int, exact: bool) -> tuple[float, float]:
-    """The difference of the logits of a graph and its shared-cache version, and the tolerance."""
-    with Session(graph, "cpu") as plain_session, Session(shared, "cpu") as shared_session:
+def shared_cache_difference(
+    graph: Path, shared: Path, context: int, exact: bool, weights: SharedWeights | None = None
+) -> tuple[float, float]:
+    """The difference of the logits of a graph and its shared-cache version, and the tolerance.
+
+    Args:
+        graph: the standard graph.
+        shared: the graph with a shared cache.
+        context: how many tokens the model supports.
+        exact: whether the model computes in float32 and rounds no inputs.
+        weights: weights of both graphs that are in memory.
+    """
+    with (
+        Session(graph, "cpu", weights=weights, lean=True) as plain_session,
+        Session(shared, "cpu", weights=weights, lean=True) as shared_session,
+    ):
         plain, decoder = CachedDecoder(plain_session, context), SharedCacheDecoder(shared_session, context)
         return _difference(plain, decoder, exact), contract.FLOAT32 if exact else contract.ROUNDED
 

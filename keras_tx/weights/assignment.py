@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -69,9 +70,12 @@ def fill(model: keras.Model, plan: Plan, tensors: Tensors) -> Filled:
         if name in match.to_fit and entry.fit is not None
     }
     with ProgressBar(len(match.entries), "tensors", shown=tensors.nbytes >= LARGE) as bar:
-        for name, entry in match.entries.items():
+        # The largest first: its copies are in memory while the others are not.
+        for name, entry in sorted(match.entries.items(), key=lambda x: -math.prod(tensors.shapes[x[0]])):
             values = fitted[name] if name in fitted else tensors.read(name)
             _assign(f"{tensors.where}: tensor {name!r}", values, entry, variables)
+            del values
+            tensors.release()
             bar.advance()
     _warn(match.filled, tensors)
     return match.filled

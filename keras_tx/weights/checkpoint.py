@@ -139,12 +139,18 @@ def _sharded(folder: Path) -> Tensors:
             raise ConfigError(f"{path} is missing, but {folder / INDEX} names it. Download the whole folder.")
         shards[name] = open_tensors(path)
     _check_index(folder, index, shards)
+
+    def release() -> None:
+        for shard in shards.values():
+            shard.release()
+
     return Tensors(
         where=str(folder),
         shapes={tensor: shards[name].shapes[tensor] for tensor, name in index.items()},
         read=lambda tensor: shards[index[tensor]].read(tensor),
         nbytes=sum(shard.nbytes for shard in shards.values()),
         dtypes={tensor: shards[name].dtypes[tensor] for tensor, name in index.items()},
+        release=release,
     )
 
 

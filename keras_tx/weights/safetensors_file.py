@@ -95,6 +95,10 @@ def open_tensors(path: str | os.PathLike[str]) -> Tensors:
             return np.empty(shape, dtype)
         return np.frombuffer(whole, dtype, count, begin + first).reshape(shape)
 
+    def release() -> None:
+        if hasattr(mmap, "MADV_DONTNEED"):  # Windows has no such call
+            whole.madvise(mmap.MADV_DONTNEED)
+
     return Tensors(
         where=str(path),
         shapes={name: shape for name, (_, shape, _) in entries.items()},
@@ -102,6 +106,7 @@ def open_tensors(path: str | os.PathLike[str]) -> Tensors:
         nbytes=size - begin,
         dtypes={name: dtype for name, (dtype, _, _) in entries.items()},
         metadata=metadata,
+        release=release,
     )
 
 

@@ -22,6 +22,7 @@ class Tensors:
         nbytes: total size of the tensors in bytes.
         dtypes: the dtypes of tensors that may not be floats.
         metadata: metadata of the file, if its format has any.
+        release: returns the memory of what was read to the system, where `read` returns views of a file.
     """
 
     where: str
@@ -30,6 +31,7 @@ class Tensors:
     nbytes: int = 0
     dtypes: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    release: Callable[[], None] = lambda: None
 
     @property
     def numbers(self) -> int:

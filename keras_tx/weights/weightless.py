@@ -29,7 +29,9 @@ def build_weightless(build: Callable[..., Model], *arguments: Any, **options: An
 def assign(variable: Any, value: np.ndarray) -> None:
     """Assigns a value; a variable without one gets it as its first, so its initializer never runs."""
     if variable._value is None:
-        variable._initialize(ops.convert_to_tensor(value, dtype=variable._dtype))
+        # NumPy arrays are the tensors of the NumPy backend, which would copy them.
+        is_tensor = ops.is_tensor(value) and value.dtype == variable._dtype
+        variable._initialize(value if is_tensor else ops.convert_to_tensor(value, dtype=variable._dtype))
         variable._initializer = None
     else:
         variable.assign(value)

@@ -16,10 +16,11 @@ from tests.export.graph_of_backend import graphs
 pytestmark = pytest.mark.thorough
 
 
-@pytest.mark.parametrize("backend", ["jax", "torch"])
+@pytest.mark.parametrize("backend", ["jax", "torch", "numpy"])
 def test_graph_is_the_same_on_each_backend(backend: str, tmp_path):
-    if importlib.util.find_spec(backend) is None:
-        pytest.skip(f'pip install "keras-tx[{backend}]"')
+    package = "jax" if backend == "numpy" else backend  # Keras imports JAX for some operations on NumPy
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f'pip install "keras-tx[{package}]"')
     if backend == keras.backend.backend():
         pytest.skip("this is the backend of the test run itself")
     done = subprocess.run(

@@ -86,7 +86,16 @@ def test_names_and_shapes_follow_the_contract(tmp_path):
         *(name.replace("past_key_values", "present") for name, *_ in ports),
     ]
     assert report.manifest.task == "text-generation"
-    assert report.manifest.parity and len(report.manifest.parity.cases) == 8
+    assert report.manifest.parity is not None
+    assert report.manifest.parity.cases == (
+        "batch 1, length 16",
+        "batch 6, length 8, every mask",
+        "batch 6, length 8, every mask, in chunks",
+        "batch 2, length 4, masks right left",
+        "batch 2, length 4, masks right left, in chunks",
+        "batch 1, length 1",
+        "batch 1, length 24",
+    )
     graph = onnx.load(tmp_path / "poet" / contract.MODEL).graph
     assert {node.domain for node in graph.node} == {""}
     assert report.nodes["Attention"] == 2

@@ -1,4 +1,4 @@
-"""An export needs at most 1.2 times the weights in memory, in addition to the model.
+"""An export needs at most 1.2 times the weights in memory, verified 1.5 times, in addition to the model.
 
 Run with -m slow. It needs about three times the memory, and once the disk space, of the larger model, 2.4 GB.
 """
@@ -117,7 +117,7 @@ def test_peak_memory(sizes: tuple[int, ...], weights: float, verified: bool, tmp
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert 0.95 * weights < result["weights"] < 1.1 * weights
-    # The verification loads the weights into onnxruntime.
-    assert result["extra"] <= (2.2 if verified else 1.2) * result["weights"]
+    # onnxruntime has copies of packed weights only, in the verification.
+    assert result["extra"] <= (1.5 if verified else 1.2) * result["weights"]
     assert result["file"] <= 1.05 * result["weights"]  # the table is used twice, and stored once
     assert result["difference"] < 1e-4

@@ -10,10 +10,11 @@ import pytest
 
 import keras_tx
 from keras_tx.errors import ConfigError, InputError
-from keras_tx.models.generation import generate, stream
+from keras_tx.models.generation import generate, generator_of, stream
 from keras_tx.runtime import TextGenerator, load
 from keras_tx_onnx import export_onnx
 from tests.drawing import as_numpy, redraw
+from tests.tolerances import assert_close
 
 VARIANTS = ("pico", "llama-tiny")
 PROMPTS = [[5, 17, 99], [1], [200, 3, 3, 42, 7, 9]]
@@ -152,3 +153,18 @@ def test_stop_token_does_not_repeat_text():
     assert (made.text, made.ids, made.finish) == (expected.text, ids[: place + 1], "stop")
     pieces = stream(model, "To be", max_new_tokens=12, stop_tokens=[ids[place]], **options)
     assert "".join(pieces) == expected.text
+
+
+@pytest.mark.parametrize("variant", ["pico", "llama-tiny"])
+def test_prefill_computes_the_logits_of_the_last_token_only(variant, monkeypatch):
+    model = redraw(keras_tx.gpt(variant, vocabulary_size=50))
+    decoder: Any = generator_of(model).decoder
+    counts, call = [], decoder._head.call
+    monkeypatch.setattr(decoder._head, "call", lambda x, **k: counts.append(x.shape[1]) or call(x, **k))
+    ids = np.arange(1, 9)[None]
+    mask, positions = np.ones_like(ids), np.arange(8)[None]
+    last, _ = decoder.run(ids, mask, positions, None, all_logits=False)
+    every, _ = decoder.run(ids, mask, positions, None, all_logits=True)
+    assert (counts, last.shape, every.shape) == ([1, 8], (1, 1, 50), (1, 8, 50))
+    assert_close(last, every[:, -1:])
+    assert_close(every, as_numpy(model(ids)))

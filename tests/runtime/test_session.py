@@ -429,3 +429,33 @@ def test_memory_of_the_parsed_file_is_returned(tmp_path: Path):
     command = [sys.executable, "-c", HEAP, str(tmp_path / "model.onnx")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     assert int(done.stdout) < 5e6
+
+
+def test_add_and_norm_are_not_fused(tmp_path: Path, monkeypatch):
+    """onnxruntime's fusion is slower on the CPU."""
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 4, 8])
+    scale = onnx.numpy_helper.from_array(np.ones(8, "float32"), "scale")
+    nodes = [
+        onnx.helper.make_node("Relu", ["x"], ["r"], "relu"),
+        onnx.helper.make_node("Add", ["x", "r"], ["sum"], "sum"),
+        onnx.helper.make_node("LayerNormalization", ["sum", "scale", "scale"], ["y"], "norm"),
+    ]
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["batch", 4, 8])
+    graph = onnx.helper.make_graph(nodes, "norm", [x], [y], [scale])
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    path = tmp_path / "norm.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    create, optimized = onnxruntime.InferenceSession, tmp_path / "optimized.onnx"
+
+    def saved(model: Any, options: Any, **more: Any) -> Any:
+        options.optimized_model_filepath = str(optimized)
+        return create(model, options, **more)
+
+    def operators() -> list[str]:
+        return [node.op_type for node in onnx.load(optimized).graph.node]
+
+    saved(str(path), onnxruntime.SessionOptions(), providers=[CPU])
+    assert operators() == ["Relu", "SkipLayerNormalization"]
+    monkeypatch.setattr(onnxruntime, "InferenceSession", saved)
+    Session(path, "cpu").close()
+    assert operators() == ["Relu", "Add", "LayerNormalization"]

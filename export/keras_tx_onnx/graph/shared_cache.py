@@ -12,6 +12,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from keras_tx import contract
 from keras_tx.errors import ExportError
 from keras_tx.runtime.shared_cache import shared_cache_difference
+from keras_tx.runtime.shared_weights import SharedWeights
 from keras_tx_onnx.graph.editor import GraphEditor
 from keras_tx_onnx.graph.properties import CONTRIB, input_at
 
@@ -55,7 +56,9 @@ def write_shared(path: Path) -> Path | None:
     return shared
 
 
-def check_shared(path: Path, shared: Path, context: int, exact: bool) -> float:
+def check_shared(
+    path: Path, shared: Path, context: int, exact: bool, weights: SharedWeights | None = None
+) -> float:
     """The difference between the logits of two graphs; raises an ExportError above the tolerance.
 
     Args:
@@ -63,8 +66,9 @@ def check_shared(path: Path, shared: Path, context: int, exact: bool) -> float:
         shared: the graph with a shared cache.
         context: how many tokens the model supports.
         exact: whether the model computes in float32 and rounds no inputs.
+        weights: weights of both graphs that are in memory.
     """
-    difference, tolerance = shared_cache_difference(path, shared, context, exact)
+    difference, tolerance = shared_cache_difference(path, shared, context, exact, weights)
     if difference > tolerance:
         raise ExportError(
             f"The graph with a shared cache differs from the one without by {difference:.1e} of the logits' "

@@ -116,8 +116,16 @@ def deterministic() -> Any:
 @contextmanager
 def in_float32() -> Iterator[None]:
     """A context in which layers of half precision compute in float32, with unchanged variables."""
-    with having(_IN_FLOAT32, True), keras.src.backend.AutocastScope("float32"):
+    with having(_IN_FLOAT32, True), _Float32Scope("float32"):
         yield
+
+
+class _Float32Scope(keras.src.backend.AutocastScope):
+    """Casts variables as Keras does, but not float32 ones, which the NumPy backend would copy."""
+
+    def maybe_cast(self, value: Any) -> Any:
+        is_float32 = keras.backend.standardize_dtype(value.dtype) == "float32"
+        return value if is_float32 else super().maybe_cast(value)
 
 
 def forced_predicates(value: bool) -> Any:

@@ -24,6 +24,8 @@ from keras_tx_onnx.reading.keras_patches import in_float32
 # Batch size, the masks of its rows if the model has masks, and the size of the dynamic axes: strides and
 # patches divide these sizes. The last row is for code that branches on short sequences.
 GRID = ((1, ("all",), 64), (3, MASKS, 32), (2, ("right", "left"), 4))
+# Of a decoder with a cache, whose logits are large. The rows with masks also run in chunks and decode steps.
+DECODER_GRID = ((1, ("all",), 64), (6, MASKS, 16), (2, ("right", "left"), 4))
 STEP = 32  # between the sizes of several dynamic axes in one case
 # Sizes to try if Keras refuses one of the grid: tables of positions are shorter, windows need more.
 LENGTHS = (64, 32, 16, 8, 4, 2, 1, 96, 128, 224, 256)
@@ -81,7 +83,8 @@ class _CaseBuilder:
 
     def add_grid(self) -> None:
         varies = self.interface.axes and not self.interface.pictures
-        for index, (batch, masks, length) in enumerate(GRID if varies else GRID[:2]):
+        grid = DECODER_GRID if self.interface.context_length else GRID
+        for index, (batch, masks, length) in enumerate(grid if varies else grid[:2]):
             choices = self.choices(length, descending=index % 2 == 1)
             for rows in self.rows(batch, masks):
                 within = [sizes for sizes in choices if self.is_within(rows, sizes)]
@@ -103,7 +106,10 @@ class _CaseBuilder:
             if isinstance(case, Case) and case.is_finite:
                 self.used.append(sizes)
                 self.cases.append(case)
-                for name, run in self.interface.other_runs(case.feed).items():
+                # Of a decoder with a cache, a case with masks has them, on fewer tokens.
+                is_whole = self.interface.context_length and set(masks) == {"all"}
+                others = {} if is_whole else self.interface.other_runs(case.feed)
+                for name, run in others.items():
                     self.cases.append(case._replace(name=f"{case.name}, {name}", run=run))
                 return
             if isinstance(case, Case):

@@ -10,6 +10,7 @@ import numpy as np
 from keras_tx import contract
 from keras_tx.errors import ExportError, RunError
 from keras_tx.runtime.session import Session
+from keras_tx.runtime.shared_weights import SharedWeights
 from keras_tx_onnx import tolerances
 from keras_tx_onnx.interfaces.base import Feed, Interface
 from keras_tx_onnx.verifying.cases import Case
@@ -61,6 +62,7 @@ def compare_cases(
     outputs: Sequence[str],
     interface: Interface,
     adapter: Feed | None = None,
+    weights: SharedWeights | None = None,
 ) -> tuple[contract.Parity, list[str]]:
     """Runs a graph on every case; raises an ExportError if a difference from Keras exceeds the tolerance.
 
@@ -70,6 +72,7 @@ def compare_cases(
         outputs: the names of the compared outputs.
         interface: of the graph.
         adapter: values of optional inputs for every run.
+        weights: weights of the graph that are in memory.
 
     Returns:
         The result, and the outputs that hardly vary, for which it proves nothing.
@@ -77,7 +80,7 @@ def compare_cases(
     precision, tolerance = interface.precision, interface.tolerance
     largest = 0.0
     variations = {name: Variation() for name in outputs}
-    with Session(path, provider="cpu") as base:
+    with Session(path, provider="cpu", weights=weights, lean=True) as base:
         session = base if adapter is None else base.with_adapter(adapter)
         for case in cases:
             computed = run_case(case, session)

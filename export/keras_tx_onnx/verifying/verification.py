@@ -19,6 +19,7 @@ from keras_tx_onnx.interfaces.separate_adapters import SeparateAdapter
 from keras_tx_onnx.verifying import branches, comparison, evidence, first_difference
 from keras_tx_onnx.verifying.cases import Case, cases_for, expected_of
 from keras_tx_onnx.verifying.generated_text import compare_generation
+from keras_tx_onnx.verifying.model_weights import weights_in_memory
 
 
 def verify_graphs(interface: Interface, graphs: Sequence[Exported]) -> tuple[contract.Parity, list[str]]:
@@ -79,11 +80,13 @@ def verify_graph(
     if branching:
         cases += branches.scaled(cases, run_keras)
 
+    weights = weights_in_memory(context.graph, path)
+
     def compare(path: Path, cases: Sequence[Case]) -> contract.Parity:
         return comparison.compare_cases(path, cases, outputs, interface)[0]
 
     try:
-        parity, weak = comparison.compare_cases(path, cases, outputs, interface)
+        parity, weak = comparison.compare_cases(path, cases, outputs, interface, weights=weights)
         notes = evidence.compare_weak_outputs(interface, path, cases, weak) if weak else []
         if branching:
             notes += branches.compare_untested(path, cases, run_keras, compare, context.predicates)
