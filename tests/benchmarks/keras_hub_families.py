@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_tx import contract
+from tests.benchmarks import keras_hub_decoders
 from tests.benchmarks.page_tables import write_table
 from tests.benchmarks.tiny_backbones import FAMILIES, UNMEASURED, Family
 
@@ -54,8 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows += unmeasured()
     text = table(rows)
     print(text)
+    results = keras_hub_decoders.decoders(chosen(options.families))
+    cached = keras_hub_decoders.table(results)
+    print(cached)
     if options.markdown is not None:
         write_table(options.markdown, text)
+        write_table(options.markdown, cached, keras_hub_decoders.MARKERS)
 
 
 def chosen(names: str | None) -> list[Family]:

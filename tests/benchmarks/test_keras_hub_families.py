@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks import keras_hub_decoders
 from tests.benchmarks import keras_hub_families as families
 from tests.benchmarks.keras_hub_families import FAMILIES, TOLERANCE, chosen, measured
 from tests.benchmarks.page_tables import MARKERS
@@ -61,7 +62,8 @@ def test_below_opset_23_too(key: str):
 
 def test_table_is_written_between_the_markers(tmp_path, monkeypatch, capsys):
     page = tmp_path / "families.md"
-    page.write_text(f"before\n{MARKERS[0]}\nold\n{MARKERS[1]}\nafter\n", encoding="utf-8")
+    both = [f"{begin}\nold\n{end}\n" for begin, end in (MARKERS, keras_hub_decoders.MARKERS)]
+    page.write_text(f"before\n{both[0]}between\n{both[1]}after\n", encoding="utf-8")
     row = families.Row(chosen("bert")[0], ("registered",), 48, 15, 4e-7)
     failed = families.Row(chosen("sam")[0], problem="ExportError: it | says why")
     monkeypatch.setattr(families, "tried", lambda family, show: row if family.key == "bert" else failed)
@@ -70,9 +72,42 @@ def test_table_is_written_between_the_markers(tmp_path, monkeypatch, capsys):
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     assert "| BERT | registered | 48 | 15 | 4.0e-07 |  |" in text
     assert "it \\| says why" in text
+    assert "| family | cache |" in text[text.index("between") :]
     assert re.search(r"1 of 2 families", capsys.readouterr().out)
 
 
 def test_unknown_family_exits():
     with pytest.raises(SystemExit, match="families: nothing"):
         chosen("bert,nothing")
+
+
+WITHOUT_CACHE = ("qwen3_5", "qwen3_5_moe", "gpt_oss", "rwkv7", "pali_gemma")
+
+
+def rows_of_page() -> dict[str, str]:
+    """The rows of the table of language models, by family."""
+    page = Path(__file__).parents[2].joinpath("docs/families.md").read_text(encoding="utf-8")
+    begin, end = keras_hub_decoders.MARKERS
+    lines = page[page.index(begin) : page.index(end)].splitlines()
+    return {line.split("|")[1].strip(): line for line in lines if line.startswith("| ")}
+
+
+def test_the_page_says_which_families_have_a_cache():
+    rows = rows_of_page()
+    for family in FAMILIES:
+        if family.name in rows:
+            assert ("| yes |" in rows[family.name]) == (family.key not in WITHOUT_CACHE), family.key
+    assert {family.key for family in FAMILIES if family.name in rows} >= {"gpt2", "smollm3", *WITHOUT_CACHE}
+
+
+@pytest.mark.parametrize("key", ["gpt2", "gpt_oss"])
+def test_decoder_has_a_cache(key: str):
+    (result,) = keras_hub_decoders.decoders(chosen(key))
+    assert (result.problem is None) == (key not in WITHOUT_CACHE), result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", [family.key for family in FAMILIES if family.name in rows_of_page()])
+def test_every_decoder_has_a_cache(key: str):
+    (result,) = keras_hub_decoders.decoders(chosen(key))
+    assert (result.problem is None) == (key not in WITHOUT_CACHE), result

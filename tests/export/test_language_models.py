@@ -24,6 +24,7 @@ from keras_tx.runtime.cached_decoder import CachedDecoder
 from keras_tx.runtime.session import Session
 from keras_tx.runtime.tasks.text_generation import TextGenerator
 from keras_tx_onnx import export_onnx
+from keras_tx_onnx.lowerings.nodes import cached_masks
 from tests.drawing import redraw
 from tests.tolerances import assert_close
 from tests.weights.test_keras_hub_tokenizers import byte_pairs, sentence_pieces
@@ -349,6 +350,12 @@ def test_custom_family(tmp_path):
     export_onnx(model, tmp_path / "out")
     batch = opened(tmp_path / "out").generate(list(map(list, PROMPTS)), max_new_tokens=NEW_TOKENS)
     assert [text.ids for text in batch] == without_cache(model)
+
+
+def test_difference_names_the_layer(tmp_path, monkeypatch):
+    monkeypatch.setattr(cached_masks, "_is_padding", lambda mask: True)  # without the window
+    with pytest.raises(ExportError, match=r"first layer that differs is .*transformer_layer_0"):
+        export_onnx(CASES["mistral, window"].model(), tmp_path / "out")
 
 
 def test_shared_cache_of_a_window_raises(tmp_path):

@@ -42,6 +42,7 @@ class Cache:
         self.body = body
         self.query_heads = 0  # of the last layer
         self.pasts: list[ir.Value] = []
+        self._wanted: ir.Value | None = None
         self._presents: list[tuple[ir.Value, ir.Value]] = []
         stand_in.meta[STAND_IN] = True
 
@@ -91,7 +92,8 @@ class Cache:
 
     def close(self, cx: GraphContext) -> None:
         """Adds the outputs; raises an ExportError if something else than attention uses the mask."""
-        cx.graph.inputs.append(self._wanted)  # an initializer that is an input as well may be overridden
+        if self._wanted is not None:  # None in a probe, in which the body is no layer of its own
+            cx.graph.inputs.append(self._wanted)  # an initializer that is an input as well may be overridden
         axes = (contract.BATCH_AXIS, contract.TOTAL_AXIS)
         for index, present in enumerate(self._presents):
             pasts = self.pasts[2 * index : 2 * index + 2]
