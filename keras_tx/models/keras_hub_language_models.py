@@ -73,14 +73,18 @@ def special_ids(model: Any, transform: TextTransform | None) -> dict[str, Any]:
         tokens = [None if transform is None else getattr(transform, name) for name in names]
         numbers = [None if token is None or transform is None else transform.id_of(token) for token in tokens]
         return {f"{name}_id": number for name, number in zip(names, numbers, strict=True)}
-    ends = [getattr(tokenizer, name, None) for name in ("end_token_id", "end_token2_id")]
-    stops = list(dict.fromkeys(int(number) for number in ends if number is not None))
-    start, pad = (getattr(tokenizer, name, None) for name in ("start_token_id", "pad_token_id"))
+    ends = [_id(tokenizer, name) for name in ("end_token_id", "end_token2_id")]
+    stops = list(dict.fromkeys(number for number in ends if number is not None))
     return {
-        "bos_token_id": None if start is None else int(start),
+        "bos_token_id": _id(tokenizer, "start_token_id"),
         "eos_token_id": stops if len(stops) > 1 else stops[0] if stops else None,
-        "pad_token_id": None if pad is None else int(pad),
+        "pad_token_id": _id(tokenizer, "pad_token_id"),
     }
+
+
+def _id(tokenizer: Any, name: str) -> int | None:
+    number = getattr(tokenizer, name, None)
+    return None if number is None else int(number)
 
 
 def _own_transform(model: Any, notes: list[str]) -> TextTransform | None:

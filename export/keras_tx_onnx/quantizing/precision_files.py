@@ -240,9 +240,7 @@ def _of_encoder_and_decoder(
     assert encoder is not None
     paths = [folder / graphs.precisions["fp32"] for graphs in (encoder, manifest)]
     graphs = [ir.load(path).graph for path in paths]
-    for value in graphs[1].inputs:
-        if value.name == contract.INPUT_IDS:
-            value.name = contract.DECODER_INPUT_IDS
+    _ids_of_the_target(graphs[1]).name = contract.DECODER_INPUT_IDS
     calibration, batches = _batches(options, input_specs(manifest), graphs)
     sources = _adapters(folder, [encoder.adapters[name] for name in manifest.adapters])
     targets = _adapters(folder, [x.file for x in manifest.adapters.values()])
@@ -279,6 +277,10 @@ def _of_encoder_and_decoder(
         GraphQuantizer(paths[0], (encoder.inputs, encoder.outputs), without, keeps[0], calibrations[0]),
         GraphQuantizer(paths[1], (manifest.inputs, manifest.outputs), with_logits, keeps[1], calibrations[1]),
     ]
+
+
+def _ids_of_the_target(decoder: ir.Graph) -> ir.Value:
+    return next(value for value in decoder.inputs if value.name == contract.INPUT_IDS)
 
 
 def _adapters(folder: Path, files: Iterable[str]) -> list[Feed]:
