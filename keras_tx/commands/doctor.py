@@ -95,7 +95,8 @@ def _placement(root: Path, target: str, as_json: bool) -> int:
 def _placement_row(target: str, versions: list[str], placement: Placement) -> list[str]:
     name = versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
     listed = ", ".join(f"{count} {operator}" for operator, count in placement.fallback.most_common())
-    on_cpu = f"on the CPU: {listed}" if listed else "none on the CPU"
+    elsewhere = "on CUDA or the CPU" if target == "tensorrt" else "on the CPU"
+    on_cpu = f"{elsewhere}: {listed}" if listed else f"none {elsewhere}"
     sizes = f"{placement.sizes} of sizes" if placement.sizes else ""
     return [f"onnxruntime {name}", f"{placement.target} nodes on {target}", sizes, on_cpu]
 

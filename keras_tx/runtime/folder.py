@@ -170,8 +170,6 @@ def checked_folder(root: Path, precision: str | None, default: str, target: str 
         root / name if name in manifest.files else None
         for name in (contract.TOKENIZER, contract.TARGET_TOKENIZER)
     )
-    for each in {x.file for x in manifest.targets.values() if x is not None}:
-        _graph(root, {precision: each}, manifest, precision)
     beside = contract.shared_name(graph.relative_to(root).as_posix())
     shared = _checked_graph(root, manifest, beside) if beside in manifest.files else None
     folder = Folder(
@@ -188,8 +186,19 @@ def checked_folder(root: Path, precision: str | None, default: str, target: str 
         precision,
         states,
     )
-    of_target = manifest.targets.get(target or "")
-    return folder if of_target is None or precision in manifest.variants else folder.with_graph_of(of_target)
+    return _with_target(folder, target)
+
+
+def _with_target(folder: Folder, target: str | None) -> Folder:
+    """The folder with the graph of a target, if it has one; checks those of all targets."""
+    for graph in folder.target_graphs:
+        _graph(folder.path, {folder.precision: graph.file}, folder.manifest, folder.precision)
+    graph = folder.manifest.targets.get(target or "")
+    return (
+        folder
+        if graph is None or folder.precision in folder.manifest.variants
+        else folder.with_graph_of(graph)
+    )
 
 
 def check_unchanged(folder: Folder) -> None:

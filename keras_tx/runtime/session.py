@@ -27,6 +27,7 @@ from keras_tx.errors import (
     RunError,
     whole_number,
 )
+from keras_tx.kernels import TARGETS
 from keras_tx.runtime import providers
 from keras_tx.runtime.async_call import quiet_options, run_options
 from keras_tx.runtime.axis_bounds import axes_of, read_bounds, violated_bound
@@ -250,10 +251,10 @@ class Session:
             counts = Counter(operator for _, operator in fallen)
             counted = ", ".join(f"{count} {operator}" for operator, count in counts.most_common(5))
             total = sum(self.placement().values())
+            remedy = f"Export with target={self.provider!r}, or omit" if self.provider in TARGETS else "Omit"
             raise ProviderError(
                 f"strict=True, but {len(fallen)} of {total} nodes of {self.graph} run on the CPU instead of "
-                f"{self.provider}: {counted}; the first is {fallen[0][0]!r}. Export with "
-                f"target={self.provider!r}, or omit strict."
+                f"{self.provider}: {counted}; the first is {fallen[0][0]!r}. {remedy} strict."
             )
 
     def _open(self) -> Any:

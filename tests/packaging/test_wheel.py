@@ -47,7 +47,7 @@ def test_wheel_contains_exactly_the_modules(wheel: zipfile.ZipFile):
         f"{package}/{path.relative_to(tree).as_posix()}"
         for package, tree in trees.items()
         for path in tree.rglob("*")
-        if path.suffix in (".css", ".html", ".js", ".py") or path.name in ("py.typed", "kernels.json")
+        if path.suffix in (".css", ".html", ".js", ".json", ".py") or path.name == "py.typed"
     }
     assert {name for name in wheel.namelist() if not name.startswith(INFO)} == expected
     assert not any("bench" in name.rpartition("/")[0] for name in wheel.namelist())
