@@ -146,10 +146,7 @@ def checked_folder(root: Path, precision: str | None, default: str, target: str 
     `target` selects the graph of an execution target, if the folder has one of its own; else it is the main
     one.
     """
-    if not root.exists():
-        raise FolderError(f"{root} does not exist. Pass a folder that export_onnx wrote.")
-    if not root.is_dir():
-        raise FolderError(f"{root} is a file, expected a folder that export_onnx wrote.")
+    _check_is_folder(root)
     manifest = read_manifest(root)
     states = {name: _check_file(root, name, record) for name, record in manifest.files.items()}
     precision = _precision(root, manifest, precision, default)
@@ -187,6 +184,13 @@ def checked_folder(root: Path, precision: str | None, default: str, target: str 
         states,
     )
     return _with_target(folder, target)
+
+
+def _check_is_folder(root: Path) -> None:
+    if not root.exists():
+        raise FolderError(f"{root} does not exist. Pass a folder that export_onnx wrote.")
+    if not root.is_dir():
+        raise FolderError(f"{root} is a file, expected a folder that export_onnx wrote.")
 
 
 def _with_target(folder: Folder, target: str | None) -> Folder:
