@@ -128,8 +128,9 @@ def pictures(*shape: int) -> np.ndarray:
 
 
 def deeplab() -> Any:
+    """For images of 64 x 64, with an encoder for images of any size, as in keras-hub's presets."""
     return keras_hub.models.DeepLabV3Backbone(
-        image_encoder=images.resnet(2, image_shape=(64, 64, 3)), low_level_feature_key="P2",
+        image_encoder=images.resnet(2), low_level_feature_key="P2",
         spatial_pyramid_pooling_key="P4", dilation_rates=[2, 4], upsampling_size=4, image_shape=(64, 64, 3),
     )  # fmt: skip
 
@@ -137,10 +138,10 @@ def deeplab() -> Any:
 def retinanet() -> Any:
     encoder = images.resnet(
         2, stackwise_num_filters=[64, 16, 24, 32], stackwise_num_blocks=[1] * 4,
-        stackwise_num_strides=[1, 2, 2, 2], image_shape=(64, 64, 3),
+        stackwise_num_strides=[1, 2, 2, 2],
     )  # fmt: skip
     return keras_hub.models.RetinaNetBackbone(
-        image_encoder=encoder, min_level=3, max_level=5, use_p5=False, image_shape=(64, 64, 3)
+        image_encoder=encoder, min_level=3, max_level=5, use_p5=False, image_shape=(None, None, 3)
     )
 
 
