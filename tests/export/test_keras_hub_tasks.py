@@ -100,6 +100,20 @@ def test_masked_language_models(kind: str, tmp_path: Path):
     assert all(result.passed for result in compare(model, tmp_path / "out"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "pooling", "normalize"),
+    [("Bert", "mean", True), ("XLMRoberta", "mean", True), ("Bert", "max", False), ("Bert", "cls", False)],
+)
+def test_text_embedders(kind: str, pooling: str, normalize: bool, tmp_path: Path):
+    options = {} if kind == "XLMRoberta" else {"pooling_mode": pooling, "normalize": normalize}
+    model = text_task(kind, "TextEmbedder", **options)
+    manifest = export_onnx(model, tmp_path / "out").manifest
+    assert manifest.task == "feature-extraction"
+    expected = model.predict(TEXTS, verbose=0)
+    with load(tmp_path / "out") as embed:
+        assert_close(embed(TEXTS), expected)
+
+
 def test_a_task_whose_preprocessing_differs_is_generic(tmp_path: Path):
     """FNet reads padding, so that its outputs depend on the padded length."""
     words = sentence_pieces("FNetTokenizer")

@@ -61,7 +61,7 @@ def _sized(config: Any, height: int, width: int) -> Any:
 
 
 def _compare(source: Any, copy: Any, height: int, width: int) -> None:
-    image = np.random.default_rng(0).uniform(0, 1, (1, height, width, source.input.shape[-1]))
+    image = np.random.default_rng(0).uniform(0, 1, (1, height, width, source.inputs[0].shape[-1]))
     with keras.device("cpu"), in_float32():
         tensor = keras.ops.convert_to_tensor(image.astype("float32"))
         both = [keras.tree.flatten(model(tensor, training=False)) for model in (source, copy)]

@@ -29,14 +29,9 @@ class KerasHubImageInterface(Interface):
     def __init__(self, functional: Functional, options: ImageOptions, opset: int, source: Any):
         """`source` is the task of keras-hub, whose inputs and layers the exported model has."""
         super().__init__(functional, options, opset)
-        inputs = functional_graph.function_of(self.model).inputs
-        if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].shape[3] is None:
-            raise ConfigError(
-                f"Model {source.name!r} has the inputs {', '.join(str(tuple(x.shape)) for x in inputs)}, "
-                "expected one image (batch, height, width, channels)."
-            )
-        height, width, channels = inputs[0].shape[1:]
-        self.batch = inputs[0].shape[0]
+        (image,) = functional_graph.function_of(self.model).inputs
+        height, width, channels = image.shape[1:]
+        self.batch = image.shape[0]
         self.transform = _transform(source, options.image, height, width, self.notes)
         size, expected = transform_size(self.transform), (height, width, channels)
         if any(b is not None and a != b for a, b in zip(size, expected, strict=True)):
@@ -91,10 +86,16 @@ def _transform(
 
 def sized_task(source: Any, image: Any) -> Any:
     """The task for images of the size of its preprocessor, or of the option `image`."""
+    inputs = functional_graph.function_of(source).inputs
+    if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].shape[3] is None:
+        raise ConfigError(
+            f"Model {source.name!r} has the inputs {', '.join(str(tuple(x.shape)) for x in inputs)}, "
+            "expected one image (batch, height, width, channels)."
+        )
     if isinstance(image, ImageTransform):
         return with_image_shape(source, image.height, image.width)
     converter = getattr(source.preprocessor, "image_converter", None)
-    size = getattr(converter, "image_size", None) or source.input.shape[1:3]
+    size = getattr(converter, "image_size", None) or inputs[0].shape[1:3]
     if None in size:
         raise ConfigError(
             f"Model {source.name!r} accepts images of any size. Set image_size of the image_converter of its "
