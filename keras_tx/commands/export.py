@@ -70,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             contract.IMAGE_SEGMENTATION,
             contract.OBJECT_DETECTION,
             contract.TEXT_CLASSIFICATION,
+            contract.FEATURE_EXTRACTION,
             contract.FILL_MASK,
             contract.TRANSLATION,
             contract.SUMMARIZATION,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from keras_tx.errors import ConfigError
@@ -261,15 +261,22 @@ def tokenizer_of(transform: TextTransform, name: str) -> Any:
             strip_accents=lowercase if accents is None else accents,
             split_on_cjk=normalizer["handle_chinese_chars"],
         )
-    if model["type"] != "BPE" or (content["pre_tokenizer"] or {}).get("type") != "ByteLevel":
+    splits = _splits(content)
+    if model["type"] != "BPE" or not splits or splits[-1]["type"] != "ByteLevel":
         raise ConfigError(f"its model is {model['type']}, expected byte-level BPE")
     _check_names(transform, {name: token for name, token in ROBERTA_TOKENS.items() if name != "unk_token"})
     merges = [x if isinstance(x, str) else " ".join(x) for x in model["merges"]]
-    return kind(
-        vocabulary=transform.vocabulary,
-        merges=merges,
-        add_prefix_space=content["pre_tokenizer"]["add_prefix_space"],
-    )
+    prefix = splits[-1]["add_prefix_space"]
+    made = kind(vocabulary=transform.vocabulary, merges=merges, add_prefix_space=prefix)
+    if len(splits) > 1 and _splits(json.loads(made._tokenizer.to_str())) != splits:
+        raise ConfigError("it splits texts in another way than keras-hub")
+    return made
+
+
+def _splits(content: Mapping[str, Any]) -> list[Any]:
+    """The pre-tokenizers of a tokenizer.json."""
+    first = content["pre_tokenizer"] or {}
+    return first["pretokenizers"] if first.get("type") == "Sequence" else [first] if first else []
 
 
 def _check_names(transform: TextTransform, expected: dict[str, str]) -> None:

@@ -100,6 +100,20 @@ def test_masked_language_models(kind: str, tmp_path: Path):
     assert all(result.passed for result in compare(model, tmp_path / "out"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "pooling", "normalize"),
+    [("Bert", "mean", True), ("XLMRoberta", "mean", True), ("Bert", "max", False), ("Bert", "cls", False)],
+)
+def test_text_embedders(kind: str, pooling: str, normalize: bool, tmp_path: Path):
+    options = {} if kind == "XLMRoberta" else {"pooling_mode": pooling, "normalize": normalize}
+    model = text_task(kind, "TextEmbedder", **options)
+    manifest = export_onnx(model, tmp_path / "out").manifest
+    assert manifest.task == "feature-extraction"
+    expected = model.predict(TEXTS, verbose=0)
+    with load(tmp_path / "out") as embed:
+        assert_close(embed(TEXTS), expected)
+
+
 def test_a_task_whose_preprocessing_differs_is_generic(tmp_path: Path):
     """FNet reads padding, so that its outputs depend on the padded length."""
     words = sentence_pieces("FNetTokenizer")
@@ -128,8 +142,9 @@ def pictures(*shape: int) -> np.ndarray:
 
 
 def deeplab() -> Any:
+    """For images of 64 x 64, with an encoder for images of any size, as in keras-hub's presets."""
     return keras_hub.models.DeepLabV3Backbone(
-        image_encoder=images.resnet(2, image_shape=(64, 64, 3)), low_level_feature_key="P2",
+        image_encoder=images.resnet(2), low_level_feature_key="P2",
         spatial_pyramid_pooling_key="P4", dilation_rates=[2, 4], upsampling_size=4, image_shape=(64, 64, 3),
     )  # fmt: skip
 
@@ -137,10 +152,10 @@ def deeplab() -> Any:
 def retinanet() -> Any:
     encoder = images.resnet(
         2, stackwise_num_filters=[64, 16, 24, 32], stackwise_num_blocks=[1] * 4,
-        stackwise_num_strides=[1, 2, 2, 2], image_shape=(64, 64, 3),
+        stackwise_num_strides=[1, 2, 2, 2],
     )  # fmt: skip
     return keras_hub.models.RetinaNetBackbone(
-        image_encoder=encoder, min_level=3, max_level=5, use_p5=False, image_shape=(64, 64, 3)
+        image_encoder=encoder, min_level=3, max_level=5, use_p5=False, image_shape=(None, None, 3)
     )
 
 

@@ -148,6 +148,8 @@ def test_the_tokenizer_of_roberta(tmp_path: Path):
     assert np.array_equal(mine["input_ids"], as_numpy(theirs["token_ids"])[:, :length])
     again = keras_tx.from_checkpoint(source)
     assert np.array_equal(again.processing(texts)["input_ids"], mine["input_ids"])
+    back = to_keras_hub(again).preprocessor(texts)
+    assert np.array_equal(as_numpy(back["token_ids"]), as_numpy(theirs["token_ids"]))
 
 
 @pytest.mark.parametrize(("changes", "message"), [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from keras_tx.errors import ConfigError
@@ -68,6 +68,33 @@ def choose_interface(
     names = [field.name for field in dataclasses.fields(kind.Options)]
     if task is not None and "task" in names:
         passed["task"] = task
+    _check_options(model, kind, passed, names)
+    requested = task is not None or bool(passed)
+    if "unpad" in names:
+        passed.setdefault("unpad", unpad)
+    if requested or kind not in KERAS_HUB_TASKS.values():
+        interface = kind(functional, kind.Options(**passed), opset)
+    else:
+        interface = _with_preprocessing(kind, functional, opset)
+    if kind is GenericInterface and is_causal_lm(model):
+        reason = "cache=False" if options.get("cache") is False else unsupported(model)
+        interface.notes.append(f"The graph has no cache and does not support text generation: {reason}.")
+    return interface
+
+
+def _with_preprocessing(kind: type[Interface], functional: Functional, opset: int) -> Interface:
+    """The interface of a task of keras-hub; a generic one if its preprocessing cannot be reproduced."""
+    try:
+        return kind(functional, kind.Options(), opset)
+    except ConfigError as error:
+        generic = GenericInterface(functional, GenericInterface.Options(), opset)
+        generic.notes.append(f"The folder has no preprocessing. {error}")
+        return generic
+
+
+def _check_options(
+    model: Any, kind: type[Interface], passed: Mapping[str, Any], names: Collection[str]
+) -> None:
     for name, value in passed.items():
         if name not in names:
             known = f"The options of {kind.kind} are {', '.join(sorted(names))}." if names else "Omit it."
@@ -75,20 +102,6 @@ def choose_interface(
                 f"{name}={reprlib.repr(value)} is not supported: model {model.name!r} "
                 f"({type(model).__name__}) is exported as {kind.kind}. {known}"
             )
-    requested = task is not None or bool(passed)
-    if "unpad" in names:
-        passed.setdefault("unpad", unpad)
-    try:
-        interface = kind(functional, kind.Options(**passed), opset)
-    except ConfigError as error:
-        if requested or kind not in KERAS_HUB_TASKS.values():
-            raise
-        interface = GenericInterface(functional, GenericInterface.Options(), opset)
-        interface.notes.append(f"The folder has no preprocessing. {error}")
-    if kind is GenericInterface and is_causal_lm(model):
-        reason = "cache=False" if options.get("cache") is False else unsupported(model)
-        interface.notes.append(f"The graph has no cache and does not support text generation: {reason}.")
-    return interface
 
 
 def _family_interface(family: Family, model: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from keras_tx.heads.base import check_labels
 from keras_tx.processing import ImageTransform
 from keras_tx_onnx.graph.builder import GraphContext
 from keras_tx_onnx.interfaces.base import Example, Interface, Masks, Sizes, no_model_type
+from keras_tx_onnx.interfaces.fixed_image_shape import with_image_shape
 from keras_tx_onnx.interfaces.keras_hub_images import keras_hub_transform
 from keras_tx_onnx.interfaces.vision import ImageOptions, image_example, image_input, transform_size
 from keras_tx_onnx.reading import functional_graph, last_activation
@@ -27,14 +29,9 @@ class KerasHubImageInterface(Interface):
     def __init__(self, functional: Functional, options: ImageOptions, opset: int, source: Any):
         """`source` is the task of keras-hub, whose inputs and layers the exported model has."""
         super().__init__(functional, options, opset)
-        inputs = functional_graph.function_of(self.model).inputs
-        if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].shape[3] is None:
-            raise ConfigError(
-                f"Model {source.name!r} has the inputs {', '.join(str(tuple(x.shape)) for x in inputs)}, "
-                "expected one image (batch, height, width, channels)."
-            )
-        height, width, channels = inputs[0].shape[1:]
-        self.batch = inputs[0].shape[0]
+        (image,) = functional_graph.function_of(self.model).inputs
+        height, width, channels = image.shape[1:]
+        self.batch = image.shape[0]
         self.transform = _transform(source, options.image, height, width, self.notes)
         size, expected = transform_size(self.transform), (height, width, channels)
         if any(b is not None and a != b for a, b in zip(size, expected, strict=True)):
@@ -87,6 +84,26 @@ def _transform(
     return transform
 
 
+def sized_task(source: Any, image: Any) -> Any:
+    """The task for images of the size of its preprocessor, or of the option `image`."""
+    inputs = functional_graph.function_of(source).inputs
+    if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].shape[3] is None:
+        raise ConfigError(
+            f"Model {source.name!r} has the inputs {', '.join(str(tuple(x.shape)) for x in inputs)}, "
+            "expected one image (batch, height, width, channels)."
+        )
+    if isinstance(image, ImageTransform):
+        return with_image_shape(source, image.height, image.width)
+    converter = getattr(source.preprocessor, "image_converter", None)
+    size = getattr(converter, "image_size", None) or inputs[0].shape[1:3]
+    if None in size:
+        raise ConfigError(
+            f"Model {source.name!r} accepts images of any size. Set image_size of the image_converter of its "
+            "preprocessor, or pass image=."
+        )
+    return with_image_shape(source, *size)
+
+
 class ImageSegmenterInterface(KerasHubImageInterface):
     """`pixel_values` or `pixels` to the `scores` of each pixel, which are the outputs of the Keras model."""
 
@@ -94,7 +111,8 @@ class ImageSegmenterInterface(KerasHubImageInterface):
     task = contract.IMAGE_SEGMENTATION
 
     def __init__(self, functional: Functional, options: ImageOptions, opset: int):
-        model = functional.model
+        model = sized_task(functional.model, options.image)
+        functional = dataclasses.replace(functional, model=model)
         function = functional_graph.function_of(model)
         outputs = function.outputs
         if len(outputs) != 1 or len(outputs[0].shape) != 4 or outputs[0].shape[3] is None:

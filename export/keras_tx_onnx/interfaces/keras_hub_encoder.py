@@ -55,7 +55,7 @@ class KerasHubEncoderInterface(Interface):
         super().__init__(functional, options, opset)
         self.source = source
         function = functional_graph.function_of(self.model)
-        self.names = _input_names(self.model, function)
+        self.names = _input_names(source, function)
         self.uses = dict(zip(self.names, input_uses(function), strict=True))
         vocabulary = self.uses[contract.INPUT_IDS].vocabulary_size
         self.max_length = getattr(getattr(source, "backbone", None), "max_sequence_length", None)

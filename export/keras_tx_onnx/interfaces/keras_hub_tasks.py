@@ -10,6 +10,7 @@ from keras_tx_onnx.interfaces.image_segmenter import ImageSegmenterInterface
 from keras_tx_onnx.interfaces.masked_lm import MaskedLMInterface
 from keras_tx_onnx.interfaces.object_detector import ObjectDetectorInterface
 from keras_tx_onnx.interfaces.text_classifier import TextClassifierInterface
+from keras_tx_onnx.interfaces.text_embedder import TextEmbedderInterface
 
 KERAS_HUB_TASKS: dict[str, type[Interface]] = {  # by the class of keras-hub
     "ImageClassifier": ImageClassifierInterface,
@@ -17,6 +18,7 @@ KERAS_HUB_TASKS: dict[str, type[Interface]] = {  # by the class of keras-hub
     "MaskedLM": MaskedLMInterface,
     "ObjectDetector": ObjectDetectorInterface,
     "TextClassifier": TextClassifierInterface,
+    "TextEmbedder": TextEmbedderInterface,
 }
 
 

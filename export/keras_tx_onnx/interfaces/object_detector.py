@@ -11,7 +11,7 @@ from keras import ops
 from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx_onnx.errors import one_line
-from keras_tx_onnx.interfaces.image_segmenter import KerasHubImageInterface
+from keras_tx_onnx.interfaces.image_segmenter import KerasHubImageInterface, sized_task
 from keras_tx_onnx.interfaces.vision import ImageOptions
 from keras_tx_onnx.reading import functional_graph
 from keras_tx_onnx.reading.keras_patches import patched
@@ -27,7 +27,7 @@ class ObjectDetectorInterface(KerasHubImageInterface):
     task = contract.OBJECT_DETECTION
 
     def __init__(self, functional: Functional, options: ImageOptions, opset: int):
-        source = functional.model
+        source = sized_task(functional.model, options.image)
         decoder = source.prediction_decoder
         if type(decoder).__name__ != _DECODER:
             raise ConfigError(
@@ -63,11 +63,6 @@ def _with_boxes(source: Any, decoder: Any) -> keras.Model:
     function = functional_graph.function_of(source)
     (image,) = function.inputs
     height, width = image.shape[1:3]
-    if None in (height, width):
-        raise ConfigError(
-            f"Model {source.name!r} has images of any size, (height, width)=({height}, {width}). Create its "
-            "backbone with a fixed image_shape."
-        )
     predictions = _Predictions(decoder)
     source._prediction_decoder = predictions
     try:
