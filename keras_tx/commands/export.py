@@ -131,7 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=["fp32"],
         choices=tuple(contract.PRECISIONS),
         metavar="PRECISION",
-        help="some of fp32, fp16, int8, int8-blocks and int4 (default: fp32); see keras-tx quantize --help",
+        help="some of fp32, fp16, int8, int8-blocks, int8-dynamic, int4 (default: fp32); see quantize --help",
     )
     parser.add_argument(
         "--no-verify", action="store_true", help="skip the comparison with Keras; the manifest records it"

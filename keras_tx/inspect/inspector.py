@@ -84,8 +84,7 @@ def inspect(model: Any, *, precision: str | None = None) -> Inspector:
         model: a model of keras_tx, a functional Keras model with attention layers, the path of a folder that
             `export_onnx` wrote, or a model that `keras_tx.runtime.load` returned. A folder needs neither
             Keras nor another training package.
-        precision: of a folder: "fp32", "fp16", "int8", "int8-blocks" or "int4"; by default that of the loaded
-            model, or fp32.
+        precision: of a folder, such as "int8"; by default that of the loaded model, or fp32.
 
     Returns:
         An Inspector.

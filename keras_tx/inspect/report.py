@@ -71,7 +71,7 @@ def write_report(
         path: of the file to write; it ends in .html.
         pair: the second text, for models of text pairs.
         question: the question, for question answering; `input` is the text.
-        precision: "fp32", "fp16", "int8", "int8-blocks" or "int4"; by default fp32, or the only one.
+        precision: a precision of the folder, such as "int8"; by default fp32, or the only one.
 
     Returns:
         The path.
