@@ -106,9 +106,9 @@ class _CaseBuilder:
             if isinstance(case, Case) and case.is_finite:
                 self.used.append(sizes)
                 self.cases.append(case)
-                # Of a decoder with a cache, a case with masks has them, on fewer tokens.
-                is_whole = self.interface.context_length and set(masks) == {"all"}
-                others = {} if is_whole else self.interface.other_runs(case.feed)
+                # Of a decoder with a cache and masks, the cases with masks have them, on fewer tokens.
+                has_rows = self.interface.context_length and self.interface.masked
+                others = {} if has_rows and set(masks) == {"all"} else self.interface.other_runs(case.feed)
                 for name, run in others.items():
                     self.cases.append(case._replace(name=f"{case.name}, {name}", run=run))
                 return
