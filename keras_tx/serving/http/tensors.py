@@ -30,6 +30,11 @@ def array_of(value: Any, spec: TensorSpec) -> np.ndarray:
         if step < len(value):
             parts = [array_of(value[start : start + step], spec) for start in range(0, len(value), step)]
             return _joined(parts, spec)
+    return _converted(value, spec)
+
+
+def _converted(value: Any, spec: TensorSpec) -> np.ndarray:
+    """A piece of nested lists as an array."""
     try:
         array = np.array(value)
     except (ValueError, OverflowError):
