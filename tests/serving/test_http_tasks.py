@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from keras_tx.generation.constraints import CONSTRAINTS
 from keras_tx.generation.generator import SAMPLING, BaseGenerator
 from keras_tx.runtime import load
 from keras_tx.runtime.tasks import all_tasks
+from keras_tx.runtime.tasks.base import RunOptions
 from keras_tx.serving.engine.cache_rows import bytes_per_token
 from keras_tx.serving.http import tensors
 from keras_tx.serving.http.limits import Limits
@@ -57,6 +59,7 @@ def server(exported_folders, tmp_path_factory) -> Iterator[RunningServer]:
     folders = {name: exported_folders[export].path for name, export in NAMES.items()}
     folders["features"] = image_features(tmp_path_factory.mktemp("features") / "features")
     folders["sums"] = sums(tmp_path_factory.mktemp("sums") / "sums")
+    folders |= keras_hub_folders(tmp_path_factory.mktemp("keras_hub"))
     with running(folders) as one:
         yield one
 
@@ -68,6 +71,25 @@ def image_features(path: Any) -> Any:
 
     export_onnx(redraw(keras_tx.vit("Mu/2", image_size=8, head=None)), path, verify=False)
     return path
+
+
+def keras_hub_folders(parent: Path) -> dict[str, Path]:
+    """An object detector and an image segmenter, whose pictures keras-hub resizes."""
+    from keras_tx_onnx import export_onnx
+    from tests.export import test_keras_hub_tasks as keras_hub_tasks
+
+    detector = keras_hub_tasks.image_task(
+        "RetinaNetObjectDetector",
+        keras_hub_tasks.retinanet(),
+        (64, 64),
+        num_classes=3,
+        bounding_box_format="xyxy",
+    )
+    body = keras_hub_tasks.images.segformer(2)
+    segmenter = keras_hub_tasks.image_task("SegFormerImageSegmenter", body, (64, 64), num_classes=3)
+    for name, model in (("detector", detector), ("segmenter", segmenter)):
+        export_onnx(model, parent / name, labels=["a", "b", "c"], verify=False)
+    return {name: parent / name for name in ("detector", "segmenter")}
 
 
 def sums(path: Any) -> Any:
@@ -372,6 +394,21 @@ def test_images(server):
     for kind in ("image/png", "application/octet-stream"):
         raw = server.send("POST", "/models/flowers?top_k=2", images[1], {"content-type": kind})
         assert_same(raw.json, {"predictions": expected[1]})
+
+
+@pytest.mark.parametrize(("name", "key"), [("detector", "objects"), ("segmenter", "segments")])
+def test_images_of_their_own_size(server, name, key):
+    """Boxes are in pixels of the picture, and nothing is rounded to 8 bits before the graph."""
+    images = [png((90, 70)), png((64, 64), 1), png((40, 120), 2)]
+    with opened(server, name) as model:
+        expected = [model.task.answer(model, [image], RunOptions())[0] for image in images]
+    assert key in expected[0] and expected[0][key]
+    body, headers = multipart([("image", image) for image in images])
+    assert_same(server.send("POST", f"/models/{name}", body, headers).json, expected)
+    alone = server.send("POST", f"/models/{name}", images[0], {"content-type": "image/png"})
+    assert_same(alone.json, expected[0])
+    damaged = server.send("POST", f"/models/{name}", images[0][:300], {"content-type": "image/png"})
+    assert damaged.status == 422 and "the image" in damaged.message
 
 
 def test_image_features(server):

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from starlette.requests import Request
 
+from keras_tx import contract
 from keras_tx.errors import ImageError, InputError
 from keras_tx.generation import Generation
 from keras_tx.generation.generator import SAMPLING, BaseGenerator, is_one
@@ -156,8 +156,12 @@ async def _answer_images(
 ) -> Any:
     transform = served.model.folder.transform
     assert transform is not None  # the task refuses a folder without
-    pixels = await call_async(_pixels, images, transform, call.limits.max_pixels)
-    answers = await _answers(call, served, pixels, fields)
+    await call_async(_check_images, images, transform, call.limits.max_pixels)
+    values: list[Any] = list(images)
+    # Boxes are in the pixels of the picture, and Keras resizes to floats: then the task resizes.
+    if transform.keras_resize is None and served.task.name != contract.OBJECT_DETECTION:
+        values = await call_async(lambda: list(transform.resize(images if len(images) > 1 else images[0])))
+    answers = await _answers(call, served, values, fields)
     return answers if len(images) > 1 else answers[0]
 
 
@@ -303,8 +307,8 @@ def _typed(strings: Mapping[str, str], schema: Schema) -> dict[str, Any]:
     return fields
 
 
-def _pixels(images: list[bytes], transform: Any, max_pixels: int) -> list[np.ndarray]:
-    """Images in the size of a model, uint8; not decoded if the header declares too many pixels."""
+def _check_images(images: list[bytes], transform: Any, max_pixels: int) -> None:
+    """Raises an error for images that are not decoded, because the header declares too many pixels."""
     several = len(images) > 1
     for index, image in enumerate(images):
         name = f"images[{index}]" if several else "the image"
@@ -318,7 +322,6 @@ def _pixels(images: list[bytes], transform: Any, max_pixels: int) -> list[np.nda
         raise ImageError(
             f"The model has {transform.channels} channels, but images have 1 or 3. Use /v2 with arrays."
         )
-    return list(transform.resize(list(images) if several else images[0]))
 
 
 def describe_model(served: ServedModel, limits: Limits) -> dict[str, Any]:

@@ -34,6 +34,7 @@ def array_of(value: Any, spec: TensorSpec) -> np.ndarray:
 
 
 def _converted(value: Any, spec: TensorSpec) -> np.ndarray:
+    """A piece of nested lists as an array."""
     try:
         array = np.array(value)
     except (ValueError, OverflowError):
