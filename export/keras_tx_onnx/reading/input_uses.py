@@ -27,8 +27,8 @@ def nested_model(call: Call) -> Any:
 
 def nested_inputs(call: Call, kind: type) -> list[Any]:
     """The arguments of the call of a nested model that are its inputs; a mask belongs to another argument."""
-    named = {name: x for name, x in call.kwargs.items() if name != "mask"}
-    return [x for x in keras.tree.flatten((call.args, named)) if isinstance(x, kind)]
+    passed = call.args[0] if call.args else call.kwargs.get("inputs")
+    return [x for x in keras.tree.flatten(passed) if isinstance(x, kind)]
 
 
 def input_uses(function: Any) -> list[Use]:

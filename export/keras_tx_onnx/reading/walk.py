@@ -225,7 +225,9 @@ def _lower_model(context: GraphContext, model: Any, args: tuple, kwargs: dict) -
     """A model inside a model: its own graph is lowered."""
     function = functional_graph.function_of(model)
     mask = kwargs.pop("mask", None)
-    inputs = [x for x in tree.flatten((args, kwargs)) if isinstance(x, ir.Value)]
+    passed = args[0] if args else kwargs.get("inputs")
+    # Alone: on PyTorch, Keras sorts the keys of a dict, but not of one inside another.
+    inputs = [x for x in tree.flatten(passed) if isinstance(x, ir.Value)]
     if mask is not None:
         keras_masks.attach(inputs, tree.flatten(mask))
     if isinstance(model, keras.Sequential) and len(inputs) == 1:
@@ -235,7 +237,6 @@ def _lower_model(context: GraphContext, model: Any, args: tuple, kwargs: dict) -
             n is not None and n != m for n, m in zip(built, known, strict=True)
         ):
             return tree.flatten(lower_call_of(context, model.call, *inputs, training=False))
-    passed = args[0] if args else kwargs.get("inputs")
     if len(inputs) > 1 and _structure(passed) != _structure(function.input):
         raise ExportError(
             f"The inputs of the model {context.scope!r} have another structure than at its construction. Use "
