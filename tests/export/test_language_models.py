@@ -372,6 +372,17 @@ def test_inputs_beside_texts_raise(tmp_path):
         export_onnx(model, tmp_path / "out", cache=True)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of layers that Keras does not quantize
+def test_quantized_by_keras_has_no_cache(tmp_path):
+    model = CASES["llama"].model()
+    model.quantize("int4")
+    with pytest.raises(ConfigError, match="quantized"):
+        export_onnx(model, tmp_path / "out", cache=True)
+    report = export_onnx(model, tmp_path / "out")
+    assert report.manifest.task is None
+    assert any("quantized" in note for note in report.manifest.notes)
+
+
 def test_options_of_other_kinds_raise(tmp_path):
     with pytest.raises(ConfigError, match="labels"):
         export_onnx(CASES["gpt2"].model(), tmp_path / "out", labels=["a", "b"])

@@ -45,6 +45,8 @@ def unsupported(model: Any) -> str | None:
         return f"it has the inputs {', '.join(names)}, expected token_ids and padding_mask only"
     if len(function.outputs) != 1 or len(function.outputs[0].shape) != 3:
         return "its output is not logits (batch, tokens, vocabulary)"
+    if any(getattr(part, "quantization_mode", None) for part in functional_graph.parts(model)):
+        return "Keras quantized it, and attention with quantized layers is not supported with a cache"
     return None
 
 
