@@ -14,7 +14,7 @@ from keras_tx import contract
 from keras_tx.errors import ConfigError
 from keras_tx.processing import train_byte_bpe, train_wordpiece
 from keras_tx.runtime import load, open_folder, verify_hashes
-from keras_tx_onnx import quantize
+from keras_tx_onnx import quantize, tolerances
 from keras_tx_onnx.quantizing import agreement, auto_precision, validation_score
 from tests.drawing import as_numpy, draw
 from tests.exported_folders import CORPUS
@@ -83,6 +83,18 @@ def test_refusal_names_layers_with_largest_errors(folder):
     again = quantize(folder, "auto", validation=(PICTURES, labels(folder)), tolerance=0.1, keep=["block_1"])
     int8 = next(row for row in again.measured if row.precision == "int8")
     assert int8.accepted and int8.score > row.score
+
+
+def test_file_that_differs_too_much_is_removed(folder, monkeypatch):
+    """Also if an older export of the folder had one within the tolerance."""
+    quantize(folder, "fp16")
+    monkeypatch.setattr(tolerances, "HALF", 0.0)
+    choice = quantize(folder, "auto", validation=(PICTURES, labels(folder)), tolerance=1.0)
+    row = next(row for row in choice.measured if row.precision == "fp16")
+    assert not row.accepted and "tolerance" in row.reason
+    assert set(open_folder(folder).manifest.precisions) == {"fp32", choice.chosen}
+    assert not list((folder / "onnx").glob("model_fp16*"))
+    assert not [name for name in open_folder(folder).manifest.files if "fp16" in name]
 
 
 def test_validation_batches_and_dataset(folder):

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from keras_tx import contract
-from keras_tx.errors import RunError
+from keras_tx.errors import ExportError, RunError
 from keras_tx.runtime.adapter_file import read_adapter_file
 from keras_tx.runtime.example_inputs import first_call, next_call
 from keras_tx.runtime.session import Session
@@ -84,10 +84,14 @@ class PrecisionWriter:
         if also_keep:
             plans = [products.plan(ir.load(x.source).graph) for x in self._quantizers]
             keeps = _keep_by_graph(also_keep, plans)
-        variants = [
-            quantizer.write(precision, path, keep)
-            for quantizer, path, keep in zip(self._quantizers, paths, keeps, strict=True)
-        ]
+        try:
+            variants = [
+                quantizer.write(precision, path, keep)
+                for quantizer, path, keep in zip(self._quantizers, paths, keeps, strict=True)
+            ]
+        except ExportError:
+            self._remove(precision, paths)
+            raise
         main = variants[-1]
         if precision != "fp16":  # for devices; the shared cache is for the CPU
             main = dataclasses.replace(main, notes=(*main.notes, *self._share_cache(paths[-1], precision)))
@@ -123,6 +127,13 @@ class PrecisionWriter:
             "No graph with a cache that is written in place: it rounds differently, and its logits differ "
             f"from those of onnx/{path.name} by {difference:.1e} of their scale (tolerance {tolerance:.0e})."
         ]
+
+    def _remove(self, precision: str, paths: Sequence[Path]) -> None:
+        """Removes files that differ too much, and an older entry of the manifest."""
+        self.leave_only(set(self.manifest.precisions) - {precision})
+        for path in paths:
+            for file in path.parent.glob(f"{path.name}*"):
+                file.unlink()
 
     def _enter(self, precision: str, path: Path, variant: contract.Variant) -> None:
         self.manifest = _with(self.manifest, precision, self._name(path), variant)
