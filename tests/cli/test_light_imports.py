@@ -28,6 +28,30 @@ loaded = [name for name in ("sklearn", "matplotlib", "tensorflow") if name in sy
 print(json.dumps([code, keras.backend.backend(), loaded]))
 """
 
+FAMILIES = """
+import json, sys
+import keras_tx as tx
+from keras_tx_onnx import export_onnx
+models = {
+    "bert": lambda: tx.bert("tiny", head=tx.MaskedLMHead()),
+    "gpt": lambda: tx.gpt("pico"),
+    "llama": lambda: tx.gpt("llama-tiny"),
+    "vit": lambda: tx.vit("Mu/2", image_size=8, num_classes=3),
+    "t5": lambda: tx.t5("tiny"),
+    "modernbert": lambda: tx.modernbert("tiny"),
+    "deberta": lambda: tx.deberta("tiny"),
+}
+differences = {}
+for name, make in models.items():
+    source = tx.save_checkpoint(make(), f"{sys.argv[1]}/{name}")
+    report = export_onnx(tx.from_checkpoint(source), f"{sys.argv[1]}/{name}-out")
+    differences[name] = report.manifest.parity.max_difference
+print(json.dumps(differences))
+"""
+ON_NUMPY = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, light_imports.PACKAGES)), reason='pip install "keras-tx[jax]"'
+)
+
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch) -> dict[str, str]:
@@ -40,9 +64,7 @@ def environment(tmp_path: Path, monkeypatch) -> dict[str, str]:
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, light_imports.PACKAGES)), reason='pip install "keras-tx[jax]"'
-)
+@ON_NUMPY
 def test_huggingface_folder_is_exported_on_numpy(environment, tmp_path: Path):
     model = redraw(keras_tx.bert("tiny", vocabulary_size=50, depth=1, num_classes=3))
     source = keras_tx.save_checkpoint(model, tmp_path / "bert")
@@ -60,6 +82,20 @@ def test_huggingface_folder_is_exported_on_numpy(environment, tmp_path: Path):
     inputs = {name: x.astype("int64") for name, x in as_numpy(model.complete(ids)).items()}
     with Session(folder.graph, "cpu") as session:
         assert_close(session.run(inputs)["logits"], as_numpy(model(ids)))
+
+
+@pytest.mark.thorough
+@ON_NUMPY
+def test_families_are_exported_on_numpy(environment, tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FAMILIES, str(tmp_path)],
+        env=environment | {"KERAS_BACKEND": "numpy"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    differences = json.loads(done.stdout.splitlines()[-1])
+    assert len(differences) == 7 and max(differences.values()) < 1e-5, differences
 
 
 @pytest.mark.parametrize(

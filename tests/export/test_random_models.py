@@ -23,7 +23,10 @@ from keras_tx_onnx.reading import functional_graph
 from tests.drawing import as_numpy
 from tests.export.random_models import VOCABULARY, random_model
 
-pytestmark = pytest.mark.thorough
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # Keras's, about masks, softmax over one value ...
+]
 
 SIZES = ((3, 9), (2, 14), (1, 7))  # of the batch and of every dynamic axis
 PERTURBATION = 1e-6  # of the inputs, of their size
