@@ -24,7 +24,7 @@ from keras_tx_onnx import tolerances
 from keras_tx_onnx.graph.model_file import check_graph, write_beside, write_graph
 from keras_tx_onnx.graph.shared_cache import check_shared, note_of
 from keras_tx_onnx.interfaces.base import Interface
-from keras_tx_onnx.interfaces.model_graph import Exported, graph_of
+from keras_tx_onnx.interfaces.model_graph import Exported, graph_of, recorded_options
 from keras_tx_onnx.interfaces.separate_adapters import Adapters, SeparateAdapters
 from keras_tx_onnx.quantizing.precision_files import add_precisions
 from keras_tx_onnx.reading.keras_patches import patched
@@ -277,7 +277,7 @@ def _write_manifest(
         labels=interface.labels,
         notes=tuple(notes),
         bounds=tuple(dict.fromkeys(bound for each in graphs for bound in each.context.bounds)),
-        export_options=interface.recorded_options(),
+        export_options=recorded_options(interface),
         encoder=encoders[0] if encoders else None,
         adapters=adapters,
         targets=targets.records(),

@@ -13,7 +13,7 @@ from keras_tx.errors import ConfigError, nearest, whole_number
 from keras_tx_onnx.graph.model_file import check_graph, write_beside
 from keras_tx_onnx.interfaces.base import Interface
 from keras_tx_onnx.interfaces.choice import choose_interface
-from keras_tx_onnx.interfaces.model_graph import Exported, graph_of
+from keras_tx_onnx.interfaces.model_graph import Exported, graph_of, recorded_options
 from keras_tx_onnx.reading.signature import Functional
 from keras_tx_onnx.verifying.verification import verify_graphs
 
@@ -121,7 +121,7 @@ class TargetGraphs:
         """The entries of the manifest."""
         records: dict[str, contract.TargetGraph | None] = dict.fromkeys(self.main_targets)
         for graph in self.others:
-            options, file = graph.interface.recorded_options(), contract.target_name(graph.targets[0])
+            options, file = recorded_options(graph.interface), contract.target_name(graph.targets[0])
             record = contract.TargetGraph(file, graph.interface.opset, options, graph.parity)
             records |= dict.fromkeys(graph.targets, record)
         return records

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -155,13 +154,6 @@ class Interface(abc.ABC):
     def export_options(self) -> dict[str, Any]:
         """The options of this kind of model that shape the graph, as JSON values."""
         return {}
-
-    def recorded_options(self) -> dict[str, Any]:
-        """All options that shape the graph, as JSON values for the manifest."""
-        options = self.export_options()
-        if self.signature is not None:
-            options["input_signature"] = self.signature
-        return options | ({"sizes": json.dumps(dict(self.sizes))} if self.sizes else {})
 
 
 def check_flag(name: str, value: Any) -> None:

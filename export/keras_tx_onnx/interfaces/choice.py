@@ -128,11 +128,13 @@ def _kind(model: Any, task: str | None, passed: Mapping[str, Any]) -> type[Inter
             f"task={task!r} is not supported for model {model.name!r}. Pass "
             f"{' or '.join(map(repr, expected))}, or omit it."
         )
+    if family is not None:
+        return kind
     generic = task is None and not any(name in passed for name in CLASSIFYING)
     generic = generic and task_interface(model) is None
     if kind is LanguageModelInterface:
         generic = generic and not _has_cache(model, passed)
-    return GenericInterface if family is None and generic else kind
+    return GenericInterface if generic else kind
 
 
 def _has_cache(model: Any, passed: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,14 @@ class Exported:
         graph = self.context.graph
         required = (value for value in graph.inputs if not value.is_initializer())
         return tuple(map(_spec, required)), tuple(map(_spec, graph.outputs))
+
+
+def recorded_options(interface: Interface) -> dict[str, Any]:
+    """All options that shape a graph, as JSON values for the manifest."""
+    options = interface.export_options()
+    if interface.signature is not None:
+        options["input_signature"] = interface.signature
+    return options | ({"sizes": json.dumps(dict(interface.sizes))} if interface.sizes else {})
 
 
 def _spec(value: ir.Value) -> contract.TensorSpec:
