@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -212,12 +213,24 @@ class DecoderInterface(CausalInterface):
                     f"onnxruntime-genai does not apply the model's defaults {', '.join(others)}: "
                     f"{contract.GENAI_CONFIG} has none of them."
                 )
+            self.notes += stop_strings_notes(defaults, transform)
         elif model.head is not None:
             self.notes.append(
                 "Exported with cache=False: the graph has no cache and does not support text generation."
             )
         if transform is not None:
             self.files |= transform.files()
+
+
+def stop_strings_notes(defaults: Mapping[str, Any], transform: TextTransform | None) -> list[str]:
+    """A note about stop strings of a model without a tokenizer, which cannot find them in a text."""
+    strings = defaults.get("stop_strings")
+    if not strings or transform is not None:
+        return []
+    return [
+        f"The model's own stop_strings are {strings!r}, but the folder has no tokenizer, so generate() "
+        "requires stop_strings=None. Pass tokenizer= to end texts at them."
+    ]
 
 
 def _check_attention(context: GraphContext) -> None:
