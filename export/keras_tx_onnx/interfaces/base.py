@@ -72,7 +72,7 @@ class Interface(abc.ABC):
     def precision(self) -> str:
         """That of the layers that Keras quantized; otherwise fp32, for any policy."""
         name = quantized_layers.precision_of(self._quantized) if self._quantized else "fp32"
-        return "int8" if name == "int8-blocks" and self.task == contract.TEXT_GENERATION else name
+        return "int8" if name == contract.method_of("int8", self.task) else name
 
     @property
     def tolerance(self) -> float:
