@@ -463,8 +463,18 @@ def precisions_of(task: str | None) -> tuple[str, ...]:
     >>> [name for name in precisions_of(TEXT_GENERATION) if name.startswith("int8")]
     ['int8', 'int8-dynamic']
     """
-    other = "int8-blocks" if task == TEXT_GENERATION else "int8-dynamic"
-    return tuple(name for name in PRECISIONS if name != other)
+    return tuple(name for name in PRECISIONS if name != method_of("int8", task))
+
+
+def method_of(precision: str, task: str | None) -> str:
+    """Returns a precision by the name of its method, which for int8 depends on the task.
+
+    >>> method_of("int8", TEXT_GENERATION), method_of("int8", IMAGE_CLASSIFICATION), method_of("int4", None)
+    ('int8-blocks', 'int8-dynamic', 'int4')
+    """
+    if precision != "int8":
+        return precision
+    return "int8-blocks" if task == TEXT_GENERATION else "int8-dynamic"
 
 
 def in_order(files: dict[str, str]) -> dict[str, str]:

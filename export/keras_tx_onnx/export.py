@@ -122,7 +122,7 @@ def export_onnx(
     options |= {"raw_pixels": raw_pixels, "cache": cache}
     folder = Path(folder).absolute()
     _check_arguments(model, opset)
-    precisions = precisions_of(precision)
+    precisions = checked_precisions(precision)
     names, fixed = targets_of(target), sizes_of(sizes)
     targets = TargetGraphs(as_functional(model, input_signature), options, names, opset, fixed, unpad)
     targets.check_alone(precisions, adapters)
@@ -200,7 +200,7 @@ def _check_precisions(names: Sequence[str], interface: Interface, model: keras.M
         )
 
 
-def precisions_of(names: str | Sequence[str]) -> list[str]:
+def checked_precisions(names: str | Sequence[str]) -> list[str]:
     """The names of precisions, checked, each once, in the order of the contract."""
     names = [names] if isinstance(names, str) else list(names)
     expected = ", ".join(contract.PRECISIONS)

@@ -20,7 +20,7 @@ from keras_tx.runtime.folder import (
     open_folder,
     verify_hashes,
 )
-from keras_tx_onnx.export import precisions_of
+from keras_tx_onnx.export import checked_precisions
 from keras_tx_onnx.quantizing.auto_precision import PrecisionReport, candidates, choose
 from keras_tx_onnx.quantizing.precision_files import Options, PrecisionWriter, misplaced
 from keras_tx_onnx.report import precision_rows
@@ -135,7 +135,7 @@ def quantize(
 
 def _below_fp32(precision: str | Sequence[str]) -> list[str]:
     """The names of precisions, checked."""
-    names = precisions_of(precision)
+    names = checked_precisions(precision)
     if "fp32" in names:
         raise ConfigError("precision has 'fp32', from which the others are made. Remove it.")
     return names
@@ -147,8 +147,8 @@ def _check_misplaced(opened: Folder, names: Sequence[str]) -> None:
     if set(other) - set(names):
         expected = [name for name in contract.PRECISIONS if name in {*names, *other}]
         raise ConfigError(
-            f"{opened.path} was written when int8 of a decoder was what is int8-dynamic now, so that "
-            f"{', '.join(other)} are in other files. Pass precision={expected}, which replaces them."
+            f"{opened.path} was written by an older version, whose files of {', '.join(other)} have other "
+            f"names. Pass precision={expected}, which replaces them."
         )
 
 

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import keras
+
 from keras_tx.contract import Adapter, Manifest, TargetGraph, TensorSpec, Variant
 
 # By the precision of a model that Keras quantized.
@@ -29,6 +31,7 @@ class Report:
         parameters: the number of parameters of the model.
         seconds: the duration of each step.
         rounds_inputs: whether layers that Keras quantized round their inputs to int8.
+        backend: on which Keras computed the comparison.
     """
 
     folder: Path
@@ -37,6 +40,7 @@ class Report:
     parameters: int
     seconds: dict[str, float]
     rounds_inputs: bool = False
+    backend: str = dataclasses.field(default_factory=keras.backend.backend)
 
     def __str__(self) -> str:
         manifest = self.manifest
@@ -93,7 +97,8 @@ class Report:
             return "NOT VERIFIED (verify=False)"
         return (
             f"onnxruntime within {parity.max_difference:.1e} of Keras, in units of the output's scale "
-            f"({self._precision} tolerance {parity.tolerance:.0e}; {', '.join(parity.cases)})"
+            f"({self._precision} tolerance {parity.tolerance:.0e}; {', '.join(parity.cases)}; "
+            f"Keras on its {self.backend} backend)"
         )
 
 

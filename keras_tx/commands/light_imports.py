@@ -35,9 +35,9 @@ def without_garbage_collection() -> Iterator[None]:
 def import_keras_for_export(source: Path) -> None:
     """Imports Keras for the export of a model, unless it is imported already.
 
-    A folder of Hugging Face is exported on Keras's NumPy backend if its packages are installed, and neither
-    KERAS_BACKEND nor keras.json selects another backend than TensorFlow. Other models may have layers that
-    need TensorFlow.
+    A folder of Hugging Face is exported on Keras's NumPy backend if its packages are installed, KERAS_BACKEND
+    selects none, and keras.json has no other than TensorFlow, which Keras writes there by itself. Other
+    models may have layers that need TensorFlow.
 
     Args:
         source: the model of the command: a folder, a file or a name.

@@ -494,6 +494,11 @@ class BaseGenerator:
     def _stop_strings(self, options: Mapping[str, Any], grammar: Grammar | None) -> list[str]:
         """Strings after which a text ends; the model's own ones are for texts without a grammar."""
         own = None if grammar else self.defaults.get(STOP_STRINGS)
+        if own and STOP_STRINGS not in options and self.target_tokenizer is None:
+            raise InputError(
+                f"The model's own stop_strings are {own!r}, but {self.name} has no tokenizer. Pass "
+                "stop_strings=None, or export the model with tokenizer=."
+            )
         return checked_strings(STOP_STRINGS, options.get(STOP_STRINGS, own) or (), self.target_tokenizer)
 
     def _beam_search(

@@ -375,9 +375,12 @@ def check_precision(name: str, task: str | None) -> None:
     """Raises a ConfigError for a name of int8 that models of this task do not have."""
     if name in contract.precisions_of(task):
         return
-    method = "weights in blocks" if task == contract.TEXT_GENERATION else "one range for the input of a layer"
-    kind = "a decoder" if task == contract.TEXT_GENERATION else "this model"
-    raise ConfigError(f"precision {name!r} is not one of {kind}, whose 'int8' has {method}. Pass 'int8'.")
+    kind, method = "this model", "one range for the input of a layer"
+    if contract.method_of("int8", task) == "int8-blocks":
+        kind, method = "a decoder", "weights in blocks"
+    raise ConfigError(
+        f"precision={name!r} is not supported for {kind}: its 'int8' already has {method}. Pass 'int8'."
+    )
 
 
 def _check_encoders(root: Path, manifest: contract.Manifest) -> None:

@@ -76,6 +76,7 @@ def test_huggingface_folder_is_exported_on_numpy(environment, tmp_path: Path):
         check=True,
     )
     assert json.loads(done.stdout.splitlines()[-1]) == [0, "numpy", []]
+    assert "; Keras on its numpy backend)" in done.stdout
     folder = open_folder(tmp_path / "out")
     assert folder.manifest.parity is not None and folder.manifest.parity.max_difference < 1e-5
     ids = np.array([[7, 8, 9, 10], [11, 12, 0, 0]])

@@ -24,6 +24,7 @@ from keras_tx.runtime.cached_decoder import CachedDecoder
 from keras_tx.runtime.session import Session
 from keras_tx.runtime.tasks.text_generation import TextGenerator
 from keras_tx_onnx import export_onnx
+from keras_tx_onnx.interfaces import language_model
 from keras_tx_onnx.lowerings.nodes import cached_masks
 from tests.drawing import redraw
 from tests.tolerances import assert_close
@@ -275,6 +276,46 @@ def test_logits_of_the_last_token_only(tmp_path):
     assert_close(last["logits"], whole["logits"][:, -1:])
     expected = model({"token_ids": ids, "padding_mask": np.ones_like(ids)}, training=False)
     assert_close(whole["logits"], keras.ops.convert_to_numpy(expected))
+
+
+def windowed_mistral(window: int) -> Any:
+    return Case("Mistral", grouped(sliding_window=window)).model()
+
+
+@pytest.mark.parametrize(
+    ("window", "length"),
+    [(24, "batch 1, length 64"), (100, "batch 1, length 132"), (512, "batch 1, length 544")],
+)
+def test_mask_that_is_wrong_behind_a_past_fails_verification(window, length, tmp_path, monkeypatch):
+    """The window of new tokens is that of the first tokens, which shows beyond its size only."""
+
+    full = cached_masks._full
+
+    def wrong(cx, parts, causal):
+        ordinary = [part for part in parts if cached_masks._is_causal(part) or cached_masks._is_padding(part)]
+        result = full(cx, ordinary, causal)
+        for part in (part for part in parts if part not in ordinary):
+            mask = cached_masks.of_whole_text(cx, cached_masks.as_bool(cx, part))
+            rows = cx.op.Slice(mask, [0], cached_masks._token_count(cx), [cached_masks.QUERIES])
+            result = cx.op.And(result, cached_masks._four_axes(cx, rows, cached_masks._rank(part)))
+        return result
+
+    right = export_onnx(windowed_mistral(window), tmp_path / "right")
+    assert right.manifest.parity is not None
+    assert any(case.startswith(length) and "in chunks" in case for case in right.manifest.parity.cases)
+    assert not any("Compare the logits" in note for note in right.manifest.notes)
+    monkeypatch.setattr(cached_masks, "_full", wrong)
+    with pytest.raises(ExportError, match=rf"{length}.*in chunks"):
+        export_onnx(windowed_mistral(window), tmp_path / "wrong")
+
+
+@pytest.mark.parametrize("context", [1024, 8192])
+def test_note_about_a_window_that_the_comparison_does_not_pass(context, tmp_path, monkeypatch):
+    """No note if the context of the folder is shorter than the window."""
+    monkeypatch.setattr(language_model, "_DEFAULT_LENGTH", context)
+    report = export_onnx(windowed_mistral(4096), tmp_path / "out")
+    notes = [note for note in report.manifest.notes if "4,096" in note and "64 tokens" in note]
+    assert len(notes) == (context > 4096)
 
 
 def test_without_cache_is_a_generic_model(tmp_path):

@@ -152,8 +152,13 @@ def test_invalid_stop_strings_raise(models, tmp_path):
             poet.generate(PROMPT, stop_strings=["a"], regex="a")
     with pytest.raises(ConfigError, match=r"generation: stop_strings is"):
         keras_tx.gpt("pico", generation={"stop_strings": [""]})
-    export_onnx(keras_tx.gpt("pico", generation={"stop_strings": "a"}), tmp_path / "ids", verify=False)
+    own = keras_tx.gpt("pico", generation={"stop_strings": "a"})
+    notes = export_onnx(own, tmp_path / "ids", verify=False).manifest.notes
+    assert any("stop_strings are 'a', but the folder has no tokenizer" in note for note in notes)
     with load(tmp_path / "ids", provider="cpu") as poet:
-        with pytest.raises(InputError, match="stop_strings is 'a', but the folder has no tokenizer"):
-            poet.generate([1, 2])
+        for options in ({}, {"stop_tokens": [3]}):
+            with pytest.raises(InputError, match=r"own stop_strings are 'a'.* stop_strings=None, or export"):
+                poet.generate([1, 2], **options)
+        with pytest.raises(InputError, match=r"stop_strings is 'b', but .* Pass ids as stop_tokens"):
+            poet.generate([1, 2], stop_strings="b")
         assert poet.generate([1, 2], max_new_tokens=2, stop_strings=None).ids

@@ -128,7 +128,24 @@ def test_partial_blocks_have_eight_bits(tmp_path):
     sizes = {(x.input[1].rpartition("/")[0], x.input[1][-2:]) for x in products}
     assert ("block_0/feed_forward/up", "q8") in sizes and ("block_0/feed_forward/down", "q4") in sizes
     notes = open_folder(folder).manifest.variants["int4"].notes
-    assert any(note.startswith("In 8-bit blocks") and "block_0/feed_forward/up" in note for note in notes)
+    (note,) = [
+        note for note in notes if note.startswith("In 8-bit blocks, because the last block is partial: ")
+    ]
+    assert "block_0/feed_forward/up" in note and "block_0/feed_forward/down" not in note
+
+
+def test_inputs_of_unknown_shape_have_eight_bits(tmp_path, monkeypatch):
+    quantize_product = offset_blocks._OffsetQuantizer.quantize_product
+
+    def without_shape(self, product):
+        if product.layer == "block_0/feed_forward/up":
+            product.x.shape = None
+        quantize_product(self, product)
+
+    monkeypatch.setattr(offset_blocks._OffsetQuantizer, "quantize_product", without_shape)
+    folder = exported(gpt(), tmp_path / "poet", precision=["fp32", "int4"])
+    notes = open_folder(folder).manifest.variants["int4"].notes
+    assert "In 8-bit blocks, because the shape of the input is unknown: block_0/feed_forward/up." in notes
 
 
 @pytest.mark.parametrize("fault", ["offset", "scale"])

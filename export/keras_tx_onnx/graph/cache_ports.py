@@ -41,6 +41,7 @@ class Cache:
         self.positions = positions
         self.body = body
         self.query_heads = 0  # of the last layer
+        self.farthest = 0  # the largest number in computed masks and biases, such as a window
         self.pasts: list[ir.Value] = []
         self._wanted: ir.Value | None = None
         self._presents: list[tuple[ir.Value, ir.Value]] = []

@@ -27,6 +27,7 @@ Sizes = Mapping[str, int]  # of the dynamic axes, by name
 Masks = Sequence[str]  # the kind of padding mask of each row
 Run = Callable[[Session, Feed], Feed]
 Pass = Callable[[ir.Model], int]
+IN_CHUNKS = "in chunks"  # a run of a decoder that continues the past of a cache
 
 
 class Interface(abc.ABC):
@@ -52,7 +53,7 @@ class Interface(abc.ABC):
     masked: bool = False  # whether the inputs include padding masks
     batch: int | None = None  # the batch size, if it is fixed
     max_length: int | None = None  # the largest size of these axes, if it is limited
-    farthest: int = 0  # the distance of tokens from which on an attention bias is constant
+    farthest: int = 0  # the distance of tokens from which on masks and biases of attention are constant
     context_length: int = 0  # of a decoder with a cache: how many tokens it supports
     add_ports: Callable[[GraphContext], None] | None = None  # adds the ports of adapters to the graph
 
@@ -71,7 +72,7 @@ class Interface(abc.ABC):
     def precision(self) -> str:
         """That of the layers that Keras quantized; otherwise fp32, for any policy."""
         name = quantized_layers.precision_of(self._quantized) if self._quantized else "fp32"
-        return "int8" if name == "int8-blocks" and self.task == contract.TEXT_GENERATION else name
+        return "int8" if name == contract.method_of("int8", self.task) else name
 
     @property
     def tolerance(self) -> float:
@@ -145,6 +146,10 @@ class Interface(abc.ABC):
 
     def other_runs(self, feed: Feed) -> dict[str, Run]:
         """Other ways to compute the same outputs, by name."""
+        return {}
+
+    def last_runs(self, feed: Feed, count: int) -> dict[str, Run]:
+        """Ways to compute the outputs of the last tokens of a decoder with a cache, by name."""
         return {}
 
     def write_second_graph(self, path: Path, external: bool) -> Path | None:

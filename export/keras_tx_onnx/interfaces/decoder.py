@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from keras_tx_onnx.graph.model_file import check_graph
 from keras_tx_onnx.graph.shared_cache import SHARED_FROM, no_shared, write_shared
 from keras_tx_onnx.graph.size_expressions import Symbol, of_symbol
 from keras_tx_onnx.interfaces.base import (
+    IN_CHUNKS,
     Example,
     Feed,
     Interface,
@@ -107,8 +109,9 @@ class CausalInterface(Interface):
     def close(self, context: GraphContext) -> None:
         if not self.cached:
             return
-        assert context.cache is not None
+        assert isinstance(context.cache, Cache)
         context.cache.close(context)
+        self.farthest = context.cache.farthest
         _check_attention(context)
         for value in context.graph.outputs:
             if value.name == contract.LOGITS:
@@ -141,7 +144,12 @@ class CausalInterface(Interface):
         if not self.cached:
             return {}
         chunks = chunk_sizes(feed[contract.INPUT_IDS].shape[1])
-        return {"in chunks": partial(_run_masked_chunks, chunks)} if len(chunks) > 1 else {}
+        return {IN_CHUNKS: partial(_run_masked_chunks, chunks)} if len(chunks) > 1 else {}
+
+    def last_runs(self, feed: Feed, count: int) -> dict[str, Run]:
+        length = feed[contract.INPUT_IDS].shape[1]
+        runs = {"in one call": [length], IN_CHUNKS: chunk_sizes(length)}
+        return {name: partial(_run_masked_chunks, chunks, last=count) for name, chunks in runs.items()}
 
     def write_second_graph(self, path: Path, external: bool) -> Path | None:
         """Writes the graph with a shared cache, if it was requested or the weights are in a data file."""
@@ -205,12 +213,24 @@ class DecoderInterface(CausalInterface):
                     f"onnxruntime-genai does not apply the model's defaults {', '.join(others)}: "
                     f"{contract.GENAI_CONFIG} has none of them."
                 )
+            self.notes += stop_strings_notes(defaults, transform)
         elif model.head is not None:
             self.notes.append(
                 "Exported with cache=False: the graph has no cache and does not support text generation."
             )
         if transform is not None:
             self.files |= transform.files()
+
+
+def stop_strings_notes(defaults: Mapping[str, Any], transform: TextTransform | None) -> list[str]:
+    """A note about stop strings of a model without a tokenizer, which cannot find them in a text."""
+    strings = defaults.get("stop_strings")
+    if not strings or transform is not None:
+        return []
+    return [
+        f"The model's own stop_strings are {strings!r}, but the folder has no tokenizer, so generate() "
+        "requires stop_strings=None. Pass tokenizer= to end texts at them."
+    ]
 
 
 def _check_attention(context: GraphContext) -> None:
@@ -246,14 +266,23 @@ def _run_masked(output: str, session: Session, feed: Feed) -> Feed:
     return {**outputs, output: _zero_at_padding(outputs[output], feed[contract.ATTENTION_MASK])}
 
 
-def _run_masked_chunks(chunks: list[int], session: Session, feed: Feed) -> Feed:
-    outputs = run_in_chunks(session, feed, chunks)
+def _run_masked_chunks(chunks: list[int], session: Session, feed: Feed, last: int | None = None) -> Feed:
+    outputs = run_in_chunks(session, feed, chunks, last)
     mask = feed[contract.ATTENTION_MASK]
+    mask = mask if last is None else mask[:, -last:]
     return {name: _zero_at_padding(x, mask) for name, x in outputs.items()}
 
 
-def run_in_chunks(session: Session, feed: Feed, chunks: list[int]) -> Feed:
-    """The logits of all tokens, computed chunk by chunk with the keys and values of earlier tokens."""
+def run_in_chunks(session: Session, feed: Feed, chunks: list[int], last: int | None = None) -> Feed:
+    """The logits of all tokens, computed chunk by chunk with the keys and values of earlier tokens.
+
+    Args:
+        session: of the graph.
+        feed: its inputs for the whole text.
+        chunks: the numbers of tokens of each call.
+        last: how many of the last logits are returned instead of all.
+    """
+    wanted = {} if last is None else {contract.NUM_LOGITS_TO_KEEP: np.array(last, "int64")}
     past = {name: x for name, x in feed.items() if name.startswith("past_key_values.")}
     start, logits = 0, []
     for count in chunks:
@@ -263,11 +292,12 @@ def run_in_chunks(session: Session, feed: Feed, chunks: list[int]) -> Feed:
             contract.ATTENTION_MASK: feed[contract.ATTENTION_MASK][:, :end],
             contract.POSITION_IDS: feed[contract.POSITION_IDS][:, start:end],
         }
-        outputs = session.run({**tokens, **past})
+        outputs = session.run({**tokens, **past, **wanted})
         past = {name: outputs[name.replace("past_key_values", "present")] for name in past}
         logits.append(outputs[contract.LOGITS])
         start = end
-    return {contract.LOGITS: np.concatenate(logits, axis=1)}
+    whole = np.concatenate(logits, axis=1)
+    return {contract.LOGITS: whole if last is None else whole[:, -last:]}
 
 
 def _transform(model: Any, tokenizer: Any) -> TextTransform | None:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
-from keras_tx.models.generation_defaults import generation_files
+from keras_tx.models.generation_defaults import generation_defaults, generation_files
 from keras_tx.models.tokenizer_checks import check_padded_right, check_tokenizer, fit_to_model
 from keras_tx.processing import TextTransform
 from keras_tx.runtime.example_inputs import Use, draw, first_call, next_call
@@ -20,8 +20,8 @@ from keras_tx.runtime.session import Session
 from keras_tx_onnx.graph.builder import KERAS_TENSOR, GraphContext
 from keras_tx_onnx.graph.cache_ports import AFTER_PAST, Seq2SeqCache
 from keras_tx_onnx.graph.size_expressions import Symbol, of_symbol
-from keras_tx_onnx.interfaces.base import Example, Feed, Interface, Masks, Run, Sizes
-from keras_tx_onnx.interfaces.decoder import chunk_sizes
+from keras_tx_onnx.interfaces.base import IN_CHUNKS, Example, Feed, Interface, Masks, Run, Sizes
+from keras_tx_onnx.interfaces.decoder import chunk_sizes, stop_strings_notes
 from keras_tx_onnx.reading import functional_graph, symbolic_sizes
 from keras_tx_onnx.reading.keras_patches import in_float32
 from keras_tx_onnx.reading.signature import Functional
@@ -79,6 +79,7 @@ class EncoderDecoderInterface(Interface):
             **{name: ids for name, ids in model.special_ids(transform).items() if ids is not None},
             "max_length": model.config.max_length,  # clients stop at 20 tokens without it
         }
+        self.notes += stop_strings_notes(generation_defaults(model), transform)
         if transform is None and self.task != contract.TEXT2TEXT_GENERATION:
             raise ConfigError(
                 f"task={self.task!r} requires a tokenizer, but model {model.name!r} has none. Pass "
@@ -218,7 +219,7 @@ class TargetDecoder(_Part):
     def other_runs(self, feed: Feed) -> dict[str, Run]:
         """A half and a quarter of the target, then the others, the last as decode steps."""
         chunks = chunk_sizes(feed[contract.INPUT_IDS].shape[1])
-        return {"in chunks": partial(run_in_chunks, chunks)} if len(chunks) > 1 else {}
+        return {IN_CHUNKS: partial(run_in_chunks, chunks)} if len(chunks) > 1 else {}
 
 
 def run_in_chunks(chunks: list[int], session: Session, feed: Feed) -> Feed:

@@ -129,7 +129,7 @@ class GraphQuantizer:
 
     def _has_ranges(self, precision: str) -> bool:
         """Whether a precision has one range for the input of a layer, and not one for each block."""
-        return precision == "int8-dynamic" or (precision == "int8" and self._task != contract.TEXT_GENERATION)
+        return contract.method_of(precision, self._task) == "int8-dynamic"
 
     def _recipe(self, precision: str) -> recipes.Recipe:
         if precision == "int4" and self._task == contract.TEXT_GENERATION:

@@ -73,21 +73,27 @@ class _OffsetQuantizer(BlockQuantizer):
 
     def __init__(self, editor: GraphEditor, block: int):
         super().__init__(editor, BITS, block)
-        self._of_partial_blocks = BlockQuantizer(editor, 8, block)
-        self._without_offsets: dict[str, None] = {}  # layers
+        self._in_8_bits = BlockQuantizer(editor, 8, block)
+        self._without_offsets: dict[str, dict[str, None]] = {}  # layers, by the reason
 
     def notes(self) -> list[str]:
-        """A note about layers without offsets."""
-        if not self._without_offsets:
-            return []
-        return [f"In 8-bit blocks, because the last is partial: {', '.join(self._without_offsets)}."]
+        """Notes about layers without offsets."""
+        return [
+            f"In 8-bit blocks, because {reason}: {', '.join(layers)}."
+            for reason, layers in self._without_offsets.items()
+        ]
 
     def quantize_product(self, product: Product) -> None:
-        if product.sizes[0] % self._block or product.x.shape is None:
-            self._without_offsets[product.layer] = None
-            self._of_partial_blocks.quantize_product(product)
-        else:
+        reason = None
+        if product.sizes[0] % self._block:
+            reason = "the last block is partial"
+        elif product.x.shape is None:
+            reason = "the shape of the input is unknown"
+        if reason is None:
             super().quantize_product(product)
+        else:
+            self._without_offsets.setdefault(reason, {})[product.layer] = None
+            self._in_8_bits.quantize_product(product)
 
     def _multiplied(self, add: Callable[..., Any], product: Product, outputs: list[Any]) -> ir.Value:
         x, inner = product.x, product.sizes[0]

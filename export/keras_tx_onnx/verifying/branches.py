@@ -52,7 +52,8 @@ def scaled(cases: Sequence[Case], run: RunKeras) -> list[Case]:
             feed = {name: _times(x, factor) for name, x in case.feed.items()}
             inputs = [_times(x, factor) for x in case.inputs]
             name = f"{case.name}, times {factor:g}"
-            multiplied = case._replace(name=name, feed=feed, inputs=inputs, expected=run(inputs))
+            expected = case.compared(run(inputs))
+            multiplied = case._replace(name=name, feed=feed, inputs=inputs, expected=expected)
             if multiplied.is_finite:
                 more.append(multiplied)
     return more
@@ -123,7 +124,8 @@ def _forced(
         with forced_predicates(value):
             forced = [
                 case._replace(
-                    name=f"{case.name}, every predicate {str(value).lower()}", expected=run(case.inputs)
+                    name=f"{case.name}, every predicate {str(value).lower()}",
+                    expected=case.compared(run(case.inputs)),
                 )
                 for case in cases
             ]

@@ -24,7 +24,7 @@ from keras_tx_onnx.reading.keras_patches import in_float32
 # Batch size, the masks of its rows if the model has masks, and the size of the dynamic axes: strides and
 # patches divide these sizes. The last row is for code that branches on short sequences.
 GRID = ((1, ("all",), 64), (3, MASKS, 32), (2, ("right", "left"), 4))
-# Of a decoder with a cache, whose logits are large. The rows with masks also run in chunks and decode steps.
+# Of a decoder with a cache, whose logits are large.
 DECODER_GRID = ((1, ("all",), 64), (6, MASKS, 16), (2, ("right", "left"), 4))
 STEP = 32  # between the sizes of several dynamic axes in one case
 # Sizes to try if Keras refuses one of the grid: tables of positions are shorter, windows need more.
@@ -34,6 +34,8 @@ PICTURES = (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 512)
 # Also compared if Keras accepts them, for layers that branch on sizes.
 SHORTEST, LONGEST = 1, 900
 COST = 10**10  # approximate limit of multiplications in the longest case
+# The largest distance in the masks of a decoder with a cache, such as a window, that a case goes beyond.
+DISTANT = 1024
 
 RunKeras = Callable[[list[np.ndarray]], list[np.ndarray]]  # from inputs to the expected outputs of the graph
 
@@ -46,6 +48,11 @@ class Case(NamedTuple):
     inputs: list[np.ndarray]
     expected: list[np.ndarray]
     run: Run  # computes the outputs of the graph
+    last: int | None = None  # how many of the last tokens are compared; None for all
+
+    def compared(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
+        """The part of Keras's outputs that is compared."""
+        return outputs if self.last is None else [y[:, -self.last :].copy() for y in outputs]
 
     @property
     def is_finite(self) -> bool:
@@ -68,7 +75,8 @@ def cases_of(interface: Interface, run: RunKeras, parameters: int, bounds: Seque
     """
     builder = _CaseBuilder(interface, run, tuple(bounds))
     builder.add_grid()
-    needed = interface.farthest + STEP if interface.farthest else 0
+    builder.add_distant()
+    needed = interface.farthest + STEP if interface.farthest and not interface.context_length else 0
     builder.add_extremes(min(LONGEST, max(COST // max(parameters, 1), needed)))
     return builder.cases
 
@@ -106,10 +114,7 @@ class _CaseBuilder:
             if isinstance(case, Case) and case.is_finite:
                 self.used.append(sizes)
                 self.cases.append(case)
-                # Of a decoder with a cache and masks, the cases with masks have them, on fewer tokens.
-                has_rows = self.interface.context_length and self.interface.masked
-                others = {} if has_rows and set(masks) == {"all"} else self.interface.other_runs(case.feed)
-                for name, run in others.items():
+                for name, run in self.interface.other_runs(case.feed).items():
                     self.cases.append(case._replace(name=f"{case.name}, {name}", run=run))
                 return
             if isinstance(case, Case):
@@ -144,6 +149,27 @@ class _CaseBuilder:
         except Exception as error:  # Keras and its backends raise errors of any class
             return one_line(error)
         return Case(_name(sizes, masks), feed, inputs, expected, self.interface.run)
+
+    def add_distant(self) -> None:
+        """Adds a case of a decoder with a cache whose tokens are farther apart than its masks distinguish.
+
+        Only the last logits are kept: those of all tokens would need more memory than the model.
+        """
+        interface = self.interface
+        length = min(interface.farthest + STEP, interface.context_length)
+        longest = max((size for sizes in self.used for size in sizes.values()), default=length)
+        sizes = dict.fromkeys(interface.axes, length)
+        if not longest < length > interface.farthest or not 0 < interface.farthest <= DISTANT:
+            return
+        if self.is_extreme(sizes):
+            masks = ("holes",) * len(self.full_masks) if interface.masked else self.full_masks
+            case = self.attempt(masks, sizes, len(self.used))
+            if isinstance(case, Case) and case.is_finite:
+                self.used.append(sizes)
+                case = case._replace(last=STEP)
+                case = case._replace(expected=case.compared(case.expected))
+                for name, run in interface.last_runs(case.feed, STEP).items():
+                    self.cases.append(case._replace(name=f"{case.name}, {name}", run=run))
 
     def add_extremes(self, longest: int) -> None:
         """Adds cases at the bounds and, for sequences, of the smallest and the largest size."""

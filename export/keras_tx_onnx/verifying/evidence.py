@@ -17,12 +17,13 @@ import keras
 import numpy as np
 import onnx
 
+from keras_tx import contract
 from keras_tx.errors import ExportError
 from keras_tx.runtime.session import Session
 from keras_tx_onnx import tolerances
 from keras_tx_onnx.errors import one_line
 from keras_tx_onnx.graph.model_file import write_graph
-from keras_tx_onnx.interfaces.base import Interface
+from keras_tx_onnx.interfaces.base import IN_CHUNKS, Interface
 from keras_tx_onnx.interfaces.model_graph import graph_of
 from keras_tx_onnx.reading import functional_graph
 from keras_tx_onnx.reading.last_activation import CLASSES, outputs_before_activation
@@ -55,6 +56,19 @@ def compare_weak_outputs(
     ]
     left = [name for name in weak if name not in differences]
     return [*notes, *_compare_redrawn(interface, left)] if left else notes
+
+
+def unpassed_distance(interface: Interface, cases: Sequence[Case]) -> list[str]:
+    """A note about a distance in the masks of a decoder, such as a window, that no case in chunks passes."""
+    continued = [case for case in cases if case.name.endswith(IN_CHUNKS)]
+    longest = max((case.feed[contract.INPUT_IDS].shape[1] for case in continued), default=0)
+    if not longest <= interface.farthest < interface.context_length:
+        return []
+    return [
+        f"Attention masks depend on distances of up to {interface.farthest:,} tokens (a window), but with a "
+        f"past, at most {longest:,} tokens were compared with Keras. Compare the logits of longer texts "
+        "yourself."
+    ]
 
 
 def _unproven(names: Sequence[str]) -> str:

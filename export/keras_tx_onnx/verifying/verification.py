@@ -87,7 +87,8 @@ def verify_graph(
 
     try:
         parity, weak = comparison.compare_cases(path, cases, outputs, interface, weights=weights)
-        notes = evidence.compare_weak_outputs(interface, path, cases, weak) if weak else []
+        notes = evidence.unpassed_distance(interface, cases)
+        notes += evidence.compare_weak_outputs(interface, path, cases, weak) if weak else []
         if branching:
             notes += branches.compare_untested(path, cases, run_keras, compare, context.predicates)
         return parity, notes

@@ -223,6 +223,7 @@ def _of_whole_text(cx: GraphContext, x: ir.Value) -> ir.Value:
         return cache.mask
     if node is None:
         if x.is_initializer():
+            cache.farthest = max(cache.farthest, _distance(x))
             return x
         raise _depends(cx, x)
     if node.op_type == "Shape":
@@ -231,6 +232,15 @@ def _of_whole_text(cx: GraphContext, x: ir.Value) -> ir.Value:
         raise _depends(cx, x)
     inputs = [None if each is None else of_whole_text(cx, each) for each in node.inputs]
     return x if inputs == list(node.inputs) else _again(cx, node, inputs)[x.index() or 0]
+
+
+def _distance(x: ir.Value) -> int:
+    """A constant that may be a distance of tokens, such as a window; otherwise 0."""
+    array = array_of(x)
+    if array is None or array.size != 1 or array.dtype.kind not in "iu":
+        return 0
+    number = abs(int(array.item()))
+    return number if 1 < number < TO_THE_END else 0
 
 
 def _again(cx: GraphContext, node: ir.Node, inputs: list[Any]) -> tuple[ir.Value, ...]:
