@@ -22,7 +22,7 @@ from keras_tx.serving.engine.text_engine import TextEngine
 from keras_tx.serving.http.chat_template import ChatTemplate
 from keras_tx.serving.http.json_schema import Schema
 from keras_tx.serving.http.request_errors import UnavailableError, UnknownPathError
-from keras_tx.serving.micro_batcher import MicroBatcher, default_workers
+from keras_tx.serving.micro_batcher import MicroBatcher, default_workers, why_alone
 
 ENGINE = ("max_streams", "max_queue", "cache_memory", "prefix_cache", "prompt_lookup")
 
@@ -101,9 +101,9 @@ class ServedModel:
         self._observe_batch = observe_batch
         self._uses = 0
         self._retired = False
-        # Dynamic int8 has one range per tensor: an answer would depend on the requests beside it.
         self._batcher = None
-        if self.task.answer is not None and not folder.manifest.depends_on_batch(model.precision):
+        self._why_alone = why_alone(model.task, folder.manifest, model.precision)
+        if self._why_alone is None:
             counted = self.generates or model.token_counter is not None
             self._batcher = MicroBatcher(
                 self._run_jobs,
@@ -123,7 +123,7 @@ class ServedModel:
                 return f"Texts decode one by one: {reason}"
             return f"Up to {most} texts decode in one batch, which they join and leave between any two steps."
         if self._batcher is None:
-            return "Each request runs alone."
+            return f"Each request runs alone. {self._why_alone}"
         if self.generates:
             return (
                 f"Requests with the same options generate together, up to {self.most_rows} texts and beams. "
