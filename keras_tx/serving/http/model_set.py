@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -72,7 +73,7 @@ class ServedModel:
         name: the name in paths.
         model: the loaded model.
         generates: whether the task generates texts.
-        most_rows: number of texts and beams that generate together outside of the engine.
+        most_rows: number of texts and beams of a batch outside of the engine.
         engine: generates the texts of a decoder; None for other models.
         chat_template: the template of a decoder's chats, if its tokenizer has one.
         fingerprint: changes with the graph and its precision.
@@ -168,10 +169,10 @@ class ServedModel:
         return count(job.value) + sum(count(text) for text in others if text)
 
     def _run_jobs(self, jobs: list[_Job]) -> list[Answer]:
-        """The answers to requests with the same options and adapter; texts end when all clients have left."""
+        """The answers to requests with the same options and adapter; a text ends when its client has left."""
         options = jobs[0].options
         if self.generates:
-            ends = {"cancelled": lambda: all(job.left for job in jobs)}
+            ends = {"cancelled": [functools.partial(getattr, job, "left") for job in jobs]}
             options = dataclasses.replace(options, generation={**options.generation, **ends})
         return self._run([job.value for job in jobs], options, jobs[0].adapter)
 
