@@ -31,9 +31,10 @@ interleaved in three rounds, each in a process of its own. Needs neither Keras n
 pip install "keras-tx[runtime]".
 
 With --clients, concurrent clients send single requests, each after the answer to its last one, through what
-keras-tx serve has: decoders generate the texts of all clients in a TextEngine, and all other models answer
-through a MicroBatcher. With --url, the clients send texts, images and prompts to a running server that has
-this model. The first key in KERAS_TX_KEYS is sent to a server that requires one.
+keras-tx serve has: decoders generate the texts of all clients in a TextEngine, and other models answer
+through a MicroBatcher, unless each request runs alone there. With --url, the clients send texts, images and
+prompts to a running server that has this model. The first key in KERAS_TX_KEYS is sent to a server that
+requires one.
 """
 EPILOG = """\
 columns:
@@ -135,9 +136,10 @@ def execute(arguments: argparse.Namespace) -> int:
     }
     if arguments.clients is None:
         plan = benchmark.plan(arguments.folder, **options)
-        return _execute(arguments, plan, benchmark, len(plan.batch_sizes), _table, _advice)
+        settings = len(plan.configurations) * len(plan.batch_sizes)
+        return _execute(arguments, plan, benchmark, settings, _table, _advice)
     plan = client_benchmark.plan(arguments.folder, arguments.clients, **options)
-    settings = len(plan.batch_sizes) * len(plan.clients)
+    settings = sum(len(plan.cases(precision)) for precision, _ in plan.configurations)
     return _execute(arguments, plan, client_benchmark, settings, _client_table, _client_advice)
 
 
@@ -156,8 +158,7 @@ def _execute(
 
     _check_output(arguments.json, plan.folder)
     manifest = open_folder(plan.folder).manifest
-    total = ROUNDS * len(plan.configurations) * settings
-    with ProgressBar(total, "measurements", shown=sys.stderr.isatty()) as bar:
+    with ProgressBar(ROUNDS * settings, "measurements", shown=sys.stderr.isatty()) as bar:
         rows = module.run(plan, bar.advance)
     choice = module.recommend(rows, manifest)
     if arguments.json is not None:
@@ -313,7 +314,8 @@ def _client_table(
                 "" if agreement is None else f"{agreement:.1%}",
             ]
         )
-    notes = dict.fromkeys(f"{row.precision}: texts run one by one. {row.note}" for row in ran if row.note)
+    how = "texts run one by one" if plan.decodes else "each request runs alone"
+    notes = dict.fromkeys(f"{row.precision}: {how}. {row.note}" for row in ran if row.note)
     return "\n".join([table(lines, right=range(2, len(lines[0]))), *notes])
 
 
@@ -339,10 +341,10 @@ def _megabytes(row: ClientMeasurement) -> str:
 
 def _client_advice(plan: ClientPlan, choice: ClientRecommendation) -> str:
     call = f"load({str(plan.folder)!r}, precision={choice.precision!r}, threads={choice.threads})"
-    option, batcher = ("max_streams", "TextEngine") if plan.decodes else ("max_batch", "MicroBatcher")
-    lines = [
-        f"Recommended (*) for {choice.clients} clients: {batcher}({call}, {option}={choice.batch_size})",
-        f"  keras-tx serve {plan.folder} --precision {choice.precision} --threads {choice.threads} "
-        f"--{option.replace('_', '-')} {choice.batch_size}",
-    ]
+    command = f"keras-tx serve {plan.folder} --precision {choice.precision} --threads {choice.threads}"
+    if choice.precision not in plan.alone:
+        option, batcher = ("max_streams", "TextEngine") if plan.decodes else ("max_batch", "MicroBatcher")
+        call = f"{batcher}({call}, {option}={choice.batch_size})"
+        command += f" --{option.replace('_', '-')} {choice.batch_size}"
+    lines = [f"Recommended (*) for {choice.clients} clients: {call}", f"  {command}"]
     return "\n".join([*lines, *(f"  {reason}" for reason in choice.reasons)])

@@ -190,7 +190,7 @@ def search(
     """Returns up to `num_beams` continuations of each prompt, best first.
 
     Prompts are prefilled once and searched in one batch; the result of each is that of a search alone. At the
-    deadline and when cancelled, all texts end.
+    deadline and when cancelled, all texts end, or those of the cancelled prompt.
     """
     began = time.monotonic()
     searches = []
@@ -199,7 +199,7 @@ def search(
         limit, finish = min((limits.max_new_tokens, LENGTH), (room, CONTEXT))
         searches.append(_PromptSearch(prompt, options, constraints, limit, finish, stop))
     logits, mask, past = prefill(decoder, [x.prompt for x in searches], limits.max_new_tokens)
-    active = list(searches)
+    active = list(enumerate(searches))
     made = 0
     while True:
         made += 1
@@ -207,18 +207,19 @@ def search(
         rows: list[int] = []  # of the logits, for each new beam
         unfinished = []
         start = 0
-        for one in active:
+        for prompt, one in active:
             count = len(one.beams)
-            parents = one.advance(logits[start : start + count], limits, repetition_penalty, over)
+            ended = limits.of_prompt(prompt, over)
+            parents = one.advance(logits[start : start + count], limits, repetition_penalty, ended)
             rows += [start + index for index in parents]
-            unfinished += [one] if parents else []
+            unfinished += [(prompt, one)] if parents else []
             start += count
         if not unfinished:
             return [one.hypotheses for one in searches]
         # If no prompt leaves the batch, beams change places only with those of the same prompt.
-        first = min(len(one.prompt) for one in unfinished) if len(unfinished) == len(active) else 0
+        first = min(len(one.prompt) for _, one in unfinished) if len(unfinished) == len(active) else 0
         active = unfinished
         past, mask = decoder.select(past, rows, first), mask[rows]
-        tokens = [beam.ids[-1] for one in active for beam in one.beams]
-        lengths = [len(one.prompt) + made for one in active for _ in one.beams]
+        tokens = [beam.ids[-1] for _, one in active for beam in one.beams]
+        lengths = [len(one.prompt) + made for _, one in active for _ in one.beams]
         logits, mask, past = decode_step(decoder, tokens, lengths, mask, past, limits.max_new_tokens - made)

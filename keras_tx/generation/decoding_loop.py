@@ -19,6 +19,7 @@ from keras_tx.generation.sampling import DistinctTokens, Sampling, choose_token
 
 STOP, LENGTH, CONTEXT, DEADLINE, CANCELLED = "stop", "length", "context", "deadline", "cancelled"
 AT_CONTEXT = ("stop", "slide")
+Cancelled = Callable[[], bool] | Sequence[Callable[[], bool]]
 CHUNK = 256  # tokens that are scored together: all their logits are in memory
 
 
@@ -74,7 +75,8 @@ class Limits:
         max_new_tokens: maximum number of new tokens.
         stop_ids: tokens that end a text; the stop token is the text's last token.
         deadline: seconds after which no new token is started.
-        cancelled: a function that is called before each token; all texts end when it returns True.
+        cancelled: a function that is called before each token; all texts end when it returns True. A list
+            has one for each prompt, whose texts it ends.
         at_context: "stop" ends a text that has filled the model's context; "slide" drops the older half and
             prefills the rest again.
 
@@ -85,7 +87,7 @@ class Limits:
     max_new_tokens: int = 128
     stop_ids: frozenset[int] = frozenset()
     deadline: float | None = None
-    cancelled: Callable[[], bool] | None = None
+    cancelled: Cancelled | None = None
     at_context: str = "stop"
 
     def __post_init__(self) -> None:
@@ -98,8 +100,11 @@ class Limits:
         number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if seconds is not None and (not number or not seconds > 0):
             raise ConfigError(f"deadline is {seconds!r}, expected seconds, above 0.")
-        if self.cancelled is not None and not callable(self.cancelled):
-            raise ConfigError(f"cancelled is {self.cancelled!r}, expected a function without arguments.")
+        functions = self.cancelled if isinstance(self.cancelled, list | tuple) else [self.cancelled]
+        if self.cancelled is not None and not all(map(callable, functions)):
+            raise ConfigError(
+                f"cancelled is {self.cancelled!r}, expected a function without arguments, or a list of them."
+            )
 
     def after(self, seconds: float) -> Limits:
         """The limits of the texts that start so much later."""
@@ -107,9 +112,21 @@ class Limits:
             return self
         return dataclasses.replace(self, deadline=max(self.deadline - seconds, 1e-9))
 
+    def of(self, prompts: Sequence[int]) -> Limits:
+        """The limits of some of the prompts."""
+        if self.cancelled is None or callable(self.cancelled):
+            return self
+        return dataclasses.replace(self, cancelled=[self.cancelled[prompt] for prompt in prompts])
+
+    def of_prompt(self, prompt: int, over: str | None) -> str | None:
+        """The reason why the texts of a prompt end: `over`, that of all texts, or their own."""
+        if over is not None or self.cancelled is None or callable(self.cancelled):
+            return over
+        return CANCELLED if self.cancelled[prompt]() else None
+
     def reached(self, began: float, made: int = 0) -> str | None:
         """The reason why all texts end after `made` tokens; None if generation continues."""
-        if self.cancelled is not None and self.cancelled():
+        if callable(self.cancelled) and self.cancelled():
             return CANCELLED
         if self.deadline is not None and time.monotonic() - began > self.deadline:
             return DEADLINE
@@ -272,7 +289,8 @@ def decode(
             step = []
             for place, row in enumerate(batch.rows):
                 at_context = len(ids[row]) - batch.starts[place] >= full
-                step.append(texts[row].add_next(logits[place], over, at_context, row))
+                ended = limits.of_prompt(row // samples, over)
+                step.append(texts[row].add_next(logits[place], ended, at_context, row))
             yield step
             places = [place for place, token in enumerate(step) if token.finish is None]
             if not places:

@@ -18,6 +18,7 @@ from keras_tx.errors import ConfigError, InputError, nearest, true_or_false, who
 from keras_tx.generation.beam_search import BeamSearch, Hypothesis, search
 from keras_tx.generation.constraints import CONSTRAINTS, Constraints
 from keras_tx.generation.decoding_loop import (
+    Cancelled,
     Decoder,
     Limits,
     PromptCache,
@@ -168,7 +169,7 @@ class BaseGenerator:
         stop_tokens: Sequence[int] | None = None,
         log_probabilities: bool = False,
         deadline: float | None = None,
-        cancelled: Callable[[], bool] | None = None,
+        cancelled: Cancelled | None = None,
         at_context: str = "stop",
         num_beams: int | None = None,
         length_penalty: float | None = None,
@@ -190,7 +191,8 @@ class BaseGenerator:
             stop_tokens: ids that end a text, instead of the end-of-text tokens; [] for none.
             log_probabilities: whether to return those of the model, before penalty and temperature.
             deadline: seconds after which no new token is started.
-            cancelled: a function that is called before each token; all texts end when it returns True.
+            cancelled: a function that is called before each token; all texts end when it returns True. A list
+                has one for each prompt, whose texts it ends.
             at_context: "stop", or "slide" to continue beyond the model's context with its last half.
             num_beams: above 1 a beam search for the most probable text; see `BeamSearch`. By default that of
                 the model, or 1.
@@ -216,7 +218,7 @@ class BaseGenerator:
         """
         single = is_one(prompts)
         ids = self._ids([prompts] if single else prompts)
-        limits = self._limits(max_new_tokens, stop_tokens, deadline, cancelled, at_context)
+        limits = self._limits(max_new_tokens, stop_tokens, deadline, cancelled, at_context, len(ids))
         for index, prompt in enumerate(ids):
             self._check_length(f"{self.KIND} {index}", prompt, limits)
         strings = checked_strings("stop", stop, self.target_tokenizer)
@@ -252,7 +254,8 @@ class BaseGenerator:
         order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
         for start in range(0, len(order), size):
             batch = order[start : start + size]
-            limits = request.limits.after(time.monotonic() - began) if start else request.limits
+            limits = request.limits.of(batch)
+            limits = limits.after(time.monotonic() - began) if start else limits
             groups = self._batch([ids[index] for index in batch], dataclasses.replace(request, limits=limits))
             for index, group in zip(batch, groups, strict=True):
                 results[index] = group
@@ -272,7 +275,7 @@ class BaseGenerator:
         stop: str | Sequence[str] = (),
         stop_tokens: Sequence[int] | None = None,
         deadline: float | None = None,
-        cancelled: Callable[[], bool] | None = None,
+        cancelled: Cancelled | None = None,
         at_context: str = "stop",
         regex: str | None = None,
         json_schema: dict[str, Any] | str | None = None,
@@ -330,7 +333,7 @@ class BaseGenerator:
         stop_tokens: Sequence[int] | None,
         deadline: float | None,
         options: Mapping[str, Any],
-        cancelled: Callable[[], bool] | None = None,
+        cancelled: Cancelled | None = None,
         at_context: str = "stop",
         regex: str | None = None,
         json_schema: dict[str, Any] | str | None = None,
@@ -345,7 +348,7 @@ class BaseGenerator:
         if not is_one(prompt):
             raise InputError(f"{method.__name__} accepts one prompt, not {len(prompt)}. Call it for each.")
         (ids,) = self._ids([prompt])
-        limits = self._limits(max_new_tokens, stop_tokens, deadline, cancelled, at_context)
+        limits = self._limits(max_new_tokens, stop_tokens, deadline, cancelled, at_context, 1)
         self._check_length(f"{self.KIND} 0", ids, limits)
         strings = checked_strings("stop", stop, self.target_tokenizer)
         grammar = self._grammar(regex, json_schema, strings, None, options)
@@ -527,8 +530,9 @@ class BaseGenerator:
         max_new_tokens: int,
         stop_tokens: Sequence[int] | None,
         deadline: float | None,
-        cancelled: Callable[[], bool] | None,
+        cancelled: Cancelled | None,
         at_context: str,
+        prompts: int,
     ) -> Limits:
         ids: Any = self.stop_ids if stop_tokens is None else stop_tokens
         if not isinstance(ids, Iterable):
@@ -541,6 +545,10 @@ class BaseGenerator:
                     f"stop_tokens has {i!r}, expected ids from 0 to {self.decoder.vocabulary_size - 1}. Pass "
                     "strings as stop."
                 )
+        if isinstance(cancelled, list | tuple) and len(cancelled) != prompts:
+            raise ConfigError(
+                f"cancelled has {len(cancelled)} functions, expected one for each of {prompts} {self.KIND}s."
+            )
         return Limits(max_new_tokens, frozenset(ids), deadline, cancelled, at_context)
 
 

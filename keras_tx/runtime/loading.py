@@ -14,7 +14,7 @@ from keras_tx.runtime.providers import check_name, on_gpu
 from keras_tx.runtime.session import Session, stays_on_cpu
 from keras_tx.runtime.shared_weights import SharedWeights
 from keras_tx.runtime.tasks import all_tasks, arrays, tasks_named
-from keras_tx.runtime.tasks.base import LoadedModel, check_tensors
+from keras_tx.runtime.tasks.base import LoadedModel, Task, check_tensors
 
 
 def load_folder(
@@ -74,7 +74,8 @@ def _load_best(root: Path, provider: str, threads: int | None, precision: str | 
     return _load(fallback, "cpu", threads)  # "auto" chose the CPU, with a warning
 
 
-def _load(folder: Folder, provider: str, threads: int | None) -> LoadedModel:
+def task_of(folder: Folder) -> Task:
+    """The task with which a folder is loaded; raises a FolderError if this version does not have it."""
     name = folder.manifest.task
     tasks = tasks_named(name)
     if not tasks:
@@ -82,15 +83,19 @@ def _load(folder: Folder, provider: str, threads: int | None) -> LoadedModel:
             f"{folder.path / contract.MANIFEST}: task {name!r} is not supported by this version of keras-tx. "
             f"Upgrade it. {nearest(str(name), [task.name for task in all_tasks() if task.name])}"
         )
-    shared = folder.shared if tasks[0].inputs == "prompt" and stays_on_cpu(provider) else None
+    if tasks[0].inputs == "text" and not tasks[0].accepts_ids and folder.tokenizer is None:
+        return arrays.TASK
+    outputs = {spec.name for spec in folder.outputs}
+    return next((task for task in tasks if outputs.issuperset(task.outputs)), tasks[0])
+
+
+def _load(folder: Folder, provider: str, threads: int | None) -> LoadedModel:
+    task = task_of(folder)
+    shared = folder.shared if task.inputs == "prompt" and stays_on_cpu(provider) else None
     weights = None if folder.encoder is None else SharedWeights.of(folder.encoder, folder.graph)
     session = Session(shared or folder.graph, provider, threads, weights)
     try:
         check_tensors(folder, session, folder.inputs, folder.outputs)
-        if tasks[0].inputs == "text" and not tasks[0].accepts_ids and folder.tokenizer is None:
-            return arrays.TASK.open(folder, session)
-        outputs = {spec.name for spec in session.outputs}
-        task = next((task for task in tasks if outputs.issuperset(task.outputs)), tasks[0])
         return task.open(folder, session)
     except FolderError:
         session.close()

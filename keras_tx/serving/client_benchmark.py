@@ -1,8 +1,9 @@
 """Measures latency, throughput and memory of a folder with concurrent clients, and recommends a setting.
 
 Each client sends its next request after the answer to the last, through what `keras-tx serve` has: decoders a
-TextEngine, all other models a MicroBatcher. As in `keras_tx.runtime.benchmark`, each precision and number of
-threads is measured in a process of its own, in several rounds.
+TextEngine, and other models a MicroBatcher, unless each request runs alone. As in
+`keras_tx.runtime.benchmark`, each precision and number of threads is measured in a process of its own, in
+several rounds.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from keras_tx.errors import ConfigError, whole_number
 from keras_tx.runtime import benchmark
 from keras_tx.runtime.benchmark import NEGLIGIBLE, ROUNDS, Plan
 from keras_tx.runtime.folder import open_folder
+from keras_tx.runtime.loading import task_of
 from keras_tx.serving.engine.text_engine import TextEngine
-from keras_tx.serving.micro_batcher import MicroBatcher, default_workers
+from keras_tx.serving.micro_batcher import MicroBatcher, default_workers, why_alone
 
 LEAST = 3  # requests of a client in a round, regardless of their duration
 MAX_BATCHES = (1, 32)
@@ -42,10 +44,17 @@ class ClientPlan(Plan):
 
     Attributes:
         decodes: whether the folder is a decoder, whose batches are streams of a TextEngine.
+        alone: the precisions in which each request runs alone, and why.
     """
 
     clients: tuple[int, ...]
     decodes: bool
+    alone: Mapping[str, str]
+
+    def cases(self, precision: str) -> list[tuple[int, int]]:
+        """The batch size and the number of clients of each measurement of a precision."""
+        sizes = (1,) if precision in self.alone else self.batch_sizes
+        return [(size, count) for size in sizes for count in self.clients]
 
     @property
     def unit(self) -> str:
@@ -63,7 +72,7 @@ class ClientMeasurement:
         first_tokens: of a decoder, from each request to its first token.
         rates: of each round: requests a second; of generation, tokens a second of all clients together.
         memory: the largest resident memory of the process in bytes; None where the system does not report it.
-        note: why streams do not run in batches, if they do not.
+        note: why requests do not run in batches, if they do not.
         problem: the error message, if the setting does not run.
     """
 
@@ -142,8 +151,15 @@ def plan(
         raise ConfigError(f"{checked.folder} has a batch size of {sizes[0]}: it cannot run single requests.")
     if dynamic and batch_sizes is None:
         sizes = MAX_STREAMS if decodes else MAX_BATCHES
+    reasons = {
+        precision: None if decodes else why_alone(task_of(opened), opened.manifest, precision)
+        for precision in checked.precisions
+    }
+    alone = {precision: reason for precision, reason in reasons.items() if reason is not None}
     fields = {field.name: getattr(checked, field.name) for field in dataclasses.fields(Plan)}
-    return ClientPlan(**fields | {"batch_sizes": sizes, "clients": counts, "decodes": decodes})
+    return ClientPlan(
+        **fields | {"batch_sizes": sizes, "clients": counts, "decodes": decodes, "alone": alone}
+    )
 
 
 def numbers_of_clients(clients: Sequence[int]) -> tuple[int, ...]:
@@ -166,16 +182,16 @@ def run(plan: ClientPlan, advance: Callable[[int], None] = lambda count: None) -
     Returns:
         A measurement for each setting. Settings that do not run have a `problem`.
     """
-    cases = [(size, count) for size in plan.batch_sizes for count in plan.clients]
     rows = {
         (*configuration, *case): ClientMeasurement(*configuration, *case)
         for configuration in plan.configurations
-        for case in cases
+        for case in plan.cases(configuration[0])
     }
     end = time.monotonic() + plan.seconds
     failed = set[tuple[str, int]]()
     for index in range(ROUNDS):
         for configuration in plan.configurations:
+            cases = plan.cases(configuration[0])
             if configuration not in failed and (index == 0 or time.monotonic() < end):
                 settings = [rows[*configuration, *case] for case in cases]
                 if not _measure(plan, settings):
@@ -241,7 +257,7 @@ def _measure(plan: ClientPlan, settings: Sequence[ClientMeasurement]) -> bool:
     result = benchmark.run_process(
         __name__,
         benchmark.order_of(plan, first.precision, first.threads, seconds)
-        | {"cases": [(row.batch_size, row.clients) for row in settings]},
+        | {"cases": plan.cases(first.precision), "alone": plan.alone.get(first.precision, "")},
     )
     if "error" in result:
         for row in settings:
@@ -275,13 +291,24 @@ def _worker(order: Mapping[str, Any]) -> dict[str, Any]:
         return {"provider": model.provider, "cases": cases}
 
 
+def _alone(
+    answer: Callable[[int], Any], clients: int, order: Mapping[str, Any], units: int = 1
+) -> dict[str, Any]:
+    """Latencies and throughput of clients that call the model; `units` is the work of a request."""
+    latencies, seconds = measure_clients(answer, clients, order["seconds"])
+    return _case(latencies, len(latencies) * units / seconds, clients, note=order["alone"])
+
+
 def _requests(model: Any, max_batch: int, clients: int, order: Mapping[str, Any]) -> dict[str, Any]:
-    """Latencies and throughput of clients of a MicroBatcher."""
+    """Latencies and throughput of clients of a MicroBatcher, or of the model."""
     rows = _rows(model, order)
     workers = default_workers(model)
     longest = order["sizes"].get(contract.SEQUENCE_AXIS, 0)
+    answer = _batched(model.session, longest)
+    if order["alone"]:
+        return _alone(lambda number: answer([rows[number % len(rows)]]), clients, order)
     with MicroBatcher(
-        _batched(model.session, longest),
+        answer,
         max_batch=max_batch,
         workers=workers,
         count_tokens=_token_counter(model, rows, longest),
@@ -375,6 +402,13 @@ def _streams(model: Any, max_streams: int, clients: int, order: Mapping[str, Any
 def _texts(model: Any, max_batch: int, clients: int, order: Mapping[str, Any]) -> dict[str, Any]:
     """Latencies and throughput of clients of an encoder-decoder."""
     options = {"max_new_tokens": order["new_tokens"], "stop_tokens": []}
+    if order["alone"]:
+        return _alone(
+            lambda number: model.generate(_prompt(model, number, order), **options),
+            clients,
+            order,
+            order["new_tokens"],
+        )
     with MicroBatcher(model.generate, max_batch=max_batch, **options) as batcher:
 
         def request(number: int) -> None:

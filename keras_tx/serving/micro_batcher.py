@@ -12,9 +12,10 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
+from keras_tx.contract import Manifest
 from keras_tx.errors import ConfigError, KerasTxError, nearest, whole_number
 from keras_tx.runtime.providers import cores
-from keras_tx.runtime.tasks.base import LoadedModel
+from keras_tx.runtime.tasks.base import LoadedModel, Task
 
 MAX_TOKENS = 512  # by default; more tokens in a batch hardly raise the throughput of a CPU
 MOST_PADDING = 2  # a row is padded to at most this multiple of its length
@@ -241,6 +242,18 @@ def default_workers(model: LoadedModel | None) -> int:
     if model.provider != "cpu" or model.session.threads is None:
         return least
     return max(least, cores() // model.session.threads)
+
+
+def why_alone(task: Task, manifest: Manifest, precision: str) -> str | None:
+    """Why `keras-tx serve` has no MicroBatcher for a folder; None if it has one."""
+    if task.answer is None:
+        return "A request of arrays is a batch of its own."
+    if manifest.depends_on_batch(precision):
+        return (
+            f"Precision {precision!r} rounds each tensor of a batch with one range, so that companions "
+            "change an answer."
+        )
+    return None
 
 
 def _check_options(model: Any, options: dict[str, Any]) -> None:

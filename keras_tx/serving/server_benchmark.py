@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from keras_tx import contract
-from keras_tx.errors import ConfigError, RunError
+from keras_tx.errors import ConfigError, KerasTxError, RunError
 from keras_tx.processing import TextTransform
 from keras_tx.processing.image_file import encode_png
 from keras_tx.runtime import benchmark, load
@@ -41,6 +41,7 @@ CLIENTS = (1, 16)
 PATIENCE = 300  # seconds for an answer
 MEMORY = "process_resident_memory_bytes"
 SHOWN = 300  # characters of an answer that is not JSON
+DESCRIBED = ("name", "task", "input", "request", "precision", "provider")  # of a model by its server
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +93,7 @@ def plan(
 
     Raises:
         ConfigError: for an option that does not fit the folder, or a server without the model.
-        RunError: if the server does not answer.
+        RunError: if the server does not answer, or is not `keras-tx serve`.
     """
     counts = numbers_of_clients(CLIENTS if clients is None else clients)
     checked = benchmark.plan(folder, **options)
@@ -103,7 +104,7 @@ def plan(
         raise ConfigError(f"url is {url!r}, expected http://HOST:PORT or http://HOST:PORT/models/NAME.")
     server = f"{address.scheme}://{address.netloc}"
     with contextlib.closing(_Client(server, key)) as client:
-        model = json.loads(client.send("GET", f"/models/{urllib.parse.quote(name)}"))
+        model = _description(client, server, f"/models/{urllib.parse.quote(name)}")
     if model["task"] != opened.manifest.task:
         raise ConfigError(
             f"Model {name!r} of {server} has the task {model['task']!r}, but {opened.path} has "
@@ -112,6 +113,19 @@ def plan(
     return ServerPlan(
         opened.path, server, model, key, counts, checked.sizes, checked.new_tokens, checked.seconds
     )
+
+
+def _description(client: _Client, server: str, path: str) -> dict[str, Any]:
+    """The server's description of a model."""
+    content = client.send("GET", path)
+    try:
+        model = json.loads(content)
+        return {name: model[name] for name in DESCRIBED} | model
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{server}{path} answered {content.decode(errors='replace')[:SHOWN]!r}, expected the description "
+            "of a model. Pass the address of keras-tx serve."
+        ) from error
 
 
 def run(plan: ServerPlan, advance: Callable[[int], None] = lambda count: None) -> list[ClientMeasurement]:
@@ -177,11 +191,12 @@ class _Client:
         try:
             self._connection.request(method, path, content, {**self._headers, **(headers or {})})
             response = self._connection.getresponse()
+            refusal = b"" if response.status == 200 else response.read()
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise RunError(f"{self._server} does not answer ({error!r}). Start keras-tx serve.") from error
         if response.status != 200:
-            message = f"{self._server}{path} answered {response.status}: {_message(response.read())}"
+            message = f"{self._server}{path} answered {response.status}: {_message(refusal)}"
             raise (ConfigError if response.status in (401, 404) else RunError)(message)
         return response
 
@@ -189,9 +204,17 @@ class _Client:
         self, method: str, path: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> bytes:
         """The content of a response."""
-        try:
+        with self.reading(method, path):
             return self.open(method, path, content, headers).read()
-        except (OSError, http.client.HTTPException) as error:
+
+    @contextlib.contextmanager
+    def reading(self, method: str, path: str) -> Iterator[None]:
+        """Raises a RunError for a response that ends early, or has other content than expected."""
+        try:
+            yield
+        except KerasTxError:
+            raise
+        except (OSError, http.client.HTTPException, ValueError) as error:
             raise RunError(f"{self._server} lost the request {method} {path} ({error!r}).") from error
 
     def close(self) -> None:
@@ -278,20 +301,25 @@ def _send_prompt(
     start = time.perf_counter()
     response = client.open("POST", "/v1/completions", json.dumps(body).encode(), headers)
     first, tokens = None, 0
-    for event in _events(response):
-        if "error" in event:
-            raise RunError(f"{plan.url}/v1/completions: {event['error']['message']}")
-        first = first or time.perf_counter() - start
-        tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+    with client.reading("POST", "/v1/completions"):
+        for event in _events(response):
+            if "error" in event:
+                raise RunError(f"{plan.url}/v1/completions: {event['error']['message']}")
+            first = first or time.perf_counter() - start
+            tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
     return tokens, first
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """The objects of a stream."""
+    """The objects of a stream; raises an HTTPException if it has no end."""
+    ended = False
     for line in response:
         content = line.strip().removeprefix(b"data: ")
-        if content and content != b"[DONE]":
+        ended = ended or content == b"[DONE]"
+        if content and not ended:
             yield json.loads(content)
+    if not ended:
+        raise http.client.HTTPException("the stream ended before [DONE]")
 
 
 def _vocabulary_size(folder: Folder) -> int:

@@ -204,6 +204,37 @@ def test_deadline_and_cancelled_end_the_texts_of_all_batches():
     assert [text.finish for text in made] == [finishes[n] for n in lengths]
 
 
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_texts_of_one_prompt_are_cancelled(num_beams):
+    """The others have the tokens that they would have without it."""
+    writer = generator()
+    options: dict[str, Any] = {
+        "batch_size": 2,
+        "stop_tokens": [],
+        "max_new_tokens": 5,
+        "num_beams": num_beams,
+    }
+    expected = writer.generate(SOURCES, samples=2 if num_beams > 1 else None, **options)
+    never = [False] * 5
+    asked = [iter(one) for one in (never, [False, True], never, [True], never)]
+    cancelled = [lambda one=one: next(one) for one in asked]
+    made = writer.generate(SOURCES, cancelled=cancelled, **options)
+    assert [len(text.ids) for text in made] == [5, 2, 5, 1, 5]
+    assert [text.finish for text in made] == ["length", "cancelled"] * 2 + ["length"]
+    for one, whole in zip(made, expected, strict=True):
+        best = whole[0] if num_beams > 1 else whole
+        assert one.finish == "cancelled" or one.ids == best.ids
+    samples: dict[str, Any] = {"samples": 2, **({"seed": 1} if num_beams == 1 else {})}
+    groups = writer.generate(SOURCES[:2], cancelled=[lambda: False, lambda: True], **options, **samples)
+    assert [[len(text.ids) for text in group] for group in groups] == [[5, 5], [1, 1]]
+
+
+@pytest.mark.parametrize("cancelled", [[], [lambda: True] * 2, [True] * len(SOURCES), "now"])
+def test_cancelled_is_a_function_or_one_for_each_prompt(cancelled):
+    with pytest.raises(ConfigError, match="cancelled (has|is)"):
+        generator().generate(SOURCES, cancelled=cancelled)
+
+
 def test_a_prompt_cache_raises():
     with pytest.raises(ConfigError, match="prompt_cache"):
         generator().stream([2], prompt_cache=PromptCache())

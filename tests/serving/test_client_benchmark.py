@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,12 @@ from keras_tx.errors import ConfigError, RunError
 from keras_tx.runtime import load
 from keras_tx.serving import client_benchmark
 from keras_tx.serving.client_benchmark import ClientMeasurement, plan, recommend
+from keras_tx.serving.http.model_set import ModelOptions, ServedModel
 from keras_tx_onnx import export_onnx
+from tests.drawing import redraw
+from tests.export.small_bert import HEADS, tiny
 from tests.exported_folders import ExportedFolders
+from tests.quantizing.folders import vit
 
 FAST = ["--seconds", "0.1", "--threads", "1"]
 
@@ -85,6 +90,51 @@ def test_streams_of_a_decoder_run_in_batches(tmp_path: Path, monkeypatch: pytest
         if shapes:
             assert max(rows for rows, _ in shapes) > 1
         shapes.clear()
+
+
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [
+        (vit, []),
+        (lambda: redraw(keras_tx.t5("tiny", depth=1, width=64, num_heads=2)), ["--length", "4"]),
+    ],
+    ids=["vit", "t5"],
+)
+def test_requests_run_alone_where_the_server_has_no_batches(
+    build: Callable[[], Any],
+    options: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    """In int8 with ranges of the whole batch, beside fp32 with batches."""
+    folder, results = tmp_path / "folder", tmp_path / "results.json"
+    export_onnx(build(), folder, precision=["fp32", "int8"], verify=False)
+    arguments = ["bench", str(folder), "--clients", "2", "--batch-size", "4", *FAST, *options]
+    assert main([*arguments, "--json", str(results)]) == 0
+    assert "int8: each request runs alone. Precision 'int8' rounds" in capsys.readouterr().out
+    content = json.loads(results.read_text())
+    sizes = {"fp32": 4, "int8": 1}
+    for row in content["measurements"]:
+        assert row["batch_size"] == sizes[row["precision"]] and row["throughput"] > 0
+        with load(folder, provider="cpu", precision=row["precision"]) as model:
+            served = ServedModel("one", model, ModelOptions(), lambda size: None)
+            assert (served._batcher is None) == bool(row["note"]) and row["note"] in served.batching
+            if served._batcher is not None:
+                served._batcher.close()
+    assert main([*arguments, "--precision", "int8"]) == 0
+    printed = capsys.readouterr().out
+    command = f"keras-tx serve {folder} --precision int8 --threads 1\n"
+    assert command in printed and "MicroBatcher" not in printed and "--max-batch" not in printed
+
+
+def test_arrays_run_alone(exported_folders: ExportedFolders, tmp_path: Path):
+    """Also those of texts without a tokenizer."""
+    assert plan(exported_folders["bert, classifier"].path, [2]).alone == {}
+    export_onnx(tiny(HEADS["classifier"]), tmp_path / "ids", verify=False)
+    alone = plan(tmp_path / "ids", [2]).alone
+    with load(tmp_path / "ids", provider="cpu") as model:
+        served = ServedModel("ids", model, ModelOptions(), lambda size: None)
+    assert served._batcher is None and alone["fp32"] in served.batching
 
 
 def test_each_client_waits_for_its_answer():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import keras_tx
-from keras_tx.processing import train_byte_bpe
+from keras_tx.processing import train_byte_bpe, train_unigram
 from keras_tx.runtime import load
 from keras_tx_onnx import export_onnx
 from tests.drawing import redraw
@@ -27,9 +28,10 @@ NAMES = (None, "reviews", "sport")
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[RunningServer]:
     parent = tmp_path_factory.mktemp("adapters")
-    words = train_byte_bpe(CORPUS, size=280)
+    words, pieces = train_byte_bpe(CORPUS, size=280), train_unigram(CORPUS, 40, sentinels=0)
     bases = {
         "poet": redraw(keras_tx.gpt("pico", processing=words)),
+        "stories": redraw(keras_tx.t5("tiny", depth=1, processing=pieces)),
         "labels": tiny(HEADS["classifier"], max_length=24, processing=keras_tx.TextTransform.of(wordpiece())),
     }
     folders = {name: exported(parent / name, base) for name, base in bases.items()}
@@ -63,6 +65,34 @@ def test_tasks(server):
     assert_same(answers, expected)
     assert answers[0] != answers[1] != answers[2]
     wrong = server.post("/models/labels", {"text": text, "adapter": "none"})
+    assert wrong.status == 422 and '"sport"' in wrong.message
+
+
+def test_texts_of_an_encoder_decoder(server):
+    """Alone, in batches with requests for other adapters, as lists and with a deadline."""
+    fixed = {"max_new_tokens": 8, "stop_tokens": []}
+    texts = ["the cat sat", "Ada lives"]
+    with load(server.application.models.folders["stories"], provider="cpu") as model:
+        expected = {
+            adapter: [x.text for x in model.generate(texts, adapter=adapter, **fixed)] for adapter in NAMES
+        }
+    assert server.get("/models/stories").json["adapters"] == ["reviews", "sport"]
+
+    def post(text: Any, adapter: str | None, **options: Any) -> Any:
+        body = {"text": text, **fixed, **options, **({} if adapter is None else {"adapter": adapter})}
+        answer = server.post("/models/stories", body).json
+        made = [one["generated_text"] for one in (answer if isinstance(answer, list) else [answer])]
+        return made if isinstance(answer, list) else made[0]
+
+    pairs = [(index, adapter) for index in range(len(texts)) for adapter in NAMES] * 3
+    with ThreadPoolExecutor(len(pairs)) as clients:
+        made = list(clients.map(lambda pair: post(texts[pair[0]], pair[1]), pairs))
+    assert made == [expected[adapter][index] for index, adapter in pairs]
+    for adapter in NAMES:
+        assert post(texts, adapter) == expected[adapter]
+        assert post(texts[0], adapter, deadline=1e6) == expected[adapter][0]
+    assert len(set(map(tuple, expected.values()))) == 3
+    wrong = server.post("/models/stories", {"text": "a", "adapter": "none"})
     assert wrong.status == 422 and '"sport"' in wrong.message
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import io
 import json
@@ -283,6 +284,16 @@ def test_requests_of_an_encoder_decoder_run_in_batches(server, monkeypatch):
     assert max(rows) > 3  # several texts, some with 3 beams
 
 
+@contextlib.contextmanager
+def connected(server: RunningServer, body: Any) -> Iterator[None]:
+    """A client of the translator that leaves at the end, without reading the answer."""
+    content = json.dumps(body).encode()
+    head = f"POST /models/translator HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + content)
+        yield
+
+
 def test_a_batch_of_texts_ends_when_all_clients_have_left(server, monkeypatch):
     served = server.application.models.get("translator")
     steps: list[int] = []
@@ -294,15 +305,54 @@ def test_a_batch_of_texts_ends_when_all_clients_have_left(server, monkeypatch):
         return method(*arguments, **options)
 
     monkeypatch.setattr(type(served.model.decoder), "run", run)
-    content = json.dumps({"text": "uno", "max_new_tokens": 12, "stop_tokens": []}).encode()
-    with socket.create_connection(("127.0.0.1", server.port)) as client:
-        head = f"POST /models/translator HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n"
-        client.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + content)
+    with connected(server, {"text": "uno", "max_new_tokens": 12, "stop_tokens": []}):
         until(lambda: len(steps) >= 3)
     until(lambda: server.application.in_flight == 0)
     batcher = served._batcher
     until(lambda: batcher._idle == batcher.workers)
     assert len(steps) == 3
+
+
+def test_a_text_ends_when_its_client_has_left(server, monkeypatch):
+    """The text of the other client in its batch continues."""
+    served = server.application.models.get("translator")
+    batcher = served._batcher
+    first, second = threading.Event(), threading.Event()
+    gates = {0: first, 1: second}  # of the two batches that keep the workers busy
+    workers: list[int] = []
+    rows: list[int] = []
+    method = type(served.model.decoder).run
+
+    def run(self: Any, ids: np.ndarray, *arguments: Any, **options: Any) -> Any:
+        if (worker := threading.get_ident()) not in workers:
+            workers.append(worker)
+            assert gates[workers.index(worker)].wait(PATIENCE)
+        else:
+            rows.append(len(ids))
+            until(lambda: len(rows) < 3 or server.application.in_flight == 2)
+        return method(self, ids, *arguments, **options)
+
+    body = {"text": "due tre", "max_new_tokens": 8, "stop_tokens": []}
+    with opened(server, "translator") as model:
+        expected = model(body["text"], max_new_tokens=8, stop_tokens=[])
+    assert batcher.workers == 2
+    monkeypatch.setattr(type(served.model.decoder), "run", run)
+    with ThreadPoolExecutor(3) as clients:
+        busy = []
+        for count in (1, 2):
+            one = {"text": "uno", "max_new_tokens": 1}
+            busy.append(clients.submit(server.post, "/models/translator", one))
+            until(lambda count=count: len(workers) == count)
+        stays = clients.submit(server.post, "/models/translator", body)
+        with connected(server, body):
+            until(lambda: len(batcher._pending) == 2)
+            first.set()
+            until(lambda: len(rows) == 3)
+        answer = stays.result()
+        second.set()
+        assert [one.result().status for one in busy] == [200, 200]
+    assert answer.json == {"translation_text": expected}
+    assert rows == [2, 2, 2, 1, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["poet", "translator"])

@@ -91,6 +91,41 @@ def test_arrays_are_those_of_numpy(monkeypatch, piece):
         tensors.array_of([*range(9), 256], TensorSpec("x", "uint8", (None,)))
 
 
+@pytest.mark.parametrize("piece", [1, 2, 3, 5, 2000])
+@pytest.mark.parametrize(
+    ("dtype", "values", "valid"),
+    [
+        ("float32", [0.5, 1], True),
+        ("float32", [0.5, 2**63], True),
+        ("float32", [-1, 2**63], True),
+        ("float32", [0.5, True], False),
+        ("float32", [1, False], False),
+        ("int64", [1, True], False),
+        ("int64", [1, 0.5], False),
+        ("int64", [-1, 2**63], False),
+        ("uint8", [1, True], False),
+        ("uint64", [2**63, 1], True),
+        ("uint64", [2**63, -1], False),
+        ("bool", [True, False], True),
+        ("bool", [True, 1], False),
+        ("bool", [True, 0.5], False),
+    ],
+)
+def test_kinds_do_not_depend_on_the_length(monkeypatch, piece, dtype, values, valid):
+    monkeypatch.setattr(json_response, "PIECE", piece)
+    monkeypatch.setattr(tensors, "PIECE", piece)
+    first, second = values
+    lists: list[Any] = [values, values[::-1], [first] * 9 + [second] * 9, [second] + [first] * 9]
+    lists += [[one] * 3 for one in lists] + [[[first] * 9] * 3 + [[second] * 9]]
+    for one in lists:
+        spec = TensorSpec("x", dtype, (None,) * np.ndim(one))
+        if valid:
+            assert np.array_equal(tensors.array_of(one, spec), np.array(one).astype(dtype))
+        else:
+            with pytest.raises(InputError, match="'x' has .*(expected|outside)"):
+                tensors.array_of(one, spec)
+
+
 async def longest_pause(work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
     """The longest time for which a counter did not count during `work`, and the time of `work`."""
     pauses: list[float] = []

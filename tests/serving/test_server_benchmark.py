@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +121,70 @@ def test_server_that_does_not_answer(server):
         port = free.getsockname()[1]
     with pytest.raises(RunError, match="does not answer.*keras-tx serve"):
         plan(folder_of(server, "flowers"), f"http://127.0.0.1:{port}")
+
+
+class OtherServer(BaseHTTPRequestHandler):
+    """Answers each GET with `described`, and each POST with `streamed`, which may end before its length."""
+
+    protocol_version = "HTTP/1.1"
+    described = b""
+    streamed = b""
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.answer({"content-length": str(len(self.described))}, self.described)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.answer({"transfer-encoding": "chunked"}, self.streamed)
+        self.close_connection = True
+
+    def answer(self, headers: dict[str, str], content: bytes) -> None:
+        self.send_response(200)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@contextlib.contextmanager
+def other_server(**contents: bytes) -> Iterator[str]:
+    handler = type("Handler", (OtherServer,), contents)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as other:
+        thread = threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{other.server_port}"
+        finally:
+            other.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "content", [b"<html>", b"{}", b"[]", b'"a"', b'{"task": "text-generation"}', b"\xff"]
+)
+def test_another_server_raises(server, content):
+    with other_server(described=content) as url, pytest.raises(RunError, match=f"{url}/models/gpt answered"):
+        plan(folder_of(server, "poet"), url)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"10\r\ndata: {}\n\nda", "IncompleteRead"),
+        (b"a\r\ndata: {}\n\n\r\n", "HTTPException.*DONE"),
+        (b"9\r\ndata: {\n\n\r\n0\r\n\r\n", "JSONDecodeError"),
+        (b"0\r\n\r\n", "HTTPException.*DONE"),
+    ],
+)
+def test_a_stream_that_ends_early_raises(server, content, message):
+    described = json.dumps(server.get("/models/poet", authorization=f"Bearer {KEY}").json).encode()
+    with other_server(described=described, streamed=content) as url:
+        checked = plan(folder_of(server, "poet"), f"{url}/models/poet", [1], length=8, new_tokens=5, **FAST)
+        with pytest.raises(RunError, match=f"{url} lost the request POST /v1/completions .{message}"):
+            run(checked)
 
 
 def test_a_refused_request_ends_the_benchmark(server, monkeypatch):

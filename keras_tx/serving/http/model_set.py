@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from keras_tx.serving.engine.text_engine import TextEngine
 from keras_tx.serving.http.chat_template import ChatTemplate
 from keras_tx.serving.http.json_schema import Schema
 from keras_tx.serving.http.request_errors import UnavailableError, UnknownPathError
-from keras_tx.serving.micro_batcher import MicroBatcher, default_workers
+from keras_tx.serving.micro_batcher import MicroBatcher, default_workers, why_alone
 
 ENGINE = ("max_streams", "max_queue", "cache_memory", "prefix_cache", "prompt_lookup")
 
@@ -72,7 +73,7 @@ class ServedModel:
         name: the name in paths.
         model: the loaded model.
         generates: whether the task generates texts.
-        most_rows: number of texts and beams that generate together outside of the engine.
+        most_rows: number of texts and beams of a batch outside of the engine.
         engine: generates the texts of a decoder; None for other models.
         chat_template: the template of a decoder's chats, if its tokenizer has one.
         fingerprint: changes with the graph and its precision.
@@ -101,9 +102,9 @@ class ServedModel:
         self._observe_batch = observe_batch
         self._uses = 0
         self._retired = False
-        # Dynamic int8 has one range per tensor: an answer would depend on the requests beside it.
         self._batcher = None
-        if self.task.answer is not None and not folder.manifest.depends_on_batch(model.precision):
+        self._why_alone = why_alone(model.task, folder.manifest, model.precision)
+        if self._why_alone is None:
             counted = self.generates or model.token_counter is not None
             self._batcher = MicroBatcher(
                 self._run_jobs,
@@ -123,7 +124,7 @@ class ServedModel:
                 return f"Texts decode one by one: {reason}"
             return f"Up to {most} texts decode in one batch, which they join and leave between any two steps."
         if self._batcher is None:
-            return "Each request runs alone."
+            return f"Each request runs alone. {self._why_alone}"
         if self.generates:
             return (
                 f"Requests with the same options generate together, up to {self.most_rows} texts and beams. "
@@ -168,10 +169,10 @@ class ServedModel:
         return count(job.value) + sum(count(text) for text in others if text)
 
     def _run_jobs(self, jobs: list[_Job]) -> list[Answer]:
-        """The answers to requests with the same options and adapter; texts end when all clients have left."""
+        """The answers to requests with the same options and adapter; a text ends when its client has left."""
         options = jobs[0].options
         if self.generates:
-            ends = {"cancelled": lambda: all(job.left for job in jobs)}
+            ends = {"cancelled": [functools.partial(getattr, job, "left") for job in jobs]}
             options = dataclasses.replace(options, generation={**options.generation, **ends})
         return self._run([job.value for job in jobs], options, jobs[0].adapter)
 

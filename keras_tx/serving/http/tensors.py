@@ -34,21 +34,15 @@ def array_of(value: Any, spec: TensorSpec) -> np.ndarray:
 
 
 def _converted(value: Any, spec: TensorSpec) -> np.ndarray:
-    """A piece of nested lists as an array."""
-    try:
-        array = np.array(value)
-    except (ValueError, OverflowError):
-        array = np.array(None)
-    if array.dtype.kind not in "biuf":
-        raise _not_numbers(value, spec)
-    target = np.dtype(spec.dtype)
-    if target.kind == "f" and array.dtype.kind in "iuf":  # 0.1 of JSON is the closest number of the dtype
+    """A piece of nested lists as an array of the dtype of an input."""
+    array, target = _numbers(value, spec), np.dtype(spec.dtype)
+    if target.kind == "f" and array.dtype.kind in "iufO":  # 0.1 of JSON is the closest number of the dtype
         with np.errstate(over="ignore"):
             result = array.astype(target)
         if not np.isfinite(result).all():
             raise InputError(f"{spec.name!r} has a number that {spec.dtype} cannot represent.")
         return result
-    if target.kind in "iu" and array.dtype.kind in "iu":
+    if target.kind in "iu" and array.dtype.kind in "iuO":
         bounds = np.iinfo(target)
         if array.size and (int(array.min()) < bounds.min or int(array.max()) > bounds.max):
             raise InputError(f"{spec.name!r} has a number outside of {bounds.min} to {bounds.max}.")
@@ -56,6 +50,29 @@ def _converted(value: Any, spec: TensorSpec) -> np.ndarray:
     if array.dtype.kind == target.kind or not array.size:
         return array.astype(target)
     raise InputError(f"{spec.name!r} has numbers of type {array.dtype}, expected {spec.dtype}.")
+
+
+def _numbers(value: Any, spec: TensorSpec) -> np.ndarray:
+    """A piece of nested lists as an array, whose values are of the same kind as those of the lists."""
+    try:
+        array = np.array(value)
+    except (ValueError, OverflowError):
+        array = np.array(None)
+    if array.dtype.kind not in "biuf":
+        raise _not_numbers(value, spec)
+    kinds = _kinds(value)
+    if bool in kinds and spec.dtype != "bool":  # NumPy takes it for 0 or 1 beside numbers
+        raise InputError(f"{spec.name!r} has true or false, expected numbers of type {spec.dtype}.")
+    # NumPy rounds to floats what has no dtype in common: 2**63 beside 1.
+    return np.array(value, object) if kinds == {int} and array.dtype.kind == "f" else array
+
+
+def _kinds(value: Any) -> set[type]:
+    """The types of the values in nested lists."""
+    if not isinstance(value, list):
+        return {type(value)}
+    kinds = set(map(type, value))
+    return kinds if list not in kinds else set().union(*map(_kinds, value))
 
 
 def _joined(parts: list[np.ndarray], spec: TensorSpec) -> np.ndarray:
