@@ -146,8 +146,12 @@ class Session:
     def _run_bound(self, session: Any, inputs: Mapping[str, np.ndarray], options: Any) -> list[np.ndarray]:
         """`session.run` with bound inputs, which are copied directly to the device that uses them."""
         binding = session.io_binding()  # for each call, because threads share the session
+        optional = {spec.name for spec in self.optional}
         for name, array in inputs.items():
-            binding.bind_cpu_input(name, array)
+            if name in optional:  # bind_cpu_input does not know it
+                binding.bind_ortvalue_input(name, self._value(array, "cpu"))
+            else:
+                binding.bind_cpu_input(name, array)
         self.bind_adapter(binding)
         for spec in self.outputs:
             binding.bind_output(spec.name, "cpu")

@@ -24,6 +24,7 @@ from keras_tx.runtime.cached_decoder import CachedDecoder
 from keras_tx.runtime.session import Session
 from keras_tx.runtime.tasks.text_generation import TextGenerator
 from keras_tx_onnx import export_onnx
+from keras_tx_onnx.graph.cache_ports import Cache
 from keras_tx_onnx.interfaces import language_model
 from keras_tx_onnx.lowerings.nodes import cached_masks
 from tests.drawing import redraw
@@ -335,8 +336,13 @@ def test_unknown_attention_raises(tmp_path):
     export_onnx(gpt_oss(), tmp_path / "out", cache=False)
 
 
-def of_blocks(block: Callable[[Any, Any], Any]) -> Any:
-    """A CausalLM of two blocks of a custom family: functions of tokens and padding mask."""
+def of_blocks(block: Callable[[Any, Any], Any], head: Callable[[Any, Any], Any] | None = None) -> Any:
+    """A CausalLM of two blocks of a custom family: functions of tokens and padding mask.
+
+    Args:
+        block: the function.
+        head: computes logits from the table of tokens and the last block's result.
+    """
     ids, mask = (keras.Input((None,), dtype="int32", name=name) for name in ("token_ids", "padding_mask"))
     table = keras_hub.layers.ReversibleEmbedding(VOCABULARY, 16)
     x = table(ids)
@@ -347,10 +353,59 @@ def of_blocks(block: Callable[[Any, Any], Any]) -> Any:
     class CustomCausalLM(models.CausalLM):
         def __init__(self):
             self.backbone, self.preprocessor = backbone, None
-            super().__init__(backbone.input, table(backbone(backbone.input), reverse=True))
+            if head is None:
+                logits = table(backbone(backbone.input), reverse=True)
+            else:
+                logits = head(table, backbone.output)
+            super().__init__(backbone.input, logits)
 
     backbone.vocabulary_size = VOCABULARY
     return redraw(CustomCausalLM())
+
+
+def decoder_block() -> Callable[[Any, Any], Any]:
+    """A block whose layer is the same one in each call."""
+    layer = keras_hub.layers.TransformerDecoder(24, 4)
+    return lambda x, mask: layer(x, decoder_padding_mask=mask)
+
+
+HEADS: dict[str, Callable[[Any, Any], Any]] = {
+    "table": lambda table, x: table(x, reverse=True),
+    "scale": lambda table, x: table(x, reverse=True) * 0.5,
+    "cap": lambda table, x: keras.ops.tanh(table(x, reverse=True) / 30.0) * 30.0,
+    "product": lambda table, x: keras.ops.matmul(x, keras.ops.transpose(table.embeddings)) + 1.0,
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_only_the_input_of_the_head_is_cut(head: str, tmp_path):
+    """The last block and the table of tokens are called before, too."""
+    model = _varied(of_blocks(decoder_block(), HEADS[head]), 3.0)
+    report = export_onnx(model, tmp_path / "out")
+    assert report.manifest.parity is not None
+    assert any("last token alone" in case for case in report.manifest.parity.cases)
+    genai = json.loads((tmp_path / "out" / contract.GENAI_CONFIG).read_text())["model"]
+    assert (genai["vocab_size"], genai["decoder"]["hidden_size"]) == (VOCABULARY, 16)
+    batch = opened(tmp_path / "out").generate(list(map(list, PROMPTS)), max_new_tokens=NEW_TOKENS)
+    assert [text.ids for text in batch] == without_cache(model)
+
+
+def test_logits_of_several_tensors_have_no_cache(tmp_path):
+    model = of_blocks(decoder_block(), lambda table, x: table(x, reverse=True) + table(x * 2, reverse=True))
+    with pytest.raises(ConfigError, match="reads one tensor"):
+        export_onnx(model, tmp_path / "out", cache=True)
+
+
+def test_wrong_logits_of_the_last_token_fail_verification(tmp_path, monkeypatch):
+    cut = Cache.after_call
+
+    def uncut(self: Cache, cx: Any, tensors: Any, results: Any) -> Any:
+        cut(self, cx, tensors, results)
+        return results
+
+    monkeypatch.setattr(Cache, "after_call", uncut)
+    with pytest.raises(ExportError, match="last token alone"):
+        export_onnx(CASES["gpt2"].model(), tmp_path / "out")
 
 
 class Scores(keras.layers.Layer):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
+from keras import tree
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from keras_tx import contract
@@ -32,10 +33,10 @@ class Cache:
         mask: of past and tokens, (batch, total).
         stand_in: the mask with which Keras's graph is lowered.
         positions: of the tokens, (batch, sequence).
-        body: path of the last layer before the head; its result is cut to the tokens whose logits are wanted.
+        body: the Keras tensor that the head reads; it is cut to the tokens whose logits are wanted.
     """
 
-    def __init__(self, mask: ir.Value, stand_in: ir.Value, positions: ir.Value, body: str):
+    def __init__(self, mask: ir.Value, stand_in: ir.Value, positions: ir.Value, body: Any):
         self.mask = mask
         self.stand_in = stand_in
         self.positions = positions
@@ -80,16 +81,24 @@ class Cache:
         assert present is not None
         self._presents.append(present)
 
-    def after_layer(self, cx: GraphContext, results: Any) -> Any:
-        """Cuts the result of the body to the last tokens, if only their logits are wanted."""
-        if cx.scope != self.body:
+    def after_call(self, cx: GraphContext, tensors: Sequence[Any], results: Any) -> Any:
+        """Cuts the body to the last tokens, if only their logits are wanted.
+
+        Args:
+            cx: of the graph.
+            tensors: the Keras tensors that the call computes, by which the body is known: the layer may be
+                called for other tensors as well.
+            results: their values.
+        """
+        if not any(tensor is self.body for tensor in tensors):
             return results
+        values = tree.flatten(results)
         self._wanted = cx.initializer(contract.NUM_LOGITS_TO_KEEP, np.array(0, "int64"))
         start = cx.op.Unsqueeze(cx.op.Neg(self._wanted), [0])  # -0 is the beginning, and so keeps all
-        if isinstance(results, list):  # of an opened layer
-            (x,) = results
-            return [cx.op.Slice(x, start, [TO_THE_END], [1])]
-        return cx.op.Slice(results, start, [TO_THE_END], [1])
+        for index, tensor in enumerate(tensors):
+            if tensor is self.body:
+                values[index] = cx.op.Slice(values[index], start, [TO_THE_END], [1])
+        return tree.pack_sequence_as(results, values)
 
     def close(self, cx: GraphContext) -> None:
         """Adds the outputs; raises an ExportError if something else than attention uses the mask."""
@@ -235,7 +244,7 @@ class Seq2SeqCache:
         self._presents += presents
         return result
 
-    def after_layer(self, cx: GraphContext, results: Any) -> Any:
+    def after_call(self, cx: GraphContext, tensors: Sequence[Any], results: Any) -> Any:
         return results
 
     def close(self, cx: GraphContext) -> None:

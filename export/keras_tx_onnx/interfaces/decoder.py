@@ -38,6 +38,7 @@ from keras_tx_onnx.interfaces.base import (
 from keras_tx_onnx.reading import functional_graph, symbolic_sizes
 from keras_tx_onnx.reading.signature import Functional
 
+PADDING = 7  # columns before the texts of an example; a mask with this period is unlikely
 STEPS = 8  # single decode steps in an example
 TOKENS = (contract.BATCH_AXIS, contract.SEQUENCE_AXIS)
 SHARED = "shared"
@@ -62,7 +63,7 @@ class CausalInterface(Interface):
         names: the inputs of the Keras model in its order, by the contract's names.
         uses: the uses of its integer inputs.
         cached: whether the graph has a cache.
-        body: path of the last layer before the head.
+        body: the Keras tensor that the head reads.
     """
 
     Options = DecoderOptions
@@ -71,7 +72,7 @@ class CausalInterface(Interface):
     names: list[str]
     uses: dict[str, Use]
     cached: bool
-    body: str
+    body: Any
 
     @property
     @abc.abstractmethod
@@ -140,11 +141,18 @@ class CausalInterface(Interface):
         return partial(_run_masked, self.outputs[0])
 
     def other_runs(self, feed: Feed) -> dict[str, Run]:
-        """Prefill of a half and of a quarter of the tokens, then of the others, the last as decode steps."""
+        """Prefill in chunks and decode steps, with the last logits alone, and after more padding.
+
+        The chunks are a half and a quarter of the tokens, then the others, the last as decode steps.
+        """
         if not self.cached:
             return {}
         chunks = chunk_sizes(feed[contract.INPUT_IDS].shape[1])
-        return {IN_CHUNKS: partial(_run_masked_chunks, chunks)} if len(chunks) > 1 else {}
+        return {
+            **({IN_CHUNKS: partial(_run_masked_chunks, chunks)} if len(chunks) > 1 else {}),
+            "last token alone": _run_last_token,
+            "padded on the left": _run_padded,
+        }
 
     def last_runs(self, feed: Feed, count: int) -> dict[str, Run]:
         length = feed[contract.INPUT_IDS].shape[1]
@@ -187,7 +195,7 @@ class DecoderInterface(CausalInterface):
         self.max_length = config.max_length
         self.context_length = config.max_length if self.cached else 0
         self.names = [tensor.name.split(":")[0] for tensor in functional_graph.function_of(model).inputs]
-        self.body = functional_graph.layer_of(model.encoded.tokens)
+        self.body = model.encoded.tokens
         self.uses = {
             contract.INPUT_IDS: Use(config.vocabulary_size),
             contract.POSITION_IDS: Use(config.max_length),
@@ -271,6 +279,24 @@ def _run_masked_chunks(chunks: list[int], session: Session, feed: Feed, last: in
     mask = feed[contract.ATTENTION_MASK]
     mask = mask if last is None else mask[:, -last:]
     return {name: _zero_at_padding(x, mask) for name, x in outputs.items()}
+
+
+def _run_last_token(session: Session, feed: Feed) -> Feed:
+    """The logits of all tokens, those of the last one from a run that returns no others."""
+    logits, mask = session.run(feed)[contract.LOGITS][:, :-1], feed[contract.ATTENTION_MASK]
+    last = session.run({**feed, contract.NUM_LOGITS_TO_KEEP: np.array(1)})[contract.LOGITS]
+    parts = _zero_at_padding(logits, mask[:, :-1]), _zero_at_padding(last, mask[:, -1:])
+    return {contract.LOGITS: np.concatenate(parts, axis=1)}
+
+
+def _run_padded(session: Session, feed: Feed) -> Feed:
+    """The logits of texts in later columns of the batch, after padding, which must not change them."""
+    tokens = {
+        name: np.pad(feed[name], ((0, 0), (PADDING, 0)))
+        for name in (contract.INPUT_IDS, contract.ATTENTION_MASK, contract.POSITION_IDS)
+    }
+    logits = session.run({**feed, **tokens})[contract.LOGITS][:, PADDING:]
+    return {contract.LOGITS: _zero_at_padding(logits, feed[contract.ATTENTION_MASK])}
 
 
 def run_in_chunks(session: Session, feed: Feed, chunks: list[int], last: int | None = None) -> Feed:

@@ -45,6 +45,9 @@ def unsupported(model: Any) -> str | None:
         return f"it has the inputs {', '.join(names)}, expected token_ids and padding_mask only"
     if len(function.outputs) != 1 or len(function.outputs[0].shape) != 3:
         return "its output is not logits (batch, tokens, vocabulary)"
+    hidden = functional_graph.head_input(function.outputs[0])
+    if hidden is None or len(hidden.shape) != 3:
+        return "its logits are not those of a head that reads one tensor (batch, tokens, width)"
     if any(getattr(part, "quantization_mode", None) for part in functional_graph.parts(model)):
         return "Keras quantized it, and attention with quantized layers is not supported with a cache"
     return None
@@ -68,8 +71,7 @@ class LanguageModelInterface(CausalInterface):
         self.outputs = [contract.LOGITS]
         self.names = [_INPUTS[tensor.name.split(":")[0]] for tensor in function.inputs]
         self.uses = dict(zip(self.names, input_uses(function), strict=True))
-        self.hidden = functional_graph.source_of(function.outputs[0])
-        self.body = functional_graph.layer_of(self.hidden)
+        self.body = functional_graph.head_input(function.outputs[0])
         self.max_length = functional_graph.position_count(model)
         self.context_length = _context(model, self.max_length)
         files = language_model_files(model, options.tokenizer, self.context_length)
@@ -124,7 +126,7 @@ class LanguageModelInterface(CausalInterface):
         self.files[contract.GENAI_CONFIG] = genai_content(
             context_length=self.context_length,
             vocabulary_size=int(functional_graph.function_of(self.model).outputs[0].shape[-1]),
-            width=int(self.hidden.shape[-1]),
+            width=int(self.body.shape[-1]),
             num_heads=context.cache.query_heads,
             cache_shape=self._cache_shape,
             special=self.special_ids,

@@ -142,15 +142,24 @@ def name_of(operation: Any) -> str:
     return stem if counted and not isinstance(operation, keras.layers.Layer) else operation.name
 
 
-def layer_of(tensor: Any) -> str:
-    """The name of the layer or operation that computes a Keras tensor."""
-    return name_of(tensor._keras_history.operation)
+def head_input(output: Any) -> Any:
+    """The tensor from which the head of a model computes its output; None if it needs other tensors as well.
 
-
-def source_of(tensor: Any) -> Any:
-    """The first Keras tensor from which the layer or operation of a tensor computes it."""
-    operation, index, _ = tensor._keras_history
-    return operation._inbound_nodes[index].input_tensors[0]
+    The head is the last layer or operation with a matrix. What follows it, such as a scale, has one tensor.
+    """
+    tensor = output
+    while True:
+        operation, index, _ = tensor._keras_history
+        node = operation._inbound_nodes[index]
+        sources = {id(x): x for x in node.input_tensors}
+        if len(sources) != 1 or node.is_input:
+            return None
+        (tensor,) = sources.values()
+        arguments = tree.flatten((node.arguments.args, node.arguments.kwargs))
+        weights = [x for x in arguments if not isinstance(x, keras.KerasTensor)]
+        weights += getattr(operation, "variables", [])
+        if any(len(getattr(weight, "shape", ())) > 1 for weight in weights):
+            return tensor
 
 
 def position_count(model: Any) -> int | None:

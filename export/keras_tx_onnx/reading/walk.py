@@ -51,7 +51,7 @@ def _lower_node(context: GraphContext, call: Call, traced: bool) -> Any:
         context.rank = len(call.outputs[0].shape)
         results = _lower_call(context, _with_values(context, call) if traced else call)
         if context.cache is not None:
-            results = context.cache.after_layer(context, results)
+            results = context.cache.after_call(context, call.outputs, results)
     if traced:  # a trace has no tensors in place of None
         results = [value for value in tree.flatten(results) if value is not None]
         _describe_traced(call, results)
