@@ -45,6 +45,7 @@ def decoder_config(backbone: Any, fields: Fields, context: int) -> HuggingFaceCo
         return HuggingFaceConfig(fields, (f"the architecture of keras-hub's {type(backbone).__name__}",))
     sizes = _sizes(backbone, context)
     model_type, own, unsupported = FAMILIES[name](backbone, sizes)
+    unsupported = [*unsupported, *_list_uneven_epsilons(backbone)]
     content = {
         **fields,
         "hidden_size": sizes.width,
@@ -133,7 +134,7 @@ def _bloom(backbone: Any, sizes: DecoderSizes) -> Config:
         "layer_norm_epsilon": backbone.layer_norm_epsilon,
         "tie_word_embeddings": True,
     }
-    return "bloom", fields, _wider(backbone, sizes, 4)
+    return "bloom", fields, _list_wider(backbone, sizes, 4)
 
 
 def _gpt_neox(backbone: Any, sizes: DecoderSizes) -> Config:
@@ -176,6 +177,7 @@ def _rms(backbone: Any, sizes: DecoderSizes) -> Fields:
 
 
 def _llama(backbone: Any, sizes: DecoderSizes) -> Config:
+    """rope_position_scaling_factor is no field: keras-hub's layer does not use it."""
     fields = {**_rms(backbone, sizes), "intermediate_size": backbone.intermediate_dim, "hidden_act": "silu"}
     if backbone.rope_frequency_adjustment_factor is not None:
         fields["rope_scaling"] = {
@@ -220,14 +222,13 @@ def _gemma(backbone: Any, sizes: DecoderSizes) -> Config:
             "use_post_ffw_norm": False,
             "use_post_attention_norm": False,
         }
-        return "gemma", {**fields, "hidden_act": "gelu_pytorch_tanh"}, _differing(backbone, options)
-    scale = sizes.head_size if backbone.query_head_dim_normalize else sizes.width // sizes.num_heads
+        return "gemma", {**fields, "hidden_act": "gelu_pytorch_tanh"}, _list_differing(backbone, options)
     window = backbone.sliding_window_size if backbone.use_sliding_window_attention else None
     layers = [
         "sliding_attention" if window and index % 2 == 0 else "full_attention" for index in range(sizes.depth)
     ]
     more = {
-        "query_pre_attn_scalar": scale,
+        "query_pre_attn_scalar": sizes.head_size,  # keras-hub's blocks ignore query_head_dim_normalize
         "final_logit_softcapping": backbone.final_logit_soft_cap,
         "attn_logit_softcapping": backbone.attention_logit_soft_cap,
         "sliding_window": backbone.sliding_window_size,
@@ -244,6 +245,7 @@ def _gemma3(backbone: Any, sizes: DecoderSizes) -> Config:
         "use_post_attention_norm": True,
         "use_bidirectional_attention": False,
         "local_rope_scaling_factor": 1.0,
+        "attention_logit_soft_cap": None,  # a field of transformers, whose attention does not read it
     }
     window = backbone.use_sliding_window_attention
     layers = [
@@ -254,11 +256,8 @@ def _gemma3(backbone: Any, sizes: DecoderSizes) -> Config:
         "rms_norm_eps": backbone.layer_norm_epsilon,
         "intermediate_size": backbone.intermediate_dim,
         "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": sizes.head_size
-        if backbone.query_head_dim_normalize
-        else sizes.width // sizes.num_heads,
+        "query_pre_attn_scalar": sizes.head_size,  # keras-hub's blocks ignore query_head_dim_normalize
         "final_logit_softcapping": backbone.final_logit_soft_cap,
-        "attn_logit_softcapping": backbone.attention_logit_soft_cap,
         "sliding_window": backbone.sliding_window_size,
         "layer_types": layers,
         "rope_theta": 1e6,
@@ -267,7 +266,7 @@ def _gemma3(backbone: Any, sizes: DecoderSizes) -> Config:
     }
     if backbone.global_rope_scaling_factor != 1.0:
         fields["rope_scaling"] = {"rope_type": "linear", "factor": backbone.global_rope_scaling_factor}
-    return "gemma3_text", fields, _differing(backbone, options)
+    return "gemma3_text", fields, _list_differing(backbone, options)
 
 
 def _phi3(backbone: Any, sizes: DecoderSizes) -> Config:
@@ -286,13 +285,23 @@ def _phi3(backbone: Any, sizes: DecoderSizes) -> Config:
     return "phi3", fields, []
 
 
+def _window(size: int | None, sizes: DecoderSizes) -> Fields:
+    """A sliding window in all layers or in none; by default, transformers has it in some."""
+    kind = "full_attention" if size is None else "sliding_attention"
+    return {
+        "use_sliding_window": size is not None,
+        "sliding_window": size,
+        "max_window_layers": 0,
+        "layer_types": [kind] * sizes.depth,
+    }
+
+
 def _qwen2(backbone: Any, sizes: DecoderSizes) -> Config:
     fields = {
         **_rms(backbone, sizes),
         "intermediate_size": backbone.intermediate_dim,
         "hidden_act": "silu",
-        "use_sliding_window": bool(backbone.use_sliding_window_attention),
-        "sliding_window": backbone.sliding_window_size,
+        **_window(backbone.sliding_window_size if backbone.use_sliding_window_attention else None, sizes),
     }
     return "qwen2", fields, _scaled(backbone)
 
@@ -302,8 +311,7 @@ def _qwen3(backbone: Any, sizes: DecoderSizes) -> Config:
         **_rms(backbone, sizes),
         "intermediate_size": backbone.intermediate_dim,
         "hidden_act": "silu",
-        "use_sliding_window": backbone.sliding_window_size is not None,
-        "sliding_window": backbone.sliding_window_size,
+        **_window(backbone.sliding_window_size, sizes),
     }
     return "qwen3", fields, _scaled(backbone)
 
@@ -331,30 +339,45 @@ def _qwen3_moe(backbone: Any, sizes: DecoderSizes) -> Config:
 
 
 def _smollm3(backbone: Any, sizes: DecoderSizes) -> Config:
+    enabled_rope = [*backbone.rope_layer_enabled_list, *[True] * sizes.depth][: sizes.depth]
     fields = {
         **_rms(backbone, sizes),
         "intermediate_size": backbone.intermediate_dim,
         "hidden_act": "silu",
-        "attention_bias": backbone.attention_bias,
+        "attention_bias": False,
         "mlp_bias": backbone.mlp_bias,
-        "no_rope_layers": [int(enabled) for enabled in backbone.rope_layer_enabled_list],
-        "layer_types": list(backbone.layer_types),
+        "no_rope_layers": [int(enabled) for enabled in enabled_rope],
+        "layer_types": ["full_attention"] * sizes.depth,  # keras-hub does not use its own list
         "tie_word_embeddings": True,
     }
-    return "smollm3", fields, _differing(backbone, {"partial_rotary_factor": 1.0})
+    # With biases, transformers also has one in the output of attention.
+    options = {"partial_rotary_factor": 1.0, "attention_bias": False}
+    return "smollm3", fields, _list_differing(backbone, options)
 
 
-def _wider(backbone: Any, sizes: DecoderSizes, factor: int) -> list[str]:
+def _list_wider(backbone: Any, sizes: DecoderSizes, factor: int) -> list[str]:
     """The width of the feed-forward, if it is not this multiple of the width."""
     wide = backbone.intermediate_dim
     return [] if wide == factor * sizes.width else [f"intermediate_dim={wide} with hidden_dim={sizes.width}"]
 
 
+def _list_uneven_epsilons(backbone: Any) -> list[str]:
+    """The epsilons of the norms, if some differ from that of the backbone; transformers has one.
+
+    They may differ by 1e-5: keras-hub's Qwen 3 has this epsilon in the norms of its heads, without an option.
+    """
+    expected = getattr(backbone, "layer_norm_epsilon", None)
+    values = {layer.epsilon for layer in backbone._flatten_layers() if hasattr(layer, "epsilon")}
+    if expected is None or all(abs(value - expected) <= 1e-5 for value in values):
+        return []
+    return [f"layer_norm_epsilon={expected!r} with {min(values - {expected})!r} in some norms"]
+
+
 def _scaled(backbone: Any) -> list[str]:
-    return _differing(backbone, {"rope_scaling_factor": 1.0})
+    return _list_differing(backbone, {"rope_scaling_factor": 1.0})
 
 
-def _differing(backbone: Any, options: Fields) -> list[str]:
+def _list_differing(backbone: Any, options: Fields) -> list[str]:
     """The options of a backbone with other values than these."""
     values = {name: getattr(backbone, name, expected) for name, expected in options.items()}
     return [f"{name}={value!r:.40}" for name, value in values.items() if value != options[name]]

@@ -26,19 +26,23 @@ class KerasResize:
         antialias: whether a smaller image is filtered.
         aspect: "stretch" ignores the aspect ratio, "crop" cuts the edges off (`crop_to_aspect_ratio`), "pad"
             adds black edges (`pad_to_aspect_ratio`).
+        table: whether bicubic interpolation without antialiasing has the rounded weights of the TensorFlow
+            backend, from a table, instead of the exact ones of the JAX backend.
     """
 
     interpolation: str = "bilinear"
     antialias: bool = False
     aspect: str = "stretch"
+    table: bool = True
 
     def __post_init__(self) -> None:
         for name, known in (("interpolation", tuple(INTERPOLATIONS)), ("aspect", ASPECTS)):
             value = getattr(self, name)
             if value not in known:
                 raise ConfigError(f"{name}={value!r} is unknown. {nearest(str(value), known)}")
-        if not isinstance(self.antialias, bool):
-            raise ConfigError(f"antialias={self.antialias!r} is invalid. Pass True or False.")
+        for name in ("antialias", "table"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r} is invalid. Pass True or False.")
 
     @classmethod
     def from_dict(cls, fields: Any) -> KerasResize:
@@ -80,8 +84,9 @@ class KerasResize:
         return -above, -before, height + 2 * above, width + 2 * before
 
     def _interpolated(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+        table = self.table and self.interpolation == "bicubic" and not self.antialias
         rows, columns = (
-            _weights(old, new, self.interpolation, self.antialias)
+            _weights(old, new, self.interpolation, self.antialias, table)
             for old, new in zip(image.shape[:2], size, strict=True)
         )
         values = _along(image.astype(np.float32), columns, 1)
@@ -118,7 +123,9 @@ INTERPOLATIONS = {
 }
 
 
-def _weights(old: int, new: int, interpolation: str, antialias: bool) -> tuple[np.ndarray, np.ndarray]:
+def _weights(
+    old: int, new: int, interpolation: str, antialias: bool, table: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """The pixels that each new pixel is computed from, (new, count), and their weights."""
     scale = np.float32(old) / np.float32(new)
     places = (np.arange(new, dtype=np.float32) + np.float32(0.5)) * scale  # of the centers
@@ -130,7 +137,7 @@ def _weights(old: int, new: int, interpolation: str, antialias: bool) -> tuple[n
     reach = int(np.ceil(kernel.radius * stretch))
     first = np.floor(places - np.float32(0.5)).astype(int)
     index = first[:, None] + np.arange(1 - reach, reach + 1)
-    if interpolation == "bicubic" and not antialias:
+    if table:
         steps = np.rint((places - np.float32(0.5) - first) * TABLE) / TABLE
         distances = np.arange(1 - reach, reach + 1) - steps[:, None]
     else:

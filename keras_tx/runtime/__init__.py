@@ -107,8 +107,9 @@ def load(
         precision: "fp32", "fp16", "int8", "int8-blocks" (of a decoder "int8-dynamic") or "int4". By
             default fp32, or on a GPU fp16 if the folder has it; or the folder's only one. The result has it
             as `.precision`. `keras-tx quantize` adds precisions to a folder.
-        strict: whether to raise an error if onnxruntime runs nodes on the CPU instead of the provider. Nodes
-            that only compute sizes do not count. `keras-tx doctor FOLDER --target` predicts them.
+        strict: whether to raise an error if onnxruntime runs nodes on the CPU instead of the provider, or
+            "auto" chose the CPU because CUDA did not start. Nodes that only compute sizes do not count, and
+            neither do those that TensorRT leaves to CUDA. `keras-tx doctor FOLDER --target` predicts them.
 
     Returns:
         The model of the folder's task, whose call runs its method. `ImageClassifier` and `TextClassifier`

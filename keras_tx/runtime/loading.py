@@ -42,6 +42,7 @@ def _load_unchanged(
     model = _load_best(root, provider, threads, precision)
     try:
         if strict:
+            _check_started(model, provider)
             for session in model.sessions:
                 session.check_placement()
         check_unchanged(model.folder)
@@ -49,6 +50,16 @@ def _load_unchanged(
         model.close()
         raise
     return model
+
+
+def _check_started(model: LoadedModel, provider: str) -> None:
+    """Raises a ProviderError if "auto" chose the CPU although onnxruntime was built for CUDA."""
+    if provider == "auto" and model.provider == "cpu" and not stays_on_cpu(provider):
+        raise ProviderError(
+            f"strict=True, but provider='auto' runs all nodes of {model.folder.path} on the CPU, because "
+            "onnxruntime could not start CUDA; its warning says why. Run keras-tx doctor; or pass "
+            'provider="cpu", or omit strict.'
+        )
 
 
 def _load_best(root: Path, provider: str, threads: int | None, precision: str | None) -> LoadedModel:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -12,9 +14,11 @@ from PIL import Image
 
 from keras_tx import contract
 from keras_tx.errors import ConfigError
+from keras_tx.processing import ImageTransform
 from keras_tx.runtime import load
 from keras_tx.runtime.tasks.object_detection import suppress
 from keras_tx_onnx import compare, export_onnx
+from keras_tx_onnx.interfaces import keras_hub_images
 from tests.benchmarks import tiny_image_backbones as images
 from tests.drawing import as_numpy, redraw
 from tests.tolerances import assert_close
@@ -274,3 +278,38 @@ def test_preprocessing_that_cannot_be_reproduced_is_refused(tmp_path: Path):
     assert manifest.task is None and any("returns other pixels" in note for note in manifest.notes)
     with pytest.raises(ConfigError, match="returns other pixels.*image="):
         export_onnx(model, tmp_path / "other", task="image-segmentation")
+
+
+def transform_of(converter: Any) -> ImageTransform:
+    model = SimpleNamespace(name="model", preprocessor=SimpleNamespace(image_converter=converter))
+    result = keras_hub_images.keras_hub_transform(model, 48, 48)
+    assert result is not None
+    return result[0]
+
+
+def test_bicubic_weights_are_those_of_the_backend(monkeypatch):
+    converter = keras_hub.layers.ImageConverter(image_size=(48, 48), interpolation="bicubic", scale=1 / 255)
+    resize = transform_of(converter).keras_resize
+    assert resize is not None and resize.table == (keras.backend.backend() == "tensorflow")
+    other = "jax" if resize.table else "tensorflow"
+    monkeypatch.setattr(keras_hub_images, "backend", lambda: other)
+    with pytest.raises(ConfigError, match="returns other pixels"):
+        transform_of(converter)
+
+
+@pytest.mark.parametrize("length", [1, 32, 48, 224, 384])
+@pytest.mark.parametrize("factor", [1.7, 1.1, 0.6, 1.3])
+def test_test_images_have_no_common_divisor_with_the_size(length: int, factor: float):
+    larger = keras_hub_images._stretch(length, factor)
+    assert math.gcd(larger, length) == 1 and 0 <= larger - int(length * factor) < 8
+
+
+def test_error_of_the_image_converter_is_a_config_error():
+    """The PyTorch backend does not support Lanczos."""
+
+    class Failing(keras_hub.layers.ImageConverter):
+        def _call_python(self, inputs):
+            raise ValueError("Resizing with Lanczos\nis not supported.")
+
+    with pytest.raises(ConfigError, match=r"preprocessor of model 'model'.*Lanczos is not.*Pass image="):
+        transform_of(Failing(image_size=(48, 48), interpolation="lanczos3", scale=1 / 255))

@@ -22,7 +22,7 @@ def picture(shape: tuple[int, int]) -> np.ndarray:
 @pytest.mark.parametrize("antialias", [False, True])
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 def test_pixels_equal_those_of_keras(interpolation: str, antialias: bool, aspect: str):
-    resize = KerasResize(interpolation, antialias, aspect)
+    resize = KerasResize(interpolation, antialias, aspect, table=keras.backend.backend() == "tensorflow")
     for shape, size in SIZES:
         layer = keras.layers.Resizing(
             *size, interpolation=interpolation, antialias=antialias,
@@ -31,6 +31,14 @@ def test_pixels_equal_those_of_keras(interpolation: str, antialias: bool, aspect
         image = picture(shape)
         expected = keras.ops.convert_to_numpy(layer(image[None].astype("float32")))[0]
         assert_close(255 * resize(image, size), expected)
+
+
+def test_bicubic_weights_of_jax_are_exact():
+    jax_image = pytest.importorskip("jax.image")
+    for shape, size in SIZES:
+        image = picture(shape).astype("float32")
+        expected = np.asarray(jax_image.resize(image, (*size, 3), "cubic", antialias=False))
+        assert_close(255 * KerasResize("bicubic", table=False)(image, size), expected)
 
 
 def test_boxes_return_to_the_picture():
@@ -48,7 +56,8 @@ def test_boxes_return_to_the_picture():
 def test_the_transform_keeps_it():
     transform = ImageTransform((6, 8), keras_resize=KerasResize("bicubic", aspect="pad"))
     config = transform.to_preprocessor_config()
-    assert config["keras_resize"] == {"interpolation": "bicubic", "antialias": False, "aspect": "pad"}
+    fields = {"interpolation": "bicubic", "antialias": False, "aspect": "pad", "table": True}
+    assert config["keras_resize"] == fields
     assert ImageTransform.from_preprocessor_config(config) == transform
     assert ImageTransform((6, 8), keras_resize=config["keras_resize"]) == transform
     assert transform(picture((9, 9))).shape == (1, 6, 8, 3)
@@ -61,6 +70,7 @@ def test_the_transform_keeps_it():
         ({"interpolation": "area"}, "interpolation='area'"),
         ({"aspect": "fit"}, "aspect='fit'"),
         ({"antialias": 1}, "antialias=1"),
+        ({"table": 0}, "table=0"),
     ],
 )
 def test_invalid_fields_raise(fields: dict, message: str):

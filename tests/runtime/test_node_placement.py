@@ -12,7 +12,7 @@ import pytest
 import keras_tx
 from keras_tx.errors import FolderError, ProviderError
 from keras_tx.kernels import BASIC, NEWER_FORMS
-from keras_tx.runtime import Session, load
+from keras_tx.runtime import Session, load, session
 from keras_tx.runtime.node_placement import fallen_back, of_folder, predict, read_graph
 from keras_tx_onnx import export_onnx
 from tests.export.small_bert import redraw
@@ -137,6 +137,18 @@ def test_strict_accepts_sizes_on_the_cpu(folders, monkeypatch):
 def test_strict_on_the_cpu(folders):
     with load(folders / "vit", provider="cpu", strict=True) as model:
         assert set(model.session.placement()) == {"cpu"}
+
+
+@pytest.mark.filterwarnings("ignore:Running on the CPU:RuntimeWarning")
+def test_strict_refuses_a_cuda_that_does_not_start(folders, monkeypatch):
+    """Of an onnxruntime for CUDA on a machine without a GPU."""
+    with load(folders / "vit", strict=True) as model:
+        assert model.provider == "cpu"
+    monkeypatch.setattr(session, "_gpu_wheel", lambda onnxruntime: True)
+    with load(folders / "vit") as model:
+        assert model.provider == "cpu"
+    with pytest.raises(ProviderError, match=r"strict=True, but provider='auto' .* could not start CUDA"):
+        load(folders / "vit", strict=True)
 
 
 def test_gather_that_onnxruntime_added(folders):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import keras
 import numpy as np
+from keras.config import backend
 
 from keras_tx.errors import ConfigError
 from keras_tx.processing import ImageTransform
@@ -41,7 +43,12 @@ def keras_hub_transform(
         np.broadcast_to(default if value is None else np.asarray(value, "float64"), 3)
         for value, default in ((converter.scale, 1.0), (converter.offset, 0.0))
     )
-    resize = KerasResize(converter.interpolation, bool(converter.antialias), _aspect(converter))
+    resize = KerasResize(
+        converter.interpolation,
+        bool(converter.antialias),
+        _aspect(converter),
+        table=backend() == "tensorflow",
+    )
     pillow = _PILLOW.get(resize.interpolation, resize.interpolation)
     assert pillow in RESAMPLING
     transform = dataclasses.replace(affine(scale, offset, (high, wide), pillow), keras_resize=resize)
@@ -76,15 +83,32 @@ def _check(model: Any, converter: Any, transform: ImageTransform) -> None:
     random = np.random.default_rng(0)
     step = np.abs(transform.rescale / np.asarray(transform.std))
     for high, wide in _SHAPES if converter.image_size else _SHAPES[:1]:
-        shape = (int(transform.height * high) or 1, int(transform.width * wide) or 1, 3)
+        shape = (_stretch(transform.height, high), _stretch(transform.width, wide), 3)
         image = random.integers(0, 256, shape, "uint8")
         pixels = image[None].astype("float32")  # as in predict
-        theirs = np.asarray(keras.ops.convert_to_numpy(converter(pixels))[0], "float64")
+        try:
+            theirs = np.asarray(keras.ops.convert_to_numpy(converter(pixels))[0], "float64")
+        except ValueError as error:
+            raise ConfigError(
+                f"The preprocessor of model {model.name!r} raises an error for images of another size on "
+                f"backend {backend()}: {' '.join(str(error).split()):.300} "
+                "Pass image=keras_tx.ImageTransform(size, ...)."
+            ) from error
         ours = transform(image)[0]
         if ours.shape == theirs.shape and np.max(np.abs(ours - theirs) / step) < _CLOSE:
             continue
         raise ConfigError(
             f"The preprocessor of model {model.name!r} ({type(converter).__name__}, backend "
-            f"{keras.backend.backend()}) returns other pixels than its arguments say for an image of "
+            f"{backend()}) returns other pixels than its arguments say for an image of "
             f"{shape[0]} x {shape[1]}. Pass image=keras_tx.ImageTransform(size, ...)."
         )
+
+
+def _stretch(length: int, factor: float) -> int:
+    """About the length times a factor; without a common divisor, new pixels lie at more places."""
+    if factor == 1.0:
+        return length
+    larger = int(length * factor) or 1
+    while math.gcd(larger, length) > 1:
+        larger += 1
+    return larger
