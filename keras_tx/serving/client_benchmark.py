@@ -9,6 +9,7 @@ several rounds.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import statistics
 import threading
@@ -292,10 +293,14 @@ def _worker(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _alone(
-    answer: Callable[[int], Any], clients: int, order: Mapping[str, Any], units: int = 1
+    answer: Callable[[Any], Any],
+    content_of: Callable[[int], Any],
+    clients: int,
+    order: Mapping[str, Any],
+    units: int = 1,
 ) -> dict[str, Any]:
     """Latencies and throughput of clients that call the model; `units` is the work of a request."""
-    latencies, seconds = measure_clients(answer, clients, order["seconds"])
+    latencies, seconds = measure_clients(answer, clients, order["seconds"], content_of)
     return _case(latencies, len(latencies) * units / seconds, clients, note=order["alone"])
 
 
@@ -306,18 +311,16 @@ def _requests(model: Any, max_batch: int, clients: int, order: Mapping[str, Any]
     longest = order["sizes"].get(contract.SEQUENCE_AXIS, 0)
     answer = _batched(model.session, longest)
     if order["alone"]:
-        return _alone(lambda number: answer([rows[number % len(rows)]]), clients, order)
+        return _alone(lambda row: answer([row]), lambda number: rows[number % len(rows)], clients, order)
     with MicroBatcher(
         answer,
         max_batch=max_batch,
         workers=workers,
         count_tokens=_token_counter(model, rows, longest),
     ) as batcher:
-
-        def request(number: int) -> None:
-            batcher(rows[number % len(rows)])
-
-        latencies, seconds = measure_clients(request, clients, order["seconds"])
+        latencies, seconds = measure_clients(
+            batcher, clients, order["seconds"], lambda number: rows[number % len(rows)]
+        )
     return _case(latencies, len(latencies) / seconds, workers)
 
 
@@ -384,16 +387,14 @@ def _streams(model: Any, max_streams: int, clients: int, order: Mapping[str, Any
     first_tokens: list[float] = []
     with TextEngine(model, max_streams=max_streams, max_queue=clients) as engine:
 
-        def request(number: int) -> None:
+        def request(prompt: list[int]) -> None:
             start = time.perf_counter()
-            stream = engine.submit(
-                _prompt(model, number, order), max_new_tokens=order["new_tokens"], stop_tokens=[]
-            )
+            stream = engine.submit(prompt, max_new_tokens=order["new_tokens"], stop_tokens=[])
             for index, _ in enumerate(stream):
                 if index == 0:
                     first_tokens.append(time.perf_counter() - start)
 
-        latencies, seconds = measure_clients(request, clients, order["seconds"])
+        latencies, seconds = measure_clients(request, clients, order["seconds"], _prompts(model, order))
         note = engine.one_by_one or ""
     rate = len(latencies) * order["new_tokens"] / seconds
     return _case(latencies, rate, 1, first_tokens[1 + clients :], note)  # the first ones are not counted
@@ -403,51 +404,50 @@ def _texts(model: Any, max_batch: int, clients: int, order: Mapping[str, Any]) -
     """Latencies and throughput of clients of an encoder-decoder."""
     options = {"max_new_tokens": order["new_tokens"], "stop_tokens": []}
     if order["alone"]:
-        return _alone(
-            lambda number: model.generate(_prompt(model, number, order), **options),
-            clients,
-            order,
-            order["new_tokens"],
-        )
+        generate = functools.partial(model.generate, **options)
+        return _alone(generate, _prompts(model, order), clients, order, order["new_tokens"])
     with MicroBatcher(model.generate, max_batch=max_batch, **options) as batcher:
-
-        def request(number: int) -> None:
-            batcher(_prompt(model, number, order))
-
-        latencies, seconds = measure_clients(request, clients, order["seconds"])
+        latencies, seconds = measure_clients(batcher, clients, order["seconds"], _prompts(model, order))
         workers = batcher.workers
     return _case(latencies, len(latencies) * order["new_tokens"] / seconds, workers)
 
 
-def _prompt(model: Any, number: int, order: Mapping[str, Any]) -> list[int]:
-    """The random ids of a request: another prompt for each, of which none begins as an earlier one."""
+def _prompts(model: Any, order: Mapping[str, Any]) -> Callable[[int], list[int]]:
+    """The random ids of each request: another prompt for each, of which none begins as an earlier one."""
     length = order["sizes"].get(contract.SOURCE_AXIS) or order["sizes"][contract.SEQUENCE_AXIS]
-    return np.random.default_rng(number).integers(0, model.decoder.vocabulary_size, length).tolist()
+    size = model.decoder.vocabulary_size
+    return lambda number: np.random.default_rng(number).integers(0, size, length).tolist()
 
 
 def measure_clients(
-    request: Callable[[int], None], clients: int, seconds: float
+    request: Callable[[Any], Any],
+    clients: int,
+    seconds: float,
+    content_of: Callable[[int], Any] = lambda number: number,
 ) -> tuple[list[float], float]:
-    """The latency of each request, and the duration of all; the first of each client is not counted."""
-    request(0)  # an error stops here, where no other client waits
+    """The latency of each request, and the duration of all; the first of each client is not counted.
+
+    `content_of` makes what `request` sends, by the number of the request; its time is not in the latencies.
+    """
+    request(content_of(0))  # an error stops here, where no other client waits
     ready = threading.Barrier(clients)
 
     def client(number: int) -> tuple[list[float], float, float]:
         try:
-            request(number)
+            request(content_of(number))
         except BaseException:
             ready.abort()  # the others do not wait for this client
             raise
         ready.wait()
-        start = time.perf_counter()
+        start = end = time.perf_counter()
         latencies: list[float] = []
-        last = start
-        while len(latencies) < LEAST or last < start + seconds:
-            request(number + clients * (len(latencies) + 1))
-            now = time.perf_counter()
-            latencies.append(now - last)
-            last = now
-        return latencies, start, last
+        while len(latencies) < LEAST or end < start + seconds:
+            content = content_of(number + clients * (len(latencies) + 1))
+            began = time.perf_counter()
+            request(content)
+            end = time.perf_counter()
+            latencies.append(end - began)
+        return latencies, start, end
 
     with ThreadPoolExecutor(clients) as pool:
         futures = [pool.submit(client, number) for number in range(clients)]

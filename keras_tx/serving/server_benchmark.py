@@ -41,6 +41,8 @@ CLIENTS = (1, 16)
 PATIENCE = 300  # seconds for an answer
 MEMORY = "process_resident_memory_bytes"
 SHOWN = 300  # characters of an answer that is not JSON
+COMPLETIONS = "/v1/completions"
+JSON = {"content-type": "application/json"}
 DESCRIBED = ("name", "task", "input", "request", "precision", "provider")  # of a model by its server
 
 
@@ -136,12 +138,12 @@ def run(plan: ServerPlan, advance: Callable[[int], None] = lambda count: None) -
     """
     model = plan.model
     rows = [ClientMeasurement(model["precision"], 0, 0, count, model["provider"]) for count in plan.clients]
-    send = _request_of(plan)
+    body_of, send = _requests_of(plan)
     end = time.monotonic() + plan.seconds
     for index in range(ROUNDS):
         for row in rows:
             if index == 0 or time.monotonic() < end:
-                _measure(plan, send, row)
+                _measure(plan, body_of, send, row)
             advance(1)
     return rows
 
@@ -230,24 +232,24 @@ def _message(content: bytes) -> str:
         return content.decode(errors="replace")[:SHOWN]
 
 
-Send = Callable[[_Client, int], tuple[int, float | None]]  # tokens, and the seconds to the first one
+Send = Callable[[_Client, bytes], tuple[int, float | None]]  # tokens, and the seconds to the first one
 
 
-def _measure(plan: ServerPlan, send: Send, row: ClientMeasurement) -> None:
+def _measure(plan: ServerPlan, body_of: Callable[[int], bytes], send: Send, row: ClientMeasurement) -> None:
     """Adds a round to the measurements of one number of clients."""
     own = threading.local()
     clients: list[_Client] = []
     sent: list[tuple[int, float | None]] = []
 
-    def request(number: int) -> None:
+    def request(body: bytes) -> None:
         if not hasattr(own, "client"):
             own.client = _Client(plan.url, plan.key)
             clients.append(own.client)
-        sent.append(send(own.client, number))
+        sent.append(send(own.client, body))
 
     try:
         seconds = plan.seconds / (ROUNDS * len(plan.clients))
-        latencies, duration = measure_clients(request, row.clients, seconds)
+        latencies, duration = measure_clients(request, row.clients, seconds, body_of)
     finally:
         for client in clients:
             client.close()
@@ -266,45 +268,53 @@ def _memory(plan: ServerPlan) -> int | None:
     return next((int(float(line.split()[1])) for line in lines if line.startswith(f"{MEMORY} ")), None)
 
 
-def _request_of(plan: ServerPlan) -> Send:
-    """A function that sends a request of the model's kind and reads its answer."""
+def _requests_of(plan: ServerPlan) -> tuple[Callable[[int], bytes], Send]:
+    """The body of each request by its number, and a function that sends one and reads its answer."""
     folder = open_folder(plan.folder)
     path = f"/models/{urllib.parse.quote(plan.model['name'])}"
-    kind = plan.model["input"]
+    kind, headers = plan.model["input"], JSON
     if kind == "prompt":
-        return functools.partial(_send_prompt, plan, path, _vocabulary_size(folder))
+        streamed = folder.tokenizer is not None
+        body_of = functools.partial(_prompt, plan, _vocabulary_size(folder), streamed)
+        return body_of, functools.partial(_send_streamed, plan) if streamed else functools.partial(
+            _send_ids, path
+        )
     if kind == "image":
         bodies, headers = _images(folder), {"content-type": "image/png"}
     else:
         bodies = _texts(plan, folder) if kind == "text" else [_arrays(plan)]
-        headers = {"content-type": "application/json"}
 
-    def send(client: _Client, number: int) -> tuple[int, float | None]:
-        client.send("POST", path, bodies[number % len(bodies)], headers)
+    def send(client: _Client, body: bytes) -> tuple[int, float | None]:
+        client.send("POST", path, body, headers)
         return 0, None
 
-    return send
+    return lambda number: bodies[number % len(bodies)], send
 
 
-def _send_prompt(
-    plan: ServerPlan, path: str, vocabulary_size: int, client: _Client, number: int
-) -> tuple[int, float | None]:
-    """Generates a text after a random prompt; its tokens are streamed if the folder has a tokenizer."""
+def _prompt(plan: ServerPlan, vocabulary_size: int, streamed: bool, number: int) -> bytes:
+    """A request for a text after a random prompt."""
     prompt = np.random.default_rng(number).integers(0, vocabulary_size, plan.length).tolist()
-    headers = {"content-type": "application/json"}
-    if open_folder(plan.folder).tokenizer is None:
-        body: dict[str, Any] = {"prompt": prompt, "max_new_tokens": plan.new_tokens, "stop_tokens": []}
-        answer = json.loads(client.send("POST", path, json.dumps(body).encode(), headers))
-        return len(answer["ids"]), None
-    body = {"model": plan.model["name"], "prompt": prompt, "max_tokens": plan.new_tokens, "temperature": 0}
-    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    body: dict[str, Any] = {"prompt": prompt, "max_new_tokens": plan.new_tokens, "stop_tokens": []}
+    if streamed:
+        body = {"model": plan.model["name"], "prompt": prompt, "max_tokens": plan.new_tokens}
+        body |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+    return json.dumps(body).encode()
+
+
+def _send_ids(path: str, client: _Client, body: bytes) -> tuple[int, float | None]:
+    """Generates the ids of a text; a folder without a tokenizer has no stream."""
+    answer = json.loads(client.send("POST", path, body, JSON))
+    return len(answer["ids"]), None
+
+
+def _send_streamed(plan: ServerPlan, client: _Client, body: bytes) -> tuple[int, float | None]:
+    """Generates a text as a stream of tokens."""
     start = time.perf_counter()
-    response = client.open("POST", "/v1/completions", json.dumps(body).encode(), headers)
     first, tokens = None, 0
-    with client.reading("POST", "/v1/completions"):
-        for event in _events(response):
+    with client.reading("POST", COMPLETIONS):
+        for event in _events(client.open("POST", COMPLETIONS, body, JSON)):
             if "error" in event:
-                raise RunError(f"{plan.url}/v1/completions: {event['error']['message']}")
+                raise RunError(f"{plan.url}{COMPLETIONS}: {event['error']['message']}")
             first = first or time.perf_counter() - start
             tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
     return tokens, first

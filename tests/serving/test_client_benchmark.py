@@ -154,6 +154,26 @@ def test_each_client_waits_for_its_answer():
     assert min(latencies) >= 0.01 and seconds >= client_benchmark.LEAST * 0.01
 
 
+def test_latencies_do_not_include_the_making_of_requests(monkeypatch: pytest.MonkeyPatch):
+    """By a clock on which only that takes time."""
+    now = 0.0
+
+    def content_of(number: int) -> str:
+        nonlocal now
+        now += 1000.0
+        return str(number)
+
+    def request(content: str) -> None:
+        nonlocal now
+        contents.append(content)
+        now += 1.0
+
+    contents: list[str] = []
+    monkeypatch.setattr(client_benchmark.time, "perf_counter", lambda: now)
+    latencies, _ = client_benchmark.measure_clients(request, 1, 0.0, content_of)
+    assert latencies == [1.0] * client_benchmark.LEAST and contents == ["0", "0", "1", "2", "3"]
+
+
 def test_an_error_of_one_client_ends_the_benchmark():
     """The other clients wait for it before they begin."""
     requests = []

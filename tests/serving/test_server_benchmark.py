@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -86,14 +87,28 @@ def test_tokens_are_those_that_the_server_generated(server):
     checked = plan(
         folder_of(server, "poet"), url_of(server, "poet"), [1], key=KEY, length=8, new_tokens=5, **FAST
     )
-    send: Any = server_benchmark._request_of(checked)
+    body_of, send = server_benchmark._requests_of(checked)
     client = server_benchmark._Client(checked.url, KEY)
     prompt = np.random.default_rng(7).integers(0, 280, 8).tolist()
     usage = {"model": "poet", "prompt": prompt, "max_tokens": 5, "temperature": 0}
     answer = server.post("/v1/completions", usage, authorization=f"Bearer {KEY}").json
-    tokens, first = send(client, 7)
-    assert tokens == answer["usage"]["completion_tokens"] and first > 0
+    tokens, first = send(client, body_of(7))
+    assert tokens == answer["usage"]["completion_tokens"] and first is not None and first > 0
     client.close()
+
+
+@pytest.mark.parametrize("name", ["flowers", "poet", "classifier", "sums"])
+def test_a_body_is_made_before_the_clock_starts(server, name, monkeypatch):
+    """What is timed sends it: nothing is opened, drawn or written there."""
+    checked = plan(folder_of(server, name), url_of(server, name), [1], key=KEY, **FAST)
+    body_of, send = server_benchmark._requests_of(checked)
+    body = body_of(3)
+    monkeypatch.setattr(server_benchmark, "open_folder", None)
+    monkeypatch.setattr(server_benchmark, "np", None)
+    monkeypatch.setattr(server_benchmark, "json", SimpleNamespace(loads=json.loads))
+    with contextlib.closing(server_benchmark._Client(checked.url, KEY)) as client:
+        tokens, first = send(client, body)
+    assert (tokens > 0, first is not None) == (name == "poet", name == "poet")
 
 
 @pytest.mark.parametrize(
